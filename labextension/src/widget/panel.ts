@@ -1,0 +1,114 @@
+/** Everything about the selected record: where it is, its figures on each side, its values, its code. */
+import { h } from './dom';
+import { figure, pathText, shapeText, slotText } from './format';
+import { verdictBadge } from './header';
+import type { Ask } from './rpc';
+import { SIDES, T } from './strings';
+import { Tensor } from './tensor';
+import type { Detail, Row, Side } from './wire';
+
+const FIGURES = ['dtype', 'shape', 'device', 'min', 'max', 'mean', 'l2norm', 'nan', 'inf', 'zero', 'numel', 'fingerprint'] as const;
+type Figure = (typeof FIGURES)[number];
+/** Where any difference matters; the others differ by rounding. */
+const EXACT = new Set<Figure>(['dtype', 'shape', 'nan', 'inf', 'numel', 'fingerprint']);
+
+export interface PanelEvents {
+  jump: (row: number) => void;
+  tree: (path: string) => void;
+  say: (text: string) => void;
+}
+
+export class Panel {
+  readonly root: HTMLElement;
+  private tensor: Tensor;
+  private place = h('div', { class: 'llmdebug-place' });
+  private tables = h('div', { class: 'llmdebug-tables' });
+  private content: HTMLElement;
+  private hint = h('div', { class: 'llmdebug-hint' }, h('p', {}, T.chooseRow), h('p', {}, T.keys));
+  private row = -1;
+
+  constructor(
+    private ask: Ask,
+    private stepLabel: (index: number) => string,
+    private events: PanelEvents,
+  ) {
+    this.tensor = new Tensor(ask);
+    this.content = h('div', { class: 'llmdebug-detail', hidden: true }, this.place, this.tensor.root, this.tables);
+    this.root = h('section', { class: 'llmdebug-panel', 'aria-label': T.panel }, this.hint, this.content);
+  }
+
+  async show(row: number): Promise<void> {
+    this.row = row;
+    const detail = row >= 0 ? (await this.ask('detail', { row }))?.answer : undefined;
+    if (row !== this.row) return;
+    this.hint.hidden = detail !== undefined;
+    this.content.hidden = detail === undefined;
+    if (!detail) return;
+    this.place.replaceChildren(...this.placeOf(detail));
+    this.tables.replaceChildren(...tablesOf(detail), ...this.codesOf(detail));
+    this.tensor.show(detail);
+  }
+
+  dispose(): void {
+    this.tensor.dispose();
+  }
+
+  private placeOf({ row, producer, producer_label }: Detail): HTMLElement[] {
+    const name = h('button', { class: 'llmdebug-link', type: 'button', title: T.showInTree, onclick: () => this.events.tree(row.path) }, pathText(row.path));
+    const lines: HTMLElement[] = [
+      h('h3', {}, name, ' ', h('span', { class: 'llmdebug-slot' }, slotText(row))),
+      h('div', { class: 'llmdebug-dim' }, `${row.op} · ${row.dtype} ${shapeText(row.shape)} · ${T.place(row.seq, this.stepLabel(row.step), row.call)}`),
+    ];
+    if (row.verdict) lines.push(verdictLine(row));
+    if (producer >= 0)
+      lines.push(h('div', {}, `${T.producer} `,
+        h('button', { class: 'llmdebug-link llmdebug-producer', type: 'button', onclick: () => this.events.jump(producer) }, producer_label)));
+    return lines;
+  }
+
+  private codesOf({ sides }: Detail): HTMLElement[] {
+    return sides.filter(side => side.code).map(side =>
+      h('div', { class: 'llmdebug-code' },
+        h('button', { class: 'llmdebug-button', type: 'button', onclick: () => void this.copy(side.code) }, T.copy),
+        h('code', {}, side.code)));
+  }
+
+  private async copy(code: string): Promise<void> {
+    try {
+      await navigator.clipboard.writeText(code); // absent where the page is not served securely
+      this.events.say(T.copied);
+    } catch {
+      this.events.say(T.notCopied);
+    }
+  }
+}
+
+function verdictLine(row: Row): HTMLElement {
+  return h('div', {}, verdictBadge(row.verdict!), ' ',
+    row.error === null ? null : T.errorLimit(figure(row.error), figure(row.limit)),
+    row.reason ? h('div', { class: 'llmdebug-reason' }, row.reason) : null);
+}
+
+function text(side: Side, name: Figure): string {
+  if (name === 'shape') return shapeText(side.shape);
+  const value = side[name];
+  return typeof value === 'string' || value === null ? value || '–' : figure(value);
+}
+
+function tablesOf({ sides, metrics }: Detail): HTMLElement[] {
+  const heads = sides.length > 1 ? [h('tr', {}, h('td'), ...sides.map(side => h('th', { scope: 'col' }, SIDES[side.which])))] : [];
+  const summary = h('table', { class: 'llmdebug-table llmdebug-summary' }, h('caption', {}, T.summary), ...heads,
+    ...FIGURES.map(name => h('tr', { class: differs(sides, name) ? 'llmdebug-differs' : '' },
+      h('th', { scope: 'row' }, name), ...sides.map(side => h('td', { title: String(side[name] ?? '') }, text(side, name))))));
+  if (metrics.length === 0) return [summary];
+  return [
+    h('table', { class: 'llmdebug-table llmdebug-metrics' }, h('caption', {}, T.metrics),
+      ...metrics.map(metric => h('tr', {}, h('th', { scope: 'row' }, metric.name), h('td', {}, figure(metric.value))))),
+    summary,
+  ];
+}
+
+function differs(sides: Side[], name: Figure): boolean {
+  const [golden, mine] = ['golden', 'mine'].map(which => sides.find(side => side.which === which));
+  return EXACT.has(name) && golden !== undefined && mine !== undefined && text(golden, name) !== text(mine, name);
+}

@@ -1,0 +1,238 @@
+/** The records of a step in execution order, under one module, paged from the kernel. */
+import { verdictBadge } from './header';
+import { clamp, h, swallow, uniqueId } from './dom';
+import { figure, pathText, shapeText, shortPath, shortSlot, shortType, slotText } from './format';
+import { Pages } from './pages';
+import type { Ask } from './rpc';
+import { T } from './strings';
+import { VirtualList } from './virtual';
+import type { Num, Row, TreeNode } from './wire';
+
+const ROW = 24;
+const PAGE = 200;
+const TYPING_MS = 200;
+const SCROLLING_MS = 40;
+const CHARACTER = 6.95;
+const LEAST_PATH = 160;
+
+interface Column {
+  name: keyof typeof T.columns;
+  width: number;
+  numeric?: boolean;
+}
+const FIGURE = { width: 60, numeric: true };
+const COMMON: Column[] = [
+  { name: 'seq', width: 46, numeric: true },
+  { name: 'path', width: 0 },
+  { name: 'op', width: 70 },
+  { name: 'dtype', width: 42 },
+  { name: 'shape', width: 84 },
+];
+const OF_RUN: Column[] = [...COMMON, ...(['min', 'max', 'mean', 'l2norm'] as const).map(name => ({ name, ...FIGURE }))];
+const OF_REPORT: Column[] = [...COMMON, { name: 'error', ...FIGURE }, { name: 'limit', ...FIGURE }, { name: 'verdict', width: 106 }];
+
+/** What the list is narrowed to, as every request about it says. */
+export interface Filter {
+  node: number;
+  mismatch: boolean;
+  text: string;
+}
+
+export interface RowsEvents {
+  choose: (row: Row) => void;
+  clearNode: () => void;
+  /** The filter was changed by hand. */
+  narrowed: () => void;
+}
+
+export class Rows {
+  readonly root: HTMLElement;
+  private columns: Column[];
+  private list: VirtualList;
+  private pages = new Pages<Row>(PAGE, async () => undefined);
+  private uid = uniqueId();
+  private step = 0;
+  private node: TreeNode | null = null;
+  private selected = -1;
+  private index = -1;
+  private typing = 0;
+  private scrolling = 0;
+  private text = h('input', { type: 'text', class: 'llmdebug-filter', placeholder: T.filterHint, 'aria-label': T.filter, oninput: () => this.typed() });
+  private mismatch = h('input', { type: 'checkbox', class: 'llmdebug-mismatches', onchange: () => this.narrow() });
+  private chip = h('button', { type: 'button', class: 'llmdebug-chip', title: T.clearNode });
+  private total = h('span', { class: 'llmdebug-dim llmdebug-total' });
+
+  constructor(
+    private ask: Ask,
+    report: boolean,
+    private events: RowsEvents,
+  ) {
+    this.columns = report ? OF_REPORT : OF_RUN;
+    this.list = new VirtualList({ item: ROW, head: this.head(), render: i => this.line(i), painted: () => this.fetchInView() });
+    this.chip.addEventListener('click', () => this.events.clearNode());
+    const grid = this.list.root;
+    grid.setAttribute('role', 'grid');
+    grid.setAttribute('aria-label', T.records);
+    grid.style.setProperty('--llmdebug-columns', this.columns.map(c => (c.width ? `${c.width}px` : `minmax(${LEAST_PATH}px, 1fr)`)).join(' '));
+    grid.style.setProperty('--llmdebug-least', `${this.fixedWidth + LEAST_PATH}px`);
+    grid.addEventListener('click', event => this.click(event));
+    grid.addEventListener('keydown', event => this.key(event));
+    this.root = h('section', { class: 'llmdebug-rows', 'aria-label': T.records },
+      h('div', { class: 'llmdebug-bar' },
+        this.text,
+        report ? h('label', {}, this.mismatch, T.mismatches) : null,
+        this.chip, this.total),
+      grid);
+  }
+
+  get filter(): Filter {
+    return { node: this.node?.id ?? -1, mismatch: this.mismatch.checked, text: this.text.value };
+  }
+
+  show(step: number, node: TreeNode | null): void {
+    this.step = step;
+    this.node = node;
+    this.chip.hidden = node === null;
+    this.chip.textContent = node ? `${T.under(pathText(node.path))} ✕` : '';
+    this.reload();
+  }
+
+  /** Does the list already stand on this record? */
+  has(id: number): boolean {
+    return id === this.selected && this.index >= 0;
+  }
+
+  select(id: number, index: number): void {
+    this.selected = id;
+    this.index = index;
+    if (index >= 0 && this.list.count <= index) this.list.setCount(index + 1); // its page is on the way
+    if (index >= 0) this.list.reveal(index);
+    else this.list.refresh();
+  }
+
+  /** Select the first record of the list. */
+  start(): void {
+    if (this.list.count > 0) void this.take(0);
+  }
+
+  clearFilter(): void {
+    this.text.value = '';
+    this.mismatch.checked = false;
+  }
+
+  dispose(): void {
+    clearTimeout(this.typing);
+    clearTimeout(this.scrolling);
+    this.list.dispose();
+  }
+
+  private typed(): void {
+    clearTimeout(this.typing);
+    this.typing = setTimeout(() => this.narrow(), TYPING_MS);
+  }
+
+  private narrow(): void {
+    this.reload();
+    this.events.narrowed();
+  }
+
+  private reload(): void {
+    const { step } = this;
+    const filter = this.filter;
+    this.index = -1;
+    this.pages = new Pages<Row>(PAGE, async (start, n) => {
+      const reply = await this.ask('rows', { step, ...filter, start, n });
+      return reply && { total: reply.answer.total, items: reply.answer.rows };
+    });
+    this.list.root.scrollTop = 0;
+    void this.fetch(0, 1);
+  }
+
+  private async fetch(first: number, last: number): Promise<void> {
+    const pages = this.pages;
+    if (!(await pages.load(first, last)) || pages !== this.pages) return;
+    this.total.textContent = T.count(pages.total);
+    this.list.root.setAttribute('aria-rowcount', String(pages.total + 1));
+    this.list.root.classList.toggle('llmdebug-none', pages.total === 0);
+    this.list.root.dataset.none = T.noRecords;
+    this.list.setCount(pages.total);
+  }
+
+  /** Scrolling passes many pages by: fetch those where it comes to rest. */
+  private fetchInView(): void {
+    clearTimeout(this.scrolling);
+    const { first, last } = this.list;
+    if (last > first) this.scrolling = setTimeout(() => void this.fetch(first, last), SCROLLING_MS);
+    this.list.root.setAttribute('aria-activedescendant', this.index >= 0 ? `${this.uid}-${this.index}` : '');
+  }
+
+  private get fixedWidth(): number {
+    return this.columns.reduce((sum, column) => sum + column.width, 0);
+  }
+
+  private head(): HTMLElement {
+    return h('div', { class: 'llmdebug-record llmdebug-head', role: 'row', 'aria-rowindex': 1 },
+      ...this.columns.map(({ name, numeric }) => h('span', { role: 'columnheader', class: numeric ? 'llmdebug-number' : '' }, T.columns[name])));
+  }
+
+  private line(i: number): HTMLElement {
+    const row = this.pages.at(i);
+    const selected = row !== undefined && row.id === this.selected;
+    if (selected) this.index = i;
+    return h('div', {
+      class: `llmdebug-record${row?.verdict === 'diverged' ? ' llmdebug-is-bad' : ''}${row && !row.kept ? ' llmdebug-unkept' : ''}`,
+      role: 'row',
+      id: `${this.uid}-${i}`,
+      style: `height:${ROW}px`,
+      'aria-rowindex': i + 2,
+      'aria-selected': String(selected),
+      'data-row': row?.id,
+    }, ...this.columns.map(column => (row ? this.cell(row, column) : h('span', { role: 'gridcell' }, '…'))));
+  }
+
+  private cell(row: Row, { name, numeric }: Column): HTMLElement {
+    if (name === 'path') return this.pathCell(row);
+    if (name === 'verdict') return h('span', { role: 'gridcell', title: row.reason }, row.verdict && verdictBadge(row.verdict));
+    if (numeric) return h('span', { role: 'gridcell', class: 'llmdebug-number', title: String(row[name] ?? '') }, figure(row[name] as Num, 3));
+    if (name === 'shape') return h('span', { role: 'gridcell', title: shapeText(row.shape) }, row.shape.join('×') || T.scalar);
+    const text = String(row[name]);
+    return h('span', { role: 'gridcell', title: text }, name === 'dtype' ? shortType(text) : text);
+  }
+
+  private pathCell(row: Row): HTMLElement {
+    const slot = shortSlot(row);
+    const room = (Math.max(LEAST_PATH, this.list.root.clientWidth - this.fixedWidth) - 8) / CHARACTER - slot.length - 1;
+    const broken = [row.nan ? `NaN ${row.nan}` : '', row.inf ? `inf ${row.inf}` : ''].filter(Boolean).join(' ');
+    return h('span', { role: 'gridcell', title: `${pathText(row.path)} ${slotText(row)}\n${row.kept ? T.kept : T.notKept}` },
+      broken ? h('span', { class: 'llmdebug-badge' }, broken) : null,
+      h('span', { class: 'llmdebug-path' }, shortPath(row.path, this.node?.path ?? '', room - (broken ? broken.length + 2 : 0))), ' ',
+      h('span', { class: 'llmdebug-slot' }, slot));
+  }
+
+  private click(event: MouseEvent): void {
+    if ((event.target as HTMLElement).closest('.llmdebug-head')) return;
+    const index = this.list.indexAt(event);
+    if (index >= 0) void this.take(index);
+  }
+
+  private async take(index: number): Promise<void> {
+    const pages = this.pages;
+    const row = await pages.want(index);
+    if (!row || pages !== this.pages) return;
+    this.select(row.id, index);
+    this.events.choose(row);
+  }
+
+  private key(event: KeyboardEvent): void {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const last = this.list.count - 1;
+    const moves: Record<string, number> = {
+      ArrowDown: this.index + 1, ArrowUp: this.index - 1, Home: 0, End: last,
+      PageDown: this.index + this.list.page, PageUp: this.index - this.list.page,
+    };
+    const to = moves[event.key];
+    if (to === undefined) return;
+    swallow(event);
+    if (last >= 0) void this.take(clamp(to, 0, last));
+  }
+}

@@ -1,0 +1,64 @@
+/** Chooses the 2-d slice of a tensor: which axes are its rows and columns, and where the others stand. */
+import { clamp, h } from './dom';
+import { T } from './strings';
+import type { Axis } from './wire';
+
+export class Slices {
+  readonly root = h('div', { class: 'llmdebug-slices', role: 'group', 'aria-label': T.axes });
+  axes: [number, number] = [-1, -1];
+  fixed: number[] = [];
+  private shape: Axis[] = [];
+
+  constructor(private changed: () => void) {}
+
+  /** A tensor of the same sizes keeps the slice, so that neighbours can be compared. */
+  show(shape: Axis[]): void {
+    const same = shape.length === this.shape.length && shape.every((axis, i) => axis.size === this.shape[i]!.size);
+    this.shape = shape;
+    if (!same) {
+      this.axes = [shape.length < 2 ? -1 : shape.length - 2, shape.length - 1];
+      this.fixed = shape.map(() => 0);
+    }
+    this.paint();
+  }
+
+  private paint(): void {
+    this.root.hidden = this.shape.length < 3;
+    if (this.root.hidden) return this.root.replaceChildren();
+    this.root.replaceChildren(
+      this.chooser(T.rowAxis, 0),
+      this.chooser(T.columnAxis, 1),
+      ...this.shape.flatMap(({ size }, axis) => (size < 2 || this.axes.includes(axis) ? [] : [this.index(axis)])));
+  }
+
+  private name(axis: number): string {
+    return this.shape[axis]!.name || String(axis);
+  }
+
+  private chooser(label: string, at: 0 | 1): HTMLElement {
+    const select = h('select', { 'aria-label': label, onchange: () => this.assign(at, Number(select.value)) },
+      ...this.shape.map((axis, i) => h('option', { value: i, selected: i === this.axes[at] }, `${this.name(i)} (${axis.size})`)));
+    return h('label', {}, `${label} `, select);
+  }
+
+  /** The other one gives way when both name the same axis. */
+  private assign(at: 0 | 1, axis: number): void {
+    if (this.axes[1 - at] === axis) this.axes[1 - at] = this.axes[at]!;
+    this.axes[at] = axis;
+    this.paint();
+    this.changed();
+  }
+
+  private index(axis: number): HTMLElement {
+    const last = Math.max(0, this.shape[axis]!.size - 1);
+    const props = { min: 0, max: last, value: this.fixed[axis]!, 'aria-label': T.axisIndex(this.name(axis)) };
+    const set = (text: string) => {
+      this.fixed[axis] = clamp(Math.round(Number(text)) || 0, 0, last);
+      number.value = range.value = String(this.fixed[axis]);
+      this.changed();
+    };
+    const number = h('input', { type: 'number', ...props, onchange: () => set(number.value) });
+    const range = h('input', { type: 'range', ...props, oninput: () => set(range.value) });
+    return h('div', { class: 'llmdebug-axis' }, h('span', {}, this.name(axis)), range, number, h('span', { class: 'llmdebug-dim' }, `/ ${last}`));
+  }
+}

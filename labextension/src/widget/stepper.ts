@@ -1,0 +1,75 @@
+/** The token stepper: one button per step of the run, of which any number may exist. */
+import { clamp, h, swallow } from './dom';
+import { T } from './strings';
+import { VirtualList } from './virtual';
+import type { Step } from './wire';
+
+const WIDTH = 112;
+
+export class Stepper {
+  readonly root: HTMLElement;
+  private position = 0;
+  private list = new VirtualList({ item: WIDTH, horizontal: true, render: i => this.button(i), painted: had => had && this.focus() });
+  private previous = h('button', { class: 'llmdebug-button', type: 'button', 'aria-label': T.previousStep, title: T.previousStep,
+    onclick: () => this.go(-1) }, '◀');
+  private next = h('button', { class: 'llmdebug-button', type: 'button', 'aria-label': T.nextStep, title: T.nextStep,
+    onclick: () => this.go(1) }, '▶');
+
+  constructor(
+    private steps: Step[],
+    private choose: (position: number) => void,
+  ) {
+    this.list.root.removeAttribute('tabindex');
+    this.root = h('div', { class: 'llmdebug-stepper', role: 'toolbar', 'aria-label': T.stepper, onkeydown: (event: KeyboardEvent) => this.key(event) },
+      this.previous, this.list.root, this.next);
+    this.list.setCount(steps.length);
+    if (steps.length === 0) this.list.root.append(h('span', { class: 'llmdebug-dim' }, T.noSteps));
+  }
+
+  show(position: number): void {
+    this.position = clamp(position, 0, Math.max(0, this.steps.length - 1));
+    this.previous.disabled = this.position === 0;
+    this.next.disabled = this.position >= this.steps.length - 1;
+    this.list.reveal(this.position);
+  }
+
+  dispose(): void {
+    this.list.dispose();
+  }
+
+  private button(i: number): HTMLElement {
+    const { label, kind, rows, bad } = this.steps[i]!;
+    const current = i === this.position;
+    return h('button', {
+      class: `llmdebug-step${kind === 'warmup' ? ' llmdebug-warmup' : ''}`,
+      type: 'button',
+      style: `width:${WIDTH - 4}px`,
+      tabindex: current ? 0 : -1,
+      'aria-current': current ? 'step' : undefined,
+      'data-index': i,
+      title: `${label}: ${T.stepTitle(kind, rows, bad)}`,
+      onclick: () => this.choose(i),
+    },
+      h('span', { class: 'llmdebug-step-label' }, label),
+      bad ? h('span', { class: 'llmdebug-badge' }, String(bad)) : null);
+  }
+
+  private go(delta: number): void {
+    const position = clamp(this.position + delta, 0, this.steps.length - 1);
+    if (position !== this.position) this.choose(position);
+  }
+
+  private key(event: KeyboardEvent): void {
+    const to: Record<string, number> = { ArrowLeft: -1, ArrowRight: 1, Home: -this.steps.length, End: this.steps.length };
+    const delta = to[event.key];
+    if (delta === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
+    swallow(event);
+    this.go(delta);
+    this.focus();
+  }
+
+  /** Painting replaces the button that had the focus. */
+  private focus(): void {
+    this.list.root.querySelector<HTMLElement>('[aria-current]')?.focus({ preventScroll: true });
+  }
+}

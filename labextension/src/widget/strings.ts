@@ -1,0 +1,94 @@
+/** Every text of the page that does not come from the kernel. */
+import type { Verdict, Which } from './wire';
+
+export const VERDICTS: Record<Verdict, { mark: string; text: string }> = {
+  match: { mark: '✓', text: 'match' },
+  within_noise: { mark: '≈', text: 'within noise' },
+  diverged: { mark: '✗', text: 'diverged' },
+  unmatched: { mark: '?', text: 'unmatched' },
+};
+
+export const SIDES: Record<Which, string> = { golden: 'golden', mine: 'mine', difference: 'difference' };
+
+export const T = {
+  explorer: 'Tensor explorer',
+  findings: (n: number) => (n === 1 ? '1 finding' : `${n} findings`),
+  findingStep: (label: string) => `step ${label}`,
+  firstBad: 'First mismatch',
+
+  stepper: 'Token stepper',
+  previousStep: 'Previous token (←)',
+  nextStep: 'Next token (→)',
+  noSteps: 'no steps recorded',
+  stepTitle: (kind: string, rows: number, bad: number) =>
+    `${kind}, ${count(rows, 'record')}${bad ? `, ${bad} diverged` : ''}`,
+
+  tree: 'Model tree',
+  more: (n: number) => `${n.toLocaleString('en')} more…`,
+  bad: (n: number) => `${n.toLocaleString('en')} diverged`,
+  nothingRecorded: 'nothing recorded here',
+
+  records: 'Records in execution order',
+  filter: 'Filter records',
+  filterHint: 'filter: path, op, dtype…',
+  mismatches: 'mismatches only',
+  under: (path: string) => `under ${path}`,
+  clearNode: 'Show the whole model again',
+  count: (n: number) => count(n, 'record'),
+  noRecords: 'no record here passes the filters',
+  kept: 'values are kept',
+  notKept: 'summary only: values were not kept',
+  root: '(root)',
+  columns: {
+    seq: '#', path: 'tensor', op: 'op', dtype: 'type', shape: 'shape', min: 'min', max: 'max', mean: 'mean',
+    l2norm: 'l2 norm', error: 'error', limit: 'limit', verdict: 'verdict',
+  },
+  previousRecord: 'Previous record (p)',
+  nextRecord: 'Next record (n)',
+  previousMismatch: 'Previous mismatch (P)',
+  nextMismatch: 'Next mismatch (N)',
+  noFurther: (mismatch: boolean) => (mismatch ? 'no further mismatch in this direction' : 'no further record in this direction'),
+  runHasNoMismatch: 'a single run has no mismatches: compare it with another one',
+
+  panel: 'Tensor',
+  chooseRow: 'Select a record to see its tensor.',
+  keys: 'n / p  next and previous record · N / P  next and previous mismatch · ← →  token, in the token bar',
+  unreadable: 'can’t be read: see below',
+  showInTree: 'Show this module in the tree',
+  place: (seq: number, step: string, call: number) => `#${seq} · ${step}${call ? ` · call ${call}` : ''}`,
+  errorLimit: (error: string, limit: string) => `error ${error}, limit ${limit}`,
+  producer: 'produced by',
+  sides: 'Which tensor',
+  summary: 'Summary',
+  metrics: 'Metrics',
+  code: 'Code',
+  copy: 'Copy as code',
+  copied: 'copied',
+  notCopied: 'the browser does not let the page copy: select the line and copy it',
+
+  rowAxis: 'rows',
+  columnAxis: 'columns',
+  axes: 'Slice',
+  axisIndex: (name: string) => `Index on axis ${name}`,
+  heatmap: (rows: number, cols: number) => `Heat map of a ${rows} by ${cols} slice`,
+  window: (y0: number, y1: number, x0: number, x1: number) => `rows ${y0}–${y1 - 1}, columns ${x0}–${x1 - 1}`,
+  windowFlat: (x0: number, x1: number) => `elements ${x0}–${x1 - 1}`,
+  scalar: 'scalar',
+  cells: (fy: number, fx: number) => (fy * fx > 1 ? `, a cell is the extreme of ${fy} × ${fx}` : ''),
+  hint: 'wheel or + − zoom, drag or arrows pan, 0 resets, click shows a value',
+  empty: 'This tensor has no elements.',
+  nan: 'NaN',
+  histogram: 'Histogram',
+  log: 'log scale',
+  bins: (n: number, lo: string, hi: string) => `${n} bins from ${lo} to ${hi}`,
+  bin: (lo: string, hi: string, n: number) => `${lo} … ${hi}: ${n.toLocaleString('en')}`,
+  finite: (n: number) => `${n.toLocaleString('en')} finite`,
+
+  busy: 'kernel busy…',
+  dead: 'no kernel answers: run the cell again',
+  badMessage: (text: string) => `the kernel could not read a message: ${text}`,
+};
+
+function count(n: number, noun: string): string {
+  return `${n.toLocaleString('en')} ${noun}${n === 1 ? '' : 's'}`;
+}

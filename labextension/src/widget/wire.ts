@@ -1,0 +1,268 @@
+// Generated from llmdebug_nb/show/wire.py by `python labextension/wire_types.py`. Do not edit.
+
+export type Num = number | string | null;
+export type Which = 'golden' | 'mine' | 'difference';
+export type Verdict = 'match' | 'within_noise' | 'diverged' | 'unmatched';
+
+/** One stop of the token stepper. ``label`` is ready to show: ``0 prefill``. */
+export interface Step {
+  index: number;
+  generation: number;
+  step: number;
+  kind: string;
+  label: string;
+  rows: number;
+  bad: number;
+}
+
+/** A module. ``rows``/``bad``: recorded rows (diverged ones) at it and below, all steps. */
+export interface TreeNode {
+  id: number;
+  label: string;
+  path: string;
+  type: string;
+  children: number;
+  rows: number;
+  bad: number;
+  note: string;
+}
+
+export interface Children {
+  total: number;
+  nodes: TreeNode[];
+}
+
+/** A record of a run, or a pair of a report. ``step`` indexes the stepper. */
+export interface Row {
+  id: number;
+  step: number;
+  seq: number;
+  path: string;
+  call: number;
+  role: string;
+  slot: string;
+  op: string;
+  dtype: string;
+  shape: number[];
+  min: Num;
+  max: Num;
+  mean: Num;
+  l2norm: Num;
+  nan: number;
+  inf: number;
+  kept: boolean;
+  verdict: Verdict | null;
+  error: Num;
+  limit: Num;
+  reason: string;
+}
+
+export interface Page {
+  total: number;
+  start: number;
+  rows: Row[];
+}
+
+/**
+ * ``row`` is None where there is no next one.
+ *
+ * ``index`` is its place in the list of its step that the request describes; -1 if it is not in it.
+ */
+export interface Located {
+  row: Row | null;
+  index: number;
+}
+
+/** What is to blame. ``step`` indexes the stepper; ``row`` is -1 for none. */
+export interface FindingView {
+  path: string;
+  op: string;
+  step: number;
+  cause: string;
+  evidence: string;
+  row: number;
+}
+
+/** ``lines``: what came out. ``notes``: how far to trust it, and what made the runs. */
+export interface Overview {
+  kind: 'run' | 'report';
+  title: string;
+  golden: string;
+  mine: string;
+  verdict: Verdict | null;
+  lines: string[];
+  notes: string[];
+  steps: Step[];
+  findings: FindingView[];
+  first_bad: number;
+  rows: number;
+}
+
+export interface Axis {
+  name: string;
+  size: number;
+}
+
+/** One side of a row. ``kept`` says that values can be asked for; ``why`` says why not. */
+export interface Side {
+  which: Which;
+  kept: boolean;
+  why: string;
+  dtype: string;
+  shape: number[];
+  device: string;
+  min: Num;
+  max: Num;
+  mean: Num;
+  l2norm: Num;
+  nan: number | null;
+  inf: number | null;
+  zero: number | null;
+  numel: number;
+  fingerprint: string;
+  code: string;
+}
+
+export interface Metric {
+  name: string;
+  value: Num;
+}
+
+export interface Detail {
+  row: Row;
+  sides: Side[];
+  axes: Axis[];
+  metrics: Metric[];
+  producer: number;
+  producer_label: string;
+}
+
+/**
+ * A window of a 2-d slice as ``h * w`` little-endian float32 in the one buffer.
+ *
+ * ``y0 .. x1``: the window in elements, end exclusive; each cell covers ``fy * fx`` elements and
+ * shows the one of largest magnitude (a NaN wins), so that one outlier stays visible.
+ */
+export interface View {
+  h: number;
+  w: number;
+  fy: number;
+  fx: number;
+  y0: number;
+  x0: number;
+  y1: number;
+  x1: number;
+  rows: number;
+  cols: number;
+  lo: Num;
+  hi: Num;
+}
+
+/** Counts of the finite elements of the whole tensor in equal bins from ``lo`` to ``hi``. */
+export interface Histogram {
+  lo: Num;
+  hi: Num;
+  counts: number[];
+  nan: number;
+  inf: number;
+  total: number;
+}
+
+export interface OverviewRequest {
+  op: 'overview';
+}
+
+/** ``parent`` -1 asks for the roots. */
+export interface ChildrenRequest {
+  op: 'children';
+  parent: number;
+  start: number;
+  n: number;
+}
+
+/** ``step`` and ``node`` -1 mean all; ``mismatch`` keeps diverged and unmatched rows only. */
+export interface RowsRequest {
+  op: 'rows';
+  step: number;
+  node: number;
+  mismatch: boolean;
+  text: string;
+  start: number;
+  n: number;
+}
+
+/**
+ * The next (``delta`` 1) or previous (-1) row in execution order, over all steps, under ``node``.
+ *
+ * ``row`` -1 starts before the first row, or behind the last one. ``text`` filters as in `RowsRequest`.
+ */
+export interface LocateRequest {
+  op: 'locate';
+  row: number;
+  delta: number;
+  node: number;
+  mismatch: boolean;
+  text: string;
+}
+
+/** Like `locate`, for the row itself: where is it? ``node``, ``mismatch``, ``text``: the list it is looked for in. */
+export interface RowRequest {
+  op: 'row';
+  row: number;
+  node: number;
+  mismatch: boolean;
+  text: string;
+}
+
+/** The ids of the tree nodes from a root down to the one at ``path`` (its nearest one above). */
+export interface PathRequest {
+  op: 'path';
+  path: string;
+}
+
+export interface PathAnswer {
+  ids: number[];
+}
+
+export interface DetailRequest {
+  op: 'detail';
+  row: number;
+}
+
+/**
+ * ``axes``: row and column axis (-1: none, for fewer than two); ``fixed``: index per axis, ignored for those two.
+ *
+ * ``y1``/``x1`` of 0 mean up to the end; ``size``: cells per side at most.
+ */
+export interface ViewRequest {
+  op: 'view';
+  row: number;
+  which: Which;
+  axes: number[];
+  fixed: number[];
+  y0: number;
+  x0: number;
+  y1: number;
+  x1: number;
+  size: number;
+}
+
+export interface HistogramRequest {
+  op: 'histogram';
+  row: number;
+  which: Which;
+  bins: number;
+}
+
+/** What each op asks and answers. */
+export interface Ops {
+  overview: { request: OverviewRequest; answer: Overview };
+  children: { request: ChildrenRequest; answer: Children };
+  rows: { request: RowsRequest; answer: Page };
+  locate: { request: LocateRequest; answer: Located };
+  row: { request: RowRequest; answer: Located };
+  path: { request: PathRequest; answer: PathAnswer };
+  detail: { request: DetailRequest; answer: Detail };
+  view: { request: ViewRequest; answer: View };
+  histogram: { request: HistogramRequest; answer: Histogram };
+}

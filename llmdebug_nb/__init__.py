@@ -1,0 +1,118 @@
+"""llmdebug_nb: record what a model computed, compare two recordings, find the op that is to blame.
+
+    import llmdebug_nb as ld
+
+    with ld.dump(model, name="golden", tokens="0-3") as golden:
+        model.generate(**inputs)
+    report = ld.compare(golden, "mine")
+    ld.explore(report)
+
+In a notebook: ``%load_ext llmdebug_nb``, then ``%%llmdump``, ``%llmcompare``, ``%llmexplore``, ``%llmruns``.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# resolved at first use: `import llmdebug_nb` loads neither torch nor a notebook package
+_HOMES = {
+    "CaptureError": "errors",
+    "CompareError": "errors",
+    "CorruptDumpError": "errors",
+    "DumpConfig": "options",
+    "DumpOptions": "options",
+    "DumpWriteError": "errors",
+    "EmptyDumpError": "errors",
+    "LLMDebugError": "errors",
+    "NotADumpError": "errors",
+    "OptionError": "errors",
+    "Report": "report",
+    "Run": "store.run",
+    "StoreError": "errors",
+    "TensorLookupError": "errors",
+    "UnknownRunError": "errors",
+    "compare": "api",
+    "delete_run": "api",
+    "dump": "api",
+    "explore": "notebook.explore",
+    "open_run": "api",
+    "register_hook": "api",
+    "runs": "api",
+}
+__all__ = [
+    "CaptureError",
+    "CompareError",
+    "CorruptDumpError",
+    "DumpConfig",
+    "DumpOptions",
+    "DumpWriteError",
+    "EmptyDumpError",
+    "LLMDebugError",
+    "NotADumpError",
+    "OptionError",
+    "Report",
+    "Run",
+    "StoreError",
+    "TensorLookupError",
+    "UnknownRunError",
+    "compare",
+    "delete_run",
+    "dump",
+    "explore",
+    "open_run",
+    "register_hook",
+    "runs",
+]
+
+if TYPE_CHECKING:
+    from llmdebug_nb.api import compare as compare
+    from llmdebug_nb.api import delete_run as delete_run
+    from llmdebug_nb.api import dump as dump
+    from llmdebug_nb.api import open_run as open_run
+    from llmdebug_nb.api import register_hook as register_hook
+    from llmdebug_nb.api import runs as runs
+    from llmdebug_nb.errors import CaptureError as CaptureError
+    from llmdebug_nb.errors import CompareError as CompareError
+    from llmdebug_nb.errors import CorruptDumpError as CorruptDumpError
+    from llmdebug_nb.errors import DumpWriteError as DumpWriteError
+    from llmdebug_nb.errors import EmptyDumpError as EmptyDumpError
+    from llmdebug_nb.errors import LLMDebugError as LLMDebugError
+    from llmdebug_nb.errors import NotADumpError as NotADumpError
+    from llmdebug_nb.errors import OptionError as OptionError
+    from llmdebug_nb.errors import StoreError as StoreError
+    from llmdebug_nb.errors import TensorLookupError as TensorLookupError
+    from llmdebug_nb.errors import UnknownRunError as UnknownRunError
+    from llmdebug_nb.notebook.explore import explore as explore
+    from llmdebug_nb.options import DumpConfig as DumpConfig
+    from llmdebug_nb.options import DumpOptions as DumpOptions
+    from llmdebug_nb.report import Report as Report
+    from llmdebug_nb.store.run import Run as Run
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Register the magics: ``%load_ext llmdebug_nb``."""
+    from llmdebug_nb.notebook.magics import register
+
+    register(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """Take the magics back: ``%unload_ext llmdebug_nb``."""
+    from llmdebug_nb.notebook.magics import unregister
+
+    unregister(shell)

@@ -1,0 +1,1 @@
+"""Which record of one run answers to which of the other."""

@@ -1,0 +1,326 @@
+"""The use cases; the only place where stages meet.
+
+dump, register_hook    CAPTURED -> DESCRIBED -> STORED
+open_run               LOADED
+compare                ALIGNED -> COMPARED -> EXPLAINED
+runs, delete_run       what is there
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import platform
+import random
+import shutil
+import sys
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from llmdebug_nb.align.pairing import pair
+from llmdebug_nb.comparison import engine
+from llmdebug_nb.errors import CaptureError, CompareError, OptionError, StoreError, UnknownRunError
+from llmdebug_nb.explain import divergence
+from llmdebug_nb.options import CompareOptions, DumpConfig, DumpOptions, runs_folder
+from llmdebug_nb.records import Difference, Pair
+from llmdebug_nb.report import Report, write_text
+from llmdebug_nb.show import html
+from llmdebug_nb.show.run_view import RunView
+from llmdebug_nb.show.words import count_text, size_text
+from llmdebug_nb.store import catalog, reader
+from llmdebug_nb.store.run import Run
+from llmdebug_nb.store.writer import Writer, create_run
+from llmdebug_nb.topology import tree
+
+__all__ = ["Recording", "compare", "delete_run", "dump", "open_run", "register_hook", "runs"]
+
+_COMPARE = CompareOptions()
+_recorded: dict[str, Path] = {}  # runs of this process by name, wherever they were put
+
+
+class Recording:
+    """A recording: a context manager that gives the Run; or `start` … `stop` by hand. Made by `dump`."""
+
+    def __init__(self, model: Any, options: DumpOptions) -> None:
+        self.options = options
+        self._model = model
+        self._session: Any = None
+        self.run: Run | None = None
+
+    def start(self) -> Run:
+        """Hook the model and begin. Raises CaptureError, StoreError; then nothing is left behind."""
+        from llmdebug_nb.capture.session import Session
+
+        if self._session is not None:
+            raise CaptureError(f"the recording {self.options.name!r} is already running")
+        folder = create_run(
+            _parent(self.options), self.options.name, {"options": self.options.as_json(), "environment": _environment()}
+        )
+        writer = None
+        try:
+            writer = Writer(folder, _rank())
+            self._session = Session(self.options, writer, tree.build, self._model)
+        except BaseException:
+            if writer is not None:
+                writer.close({})
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        if self.options.seed is not None:
+            _seed(self.options.seed)
+        self._session.start()
+        atexit.register(self._at_exit)
+        self.run = reader.native(folder)
+        _recorded[self.options.name] = folder
+        return self.run
+
+    def stop(self, ended_by: str | None = None) -> Run:
+        """Take every hook off and finish the dump.
+
+        Raises:
+            EmptyDumpError: nothing was recorded; the message says why. The empty dump is removed.
+            DumpWriteError: the dump could not be completed (disk full); what was written stays readable.
+        """
+        session, run = self._session, self.run
+        if session is None or run is None:
+            raise CaptureError("the recording is not running")
+        self._session = None
+        atexit.unregister(self._at_exit)
+        session.stop(ended_by)
+        refusal = session.refusal()
+        if refusal is not None:
+            _recorded.pop(self.options.name, None)
+            if run.path is not None:
+                shutil.rmtree(run.path, ignore_errors=True)
+            raise refusal
+        return run
+
+    remove = stop
+
+    def __enter__(self) -> Run:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if kind is None:
+            self.stop()
+            return
+        try:
+            self.stop(ended_by=kind.__name__)
+        except (CaptureError, StoreError) as ours:  # the program's own exception is the news
+            warnings.warn(str(ours), stacklevel=2)
+
+    def _at_exit(self) -> None:
+        if self._session is not None:
+            try:
+                self.stop()
+            except (CaptureError, StoreError) as error:
+                print(f"llmdebug: {error}", file=sys.stderr)
+
+
+def dump(model: Any = None, **options: Any) -> Recording:
+    """Record what a model computes in a ``with`` block; the block's target is the Run.
+
+    ``model`` None records the outermost module(s) that run. Options: see `DumpOptions`.
+
+        with ld.dump(model, name="golden", tokens="0-3") as golden:
+            model.generate(**inputs)
+
+    Raises:
+        OptionError: an option that makes no sense, or is unknown.
+        EmptyDumpError: a filter that matches nothing, or a block that ran nothing asked for.
+        DumpWriteError: a place that can't be written to.
+    """
+    return Recording(_checked(model), DumpOptions.of(**options))
+
+
+def register_hook(model: Any, config: DumpConfig | None = None) -> Recording:
+    """Start recording in the form that msit users know; ``stop()`` (or ``remove()``, or process exit) ends it.
+
+    Any number of configs and registrations may live side by side.
+
+    Raises:
+        OptionError: ``model`` is no module, or ``config`` no DumpConfig.
+    """
+    if model is None:
+        raise OptionError("register_hook(model, config): expected a torch.nn.Module, got None")
+    if config is not None and not isinstance(config, DumpConfig):
+        raise OptionError(f"register_hook(model, config): expected a DumpConfig, got {type(config).__name__}")
+    config = config or DumpConfig()
+    recording = Recording(_checked(model), config.options)
+    if config.device_id is None or _device_index(model) in (None, config.device_id):
+        recording.start()
+    else:
+        warnings.warn(
+            f"device_id={config.device_id}: this process runs on device {_device_index(model)} and records nothing",
+            stacklevel=2,
+        )
+    return recording
+
+
+def open_run(where: str | os.PathLike[str] | Run) -> Run:
+    """Open a dump by name (of this process, or in the runs folder), path, or foreign dump folder.
+
+    Raises:
+        UnknownRunError, NotADumpError, CorruptDumpError: each says what was seen and what to do.
+    """
+    here = _recorded.get(where) if isinstance(where, str) else None
+    if not isinstance(where, str) or here is None or not catalog.is_run(here):
+        return reader.open_run(where)
+    try:
+        elsewhere = catalog.find(where)
+    except UnknownRunError:
+        return reader.native(here)
+    return reader.native(max((here, elsewhere), key=catalog.recorded_at))
+
+
+def runs() -> list[Run]:
+    """Return the runs that can be opened by name, oldest first; damaged ones are left out with a warning."""
+    folders = [*catalog.runs_in(runs_folder()), *_recorded.values()]
+    found = []
+    for folder in dict.fromkeys(folder.resolve() for folder in folders if folder.is_dir()):
+        try:
+            run = reader.native(folder)
+            run.source  # noqa: B018 - opens it
+            found.append(run)
+        except StoreError as error:
+            warnings.warn(str(error), stacklevel=2)
+    return found
+
+
+def delete_run(where: str | os.PathLike[str] | Run) -> Path:
+    """Delete a native run's folder and return its path. Raises UnknownRunError, OptionError."""
+    run = open_run(where)
+    if run.path is None or not run.path.exists():
+        raise UnknownRunError(f"run {run.name!r} is already gone")
+    if not catalog.is_run(run.path):
+        raise OptionError(f"{run.path} was not recorded by llmdebug_nb; delete it yourself")
+    shutil.rmtree(run.path)
+    for name in [name for name, folder in _recorded.items() if folder == run.path]:
+        del _recorded[name]
+    return run.path
+
+
+def compare(golden: Any, mine: Any, explain: bool = _COMPARE.explain, progress: bool = _COMPARE.progress) -> Report:
+    """Compare two runs (or names, or paths): verdict, differences in execution order, what is to blame.
+
+    ``explain`` False skips the search for blame. ``progress`` shows a bar when it takes more than a second.
+
+    Raises:
+        UnknownRunError and other StoreErrors: a run can't be opened.
+        CompareError: the runs have no site in common.
+    """
+    golden, mine = open_run(golden), open_run(mine)
+    pairs = pair(golden.records(), mine.records())
+    if not any(p.golden and p.mine for p in pairs):
+        raise CompareError(_nothing_in_common(golden, mine, pairs))
+    stream: Iterable[Difference] = engine.differences(pairs, golden.load, mine.load)
+    if progress:
+        from tqdm.auto import tqdm
+
+        stream = tqdm(stream, total=len(pairs), desc="compare", unit="pair", delay=1, leave=False)
+    differences = list(stream)
+    return Report(golden, mine, differences, divergence.findings(differences) if explain else [])
+
+
+def write_report(golden: Any, mine: Any | None, path: str | os.PathLike[str]) -> Path:
+    """Write one HTML page: of one run (``mine`` None), or of two compared. Raises what `compare` raises."""
+    if mine is not None:
+        return compare(golden, mine).to_html(path)
+    return write_text(path, html.page(RunView(open_run(golden))))
+
+
+def _nothing_in_common(golden: Run, mine: Run, pairs: list[Pair]) -> str:
+    ours = {p.golden.site.path for p in pairs if p.golden}
+    theirs = {p.mine.site.path for p in pairs if p.mine}
+    same = ours & theirs
+    if same:
+        seen = [sorted({p.either.site.step for p in pairs if getattr(p, side)}) for side in ("golden", "mine")]
+        what = f"{golden.label} has steps {seen[0]}, {mine.label} {seen[1]}, with other calls or arguments"
+    else:
+        examples = [min(paths, default="none") or "(root)" for paths in (ours, theirs)]
+        what = f"{golden.label} has e.g. {examples[0]}, {mine.label} {examples[1]}"
+    advice = "record the same model, steps and layers in both"
+    return f"{golden.label} and {mine.label} have no site in common: {what}; {advice}"
+
+
+def kept_line(run: Run) -> str:
+    """Return one line that says what a recording kept, where, and how much; and what it could not."""
+    info = run.info()
+    meta = run.meta
+    distinct = meta.get("distinct", info["payloads"])
+    place = (
+        run.path if run.path is None else os.path.relpath(run.path) if run.path.is_relative_to(Path.cwd()) else run.path
+    )
+    parts = [f"{run.name}: {count_text(info['records'], 'tensor')} of {count_text(info['steps'], 'step')}"]
+    if info["payloads"]:
+        same = info["payloads"] - distinct
+        parts.append(
+            f"{size_text(info['bytes'])} in {place}" + (f" ({same:,} were the same tensor again)" if same else "")
+        )
+    else:
+        parts.append(f"statistics only, in {place}")
+    text = ", ".join(parts)
+    if not info["complete"]:
+        text += f"; incomplete: {info['ended_by'] or 'the recording ended early'}"
+    for why, count in (meta.get("lost") or {}).items():
+        text += f"; {count:,} not kept: {why}"
+    for problem, count in (meta.get("problems") or {}).items():
+        text += f"; {problem}" + (f" ({count:,} times)" if count > 1 else "")
+    return text
+
+
+def _parent(options: DumpOptions) -> Path:
+    return runs_folder() if options.path is None else Path(options.path)
+
+
+def _checked(model: Any) -> Any:
+    if model is None:
+        return None
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        raise OptionError(
+            f"model: expected a torch.nn.Module, got {type(model).__name__}; leave it out to record whatever runs"
+        )
+    return model
+
+
+def _device_index(model: Any) -> Any:
+    devices = [parameter.device for parameter in model.parameters()]
+    return None if not devices or devices[-1].type == "cpu" else devices[-1].index
+
+
+def _rank() -> int:
+    import torch
+
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    return int(os.environ.get("RANK", "0") or 0)
+
+
+def _seed(seed: int) -> None:
+    import numpy
+    import torch
+
+    random.seed(seed)
+    numpy.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def _environment() -> dict[str, str]:
+    """Return versions that bear on numerics; nothing that names a machine or a person."""
+    import torch
+
+    found = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": f"{platform.system()} {platform.machine()}",
+    }
+    for name in ("transformers", "numpy", "accelerate"):
+        if name in sys.modules:
+            found[name] = str(getattr(sys.modules[name], "__version__", ""))
+    if torch.cuda.is_available():
+        found["device"] = torch.cuda.get_device_name()
+    return found

@@ -1,0 +1,1 @@
+"""Recording: what a program computes becomes records, without changing what it computes."""

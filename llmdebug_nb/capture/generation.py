@@ -1,0 +1,118 @@
+"""Watching Hugging Face's `generate`: when one begins and ends, and how many tokens it prepares each call for.
+
+One wrapper serves all recordings of the process; it is there only while one is running.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+import torch
+
+from llmdebug_nb.capture import compat
+
+# the arguments that carry one row a token; a decoder's own come before its encoder's
+ROWS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
+
+
+class Listener(Protocol):
+    """Who is told. ``follow(model)``: the root that a `generate` of this model concerns, or None."""
+
+    def follow(self, model: torch.nn.Module) -> torch.nn.Module | None: ...
+    def enter(self, root: torch.nn.Module, prompt: int | None) -> Any: ...
+    def announce(self, generation: Any, total: int, query: int | None) -> None: ...
+    def leave(self, root: torch.nn.Module) -> None: ...
+
+
+_listeners: list[Listener] = []
+_lock = threading.Lock()
+_undo: Callable[[], None] | None = None
+
+
+def listen(listener: Listener) -> None:
+    """Tell ``listener`` of every `generate` from now on, also if transformers is only imported later."""
+    global _undo
+    with _lock:
+        _listeners.append(listener)
+        if _undo is None:
+            _undo = compat.with_generation_mixin(_wrap)
+
+
+def forget(listener: Listener) -> None:
+    """Stop telling it; the last one takes the wrapper off."""
+    global _undo
+    with _lock:
+        if listener in _listeners:
+            _listeners.remove(listener)
+        if not _listeners and _undo is not None:
+            _undo()
+            _undo = None
+
+
+def _wrap(mixin: Any) -> Callable[[], None]:
+    original = mixin.generate
+
+    @functools.wraps(original)
+    def generate(model: Any, *args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as stack:
+            for listener in tuple(_listeners):
+                root = listener.follow(model)
+                if root is not None:
+                    stack.enter_context(_Watched(listener, root, model, _prompt(model, args, kwargs)))
+            return original(model, *args, **kwargs)
+
+    mixin.generate = generate
+    return lambda: setattr(mixin, "generate", original)
+
+
+class _Watched:
+    """A running `generate`, with `prepare_inputs_for_generation` of its model announcing each call."""
+
+    def __init__(self, listener: Listener, root: torch.nn.Module, model: Any, prompt: int | None) -> None:
+        self._listener, self._root, self._model, self._prompt = listener, root, model, prompt
+        self._before: Any = None
+
+    def __enter__(self) -> None:
+        listener, generation = self._listener, self._listener.enter(self._root, self._prompt)
+        self._before = vars(self._model).get("prepare_inputs_for_generation")
+        original = self._model.prepare_inputs_for_generation
+
+        @functools.wraps(original)
+        def prepare(input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            inputs = original(input_ids, *args, **kwargs)
+            with compat.unseen():
+                total = rows(input_ids)
+                query = next((sizes[1] for sizes in map(rows, map(inputs.get, ROWS)) if sizes), None)
+            if total:
+                listener.announce(generation, total[1], query)
+            return inputs
+
+        self._model.prepare_inputs_for_generation = prepare
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is None:
+            vars(self._model).pop("prepare_inputs_for_generation", None)
+        else:
+            self._model.prepare_inputs_for_generation = self._before
+        self._listener.leave(self._root)
+
+
+def rows(value: Any) -> tuple[int, int] | None:
+    """Return batch and token count of something like ``[batch, token, ...]``, else None."""
+    if not isinstance(value, torch.Tensor) or value.is_nested or value.dim() < 2:
+        return None
+    return int(value.shape[0]), int(value.shape[1])
+
+
+def _prompt(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
+    """Return the prompt length that `generate` was given, or None where its first call will tell."""
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return None
+    given = next((v for v in (kwargs.get("inputs"), kwargs.get("input_ids"), *args[:1]) if v is not None), None)
+    with compat.unseen():
+        sizes = rows(given)
+    return sizes[1] if sizes else None

@@ -1,0 +1,201 @@
+"""From a tensor that was seen to a row in the dump: described once, kept once.
+
+A tensor seen again is neither computed nor written twice. On the CPU it is known by a fingerprint of
+its bytes, which costs less than any figure and can't be fooled; elsewhere, within a root call, by its
+storage, its place in it and its version counter (which `tensor.data` and foreign kernels go past). Payloads go to the
+sink at once, since the program may change them next; rows follow once per root call, when the
+figures of accelerator tensors are read back together.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import torch
+
+from llmdebug_nb.capture import compat
+from llmdebug_nb.errors import StoreError
+from llmdebug_nb.kernels import summary as kernel
+from llmdebug_nb.kernels.fingerprint import fingerprint
+from llmdebug_nb.kernels.raw import dtype_name, to_bytes, unreadable
+from llmdebug_nb.records import AT, COLUMNS, Node, RootCall, Row
+
+_MIN, _ZERO = AT["min"], AT["zero"]
+_FINGERPRINT, _OFFSET, _LENGTH, _LOST = AT["fingerprint"], AT["offset"], AT["length"], AT["lost"]
+_DTYPE, _SHAPE = AT["dtype"], AT["shape"]
+_MANY = 4096  # rows in hand before they are committed, also in the middle of a root call
+
+
+class Sink(Protocol):
+    """Where rows go. `store.writer.Writer` is one."""
+
+    def payload(self, row: Row, data: Any) -> None: ...
+    def duplicate(self, row: Row, offset: int, length: int) -> None: ...
+    def commit(
+        self,
+        rows: Iterable[Row] = (),
+        calls: Iterable[RootCall] = (),
+        scalars: Iterable[tuple[Any, ...]] = (),
+        meta: dict[str, Any] | None = None,
+    ) -> None: ...
+    def nodes(self, nodes: Iterable[Node], start: int) -> None: ...
+    def close(self, meta: dict[str, Any]) -> None: ...
+
+
+class Recorder:
+    """Turns observed tensors into rows of one sink. Thread-safe.
+
+    ``records``: rows made. ``kept``/``distinct``: rows with a payload, payloads written.
+    ``lost``: why -> how many payloads that were asked for are not there. ``failure``: the error of a
+    sink that can't go on (disk full); recording then continues without it, and counts.
+    """
+
+    def __init__(self, sink: Sink, stats_only: bool) -> None:
+        self.sink = sink
+        self.records = self.kept = self.distinct = 0
+        self.lost: Counter[str] = Counter()
+        self.failure: StoreError | None = None
+        self._stats_only = stats_only
+        self._lock = threading.RLock()
+        self._rows: list[Row] = []
+        self._scalars: list[tuple[Any, ...]] = []
+        self._contents: dict[tuple[Any, ...], Row] = {}  # fingerprint, dtype, shape -> the row that describes it
+        self._seen: dict[tuple[Any, ...], Row] = {}  # the same by identity, within one root call
+        self._makers: dict[Any, int] = {}  # storage -> record that put it out last
+        self._vectors: dict[torch.device, list[tuple[Row, torch.Tensor]]] = defaultdict(list)
+        self._copies: list[tuple[Row, Row]] = []  # rows whose figures wait for those of another
+
+    def tensor(self, root_call: int, path: str, call: int, role: str, slot: str, op: str, tensor: torch.Tensor) -> None:
+        """Record a tensor as it is now. Never raises on account of the tensor: what can't be kept is counted."""
+        with self._lock:
+            row: Row = [None] * len(COLUMNS)
+            row[:10] = self.records, root_call, path, call, "forward", role, slot, op, dtype_name(tensor), "[]"
+            self.records += 1
+            self._rows.append(row)
+            try:
+                row[AT["shape"]] = _shape_text(tensor)
+                row[AT["device"]] = str(tensor.device)
+                storage = compat.storage_of(tensor)
+                row[AT["producer"]] = self._makers.get(storage)
+                self._describe(row, tensor, storage)
+                if role == "output" and storage is not None:
+                    self._makers[storage] = row[0]
+            except StoreError as error:
+                self.failure = error
+                if row[_OFFSET] is None:  # a duplicate whose frame could not be written still has its payload
+                    self._lose(row, str(error).partition(";")[0])
+            except (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError) as error:
+                self._lose(row, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+            if len(self._rows) >= _MANY:
+                self.flush()
+
+    def scalar(self, root_call: int, path: str, call: int, role: str, slot: str, kind: str, text: str | None) -> None:
+        """Record a leaf that is no tensor."""
+        with self._lock:
+            self._scalars.append((root_call, path, call, role, slot, kind, text))
+
+    def _describe(self, row: Row, tensor: torch.Tensor, storage: Any) -> None:
+        """Fill in figures, fingerprint and payload, once for equal tensors."""
+        why = unreadable(tensor)
+        if why is not None:
+            self._lose(row, why)
+            return
+        data = to_bytes(tensor) if on_host(tensor) else None
+        if data is not None:
+            row[_FINGERPRINT] = fingerprint(data)
+        known_by = self._seen if data is None else self._contents
+        key = _identity(tensor, storage) if data is None else (row[_FINGERPRINT], row[_DTYPE], row[_SHAPE])
+        known = known_by.get(key) if key else None
+        if known is not None:
+            self._repeat(row, known)
+            return
+        self._figures(row, tensor)
+        if not self._stats_only:
+            data = to_bytes(tensor) if data is None else data
+            row[_FINGERPRINT] = row[_FINGERPRINT] or fingerprint(data)
+            self._keep(row, data)
+        if key:
+            known_by[key] = row
+
+    def _repeat(self, row: Row, known: Row) -> None:
+        """Describe a row as another one of an equal tensor is described."""
+        row[_MIN : _FINGERPRINT + 1] = known[_MIN : _FINGERPRINT + 1]
+        if row[_MIN] is None:
+            self._copies.append((row, known))
+        if known[_OFFSET] is not None:
+            self.kept += 1
+            self.sink.duplicate(row, known[_OFFSET], known[_LENGTH])
+        elif known[_LOST] is not None:
+            self._lose(row, known[_LOST])
+
+    def _figures(self, row: Row, tensor: torch.Tensor) -> None:
+        try:
+            if on_host(tensor):
+                row[_MIN : _ZERO + 1] = kernel.figures(tensor)
+                return
+            vector = kernel.device_figures(tensor)
+        except (RuntimeError, NotImplementedError):
+            return  # packed fp4 and the like: bytes can be kept, values can't be read
+        if vector is not None:
+            self._vectors[tensor.device].append((row, vector))
+
+    def _keep(self, row: Row, data: Any) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.sink.payload(row, data)
+        self.distinct += 1
+        self.kept += 1
+
+    def _lose(self, row: Row, why: str) -> None:
+        row[_LOST] = why
+        self.lost[why] += 1
+
+    def end_call(self, calls: Iterable[RootCall]) -> None:
+        """A root call is over: make its rows part of the dump, and forget tensor identities."""
+        with self._lock:
+            self.flush(calls)
+            self._makers.clear()
+            self._seen.clear()
+
+    def flush(self, calls: Iterable[RootCall] = ()) -> None:
+        """Read the figures of accelerator tensors back, once per device, and commit the rows in hand."""
+        with self._lock:
+            for pending in self._vectors.values():
+                for (row, _), figures in zip(pending, kernel.read_back([v for _, v in pending]), strict=True):
+                    row[_MIN : _ZERO + 1] = figures
+            for row, known in self._copies:
+                row[_MIN : _ZERO + 1] = known[_MIN : _ZERO + 1]
+            rows, scalars, self._rows, self._scalars = self._rows, self._scalars, [], []
+            self._vectors.clear()
+            self._copies.clear()
+            try:
+                self.sink.commit(rows, calls, scalars)
+            except StoreError as error:
+                self.failure = error
+                self.lost[f"not in the index: {str(error).partition(';')[0]}"] += len(rows)
+
+
+def on_host(tensor: torch.Tensor) -> bool:
+    """Tell whether the values can be read without waiting for a device."""
+    return tensor.is_cpu
+
+
+def _identity(tensor: torch.Tensor, storage: Any) -> tuple[Any, ...] | None:
+    """Return what tells a tensor and its state from others, or None where torch does not keep track."""
+    version = compat.version_of(tensor)
+    if storage is None or version is None:
+        return None
+    flags = (tensor.is_conj(), tensor.is_neg())
+    return storage, version, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, flags
+
+
+def _shape_text(tensor: torch.Tensor) -> str:
+    """Return the sizes as JSON; -1 for one that is no plain number (nested tensors)."""
+    if tensor.is_nested:
+        sizes = [tensor.size(0), *[-1] * (tensor.dim() - 1)]
+    else:
+        sizes = [size if type(size) is int else -1 for size in tensor.shape]
+    return f"[{', '.join(map(str, sizes))}]"

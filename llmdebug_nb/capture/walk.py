@@ -1,0 +1,63 @@
+"""Finding the tensors in what a module takes and gives."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+_PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device)
+
+
+def leaves(value: Any, slot: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (slot, leaf) for tensors and everything else that isn't a container, in order.
+
+    Enters mappings (Hugging Face's ModelOutput is one), other collections, dataclasses, and objects that hold
+    tensors themselves; not key-value caches. A slot names
+    the way: ``0``, ``hidden_states.3``. Positions count None and scalars too, so none is ever shifted.
+    """
+    yield from _walk(value, slot, ())
+
+
+def _walk(value: Any, slot: str, above: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, torch.Tensor):
+        yield slot or "0", value
+        return
+    parts = None if id(value) in above else _parts(value)
+    if parts is None:
+        yield slot or "0", value
+        return
+    above = (*above, id(value))
+    for key, part in parts:
+        name = str(key).replace(".", "\\.")  # so that two ways never have one name
+        yield from _walk(part, f"{slot}.{name}" if slot else name, above)
+
+
+def _parts(value: Any) -> Iterable[tuple[Any, Any]] | None:
+    """Return the parts of a container by key, or None where there are none to enter."""
+    if isinstance(value, Mapping):
+        return value.items()
+    if isinstance(value, Collection) and not isinstance(value, (str, bytes, bytearray)):
+        return enumerate(value)
+    if isinstance(value, type) or not hasattr(value, "__dict__"):
+        return None
+    if dataclasses.is_dataclass(value):
+        return [(f.name, getattr(value, f.name, None)) for f in dataclasses.fields(value)]
+    # a plain object that holds tensors itself; deeper ones (key-value caches) stay closed
+    return vars(value).items() if any(isinstance(part, torch.Tensor) for part in vars(value).values()) else None
+
+
+def arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of a call: positional ones as ``0``, ``1.0``; keyword ones as ``kwargs.name``."""
+    yield from leaves(args)
+    for name, value in kwargs.items():
+        yield from leaves(value, f"kwargs.{name}")
+
+
+def scalar_text(value: Any) -> tuple[str, str | None]:
+    """Return type name and text of a leaf that is no tensor; only plain values have a text."""
+    if value is None:
+        return "None", None
+    return type(value).__name__, str(value)[:200] if isinstance(value, _PLAIN) else None

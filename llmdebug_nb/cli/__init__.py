@@ -1,0 +1,107 @@
+"""The command line: ``llmdebug info | compare | report``. Parse, call one use case, print."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from llmdebug_nb.errors import LLMDebugError
+
+MATCH, DIVERGED, FAILED, PIPE_CLOSED = 0, 1, 2, 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status: 0 fine (or no divergence), 1 diverged, 2 could not do it."""
+    args = _parser().parse_args(argv)
+    try:
+        status: int = args.run(args)
+    except LLMDebugError as error:
+        print(f"llmdebug: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print("llmdebug: interrupted", file=sys.stderr)
+        return FAILED
+    except BrokenPipeError:  # the reader (head, say) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    return status
+
+
+def _version() -> str:
+    """Return the version of the package that is running: installed metadata may be absent, or of another one."""
+    return str(vars(sys.modules[__name__.partition(".")[0]])["__version__"])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="llmdebug", description="Numerical debugger for LLMs: look at dumps and compare them."
+    )
+    parser.add_argument("--version", action="version", version=f"llmdebug {_version()}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    info = commands.add_parser("info", help="say what a dump holds", description="Say what a dump holds.")
+    info.add_argument("path", metavar="RUN", help="name or path of a run, or a foreign dump folder")
+    info.add_argument("--json", action="store_true", help="one JSON object")
+    info.set_defaults(run=_info)
+
+    compare = commands.add_parser(
+        "compare",
+        help="compare two dumps",
+        description="Compare two dumps. Exit status: 0 match or within noise, 1 diverged, 2 could not compare.",
+    )
+    compare.add_argument("golden", metavar="GOLDEN", help="the run to hold against")
+    compare.add_argument("mine", metavar="MINE", help="the run in question")
+    compare.add_argument("-o", "--csv", metavar="CSV", help="write the table of differences")
+    compare.add_argument("--html", metavar="F", help="write the report as one HTML page")
+    compare.add_argument("--no-explain", action="store_true", help="skip the search for what is to blame")
+    compare.set_defaults(run=_compare)
+
+    report = commands.add_parser(
+        "report",
+        help="write an HTML page of a dump, or of two compared",
+        description="Write one self-contained HTML page: of one dump, or of two dumps compared.",
+    )
+    report.add_argument("golden", metavar="RUN", help="name or path of a run")
+    report.add_argument("mine", metavar="MINE", nargs="?", help="a second run to compare with the first")
+    report.add_argument(
+        "-o", "--output", metavar="F", default="llmdebug_report.html", help="the file (default: %(default)s)"
+    )
+    report.set_defaults(run=_report)
+    return parser
+
+
+def _info(args: argparse.Namespace) -> int:
+    from llmdebug_nb import api
+
+    run = api.open_run(args.path)
+    if args.json:
+        print(json.dumps(run.info()))
+        return MATCH
+    from llmdebug_nb.show.run_view import RunView
+
+    for key, value in run.info().items():
+        print(f"{key:11} {value}")
+    print("\n" + RunView(run).text())
+    return MATCH
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from llmdebug_nb import api
+
+    report = api.compare(args.golden, args.mine, explain=not args.no_explain)
+    print(report)
+    for target, write in ((args.csv, report.to_csv), (args.html, report.to_html)):
+        if target:
+            print(f"written: {write(target)}")
+    return DIVERGED if report.verdict == "diverged" else MATCH
+
+
+def _report(args: argparse.Namespace) -> int:
+    from llmdebug_nb import api
+
+    target = api.write_report(args.golden, args.mine, args.output)
+    print(f"written: {target}")
+    return MATCH

@@ -1,0 +1,5 @@
+import sys
+
+from llmdebug_nb.cli import main
+
+sys.exit(main())

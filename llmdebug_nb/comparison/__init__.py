@@ -1,0 +1,1 @@
+"""Measuring pairs and judging what was measured."""

@@ -1,0 +1,72 @@
+"""Pairs in, differences out, as a stream; each distinct pair of payloads is read and measured once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from llmdebug_nb.comparison import metrics, tolerance
+from llmdebug_nb.errors import CorruptDumpError, TensorLookupError
+from llmdebug_nb.kernels.fingerprint import same
+from llmdebug_nb.records import Difference, Pair, Record
+
+if TYPE_CHECKING:
+    import torch
+
+Load = Callable[[Record], "torch.Tensor"]
+UNMATCHED = "unmatched"
+STATS_ONLY = "judged by statistics: no values on "
+
+
+def differences(pairs: Iterable[Pair], load_golden: Load, load_mine: Load) -> Iterator[Difference]:
+    """Yield a Difference for every pair, in order.
+
+    A payload that can't be read becomes a row with a reason; it never ends the comparison.
+    """
+    measured: dict[tuple[Any, Any], metrics.Metrics] = {}
+    rounding = tolerance.Rounding()
+    for index, pair in enumerate(pairs):
+        golden, mine = pair.golden, pair.mine
+        if golden is None or mine is None:
+            side = "mine" if golden is None else "golden"
+            yield Difference(index, pair, UNMATCHED, reason=f"only in {side}: {pair.why}")
+            continue
+        a, b = golden.summary, mine.summary
+        allowed = rounding.limit(a.dtype, b.dtype)
+        if a.shape != b.shape:
+            reason = f"shape {list(a.shape)} against {list(b.shape)}"
+            yield Difference(index, pair, "diverged", float("inf"), allowed, reason=reason)
+            continue
+        same_bytes = same(a.fingerprint, b.fingerprint) if a.dtype == b.dtype else None
+        values, remark = _measure(golden, mine, same_bytes, load_golden, load_mine, measured)
+        if values is None:
+            yield Difference(index, pair, "diverged" if same_bytes is False else UNMATCHED, reason=remark)
+            continue
+        error = tolerance.error_of(values)
+        verdict = tolerance.verdict(error, allowed)
+        if verdict != "diverged" and same_bytes is False and remark:
+            verdict, remark = "within_noise", f"{remark}; they agree, though the bytes do not"
+        yield Difference(index, pair, verdict, error, allowed, values, remark)
+
+
+def _measure(
+    golden: Record, mine: Record, same_bytes: bool | None, load_golden: Load, load_mine: Load,
+    measured: dict[tuple[Any, Any], metrics.Metrics],
+) -> tuple[metrics.Metrics | None, str | None]:  # fmt: skip
+    """Return metrics and a remark; None and the reason where the two can't be measured."""
+    a, b = golden.summary, mine.summary
+    if same_bytes:
+        return metrics.identical(a), None
+    if golden.payload is None or mine.payload is None:
+        sides = [name for name, record in (("golden", golden), ("mine", mine)) if record.payload is None]
+        values = metrics.statistics(a, b)
+        if a.numel and all(value is None for value in values.values()):
+            return None, f"no values and no statistics on {' and '.join(sides)}"
+        return values, STATS_ONLY + " and ".join(sides)
+    key = (golden.payload, mine.payload)
+    try:
+        if key not in measured:
+            measured[key] = metrics.compare(load_golden(golden), load_mine(mine))
+    except (CorruptDumpError, TensorLookupError) as error:
+        return None, str(error)
+    return measured[key], None

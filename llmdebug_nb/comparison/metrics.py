@@ -1,0 +1,296 @@
+"""Every formula that compares two tensors, once.
+
+``g`` is golden, ``m`` mine, both flattened, in float64, taken chunk by chunk in one pass. Figures are
+over the positions where both are finite; where exactly one is NaN, or infinities differ, the
+position counts in ``nan_mismatch`` or ``inf_mismatch``. The largest numbers of a dtype count as infinite: masks are made of
+them, and any figure would drown in their size. ``eps`` is float32's, 2**-23.
+
+Upstream (msit `compare`) zeroes the absolute error where ``|g| <= eps``, which hides a golden 0
+against a 5; here absolute errors are never hidden. Its relative error is kept, with that rule.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from llmdebug_nb.kernels.raw import DTYPES
+from llmdebug_nb.records import Summary
+
+Metrics = dict[str, float | int | None]
+
+EPS = 2.0**-23
+_CHUNK = 1 << 18
+FIELDS: dict[str, str] = {
+    "cosine_similarity": "g·m / (|g| |m|); 1 if both are zero, 0 if one is",
+    "relative_euclidean_distance": "|m - g| / |g|; 0 if both are zero, inf if only g is",
+    "worst_row_error": "largest |m - g| of a row (last axis) over the larger of its |g| and the rows' mean square |g|",
+    "rmse": "sqrt(mean((m - g)^2))",
+    "max_absolute_error": "max |m - g|",
+    "mean_absolute_error": "mean |m - g|",
+    "max_relative_error": "max |m / g - 1| where |g| > eps, 0 elsewhere",
+    "mean_relative_error": "its mean over all elements",
+    "one_thousandth_err_ratio": "share of elements with |g| > eps whose relative error is below 0.001",
+    "five_thousandths_err_ratio": "the same below 0.005",
+    "euclidean_distance": "|m - g|",
+    "l1_norm": "sum|m| / sum|g| - 1",
+    "kl_divergence": "KL(softmax(g) || softmax(m)) over the whole flattened tensor, at least 0",
+    "max_ulp": "largest distance in representable numbers of the coarser dtype",
+    "mean_ulp": "its mean",
+    "mismatched": "elements that are not equal (NaN equals NaN)",
+    "nan_mismatch": "positions where exactly one is NaN",
+    "inf_mismatch": "positions where exactly one is infinite, or the signs differ",
+}
+STATISTICS = ("max", "min", "mean", "l2norm")
+
+
+def coarser(a: str, b: str) -> str:
+    """Return the floating dtype with the larger machine epsilon; a floating one wins over any other."""
+    floats = [name for name in (a, b) if name in DTYPES and DTYPES[name].is_floating_point]
+    return max(floats, key=lambda name: torch.finfo(DTYPES[name]).eps, default=a)
+
+
+def compare(golden: torch.Tensor, mine: torch.Tensor) -> Metrics:
+    """Return every metric of `FIELDS` for two tensors with equally many elements, of any dtypes.
+
+    Complex tensors count as pairs of reals. Figures that have no finite position to stand on are None.
+
+    Raises:
+        ValueError: different element counts.
+    """
+    if golden.numel() != mine.numel():
+        raise ValueError(f"{golden.numel()} elements against {mine.numel()}")
+    unit = coarser(_name(golden), _name(mine))
+    g_flat, m_flat = _flat(golden), _flat(mine)
+    width = golden.shape[-1] if golden.dim() > 1 and not golden.is_complex() else 0
+    chunk = max(1, _CHUNK // width) * width if width else _CHUNK  # whole rows
+    sums = _Sums(unit, width)
+    for g, m in zip(torch.split(g_flat, chunk), torch.split(m_flat, chunk), strict=True):
+        sums.add(g.double().numpy(), m.double().numpy(), _ulps(g, m, unit))
+    return sums.result()
+
+
+def identical(summary: Summary) -> Metrics:
+    """Return what `compare` gives for a tensor and itself, from its summary alone."""
+    values: Metrics = dict.fromkeys(FIELDS, 0.0)
+    empty = summary.numel == 0 or (summary.nan or 0) + (summary.inf or 0) >= summary.numel
+    if empty:
+        values = dict.fromkeys(FIELDS)
+    else:
+        values |= {"cosine_similarity": 1.0, "one_thousandth_err_ratio": 1.0, "five_thousandths_err_ratio": 1.0}
+        values["max_ulp"] = 0
+        if len(summary.shape) < 2 or summary.dtype.startswith("complex"):
+            values["worst_row_error"] = None
+    return values | {"mismatched": 0, "nan_mismatch": 0, "inf_mismatch": 0}
+
+
+def statistics(golden: Summary, mine: Summary) -> Metrics:
+    """Return ``{max,min,mean,l2norm}_stat_{absolute,relative}_error`` and ``stat_error``, from summaries alone.
+
+    absolute: |m - g|; relative: that over |g|, 0 if both are 0, inf if only g is. None where a figure is missing.
+    ``stat_error``: the largest of the gaps of l2norm over |g|, of max and min over the larger of their
+    magnitudes in g, and of mean over |g| / sqrt(n); a lower bound of the relative L2 error's order.
+    """
+    values: Metrics = {}
+    gaps: dict[str, float] = {}
+    for name in STATISTICS:
+        g, m = getattr(golden, name), getattr(mine, name)
+        gap = None if g is None or m is None else 0.0 if g == m or (g != g and m != m) else abs(m - g)
+        values[f"{name}_stat_absolute_error"] = gap
+        values[f"{name}_stat_relative_error"] = None if gap is None else ratio(gap, abs(g))
+        if gap is not None:
+            gaps[name] = math.inf if gap != gap else gap
+    if len(gaps) < len(STATISTICS):
+        return values | {"stat_error": max(gaps.values(), default=None)}
+    reach, norm = max(abs(golden.max or 0.0), abs(golden.min or 0.0)), golden.l2norm or 0.0
+    sizes = {"max": reach, "min": reach, "mean": norm / math.sqrt(golden.numel or 1), "l2norm": norm}
+    return values | {"stat_error": max(ratio(gap, sizes[name]) for name, gap in gaps.items())}
+
+
+def ratio(error: float, size: float) -> float:
+    """Return error / size; 0 / 0 is 0, and anything else over 0 is inf."""
+    if error == 0.0:
+        return 0.0
+    return error / size if size else math.inf
+
+
+def _name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_complex():
+        wide = tensor.to(torch.complex64) if tensor.dtype == torch.complex32 else tensor
+        return torch.view_as_real(wide.resolve_conj()).reshape(-1)
+    if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        return tensor.to(torch.float64).reshape(-1)
+    if tensor.is_floating_point() and tensor.dtype.itemsize == 1:
+        return tensor.to(torch.float32).reshape(-1)
+    return tensor.reshape(-1)
+
+
+_ORDERED = {
+    torch.float64: torch.int64,
+    torch.float32: torch.int32,
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.int16,
+}
+
+
+def _ulps(g: torch.Tensor, m: torch.Tensor, unit: str) -> np.ndarray | None:
+    """Return how many representable numbers of dtype ``unit`` lie between g and m, as float64; None if it is not floating."""
+    dtype = DTYPES.get(unit)
+    if dtype not in _ORDERED:
+        return None
+    a, b = (_line(x.to(dtype).view(_ORDERED[dtype])) for x in (g, m))
+    return np.asarray(np.maximum(a, b) - np.minimum(a, b), dtype=np.float64)
+
+
+def _line(bits: torch.Tensor) -> np.ndarray:
+    """Map IEEE bit patterns to uint64 in the order of their values, -0 and +0 alike."""
+    wide = bits.to(torch.int64).numpy()
+    low = np.int64(-(1 << (bits.dtype.itemsize * 8 - 1)))  # the sign bit: -0
+    middle = np.uint64(1 << 63)
+    # a negative pattern is the sign bit plus a magnitude
+    return np.where(wide < 0, middle - (wide - low).astype(np.uint64), middle + wide.astype(np.uint64))
+
+
+class _Sums:
+    """The running sums of one pass."""
+
+    def __init__(self, unit: str, width: int) -> None:
+        dtype = DTYPES.get(unit)
+        floating = dtype is not None and dtype.is_floating_point
+        self.huge = 0.99 * torch.finfo(dtype).max if dtype is not None and floating else math.inf
+        self.width = width
+        self.row_d: list[np.ndarray] = []
+        self.row_g: list[np.ndarray] = []
+        self.count = self.finite = self.sizeable = self.mismatched = self.nan = self.inf = 0
+        self.gg = self.mm = self.gm = self.dd = self.abs_d = self.abs_g = self.abs_m = self.rel = self.ulp = 0.0
+        self.max_d = self.max_rel = self.max_ulp = 0.0
+        self.below1 = self.below5 = 0
+        self.has_ulp = False
+        self.g_soft, self.m_soft = _LogSumExp(), _LogSumExp()
+
+    def add(self, g: np.ndarray, m: np.ndarray, ulp: np.ndarray | None) -> None:
+        self.count += g.size
+        fine = (np.abs(g) < self.huge) & (np.abs(m) < self.huge)  # False for NaN too
+        if self.width:
+            self._rows(g, m, fine)
+        if not fine.all():
+            g, m, ulp = self._strike(g, m, ulp, fine)
+        if not g.size:
+            return
+        d = np.abs(m - g)
+        size = np.abs(g)
+        self.finite += g.size
+        self.mismatched += int(np.count_nonzero(d))
+        self.gg += float(g @ g)
+        self.mm += float(m @ m)
+        self.gm += float(g @ m)
+        self.dd += float(d @ d)
+        self.abs_d += float(d.sum())
+        self.abs_g += float(size.sum())
+        self.abs_m += float(np.abs(m).sum())
+        self.max_d = max(self.max_d, float(d.max()))
+        self._relative(d, size)
+        self.g_soft.add(g, g - m)
+        self.m_soft.add(m, None)
+        if ulp is not None:
+            self.has_ulp = True
+            self.max_ulp = max(self.max_ulp, float(ulp.max()))
+            self.ulp += float(ulp.sum())
+
+    def _strike(self, g: np.ndarray, m: np.ndarray, ulp: np.ndarray | None, fine: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Count the positions that are not finite on both sides, and leave them out."""
+        a, b = (np.where(np.abs(x) >= self.huge, np.copysign(math.inf, x), x) for x in (g[~fine], m[~fine]))
+        both_nan = np.isnan(a) & np.isnan(b)
+        one_nan = np.isnan(a) ^ np.isnan(b)
+        self.nan += int(one_nan.sum())
+        self.inf += int(((a != b) & ~both_nan & ~one_nan).sum())
+        self.mismatched += int(((a != b) & ~both_nan).sum())
+        return g[fine], m[fine], None if ulp is None else ulp[fine]  # type: ignore[return-value]
+
+    def _rows(self, g: np.ndarray, m: np.ndarray, fine: np.ndarray) -> None:
+        """Take the norms of whole rows, without the positions that are left out."""
+        g, d = (
+            np.where(fine, x, 0.0).reshape(-1, self.width) for x in (g, np.where(fine, m, 0.0) - np.where(fine, g, 0.0))
+        )
+        self.row_g.append(np.linalg.norm(g, axis=1))
+        self.row_d.append(np.linalg.norm(d, axis=1))
+
+    def _worst_row(self) -> float | None:
+        if not self.row_g:
+            return None
+        size, error = np.concatenate(self.row_g), np.concatenate(self.row_d)
+        size = np.maximum(size, math.sqrt(float(size @ size) / size.size))
+        if not size.any():  # golden is all zero
+            return ratio(float(error.max()), 0.0)
+        return float((error / size).max())
+
+    def _relative(self, d: np.ndarray, size: np.ndarray) -> None:
+        sizeable = size > EPS
+        if not sizeable.any():
+            return
+        rel = d[sizeable] / size[sizeable]
+        self.sizeable += rel.size
+        self.max_rel = max(self.max_rel, float(rel.max()))
+        self.rel += float(rel.sum())
+        self.below1 += int((rel < 1e-3).sum())
+        self.below5 += int((rel < 5e-3).sum())
+
+    def result(self) -> Metrics:
+        n = self.finite
+        if not n:
+            return dict.fromkeys(FIELDS) | {
+                "mismatched": self.mismatched,
+                "nan_mismatch": self.nan,
+                "inf_mismatch": self.inf,
+            }
+        g_norm, m_norm, d_norm = math.sqrt(self.gg), math.sqrt(self.mm), math.sqrt(self.dd)
+        cosine = self.gm / g_norm / m_norm if g_norm and m_norm else float(g_norm == m_norm)
+        return {
+            "cosine_similarity": max(-1.0, min(1.0, cosine)),
+            "relative_euclidean_distance": ratio(d_norm, g_norm),
+            "worst_row_error": self._worst_row(),
+            "rmse": d_norm / math.sqrt(n),
+            "max_absolute_error": self.max_d,
+            "mean_absolute_error": self.abs_d / n,
+            "max_relative_error": self.max_rel,
+            "mean_relative_error": self.rel / n,
+            "one_thousandth_err_ratio": self.below1 / self.sizeable if self.sizeable else 1.0,
+            "five_thousandths_err_ratio": self.below5 / self.sizeable if self.sizeable else 1.0,
+            "euclidean_distance": d_norm,
+            "l1_norm": (self.abs_m - self.abs_g) / self.abs_g if self.abs_g else ratio(self.abs_m, 0.0),
+            "kl_divergence": max(0.0, self.g_soft.mean() - self.g_soft.log() + self.m_soft.log()),
+            "max_ulp": int(self.max_ulp) if self.has_ulp else None,
+            "mean_ulp": self.ulp / n if self.has_ulp else None,
+            "mismatched": self.mismatched,
+            "nan_mismatch": self.nan,
+            "inf_mismatch": self.inf,
+        }
+
+
+class _LogSumExp:
+    """log(sum(exp(x))), and the mean of some values weighted by softmax(x), as a running sum."""
+
+    def __init__(self) -> None:
+        self.top = -math.inf
+        self.total = self.weighted = 0.0
+
+    def add(self, x: np.ndarray, values: np.ndarray | None) -> None:
+        top = max(self.top, float(x.max()))
+        shrink = math.exp(self.top - top)
+        weights = np.exp(x - top)
+        self.total = self.total * shrink + float(weights.sum())
+        if values is not None:
+            self.weighted = self.weighted * shrink + float(weights @ values)
+        self.top = top
+
+    def log(self) -> float:
+        return self.top + math.log(self.total)
+
+    def mean(self) -> float:
+        return self.weighted / self.total

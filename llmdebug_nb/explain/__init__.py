@@ -1,0 +1,1 @@
+"""From differences to what is to blame."""

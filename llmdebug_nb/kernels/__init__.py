@@ -1,0 +1,1 @@
+"""The numeric work over bytes: one-pass summaries and fingerprints."""

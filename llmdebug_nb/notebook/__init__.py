@@ -1,0 +1,1 @@
+"""Inside Jupyter: magics, and the explorer widget. The only home of Jupyter packages."""

@@ -1,0 +1,47 @@
+"""Showing runs and reports: the explorer where a front end can draw it, text everywhere."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from llmdebug_nb.api import open_run
+from llmdebug_nb.report import Report
+from llmdebug_nb.show.run_view import RunView
+from llmdebug_nb.show.text import report_text
+from llmdebug_nb.store.run import Run
+
+if TYPE_CHECKING:
+    from llmdebug_nb.notebook.widgets import Explorer
+
+
+def explore(what: Run | Report | str | os.PathLike[str]) -> Explorer:
+    """Return the explorer of a run (or its name or path) or of a report; display it by leaving it last in a cell.
+
+    Raises:
+        UnknownRunError and other StoreErrors: there is no such run.
+    """
+    from llmdebug_nb.notebook.widgets import Explorer
+
+    return Explorer(what.view() if isinstance(what, Report) else RunView(open_run(what)))
+
+
+def show_report(report: Report, shell: Any) -> None:
+    """Print verdict and findings, then the explorer if a kernel's front end is there to draw it."""
+    from IPython.display import display
+
+    if getattr(shell, "kernel", None) is None:
+        print(report_text(report.view()))
+        return
+    print(report.summary())  # stays in the saved notebook; the rest is in the explorer
+    display(explore(report))
+
+
+def show_run(run: Run, shell: Any) -> None:
+    """Show a run: its explorer in a notebook, its first rows in a terminal."""
+    from IPython.display import display
+
+    if getattr(shell, "kernel", None) is None:
+        print(RunView(run).text())
+    else:
+        display(explore(run))

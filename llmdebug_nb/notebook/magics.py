@@ -1,0 +1,319 @@
+"""The magics: parse, call one use case, show the result."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import keyword
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
+from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+
+from llmdebug_nb import api
+from llmdebug_nb.errors import LLMDebugError, nearest
+from llmdebug_nb.notebook import explore
+from llmdebug_nb.options import PARTS, TOKENS, DumpOptions
+from llmdebug_nb.report import Report
+from llmdebug_nb.show.text import table
+from llmdebug_nb.show.words import size_text
+from llmdebug_nb.store.run import Run
+
+_DEFAULTS = DumpOptions()
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """Turn our errors into one readable line instead of a traceback."""
+    try:
+        yield
+    except LLMDebugError as error:
+        raise UsageError(str(error)) from None
+
+
+@magics_class
+class LLMDebugMagics(Magics):
+    """%%llmdump, %llmcompare, %llmexplore, %llmruns."""
+
+    @magic_arguments()
+    @argument(
+        "model", nargs="?", metavar="MODEL_EXPR", help="the model to record; without it, whatever module the cell runs"
+    )
+    @argument(
+        "--name",
+        default=_DEFAULTS.name,
+        help="name of the run, and of the variable that will hold it (default: %(default)s)",
+    )
+    @argument("--tokens", default=TOKENS, help="steps to record: 0-3, 0,2,5-7, 4- or all (default: %(default)s)")
+    @argument("--layers", help="glob(s) over module paths, with commas: model.layers.*.mlp")
+    @argument("--types", help="module class name(s), with commas: Linear,LlamaRMSNorm")
+    @argument(
+        "--part", choices=[p for p in PARTS if len(p) < 5], default=_DEFAULTS.part, help="inputs, outputs or both"
+    )
+    @argument("--stats-only", action="store_true", help="record summaries, not the tensors")
+    @argument("--seed", type=int, help="seed Python, NumPy and torch before the cell runs")
+    @argument("--warmup", type=int, default=_DEFAULTS.warmup, help="so many generations at the start are warm-ups")
+    @argument("--path", help="folder that will hold the run (default: llmdebug_runs)")
+    @cell_magic
+    def llmdump(self, line: str, cell: str) -> Any:
+        """Record what the model in this cell computes.
+
+        The cell runs as it would without the magic; its result still shows.
+        Example: ``%%llmdump --tokens 0-3 --name golden``
+        """
+        __tracebackhide__ = True  # an error in the cell shows the cell, not us
+        options = vars(parse_argstring(self.llmdump, line))
+        model = self._value(options.pop("model"))
+        run_cell = self._parsed(cell)
+        with _one_line():
+            recording = api.dump(model, **options)
+            run = recording.start()
+            try:
+                result = run_cell()
+            except BaseException as error:
+                self._keep_what_there_is(recording, run, type(error).__name__)
+                raise
+            recording.stop()
+        self._bind(run)
+        return result
+
+    @magic_arguments()
+    @argument("golden", help="name or path of the run to hold against, or a variable")
+    @argument("mine", help="name or path of the run in question, or a variable")
+    @argument("--csv", metavar="F", help="write the table of differences to this file")
+    @argument("--html", metavar="F", help="write the report as one HTML page to this file")
+    @argument("--no-explain", action="store_true", help="skip the search for what is to blame")
+    @line_magic
+    def llmcompare(self, line: str) -> Report:
+        """Compare two runs: verdict, first divergence, what is to blame, explorer.
+
+        Example: ``%llmcompare golden mine --html report.html``
+        """
+        args = parse_argstring(self.llmcompare, line)
+        with _one_line():
+            report = api.compare(self._known_run(args.golden), self._known_run(args.mine), explain=not args.no_explain)
+            explore.show_report(report, self.shell)
+            for target, write in ((args.csv, report.to_csv), (args.html, report.to_html)):
+                if target:
+                    print(f"written: {write(target)}")
+        _shown[:] = [(self.shell.execution_count, report)]
+        return report
+
+    @magic_arguments()
+    @argument("name", help="name or path of a run, or a variable that holds a run or a report")
+    @line_magic
+    def llmexplore(self, line: str) -> Any:
+        """Open the explorer of a run or a report.
+
+        Example: ``%llmexplore golden``
+        """
+        name = parse_argstring(self.llmexplore, line).name
+        with _one_line():
+            held = self.shell.user_ns.get(name)
+            return explore.explore(held if isinstance(held, Report) else self._known_run(name))
+
+    @magic_arguments()
+    @argument("--delete", metavar="NAME", help="delete this run from disk")
+    @line_magic
+    def llmruns(self, line: str) -> None:
+        """List the runs that can be opened by name."""
+        args = parse_argstring(self.llmruns, line)
+        with _one_line():
+            if args.delete:
+                gone = api.delete_run(args.delete)
+                left = [run.label for run in api.runs() if run.name == args.delete]
+                print(f"deleted: {gone}" + (f"; of that name there are still {', '.join(left)}" if left else ""))
+                return
+            rows = [_listed(run) for run in api.runs()]
+        head = ["name", "recorded", "tensors", "steps", "size", "state", "path"]
+        print(table(head, rows) if rows else "no runs yet: record one with %%llmdump")
+
+    # -- running the cell ---------------------------------------------------------------------
+
+    def _parsed(self, cell: str) -> Callable[[], Any]:
+        """Return what runs the cell in the user's namespace and gives the value of its last expression, as a plain cell does."""
+        shell = self.shell
+        source = shell.transform_cell(cell)
+        name = shell.compile.cache(source, shell.execution_count, raw_code=cell)
+        tree = shell.transform_ast(ast.parse(source, name))
+        if any(isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith) for node in _outside_functions(tree)):
+            raise UsageError("%%llmdump: no await at the top of the cell; use `with ld.dump(...)` in a plain cell")
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        body = shell.compile(tree, name, "exec")
+        value = None if last is None else shell.compile(ast.Expression(last.value), name, "eval")
+        quiet = shell.displayhook.semicolon_at_end_of_expression(cell)
+
+        def run() -> Any:
+            __tracebackhide__ = True
+            exec(body, shell.user_ns)
+            result = None if value is None else eval(value, shell.user_ns)
+            return None if quiet else result
+
+        return run
+
+    def _keep_what_there_is(self, recording: api.Recording, run: Run, ended_by: str) -> None:
+        """End the recording of a cell that failed. Its error is the news; ours is a line beside it."""
+        try:
+            recording.stop(ended_by)
+        except LLMDebugError as error:
+            print(f"llmdump: {error}")
+        else:
+            self._bind(run)
+
+    def _value(self, expression: str | None) -> Any:
+        if expression is None:
+            return None
+        try:
+            return eval(expression, self.shell.user_ns)
+        except Exception as error:
+            near = nearest(expression, _modules(self.shell)) if isinstance(error, NameError) else ""
+            raise UsageError(
+                f"%%llmdump: can't evaluate {expression!r}: {type(error).__name__}: {error}{near}"
+            ) from None
+
+    def _known_run(self, name: str) -> Any:
+        """Return the Run in the variable of that name, else the name to open it by."""
+        held = self.shell.user_ns.get(name)
+        return held if isinstance(held, Run) else name
+
+    def _bind(self, run: Run) -> None:
+        """Say what was kept, and put the run into the user's namespace unless its name holds something else."""
+        note = ""
+        held = self.shell.user_ns.get(run.name)
+        if not run.name.isidentifier() or keyword.iskeyword(run.name) or hasattr(builtins, run.name):
+            note = f"; open it with ld.open_run({run.name!r})"
+        elif held is not None and not isinstance(held, Run):
+            note = f"; the variable {run.name!r} is yours ({type(held).__name__}) and was left alone: ld.open_run({run.name!r})"
+        else:
+            self.shell.user_ns[run.name] = run
+        print(api.kept_line(run) + note)
+
+
+def _outside_functions(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a cell that are not inside a function."""
+    for node in ast.iter_child_nodes(tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield node
+            yield from _outside_functions(node)
+
+
+def _listed(run: Run) -> list[str]:
+    """Return the cells of a run in `%llmruns`; the first one opens it."""
+    info = run.info()
+    when = f"{datetime.fromtimestamp(run.meta['created']):%Y-%m-%d %H:%M:%S}"
+    state = "complete" if info["complete"] else "incomplete"
+    place = os.path.relpath(info["path"])
+    return [run.label, when, f"{info['records']:,}", str(info["steps"]), size_text(info["bytes"]), state, place]
+
+
+# -- display and completion -------------------------------------------------------------------
+
+_shown: list[tuple[int, Report]] = []  # what a magic has shown in this cell: as the cell's value it is not shown again
+
+
+def _display_report(shell: Any) -> Callable[[Report], None]:
+    def display(report: Report) -> None:
+        if not any(report is shown and count == shell.execution_count for count, shown in _shown):
+            explore.show_report(report, shell)
+
+    return display
+
+
+def _completions(shell: Any, magics: LLMDebugMagics, before: str) -> list[tuple[str, str]]:
+    """Return (text, kind) of what can follow ``before``, a line that starts with one of our magics."""
+    word = re.match(r"%%?(\w+)", before)
+    assert word is not None
+    parser = getattr(magics, word[1]).parser
+    try:
+        done = shlex.split(before[word.end() :], posix=False)
+    except ValueError:
+        return []
+    if done and not before.endswith(" "):
+        done.pop()
+    options = {name: action for action in parser._actions for name in action.option_strings if name.startswith("--")}
+    last = options.get(done[-1]) if done else None
+    if last is not None and last.nargs != 0 and last.choices:
+        return [(str(choice), "value") for choice in last.choices]
+    if last is not None and last.nargs != 0 and last.dest == "layers":
+        return [(path, "path") for path in _module_paths(shell)]
+    found = [(name, "param") for name in options if name not in done and name != "--help"]
+    if word[1] == "llmdump":
+        return found + [(name, "model") for name in _modules(shell)]
+    named = {run.name for run in api.runs()} | {
+        name for name, value in shell.user_ns.items() if isinstance(value, Run) and name[0] != "_"
+    }
+    if word[1] == "llmexplore":
+        named |= {name for name, value in shell.user_ns.items() if isinstance(value, Report) and name[0] != "_"}
+    return [(name, "run") for name in sorted(named)] + found
+
+
+def _modules(shell: Any) -> dict[str, Any]:
+    import torch
+
+    return {
+        name: value
+        for name, value in shell.user_ns.items()
+        if isinstance(value, torch.nn.Module) and not name.startswith("_")
+    }
+
+
+def _module_paths(shell: Any) -> list[str]:
+    return sorted({path for module in _modules(shell).values() for path, _ in module.named_modules() if path})
+
+
+def _matcher(shell: Any, magics: LLMDebugMagics) -> Any:
+    names = "|".join(("llmdump", "llmcompare", "llmexplore", "llmruns"))
+    ours = re.compile(rf"\s*(%%?(?:{names})\s.*)$", re.DOTALL)
+
+    @context_matcher(identifier="llmdebug_nb.magics")
+    def match(context: CompletionContext) -> SimpleMatcherResult:
+        line = context.line_with_cursor[: context.cursor_position]
+        found = ours.match(line)
+        if not found:
+            return {"completions": []}
+        fragment = re.search(r"[^\s,=]*$", line)
+        token = fragment[0] if fragment else ""
+        completions = [
+            SimpleCompletion(text, type=kind)
+            for text, kind in _completions(shell, magics, found[1])
+            if text.startswith(token)
+        ]
+        return {"completions": completions, "suppress": bool(completions), "matched_fragment": token}
+
+    return match
+
+
+_matchers: dict[int, Any] = {}
+
+
+def register(shell: Any) -> None:
+    """Add the magics, their completion, and the display of runs and reports to a shell. Twice does no harm."""
+    unregister(shell)
+    magics = LLMDebugMagics(shell)
+    shell.register_magics(magics)
+    formatter = shell.display_formatter.ipython_display_formatter
+    formatter.for_type(Report, _display_report(shell))
+    formatter.for_type(Run, lambda run: explore.show_run(run, shell))
+    _matchers[id(shell)] = _matcher(shell, magics)
+    shell.Completer.custom_matchers.append(_matchers[id(shell)])
+
+
+def unregister(shell: Any) -> None:
+    """Take back what `register` added."""
+    for kind, names in (("line", ("llmcompare", "llmexplore", "llmruns")), ("cell", ("llmdump",))):
+        for name in names:
+            shell.magics_manager.magics[kind].pop(name, None)
+    formatter = shell.display_formatter.ipython_display_formatter
+    for shown in (Report, Run):
+        formatter.pop(shown, None)
+    matcher = _matchers.pop(id(shell), None)
+    if matcher in shell.Completer.custom_matchers:
+        shell.Completer.custom_matchers.remove(matcher)

@@ -1,0 +1,236 @@
+"""The nouns. Every stage exchanges these and nothing else; read this file first.
+
+A tensor is seen at a **Site** while a **RootCall** runs, is described by a **Summary**, and becomes
+a **Record**. A dump of records, opened again, is a **Run** (`store/run.py`), whose modules are the
+**Node** rows of its topology. Two runs are aligned into **Pair** rows, each measured into a
+**Difference**, and what is to blame is a **Finding**.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+WARMUP = "warmup"
+
+# a record on its way from capture to the store is a list in this order; `id` counts up in execution order
+COLUMNS = (
+    "id",
+    "root_call",
+    "path",
+    "call",
+    "phase",
+    "role",
+    "slot",
+    "op",
+    "dtype",
+    "shape",
+    "min",
+    "max",
+    "mean",
+    "l2norm",
+    "nan",
+    "inf",
+    "zero",
+    "fingerprint",
+    "device",
+    "producer",
+    "offset",
+    "length",
+    "lost",
+)
+AT = {name: place for place, name in enumerate(COLUMNS)}
+Row = list[Any]
+
+
+_OTHER_ROOT = re.compile(r"[^.~]*~\d+(\.|$)")  # paths of a second root start with its label
+
+
+def within(path: str, ancestor: str) -> bool:
+    """Tell whether ``path`` is ``ancestor`` or lies below it: a module (``.``) or an operator (``/``) in it."""
+    if ancestor == "":
+        return _OTHER_ROOT.match(path) is None
+    return path == ancestor or path.startswith((ancestor + ".", ancestor + "/"))
+
+
+@dataclass(frozen=True, slots=True)
+class RootCall:
+    """One forward call of an outermost module.
+
+    ``index``: n-th root call of this process, from 0.
+    ``generation``: which `generate` (or unbroken series of bare forward calls) it belongs to. Counted
+    from 0 over the real ones; warm-ups come before them and count down: -1 is the last warm-up.
+    ``step``: generated token of that generation, prefill 0, then one per decode iteration; for
+    bare calls their ordinal. Chunks of one prefill share step 0.
+    ``kind``: prefill, decode, verify (assisted decoding), full (no cache), extra (a further call
+    within the same token, e.g. guidance), encoder, forward (none of these can be told) or warmup.
+    ``query``/``total``/``batch``: token rows fed in, prompt + generated tokens so far, sequences;
+    None where the call shows no token ids.
+    """
+
+    index: int
+    generation: int = 0
+    step: int = 0
+    kind: str = "forward"
+    query: int | None = None
+    total: int | None = None
+    batch: int | None = None
+    root: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a tensor was seen.
+
+    ``path``: qualified module name from the root; the root itself is ``""``.
+    ``call``: n-th call of that path within the step, from 0.
+    ``phase``: forward | backward. ``role``: input | output | weight.
+    ``slot``: argument path: ``0``, ``kwargs.attention_mask``, ``hidden_states.3``. A bare tensor
+    output has slot ``0``.
+    """
+
+    path: str
+    step: int = 0
+    call: int = 0
+    phase: str = "forward"
+    role: str = "output"
+    slot: str = "0"
+    rank: int = 0
+    generation: int = 0
+
+    def __str__(self) -> str:
+        where = f"{self.path or '(root)'} {self.role}[{self.slot}]"
+        extra = f" call {self.call}" if self.call else ""
+        gen = f" generation {self.generation}" if self.generation else ""
+        return f"{where} step {self.step}{gen}{extra}"
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What every recorded tensor is described by, payload kept or not.
+
+    ``dtype``: torch name without the prefix (``bfloat16``). ``shape``: sizes; ``()`` is a scalar, -1 a size
+    that is no one number (nested tensors).
+    ``min``/``max``/``mean``/``l2norm``: over all elements, in IEEE arithmetic (a NaN anywhere gives
+    NaN); booleans count as 0 and 1, complex numbers by magnitude; mean and norm are accumulated
+    in float64; all four are None for an empty tensor or one whose values can't be read.
+    ``nan``/``inf``/``zero``: element counts, or None likewise.
+    ``fingerprint``: ``algorithm:hex`` of the raw bytes (see `kernels/fingerprint.py`), or None.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    min: float | None = None
+    max: float | None = None
+    mean: float | None = None
+    l2norm: float | None = None
+    nan: int | None = None
+    inf: int | None = None
+    zero: int | None = None
+    fingerprint: str | None = None
+
+    @property
+    def numel(self) -> int:
+        n = 1
+        for size in self.shape:
+            n *= size
+        return n
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A tensor as recorded.
+
+    ``seq``: execution order within the process. ``op``: class name of the module.
+    ``producer``: id of the record whose output storage this tensor is, or None (a graph input, or
+    made by code that was not observed).
+    ``payload``: where the bytes lie, opaque to all but the store; None if not kept.
+    ``lost``: why a payload that was asked for is not there, or None.
+    """
+
+    id: int
+    site: Site
+    seq: int
+    op: str
+    summary: Summary
+    device: str = "cpu"
+    producer: int | None = None
+    payload: Any = None
+    lost: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A module of the model: a row of the topology, children after their parent.
+
+    ``parent``: index in the list, -1 for a root. ``params``: own parameters and buffers -> shape.
+    ``aliases``: further names of the same module object (tied modules).
+    """
+
+    path: str
+    name: str
+    type: str
+    parent: int
+    params: dict[str, list[int]] = field(default_factory=dict)
+    aliases: tuple[str, ...] = ()
+    root: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two records and why they were matched, or one record and why it stays alone."""
+
+    golden: Record | None
+    mine: Record | None
+    why: str
+
+    @property
+    def either(self) -> Record:
+        record = self.golden or self.mine
+        assert record is not None
+        return record
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Difference:
+    """A pair, measured. ``metrics``: name -> value, names as in `comparison/metrics.py`.
+
+    ``verdict``: match | within_noise | diverged | unmatched. ``error``: the figure that was judged,
+    ``limit``: what it was held against. ``reason``: why it is unmatched, or can't be measured.
+    """
+
+    index: int
+    pair: Pair
+    verdict: str
+    error: float | None = None
+    limit: float | None = None
+    metrics: dict[str, float | int | None] = field(default_factory=dict)
+    reason: str | None = None
+
+    def __repr__(self) -> str:
+        figures = "" if self.error is None else f", error {self.error:.2g} (limit {self.limit:.2g})"
+        return f"<{self.verdict}: {self.site}{figures}{', ' + self.reason if self.reason else ''}>"
+
+    @property
+    def site(self) -> Site:
+        return self.pair.either.site
+
+    @property
+    def op(self) -> str:
+        return self.pair.either.op
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Finding:
+    """What is to blame. ``cause``: a closed set, see `explain/divergence.py`. ``op``: golden's class of the module."""
+
+    path: str
+    op: str
+    step: int
+    cause: str
+    evidence: str
+    difference: Difference | None = None
+
+    def __repr__(self) -> str:
+        return f"<{self.cause}: {self.path or '(root)'} ({self.op}), step {self.step}; {self.evidence}>"

@@ -1,0 +1,1 @@
+"""What is shown: JSON-ready view models first, then text and HTML made from them."""

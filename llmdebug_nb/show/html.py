@@ -1,0 +1,125 @@
+"""Views as one self-contained HTML page: no script, no external address, every name escaped."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+from llmdebug_nb.errors import LLMDebugError
+from llmdebug_nb.show import wire
+from llmdebug_nb.show.figure import heatmaps
+from llmdebug_nb.show.text import figure, finding_line, row_cells
+
+MAX_ROWS = 5000
+_STYLE = """
+:root{color-scheme:light dark;--ok:#2e7d32;--noise:#8a6d00;--bad:#c62828;--dim:#777;--line:#8884}
+body{font:14px/1.45 system-ui,sans-serif;margin:2rem auto;max-width:1200px;padding:0 1rem}
+h1{font-size:1.4rem;margin:0 0 .3rem}h2{font-size:1.05rem;margin:1.6rem 0 .4rem}
+.badge{color:#fff;border-radius:4px;padding:.1rem .5rem;font-weight:600}
+.badge.match{background:var(--ok)}.badge.within_noise{background:var(--noise)}.badge.diverged{background:var(--bad)}
+table{border-collapse:collapse;font:12px/1.4 ui-monospace,monospace;width:100%}
+th,td{text-align:left;padding:.15rem .5rem;border-bottom:1px solid var(--line);vertical-align:top}
+th{position:sticky;top:0;background:Canvas}td.n{text-align:right}
+tr.diverged td:first-child{box-shadow:inset 3px 0 var(--bad)}tr.within_noise td:first-child{box-shadow:inset 3px 0 var(--noise)}
+tr.unmatched{color:var(--dim)}.wide{overflow-x:auto}img{max-width:100%}
+.note{color:var(--dim);font-size:12px}ol.findings li{margin:.3rem 0}code{font:12px ui-monospace,monospace}
+"""
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+
+def page(view: Any) -> str:
+    """Return the whole page for a `RunView` or a `ReportView`.
+
+    Rows beyond `MAX_ROWS` are left out and the page says so; of a report, the mismatches come first.
+    """
+    overview: wire.Overview = view.overview()
+    body = [_head(overview), _findings(overview), _notes(overview), _picture(view, overview), _rows(view, overview)]
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(overview["title"])}</title>'
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY)}"><style>{_STYLE}</style></head>\n'
+        f"<body>{''.join(body)}</body></html>\n"
+    )
+
+
+def fragment(view: Any) -> str:
+    """Return head and findings alone, for an output cell of a notebook."""
+    overview: wire.Overview = view.overview()
+    return f"<div>{_head(overview, 3)}{_findings(overview)}{_notes(overview)}</div>"
+
+
+def _head(overview: wire.Overview, level: int = 1) -> str:
+    verdict = overview["verdict"]
+    badge = f' <span class="badge {verdict}">{verdict.replace("_", " ")}</span>' if verdict else ""
+    lines = "".join(f"<div>{escape(line)}</div>" for line in overview["lines"])
+    return f"<h{level}>{escape(overview['title'])}{badge}</h{level}>{lines}"
+
+
+def _notes(overview: wire.Overview) -> str:
+    return "".join(f'<div class="note">{escape(note)}</div>' for note in overview["notes"])
+
+
+def _findings(overview: wire.Overview) -> str:
+    items = [f"<li>{escape(finding_line(finding, overview))}</li>" for finding in overview["findings"]]
+    return f'<h2>To blame</h2><ol class="findings">{"".join(items)}</ol>' if items else ""
+
+
+def _picture(view: Any, overview: wire.Overview) -> str:
+    """Draw the tensor that is to blame, or that diverged first."""
+    if overview["kind"] != "report" or overview["first_bad"] < 0:
+        return ""
+    row = next((f["row"] for f in overview["findings"] if f["row"] >= 0), overview["first_bad"])
+    detail = view.detail({"op": "detail", "row": row})
+    sides = {side["which"]: side for side in detail["sides"]}
+    if not all(which in sides and sides[which]["kept"] for which in ("golden", "mine")):
+        return ""
+    try:
+        panels = [(which, view.array(row, which)) for which in ("golden", "mine", "difference")]
+    except LLMDebugError as error:
+        return f"<p>{escape(str(error))}</p>"
+    if not panels[0][1].size:
+        return ""
+    where = " ".join(row_cells(detail["row"], overview["steps"])[:3])
+    return (
+        f'<h2>{escape(where)}</h2><img alt="heat maps of golden, mine and their difference" src="{heatmaps(panels)}">'
+    )
+
+
+def _rows(view: Any, overview: wire.Overview) -> str:
+    if overview["kind"] == "run":
+        return _table(view, overview, "Rows in execution order", False)
+    mismatches = _table(view, overview, "Mismatches in execution order", True) if overview["first_bad"] >= 0 else ""
+    everything = _table(view, overview, "All rows in execution order", False)
+    return f"{mismatches}<details><summary>All rows</summary>{everything}</details>"
+
+
+def _table(view: Any, overview: wire.Overview, title: str, mismatch: bool) -> str:
+    report = overview["kind"] == "report"
+    figures = ("error", "limit") if report else ("min", "max", "mean", "l2norm")
+    heads = ["step", "path", "tensor", "op", "dtype", "shape", *figures, *(("verdict",) if report else ())]
+    lines: list[str] = []
+    total = 1
+    while len(lines) < min(total, MAX_ROWS):
+        request = {
+            "op": "rows",
+            "step": -1,
+            "node": -1,
+            "mismatch": mismatch,
+            "text": "",
+            "start": len(lines),
+            "n": 1000,
+        }
+        page = view.rows(request)
+        total = page["total"]
+        lines += [_line(row, overview, figures, report) for row in page["rows"]]
+    note = f"<p>The first {len(lines):,} of {total:,} rows.</p>" if total > len(lines) else ""
+    head = "".join(f"<th>{name}</th>" for name in heads)
+    table = f"<table><thead><tr>{head}</tr></thead>{''.join(lines)}</table>"
+    return f'<h2>{title}</h2>{note}<div class="wide">{table}</div>'
+
+
+def _line(row: wire.Row, overview: wire.Overview, figures: tuple[str, ...], report: bool) -> str:
+    cells = "".join(f"<td>{escape(cell)}</td>" for cell in row_cells(row, overview["steps"]))
+    cells += "".join(f'<td class="n">{escape(figure(row[name]))}</td>' for name in figures)  # type: ignore[literal-required]
+    if report:
+        cells += f"<td>{escape(str(row['verdict']))}{': ' + escape(row['reason']) if row['reason'] else ''}</td>"
+    return f'<tr class="{escape(row["verdict"] or "")}">{cells}</tr>\n'

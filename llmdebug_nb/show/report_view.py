@@ -1,0 +1,197 @@
+"""A comparison, as the explorer asks for it: its rows are the differences."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from llmdebug_nb.errors import LLMDebugError, TensorLookupError
+from llmdebug_nb.kernels import summary as kernel
+from llmdebug_nb.records import Difference, within
+from llmdebug_nb.show import tensors, wire
+from llmdebug_nb.show.tensors import Array, number
+from llmdebug_nb.show.text import report_text
+from llmdebug_nb.show.tree import Tree
+from llmdebug_nb.show.views import View, axes_of, side_view
+from llmdebug_nb.show.words import made_text
+
+
+class ReportView(View):
+    """A comparison: rows are its differences. ``mismatch`` asks for those that diverged or stayed unmatched."""
+
+    kind = "report"
+
+    def __init__(
+        self,
+        golden: Any,
+        mine: Any,
+        differences: Sequence[Difference],
+        findings: Sequence[Any],
+        verdict: str,
+        lines: list[str],
+        notes: list[str],
+    ) -> None:
+        seen = {(call.generation, call.step): call for call in (*mine.steps(), *golden.steps())}
+        super().__init__([seen[key] for key in sorted(seen)])
+        self.golden, self.mine = golden, mine
+        self.differences, self.findings, self.verdict, self.lines = differences, findings, verdict, lines
+        self.notes = notes
+        self._by_golden = {d.pair.golden.id: d.index for d in differences if d.pair.golden}
+
+    @functools.cached_property
+    def tree(self) -> Tree:
+        rows = Counter(d.site.path for d in self.differences)
+        bad = Counter(d.site.path for d in self.differences if d.verdict == "diverged")
+        return Tree(self.golden.nodes or self.mine.nodes, rows, bad)
+
+    def overview(self, request: Any = None) -> wire.Overview:
+        rows = Counter((d.site.generation, d.site.step) for d in self.differences)
+        bad = Counter((d.site.generation, d.site.step) for d in self.differences if d.verdict == "diverged")
+        first = next((d.index for d in self.differences if d.verdict == "diverged"), -1)
+        verdict: Any = self.verdict
+        return {
+            "kind": "report",
+            "title": f"{self.golden.label} against {self.mine.label}",
+            "golden": self.golden.label,
+            "mine": self.mine.label,
+            "verdict": verdict,
+            "lines": self.lines,
+            "notes": [*self.notes, *(made_text(run) for run in (self.golden, self.mine))],
+            "steps": self.step_views(rows, bad),
+            "findings": [
+                {
+                    "path": f.path,
+                    "op": f.op,
+                    "step": self._stop(f),
+                    "cause": f.cause,
+                    "evidence": f.evidence,
+                    "row": f.difference.index if f.difference else -1,
+                }
+                for f in self.findings
+            ],
+            "first_bad": first,
+            "rows": len(self.differences),
+        }
+
+    def _stop(self, finding: Any) -> int:
+        """Return the stepper index of a finding."""
+        site = finding.difference.site if finding.difference else None
+        return self.step_index.get((site.generation, site.step), 0) if site else 0
+
+    def _selected(self, step: int, node: int, mismatch: bool, text: str) -> Callable[[Difference], bool]:
+        path = self.tree.path(node)
+        call = self.steps[min(step, len(self.steps) - 1)] if step >= 0 and self.steps else None
+        words = text.lower().split()
+
+        def wanted(d: Difference) -> bool:
+            s = d.site
+            return (
+                (call is None or (s.generation, s.step) == (call.generation, call.step))
+                and (path is None or within(s.path, path))
+                and (not mismatch or d.verdict in ("diverged", "unmatched"))
+                and all(word in _shown(d) for word in words)
+            )
+
+        return wanted
+
+    @functools.lru_cache(maxsize=8)  # noqa: B019 - a view lives as long as its explorer
+    def _list(self, step: int, node: int, mismatch: bool, text: str) -> list[int]:
+        wanted = self._selected(step, node, mismatch, text)
+        return [d.index for d in self.differences if wanted(d)]
+
+    def rows(self, request: wire.RowsRequest) -> wire.Page:
+        found = self._list(request["step"], request["node"], request["mismatch"], request["text"])
+        start = max(0, request["start"])
+        page = found[start : start + max(0, min(request["n"], 1000))]
+        return {"total": len(found), "start": start, "rows": [self._difference_row(i) for i in page]}
+
+    def locate(self, request: wire.LocateRequest) -> wire.Located:
+        wanted = self._selected(-1, request["node"], request["mismatch"], request["text"])
+        start, step = request["row"], -1 if request["delta"] < 0 else 1
+        if start < 0 and step < 0:
+            start = len(self.differences)
+        i = start + step
+        while 0 <= i < len(self.differences):
+            if wanted(self.differences[i]):
+                return self.row({**request, "op": "row", "row": i})  # type: ignore[typeddict-item]
+            i += step
+        return {"row": None, "index": -1}
+
+    def row(self, request: wire.RowRequest) -> wire.Located:
+        row = self._difference_row(self._check(request["row"]))
+        found = self._list(row["step"], request["node"], request["mismatch"], request["text"])
+        place = int(np.searchsorted(found, row["id"])) if found else 0
+        return {"row": row, "index": place if place < len(found) and found[place] == row["id"] else -1}
+
+    def _check(self, row: int) -> int:
+        if not 0 <= row < len(self.differences):
+            raise TensorLookupError(f"the report has no row {row}; it has {len(self.differences)}")
+        return row
+
+    def _difference_row(self, index: int) -> wire.Row:
+        d = self.differences[index]
+        return self.row_view(
+            index, d.pair.either, verdict=d.verdict, error=number(d.error), limit=number(d.limit), reason=d.reason or ""
+        )
+
+    def detail(self, request: wire.DetailRequest) -> wire.Detail:
+        d = self.differences[self._check(request["row"])]
+        golden, mine = d.pair.golden, d.pair.mine
+        sides = [side_view("golden", self.golden, golden)] if golden else []
+        sides += [side_view("mine", self.mine, mine)] if mine else []
+        if golden and mine:
+            sides.append(self._difference(d.index, sides))
+        made_by = golden.producer if golden else None
+        producer = self._by_golden.get(made_by, -1) if made_by is not None else -1
+        return {
+            "row": self._difference_row(d.index),
+            "sides": sides,
+            "axes": axes_of(d.pair.either.summary.shape),
+            "metrics": [{"name": name, "value": number(value)} for name, value in d.metrics.items()],
+            "producer": producer,
+            "producer_label": str(self.differences[producer].site) if producer >= 0 else "",
+        }
+
+    def _difference(self, row: int, sides: list[wire.Side]) -> wire.Side:
+        """Return the side that shows mine minus golden."""
+        why = next((f"{side['which']}: {side['why']}" for side in sides if not side["kept"]), "")
+        figures: tuple[Any, ...] = (None,) * 7
+        try:
+            if not why:
+                figures = kernel.figures(torch.from_numpy(self.array(row, "difference")))
+        except (LLMDebugError, ValueError) as error:
+            why = str(error)
+        low, high, mean, norm, nan, inf, zero = figures
+        golden, mine = (side["code"] for side in sides)
+        return {
+            **sides[0], "which": "difference", "kept": not why, "why": why, "min": number(low), "max": number(high),
+            "mean": number(mean), "l2norm": number(norm), "nan": nan, "inf": inf, "zero": zero, "fingerprint": "",
+            "code": f"{mine} - {golden}",
+        }  # fmt: skip
+
+    def load(self, row: int, which: str) -> Array:
+        pair = self.differences[self._check(row)].pair
+        if which == "difference":
+            golden, mine = self.array(row, "golden"), self.array(row, "mine")
+            if golden.shape != mine.shape:
+                raise TensorLookupError(f"no difference to show: shape {list(golden.shape)} against {list(mine.shape)}")
+            return np.asarray(mine.astype(np.float64) - golden.astype(np.float64))
+        run, record = (self.golden, pair.golden) if which == "golden" else (self.mine, pair.mine)
+        if record is None:
+            raise TensorLookupError(f"{which} has no such tensor: {pair.why}")
+        return tensors.as_array(run.load(record))
+
+    def text(self) -> str:
+        return report_text(self)
+
+
+def _shown(d: Difference) -> str:
+    """Return what a filter's words are looked for in: the row as the page shows it, and as Python calls it."""
+    s = d.site
+    short = "in" if s.role == "input" else "out"
+    return f"{s.path} {s.role}[{s.slot}] {short}[{s.slot}] {d.op} {d.pair.either.summary.dtype} {d.verdict}".lower()

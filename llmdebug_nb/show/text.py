@@ -1,0 +1,95 @@
+"""Views as plain text: what a terminal, a log or an untrusted notebook shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from llmdebug_nb.show import wire
+
+_ROWS = 12
+
+
+def figure(value: wire.Num) -> str:
+    """Return a figure in at most ten characters."""
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) else f"{value:.4g}"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return aligned columns, two spaces apart."""
+    lines = [list(head), *(list(row) for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def row_cells(row: wire.Row, steps: Sequence[wire.Step]) -> list[str]:
+    """Return the cells that run and report tables share."""
+    step = steps[row["step"]]["label"] if row["step"] < len(steps) else "-"
+    call = f" #{row['call']}" if row["call"] else ""
+    return [
+        step,
+        (row["path"] or "(root)") + call,
+        f"{row['role']}[{row['slot']}]",
+        row["op"],
+        row["dtype"],
+        "x".join(map(str, row["shape"])),
+    ]
+
+
+def run_text(view: Any) -> str:
+    """Return the summary of a run and its first rows."""
+    overview: wire.Overview = view.overview()
+    page = view.rows({"op": "rows", "step": -1, "node": -1, "mismatch": False, "text": "", "start": 0, "n": _ROWS})
+    body = table(
+        ["step", "path", "tensor", "op", "dtype", "shape", "min", "max", "mean", "l2norm"],
+        [
+            [*row_cells(row, overview["steps"]), *(figure(row[name]) for name in ("min", "max", "mean", "l2norm"))]
+            for row in page["rows"]
+        ],
+    )
+    steps = ", ".join(step["label"] for step in overview["steps"][:8]) + (" …" if len(overview["steps"]) > 8 else "")
+    more = (
+        f"\n… {page['total'] - len(page['rows']):,} more rows: run.to_pandas()"
+        if page["total"] > len(page["rows"])
+        else ""
+    )
+    return "\n".join([overview["title"], *overview["lines"], f"steps: {steps}", *overview["notes"], "", body]) + more
+
+
+def summary_text(view: Any) -> str:
+    """Return verdict, first divergence and findings of a report."""
+    overview: wire.Overview = view.overview()
+    return "\n".join([f"{overview['title']}: {overview['verdict']}", *overview["lines"], *finding_lines(overview)])
+
+
+def report_text(view: Any) -> str:
+    """Return `summary_text`, the first mismatches, and the notes of a report."""
+    overview: wire.Overview = view.overview()
+    lines = [summary_text(view)]
+    page = view.rows({"op": "rows", "step": -1, "node": -1, "mismatch": True, "text": "", "start": 0, "n": _ROWS})
+    if page["rows"]:
+        head = ["step", "path", "tensor", "op", "dtype", "shape", "error", "limit", "verdict"]
+        lines += ["", table(head, [_mismatch_cells(row, overview) for row in page["rows"]])]
+        if page["total"] > len(page["rows"]):
+            lines.append(f"… {page['total'] - len(page['rows']):,} more mismatches: report.differences.to_pandas()")
+    return "\n".join([*lines, "", *overview["notes"]])
+
+
+def _mismatch_cells(row: wire.Row, overview: wire.Overview) -> list[str]:
+    verdict = row["reason"] or str(row["verdict"])
+    return [*row_cells(row, overview["steps"]), figure(row["error"]), figure(row["limit"]), verdict]
+
+
+def finding_lines(overview: wire.Overview) -> list[str]:
+    """Return one line per finding, the first one marked."""
+    return [f"{' ' if i else '→'} {finding_line(f, overview)}" for i, f in enumerate(overview["findings"][:5])]
+
+
+def finding_line(finding: wire.FindingView, overview: wire.Overview) -> str:
+    """Return what is to blame, in one line."""
+    where = f"{finding['path'] or '(root)'} ({finding['op']}), step {overview['steps'][finding['step']]['label']}"
+    return f"{where}: {finding['cause']}; {finding['evidence']}"

@@ -1,0 +1,164 @@
+"""View models: what an explorer asks for, answered page by page as the wire types of `wire.py`.
+
+`View` holds what `run_view.RunView` and `report_view.ReportView` share. Views read a run through its query
+methods and hold no widget, no HTML and no text layout.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from llmdebug_nb.errors import TensorLookupError
+from llmdebug_nb.records import Record, RootCall
+from llmdebug_nb.show import tensors, wire
+from llmdebug_nb.show.tensors import Array, number
+from llmdebug_nb.show.tree import Tree
+
+_CACHED = 6  # tensors held for zooming and slicing
+Answer = tuple[Any, list[memoryview]]
+
+
+class View(ABC):
+    """The requests that both kinds answer the same way."""
+
+    kind: Literal["run", "report"]
+
+    def __init__(self, steps: list[RootCall]) -> None:
+        self.steps = steps
+        self.step_index = {(call.generation, call.step): i for i, call in enumerate(steps)}
+        self._several = len({call.generation for call in steps if call.generation >= 0}) > 1
+        self.array = functools.lru_cache(maxsize=_CACHED)(self.load)
+
+    # what a kind has to provide
+    @functools.cached_property
+    @abstractmethod
+    def tree(self) -> Tree: ...
+    @abstractmethod
+    def load(self, row: int, which: str) -> Array: ...
+    @abstractmethod
+    def overview(self, request: Any = None) -> wire.Overview: ...
+    @abstractmethod
+    def rows(self, request: wire.RowsRequest) -> wire.Page: ...
+    @abstractmethod
+    def locate(self, request: wire.LocateRequest) -> wire.Located: ...
+    @abstractmethod
+    def row(self, request: wire.RowRequest) -> wire.Located: ...
+    @abstractmethod
+    def detail(self, request: wire.DetailRequest) -> wire.Detail: ...
+    @abstractmethod
+    def text(self) -> str: ...
+
+    def children(self, request: wire.ChildrenRequest) -> wire.Children:
+        return self.tree.children(request["parent"], request["start"], request["n"])
+
+    def path(self, request: wire.PathRequest) -> wire.PathAnswer:
+        return {"ids": self.tree.way(request["path"])}
+
+    def view(self, request: wire.ViewRequest) -> Answer:
+        values = self.array(request["row"], request["which"])
+        axes = request["axes"]
+        if len(axes) != 2 or any(not -1 <= a < values.ndim for a in axes) or (axes[0] == axes[1] != -1):
+            raise TensorLookupError(f"axes {axes}: expected two different axes of a {values.ndim}-d tensor, or -1")
+        cut = tensors.plane(values, axes, request["fixed"])
+        view, cells = tensors.window(
+            cut, request["y0"], request["x0"], request["y1"], request["x1"], max(1, min(request["size"], 1024))
+        )
+        return view, [memoryview(cells.tobytes())]
+
+    def histogram(self, request: wire.HistogramRequest) -> wire.Histogram:
+        bins = max(1, min(request["bins"], 512))
+        return tensors.histogram(self.array(request["row"], request["which"]), bins)
+
+    def step_views(self, rows: Counter[tuple[int, int]], bad: Counter[tuple[int, int]]) -> list[wire.Step]:
+        views: list[wire.Step] = []
+        for i, call in enumerate(self.steps):
+            key = (call.generation, call.step)
+            label = f"{call.step} {call.kind}"
+            if call.generation < 0:
+                label = f"warmup {call.generation}.{call.step}" if call.step else f"warmup {call.generation}"
+            elif self._several:
+                label = f"{call.generation}·{label}"
+            views.append(
+                {
+                    "index": i,
+                    "generation": call.generation,
+                    "step": call.step,
+                    "kind": call.kind,
+                    "label": label,
+                    "rows": rows[key],
+                    "bad": bad[key],
+                }
+            )
+        return views
+
+    def row_view(self, number_: int, record: Record, **judged: Any) -> wire.Row:
+        s, v = record.site, record.summary
+        return {
+            "id": number_,
+            "step": self.step_index.get((s.generation, s.step), 0),
+            "seq": record.seq,
+            "path": s.path,
+            "call": s.call,
+            "role": s.role if s.phase == "forward" else f"{s.phase} {s.role}",
+            "slot": s.slot,
+            "op": record.op,
+            "dtype": v.dtype,
+            "shape": list(v.shape),
+            "min": number(v.min),
+            "max": number(v.max),
+            "mean": number(v.mean),
+            "l2norm": number(v.l2norm),
+            "nan": v.nan or 0,
+            "inf": v.inf or 0,
+            "kept": record.payload is not None,
+            "verdict": None,
+            "error": None,
+            "limit": None,
+            "reason": record.lost or "",
+            **judged,  # type: ignore[typeddict-item]
+        }
+
+
+def side_view(which: wire.Which, run: Any, record: Record) -> wire.Side:
+    s, v = record.site, record.summary
+    why = "" if record.payload is not None else record.lost or "recorded with statistics only"
+    extra = "".join(
+        f", {name}={value!r}"
+        for name, value, usual in (("call", s.call, 0), ("generation", s.generation, 0), ("phase", s.phase, "forward"))
+        if value != usual
+    )
+    name = run.label if run.label.isidentifier() else f"ld.open_run({str(run.path or run.name)!r})"
+    return {
+        "which": which,
+        "kept": record.payload is not None,
+        "why": why,
+        "dtype": v.dtype,
+        "shape": list(v.shape),
+        "device": record.device,
+        "min": number(v.min),
+        "max": number(v.max),
+        "mean": number(v.mean),
+        "l2norm": number(v.l2norm),
+        "nan": v.nan,
+        "inf": v.inf,
+        "zero": v.zero,
+        "numel": v.numel,
+        "fingerprint": v.fingerprint or "",
+        "code": f"{name}.tensor({s.path!r}, step={s.step}, role={s.role!r}, slot={s.slot!r}{extra})",
+    }
+
+
+def axes_of(shape: Sequence[int]) -> list[wire.Axis]:
+    """Name the axes where convention is clear: (batch, token, feature), (batch, head, token, feature)."""
+    names = {
+        1: ["index"],
+        2: ["row", "column"],
+        3: ["batch", "token", "feature"],
+        4: ["batch", "head", "token", "feature"],
+    }
+    known = names.get(len(shape)) or [f"axis {i}" for i in range(len(shape))]
+    return [{"name": name, "size": int(size)} for name, size in zip(known, shape, strict=True)]

@@ -1,0 +1,33 @@
+"""Counts, sizes and dates in words."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+
+def made_text(run: Any) -> str:
+    """Return when and with which versions a run was recorded."""
+    created = run.meta.get("created")
+    when = f" recorded {datetime.fromtimestamp(created):%Y-%m-%d %H:%M:%S}" if isinstance(created, (int, float)) else ""
+    versions = ", ".join(f"{name} {version}" for name, version in (run.meta.get("environment") or {}).items())
+    return (
+        f"{run.label}:{when}{' with ' + versions if versions else ''}"
+        if when or versions
+        else f"{run.label}: {run.path}"
+    )
+
+
+def count_text(count: int, noun: str) -> str:
+    """Return ``1 step``, ``1,234 steps``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def size_text(nbytes: int) -> str:
+    """Return a size for people: ``12.3 MB`` (1 MB is 10**6 bytes)."""
+    size = float(nbytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"

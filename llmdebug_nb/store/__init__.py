@@ -1,0 +1,1 @@
+"""Dumps on disk: writing the native format, opening it and foreign layouts as a Run."""

@@ -1,0 +1,103 @@
+"""Where runs are: by name in the runs folder, or by path."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from llmdebug_nb.errors import CorruptDumpError, NotADumpError, UnknownRunError
+from llmdebug_nb.options import runs_folder
+from llmdebug_nb.store import format as fmt
+
+_MAX_MARKER = 1 << 22
+
+
+def read_marker(folder: Path) -> dict[str, Any]:
+    """Return what ``llmdebug.json`` says.
+
+    Raises:
+        CorruptDumpError: it isn't one of ours, or of a later version of the format.
+    """
+    file = folder / fmt.MARKER
+    try:
+        if file.stat().st_size > _MAX_MARKER:
+            raise ValueError("it is too large")
+        marker = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(marker, dict) or marker.get("format") != fmt.FORMAT:
+            raise ValueError(f"it does not say format {fmt.FORMAT!r}")
+    except (OSError, ValueError) as error:
+        raise CorruptDumpError(f"{file} is damaged: {error}") from None
+    if marker.get("version") != fmt.VERSION:
+        raise CorruptDumpError(f"{file}: format version {marker.get('version')!r}; this release reads {fmt.VERSION}")
+    return marker
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / fmt.MARKER).is_file()
+
+
+def recorded_at(folder: Path) -> float:
+    """Return when a native run was begun, in seconds since 1970."""
+    created = read_marker(folder).get("created", 0.0)
+    return float(created) if isinstance(created, (int, float)) else 0.0
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """Return the native runs directly in ``folder``, oldest first."""
+    if not folder.is_dir():
+        return []
+    found = [child for child in folder.iterdir() if child.is_dir() and is_run(child)]
+    return sorted(found, key=lambda child: ((child / fmt.MARKER).stat().st_mtime_ns, child.name))
+
+
+def find(name: str | os.PathLike[str]) -> Path:
+    """Return the folder (or file) of a run: by path, by folder name, or the newest one recorded under that name.
+
+    Raises:
+        UnknownRunError: nothing of that name; says what there is.
+        NotADumpError: a path of several runs with different names.
+    """
+    path = Path(name)
+    text = os.fspath(name)
+    home = runs_folder()
+    if os.sep not in text and not path.is_absolute():
+        named = _by_name(home, text)
+        if named is not None:
+            return named
+    try:
+        if text and path.exists():
+            return _one_run(path)
+    except OSError as error:  # a name too long for the file system, say
+        raise UnknownRunError(f"no run {text[:60]!r}: {error.strerror}") from None
+    raise UnknownRunError(f"no run {text!r}; {_there(home, text)}")
+
+
+def _there(home: Path, wanted: str) -> str:
+    """Say which runs there are: the nearest names, or all of them, each once."""
+    names = sorted({str(read_marker(child).get("name", child.name)) for child in runs_in(home)})
+    close = difflib.get_close_matches(wanted, names, cutoff=0.6)
+    if close:
+        return f"nearest: {', '.join(close)}"
+    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    verb = "is" if len(names) == 1 else "are"
+    return f"in {home} there {verb} {', '.join(names[:12])}{more}" if names else f"{home} holds none"
+
+
+def _by_name(home: Path, name: str) -> Path | None:
+    named = [child for child in runs_in(home) if child.name.rpartition(".")[0] == name or child.name == name]
+    exact = [child for child in named if child.name == name or read_marker(child).get("name") == name]
+    return exact[-1] if exact else None
+
+
+def _one_run(path: Path) -> Path:
+    """Return the run that ``path`` is, or the newest of the one name that it holds; else the path itself."""
+    if path.is_file() or is_run(path):
+        return path
+    inside = runs_in(path)
+    names = {read_marker(child).get("name") for child in inside}
+    if len(names) > 1:
+        raise NotADumpError(f"{path} holds several runs; name one of {', '.join(child.name for child in inside)}")
+    return inside[-1] if inside else path

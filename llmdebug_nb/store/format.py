@@ -1,0 +1,133 @@
+"""The native dump format, byte by byte; `docs/format.md` is the specification this carries out.
+
+    RUN/llmdebug.json                 what this is, and where it came from
+    RUN/rank{R}_{pid}/tensors.bin     payload frames, append-only
+    RUN/rank{R}_{pid}/index.sqlite    one row a record
+
+A frame is a whole safetensors document: u64 header length, JSON header, data. Frames follow each
+other on 8-byte boundaries. Each one carries the record that it belongs to in ``__metadata__``, so
+that whatever was written before a process died can be read without the index.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from llmdebug_nb.errors import CorruptDumpError
+from llmdebug_nb.records import AT, COLUMNS, Row
+
+FORMAT = "llmdebug-run"
+VERSION = 1
+MARKER = "llmdebug.json"
+INDEX = "index.sqlite"
+PAYLOAD = "tensors.bin"
+ALIGN = 8
+MAX_HEADER = 1 << 20
+
+SCHEMA = """
+CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE root_calls(idx INTEGER PRIMARY KEY, generation INT, step INT, kind TEXT, query INT, total INT, batch INT,
+    root TEXT);
+CREATE TABLE nodes(idx INTEGER PRIMARY KEY, path TEXT, name TEXT, type TEXT, parent INT, params TEXT, aliases TEXT,
+    root TEXT);
+CREATE TABLE records(id INTEGER PRIMARY KEY, root_call INT, path TEXT, call INT, phase TEXT, role TEXT, slot TEXT,
+    op TEXT, dtype TEXT, shape TEXT, min REAL, max REAL, mean REAL, l2norm REAL, nan INT, inf INT, zero INT,
+    fingerprint TEXT, device TEXT, producer INT, offset INT, length INT, lost TEXT);
+CREATE TABLE scalars(root_call INT, path TEXT, call INT, role TEXT, slot TEXT, type TEXT, value TEXT);
+"""
+INDEXES = "CREATE INDEX by_step ON records(root_call); CREATE INDEX by_path ON records(path);"
+TABLES = frozenset({"meta", "root_calls", "nodes", "records", "scalars"})
+
+# safetensors has no name for the others: they travel as U8 under their true name in the metadata
+SAFETENSORS = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "int16": "I16",
+    "uint16": "U16",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int32": "I32",
+    "uint32": "U32",
+    "float32": "F32",
+    "float64": "F64",
+    "int64": "I64",
+    "uint64": "U64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "complex64": "C64",
+}
+
+
+_FIGURES = range(AT["min"], AT["l2norm"] + 1)  # not known yet when a frame is written
+
+
+def metadata(row: Row) -> str:
+    """Return the record as the text of ``__metadata__``: every column that the frame itself does not say."""
+    columns = row.copy()
+    for place in _FIGURES:
+        columns[place] = None
+    text = json.dumps(columns)  # plain ASCII, so escaping it once more takes two replacements
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def encode_header(row: Row, nbytes: int | None) -> bytes:
+    """Return length field and header of a frame; ``nbytes`` None makes one without a tensor (a duplicate)."""
+    tensor = ""
+    if nbytes is not None:
+        name, shape = SAFETENSORS.get(row[AT["dtype"]]), row[AT["shape"]]
+        kind, sizes = (name, shape) if name else ("U8", f"[{nbytes}]")
+        tensor = f',"tensor":{{"dtype":"{kind}","shape":{sizes},"data_offsets":[0,{nbytes}]}}'
+    header = f'{{"__metadata__":{{"record":{metadata(row)}}}{tensor}}}'.encode()
+    header += b" " * (-len(header) % ALIGN)
+    return struct.pack("<Q", len(header)) + header
+
+
+def scan_frames(file: BinaryIO, start: int, end: int) -> Iterator[Row]:
+    """Yield the rows of the frames from ``start``, their ``offset``/``length`` set; stop at the first torn frame.
+
+    Raises:
+        CorruptDumpError: a frame that is whole, but not ours.
+    """
+    at = start
+    while at + 8 <= end:
+        file.seek(at)
+        (size,) = struct.unpack("<Q", file.read(8))
+        if size == 0 or size > MAX_HEADER or at + 8 + size > end:
+            return
+        row, nbytes = _decode(file.read(size), file.name)
+        if nbytes is not None:
+            if at + 8 + size + nbytes > end:
+                return
+            row[AT["offset"]], row[AT["length"]] = at + 8 + size, nbytes
+        yield row
+        at += 8 + size + (nbytes or 0)
+        at += -at % ALIGN
+
+
+def _decode(header: bytes, name: str) -> tuple[Row, int | None]:
+    try:
+        fields = json.loads(header)
+        row = json.loads(fields["__metadata__"]["record"])
+        tensor = fields.get("tensor")
+        nbytes = None if tensor is None else tensor["data_offsets"][1]
+        if len(row) != len(COLUMNS) or (nbytes is not None and not (isinstance(nbytes, int) and nbytes >= 0)):
+            raise ValueError("fields are missing")
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise CorruptDumpError(f"{name}: a payload frame is damaged ({error})") from None
+    return row, nbytes
+
+
+def shape_of(text: str) -> tuple[int, ...]:
+    """Read a shape column.
+
+    Raises:
+        ValueError: anything but a JSON list of sizes.
+    """
+    sizes = json.loads(text)
+    if not isinstance(sizes, list) or not all(type(size) is int and size >= 0 for size in sizes):
+        raise ValueError(f"{text!r} is no shape")
+    return tuple(sizes)

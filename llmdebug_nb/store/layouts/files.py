@@ -1,0 +1,378 @@
+"""What the readers of foreign layouts share: a folder that nothing is read outside of, decoders that
+neither trust a pickle nor a length, and the way from what was found to `Contents`.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import pickle
+import re
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+
+from llmdebug_nb.errors import CorruptDumpError, NotADumpError
+from llmdebug_nb.kernels.summary import summarize
+from llmdebug_nb.records import Node, Record, RootCall, Site, Summary
+from llmdebug_nb.store.layouts import Contents
+
+UNKNOWN = Summary("unknown", ())
+_SCAN_LIMIT = 20_000  # names looked at before a layout is given up: detection has to stay cheap
+_EXPANSION = 1 << 30  # bytes a small file may expand to: saved views may repeat their storage, bombs may not
+_ITEMS_LIMIT = 1_000_000  # entries of one unpickled container: it may refer to itself
+
+
+def natural(text: str) -> list[str | int]:
+    """Return a sort key under which ``layers.2`` comes before ``layers.10``."""
+    return [int(part) if number % 2 else part for number, part in enumerate(re.split(r"([0-9]+)", text))]
+
+
+class Folder:
+    """A folder that nothing is read outside of. Names are relative to it, with ``/``.
+
+    ``context``: its own last names, since a step or a process may only be named there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()
+        self.context = "".join(f"{name}/" for name in self.path.parts[1:][-2:])
+
+    def file(self, name: str) -> Path:
+        """Return the real place of a file.
+
+        Raises:
+            CorruptDumpError: it is not there, leads out of the folder, or is no regular file.
+        """
+        try:
+            real = (self.path / name).resolve(strict=True)
+        except (OSError, RuntimeError, ValueError):  # absent; a loop of links; a name with a zero byte
+            raise CorruptDumpError(f"{name} is not there") from None
+        if not real.is_relative_to(self.path):
+            raise CorruptDumpError(f"{name} is a link that leads out of the folder, and is not followed")
+        if not real.is_file():
+            raise CorruptDumpError(f"{name} is not a regular file")
+        return real
+
+    def walk(self) -> tuple[list[str], dict[str, str]]:
+        """Return the names of all files, naturally sorted, and of the folders left out, with the reason.
+
+        A linked folder is not entered: what it leads to is met at its own place, or lies outside.
+        """
+        names: list[str] = []
+        left_out: dict[str, str] = {}
+
+        def unreadable(error: OSError) -> None:
+            name = os.path.relpath(error.filename, self.path)
+            left_out[name] = f"{name} can't be listed ({error.strerror})"
+
+        for at, folders, files in os.walk(self.path, onerror=unreadable):
+            base = Path(at).relative_to(self.path)
+            names += [(base / file).as_posix() for file in files]
+            for folder in folders:
+                if os.path.islink(os.path.join(at, folder)) and not self._holds(Path(at, folder)):
+                    name = (base / folder).as_posix()
+                    left_out[name] = f"{name} is a link that leads out of the folder, and is not followed"
+        return sorted(names, key=natural), left_out
+
+    def _holds(self, path: Path) -> bool:
+        try:
+            return path.resolve().is_relative_to(self.path)
+        except (OSError, RuntimeError):
+            return False
+
+    def scan(self) -> Iterator[str]:
+        """Yield the names of files as they come, not too many of them: enough to tell a layout."""
+        seen = 0
+        for at, folders, files in os.walk(self.path):
+            folders.sort()
+            for file in files:
+                yield (Path(at).relative_to(self.path) / file).as_posix()
+            seen += len(files) + len(folders)
+            if seen > _SCAN_LIMIT:
+                return
+
+
+# -- decoders: each raises CorruptDumpError, naming the file ------------------------------------
+
+
+@contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Turn whatever a decoder raises on damaged or hostile bytes into a CorruptDumpError that names the file."""
+    try:
+        yield
+    except CorruptDumpError:
+        raise
+    except pickle.UnpicklingError as error:
+        # torch's own text goes on to advise loading it with code execution on
+        found = re.search(r"GLOBAL ([\w.]+)", str(error))
+        what = f"it needs {found[1]}" if found else str(error).splitlines()[0][:120]
+        raise CorruptDumpError(f"{name} holds more than tensors, and no pickled code is run ({what})") from None
+    except Exception as error:  # decoders of hostile bytes raise nearly anything
+        why = next(iter(str(error).splitlines()), "")[:200]
+        raise CorruptDumpError(f"{name} can't be read ({type(error).__name__}: {why})") from None
+
+
+def read_json(folder: Folder, name: str) -> Any:
+    """Return a JSON document; bare NaN and Infinity are numbers."""
+    with reading(name):
+        return json.loads(folder.file(name).read_text("utf-8"))
+
+
+def read_csv(folder: Folder, name: str, columns: Iterable[str]) -> list[dict[str, str]]:
+    """Return the rows of a table that has at least these columns; a row that was cut short has empty ones."""
+    with reading(name), folder.file(name).open(encoding="utf-8", errors="replace", newline="") as stream:
+        reader = csv.DictReader(stream)
+        absent = set(columns) - set(reader.fieldnames or ())
+        if absent:
+            raise CorruptDumpError(f"{name} has no column {', '.join(sorted(absent))}")
+        return [{column: row[column] or "" for column in columns} for row in reader]
+
+
+def read_object(folder: Folder, name: str, mapped: bool = False) -> Any:
+    """Return what a ``.pt`` or ``.pth`` file holds, tensors on the CPU, without running pickled code.
+
+    ``mapped``: leave values in the file until they are used, where the file's format allows it.
+    """
+    file = folder.file(name)
+    with reading(name):
+        zipped = zipfile.is_zipfile(file)
+        if zipped:
+            with zipfile.ZipFile(file) as archive:
+                _check_size(name, sum(entry.file_size for entry in archive.infolist()), file.stat().st_size)
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=mapped and zipped)
+
+
+def read_npy(folder: Folder, name: str) -> torch.Tensor:
+    """Return the array of a ``.npy`` file; its header is held against the file size by mapping it."""
+    with reading(name):
+        array = np.load(folder.file(name), mmap_mode="r", allow_pickle=False)
+        if not isinstance(array, np.ndarray):
+            raise CorruptDumpError(f"{name} is no .npy file but an archive")
+        return from_array(array)
+
+
+def from_array(array: np.ndarray) -> torch.Tensor:
+    """Return a copy of a NumPy array as a tensor, in the machine's byte order."""
+    return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
+
+
+def read_tensor(folder: Folder, name: str) -> torch.Tensor:
+    """Return the one tensor of a ``.pt``, ``.pth`` or ``.npy`` file."""
+    if name.endswith(".npy"):
+        return read_npy(folder, name)
+    found = read_object(folder, name)
+    if not isinstance(found, torch.Tensor):
+        raise CorruptDumpError(f"{name} holds a {type(found).__name__}, not a tensor")
+    return checked(folder, name, found)
+
+
+def checked(folder: Folder, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Return ``tensor`` detached, once its storage and extent are known to fit the file it came from."""
+    size = folder.file(name).stat().st_size
+    with reading(name):
+        if tensor.layout is torch.strided and tensor.device.type != "meta":
+            _check_size(name, tensor.untyped_storage().nbytes(), size)
+            _check_size(name, tensor.numel() * tensor.itemsize, max(size, _EXPANSION))
+        return tensor.detach()
+
+
+def check_members(name: str, archive: zipfile.ZipFile, size: int) -> None:
+    """Raise CorruptDumpError if a compressed archive would unfold out of all proportion to its ``size``."""
+    _check_size(name, max((entry.file_size for entry in archive.infolist()), default=0), max(size, _EXPANSION))
+
+
+def _check_size(name: str, claimed: int, limit: int) -> None:
+    if claimed > limit:
+        raise CorruptDumpError(f"{name} claims {claimed:,} bytes where at most {limit:,} can be")
+
+
+def tensors_in(name: str, value: Any) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
+    """Yield the tensors of nested dicts and sequences with the keys that lead there, in order."""
+    stack: list[tuple[tuple[str, ...], Any]] = [((), value)]
+    for _ in range(_ITEMS_LIMIT):
+        if not stack:
+            return
+        keys, item = stack.pop()
+        if isinstance(item, torch.Tensor):
+            yield keys, item
+        elif isinstance(item, Mapping):
+            stack += [((*keys, str(key)), child) for key, child in reversed(list(item.items()))]
+        elif isinstance(item, (list, tuple)):
+            stack += [((*keys, str(number)), item[number]) for number in reversed(range(len(item)))]
+    raise CorruptDumpError(f"{name} nests more than {_ITEMS_LIMIT:,} entries")
+
+
+def number(value: Any) -> float | None:
+    """Return a figure as a float, or None where the dump has none (null, empty, N/A)."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+_DTYPES = {
+    "float": "float32",
+    "double": "float64",
+    "half": "float16",
+    "bf16": "bfloat16",
+    "float8_e8m0": "float8_e8m0fnu",
+}
+_SIZES = re.compile(r"(?:[0-9]{1,19}(?:[,x] ?[0-9]{1,19})*,?)?")
+
+
+def dtype_named(value: Any) -> str:
+    """Return torch's name, without the prefix, of a dtype as other tools write it: ``torch.float32``, ``bf16``."""
+    name = str(value).strip().rpartition(".")[2].lower()
+    return _DTYPES.get(name, name) if re.fullmatch(r"[a-z0-9_]{1,40}", name) else UNKNOWN.dtype
+
+
+def sizes(value: Any) -> tuple[int, ...]:
+    """Return a shape from ``[2, 3]``, ``"(2, 3)"``, ``"torch.Size([2, 3])"``, ``"2,3"`` or ``"2x3"``.
+
+    Raises:
+        CorruptDumpError: it is no list of sizes.
+    """
+    found: Any = value
+    if isinstance(value, str):
+        inner = value.strip().removeprefix("torch.Size")
+        for brackets in ("()", "[]"):
+            inner = inner[1:-1] if inner[:1] + inner[-1:] == brackets else inner
+        found = [int(size) for size in re.findall("[0-9]+", inner)] if _SIZES.fullmatch(inner) else None
+    if not isinstance(found, list) or not all(type(size) is int and 0 <= size < 1 << 63 for size in found):
+        raise CorruptDumpError(f"{str(value)[:80]!r} is no shape")
+    return tuple(found)
+
+
+# -- from what was found to Contents ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor lies: a file of the folder, and which tensor in it (its key, or where it starts)."""
+
+    file: str
+    key: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A record in the making. Without a ``summary`` it is described by reading its ``place``."""
+
+    site: Site
+    op: str = ""
+    place: Place | None = None
+    summary: Summary | None = None
+    lost: str | None = None
+    device: str = "cpu"
+
+
+def missing(name: str, why: object, step: int = 0, rank: int = 0) -> Draft:
+    """Stand in for a file or folder that can't be read, so that it stays visible under its name."""
+    return Draft(Site(name, step, rank=rank), lost=str(why))
+
+
+def moment(path: str, leaving: bool, order: Mapping[str, int] | None = None) -> tuple[Any, ...]:
+    """Return a sort key of nested execution: what enters a module, then its children, then what leaves it.
+
+    ``order``: position of a path among all, for those that are known; others follow by name.
+    """
+    order = order or {}
+    parts = path.replace("/", ".").split(".") if path else []
+    prefixes = [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
+    keys = ((1, order.get(prefix, len(order)), natural(part)) for prefix, part in zip(prefixes, parts, strict=True))
+    return (*keys, (2,) if leaving else (0,))
+
+
+def one_dump(folder: Folder, bases: Iterable[str]) -> None:
+    """Raise NotADumpError if the files come from several dumps, whose processes would pass for ranks of one."""
+    found = sorted({base.removeprefix(folder.context).rstrip("/") for base in bases}, key=natural)
+    if len(found) > 1:
+        raise NotADumpError(f"{folder.path} holds {len(found)} dumps: open one of {', '.join(found[:8])}")
+
+
+def tree_of(types: Mapping[str, str], records: Sequence[Record]) -> list[Node]:
+    """Return the module tree over dotted paths; an ancestor that has no type of its own gets an empty one."""
+    nodes: list[Node] = []
+    index: dict[str, int] = {}
+    params: dict[str, dict[str, list[int]]] = {}
+    for record in records:
+        if record.site.role == "weight" and record.site.phase == "forward" and not record.lost:
+            params.setdefault(record.site.path, {})[record.site.slot] = list(record.summary.shape)
+    for path in types:
+        parts = path.split(".") if path else []
+        parent = -1
+        for depth in range(len(parts) + 1):
+            prefix = ".".join(parts[:depth])
+            if prefix not in index:
+                index[prefix] = len(nodes)
+                name = parts[depth - 1] if depth else ""
+                nodes.append(Node(prefix, name, types.get(prefix, ""), parent, params.get(prefix, {})))
+            parent = index[prefix]
+    return nodes
+
+
+def contents(
+    folder: Folder,
+    drafts: Sequence[Draft],
+    open_: Callable[[Place], torch.Tensor],
+    *,
+    types: Mapping[str, str] | None = None,
+    tokens: bool = False,
+    meta: dict[str, Any] | None = None,
+) -> Contents:
+    """Number the drafts in the order given, and describe those that have no summary by reading them.
+
+    ``tokens``: a step is a generated token (prefill first). ``types``: class names by module path.
+
+    Raises:
+        CorruptDumpError: nothing is known of any tensor.
+    """
+    records: list[Record] = []
+    described: dict[Place, Summary] = {}
+    made: dict[Place, int] = {}
+    for draft in tqdm(drafts, desc=f"reading {folder.path.name}", unit=" tensors", delay=1, leave=False):
+        record = _describe(len(records), draft, open_, described, made)
+        records.append(record)
+    if records and all(record.summary is UNKNOWN for record in records):
+        raise CorruptDumpError(f"{folder.path}: nothing in it can be read; {records[0].lost}")
+    steps = sorted({record.site.step for record in records if record.site.role != "weight"})
+    kinds = ("prefill", "decode") if tokens else ("forward", "forward")
+    calls = [RootCall(step, step=step, kind=kinds[step > 0]) for step in steps]
+    return Contents(records, calls, tree_of(types or {}, records), lambda record: open_(record.payload), meta or {})
+
+
+def _describe(
+    number: int,
+    draft: Draft,
+    open_: Callable[[Place], torch.Tensor],
+    described: dict[Place, Summary],
+    made: dict[Place, int],
+) -> Record:
+    """Make a record. ``made``: outputs by place, since a file that stands for another names its producer."""
+    place, summary, lost, producer = draft.place, draft.summary, draft.lost, None
+    if place is not None:
+        try:
+            summary = summary or described.get(place) or summarize(open_(place))
+            described[place] = summary
+        except CorruptDumpError as error:
+            place, lost = None, str(error)
+    if place is not None and draft.site.role == "input":
+        producer = made.get(place)
+    elif place is not None and draft.site.role == "output":
+        made[place] = number
+    site = replace(draft.site, path=_text(draft.site.path), slot=_text(draft.site.slot))
+    return Record(number, site, number, _text(draft.op), summary or UNKNOWN, draft.device, producer, place, lost)
+
+
+def _text(name: str) -> str:
+    """Return a name that can be stored and shown: file names and JSON may hold half characters."""
+    return name.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,207 @@
+"""msit torch dumps (msit 8.2 ``llm/dump/torch_dump``): one ``.pth`` per tensor, in folders named by module.
+
+    msit_dump_{time}/torch_tensors/{device}_{pid}/
+        model_tree.json                             names and classes of the modules
+        weights/root.{parameter}.pth
+        {token}/root.{module}/{input|output}[_i[_j]].pth, statistics.csv
+
+The order of execution is not recorded: records follow the module tree, inputs on the way in, outputs
+on the way out. A call repeated within a token has overwritten the earlier one's files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmdebug_nb.errors import CorruptDumpError
+from llmdebug_nb.records import Site, Summary
+from llmdebug_nb.store.layouts import Contents
+from llmdebug_nb.store.layouts.files import (
+    Draft,
+    Folder,
+    Place,
+    contents,
+    dtype_named,
+    missing,
+    moment,
+    natural,
+    number,
+    one_dump,
+    read_csv,
+    read_json,
+    read_tensor,
+    sizes,
+)
+
+NAME = "msit-torch"
+
+_PROCESS = r"(?P<base>(?:[^/]+/)*?)(?:(?P<process>[A-Za-z][^/]*_[0-9]+)/)?"
+_MODULE = _PROCESS + r"(?:(?P<token>[0-9]{1,9})/)?root(?:\.(?P<module>[^/]+))?/"
+_TENSOR = re.compile(_MODULE + r"(?P<role>input|output)(?P<slot>(?:_[0-9]+)*)\.pth")
+_TABLE = re.compile(_MODULE + r"statistics\.csv")
+_WEIGHT = re.compile(_PROCESS + r"weights/root\.(?P<weight>[^/]+)\.pth")
+_TREE = re.compile(_PROCESS + r"model_tree\.json")
+_COLUMNS = ("NodeName", "NodeType", "InputOutput", "Index", "DataType", "Shape", "Max", "Min", "Mean", "L2Norm")
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file of the dump, and what its name says."""
+
+    name: str
+    kind: re.Pattern[str]
+    parts: dict[str, str | None]
+
+    @property
+    def folder(self) -> str:
+        return self.name.rpartition("/")[0]
+
+    @property
+    def process(self) -> str:
+        return self.parts["process"] or ""
+
+    @property
+    def step(self) -> int:
+        return int(self.parts.get("token") or 0)
+
+    @property
+    def module(self) -> str:
+        return self.parts.get("module") or ""
+
+
+def _named(folder: Folder, name: str) -> _File | None:
+    for kind in (_TENSOR, _TABLE, _WEIGHT, _TREE):
+        found = kind.fullmatch(folder.context + name)
+        # the token and the process may be named by the folder that was opened, the module may not
+        if found and ("/" in name or kind is _TREE):
+            return _File(name, kind, found.groupdict())
+    return None
+
+
+def detect(path: Path) -> bool:
+    """Tell whether ``path`` is an ``msit_dump_*`` folder, its ``torch_tensors``, a process in it, or one token."""
+    if not path.is_dir():
+        return False
+    folder = Folder(path)
+    return any(_named(folder, name) for name in folder.scan())
+
+
+def read(path: Path) -> Contents:
+    """Read an msit 8.2 torch dump. Steps are tokens; a rank is the number of the process among all, by name.
+
+    Raises:
+        CorruptDumpError: nothing in it can be read. What can't be read otherwise is a record that says so.
+        NotADumpError: it holds several dumps.
+    """
+    folder = Folder(path)
+    names, left_out = folder.walk()
+    files = [file for name in names if (file := _named(folder, name))]
+    one_dump(folder, (file.parts["base"] or "" for file in files))
+    ranks = {process: rank for rank, process in enumerate(sorted({file.process for file in files}, key=natural))}
+    unread = [missing(name, why) for name, why in left_out.items()]
+    types: dict[str, str] = {}
+    for file in (file for file in files if file.kind is _TREE):
+        try:
+            types = {**_tree(folder, file.name), **types}
+        except CorruptDumpError as error:
+            unread.append(missing(file.name, error, rank=ranks[file.process]))
+    kept = {(file.folder, file.parts["role"]) for file in files if file.kind is _TENSOR}
+    drafts = [draft for file in files for draft in _drafts(folder, file, ranks[file.process], types, kept)]
+    order = {module: position for position, module in enumerate(types)}
+    drafts.sort(key=lambda draft: _moment(draft, order))
+    return contents(
+        folder,
+        [*unread, *drafts],
+        lambda place: read_tensor(folder, place.file),
+        types=types,
+        tokens=True,
+    )
+
+
+def _moment(draft: Draft, order: dict[str, int]) -> tuple[object, ...]:
+    site = draft.site
+    when = (site.rank, site.role != "weight", site.step)
+    return (*when, moment(site.path, site.role == "output", order), site.call, natural(site.slot))
+
+
+def _tree(folder: Folder, name: str) -> dict[str, str]:
+    """Return class names by module path, parents first, from ``{"name": "root.a", "type", "children"}``."""
+    types: dict[str, str] = {}
+    stack = [read_json(folder, name)]
+    while stack:
+        node = stack.pop()
+        children = node.get("children", []) if isinstance(node, dict) else None
+        if not isinstance(children, list) or not all(isinstance(node.get(key), str) for key in ("name", "type")):
+            raise CorruptDumpError(f"{name} is no module tree: a node is {str(node)[:80]!r}")
+        types[node["name"].removeprefix("root").removeprefix(".")] = node["type"]
+        stack += reversed(children)
+    return types
+
+
+def _drafts(
+    folder: Folder,
+    file: _File,
+    rank: int,
+    types: dict[str, str],
+    kept: set[tuple[str, str | None]],
+) -> Iterator[Draft]:
+    """Yield what a file holds. ``kept``: the folders and roles of which there are tensors."""
+    device = re.sub(r"^([a-z]+)([0-9]+)_[0-9]+$", r"\1:\2", file.process).partition("_")[0] or "cpu"
+    if file.kind is _WEIGHT:
+        owner, _, name = (file.parts["weight"] or "").rpartition(".")
+        site = Site(owner, role="weight", slot=name, rank=rank)
+        yield Draft(site, types.get(owner, ""), Place(file.name), device=device)
+    elif file.kind is _TENSOR:
+        path, op = _path(file.module, types)
+        slot = (file.parts["slot"] or "_0")[1:].replace("_", ".")
+        site = Site(path, file.step, role=file.parts["role"] or "", slot=slot, rank=rank)
+        yield Draft(site, op, Place(file.name), device=device)
+    elif file.kind is _TABLE:
+        yield from _table(folder, file, rank, types, kept, device)
+
+
+def _path(module: str, types: dict[str, str]) -> tuple[str, str]:
+    """Return path and class; an API has a folder ``{module}.{api}`` too, and the tree tells which is which."""
+    owner, _, api = module.rpartition(".")
+    if module not in types and owner in types and api.isidentifier():
+        return f"{owner}/{api}" if owner else api, api
+    return module, types.get(module, "")
+
+
+def _table(
+    folder: Folder,
+    file: _File,
+    rank: int,
+    types: dict[str, str],
+    kept: set[tuple[str, str | None]],
+    device: str,
+) -> Iterator[Draft]:
+    """Yield the rows of a statistics table, but for roles whose tensors are kept: those are described exactly.
+
+    The index is the last of a nested output's, so that one that comes again may be the next call or not.
+    """
+    path, op = _path(file.module, types)
+    seen: Counter[tuple[str, str]] = Counter()
+    try:
+        rows = read_csv(folder, file.name, _COLUMNS)
+    except CorruptDumpError as error:
+        yield missing(file.name, error, file.step, rank)
+        return
+    for row in rows:
+        role, index = row["InputOutput"].lower(), row["Index"]
+        if (file.folder, role) in kept:
+            continue
+        site = Site(path, file.step, seen[role, index], role=role, slot=index, rank=rank)
+        seen[role, index] += 1
+        try:
+            if role not in ("input", "output") or not row["L2Norm"]:
+                raise CorruptDumpError("a row is cut short")
+            low, high, mean, norm = (number(row[column]) for column in ("Min", "Max", "Mean", "L2Norm"))
+            summary = Summary(dtype_named(row["DataType"]), sizes(row["Shape"]), low, high, mean, norm)
+            yield Draft(site, op or row["NodeType"], summary=summary, device=device)
+        except CorruptDumpError as error:
+            yield Draft(site, op or row["NodeType"], lost=f"{file.name}: {error}", device=device)

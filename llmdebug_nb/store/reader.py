@@ -1,0 +1,298 @@
+"""Opening a dump as a Run: the native format, whole or cut short, and foreign layouts.
+
+Nothing here executes code from a dump, leaves its folder or changes it: an index that was not
+closed is copied aside before SQLite touches it, and its payload tail is read from the frames.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmdebug_nb.errors import CorruptDumpError, NotADumpError
+from llmdebug_nb.kernels.raw import from_bytes
+from llmdebug_nb.kernels.summary import summarize
+from llmdebug_nb.records import AT, COLUMNS, Record
+from llmdebug_nb.store import catalog, layouts
+from llmdebug_nb.store import format as fmt
+from llmdebug_nb.store.run import ROW_COLUMNS, Run, Source
+
+if TYPE_CHECKING:
+    import torch
+
+_STRIDE = 1 << 40  # record ids of the n-th process start at n * _STRIDE
+_ROWS = """SELECT {id} AS id, {rank} AS rank, c.generation, c.step, c.kind, c.root, r.path, r.call, r.phase, r.role,
+ r.slot, r.op, r.id AS seq, r.dtype, r.shape, r.min, r.max, r.mean, r.l2norm, r.nan, r.inf, r.zero, r.fingerprint, r.device,
+ r.producer + {base} AS producer, CASE WHEN r.offset IS NULL THEN NULL ELSE {process} || ',' || r.offset || ',' || r.length END
+ AS payload, r.lost, r.root_call FROM main.records r LEFT JOIN main.root_calls c ON c.idx = r.root_call"""
+_CALLS = "SELECT idx, generation, step, kind, query, total, batch, root FROM main.root_calls"
+_SCALARS = """SELECT c.generation, c.step, s.path, s.call, s.role, s.slot, s.type, s.value
+ FROM main.scalars s LEFT JOIN main.root_calls c ON c.idx = s.root_call"""
+_NODES = "SELECT idx, path, name, type, parent, params, aliases, root FROM main.nodes"
+_VIEWS = {"rows": _ROWS, "all_calls": _CALLS, "scalar_rows": _SCALARS, "all_nodes": _NODES}
+
+
+def open_run(where: str | os.PathLike[str] | Run) -> Run:
+    """Open a dump by name, path, or foreign dump folder; a Run is returned as it is.
+
+    Raises:
+        UnknownRunError, NotADumpError, CorruptDumpError: each says what was seen and what to do.
+    """
+    if isinstance(where, Run):
+        return where
+    if not isinstance(where, (str, os.PathLike)):
+        raise NotADumpError(f"a run is opened by name or path, not by {type(where).__name__}")
+    path = catalog.find(where)
+    if path.is_dir() and catalog.is_run(path):
+        return native(path)
+    layout = layouts.detect(path)
+    if layout is None:
+        known = ", ".join(each.NAME for each in layouts.layouts())
+        raise NotADumpError(f"{path} is no dump: no {fmt.MARKER} in it, and no layout matches (known: {known})")
+    run = Run(path.name, path, lambda: _foreign(layout, path))
+    run.source  # noqa: B018 - what can't be read is said now, not at the first look
+    return run
+
+
+def native(path: Path) -> Run:
+    """Return the Run of a native dump folder; it may still be recorded. Raises CorruptDumpError."""
+    marker = catalog.read_marker(path)
+    return Run(str(marker.get("name", path.name)), path, lambda: _open_native(path, marker))
+
+
+class _Process:
+    """The files of one recording process, opened read-only."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self.folder, self.number = folder, number
+        self.settled = not _log_of(folder / fmt.INDEX).is_file()
+        self._seen = self._state()
+        self.db = _connect(folder / fmt.INDEX, self.settled)
+        try:
+            tables = {row[0] for row in self.db.execute("SELECT name FROM sqlite_master WHERE type != 'index'")}
+            if not tables >= fmt.TABLES or tables - fmt.TABLES:
+                raise CorruptDumpError(f"{folder / fmt.INDEX}: expected the tables {', '.join(sorted(fmt.TABLES))}")
+            self.meta = {key: json.loads(value) for key, value in self.db.execute("SELECT key, value FROM meta")}
+        except (sqlite3.DatabaseError, ValueError) as error:
+            raise CorruptDumpError(f"{folder / fmt.INDEX} is damaged: {error}") from None
+        payload = folder / fmt.PAYLOAD
+        self.nbytes = payload.stat().st_size if payload.is_file() else 0
+        self.rank = int(self.meta.get("rank", 0))
+        self.missing = self._missing_values() if self.nbytes < int(self.meta.get("bytes", 0)) else 0
+        self.complete = bool(self.meta.get("complete")) and not self.missing
+        if not self.settled:
+            self._add_tail()
+
+    def _missing_values(self) -> int:
+        """Count the records whose bytes the payload file, cut short since, no longer has."""
+        sql = "SELECT count(*) FROM records WHERE offset + length > ?"
+        return int(self.db.execute(sql, (self.nbytes,)).fetchone()[0])
+
+    def _state(self) -> list[tuple[int, int]]:
+        """Return size and time of change of each file: what tells that the recording went on."""
+        files = (self.folder / fmt.INDEX, _log_of(self.folder / fmt.INDEX), self.folder / fmt.PAYLOAD)
+        return [(stat.st_size, stat.st_mtime_ns) for stat in (file.stat() for file in files if file.is_file())]
+
+    def outdated(self) -> bool:
+        """Tell whether more was recorded since this was opened."""
+        return not self.settled and self._state() != self._seen
+
+    def _add_tail(self) -> None:
+        """Add the payload frames that were written after the last commit."""
+        with open(self.folder / fmt.PAYLOAD, "rb") as file:
+            rows = list(fmt.scan_frames(file, int(self.meta.get("bytes", 0)), self.nbytes))
+        known = {row[0] for row in self.db.execute("SELECT idx FROM root_calls")}
+        for row in rows:
+            if row[AT["root_call"]] not in known:
+                last = self.db.execute("SELECT max(generation), max(step) FROM root_calls").fetchone()
+                step = 0 if last[1] is None else last[1] + 1
+                call = (row[AT["root_call"]], last[0] or 0, step, "forward", None, None, None, "")
+                self.db.execute("INSERT INTO root_calls VALUES(?,?,?,?,?,?,?,?)", call)
+                known.add(row[AT["root_call"]])
+            if row[AT["length"]] is not None:
+                tensor = self.read(row[AT["offset"]], row[AT["length"]], row[AT["dtype"]], row[AT["shape"]])
+                summary = summarize(tensor)
+                for name in ("min", "max", "mean", "l2norm"):
+                    row[AT[name]] = getattr(summary, name)
+            self.db.execute(f"INSERT OR IGNORE INTO records VALUES({','.join('?' * len(COLUMNS))})", row)
+
+    def read(self, offset: int, length: int, dtype: str, shape: str | tuple[int, ...]) -> torch.Tensor:
+        """Read one payload; offset and length are checked against the file before anything is allocated."""
+        file = self.folder / fmt.PAYLOAD
+        try:
+            if not (offset >= 0 and length >= 0 and offset + length <= file.stat().st_size):
+                raise ValueError("cut short: the bytes of this tensor lie beyond its end")
+            with open(file, "rb", buffering=0) as stream:
+                stream.seek(offset)
+                data = bytearray(length)
+                if stream.readinto(data) != length:
+                    raise ValueError("it ends early")
+            return from_bytes(data, dtype, fmt.shape_of(shape) if isinstance(shape, str) else shape)
+        except FileNotFoundError:
+            raise CorruptDumpError(f"{file} is gone: was the run deleted?") from None
+        except (OSError, ValueError) as error:
+            raise CorruptDumpError(f"{file}: {error}") from None
+
+
+def _log_of(index: Path) -> Path:
+    return index.with_name(index.name + "-wal")
+
+
+def _connect(index: Path, settled: bool) -> sqlite3.Connection:
+    """Open an index: in place when it was closed, from a private copy when it was not."""
+    if not index.is_file():
+        raise CorruptDumpError(f"{index} is missing")
+    try:
+        if settled:
+            db = sqlite3.connect(f"{index.resolve().as_uri()}?mode=ro&immutable=1", uri=True, check_same_thread=False)
+        else:
+            with tempfile.TemporaryDirectory() as scratch:
+                copy = Path(scratch) / fmt.INDEX
+                shutil.copyfile(index, copy)
+                if _log_of(index).is_file():
+                    shutil.copyfile(_log_of(index), _log_of(copy))
+                with sqlite3.connect(copy) as torn:
+                    db = sqlite3.connect(":memory:", check_same_thread=False)
+                    torn.backup(db)
+                torn.close()
+        db.execute("PRAGMA trusted_schema=OFF")
+    except (sqlite3.DatabaseError, OSError) as error:
+        raise CorruptDumpError(f"{index} is damaged: {error}") from None
+    return db
+
+
+def _open_native(path: Path, marker: dict[str, Any]) -> Source:
+    folders = sorted(child for child in path.iterdir() if child.is_dir() and (child / fmt.INDEX).exists())
+    folders = [folder for folder in folders if path.resolve() in folder.resolve().parents]
+    if not folders:
+        raise CorruptDumpError(f"{path} holds no recording: no rank*/{fmt.INDEX} in it")
+    processes = [_Process(folder, number) for number, folder in enumerate(folders)]
+    db = processes[0].db if len(processes) == 1 else _merged(processes)
+    if len(processes) == 1:
+        _make_views(db, processes[0])
+
+    def load(record: Record) -> torch.Tensor:
+        number, offset, length = (int(part) for part in str(record.payload).split(","))
+        return processes[number].read(offset, length, record.summary.dtype, record.summary.shape)
+
+    missing = sum(p.missing for p in processes)
+    meta = {**marker, **{k: v for k, v in processes[0].meta.items() if k not in ("rank", "pid", "bytes")}}
+    if missing:
+        meta["ended_by"] = f"{fmt.PAYLOAD} is cut short, {missing:,} tensors have lost their values"
+    return Source(
+        db,
+        load,
+        layout=fmt.FORMAT,
+        nbytes=sum(p.nbytes for p in processes),
+        complete=all(p.complete for p in processes),
+        processes=[{"rank": p.rank, "folder": p.folder.name, **p.meta} for p in processes],
+        meta=meta,
+        outdated=lambda: any(p.outdated() for p in processes),
+    )
+
+
+def _make_views(db: sqlite3.Connection, process: _Process) -> None:
+    base = process.number * _STRIDE
+    number = f"r.id + {base}" if base else "r.id"  # bare, so that SQLite finds a page by the primary key
+    for name, query in _VIEWS.items():
+        query = query.format(id=number, base=base, rank=process.rank, process=process.number)
+        db.execute(f"CREATE TEMP VIEW {name} AS {query}")
+
+
+def _merged(processes: list[_Process]) -> sqlite3.Connection:
+    """Return one index in memory over several processes; topology and root calls are those of the first."""
+    db = sqlite3.connect(":memory:", check_same_thread=False)
+    for process in processes:
+        scratch = sqlite3.connect(":memory:", check_same_thread=False)
+        process.db.backup(scratch)
+        _make_views(scratch, process)
+        for name in _VIEWS:
+            rows = scratch.execute(f"SELECT * FROM {name}")
+            columns = [column[0] for column in rows.description]
+            if process.number == 0:
+                db.execute(f"CREATE TABLE {name}({','.join(columns)})")
+            elif name not in ("rows", "scalar_rows"):
+                continue
+            db.executemany(f"INSERT INTO {name} VALUES({','.join('?' * len(columns))})", rows)
+        scratch.close()
+    db.execute("CREATE INDEX by_id ON rows(id)")
+    return db
+
+
+def _foreign(layout: Any, path: Path) -> Source:
+    """Read another tool's dump into an index in memory, so that every query works on it alike."""
+    contents = layout.read(path)
+    db = sqlite3.connect(":memory:", check_same_thread=False)
+    db.execute(f"CREATE TABLE rows({','.join(ROW_COLUMNS)})")
+    db.execute("CREATE TABLE all_calls(idx, generation, step, kind, query, total, batch, root)")
+    db.execute("CREATE TABLE all_nodes(idx, path, name, type, parent, params, aliases, root)")
+    db.execute("CREATE TABLE scalar_rows(generation, step, path, call, role, slot, type, value)")
+    calls = {(call.generation, call.step): call for call in reversed(contents.calls)}
+    by_id = {record.id: record for record in contents.records}
+    db.executemany(
+        f"INSERT INTO rows VALUES({','.join('?' * len(ROW_COLUMNS))})",
+        (_foreign_row(record, calls) for record in contents.records),
+    )
+    db.executemany(
+        "INSERT INTO all_calls VALUES(?,?,?,?,?,?,?,?)",
+        ((c.index, c.generation, c.step, c.kind, c.query, c.total, c.batch, c.root) for c in contents.calls),
+    )
+    db.executemany(
+        "INSERT INTO all_nodes VALUES(?,?,?,?,?,?,?,?)",
+        (
+            (i, n.path, n.name, n.type, n.parent, json.dumps(n.params), json.dumps(n.aliases), n.root)
+            for i, n in enumerate(contents.nodes)
+        ),
+    )
+    files = [file for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file()]
+    load: Callable[[Record], torch.Tensor] = lambda record: contents.load(by_id[record.id])  # noqa: E731
+    return Source(
+        db,
+        load,
+        layout=layout.NAME,
+        nbytes=sum(file.stat().st_size for file in files),
+        complete=bool(contents.meta.get("complete", True)),
+        meta=contents.meta,
+        processes=[{"rank": rank} for rank in sorted({r.site.rank for r in contents.records})] or [{"rank": 0}],
+    )
+
+
+def _foreign_row(record: Record, calls: dict[tuple[int, int], Any]) -> tuple[Any, ...]:
+    s, v = record.site, record.summary
+    call = calls.get((s.generation, s.step))
+    return (
+        record.id,
+        s.rank,
+        s.generation,
+        s.step,
+        call.kind if call else "",
+        call.root if call else "",
+        s.path,
+        s.call,
+        s.phase,
+        s.role,
+        s.slot,
+        record.op,
+        record.seq,
+        v.dtype,
+        json.dumps(list(v.shape)),
+        v.min,
+        v.max,
+        v.mean,
+        v.l2norm,
+        v.nan,
+        v.inf,
+        v.zero,
+        v.fingerprint,
+        record.device,
+        record.producer,
+        None if record.payload is None else str(record.id),
+        record.lost,
+        call.index if call else 0,
+    )

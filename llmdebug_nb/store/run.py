@@ -1,0 +1,370 @@
+"""A dump, opened: what every stage after the store works on."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmdebug_nb.errors import CorruptDumpError, TensorLookupError, nearest
+from llmdebug_nb.records import Node, Record, RootCall, Site, Summary, within
+from llmdebug_nb.store.format import FORMAT
+
+if TYPE_CHECKING:
+    import pandas
+    import torch
+
+ROW_COLUMNS = (
+    "id",
+    "rank",
+    "generation",
+    "step",
+    "kind",
+    "root",
+    "path",
+    "call",
+    "phase",
+    "role",
+    "slot",
+    "op",
+    "seq",
+    "dtype",
+    "shape",
+    "min",
+    "max",
+    "mean",
+    "l2norm",
+    "nan",
+    "inf",
+    "zero",
+    "fingerprint",
+    "device",
+    "producer",
+    "payload",
+    "lost",
+    "root_call",
+)
+
+
+class Run:
+    """A dump, opened, read-only. Cheap to make: records and tensors are read on demand.
+
+    While the `dump` block that makes it still runs, it shows what has been committed so far.
+
+    ``name``, ``path``; ``len(run)``: its records. See `to_pandas`, `tensor`, `records`, `steps`, `nodes`, `info`.
+    """
+
+    def __init__(self, name: str, path: Path | None, source: Callable[[], Source]) -> None:
+        self.name = name
+        self.path = path
+        self._open = source
+        self._source: Source | None = None
+        self._lock = threading.RLock()
+
+    @property
+    def label(self) -> str:
+        """The name that opens this very run: that of its folder, ``golden.2`` for a second ``golden``."""
+        return self.path.name if self.path is not None and self.source.layout == FORMAT else self.name
+
+    # -- what it is ---------------------------------------------------------------------------
+
+    @property
+    def source(self) -> Source:
+        """The opened index; opened anew when a recording that is not closed yet has grown."""
+        with self._lock:
+            if self._source is None or self._source.outdated():
+                self._source = self._open()
+            return self._source
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What the dump says of itself: options, environment, how recording ended."""
+        return self.source.meta
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The model tree, parents before children; empty where the dump has none."""
+        return self.source.nodes()
+
+    def info(self) -> dict[str, Any]:
+        """Return layout, name, records, steps, ranks, processes, bytes, complete and more, ready for JSON."""
+        source = self.source
+        steps = self.query("SELECT count(*) FROM (SELECT DISTINCT generation, step FROM rows WHERE role != 'weight')")[
+            0
+        ][0]
+        kept, lost = self.query("SELECT count(payload), count(lost) FROM rows")[0]
+        return {
+            "layout": source.layout,
+            "name": self.name,
+            "path": str(self.path or ""),
+            "records": len(self),
+            "steps": steps,
+            "ranks": sorted({process["rank"] for process in source.processes}),
+            "processes": len(source.processes),
+            "bytes": source.nbytes,
+            "payloads": kept,
+            "lost": lost,
+            "complete": source.complete,
+            "ended_by": source.meta.get("ended_by"),
+            "modules": len(self.nodes),
+        }
+
+    def __len__(self) -> int:
+        return int(self.query("SELECT count(*) FROM rows")[0][0])
+
+    def __repr__(self) -> str:
+        info = self.info()
+        state = "" if info["complete"] else f", incomplete ({info['ended_by'] or 'the process ended early'})"
+        return f"Run {self.label!r}: {info['records']:,} tensors, steps: {info['steps']}{state}, {self.path or 'in memory'}"
+
+    # -- records ------------------------------------------------------------------------------
+
+    def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Return the rows of a SELECT over the view ``rows`` (columns: `ROW_COLUMNS`)."""
+        with self._lock:
+            try:
+                return self.source.db.execute(sql, values).fetchall()
+            except sqlite3.DatabaseError as error:
+                raise CorruptDumpError(f"{self.path}: the index can't be read ({error})") from None
+
+    def records(self, where: str = "1", values: Sequence[Any] = (), start: int = 0, n: int = -1) -> Iterator[Record]:
+        """Yield records in execution order; ``where``: SQL over `ROW_COLUMNS`, ``n`` -1: all."""
+        sql = f"SELECT {','.join(ROW_COLUMNS)} FROM rows WHERE {where} ORDER BY id LIMIT ? OFFSET ?"
+        for row in self.query(sql, (*values, n, start)):
+            yield self._record(row)
+
+    def record(self, number: int) -> Record:
+        """Return one record by id. Raises TensorLookupError."""
+        found = next(self.records("id = ?", (number,)), None)
+        if found is None:
+            raise TensorLookupError(f"run {self.name!r} has no record {number}")
+        return found
+
+    def _record(self, row: tuple[Any, ...]) -> Record:
+        (
+            number,
+            rank,
+            generation,
+            step,
+            _,
+            _,
+            path,
+            call,
+            phase,
+            role,
+            slot,
+            op,
+            seq,
+            dtype,
+            shape,
+            low,
+            high,
+            mean,
+            norm,
+            nan,
+            inf,
+            zero,
+            fingerprint,
+            device,
+            producer,
+            payload,
+            lost,
+            _,
+        ) = row
+        try:
+            sizes = json.loads(shape)
+            low, high, mean, norm = _figures((low, high, mean, norm), nan)
+            summary = Summary(dtype, tuple(sizes), low, high, mean, norm, nan, inf, zero, fingerprint)
+        except (ValueError, TypeError):
+            raise CorruptDumpError(f"{self.path}: record {number} has no valid shape ({shape!r})") from None
+        site = Site(path, step, call, phase, role, slot, rank, generation)
+        return Record(number, site, seq, op, summary, device, producer, payload, lost)
+
+    def root_calls(self) -> list[RootCall]:
+        """Return the forward calls of outermost modules that were seen, recorded or not."""
+        return self.source.root_calls()
+
+    def steps(self) -> list[RootCall]:
+        """Return the first root call of each recorded step, in order: what a token stepper shows."""
+        recorded = {
+            tuple(row) for row in self.query("SELECT DISTINCT generation, step FROM rows WHERE role != 'weight'")
+        }
+        first: dict[tuple[int, int], RootCall] = {}
+        for call in self.root_calls():
+            if (call.generation, call.step) in recorded:
+                first.setdefault((call.generation, call.step), call)
+        return [first[key] for key in sorted(first)]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return one row a record, in execution order, with every column of `ROW_COLUMNS` that means something to a reader.
+
+        ``shape`` is a tuple, absent figures are NaN, ``kept`` says whether the tensor itself is there.
+        """
+        import pandas
+
+        records = list(self.records())
+        kinds = {(c.generation, c.step): c.kind for c in reversed(self.root_calls())}
+        fields = ("dtype", "shape", "min", "max", "mean", "l2norm", "nan", "inf", "zero", "fingerprint")
+        columns: dict[str, list[Any]] = {
+            name: [getattr(r.site, name) for r in records]
+            for name in ("rank", "generation", "step", "path", "call", "phase", "role", "slot")
+        }
+        columns["kind"] = [kinds.get((r.site.generation, r.site.step), "") for r in records]
+        columns["op"] = [r.op for r in records]
+        columns["seq"] = [r.seq for r in records]
+        columns |= {name: [getattr(r.summary, name) for r in records] for name in fields}
+        columns["device"] = [r.device for r in records]
+        columns["producer"] = [r.producer for r in records]
+        columns["kept"] = [r.payload is not None for r in records]
+        columns["lost"] = [r.lost for r in records]
+        frame = pandas.DataFrame(columns, index=pandas.Index([r.id for r in records], name="id"))
+        figures = ["min", "max", "mean", "l2norm"]
+        return frame.astype(
+            dict.fromkeys(figures, "float64") | dict.fromkeys(("nan", "inf", "zero", "producer"), "Int64")
+        )
+
+    def scalars(self, path: str | None = None) -> pandas.DataFrame:
+        """Return the arguments and outputs that are no tensors (None, numbers, flags, caches), one row each."""
+        import pandas
+
+        names = ["generation", "step", "path", "call", "role", "slot", "type", "value"]
+        where, values = ("", ()) if path is None else ("WHERE path = ?", (path,))
+        return pandas.DataFrame(self.query(f"SELECT {','.join(names)} FROM scalar_rows {where}", values), columns=names)
+
+    # -- tensors ------------------------------------------------------------------------------
+
+    def find(
+        self,
+        path: str,
+        step: int = 0,
+        role: str = "output",
+        slot: str | int | None = None,
+        call: int = 0,
+        generation: int = 0,
+        rank: int | None = None,
+        phase: str = "forward",
+    ) -> Record:
+        """Return the record at a site; ``slot`` None takes the first one, ``path`` may be an alias of a tied module.
+
+        Raises:
+            TensorLookupError: says what is there instead.
+        """
+        wanted: dict[str, Any] = {
+            "path": self._canonical(path),
+            "phase": phase,
+            "role": role,
+            "generation": generation,
+            "step": step,
+            "call": call,
+        }
+        if slot is not None:
+            wanted["slot"] = str(slot)
+        if rank is not None:
+            wanted["rank"] = rank
+        found = next(self.records(" AND ".join(f"{k} = ?" for k in wanted), tuple(wanted.values()), n=1), None)
+        if found is None:
+            raise TensorLookupError(self._missing(wanted))
+        return found
+
+    def tensor(
+        self,
+        path: str,
+        step: int = 0,
+        role: str = "output",
+        slot: str | int | None = None,
+        call: int = 0,
+        generation: int = 0,
+        rank: int | None = None,
+        phase: str = "forward",
+        as_numpy: bool = False,
+    ) -> Any:
+        """Read one tensor from the dump: a torch tensor on the CPU, or a NumPy array (half types as float32).
+
+        Raises:
+            TensorLookupError: no such site, or its payload was not kept; says what is there instead.
+            CorruptDumpError: the payload is damaged.
+        """
+        tensor = self.load(self.find(path, step, role, slot, call, generation, rank, phase))
+        if not as_numpy:
+            return tensor
+        try:
+            return tensor.numpy()
+        except TypeError:
+            return tensor.float().numpy()
+
+    def load(self, record: Record) -> torch.Tensor:
+        """Read the payload of a record of this run. Raises TensorLookupError, CorruptDumpError."""
+        if record.payload is None:
+            why = record.lost or "the run was recorded with statistics only"
+            raise TensorLookupError(f"run {self.name!r} has no values of {record.site}: {why}")
+        with self._lock:
+            return self.source.load(record)
+
+    def _canonical(self, path: str) -> str:
+        return next((node.path for node in self.nodes if path in node.aliases), path)
+
+    def _missing(self, wanted: dict[str, Any]) -> str:
+        """Say which part of a site is not in the run, and what is."""
+        seen: list[str] = []
+        for name in ("path", "role", "generation", "step", "call", "phase", "slot", "rank"):
+            if name not in wanted:
+                continue
+            seen.append(name)
+            clause = " AND ".join(f"{k} = ?" for k in seen)
+            if not self.query(f"SELECT 1 FROM rows WHERE {clause} LIMIT 1", [wanted[k] for k in seen]):
+                before = " AND ".join(f"{k} = ?" for k in seen[:-1]) or "1"
+                there = self.query(f"SELECT DISTINCT {name} FROM rows WHERE {before}", [wanted[k] for k in seen[:-1]])
+                known = [str(value) for (value,) in there]
+                hint = (
+                    nearest(str(wanted[name]), known)
+                    if name == "path"
+                    else f"; there is {', '.join(known[:12]) or 'none'}"
+                )
+                at = f" at {wanted['path']!r}" if name != "path" else ""
+                return f"run {self.name!r} has no {name} {wanted[name]!r}{at}{hint}"
+        return f"run {self.name!r} has no such tensor"
+
+
+def _figures(figures: Sequence[float | None], nan: int | None) -> list[float | None]:
+    """SQLite keeps no NaN: where a figure is missing though elements were counted, it was one."""
+    return [float("nan") if value is None and nan is not None else value for value in figures]
+
+
+class Source:
+    """An opened index with the view ``rows``, and the way to its payloads. Made by `store/reader.py`.
+
+    ``outdated()``: the dump has grown since it was opened. ``processes``: one dict each, at least ``rank``.
+    """
+
+    def __init__(
+        self,
+        db: sqlite3.Connection,
+        load: Callable[[Record], torch.Tensor],
+        *,
+        layout: str,
+        nbytes: int,
+        complete: bool,
+        processes: list[dict[str, Any]],
+        meta: dict[str, Any],
+        outdated: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.db, self.load, self.layout, self.nbytes = db, load, layout, nbytes
+        self.complete, self.processes, self.meta, self.outdated = complete, processes, meta, outdated
+        self._nodes: list[Node] | None = None
+        db.create_function("within", 2, within, deterministic=True)
+
+    def nodes(self) -> list[Node]:
+        if self._nodes is None:
+            rows = self.db.execute("SELECT path, name, type, parent, params, aliases, root FROM all_nodes ORDER BY idx")
+            self._nodes = [
+                Node(path, name, kind, parent, json.loads(params), tuple(json.loads(aliases)), root)
+                for path, name, kind, parent, params, aliases, root in rows
+            ]
+        return self._nodes
+
+    def root_calls(self) -> list[RootCall]:
+        sql = "SELECT idx, generation, step, kind, query, total, batch, root FROM all_calls ORDER BY idx"
+        return [RootCall(*row) for row in self.db.execute(sql)]

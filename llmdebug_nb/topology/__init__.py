@@ -1,0 +1,1 @@
+"""The structure of a model: its module tree."""

@@ -1,0 +1,105 @@
+"""The explorer in a bare page: the real bundle, the real widget, and no Jupyter between them."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+from playwright.sync_api import Locator, Page, expect
+
+CHROMIUM_ARGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+SYNCED = ("snapshot", "position", "selected", "path")
+# stands in for the widget manager: traits both ways, custom messages with buffers
+MODEL = """async ({esm, state}) => {
+  const url = URL.createObjectURL(new Blob([esm], {type: 'text/javascript'}));
+  const {default: widget} = await import(url);
+  const listeners = new Map();
+  const fire = (name, ...args) => [...(listeners.get(name) ?? [])].forEach(f => f(...args));
+  let dirty = {};
+  const put = (name, value) => {
+    if (state[name] === value) return false;
+    state[name] = value;
+    fire('change:' + name);
+    return true;
+  };
+  const bytes = text => new DataView(Uint8Array.from(atob(text), c => c.charCodeAt(0)).buffer);
+  const model = {
+    get: name => state[name],
+    set: (name, value) => { if (put(name, value)) dirty[name] = value; },
+    save_changes: () => { const changes = dirty; dirty = {}; window.pySet(changes); },
+    on: (name, f) => { listeners.set(name, [...(listeners.get(name) ?? []), f]); },
+    off: (name, f) => { listeners.set(name, (listeners.get(name) ?? []).filter(g => g !== f)); },
+    send: async message => {
+      window.sent = (window.sent ?? 0) + 1;
+      if (window.deaf) return;
+      if (window.slow) await new Promise(done => setTimeout(done, window.slow));
+      const [content, buffers] = await window.pyMessage(message);
+      fire('msg:custom', content, buffers.map(bytes));
+    },
+  };
+  window.fromPython = put;
+  window.listening = () => [...listeners.values()].flat().length;
+  window.unmount = widget.render({model, el: document.querySelector('main')});
+}"""
+
+
+def launch_args(defaults: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments that start this machine's Chromium."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    executable = os.environ.get("LLMDEBUG_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    if executable is None:
+        raise RuntimeError("these tests drive a browser: install chromium, or name one in LLMDEBUG_CHROMIUM")
+    return {**defaults, "executable_path": executable, "args": CHROMIUM_ARGS}
+
+
+def mount(page: Page, explorer: Any, head: str = "") -> None:
+    """Show ``explorer`` in ``page``; from then on they share traits and messages as in a notebook."""
+    replies: list[tuple[dict[str, Any], list[memoryview]]] = []
+    explorer.send = lambda content, buffers=None: replies.append((content, buffers or []))
+
+    def message(content: object) -> list[Any]:
+        explorer._on_message(explorer, content, [])
+        answer, buffers = replies.pop()
+        return [answer, [base64.b64encode(bytes(buffer)).decode() for buffer in buffers]]
+
+    def from_page(traits: dict[str, Any]) -> None:
+        for name, value in traits.items():
+            explorer.set_trait(name, value)
+
+    page.expose_function("pyMessage", message)
+    page.expose_function("pySet", from_page)
+    page.set_content(f"<!doctype html><meta charset=utf-8>{head}<body><main></main></body>")
+    page.evaluate(MODEL, {"esm": explorer._esm, "state": {name: getattr(explorer, name) for name in SYNCED}})
+
+
+def from_python(page: Page, explorer: Any, name: str, value: object) -> None:
+    """Set a trait as a cell of the notebook would."""
+    setattr(explorer, name, value)
+    page.evaluate("([name, value]) => { window.fromPython(name, value); }", [name, value])
+
+
+Mount = Callable[[Any], Page]
+
+
+def click_value(scope: Page | Locator, pattern: str) -> None:
+    """Click into the heat map until the value there shows: a redraw in between takes it away again."""
+    for attempt in range(5):
+        scope.locator(".llmdebug-canvas[aria-busy=false]").click()
+        try:
+            expect(scope.locator(".llmdebug-value")).to_have_text(re.compile(pattern), timeout=2_000)
+        except AssertionError:
+            if attempt == 4:
+                raise
+        else:
+            return

@@ -1,0 +1,73 @@
+"""Fixtures that several test files share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page
+
+from browser import Mount, launch_args
+from browser import mount as mount_in
+from lab_server import Lab, running_lab
+from llmdebug_nb import api
+
+# --- runs ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _runs_of_their_own(tmp_path_factory, monkeypatch):
+    """Each test has its own runs folder and knows no run of another one."""
+    monkeypatch.setenv("LLMDEBUG_RUNS", str(tmp_path_factory.mktemp("runs")))
+    monkeypatch.setattr(api, "_recorded", {})
+
+
+# --- browser: bare page and Jupyter -------------------------------------------------------------
+
+SCREENSHOTS = Path(__file__).parent.parent / "out"
+
+
+@pytest.fixture(scope="session")
+def browser_type_launch_args(browser_type_launch_args: dict[str, Any]) -> dict[str, Any]:
+    return launch_args(browser_type_launch_args)
+
+
+@pytest.fixture(scope="session")
+def browser_context_args(browser_context_args: dict[str, Any]) -> dict[str, Any]:
+    return {**browser_context_args, "viewport": {"width": 1280, "height": 900}}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    report = yield
+    page = getattr(item, "funcargs", {}).get("page")
+    if report.when == "call" and report.failed and isinstance(page, Page):
+        SCREENSHOTS.mkdir(exist_ok=True)
+        page.screenshot(path=SCREENSHOTS / (re.sub(r"\W+", "_", item.name) + ".png"), full_page=True)
+    return report
+
+
+@pytest.fixture
+def mount(page: Page) -> Iterator[Mount]:
+    """Show an explorer in the bare page; at the end, no script may have failed."""
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+
+    def show(explorer: Any) -> Page:
+        mount_in(page, explorer)
+        return page
+
+    yield show
+    assert errors == []
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with running_lab(tmp_path_factory.mktemp("lab")) as server:
+        yield server
+
+
+# --- end of browser ------------------------------------------------------------------------------

@@ -1,0 +1,331 @@
+"""A small run, or comparison, in memory, that answers every op of `wire`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from llmdebug_nb.errors import TensorLookupError
+from llmdebug_nb.show import wire
+
+HIDDEN, HEADS, PROMPT = 64, 4, 12
+LEAVES = {
+    "input_layernorm": "RMSNorm",
+    "self_attn.q_proj": "Linear",
+    "self_attn.k_proj": "Linear",
+    "self_attn.v_proj": "Linear",
+    "self_attn.softmax": "Softmax",
+    "self_attn.o_proj": "Linear",
+    "post_attention_layernorm": "RMSNorm",
+    "mlp.gate_proj": "Linear",
+    "mlp.up_proj": "Linear",
+    "mlp.act_fn": "SiLU",
+    "mlp.down_proj": "Linear",
+}
+TYPES = {
+    "": "LlamaForCausalLM",
+    "model": "LlamaModel",
+    "model.layers": "ModuleList",
+    "self_attn": "Attention",
+    "mlp": "MLP",
+}
+BROKEN = "model.layers.1.mlp.down_proj"
+HOSTILE = '<img src=x onerror="window.hacked=1">'
+
+
+class FakeView:
+    """``report``: a comparison that goes wrong in `BROKEN` from the first decode step on."""
+
+    def __init__(
+        self, report: bool = False, layers: int = 3, steps: int = 4, extra: tuple[str, ...] = (), records: int = 0
+    ) -> None:
+        self.report = report
+        self.calls: list[tuple[str, int]] = []
+        self.paths = {"model.embed_tokens": "Embedding"}
+        self.paths |= {f"model.layers.{n}.{leaf}": kind for n in range(layers) for leaf, kind in LEAVES.items()}
+        self.paths |= {"model.norm": "RMSNorm", "lm_head": "Linear"} | dict.fromkeys(extra, "Hostile")
+        self.steps = [self._step(index) for index in range(steps)]
+        self.data: list[wire.Row] = []
+        for step in self.steps:
+            for path, op in self.paths.items():
+                self._record(step, path, op, "input")
+                self._record(step, path, op, "output")
+        for number in range(records - len(self.data)):
+            self._record(self.steps[0], f"model.many.{number}", "Identity", "output")
+        self.tree = self._tree()
+
+    def _step(self, index: int) -> wire.Step:
+        kind = "warmup" if index == 0 else "prefill" if index == 1 else "decode"
+        label = "warm-up" if index == 0 else f"{index - 1} {kind}"
+        return {
+            "index": index,
+            "generation": -1 if index == 0 else 0,
+            "step": max(0, index - 1),
+            "kind": kind,
+            "label": label,
+            "rows": 0,
+            "bad": 0,
+        }
+
+    def _record(self, step: wire.Step, path: str, op: str, role: str) -> None:
+        number = len(self.data)
+        query = 1 if step["kind"] == "decode" else PROMPT
+        shape = [1, HEADS, query, PROMPT] if op == "Softmax" else [1, query, HIDDEN]
+        bad = (
+            self.report
+            and step["index"] >= 2
+            and role == "output"
+            and (path == BROKEN or path in ("model.norm", "lm_head"))
+        )
+        step["rows"] += 1
+        step["bad"] += bad
+        self.data.append(
+            {
+                "id": number,
+                "step": step["index"],
+                "seq": number,
+                "path": path,
+                "call": 0,
+                "role": role,
+                "slot": "0",
+                "op": op,
+                "dtype": "bfloat16",
+                "shape": shape,
+                "min": -3.1 - number % 7 / 10,
+                "max": 2.9 + number % 5 / 10,
+                "mean": 0.0123 * (number % 3),
+                "l2norm": 27.71,
+                "nan": 3 if bad and path == "lm_head" else 0,
+                "inf": 0,
+                "kept": path != "model.embed_tokens",
+                "verdict": None
+                if not self.report
+                else "diverged"
+                if bad
+                else "within_noise"
+                if number % 3 == 0
+                else "match",
+                "error": (0.31 if bad else 0.0021) if self.report else None,
+                "limit": 0.012 if self.report else None,
+                "reason": "error is 26 times its limit" if bad else "",
+            }
+        )
+
+    def _tree(self) -> list[wire.TreeNode]:
+        paths = dict.fromkeys([""])
+        for row in self.data:
+            names = row["path"].split(".")
+            paths |= dict.fromkeys(".".join(names[: n + 1]) for n in range(len(names)))
+        rows, bad = dict.fromkeys(paths, 0), dict.fromkeys(paths, 0)
+        self.kids: dict[str | None, list[str]] = {None: [""]}
+        for path in paths:
+            if path:
+                self.kids.setdefault(path.rpartition(".")[0], []).append(path)
+        for row in self.data:
+            names = row["path"].split(".")
+            for path in ["", *(".".join(names[: n + 1]) for n in range(len(names)))]:
+                rows[path] += 1
+                bad[path] += row["verdict"] == "diverged"
+        self.ids = {path: number for number, path in enumerate(paths)}
+        return [
+            {
+                "id": number,
+                "label": path.rpartition(".")[2] or "LlamaForCausalLM",
+                "path": path,
+                "type": self.paths.get(path) or TYPES.get(path) or TYPES.get(path.rpartition(".")[2], "DecoderLayer"),
+                "children": len(self.kids.get(path, ())),
+                "rows": rows[path],
+                "bad": bad[path],
+                "note": "",
+            }
+            for path, number in self.ids.items()
+        ]
+
+    def text(self) -> str:
+        return f"{'report' if self.report else 'run'} of {len(self.data)} records in {len(self.steps)} steps"
+
+    def overview(self, request: wire.OverviewRequest) -> wire.Overview:
+        bad = [row for row in self.data if row["verdict"] == "diverged"]
+        return {
+            "kind": "report" if self.report else "run",
+            "title": "tiny-llama, eager vs compiled" if self.report else "tiny-llama, eager",
+            "golden": "runs/eager" if self.report else "",
+            "mine": "runs/compiled" if self.report else "",
+            "verdict": ("diverged" if bad else "match") if self.report else None,
+            "notes": [],
+            "lines": [f"{len(self.data):,} records in {len(self.steps)} steps"]
+            + [f"{len(bad)} pairs diverged, 0 unmatched"] * self.report,
+            "steps": self.steps,
+            "first_bad": bad[0]["id"] if bad else -1,
+            "rows": len(self.data),
+            "findings": [
+                {
+                    "path": BROKEN,
+                    "op": "Linear",
+                    "step": 2,
+                    "cause": "op-differs",
+                    "row": bad[0]["id"],
+                    "evidence": "replayed on its own inputs, the op gives another result: 0.31, noise floor 0.012",
+                }
+            ]
+            if bad
+            else [],
+        }
+
+    def children(self, request: wire.ChildrenRequest) -> wire.Children:
+        parent = None if request["parent"] < 0 else self.tree[request["parent"]]["path"]
+        kids = self.kids.get(parent, [])
+        self.calls.append(("children", request["parent"]))
+        return {
+            "total": len(kids),
+            "nodes": [self.tree[self.ids[path]] for path in kids[request["start"] : request["start"] + request["n"]]],
+        }
+
+    def _listed(self, request, step: int = -1) -> list[wire.Row]:
+        path = self.tree[request["node"]]["path"] if request["node"] >= 0 else ""
+        return [
+            row
+            for row in self.data
+            if (step < 0 or row["step"] == step)
+            and (not path or row["path"] == path or row["path"].startswith(path + "."))
+            and (not request["mismatch"] or row["verdict"] in ("diverged", "unmatched"))
+            and request["text"] in f"{row['path']} {row['op']} {row['dtype']}"
+        ]
+
+    def rows(self, request: wire.RowsRequest) -> wire.Page:
+        self.calls.append(("rows", request["start"]))
+        if request["text"] == "boom":
+            raise ZeroDivisionError("division\nby zero")
+        rows = self._listed(request, request["step"])
+        return {
+            "total": len(rows),
+            "start": request["start"],
+            "rows": rows[request["start"] : request["start"] + request["n"]],
+        }
+
+    def _located(self, request, row: wire.Row | None) -> wire.Located:
+        listed = self._listed(request, row["step"]) if row else []
+        return {"row": row, "index": listed.index(row) if row in listed else -1}
+
+    def locate(self, request: wire.LocateRequest) -> wire.Located:
+        rows = self._listed(request)
+        if request["delta"] > 0:
+            return self._located(request, next((row for row in rows if row["id"] > request["row"]), None))
+        before = [row for row in rows if row["id"] < request["row"] or request["row"] < 0]
+        return self._located(request, before[-1] if before else None)
+
+    def row(self, request: wire.RowRequest) -> wire.Located:
+        if not 0 <= request["row"] < len(self.data):
+            raise TensorLookupError(f"no row {request['row']}; there are {len(self.data)}")
+        return self._located(request, self.data[request["row"]])
+
+    def path(self, request: wire.PathRequest) -> wire.PathAnswer:
+        names = request["path"].split(".")
+        above = ["", *(".".join(names[: n + 1]) for n in range(len(names)))]
+        return {"ids": list(dict.fromkeys(self.ids[path] for path in above if path in self.ids))}
+
+    def tensor(self, number: int, which: wire.Which) -> np.ndarray:
+        row = self.data[number]
+        golden = np.random.default_rng(number).normal(size=row["shape"]).astype(np.float32)
+        if row["op"] == "Softmax":
+            golden = np.abs(golden)
+        error = (
+            np.random.default_rng(number + 1)
+            .normal(scale=0.3 if row["verdict"] == "diverged" else 0.001, size=row["shape"])
+            .astype(np.float32)
+        )
+        if row["nan"]:
+            error[0, 0, :3] = np.nan
+        return {"golden": golden, "mine": golden + error, "difference": error}[which]
+
+    def _side(self, row: wire.Row, which: wire.Which) -> wire.Side:
+        tensor = self.tensor(row["id"], which)
+        finite = tensor[np.isfinite(tensor)].astype(float)
+        return {
+            "which": which,
+            "kept": row["kept"],
+            "why": "" if row["kept"] else "recorded with level='summary': run again with values",
+            "dtype": row["dtype"],
+            "shape": row["shape"],
+            "device": "cpu",
+            "min": float(finite.min()),
+            "max": float(finite.max()),
+            "mean": float(finite.mean()),
+            "l2norm": float(np.linalg.norm(finite)),
+            "nan": int(np.isnan(tensor).sum()),
+            "inf": 0,
+            "zero": 0,
+            "numel": tensor.size,
+            "fingerprint": f"xxh64:{row['id'] * 7919 + len(which):016x}",
+            "code": "" if which == "difference" else f"run[{row['id']}].tensor()",
+        }
+
+    def detail(self, request: wire.DetailRequest) -> wire.Detail:
+        row = self.row({"op": "row", "row": request["row"], "node": -1, "mismatch": False, "text": ""})["row"]
+        assert row is not None
+        names = ["batch", "head", "query", "key"] if row["op"] == "Softmax" else ["batch", "token", "hidden"]
+        made_by = row["id"] - 1 if row["id"] else -1
+        return {
+            "row": row,
+            "sides": [
+                self._side(row, which) for which in (("golden", "mine", "difference") if self.report else ("golden",))
+            ],
+            "axes": [{"name": name, "size": size} for name, size in zip(names, row["shape"], strict=True)],
+            "metrics": [
+                {"name": "max_abs", "value": 0.93},
+                {"name": "cosine", "value": 0.99941},
+                {"name": "rel_l2", "value": row["error"]},
+            ]
+            if self.report
+            else [],
+            "producer": made_by,
+            "producer_label": f"{self.data[made_by]['path']} output[0]" if made_by >= 0 else "",
+        }
+
+    def view(self, request: wire.ViewRequest) -> tuple[wire.View, list[memoryview]]:
+        tensor = self.tensor(request["row"], request["which"])
+        axes, size = request["axes"], request["size"]
+        plane = tensor[tuple(slice(None) if axis in axes else at for axis, at in enumerate(request["fixed"]))]
+        if axes[0] > axes[1]:
+            plane = plane.T
+        rows, cols = plane.shape
+        y0, x0, y1, x1 = request["y0"], request["x0"], request["y1"] or rows, request["x1"] or cols
+        window = plane[y0:y1, x0:x1]
+        fy, fx = -(-window.shape[0] // size), -(-window.shape[1] // size)
+        cells = extremes(window, fy, fx)
+        answer: wire.View = {
+            "h": cells.shape[0],
+            "w": cells.shape[1],
+            "fy": fy,
+            "fx": fx,
+            "y0": y0,
+            "x0": x0,
+            "y1": y1,
+            "x1": x1,
+            "rows": rows,
+            "cols": cols,
+            "lo": float(np.nanmin(plane)),
+            "hi": float(np.nanmax(plane)),
+        }
+        return answer, [memoryview(np.ascontiguousarray(cells)).cast("B")]
+
+    def histogram(self, request: wire.HistogramRequest) -> wire.Histogram:
+        tensor = self.tensor(request["row"], request["which"])
+        finite = tensor[np.isfinite(tensor)]
+        counts, edges = np.histogram(finite, request["bins"])
+        return {
+            "lo": float(edges[0]),
+            "hi": float(edges[-1]),
+            "counts": counts.tolist(),
+            "nan": int(np.isnan(tensor).sum()),
+            "inf": 0,
+            "total": tensor.size,
+        }
+
+
+def extremes(window: np.ndarray, fy: int, fx: int) -> np.ndarray:
+    """Return the element of largest magnitude of each block; a NaN wins."""
+    high, low = window, window
+    for axis, factor in enumerate((fy, fx)):
+        starts = np.arange(0, window.shape[axis], factor)
+        high, low = np.maximum.reduceat(high, starts, axis), np.minimum.reduceat(low, starts, axis)
+    return np.where(np.abs(high) >= np.abs(low), high, low).astype("<f4")

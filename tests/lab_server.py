@@ -1,0 +1,163 @@
+"""A real Jupyter server on loopback, for JupyterLab and Notebook 7, and its kernels."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from jupyter_client import BlockingKernelClient
+from playwright.sync_api import Page
+
+REPOSITORY = Path(__file__).parent.parent
+QUIET = {
+    "@jupyterlab/apputils-extension:notification": {
+        "checkForUpdates": False,
+        "fetchNews": "false",
+        "doNotDisturbMode": True,
+    }
+}
+# a cell that is run before the kernel is connected is dropped without a word, whatever the page shows
+CONNECTED = """() => {
+  const session = window.jupyterapp?.shell?.currentWidget?.sessionContext;
+  const kernel = session?.session?.kernel;
+  return session?.isReady && kernel?.connectionStatus === 'connected' && kernel?.status === 'idle';
+}"""
+
+
+@dataclass(frozen=True)
+class Lab:
+    """The server and the folder that it serves."""
+
+    url: str
+    token: str
+    root: Path
+    runtime: Path
+
+    def write_notebook(self, name: str, *cells: str) -> str:
+        """Write a notebook of code cells; return its name."""
+        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+        notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+        nbformat.write(notebook, self.root / name)
+        return name
+
+    def open(self, page: Page, name: str, app: str = "lab") -> None:
+        """Open a notebook in JupyterLab (``lab``) or Notebook 7 (``notebook``), its kernel connected."""
+        place = f"lab/workspaces/w{secrets.token_hex(3)}/tree" if app == "lab" else "notebooks"
+        page.goto(f"{self.url}/{place}/{name}?token={self.token}")
+        page.locator(".jp-Notebook .jp-Cell").first.wait_for(timeout=60_000)
+        page.wait_for_function(CONNECTED, timeout=60_000)
+
+    def run_cell(self, page: Page, index: int = 0) -> None:
+        """Run a cell as a user does."""
+        page.locator(".jp-Notebook .jp-CodeCell").nth(index).locator(".cm-content").click()
+        page.keyboard.press("Shift+Enter")
+
+    def kernel_eval(self, name: str, expression: str) -> str:
+        """Return the repr of an expression in the notebook's kernel, past the page."""
+        session = next(one for one in self._api("sessions") if one["path"] == name)
+        client = BlockingKernelClient(connection_file=str(self.runtime / f"kernel-{session['kernel']['id']}.json"))
+        client.load_connection_file()
+        client.start_channels()
+        try:
+            reply = client.execute_interactive(
+                "", user_expressions={"value": expression}, store_history=False, timeout=30
+            )
+            value = reply["content"]["user_expressions"]["value"]
+            assert value["status"] == "ok", value
+            return str(value["data"]["text/plain"])
+        finally:
+            client.stop_channels()
+
+    def _api(self, path: str) -> Any:
+        request = urllib.request.Request(f"{self.url}/api/{path}", headers={"Authorization": f"token {self.token}"})
+        with urllib.request.urlopen(request, timeout=10) as reply:
+            return json.load(reply)
+
+
+@contextlib.contextmanager
+def running_lab(base: Path) -> Iterator[Lab]:
+    """Serve an empty folder below ``base``, with settings of its own, until the block ends."""
+    for name in ("root", "config", "runtime", "settings", "data"):
+        (base / name).mkdir()
+    (base / "settings" / "overrides.json").write_text(json.dumps(QUIET))
+    lab = Lab(f"http://127.0.0.1:{free_port()}", secrets.token_hex(16), base / "root", base / "runtime")
+    with open(base / "server.log", "w") as log:
+        server = subprocess.Popen(command(lab, base), env=environment(lab, base), stdout=log, stderr=subprocess.STDOUT)
+        try:
+            wait_until_up(lab, server, base / "server.log")
+            yield lab
+        finally:
+            stop(server)
+
+
+def command(lab: Lab, base: Path) -> list[str]:
+    return [
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        "--no-browser",
+        "--allow-root",
+        "--ip=127.0.0.1",
+        f"--port={lab.url.rpartition(':')[2]}",
+        "--ServerApp.port_retries=0",
+        f"--ServerApp.root_dir={lab.root}",
+        f"--LabServerApp.workspaces_dir={base / 'workspaces'}",
+        f"--LabServerApp.app_settings_dir={base / 'settings'}",
+        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+        "--LabApp.news_url=",
+        "--LabApp.expose_app_in_browser=True",
+        "--JupyterNotebookApp.expose_app_in_browser=True",
+    ]
+
+
+def environment(lab: Lab, base: Path) -> dict[str, str]:
+    paths = [str(REPOSITORY), str(REPOSITORY / "tests"), os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ,
+        "JUPYTER_TOKEN": lab.token,
+        "JUPYTER_CONFIG_DIR": str(base / "config"),
+        "JUPYTER_RUNTIME_DIR": str(lab.runtime),
+        "JUPYTER_DATA_DIR": str(base / "data"),
+        "IPYTHONDIR": str(base / "ipython"),
+        "JUPYTER_PLATFORM_DIRS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+    }
+
+
+def wait_until_up(lab: Lab, server: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            urllib.request.urlopen(f"{lab.url}/api", timeout=2).close()
+            return
+        except OSError:
+            if server.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the Jupyter server did not start:\n{log.read_text()}") from None
+            time.sleep(0.2)
+
+
+def stop(server: subprocess.Popen[bytes]) -> None:
+    server.terminate()
+    try:
+        server.wait(15)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

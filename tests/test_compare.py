@@ -1,0 +1,365 @@
+"""Pairing, verdict and blame on real models."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import llmdebug_nb as ld
+from llmdebug_nb.align import pairing
+from llmdebug_nb.records import Record, Site, Summary
+from models import ARCHITECTURES, generate, gpt2, llama, prompt
+
+
+def _pair(model, change, tokens="0-2", **options):
+    """Record a model and a changed copy of it; ``change(copy)`` plants the difference."""
+    broken = copy.deepcopy(model)
+    change(broken)
+    runs = []
+    for name, each in (("golden", model), ("mine", broken)):
+        with ld.dump(each, name=name, tokens=tokens, **options) as run:
+            generate(each, new=4)
+        runs.append(run)
+    return runs
+
+
+def _scaled(path, factor):
+    return lambda model: model.get_submodule(path).register_forward_hook(lambda module, args, out: out * factor)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_run_matches_itself(architecture):
+    model = ARCHITECTURES[architecture]()
+    report = ld.compare(*_pair(model, lambda m: None))
+    assert report.verdict == "match"
+    assert report.first_divergence is None
+    assert report.findings == []
+    assert {d.verdict for d in report.differences} == {"match"}
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["model.layers.1.mlp.act_fn", "model.layers.0.self_attn.q_proj", "model.norm", "lm_head", "model.embed_tokens"],
+)
+def test_a_wrong_leaf_is_blamed_and_nothing_that_inherits(path):
+    report = ld.compare(*_pair(llama(), _scaled(path, 1.001)))
+    assert report.verdict == "diverged"
+    assert report.findings[0].path == path
+    assert report.findings[0].cause == "introduced"
+    assert report.findings[0].step == 0
+    assert [f.path for f in report.findings] == [path]
+    assert report.first_divergence.site.path == path
+
+
+def test_code_between_the_modules_is_blamed_on_the_module_it_belongs_to(monkeypatch):
+    from transformers.models.llama import modeling_llama
+
+    model = llama()
+    with ld.dump(model, name="golden", tokens="0-2") as golden:
+        generate(model, new=4)
+    rotate = modeling_llama.apply_rotary_pos_emb
+    monkeypatch.setattr(
+        modeling_llama, "apply_rotary_pos_emb", lambda q, k, cos, sin, **rest: rotate(q, k, cos, -sin, **rest)
+    )
+    with ld.dump(model, name="mine", tokens="0-2") as mine:
+        generate(model, new=4)
+    report = ld.compare(golden, mine)
+    assert report.findings[0].path == "model.layers.0.self_attn"
+    assert report.findings[0].op == "LlamaAttention"
+    assert report.first_divergence.site.path == "model.layers.0.self_attn.o_proj"
+
+
+def test_two_bugs_are_two_findings_in_execution_order():
+    def change(model):
+        _scaled("transformer.h.0.mlp.act", 1.01)(model)
+        model.transformer.wpe.weight.data.mul_(1.01)
+
+    report = ld.compare(*_pair(gpt2(), change))
+    assert [f.path for f in report.findings][:1] == ["transformer.wpe"]
+
+
+def test_a_wrong_input_is_said_before_anything_is_blamed():
+    model, runs = llama(), []
+    for name, seed in (("golden", 0), ("mine", 1)):
+        with ld.dump(model, name=name) as run:
+            model(prompt(seed=seed))
+        runs.append(run)
+    finding = ld.compare(*runs).findings[0]
+    assert (finding.path, finding.cause) == ("", "wrong input")
+
+
+def test_the_same_weights_in_bf16_are_within_noise_and_a_bug_in_bf16_is_not():
+    golden, mine = _pair(llama(), lambda m: m.to(torch.bfloat16), tokens="0")
+    report = ld.compare(golden, mine)
+    assert report.verdict == "within_noise"
+    broken = _pair(llama(), lambda m: (_scaled("model.layers.0.mlp.act_fn", 1.5)(m), m.to(torch.bfloat16)), tokens="0")
+    report = ld.compare(*broken)
+    assert report.verdict == "diverged"
+    assert report.findings[0].path == "model.layers.0.mlp.act_fn"
+
+
+def test_rows_without_a_partner_stay_visible_on_both_sides_with_a_reason():
+    class Short(nn.Module):
+        def __init__(self, more):
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+            self.more = more
+
+        def forward(self, x):
+            x = self.a(x)
+            return self.a(self.b(x)) if self.more else x
+
+    runs = []
+    torch.manual_seed(0)
+    module = Short(True)
+    for name, more in (("golden", True), ("mine", False)):
+        module.more = more
+        with ld.dump(module, name=name, tokens="all") as run:
+            module(torch.ones(1, 3))
+            if not more:
+                module(torch.ones(1, 3))
+        runs.append(run)
+    report = ld.compare(*runs)
+    reasons = {(d.pair.golden is None, d.site.path): d.reason for d in report.differences if d.verdict == "unmatched"}
+    assert reasons[False, "b"] == f"only in golden: {pairing.NO_PATH}"
+    assert reasons[False, "a"] == f"only in golden: {pairing.NO_CALL}"
+    assert reasons[True, "a"] == f"only in mine: {pairing.NO_STEP}"
+    order = [d.pair.either.seq for d in report.differences if d.pair.golden]
+    assert order == sorted(order)
+
+
+def test_differing_shapes_are_diverged_and_say_so():
+    model, runs = llama(), []
+    for name, batch in (("golden", 1), ("mine", 2)):
+        with ld.dump(model, name=name, layers="lm_head") as run:
+            model(prompt(batch=batch))
+        runs.append(run)
+    report = ld.compare(*runs)
+    assert report.first_divergence.reason.startswith("shape [1, 7,")
+    assert report.verdict == "diverged"
+
+
+def test_runs_without_a_common_site_cannot_be_compared():
+    for name, model in (("a", llama()), ("b", gpt2())):
+        with ld.dump(model, name=name, layers="*.mlp.*"):
+            model(prompt())
+    with pytest.raises(
+        ld.CompareError, match=r"no site in common: a has e.g. model.layers.0.mlp.*b transformer.h.0.mlp"
+    ):
+        ld.compare("a", "b")
+
+
+def test_statistics_alone_still_find_the_bug():
+    golden, mine = _pair(llama(), _scaled("model.layers.1.mlp.act_fn", 1.01), stats_only=True)
+    report = ld.compare(golden, mine)
+    assert report.findings[0].path == "model.layers.1.mlp.act_fn"
+    assert "judged by statistics" in report.first_divergence.reason
+    same = ld.compare(golden, golden)
+    assert same.verdict == "match"
+
+
+def test_statistics_against_tensors_compares_what_both_have():
+    model = llama()
+    with ld.dump(model, name="whole") as whole:
+        model(prompt())
+    with ld.dump(model, name="stats", stats_only=True) as stats:
+        model(prompt())
+    assert ld.compare(whole, stats).verdict == "match"
+
+
+def test_nan_on_one_side_is_diverged_and_on_both_is_not():
+    class Bad(nn.Module):
+        def __init__(self, value):
+            super().__init__()
+            self.value = nn.Parameter(torch.tensor(value))
+
+        def forward(self, x):
+            return x / self.value
+
+    runs = []
+    for name, value in (("nan", 0.0), ("fine", 1.0)):
+        module = nn.Sequential(Bad(value))
+        with ld.dump(module, name=name) as run:
+            module(torch.tensor([0.0, 1.0]))
+        runs.append(run)
+    assert ld.compare(*runs).verdict == "diverged"
+    assert ld.compare(runs[0], runs[0]).verdict == "match"
+
+
+def test_a_payload_that_is_damaged_is_one_unmatched_row():
+    golden, mine = _pair(llama(), _scaled("lm_head", 1.01), tokens="0")
+    payload = next(mine.path.glob("rank*/tensors.bin"))
+    with open(payload, "r+b") as file:
+        file.truncate(payload.stat().st_size // 2)
+    report = ld.compare(golden, ld.open_run(mine.path))
+    assert any("cut short" in (d.reason or "") for d in report.differences)
+    assert len(report.differences) == len(golden)
+    # the fingerprints still tell what differs, so the verdict does not depend on the damage
+    assert report.verdict == "diverged"
+    assert report.first_divergence.site.path == "lm_head"
+    assert any("cut short" in note for note in report.view().overview()["notes"])
+    assert not ld.open_run(mine.path).info()["complete"]
+
+
+def test_the_table_and_the_files_say_the_same(tmp_path):
+    report = ld.compare(*_pair(llama(), _scaled("lm_head", 1.01), tokens="0"))
+    frame = report.differences.to_pandas()
+    assert len(frame) == len(report.differences)
+    worst = frame[frame.verdict == "diverged"].iloc[0]
+    assert (worst.path, worst.role) == ("lm_head", "output")
+    assert worst.relative_euclidean_distance == pytest.approx(0.01, rel=1e-3)
+    import pandas
+
+    back = pandas.read_csv(report.differences.to_csv(tmp_path / "d.csv"))
+    assert list(back.verdict) == list(frame.verdict)
+    page = report.differences.to_html(tmp_path / "d.html").read_text()
+    assert "lm_head" in page
+    assert "http://" not in page
+    assert "https://" not in page
+    with pytest.raises(ld.StoreError, match="can't write"):
+        report.to_csv(tmp_path / "no" / "such" / "folder.csv")
+
+
+def test_names_are_escaped_in_html(tmp_path):
+    hostile = "<img src=x onerror=alert(1)>"
+    module = nn.Sequential()
+    module.add_module(hostile, nn.Linear(2, 2))
+    for name, factor in (("a", 1.0), ("b", 2.0)):
+        with ld.dump(module, name=name):
+            module(torch.full((1, 2), factor))
+    report = ld.compare("a", "b")
+    page = report.to_html(tmp_path / "r.html").read_text()
+    assert "<img src=x" not in page
+    assert "&lt;img src=x" in page
+    assert "<img src=x" not in report._repr_html_()
+
+
+def test_explain_can_be_left_out():
+    golden, mine = _pair(llama(), _scaled("lm_head", 1.01), tokens="0")
+    assert ld.compare(golden, mine, explain=False).findings == []
+
+
+def test_findings_and_differences_are_plain_data():
+    report = ld.compare(*_pair(llama(), _scaled("lm_head", 1.01), tokens="0"))
+    f = report.findings[0]
+    json.dumps([f.path, f.op, f.step, f.cause, f.evidence])
+    assert "1 differs" in repr(report) or "diverged" in repr(report)
+    assert "diverged" in repr(report.differences)
+
+
+def _record(i, path, **site):
+    return Record(i, Site(path, **site), i, "Op", Summary("float32", (1,)))
+
+
+def test_a_row_of_mine_alone_stands_after_the_pair_that_ran_before_it():
+    golden = [_record(0, "a"), _record(1, "c")]
+    mine = [_record(0, "a"), _record(1, "b"), _record(2, "c"), _record(3, "d")]
+    assert [p.either.site.path for p in pairing.pair(golden, mine)] == ["a", "b", "c", "d"]
+    assert [p.either.site.path for p in pairing.pair([], mine)] == ["a", "b", "c", "d"]
+
+
+def test_one_extra_call_shifts_no_other_pair():
+    golden = [_record(i, f"m{i}") for i in range(5)]
+    mine = [_record(0, "extra"), *[_record(i + 1, f"m{i}") for i in range(5)]]
+    pairs = pairing.pair(golden, mine)
+    assert all(p.golden.site.path == p.mine.site.path for p in pairs if p.golden and p.mine)
+    assert sum(p.golden is None for p in pairs) == 1
+
+
+def test_statistics_that_agree_over_other_bytes_are_no_match():
+    def flip(model):
+        model.lm_head.register_forward_hook(lambda module, args, out: out.flip(-1))
+
+    report = ld.compare(*_pair(llama(), flip, stats_only=True, layers="lm_head", tokens="0"))
+    (row,) = [d for d in report.differences if d.site.role == "output"]
+    assert row.verdict == "within_noise"
+    assert "the bytes do not" in row.reason
+
+
+def test_a_partial_recording_is_said_with_the_verdict():
+    model = llama()
+    with ld.dump(model, name="whole") as whole:
+        model(prompt())
+    with ld.dump(model, name="part", layers="lm_head") as part:
+        model(prompt())
+    report = ld.compare(whole, part)
+    assert "76 rows without a partner" in report.summary()
+    assert "76 of 78 rows could not be compared" in report.view().overview()["notes"][0]
+
+
+def test_another_token_is_said_to_be_another_token():
+    model, runs = llama(), []
+    for name, seed in (("golden", 0), ("mine", 1)):
+        with ld.dump(model, name=name, tokens="0-3", seed=seed) as run:
+            generate(model, do_sample=True, new=4)
+        runs.append(run)
+    finding = ld.compare(*runs).findings[0]
+    assert finding.cause == "other token"
+    assert "another token was chosen" in finding.evidence
+    assert finding.step > 0
+
+
+def test_two_roots_in_one_block_do_not_explain_each_other():
+    a, b = nn.Sequential(nn.Linear(3, 3)), nn.Sequential(nn.Linear(3, 3))
+    runs = []
+    for name in ("golden", "mine"):
+        with ld.dump(name=name) as run, torch.no_grad():
+            a(torch.ones(1, 3))
+            b(torch.ones(1, 3))
+        runs.append(run)
+        a.register_forward_hook(lambda module, args, out: out * 2)
+        b[0].weight.data.mul_(2)
+    assert [f.path for f in ld.compare(*runs).findings] == ["", "Sequential~1.0"]
+
+
+@pytest.mark.parametrize(
+    ("part", "planted", "blamed", "cause"),
+    [("out", "lm_head", "lm_head", "introduced or inherited"), ("in", "model.norm", "", "introduced before")],
+)
+def test_with_half_of_the_tensors_the_blame_says_what_it_rests_on(part, planted, blamed, cause):
+    finding, *more = ld.compare(*_pair(llama(), _scaled(planted, 1.01), part=part, tokens="0")).findings
+    assert not more
+    assert (finding.path, finding.cause) == (blamed, cause)
+
+
+def test_a_call_that_was_given_less_is_not_blamed_for_it():
+    class Leaf(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, x, mask=None):
+            return x * self.weight if mask is None else x * self.weight + mask
+
+    class Caller(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.leaf, self.mask = Leaf(), torch.ones(1, 3)
+
+        def forward(self, x):
+            return self.leaf(x, mask=self.mask)
+
+    caller, runs = Caller(), []
+    for name in ("golden", "mine"):
+        with ld.dump(caller, name=name) as run:
+            caller(torch.ones(1, 3))
+        runs.append(run)
+        caller.mask = None
+    finding = ld.compare(*runs).findings[0]
+    assert (finding.path, finding.op) == ("", "Caller")
+
+
+def test_the_same_model_called_in_another_way_is_said_to_be():
+    model = llama()
+    with ld.dump(model, name="generated", tokens="0") as generated:
+        generate(model, new=1)
+    with ld.dump(model, name="called") as called:
+        model(prompt())
+    finding = ld.compare(generated, called).findings[0]
+    assert (finding.path, finding.op) == ("", "LlamaForCausalLM")
+    assert "called with other arguments: 0 (only in mine), kwargs.input_ids (only in golden)" in finding.evidence
+    assert "shape [1, 1, 96] against [1, 7, 96]" in finding.evidence

@@ -1,0 +1,85 @@
+"""The explorer in JupyterLab and in Notebook 7, with a real kernel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from browser import click_value
+from lab_server import Lab
+
+SCREENSHOTS = Path(__file__).parent.parent / "out"
+CELL = """\
+from fake_view import FakeView
+from llmdebug_nb.notebook.widgets import Explorer
+explorer = Explorer(FakeView(report=True, layers=8, steps=12))
+explorer"""
+THEME = "name => window.jupyterapp.commands.execute('apputils:change-theme', {theme: name})"
+
+
+@pytest.mark.parametrize("app", ["lab", "notebook"])
+def test_a_cell_shows_an_explorer_that_page_and_kernel_share(lab: Lab, page: Page, app: str) -> None:
+    outside: list[str] = []
+    page.on(
+        "request",
+        lambda request: (
+            None
+            if request.url.startswith((lab.url, lab.url.replace("http", "ws"), "data:", "blob:"))
+            else outside.append(request.url)
+        ),
+    )
+    notebook = lab.write_notebook(
+        f"explorer_{app}.ipynb", CELL, "explorer.position = 4; explorer.path = ''", "assert False, 'do not delete me'"
+    )
+    lab.open(page, notebook, app)
+    lab.run_cell(page)
+    SCREENSHOTS.mkdir(exist_ok=True)
+
+    page.get_by_role("toolbar", name="Token stepper").get_by_text("2 decode").click(timeout=30_000)
+    expect(page.locator(".llmdebug-step[aria-current]")).to_contain_text("2 decode")
+    assert lab.kernel_eval(notebook, "explorer.position") == "3"
+
+    page.get_by_role("treeitem", name="model").click()
+    page.get_by_role("treeitem", name="layers").click()
+    page.get_by_role("treeitem", name="1 DecoderLayer").click()
+    expect(page.locator(".llmdebug-total")).to_have_text("22 records")
+    assert lab.kernel_eval(notebook, "explorer.path") == "'model.layers.1'"
+
+    page.get_by_label("Filter records").fill("down_proj")
+    expect(page.locator(".llmdebug-total")).to_have_text("2 records")
+    page.locator(".llmdebug-record", has_text="down_proj out[0]").click()
+    expect(page.locator(".llmdebug-place")).to_contain_text("model.layers.1.mlp.down_proj")
+    selected = lab.kernel_eval(notebook, "explorer.selected")
+    expect(page.locator(".llmdebug-record[aria-selected=true]")).to_have_attribute("data-row", selected)
+    click_value(page, r"\[0, 0, \d+\] = ")
+    page.screenshot(path=SCREENSHOTS / f"explorer_{app}.png")
+
+    # keys of the notebook's command mode: the cell stays, and the explorer moves
+    page.get_by_role("grid").press("d")
+    page.get_by_role("grid").press("d")
+    page.get_by_role("grid").press("x")
+    page.get_by_role("grid").press("N")
+    expect(page.locator(".llmdebug-record[aria-selected=true]")).not_to_have_attribute("data-row", selected)
+    assert page.locator(".jp-Notebook .jp-CodeCell").count() == 3
+
+    lab.run_cell(page, 1)
+    expect(page.locator(".llmdebug-step[aria-current]")).to_contain_text("3 decode")
+    page.evaluate(THEME, "JupyterLab Dark")
+    expect(page.locator("body")).to_have_attribute("data-jp-theme-light", "false")
+    expect(page.locator("#jupyterlab-splash")).to_have_count(0)
+    page.locator(".llmdebug-main").scroll_into_view_if_needed()
+    page.screenshot(path=SCREENSHOTS / f"explorer_{app}_dark.png")
+    page.evaluate(THEME, "JupyterLab Light")
+    assert outside == []
+
+
+def test_an_answer_comes_while_a_cell_runs(lab: Lab, page: Page) -> None:
+    notebook = lab.write_notebook("busy.ipynb", CELL, "import time\nfor _ in range(200): time.sleep(0.05)")
+    lab.open(page, notebook)
+    lab.run_cell(page)
+    expect(page.locator(".llmdebug-record").nth(3)).to_be_visible(timeout=30_000)
+    lab.run_cell(page, 1)
+    page.get_by_role("treeitem", name="lm_head").click()
+    expect(page.locator(".llmdebug-total")).to_have_text("2 records", timeout=3_000)

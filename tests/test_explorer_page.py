@@ -1,0 +1,588 @@
+"""The explorer in a bare page: what a user does, and what the page and the kernel then show."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from browser import Mount, from_python
+from browser import mount as mount_in
+from fake_view import BROKEN, HOSTILE, FakeView
+from llmdebug_nb.notebook.widgets import Explorer
+
+SELECTED = ".llmdebug-record[aria-selected=true]"
+
+
+def row_at(page: Page, row: int) -> Locator:
+    return page.locator(f".llmdebug-record[data-row='{row}']")
+
+
+def shown(page: Page, row: int) -> None:
+    """The record is selected in the list and its tensor is in the panel."""
+    expect(page.locator(SELECTED)).to_have_attribute("data-row", str(row))
+    expect(page.locator(".llmdebug-place")).to_contain_text(f"#{row} ·")
+
+
+def step(page: Page, index: int) -> Locator:
+    return page.locator(f".llmdebug-step[data-index='{index}']")
+
+
+# --- stepper ---
+
+
+def test_a_click_on_a_token_shows_its_records_and_tells_the_kernel(mount: Mount) -> None:
+    explorer = Explorer(FakeView())
+    page = mount(explorer)
+    expect(row_at(page, 72)).to_be_visible()  # behind the warm-up
+    page.get_by_role("toolbar", name="Token stepper").get_by_text("2 decode").click()
+    expect(row_at(page, 216)).to_be_visible()
+    assert explorer.position == 3
+    expect(step(page, 3)).to_have_attribute("aria-current", "step")
+
+
+def test_arrow_keys_and_buttons_move_by_one_token(mount: Mount) -> None:
+    explorer = Explorer(FakeView())
+    page = mount(explorer)
+    page.get_by_role("button", name="Next token").click()
+    step(page, 2).press("ArrowRight")
+    expect(step(page, 3)).to_be_focused()
+    expect(page.get_by_role("button", name="Next token")).to_be_disabled()
+    step(page, 3).press("Home")
+    expect(step(page, 0)).to_be_focused()
+    expect(page.get_by_role("button", name="Previous token")).to_be_disabled()
+    assert explorer.position == 0
+
+
+def test_a_warm_up_looks_different_and_a_diverged_token_has_its_count(mount: Mount) -> None:
+    page = mount(Explorer(FakeView(report=True)))
+    expect(step(page, 0)).to_have_class(re.compile("llmdebug-warmup"))
+    expect(step(page, 1)).not_to_have_class(re.compile("llmdebug-warmup"))
+    expect(step(page, 2).locator(".llmdebug-badge")).to_have_text("3")
+    expect(step(page, 1).locator(".llmdebug-badge")).to_have_count(0)
+
+
+def test_thousands_of_tokens_stay_few_elements(mount: Mount) -> None:
+    page = mount(Explorer(FakeView(layers=0, steps=5000)))
+    step(page, 1).press("End")
+    expect(step(page, 4999)).to_be_in_viewport()
+    assert page.locator(".llmdebug-step").count() < 40
+
+
+# --- tree ---
+
+
+def test_the_tree_fetches_children_when_a_module_is_opened(mount: Mount) -> None:
+    view = FakeView()
+    page = mount(Explorer(view))
+    expect(page.get_by_role("treeitem")).to_have_count(3)  # the lone root is open
+    assert [call for call in view.calls if call[0] == "children"] == [("children", -1), ("children", 0)]
+    page.get_by_role("treeitem", name="model").locator(".llmdebug-chevron").click()
+    expect(page.get_by_role("treeitem", name="layers")).to_be_visible()
+    assert [call for call in view.calls if call[0] == "children"][2:] == [("children", 1)]
+
+
+def test_a_click_on_a_module_narrows_the_list_and_opens_it_the_first_time(mount: Mount) -> None:
+    explorer = Explorer(FakeView())
+    page = mount(explorer)
+    expect(page.locator(".llmdebug-total")).to_have_text("72 records")
+    page.get_by_role("treeitem", name="lm_head").click()
+    expect(page.locator(".llmdebug-total")).to_have_text("2 records")
+    assert explorer.path == "lm_head"
+    page.get_by_role("treeitem", name="model").click()
+    expect(page.get_by_role("treeitem", name="embed_tokens")).to_be_visible()
+    expect(page.locator(".llmdebug-total")).to_have_text("70 records")
+    page.get_by_role("button", name="under model").click()
+    expect(page.locator(".llmdebug-total")).to_have_text("72 records")
+    assert explorer.path == ""
+
+
+def test_the_tree_obeys_the_keys_of_the_aria_pattern(mount: Mount) -> None:
+    explorer = Explorer(FakeView())
+    page = mount(explorer)
+    tree = page.get_by_role("tree")
+
+    def active() -> str | None:
+        node = tree.get_attribute("aria-activedescendant")
+        return page.locator(f"[id='{node}'] .llmdebug-node-label").text_content()
+
+    expect(page.get_by_role("treeitem")).to_have_count(3)
+    tree.press("ArrowDown")
+    tree.press("ArrowRight")
+    expect(page.get_by_role("treeitem", name="embed_tokens")).to_be_visible()
+    tree.press("ArrowRight")
+    assert active() == "embed_tokens"
+    tree.press("ArrowLeft")
+    assert active() == "model"
+    tree.press("End")
+    assert active() == "lm_head"
+    tree.press("Enter")
+    expect(page.get_by_role("treeitem", name="lm_head")).to_have_attribute("aria-selected", "true")
+    assert explorer.path == "lm_head"
+    tree.press("Home")
+    tree.press("ArrowLeft")
+    expect(page.get_by_role("treeitem")).to_have_count(1)
+    expect(page.get_by_role("treeitem")).to_have_attribute("aria-expanded", "false")
+
+
+def test_ten_thousand_children_come_in_pages_as_they_are_scrolled_to(mount: Mount) -> None:
+    view = FakeView(layers=0, steps=1, records=10_000)
+    page = mount(Explorer(view))
+    page.get_by_role("treeitem", name="model").click()
+    page.get_by_role("treeitem", name="many").click()
+    expect(page.get_by_role("treeitem", name="497")).to_have_count(0)
+    tree = page.get_by_role("tree")
+    tree.press("End")
+    expect(page.get_by_text("more…")).to_have_count(0)
+    tree.evaluate("el => { el.scrollTop = 0; el.scrollTop = 500 * 22; }")
+    expect(page.locator(".llmdebug-node-label", has_text=re.compile("^510$"))).to_be_visible()
+    assert page.get_by_role("treeitem").count() < 60
+
+
+# --- records ---
+
+
+def test_a_hundred_thousand_records_are_paged_and_stay_few_elements(mount: Mount) -> None:
+    view = FakeView(layers=2, steps=1, records=100_000)
+    explorer = Explorer(view)
+    page = mount(explorer)
+    expect(page.locator(".llmdebug-total")).to_have_text("100,000 records")
+    grid = page.get_by_role("grid")
+    expect(grid).to_have_attribute("aria-rowcount", "100001")
+    grid.press("End")
+    expect(row_at(page, 99_999)).to_be_in_viewport()
+    shown(page, 99_999)
+    assert explorer.selected == 99_999
+    grid.evaluate("el => { el.scrollTop = el.scrollHeight / 2; }")
+    expect(row_at(page, 50_000)).to_be_visible()
+    assert page.locator(".llmdebug-record").count() < 80
+    assert len([call for call in view.calls if call[0] == "rows"]) <= 5
+
+
+def test_arrow_keys_walk_the_list(mount: Mount) -> None:
+    explorer = Explorer(FakeView())
+    page = mount(explorer)
+    row_at(page, 74).click()
+    shown(page, 74)
+    page.get_by_role("grid").press("ArrowDown")
+    shown(page, 75)
+    page.get_by_role("grid").press("ArrowUp")
+    page.get_by_role("grid").press("ArrowUp")
+    shown(page, 73)
+    assert explorer.selected == 73
+
+
+def test_n_and_p_walk_in_execution_order_across_tokens(mount: Mount) -> None:
+    explorer = Explorer(FakeView())
+    page = mount(explorer)
+    page.get_by_role("grid").press("n")
+    shown(page, 72)  # nothing was selected: the first of this token
+    page.get_by_role("tree").press("n")
+    shown(page, 73)
+    page.get_by_role("grid").press("p")
+    page.get_by_role("grid").press("p")
+    shown(page, 71)
+    assert explorer.position == 0
+    from_python(page, explorer, "selected", 287)
+    shown(page, 287)
+    page.get_by_role("grid").press("n")
+    expect(page.get_by_role("status")).to_contain_text("no further record")
+
+
+def test_capital_n_and_p_walk_from_mismatch_to_mismatch(mount: Mount) -> None:
+    view = FakeView(report=True)
+    bad = [row["id"] for row in view.data if row["verdict"] == "diverged"]
+    explorer = Explorer(view)
+    page = mount(explorer)
+    shown(page, bad[0])
+    for row in bad[1:]:
+        page.get_by_role("grid").press("N")
+        shown(page, row)
+    assert explorer.position == 3
+    page.get_by_role("grid").press("N")
+    expect(page.get_by_role("status")).to_contain_text("no further mismatch")
+    page.get_by_role("grid").press("P")
+    shown(page, bad[-2])
+
+
+def test_mismatches_only_hides_the_rest_and_keeps_the_selected_one_in_view(mount: Mount) -> None:
+    view = FakeView(report=True)
+    page = mount(Explorer(view))
+    only = page.get_by_label("mismatches only")
+    only.check()
+    expect(page.locator(".llmdebug-total")).to_have_text("3 records")
+    expect(page.locator(".llmdebug-record .llmdebug-diverged")).to_have_count(3)
+    only.uncheck()
+    expect(page.locator(".llmdebug-total")).to_have_text("72 records")
+    expect(page.locator(SELECTED)).to_be_in_viewport()
+
+
+def test_letters_typed_into_the_filter_filter_and_do_not_walk(mount: Mount) -> None:
+    explorer = Explorer(FakeView())
+    page = mount(explorer)
+    page.get_by_label("Filter records").press_sequentially("up_proj")
+    expect(page.locator(".llmdebug-total")).to_have_text("6 records")
+    assert explorer.selected == -1
+    page.get_by_label("Filter records").fill("nothing like this")
+    expect(page.locator(".llmdebug-total")).to_have_text("0 records")
+
+
+def test_a_jump_drops_the_filters_that_hide_its_target(mount: Mount) -> None:
+    explorer = Explorer(FakeView(report=True))
+    page = mount(explorer)
+    page.get_by_role("treeitem", name="lm_head").click()
+    page.get_by_label("Filter records").fill("lm_head")
+    page.get_by_text("op-differs").click()
+    shown(page, explorer.snapshot["findings"][0]["row"])
+    assert explorer.path == ""
+    expect(page.get_by_label("Filter records")).to_have_value("")
+
+
+def test_the_producer_is_one_click_away(mount: Mount) -> None:
+    page = mount(Explorer(FakeView(report=True)))
+    at = int(page.locator(SELECTED).get_attribute("data-row") or 0)
+    page.locator(".llmdebug-producer").click()
+    shown(page, at - 1)
+
+
+# --- tensor ---
+
+
+def test_tabs_switch_between_golden_mine_and_difference(mount: Mount) -> None:
+    view = FakeView(report=True)
+    page = mount(Explorer(view))
+    expect(page.get_by_role("tab")).to_have_text(["golden", "mine", "difference"])
+    expect(page.get_by_role("tab", name="difference")).to_have_attribute("aria-selected", "true")
+    high = page.locator(".llmdebug-legend span").nth(2)
+    before = high.text_content()
+    page.get_by_role("tab", name="difference").press("ArrowLeft")
+    expect(page.get_by_role("tab", name="mine")).to_be_focused()
+    expect(page.get_by_role("tab", name="mine")).to_have_attribute("aria-selected", "true")
+    expect(high).not_to_have_text(before or "")
+
+
+def test_a_run_has_no_tabs_no_verdicts_and_no_mismatch_controls(mount: Mount) -> None:
+    page = mount(Explorer(FakeView()))
+    row_at(page, 74).click()
+    expect(page.locator(".llmdebug-canvas")).to_be_visible()
+    expect(page.get_by_role("tab")).to_have_count(0)
+    expect(page.locator(".llmdebug-verdict")).to_have_count(0)
+    expect(page.get_by_label("mismatches only")).to_have_count(0)
+    expect(page.get_by_role("grid").get_by_role("columnheader")).to_have_text(
+        ["#", "tensor", "op", "type", "shape", "min", "max", "mean", "l2 norm"]
+    )
+    page.get_by_role("grid").press("N")
+    expect(page.get_by_role("status")).to_contain_text("compare it with another one")
+
+
+def test_a_report_shows_verdict_findings_errors_and_metrics(mount: Mount) -> None:
+    page = mount(Explorer(FakeView(report=True)))
+    expect(page.locator(".llmdebug-title .llmdebug-verdict")).to_have_text("✗ diverged")
+    expect(page.locator(".llmdebug-finding")).to_contain_text([BROKEN])
+    expect(page.get_by_role("grid").get_by_role("columnheader")).to_have_text(
+        ["#", "tensor", "op", "type", "shape", "error", "limit", "verdict"]
+    )
+    expect(page.locator(".llmdebug-metrics")).to_contain_text("cosine")
+    expect(page.locator(".llmdebug-summary tr.llmdebug-differs th[scope=row]")).to_have_text(["fingerprint"])
+
+
+def pixel(page: Page, fx: float, fy: float) -> list[int]:
+    return page.locator(".llmdebug-canvas").evaluate(
+        """(el, [fx, fy]) => {
+          const [x, y] = [Math.floor(fx * el.width), Math.floor(fy * el.height)];
+          return [...el.getContext('2d').getImageData(x, y, 1, 1).data].slice(0, 3);
+        }""",
+        [fx, fy],
+    )
+
+
+def click_at(page: Page, fx: float, fy: float) -> None:
+    canvas = page.locator(".llmdebug-canvas")
+    box = canvas.bounding_box()
+    assert box
+    canvas.click(position={"x": fx * box["width"], "y": fy * box["height"]})
+
+
+def test_a_click_on_the_heat_map_shows_index_and_value(mount: Mount) -> None:
+    view = FakeView()
+    page = mount(Explorer(view, selected=100))
+    expect(page.locator(".llmdebug-caption").first).to_have_text("rows 0–11, columns 0–63")
+    click_at(page, 10.5 / 64, 3.5 / 12)
+    index, value = (page.locator(".llmdebug-value").text_content() or "").split(" = ")
+    assert index == "[0, 3, 10]"
+    assert np.float32(value) == view.tensor(100, "golden")[0, 3, 10]
+
+
+class Large(FakeView):
+    """One outlier in 2000 x 3000."""
+
+    def tensor(self, number: int, which: Any) -> np.ndarray:
+        tensor = np.full((1, 2000, 3000), 0.5, np.float32)
+        tensor[0, 1234, 2345] = -7.25
+        return tensor
+
+
+def test_an_outlier_among_millions_is_seen_and_found(mount: Mount) -> None:
+    page = mount(Explorer(Large(), selected=100))
+    expect(page.locator(".llmdebug-caption").first).to_have_text(
+        "rows 0–1999, columns 0–2999, a cell is the extreme of 8 × 12"
+    )
+    click_at(page, 2345 / 3000, 1234 / 2000)
+    expect(page.locator(".llmdebug-value")).to_have_text("[0, 1234, 2345] = -7.25")
+
+
+def test_the_heat_map_zooms_to_numbers_by_key_and_wheel_and_pans(mount: Mount) -> None:
+    page = mount(Explorer(FakeView(), selected=100))
+    canvas, caption = page.locator(".llmdebug-canvas"), page.locator(".llmdebug-caption").first
+    expect(canvas).to_have_attribute("data-numbers", "false")
+    canvas.press("+")
+    expect(caption).to_have_text("rows 3–8, columns 16–47")
+    canvas.press("+")
+    canvas.press("+")
+    expect(canvas).to_have_attribute("data-numbers", "true")
+    canvas.press("0")
+    expect(caption).to_have_text("rows 0–11, columns 0–63")
+    canvas.hover(position={"x": 1, "y": 1})
+    page.mouse.wheel(0, -100)
+    expect(caption).to_have_text("rows 0–5, columns 0–31")
+    canvas.press("ArrowRight")
+    expect(caption).to_have_text("rows 0–5, columns 8–39")
+    box = canvas.bounding_box()
+    assert box
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 20)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.75, box["y"] + 20, steps=4)
+    page.mouse.up()
+    expect(caption).to_have_text("rows 0–5, columns 0–31")
+    expect(page.locator(".llmdebug-value")).to_have_text("")  # a drag is no click
+
+
+def test_colours_are_around_zero_for_both_signs_and_magenta_for_nan(mount: Mount) -> None:
+    view = FakeView(report=True)
+    broken = next(row for row in view.data if row["nan"])
+    page = mount(Explorer(view, selected=broken["id"]))
+    expect(page.locator(".llmdebug-caption").first).to_have_text("elements 0–63")
+    assert pixel(page, 1 / 64, 0.5) == [255, 0, 255]
+    low, high = (page.locator(".llmdebug-legend span").nth(n).text_content() for n in (0, 2))
+    assert low == f"-{high}"
+    assert page.locator(".llmdebug-histogram").text_content()
+    assert "NaN 3" in (page.locator(".llmdebug-histogram").text_content() or "")
+
+
+def test_values_of_one_sign_get_a_scale_from_lowest_to_highest(mount: Mount) -> None:
+    view = FakeView()
+    softmax = next(row["id"] for row in view.data if row["op"] == "Softmax")
+    page = mount(Explorer(view, selected=softmax))
+    plane = view.tensor(softmax, "golden")[0, 0]
+    expect(page.locator(".llmdebug-legend span").nth(0)).to_have_text(f"{float(f'{plane.min():.3g}')}")
+
+
+def test_any_two_axes_make_the_slice_and_the_others_have_an_index(mount: Mount) -> None:
+    view = FakeView()
+    softmax = next(row["id"] for row in view.data if row["op"] == "Softmax")
+    page = mount(Explorer(view, selected=softmax))
+    page.get_by_label("Index on axis head").last.fill("2")
+    page.get_by_label("Index on axis head").last.press("Enter")
+    click_at(page, 5.5 / 12, 3.5 / 12)
+    expect(page.locator(".llmdebug-value")).to_have_text(re.compile(r"^\[0, 2, 3, 5\] = "))
+    page.get_by_role("combobox", name="rows").select_option(label="head (4)")
+    expect(page.locator(".llmdebug-caption").first).to_have_text("rows 0–3, columns 0–11")
+    page.get_by_role("combobox", name="columns").select_option(label="head (4)")
+    expect(page.get_by_role("combobox", name="rows")).to_have_value("3")
+    click_at(page, 1.5 / 4, 7.5 / 12)
+    index, value = (page.locator(".llmdebug-value").text_content() or "").split(" = ")
+    assert index == "[0, 1, 0, 7]"
+    assert np.float32(value) == view.tensor(softmax, "golden")[0, 1, 0, 7]
+
+
+def test_the_histogram_counts_every_element(mount: Mount) -> None:
+    page = mount(Explorer(FakeView(), selected=100))
+    expect(page.locator(".llmdebug-histogram rect")).to_have_count(64)
+    expect(page.locator(".llmdebug-histogram")).to_contain_text("768 finite")
+    titles = page.locator(".llmdebug-histogram rect title").all_text_contents()
+    assert sum(int(title.rpartition(": ")[2]) for title in titles) == 768
+
+
+def test_values_that_were_not_kept_say_why(mount: Mount) -> None:
+    view = FakeView()
+    page = mount(Explorer(view, selected=next(row["id"] for row in view.data if not row["kept"])))
+    expect(page.locator(".llmdebug-why")).to_contain_text("run again with values")
+    expect(page.locator(".llmdebug-canvas")).to_be_hidden()
+    expect(page.locator(".llmdebug-summary")).to_be_visible()
+
+
+def test_the_code_that_gets_the_tensor_is_copied(mount: Mount) -> None:
+    page = mount(Explorer(FakeView(), selected=100))
+    page.evaluate(
+        """() => {
+          const clipboard = {writeText: async text => { window.clip = text; }};
+          Object.defineProperty(navigator, 'clipboard', {value: clipboard});
+        }"""
+    )
+    page.get_by_role("button", name="Copy as code").click()
+    expect(page.get_by_role("status")).to_contain_text("copied")
+    assert page.evaluate("window.clip") == "run[100].tensor()"
+
+
+# --- kernel ---
+
+
+def test_python_moves_the_page(mount: Mount) -> None:
+    explorer = Explorer(FakeView())
+    page = mount(explorer)
+    expect(row_at(page, 72)).to_be_visible()
+    from_python(page, explorer, "position", 3)
+    expect(step(page, 3)).to_have_attribute("aria-current", "step")
+    expect(row_at(page, 216)).to_be_visible()
+    from_python(page, explorer, "selected", 5)
+    shown(page, 5)
+    assert explorer.position == 0
+    from_python(page, explorer, "path", "model.layers.2.mlp.up_proj")
+    expect(page.get_by_role("treeitem", name="up_proj")).to_have_attribute("aria-selected", "true")
+    expect(page.locator(".llmdebug-total")).to_have_text("2 records")
+    from_python(page, explorer, "path", "")
+    expect(page.locator(".llmdebug-total")).to_have_text("72 records")
+    from_python(page, explorer, "selected", -1)
+    expect(page.locator(".llmdebug-hint")).to_be_visible()
+
+
+def test_an_explorer_starts_where_its_traits_say(mount: Mount) -> None:
+    page = mount(Explorer(FakeView(), selected=230, path="model.layers.0"))
+    shown(page, 230)
+    page = page.context.new_page()
+    mount_in(page, Explorer(FakeView(), path="model.layers.0"))
+    expect(page.locator(".llmdebug-total")).to_have_text("22 records")
+
+
+def test_a_token_chosen_while_the_kernel_is_slow_stays_chosen(mount: Mount) -> None:
+    explorer = Explorer(FakeView())
+    page = mount(explorer)
+    expect(row_at(page, 72)).to_be_visible()
+    page.evaluate("window.slow = 300")
+    from_python(page, explorer, "selected", 5)  # in the warm-up
+    step(page, 3).click()
+    expect(row_at(page, 216)).to_be_visible()
+    expect(page.locator(".llmdebug-place")).to_contain_text("#5 ·")
+    expect(step(page, 3)).to_have_attribute("aria-current", "step")
+
+
+def test_an_error_in_the_kernel_is_shown_and_the_next_action_clears_it(mount: Mount) -> None:
+    page = mount(Explorer(FakeView()))
+    page.get_by_label("Filter records").fill("boom")
+    expect(page.get_by_role("status")).to_have_text("ZeroDivisionError: division by zero")
+    page.get_by_label("Filter records").press("End")
+    expect(page.get_by_role("status")).to_have_text("")
+
+
+def test_a_row_that_does_not_exist_is_an_error_not_a_crash(mount: Mount) -> None:
+    explorer = Explorer(FakeView())
+    page = mount(explorer)
+    from_python(page, explorer, "selected", 4711)
+    expect(page.get_by_role("status")).to_contain_text("no row 4711")
+
+
+def test_a_slow_kernel_is_said_to_be_busy(mount: Mount) -> None:
+    page = mount(Explorer(FakeView()))
+    page.evaluate("window.slow = 700")
+    row_at(page, 74).click()
+    expect(page.get_by_role("status")).to_have_text("kernel busy…")
+    expect(page.get_by_role("status")).to_have_text("")
+    shown(page, 74)
+
+
+def test_without_a_kernel_the_snapshot_stays_and_the_page_says_so(page: Page) -> None:
+    page.clock.install()
+    page.evaluate("window.deaf = true")
+    explorer = Explorer(FakeView(report=True))
+    page.add_init_script("window.deaf = true")
+    page.goto("about:blank")
+    mount_in(page, explorer)
+    page.evaluate("window.deaf = true")
+    page.clock.run_for(11_000)
+    expect(page.get_by_role("status")).to_have_text("no kernel answers: run the cell again")
+    expect(page.locator(".llmdebug-finding")).to_be_visible()
+    expect(step(page, 2)).to_be_visible()
+
+
+def test_hostile_names_are_text(mount: Mount) -> None:
+    view = FakeView(report=True, extra=(HOSTILE,))
+    view.overview = lambda request, plain=view.overview: {**plain(request), "title": HOSTILE, "lines": [HOSTILE]}  # type: ignore[method-assign]
+    row = next(row["id"] for row in view.data if row["path"] == HOSTILE)
+    explorer = Explorer(view, selected=row)
+    page = mount(explorer)
+    shown(page, row)
+    expect(page.locator("h2")).to_have_text(HOSTILE)
+    expect(page.locator(".llmdebug-place")).to_contain_text(HOSTILE)
+    expect(page.get_by_role("treeitem", name="<img src=x")).to_be_visible()
+    assert page.locator("img").count() == 0
+    assert page.evaluate("window.hacked") is None
+
+
+def test_keys_that_the_widget_uses_do_not_reach_the_notebook(mount: Mount) -> None:
+    page = mount(Explorer(FakeView()))
+    page.evaluate(
+        "() => { window.leaked = []; document.addEventListener('keydown', event => window.leaked.push(event.key)); }"
+    )
+    for key in ("n", "d", "x", "ArrowDown", "End"):
+        page.get_by_role("grid").press(key)
+    page.get_by_role("tree").press("Enter")
+    page.get_by_role("grid").press("Escape")
+    page.get_by_role("grid").press("Control+s")
+    assert page.evaluate("window.leaked") == ["Escape", "Control", "s"]
+
+
+def test_a_closed_view_leaves_nothing_behind(mount: Mount) -> None:
+    page = mount(Explorer(FakeView()))
+    expect(row_at(page, 72)).to_be_visible()
+    assert page.evaluate("window.listening()") == 4
+    page.evaluate("window.unmount()")
+    assert page.evaluate("window.listening()") == 0
+    expect(page.locator(".llmdebug")).to_have_count(0)
+
+
+TEXTS = ", ".join(
+    f".llmdebug {name}"
+    for name in (
+        "h2",
+        "h3",
+        "button:not(:disabled)",
+        "td",
+        "th",
+        ".llmdebug-badge",
+        ".llmdebug-verdict",
+        ".llmdebug-dim",
+        ".llmdebug-path",
+        ".llmdebug-slot",
+        ".llmdebug-node-label",
+        ".llmdebug-node-type",
+    )
+)
+# as WCAG defines it
+LEAST_CONTRAST = """selector => {
+  const linear = c => (c /= 255) <= .03928 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4;
+  const light = text => {
+    const [r, g, b] = text.match(/[\\d.]+/g).map(Number).map(linear);
+    return .2126 * r + .7152 * g + .0722 * b;
+  };
+  const paper = el => {
+    const colour = getComputedStyle(el).backgroundColor;
+    return /, 0\\)$/.test(colour) ? paper(el.parentElement) : colour;
+  };
+  const contrast = el => {
+    const [a, b] = [light(getComputedStyle(el).color), light(paper(el))];
+    return (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
+  };
+  return Math.min(...[...document.querySelectorAll(selector)].filter(el => el.offsetParent).map(contrast));
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_from_its_background(page: Page, scheme: Any) -> None:
+    page.emulate_media(color_scheme=scheme)
+    mount_in(page, Explorer(FakeView(report=True)))
+    expect(page.locator(SELECTED)).to_be_visible()
+    contrast = page.evaluate(LEAST_CONTRAST, TEXTS)
+    assert contrast >= 4.5

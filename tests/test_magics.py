@@ -1,0 +1,232 @@
+"""The magics, in a real IPython shell."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from IPython.core.completer import provisionalcompleter
+from IPython.core.interactiveshell import InteractiveShell
+
+import llmdebug_nb as ld
+from models import hooks_left, llama, prompt
+
+
+@pytest.fixture
+def shell(monkeypatch):
+    InteractiveShell.clear_instance()
+    shell = InteractiveShell.instance()
+    shell.run_line_magic("load_ext", "llmdebug_nb")
+    shell.user_ns.update(model=llama(), broken=llama(), ids=prompt(), torch=torch)
+    shell.user_ns["broken"].model.layers[1].mlp.act_fn = torch.nn.GELU()
+    yield shell
+    shell.run_line_magic("unload_ext", "llmdebug_nb")
+    InteractiveShell.clear_instance()
+
+
+def _run(shell, capsys, cell):
+    """Return (result, stdout + stderr) of a cell."""
+    capsys.readouterr()
+    result = shell.run_cell(cell, store_history=True)
+    out, err = capsys.readouterr()
+    return result, out + err
+
+
+def _line(text):
+    """Return the one line of a UsageError; fails where there is a traceback or more than a line."""
+    lines = [line for line in text.strip().splitlines() if line]
+    assert len(lines) == 1, text
+    assert lines[0].startswith("UsageError: "), text
+    return lines[0]
+
+
+def test_the_cell_runs_in_the_users_namespace_its_result_shows_and_one_line_says_what_was_kept(shell, capsys):
+    result, text = _run(shell, capsys, "%%llmdump model --tokens 0-3 --name golden\nout = model(ids)\nout.logits.shape")
+    assert result.success
+    assert result.result == torch.Size([1, 7, 96])
+    assert "Out[" in text
+    assert shell.user_ns["out"].logits.shape == (1, 7, 96)
+    (line,) = [line for line in text.splitlines() if line.startswith("golden:")]
+    assert "78 tensors of 1 step" in line
+    assert "golden" in line.split(" in ")[1]
+    assert "kB" in line
+    assert isinstance(shell.user_ns["golden"], ld.Run)
+
+
+def test_a_semicolon_hides_the_result_as_usual(shell, capsys):
+    result, _ = _run(shell, capsys, "%%llmdump model --name golden\nmodel(ids);")
+    assert result.result is None
+
+
+def test_cells_keep_ipython_syntax_and_definitions(shell, capsys):
+    result, text = _run(
+        shell,
+        capsys,
+        "%%llmdump model --name golden\n!echo from the shell\ndef f(x):\n    return x + 1\nmodel(ids)\nf(1)",
+    )
+    assert result.result == 2
+    assert "from the shell" in text
+    assert shell.user_ns["f"](2) == 3
+
+
+def test_compare_says_verdict_first_divergence_and_blame_once(shell, capsys, tmp_path):
+    _run(shell, capsys, "%%llmdump model --name golden\nmodel(ids)")
+    _run(shell, capsys, "%%llmdump --name mine\nbroken(ids)")
+    files = tmp_path / "d.csv", tmp_path / "r.html"
+    result, text = _run(shell, capsys, f"%llmcompare golden mine --csv {files[0]} --html {files[1]}")
+    assert isinstance(result.result, ld.Report)
+    assert text.count("golden against mine: diverged") == 1
+    assert "First to diverge: model.layers.1.mlp.act_fn" in text
+    assert "→ model.layers.1.mlp.act_fn" in text
+    assert all(file.exists() and f"written: {file}" in text for file in files)
+    _, again = _run(shell, capsys, "_")
+    assert "golden against mine: diverged" in again
+
+
+def test_a_variable_alone_shows_the_run(shell, capsys):
+    _run(shell, capsys, "%%llmdump model --name golden\nmodel(ids)")
+    _, text = _run(shell, capsys, "golden")
+    assert "Run golden" in text
+    assert "model.embed_tokens" in text
+
+
+def test_explore_gives_the_widget_of_a_run_or_a_report(shell, capsys):
+    _run(shell, capsys, "%%llmdump model --name golden\nmodel(ids)")
+    result, text = _run(shell, capsys, "%llmexplore golden")
+    assert type(result.result).__name__ == "Explorer"
+    assert "model.embed_tokens" in text  # the text fallback of a shell without a front end
+    _run(shell, capsys, "report = %llmcompare golden golden")
+    result, _ = _run(shell, capsys, "%llmexplore report")
+    assert "match" in repr(result.result)
+
+
+def test_runs_are_listed_and_deleted(shell, capsys):
+    assert "no runs yet" in _run(shell, capsys, "%llmruns")[1]
+    _run(shell, capsys, "%%llmdump model --name golden\nmodel(ids)")
+    assert "golden" in _run(shell, capsys, "%llmruns")[1]
+    assert "deleted" in _run(shell, capsys, "%llmruns --delete golden")[1]
+    assert "no runs yet" in _run(shell, capsys, "%llmruns")[1]
+
+
+@pytest.mark.parametrize(
+    ("cell", "says"),
+    [
+        ("%%llmdump model --tokens 3-1\n1", "the range 3-1 runs backwards"),
+        ("%%llmdump model --tokens x\n1", "'x' is no step"),
+        ("%%llmdump --name golden\n1 + 1", "no module was called"),
+        ("%%llmdump model --layers model.layer.*\nmodel(ids)", "nearest: model.layers"),
+        ("%%llmdump model --types Linaer\nmodel(ids)", "Linear"),
+        ("%%llmdump model --tokens 9\nmodel(ids)", "tokens 9 never came; steps seen: 0"),
+        ("%%llmdump nosuch\nmodel(ids)", "NameError"),
+        ("%%llmdump ids\nmodel(ids)", "expected a torch.nn.Module, got Tensor"),
+        ("%%llmdump model --name a/b\nmodel(ids)", "name 'a/b'"),
+        ("%%llmdump --nosuch\n1", "unrecognized arguments"),
+        ("%%llmdump model --part inputs\n1", "invalid choice"),
+        ("%%llmdump model --path /dev/null/x\nmodel(ids)", "can't write the dump"),
+        ("%%llmdump model --name x\nawait model(ids)", "await at the top"),
+        ("%%llmdump modle\nmodel(ids)", "nearest: model"),
+        ("%llmcompare golden", "the following arguments are required: mine"),
+        ("%llmcompare nosuch other", "no run 'nosuch'"),
+        ("%llmexplore nosuch", "no run 'nosuch'"),
+        ("%llmruns --delete nosuch", "no run 'nosuch'"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_no_hook(shell, capsys, cell, says):
+    _, text = _run(shell, capsys, cell)
+    assert says in _line(text)
+    assert hooks_left(shell.user_ns["model"]) == 0
+    assert ld.runs() == []
+
+
+def test_runs_without_a_common_site_and_damaged_ones_are_one_line(shell, capsys):
+    _run(shell, capsys, "%%llmdump model --name a --layers lm_head\nmodel(ids)")
+    _run(shell, capsys, "%%llmdump model --name b --layers model.norm\nmodel(ids)")
+    assert "no site in common" in _line(_run(shell, capsys, "%llmcompare a b")[1])
+    index = next(shell.user_ns["a"].path.glob("rank*/index.sqlite"))
+    index.write_bytes(index.read_bytes()[:100])
+    del shell.user_ns["a"]
+    assert "damaged" in _line(_run(shell, capsys, "%llmexplore a")[1])
+
+
+def test_an_error_in_the_cell_is_the_news_and_what_was_recorded_stays(shell, capsys):
+    result, text = _run(shell, capsys, "%%llmdump model --name golden\nmodel(ids)\n1 / 0")
+    assert isinstance(result.error_in_exec, ZeroDivisionError)
+    assert "golden: 78 tensors of 1 step" in text
+    assert "incomplete: ZeroDivisionError" in text
+    assert "magics.py" not in text
+    assert len(shell.user_ns["golden"]) == 78
+    assert hooks_left(shell.user_ns["model"]) == 0
+
+
+def test_a_variable_of_the_user_is_never_overwritten(shell, capsys):
+    _, text = _run(shell, capsys, "%%llmdump model --name ids\nmodel(ids)")
+    assert "was left alone" in text
+    assert torch.equal(shell.user_ns["ids"], prompt())
+    assert len(ld.open_run("ids")) == 78
+
+
+@pytest.mark.parametrize(
+    ("line", "offers"),
+    [
+        ("%%llmdump --to", ["--tokens"]),
+        ("%%llmdump --part ", ["both", "in", "out"]),
+        ("%%llmdump mod", ["model"]),
+        ("%%llmdump model --layers model.layers.0.ml", ["model.layers.0.mlp"]),
+        ("%llmcompare gol", ["golden"]),
+        ("%llmcompare golden golden --h", ["--html"]),
+        ("%llmexplore gol", ["golden"]),
+        ("%llmruns --del", ["--delete"]),
+    ],
+)
+def test_tab_completes(shell, capsys, line, offers):
+    _run(shell, capsys, "%%llmdump model --name golden\nmodel(ids)")
+    with provisionalcompleter():
+        got = [c.text for c in shell.Completer.completions(line, len(line))]
+    assert got[: len(offers)] == offers
+
+
+def test_a_report_that_was_assigned_shows_when_asked_for(shell, capsys):
+    _run(shell, capsys, "%%llmdump model --name golden\nmodel(ids)")
+    _run(shell, capsys, "report = %llmcompare golden golden")
+    for _ in range(2):
+        assert "golden against golden: match" in _run(shell, capsys, "report")[1]
+
+
+def test_a_builtin_is_never_overwritten(shell, capsys):
+    _, text = _run(shell, capsys, "%%llmdump model --name len\nmodel(ids)")
+    assert "ld.open_run('len')" in text
+    assert "len" not in shell.user_ns
+
+
+def test_a_question_mark_explains(shell, capsys):
+    shell.run_line_magic("pinfo", "%%llmdump")
+    text = capsys.readouterr().out
+    for word in ("--tokens", "--layers", "Record what the model in this cell computes"):
+        assert word in text
+
+
+def test_loading_twice_and_unloading_do_no_harm(shell, capsys):
+    before = len(shell.Completer.custom_matchers)
+    shell.run_line_magic("reload_ext", "llmdebug_nb")
+    assert len(shell.Completer.custom_matchers) == before
+    shell.run_line_magic("unload_ext", "llmdebug_nb")
+    assert len(shell.Completer.custom_matchers) == before - 1
+    assert "llmdump" not in shell.magics_manager.magics["cell"]
+    shell.run_line_magic("load_ext", "llmdebug_nb")
+
+
+def test_importing_the_package_loads_neither_torch_nor_a_notebook_package():
+    script = (
+        "import sys, llmdebug_nb, llmdebug_nb.cli\n"
+        "heavy = {'torch', 'numpy', 'pandas', 'IPython', 'anywidget', 'ipywidgets', 'matplotlib'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "llmdebug_nb.dump\n"
+        "light = {'IPython', 'anywidget', 'ipywidgets', 'matplotlib'} & set(sys.modules)\n"
+        "assert not light, light\n"
+        "import torch\n"
+        "assert 'torch' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parent.parent)

@@ -1,0 +1,433 @@
+"""The native format: golden bytes, crashes, hostile files, size."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import llmdebug_nb as ld
+from llmdebug_nb.records import AT, COLUMNS
+from llmdebug_nb.store import format as fmt
+from llmdebug_nb.store import reader
+from llmdebug_nb.store.writer import Writer, create_run
+from models import generate, llama, prompt
+
+
+def _row(number=0, path="a", dtype="float32", shape="[2, 3]", **more):
+    row = [None] * len(COLUMNS)
+    given_ = {
+        "id": number, "root_call": 0, "path": path, "call": 0, "phase": "forward", "role": "output", "slot": "0", "op": "Linear",
+        "dtype": dtype, "shape": shape, "device": "cpu", **more,
+    }  # fmt: skip
+    for name, value in given_.items():
+        row[AT[name]] = value
+    return row
+
+
+def _process(run: ld.Run | Path) -> Path:
+    path = run if isinstance(run, Path) else run.path
+    return next(path.glob("rank*_*"))
+
+
+@pytest.fixture
+def recorded():
+    model = llama()
+    with ld.dump(model, name="golden", tokens="0-2") as run:
+        generate(model, new=3)
+    return run
+
+
+# -- bytes ------------------------------------------------------------------------------------
+
+
+def test_a_frame_is_these_bytes():
+    header = fmt.encode_header(_row(7, path='x"y'), 24)
+    text = (
+        '{"__metadata__":{"record":"[7, 0, \\"x\\\\\\"y\\", 0, \\"forward\\", \\"output\\", \\"0\\", \\"Linear\\", \\"float32\\", '
+        '\\"[2, 3]\\", null, null, null, null, null, null, null, null, \\"cpu\\", null, null, null, null]"},'
+        '"tensor":{"dtype":"F32","shape":[2, 3],"data_offsets":[0,24]}}'
+    )
+    padded = text + " " * (-len(text) % 8)
+    assert header == struct.pack("<Q", len(padded)) + padded.encode()
+
+
+def test_each_payload_is_a_safetensors_document_that_others_can_read(recorded):
+    record = recorded.find("lm_head")
+    file = _process(recorded) / fmt.PAYLOAD
+    data = file.read_bytes()
+    at, found = 0, {}
+    while at < len(data):
+        (size,) = struct.unpack_from("<Q", data, at)
+        header = json.loads(data[at + 8 : at + 8 + size])
+        nbytes = header.get("tensor", {"data_offsets": [0, 0]})["data_offsets"][1]
+        document = data[at : at + 8 + size + nbytes]
+        if "tensor" in header:
+            site = json.loads(header["__metadata__"]["record"])
+            found[site[0]] = safetensors.torch.load(document)["tensor"]
+        at += len(document) + -len(document) % 8
+    assert torch.equal(found[record.id], recorded.load(record))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["payload", "duplicate"]), st.integers(0, 40)), max_size=12))
+def test_frames_come_back_in_order_and_stop_at_a_torn_one(tmp_path_factory, steps):
+    run = create_run(tmp_path_factory.mktemp("frames"), "r", {})
+    writer = Writer(run)
+    import numpy as np
+
+    rows, last = [], None
+    for number, (kind, size) in enumerate(steps):
+        row = _row(number, dtype="uint8", shape=f"[{size}]")
+        if kind == "payload" or last is None:
+            writer.payload(row, np.arange(size, dtype=np.uint8))
+            last = row[AT["offset"]], row[AT["length"]]
+        else:
+            writer.duplicate(row, *last)
+        rows.append(row)
+    writer.commit()
+    file = writer.folder / fmt.PAYLOAD
+    size = file.stat().st_size
+    with open(file, "rb") as stream:
+        assert list(fmt.scan_frames(stream, 0, size)) == rows
+        for end in range(0, size, max(1, size // 17)):
+            assert list(fmt.scan_frames(stream, 0, end)) == rows[: len(list(fmt.scan_frames(stream, 0, end)))]
+    assert size % fmt.ALIGN == 0
+    writer.close({"complete": True})
+
+
+def test_the_layout_on_disk_is_as_documented(recorded):
+    assert sorted(p.name for p in recorded.path.iterdir()) == [fmt.MARKER, _process(recorded).name]
+    assert sorted(p.name for p in _process(recorded).iterdir()) == [fmt.INDEX, fmt.PAYLOAD]
+    marker = json.loads((recorded.path / fmt.MARKER).read_text())
+    assert (marker["format"], marker["version"], marker["name"]) == ("llmdebug-run", 1, "golden")
+    assert marker["options"]["tokens"] == "0-2"
+    document = (Path(__file__).parent.parent / "docs" / "format.md").read_text()
+    for name in (*COLUMNS, *fmt.TABLES, fmt.MARKER, fmt.INDEX, fmt.PAYLOAD):
+        assert f"`{name}`" in document, name
+
+
+# -- crashes ----------------------------------------------------------------------------------
+
+_KILLED = """
+import os, sys, torch, llmdebug_nb as ld
+sys.path.insert(0, {tests!r})
+from models import llama, prompt
+model = llama()
+calls = []
+def die(module, args):
+    calls.append(1)
+    if len(calls) == 3:
+        os.kill(os.getpid(), 9)
+model.model.layers[1].mlp.register_forward_pre_hook(die)
+with ld.dump(model, name="killed", tokens="all", {options}):
+    for seed in range(5):
+        model(prompt(seed=seed))
+"""
+
+
+@pytest.mark.parametrize("options", ["", "stats_only=True"], ids=["tensors", "statistics only"])
+def test_kill_9_loses_nothing_that_had_been_written(options):
+    script = _KILLED.format(tests=str(Path(__file__).parent), options=options)
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -signal.SIGKILL
+    run = ld.open_run("killed")
+    model = llama()
+    with ld.dump(model, name="whole", tokens="0-2") as whole:
+        for seed in range(3):
+            model(prompt(seed=seed))
+    info = run.info()
+    assert not info["complete"]
+    columns = [
+        "step",
+        "path",
+        "call",
+        "role",
+        "slot",
+        "op",
+        "dtype",
+        "shape",
+        "min",
+        "max",
+        "mean",
+        "l2norm",
+        "fingerprint",
+    ]
+    got, expected = run.to_pandas()[columns], whole.to_pandas()[columns]
+    done = len(expected[expected.step < 2])
+    assert got[got.step < 2].equals(expected[expected.step < 2])
+    if not options:
+        # of the call that was cut short: everything up to the module where the process died
+        dead = expected.reset_index(drop=True)
+        cut = dead[(dead.step == 2) & (dead.path == "model.layers.1.mlp") & (dead.role == "input")].index[0]
+        assert len(got) == cut > done
+        assert got.equals(expected.iloc[:cut])
+        assert torch.equal(run.tensor("model.layers.0.mlp", step=2), whole.tensor("model.layers.0.mlp", step=2))
+    before = {p: p.read_bytes() for p in run.path.rglob("*") if p.is_file()}
+    ld.open_run("killed").to_pandas()
+    assert {p: p.read_bytes() for p in run.path.rglob("*") if p.is_file()} == before
+    assert "incomplete" in repr(run)
+    assert ld.compare(run, whole).verdict == "match"
+
+
+def test_a_run_can_be_read_while_it_is_recorded():
+    model = llama()
+    with ld.dump(model, name="live", tokens="all") as run:
+        model(prompt())
+        first = len(run)
+        assert first > 0
+        model(prompt())
+        assert len(run) == 2 * first
+        assert not run.info()["complete"]
+        assert torch.equal(run.tensor("lm_head", step=1), run.tensor("lm_head", step=0))
+    assert run.info()["complete"]
+
+
+def test_a_killed_run_is_opened_once_for_many_looks(monkeypatch):
+    script = _KILLED.format(tests=str(Path(__file__).parent), options="")
+    subprocess.run([sys.executable, "-c", script], check=False)
+    opened = []
+    original = reader._Process._add_tail
+    monkeypatch.setattr(reader._Process, "_add_tail", lambda self: (opened.append(1), original(self))[1])
+    run = ld.open_run("killed")
+    for record in run.records():
+        run.load(record)
+    assert len(opened) == 1
+
+
+def test_a_newer_run_of_the_same_name_is_found_whoever_recorded_it():
+    model = llama()
+    with ld.dump(model, name="shared") as mine:
+        model(prompt())
+    script = (
+        "import torch, llmdebug_nb as ld\nmodel = torch.nn.Sequential(torch.nn.Linear(3, 3))\n"
+        "with ld.dump(model, name='shared'): model(torch.ones(1, 3))\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+    assert ld.open_run("shared").path.name == "shared.2"
+    assert mine.path.name == "shared"
+
+
+@pytest.mark.parametrize("name", ["", "a" * 300, "no/such/place"])
+def test_names_that_cannot_be_runs_are_unknown_runs(name):
+    with pytest.raises(ld.UnknownRunError, match="no run"):
+        ld.open_run(name)
+
+
+# -- places -----------------------------------------------------------------------------------
+
+
+def test_a_name_used_again_never_overwrites_and_opens_the_newest():
+    model = llama()
+    for seed in (0, 1):
+        with ld.dump(model, name="twice") as run:
+            model(prompt(seed=seed))
+    assert run.path.name == "twice.2"
+    assert torch.equal(ld.open_run("twice").tensor("", role="input"), prompt(seed=1))
+    assert torch.equal(ld.open_run(run.path.parent / "twice").tensor("", role="input"), prompt(seed=0))
+
+
+def test_runs_open_by_name_by_path_by_the_folder_that_holds_them_and_as_they_are(tmp_path, recorded):
+    for where in ("golden", recorded.path, str(recorded.path), recorded.path.parent, recorded):
+        assert len(ld.open_run(where)) == len(recorded)
+    model = llama()
+    with ld.dump(model, name="elsewhere", path=tmp_path / "deep" / "er"):
+        model(prompt())
+    assert ld.open_run("elsewhere").path == tmp_path / "deep" / "er" / "elsewhere"
+    assert ld.open_run(tmp_path / "deep" / "er").path == tmp_path / "deep" / "er" / "elsewhere"
+    with ld.dump(model, name="second", path=tmp_path / "deep" / "er"):
+        model(prompt())
+    with pytest.raises(ld.NotADumpError, match=r"several runs; name one of elsewhere, second"):
+        ld.open_run(tmp_path / "deep" / "er")
+
+
+def test_unknown_runs_say_what_there_is(recorded):
+    with pytest.raises(ld.UnknownRunError, match=r"no run 'goldne'.*golden"):
+        ld.open_run("goldne")
+    with pytest.raises(ld.NotADumpError, match="not by int"):
+        ld.open_run(3)
+
+
+def test_a_folder_that_is_no_dump_is_refused(tmp_path):
+    (tmp_path / "readme.txt").write_text("hello")
+    with pytest.raises(ld.NotADumpError, match=r"is no dump.*known: "):
+        ld.open_run(tmp_path)
+
+
+def test_a_read_only_place_is_said_before_the_model_runs(tmp_path):
+    target = tmp_path / "file"
+    target.write_text("in the way")
+    ran = []
+    with pytest.raises(ld.DumpWriteError, match="can't write the dump"), ld.dump(llama(), path=target / "below"):
+        ran.append(1)
+    assert not ran
+
+
+def test_a_full_disk_never_stops_the_program_and_is_said(monkeypatch):
+    import errno
+
+    model = llama()
+    expected = model(prompt()).logits
+    writev, calls = os.writev, []
+
+    def full(*args):
+        calls.append(1)
+        if len(calls) > 10:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return writev(*args)
+
+    monkeypatch.setattr(os, "writev", full)
+    with pytest.raises(ld.DumpWriteError, match="no space left"), ld.dump(model, name="full") as run:
+        got = model(prompt()).logits
+    assert torch.equal(got, expected)
+    run = ld.open_run("full")
+    info = run.info()
+    assert not info["complete"]
+    assert info["payloads"] + info["lost"] == info["records"]
+    assert 0 < info["payloads"] < info["records"]
+    assert run.meta["lost"]
+    assert torch.equal(run.tensor("", role="input"), prompt())
+
+
+def test_deleting_a_run_removes_it_and_nothing_else(recorded, tmp_path):
+    assert ld.delete_run("golden") == recorded.path
+    assert ld.runs() == []
+    (tmp_path / "x.npy").write_bytes(b"")
+    with pytest.raises(ld.LLMDebugError):
+        ld.delete_run(tmp_path)
+    assert (tmp_path / "x.npy").exists()
+
+
+# -- hostile files ----------------------------------------------------------------------------
+
+
+def _copy(recorded, tmp_path):
+    return Path(shutil.copytree(recorded.path, tmp_path / "copy"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda p: (p / fmt.MARKER).write_text("{"), "damaged"),
+        (lambda p: (p / fmt.MARKER).write_text('{"format": "other"}'), "does not say format"),
+        (lambda p: (p / fmt.MARKER).write_text('{"format": "llmdebug-run", "version": 99}'), "format version 99"),
+        (lambda p: (_process(p) / fmt.INDEX).write_bytes(b"not a database at all" * 99), "damaged"),
+        (lambda p: (_process(p) / fmt.INDEX).write_bytes((_process(p) / fmt.INDEX).read_bytes()[:3000]), "damaged|can't be read"),
+        (lambda p: (_process(p) / fmt.INDEX).unlink(), "no recording"),
+        (lambda p: _sql(p, "DROP TABLE scalars"), "expected the tables"),
+        (lambda p: _sql(p, "CREATE VIEW evil AS SELECT 1"), "expected the tables"),
+        (lambda p: _sql(p, "CREATE TRIGGER evil AFTER INSERT ON meta BEGIN DELETE FROM meta; END"), "expected the tables"),
+        (lambda p: _sql(p, "UPDATE meta SET value = 'nonsense'"), "damaged"),
+    ],
+)  # fmt: skip
+def test_a_damaged_dump_is_refused_in_one_line(recorded, tmp_path, damage, message):
+    path = _copy(recorded, tmp_path)
+    damage(path)
+    with pytest.raises(ld.CorruptDumpError, match=message) as error:
+        ld.open_run(path).to_pandas()
+    assert "\n" not in str(error.value)
+
+
+def _sql(path: Path, sql: str) -> None:
+    with sqlite3.connect(_process(path) / fmt.INDEX) as db:
+        db.executescript(sql)
+    db.close()
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "UPDATE records SET length = 1 << 60",
+        "UPDATE records SET offset = -5",
+        "UPDATE records SET offset = 1 << 50",
+        "UPDATE records SET dtype = 'object'",
+        "UPDATE records SET shape = '[1000000000000, 1000000000000]'",
+        "UPDATE records SET shape = '[-1]'",
+        "UPDATE records SET shape = '{\"a\": 1}'",
+        "UPDATE records SET shape = 'x'",
+    ],
+)
+def test_lying_fields_are_refused_before_anything_is_allocated(recorded, tmp_path, sql):
+    path = _copy(recorded, tmp_path)
+    _sql(path, sql)
+    with pytest.raises(ld.CorruptDumpError):
+        ld.open_run(path).tensor("lm_head")
+
+
+def test_a_process_folder_that_is_a_link_out_of_the_run_is_not_followed(recorded, tmp_path):
+    path = _copy(recorded, tmp_path)
+    shutil.move(_process(path), tmp_path / "outside")
+    (path / "rank0_1").symlink_to(tmp_path / "outside", target_is_directory=True)
+    with pytest.raises(ld.CorruptDumpError, match="no recording"):
+        ld.open_run(path).to_pandas()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=400), st.integers(0, 8))
+def test_arbitrary_bytes_as_frames_are_refused_or_ignored(tmp_path_factory, data, start):
+    file = tmp_path_factory.mktemp("bytes") / "tensors.bin"
+    file.write_bytes(data)
+    with open(file, "rb") as stream, contextlib.suppress(ld.CorruptDumpError):
+        list(fmt.scan_frames(stream, start, len(data)))
+
+
+# -- several processes, size ------------------------------------------------------------------
+
+
+def test_several_processes_are_one_run(recorded):
+    path, alone = recorded.path, len(recorded)
+    shutil.copytree(_process(path), path / "rank1_99999")
+    with sqlite3.connect(path / "rank1_99999" / fmt.INDEX) as db:
+        db.execute("UPDATE meta SET value = '1' WHERE key = 'rank'")
+    db.close()
+    run = ld.open_run(path)
+    info = run.info()
+    assert (info["processes"], info["ranks"], info["records"]) == (2, [0, 1], 2 * alone)
+    assert torch.equal(run.tensor("lm_head", rank=1), run.tensor("lm_head", rank=0))
+    assert run.to_pandas().index.is_unique
+    assert ld.compare(run, run).verdict == "match"
+
+
+def test_opening_100_000_records_reads_a_page_and_not_all(tmp_path):
+    run = create_run(tmp_path, "large", {})
+    writer = Writer(run)
+    from llmdebug_nb.records import RootCall
+
+    rows = [
+        _row(i, path=f"model.layers.{i % 500}", min=0.0, max=1.0, mean=0.5, l2norm=1.0, nan=0, inf=0, zero=0)
+        for i in range(100_000)
+    ]
+    writer.commit(rows, [RootCall(0)])
+    writer.close({"complete": True})
+    read = []
+    opened = ld.open_run(run)
+    opened.source.db.set_progress_handler(lambda: read.append(1), 1000)  # called once per 1000 steps of SQLite's engine
+    assert len(list(opened.records(n=100))) == 100
+    assert len(read) < 30
+    assert len(opened) == 100_000
+
+
+def test_a_dump_written_by_an_earlier_moment_of_this_process_does_not_clash():
+    module = nn.Sequential(nn.Linear(2, 2))
+    runs = []
+    for _ in range(3):
+        with ld.dump(module, name="same", stats_only=True) as run:
+            module(torch.ones(1, 2))
+        runs.append(run.path)
+    assert len(set(runs)) == 3
+    assert time.time() - json.loads((runs[-1] / fmt.MARKER).read_text())["created"] < 60
+    assert reader.native(runs[0]).info()["complete"]
