@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 MODULES := labextension/node_modules/.package-lock.json
 # an editable install is made from these, and made anew when one of them changes
-SOURCES := pyproject.toml constraints.txt hatch_build.py $(wildcard labextension/*.* labextension/src/*/*)
+SOURCES := pyproject.toml constraints.txt hatch_build.py llmdebug_nb/kernels/summary.c $(wildcard labextension/*.* labextension/src/*/*)
 # where there is no Node.js, it comes as a wheel into .venv
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 

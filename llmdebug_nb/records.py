@@ -39,6 +39,24 @@ COLUMNS = (
     "offset",
     "length",
     "lost",
+    "kept",  # which part of the tensor, or which figures of it, the payload is; None: all of it
+    "kept_shape",
+)
+# an operator call is a list in this order. ``level``: api | aten. ``source``: number of its stack.
+# ``within``/``within_call``: the call that it is part of, a module's or an api operator's.
+# ``forward_path``/``forward_call``: in the backward phase, the forward call that it is the gradient of
+OPERATOR = (
+    "root_call",
+    "path",
+    "call",
+    "phase",
+    "level",
+    "op",
+    "source",
+    "within",
+    "within_call",
+    "forward_path",
+    "forward_call",
 )
 AT = {name: place for place, name in enumerate(COLUMNS)}
 Row = list[Any]
@@ -85,7 +103,7 @@ class Site:
 
     ``path``: qualified module name from the root; the root itself is ``""``.
     ``call``: n-th call of that path within the step, from 0.
-    ``phase``: forward | backward. ``role``: input | output | weight.
+    ``phase``: forward | backward. ``role``: input | output | weight | grad (of a weight).
     ``slot``: argument path: ``0``, ``kwargs.attention_mask``, ``hidden_states.3``. A bare tensor
     output has slot ``0``.
     """
@@ -100,7 +118,8 @@ class Site:
     generation: int = 0
 
     def __str__(self) -> str:
-        where = f"{self.path or '(root)'} {self.role}[{self.slot}]"
+        phase = "" if self.phase == "forward" else f"{self.phase} "
+        where = f"{self.path or '(root)'} {phase}{self.role}[{self.slot}]"
         extra = f" call {self.call}" if self.call else ""
         gen = f" generation {self.generation}" if self.generation else ""
         return f"{where} step {self.step}{gen}{extra}"
@@ -147,6 +166,8 @@ class Record:
     made by code that was not observed).
     ``payload``: where the bytes lie, opaque to all but the store; None if not kept.
     ``lost``: why a payload that was asked for is not there, or None.
+    ``kept``: what the payload is where it is not the whole tensor: ``slice[0,:]`` (that part, in the tensor's
+    dtype), ``minmax`` (float64[2]) or ``quantile[N]`` (float64[N]). ``kept_shape``: its shape then.
     """
 
     id: int
@@ -158,6 +179,13 @@ class Record:
     producer: int | None = None
     payload: Any = None
     lost: str | None = None
+    kept: str | None = None
+    kept_shape: tuple[int, ...] | None = None
+
+    @property
+    def payload_shape(self) -> tuple[int, ...]:
+        """The shape of what was kept: the tensor's own, or that of the part."""
+        return self.summary.shape if self.kept_shape is None else self.kept_shape
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from playwright.sync_api import Page
 from browser import Mount, launch_args
 from browser import mount as mount_in
 from lab_server import Lab, running_lab
-from llmdebug_nb import api
+from llmdebug_nb import recording
 
 # --- runs ---------------------------------------------------------------------------------------
 
@@ -22,7 +22,7 @@ from llmdebug_nb import api
 def _runs_of_their_own(tmp_path_factory, monkeypatch):
     """Each test has its own runs folder and knows no run of another one."""
     monkeypatch.setenv("LLMDEBUG_RUNS", str(tmp_path_factory.mktemp("runs")))
-    monkeypatch.setattr(api, "_recorded", {})
+    recording.recorded.clear()
 
 
 # --- browser: bare page and Jupyter -------------------------------------------------------------

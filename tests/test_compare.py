@@ -363,3 +363,64 @@ def test_the_same_model_called_in_another_way_is_said_to_be():
     assert (finding.path, finding.op) == ("", "LlamaForCausalLM")
     assert "called with other arguments: 0 (only in mine), kwargs.input_ids (only in golden)" in finding.evidence
     assert "shape [1, 1, 96] against [1, 7, 96]" in finding.evidence
+
+
+def _training(model, ids, **options):
+    with ld.dump(model, **{"name": "r", "tokens": "all", **options}) as run:
+        model.train()
+        model(input_ids=ids, labels=ids).loss.backward()
+    return run
+
+
+class _WrongGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.nn.functional.silu(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        s = torch.sigmoid(x)
+        return grad * s * (1 + x * (1 - s)) * 1.01
+
+
+class _Silu(torch.nn.Module):
+    def forward(self, x):
+        return _WrongGradient.apply(x)
+
+
+def test_an_error_that_only_the_backward_pass_makes_is_blamed_on_the_module_that_makes_it():
+    golden, broken, ids = llama(), llama(), prompt(batch=2)
+    broken.model.layers[0].mlp.act_fn = _Silu()
+    report = ld.compare(_training(golden, ids), _training(broken, ids))
+    assert report.verdict == "diverged"
+    assert report.first_divergence.site.phase == "backward"
+    (finding,) = report.findings
+    assert finding.path == "model.layers.0.mlp.act_fn"
+    assert "the gradient of input 0 differs" in finding.evidence
+
+
+def test_an_error_of_the_forward_pass_is_not_blamed_on_the_gradients_that_it_spoils():
+    golden, broken, ids = llama(), llama(), prompt(batch=2)
+    broken.model.layers[0].mlp.act_fn = torch.nn.GELU()
+    report = ld.compare(_training(golden, ids), _training(broken, ids))
+    assert [finding.path for finding in report.findings] == ["model.layers.0.mlp.act_fn"]
+
+
+def test_another_weight_is_named():
+    golden, broken, ids = llama(), llama(), prompt()
+    with torch.no_grad():
+        broken.model.layers[1].mlp.up_proj.weight[0] *= 1.5
+    options = {"weights": True, "phase": "forward"}
+    report = ld.compare(_training(golden, ids, **options), _training(broken, ids, **options))
+    (finding,) = report.findings
+    assert finding.path == "model.layers.1.mlp.up_proj"
+    assert "its parameter weight differs" in finding.evidence
+
+
+def test_a_run_without_gradients_says_so_of_those_of_the_other():
+    model, ids = llama(), prompt()
+    report = ld.compare(_training(model, ids), _training(model, ids, phase="forward"))
+    alone = {d.reason for d in report.differences if d.verdict == "unmatched"}
+    assert alone == {"only in golden: the other run did not record this phase"}

@@ -115,7 +115,7 @@ def test_runs_are_listed_and_deleted(shell, capsys):
     ("cell", "says"),
     [
         ("%%llmdump model --tokens 3-1\n1", "the range 3-1 runs backwards"),
-        ("%%llmdump model --tokens x\n1", "'x' is no step"),
+        ("%%llmdump model --tokens x\n1", "'x' is no number"),
         ("%%llmdump --name golden\n1 + 1", "no module was called"),
         ("%%llmdump model --layers model.layer.*\nmodel(ids)", "nearest: model.layers"),
         ("%%llmdump model --types Linaer\nmodel(ids)", "Linear"),
@@ -124,6 +124,12 @@ def test_runs_are_listed_and_deleted(shell, capsys):
         ("%%llmdump ids\nmodel(ids)", "expected a torch.nn.Module, got Tensor"),
         ("%%llmdump model --name a/b\nmodel(ids)", "name 'a/b'"),
         ("%%llmdump --nosuch\n1", "unrecognized arguments"),
+        ("%%llmdump --tokns 1\n1", "nearest: --tokens"),
+        ("%llmdump of", "expected on, off or status; nearest: off"),
+        ("%llmdump", "expected on, off or status"),
+        ("%llmdump off", "nothing is being recorded"),
+        ("%llmdump status", "nothing is being recorded"),
+        ("%llmdump on nosuch", "NameError"),
         ("%%llmdump model --part inputs\n1", "invalid choice"),
         ("%%llmdump model --path /dev/null/x\nmodel(ids)", "can't write the dump"),
         ("%%llmdump model --name x\nawait model(ids)", "await at the top"),
@@ -230,3 +236,40 @@ def test_importing_the_package_loads_neither_torch_nor_a_notebook_package():
         "assert 'torch' in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parent.parent)
+
+
+def test_recording_is_switched_on_and_off_across_cells(shell, capsys):
+    _, text = _run(shell, capsys, "%llmdump on model --name golden --tokens all --mode module+aten")
+    assert text.strip() == "golden: recording until %llmdump off"
+    _run(shell, capsys, "model(ids);")
+    _, text = _run(shell, capsys, "%llmdump status")
+    assert text.startswith("golden: recording, step 0 of 1 step, ")
+    assert _line(_run(shell, capsys, "%llmdump on model")[1]) == (
+        "UsageError: %llmdump on: golden is being recorded; %llmdump off ends that"
+    )
+    _run(shell, capsys, "y = model(ids).logits * 2")
+    _, text = _run(shell, capsys, "%llmdump off")
+    assert "of 2 steps" in text
+    run = shell.user_ns["golden"]
+    assert sorted(set(run.to_pandas().step)) == [0, 1]
+    assert hooks_left(shell.user_ns["model"]) == 0
+    assert (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()) == (0, 0)
+    assert "nothing is being recorded" in _run(shell, capsys, "%llmdump off")[1]
+
+
+def test_an_empty_recording_says_so_when_it_is_switched_off(shell, capsys):
+    _run(shell, capsys, "%llmdump on model --name golden")
+    assert "nothing was recorded" in _line(_run(shell, capsys, "%llmdump off")[1])
+
+
+def test_operators_gradients_and_budgets_are_options_of_the_magic(shell, capsys):
+    _, text = _run(
+        shell,
+        capsys,
+        "%%llmdump model --name ops --mode api --apis linear,!silu --phase backward --max-bytes 1kB\n"
+        "model(input_ids=ids, labels=ids).loss.backward()",
+    )
+    table = shell.user_ns["ops"].to_pandas()
+    assert set(table.phase) == {"backward"}
+    assert set(table.op) == {"Functional.linear"}
+    assert "not kept: over the budget of 1.0 kB (max_bytes)" in text

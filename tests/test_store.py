@@ -22,7 +22,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import llmdebug_nb as ld
-from llmdebug_nb.records import AT, COLUMNS
+from llmdebug_nb.capture.recorder import Recorder
+from llmdebug_nb.options import DumpOptions
+from llmdebug_nb.records import AT, COLUMNS, OPERATOR, RootCall
 from llmdebug_nb.store import format as fmt
 from llmdebug_nb.store import reader
 from llmdebug_nb.store.writer import Writer, create_run
@@ -60,11 +62,25 @@ def test_a_frame_is_these_bytes():
     header = fmt.encode_header(_row(7, path='x"y'), 24)
     text = (
         '{"__metadata__":{"record":"[7, 0, \\"x\\\\\\"y\\", 0, \\"forward\\", \\"output\\", \\"0\\", \\"Linear\\", \\"float32\\", '
-        '\\"[2, 3]\\", null, null, null, null, null, null, null, null, \\"cpu\\", null, null, null, null]"},'
+        '\\"[2, 3]\\", null, null, null, null, null, null, null, null, \\"cpu\\", null, null, null, null, null, null]"},'
         '"tensor":{"dtype":"F32","shape":[2, 3],"data_offsets":[0,24]}}'
     )
     padded = text + " " * (-len(text) % 8)
     assert header == struct.pack("<Q", len(padded)) + padded.encode()
+
+
+def test_a_frame_of_a_part_says_its_shape_and_the_figures_of_the_whole():
+    figures = {"min": -1.0, "max": float("inf"), "mean": float("nan"), "l2norm": 2.5, "nan": 1, "inf": 1, "zero": 0}
+    header = fmt.encode_header(_row(7, kept="slice[0,:2]", kept_shape="[2]", **figures), 8)
+    text = (
+        '{"__metadata__":{"record":"[7, 0, \\"a\\", 0, \\"forward\\", \\"output\\", \\"0\\", \\"Linear\\", \\"float32\\", '
+        '\\"[2, 3]\\", -1.0, Infinity, NaN, 2.5, 1, 1, 0, null, \\"cpu\\", null, null, null, null, \\"slice[0,:2]\\", \\"[2]\\"]"},'
+        '"tensor":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
+    )
+    padded = text + " " * (-len(text) % 8)
+    assert header == struct.pack("<Q", len(padded)) + padded.encode()
+    reduced = fmt.encode_header(_row(7, kept="minmax", kept_shape="[2]"), 16)
+    assert b'"tensor":{"dtype":"F64","shape":[2],"data_offsets":[0,16]}}' in reduced
 
 
 def test_each_payload_is_a_safetensors_document_that_others_can_read(recorded):
@@ -120,6 +136,8 @@ def test_the_layout_on_disk_is_as_documented(recorded):
     document = (Path(__file__).parent.parent / "docs" / "format.md").read_text()
     for name in (*COLUMNS, *fmt.TABLES, fmt.MARKER, fmt.INDEX, fmt.PAYLOAD):
         assert f"`{name}`" in document, name
+    for table, columns in (("operators", OPERATOR), ("sources", ("idx", "frames"))):
+        assert f"`{table}`({', '.join(columns)})" in document
 
 
 # -- crashes ----------------------------------------------------------------------------------
@@ -332,6 +350,8 @@ def _copy(recorded, tmp_path):
         (lambda p: _sql(p, "CREATE VIEW evil AS SELECT 1"), "expected the tables"),
         (lambda p: _sql(p, "CREATE TRIGGER evil AFTER INSERT ON meta BEGIN DELETE FROM meta; END"), "expected the tables"),
         (lambda p: _sql(p, "UPDATE meta SET value = 'nonsense'"), "damaged"),
+        (lambda p: _sql(p, "UPDATE meta SET value = '[]' WHERE key = 'bytes'"), "damaged"),
+        (lambda p: _sql(p, "UPDATE records SET min = 'x'"), "column of numbers"),
     ],
 )  # fmt: skip
 def test_a_damaged_dump_is_refused_in_one_line(recorded, tmp_path, damage, message):
@@ -383,6 +403,149 @@ def test_arbitrary_bytes_as_frames_are_refused_or_ignored(tmp_path_factory, data
     file.write_bytes(data)
     with open(file, "rb") as stream, contextlib.suppress(ld.CorruptDumpError):
         list(fmt.scan_frames(stream, start, len(data)))
+
+
+# -- operators --------------------------------------------------------------------------------
+
+_LINEAR, _ADD = "model.norm/Functional.linear", "model.norm/Functional.linear/Aten.add"
+_STACK = ["model.py:12 forward", "train.py:3 <module>"]
+
+
+@pytest.fixture
+def with_operators(tmp_path):
+    run = create_run(tmp_path, "operators", {})
+    sink = Writer(run)
+    recorder = Recorder(sink, DumpOptions())
+    for step in range(2):
+        recorder.tensor(step, _LINEAR, 0, "output", "0", "linear", torch.ones(2))
+        source = recorder.source(list(_STACK))
+        recorder.operator([step, _LINEAR, 0, "forward", "api", "linear", source, "model.norm", 0, None, None])
+        recorder.operator([step, _ADD, 0, "forward", "aten", "aten.add", None, _LINEAR, 0, None, None])
+        recorder.end_call([RootCall(step, step=step)])
+    other = recorder.source(["engine.py:1 backward"])
+    recorder.operator([1, _LINEAR, 0, "backward", "api", "linear", other, None, None, _LINEAR, 0])
+    recorder.end_call([])
+    sink.close({"complete": True})
+    return reader.native(run)
+
+
+def test_operator_calls_come_back_in_execution_order_with_where_they_were_called(with_operators):
+    table = with_operators.operators()
+    assert list(table.columns) == [
+        "rank", "generation", "step", "path", "call", "phase", "level", "op", "source", "within", "within_call",
+        "forward_path", "forward_call",
+    ]  # fmt: skip
+    assert list(table.step) == [0, 0, 1, 1, 1]
+    assert list(table.path) == [_LINEAR, _ADD, _LINEAR, _ADD, _LINEAR]
+    assert table.source.fillna("").tolist() == [_STACK[0], "", _STACK[0], "", "engine.py:1 backward"]
+    assert list(table.within)[:2] == ["model.norm", _LINEAR]
+    assert table.within_call.isna().tolist() == [False] * 4 + [True]
+    assert (table.forward_path[4], table.forward_call[4]) == (_LINEAR, 0)
+    assert with_operators.stack(_LINEAR, step=1) == _STACK
+    assert with_operators.stack(_LINEAR, step=1, phase="backward") == ["engine.py:1 backward"]
+
+
+def test_a_call_stack_is_written_once(with_operators):
+    assert with_operators.query("SELECT count(*) FROM all_sources") == [(2,)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"path": "model.norm/Functional.linaer"}, r"no path 'model.norm/Functional.linaer'; nearest: model.norm/Functional.linear"),
+        ({"path": _LINEAR, "step": 7}, "no step 7 at .*; there is 0, 1"),
+        ({"path": _LINEAR, "call": 3}, "no call 3 at .*; there is 0"),
+        ({"path": _LINEAR, "phase": "backward"}, "no phase 'backward' at .*; there is forward"),
+        ({"path": _ADD}, "recorded with sources=False"),
+    ],
+)  # fmt: skip
+def test_an_operator_that_is_not_there_is_answered_by_what_is(with_operators, asked, message):
+    with pytest.raises(ld.TensorLookupError, match=message):
+        with_operators.stack(**asked)
+
+
+def test_a_run_of_modules_and_a_foreign_dump_have_no_operators(recorded, tmp_path):
+    import numpy as np
+
+    np.save(tmp_path / "x.npy", np.ones(3))
+    for run in (recorded, ld.open_run(tmp_path)):
+        assert run.operators().empty
+        assert "source" in run.operators().columns
+        with pytest.raises(ld.TensorLookupError, match="recorded without operators"):
+            run.stack("lm_head")
+
+
+def test_operators_of_several_processes_keep_their_own_stacks(with_operators):
+    second = with_operators.path / "rank1_99999"
+    shutil.copytree(_process(with_operators), second)
+    with sqlite3.connect(second / fmt.INDEX) as db:
+        db.execute("UPDATE meta SET value = '1' WHERE key = 'rank'")
+        db.execute("UPDATE sources SET frames = '[\"elsewhere.py:1 f\"]' WHERE idx = 0")
+    db.close()
+    run = reader.native(with_operators.path)
+    assert list(run.operators()["rank"]) == [0] * 5 + [1] * 5
+    assert run.stack(_LINEAR) == _STACK
+    assert run.stack(_LINEAR, rank=1) == ["elsewhere.py:1 f"]
+
+
+def test_operators_are_there_while_the_recording_goes_on(tmp_path):
+    sink = Writer(create_run(tmp_path, "live", {}))
+    recorder = Recorder(sink, DumpOptions())
+    run = reader.native(sink.folder.parent)
+    for number in range(2):
+        source = recorder.source([f"a.py:{number} f"])
+        recorder.operator([0, _LINEAR, number, "forward", "api", "linear", source, None, None, None, None])
+        recorder.end_call([RootCall(0)])
+        assert run.stack(_LINEAR, call=number) == [f"a.py:{number} f"]
+    sink.close({})
+
+
+def test_stacks_that_could_not_be_written_are_written_with_the_next_rows(tmp_path, monkeypatch):
+    sink = Writer(create_run(tmp_path, "again", {}))
+    recorder = Recorder(sink, DumpOptions())
+    source = recorder.source(_STACK)
+    commit = sink.commit
+
+    def full(*args, **more):
+        raise ld.DumpWriteError("no space left for the dump; free some")
+
+    monkeypatch.setattr(sink, "commit", full)
+    recorder.end_call([RootCall(0)])
+    monkeypatch.setattr(sink, "commit", commit)
+    recorder.operator([0, _LINEAR, 0, "forward", "api", "linear", source, None, None, None, None])
+    recorder.end_call([RootCall(0)])
+    sink.close({})
+    assert reader.native(sink.folder.parent).stack(_LINEAR) == _STACK
+
+
+@pytest.mark.parametrize("frames", ["x", "{}", "[1]", "[[]]", "3", "[" * 100_000])
+def test_call_stacks_that_are_none_are_refused(with_operators, frames):
+    with sqlite3.connect(_process(with_operators) / fmt.INDEX) as db:
+        db.execute("UPDATE sources SET frames = ?", (frames,))
+    db.close()
+    run = reader.native(with_operators.path)
+    for look in (run.operators, lambda: run.stack(_LINEAR)):
+        with pytest.raises(ld.CorruptDumpError, match="a call stack is damaged"):
+            look()
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "UPDATE operators SET within_call = 'x'",
+        "UPDATE operators SET forward_call = 1.5",
+        "DELETE FROM sources",
+        "UPDATE operators SET source = 'x'",
+        "UPDATE operators SET source = 99, path = x'ff', op = 3",
+        "UPDATE operators SET root_call = 'x'",
+    ],
+)
+def test_operators_of_nonsense_are_shown_or_refused_and_never_a_crash(with_operators, sql):
+    _sql(with_operators.path, sql)
+    run = reader.native(with_operators.path)
+    for look in (run.operators, lambda: run.stack(_LINEAR)):
+        with contextlib.suppress(ld.CorruptDumpError, ld.TensorLookupError):
+            look()
 
 
 # -- several processes, size ------------------------------------------------------------------

@@ -10,6 +10,7 @@ SAME_SITE = "same site"
 # why a record stays alone: a closed set
 NO_PATH = "the module is not in the other run"
 NO_STEP = "the other run did not record this step"
+NO_PHASE = "the other run did not record this phase"
 NO_CALL = "the module was called fewer times in the other run"
 NO_SLOT = "the other run has no such argument or output"
 
@@ -54,11 +55,13 @@ class _Reasons:
         self._paths: set[_Key] = set()
         self._steps: set[_Key] = set()
         self._calls: set[_Key] = set()
+        self._phases: set[_Key] = set()
         for record in others:
             s = record.site
             self._paths.add((s.path,))
             self._steps.add((s.generation, s.step))
-            self._calls.add((s.generation, s.step, s.path, s.call))
+            self._calls.add((s.generation, s.step, s.phase, s.path, s.call))
+            self._phases.add((s.phase,))
 
     def why(self, record: Record) -> str:
         s = record.site
@@ -66,4 +69,6 @@ class _Reasons:
             return NO_PATH
         if (s.generation, s.step) not in self._steps:
             return NO_STEP
-        return NO_SLOT if (s.generation, s.step, s.path, s.call) in self._calls else NO_CALL
+        if (s.phase,) not in self._phases:
+            return NO_PHASE
+        return NO_SLOT if (s.generation, s.step, s.phase, s.path, s.call) in self._calls else NO_CALL

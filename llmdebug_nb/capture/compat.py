@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.abc
 import importlib.util
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -108,6 +108,17 @@ def call_frame() -> FrameType | None:
     return frame
 
 
+def in_model() -> bool:
+    """Tell whether the running code is called by a module that has parameters, or holds one that has."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_locals.get("self") if frame.f_code.co_name == "_call_impl" else None
+        if isinstance(module, torch.nn.Module) and next(module.parameters(), None) is not None:
+            return True
+        frame = frame.f_back
+    return False
+
+
 def is_running(frame: FrameType | None) -> bool:
     """Tell whether ``frame`` is on this thread's stack; None counts as running."""
     here: FrameType | None = sys._getframe(1)
@@ -116,16 +127,209 @@ def is_running(frame: FrameType | None) -> bool:
     return frame is None or here is frame
 
 
-def unseen() -> AbstractContextManager[Any]:
-    """Return a context in which function and dispatch modes of the program do not see our own reductions."""
-    functions, dispatches = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
-    if not functions and not dispatches:
-        return nullcontext()
-    from torch.utils._python_dispatch import _disable_current_modes
+class _Unseen:
+    """Function and dispatch modes do not see what is done in here: neither the program's nor ours."""
 
-    stack = ExitStack()
-    if functions:
-        stack.enter_context(torch._C.DisableTorchFunction())
-    if dispatches:
-        stack.enter_context(_disable_current_modes())
-    return stack
+    def __enter__(self) -> None:
+        guards = torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch._C._DisableFuncTorch()
+        self._guards: tuple[Any, ...] = guards
+        for guard in self._guards:
+            guard.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        for guard in reversed(self._guards):
+            guard.__exit__(None, None, None)
+
+
+_NOTHING = nullcontext()
+
+
+def unseen() -> AbstractContextManager[Any]:
+    """Return a context in which no mode and no transform of `torch.func` sees our own reductions."""
+    if (
+        torch._C._len_torch_function_stack()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    ):
+        return _Unseen()
+    return _NOTHING
+
+
+# -- autograd ---------------------------------------------------------------------------------------
+
+
+def with_engine(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
+    """Put ``wrap(run)`` in place of what `backward` and `grad` call to run the engine; return how to undo it.
+
+    Where torch has no such function, backward passes go unnoticed: gradients of modules are still
+    recorded, operators of the backward pass are not.
+    """
+    name = "_engine_run_backward"
+    original = getattr(torch.autograd, name, None)
+    if original is None:
+        return lambda: None
+    setattr(torch.autograd, name, wrap(original))
+    return lambda: setattr(torch.autograd, name, original)
+
+
+def autograd_clock() -> int:
+    """Return this thread's count of autograd nodes: the next one made gets this sequence number."""
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+
+
+def clock_of(node: Any) -> int:
+    """Return a node's sequence number; an accumulator of a leaf counts as older than all."""
+    return -1 if node.name() == "torch::autograd::AccumulateGrad" else int(node._sequence_nr())
+
+
+def running_node() -> Any:
+    """Return the autograd node that runs in this thread, or None."""
+    return torch._C._current_autograd_node()  # type: ignore[attr-defined]
+
+
+def accumulator_of(leaf: torch.Tensor) -> Any:
+    """Return the node that adds up the gradient of a leaf."""
+    return torch.autograd.graph.get_gradient_edge(leaf).node
+
+
+def is_hooked(handle: Any) -> bool:
+    """Tell whether what a hook was put on still exists."""
+    return handle.hooks_dict_ref() is not None
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor that `torch.func` transforms have wrapped: all of a batch, say."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
+COLLECTIVES = (
+    "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter",
+    "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "send", "recv",
+)  # fmt: skip
+
+
+def with_collectives(wrap: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
+    """Put ``wrap(name, function)`` in place of the functions of `torch.distributed`; return how to undo it."""
+    home = torch.distributed
+    if not home.is_available():
+        return lambda: None
+    originals = {name: getattr(home, name) for name in COLLECTIVES if hasattr(home, name)}
+    for name, function in originals.items():
+        setattr(home, name, wrap(name, function))
+
+    def undo() -> None:
+        for name, function in originals.items():
+            setattr(home, name, function)
+
+    return undo
+
+
+# -- modes ------------------------------------------------------------------------------------------
+
+
+def has_mode(mode: Any) -> bool:
+    """Tell whether a function or dispatch mode is on this thread's stack."""
+    return any(mode is other for other in _stack_of(mode)[0])
+
+
+def push_mode(mode: Any) -> bool:
+    """Put a mode at the bottom of this thread's stack; False where it is on it.
+
+    Modes are taken off from the top: at the bottom, ours is in the way of none that the program puts on before or
+    after. Pushed directly, it also leaves the flags alone by which the program's modes remember each other.
+    """
+    if has_mode(mode):
+        return False
+    with _without(mode, None) as home:
+        home._push_mode(mode)
+    return True
+
+
+def pop_mode(mode: Any) -> bool:
+    """Take a mode off this thread's stack, wherever in it it is; False where it isn't."""
+    if not has_mode(mode):
+        return False
+    with _without(mode, mode) as home:
+        home._pop_mode()
+    return True
+
+
+@contextmanager
+def _without(kind: Any, below: Any) -> Iterator[Any]:
+    """Take the program's modes of that kind off this thread's stack down to ``below`` (None: all), and put them back."""
+    stack, home = _stack_of(kind)
+    above = []
+    while stack and stack[-1] is not below and getattr(stack[-1], "_mode_key", None) is None:
+        above.append(stack.pop())
+        home._pop_mode()
+    try:
+        yield home
+    finally:
+        for other in reversed(above):
+            home._push_mode(other)
+
+
+def _stack_of(mode: Any) -> tuple[list[Any], Any]:
+    """Return the modes of that kind on this thread's stack, and the module that keeps them."""
+    from torch import overrides
+    from torch.utils import _python_dispatch as dispatch
+
+    if isinstance(mode, overrides.TorchFunctionMode):
+        return overrides._get_current_function_mode_stack(), overrides  # type: ignore[no-untyped-call]
+    return dispatch._get_current_dispatch_mode_stack(), dispatch
+
+
+def is_composite(func: Any) -> bool:
+    """Tell whether the dispatcher would take an operator apart, had inference mode not kept it whole."""
+    key = "CompositeImplicitAutograd"
+    return bool(func._can_decompose() and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))
+
+
+class FastPaths:
+    """Lets `nn.MultiheadAttention` and its kin take their fused path although a function mode of ours is on.
+
+    They ask `torch.overrides.has_torch_function`, which says yes under any mode, before they choose.
+    """
+
+    def __init__(self, mine: Callable[[], int]) -> None:
+        """``mine()``: how many modes of ours are on this thread's stack."""
+        self._mine = mine
+        self._original: Any = None
+
+    def open(self) -> None:
+        self._original = torch.overrides.has_torch_function
+        torch.overrides.has_torch_function = self._ask  # type: ignore[assignment]
+
+    def close(self) -> None:
+        if torch.overrides.has_torch_function == self._ask:
+            torch.overrides.has_torch_function = self._original
+
+    def _ask(self, arguments: Any) -> bool:
+        if torch._C._len_torch_function_stack() > self._mine():
+            return bool(self._original(arguments))
+        return any(_overrides(type(argument)) for argument in arguments)
+
+
+def _overrides(kind: type) -> bool:
+    own = getattr(kind, "__torch_function__", None)
+    plain = (torch.Tensor, torch.nn.Parameter)
+    return own is not None and kind not in plain and own is not torch._C._disabled_torch_function_impl
+
+
+def force_eager() -> Callable[[], None]:
+    """Have compiled code run eagerly; return how to undo it. What is compiled stays compiled."""
+    stance = torch.compiler.set_stance("force_eager")
+    return lambda: stance.__exit__(None, None, None)
+
+
+def compiled_parts(module: torch.nn.Module) -> list[str]:
+    """Return the names of compiled functions that a module holds as attributes: they run past hooks and modes."""
+    held = {**vars(type(module)), **vars(module)}
+    return [name for name, value in held.items() if callable(value) and hasattr(value, "_torchdynamo_orig_callable")]
+
+
+def compiled_root(module: torch.nn.Module) -> torch.nn.Module:
+    """Return the module that `torch.compile` wrapped, or the module itself."""
+    return getattr(module, "_orig_mod", module) if type(module).__name__ == "OptimizedModule" else module

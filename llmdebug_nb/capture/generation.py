@@ -1,12 +1,8 @@
-"""Watching Hugging Face's `generate`: when one begins and ends, and how many tokens it prepares each call for.
-
-One wrapper serves all recordings of the process; it is there only while one is running.
-"""
+"""Watching Hugging Face's `generate`: when one begins and ends, and how many tokens it prepares each call for."""
 
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, Protocol
@@ -14,6 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from llmdebug_nb.capture import compat
+from llmdebug_nb.capture.listeners import Listeners
 
 # the arguments that carry one row a token; a decoder's own come before its encoder's
 ROWS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
@@ -28,38 +25,13 @@ class Listener(Protocol):
     def leave(self, root: torch.nn.Module) -> None: ...
 
 
-_listeners: list[Listener] = []
-_lock = threading.Lock()
-_undo: Callable[[], None] | None = None
-
-
-def listen(listener: Listener) -> None:
-    """Tell ``listener`` of every `generate` from now on, also if transformers is only imported later."""
-    global _undo
-    with _lock:
-        _listeners.append(listener)
-        if _undo is None:
-            _undo = compat.with_generation_mixin(_wrap)
-
-
-def forget(listener: Listener) -> None:
-    """Stop telling it; the last one takes the wrapper off."""
-    global _undo
-    with _lock:
-        if listener in _listeners:
-            _listeners.remove(listener)
-        if not _listeners and _undo is not None:
-            _undo()
-            _undo = None
-
-
 def _wrap(mixin: Any) -> Callable[[], None]:
     original = mixin.generate
 
     @functools.wraps(original)
     def generate(model: Any, *args: Any, **kwargs: Any) -> Any:
         with ExitStack() as stack:
-            for listener in tuple(_listeners):
+            for listener in listeners:
                 root = listener.follow(model)
                 if root is not None:
                     stack.enter_context(_Watched(listener, root, model, _prompt(model, args, kwargs)))
@@ -99,6 +71,10 @@ class _Watched:
         else:
             self._model.prepare_inputs_for_generation = self._before
         self._listener.leave(self._root)
+
+
+# also if transformers is only imported later
+listeners: Listeners[Listener] = Listeners(lambda: compat.with_generation_mixin(_wrap))
 
 
 def rows(value: Any) -> tuple[int, int] | None:

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch import nn
 
 from llmdebug_nb.capture import compat
-from llmdebug_nb.capture.walk import arguments, leaves, scalar_text
 
 if TYPE_CHECKING:
-    from torch import nn
     from torch.utils.hooks import RemovableHandle
+
+    from llmdebug_nb.capture.calls import Call
 
 
 def _silent(*_: Any) -> None:
@@ -25,14 +26,17 @@ def _silence() -> Callable[..., None]:
 
 
 class _Hook:
-    """A hook that stays behind: copying or pickling a model in the block copies none of the session."""
+    """A hook that stays behind: copying or pickling a model in the block copies none of the session.
 
-    def __init__(self, function: Callable[..., None]) -> None:
-        self._function = function
+    It never raises, and is deaf while the program is traced.
+    """
 
-    def __call__(self, *args: Any) -> None:
+    def __init__(self, guarded: Callable[..., Any], function: Callable[..., None]) -> None:
+        self._guarded, self._function = guarded, function
+
+    def __call__(self, _: Any, *given: Any) -> None:
         if not compat.tracing():
-            self._function(*args)
+            self._guarded(self._function, *given)
 
     def __deepcopy__(self, _: Any) -> Callable[..., None]:
         return _silent
@@ -44,76 +48,121 @@ class _Hook:
 class Host(Protocol):
     """What a watch needs of its session."""
 
-    roles: tuple[str, ...]
-    recorder: Any
     thread: Any
+    follows_calls: bool
 
     def enter(self, watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
     def leave(self, watch: Watch) -> None: ...
-    def guarded(self, work: Callable[..., None], *args: Any) -> None: ...
+    def guarded(self, work: Callable[..., Any], *args: Any) -> Any: ...
+    def recomputes(self) -> bool: ...
+    def module_begins(self, watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any], again: bool) -> None: ...
+    def module_ends(self, call: Call, output: Any) -> None: ...
 
 
 class Watch:
     """One module under observation.
 
     ``entry``: calls of it from outside the root's other modules begin a root call; its hooks then stay
-    for the whole session. ``kept``: the filters ask for it.
+    for the whole session. ``kept``: the filters ask for it. ``places``: its places in the model's tree, as ``0_3_1``.
+    ``fused``: it is part of a module that takes a faster path only as long as none of its parts has hooks.
     """
 
-    def __init__(self, session: Host, root: nn.Module, module: nn.Module, path: str, kept: bool) -> None:
-        self.session, self.root, self.module, self.path, self.kept = session, root, module, path, kept
+    def __init__(self, session: Host, root: nn.Module, module: nn.Module, path: str, names: tuple[str, ...]) -> None:
+        self.session, self.root, self.module, self.path, self.names = session, root, module, path, names
         self.op = type(module).__name__
-        self.entry = False
-        self._handles: list[RemovableHandle] = []
+        self.kept = self.entry = self.fused = False
+        self._handles: list[RemovableHandle | _Shared] = []
 
     def attach(self) -> None:
-        if not self._handles:
-            self._handles = [
-                self.module.register_forward_pre_hook(_Hook(self.before), with_kwargs=True),
-                self.module.register_forward_hook(_Hook(self.after), with_kwargs=True, always_call=self.entry),
-            ]
+        if self._handles:
+            return
+        before, after = (_Hook(self.session.guarded, work) for work in (self._enter, self._leave))
+        if self.fused:
+            self._handles = [_Shared(self.module, before, after)]
+            return
+        always = self.entry or self.session.follows_calls  # else a call that raises would seem to go on
+        self._handles = [
+            self.module.register_forward_pre_hook(before, with_kwargs=True),
+            self.module.register_forward_hook(after, with_kwargs=True, always_call=always),
+        ]
 
     def detach(self) -> None:
         handles, self._handles = self._handles, []
         for handle in handles:
             handle.remove()
 
-    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The module is about to run. Never raises."""
-        self.session.guarded(self._enter, args, kwargs)
-
-    def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """The module has run, or (entries only) has raised. Never raises."""
-        self.session.guarded(self._leave, output)
+    def begin_late(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Do what the hook would have done: hooks added while a call's pre-hooks run fire from the next call on."""
+        self._enter(args, kwargs)
 
     def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         session = self.session
+        if compat.in_backward():
+            if session.recomputes():
+                session.module_begins(self, args, kwargs, True)
+            return
         if self.entry:
             session.enter(self, args, kwargs)
-        if self.kept and session.thread.on:
-            call = session.thread.number(self.path)
-            if "input" in session.roles:
-                self._observe(call, "input", arguments(args, kwargs))
+        if session.thread.on:
+            session.module_begins(self, args, kwargs, False)
 
-    def _leave(self, output: Any) -> None:
+    def _leave(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """The module has run, or (where the hook is always called) has raised."""
         session = self.session
+        backward = compat.in_backward()
         try:
-            if self.kept and session.thread.on:
-                call = session.thread.finish(self.path)
+            if session.thread.on or backward:
+                call = session.thread.leave(self.path)
                 raised = output is None and sys.exc_info()[0] is not None
-                if call is not None and "output" in session.roles and not raised:
-                    self._observe(call, "output", leaves(output))
+                if call is not None and not raised:
+                    session.module_ends(call, output)
         finally:
-            if self.entry:
+            if self.entry and not backward:
                 session.leave(self)
 
-    def _observe(self, call: int, role: str, found: Any) -> None:
-        recorder, root_call = self.session.recorder, self.session.thread.root_call
-        for slot, leaf in found:
-            if isinstance(leaf, torch.Tensor):
-                recorder.tensor(root_call, self.path, call, role, slot, self.op, leaf)
-            else:
-                recorder.scalar(root_call, self.path, call, role, slot, *scalar_text(leaf))
+
+class _Shared:
+    """Hooks on one module by way of global ones, which `nn.TransformerEncoderLayer` and its kin don't look for."""
+
+    _watched: dict[int, list[_Shared]] = {}  # noqa: RUF012 - one table for the process, as global hooks are
+    _handles: list[Any] = []  # noqa: RUF012
+
+    def __init__(self, module: nn.Module, before: _Hook, after: _Hook) -> None:
+        self._module, self._before, self._after = module, before, after
+        cls = type(self)
+        cls._watched.setdefault(id(module), []).append(self)
+        if not cls._handles:
+            cls._handles += [
+                nn.modules.module.register_module_forward_pre_hook(cls._all_before),
+                nn.modules.module.register_module_forward_hook(cls._all_after, always_call=True),
+            ]
+
+    @classmethod
+    def _all_before(cls, module: nn.Module, args: Any) -> None:
+        for shared in cls._watched.get(id(module), ()):
+            shared._before(module, args, compat.hooked_kwargs())
+
+    @classmethod
+    def _all_after(cls, module: nn.Module, args: Any, output: Any) -> None:
+        for shared in cls._watched.get(id(module), ()):
+            shared._after(module, args, {}, output)
+
+    def remove(self) -> None:
+        cls = type(self)
+        here = cls._watched.get(id(self._module), [])
+        if self in here:
+            here.remove(self)
+        if not here:
+            cls._watched.pop(id(self._module), None)
+        if not cls._watched:
+            while cls._handles:
+                cls._handles.pop().remove()
+
+
+def find_fused(root: nn.Module) -> set[int]:
+    """Return the ids of the modules that may only be hooked by global hooks."""
+    layers = [module for module in root.modules() if isinstance(module, nn.TransformerEncoderLayer)]
+    return {id(module) for layer in layers for module in layer.modules()}
 
 
 def find_entries(root: nn.Module) -> list[nn.Module]:
@@ -128,3 +177,16 @@ def find_entries(root: nn.Module) -> list[nn.Module]:
     if get_encoder is not None and getattr(config, "is_encoder_decoder", False):
         entries.append(get_encoder())
     return entries
+
+
+def weights_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return a module's own parameters and buffers by name; offloaded ones from where `accelerate` keeps them."""
+    own = {**module._parameters, **module._buffers}
+    kept = getattr(getattr(module, "_hf_hook", None), "weights_map", None)
+    found = {}
+    for name, tensor in own.items():
+        if tensor is not None and tensor.is_meta and kept is not None:
+            tensor = kept[name]
+        if tensor is not None:
+            found[name] = tensor
+    return found

@@ -4,11 +4,13 @@ A tensor seen again is neither computed nor written twice. On the CPU it is know
 its bytes, which costs less than any figure and can't be fooled; elsewhere, within a root call, by its
 storage, its place in it and its version counter (which `tensor.data` and foreign kernels go past). Payloads go to the
 sink at once, since the program may change them next; rows follow once per root call, when the
-figures of accelerator tensors are read back together.
+figures of accelerator tensors are read back together. Figures and fingerprint are always those of the
+whole tensor, also where only a part of it is kept (`payload.py`).
 """
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -17,21 +19,24 @@ from typing import Any, Protocol
 import torch
 
 from llmdebug_nb.capture import compat
+from llmdebug_nb.capture.payload import NotKept, Policy
 from llmdebug_nb.errors import StoreError
 from llmdebug_nb.kernels import summary as kernel
-from llmdebug_nb.kernels.fingerprint import fingerprint
+from llmdebug_nb.kernels.fingerprint import ALGORITHM, ALGORITHMS, fingerprint
 from llmdebug_nb.kernels.raw import dtype_name, to_bytes, unreadable
+from llmdebug_nb.options import DumpOptions
 from llmdebug_nb.records import AT, COLUMNS, Node, RootCall, Row
 
 _MIN, _ZERO = AT["min"], AT["zero"]
 _FINGERPRINT, _OFFSET, _LENGTH, _LOST = AT["fingerprint"], AT["offset"], AT["length"], AT["lost"]
-_DTYPE, _SHAPE = AT["dtype"], AT["shape"]
+_DTYPE, _SHAPE, _KEPT, _KEPT_SHAPE = AT["dtype"], AT["shape"], AT["kept"], AT["kept_shape"]
 _MANY = 4096  # rows in hand before they are committed, also in the middle of a root call
 
 
 class Sink(Protocol):
     """Where rows go. `store.writer.Writer` is one."""
 
+    def shortage(self, nbytes: int) -> str | None: ...
     def payload(self, row: Row, data: Any) -> None: ...
     def duplicate(self, row: Row, offset: int, length: int) -> None: ...
     def commit(
@@ -40,6 +45,9 @@ class Sink(Protocol):
         calls: Iterable[RootCall] = (),
         scalars: Iterable[tuple[Any, ...]] = (),
         meta: dict[str, Any] | None = None,
+        *,
+        operators: Iterable[Row] = (),
+        sources: Iterable[tuple[int, str]] = (),
     ) -> None: ...
     def nodes(self, nodes: Iterable[Node], start: int) -> None: ...
     def close(self, meta: dict[str, Any]) -> None: ...
@@ -53,26 +61,40 @@ class Recorder:
     sink that can't go on (disk full); recording then continues without it, and counts.
     """
 
-    def __init__(self, sink: Sink, stats_only: bool) -> None:
+    def __init__(self, sink: Sink, options: DumpOptions) -> None:
         self.sink = sink
         self.records = self.kept = self.distinct = 0
         self.lost: Counter[str] = Counter()
         self.failure: StoreError | None = None
-        self._stats_only = stats_only
+        self._policy = Policy(options, sink.shortage)
+        self._shown = None if options.fingerprint == ALGORITHM else ALGORITHMS[options.fingerprint]
         self._lock = threading.RLock()
         self._rows: list[Row] = []
+        self._operators: list[Row] = []
+        self._sources: dict[tuple[str, ...], int] = {}
+        self._new_sources: list[tuple[int, str]] = []
         self._scalars: list[tuple[Any, ...]] = []
-        self._contents: dict[tuple[Any, ...], Row] = {}  # fingerprint, dtype, shape -> the row that describes it
+        self._contents: dict[tuple[Any, ...], Row] = {}  # XXH3, dtype, shape -> the row that describes it
         self._seen: dict[tuple[Any, ...], Row] = {}  # the same by identity, within one root call
         self._makers: dict[Any, int] = {}  # storage -> record that put it out last
         self._vectors: dict[torch.device, list[tuple[Row, torch.Tensor]]] = defaultdict(list)
         self._copies: list[tuple[Row, Row]] = []  # rows whose figures wait for those of another
 
-    def tensor(self, root_call: int, path: str, call: int, role: str, slot: str, op: str, tensor: torch.Tensor) -> None:
+    def tensor(
+        self,
+        root_call: int,
+        path: str,
+        call: int,
+        role: str,
+        slot: str,
+        op: str,
+        tensor: torch.Tensor,
+        phase: str = "forward",
+    ) -> None:
         """Record a tensor as it is now. Never raises on account of the tensor: what can't be kept is counted."""
         with self._lock:
             row: Row = [None] * len(COLUMNS)
-            row[:10] = self.records, root_call, path, call, "forward", role, slot, op, dtype_name(tensor), "[]"
+            row[:10] = self.records, root_call, path, call, phase, role, slot, op, dtype_name(tensor), "[]"
             self.records += 1
             self._rows.append(row)
             try:
@@ -92,10 +114,31 @@ class Recorder:
             if len(self._rows) >= _MANY:
                 self.flush()
 
+    @property
+    def written(self) -> int:
+        """Bytes of payload written so far."""
+        return self._policy.written
+
     def scalar(self, root_call: int, path: str, call: int, role: str, slot: str, kind: str, text: str | None) -> None:
         """Record a leaf that is no tensor."""
         with self._lock:
             self._scalars.append((root_call, path, call, role, slot, kind, text))
+
+    def operator(self, row: Row) -> None:
+        """Record an operator call: a list in the order of `records.OPERATOR`. In execution order."""
+        with self._lock:
+            self._operators.append(row)
+            if len(self._operators) >= _MANY:
+                self.flush()
+
+    def source(self, frames: list[str]) -> int:
+        """Return the number of a call stack, innermost frame first; equal stacks have one number."""
+        with self._lock:
+            number = self._sources.get(tuple(frames))
+            if number is None:
+                number = self._sources[tuple(frames)] = len(self._sources)
+                self._new_sources.append((number, json.dumps(frames)))
+            return number
 
     def _describe(self, row: Row, tensor: torch.Tensor, storage: Any) -> None:
         """Fill in figures, fingerprint and payload, once for equal tensors."""
@@ -112,11 +155,14 @@ class Recorder:
         if known is not None:
             self._repeat(row, known)
             return
+        if data is not None and self._shown is not None:
+            row[_FINGERPRINT] = self._shown(data)
         self._figures(row, tensor)
-        if not self._stats_only:
-            data = to_bytes(tensor) if data is None else data
-            row[_FINGERPRINT] = row[_FINGERPRINT] or fingerprint(data)
-            self._keep(row, data)
+        if self._policy.wanted:
+            try:
+                self._keep(row, tensor, data)
+            except NotKept as why:
+                self._lose(row, str(why))
         if key:
             known_by[key] = row
 
@@ -126,6 +172,7 @@ class Recorder:
         if row[_MIN] is None:
             self._copies.append((row, known))
         if known[_OFFSET] is not None:
+            row[_KEPT], row[_KEPT_SHAPE] = known[_KEPT], known[_KEPT_SHAPE]
             self.kept += 1
             self.sink.duplicate(row, known[_OFFSET], known[_LENGTH])
         elif known[_LOST] is not None:
@@ -142,15 +189,24 @@ class Recorder:
         if vector is not None:
             self._vectors[tensor.device].append((row, vector))
 
-    def _keep(self, row: Row, data: Any) -> None:
+    def _keep(self, row: Row, tensor: torch.Tensor, data: Any) -> None:
+        """Write what is to be kept of a tensor. ``data``: its bytes, None while they are on a device."""
         if self.failure is not None:
             raise self.failure
+        part = self._policy.part(tensor)
+        self._policy.admit(part.nbytes)
+        if data is None:
+            data = to_bytes(tensor)
+            row[_FINGERPRINT] = (self._shown or fingerprint)(data)
+        if self._policy.kept is not None:
+            row[_KEPT], row[_KEPT_SHAPE] = self._policy.kept, _shape_text(part)
+            data = to_bytes(part)
         self.sink.payload(row, data)
         self.distinct += 1
         self.kept += 1
 
     def _lose(self, row: Row, why: str) -> None:
-        row[_LOST] = why
+        row[_LOST], row[_KEPT], row[_KEPT_SHAPE] = why, None, None
         self.lost[why] += 1
 
     def end_call(self, calls: Iterable[RootCall]) -> None:
@@ -169,10 +225,12 @@ class Recorder:
             for row, known in self._copies:
                 row[_MIN : _ZERO + 1] = known[_MIN : _ZERO + 1]
             rows, scalars, self._rows, self._scalars = self._rows, self._scalars, [], []
+            operators, self._operators = self._operators, []
             self._vectors.clear()
             self._copies.clear()
             try:
-                self.sink.commit(rows, calls, scalars)
+                self.sink.commit(rows, calls, scalars, operators=operators, sources=self._new_sources)
+                self._new_sources.clear()
             except StoreError as error:
                 self.failure = error
                 self.lost[f"not in the index: {str(error).partition(';')[0]}"] += len(rows)

@@ -1,10 +1,14 @@
-"""Which modules a dump keeps: pure functions of names and types."""
+"""Which modules a dump keeps, and why it kept nothing: pure functions of names and types."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
 
+from torch import nn
+
+from llmdebug_nb.capture import compat
 from llmdebug_nb.errors import nearest
 from llmdebug_nb.options import DumpOptions
 from llmdebug_nb.records import Node
@@ -36,3 +40,80 @@ def nothing_matches(options: DumpOptions, nodes: list[Node]) -> str:
         within = " under layers " + ", ".join(options.layers) if options.layers else ""
         return f"types {wanted!r} matches none of the module types{within}{nearest(wanted, kinds)}"
     return "the model has no modules"
+
+
+def places(nodes: Sequence[Node]) -> dict[str, tuple[str, ...]]:
+    """Return the place of every module in its tree by path.
+
+    ``0_3_1`` is the second child of the fourth child of the first child of the root.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    texts: list[str] = []
+    children: Counter[int] = Counter()
+    for node in nodes:
+        number = children[node.parent]
+        children[node.parent] += 1
+        above = texts[node.parent] if node.parent >= 0 else ""
+        texts.append((f"{above}_{number}" if above else str(number)) if node.parent >= 0 else "")
+        found[node.path] = (texts[-1],)
+    return found
+
+
+def why_compiled(root: nn.Module) -> str | None:
+    """Return why a model can't be recorded as it is: parts of it are compiled. None where none is."""
+    for name, module in root.named_modules():
+        where = f"its module {name!r}" if name else type(root).__name__
+        functions = [] if compat.is_compiled(module) else compat.compiled_parts(module)
+        if functions:
+            where = f"the function {functions[0]!r} of {where}"
+        if functions or compat.is_compiled(module):
+            return (
+                f"{where} is compiled by torch.compile, where hooks would be traced or never fire; record with"
+                " force_eager=True, which runs it eagerly while it is recorded, or record the original module"
+            )
+    return None
+
+
+def why_empty(
+    options: DumpOptions,
+    *,
+    roots: Sequence[str],
+    steps: Sequence[int],
+    nodes: list[Node],
+    kept: bool,
+    names: Collection[str],
+    enabled: bool,
+    rank: int | None,
+) -> str:
+    """Say why nothing was recorded.
+
+    ``roots``: types of the models followed. ``steps``: seen. ``kept``: any module is asked for.
+    ``names``: full names of the calls seen, where the recording filters by them. ``rank``: of this
+    process if it is asked for, else None.
+    """
+    if not roots:
+        return "no module was called in this block; run a model in it"
+    if not steps:
+        return (
+            f"neither {roots[0]} nor a part of it was called in this block (a method such as"
+            " model.forward(...) goes past hooks: call model(...))"
+        )
+    if rank is None:
+        return f"ranks {options.ranks} do not hold this process"
+    if not enabled:
+        return f"the control file {options.control} switched it off"
+    if not kept and not options.operators:
+        return nothing_matches(options, nodes)
+    if not any(step in options.tokens for step in steps):
+        seen = f"{steps[0]}-{steps[-1]}" if len(steps) > 1 else f"{steps[0]}"
+        return f"tokens {options.tokens} never came; steps seen: {seen}"
+    for option in ("contains", "scope"):
+        wanted = getattr(options, option)
+        if wanted and names:
+            near = nearest(wanted[0], sorted(names))
+            return f"{option} {', '.join(wanted)!r} matches none of the {len(names)} calls seen{near}"
+    if options.overflow is not None:
+        return "no call overflowed: all results were finite"
+    if options.operators and options.apis:
+        return f"none of the operators {', '.join(options.apis)!r} ran in the modules and steps that were asked for"
+    return "the modules that were asked for did not run in the steps that were"

@@ -2,72 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from llmdebug_nb.capture import compat, selection
-from llmdebug_nb.capture.modules import Watch, find_entries
+from llmdebug_nb.capture import compat, engine, selection
+from llmdebug_nb.capture.calls import Call, Thread
+from llmdebug_nb.capture.control import Control, Orders
+from llmdebug_nb.capture.modules import Watch, find_entries, find_fused, weights_of
+from llmdebug_nb.capture.observer import Observer
 from llmdebug_nb.capture.recorder import Recorder, Sink
 from llmdebug_nb.capture.steps import StepTracker
 from llmdebug_nb.errors import CaptureError, EmptyDumpError
 from llmdebug_nb.options import DumpOptions
-from llmdebug_nb.records import Node, RootCall
-
-
-class _Thread(threading.local):
-    """Where one thread stands.
-
-    ``inside``: the entry modules it is in, outermost first, each with the frame of its call.
-    ``on``: it runs a root call of a step that was asked for; ``root_call`` is that call's number.
-    """
-
-    def __init__(self) -> None:
-        self.inside: list[tuple[Watch, Any]] = []
-        self.on = False
-        self.root_call = 0
-        self.step = 0
-        self._within: Any = None  # root, generation and step: what call numbers count within
-        self._next: dict[str, int] = {}
-        self._open: list[tuple[str, int]] = []
-
-    def outermost(self) -> bool:
-        """Tell whether no root call is running. An interrupt may have left one without an end."""
-        while self.inside and not compat.is_running(self.inside[-1][1]):
-            self.inside.pop()
-        return not self.inside
-
-    def begin(self, call: RootCall, on: bool) -> None:
-        self.on, self.root_call, self.step = on, call.index, call.step
-        within = (call.root, call.generation, call.step)
-        if within != self._within:
-            self._within = within
-            self._next.clear()
-        self._open.clear()
-
-    def number(self, path: str) -> int:
-        """Count a call of ``path`` that begins."""
-        number = self._next.get(path, 0)
-        self._next[path] = number + 1
-        self._open.append((path, number))
-        return number
-
-    def finish(self, path: str) -> int | None:
-        """Return the number of the call of ``path`` that ends; calls left open inside it had raised."""
-        while self._open:
-            name, number = self._open.pop()
-            if name == path:
-                return number
-        return None
+from llmdebug_nb.records import Node
 
 
 class Session:
-    """Records one model (``model``), or whatever outermost modules run (None), into a sink.
+    """Records some models (``models``), or whatever outermost modules run (none given), into a sink.
 
     Several sessions may run at once; each one owns its hooks. All hooks are off after `stop`.
     """
@@ -77,39 +35,57 @@ class Session:
         options: DumpOptions,
         sink: Sink,
         describe: Callable[[nn.Module, str], list[Node]],
-        model: nn.Module | None = None,
+        models: Sequence[nn.Module] = (),
+        rank: int = 0,
     ) -> None:
         """``describe(model, prefix)``: the rows of its topology.
 
         Raises:
             CaptureError: the model can't be recorded. EmptyDumpError: the filters match none of its modules.
+            OptionError: the control file can't be read.
         """
         self.options = options
-        self.roles = options.roles
-        self.recorder = Recorder(sink, options.stats_only)
+        self.recorder = Recorder(sink, options)
         self.active = False
         self.problems: Counter[str] = Counter()  # what went wrong in our own work -> how often
-        self.thread = _Thread()
+        self.thread = Thread()
+        self.control = Control(options.control) if options.control is not None else None
+        self.observer = Observer(self, options, bool(models))
+        self.follows_calls = options.operators or options.logits
         self._describe = describe
-        self._model = model
+        self._models = tuple(models)
+        self._rank = rank
         self._nodes: list[Node] = []
         self._watches: dict[int, list[Watch]] = {}  # id of root -> its modules
+        self._owners: dict[int, Watch] = {}  # id of module -> its watch
         self._roots: dict[int, nn.Module] = {}
         self._recording: dict[int, set[int]] = {}  # id of root -> threads that need its hooks
         self._lock = threading.RLock()
         self._tracker = StepTracker(options.warmup, self._follow)
         self._finder: Any = None
+        self._undo: list[Callable[[], None]] = []
+        self._paused = False
         self._pid = os.getpid()
-        if model is not None:
-            self._adopt(model)
-            self._refuse_empty_selection()
+        try:
+            for model in self._models:
+                self._adopt(model)
+            if self._models:
+                self._refuse_empty_selection()
+        except BaseException:
+            self._unhook()
+            raise
 
     # -- life ---------------------------------------------------------------------------------
 
     def start(self) -> None:
         self.active = True
+        if self.options.force_eager:
+            self._undo.append(compat.force_eager())
         self._tracker.start()
-        if self._model is None:
+        self.observer.start()
+        if self.observer.backward:
+            engine.listeners.add(self)
+        if not self._models:
             self._finder = nn.modules.module.register_module_forward_pre_hook(self._find_root)
 
     def stop(self, ended_by: str | None = None) -> None:
@@ -118,13 +94,9 @@ class Session:
         Raises:
             StoreError: the dump could not be completed; all that was committed is there.
         """
-        self.active = False
-        self._tracker.stop()
-        if self._finder is not None:
-            self._finder.remove()
-        for watches in self._watches.values():
-            for watch in watches:
-                watch.detach()
+        self._unhook()
+        if self.control is not None and self.control.trouble:
+            self.problems[self.control.trouble] += 1
         recorder = self.recorder
         recorder.end_call(self._tracker.take())
         ended_by = ended_by or (str(recorder.failure) if recorder.failure else next(iter(self.problems), None))
@@ -135,10 +107,52 @@ class Session:
             "problems": dict(self.problems),
             "recorded": recorder.records,
             "distinct": recorder.distinct,
+            "unpaired": self.observer.unpaired,
         }
         recorder.sink.close(meta)
         if recorder.failure is not None:
             raise recorder.failure
+
+    def _unhook(self) -> None:
+        self.active = False
+        self._tracker.stop()
+        engine.listeners.remove(self)
+        self.observer.stop()
+        if self._finder is not None:
+            self._finder.remove()
+        for watches in self._watches.values():
+            for watch in watches:
+                watch.detach()
+        while self._undo:
+            self._undo.pop()()
+
+    def pause(self, backward: bool = False) -> None:
+        """Record nothing more until `resume`; with ``backward``, still the gradients of what was recorded."""
+        self._paused = True
+        self.thread.after = False
+        self.observer.deaf = not backward
+
+    def resume(self) -> None:
+        self._paused = self.observer.deaf = False
+
+    def step(self) -> int:
+        """End the step by hand; from then on only this does. Return the number of the step that begins."""
+        return self._tracker.advance()
+
+    def stepping(self) -> None:
+        """Count steps by hand from now on, beginning with 0."""
+        self._tracker.by_hand()
+
+    def save(self, name: str, value: Any, gradients: bool = True) -> None:
+        """Record the tensors in ``value`` as the output of ``save/name``, and their gradients; also during a pause."""
+        call = self._tracker.here()
+        if call.step in self._tokens and self._orders.enable and self._wants_rank():
+            self.guarded(self.observer.saved, f"save/{name}", value, call, gradients)
+
+    def progress(self) -> tuple[list[int], int, int, bool]:
+        """Return the steps of all root calls so far, how many tensors were recorded and bytes kept, and whether it rests."""
+        steps = [call.step for call in self._tracker.calls]
+        return steps, self.recorder.records, self.recorder.written, self._paused or not self._orders.enable
 
     def refusal(self) -> CaptureError | None:
         """Return the error that explains an empty recording, or None where something was recorded."""
@@ -146,41 +160,34 @@ class Session:
             return None
         if self.problems:
             return CaptureError(next(iter(self.problems)))
-        if not self._roots:
-            return EmptyDumpError("nothing was recorded: no module was called in this block; run a model in it")
-        if not self._tracker.calls:
-            name = type(next(iter(self._roots.values()))).__name__
-            return EmptyDumpError(
-                f"nothing was recorded: neither {name} nor a part of it was called in this block (a method such as"
-                " model.forward(...) goes past hooks: call model(...))"
-            )
-        if not any(watch.kept for watches in self._watches.values() for watch in watches):
-            return EmptyDumpError(f"nothing was recorded: {selection.nothing_matches(self.options, self._nodes)}")
-        steps = sorted({call.step for call in self._tracker.calls})
-        seen = f"{steps[0]}-{steps[-1]}" if len(steps) > 1 else f"{steps[0]}"
-        if not any(step in self.options.tokens for step in steps):
-            return EmptyDumpError(f"nothing was recorded: tokens {self.options.tokens} never came; steps seen: {seen}")
-        return EmptyDumpError(
-            "nothing was recorded: the modules that were asked for did not run in the steps that were"
+        why = selection.why_empty(
+            self.options,
+            roots=[type(root).__name__ for root in self._roots.values()],
+            steps=sorted({call.step for call in self._tracker.calls}),
+            nodes=self._nodes,
+            kept=any(watch.kept for watches in self._watches.values() for watch in watches),
+            names=self.observer.seen,
+            enabled=self._orders.enable,
+            rank=self._rank if self._wants_rank() else None,
         )
+        return EmptyDumpError(f"nothing was recorded: {why}")
 
     # -- roots --------------------------------------------------------------------------------
 
     def _adopt(self, root: nn.Module) -> bool:
         """Follow a root module. False where it can't be, with the reason noted."""
+        root = compat.compiled_root(root) if self.options.force_eager else root
         if id(root) in self._roots:
             return True
-        compiled = next((name for name, module in root.named_modules() if compat.is_compiled(module)), None)
-        if compiled is not None:
-            where = f"its module {compiled!r}" if compiled else type(root).__name__
-            message = (
-                f"{where} is compiled by torch.compile, where hooks would be traced or never fire; record the original"
-                " module (model._orig_mod, or the one you passed to torch.compile)"
-            )
-            return self._refuse(message)
+        why = None if self.options.force_eager else selection.why_compiled(root)
         if isinstance(root, torch.jit.ScriptModule):
-            message = f"{type(root).__name__} is a TorchScript module, which takes no hooks; record the module it was made from"
-            return self._refuse(message)
+            name = type(root).__name__
+            why = f"{name} is a TorchScript module, which takes no hooks; record the module it was made from"
+        if why is not None:
+            if self._models:
+                raise CaptureError(why)
+            self.problems[why] += 1
+            return False
         number = len(self._roots)
         prefix = f"{type(root).__name__}~{number}." if number else ""
         nodes = self._describe(root, prefix)
@@ -191,31 +198,34 @@ class Session:
         ]
         self.recorder.sink.nodes(nodes, start)
         self._nodes += nodes
-        modules = dict(root.named_modules())
-        watches = [
-            Watch(self, root, module, node.path, selection.keeps(self.options, _names(node, prefix), type(module)))
-            for node, module in zip(nodes, modules.values(), strict=True)
-        ]
-        self._roots[id(root)] = root
-        self._watches[id(root)] = watches
-        self._tracker.add_root(root, nodes[0].root)
-        entries = {id(module) for module in find_entries(root)}
-        for watch in watches:
-            watch.entry = id(watch.module) in entries
-            if watch.entry:
-                watch.attach()
+        self._watch(root, nodes, prefix)
         return True
 
-    def _refuse(self, message: str) -> bool:
-        if self._model is not None:
-            raise CaptureError(message)
-        self.problems[message] += 1
-        return False
+    def _watch(self, root: nn.Module, nodes: list[Node], prefix: str) -> None:
+        modules = list(root.modules())
+        entries, fused = {id(module) for module in find_entries(root)}, find_fused(root)
+        watches = []
+        for node, module in zip(nodes, modules, strict=True):
+            watch = Watch(self, root, module, node.path, _names(node, prefix))
+            watch.entry, watch.fused = id(module) in entries, id(module) in fused
+            self._owners.setdefault(id(module), watch)
+            watches.append(watch)
+        self._roots[id(root)] = root
+        self._watches[id(root)] = watches
+        self._select(watches)
+        self._tracker.add_root(root, nodes[0].root)
+        for watch in watches:
+            if watch.entry:
+                watch.attach()
+
+    def _select(self, watches: Iterable[Watch]) -> None:
+        places = selection.places(self._nodes)
+        for watch in watches:
+            asked = selection.keeps(self.options, watch.names, type(watch.module))
+            watch.kept = asked and self._orders.asks_for(watch.path, places.get(watch.path, ()))
 
     def _refuse_empty_selection(self) -> None:
-        if not any(watch.kept for watches in self._watches.values() for watch in watches):
-            for watch in next(iter(self._watches.values())):
-                watch.detach()
+        if self.control is None and not any(w.kept for watches in self._watches.values() for w in watches):
             raise EmptyDumpError(f"nothing to record: {selection.nothing_matches(self.options, self._nodes)}")
 
     def _follow(self, model: nn.Module) -> nn.Module | None:
@@ -226,24 +236,20 @@ class Session:
         for number, root in self._roots.items():
             if number in inside or any(module is model for module in root.modules()):
                 return root
-        if self._model is None and self.active and self._adopt(model):
+        if not self._models and self.active and self._adopt(model):
             return model
         return None
 
     def _find_root(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Global pre-hook: an outermost module with parameters that is not yet followed is a new root."""
-        if not compat.tracing():
+        if not compat.tracing() and not compat.in_backward():
             self.guarded(self._follow_outermost, module, args)
 
     def _follow_outermost(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if not self.thread.outermost() or self._belongs(module) or next(module.parameters(), None) is None:
+        if not self.thread.outermost() or id(module) in self._owners or next(module.parameters(), None) is None:
             return
-        if self._adopt(module):
-            # hooks added while the call's pre-hooks run only fire from the next call on
-            self._watches[id(module)][0].before(module, args, compat.hooked_kwargs())
-
-    def _belongs(self, module: nn.Module) -> bool:
-        return any(watch.module is module for watches in self._watches.values() for watch in watches)
+        if self._adopt(module) and id(module) in self._watches:
+            self._watches[id(module)][0].begin_late(args, compat.hooked_kwargs())
 
     # -- root calls ---------------------------------------------------------------------------
 
@@ -251,49 +257,118 @@ class Session:
         """An entry module is called: outermost, it begins a root call."""
         outermost = self.thread.outermost()
         self.thread.inside.append((watch, compat.call_frame()))
-        if outermost:
-            call = self._tracker.begin(watch.root, watch.path, watch.module is watch.root, args, kwargs)
-            self.thread.begin(call, call.step in self.options.tokens)
-            self._hook(watch.root, self.thread.on)
+        if not outermost:
+            return
+        if self.control is not None and self.control.changed():
+            for watches in self._watches.values():
+                self._select(watches)
+        call = self._tracker.begin(watch.root, watch.path, watch.module is watch.root, args, kwargs)
+        on = self._wants(call.step)
+        self.thread.begin(call, on)
+        self._hook(watch.root, on)
+        self.observer.root_begins(on)
+        if on:
+            self._observe_parameters(watch.root)
 
     def leave(self, watch: Watch) -> None:
         """An entry module's call is over: the outermost one's ends the root call."""
         inside = self.thread.inside
         while inside and inside.pop()[0] is not watch:
             pass
-        if inside or not self.thread.on:
+        if inside:
             return
-        self.thread.on = False
-        self.recorder.end_call(self._tracker.take())
-        last = self.options.tokens.last
-        if last is not None and self.thread.step >= last:
-            self._hook(watch.root, False)
+        was_on = self.thread.on
+        self.observer.root_ends()
+        self.thread.end()
+        if was_on:
+            self.recorder.end_call(self._tracker.take())
+        if self._over() and not (self.observer.backward and torch.is_grad_enabled()):
+            self._rest()
+
+    def _over(self) -> bool:
+        """Tell whether the last step that was asked for is over."""
+        last = self._tokens.last
+        return self.control is None and last is not None and self.thread.step >= last and not self._tracker.manual
+
+    def _rest(self) -> None:
+        """Go out of the way until the next generation: what is left are the hooks that notice its root calls."""
+        for root in self._roots.values():
+            self._hook(root, False)
+        self.observer.rest()
+
+    @contextlib.contextmanager
+    def backward(self) -> Iterator[None]:
+        """A backward pass of this thread."""
+        pushed = self.guarded(self.observer.backward_begins) or []
+        try:
+            yield
+        finally:
+            self.guarded(self.observer.backward_ends, pushed)
+            if self.active and self._over() and not compat.in_backward():
+                self._rest()
+
+    def _wants(self, step: int) -> bool:
+        return not self._paused and self._orders.enable and step in self._tokens and self._wants_rank()
+
+    def _wants_rank(self) -> bool:
+        ranks = self._orders.ranks or self.options.ranks
+        return ranks is None or self._rank in ranks
+
+    @property
+    def _orders(self) -> Orders:
+        return self.control.orders if self.control is not None else _NO_ORDERS
+
+    @property
+    def _tokens(self) -> Any:
+        return self._orders.steps or self.options.tokens
 
     def _hook(self, root: nn.Module, on: bool) -> None:
         """Hook the modules asked for, or none: a step that wasn't asked for costs nothing."""
         threads = self._recording.setdefault(id(root), set())
-        if (threading.get_ident() in threads) == on:
+        if (threading.get_ident() in threads) == on and self.control is None:
             return
         with self._lock:
-            before = bool(threads)
             (threads.add if on else threads.discard)(threading.get_ident())
-            if bool(threads) == before:
-                return
             for watch in self._watches[id(root)]:
-                if not on and not watch.entry:
-                    watch.detach()
-                elif on and watch.kept:
+                if threads and (watch.kept or self.follows_calls):
                     watch.attach()
+                elif not watch.entry:
+                    watch.detach()
 
-    def guarded(self, work: Callable[..., None], *args: Any) -> None:
+    def _observe_parameters(self, root: nn.Module) -> None:
+        for watch in self._watches[id(root)]:
+            if watch.kept:
+                self.observer.parameters(watch.path, watch.op, weights_of(watch.module))
+        self.observer.weighed()
+
+    # -- what hooks and modes tell ------------------------------------------------------------
+
+    def listening(self) -> bool:
+        return self.active and self.observer.listening()
+
+    def recomputes(self) -> bool:
+        """Tell whether a module that is called in a backward pass is a checkpoint's recomputation of interest."""
+        return self.observer.backward and torch.is_grad_enabled()
+
+    def module_begins(self, watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any], again: bool) -> None:
+        self.observer.module_begins(watch.path, watch.op, watch.kept, args, kwargs, again)
+
+    def module_ends(self, call: Call, output: Any) -> None:
+        self.observer.ends(call, output)
+
+    def guarded(self, work: Callable[..., Any], *args: Any) -> Any:
         """Do our own work without ever disturbing the program: an error of ours is noted, not raised."""
-        if not self.active or compat.in_backward() or os.getpid() != self._pid:
-            return
+        if not self.active or os.getpid() != self._pid:
+            return None
         try:
             with compat.unseen():
-                work(*args)
+                return work(*args)
         except Exception as error:  # the program must go on as if nobody watched; the dump says it
             self.problems[f"{type(error).__name__} while recording: {str(error).partition(chr(10))[0]}"] += 1
+            return None
+
+
+_NO_ORDERS = Orders()
 
 
 def _names(node: Node, prefix: str) -> tuple[str, ...]:

@@ -54,28 +54,57 @@ class StepTracker:
         self._warmup = warmup
         self._counters: dict[int, _Counter] = {}  # by id of the root
         self._running: dict[tuple[int, int], list[_Generation]] = {}  # by thread and id of the root
+        self._step: int | None = None  # counted by hand
         self._lock = threading.RLock()
 
     def add_root(self, root: torch.nn.Module, name: str) -> None:
         self._counters[id(root)] = _Counter(name, self._warmup)
 
     def start(self) -> None:
-        generation.listen(self)
+        generation.listeners.add(self)
 
     def stop(self) -> None:
-        generation.forget(self)
+        generation.listeners.remove(self)
+
+    # -- steps counted by hand ------------------------------------------------------------------
+
+    @property
+    def manual(self) -> bool:
+        return self._step is not None
+
+    def by_hand(self) -> None:
+        """From now on, calls stay in one step until `advance`."""
+        self._step = self._step or 0
+
+    def advance(self) -> int:
+        """Begin the next step and return its number."""
+        with self._lock:
+            if self._step is None:
+                self._step = max((call.step for call in self.calls), default=-1)
+            self._step += 1
+            return self._step
+
+    def here(self) -> RootCall:
+        """Return the last root call of this step, or else a place for what a program records outside of all models."""
+        with self._lock:
+            last = self.calls[-1] if self.calls else None
+            if last is None or (self._step is not None and last.step != self._step):
+                last = RootCall(len(self.calls), step=self._step or 0)
+                self.calls.append(last)
+            return last
 
     # -- what generate tells ------------------------------------------------------------------
 
     def enter(self, root: torch.nn.Module, prompt: int | None) -> _Generation:
         with self._lock:
             counter = self._counters[id(root)]
-            if not counter.generated:
+            if not counter.generated and not self.manual:
                 counter.generated = True
                 self._relabel(counter)  # bare calls before the first generate only warmed up
-            counter.loop = None
+            if not self.manual:
+                counter.loop = None
             begun = _Generation(counter.generations, prompt)
-            counter.generations += 1
+            counter.generations += not self.manual
             self._running.setdefault((threading.get_ident(), id(root)), []).append(begun)
             return begun
 
@@ -104,7 +133,12 @@ class StepTracker:
         with self._lock:
             counter = self._counters[id(root)]
             running = self._running.get((threading.get_ident(), id(root)))
-            place = _in_generate(running[-1], query) if running else _bare(counter, path, whole, query, kwargs)
+            if self._step is not None:
+                place = _by_hand(counter, self._step)
+            elif running:
+                place = _in_generate(running[-1], query)
+            else:
+                place = _bare(counter, path, whole, query, kwargs)
             number, step, kind, total = place
             call = RootCall(len(self.calls), number, step, kind, query, total, batch, counter.name)
             warm = call.generation < counter.warmups
@@ -145,6 +179,14 @@ def _in_generate(now: _Generation, query: int | None) -> _Place:
     now.step += 1
     kind = "decode" if query == 1 else "full" if query == total else "verify"
     return now.number, now.step, kind, total
+
+
+def _by_hand(counter: _Counter, step: int) -> _Place:
+    """Place a call in the step that the program says, also inside `generate`."""
+    if counter.loop is None or counter.loop < counter.warmups:
+        counter.loop = counter.generations
+        counter.generations += 1
+    return counter.loop, step, "forward", None
 
 
 def _bare(counter: _Counter, path: str, whole: bool, query: int | None, kwargs: Mapping[str, Any]) -> _Place:

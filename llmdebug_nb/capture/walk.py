@@ -56,6 +56,20 @@ def arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tupl
         yield from leaves(value, f"kwargs.{name}")
 
 
+def given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield what an operator is given, slots as in `arguments`; of a list without tensors in it, only its text."""
+    for name, value in (
+        *((str(i), value) for i, value in enumerate(args)),
+        *((f"kwargs.{k}", v) for k, v in kwargs.items()),
+    ):
+        if isinstance(value, torch.Tensor):
+            yield name, value
+        elif isinstance(value, (list, tuple)) and any(isinstance(part, torch.Tensor) for part in value):
+            yield from leaves(value, name)
+        else:
+            yield name, str(value) if isinstance(value, (list, tuple, slice)) else value
+
+
 def scalar_text(value: Any) -> tuple[str, str | None]:
     """Return type name and text of a leaf that is no tensor; only plain values have a text."""
     if value is None:

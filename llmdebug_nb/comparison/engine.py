@@ -1,4 +1,8 @@
-"""Pairs in, differences out, as a stream; each distinct pair of payloads is read and measured once."""
+"""Pairs in, differences out, as a stream; each distinct pair of payloads is read and measured once.
+
+Where both sides keep the same part of a tensor, the parts are measured and the statistics, which are those of
+the whole, are held against each other as well: they notice what is wrong outside of the part.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from llmdebug_nb.comparison import metrics, tolerance
 from llmdebug_nb.errors import CorruptDumpError, TensorLookupError
 from llmdebug_nb.kernels.fingerprint import same
-from llmdebug_nb.records import Difference, Pair, Record
+from llmdebug_nb.records import Difference, Pair, Record, Summary
 
 if TYPE_CHECKING:
     import torch
 
 Load = Callable[[Record], "torch.Tensor"]
 UNMATCHED = "unmatched"
-STATS_ONLY = "judged by statistics: no values on "
+STATS_ONLY = "judged by statistics: "
 
 
 def differences(pairs: Iterable[Pair], load_golden: Load, load_mine: Load) -> Iterator[Difference]:
@@ -59,14 +63,29 @@ def _measure(
         return metrics.identical(a), None
     if golden.payload is None or mine.payload is None:
         sides = [name for name, record in (("golden", golden), ("mine", mine)) if record.payload is None]
-        values = metrics.statistics(a, b)
-        if a.numel and all(value is None for value in values.values()):
-            return None, f"no values and no statistics on {' and '.join(sides)}"
-        return values, STATS_ONLY + " and ".join(sides)
+        return _by_statistics(a, b, f"no values on {' and '.join(sides)}")
+    if (golden.kept, golden.kept_shape) != (mine.kept, mine.kept_shape):
+        return _by_statistics(a, b, f"golden keeps {_part(golden)}, mine {_part(mine)}")
     key = (golden.payload, mine.payload)
     try:
         if key not in measured:
             measured[key] = metrics.compare(load_golden(golden), load_mine(mine))
     except (CorruptDumpError, TensorLookupError) as error:
         return None, str(error)
-    return measured[key], None
+    if golden.kept is None:
+        return measured[key], None
+    values = measured[key] | metrics.statistics(a, b)
+    if not golden.kept.startswith("slice"):  # figures in float64, whatever the tensor was
+        values |= {"max_ulp": None, "mean_ulp": None}
+    return values, f"judged by {golden.kept} and statistics"
+
+
+def _by_statistics(a: Summary, b: Summary, why: str) -> tuple[metrics.Metrics | None, str]:
+    values = metrics.statistics(a, b)
+    if a.numel and all(value is None for value in values.values()):
+        return None, f"{why}, and no statistics to judge by"
+    return values, STATS_ONLY + why
+
+
+def _part(record: Record) -> str:
+    return record.kept or "all of it"

@@ -1,7 +1,9 @@
 """Where an error was made, as against where it was received.
 
 A module call whose inputs agree and whose output does not has made an error, or one of the modules
-inside it has. So of all such calls the innermost are to blame; everything after them inherits.
+inside it has. So of all such calls the innermost are to blame; everything after them inherits. That holds
+for the forward and for the backward pass, each by itself: a backward pass computes with what the forward
+pass left, so once that differs, only the forward pass is searched.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ class _Call:
     """The rows of one module call."""
 
     inputs: list[Difference] = field(default_factory=list)
+    weights: list[Difference] = field(default_factory=list)
     outputs: list[Difference] = field(default_factory=list)
 
     @property
@@ -42,7 +45,7 @@ class _Call:
         return self.bad_output is not None and all(d.verdict in ("match", "within_noise") for d in self.inputs)
 
 
-_CallKey = tuple[int, int, int, str, int]  # rank, generation, step, path, call
+_CallKey = tuple[int, int, int, str, int]  # rank, generation, step, path, call; all of one phase
 
 
 def findings(differences: Sequence[Difference]) -> list[Finding]:
@@ -53,8 +56,9 @@ def findings(differences: Sequence[Difference]) -> list[Finding]:
     calls: dict[_CallKey, _Call] = {}
     for d in differences:
         s = d.site
-        call = calls.setdefault((s.rank, s.generation, s.step, s.path, s.call), _Call())
-        (call.inputs if s.role == "input" else call.outputs).append(d)
+        if s.phase == start.site.phase:
+            call = calls.setdefault((s.rank, s.generation, s.step, s.path, s.call), _Call())
+            {"input": call.inputs, "weight": call.weights}.get(s.role, call.outputs).append(d)
     makers = {key: call for key, call in calls.items() if call.made_it}
     if not makers:  # then those that were called with other arguments
         makers = {key: call for key, call in calls.items() if call.bad_output and not first_divergence(call.inputs)}
@@ -129,7 +133,11 @@ def _blame(call: _Call, start: Difference) -> Finding:
     alone = [f"{d.site.slot} ({(d.reason or '').partition(':')[0]})" for d in call.inputs if d.verdict == "unmatched"]
     if alone:
         before = f"it was called with other arguments: {', '.join(alone[:3])}"
-    after = f"output {s.slot} differs"
+    other = [d.site.slot for d in call.weights if d.verdict == "diverged"]
+    if other:
+        before = f"its parameter {', '.join(other[:3])} differs; {before}"
+    what = {("backward", "grad"): "the gradient of parameter", ("backward", "output"): "the gradient of input"}
+    after = f"{what.get((s.phase, s.role), 'output')} {s.slot} differs"
     after += (
         f": {bad.reason}"
         if bad.error is None or not bad.metrics

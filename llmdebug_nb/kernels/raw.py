@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -35,13 +39,49 @@ def unreadable(tensor: torch.Tensor) -> str | None:
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_SIZES = {dtype: dtype.itemsize for name, dtype in DTYPES.items() if not name.startswith("complex")}
 
 
-def to_bytes(tensor: torch.Tensor) -> np.ndarray:
-    """Return the elements of ``tensor`` in row-major order as ``uint8[nbytes]``.
+def memory(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """Return (address, nbytes) of a tensor whose elements lie in this process's memory in row-major order.
 
-    Shares memory with a contiguous CPU tensor: use it before the tensor can change. Strided
-    layouts of every dtype, from any device; conjugate and negative views are resolved.
+    None if they don't, or if it can't be told for certain: empty, strided, on a device, freed, wrapped, conjugate.
+    """
+    if type(tensor) not in _PLAIN or not tensor.is_cpu:
+        return None
+    size = _SIZES.get(tensor.dtype)
+    if not size or not tensor.is_contiguous() or tensor.is_neg():
+        return None
+    nbytes = tensor.numel() * size
+    if type(nbytes) is not int:  # torch.jit.trace makes a traced tensor of it
+        nbytes = tensor.nbytes
+    try:
+        # a freed storage (FSDP does that) would leave the tensor with an address of nothing
+        if not 0 < nbytes <= tensor.untyped_storage().nbytes() - tensor.storage_offset() * size:
+            return None
+        address = tensor.data_ptr()
+    except RuntimeError:  # torch.func's wrappers
+        return None
+    return (address, nbytes) if address else None
+
+
+class _Memory(ctypes.Array[ctypes.c_char]):
+    """All of the memory from an address on, of which a view takes as much as it knows to be there.
+
+    One class for all sizes, as making classes is slow; ``owner`` keeps what lies there alive.
+    """
+
+    __slots__ = ("owner",)
+    _type_ = ctypes.c_char
+    _length_ = sys.maxsize
+    owner: torch.Tensor
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the values as a contiguous CPU tensor without gradient; a quantised tensor's as its integers.
+
+    Shares memory with a contiguous CPU tensor. Strided layouts of every dtype, from any device;
+    conjugate and negative views are resolved.
     """
     t = tensor.detach()
     if t.is_quantized:
@@ -52,10 +92,24 @@ def to_bytes(tensor: torch.Tensor) -> np.ndarray:
         t = t.resolve_neg()
     if t.device.type != "cpu":
         t = t.cpu()
-    if t.numel() == 0:
+    return t.contiguous()
+
+
+def to_bytes(tensor: torch.Tensor) -> np.ndarray:
+    """Return the elements of ``tensor`` (see `plain`) in row-major order as ``uint8[nbytes]``.
+
+    Shares memory with a contiguous CPU tensor, and keeps it alive: use it before the tensor can change.
+    """
+    found = memory(tensor)
+    if found is not None:
+        room: Any = _Memory.from_address(found[0])
+        room.owner = tensor
+        return np.frombuffer(room, np.uint8, found[1])
+    if tensor.numel() == 0:
         return np.empty(0, np.uint8)
     # a size-1 dimension may have any stride and still count as contiguous, which view(uint8) refuses
-    return t.contiguous().as_strided((t.numel(),), (1,)).view(torch.uint8).numpy()
+    t = plain(tensor)
+    return t.as_strided((t.numel(),), (1,)).view(torch.uint8).numpy()
 
 
 def from_bytes(data: bytes | bytearray | memoryview, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:

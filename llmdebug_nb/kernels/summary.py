@@ -1,8 +1,9 @@
 """Summaries: what every recorded tensor is described by.
 
 Mean and norm are accumulated in float64, so that half-precision tensors neither overflow nor
-drift. On the CPU the figures are read at once; on an accelerator they stay there as one float64
-vector per tensor, to be read back together (`Deferred`), so that recording never waits for it.
+drift. On the CPU the figures are read at once, by a C kernel (`native`) or else by torch, to the same
+numbers (sums may differ in their last digits); on an accelerator they stay there as one float64
+vector per tensor, to be read back together (`device_figures`), so that recording never waits for it.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ import threading
 
 import torch
 
+from llmdebug_nb.kernels import native
 from llmdebug_nb.kernels.fingerprint import fingerprint
-from llmdebug_nb.kernels.raw import dtype_name, to_bytes, unreadable
+from llmdebug_nb.kernels.native import Figures
+from llmdebug_nb.kernels.raw import dtype_name, memory, plain, to_bytes, unreadable
 from llmdebug_nb.records import Summary
 
 _CHUNK = 1 << 17  # elements: their float64 copy stays in the second-level cache
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-_Figures = tuple[float | None, float | None, float | None, float | None, int | None, int | None, int | None]
-_NO_FIGURES: _Figures = (None,) * 7
+_NO_FIGURES: Figures = (None,) * 7
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
@@ -35,8 +37,23 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.float32 if tensor.is_floating_point() else torch.float64)
 
 
-def figures(tensor: torch.Tensor) -> _Figures:
-    """Return (min, max, mean, l2norm, nan, inf, zero) of a readable CPU tensor, all None if it is empty."""
+def figures(tensor: torch.Tensor) -> Figures:
+    """Return (min, max, mean, l2norm, nan, inf, zero) of a readable CPU tensor, all None if it is empty.
+
+    A NaN makes the first four NaN; a mean whose sum leaves float64 is infinite or NaN. No zero is negative.
+    """
+    kernel, kind = native.kernel(), native.KINDS.get(tensor.dtype)
+    if kernel is not None and kind is not None:
+        # a strided one is copied rather than walked, so that equal tensors have equal figures whatever their strides
+        found = memory(tensor) or memory(tensor := plain(tensor))
+        if found is not None:
+            address, nbytes = found
+            return kernel(address, nbytes, kind)
+    return torch_figures(tensor)
+
+
+def torch_figures(tensor: torch.Tensor) -> Figures:
+    """Return what `figures` does, by torch alone, of a CPU tensor of any dtype that torch can read."""
     count = tensor.numel()
     if count == 0:
         return _NO_FIGURES
@@ -59,7 +76,9 @@ def figures(tensor: torch.Tensor) -> _Figures:
         high = part_high if part_high != part_high or part_high > high else high
     if nan:
         low = high = math.nan
-    return low, high, total / count, math.sqrt(squares) if squares == squares else math.nan, nan, inf, count - nonzero
+    norm = math.sqrt(squares) if squares == squares else math.nan
+    # + 0.0: whether a zero found among others is negative is chance
+    return low + 0.0, high + 0.0, total / count, norm, nan, inf, count - nonzero
 
 
 class _Scratch(threading.local):
@@ -90,7 +109,7 @@ def summarize(tensor: torch.Tensor) -> Summary:
     return Summary(name, shape, *_safe(local), fingerprint(data))
 
 
-def _safe(tensor: torch.Tensor) -> _Figures:
+def _safe(tensor: torch.Tensor) -> Figures:
     """Return the figures, or none where this build of torch can't read the dtype (packed fp4)."""
     try:
         return figures(tensor)
@@ -123,7 +142,7 @@ def device_figures(tensor: torch.Tensor) -> torch.Tensor | None:
     )
 
 
-def read_back(vectors: list[torch.Tensor]) -> list[_Figures]:
+def read_back(vectors: list[torch.Tensor]) -> list[Figures]:
     """Copy the vectors of `device_figures` (one device) to the host at once; counts become integers."""
     if not vectors:
         return []

@@ -15,13 +15,13 @@ from typing import Any
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
+from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
 from llmdebug_nb import api
 from llmdebug_nb.errors import LLMDebugError, nearest
 from llmdebug_nb.notebook import explore
-from llmdebug_nb.options import PARTS, TOKENS, DumpOptions
+from llmdebug_nb.options import PARTS, PHASES, TOKENS, DumpOptions
 from llmdebug_nb.report import Report
 from llmdebug_nb.show.text import table
 from llmdebug_nb.show.words import size_text
@@ -39,42 +39,66 @@ def _one_line() -> Iterator[None]:
         raise UsageError(str(error)) from None
 
 
+def _dump_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Declare the options of a recording."""
+    parts = [part for part in PARTS if len(part) < 5]
+    for declare in reversed(
+        [
+            argument("model", nargs="?", metavar="MODEL_EXPR", help="the model; without it, whatever module runs"),
+            argument(
+                "--name", default=_DEFAULTS.name, help="name of the run and of its variable (default: %(default)s)"
+            ),
+            argument("--tokens", default=TOKENS, help="steps: 0-3, 0,2,5-7, 4- or all (default: %(default)s)"),
+            argument(
+                "--mode", default="module", help="module, api, aten, or several: module+aten (default: %(default)s)"
+            ),
+            argument("--phase", choices=[*PHASES], default=_DEFAULTS.phase, help="forward, backward or both"),
+            argument("--part", choices=parts, default=_DEFAULTS.part, help="inputs, outputs or both"),
+            argument("--layers", help="glob(s) over module paths, with commas: model.layers.*.mlp"),
+            argument("--types", help="module class name(s), with commas: Linear,LlamaRMSNorm"),
+            argument("--apis", help="operators: names or globs with commas, ! in front leaves out; or a YAML file"),
+            argument("--contains", help="only calls whose full name holds one of these texts, with commas"),
+            argument("--scope", help="only calls from one full name to another, with a comma"),
+            argument("--weights", action="store_true", help="also the parameters, once"),
+            argument("--logits", action="store_true", help="only the last logits of each step"),
+            argument("--overflow", type=int, metavar="N", help="only calls with NaN or infinity, N of them (0: all)"),
+            argument("--stats-only", action="store_true", help="record summaries, not the tensors"),
+            argument("--slice", metavar="INDEX", help="keep a part of each tensor: 0,:,-1"),
+            argument("--reduce", metavar="R", help="keep figures of each tensor: minmax or quantile:N"),
+            argument("--max-bytes", metavar="N", help="keep no more payload than this: 500MB, 2GiB"),
+            argument("--seed", type=int, help="seed Python, NumPy and torch before the cell runs"),
+            argument("--warmup", type=int, default=_DEFAULTS.warmup, help="generations at the start that are warm-ups"),
+            argument("--force-eager", action="store_true", help="run what torch.compile compiled eagerly meanwhile"),
+            argument("--control", metavar="F", help="JSON file that switches recording while it runs"),
+            argument("--path", help="folder that will hold the run (default: llmdebug_runs)"),
+        ]
+    ):
+        function = declare(function)
+    return function
+
+
 @magics_class
 class LLMDebugMagics(Magics):
-    """%%llmdump, %llmcompare, %llmexplore, %llmruns."""
+    """%%llmdump, %llmdump on|off|status, %llmcompare, %llmexplore, %llmruns."""
+
+    _switched_on: api.Recording | None = None
 
     @magic_arguments()
-    @argument(
-        "model", nargs="?", metavar="MODEL_EXPR", help="the model to record; without it, whatever module the cell runs"
-    )
-    @argument(
-        "--name",
-        default=_DEFAULTS.name,
-        help="name of the run, and of the variable that will hold it (default: %(default)s)",
-    )
-    @argument("--tokens", default=TOKENS, help="steps to record: 0-3, 0,2,5-7, 4- or all (default: %(default)s)")
-    @argument("--layers", help="glob(s) over module paths, with commas: model.layers.*.mlp")
-    @argument("--types", help="module class name(s), with commas: Linear,LlamaRMSNorm")
-    @argument(
-        "--part", choices=[p for p in PARTS if len(p) < 5], default=_DEFAULTS.part, help="inputs, outputs or both"
-    )
-    @argument("--stats-only", action="store_true", help="record summaries, not the tensors")
-    @argument("--seed", type=int, help="seed Python, NumPy and torch before the cell runs")
-    @argument("--warmup", type=int, default=_DEFAULTS.warmup, help="so many generations at the start are warm-ups")
-    @argument("--path", help="folder that will hold the run (default: llmdebug_runs)")
-    @cell_magic
-    def llmdump(self, line: str, cell: str) -> Any:
-        """Record what the model in this cell computes.
+    @_dump_arguments
+    @line_cell_magic
+    def llmdump(self, line: str, cell: str | None = None) -> Any:
+        """Record what the model in this cell computes; or, as a line magic, in all cells from here on.
 
-        The cell runs as it would without the magic; its result still shows.
-        Example: ``%%llmdump --tokens 0-3 --name golden``
+        The cell runs as it would without the magic; its result still shows. The options of ``%llmdump on`` are the same.
+
+        ``%%llmdump --tokens 0-3 --name golden``, ``%llmdump on model --name golden``, ``%llmdump status``, ``%llmdump off``
         """
         __tracebackhide__ = True  # an error in the cell shows the cell, not us
-        options = vars(parse_argstring(self.llmdump, line))
-        model = self._value(options.pop("model"))
+        if cell is None:
+            return self._switch(line)
+        recording = self._recording_of(line)
         run_cell = self._parsed(cell)
         with _one_line():
-            recording = api.dump(model, **options)
             run = recording.start()
             try:
                 result = run_cell()
@@ -97,7 +121,7 @@ class LLMDebugMagics(Magics):
 
         Example: ``%llmcompare golden mine --html report.html``
         """
-        args = parse_argstring(self.llmcompare, line)
+        args = _parse(self.llmcompare, line)
         with _one_line():
             report = api.compare(self._known_run(args.golden), self._known_run(args.mine), explain=not args.no_explain)
             explore.show_report(report, self.shell)
@@ -115,7 +139,7 @@ class LLMDebugMagics(Magics):
 
         Example: ``%llmexplore golden``
         """
-        name = parse_argstring(self.llmexplore, line).name
+        name = _parse(self.llmexplore, line).name
         with _one_line():
             held = self.shell.user_ns.get(name)
             return explore.explore(held if isinstance(held, Report) else self._known_run(name))
@@ -125,7 +149,7 @@ class LLMDebugMagics(Magics):
     @line_magic
     def llmruns(self, line: str) -> None:
         """List the runs that can be opened by name."""
-        args = parse_argstring(self.llmruns, line)
+        args = _parse(self.llmruns, line)
         with _one_line():
             if args.delete:
                 gone = api.delete_run(args.delete)
@@ -135,6 +159,36 @@ class LLMDebugMagics(Magics):
             rows = [_listed(run) for run in api.runs()]
         head = ["name", "recorded", "tensors", "steps", "size", "state", "path"]
         print(table(head, rows) if rows else "no runs yet: record one with %%llmdump")
+
+    # -- recording ----------------------------------------------------------------------------
+
+    def _recording_of(self, line: str) -> api.Recording:
+        options = vars(_parse(self.llmdump, line))
+        model = self._value(options.pop("model"))
+        with _one_line():
+            return api.dump(model, **options)
+
+    def _switch(self, line: str) -> None:
+        command, _, rest = line.strip().partition(" ")
+        if command not in _SWITCHES:
+            near = nearest(command, _SWITCHES) if command else ""
+            raise UsageError(f"%llmdump {command}: expected on, off or status{near}; %%llmdump records one cell")
+        now = self._switched_on if self._switched_on is not None and self._switched_on.running else None
+        if command == "on":
+            if now is not None:
+                raise UsageError(f"%llmdump on: {now.options.name} is being recorded; %llmdump off ends that")
+            recording = self._recording_of(rest)
+            with _one_line():
+                recording.start()
+            self._switched_on = recording
+            print(f"{recording.options.name}: recording until %llmdump off")
+        elif now is None:
+            raise UsageError(f"%llmdump {command}: nothing is being recorded; %llmdump on starts it")
+        elif command == "status":
+            print(now.status())
+        else:
+            with _one_line():
+                self._bind(now.stop())
 
     # -- running the cell ---------------------------------------------------------------------
 
@@ -197,6 +251,19 @@ class LLMDebugMagics(Magics):
         print(api.kept_line(run) + note)
 
 
+_SWITCHES = ("on", "off", "status")
+
+
+def _parse(magic: Any, line: str) -> Any:
+    """Parse a magic's line; an option that it does not know is answered with the nearest ones."""
+    try:
+        return parse_argstring(magic, line)
+    except UsageError as error:
+        unknown = re.search(r"unrecognized arguments: (--[\w-]+)", str(error))
+        known = [name for action in magic.parser._actions for name in action.option_strings if name.startswith("--")]
+        raise UsageError(f"{error}{nearest(unknown[1], known) if unknown else ''}") from None
+
+
 def _outside_functions(tree: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes of a cell that are not inside a function."""
     for node in ast.iter_child_nodes(tree):
@@ -246,6 +313,8 @@ def _completions(shell: Any, magics: LLMDebugMagics, before: str) -> list[tuple[
         return [(path, "path") for path in _module_paths(shell)]
     found = [(name, "param") for name in options if name not in done and name != "--help"]
     if word[1] == "llmdump":
+        if word[0] == "%llmdump" and not done:
+            return [(name, "command") for name in _SWITCHES]
         return found + [(name, "model") for name in _modules(shell)]
     named = {run.name for run in api.runs()} | {
         name for name, value in shell.user_ns.items() if isinstance(value, Run) and name[0] != "_"
@@ -308,7 +377,7 @@ def register(shell: Any) -> None:
 
 def unregister(shell: Any) -> None:
     """Take back what `register` added."""
-    for kind, names in (("line", ("llmcompare", "llmexplore", "llmruns")), ("cell", ("llmdump",))):
+    for kind, names in (("line", ("llmdump", "llmcompare", "llmexplore", "llmruns")), ("cell", ("llmdump",))):
         for name in names:
             shell.magics_manager.magics[kind].pop(name, None)
     formatter = shell.display_formatter.ipython_display_formatter

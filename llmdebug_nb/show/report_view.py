@@ -151,7 +151,7 @@ class ReportView(View):
         return {
             "row": self._difference_row(d.index),
             "sides": sides,
-            "axes": axes_of(d.pair.either.summary.shape),
+            "axes": axes_of(d.pair.either.payload_shape),
             "metrics": [{"name": name, "value": number(value)} for name, value in d.metrics.items()],
             "producer": producer,
             "producer_label": str(self.differences[producer].site) if producer >= 0 else "",
@@ -177,6 +177,10 @@ class ReportView(View):
     def load(self, row: int, which: str) -> Array:
         pair = self.differences[self._check(row)].pair
         if which == "difference":
+            kept = [record.kept for record in (pair.golden, pair.mine) if record is not None]
+            if len(set(kept)) > 1:
+                parts = " against ".join(part or "the whole tensor" for part in kept)
+                raise TensorLookupError(f"no difference to show: {parts}")
             golden, mine = self.array(row, "golden"), self.array(row, "mine")
             if golden.shape != mine.shape:
                 raise TensorLookupError(f"no difference to show: shape {list(golden.shape)} against {list(mine.shape)}")

@@ -118,7 +118,7 @@ class RunView(View):
         return {
             "row": self.row_view(record.id, record),
             "sides": [side_view("golden", self.run, record)],
-            "axes": axes_of(record.summary.shape),
+            "axes": axes_of(record.payload_shape),
             "metrics": [],
             "producer": producer,
             "producer_label": label,

@@ -12,6 +12,7 @@ that whatever was written before a process died can be read without the index.
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -35,11 +36,14 @@ CREATE TABLE nodes(idx INTEGER PRIMARY KEY, path TEXT, name TEXT, type TEXT, par
     root TEXT);
 CREATE TABLE records(id INTEGER PRIMARY KEY, root_call INT, path TEXT, call INT, phase TEXT, role TEXT, slot TEXT,
     op TEXT, dtype TEXT, shape TEXT, min REAL, max REAL, mean REAL, l2norm REAL, nan INT, inf INT, zero INT,
-    fingerprint TEXT, device TEXT, producer INT, offset INT, length INT, lost TEXT);
+    fingerprint TEXT, device TEXT, producer INT, offset INT, length INT, lost TEXT, kept TEXT, kept_shape TEXT);
 CREATE TABLE scalars(root_call INT, path TEXT, call INT, role TEXT, slot TEXT, type TEXT, value TEXT);
+CREATE TABLE operators(root_call INT, path TEXT, call INT, phase TEXT, level TEXT, op TEXT, source INT, "within" TEXT,
+    within_call INT, forward_path TEXT, forward_call INT);
+CREATE TABLE sources(idx INTEGER PRIMARY KEY, frames TEXT);
 """
 INDEXES = "CREATE INDEX by_step ON records(root_call); CREATE INDEX by_path ON records(path);"
-TABLES = frozenset({"meta", "root_calls", "nodes", "records", "scalars"})
+TABLES = frozenset({"meta", "root_calls", "nodes", "records", "scalars", "operators", "sources"})
 
 # safetensors has no name for the others: they travel as U8 under their true name in the metadata
 SAFETENSORS = {
@@ -62,14 +66,33 @@ SAFETENSORS = {
 }
 
 
-_FIGURES = range(AT["min"], AT["l2norm"] + 1)  # not known yet when a frame is written
+_FIGURES = range(AT["min"], AT["l2norm"] + 1)
+_DTYPE, _SHAPE, _KEPT, _KEPT_SHAPE = AT["dtype"], AT["shape"], AT["kept"], AT["kept_shape"]
+_SOME = re.compile(r"slice\[[^\[\]]+\]|minmax|quantile\[\d+\]")
+
+
+def payload_dtype(kept: str | None, dtype: str) -> str:
+    """Return the dtype of the payload of a ``dtype`` tensor: its own, or that of figures.
+
+    Raises:
+        ValueError: ``kept`` is nothing that can be kept.
+    """
+    if kept is None:
+        return dtype
+    if not _SOME.fullmatch(kept):
+        raise ValueError(f"what was kept of it is unknown ({kept[:80]!r})")
+    return dtype if kept.startswith("slice") else "float64"
 
 
 def metadata(row: Row) -> str:
-    """Return the record as the text of ``__metadata__``: every column that the frame itself does not say."""
+    """Return the record as the text of ``__metadata__``: every column that the frame itself does not say.
+
+    The figures can be had from a whole payload. Beside a part they are said, as far as they are known by then.
+    """
     columns = row.copy()
-    for place in _FIGURES:
-        columns[place] = None
+    if row[_KEPT] is None:
+        for place in _FIGURES:
+            columns[place] = None
     text = json.dumps(columns)  # plain ASCII, so escaping it once more takes two replacements
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
@@ -78,7 +101,8 @@ def encode_header(row: Row, nbytes: int | None) -> bytes:
     """Return length field and header of a frame; ``nbytes`` None makes one without a tensor (a duplicate)."""
     tensor = ""
     if nbytes is not None:
-        name, shape = SAFETENSORS.get(row[AT["dtype"]]), row[AT["shape"]]
+        name = SAFETENSORS.get(payload_dtype(row[_KEPT], row[_DTYPE]))
+        shape = row[_SHAPE] if row[_KEPT] is None else row[_KEPT_SHAPE]
         kind, sizes = (name, shape) if name else ("U8", f"[{nbytes}]")
         tensor = f',"tensor":{{"dtype":"{kind}","shape":{sizes},"data_offsets":[0,{nbytes}]}}'
     header = f'{{"__metadata__":{{"record":{metadata(row)}}}{tensor}}}'.encode()
@@ -116,7 +140,9 @@ def _decode(header: bytes, name: str) -> tuple[Row, int | None]:
         nbytes = None if tensor is None else tensor["data_offsets"][1]
         if len(row) != len(COLUMNS) or (nbytes is not None and not (isinstance(nbytes, int) and nbytes >= 0)):
             raise ValueError("fields are missing")
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+        if not all(field is None or isinstance(field, (str, int, float)) for field in row):
+            raise ValueError("a field is no text and no number")
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise CorruptDumpError(f"{name}: a payload frame is damaged ({error})") from None
     return row, nbytes
 
@@ -127,7 +153,10 @@ def shape_of(text: str) -> tuple[int, ...]:
     Raises:
         ValueError: anything but a JSON list of sizes.
     """
-    sizes = json.loads(text)
+    try:
+        sizes = json.loads(text)
+    except RecursionError:
+        raise ValueError(f"{text[:80]!r}… is no shape") from None
     if not isinstance(sizes, list) or not all(type(size) is int and size >= 0 for size in sizes):
-        raise ValueError(f"{text!r} is no shape")
+        raise ValueError(f"{text[:80]!r} is no shape")
     return tuple(sizes)

@@ -21,7 +21,7 @@ from llmdebug_nb.kernels.summary import summarize
 from llmdebug_nb.records import AT, COLUMNS, Record
 from llmdebug_nb.store import catalog, layouts
 from llmdebug_nb.store import format as fmt
-from llmdebug_nb.store.run import ROW_COLUMNS, Run, Source
+from llmdebug_nb.store.run import OPERATOR_COLUMNS, ROW_COLUMNS, Run, Source, quoted
 
 if TYPE_CHECKING:
     import torch
@@ -30,12 +30,24 @@ _STRIDE = 1 << 40  # record ids of the n-th process start at n * _STRIDE
 _ROWS = """SELECT {id} AS id, {rank} AS rank, c.generation, c.step, c.kind, c.root, r.path, r.call, r.phase, r.role,
  r.slot, r.op, r.id AS seq, r.dtype, r.shape, r.min, r.max, r.mean, r.l2norm, r.nan, r.inf, r.zero, r.fingerprint, r.device,
  r.producer + {base} AS producer, CASE WHEN r.offset IS NULL THEN NULL ELSE {process} || ',' || r.offset || ',' || r.length END
- AS payload, r.lost, r.root_call FROM main.records r LEFT JOIN main.root_calls c ON c.idx = r.root_call"""
+ AS payload, r.lost, r.kept, r.kept_shape, r.root_call FROM main.records r LEFT JOIN main.root_calls c ON c.idx = r.root_call"""
 _CALLS = "SELECT idx, generation, step, kind, query, total, batch, root FROM main.root_calls"
 _SCALARS = """SELECT c.generation, c.step, s.path, s.call, s.role, s.slot, s.type, s.value
  FROM main.scalars s LEFT JOIN main.root_calls c ON c.idx = s.root_call"""
 _NODES = "SELECT idx, path, name, type, parent, params, aliases, root FROM main.nodes"
-_VIEWS = {"rows": _ROWS, "all_calls": _CALLS, "scalar_rows": _SCALARS, "all_nodes": _NODES}
+_OPERATORS = """SELECT o.rowid + {base} AS id, {rank} AS rank, c.generation, c.step, o.path, o.call, o.phase, o.level, o.op,
+ o.source + {base} AS source, o."within", o.within_call, o.forward_path, o.forward_call
+ FROM main.operators o LEFT JOIN main.root_calls c ON c.idx = o.root_call"""
+_SOURCES = "SELECT idx + {base} AS idx, frames FROM main.sources"
+_VIEWS = {
+    "rows": _ROWS,
+    "all_calls": _CALLS,
+    "scalar_rows": _SCALARS,
+    "all_nodes": _NODES,
+    "operator_rows": _OPERATORS,
+    "all_sources": _SOURCES,
+}
+_OF_ONE = ("all_calls", "all_nodes")  # of several processes the first one's stand for all
 
 
 def open_run(where: str | os.PathLike[str] | Run) -> Run:
@@ -79,15 +91,18 @@ class _Process:
             if not tables >= fmt.TABLES or tables - fmt.TABLES:
                 raise CorruptDumpError(f"{folder / fmt.INDEX}: expected the tables {', '.join(sorted(fmt.TABLES))}")
             self.meta = {key: json.loads(value) for key, value in self.db.execute("SELECT key, value FROM meta")}
-        except (sqlite3.DatabaseError, ValueError) as error:
+            self.rank, self._covered = int(self.meta.get("rank", 0)), int(self.meta.get("bytes", 0))
+        except (sqlite3.DatabaseError, ValueError, TypeError, OverflowError, RecursionError) as error:
             raise CorruptDumpError(f"{folder / fmt.INDEX} is damaged: {error}") from None
         payload = folder / fmt.PAYLOAD
         self.nbytes = payload.stat().st_size if payload.is_file() else 0
-        self.rank = int(self.meta.get("rank", 0))
-        self.missing = self._missing_values() if self.nbytes < int(self.meta.get("bytes", 0)) else 0
+        self.missing = self._missing_values() if self.nbytes < self._covered else 0
         self.complete = bool(self.meta.get("complete")) and not self.missing
         if not self.settled:
-            self._add_tail()
+            try:
+                self._add_tail()
+            except (sqlite3.Error, OverflowError, TypeError) as error:
+                raise CorruptDumpError(f"{payload}: a payload frame is damaged ({error})") from None
 
     def _missing_values(self) -> int:
         """Count the records whose bytes the payload file, cut short since, no longer has."""
@@ -106,7 +121,7 @@ class _Process:
     def _add_tail(self) -> None:
         """Add the payload frames that were written after the last commit."""
         with open(self.folder / fmt.PAYLOAD, "rb") as file:
-            rows = list(fmt.scan_frames(file, int(self.meta.get("bytes", 0)), self.nbytes))
+            rows = list(fmt.scan_frames(file, self._covered, self.nbytes))
         known = {row[0] for row in self.db.execute("SELECT idx FROM root_calls")}
         for row in rows:
             if row[AT["root_call"]] not in known:
@@ -115,15 +130,20 @@ class _Process:
                 call = (row[AT["root_call"]], last[0] or 0, step, "forward", None, None, None, "")
                 self.db.execute("INSERT INTO root_calls VALUES(?,?,?,?,?,?,?,?)", call)
                 known.add(row[AT["root_call"]])
-            if row[AT["length"]] is not None:
-                tensor = self.read(row[AT["offset"]], row[AT["length"]], row[AT["dtype"]], row[AT["shape"]])
+            if row[AT["length"]] is not None and row[AT["kept"]] is None:
+                tensor = self.read(*(row[AT[name]] for name in ("offset", "length", "dtype", "shape")))
                 summary = summarize(tensor)
-                for name in ("min", "max", "mean", "l2norm"):
+                for name in ("min", "max", "mean", "l2norm", "nan", "inf", "zero"):
                     row[AT[name]] = getattr(summary, name)
             self.db.execute(f"INSERT OR IGNORE INTO records VALUES({','.join('?' * len(COLUMNS))})", row)
 
-    def read(self, offset: int, length: int, dtype: str, shape: str | tuple[int, ...]) -> torch.Tensor:
-        """Read one payload; offset and length are checked against the file before anything is allocated."""
+    def read(
+        self, offset: int, length: int, dtype: str, shape: str | tuple[int, ...], kept: str | None = None
+    ) -> torch.Tensor:
+        """Read one payload: ``kept`` of a ``dtype`` tensor, of ``shape``.
+
+        Offset and length are checked against the file before anything is allocated.
+        """
         file = self.folder / fmt.PAYLOAD
         try:
             if not (offset >= 0 and length >= 0 and offset + length <= file.stat().st_size):
@@ -133,7 +153,8 @@ class _Process:
                 data = bytearray(length)
                 if stream.readinto(data) != length:
                     raise ValueError("it ends early")
-            return from_bytes(data, dtype, fmt.shape_of(shape) if isinstance(shape, str) else shape)
+            sizes = fmt.shape_of(shape) if isinstance(shape, str) else shape
+            return from_bytes(data, fmt.payload_dtype(kept, dtype), sizes)
         except FileNotFoundError:
             raise CorruptDumpError(f"{file} is gone: was the run deleted?") from None
         except (OSError, ValueError) as error:
@@ -179,7 +200,7 @@ def _open_native(path: Path, marker: dict[str, Any]) -> Source:
 
     def load(record: Record) -> torch.Tensor:
         number, offset, length = (int(part) for part in str(record.payload).split(","))
-        return processes[number].read(offset, length, record.summary.dtype, record.summary.shape)
+        return processes[number].read(offset, length, record.summary.dtype, record.payload_shape, record.kept)
 
     missing = sum(p.missing for p in processes)
     meta = {**marker, **{k: v for k, v in processes[0].meta.items() if k not in ("rank", "pid", "bytes")}}
@@ -216,8 +237,8 @@ def _merged(processes: list[_Process]) -> sqlite3.Connection:
             rows = scratch.execute(f"SELECT * FROM {name}")
             columns = [column[0] for column in rows.description]
             if process.number == 0:
-                db.execute(f"CREATE TABLE {name}({','.join(columns)})")
-            elif name not in ("rows", "scalar_rows"):
+                db.execute(f"CREATE TABLE {name}({quoted(columns)})")
+            elif name in _OF_ONE:
                 continue
             db.executemany(f"INSERT INTO {name} VALUES({','.join('?' * len(columns))})", rows)
         scratch.close()
@@ -233,6 +254,8 @@ def _foreign(layout: Any, path: Path) -> Source:
     db.execute("CREATE TABLE all_calls(idx, generation, step, kind, query, total, batch, root)")
     db.execute("CREATE TABLE all_nodes(idx, path, name, type, parent, params, aliases, root)")
     db.execute("CREATE TABLE scalar_rows(generation, step, path, call, role, slot, type, value)")
+    db.execute(f"CREATE TABLE operator_rows({quoted(OPERATOR_COLUMNS)})")
+    db.execute("CREATE TABLE all_sources(idx, frames)")
     calls = {(call.generation, call.step): call for call in reversed(contents.calls)}
     by_id = {record.id: record for record in contents.records}
     db.executemany(
@@ -294,5 +317,7 @@ def _foreign_row(record: Record, calls: dict[tuple[int, int], Any]) -> tuple[Any
         record.producer,
         None if record.payload is None else str(record.id),
         record.lost,
+        record.kept,
+        None if record.kept_shape is None else json.dumps(list(record.kept_shape)),
         call.index if call else 0,
     )

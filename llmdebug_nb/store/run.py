@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.errors import CorruptDumpError, TensorLookupError, nearest
 from llmdebug_nb.records import Node, Record, RootCall, Site, Summary, within
-from llmdebug_nb.store.format import FORMAT
+from llmdebug_nb.store.format import FORMAT, payload_dtype, shape_of
 
 if TYPE_CHECKING:
     import pandas
@@ -45,7 +45,25 @@ ROW_COLUMNS = (
     "producer",
     "payload",
     "lost",
+    "kept",
+    "kept_shape",
     "root_call",
+)
+OPERATOR_COLUMNS = (
+    "id",
+    "rank",
+    "generation",
+    "step",
+    "path",
+    "call",
+    "phase",
+    "level",
+    "op",
+    "source",
+    "within",
+    "within_call",
+    "forward_path",
+    "forward_call",
 )
 
 
@@ -172,6 +190,8 @@ class Run:
             producer,
             payload,
             lost,
+            kept,
+            kept_shape,
             _,
         ) = row
         try:
@@ -180,8 +200,20 @@ class Run:
             summary = Summary(dtype, tuple(sizes), low, high, mean, norm, nan, inf, zero, fingerprint)
         except (ValueError, TypeError):
             raise CorruptDumpError(f"{self.path}: record {number} has no valid shape ({shape!r})") from None
+        if kept is not None or kept_shape is not None:
+            kept_shape = self._kept_shape(number, kept, kept_shape)
         site = Site(path, step, call, phase, role, slot, rank, generation)
-        return Record(number, site, seq, op, summary, device, producer, payload, lost)
+        return Record(number, site, seq, op, summary, device, producer, payload, lost, kept, kept_shape)
+
+    def _kept_shape(self, number: int, kept: Any, text: Any) -> tuple[int, ...]:
+        try:
+            if kept is None:
+                raise ValueError("a shape of nothing")
+            payload_dtype(kept, dtype="")
+            return shape_of(text)
+        except (ValueError, TypeError):
+            said = f"kept {str(kept)[:60]!r} of shape {str(text)[:60]!r}"
+            raise CorruptDumpError(f"{self.path}: record {number} says no valid part ({said})") from None
 
     def root_calls(self) -> list[RootCall]:
         """Return the forward calls of outermost modules that were seen, recorded or not."""
@@ -201,7 +233,8 @@ class Run:
     def to_pandas(self) -> pandas.DataFrame:
         """Return one row a record, in execution order, with every column of `ROW_COLUMNS` that means something to a reader.
 
-        ``shape`` is a tuple, absent figures are NaN, ``kept`` says whether the tensor itself is there.
+        ``shape`` is a tuple, absent figures are NaN. ``payload`` says whether values are there, ``kept`` which part of
+        the tensor, or which figures of it, they are: missing for the whole one.
         """
         import pandas
 
@@ -218,13 +251,18 @@ class Run:
         columns |= {name: [getattr(r.summary, name) for r in records] for name in fields}
         columns["device"] = [r.device for r in records]
         columns["producer"] = [r.producer for r in records]
-        columns["kept"] = [r.payload is not None for r in records]
+        columns["payload"] = [r.payload is not None for r in records]
+        columns["kept"] = [r.kept for r in records]
         columns["lost"] = [r.lost for r in records]
         frame = pandas.DataFrame(columns, index=pandas.Index([r.id for r in records], name="id"))
-        figures = ["min", "max", "mean", "l2norm"]
-        return frame.astype(
-            dict.fromkeys(figures, "float64") | dict.fromkeys(("nan", "inf", "zero", "producer"), "Int64")
-        )
+        counts = dict.fromkeys(("nan", "inf", "zero", "producer"), "Int64")
+        return self._typed(frame, dict.fromkeys(("min", "max", "mean", "l2norm"), "float64") | counts)
+
+    def _typed(self, frame: pandas.DataFrame, dtypes: dict[str, str]) -> pandas.DataFrame:
+        try:
+            return frame.astype(dtypes)
+        except (ValueError, TypeError) as error:
+            raise CorruptDumpError(f"{self.path}: a column of numbers holds something else ({error})") from None
 
     def scalars(self, path: str | None = None) -> pandas.DataFrame:
         """Return the arguments and outputs that are no tensors (None, numbers, flags, caches), one row each."""
@@ -233,6 +271,61 @@ class Run:
         names = ["generation", "step", "path", "call", "role", "slot", "type", "value"]
         where, values = ("", ()) if path is None else ("WHERE path = ?", (path,))
         return pandas.DataFrame(self.query(f"SELECT {','.join(names)} FROM scalar_rows {where}", values), columns=names)
+
+    # -- operators ----------------------------------------------------------------------------
+
+    def operators(self) -> pandas.DataFrame:
+        """Return one row an operator call, in execution order; none where the run was recorded by modules only.
+
+        ``level``: api | aten. ``source``: the innermost frame of its call stack, missing if stacks were not recorded;
+        all of it: `stack`. ``within``, ``within_call``: the call of a module or operator that it is part of.
+        ``forward_path``, ``forward_call``: in the backward phase, the forward call that it is the gradient of.
+        """
+        import pandas
+
+        rows = self.query(f"SELECT {quoted(OPERATOR_COLUMNS)} FROM operator_rows ORDER BY id")
+        stacks = {number: self._frames(text) for number, text in self.query("SELECT idx, frames FROM all_sources")}
+        columns: dict[str, list[Any]] = {name: [row[i] for row in rows] for i, name in enumerate(OPERATOR_COLUMNS)}
+        columns["source"] = [next(iter(stacks.get(number, ())), None) for number in columns["source"]]
+        del columns["id"]
+        return self._typed(pandas.DataFrame(columns), dict.fromkeys(("within_call", "forward_call"), "Int64"))
+
+    def stack(
+        self,
+        path: str,
+        step: int = 0,
+        call: int = 0,
+        phase: str = "forward",
+        generation: int = 0,
+        rank: int | None = None,
+    ) -> list[str]:
+        """Return where in the program an operator was called: its call stack as ``file:line function``, innermost first.
+
+        Raises:
+            TensorLookupError: no such call, or recorded without its stack; says what is there instead.
+            CorruptDumpError: the stack is damaged.
+        """
+        wanted = {"path": path, "phase": phase, "generation": generation, "step": step, "call": call}
+        if rank is not None:
+            wanted["rank"] = rank
+        clause = " AND ".join(f"{name} = ?" for name in wanted)
+        sql = f"""SELECT o.source, s.frames FROM operator_rows o LEFT JOIN all_sources s ON s.idx = o.source
+ WHERE {clause} ORDER BY o.id LIMIT 1"""
+        found = self.query(sql, list(wanted.values()))
+        if not found:
+            raise TensorLookupError(self._missing(wanted, "operator_rows"))
+        if found[0][0] is None:
+            raise TensorLookupError(f"run {self.name!r} has no call stacks: it was recorded with sources=False")
+        return self._frames(found[0][1])
+
+    def _frames(self, text: Any) -> list[str]:
+        try:
+            frames = json.loads(text)
+            if not isinstance(frames, list) or not all(isinstance(frame, str) for frame in frames):
+                raise ValueError("no list of texts")
+        except (ValueError, TypeError, RecursionError) as error:
+            raise CorruptDumpError(f"{self.path}: a call stack is damaged ({error})") from None
+        return frames
 
     # -- tensors ------------------------------------------------------------------------------
 
@@ -283,6 +376,8 @@ class Run:
     ) -> Any:
         """Read one tensor from the dump: a torch tensor on the CPU, or a NumPy array (half types as float32).
 
+        Where only a part or figures of it were kept, it is these: `find` says which (``kept``, ``payload_shape``).
+
         Raises:
             TensorLookupError: no such site, or its payload was not kept; says what is there instead.
             CorruptDumpError: the payload is damaged.
@@ -296,7 +391,10 @@ class Run:
             return tensor.float().numpy()
 
     def load(self, record: Record) -> torch.Tensor:
-        """Read the payload of a record of this run. Raises TensorLookupError, CorruptDumpError."""
+        """Read the payload of a record of this run: what ``record.kept`` says of the tensor, or all of it.
+
+        Raises TensorLookupError, CorruptDumpError.
+        """
         if record.payload is None:
             why = record.lost or "the run was recorded with statistics only"
             raise TensorLookupError(f"run {self.name!r} has no values of {record.site}: {why}")
@@ -306,17 +404,19 @@ class Run:
     def _canonical(self, path: str) -> str:
         return next((node.path for node in self.nodes if path in node.aliases), path)
 
-    def _missing(self, wanted: dict[str, Any]) -> str:
+    def _missing(self, wanted: dict[str, Any], view: str = "rows") -> str:
         """Say which part of a site is not in the run, and what is."""
+        if view != "rows" and not self.query(f"SELECT 1 FROM {view} LIMIT 1"):
+            return f"run {self.name!r} was recorded without operators; record with mode='api' or mode='aten'"
         seen: list[str] = []
         for name in ("path", "role", "generation", "step", "call", "phase", "slot", "rank"):
             if name not in wanted:
                 continue
             seen.append(name)
             clause = " AND ".join(f"{k} = ?" for k in seen)
-            if not self.query(f"SELECT 1 FROM rows WHERE {clause} LIMIT 1", [wanted[k] for k in seen]):
+            if not self.query(f"SELECT 1 FROM {view} WHERE {clause} LIMIT 1", [wanted[k] for k in seen]):
                 before = " AND ".join(f"{k} = ?" for k in seen[:-1]) or "1"
-                there = self.query(f"SELECT DISTINCT {name} FROM rows WHERE {before}", [wanted[k] for k in seen[:-1]])
+                there = self.query(f"SELECT DISTINCT {name} FROM {view} WHERE {before}", [wanted[k] for k in seen[:-1]])
                 known = [str(value) for (value,) in there]
                 hint = (
                     nearest(str(wanted[name]), known)
@@ -326,6 +426,11 @@ class Run:
                 at = f" at {wanted['path']!r}" if name != "path" else ""
                 return f"run {self.name!r} has no {name} {wanted[name]!r}{at}{hint}"
         return f"run {self.name!r} has no such tensor"
+
+
+def quoted(columns: Iterable[str]) -> str:
+    """Return names of columns for SQL."""
+    return ",".join(f'"{name}"' for name in columns)  # `within` is a word of newer SQLites
 
 
 def _figures(figures: Sequence[float | None], nan: int | None) -> list[float | None]:

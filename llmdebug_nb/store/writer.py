@@ -10,7 +10,9 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import sqlite3
+import sys
 import time
 import uuid
 from collections.abc import Iterable
@@ -21,10 +23,13 @@ from typing import Any
 import numpy as np
 
 from llmdebug_nb.errors import DumpWriteError
-from llmdebug_nb.records import AT, COLUMNS, Node, RootCall, Row
+from llmdebug_nb.records import AT, COLUMNS, OPERATOR, Node, RootCall, Row
 from llmdebug_nb.store import format as fmt
 
+FLOOR = 256 << 20  # bytes that a dump leaves free on the disk: the program and others need some too
+STATS_FLOOR = 16 << 20  # the same for one of statistics only
 _INSERT = f"INSERT INTO records VALUES({','.join('?' * len(COLUMNS))})"
+_INSERT_OPERATOR = f"INSERT INTO operators VALUES({','.join('?' * len(OPERATOR))})"
 _MAX_WRITE = 1 << 30
 _PAGE = 1 << 12
 
@@ -37,12 +42,36 @@ def _refusal(error: OSError | sqlite3.Error, folder: Path) -> DumpWriteError:
     return DumpWriteError(f"can't write the dump to {folder}: {error}; choose another place with path=")
 
 
+def free_space(folder: Path) -> int:
+    """Return how many bytes may still be written below ``folder``, which need not exist yet; no limit where that can't be told."""
+    there = next((place for place in (folder, *folder.absolute().parents) if place.exists()), Path())
+    try:
+        usage = shutil.disk_usage(there)
+    except OSError:
+        return sys.maxsize
+    return usage.free if usage.total else sys.maxsize  # some network disks answer 0 of 0
+
+
+def _refuse_full_disk(parent: Path, options: dict[str, Any]) -> None:
+    stats_only = bool(options.get("stats_only"))
+    free, need = free_space(parent), STATS_FLOOR if stats_only else FLOOR
+    if free < need:
+        less = "" if stats_only else f", or record with stats_only=True, for which {STATS_FLOOR >> 20} MiB are enough"
+        raise DumpWriteError(
+            f"not enough space for a dump in {parent}: {free >> 20:,} MiB are free and {need >> 20:,} MiB are needed;"
+            f" free some, choose another place with path={less}"
+        )
+
+
 def create_run(parent: Path, name: str, details: dict[str, Any]) -> Path:
     """Make the folder of a new run below ``parent``: ``name``, or ``name.2``, ``.3`` … where that is taken.
 
+    ``details``: what the marker says besides; by its ``options`` it is known whether payloads need room.
+
     Raises:
-        DumpWriteError: the place can't be written to.
+        DumpWriteError: the place can't be written to, or the disk is nearly full. Nothing was made then.
     """
+    _refuse_full_disk(parent, details.get("options", {}))
     number = 1
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -87,6 +116,10 @@ class Writer:
             self.note({"rank": rank, "pid": os.getpid(), "complete": False})
         except (OSError, sqlite3.Error) as error:
             raise _refusal(error, self.folder) from None
+
+    def shortage(self, nbytes: int) -> str | None:
+        """Say why the disk should not take so many more bytes of payload, or None. Asks the system: not for every tensor."""
+        return None if free_space(self.folder) - nbytes >= FLOOR else f"the disk has less than {FLOOR >> 20} MiB left"
 
     def payload(self, row: Row, data: np.ndarray) -> None:
         """Append ``uint8[n]`` as a frame and set the row's ``offset`` and ``length``.
@@ -139,8 +172,11 @@ class Writer:
         calls: Iterable[RootCall] = (),
         scalars: Iterable[tuple[Any, ...]] = (),
         meta: dict[str, Any] | None = None,
+        *,
+        operators: Iterable[Row] = (),
+        sources: Iterable[tuple[int, str]] = (),
     ) -> None:
-        """Make rows, root calls and scalars part of the dump, all or none.
+        """Make rows, root calls, scalars, operator calls and numbered call stacks (JSON) part of the dump, all or none.
 
         Raises:
             DumpWriteError: they could not be written.
@@ -155,6 +191,8 @@ class Writer:
                 "INSERT OR REPLACE INTO root_calls VALUES(?,?,?,?,?,?,?,?)", (tuple(asdict(c).values()) for c in calls)
             )
             db.executemany("INSERT INTO scalars VALUES(?,?,?,?,?,?,?)", scalars)
+            db.executemany(_INSERT_OPERATOR, operators)
+            db.executemany("INSERT INTO sources VALUES(?,?)", sources)
             self._put_meta({"bytes": os.fstat(self._file).st_size, **(meta or {})})
             db.execute("COMMIT")
         except sqlite3.Error as error:

@@ -1,0 +1,107 @@
+"""Where one thread stands: the root call it is in, the calls open in it, and their numbers."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from llmdebug_nb.capture import compat
+from llmdebug_nb.records import RootCall
+
+
+class Call:
+    """A call under way, of a module or of an operator.
+
+    ``module``: path of the module that it is, or runs in; None outside of all modules.
+    ``inherited``: the filters ask for it or for a module around it. ``kept``: it is recorded.
+    ``again``: a checkpoint computes it once more. ``since``/``edges``: while gradients are on, the autograd
+    clock when it began, and for each input that needs a gradient its slot and place in the graph.
+    ``held``: what was seen of it so far, where that is only recorded once it is known to overflow.
+    """
+
+    __slots__ = (
+        "again", "edges", "held", "inherited", "kept", "level", "module", "name", "number", "op", "path", "phase",
+        "root_call", "since",
+    )  # fmt: skip
+
+    def __init__(self, path: str, op: str, level: str, module: str | None, number: int, root_call: int) -> None:
+        self.path, self.op, self.level, self.module = path, op, level, module
+        self.number, self.root_call = number, root_call
+        self.name, self.phase = "", "forward"
+        self.inherited = self.kept = self.again = False
+        self.since: int | None = None
+        self.edges: list[tuple[str, Any]] = []
+        self.held: list[tuple[str, str, Any]] = []
+
+
+class Thread(threading.local):
+    """The state of the running thread.
+
+    ``inside``: the entry modules it is in, outermost first, each with the frame of its call.
+    ``on``: it runs a root call that is recorded. ``after``: the last root call was, and is over.
+    ``root_call``, ``step``: of the current or last root call. ``open``: calls under way, outermost first.
+    ``pushed``/``popped``: modes were put on, or taken off, its stack for the root call.
+    ``last``: the last output seen of a module inside the root, where only logits are asked for.
+    """
+
+    def __init__(self) -> None:
+        self.inside: list[tuple[Any, Any]] = []
+        self.on = self.after = False
+        self.pushed: list[Any] = []
+        self.popped: list[Any] = []
+        self.root_call = self.step = 0
+        self.open: list[Call] = []
+        self.last: tuple[Call, Any] | None = None
+        self.scoped = False  # between the first and the last call of the scope that was asked for
+        self._within: Any = None  # root, generation and step: what numbers count within
+        self._next: dict[str, int] = {}
+        self._again: dict[str, int] = {}
+
+    def outermost(self) -> bool:
+        """Tell whether no root call is running. An interrupt may have left one without an end."""
+        while self.inside and not compat.is_running(self.inside[-1][1]):
+            self.inside.pop()
+        return not self.inside
+
+    def begin(self, call: RootCall, on: bool) -> None:
+        self.on, self.after, self.root_call, self.step = on, False, call.index, call.step
+        within = (call.root, call.generation, call.step)
+        if within != self._within:
+            self._within = within
+            self._next.clear()
+        self._again.clear()
+        self.open.clear()
+        self.last = None
+        self.scoped = False
+
+    def end(self) -> None:
+        self.after, self.on = self.on, False
+        self.open.clear()
+
+    def number(self, name: str) -> int:
+        """Count one more of ``name`` in this step, from 0."""
+        number = self._next.get(name, 0)
+        self._next[name] = number + 1
+        return number
+
+    def number_again(self, name: str) -> int:
+        """Return which call of ``name`` a checkpoint recomputes now: it goes back from the last one."""
+        again = self._again.get(name, 0)
+        self._again[name] = again + 1
+        return max(self._next.get(name, 0) - 1 - again, 0)
+
+    def enter(self, path: str, op: str, level: str, module: str | None, again: bool) -> Call:
+        number = self.number_again(path) if again else self.number(path)
+        call = Call(path, op, level, module, number, self.root_call)
+        call.again = again
+        self.open.append(call)
+        return call
+
+    def leave(self, path: str) -> Call | None:
+        """Return the innermost open call of ``path``, which ends; calls left open inside it had raised."""
+        for at in range(len(self.open) - 1, -1, -1):
+            if self.open[at].path == path:
+                call = self.open[at]
+                del self.open[at:]
+                return call
+        return None

@@ -1,0 +1,98 @@
+"""Dynamic control: a JSON file that says what to record from now on, read again whenever it changes.
+
+    {"enable": true, "steps": "0-3", "ids": ["model.layers.0*", "0_2"], "ranks": "0,2"}
+
+All fields may be left out: enabled, and as the recording's own options say. ``ids`` are globs over module
+paths, or places in the model's tree (``0_2``: third child of the first child of the root), as the
+explorer and `llmdebug info` show them. A file that is missing or only half written leaves things as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from llmdebug_nb.errors import OptionError, nearest
+from llmdebug_nb.options import TokenSet
+
+FIELDS = ("enable", "steps", "ids", "ranks")
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What a control file says; None where it leaves the choice to the recording's options."""
+
+    enable: bool = True
+    steps: TokenSet | None = None
+    ids: tuple[str, ...] | None = None
+    ranks: TokenSet | None = None
+
+    def asks_for(self, path: str, places: tuple[str, ...]) -> bool:
+        """Tell whether ``ids`` name a module of this path, at these places in the tree."""
+        return self.ids is None or any(one in places or fnmatchcase(path, one) for one in self.ids)
+
+
+def read_orders(text: str) -> Orders:
+    """Read the text of a control file. Raises OptionError."""
+    try:
+        fields = json.loads(text)
+    except ValueError as error:
+        raise OptionError(f"not JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise OptionError(f"expected an object with {', '.join(FIELDS)}, not {type(fields).__name__}")
+    for name in fields:
+        if name not in FIELDS:
+            raise OptionError(f"field {name!r} is not known{nearest(name, FIELDS)}; known: {', '.join(FIELDS)}")
+    enable = fields.get("enable", True)
+    if not isinstance(enable, bool):
+        raise OptionError(f"enable {enable!r}: expected true or false")
+    steps, ranks = (
+        None if fields.get(name) is None else TokenSet.parse(fields[name], name) for name in ("steps", "ranks")
+    )
+    return Orders(enable, steps, _ids(fields.get("ids")), ranks)
+
+
+def _ids(value: Any) -> tuple[str, ...] | None:
+    items = value.split(",") if isinstance(value, str) else value
+    if items is not None and not (isinstance(items, list) and all(isinstance(item, str) for item in items)):
+        raise OptionError(f"ids {value!r}: expected module paths, globs or places such as 0_2")
+    return tuple(re.sub(r"\s", "", item) for item in items) if items else None
+
+
+class Control:
+    """Follows a control file.
+
+    ``orders``: what holds now. ``trouble``: why its last change was not taken over, or None.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Raises OptionError where the file can't be read or makes no sense: at the start, that is a mistake."""
+        self._path = Path(path)
+        try:
+            self._seen = os.stat(self._path).st_mtime_ns
+            self.orders = read_orders(self._path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise OptionError(f'control file {path}: {error}; write one such as {{"enable": true}}') from None
+        except OptionError as error:
+            raise OptionError(f"control file {path}: {error}") from None
+        self.trouble: str | None = None
+
+    def changed(self) -> bool:
+        """Read the file again if it was written since; True where other orders hold now. One `stat`, mostly."""
+        try:
+            when = os.stat(self._path).st_mtime_ns
+            if when == self._seen:
+                return False
+            self._seen = when
+            orders = read_orders(self._path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, OptionError) as error:
+            self.trouble = f"control file {self._path.name}: {error}"
+            return False
+        self.trouble = None
+        changed, self.orders = orders != self.orders, orders
+        return changed

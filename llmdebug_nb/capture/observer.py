@@ -1,0 +1,364 @@
+"""From a call that was seen to records: which calls are kept, what of them, and what belongs together."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+import torch
+
+from llmdebug_nb.capture import compat
+from llmdebug_nb.capture.calls import Call, Thread
+from llmdebug_nb.capture.gradients import Gradients
+from llmdebug_nb.capture.operators import Levels, Operator, name_of
+from llmdebug_nb.capture.recorder import Recorder
+from llmdebug_nb.capture.sources import Sources
+from llmdebug_nb.capture.walk import arguments, given, leaves, scalar_text
+from llmdebug_nb.kernels.overflow import overflows
+from llmdebug_nb.options import DumpOptions
+from llmdebug_nb.records import RootCall
+
+_NAMES = 10_000  # of calls, remembered to explain a filter that matched none
+
+
+class Host(Protocol):
+    """What an observer needs of its session."""
+
+    thread: Thread
+    recorder: Recorder
+
+    def guarded(self, work: Any, *args: Any) -> Any: ...
+    def pause(self) -> None: ...
+
+
+class Observer:
+    """Observes the calls of one session.
+
+    ``unpaired``: operators of backward passes left out, as they belong to no forward operator that was seen.
+    ``backward``: gradients are asked for. ``deaf``: but not now. ``seen``: full names of calls, where they are filtered by.
+    """
+
+    def __init__(self, session: Host, options: DumpOptions, given: bool) -> None:
+        """``given``: only certain models are recorded. Raises EmptyDumpError for an operator that does not exist."""
+        self.backward = "backward" in options.phases
+        self.deaf = False
+        self.seen: set[str] = set()
+        self._session, self._options = session, options
+        self._roles = options.roles
+        self._forward = "forward" in options.phases
+        self._modules = "module" in options.mode and not options.logits
+        self._filtered = bool(options.layers or options.types)
+        self._by_name = bool(options.contains or options.scope)
+        operators = tuple(level for level in options.mode if level != "module")
+        self._levels = Levels(self, operators, options.apis) if operators else None
+        self._given = given
+        self._chosen: set[str] = set()  # paths of calls whose full name is asked for, in this step
+        self.unpaired = 0
+        self._gradients = Gradients(self._roles, session.guarded, self._gradient)
+        self._sources = Sources(session.recorder.source) if options.sources else None
+        self._latest: int | None = None  # the root call that backward passes belong to
+        self._since = 0  # the autograd clock when that began
+        self._forwards: dict[int, Call] = {}  # sequence number of an autograd node -> the operator that made it
+        self._spent = False  # a backward pass has used these
+        self._counts: dict[tuple[Any, ...], int] = {}
+        self._lock = threading.Lock()
+        self._weighed = False
+        self._overflowing = 0
+        self._resting = False
+
+    # -- life ---------------------------------------------------------------------------------
+
+    @property
+    def thread(self) -> Thread:
+        return self._session.thread
+
+    def guarded(self, work: Any, *args: Any) -> Any:
+        return self._session.guarded(work, *args)
+
+    def start(self) -> None:
+        if self._levels:
+            self._levels.open()
+            self._levels.push()
+
+    def stop(self) -> None:
+        self._resting = True
+        self._gradients.off()
+        self._forwards.clear()
+        if self._levels:
+            self._levels.pop()
+            self._levels.close()
+
+    def rest(self) -> None:
+        """No further step is asked for: what still watches between root calls goes."""
+        self._resting = True
+        if self._levels:
+            self._levels.pop()
+
+    def root_begins(self, on: bool) -> None:
+        here = self.thread
+        self._latest = here.root_call if on else None
+        self._since = compat.autograd_clock()
+        if self._spent:
+            self._forwards.clear()
+            self._spent = False
+        here.pushed, here.popped = [], []
+        if self._levels and on:
+            here.pushed = self._levels.push()
+        elif self._levels:
+            here.popped = self._levels.pop()
+
+    def root_ends(self) -> None:
+        here = self.thread
+        if here.on and here.last is not None:
+            call, output = here.last
+            here.last = None
+            self._see(call, "output", leaves(output))
+        if self._levels and here.pushed:
+            self._levels.pop(here.pushed)
+        elif self._levels and here.popped and not self._resting:
+            self._levels.push()
+
+    def listening(self) -> bool:
+        """Tell whether operators count now: in a recorded root call and its backward pass, and for the loss between."""
+        if compat.in_backward():
+            return self._latest is not None
+        here = self.thread
+        return here.on or (here.after and torch.is_grad_enabled())
+
+    # -- modules ------------------------------------------------------------------------------
+
+    def module_begins(self, path: str, op: str, kept: bool, args: Any, kwargs: Any, again: bool) -> None:
+        """A module is called. ``again``: by a checkpoint, only for the sake of the graph."""
+        here = self.thread
+        above = here.open[-1] if here.open else None
+        call = here.enter(path, op, "module", path, again)
+        call.inherited = kept or (above is not None and above.inherited)
+        call.kept = kept and self._modules and self._named(call)
+        if call.kept:
+            self._begins(call, arguments(args, kwargs))
+
+    def ends(self, call: Call, output: Any) -> None:
+        """A call has ended that `module_begins` or `operator_begins` gave, and `Thread.leave` took."""
+        if self._options.logits and self.thread.open and any(isinstance(x, torch.Tensor) for _, x in leaves(output)):
+            self.thread.last = call, output
+        if not call.kept:
+            return
+        if call.since is None and not self._forward:
+            return
+        found = list(leaves(output))
+        self._gradients.end(call, found)
+        if not call.again and (self._forward or call.phase == "backward") and "output" in self._roles:
+            self._see(call, "output", found)
+        if self._options.overflow is not None:
+            self._decide(call)
+        if self._options.scope and _is(call.name, self._options.scope[1]):
+            self.thread.scoped = False
+
+    def _begins(self, call: Call, inputs: Iterable[tuple[str, Any]]) -> None:
+        if call.phase == "forward" and self.backward and call.level != "aten" and torch.is_grad_enabled():
+            inputs = list(inputs)
+            self._gradients.begin(call, inputs)
+        if not call.again and (self._forward or call.phase == "backward") and "input" in self._roles:
+            self._see(call, "input", inputs)
+
+    # -- operators ----------------------------------------------------------------------------
+
+    def operator_begins(self, operator: Operator, level: str, args: Any, kwargs: Any) -> Call | None:
+        """An operator is called; None where it is not asked for."""
+        here = self.thread
+        again = compat.in_backward()
+        if again and not (here.open and torch.is_grad_enabled()):
+            return self._backward_begins(operator, args, kwargs) if level == "aten" else None
+        above = here.open[-1] if here.open else None
+        if not self._belongs(above):
+            return None
+        module = above.module if above is not None else None
+        call = here.enter(f"{module or ''}/{operator.name}", operator.name, level, module, again)
+        call.inherited = True
+        call.kept = self._named(call)
+        if call.kept and not again and self._forward:
+            self._note(call, above)
+        if call.kept:
+            self._begins(call, given(args, kwargs))
+        return call
+
+    def operator_ends(self, call: Call, outputs: Any) -> None:
+        if call.phase == "forward":
+            self.thread.leave(call.path)
+            if call.level == "aten":
+                self._pair(call)
+        self.ends(call, outputs)
+
+    def tell_forward(self, function: Any) -> None:
+        """An operator that is not recorded ran: its gradient may be computed by some that are."""
+        if not self.backward or not self._is_new(compat.autograd_clock() - 1):
+            return
+        above = self.thread.open[-1] if self.thread.open else None
+        if not self._belongs(above):
+            return
+        module = above.module if above is not None else None
+        name = name_of(function)
+        self._pair(Call(f"{module or ''}/{name}", name, "aten", module, 0, self.thread.root_call))
+
+    def _belongs(self, above: Call | None) -> bool:
+        """Tell whether an operator right below that call is asked for; outside of all calls, none of another model is."""
+        if above is None:
+            return not self._filtered and not compat.in_model()
+        return above.inherited or not self._filtered
+
+    def _pair(self, call: Call) -> None:
+        """Remember which autograd node an operator has just made, if it made one: the first to run after it did."""
+        node = compat.autograd_clock() - 1
+        if self.backward and self._is_new(node):
+            self._forwards.setdefault(node, call)
+
+    def _is_new(self, node: int) -> bool:
+        """Tell whether an autograd node of that number was made since the root call began, or is made once more."""
+        return node >= self._since and node not in self._forwards
+
+    def _backward_begins(self, operator: Operator, args: Any, kwargs: Any) -> Call | None:
+        """An operator of a backward pass: it belongs where the forward operator ran whose gradient it computes."""
+        if not self.backward or self._latest is None or self.deaf:
+            return None
+        node = compat.running_node()
+        forward = self._forwards.get(compat.clock_of(node)) if node is not None else None
+        if forward is None and (self._filtered or self._given):
+            self.unpaired += 1  # of another model, or a sum that the engine makes for itself
+            return None
+        self._spent = True
+        path = f"{(forward.module if forward else None) or ''}/{operator.name}"
+        root_call = forward.root_call if forward else self._latest
+        call = Call(path, operator.name, "aten", None, self._count(path, root_call), root_call)
+        call.phase = "backward"
+        call.kept = self._named(call)
+        if call.kept:
+            self._note(call, None, forward)
+            self._begins(call, given(args, kwargs))
+        return call
+
+    def _note(self, call: Call, above: Call | None, forward: Call | None = None) -> None:
+        """Record the call itself: where in the program it stands, and what it is a part or the gradient of."""
+        source = self._sources.here() if self._sources and call.phase == "forward" else None
+        within = (above.path, above.number) if above is not None else (None, None)
+        pair = (forward.path, forward.number) if forward is not None else (None, None)
+        row = [call.root_call, call.path, call.number, call.phase, call.level, call.op, source, *within, *pair]
+        self._session.recorder.operator(row)
+
+    # -- backward passes ----------------------------------------------------------------------
+
+    def backward_begins(self) -> list[Any]:
+        """A backward pass begins in this thread. Return the modes that were put on its stack for it."""
+        return self._levels.push() if self._levels and self._latest is not None else []
+
+    def backward_ends(self, pushed: list[Any]) -> None:
+        if pushed and self._levels:
+            self._levels.pop(pushed)
+        if not compat.in_backward():
+            self.thread.after = False  # what follows is no loss, but an optimizer or the next batch
+            self._gradients.finish()
+            self._session.recorder.flush()
+
+    def parameters(self, path: str, op: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Observe a module's parameters: their values once, if asked for, and their gradients."""
+        for name, tensor in tensors.items():
+            if self._options.weights and not self._weighed:
+                weight = Call(path, op, "module", path, 0, self.thread.root_call)
+                self._see(weight, "weight", [(name, tensor)])
+            if self.backward and torch.is_grad_enabled() and "module" in self._options.mode:
+                self._gradients.parameter(functools.partial(self._parameter, path, op, name), name, tensor)
+
+    def weighed(self) -> None:
+        """All parameters have been observed once."""
+        self._weighed = True
+
+    def _parameter(self, path: str, op: str, name: str) -> Call | None:
+        if self._latest is None or (self._by_name and path not in self._chosen):
+            return None
+        return Call(path, op, "module", path, self._count(path, self._latest, name), self._latest)
+
+    def saved(self, path: str, value: Any, place: RootCall, gradients: bool) -> None:
+        """Record what the program itself hands over."""
+        number = self._count(path, place.generation, place.step)
+        call = Call(path, "save", "module", path, number, place.index)
+        found = list(leaves(value))
+        self._see(call, "output", found)
+        if gradients and self.backward and torch.is_grad_enabled():
+            self._gradients.begin(call, ())
+            self._gradients.end(call, found)
+
+    def _count(self, *key: Any) -> int:
+        """Count one more of what backward passes do: they run in threads of their own."""
+        with self._lock:
+            number = self._counts.get(key, 0)
+            self._counts[key] = number + 1
+            return number
+
+    # -- records ------------------------------------------------------------------------------
+
+    def _see(self, call: Call, role: str, found: Iterable[tuple[str, Any]]) -> None:
+        held = self._options.overflow is not None and role != "weight"
+        recorder = self._session.recorder
+        for slot, leaf in found:
+            if held:
+                # what a call was given may change until it is known whether it overflows
+                call.held.append(
+                    (role, slot, leaf.clone() if isinstance(leaf, torch.Tensor) and role == "input" else leaf)
+                )
+            elif isinstance(leaf, torch.Tensor):
+                tensor = compat.plain(leaf)
+                recorder.tensor(call.root_call, call.path, call.number, role, slot, call.op, tensor, phase=call.phase)
+            else:
+                recorder.scalar(call.root_call, call.path, call.number, role, slot, *scalar_text(leaf))
+
+    def _gradient(self, call: Call, role: str, slot: str, gradient: torch.Tensor) -> None:
+        if self.deaf or (self._options.overflow is not None and not overflows(gradient)):
+            return
+        tensor = compat.plain(gradient)
+        self._session.recorder.tensor(
+            call.root_call, call.path, call.number, role, slot, call.op, tensor, phase="backward"
+        )
+
+    def _decide(self, call: Call) -> None:
+        """Record a call that overflows, and drop one that does not."""
+        held, call.held = call.held, []
+        most = self._options.overflow or 0
+        if 0 < most <= self._overflowing or not any(
+            role == "output" and isinstance(leaf, torch.Tensor) and overflows(leaf) for role, _, leaf in held
+        ):
+            return
+        recorder = self._session.recorder
+        for role, slot, leaf in held:
+            if isinstance(leaf, torch.Tensor):
+                recorder.tensor(call.root_call, call.path, call.number, role, slot, call.op, leaf, phase=call.phase)
+            else:
+                recorder.scalar(call.root_call, call.path, call.number, role, slot, *scalar_text(leaf))
+        self._overflowing += 1
+        if 0 < most <= self._overflowing:
+            self._session.pause()
+
+    def _named(self, call: Call) -> bool:
+        """Tell whether a call's full name is one of those asked for."""
+        if not self._by_name:
+            return True
+        if call.level == "module":
+            call.name = f"Module.{call.path}.{call.op}.{call.phase}.{call.number}"
+        else:
+            number = self._count(call.op, call.phase, call.root_call)
+            call.name = f"{call.op}.{number}.{call.phase}"
+        if len(self.seen) < _NAMES:
+            self.seen.add(call.name)
+        options, here = self._options, self.thread
+        if options.scope and _is(call.name, options.scope[0]):
+            here.scoped = True
+        inside = not options.scope or here.scoped
+        chosen = inside and (not options.contains or any(text in call.name for text in options.contains))
+        if chosen:
+            self._chosen.add(call.path)
+        return chosen
+
+
+def _is(name: str, asked: str) -> bool:
+    """Match a full name, also without its end: ``Functional.linear.0`` for ``Functional.linear.0.forward``."""
+    return name == asked or name.startswith(asked + ".")

@@ -1,0 +1,207 @@
+"""Recordings: what starts a capture session, gives it a place to write to, and ends it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import platform
+import shutil
+import sys
+import warnings
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from llmdebug_nb import determinism
+from llmdebug_nb.errors import CaptureError, OptionError, StoreError
+from llmdebug_nb.options import DumpOptions, runs_folder
+from llmdebug_nb.show.words import count_text, size_text
+from llmdebug_nb.store import reader
+from llmdebug_nb.store.run import Run
+from llmdebug_nb.store.writer import Writer, create_run
+from llmdebug_nb.topology import tree
+
+recorded: dict[str, Path] = {}  # runs of this process by name, wherever they were put
+
+
+class Recording:
+    """A recording: a context manager that gives the Run; or `start` … `stop` by hand. Made by `dump`.
+
+    ``model``: a module, several, or None for whatever runs.
+    """
+
+    def __init__(self, model: Any, options: DumpOptions, manual: bool = False, rank: int | None = None) -> None:
+        """``manual``: steps are counted by `step` alone, from 0. ``rank``: of this process, where torch can't tell.
+
+        Raises:
+            OptionError: something is no module, or given twice.
+        """
+        self.options = options
+        self._rank = rank_here() if rank is None else rank
+        self._models = checked(model)
+        self._manual = manual
+        self._session: Any = None
+        self._switched = determinism.Switched()
+        self.run: Run | None = None
+
+    def start(self) -> Run:
+        """Hook the model and begin. Raises CaptureError, StoreError; then nothing is left behind."""
+        from llmdebug_nb.capture.session import Session
+
+        if self._session is not None:
+            raise CaptureError(f"the recording {self.options.name!r} is already running")
+        folder = create_run(
+            _parent(self.options), self.options.name, {"options": self.options.as_json(), "environment": _environment()}
+        )
+        writer = None
+        try:
+            writer = Writer(folder, self._rank)
+            self._session = Session(self.options, writer, tree.build, self._models, self._rank)
+            self._switched = self._seed()
+            if self._switched:
+                writer.note({"determinism": self._switched})
+        except BaseException:
+            self._session = None
+            self._switched.restore()
+            if writer is not None:
+                writer.close({})
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        self._session.start()
+        if self._manual:
+            self._session.stepping()
+        atexit.register(self._at_exit)
+        self.run = reader.native(folder)
+        recorded[self.options.name] = folder
+        return self.run
+
+    def stop(self, ended_by: str | None = None) -> Run:
+        """Take every hook off and finish the dump.
+
+        Raises:
+            EmptyDumpError: nothing was recorded; the message says why. The empty dump is removed.
+            DumpWriteError: the dump could not be completed (disk full); what was written stays readable.
+        """
+        session, run = self._session, self.run
+        if session is None or run is None:
+            raise CaptureError("the recording is not running")
+        self._session = None
+        atexit.unregister(self._at_exit)
+        try:
+            session.stop(ended_by)
+        finally:
+            self._switched.restore()
+        refusal = session.refusal()
+        if refusal is not None:
+            recorded.pop(self.options.name, None)
+            if run.path is not None:
+                shutil.rmtree(run.path, ignore_errors=True)
+            raise refusal
+        return run
+
+    remove = stop
+
+    @property
+    def running(self) -> bool:
+        return self._session is not None
+
+    def step(self) -> int:
+        """End the current step; return the number of the one that begins. From now on, only this ends a step."""
+        return int(self._running().step())
+
+    def pause(self, backward: bool = False) -> None:
+        """Record nothing more until `resume`; with ``backward``, still the gradients of what was recorded."""
+        self._running().pause(backward)
+
+    def resume(self) -> None:
+        """Go on recording after `pause`."""
+        self._running().resume()
+
+    def save(self, name: str, value: Any, gradients: bool = True) -> None:
+        """Record the tensors in ``value`` (one, or containers of them) as the output of ``save/name``.
+
+        With ``gradients``, those that arrive for them later are recorded too (phase ``backward``). Also during a pause.
+        """
+        self._running().save(name, value, gradients)
+
+    def status(self) -> str:
+        """Return one line that says how far the recording is."""
+        steps, records, kept, paused = self._running().progress()
+        where = f"step {steps[-1]} of {count_text(len(set(steps)), 'step')}" if steps else "no step yet"
+        parts = [f"{self.options.name}: recording", where, count_text(records, "tensor"), f"{size_text(kept)} kept"]
+        return ", ".join(parts) + ("; paused" if paused else "")
+
+    def _running(self) -> Any:
+        if self._session is None:
+            raise CaptureError(f"the recording {self.options.name!r} is not running")
+        return self._session
+
+    def __enter__(self) -> Run:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if kind is None:
+            self.stop()
+            return
+        try:
+            self.stop(ended_by=kind.__name__)
+        except (CaptureError, StoreError) as ours:  # the program's own exception is the news
+            warnings.warn(str(ours), stacklevel=2)
+
+    def _seed(self) -> determinism.Switched:
+        """Seed what options ask to, and say what was done."""
+        return determinism.Switched() if self.options.seed is None else determinism.seed_only(self.options.seed)
+
+    def _at_exit(self) -> None:
+        if self._session is not None:
+            try:
+                self.stop()
+            except (CaptureError, StoreError) as error:
+                print(f"llmdebug: {error}", file=sys.stderr)
+
+
+def checked(model: Any) -> tuple[Any, ...]:
+    """Return the modules in ``model``: none, one, or several."""
+    if model is None:
+        return ()
+    import torch
+
+    models = tuple(model) if isinstance(model, (list, tuple)) else (model,)
+    for number, one in enumerate(models):
+        if not isinstance(one, torch.nn.Module):
+            raise OptionError(
+                f"model: expected a torch.nn.Module, got {type(one).__name__}; leave it out to record whatever runs"
+            )
+        if any(one is other for other in models[:number]):
+            raise OptionError(f"model: the same {type(one).__name__} is given twice")
+    return models
+
+
+def rank_here() -> int:
+    """Return this process's rank in its job: what torch knows, else ``$RANK``, else 0."""
+    import torch
+
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    return int(os.environ.get("RANK", "0") or 0)
+
+
+def _parent(options: DumpOptions) -> Path:
+    return runs_folder() if options.path is None else Path(options.path)
+
+
+def _environment() -> dict[str, str]:
+    """Return versions that bear on numerics; nothing that names a machine or a person."""
+    import torch
+
+    found = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": f"{platform.system()} {platform.machine()}",
+    }
+    for name in ("transformers", "numpy", "accelerate"):
+        if name in sys.modules:
+            found[name] = str(getattr(sys.modules[name], "__version__", ""))
+    if torch.cuda.is_available():
+        found["device"] = torch.cuda.get_device_name()
+    return found

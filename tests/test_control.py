@@ -1,0 +1,137 @@
+"""Dynamic control: a file that says, while the program runs, what is recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+import torch
+from torch import nn
+
+import llmdebug_nb as ld
+from llmdebug_nb.capture.control import Control, read_orders
+from models import hooks_left
+
+
+@pytest.fixture
+def model():
+    return nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1))
+
+
+class File:
+    """A control file whose every change has a time of its own, as changes by hand have."""
+
+    def __init__(self, path):
+        self.path, self.time = path, 10**18
+
+    def write(self, text):
+        self.path.write_text(text if isinstance(text, str) else json.dumps(text))
+        self.time += 10**9
+        os.utime(self.path, ns=(self.time, self.time))
+
+
+@pytest.fixture
+def control(tmp_path):
+    return File(tmp_path / "control.json")
+
+
+def test_orders_hold_from_the_next_call_on_and_a_half_written_file_changes_nothing(model, control):
+    orders = [
+        {"enable": False},
+        {"enable": True, "ids": ["2"]},
+        '{"enable": tr',
+        {"enable": True, "steps": "4"},
+        {"enable": True, "steps": "4"},
+        {"enable": True, "ids": "1"},
+    ]
+    control.write(orders[0])
+    with ld.dump(model, name="r", control=control.path, tokens="all") as run:
+        for order in orders:
+            control.write(order)
+            model(torch.ones(1, 3))
+    seen = run.to_pandas().groupby("step").path.unique()
+    assert {step: sorted(paths) for step, paths in seen.items()} == {
+        1: ["2"],
+        2: ["2"],
+        4: ["", "0", "1", "2"],
+        5: ["1"],
+    }
+    assert run.info()["complete"]
+    assert hooks_left(model) == 0
+
+
+def test_a_file_that_makes_no_sense_at_the_end_is_said(model, control):
+    control.write({})
+    with ld.dump(model, name="r", control=control.path) as run:
+        model(torch.ones(1, 3))
+        control.write({"enabel": False})
+        model(torch.ones(1, 3))
+    assert set(run.to_pandas().step) == {0, 1}
+    assert "field 'enabel' is not known; nearest: enable" in run.info()["ended_by"]
+
+
+def test_a_file_that_vanishes_leaves_things_as_they_are(model, control):
+    control.write({"steps": "0-9"})
+    with ld.dump(model, name="r", control=control.path, tokens="0") as run:
+        model(torch.ones(1, 3))
+        control.path.unlink()
+        model(torch.ones(1, 3))
+    assert set(run.to_pandas().step) == {0, 1}
+
+
+def test_modules_can_be_named_by_their_place_in_the_tree(control):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU(), nn.Linear(2, 2)))
+    control.write({"ids": ["1_1"]})
+    with ld.dump(model, name="r", control=control.path) as run:
+        model(torch.ones(1, 2))
+    assert set(run.to_pandas().path) == {"1.1"}
+
+
+def test_ranks_that_are_not_asked_for_record_nothing_and_say_so(model, control, monkeypatch):
+    control.write({"ranks": "1-3"})
+    with pytest.raises(ld.EmptyDumpError, match="rank"), ld.dump(model, name="r", control=control.path):
+        model(torch.ones(1, 3))
+    monkeypatch.setenv("RANK", "2")
+    with ld.dump(model, name="r", control=control.path) as run:
+        model(torch.ones(1, 3))
+    assert len(run)
+
+
+def test_a_file_that_is_not_read_again_costs_one_stat(control, monkeypatch):
+    control.write({})
+    watched = Control(control.path)
+    monkeypatch.setattr("pathlib.Path.read_text", lambda *_, **__: pytest.fail("read again"))
+    assert not watched.changed()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not JSON"),
+        ("[]", "expected an object with enable, steps, ids, ranks, not list"),
+        ('{"enable": 1}', "expected true or false"),
+        ('{"enable": "true"}', "expected true or false"),
+        ('{"steps": "3-1"}', "runs backwards"),
+        ('{"ids": 3}', "expected module paths"),
+        ('{"setps": "1"}', "nearest: steps"),
+    ],
+)
+def test_orders_that_make_no_sense_are_refused_at_the_start(model, control, text, message):
+    with pytest.raises(ld.OptionError, match=message):
+        read_orders(text)
+    control.write(text)
+    with pytest.raises(ld.OptionError, match=message):
+        ld.dump(model, control=control.path).start()
+    assert hooks_left(model) == 0
+
+
+def test_a_missing_file_is_refused_at_the_start(model, control):
+    with pytest.raises(ld.OptionError, match=r"No such file.*write one such as"):
+        ld.dump(model, control=control.path).start()
+
+
+def test_a_recording_that_was_never_enabled_says_so(model, control):
+    control.write({"enable": False})
+    with pytest.raises(ld.EmptyDumpError, match="switched it off"), ld.dump(model, name="r", control=control.path):
+        model(torch.ones(1, 3))

@@ -1,0 +1,241 @@
+"""Gradients of modules, operators and parameters: the right ones, without changing a bit."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import llmdebug_nb as ld
+from llmdebug_nb.options import DumpOptions
+from llmdebug_nb.recording import Recording
+from models import llama, prompt
+
+
+def record(model, work, **options):
+    with ld.dump(model, **{"name": "r", "tokens": "all", **options}) as run:
+        work()
+    assert run.info()["complete"], run.info()
+    return run
+
+
+def step(model, ids):
+    model.zero_grad()
+    loss = model(input_ids=ids, labels=ids).loss
+    loss.backward()
+    return loss
+
+
+def backward(run, role):
+    return run.to_pandas().query(f"phase == 'backward' and role == '{role}'")
+
+
+def test_gradients_of_parameters_are_those_that_backward_adds():
+    model, ids = llama().train(), prompt(batch=2)
+    run = record(model, lambda: step(model, ids))
+    for name, parameter in model.named_parameters():
+        path, _, slot = name.rpartition(".")
+        assert torch.equal(run.tensor(path, phase="backward", role="grad", slot=slot), parameter.grad)
+
+
+def test_gradients_of_module_inputs_and_outputs_equal_those_of_autograd():
+    model, ids = llama().train(), prompt(batch=2)
+    run = record(model, lambda: step(model, ids))
+    seen = {}
+
+    def keep(path):
+        def hook(module, args, kwargs, output):
+            tensor = output[0] if isinstance(output, tuple) else output
+            inputs = [*args, *kwargs.values()]
+            seen[path] = tensor, [x for x in inputs if isinstance(x, torch.Tensor) and x.requires_grad]
+
+        return hook
+
+    handles = [
+        module.register_forward_hook(keep(path), with_kwargs=True)
+        for path, module in model.named_modules()
+        if path.startswith("model.layers")
+    ]
+    loss = model(input_ids=ids, labels=ids).loss
+    for handle in handles:
+        handle.remove()
+    for path, (output, _) in seen.items():
+        (expected,) = torch.autograd.grad(loss, output, retain_graph=True)
+        assert torch.equal(run.tensor(path, phase="backward", role="input"), expected), path
+    # the module's own part of the gradient of its input: from the gradient that arrives for its output
+    for path, (output, inputs) in seen.items():
+        arrived = run.tensor(path, phase="backward", role="input")
+        rows = backward(run, "output").query(f"path == '{path}'")
+        (expected,) = torch.autograd.grad(output, inputs[0], arrived, retain_graph=True)
+        assert torch.allclose(run.tensor(path, phase="backward", slot=rows.slot.iloc[0]), expected, atol=1e-7), path
+
+
+def test_a_module_called_twice_has_its_gradients_apart():
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(2, 2, bias=False)
+
+        def forward(self, x):
+            return self.inner(self.inner(x)).sum()
+
+    model, x = Twice(), torch.randn(3, 2, requires_grad=True)
+    run = record(model, lambda: model(x).backward())
+    weight = model.inner.weight.detach()
+    ones = torch.ones(3, 2)
+    assert torch.equal(run.tensor("inner", call=1, phase="backward", role="input"), ones)
+    assert torch.allclose(run.tensor("inner", call=1, phase="backward"), ones @ weight)
+    assert torch.allclose(run.tensor("inner", call=0, phase="backward"), ones @ weight @ weight)
+
+
+def test_contributions_of_one_module_to_one_input_are_added_up():
+    class Uses(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(3.0))
+
+        def forward(self, x):
+            return x * self.scale + torch.sin(x)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.uses = Uses()
+
+        def forward(self, x):
+            y = x * 1.0
+            return (self.uses(y) + y).sum()  # the last term is not the module's part
+
+    model, x = Model(), torch.randn(4)
+    x.requires_grad_()
+    run = record(model, lambda: model(x).backward())
+    assert torch.allclose(run.tensor("uses", phase="backward"), 3 + torch.cos(x.detach()))
+
+
+def test_operators_have_the_gradients_of_their_own_arguments():
+    model = nn.Linear(3, 2)
+    x, y = torch.randn(4, 3), torch.randn(4, 2)
+    run = record(model, lambda: F.mse_loss(model(x), y).backward(), mode="api")
+    arrived = run.tensor("/Functional.linear", phase="backward", role="input")
+    assert torch.allclose(arrived, (model(x).detach() - y) / 4)
+    assert torch.equal(run.tensor("/Functional.linear", phase="backward", slot="1"), model.weight.grad)
+    assert torch.equal(run.tensor("/Functional.linear", phase="backward", slot="2"), model.bias.grad)
+
+
+def test_operators_of_the_backward_pass_name_their_forward_operator():
+    model, ids = llama().train(), prompt(batch=2)
+    calls = record(model, lambda: step(model, ids), mode="aten").operators()
+    passes = calls[calls.phase == "backward"]
+    assert len(passes) > 100
+    assert passes.forward_path.notna().all()
+    silu = passes[passes.op == "Aten.silu_backward"]
+    assert set(silu.forward_path) == {f"model.layers.{i}.mlp.act_fn/Aten.silu" for i in (0, 1)}
+    assert set(silu.path) == {f"model.layers.{i}.mlp.act_fn/Aten.silu_backward" for i in (0, 1)}
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("mode", ["module", "api", "aten"])
+def test_checkpointed_layers_have_the_gradients_of_plain_ones(mode, reentrant):
+    model, ids = llama().train(), prompt(batch=2)
+    plain = record(model, lambda: step(model, ids), mode=mode)
+    model.enable_input_require_grads()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+    saved = record(model, lambda: step(model, ids), mode=mode)
+
+    def table(run):
+        rows = backward(run, "input")
+        # sums of gradients are the engine's own, and how it makes them depends on who else holds them
+        rows = rows[rows.path.str.contains("layers.0.mlp") & ~rows.path.str.contains("Aten.add")]
+        return {(r.path, r.call, r.slot): r.fingerprint for r in rows.itertuples()}
+
+    assert table(saved) == table(plain)
+    assert len(table(plain)) >= 5
+
+
+def test_gradient_accumulation_keeps_each_pass_apart():
+    model = nn.Linear(2, 2)
+    inputs = [torch.randn(3, 2) for _ in range(3)]
+    grads = []
+
+    def work():
+        for x in inputs:
+            before = None if model.weight.grad is None else model.weight.grad.clone()
+            model(x).sum().backward()
+            grads.append(model.weight.grad.clone() if before is None else model.weight.grad - before)
+
+    run = record(model, work)
+    for at, grad in enumerate(grads):
+        assert torch.allclose(run.tensor("", step=at, phase="backward", role="grad", slot="weight"), grad, atol=1e-6)
+
+
+def test_parameters_are_not_copied_by_the_engine_because_we_look():
+    """The engine keeps a gradient that nobody else holds, and copies any other."""
+    model, ids = llama().train(), prompt(batch=2)
+    calls = record(model, lambda: step(model, ids), mode="module+api+aten").operators()
+    assert "Aten.copy_" not in set(calls[calls.phase == "backward"].op)
+
+
+def test_only_the_phases_asked_for_are_recorded():
+    model, ids = llama().train(), prompt(batch=2)
+    for phase in ("forward", "backward"):
+        for mode in ("module", "api", "aten"):
+            assert set(record(model, lambda: step(model, ids), phase=phase, mode=mode).to_pandas().phase) == {phase}
+
+
+def test_steps_counted_by_hand_hold_several_calls():
+    model, x = nn.Linear(2, 1), torch.randn(3, 2)
+    recording = Recording(model, DumpOptions(name="r", tokens="0,2"), manual=True)
+    run = recording.start()
+    for _ in range(4):
+        for _ in range(2):
+            model(x).sum().backward()
+        recording.step()
+    recording.stop()
+    table = run.to_pandas().query("phase == 'forward' and role == 'output'")
+    assert list(zip(table.step, table.call, strict=True)) == [(0, 0), (0, 1), (2, 0), (2, 1)]
+    assert len(backward(run, "grad")) == 8
+
+
+def test_pausing_stops_calls_and_can_let_gradients_finish():
+    model, x = nn.Linear(2, 1), torch.randn(3, 2)
+    for backward_goes_on, grads in ((True, 2), (False, 0)):
+        recording = Recording(model, DumpOptions(name="r"))
+        run = recording.start()
+        loss = model(x).sum()
+        recording.pause(backward=backward_goes_on)
+        loss.backward()
+        model(x)
+        recording.resume()
+        model(x)
+        recording.stop()
+        table = run.to_pandas()
+        assert sorted(set(table[table.phase == "forward"].step)) == [0, 2]
+        assert len(backward(run, "grad")) == grads
+
+
+def test_saved_variables_and_their_gradients_are_recorded():
+    model, x = nn.Linear(2, 1), torch.randn(3, 2)
+    recording = Recording(model, DumpOptions(name="r"))
+    run = recording.start()
+    hidden = model(x)
+    recording.save("hidden", {"value": hidden, "twice": [hidden * 2]})
+    (hidden.sum() * 3).backward()
+    recording.stop()
+    assert torch.equal(run.tensor("save/hidden", slot="value"), hidden)
+    assert torch.equal(run.tensor("save/hidden", slot="twice.0"), hidden * 2)
+    assert torch.equal(run.tensor("save/hidden", slot="value", phase="backward", role="input"), torch.full((3, 1), 3.0))
+
+
+def test_no_hook_outlives_the_recording_on_a_graph_that_is_kept():
+    model, x = nn.Linear(2, 1), torch.randn(3, 2)
+    with ld.dump(model, name="r", mode="module+api") as run:
+        loss = model(x).sum()
+    before = len(run.to_pandas())
+    loss.backward()
+    assert len(run.to_pandas()) == before
+    assert run.info()["complete"]
