@@ -19,6 +19,7 @@ CHROMIUM_ARGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+expect.set_options(timeout=20_000)  # a machine may be slow; what is about time says so itself
 SYNCED = ("snapshot", "position", "selected", "path")
 # stands in for the widget manager: traits both ways, custom messages with buffers
 MODEL = """async ({esm, state}) => {
@@ -43,7 +44,7 @@ MODEL = """async ({esm, state}) => {
     send: async message => {
       window.sent = (window.sent ?? 0) + 1;
       if (window.deaf) return;
-      if (window.slow) await new Promise(done => setTimeout(done, window.slow));
+      await window.held;
       const [content, buffers] = await window.pyMessage(message);
       fire('msg:custom', content, buffers.map(bytes));
     },
@@ -89,6 +90,16 @@ def from_python(page: Page, explorer: Any, name: str, value: object) -> None:
     page.evaluate("([name, value]) => { window.fromPython(name, value); }", [name, value])
 
 
+def hold(page: Page) -> None:
+    """Let the page's requests wait from now on, as behind a running cell."""
+    page.evaluate("() => { window.held = new Promise(done => { window.release = done; }); }")
+
+
+def release(page: Page) -> None:
+    """Let them go."""
+    page.evaluate("() => { window.held = undefined; window.release(); }")
+
+
 Mount = Callable[[Any], Page]
 
 
@@ -97,7 +108,7 @@ def click_value(scope: Page | Locator, pattern: str) -> None:
     for attempt in range(5):
         scope.locator(".llmdebug-canvas[aria-busy=false]").click()
         try:
-            expect(scope.locator(".llmdebug-value")).to_have_text(re.compile(pattern), timeout=2_000)
+            expect(scope.locator(".llmdebug-value")).to_have_text(re.compile(pattern), timeout=4_000)
         except AssertionError:
             if attempt == 4:
                 raise

@@ -71,8 +71,8 @@ class Lab:
         client.load_connection_file()
         client.start_channels()
         try:
-            reply = client.execute_interactive(
-                "", user_expressions={"value": expression}, store_history=False, timeout=30
+            reply = client.execute(
+                "", user_expressions={"value": expression}, store_history=False, reply=True, timeout=60
             )
             value = reply["content"]["user_expressions"]["value"]
             assert value["status"] == "ok", value
@@ -80,9 +80,16 @@ class Lab:
         finally:
             client.stop_channels()
 
+    def kernel_comes_to(self, name: str, expression: str, value: str) -> None:
+        """Wait until the kernel has what the page did; the page shows it first."""
+        deadline = time.monotonic() + 60
+        while (now := self.kernel_eval(name, expression)) != value:
+            assert time.monotonic() < deadline, f"{expression} is {now}, not {value}"
+            time.sleep(0.1)
+
     def _api(self, path: str) -> Any:
         request = urllib.request.Request(f"{self.url}/api/{path}", headers={"Authorization": f"token {self.token}"})
-        with urllib.request.urlopen(request, timeout=10) as reply:
+        with urllib.request.urlopen(request, timeout=60) as reply:
             return json.load(reply)
 
 
@@ -151,7 +158,7 @@ def wait_until_up(lab: Lab, server: subprocess.Popen[bytes], log: Path) -> None:
 def stop(server: subprocess.Popen[bytes]) -> None:
     server.terminate()
     try:
-        server.wait(15)
+        server.wait(30)
     except subprocess.TimeoutExpired:
         server.kill()
         server.wait()

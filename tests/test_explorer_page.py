@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from browser import Mount, from_python
+from browser import Mount, from_python, hold, release
 from browser import mount as mount_in
 from fake_view import BROKEN, HOSTILE, FakeView
 from llmdebug_nb.notebook.widgets import Explorer
@@ -133,6 +133,7 @@ def test_ten_thousand_children_come_in_pages_as_they_are_scrolled_to(mount: Moun
     page = mount(Explorer(view))
     page.get_by_role("treeitem", name="model").click()
     page.get_by_role("treeitem", name="many").click()
+    expect(page.locator(".llmdebug-node-label", has_text=re.compile("^7$"))).to_be_visible()
     expect(page.get_by_role("treeitem", name="497")).to_have_count(0)
     tree = page.get_by_role("tree")
     tree.press("End")
@@ -178,11 +179,13 @@ def test_arrow_keys_walk_the_list(mount: Mount) -> None:
 def test_n_and_p_walk_in_execution_order_across_tokens(mount: Mount) -> None:
     explorer = Explorer(FakeView())
     page = mount(explorer)
+    expect(row_at(page, 72)).to_be_visible()
     page.get_by_role("grid").press("n")
     shown(page, 72)  # nothing was selected: the first of this token
     page.get_by_role("tree").press("n")
     shown(page, 73)
     page.get_by_role("grid").press("p")
+    shown(page, 72)
     page.get_by_role("grid").press("p")
     shown(page, 71)
     assert explorer.position == 0
@@ -257,6 +260,7 @@ def test_tabs_switch_between_golden_mine_and_difference(mount: Mount) -> None:
     expect(page.get_by_role("tab")).to_have_text(["golden", "mine", "difference"])
     expect(page.get_by_role("tab", name="difference")).to_have_attribute("aria-selected", "true")
     high = page.locator(".llmdebug-legend span").nth(2)
+    expect(high).not_to_be_empty()
     before = high.text_content()
     page.get_by_role("tab", name="difference").press("ArrowLeft")
     expect(page.get_by_role("tab", name="mine")).to_be_focused()
@@ -300,10 +304,17 @@ def pixel(page: Page, fx: float, fy: float) -> list[int]:
 
 
 def click_at(page: Page, fx: float, fy: float) -> None:
-    canvas = page.locator(".llmdebug-canvas")
+    canvas = page.locator(".llmdebug-canvas[aria-busy=false]")
     box = canvas.bounding_box()
     assert box
     canvas.click(position={"x": fx * box["width"], "y": fy * box["height"]})
+
+
+def picked(page: Page) -> list[str]:
+    """Return the index and the value that the last click showed."""
+    value = page.locator(".llmdebug-value")
+    expect(value).to_contain_text(" = ")
+    return (value.text_content() or "").split(" = ")
 
 
 def test_a_click_on_the_heat_map_shows_index_and_value(mount: Mount) -> None:
@@ -311,7 +322,7 @@ def test_a_click_on_the_heat_map_shows_index_and_value(mount: Mount) -> None:
     page = mount(Explorer(view, selected=100))
     expect(page.locator(".llmdebug-caption").first).to_have_text("rows 0–11, columns 0–63")
     click_at(page, 10.5 / 64, 3.5 / 12)
-    index, value = (page.locator(".llmdebug-value").text_content() or "").split(" = ")
+    index, value = picked(page)
     assert index == "[0, 3, 10]"
     assert np.float32(value) == view.tensor(100, "golden")[0, 3, 10]
 
@@ -393,7 +404,7 @@ def test_any_two_axes_make_the_slice_and_the_others_have_an_index(mount: Mount) 
     page.get_by_role("combobox", name="columns").select_option(label="head (4)")
     expect(page.get_by_role("combobox", name="rows")).to_have_value("3")
     click_at(page, 1.5 / 4, 7.5 / 12)
-    index, value = (page.locator(".llmdebug-value").text_content() or "").split(" = ")
+    index, value = picked(page)
     assert index == "[0, 1, 0, 7]"
     assert np.float32(value) == view.tensor(softmax, "golden")[0, 1, 0, 7]
 
@@ -461,9 +472,10 @@ def test_a_token_chosen_while_the_kernel_is_slow_stays_chosen(mount: Mount) -> N
     explorer = Explorer(FakeView())
     page = mount(explorer)
     expect(row_at(page, 72)).to_be_visible()
-    page.evaluate("window.slow = 300")
+    hold(page)
     from_python(page, explorer, "selected", 5)  # in the warm-up
     step(page, 3).click()
+    release(page)
     expect(row_at(page, 216)).to_be_visible()
     expect(page.locator(".llmdebug-place")).to_contain_text("#5 ·")
     expect(step(page, 3)).to_have_attribute("aria-current", "step")
@@ -486,11 +498,70 @@ def test_a_row_that_does_not_exist_is_an_error_not_a_crash(mount: Mount) -> None
 
 def test_a_slow_kernel_is_said_to_be_busy(mount: Mount) -> None:
     page = mount(Explorer(FakeView()))
-    page.evaluate("window.slow = 700")
+    expect(row_at(page, 74)).to_be_visible()
+    hold(page)
     row_at(page, 74).click()
     expect(page.get_by_role("status")).to_have_text("kernel busy…")
+    release(page)
     expect(page.get_by_role("status")).to_have_text("")
     shown(page, 74)
+
+
+def test_requests_that_wait_behind_a_cell_are_sent_again_and_late_answers_change_nothing(mount: Mount) -> None:
+    page = mount(Explorer(FakeView()))
+    expect(row_at(page, 72)).to_be_visible()
+    hold(page)
+    row_at(page, 74).click()
+    step(page, 3).click()
+    page.evaluate("window.held = undefined")  # a way past the cell; what was sent still waits
+    expect(row_at(page, 216)).to_be_visible()
+    expect(page.locator(".llmdebug-place")).to_contain_text("#74 ·")
+    row_at(page, 217).click()
+    shown(page, 217)
+    release(page)
+    expect(page.get_by_role("status")).to_have_text("")
+    shown(page, 217)
+
+
+def test_requests_that_got_lost_are_sent_again(mount: Mount) -> None:
+    page = mount(Explorer(FakeView()))
+    expect(row_at(page, 74)).to_be_visible()
+    page.evaluate("window.deaf = true")
+    row_at(page, 74).click()
+    expect(page.get_by_role("status")).to_have_text("kernel busy…")
+    page.evaluate("window.deaf = false")
+    shown(page, 74)
+    expect(page.get_by_role("status")).to_have_text("")
+
+
+def test_what_a_slow_kernel_works_on_is_not_asked_for_again(mount: Mount) -> None:
+    view = FakeView()
+    page = mount(Explorer(view))
+    expect(row_at(page, 72)).to_be_visible()
+    hold(page)
+    sent = page.evaluate("window.sent")
+    step(page, 3).click()
+    page.wait_for_function(f"window.sent > {sent} + 1")  # it asked whether its request was lost
+    before = len(view.calls)
+    release(page)
+    expect(row_at(page, 216)).to_be_visible()
+    expect(page.get_by_role("status")).to_have_text("")
+    assert view.calls[before:] == [("rows", 0)]
+
+
+def test_a_module_whose_children_could_not_be_read_can_be_opened_again(mount: Mount) -> None:
+    view = FakeView()
+    page = mount(Explorer(view))
+    chevron = page.get_by_role("treeitem", name="model").locator(".llmdebug-chevron")
+    expect(chevron).to_be_visible()
+    children = view.children
+    view.children = lambda request: 1 / 0  # type: ignore[method-assign,assignment]
+    chevron.click()
+    expect(page.get_by_role("status")).to_contain_text("ZeroDivisionError")
+    expect(page.get_by_role("treeitem", name="model")).to_have_attribute("aria-expanded", "false")
+    view.children = children  # type: ignore[method-assign]
+    chevron.click()
+    expect(page.get_by_role("treeitem", name="embed_tokens")).to_be_visible()
 
 
 def test_without_a_kernel_the_snapshot_stays_and_the_page_says_so(page: Page) -> None:
@@ -502,7 +573,7 @@ def test_without_a_kernel_the_snapshot_stays_and_the_page_says_so(page: Page) ->
     mount_in(page, explorer)
     page.evaluate("window.deaf = true")
     page.clock.run_for(11_000)
-    expect(page.get_by_role("status")).to_have_text("no kernel answers: run the cell again")
+    expect(page.get_by_role("status")).to_contain_text("the kernel is gone")
     expect(page.locator(".llmdebug-finding")).to_be_visible()
     expect(step(page, 2)).to_be_visible()
 
@@ -528,6 +599,7 @@ def test_keys_that_the_widget_uses_do_not_reach_the_notebook(mount: Mount) -> No
     )
     for key in ("n", "d", "x", "ArrowDown", "End"):
         page.get_by_role("grid").press(key)
+    expect(page.get_by_role("treeitem")).to_have_count(3)
     page.get_by_role("tree").press("Enter")
     page.get_by_role("grid").press("Escape")
     page.get_by_role("grid").press("Control+s")

@@ -6,7 +6,7 @@ import importlib.abc
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -21,6 +21,14 @@ def storage_of(tensor: torch.Tensor) -> Any:
     """
     try:
         return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+    except (RuntimeError, NotImplementedError, AttributeError):
+        return None
+
+
+def storage_number(tensor: torch.Tensor) -> int | None:
+    """Return a number that no other storage has as long as this one, or a handle of `storage_of`, lives."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError, AttributeError):
         return None
 
@@ -127,8 +135,8 @@ def is_running(frame: FrameType | None) -> bool:
     return frame is None or here is frame
 
 
-class _Unseen:
-    """Function and dispatch modes do not see what is done in here: neither the program's nor ours."""
+class unseen:
+    """Function and dispatch modes and transforms of `torch.func` do not see what is done in here."""
 
     def __enter__(self) -> None:
         guards = torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch._C._DisableFuncTorch()
@@ -141,18 +149,13 @@ class _Unseen:
             guard.__exit__(None, None, None)
 
 
-_NOTHING = nullcontext()
-
-
-def unseen() -> AbstractContextManager[Any]:
-    """Return a context in which no mode and no transform of `torch.func` sees our own reductions."""
-    if (
+def watched() -> bool:
+    """Tell whether a mode or transform, the program's or ours, would see our own reductions."""
+    return bool(
         torch._C._len_torch_function_stack()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._functorch.peek_interpreter_stack() is not None
-    ):
-        return _Unseen()
-    return _NOTHING
+    )
 
 
 # -- autograd ---------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from llmdebug_nb.records import AT, COLUMNS, Node, RootCall, Row
 _MIN, _ZERO = AT["min"], AT["zero"]
 _FINGERPRINT, _OFFSET, _LENGTH, _LOST = AT["fingerprint"], AT["offset"], AT["length"], AT["lost"]
 _DTYPE, _SHAPE, _KEPT, _KEPT_SHAPE = AT["dtype"], AT["shape"], AT["kept"], AT["kept_shape"]
+_DEVICE, _PRODUCER = AT["device"], AT["producer"]
 _MANY = 4096  # rows in hand before they are committed, also in the middle of a root call
 
 
@@ -76,7 +77,9 @@ class Recorder:
         self._scalars: list[tuple[Any, ...]] = []
         self._contents: dict[tuple[Any, ...], Row] = {}  # XXH3, dtype, shape -> the row that describes it
         self._seen: dict[tuple[Any, ...], Row] = {}  # the same by identity, within one root call
-        self._makers: dict[Any, int] = {}  # storage -> record that put it out last
+        # number of a storage -> the record that put it out last, and what keeps the number its own
+        self._makers: dict[int | None, tuple[int, Any]] = {}
+        self._shapes: dict[torch.Size, str] = {}
         self._vectors: dict[torch.device, list[tuple[Row, torch.Tensor]]] = defaultdict(list)
         self._copies: list[tuple[Row, Row]] = []  # rows whose figures wait for those of another
 
@@ -98,13 +101,14 @@ class Recorder:
             self.records += 1
             self._rows.append(row)
             try:
-                row[AT["shape"]] = _shape_text(tensor)
-                row[AT["device"]] = str(tensor.device)
-                storage = compat.storage_of(tensor)
-                row[AT["producer"]] = self._makers.get(storage)
-                self._describe(row, tensor, storage)
+                row[_SHAPE] = self._shape(tensor)
+                row[_DEVICE] = "cpu" if tensor.is_cpu else str(tensor.device)
+                storage = compat.storage_number(tensor)
+                made = self._makers.get(storage)
+                row[_PRODUCER] = None if made is None else made[0]
+                self._describe(row, tensor)
                 if role == "output" and storage is not None:
-                    self._makers[storage] = row[0]
+                    self._makers[storage] = row[0], compat.storage_of(tensor)
             except StoreError as error:
                 self.failure = error
                 if row[_OFFSET] is None:  # a duplicate whose frame could not be written still has its payload
@@ -140,7 +144,16 @@ class Recorder:
                 self._new_sources.append((number, json.dumps(frames)))
             return number
 
-    def _describe(self, row: Row, tensor: torch.Tensor, storage: Any) -> None:
+    def _shape(self, tensor: torch.Tensor) -> str:
+        """Return the sizes as JSON, made once for equal shapes."""
+        if tensor.is_nested:
+            return _shape_text(tensor)
+        text = self._shapes.get(tensor.shape)
+        if text is None:
+            text = self._shapes[tensor.shape] = _shape_text(tensor)
+        return text
+
+    def _describe(self, row: Row, tensor: torch.Tensor) -> None:
         """Fill in figures, fingerprint and payload, once for equal tensors."""
         why = unreadable(tensor)
         if why is not None:
@@ -150,7 +163,7 @@ class Recorder:
         if data is not None:
             row[_FINGERPRINT] = fingerprint(data)
         known_by = self._seen if data is None else self._contents
-        key = _identity(tensor, storage) if data is None else (row[_FINGERPRINT], row[_DTYPE], row[_SHAPE])
+        key = _identity(tensor) if data is None else (row[_FINGERPRINT], row[_DTYPE], row[_SHAPE])
         known = known_by.get(key) if key else None
         if known is not None:
             self._repeat(row, known)
@@ -241,9 +254,9 @@ def on_host(tensor: torch.Tensor) -> bool:
     return tensor.is_cpu
 
 
-def _identity(tensor: torch.Tensor, storage: Any) -> tuple[Any, ...] | None:
+def _identity(tensor: torch.Tensor) -> tuple[Any, ...] | None:
     """Return what tells a tensor and its state from others, or None where torch does not keep track."""
-    version = compat.version_of(tensor)
+    storage, version = compat.storage_of(tensor), compat.version_of(tensor)
     if storage is None or version is None:
         return None
     flags = (tensor.is_conj(), tensor.is_neg())

@@ -361,8 +361,10 @@ class Session:
         if not self.active or os.getpid() != self._pid:
             return None
         try:
-            with compat.unseen():
-                return work(*args)
+            if compat.watched():
+                with compat.unseen():
+                    return work(*args)
+            return work(*args)
         except Exception as error:  # the program must go on as if nobody watched; the dump says it
             self.problems[f"{type(error).__name__} while recording: {str(error).partition(chr(10))[0]}"] += 1
             return None

@@ -18,7 +18,10 @@ def leaves(value: Any, slot: str = "") -> Iterator[tuple[str, Any]]:
     tensors themselves; not key-value caches. A slot names
     the way: ``0``, ``hidden_states.3``. Positions count None and scalars too, so none is ever shifted.
     """
-    yield from _walk(value, slot, ())
+    if type(value) is torch.Tensor:
+        yield slot or "0", value
+    else:
+        yield from _walk(value, slot, ())
 
 
 def _walk(value: Any, slot: str, above: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
@@ -51,7 +54,10 @@ def _parts(value: Any) -> Iterable[tuple[Any, Any]] | None:
 
 def arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the leaves of a call: positional ones as ``0``, ``1.0``; keyword ones as ``kwargs.name``."""
-    yield from leaves(args)
+    if len(args) == 1 and type(args[0]) is torch.Tensor:
+        yield "0", args[0]
+    else:
+        yield from leaves(args)
     for name, value in kwargs.items():
         yield from leaves(value, f"kwargs.{name}")
 

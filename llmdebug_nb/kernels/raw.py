@@ -50,17 +50,17 @@ def memory(tensor: torch.Tensor) -> tuple[int, int] | None:
     if type(tensor) not in _PLAIN or not tensor.is_cpu:
         return None
     size = _SIZES.get(tensor.dtype)
-    if not size or not tensor.is_contiguous() or tensor.is_neg():
-        return None
-    nbytes = tensor.numel() * size
-    if type(nbytes) is not int:  # torch.jit.trace makes a traced tensor of it
-        nbytes = tensor.nbytes
     try:
+        if not size or not tensor.is_contiguous() or tensor.is_neg():
+            return None
+        nbytes = tensor.numel() * size
+        if type(nbytes) is not int:  # torch.jit.trace makes a traced tensor of it
+            nbytes = tensor.nbytes
         # a freed storage (FSDP does that) would leave the tensor with an address of nothing
         if not 0 < nbytes <= tensor.untyped_storage().nbytes() - tensor.storage_offset() * size:
             return None
         address = tensor.data_ptr()
-    except RuntimeError:  # torch.func's wrappers
+    except RuntimeError:  # torch.func's wrappers, compressed sparse layouts
         return None
     return (address, nbytes) if address else None
 

@@ -15,16 +15,21 @@ export type Ask = <K extends Op>(op: K, args: Args<K>) => Promise<Reply<K> | und
 
 const BUSY_MS = 300;
 const DEAD_MS = 10_000;
+const PROBE_MS = 1_000;
+const TRIES = 3;
 
 interface Pending {
-  sent: number;
+  message: object;
+  /** One per try: which one is answered tells what it overtook. */
+  numbers: number[];
+  asked: number;
   done: (reply: Reply<Op> | undefined) => void;
 }
 
 export class Rpc {
   /** Views of one widget share its messages, so each counts from its own random number. */
   private next = Math.floor(Math.random() * 2 ** 40);
-  private pending = new Map<number, Pending>();
+  private pending = new Set<Pending>();
   private timers = new Set<ReturnType<typeof setTimeout>>();
   private heard = 0;
 
@@ -38,15 +43,12 @@ export class Rpc {
 
   ask: Ask = <K extends Op>(op: K, args: Args<K>) =>
     new Promise<Reply<K> | undefined>(resolve => {
-      const re = this.next++;
-      this.pending.set(re, { sent: performance.now(), done: resolve as Pending['done'] });
-      try {
-        this.model.send({ op, re, ...args });
-      } catch {
-        this.onWait('dead'); // its channel is closed
-      }
-      this.checkAfter(BUSY_MS);
-      this.checkAfter(DEAD_MS);
+      const waiting: Pending = { message: { op, ...args }, numbers: [], asked: performance.now(), done: resolve as Pending['done'] };
+      this.pending.add(waiting);
+      this.send(waiting);
+      this.after(BUSY_MS + 5, () => this.check());
+      this.after(DEAD_MS + 5, () => this.check());
+      this.after(PROBE_MS, () => this.probe(waiting, PROBE_MS));
     });
 
   dispose(): void {
@@ -57,28 +59,57 @@ export class Rpc {
 
   private onMessage = (content: { re?: number | null; error?: string }, buffers?: DataView[]): void => {
     if (content.error !== undefined && typeof content.re !== 'number') this.onError(T.badMessage(content.error));
-    const waiting = this.pending.get(content.re ?? -1);
+    const re = content.re ?? -1;
+    const waiting = [...this.pending].find(one => one.numbers.includes(re));
     if (!waiting) return;
-    this.pending.delete(content.re as number);
+    this.pending.delete(waiting);
     this.heard = performance.now();
+    this.resendOvertaken(re);
     this.check();
     if (content.error !== undefined) this.onError(content.error);
     waiting.done(content.error === undefined ? { answer: content as never, buffers: buffers ?? [] } : undefined);
   };
 
-  private checkAfter(ms: number): void {
+  private send(waiting: Pending): void {
+    const re = this.next++;
+    waiting.numbers.push(re);
+    try {
+      this.model.send({ ...waiting.message, re });
+    } catch {
+      this.onWait('dead'); // its channel is closed
+    }
+  }
+
+  /**
+   * Messages to one shell of the kernel keep their order. Those sent before Jupyter has a subshell
+   * for widgets wait for the running cell, and those to a subshell that is gone are lost.
+   */
+  private resendOvertaken(re: number): void {
+    for (const waiting of this.pending)
+      if (waiting.numbers.at(-1)! < re && waiting.numbers.length < TRIES) this.send(waiting);
+  }
+
+  /** Ask something cheap, ever more seldom, to learn whether the oldest question is slow or was overtaken. */
+  private probe(waiting: Pending, ms: number): void {
+    if (!this.pending.has(waiting)) return;
+    const [oldest] = this.pending;
+    if (waiting === oldest) void this.ask('path', { path: '' });
+    this.after(2 * ms, () => this.probe(waiting, 2 * ms));
+  }
+
+  private after(ms: number, then: () => void): void {
     const timer = setTimeout(() => {
       this.timers.delete(timer);
-      this.check();
-    }, ms + 5);
+      then();
+    }, ms);
     this.timers.add(timer);
   }
 
   /** A kernel that answered meanwhile is slow, not gone. */
   private check(): void {
-    const sent = Math.min(...[...this.pending.values()].map(waiting => waiting.sent));
+    const asked = Math.min(...[...this.pending].map(waiting => waiting.asked));
     const now = performance.now();
-    if (now - sent < BUSY_MS || this.pending.size === 0) this.onWait('idle');
-    else this.onWait(now - Math.max(sent, this.heard) < DEAD_MS ? 'busy' : 'dead');
+    if (now - asked < BUSY_MS || this.pending.size === 0) this.onWait('idle');
+    else this.onWait(now - Math.max(asked, this.heard) < DEAD_MS ? 'busy' : 'dead');
   }
 }

@@ -85,7 +85,7 @@ export const T = {
   finite: (n: number) => `${n.toLocaleString('en')} finite`,
 
   busy: 'kernel busy…',
-  dead: 'no kernel answers: run the cell again',
+  dead: 'no answer: a cell is running, or the kernel is gone (then run this cell again)',
   badMessage: (text: string) => `the kernel could not read a message: ${text}`,
 };
 

@@ -107,9 +107,17 @@ export class Tree {
   private async request(parent: number, kids: Kids): Promise<boolean> {
     const reply = await this.ask('children', { parent, start: kids.nodes.length, n: PAGE });
     kids.loading = undefined;
-    kids.total = reply?.answer.total ?? kids.nodes.length;
-    kids.nodes.push(...(reply?.answer.nodes ?? []));
-    return reply !== undefined && reply.answer.nodes.length > 0;
+    if (!reply) return this.shut(parent);
+    kids.total = reply.answer.total;
+    kids.nodes.push(...reply.answer.nodes);
+    return reply.answer.nodes.length > 0;
+  }
+
+  /** After an error: whoever opens the module again asks again. */
+  private shut(parent: number): false {
+    this.kids.delete(parent);
+    this.open.delete(parent);
+    return false;
   }
 
   private async child(parent: number, id: number): Promise<TreeNode | undefined> {

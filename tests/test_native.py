@@ -1,0 +1,280 @@
+"""The C kernel beside the torch path and beside numpy in float64, and the bytes it reads them from."""
+
+from __future__ import annotations
+
+import math
+import platform
+import shutil
+import subprocess
+import threading
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from llmdebug_nb.kernels import native, raw
+from llmdebug_nb.kernels.summary import figures, torch_figures
+
+needs_kernel = pytest.mark.skipif(native.kernel() is None, reason=str(native.why_not()))
+
+DTYPES = {raw.DTYPE_NAMES[dtype]: dtype for dtype in native.KINDS}
+# what is special of each floating-point dtype, as bits without the sign: 0, subnormals, 1, the largest, infinity, NaNs
+SPECIAL = {
+    "float32": (0, 1, 0x7FFFFF, 0x800000, 0x3F800000, 0x7F7FFFFF, 0x7F800000, 0x7F800001, 0x7FC00000),
+    "float64": (0, 1, (1 << 52) - 1, 1 << 52, 1023 << 52, (2047 << 52) - 1, 2047 << 52, (2047 << 52) + 1, 4095 << 51),
+    "float16": (0, 1, 0x3FF, 0x400, 0x3C00, 0x7BFF, 0x7C00, 0x7C01, 0x7E00),
+    "bfloat16": (0, 1, 0x7F, 0x80, 0x3F80, 0x7F7F, 0x7F80, 0x7F81, 0x7FC0),
+}
+SIZES = st.one_of(st.sampled_from([0, 1, 2, 15, 16, 17, 1023, 1024, 1025]), st.integers(0, 300))
+
+
+@pytest.fixture
+def afresh():
+    """Load the library anew in the test, and again after it."""
+
+    def forget():
+        native._load.cache_clear()
+        native.kernel.cache_clear()
+
+    forget()
+    yield
+    forget()
+
+
+@st.composite
+def bit_patterns(draw, name):
+    """Return ``uint[n]`` of the dtype's width: any bits, many of them special."""
+    width = 8 * DTYPES[name].itemsize
+    if name == "bool":
+        elements = st.integers(0, 1)
+    else:
+        sign = 1 << (width - 1)
+        special = SPECIAL.get(name, (0, 1, sign - 1))
+        elements = st.sampled_from([*special, *(bits | sign for bits in special)]) | st.integers(0, (1 << width) - 1)
+        if draw(st.booleans()):  # without NaN, which would hide what else is wrong
+            elements = elements.filter(lambda bits: bits & (sign - 1) <= special[-3] or name not in SPECIAL)
+    return draw(hnp.arrays(f"uint{width}", draw(SIZES), elements=elements))
+
+
+def values_of(bits: np.ndarray, name: str) -> np.ndarray:
+    """Return the numbers that the bits of a dtype mean, in float64."""
+    with np.errstate(invalid="ignore"):  # NaN
+        if name == "bfloat16":
+            return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        return bits.view(name).astype(np.float64)
+
+
+def by_numpy(values: np.ndarray) -> tuple:
+    """Return the seven figures of ``float64[n]``."""
+    nan, inf, zero = (int(np.count_nonzero(x)) for x in (np.isnan(values), np.isinf(values), values == 0))
+    if not len(values):
+        return (None,) * 7
+    if nan:
+        return (*[math.nan] * 4, nan, inf, zero)
+    with np.errstate(all="ignore"):
+        mean, norm = float(values.sum() / len(values)), math.sqrt((values * values).sum())
+    return float(values.min()), float(values.max()), mean, norm, nan, inf, zero
+
+
+def agree(got: tuple, expected: tuple, values: np.ndarray) -> bool:
+    """Tell whether the extremes and counts are equal, and the sums but for the order in which they were added up."""
+    if expected[0] is None:
+        return got == expected
+    with np.errstate(all="ignore"):
+        magnitude = float(np.abs(values[np.isfinite(values)]).sum()) / len(values)
+    same = [a == b or (a != a and b != b) for a, b in zip(got, expected, strict=True)]
+    same[2] |= abs(got[2] - expected[2]) <= 1e-12 * magnitude or not math.isfinite(magnitude)
+    same[3] |= abs(got[3] - expected[3]) <= 1e-12 * expected[3] + 1e-159  # squares below leave float64's normal range
+    negative_zero = any(x == 0 and math.copysign(1, x) < 0 for x in got[:2])
+    types = [type(x) for x in got] == [float] * 4 + [int] * 3
+    return all(same) and not negative_zero and types
+
+
+def kernel_figures(bits: np.ndarray, name: str, offset: int = 0) -> tuple:
+    """Call the C kernel on a copy of the bits that begins ``offset`` bytes after an aligned address."""
+    room = np.empty(bits.nbytes + 128, np.uint8)
+    begin = -room.ctypes.data % 64 + offset % 64
+    room[begin : begin + bits.nbytes] = bits.view(np.uint8)
+    return native.kernel()(room.ctypes.data + begin, bits.nbytes, native.KINDS[DTYPES[name]])
+
+
+@needs_kernel
+@pytest.mark.parametrize("name", DTYPES)
+@settings(max_examples=60)
+@given(data=st.data(), offset=st.integers(0, 63))
+def test_the_kernel_the_torch_path_and_numpy_agree(name, data, offset):
+    bits = data.draw(bit_patterns(name))
+    values = values_of(bits, name)
+    expected = by_numpy(values)
+    tensor = raw.from_bytes(bits.tobytes(), name, bits.shape)
+    assert agree(torch_figures(tensor), expected, values)
+    assert agree(figures(tensor), expected, values)
+    if len(bits):
+        assert agree(kernel_figures(bits, name, offset), expected, values)
+        assert agree(figures(tensor), torch_figures(tensor), values)
+
+
+@needs_kernel
+@pytest.mark.parametrize("finite", [True, False])
+@pytest.mark.parametrize("name", DTYPES)
+def test_they_agree_on_large_tensors(name, finite):
+    random = np.random.default_rng(0)
+    for size in (1 << 14, (1 << 14) + 1, 300_007):
+        width = 8 * DTYPES[name].itemsize
+        bits = random.integers(0, 2 if name == "bool" else 1 << width, size, f"uint{width}")
+        values = values_of(bits, name)
+        if name == "float64":  # whose own sums leave float64's range otherwise
+            bits = (random.standard_normal(size) * 10.0 ** random.integers(-20, 20, size)).view(np.uint64)
+            values = values_of(bits, name)
+        if finite:
+            bits[~np.isfinite(values)] = 0
+        else:
+            bits[np.isnan(values)] = SPECIAL[name][6] if name in SPECIAL else 0
+        values = values_of(bits, name)
+        tensor = raw.from_bytes(bits.tobytes(), name, bits.shape)
+        expected = by_numpy(values)
+        assert agree(kernel_figures(bits, name, 1), expected, values)
+        assert agree(torch_figures(tensor), expected, values)
+
+
+def compiled_for(level: str, folder: Path) -> Path:
+    """Compile the kernels of one level of x86-64, whatever this processor's is."""
+    source = folder / "level.c"
+    source.write_text(
+        f'#define llmdebug_summary unused\n#include "{native.LIBRARY.with_name("summary.c")}"\n#undef llmdebug_summary\n'
+        f"EXPORT int llmdebug_summary(Call *call) {{ kernels_{level}[call->kind]((const unsigned char *)"
+        "(uintptr_t)call->address, call->nbytes, &call->summary); return 0; }\n"
+    )
+    flags = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fopenmp-simd", "-fPIC", "-shared", "-lm"]
+    subprocess.run(["cc", str(source), "-o", str(folder / "level.so"), *flags], check=True)
+    return folder / "level.so"
+
+
+@pytest.mark.skipif(not shutil.which("cc") or platform.machine() != "x86_64", reason="needs cc on x86-64")
+@pytest.mark.parametrize("level", ["any", "avx2"])
+def test_processors_with_narrower_vectors_get_the_same_figures(level, tmp_path, monkeypatch, afresh):
+    if level == "avx2" and torch.backends.cpu.get_cpu_capability() == "DEFAULT":
+        pytest.skip("this processor has no AVX2")
+    monkeypatch.setattr(native, "LIBRARY", compiled_for(level, tmp_path))
+    assert native.why_not() is None
+    for finite in (True, False):
+        for name in DTYPES:
+            test_they_agree_on_large_tensors(name, finite)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(12.0).reshape(3, 4).T,
+        torch.arange(12.0)[::3],
+        torch.arange(3.0).expand(4, 3),
+        torch.arange(12.0)[5:],
+        torch.arange(12.0).reshape(12, 1)[:, :1].as_strided((12, 1), (1, 99)),
+        torch.imag(torch.tensor([1 + 2j, -3j]).conj()),
+        torch._neg_view(torch.arange(4.0)),
+        torch.tensor([1 + 2j, -3j]).conj(),
+        torch.nn.Parameter(torch.arange(4.0)),
+        torch.arange(4.0, requires_grad=True) * 2,
+        torch.tensor(7.0),
+        torch.empty(0, 3),
+        torch.frombuffer(bytearray(range(17)), dtype=torch.int32, offset=1, count=4),
+        torch.arange(4.0).as_subclass(type("Mine", (torch.Tensor,), {})),
+    ],
+    ids=lambda t: f"{tuple(t.shape)}{t.stride()}{t.dtype}",
+)
+def test_figures_and_bytes_do_not_depend_on_where_the_elements_lie(tensor):
+    whole = raw.plain(tensor).clone()
+    assert raw.to_bytes(tensor).tobytes() == whole.flatten().view(torch.uint8).numpy().tobytes()
+    assert figures(tensor) == figures(whole)
+
+
+def test_bytes_share_memory_with_the_tensor_and_keep_it_alive():
+    tensor = torch.zeros(1000)
+    data = raw.to_bytes(tensor)
+    tensor[1] = 1
+    assert data.view(np.float32)[1] == 1
+    assert data.data.nbytes == data.nbytes == 4000
+    alive = weakref.ref(tensor)
+    del tensor
+    assert alive() is not None
+    del data
+    assert alive() is None
+
+
+@pytest.mark.parametrize("start", [0, 10])
+def test_a_tensor_whose_storage_was_freed_or_cut_is_not_read(start):
+    for left in (0, 100):
+        tensor = torch.ones(100)[start:]
+        tensor.untyped_storage().resize_(left)
+        assert raw.memory(tensor) is None
+        with pytest.raises(RuntimeError):
+            raw.to_bytes(tensor)
+
+
+def test_what_wraps_values_is_left_to_torch():
+    seen = []
+    torch.func.grad(lambda x: (seen.append(raw.memory(x)), x.sum())[1])(torch.ones(2))
+    torch.vmap(lambda x: (seen.append(raw.memory(x)), x)[1])(torch.ones(2, 2))
+    assert seen == [None, None]
+    assert raw.memory(torch.eye(2).to_sparse_csr()) is None
+    assert raw.memory(torch.ones(2, device="meta")) is None
+
+
+def test_a_tensor_is_read_while_torch_traces_without_a_trace_of_it():
+    seen = []
+    traced = torch.jit.trace(lambda x: (seen.append((figures(x), raw.to_bytes(x).nbytes)), x + 1)[1], torch.ones(3))
+    assert seen[0] == (figures(torch.ones(3)), 12)
+    assert [node.kind() for node in traced.graph.nodes()] == ["prim::Constant", "prim::Constant", "aten::add"]
+
+
+@needs_kernel
+def test_threads_do_not_disturb_each_other():
+    tensors = [torch.full((n,), float(n)) for n in range(1, 9)]
+    wrong = []
+
+    def work(tensor):
+        expected = torch_figures(tensor)
+        wrong.extend(got for got in (figures(tensor) for _ in range(2000)) if got[:2] != expected[:2])
+
+    threads = [threading.Thread(target=work, args=(tensor,)) for tensor in tensors]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@needs_kernel
+def test_the_library_is_loaded_under_any_mode(afresh):
+    tensor = torch.ones(3)
+    with torch.device("meta"), torch.inference_mode():
+        assert figures(tensor) == (1, 1, 1, math.sqrt(3), 0, 0, 0)
+        assert native.why_not() is None
+
+
+def test_it_can_be_turned_off(monkeypatch, afresh):
+    monkeypatch.setenv("LLMDEBUG_NATIVE", "0")
+    assert native.kernel() is None
+    assert "LLMDEBUG_NATIVE" in native.why_not()
+    assert figures(torch.tensor([3.0, 4.0])) == (3, 4, 3.5, 5, 0, 0, 0)
+
+
+def test_without_a_library_or_with_a_broken_one_torch_does_it(monkeypatch, tmp_path, afresh):
+    monkeypatch.setattr(native, "LIBRARY", tmp_path / "_summary.so")
+    assert "C compiler" in native.why_not()
+    native._load.cache_clear()
+    native.LIBRARY.write_text("no library")
+    assert "can't be loaded" in native.why_not()
+    assert figures(torch.tensor([3.0, 4.0])) == (3, 4, 3.5, 5, 0, 0, 0)
+
+
+@needs_kernel
+def test_a_library_that_gives_wrong_figures_is_not_used(monkeypatch, afresh):
+    monkeypatch.setattr(native, "_is_right", lambda kernel, name: name != "float16")
+    assert native.why_not() == "_summary.so gives wrong figures of float16"
+    assert native.kernel() is None
