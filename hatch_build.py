@@ -88,7 +88,7 @@ def build_library() -> str | None:
     try:
         if not compiler:
             raise FileNotFoundError("there is no C compiler")
-        subprocess.run(command, check=True, capture_output=True, text=True)
+        subprocess.run(command, check=True, capture_output=True, text=True, errors="replace")
         fresh.replace(LIBRARY)  # whole or not at all, as another process may be opening it
     except (OSError, subprocess.CalledProcessError) as error:
         with contextlib.suppress(OSError):

@@ -145,14 +145,17 @@ def kept_line(run: Run) -> str:
         run.path if run.path is None else os.path.relpath(run.path) if run.path.is_relative_to(Path.cwd()) else run.path
     )
     parts = [f"{run.name}: {count_text(info['records'], 'tensor')} of {count_text(info['steps'], 'step')}"]
+    options = meta.get("options") or {}
+    part = f"slice[{options['slice']}] of each, " if options.get("slice") else ""
+    part = f"{options['reduce']} of each, " if options.get("reduce") else part
     if info["payloads"]:
         same = info["payloads"] - distinct
         parts.append(
-            f"{size_text(info['bytes'])} in {place}" + (f" ({same:,} were the same tensor again)" if same else "")
+            f"{part}{size_text(info['bytes'])} in {place}" + (f" ({same:,} were the same tensor again)" if same else "")
         )
     else:
         parts.append(f"statistics only, in {place}")
-    text = ", ".join(parts)
+    text = "; ".join([", ".join(parts), *meta.get("determinism", [])])
     if not info["complete"]:
         text += f"; incomplete: {info['ended_by'] or 'the recording ended early'}"
     for why, count in (meta.get("lost") or {}).items():

@@ -39,7 +39,9 @@ def tags(cell: Any) -> list[str]:
 
 def printed(cell: Any) -> str:
     """Return what a cell printed."""
-    return "".join(output.text for output in cell.get("outputs", []) if output.output_type == "stream" and output.name == "stdout")
+    return "".join(
+        output.text for output in cell.get("outputs", []) if output.output_type == "stream" and output.name == "stdout"
+    )
 
 
 def first_line(cell: Any) -> str:
@@ -64,7 +66,11 @@ def execute(path: Path, quiet: bool = False) -> Any:
         started = time.perf_counter()
         if cell.cell_type == "code" and not quiet:
             end = "\n" if "live" in tags(cell) else ""
-            print(f"[{codes.index(cell_index) + 1:2}/{len(codes)}] {first_line(cell)[:WIDTH]:{WIDTH}}", end=end, flush=True)
+            print(
+                f"[{codes.index(cell_index) + 1:2}/{len(codes)}] {first_line(cell)[:WIDTH]:{WIDTH}}",
+                end=end,
+                flush=True,
+            )
 
     def on_done(cell: Any, cell_index: int, execute_reply: Any) -> None:
         if not quiet:
@@ -73,8 +79,13 @@ def execute(path: Path, quiet: bool = False) -> Any:
 
     make = NotebookClient if quiet else Runner
     client = make(
-        notebook, km=manager, extra_arguments=["--log-level=ERROR"], timeout=CELL_TIMEOUT, resources={"metadata": {"path": str(path.parent.resolve())}},
-        on_cell_start=on_start, on_cell_executed=on_done,
+        notebook,
+        km=manager,
+        extra_arguments=["--log-level=ERROR"],
+        timeout=CELL_TIMEOUT,
+        resources={"metadata": {"path": str(path.parent.resolve())}},
+        on_cell_start=on_start,
+        on_cell_executed=on_done,
     )
     return client.execute(cleanup_kc=True)  # the manager is ours, so by default its kernel would be left running
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import platform
 import shutil
@@ -105,7 +106,7 @@ def kernel_figures(bits: np.ndarray, name: str, offset: int = 0) -> tuple:
 
 @needs_kernel
 @pytest.mark.parametrize("name", DTYPES)
-@settings(max_examples=60)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data(), offset=st.integers(0, 63))
 def test_the_kernel_the_torch_path_and_numpy_agree(name, data, offset):
     bits = data.draw(bit_patterns(name))
@@ -278,3 +279,34 @@ def test_a_library_that_gives_wrong_figures_is_not_used(monkeypatch, afresh):
     monkeypatch.setattr(native, "_is_right", lambda kernel, name: name != "float16")
     assert native.why_not() == "_summary.so gives wrong figures of float16"
     assert native.kernel() is None
+
+
+@pytest.fixture
+def hook(tmp_path, monkeypatch):
+    """Return the build hook's module, which compiles into ``tmp_path``."""
+    pytest.importorskip("hatchling")
+    path = Path(__file__).parents[1] / "hatch_build.py"
+    spec = importlib.util.spec_from_file_location("hatch_build", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "LIBRARY", tmp_path / "_summary.so")
+    return module
+
+
+@pytest.mark.parametrize(
+    ("compiler", "why"), [("false", "false failed"), ("nonesuch -m64", "nonesuch"), ("", "there is no C compiler")]
+)
+def test_without_a_working_compiler_the_build_says_why_and_leaves_no_library(hook, monkeypatch, compiler, why):
+    hook.LIBRARY.write_text("one of other sources")
+    monkeypatch.setenv("CC", compiler)
+    monkeypatch.setattr(hook.shutil, "which", lambda name: None)
+    assert why in hook.build_library()
+    assert list(hook.LIBRARY.parent.iterdir()) == []
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="needs cc")
+def test_the_build_compiles_a_library_that_passes_its_test(hook, monkeypatch, afresh):
+    assert hook.build_library() is None
+    assert [path.name for path in hook.LIBRARY.parent.iterdir()] == ["_summary.so"]
+    monkeypatch.setattr(native, "LIBRARY", hook.LIBRARY)
+    assert native.why_not() is None
