@@ -14,8 +14,6 @@ from llmdebug_nb.capture import compat
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
-    from llmdebug_nb.capture.calls import Call
-
 
 def _silent(*_: Any) -> None:
     """What a hook becomes in a copy of the model."""
@@ -49,14 +47,13 @@ class Host(Protocol):
     """What a watch needs of its session."""
 
     thread: Any
+    observer: Any
     follows_calls: bool
 
     def enter(self, watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
     def leave(self, watch: Watch) -> None: ...
     def guarded(self, work: Callable[..., Any], *args: Any) -> Any: ...
     def recomputes(self) -> bool: ...
-    def module_begins(self, watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any], again: bool) -> None: ...
-    def module_ends(self, call: Call, output: Any) -> None: ...
 
 
 class Watch:
@@ -99,12 +96,12 @@ class Watch:
         session = self.session
         if compat.in_backward():
             if session.recomputes():
-                session.module_begins(self, args, kwargs, True)
+                session.observer.module_begins(self.path, self.op, self.kept, args, kwargs, True)
             return
         if self.entry:
             session.enter(self, args, kwargs)
         if session.thread.on:
-            session.module_begins(self, args, kwargs, False)
+            session.observer.module_begins(self.path, self.op, self.kept, args, kwargs, False)
 
     def _leave(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """The module has run, or (where the hook is always called) has raised."""
@@ -115,7 +112,7 @@ class Watch:
                 call = session.thread.leave(self.path)
                 raised = output is None and sys.exc_info()[0] is not None
                 if call is not None and not raised:
-                    session.module_ends(call, output)
+                    session.observer.ends(call, output)
         finally:
             if self.entry and not backward:
                 session.leave(self)

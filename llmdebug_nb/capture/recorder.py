@@ -23,7 +23,7 @@ from llmdebug_nb.capture.payload import NotKept, Policy
 from llmdebug_nb.errors import StoreError
 from llmdebug_nb.kernels import summary as kernel
 from llmdebug_nb.kernels.fingerprint import ALGORITHM, ALGORITHMS, fingerprint
-from llmdebug_nb.kernels.raw import dtype_name, to_bytes, unreadable
+from llmdebug_nb.kernels.raw import dtype_name, memory, to_bytes, unreadable, view
 from llmdebug_nb.options import DumpOptions
 from llmdebug_nb.records import AT, COLUMNS, Node, RootCall, Row
 
@@ -155,11 +155,12 @@ class Recorder:
 
     def _describe(self, row: Row, tensor: torch.Tensor) -> None:
         """Fill in figures, fingerprint and payload, once for equal tensors."""
-        why = unreadable(tensor)
+        found = memory(tensor) if on_host(tensor) and not tensor.is_nested else None
+        why = unreadable(tensor) if found is None else None
         if why is not None:
             self._lose(row, why)
             return
-        data = to_bytes(tensor) if on_host(tensor) else None
+        data = view(tensor, found) if found else to_bytes(tensor) if on_host(tensor) else None
         if data is not None:
             row[_FINGERPRINT] = fingerprint(data)
         known_by = self._seen if data is None else self._contents
@@ -170,7 +171,7 @@ class Recorder:
             return
         if data is not None and self._shown is not None:
             row[_FINGERPRINT] = self._shown(data)
-        self._figures(row, tensor)
+        self._figures(row, tensor, found)
         if self._policy.wanted:
             try:
                 self._keep(row, tensor, data)
@@ -191,10 +192,10 @@ class Recorder:
         elif known[_LOST] is not None:
             self._lose(row, known[_LOST])
 
-    def _figures(self, row: Row, tensor: torch.Tensor) -> None:
+    def _figures(self, row: Row, tensor: torch.Tensor, found: tuple[int, int] | None) -> None:
         try:
             if on_host(tensor):
-                row[_MIN : _ZERO + 1] = kernel.figures(tensor)
+                row[_MIN : _ZERO + 1] = kernel.figures(tensor, found)
                 return
             vector = kernel.device_figures(tensor)
         except (RuntimeError, NotImplementedError):

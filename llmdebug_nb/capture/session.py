@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from llmdebug_nb.capture import compat, engine, selection
-from llmdebug_nb.capture.calls import Call, Thread
+from llmdebug_nb.capture.calls import Thread
 from llmdebug_nb.capture.control import Control, Orders
 from llmdebug_nb.capture.modules import Watch, find_entries, find_fused, weights_of
 from llmdebug_nb.capture.observer import Observer
@@ -349,12 +349,6 @@ class Session:
     def recomputes(self) -> bool:
         """Tell whether a module that is called in a backward pass is a checkpoint's recomputation of interest."""
         return self.observer.backward and torch.is_grad_enabled()
-
-    def module_begins(self, watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any], again: bool) -> None:
-        self.observer.module_begins(watch.path, watch.op, watch.kept, args, kwargs, again)
-
-    def module_ends(self, call: Call, output: Any) -> None:
-        self.observer.ends(call, output)
 
     def guarded(self, work: Callable[..., Any], *args: Any) -> Any:
         """Do our own work without ever disturbing the program: an error of ours is noted, not raised."""

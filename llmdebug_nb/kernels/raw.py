@@ -102,14 +102,19 @@ def to_bytes(tensor: torch.Tensor) -> np.ndarray:
     """
     found = memory(tensor)
     if found is not None:
-        room: Any = _Memory.from_address(found[0])
-        room.owner = tensor
-        return np.frombuffer(room, np.uint8, found[1])
+        return view(tensor, found)
     if tensor.numel() == 0:
         return np.empty(0, np.uint8)
     # a size-1 dimension may have any stride and still count as contiguous, which view(uint8) refuses
     t = plain(tensor)
     return t.as_strided((t.numel(),), (1,)).view(torch.uint8).numpy()
+
+
+def view(tensor: torch.Tensor, found: tuple[int, int]) -> np.ndarray:
+    """Return what `to_bytes` does of a tensor that `memory` has ``found``."""
+    room: Any = _Memory.from_address(found[0])
+    room.owner = tensor
+    return np.frombuffer(room, np.uint8, found[1])
 
 
 def from_bytes(data: bytes | bytearray | memoryview, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:

@@ -37,15 +37,16 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.float32 if tensor.is_floating_point() else torch.float64)
 
 
-def figures(tensor: torch.Tensor) -> Figures:
+def figures(tensor: torch.Tensor, found: tuple[int, int] | None = None) -> Figures:
     """Return (min, max, mean, l2norm, nan, inf, zero) of a readable CPU tensor, all None if it is empty.
 
+    ``found``: what `raw.memory` says of it, where that is known.
     A NaN makes the first four NaN; a mean whose sum leaves float64 is infinite or NaN. No zero is negative.
     """
     kernel, kind = native.kernel(), native.KINDS.get(tensor.dtype)
     if kernel is not None and kind is not None:
         # a strided one is copied rather than walked, so that equal tensors have equal figures whatever their strides
-        found = memory(tensor) or memory(tensor := plain(tensor))
+        found = found or memory(tensor) or memory(tensor := plain(tensor))
         if found is not None:
             address, nbytes = found
             return kernel(address, nbytes, kind)
