@@ -11,7 +11,6 @@ uninstrumented run and one under the tool.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import json
 import math
@@ -22,7 +21,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -42,7 +40,6 @@ SIZES = {
 }  # fmt: skip
 PROMPT, DECODE = 128, 8
 COLUMNS = ("variant", "while recording", "with start and stop", "lowest–highest", "ms", "bytes on disk / of tensors")
-PATIENCE = 1800  # seconds that a tool may take
 
 
 # -- the work -----------------------------------------------------------------------------------
@@ -82,33 +79,21 @@ def training_step(model: LlamaForCausalLM) -> None:
     model.zero_grad(set_to_none=True)
 
 
-WORKS: dict[str, Callable[[LlamaForCausalLM], None]] = {"generate": generate, "forward": forward}
-
-
 # -- what is measured ---------------------------------------------------------------------------
 
 
 @dataclass
 class Variant:
-    """``run`` does the work and what belongs to it. ``base``: the variant that it is held against, none for a base."""
+    """``run`` does the work and what belongs to it. ``base``: the variant that it is held against; none: it is one.
+
+    ``stored``: bytes on the disk over those of the tensors that it records, where it keeps them.
+    """
 
     name: str
     work: Work
     run: Run
     base: str | None = None
-    keeps: bool = False
-
-
-@dataclass
-class Row:
-    """What was measured of a variant, a figure a round; ``said``: why there is none."""
-
-    name: str
-    recording: list[float] = field(default_factory=list)
-    whole: list[float] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
     stored: float | None = None
-    said: str = ""
 
 
 def plain(work: Work) -> None:
@@ -131,46 +116,79 @@ def recorded(model: LlamaForCausalLM, folder: Path, options: dict[str, Any], wor
         work()
 
 
-def plain_write(folder: Path, like: Row, work: Work) -> None:
-    """The floor of keeping tensors: as many bytes as ``like`` left on the disk, in large pieces to one file."""
+def plain_write(folder: Path, nbytes: int, work: Work) -> None:
+    """The floor of keeping tensors: so many bytes to one file, in large pieces, after the work."""
     work()
     folder.mkdir(parents=True, exist_ok=True)
     raw = os.urandom(1 << 18)
     with open(folder / "raw", "wb", buffering=0) as file:
-        for _ in range(like.nbytes >> 18):
+        for _ in range(nbytes >> 18):
             file.write(raw)
 
 
-def variants(model: LlamaForCausalLM, folder: Path) -> list[Variant]:
-    """Return all but the peers, in the order of the table."""
+def sizes(model: LlamaForCausalLM, folder: Path, options: dict[str, Any]) -> tuple[int, int]:
+    """Return what a run takes on the disk, and what the tensors that it recorded take, in bytes."""
+    recorded(model, folder, options, partial(generate, model))
+    rows = ld.open_run(folder / "run").query("SELECT shape, dtype, count(*) FROM rows GROUP BY shape, dtype")
+    tensors = sum(math.prod(json.loads(shape)) * getattr(torch, dtype).itemsize * n for shape, dtype, n in rows)
+    disk = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    shutil.rmtree(folder)
+    return disk, tensors
+
+
+def ours(model: LlamaForCausalLM, folder: Path) -> list[Variant]:
+    """Return what is measured in one process, in the order of the table."""
+    disk, tensors = sizes(model, folder, {"tokens": "all"})
+    disk_of_first, tensors_of_first = sizes(model, folder, {"tokens": "0"})
+    run = partial(partial, recorded, model, folder)
     figures = {"stats_only": True, "tokens": "all"}
-    values = {"tokens": "all"}
-    options = {
-        "statistics, modules": figures,
-        "statistics, module+aten": {**figures, "mode": "module+aten"},
-        "statistics, api": {**figures, "mode": "api"},
-        "statistics, module+api+aten": {**figures, "mode": "module+api+aten"},
-        "all tensors, modules": values,
-        "all tensors of token 0 only, modules": {"tokens": "0"},
-    }
+    modules, operators = run(figures), run({**figures, "mode": "module+aten"})
     work, base = partial(generate, model), "uninstrumented"
-    found = [Variant(base, work, plain), Variant("empty hooks (floor)", work, partial(empty_hooks, model), base)]
-    for name, said in options.items():
-        keeps = "stats_only" not in said
-        found.append(Variant(name, work, partial(recorded, model, folder, said), base, keeps))
-    work, base = partial(training_step, model), "training step, uninstrumented"
-    found.append(Variant(base, work, plain))
-    for name in ("statistics, modules", "statistics, module+aten"):
-        run = partial(recorded, model, folder, options[name])
-        found.append(Variant(f"training step, {name}, with gradients", work, run, base))
-    return found
+    step, step_base = partial(training_step, model), "training step, uninstrumented"
+    return [
+        Variant(base, work, plain),
+        Variant("empty hooks (floor)", work, partial(empty_hooks, model), base),
+        Variant("statistics, module", work, modules, base),
+        Variant("statistics, module+aten", work, operators, base),
+        Variant("statistics, api", work, run({**figures, "mode": "api"}), base),
+        Variant("statistics, module+api+aten", work, run({**figures, "mode": "module+api+aten"}), base),
+        Variant("all tensors, module", work, run({"tokens": "all"}), base, disk / tensors),
+        Variant("plain write of as many bytes (floor)", work, partial(plain_write, folder, disk), base),
+        Variant("all tensors of token 0 only, module", work, run({"tokens": "0"}), base, disk_of_first / tensors_of_first),
+        Variant(step_base, step, plain),
+        Variant("training step, statistics with gradients, module", step, modules, step_base),
+        Variant("training step, statistics with gradients, module+aten", step, operators, step_base),
+    ]  # fmt: skip
+
+
+def beside(name: str, size: str, dtype: torch.dtype, folder: Path) -> list[Variant]:
+    """Return an uninstrumented run and one under another tool, which has a model to itself."""
+    peer = PEERS[name]
+    work = {"generate": generate, "forward": forward}[peer.work]
+    model = build(size, dtype)
+    return [
+        Variant(f"{peer.work}, uninstrumented", partial(work, build(size, dtype)), plain),
+        Variant(name, partial(work, model), peer.start(model, forward_inputs(), folder), f"{peer.work}, uninstrumented"),
+    ]  # fmt: skip
 
 
 # -- measuring ----------------------------------------------------------------------------------
 
 
+@dataclass
+class Row:
+    """What was measured of a variant, a figure a round; ``said``: why there is none."""
+
+    name: str
+    recording: list[float] = field(default_factory=list)
+    whole: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    stored: float | None = None
+    said: str = ""
+
+
 def seconds(variant: Variant) -> tuple[float, float]:
-    """Return how long the work took, not a number where the variant didn't call it, and the whole."""
+    """Return how long the work took (not a number where the variant didn't call it), and the whole."""
     taken = math.nan
 
     def work() -> None:
@@ -185,27 +203,113 @@ def seconds(variant: Variant) -> tuple[float, float]:
     return taken, time.perf_counter() - begin
 
 
-def measure(found: list[Variant], folder: Path, rounds: int) -> list[Row]:
+def measure(variants: list[Variant], folder: Path, rounds: int) -> list[Row]:
     """Run the variants, all in each round, and one round more at the start that does not count."""
-    rows = [Row(variant.name) for variant in found]
+    rows = [Row(variant.name, stored=variant.stored) for variant in variants]
     for number in range(rounds + 1):
         bases: dict[str, float] = {}
-        for variant, row in zip(found, rows, strict=True):
+        for variant, row in zip(variants, rows, strict=True):
             inside, whole = seconds(variant)
             base = bases.setdefault(variant.base or variant.name, whole)
             if number:
                 row.recording.append(inside / base)
                 row.whole.append(whole / base)
                 row.seconds.append(whole)
-            elif variant.keeps:
-                row.stored = stored(folder)
             shutil.rmtree(folder, ignore_errors=True)
         print(f"round {number} of {rounds}", file=sys.stderr)
     return rows
 
 
-def stored(folder: Path) -> float:
-    """Return the bytes that a run takes on the disk, over those of all tensors that it recorded."""
-    rows = ld.open_run(folder / "run").query("SELECT shape, dtype, count(*) FROM rows GROUP BY shape, dtype")
-    tensors = sum(math.prod(json.loads(shape)) * getattr(torch, dtype).itemsize * n for shape, dtype, n in rows)
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / tensors
+def measure_peer(name: str, args: argparse.Namespace, folder: Path) -> Row:
+    """Measure another tool here, or say why not."""
+    try:
+        variants = beside(name, args.size[0], getattr(torch, args.dtype), folder)
+        return measure(variants, folder, args.peer_rounds)[1]
+    except ImportError as error:
+        return Row(name, said=f"not installed ({error})")
+    except Exception as error:
+        return Row(name, said=f"failed: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+
+
+def measure_peer_apart(name: str, size: str, args: argparse.Namespace) -> Row:
+    """Measure another tool in a process of its own."""
+    print(name, file=sys.stderr)
+    options = {
+        "peer": name,
+        "size": size,
+        "dtype": args.dtype,
+        "threads": args.threads,
+        "peer-rounds": args.peer_rounds,
+    }
+    command = [sys.executable, __file__, *(str(word) for key, value in options.items() for word in (f"--{key}", value))]
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=args.patience, check=True)
+        return Row(**json.loads(done.stdout.splitlines()[-1]))
+    except subprocess.TimeoutExpired:
+        return Row(name, said=f"given up after {args.patience} s")
+    except (subprocess.CalledProcessError, ValueError, IndexError) as error:
+        return Row(name, said=f"failed: {error}")
+
+
+# -- showing ------------------------------------------------------------------------------------
+
+
+def cells(row: Row) -> list[str]:
+    if row.said:
+        return [row.name, "–", row.said, "", "", ""]
+    recording = statistics.median(row.recording)
+    return [
+        row.name,
+        "–" if math.isnan(recording) else f"{recording:.2f}",
+        f"{statistics.median(row.whole):.2f}",
+        f"{min(row.whole):.2f}–{max(row.whole):.2f}",
+        f"{1e3 * statistics.median(row.seconds):.0f}",
+        "" if row.stored is None else f"{row.stored:.2f}",
+    ]
+
+
+def table(size: str, rows: list[Row], args: argparse.Namespace) -> str:
+    """Return the Markdown of one size."""
+    sizes = SIZES[size]
+    lines = [COLUMNS, ["---"] * len(COLUMNS), *(cells(row) for row in rows)]
+    return "\n".join(
+        [
+            f"{size}: {sizes['num_hidden_layers']} layers of hidden size {sizes['hidden_size']}, {args.dtype}, "
+            f"{args.threads} thread(s); median of {args.rounds} rounds, of {args.peer_rounds} for other tools; "
+            f"torch {torch.__version__}; the C kernel is {'not used: ' + (native.why_not() or '') if native.why_not() else 'used'}.",
+            "",
+            *(f"| {' | '.join(line)} |" for line in lines),
+            "",
+        ]
+    )
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--size", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--peer-rounds", type=int, default=2, help="of other tools; 0 leaves them out")
+    parser.add_argument("--patience", type=int, default=1800, help="seconds that another tool may take")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--peer", choices=PEERS, help="measure this one alone, and print its row as JSON")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parsed()
+    torch.set_num_threads(args.threads)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "runs"
+        if args.peer:
+            print(json.dumps(asdict(measure_peer(args.peer, args, folder))))
+            return
+        for size in args.size:
+            rows = measure(ours(build(size, getattr(torch, args.dtype)), folder), folder, args.rounds)
+            if args.peer_rounds:
+                rows += [measure_peer_apart(name, size, args) for name in PEERS]
+            print(table(size, rows, args), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -260,6 +260,22 @@ def test_fused_paths_of_attention_and_encoder_layers_stay_taken(mode):
             assert any(operator in op for op in run.operators().op)
 
 
+def test_recordings_that_overlap_leave_torch_as_it_was():
+    asked, ran = torch.overrides.has_torch_function, torch.autograd._engine_run_backward
+    model, x = Attention().eval(), torch.ones(1, 2, 16)
+    first, second = (ld.dump(model, name=name, mode="module+api+aten") for name in ("first", "second"))
+    runs = [first.start(), second.start()]
+    expected = forward_only(model, x)
+    first.stop()
+    with torch.no_grad():
+        assert torch.equal(model(x), expected)
+    second.stop()
+    assert (torch.overrides.has_torch_function, torch.autograd._engine_run_backward) == (asked, ran)
+    assert [sorted(set(run.to_pandas().step)) for run in runs] == [[0], [0, 1]]
+    paths = [list(run.operators().query("step == 0").path) for run in runs]
+    assert paths[0] == paths[1]
+
+
 def test_operators_of_a_model_that_runs_in_another_thread_are_recorded():
     model = Block()
     thread = threading.Thread(target=forward_only, args=(model, torch.randn(4, 4)))

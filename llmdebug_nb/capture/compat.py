@@ -290,29 +290,24 @@ def is_composite(func: Any) -> bool:
     return bool(func._can_decompose() and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))
 
 
-class FastPaths:
-    """Lets `nn.MultiheadAttention` and its kin take their fused path although a function mode of ours is on.
+def with_fast_paths(ours: type) -> Callable[[], None]:
+    """Let `nn.MultiheadAttention` and its kin take their fused path under function modes of class ``ours``; return how to undo it.
 
-    They ask `torch.overrides.has_torch_function`, which says yes under any mode, before they choose.
+    They ask `torch.overrides.has_torch_function`, which says yes under any function mode, before they choose.
     """
+    original = torch.overrides.has_torch_function
 
-    def __init__(self, mine: Callable[[], int]) -> None:
-        """``mine()``: how many modes of ours are on this thread's stack."""
-        self._mine = mine
-        self._original: Any = None
-
-    def open(self) -> None:
-        self._original = torch.overrides.has_torch_function
-        torch.overrides.has_torch_function = self._ask  # type: ignore[assignment]
-
-    def close(self) -> None:
-        if torch.overrides.has_torch_function == self._ask:
-            torch.overrides.has_torch_function = self._original
-
-    def _ask(self, arguments: Any) -> bool:
-        if torch._C._len_torch_function_stack() > self._mine():
-            return bool(self._original(arguments))
+    def ask(arguments: Any) -> bool:
+        if not all(isinstance(mode, ours) for mode in torch.overrides._get_current_function_mode_stack()):  # type: ignore[no-untyped-call]
+            return bool(original(arguments))
         return any(_overrides(type(argument)) for argument in arguments)
+
+    torch.overrides.has_torch_function = ask  # type: ignore[assignment]
+
+    def undo() -> None:
+        torch.overrides.has_torch_function = original
+
+    return undo
 
 
 def _overrides(kind: type) -> bool:

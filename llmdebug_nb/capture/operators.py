@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from llmdebug_nb.capture import collectives, compat
 from llmdebug_nb.capture.calls import Call
+from llmdebug_nb.capture.listeners import Listeners
 from llmdebug_nb.capture.walk import leaves
 from llmdebug_nb.errors import EmptyDumpError, nearest
 
@@ -45,7 +46,19 @@ _LOOKS = frozenset(
     __contains__ __repr__ __format__ __array__ __array_wrap__ __deepcopy__ __reduce_ex__ __setstate__ __dlpack__
     __dlpack_device__ __hash__ set_ names rename rename_ qscheme broadcast_shapes""".split()  # noqa: SIM905
 )
-_LOOKS_LIKE = ("is_*", "_is_*", "q_*", "register_*", "_has_*", "_dim?", "__get__", "*.__get__", "*.__set__", "_set_*")
+_LOOKS_LIKE = (
+    "_C.*",
+    "is_*",
+    "_is_*",
+    "q_*",
+    "register_*",
+    "_has_*",
+    "_dim?",
+    "__get__",
+    "*.__get__",
+    "*.__set__",
+    "_set_*",
+)
 # they give a view of what they are given, always or in most cases: recorded where they had to copy
 _REARRANGES = frozenset(
     """view view_as reshape reshape_as transpose permute expand expand_as squeeze unsqueeze t narrow select chunk split
@@ -145,11 +158,6 @@ class _Modes(threading.local):
     def __init__(self, make: Callable[[], list[Any]]) -> None:
         self.modes = make()
 
-    @property
-    def functions(self) -> int:
-        """How many function modes of these are on this thread's stack."""
-        return sum(compat.has_mode(mode) for mode in self.modes if isinstance(mode, TorchFunctionMode))
-
 
 class Levels:
     """The operator levels of one session, and the modes that watch them."""
@@ -162,17 +170,17 @@ class Levels:
         self._here = _Modes(lambda: [mode(host, self) for level, mode in _MODES.items() if level in levels])
         self._api: dict[Any, Operator | None] = {}
         self._aten: dict[Any, Operator | None] = {}
-        self._fast_paths = compat.FastPaths(lambda: self._here.functions) if "api" in levels else None
+        self._functions = "api" in levels
 
     def open(self) -> None:
-        if self._fast_paths:
-            self._fast_paths.open()
+        if self._functions:
+            _fast_paths.add(self)
             collectives.listeners.add(self)
 
     def close(self) -> None:
-        if self._fast_paths:
+        if self._functions:
             collectives.listeners.remove(self)
-            self._fast_paths.close()
+            _fast_paths.remove(self)
 
     def collective(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run a function of `torch.distributed`. What it only writes later is not waited for, and not recorded."""
@@ -289,6 +297,7 @@ class AtenLevel(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return _watched(host, operator, "aten", func, args, kwargs)
 
 
+_fast_paths: Listeners[Levels] = Listeners(lambda: compat.with_fast_paths(ApiLevel))
 _PLAIN = torch.Tensor.__torch_dispatch__
 _MODES = {"api": ApiLevel, "aten": AtenLevel}
 
