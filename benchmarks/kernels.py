@@ -60,7 +60,7 @@ def main() -> None:
         for dtype in DTYPES:
             tensor = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
             work = variants(tensor)
-            times = max(1, 100_000 // tensor.numel())
+            times = max(10, 100_000 // tensor.numel())
             rounds = [{name: microseconds(work[name], times) for name in names} for _ in range(args.rounds)]
             medians = [statistics.median(row[name] for row in rounds) for name in names]
             print(f"|{shape} {str(dtype).removeprefix('torch.')}|{'|'.join(f'{m:.2f}' for m in medians)}|")
