@@ -41,7 +41,7 @@ pytest: $(VENV)/test $(VENV)/browser  ## run the tests
 clean:  ## remove .venv and all that was built or recorded here
 	rm -rf $(VENV) build dist out labextension/node_modules labextension/lib notebooks/llmdebug_runs notebooks/tiny-llama
 	rm -rf .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
-	rm -f notebooks/*.html llmdebug_nb/static/*.js llmdebug_nb/static/*.sha256
+	rm -f notebooks/*.html llmdebug_nb/static/*.js llmdebug_nb/static/*.sha256 llmdebug_nb/kernels/_summary.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # -- what they need -----------------------------------------------------------------------------

@@ -39,6 +39,7 @@ SIZES = {
     "M": {"num_hidden_layers": 12, "hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16, "vocab_size": 32000},
 }  # fmt: skip
 PROMPT, DECODE = 128, 8
+NOISE = os.urandom(1 << 18)
 COLUMNS = ("variant", "while recording", "with start and stop", "lowest–highest", "ms", "bytes on disk / of tensors")
 
 
@@ -120,13 +121,12 @@ def plain_write(folder: Path, nbytes: int, work: Work) -> None:
     """The floor of keeping tensors: so many bytes to one file, in large pieces, after the work."""
     work()
     folder.mkdir(parents=True, exist_ok=True)
-    raw = os.urandom(1 << 18)
     with open(folder / "raw", "wb", buffering=0) as file:
-        for _ in range(nbytes >> 18):
-            file.write(raw)
+        for _ in range(nbytes // len(NOISE)):
+            file.write(NOISE)
 
 
-def sizes(model: LlamaForCausalLM, folder: Path, options: dict[str, Any]) -> tuple[int, int]:
+def room(model: LlamaForCausalLM, folder: Path, options: dict[str, Any]) -> tuple[int, int]:
     """Return what a run takes on the disk, and what the tensors that it recorded take, in bytes."""
     recorded(model, folder, options, partial(generate, model))
     rows = ld.open_run(folder / "run").query("SELECT shape, dtype, count(*) FROM rows GROUP BY shape, dtype")
@@ -138,11 +138,14 @@ def sizes(model: LlamaForCausalLM, folder: Path, options: dict[str, Any]) -> tup
 
 def ours(model: LlamaForCausalLM, folder: Path) -> list[Variant]:
     """Return what is measured in one process, in the order of the table."""
-    disk, tensors = sizes(model, folder, {"tokens": "all"})
-    disk_of_first, tensors_of_first = sizes(model, folder, {"tokens": "0"})
-    run = partial(partial, recorded, model, folder)
+
+    def recording(**options: Any) -> Run:
+        return partial(recorded, model, folder, options)
+
+    disk, tensors = room(model, folder, {"tokens": "all"})
+    disk_of_first, tensors_of_first = room(model, folder, {"tokens": "0"})
     figures = {"stats_only": True, "tokens": "all"}
-    modules, operators = run(figures), run({**figures, "mode": "module+aten"})
+    modules, operators = recording(**figures), recording(mode="module+aten", **figures)
     work, base = partial(generate, model), "uninstrumented"
     step, step_base = partial(training_step, model), "training step, uninstrumented"
     return [
@@ -150,11 +153,11 @@ def ours(model: LlamaForCausalLM, folder: Path) -> list[Variant]:
         Variant("empty hooks (floor)", work, partial(empty_hooks, model), base),
         Variant("statistics, module", work, modules, base),
         Variant("statistics, module+aten", work, operators, base),
-        Variant("statistics, api", work, run({**figures, "mode": "api"}), base),
-        Variant("statistics, module+api+aten", work, run({**figures, "mode": "module+api+aten"}), base),
-        Variant("all tensors, module", work, run({"tokens": "all"}), base, disk / tensors),
+        Variant("statistics, api", work, recording(mode="api", **figures), base),
+        Variant("statistics, module+api+aten", work, recording(mode="module+api+aten", **figures), base),
+        Variant("all tensors, module", work, recording(tokens="all"), base, disk / tensors),
         Variant("plain write of as many bytes (floor)", work, partial(plain_write, folder, disk), base),
-        Variant("all tensors of token 0 only, module", work, run({"tokens": "0"}), base, disk_of_first / tensors_of_first),
+        Variant("all tensors of token 0 only, module", work, recording(tokens="0"), base, disk_of_first / tensors_of_first),
         Variant(step_base, step, plain),
         Variant("training step, statistics with gradients, module", step, modules, step_base),
         Variant("training step, statistics with gradients, module+aten", step, operators, step_base),
@@ -163,13 +166,10 @@ def ours(model: LlamaForCausalLM, folder: Path) -> list[Variant]:
 
 def beside(name: str, size: str, dtype: torch.dtype, folder: Path) -> list[Variant]:
     """Return an uninstrumented run and one under another tool, which has a model to itself."""
-    peer = PEERS[name]
-    work = {"generate": generate, "forward": forward}[peer.work]
-    model = build(size, dtype)
-    return [
-        Variant(f"{peer.work}, uninstrumented", partial(work, build(size, dtype)), plain),
-        Variant(name, partial(work, model), peer.start(model, forward_inputs(), folder), f"{peer.work}, uninstrumented"),
-    ]  # fmt: skip
+    work = {"generate": generate, "forward": forward}[PEERS[name].work]
+    model, base = build(size, dtype), "uninstrumented"
+    run = PEERS[name].start(model, forward_inputs(), folder)
+    return [Variant(base, partial(work, build(size, dtype)), plain), Variant(name, partial(work, model), run, base)]
 
 
 # -- measuring ----------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class Row:
     said: str = ""
 
 
-def seconds(variant: Variant) -> tuple[float, float]:
+def timed(variant: Variant) -> tuple[float, float]:
     """Return how long the work took (not a number where the variant didn't call it), and the whole."""
     taken = math.nan
 
@@ -209,7 +209,7 @@ def measure(variants: list[Variant], folder: Path, rounds: int) -> list[Row]:
     for number in range(rounds + 1):
         bases: dict[str, float] = {}
         for variant, row in zip(variants, rows, strict=True):
-            inside, whole = seconds(variant)
+            inside, whole = timed(variant)
             base = bases.setdefault(variant.base or variant.name, whole)
             if number:
                 row.recording.append(inside / base)
@@ -234,14 +234,9 @@ def measure_peer(name: str, args: argparse.Namespace, folder: Path) -> Row:
 def measure_peer_apart(name: str, size: str, args: argparse.Namespace) -> Row:
     """Measure another tool in a process of its own."""
     print(name, file=sys.stderr)
-    options = {
-        "peer": name,
-        "size": size,
-        "dtype": args.dtype,
-        "threads": args.threads,
-        "peer-rounds": args.peer_rounds,
-    }
-    command = [sys.executable, __file__, *(str(word) for key, value in options.items() for word in (f"--{key}", value))]
+    said = {"peer": name, "size": size, "dtype": args.dtype, "threads": args.threads, "peer-rounds": args.peer_rounds}
+    options = [str(word) for option, value in said.items() for word in (f"--{option}", value)]
+    command = [sys.executable, __file__, *options]
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=args.patience, check=True)
         return Row(**json.loads(done.stdout.splitlines()[-1]))
@@ -256,12 +251,12 @@ def measure_peer_apart(name: str, size: str, args: argparse.Namespace) -> Row:
 
 def cells(row: Row) -> list[str]:
     if row.said:
-        return [row.name, "–", row.said, "", "", ""]
-    recording = statistics.median(row.recording)
+        return [row.name, "–", row.said.replace("|", "/"), "", "", ""]
+    recording, whole = statistics.median(row.recording), statistics.median(row.whole)
     return [
         row.name,
         "–" if math.isnan(recording) else f"{recording:.2f}",
-        f"{statistics.median(row.whole):.2f}",
+        f"{whole:.2f}",
         f"{min(row.whole):.2f}–{max(row.whole):.2f}",
         f"{1e3 * statistics.median(row.seconds):.0f}",
         "" if row.stored is None else f"{row.stored:.2f}",
@@ -270,18 +265,15 @@ def cells(row: Row) -> list[str]:
 
 def table(size: str, rows: list[Row], args: argparse.Namespace) -> str:
     """Return the Markdown of one size."""
-    sizes = SIZES[size]
-    lines = [COLUMNS, ["---"] * len(COLUMNS), *(cells(row) for row in rows)]
-    return "\n".join(
-        [
-            f"{size}: {sizes['num_hidden_layers']} layers of hidden size {sizes['hidden_size']}, {args.dtype}, "
-            f"{args.threads} thread(s); median of {args.rounds} rounds, of {args.peer_rounds} for other tools; "
-            f"torch {torch.__version__}; the C kernel is {'not used: ' + (native.why_not() or '') if native.why_not() else 'used'}.",
-            "",
-            *(f"| {' | '.join(line)} |" for line in lines),
-            "",
-        ]
-    )
+    why_not = native.why_not()
+    facts = [
+        f"{size}: {SIZES[size]['num_hidden_layers']} layers of hidden size {SIZES[size]['hidden_size']}",
+        f"{args.dtype}, {args.threads} thread(s), torch {torch.__version__}",
+        f"median of {args.rounds} rounds ({args.peer_rounds} for other tools)",
+        f"C kernel {'not used: ' + why_not if why_not else 'used'}",
+    ]
+    lines = [COLUMNS, ["---"] * len(COLUMNS), *map(cells, rows)]
+    return "\n".join(["; ".join(facts), "", *(f"|{'|'.join(line)}|" for line in lines), ""])
 
 
 def parsed() -> argparse.Namespace:

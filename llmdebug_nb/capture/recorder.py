@@ -23,7 +23,7 @@ from llmdebug_nb.capture.payload import NotKept, Policy
 from llmdebug_nb.errors import StoreError
 from llmdebug_nb.kernels import summary as kernel
 from llmdebug_nb.kernels.fingerprint import ALGORITHM, ALGORITHMS, fingerprint
-from llmdebug_nb.kernels.raw import dtype_name, memory, to_bytes, unreadable, view
+from llmdebug_nb.kernels.raw import dtype_name, memory, plain, to_bytes, unreadable, view
 from llmdebug_nb.options import DumpOptions
 from llmdebug_nb.records import AT, COLUMNS, Node, RootCall, Row
 
@@ -160,6 +160,9 @@ class Recorder:
         if why is not None:
             self._lose(row, why)
             return
+        if found is None and on_host(tensor) and not tensor.is_quantized:
+            tensor = plain(tensor)  # a strided one is copied once, for all that follows
+            found = memory(tensor)
         data = view(tensor, found) if found else to_bytes(tensor) if on_host(tensor) else None
         if data is not None:
             row[_FINGERPRINT] = fingerprint(data)
