@@ -126,6 +126,6 @@ PEERS = {
     "msprobe, statistics L1": Peer("generate", partial(msprobe, level="L1")),
     "msprobe, statistics mix": Peer("generate", partial(msprobe, level="mix")),
     "nnsight, values in memory": Peer("generate", nnsight_cache),
-    "TorchLens record, values in memory": Peer("forward", torchlens_record),
-    "TorchLens trace, values in memory": Peer("forward", torchlens_trace),
+    "TorchLens record, prefill alone, values in memory": Peer("forward", torchlens_record),
+    "TorchLens trace, prefill alone, values in memory": Peer("forward", torchlens_trace),
 }

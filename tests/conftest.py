@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,15 +15,29 @@ from browser import Mount, launch_args
 from browser import mount as mount_in
 from lab_server import Lab, running_lab
 from llmdebug_nb import recording
+from llmdebug_nb.errors import LLMDebugError
 
 # --- runs ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture(autouse=True)
 def _runs_of_their_own(tmp_path_factory, monkeypatch):
-    """Each test has its own runs folder and knows no run of another one."""
+    """Each test has its own runs folder, knows no run of another one, and leaves no recording running."""
     monkeypatch.setenv("LLMDEBUG_RUNS", str(tmp_path_factory.mktemp("runs")))
     recording.recorded.clear()
+    started = []
+    start = recording.Recording.start
+
+    def noted(self):
+        started.append(self)
+        return start(self)
+
+    monkeypatch.setattr(recording.Recording, "start", noted)
+    yield
+    for one in started:
+        if one.running:
+            with contextlib.suppress(LLMDebugError):
+                one.stop()
 
 
 # --- browser: bare page and Jupyter -------------------------------------------------------------
