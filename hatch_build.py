@@ -25,8 +25,8 @@ BUNDLE = ROOT / "llmdebug_nb" / "static" / "widget.js"
 STAMP = BUNDLE.with_name("sources.sha256")
 CONFIGURATION = ("build.mjs", "package.json", "package-lock.json", "tsconfig.json")
 
-KERNEL = ROOT / "llmdebug_nb" / "kernels" / "summary.c"
-LIBRARY = KERNEL.with_name("_summary.so")  # on every platform: it is opened by its path
+KERNELS = [ROOT / "llmdebug_nb" / "kernels" / name for name in ("summary.c", "look.c")]
+LIBRARY = KERNELS[0].with_name("_summary.so")  # on every platform: it is opened by its path
 # no -ffast-math, as NaN and infinity are to be counted; what is given up instead are errno and exception flags
 FLAGS = ["-std=c11", "-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
 FLAGS += ["-shared", "-fvisibility=hidden", *(["-fPIC"] if os.name == "posix" else [])]
@@ -84,7 +84,7 @@ def build_library() -> str | None:
     compiler = shlex.split(os.environ.get("CC", "")) or [*found][:1]
     flags, libraries = (shlex.split(os.environ.get(name, "")) for name in ("CFLAGS", "LDFLAGS"))
     fresh = LIBRARY.with_name(f"_summary.{os.getpid()}")
-    command = [*compiler, *FLAGS, *flags, str(KERNEL), "-o", str(fresh), *libraries, *LIBRARIES]
+    command = [*compiler, *FLAGS, *flags, *map(str, KERNELS), "-o", str(fresh), *libraries, *LIBRARIES]
     try:
         if not compiler:
             raise FileNotFoundError("there is no C compiler")

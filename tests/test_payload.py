@@ -20,6 +20,7 @@ from torch import nn
 
 import llmdebug_nb as ld
 from llmdebug_nb.capture import payload, recorder
+from llmdebug_nb.capture.calls import Call
 from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.kernels import fingerprint, partial
 from llmdebug_nb.options import DumpOptions
@@ -38,7 +39,7 @@ def record(place: Path, tensors, close=True, **options):
     sink = Writer(folder)
     made = Recorder(sink, DumpOptions(**options))
     for number, tensor in enumerate(tensors):
-        made.tensor(0, f"m{number}", 0, "output", "0", "Op", tensor)
+        made.tensor(Call(f"m{number}", "Op", "module", None, 0, 0), "output", "0", tensor)
     if close:
         made.end_call([RootCall(0)])
         sink.close({"complete": True, "lost": dict(made.lost)})
@@ -310,9 +311,10 @@ def test_gradients_are_records_of_their_own_and_pair_with_gradients(tmp_path):
         folder = create_run(tmp_path, "run", {})
         sink = Writer(folder)
         made = Recorder(sink, DumpOptions())
-        made.tensor(0, "m", 0, "output", "0", "Linear", torch.ones(3))
-        made.tensor(0, "m", 0, "output", "0", "Linear", torch.full((3,), factor), phase="backward")
-        made.tensor(0, "m", 0, "grad", "weight", "Linear", torch.full((2,), factor), phase="backward")
+        call = Call("m", "Linear", "module", "m", 0, 0)
+        made.tensor(call, "output", "0", torch.ones(3))
+        made.tensor(call, "output", "0", torch.full((3,), factor), "backward")
+        made.tensor(call, "grad", "weight", torch.full((2,), factor), "backward")
         made.end_call([RootCall(0)])
         sink.close({"complete": True})
         runs.append(reader.native(folder))

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import llmdebug_nb as ld
+from llmdebug_nb.capture.calls import Call
 from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.options import DumpOptions
 from llmdebug_nb.records import AT, COLUMNS, OPERATOR, RootCall
@@ -417,7 +418,8 @@ def with_operators(tmp_path):
     sink = Writer(run)
     recorder = Recorder(sink, DumpOptions())
     for step in range(2):
-        recorder.tensor(step, _LINEAR, 0, "output", "0", "linear", torch.ones(2))
+        call = Call(_LINEAR, "linear", "api", "model.norm", 0, step)
+        recorder.tensor(call, "output", "0", torch.ones(2))
         source = recorder.source(list(_STACK))
         recorder.operator([step, _LINEAR, 0, "forward", "api", "linear", source, "model.norm", 0, None, None])
         recorder.operator([step, _ADD, 0, "forward", "aten", "aten.add", None, _LINEAR, 0, None, None])

@@ -16,11 +16,11 @@ class Call:
     ``inherited``: the filters ask for it or for a module around it. ``kept``: it is recorded.
     ``again``: a checkpoint computes it once more. ``since``/``edges``: while gradients are on, the autograd
     clock when it began, and for each input that needs a gradient its slot and place in the graph.
-    ``held``: what was seen of it so far, where that is only recorded once it is known to overflow.
+    ``around``: what `Sources` remembers of the stack outside of it. ``held``: what was seen of it so far, where that is only recorded once it is known to overflow.
     """
 
     __slots__ = (
-        "again", "edges", "held", "inherited", "kept", "level", "module", "name", "number", "op", "path", "phase",
+        "again", "around", "edges", "held", "inherited", "kept", "level", "module", "name", "number", "op", "path", "phase",
         "root_call", "since",
     )  # fmt: skip
 
@@ -31,6 +31,7 @@ class Call:
         self.inherited = self.kept = self.again = False
         self.since: int | None = None
         self.edges: list[tuple[str, Any]] = []
+        self.around: dict[Any, Any] = {}
         self.held: list[tuple[str, str, Any]] = []
 
 

@@ -5,13 +5,31 @@ from __future__ import annotations
 import importlib.abc
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+
+
+def number_of(storage: torch.UntypedStorage) -> int:
+    """Return a number that no other storage has as long as this one lives."""
+    number: int = storage._cdata
+    return number
+
+
+def hold_number(storage: torch.UntypedStorage) -> int:
+    """Return the number of a storage, which no other one gets until it was let go. The memory is not kept."""
+    number: int = storage._weak_ref()  # type: ignore[no-untyped-call, assignment]
+    return number
+
+
+def let_go(numbers: Iterable[int]) -> None:
+    """Give up what `hold_number` holds; as often as it was called."""
+    for number in numbers:
+        torch.UntypedStorage._free_weak_ref(number)  # type: ignore[no-untyped-call]
 
 
 def storage_of(tensor: torch.Tensor) -> Any:
@@ -21,14 +39,6 @@ def storage_of(tensor: torch.Tensor) -> Any:
     """
     try:
         return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-    except (RuntimeError, NotImplementedError, AttributeError):
-        return None
-
-
-def storage_number(tensor: torch.Tensor) -> int | None:
-    """Return a number that no other storage has as long as this one, or a handle of `storage_of`, lives."""
-    try:
-        return int(tensor.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError, AttributeError):
         return None
 

@@ -46,6 +46,7 @@ class Observer:
         self.deaf = False
         self.seen: set[str] = set()
         self._session, self._options = session, options
+        self.thread, self.guarded = session.thread, session.guarded
         self._roles = options.roles
         self._forward = "forward" in options.phases
         self._modules = "module" in options.mode and not options.logits
@@ -69,13 +70,6 @@ class Observer:
         self._resting = False
 
     # -- life ---------------------------------------------------------------------------------
-
-    @property
-    def thread(self) -> Thread:
-        return self._session.thread
-
-    def guarded(self, work: Any, *args: Any) -> Any:
-        return self._session.guarded(work, *args)
 
     def start(self) -> None:
         if self._levels:
@@ -240,7 +234,9 @@ class Observer:
 
     def _note(self, call: Call, above: Call | None, forward: Call | None = None) -> None:
         """Record the call itself: where in the program it stands, and what it is a part or the gradient of."""
-        source = self._sources.here() if self._sources and call.phase == "forward" else None
+        source = None
+        if self._sources and call.phase == "forward":
+            source = self._sources.here(above.around if above is not None and above.level == "module" else None)
         within = (above.path, above.number) if above is not None else (None, None)
         pair = (forward.path, forward.number) if forward is not None else (None, None)
         row = [call.root_call, call.path, call.number, call.phase, call.level, call.op, source, *within, *pair]
@@ -308,17 +304,14 @@ class Observer:
                 )
             elif isinstance(leaf, torch.Tensor):
                 tensor = compat.plain(leaf)
-                recorder.tensor(call.root_call, call.path, call.number, role, slot, call.op, tensor, phase=call.phase)
+                recorder.tensor(call, role, slot, tensor, call.phase)
             else:
-                recorder.scalar(call.root_call, call.path, call.number, role, slot, *scalar_text(leaf))
+                recorder.scalar(call, role, slot, *scalar_text(leaf))
 
     def _gradient(self, call: Call, role: str, slot: str, gradient: torch.Tensor) -> None:
         if self.deaf or (self._options.overflow is not None and not overflows(gradient)):
             return
-        tensor = compat.plain(gradient)
-        self._session.recorder.tensor(
-            call.root_call, call.path, call.number, role, slot, call.op, tensor, phase="backward"
-        )
+        self._session.recorder.tensor(call, role, slot, compat.plain(gradient), "backward")
 
     def _decide(self, call: Call) -> None:
         """Record a call that overflows, and drop one that does not."""
@@ -331,9 +324,9 @@ class Observer:
         recorder = self._session.recorder
         for role, slot, leaf in held:
             if isinstance(leaf, torch.Tensor):
-                recorder.tensor(call.root_call, call.path, call.number, role, slot, call.op, leaf, phase=call.phase)
+                recorder.tensor(call, role, slot, leaf, call.phase)
             else:
-                recorder.scalar(call.root_call, call.path, call.number, role, slot, *scalar_text(leaf))
+                recorder.scalar(call, role, slot, *scalar_text(leaf))
         self._overflowing += 1
         if 0 < most <= self._overflowing:
             self._session.pause()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +21,7 @@ import torch
 from llmdebug_nb.capture import compat
 from llmdebug_nb.capture.payload import NotKept, Policy
 from llmdebug_nb.errors import StoreError
+from llmdebug_nb.kernels import look
 from llmdebug_nb.kernels import summary as kernel
 from llmdebug_nb.kernels.fingerprint import ALGORITHM, ALGORITHMS, fingerprint
 from llmdebug_nb.kernels.raw import dtype_name, memory, plain, to_bytes, unreadable, view
@@ -30,7 +31,9 @@ from llmdebug_nb.records import AT, COLUMNS, Node, RootCall, Row
 _MIN, _ZERO = AT["min"], AT["zero"]
 _FINGERPRINT, _OFFSET, _LENGTH, _LOST = AT["fingerprint"], AT["offset"], AT["length"], AT["lost"]
 _DTYPE, _SHAPE, _KEPT, _KEPT_SHAPE = AT["dtype"], AT["shape"], AT["kept"], AT["kept_shape"]
-_DEVICE, _PRODUCER = AT["device"], AT["producer"]
+_DEVICE, _PRODUCER, _ROLE = AT["device"], AT["producer"], AT["role"]
+_REST = [None] * (len(COLUMNS) - _DTYPE)
+_UNKEPT = [None] * (len(COLUMNS) - _PRODUCER)
 _MANY = 4096  # rows in hand before they are committed, also in the middle of a root call
 
 
@@ -52,6 +55,27 @@ class Sink(Protocol):
     ) -> None: ...
     def nodes(self, nodes: Iterable[Node], start: int) -> None: ...
     def close(self, meta: dict[str, Any]) -> None: ...
+
+
+class Call(Protocol):
+    """What a record says of the call that it belongs to."""
+
+    @property
+    def root_call(self) -> int: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def number(self) -> int: ...
+    @property
+    def op(self) -> str: ...
+
+
+class _Shapes(dict[tuple[int, ...], str]):
+    """Sizes as JSON, made once for equal ones."""
+
+    def __missing__(self, shape: tuple[int, ...]) -> str:
+        text = self[shape] = json.dumps(shape)
+        return text
 
 
 class Recorder:
@@ -77,56 +101,111 @@ class Recorder:
         self._scalars: list[tuple[Any, ...]] = []
         self._contents: dict[tuple[Any, ...], Row] = {}  # XXH3, dtype, shape -> the row that describes it
         self._seen: dict[tuple[Any, ...], Row] = {}  # the same by identity, within one root call
-        # number of a storage -> the record that put it out last, and what keeps the number its own
-        self._makers: dict[int | None, tuple[int, Any]] = {}
-        self._shapes: dict[torch.Size, str] = {}
+        self._weights: dict[int, Any] = {}  # numbers of storages of weights, and what keeps them their own
+        self._standing: dict[tuple[Any, ...], tuple[bytes, Row]] = {}  # by identity: a sample of a weight, and its row
+        self._makers: dict[int | None, int] = {}  # number of a storage -> the record that put it out last
+        self._held: list[int] = []  # numbers that stay the storages' own meanwhile
+        self._shapes = _Shapes()
         self._vectors: dict[torch.device, list[tuple[Row, torch.Tensor]]] = defaultdict(list)
+        self._arena = look.arena() if self._policy.kept is None else None
+        # what the arena holds: number, call, phase, role and slot of the record, number of the storage
+        self._looked: list[tuple[int, Call, str, str, str, int | None]] = []
         self._copies: list[tuple[Row, Row]] = []  # rows whose figures wait for those of another
 
-    def tensor(
-        self,
-        root_call: int,
-        path: str,
-        call: int,
-        role: str,
-        slot: str,
-        op: str,
-        tensor: torch.Tensor,
-        phase: str = "forward",
-    ) -> None:
+    def tensor(self, call: Call, role: str, slot: str, tensor: torch.Tensor, phase: str = "forward") -> None:
         """Record a tensor as it is now. Never raises on account of the tensor: what can't be kept is counted."""
         with self._lock:
-            row: Row = [None] * len(COLUMNS)
-            row[:10] = self.records, root_call, path, call, phase, role, slot, op, dtype_name(tensor), "[]"
-            self.records += 1
-            self._rows.append(row)
+            number = self.records
+            self.records = number + 1
+            storage, seen = None, False
             try:
-                row[_SHAPE] = self._shape(tensor)
-                row[_DEVICE] = "cpu" if tensor.is_cpu else str(tensor.device)
-                storage = compat.storage_number(tensor)
-                made = self._makers.get(storage)
-                row[_PRODUCER] = None if made is None else made[0]
-                self._describe(row, tensor)
-                if role == "output" and storage is not None:
-                    self._makers[storage] = row[0], compat.storage_of(tensor)
-            except StoreError as error:
-                self.failure = error
-                if row[_OFFSET] is None:  # a duplicate whose frame could not be written still has its payload
-                    self._lose(row, str(error).partition(";")[0])
-            except (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError) as error:
-                self._lose(row, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+                storage = tensor.untyped_storage()
+                seen = self._arena is not None and on_host(tensor) and self._look(self._arena, tensor, storage)
+            except (RuntimeError, NotImplementedError, TypeError, AttributeError, BufferError):
+                pass  # it can't be told what it is: `_describe` says why
+            place = None if storage is None else self._place(storage, role)
+            if seen:
+                self._looked.append((number, call, phase, role, slot, place))
+                return
+            self._write_down()
+            row = [number, call.root_call, call.path, call.number, phase, role, slot, call.op, *_REST]
+            self._rows.append(row)
+            self._fill(row, self._stands if place in self._weights else self._describe, tensor)
+            self._made(row, place)
             if len(self._rows) >= _MANY:
                 self.flush()
+
+    def _look(self, arena: look.Arena, tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
+        """Look at a tensor that can be written down later; False where it has to be described at once."""
+        seen = arena.look(tensor, storage)
+        if seen == look.NO_ROOM:
+            self._write_down()
+            seen = arena.look(tensor, storage)
+        return seen == look.SEEN
+
+    def _place(self, storage: torch.UntypedStorage, role: str) -> int:
+        """Return a number that is this storage's own; an output's until the root call is over."""
+        if role != "output":
+            return compat.number_of(storage)
+        number = compat.hold_number(storage)
+        self._held.append(number)
+        return number
+
+    def _write_down(self) -> None:
+        """Make rows of what was looked at."""
+        if not self._looked or self._arena is None:
+            return
+        looked, self._looked = self._looked, []
+        more = self._policy.wanted or self._shown is not None
+        for seen, (dtype, shape, figures, data) in zip(looked, self._arena.take(), strict=True):
+            number, call, phase, role, slot, place = seen
+            text, content = self._shapes[shape], fingerprint(data)
+            row: Row = [
+                number, call.root_call, call.path, call.number, phase, role, slot, call.op, dtype, text, *figures,
+                content, "cpu", *_UNKEPT,
+            ]  # fmt: skip
+            self._rows.append(row)
+            known = self._contents.setdefault((content, dtype, text), row)
+            if more and known is not row:
+                self._fill(row, self._repeat, known)
+            elif more:
+                self._fill(row, self._content, data)
+            self._made(row, place)
+        self._arena.clear()
+
+    def _made(self, row: Row, place: int | None) -> None:
+        """Note which record put the tensor out that lies there, and that this one does if it is an output."""
+        row[_PRODUCER] = self._makers.get(place)
+        if place is not None and row[_ROLE] == "output":
+            self._makers[place] = row[0]
+
+    def _content(self, row: Row, data: Any) -> None:
+        """Keep the payload of a row that is described."""
+        if self._shown is not None:
+            row[_FINGERPRINT] = self._shown(data)
+        if self._policy.wanted:
+            self._keep(row, data.nbytes, lambda: data)
+
+    def _fill(self, row: Row, work: Callable[..., None], *given: Any) -> None:
+        """Do ``work(row, *given)``; after an error go on, and the dump tells of it."""
+        try:
+            work(row, *given)
+        except StoreError as error:
+            self.failure = error
+            if row[_OFFSET] is None:  # a duplicate whose frame could not be written still has its payload
+                self._lose(row, str(error).partition(";")[0])
+        except (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError) as error:
+            self._lose(row, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
 
     @property
     def written(self) -> int:
         """Bytes of payload written so far."""
         return self._policy.written
 
-    def scalar(self, root_call: int, path: str, call: int, role: str, slot: str, kind: str, text: str | None) -> None:
+    def scalar(self, call: Call, role: str, slot: str, kind: str, text: str | None) -> None:
         """Record a leaf that is no tensor."""
         with self._lock:
-            self._scalars.append((root_call, path, call, role, slot, kind, text))
+            self._scalars.append((call.root_call, call.path, call.number, role, slot, kind, text))
 
     def operator(self, row: Row) -> None:
         """Record an operator call: a list in the order of `records.OPERATOR`. In execution order."""
@@ -144,17 +223,34 @@ class Recorder:
                 self._new_sources.append((number, json.dumps(frames)))
             return number
 
-    def _shape(self, tensor: torch.Tensor) -> str:
-        """Return the sizes as JSON, made once for equal shapes."""
-        if tensor.is_nested:
-            return _shape_text(tensor)
-        text = self._shapes.get(tensor.shape)
-        if text is None:
-            text = self._shapes[tensor.shape] = _shape_text(tensor)
-        return text
+    def weigh(self, weights: Iterable[torch.Tensor]) -> None:
+        """Name the weights of a model, which are only read anew where they seem to have changed."""
+        with self._lock:
+            for weight in weights:
+                storage = compat.storage_of(weight) if on_host(weight) else None
+                if storage is not None:
+                    self._weights.setdefault(storage.cdata, storage)
+
+    def _stands(self, row: Row, tensor: torch.Tensor) -> None:
+        """Describe a weight, or a view of one: as before if torch counts no change, and a sample of it shows none."""
+        identity = _identity(tensor)
+        sample = look.sample(tensor) if identity is not None else None
+        if identity is None or sample is None:
+            self._describe(row, tensor)
+            return
+        then, known = self._standing.get(identity, (None, row))
+        if then == sample:
+            row[_DTYPE : _SHAPE + 1], row[_DEVICE] = known[_DTYPE : _SHAPE + 1], known[_DEVICE]
+            self._repeat(row, known)
+        else:
+            self._describe(row, tensor)
+            self._standing[identity] = sample, row
 
     def _describe(self, row: Row, tensor: torch.Tensor) -> None:
-        """Fill in figures, fingerprint and payload, once for equal tensors."""
+        """Fill in what a tensor is, its figures, fingerprint and payload, once for equal tensors."""
+        row[_DTYPE], row[_SHAPE] = dtype_name(tensor), "[]"
+        row[_SHAPE] = _shape_text(tensor)
+        row[_DEVICE] = "cpu" if tensor.is_cpu else str(tensor.device)
         found = memory(tensor) if on_host(tensor) and not tensor.is_nested else None
         why = unreadable(tensor) if found is None else None
         if why is not None:
@@ -164,27 +260,29 @@ class Recorder:
             tensor = plain(tensor)  # a strided one is copied once, for all that follows
             found = memory(tensor)
         data = view(tensor, found) if found else to_bytes(tensor) if on_host(tensor) else None
-        if data is not None:
+        if data is None:
+            known_by, key = self._seen, _identity(tensor)
+        else:
             row[_FINGERPRINT] = fingerprint(data)
-        known_by = self._seen if data is None else self._contents
-        key = _identity(tensor) if data is None else (row[_FINGERPRINT], row[_DTYPE], row[_SHAPE])
-        known = known_by.get(key) if key else None
-        if known is not None:
-            self._repeat(row, known)
+            known_by, key = self._contents, (row[_FINGERPRINT], row[_DTYPE], row[_SHAPE])
+        if key and self._is_known(row, known_by, key):
             return
         if data is not None and self._shown is not None:
             row[_FINGERPRINT] = self._shown(data)
         self._figures(row, tensor, found)
         if self._policy.wanted:
-            try:
-                self._keep(row, tensor, data)
-            except NotKept as why:
-                self._lose(row, str(why))
-        if key:
+            self._keep_part(row, tensor, data)
+
+    def _is_known(self, row: Row, known_by: dict[tuple[Any, ...], Row], key: tuple[Any, ...]) -> bool:
+        """Describe a row as the one of an equal tensor is described, if there is one; else it will be that one."""
+        known = known_by.get(key)
+        if known is None:
             known_by[key] = row
+            return False
+        self._repeat(row, known)
+        return True
 
     def _repeat(self, row: Row, known: Row) -> None:
-        """Describe a row as another one of an equal tensor is described."""
         row[_MIN : _FINGERPRINT + 1] = known[_MIN : _FINGERPRINT + 1]
         if row[_MIN] is None:
             self._copies.append((row, known))
@@ -206,19 +304,36 @@ class Recorder:
         if vector is not None:
             self._vectors[tensor.device].append((row, vector))
 
-    def _keep(self, row: Row, tensor: torch.Tensor, data: Any) -> None:
+    def _keep_part(self, row: Row, tensor: torch.Tensor, data: Any) -> None:
         """Write what is to be kept of a tensor. ``data``: its bytes, None while they are on a device."""
+
+        def read() -> Any:
+            read = data
+            if read is None:
+                read = to_bytes(tensor)
+                row[_FINGERPRINT] = (self._shown or fingerprint)(read)
+            if self._policy.kept is None:
+                return read
+            row[_KEPT], row[_KEPT_SHAPE] = self._policy.kept, _shape_text(part)
+            return to_bytes(part)
+
+        try:
+            part = self._policy.part(tensor)
+        except NotKept as why:
+            self._lose(row, str(why))
+        else:
+            self._keep(row, part.nbytes, read)
+
+    def _keep(self, row: Row, nbytes: int, read: Callable[[], Any]) -> None:
+        """Write a payload, if there is room for it."""
         if self.failure is not None:
             raise self.failure
-        part = self._policy.part(tensor)
-        self._policy.admit(part.nbytes)
-        if data is None:
-            data = to_bytes(tensor)
-            row[_FINGERPRINT] = (self._shown or fingerprint)(data)
-        if self._policy.kept is not None:
-            row[_KEPT], row[_KEPT_SHAPE] = self._policy.kept, _shape_text(part)
-            data = to_bytes(part)
-        self.sink.payload(row, data)
+        try:
+            self._policy.admit(nbytes)
+        except NotKept as why:
+            self._lose(row, str(why))
+            return
+        self.sink.payload(row, read())
         self.distinct += 1
         self.kept += 1
 
@@ -231,11 +346,14 @@ class Recorder:
         with self._lock:
             self.flush(calls)
             self._makers.clear()
+            held, self._held = self._held, []
+            compat.let_go(held)
             self._seen.clear()
 
     def flush(self, calls: Iterable[RootCall] = ()) -> None:
         """Read the figures of accelerator tensors back, once per device, and commit the rows in hand."""
         with self._lock:
+            self._write_down()
             for pending in self._vectors.values():
                 for (row, _), figures in zip(pending, kernel.read_back([v for _, v in pending]), strict=True):
                     row[_MIN : _ZERO + 1] = figures

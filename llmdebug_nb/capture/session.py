@@ -336,6 +336,8 @@ class Session:
                     watch.detach()
 
     def _observe_parameters(self, root: nn.Module) -> None:
+        if self.options.operators:
+            self.recorder.weigh(root.parameters())
         for watch in self._watches[id(root)]:
             if watch.kept:
                 self.observer.parameters(watch.path, watch.op, weights_of(watch.module))

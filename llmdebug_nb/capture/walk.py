@@ -9,19 +9,17 @@ from typing import Any
 import torch
 
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device)
+_LEAVES = frozenset((torch.Tensor, torch.nn.Parameter, type(None), *_PLAIN))  # known at a glance
 
 
-def leaves(value: Any, slot: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (slot, leaf) for tensors and everything else that isn't a container, in order.
+def leaves(value: Any, slot: str = "") -> list[tuple[str, Any]]:
+    """Return (slot, leaf) for tensors and everything else that isn't a container, in order.
 
     Enters mappings (Hugging Face's ModelOutput is one), other collections, dataclasses, and objects that hold
     tensors themselves; not key-value caches. A slot names
     the way: ``0``, ``hidden_states.3``. Positions count None and scalars too, so none is ever shifted.
     """
-    if type(value) is torch.Tensor:
-        yield slot or "0", value
-    else:
-        yield from _walk(value, slot, ())
+    return [(slot or "0", value)] if type(value) in _LEAVES else list(_walk(value, slot, ()))
 
 
 def _walk(value: Any, slot: str, above: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
@@ -52,14 +50,14 @@ def _parts(value: Any) -> Iterable[tuple[Any, Any]] | None:
     return vars(value).items() if any(isinstance(part, torch.Tensor) for part in vars(value).values()) else None
 
 
-def arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of a call: positional ones as ``0``, ``1.0``; keyword ones as ``kwargs.name``."""
-    if len(args) == 1 and type(args[0]) is torch.Tensor:
-        yield "0", args[0]
-    else:
-        yield from leaves(args)
+def arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the leaves of a call: positional ones as ``0``, ``1.0``; keyword ones as ``kwargs.name``."""
+    found: list[tuple[str, Any]] = []
+    for i, value in enumerate(args):
+        found += leaves(value, str(i))
     for name, value in kwargs.items():
-        yield from leaves(value, f"kwargs.{name}")
+        found += leaves(value, f"kwargs.{name}")
+    return found
 
 
 def given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -8,31 +8,35 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import xxhash
 
+Buffer = Any  # uint8[n]: an array, or a memoryview
+
 ALGORITHM = "xxh3"
 
 
-def fingerprint(data: np.ndarray) -> str:
-    """Return ``xxh3:`` and 16 hex digits: XXH3-64 of the raw little-endian row-major bytes, ``uint8[n]``."""
-    return f"{ALGORITHM}:{xxhash.xxh3_64_intdigest(data.data):016x}"
+def fingerprint(data: Buffer) -> str:
+    """Return ``xxh3:`` and 16 hex digits: XXH3-64 of the raw little-endian row-major bytes."""
+    return "xxh3:" + xxhash.xxh3_64_hexdigest(data)
 
 
-def crc32(data: np.ndarray) -> str:
+def crc32(data: Buffer) -> str:
     """Return ``crc32:`` and 8 hex digits: CRC-32 (that of zlib) of the same bytes."""
-    return f"crc32:{zlib.crc32(data.data):08x}"
+    return f"crc32:{zlib.crc32(data):08x}"
 
 
-def xor(data: np.ndarray) -> str:
+def xor(data: Buffer) -> str:
     """Return ``xor:0x`` and 16 hex digits: XOR of the same bytes as little-endian 64-bit words, the last one zero-padded."""
-    whole = data.nbytes // 8 * 8
-    rest = int.from_bytes(data[whole:].tobytes(), "little")
-    return f"xor:{int(np.bitwise_xor.reduce(data[:whole].view('<u8'))) ^ rest:#018x}"
+    raw = np.frombuffer(data, np.uint8)
+    whole = raw.nbytes // 8 * 8
+    rest = int.from_bytes(raw[whole:].tobytes(), "little")
+    return f"xor:{int(np.bitwise_xor.reduce(raw[:whole].view('<u8'))) ^ rest:#018x}"
 
 
-ALGORITHMS: dict[str, Callable[[np.ndarray], str]] = {ALGORITHM: fingerprint, "crc32": crc32, "xor": xor}
+ALGORITHMS: dict[str, Callable[[Buffer], str]] = {ALGORITHM: fingerprint, "crc32": crc32, "xor": xor}
 
 
 def same(a: str | None, b: str | None) -> bool | None:

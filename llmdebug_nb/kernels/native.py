@@ -21,8 +21,22 @@ import torch
 Figures = tuple[float | None, float | None, float | None, float | None, int | None, int | None, int | None]
 
 LIBRARY = Path(__file__).with_name("_summary.so")  # on every platform: it is opened by its path
-_TABLE = "float32 float64 float16 bfloat16 int8 int16 int32 int64 uint8 uint16 uint32 uint64"  # that of summary.c
-KINDS: dict[torch.dtype, int] = {getattr(torch, name): kind for kind, name in enumerate(_TABLE.split())}
+# those of summary.c
+TABLE = (
+    "float32",
+    "float64",
+    "float16",
+    "bfloat16",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+)
+KINDS: dict[torch.dtype, int] = {getattr(torch, name): kind for kind, name in enumerate(TABLE)}
 KINDS[torch.bool] = KINDS[torch.uint8]
 
 # the Call of summary.c: address, nbytes, kind; then its Summary: low, high, mean, norm, nan, inf, zero
@@ -72,13 +86,13 @@ def _load() -> tuple[Kernel | None, str | None]:
             raise ValueError(f"there is no kernel {kind}")
         return answer(call, at)
 
-    wrong = [name for name in _TABLE.split() if not _is_right(kernel, name)]
+    wrong = [name for name in TABLE if not _is_right(kernel, name)]
     return (None, f"{LIBRARY.name} gives wrong figures of {', '.join(wrong)}") if wrong else (kernel, None)
 
 
 def _is_right(kernel: Kernel, name: str) -> bool:
     """Try numbers that every dtype holds, as many as no vector is long; NaN and infinity where it has them."""
-    kind = _TABLE.split().index(name)
+    kind = TABLE.index(name)
 
     def got(values: list[float]) -> Figures:
         # not by torch, which may be under a mode here that makes tensors on a device, or none at all

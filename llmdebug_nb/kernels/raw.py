@@ -77,6 +77,11 @@ class _Memory(ctypes.Array[ctypes.c_char]):
     owner: torch.Tensor
 
 
+def memory_at(address: int) -> Any:
+    """Return a buffer that begins at an address, of which nobody knows how much is there, or for how long."""
+    return _Memory.from_address(address)
+
+
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """Return the values as a contiguous CPU tensor without gradient; a quantised tensor's as its integers.
 
@@ -112,7 +117,7 @@ def to_bytes(tensor: torch.Tensor) -> np.ndarray:
 
 def view(tensor: torch.Tensor, found: tuple[int, int]) -> np.ndarray:
     """Return what `to_bytes` does of a tensor that `memory` has ``found``."""
-    room: Any = _Memory.from_address(found[0])
+    room = memory_at(found[0])
     room.owner = tensor
     return np.frombuffer(room, np.uint8, found[1])
 

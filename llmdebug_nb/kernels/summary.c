@@ -7,20 +7,10 @@
    Sums are kept in double, block by block, so that the error of a long sum stays at that of a short one. No zero that
    is returned is negative. */
 
+#include "summary.h"
+
 #include <math.h>
-#include <stdint.h>
 #include <string.h>
-
-#ifdef _WIN32
-#define EXPORT __declspec(dllexport)
-#else
-#define EXPORT __attribute__((visibility("default")))
-#endif
-
-typedef struct {
-    double low, high, mean, norm;
-    int64_t nan, inf, zero;
-} Summary;
 
 typedef void Kernel(const unsigned char *data, int64_t nbytes, Summary *out);
 
@@ -172,9 +162,15 @@ static Kernel *const *best(void)
 }
 #endif
 
-/* Describe the elements of a kind in the `nbytes` at an address, aligned or not; at least one. Question and answer are
-   one record, since passing several arguments takes ctypes longer than reading a small tensor. Returns 0, or -1 for a
-   kind that is none. */
+int summarize(int64_t kind, const unsigned char *data, int64_t nbytes, Summary *out)
+{
+    if (kind < 0 || kind >= (int64_t)(sizeof kernels_any / sizeof *kernels_any))
+        return -1;
+    best()[kind](data, nbytes, out);
+    return 0;
+}
+
+/* Question and answer are one record, since passing several arguments takes ctypes longer than reading a small tensor. */
 typedef struct {
     uint64_t address;
     int64_t nbytes, kind;
@@ -183,8 +179,5 @@ typedef struct {
 
 EXPORT int llmdebug_summary(Call *call)
 {
-    if (call->kind < 0 || call->kind >= (int64_t)(sizeof kernels_any / sizeof *kernels_any))
-        return -1;
-    best()[call->kind]((const unsigned char *)(uintptr_t)call->address, call->nbytes, &call->summary);
-    return 0;
+    return summarize(call->kind, (const unsigned char *)(uintptr_t)call->address, call->nbytes, &call->summary);
 }

@@ -121,7 +121,7 @@ class Writer:
         """Say why the disk should not take so many more bytes of payload, or None. Asks the system: not for every tensor."""
         return None if free_space(self.folder) - nbytes >= FLOOR else f"the disk has less than {FLOOR >> 20} MiB left"
 
-    def payload(self, row: Row, data: np.ndarray) -> None:
+    def payload(self, row: Row, data: np.ndarray | memoryview) -> None:
         """Append ``uint8[n]`` as a frame and set the row's ``offset`` and ``length``.
 
         Raises:
@@ -129,7 +129,7 @@ class Writer:
         """
         header = fmt.encode_header(row, data.nbytes)
         held = bytes(self._held)
-        start = self._append([held, header, data.data, bytes(-data.nbytes % fmt.ALIGN)])
+        start = self._append([held, header, data, bytes(-data.nbytes % fmt.ALIGN)])
         self._held.clear()
         row[AT["offset"]], row[AT["length"]] = start + len(held) + len(header), data.nbytes
 

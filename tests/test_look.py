@@ -1,0 +1,159 @@
+"""The look at a small tensor in one call of C, beside the way of all other tensors."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import llmdebug_nb as ld
+from llmdebug_nb.capture import recorder
+from llmdebug_nb.kernels import look, native
+from llmdebug_nb.kernels.fingerprint import fingerprint
+from llmdebug_nb.kernels.raw import dtype_name, to_bytes
+from llmdebug_nb.kernels.summary import figures
+
+pytestmark = pytest.mark.skipif(look.arena() is None, reason=str(native.why_not() or "torch has no such function"))
+
+DTYPES = [*native.KINDS]
+
+
+def seen(arena: look.Arena, tensor: torch.Tensor) -> int:
+    return arena.look(tensor, tensor.untyped_storage())
+
+
+@st.composite
+def tensors(draw):
+    """Draw a view of some tensor: permuted, cut with steps, expanded, in any dtype that the kernel knows."""
+    dtype = draw(st.sampled_from(DTYPES))
+    shape = draw(st.lists(st.integers(1, 5), max_size=4))
+    numel = math.prod(shape)
+    raw = np.frombuffer(
+        draw(st.binary(min_size=numel * dtype.itemsize, max_size=numel * dtype.itemsize)), np.uint8
+    ).copy()
+    tensor = torch.from_numpy(raw & 1).bool() if dtype is torch.bool else torch.from_numpy(raw).view(dtype)
+    tensor = tensor.reshape(shape).permute(draw(st.permutations(range(len(shape)))))
+    for dim in range(tensor.dim()):
+        start = draw(st.integers(0, tensor.shape[dim] - 1))
+        tensor = tensor.narrow(dim, start, draw(st.integers(1, tensor.shape[dim] - start)))
+        steps = [slice(None)] * dim + [slice(None, None, draw(st.integers(1, 2)))]
+        tensor = tensor[tuple(steps)]
+    return tensor.expand(draw(st.integers(1, 3)), *tensor.shape) if draw(st.booleans()) else tensor
+
+
+@given(tensors(), tensors())
+def test_what_is_taken_is_what_the_way_of_other_tensors_gives(first, second):
+    arena = look.arena()
+    assert [seen(arena, tensor) for tensor in (first, second)] == [look.SEEN, look.SEEN]
+    for tensor, (dtype, shape, found, data) in zip((first, second), arena.take(), strict=True):
+        assert (dtype, shape) == (dtype_name(tensor), tuple(tensor.shape))
+        assert bytes(data) == to_bytes(tensor).tobytes()
+        assert fingerprint(data) == fingerprint(to_bytes(tensor))
+        expected = figures(tensor.contiguous())
+        assert found[4:] == expected[4:]
+        assert found[:4] == pytest.approx(expected[:4], rel=1e-12, nan_ok=True)
+
+
+def test_what_was_looked_at_stays_as_it_was_when_the_program_writes_to_it():
+    arena, tensor = look.arena(), torch.ones(4)
+    seen(arena, tensor)
+    tensor.zero_()
+    (taken,) = arena.take()
+    assert np.frombuffer(taken[3], np.float32).tolist() == [1, 1, 1, 1]
+
+
+def test_a_full_arena_says_so_and_is_as_new_once_cleared():
+    full = look.Arena(*look._parts(), room=64, many=10)
+    many = look.Arena(*look._parts(), room=1 << 10, many=2)
+    four, eight = torch.ones(4), torch.ones(8)
+    assert [seen(full, eight), seen(full, eight), seen(full, four)] == [look.SEEN, look.SEEN, look.NO_ROOM]
+    assert [seen(many, four) for _ in range(3)] == [look.SEEN, look.SEEN, look.NO_ROOM]
+    assert len(list(full.take())) == len(list(many.take())) == 2
+    full.clear()
+    assert seen(full, four) == look.SEEN
+    assert [shape for _, shape, _, _ in full.take()] == [(4,)]
+
+
+class _Wrapper(torch.Tensor):
+    pass
+
+
+def _freed() -> torch.Tensor:
+    tensor = torch.ones(100)[50:]
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.empty(0),
+        torch.ones(2).as_subclass(_Wrapper),
+        torch.ones(2, dtype=torch.complex64),
+        torch.ones(2, dtype=torch.complex64).conj().imag,
+        torch.zeros(2, dtype=torch.float8_e4m3fn),
+        torch.ones(look.LARGEST // 4 + 1),
+        torch.ones(1).expand(1 << 40),
+        torch.ones((1,) * 9),
+        _freed(),
+    ],
+    ids=["empty", "subclass", "complex", "negative", "fp8", "large", "endless", "deep", "freed"],
+)
+def test_what_is_not_for_it_is_left_to_the_other_way(tensor):
+    arena = look.arena()
+    assert seen(arena, tensor) == look.NOT_FOR_THIS
+    assert list(arena.take()) == []
+
+
+@pytest.mark.parametrize("options", [{}, {"stats_only": True}, {"fingerprint": "crc32"}, {"part": "out"}], ids=str)
+def test_a_recording_is_the_same_with_and_without_it(options, tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU(), torch.nn.Flatten(0), torch.nn.Identity())
+    given = torch.randn(3, 4).t().contiguous().t()
+
+    def rows(name):
+        with ld.dump(model, name=name, path=tmp_path, tokens="all", **options) as run:
+            for _ in range(3):
+                model(given)
+        frame = run.to_pandas()
+        values = {
+            (r.path, r.step, r.role, r.slot): run.tensor(r.path, step=r.step, role=r.role, slot=r.slot)
+            for r in frame.itertuples()
+        } if not options.get("stats_only") else {}  # fmt: skip
+        return frame, values, run.info()
+
+    with_it = rows("with")
+    monkeypatch.setattr(recorder.look, "arena", lambda: None)
+    without = rows("without")
+    assert with_it[0].drop(columns="l2norm").equals(without[0].drop(columns="l2norm"))
+    assert with_it[0].l2norm.tolist() == pytest.approx(without[0].l2norm.tolist(), rel=1e-12)
+    assert with_it[1].keys() == without[1].keys()
+    assert all(torch.equal(a, without[1][site]) for site, a in with_it[1].items())
+    same = ("records", "steps", "payloads", "bytes", "complete")
+    assert [with_it[2][name] for name in same] == [without[2][name] for name in same]
+
+
+def test_a_weight_is_read_again_once_it_was_changed_in_any_way(tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(256, 256, bias=False)
+    assert model.weight.nbytes > look.LARGEST
+    with ld.dump(model, name="run", path=tmp_path, tokens="all", mode="aten", stats_only=True) as run, torch.no_grad():
+        model(torch.ones(1, 256))
+        model(torch.ones(1, 256))
+        model.weight.mul_(2)
+        model(torch.ones(1, 256))
+        model.weight.data.mul_(2)  # torch counts no change of this
+        model(torch.ones(1, 256))
+        model.weight.data = torch.zeros(256, 256)
+        model(torch.ones(1, 256))
+    frame = run.to_pandas()
+    weights = frame[(frame.role == "input") & (frame["shape"].map(tuple) == (256, 256))]
+    norm = model.weight.new_tensor(0)
+    assert len(weights) == 5
+    first = weights.l2norm.iloc[0]
+    assert weights.l2norm.tolist() == pytest.approx([first, first, 2 * first, 4 * first, float(norm)])
+    assert weights.fingerprint.nunique() == 4
