@@ -107,10 +107,10 @@ def test_an_error_of_the_recorder_is_said_and_not_raised(monkeypatch):
     expected = model(prompt()).logits
     whole = Recorder.tensor
 
-    def fails_at_one_module(self, root_call, path, *rest, **named):
-        if path == "model.norm":
+    def fails_at_one_module(self, call, *rest, **named):
+        if call.path == "model.norm":
             raise ZeroDivisionError("planted")
-        return whole(self, root_call, path, *rest, **named)
+        return whole(self, call, *rest, **named)
 
     monkeypatch.setattr(Recorder, "tensor", fails_at_one_module)
     with ld.dump(model, name="r") as run:

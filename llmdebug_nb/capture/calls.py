@@ -79,12 +79,6 @@ class Thread(threading.local):
         self.after, self.on = self.on, False
         self.open.clear()
 
-    def number(self, name: str) -> int:
-        """Count one more of ``name`` in this step, from 0."""
-        number = self._next.get(name, 0)
-        self._next[name] = number + 1
-        return number
-
     def number_again(self, name: str) -> int:
         """Return which call of ``name`` a checkpoint recomputes now: it goes back from the last one."""
         again = self._again.get(name, 0)
@@ -92,7 +86,11 @@ class Thread(threading.local):
         return max(self._next.get(name, 0) - 1 - again, 0)
 
     def enter(self, path: str, op: str, level: str, module: str | None, again: bool) -> Call:
-        number = self.number_again(path) if again else self.number(path)
+        if again:
+            number = self.number_again(path)
+        else:
+            number = self._next.get(path, 0)
+            self._next[path] = number + 1
         call = Call(path, op, level, module, number, self.root_call)
         call.again = again
         self.open.append(call)

@@ -43,6 +43,14 @@ def storage_of(tensor: torch.Tensor) -> Any:
         return None
 
 
+def shares_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Tell whether two tensors have the same storage."""
+    try:
+        return number_of(a.untyped_storage()) == number_of(b.untyped_storage())
+    except (RuntimeError, NotImplementedError):
+        return False
+
+
 def version_of(tensor: torch.Tensor) -> int | None:
     """Return the in-place version counter, or None where torch keeps none (inference tensors)."""
     return None if tensor.is_inference() else tensor._version
@@ -210,9 +218,12 @@ def is_hooked(handle: Any) -> bool:
     return handle.hooks_dict_ref() is not None
 
 
+is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # by a transform of `torch.func`
+
+
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor that `torch.func` transforms have wrapped: all of a batch, say."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+    while is_wrapped(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
 

@@ -15,7 +15,7 @@ from llmdebug_nb.capture.gradients import Gradients
 from llmdebug_nb.capture.operators import Levels, Operator, name_of
 from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.capture.sources import Sources
-from llmdebug_nb.capture.walk import arguments, given, leaves, scalar_text
+from llmdebug_nb.capture.walk import arguments, given, leaves
 from llmdebug_nb.kernels.overflow import overflows
 from llmdebug_nb.options import DumpOptions
 from llmdebug_nb.records import RootCall
@@ -53,6 +53,7 @@ class Observer:
         self._filtered = bool(options.layers or options.types)
         self._by_name = bool(options.contains or options.scope)
         operators = tuple(level for level in options.mode if level != "module")
+        self._see = self._hold if options.overflow is not None else session.recorder.see
         self._levels = Levels(self, operators, options.apis) if operators else None
         self._given = given
         self._chosen: set[str] = set()  # paths of calls whose full name is asked for, in this step
@@ -129,7 +130,7 @@ class Observer:
         above = here.open[-1] if here.open else None
         call = here.enter(path, op, "module", path, again)
         call.inherited = kept or (above is not None and above.inherited)
-        call.kept = kept and self._modules and self._named(call)
+        call.kept = kept and self._modules and (not self._by_name or self._named(call))
         if call.kept:
             self._begins(call, arguments(args, kwargs))
 
@@ -141,8 +142,9 @@ class Observer:
             return
         if call.since is None and not self._forward:
             return
-        found = list(leaves(output))
-        self._gradients.end(call, found)
+        found = leaves(output)
+        if call.since is not None:
+            self._gradients.end(call, found)
         if not call.again and (self._forward or call.phase == "backward") and "output" in self._roles:
             self._see(call, "output", found)
         if self._options.overflow is not None:
@@ -171,7 +173,7 @@ class Observer:
         module = above.module if above is not None else None
         call = here.enter(f"{module or ''}/{operator.name}", operator.name, level, module, again)
         call.inherited = True
-        call.kept = self._named(call)
+        call.kept = not self._by_name or self._named(call)
         if call.kept and not again and self._forward:
             self._note(call, above)
         if call.kept:
@@ -226,7 +228,7 @@ class Observer:
         root_call = forward.root_call if forward else self._latest
         call = Call(path, operator.name, "aten", None, self._count(path, root_call), root_call)
         call.phase = "backward"
-        call.kept = self._named(call)
+        call.kept = not self._by_name or self._named(call)
         if call.kept:
             self._note(call, None, forward)
             self._begins(call, given(args, kwargs))
@@ -236,7 +238,7 @@ class Observer:
         """Record the call itself: where in the program it stands, and what it is a part or the gradient of."""
         source = None
         if self._sources and call.phase == "forward":
-            source = self._sources.here(above.around if above is not None and above.level == "module" else None)
+            source = self._sources.here([one.around for one in self.thread.open if one.level == "module"])
         within = (above.path, above.number) if above is not None else (None, None)
         pair = (forward.path, forward.number) if forward is not None else (None, None)
         row = [call.root_call, call.path, call.number, call.phase, call.level, call.op, source, *within, *pair]
@@ -261,7 +263,7 @@ class Observer:
         for name, tensor in tensors.items():
             if self._options.weights and not self._weighed:
                 weight = Call(path, op, "module", path, 0, self.thread.root_call)
-                self._see(weight, "weight", [(name, tensor)])
+                self._session.recorder.see(weight, "weight", [(name, tensor)])
             if self.backward and torch.is_grad_enabled() and "module" in self._options.mode:
                 self._gradients.parameter(functools.partial(self._parameter, path, op, name), name, tensor)
 
@@ -278,7 +280,7 @@ class Observer:
         """Record what the program itself hands over."""
         number = self._count(path, place.generation, place.step)
         call = Call(path, "save", "module", path, number, place.index)
-        found = list(leaves(value))
+        found = leaves(value)
         self._see(call, "output", found)
         if gradients and self.backward and torch.is_grad_enabled():
             self._gradients.begin(call, ())
@@ -293,25 +295,16 @@ class Observer:
 
     # -- records ------------------------------------------------------------------------------
 
-    def _see(self, call: Call, role: str, found: Iterable[tuple[str, Any]]) -> None:
-        held = self._options.overflow is not None and role != "weight"
-        recorder = self._session.recorder
+    def _hold(self, call: Call, role: str, found: Iterable[tuple[str, Any]]) -> None:
+        """Keep what a call was given, which may change until it is known whether it overflows, and what it gave."""
         for slot, leaf in found:
-            if held:
-                # what a call was given may change until it is known whether it overflows
-                call.held.append(
-                    (role, slot, leaf.clone() if isinstance(leaf, torch.Tensor) and role == "input" else leaf)
-                )
-            elif isinstance(leaf, torch.Tensor):
-                tensor = compat.plain(leaf)
-                recorder.tensor(call, role, slot, tensor, call.phase)
-            else:
-                recorder.scalar(call, role, slot, *scalar_text(leaf))
+            kept = leaf.clone() if isinstance(leaf, torch.Tensor) and role == "input" else leaf
+            call.held.append((role, slot, kept))
 
     def _gradient(self, call: Call, role: str, slot: str, gradient: torch.Tensor) -> None:
         if self.deaf or (self._options.overflow is not None and not overflows(gradient)):
             return
-        self._session.recorder.tensor(call, role, slot, compat.plain(gradient), "backward")
+        self._session.recorder.tensor(call, role, slot, gradient, "backward")
 
     def _decide(self, call: Call) -> None:
         """Record a call that overflows, and drop one that does not."""
@@ -321,20 +314,14 @@ class Observer:
             role == "output" and isinstance(leaf, torch.Tensor) and overflows(leaf) for role, _, leaf in held
         ):
             return
-        recorder = self._session.recorder
         for role, slot, leaf in held:
-            if isinstance(leaf, torch.Tensor):
-                recorder.tensor(call, role, slot, leaf, call.phase)
-            else:
-                recorder.scalar(call, role, slot, *scalar_text(leaf))
+            self._session.recorder.see(call, role, [(slot, leaf)])
         self._overflowing += 1
         if 0 < most <= self._overflowing:
             self._session.pause()
 
     def _named(self, call: Call) -> bool:
-        """Tell whether a call's full name is one of those asked for."""
-        if not self._by_name:
-            return True
+        """Tell whether a call's full name is one of those asked for, where any are."""
         if call.level == "module":
             call.name = f"Module.{call.path}.{call.op}.{call.phase}.{call.number}"
         else:

@@ -252,6 +252,8 @@ class ApiLevel(TorchFunctionMode):
 
     def _copied(self, operator: Operator, args: Any, kwargs: Any, result: Any) -> None:
         """Record an operator that might have given a view, if it did not: its inputs are still as they were."""
+        if args and type(result) is torch.Tensor is type(args[0]) and compat.shares_storage(result, args[0]):
+            return  # a view, as nearly always
         given = {compat.storage_of(leaf) for _, leaf in leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
         if any(isinstance(leaf, torch.Tensor) and compat.storage_of(leaf) not in given for _, leaf in leaves(result)):
             call = self._host.operator_begins(operator, "api", args, kwargs)

@@ -2,8 +2,10 @@
 
 A tensor seen again is neither computed nor written twice. On the CPU it is known by a fingerprint of
 its bytes, which costs less than any figure and can't be fooled; elsewhere, within a root call, by its
-storage, its place in it and its version counter (which `tensor.data` and foreign kernels go past). Payloads go to the
-sink at once, since the program may change them next; rows follow once per root call, when the
+storage, its place in it and its version counter (which `tensor.data` and foreign kernels go past). Of large weights, which
+operators are given again in every step, a sample of the bytes has to agree as well, and then they are not read again. Payloads go to
+the sink at once, since the program may crash next; small tensors of which only statistics are kept are copied, and their rows
+made later, many at a time (`kernels/look.py`). Rows are committed once per root call, when the
 figures of accelerator tensors are read back together. Figures and fingerprint are always those of the
 whole tensor, also where only a part of it is kept (`payload.py`).
 """
@@ -20,6 +22,7 @@ import torch
 
 from llmdebug_nb.capture import compat
 from llmdebug_nb.capture.payload import NotKept, Policy
+from llmdebug_nb.capture.walk import scalar_text
 from llmdebug_nb.errors import StoreError
 from llmdebug_nb.kernels import look
 from llmdebug_nb.kernels import summary as kernel
@@ -68,6 +71,8 @@ class Call(Protocol):
     def number(self) -> int: ...
     @property
     def op(self) -> str: ...
+    @property
+    def phase(self) -> str: ...
 
 
 class _Shapes(dict[tuple[int, ...], str]):
@@ -112,44 +117,53 @@ class Recorder:
         self._looked: list[tuple[int, Call, str, str, str, int | None]] = []
         self._copies: list[tuple[Row, Row]] = []  # rows whose figures wait for those of another
 
+    def see(self, call: Call, role: str, found: Iterable[tuple[str, Any]]) -> None:
+        """Record what a call was given or gave: tensors by `tensor`, and in words what is none, each with its slot."""
+        for slot, leaf in found:
+            if isinstance(leaf, torch.Tensor):
+                self.tensor(call, role, slot, leaf, call.phase)
+            else:
+                with self._lock:
+                    self._scalars.append((call.root_call, call.path, call.number, role, slot, *scalar_text(leaf)))
+
     def tensor(self, call: Call, role: str, slot: str, tensor: torch.Tensor, phase: str = "forward") -> None:
         """Record a tensor as it is now. Never raises on account of the tensor: what can't be kept is counted."""
         with self._lock:
             number = self.records
             self.records = number + 1
-            storage, seen = None, False
+            place, seen = None, look.NOT_FOR_THIS
             try:
+                if compat.is_wrapped(tensor):
+                    tensor = compat.plain(tensor)
                 storage = tensor.untyped_storage()
-                seen = self._arena is not None and on_host(tensor) and self._look(self._arena, tensor, storage)
+                place = compat.hold_number(storage) if role == "output" else compat.number_of(storage)
+                if self._arena is not None and on_host(tensor):
+                    seen = self._arena.look(tensor, storage)
+                    if seen == look.NO_ROOM:
+                        self._write_down()
+                        seen = self._arena.look(tensor, storage)
             except (RuntimeError, NotImplementedError, TypeError, AttributeError, BufferError):
                 pass  # it can't be told what it is: `_describe` says why
-            place = None if storage is None else self._place(storage, role)
-            if seen:
+            if place is not None and role == "output":
+                self._held.append(place)
+            if seen == look.SEEN:
                 self._looked.append((number, call, phase, role, slot, place))
-                return
-            self._write_down()
-            row = [number, call.root_call, call.path, call.number, phase, role, slot, call.op, *_REST]
-            self._rows.append(row)
-            self._fill(row, self._stands if place in self._weights else self._describe, tensor)
-            self._made(row, place)
-            if len(self._rows) >= _MANY:
-                self.flush()
+                if self._policy.wanted:
+                    self._write_down()  # at once: a program that crashes leaves all that it had computed
+            else:
+                self._at_once(
+                    tensor, place, [number, call.root_call, call.path, call.number, phase, role, slot, call.op]
+                )
 
-    def _look(self, arena: look.Arena, tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
-        """Look at a tensor that can be written down later; False where it has to be described at once."""
-        seen = arena.look(tensor, storage)
-        if seen == look.NO_ROOM:
-            self._write_down()
-            seen = arena.look(tensor, storage)
-        return seen == look.SEEN
-
-    def _place(self, storage: torch.UntypedStorage, role: str) -> int:
-        """Return a number that is this storage's own; an output's until the root call is over."""
-        if role != "output":
-            return compat.number_of(storage)
-        number = compat.hold_number(storage)
-        self._held.append(number)
-        return number
+    def _at_once(self, tensor: torch.Tensor, place: int | None, site: list[Any]) -> None:
+        """Make the row of a tensor now."""
+        self._write_down()
+        row: Row = [*site, *_REST]
+        self._rows.append(row)
+        self._fill(row, self._stands if place in self._weights else self._describe, tensor)
+        self._made(row, place)
+        if len(self._rows) >= _MANY:
+            self.flush()
 
     def _write_down(self) -> None:
         """Make rows of what was looked at."""
@@ -201,11 +215,6 @@ class Recorder:
     def written(self) -> int:
         """Bytes of payload written so far."""
         return self._policy.written
-
-    def scalar(self, call: Call, role: str, slot: str, kind: str, text: str | None) -> None:
-        """Record a leaf that is no tensor."""
-        with self._lock:
-            self._scalars.append((call.root_call, call.path, call.number, role, slot, kind, text))
 
     def operator(self, row: Row) -> None:
         """Record an operator call: a list in the order of `records.OPERATOR`. In execution order."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from types import CodeType, FrameType
 from typing import Any
@@ -21,6 +21,7 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _MODULE_CALL = torch.nn.Module._call_impl.__code__
 
 Place = tuple[CodeType, int]
+Places = tuple[Place, ...]
 
 
 class Sources:
@@ -28,51 +29,57 @@ class Sources:
 
     def __init__(self, intern: Callable[[list[str]], int]) -> None:
         self._intern = intern
-        self._known: dict[tuple[Place, ...], int] = {}
+        self._known: dict[Places, int] = {}
+        self._words: dict[Place, str] = {}
         self._skipped: dict[CodeType, bool] = {}
 
-    def here(self, around: dict[Any, tuple[Place, ...]] | None = None) -> int:
+    def here(self, around: Sequence[dict[Any, Places]] = ()) -> int:
         """Return the number of the stack of the running code, without ours and PyTorch's frames.
 
-        ``around``: remembers the outer part of the stack, which is the same for all that one module call calls.
+        ``around``: for each module call under way, outermost first, remembers the stack outside of it, which is the same
+        for all that it calls.
         """
-        places, frame = self._places(sys._getframe(1), _MODULE_CALL)
-        if frame is not None:
-            if around is None:
-                outer, _ = self._places(frame)
-            else:
-                caller = frame.f_back and frame.f_back.f_back
-                key = caller and (id(frame), caller.f_code, caller.f_lasti)
-                known = around.get(key)
-                outer = around[key] = known if known is not None else self._places(frame)[0]
-            places = (places + outer)[:_KEPT]
+        places = self._stack(sys._getframe(1), around, len(around))
         number = self._known.get(places)
         if number is None:
-            number = self._known[places] = self._intern([_words(*place) for place in places])
+            number = self._known[places] = self._intern([self._in_words(place) for place in places])
         return number
 
-    def _places(
-        self, frame: FrameType | None, until: CodeType | None = None
-    ) -> tuple[tuple[Place, ...], FrameType | None]:
-        """Return the innermost places of the program from a frame outwards, and the frame of code ``until`` if it came first."""
+    def _stack(self, frame: FrameType | None, around: Sequence[dict[Any, Places]], depth: int) -> Places:
+        """Return the innermost places of the program from a frame outwards; the first ``depth`` modules are around it."""
         places: list[Place] = []
         skipped = self._skipped
         for _ in range(_DEEP):
             if frame is None or len(places) == _KEPT:
-                return tuple(places), None
+                break
             code = frame.f_code
-            if code is until:
-                return tuple(places), frame
             skip = skipped.get(code)
             if skip is None:
                 skip = skipped[code] = code.co_filename.startswith((_OURS, _TORCH))
             if not skip:
                 places.append((code, frame.f_lasti))
+            elif code is _MODULE_CALL and depth:
+                places += self._outside(frame, around, depth - 1)
+                break
             frame = frame.f_back
-        return tuple(places), None
+        return tuple(places[:_KEPT])
 
+    def _outside(self, call: FrameType, around: Sequence[dict[Any, Places]], depth: int) -> Places:
+        """Return the places outside of a module call."""
+        caller = call.f_back and call.f_back.f_back
+        if caller is None:
+            return ()
+        key = id(call), caller.f_code, caller.f_lasti
+        known = around[depth].get(key)
+        if known is None:
+            known = around[depth][key] = self._stack(caller, around, depth)
+        return known
 
-def _words(code: CodeType, instruction: int) -> str:
-    """Return a place as ``file:line function``."""
-    line = next(islice(code.co_positions(), instruction // 2, None))[0]
-    return f"{code.co_filename}:{line} {code.co_name}"
+    def _in_words(self, place: Place) -> str:
+        """Return ``file:line function``."""
+        words = self._words.get(place)
+        if words is None:
+            code, instruction = place
+            line = next(islice(code.co_positions(), instruction // 2, None))[0]
+            words = self._words[place] = f"{code.co_filename}:{line} {code.co_name}"
+        return words

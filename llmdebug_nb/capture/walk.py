@@ -54,9 +54,15 @@ def arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[st
     """Return the leaves of a call: positional ones as ``0``, ``1.0``; keyword ones as ``kwargs.name``."""
     found: list[tuple[str, Any]] = []
     for i, value in enumerate(args):
-        found += leaves(value, str(i))
+        if type(value) in _LEAVES:
+            found.append((str(i), value))
+        else:
+            found += _walk(value, str(i), ())
     for name, value in kwargs.items():
-        found += leaves(value, f"kwargs.{name}")
+        if type(value) in _LEAVES:
+            found.append((f"kwargs.{name}", value))
+        else:
+            found += _walk(value, f"kwargs.{name}", ())
     return found
 
 
@@ -66,7 +72,7 @@ def given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[st
         *((str(i), value) for i, value in enumerate(args)),
         *((f"kwargs.{k}", v) for k, v in kwargs.items()),
     ):
-        if isinstance(value, torch.Tensor):
+        if type(value) in _LEAVES or isinstance(value, torch.Tensor):
             yield name, value
         elif isinstance(value, (list, tuple)) and any(isinstance(part, torch.Tensor) for part in value):
             yield from leaves(value, name)
