@@ -35,6 +35,8 @@ HOSTILE = '<img src=x onerror="window.hacked=1">'
 class FakeView:
     """``report``: a comparison that goes wrong in `BROKEN` from the first decode step on."""
 
+    part = ""  # what was kept of each tensor
+
     def __init__(
         self, report: bool = False, layers: int = 3, steps: int = 4, extra: tuple[str, ...] = (), records: int = 0
     ) -> None:
@@ -244,6 +246,7 @@ class FakeView:
             "which": which,
             "kept": row["kept"],
             "why": "" if row["kept"] else "recorded with level='summary': run again with values",
+            "part": self.part,
             "dtype": row["dtype"],
             "shape": row["shape"],
             "device": "cpu",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
 import subprocess
 import sys
@@ -78,4 +79,17 @@ def test_the_command_is_installed_and_shows_its_version():
     done = subprocess.run(
         [Path(sys.executable).parent / "llmdebug", "--version"], capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == f"llmdebug {ld.__version__}"
+    assert done.stdout.startswith(f"llmdebug {ld.__version__}, ")
+
+
+def test_the_version_says_whether_the_c_kernel_is_used():
+    from llmdebug_nb.kernels import native
+
+    command = [sys.executable, "-m", "llmdebug_nb.cli", "--version"]
+    with_it = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    without = subprocess.run(
+        command, check=True, capture_output=True, text=True, env={**os.environ, "LLMDEBUG_NATIVE": "0"}
+    ).stdout
+    assert with_it.startswith(f"llmdebug {ld.__version__}, torch {torch.__version__}, ")
+    assert ("with the C kernel" in with_it) == (native.why_not() is None)
+    assert "without the C kernel (LLMDEBUG_NATIVE=0 turns it off)" in without

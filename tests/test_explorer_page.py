@@ -251,6 +251,16 @@ def test_the_producer_is_one_click_away(mount: Mount) -> None:
     shown(page, at - 1)
 
 
+def test_a_part_is_called_one(mount: Mount) -> None:
+    view = FakeView()
+    view.part = "slice[0,:]"
+    page = mount(Explorer(view))
+    page.locator(".llmdebug-record").first.click()
+    expect(page.locator(".llmdebug-part")).to_have_text(
+        "only slice[0,:] was kept; the figures are those of the whole tensor"
+    )
+
+
 # --- tensor ---
 
 

@@ -419,7 +419,8 @@ def test_msprobe_statistics_of_a_bool_are_zero_and_one(tmp_path: Path) -> None:
     ("stored", "expected"),
     [
         (f"{zlib.crc32(b'abc'):08x}", f"crc32:{zlib.crc32(b'abc'):08x}"),
-        ("0x1F", "xor64:1f"),
+        ("0x1F", "xor:0x000000000000001f"),
+        ("-0x1", "xor:0xffffffffffffffff"),
         ("not hex", None),
     ],
 )

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from llmdebug_nb.errors import LLMDebugError
 
@@ -39,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="llmdebug", description="Numerical debugger for LLMs: look at dumps and compare them."
     )
-    parser.add_argument("--version", action="version", version=f"llmdebug {_version()}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="versions, and whether the C kernel is used")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     info = commands.add_parser("info", help="say what a dump holds", description="Say what a dump holds.")
@@ -71,6 +72,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.set_defaults(run=_report)
     return parser
+
+
+class _Version(argparse.Action):
+    """Says our version, that of torch, and why the C kernel isn't used where it isn't."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        import torch
+
+        from llmdebug_nb.kernels import native
+
+        why = native.why_not()
+        kernel = f"without the C kernel ({why})" if why else "with the C kernel"
+        print(f"llmdebug {_version()}, torch {torch.__version__}, {kernel}")
+        parser.exit()
 
 
 def _info(args: argparse.Namespace) -> int:

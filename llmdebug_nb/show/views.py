@@ -136,6 +136,7 @@ def side_view(which: wire.Which, run: Any, record: Record) -> wire.Side:
         "which": which,
         "kept": record.payload is not None,
         "why": why,
+        "part": record.kept or "",
         "dtype": v.dtype,
         "shape": list(v.shape),
         "device": record.device,

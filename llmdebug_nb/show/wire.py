@@ -118,11 +118,12 @@ class Axis(TypedDict):
 
 
 class Side(TypedDict):
-    """One side of a row. ``kept`` says that values can be asked for; ``why`` says why not."""
+    """One side of a row. ``kept`` says that values can be asked for; ``why`` says why not, ``part`` of what ("": all of it)."""
 
     which: Which
     kept: bool
     why: str
+    part: str
     dtype: str
     shape: list[int]
     device: str

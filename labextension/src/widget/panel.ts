@@ -53,12 +53,16 @@ export class Panel {
     this.tensor.dispose();
   }
 
-  private placeOf({ row, producer, producer_label }: Detail): HTMLElement[] {
+  private placeOf({ row, sides, producer, producer_label }: Detail): HTMLElement[] {
     const name = h('button', { class: 'llmdebug-link', type: 'button', title: T.showInTree, onclick: () => this.events.tree(row.path) }, pathText(row.path));
     const lines: HTMLElement[] = [
       h('h3', {}, name, ' ', h('span', { class: 'llmdebug-slot' }, slotText(row))),
       h('div', { class: 'llmdebug-dim' }, `${row.op} · ${row.dtype} ${shapeText(row.shape)} · ${T.place(row.seq, this.stepLabel(row.step), row.call)}`),
     ];
+    for (const side of sides) {
+      const whose = sides.length > 1 ? `${SIDES[side.which]}: ` : '';
+      if (side.part && side.which !== 'difference') lines.push(h('div', { class: 'llmdebug-part' }, whose + T.part(side.part)));
+    }
     if (row.verdict) lines.push(verdictLine(row));
     if (producer >= 0)
       lines.push(h('div', {}, `${T.producer} `,

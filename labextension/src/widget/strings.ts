@@ -57,6 +57,7 @@ export const T = {
   showInTree: 'Show this module in the tree',
   place: (seq: number, step: string, call: number) => `#${seq} · ${step}${call ? ` · call ${call}` : ''}`,
   errorLimit: (error: string, limit: string) => `error ${error}, limit ${limit}`,
+  part: (part: string) => `only ${part} was kept; the figures are those of the whole tensor`,
   producer: 'produced by',
   sides: 'Which tensor',
   summary: 'Summary',

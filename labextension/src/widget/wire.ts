@@ -103,11 +103,12 @@ export interface Axis {
   size: number;
 }
 
-/** One side of a row. ``kept`` says that values can be asked for; ``why`` says why not. */
+/** One side of a row. ``kept`` says that values can be asked for; ``why`` says why not, ``part`` of what ("": all of it). */
 export interface Side {
   which: Which;
   kept: boolean;
   why: string;
+  part: string;
   dtype: string;
   shape: number[];
   device: string;

@@ -229,5 +229,6 @@ def _summary(leaf: dict[str, Any]) -> Summary:
     if isinstance(checksum, str) and re.fullmatch(r"[0-9a-fA-F]{8}", checksum):
         fingerprint = f"crc32:{checksum.lower()}"  # called md5 upstream, and is a CRC-32
     elif isinstance(checksum, str) and re.fullmatch(r"-?0x[0-9a-fA-F]{1,16}", checksum):
-        fingerprint = f"xor64:{checksum.lower().replace('0x', '')}"
+        # of a 0-d tensor, upstream writes the value itself
+        fingerprint = f"xor:{int(checksum, 16) & (1 << 64) - 1:#018x}" if leaf["shape"] else None
     return Summary(dtype_named(leaf["dtype"]), sizes(leaf["shape"]), low, high, mean, norm, fingerprint=fingerprint)
