@@ -255,7 +255,7 @@ def test_a_part_is_called_one(mount: Mount) -> None:
     view = FakeView()
     view.part = "slice[0,:]"
     page = mount(Explorer(view))
-    page.locator(".llmdebug-record").first.click()
+    page.get_by_text("model.embed_tokens out").first.click()
     expect(page.locator(".llmdebug-part")).to_have_text(
         "only slice[0,:] was kept; the figures are those of the whole tensor"
     )
