@@ -12,10 +12,14 @@ from hypothesis import strategies as st
 
 import llmdebug_nb as ld
 from llmdebug_nb.capture import recorder
+from llmdebug_nb.capture.calls import Call
 from llmdebug_nb.kernels import look, native
 from llmdebug_nb.kernels.fingerprint import fingerprint
 from llmdebug_nb.kernels.raw import dtype_name, to_bytes
 from llmdebug_nb.kernels.summary import figures
+from llmdebug_nb.options import DumpOptions
+from llmdebug_nb.records import AT
+from llmdebug_nb.store.writer import Writer, create_run
 
 pytestmark = pytest.mark.skipif(look.arena() is None, reason=str(native.why_not() or "torch has no such function"))
 
@@ -48,8 +52,9 @@ def tensors(draw):
 @given(tensors(), tensors())
 def test_what_is_taken_is_what_the_way_of_other_tensors_gives(first, second):
     arena = look.arena()
-    assert [seen(arena, tensor) for tensor in (first, second)] == [look.SEEN, look.SEEN]
-    for tensor, (dtype, shape, found, data) in zip((first, second), arena.take(), strict=True):
+    assert [seen(arena, tensor) for tensor in (first, second)] == [0, 1]
+    for number, tensor in enumerate((first, second)):
+        dtype, shape, found, data = arena.take(number)
         assert (dtype, shape) == (dtype_name(tensor), tuple(tensor.shape))
         assert bytes(data) == to_bytes(tensor).tobytes()
         assert fingerprint(data) == fingerprint(to_bytes(tensor))
@@ -62,20 +67,18 @@ def test_what_was_looked_at_stays_as_it_was_when_the_program_writes_to_it():
     arena, tensor = look.arena(), torch.ones(4)
     seen(arena, tensor)
     tensor.zero_()
-    (taken,) = arena.take()
-    assert np.frombuffer(taken[3], np.float32).tolist() == [1, 1, 1, 1]
+    assert np.frombuffer(arena.take(0)[3], np.float32).tolist() == [1, 1, 1, 1]
 
 
 def test_a_full_arena_says_so_and_is_as_new_once_cleared():
     full = look.Arena(*look._parts(), room=64, many=10)
     many = look.Arena(*look._parts(), room=1 << 10, many=2)
     four, eight = torch.ones(4), torch.ones(8)
-    assert [seen(full, eight), seen(full, eight), seen(full, four)] == [look.SEEN, look.SEEN, look.NO_ROOM]
-    assert [seen(many, four) for _ in range(3)] == [look.SEEN, look.SEEN, look.NO_ROOM]
-    assert len(list(full.take())) == len(list(many.take())) == 2
+    assert [seen(full, eight), seen(full, eight), seen(full, four)] == [0, 1, look.NO_ROOM]
+    assert [seen(many, four) for _ in range(3)] == [0, 1, look.NO_ROOM]
     full.clear()
-    assert seen(full, four) == look.SEEN
-    assert [shape for _, shape, _, _ in full.take()] == [(4,)]
+    assert seen(full, four) == 0
+    assert full.take(0)[1] == (4,)
 
 
 class _Wrapper(torch.Tensor):
@@ -106,7 +109,7 @@ def _freed() -> torch.Tensor:
 def test_what_is_not_for_it_is_left_to_the_other_way(tensor):
     arena = look.arena()
     assert seen(arena, tensor) == look.NOT_FOR_THIS
-    assert list(arena.take()) == []
+    assert seen(arena, torch.ones(1)) == 0
 
 
 @pytest.mark.parametrize("options", [{}, {"stats_only": True}, {"fingerprint": "crc32"}, {"part": "out"}], ids=str)
@@ -157,3 +160,27 @@ def test_a_weight_is_read_again_once_it_was_changed_in_any_way(tmp_path):
     first = weights.l2norm.iloc[0]
     assert weights.l2norm.tolist() == pytest.approx([first, first, 2 * first, 4 * first, float(norm)])
     assert weights.fingerprint.nunique() == 4
+
+
+class _Interrupts(list):
+    """Rows, of which the third can't be added at the first try."""
+
+    def append(self, row):
+        if len(self) == 2 and not hasattr(self, "struck"):
+            self.struck = True
+            raise KeyboardInterrupt
+        super().append(row)
+
+
+def test_an_interrupt_while_rows_are_made_mixes_none_up(tmp_path):
+    made = recorder.Recorder(Writer(create_run(tmp_path, "run", {})), DumpOptions(stats_only=True))
+    made._rows = _Interrupts()
+    values = {f"m{n}": float(n) for n in range(6)}
+    for path, value in list(values.items())[:4]:
+        made.tensor(Call(path, "Op", "module", None, 0, 0), "output", "0", torch.full((3,), value))
+    with pytest.raises(KeyboardInterrupt):
+        made._write_down()
+    for path, value in list(values.items())[4:]:
+        made.tensor(Call(path, "Op", "module", None, 0, 0), "output", "0", torch.full((3,), value))
+    made._write_down()
+    assert {row[AT["path"]]: row[AT["max"]] for row in made._rows} == {p: v for p, v in values.items() if p != "m2"}

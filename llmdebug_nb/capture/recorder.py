@@ -113,8 +113,8 @@ class Recorder:
         self._shapes = _Shapes()
         self._vectors: dict[torch.device, list[tuple[Row, torch.Tensor]]] = defaultdict(list)
         self._arena = look.arena() if self._policy.kept is None else None
-        # what the arena holds: number, call, phase, role and slot of the record, number of the storage
-        self._looked: list[tuple[int, Call, str, str, str, int | None]] = []
+        # numbers of look and record, call, phase, role, slot, number of the storage
+        self._looked: list[tuple[int, int, Call, str, str, str, int | None]] = []
         self._copies: list[tuple[Row, Row]] = []  # rows whose figures wait for those of another
 
     def see(self, call: Call, role: str, found: Iterable[tuple[str, Any]]) -> None:
@@ -146,8 +146,8 @@ class Recorder:
                 pass  # it can't be told what it is: `_describe` says why
             if place is not None and role == "output":
                 self._held.append(place)
-            if seen == look.SEEN:
-                self._looked.append((number, call, phase, role, slot, place))
+            if seen >= 0:
+                self._looked.append((seen, number, call, phase, role, slot, place))
                 if self._policy.wanted:
                     self._write_down()  # at once: a program that crashes leaves all that it had computed
             else:
@@ -166,26 +166,30 @@ class Recorder:
             self.flush()
 
     def _write_down(self) -> None:
-        """Make rows of what was looked at."""
+        """Make rows of what was looked at. An interrupt on the way loses no more than one."""
         if not self._looked or self._arena is None:
             return
-        looked, self._looked = self._looked, []
-        more = self._policy.wanted or self._shown is not None
-        for seen, (dtype, shape, figures, data) in zip(looked, self._arena.take(), strict=True):
-            number, call, phase, role, slot, place = seen
-            text, content = self._shapes[shape], fingerprint(data)
-            row: Row = [
-                number, call.root_call, call.path, call.number, phase, role, slot, call.op, dtype, text, *figures,
-                content, "cpu", *_UNKEPT,
-            ]  # fmt: skip
-            self._rows.append(row)
-            known = self._contents.setdefault((content, dtype, text), row)
-            if more and known is not row:
-                self._fill(row, self._repeat, known)
-            elif more:
-                self._fill(row, self._content, data)
-            self._made(row, place)
-        self._arena.clear()
+        done, more = 0, self._policy.wanted or self._shown is not None
+        try:
+            for look_number, number, call, phase, role, slot, place in self._looked:
+                done += 1
+                dtype, shape, figures, data = self._arena.take(look_number)
+                text, content = self._shapes[shape], fingerprint(data)
+                row: Row = [
+                    number, call.root_call, call.path, call.number, phase, role, slot, call.op, dtype, text, *figures,
+                    content, "cpu", *_UNKEPT,
+                ]  # fmt: skip
+                self._rows.append(row)
+                known = self._contents.setdefault((content, dtype, text), row)
+                if more and known is not row:
+                    self._fill(row, self._repeat, known)
+                elif more:
+                    self._fill(row, self._content, data)
+                self._made(row, place)
+        finally:
+            del self._looked[:done]
+            if not self._looked:
+                self._arena.clear()
 
     def _made(self, row: Row, place: int | None) -> None:
         """Note which record put the tensor out that lies there, and that this one does if it is an output."""

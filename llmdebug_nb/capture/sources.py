@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from itertools import islice
 from types import CodeType, FrameType
 from typing import Any
 
@@ -80,6 +79,8 @@ class Sources:
         words = self._words.get(place)
         if words is None:
             code, instruction = place
-            line = next(islice(code.co_positions(), instruction // 2, None))[0]
+            line = next(
+                (line for start, end, line in code.co_lines() if start <= instruction < end), code.co_firstlineno
+            )
             words = self._words[place] = f"{code.co_filename}:{line} {code.co_name}"
         return words

@@ -24,7 +24,7 @@ typedef struct {
 
 enum { CPU = 1, MOST_DIMS = 8, ALIGN = 8 };
 enum { INTEGER = 0, UNSIGNED = 1, FLOAT = 2, BFLOAT = 4, BOOL = 6 };
-enum { SEEN = 1, NO_ROOM = 0, NOT_FOR_THIS = -1 };
+enum { NO_ROOM = -1, NOT_FOR_THIS = -2 };
 
 /* `kind`: that of summary.c, or BOOLS. `start`: where the copy begins in the arena's room. */
 typedef struct {
@@ -82,8 +82,8 @@ static unsigned char *gather(unsigned char *to, const unsigned char *from, const
     return to;
 }
 
-/* `nbytes`: those of the tensor's storage. */
-EXPORT int llmdebug_look(Arena *arena, void *object, int64_t nbytes)
+/* `nbytes`: those of the tensor's storage. Returns the number of the look. */
+EXPORT int64_t llmdebug_look(Arena *arena, void *object, int64_t nbytes)
 {
     Tensor t;
     if (arena->count == arena->most)
@@ -119,6 +119,5 @@ EXPORT int llmdebug_look(Arena *arena, void *object, int64_t nbytes)
     look->kind = kind, look->start = arena->used, look->nbytes = numel * item, look->ndim = t.ndim;
     summarize(kind == BOOLS ? UINT8 : kind, to, look->nbytes, &look->summary);
     arena->used += room;
-    arena->count++;
-    return SEEN;
+    return arena->count++;
 }

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -24,7 +23,7 @@ from llmdebug_nb.kernels.raw import memory_at
 Looked = tuple[str, tuple[int, ...], Figures, memoryview]
 
 ROOM, MANY, LARGEST = 1 << 20, 4096, 64 << 10  # bytes, tensors, bytes of one tensor
-SEEN, NO_ROOM, NOT_FOR_THIS = 1, 0, -1  # as in look.c
+NO_ROOM, NOT_FOR_THIS = -1, -2  # as in look.c
 _KINDS = (*native.TABLE, "bool")  # as in look.c
 _LOOK = struct.Struct("=12q4d3q")
 _DIMS = 8
@@ -78,12 +77,12 @@ class Arena:
     def __init__(self, function: Any, view: int, room: int = ROOM, many: int = MANY, largest: int = LARGEST) -> None:
         """``function``: ``llmdebug_look``. ``view``: address of torch's function that tells what a tensor is."""
         self._room = np.empty(room, np.uint8)
-        self._looks = np.empty(many * _LOOK.size, np.uint8)
+        self._looks, self._view = np.empty(many * _LOOK.size, np.uint8), self._room.data
         self._arena = _Arena(view, self._room.ctypes.data, room, 0, self._looks.ctypes.data, many, 0, largest)
         self._function, self._address = function, ctypes.addressof(self._arena)
 
     def look(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> int:
-        """Copy and describe a tensor with that storage. Return SEEN, NO_ROOM, or NOT_FOR_THIS, and then as if never tried.
+        """Copy and describe a tensor with that storage. Return the number of the look, NO_ROOM, or NOT_FOR_THIS.
 
         The last are those on other devices, of classes and dtypes with rules of their own, empty, large or freed ones. A small
         strided one is copied in row-major order.
@@ -93,11 +92,10 @@ class Arena:
         seen: int = self._function(self._address, tensor, storage.nbytes())
         return seen
 
-    def take(self) -> Iterator[Looked]:
-        """Yield all that was looked at, in order."""
-        room, size = self._room.data, self._arena.count * _LOOK.size
-        for kind, start, nbytes, dims, *rest in _LOOK.iter_unpack(self._looks[:size].data):
-            yield _KINDS[kind], tuple(rest[:dims]), tuple(rest[_DIMS:]), room[start : start + nbytes]
+    def take(self, number: int) -> Looked:
+        """Return what a look of that number saw."""
+        kind, start, nbytes, dims, *rest = _LOOK.unpack_from(self._looks.data, number * _LOOK.size)
+        return _KINDS[kind], tuple(rest[:dims]), tuple(rest[_DIMS:]), self._view[start : start + nbytes]
 
     def clear(self) -> None:
         """Make room; what was taken is no longer there."""
@@ -122,6 +120,7 @@ def _parts() -> tuple[Any, int] | None:
     if head.major != 1 or not head.dltensor_from_py_object_no_sync:
         return None
     function = ctypes.PyDLL(str(native.LIBRARY)).llmdebug_look  # holds Python's lock, as torch's function needs
+    function.restype = ctypes.c_int64
     function.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_int64]
     parts = function, head.dltensor_from_py_object_no_sync
     return parts if _is_right(Arena(*parts)) else None
@@ -131,8 +130,8 @@ def _is_right(arena: Arena) -> bool:
     """Try a strided tensor. Not made by torch's factories, which a mode may be watching."""
     values = np.array([[1, 2], [3, 4]], np.float32)
     tensor = torch.from_numpy(values).t()
-    if arena.look(tensor, tensor.untyped_storage()) != SEEN:
+    if arena.look(tensor, tensor.untyped_storage()) != 0:
         return False
-    (dtype, shape, figures, data), *more = arena.take()
+    dtype, shape, figures, data = arena.take(0)
     right = (dtype, shape, figures[:2], figures[4:]) == ("float32", (2, 2), (1.0, 4.0), (0, 0, 0))
-    return right and not more and data.tobytes() == values.T.tobytes()
+    return right and data.tobytes() == values.T.tobytes()
