@@ -19,11 +19,24 @@ sense), which never leave it. Each message says what was seen, what was expected
 from __future__ import annotations
 
 import difflib
+import os
+import traceback
 from collections.abc import Iterable
+
+_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 class LLMDebugError(Exception):
     """Base of every error that llmdebug_nb raises on purpose."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows in place of a traceback: the message, and the line of the program that led here."""
+        line = ""
+        for frame, number in traceback.walk_tb(self.__traceback__):
+            file = frame.f_code.co_filename
+            if not file.startswith(_OURS):
+                line = f" ({os.path.basename(file) + ', ' if os.path.isfile(file) else ''}line {number})"
+        return [f"{type(self).__name__}: {self}{line}"]
 
 
 class OptionError(LLMDebugError, ValueError):

@@ -273,3 +273,12 @@ def test_operators_gradients_and_budgets_are_options_of_the_magic(shell, capsys)
     assert set(table.phase) == {"backward"}
     assert set(table.op) == {"Functional.linear"}
     assert "not kept: over the budget of 1.0 kB (max_bytes)" in text
+
+
+def test_an_error_of_a_call_is_one_line_in_a_notebook(shell, capsys):
+    shell.run_cell("import llmdebug_nb as ld\nld.open_run('golde')")
+    shown = capsys.readouterr()
+    lines = [line for line in (shown.out + shown.err).splitlines() if line]
+    assert len(lines) == 1
+    assert lines[0].startswith("UnknownRunError: ")
+    assert lines[0].endswith("(line 2)")
