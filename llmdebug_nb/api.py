@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from llmdebug_nb.align import names
 from llmdebug_nb.align.pairing import pair
 from llmdebug_nb.comparison import engine
 from llmdebug_nb.errors import CompareError, OptionError, StoreError, UnknownRunError
@@ -93,17 +94,29 @@ def delete_run(where: str | os.PathLike[str] | Run) -> Path:
     return run.path
 
 
-def compare(golden: Any, mine: Any, explain: bool = _COMPARE.explain, progress: bool = _COMPARE.progress) -> Report:
+def compare(
+    golden: Any,
+    mine: Any,
+    explain: bool = _COMPARE.explain,
+    *,
+    mapping: Any = _COMPARE.mapping,
+    progress: bool = _COMPARE.progress,
+) -> Report:
     """Compare two runs (or names, or paths): verdict, differences in execution order, what is to blame.
 
-    ``explain`` False skips the search for blame. ``progress`` shows a bar when it takes more than a second.
+    ``explain`` False skips the search for blame. ``mapping`` says which module of golden is which of mine, where that
+    isn't found: a dict, or a YAML or JSON file, see `align.names.read`. ``progress`` shows a bar when it takes more
+    than a second.
 
     Raises:
         UnknownRunError and other StoreErrors: a run can't be opened.
+        OptionError: a mapping with a mistake in it; names the line and the key.
         CompareError: the runs have no site in common.
     """
     golden, mine = open_run(golden), open_run(mine)
-    pairs = pair(golden.records(), mine.records())
+    pairs = pair(
+        golden.records(), mine.records(), names.read(mapping), (golden.nodes, mine.nodes), (golden.load, mine.load)
+    )
     if not any(p.golden and p.mine for p in pairs):
         raise CompareError(_nothing_in_common(golden, mine, pairs))
     stream: Iterable[Difference] = engine.differences(pairs, golden.load, mine.load)

@@ -306,9 +306,13 @@ class DumpOptions:
 
 @dataclass(frozen=True, slots=True)
 class CompareOptions:
-    """``explain``: look for what is to blame. ``progress``: show a progress bar when it takes a while."""
+    """``explain``: look for what is to blame. ``mapping``: which module of golden is which of mine, see `align.names.read`.
+
+    ``progress``: show a progress bar when it takes a while.
+    """
 
     explain: bool = True
+    mapping: Any = None
     progress: bool = True
 
 

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
 
 WARMUP = "warmup"
 
@@ -205,13 +208,27 @@ class Node:
     root: str = ""
 
 
+class Fit(Protocol):
+    """Brings two tensors to one shape. ``says``: how, in words. ``whole``: every element of both takes part."""
+
+    @property
+    def says(self) -> str: ...
+    @property
+    def whole(self) -> bool: ...
+    def __call__(self, golden: torch.Tensor, mine: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two records and why they were matched, or one record and why it stays alone."""
+    """Two records and why they were matched, or one record and why it stays alone.
+
+    ``fit``: where the two lie differently, what brings them to one shape, and says so; see `align/fit.py`.
+    """
 
     golden: Record | None
     mine: Record | None
     why: str
+    fit: Fit | None = None
 
     @property
     def either(self) -> Record:

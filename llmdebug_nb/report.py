@@ -92,6 +92,7 @@ def _flat(d: Difference) -> dict[str, Any]:
         row
         | d.metrics
         | {"verdict": d.verdict, "error": d.error, "limit": d.limit, "why": d.pair.why, "reason": d.reason}
+        | {"fit": d.pair.fit.says if d.pair.fit else None}
     )
 
 

@@ -1,74 +1,271 @@
-"""Pairing the records of two runs of the same architecture: by site, never by a running counter."""
+"""Which record of one run answers to which of the other, and why.
+
+Modules are paired first (`tree.py`, after the user's map), then their calls, then the calls of the operators in them,
+as sequences (`sequence.py`), with the calls of inner modules as fixed points; never by a running counter. Then the
+tensors of each two calls, and at last what is left, by value. Whatever still has no partner stays visible, with a reason.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
-from llmdebug_nb.records import Pair, Record
+from llmdebug_nb.align import tree
+from llmdebug_nb.align.calls import Call, Numbers, Pass, modules, operators, passes, slots
+from llmdebug_nb.align.names import Names
+from llmdebug_nb.align.reshape import Fitter
+from llmdebug_nb.align.tokens import Load
+from llmdebug_nb.align.tree import FUSED, SAME_PATH, Tree, above
+from llmdebug_nb.records import Node, Pair, Record
 
-SAME_SITE = "same site"
+SAME_SITE = SAME_PATH
+SEQUENCE = "sequence of operators"
+SAME_VALUES = "same values"
 # why a record stays alone: a closed set
 NO_PATH = "the module is not in the other run"
+NO_OPERATOR = "the operator was not called there in the other run"
+NO_LEVEL = "the other run recorded no operators"
+NO_MODULES = "the other run recorded no modules, only operators"
+NO_RANK = "the other run did not record this rank"
 NO_STEP = "the other run did not record this step"
 NO_PHASE = "the other run did not record this phase"
 NO_CALL = "the module was called fewer times in the other run"
 NO_SLOT = "the other run has no such argument or output"
+LEFT_OUT = "the map leaves it out"
 
 _Key = tuple[object, ...]
 
 
-def _key(record: Record) -> _Key:
-    s = record.site
-    return s.rank, s.generation, s.step, s.path, s.call, s.phase, s.role, s.slot
+def pair(
+    golden: Iterable[Record], mine: Iterable[Record], names: Names | None = None,
+    nodes: tuple[Sequence[Node], Sequence[Node]] = ((), ()), load: tuple[Load, Load] | None = None,
+) -> list[Pair]:  # fmt: skip
+    """Pair the records of two runs, in golden's execution order. A record only in ``mine`` stands after the pair that ran before it there.
 
+    Each record is in one pair, but those that answer to several: a fused tensor, or one of a rank that others share.
+    ``nodes``: the model trees, where known. ``load``: read payloads of either side, to confirm how tensors lie.
 
-def pair(golden: Iterable[Record], mine: Iterable[Record]) -> list[Pair]:
-    """Pair records of equal site, in golden's execution order; the rest stays visible, each with its reason.
-
-    A record only in ``mine`` stands after the pair that ran before it there.
+    Raises:
+        OptionError: a rule of ``names`` that is for no module of the runs.
     """
-    golden, mine = list(golden), list(mine)
-    theirs = {_key(record): record for record in mine}
-    ours = {_key(record): record for record in golden}
-    only_golden, only_mine = _Reasons(mine), _Reasons(golden)
-    after: dict[_Key | None, list[Pair]] = {}
-    last: _Key | None = None
-    for record in mine:
-        key = _key(record)
-        if key in ours:
-            last = key
-        else:
-            after.setdefault(last, []).append(Pair(None, record, only_mine.why(record)))
-    pairs = after.pop(None, [])
-    for record in golden:
-        key = _key(record)
-        partner = theirs.get(key)
-        pairs.append(Pair(record, partner, SAME_SITE if partner else only_golden.why(record)))
-        pairs.extend(after.pop(key, ()))
-    return pairs
+    sides = list(golden), list(mine)
+    work = _Pairing(sides, names or Names(), nodes, Fitter(sides, load))
+    work.run()
+    return work.in_order()
+
+
+class _Pairing:
+    """Pairs as they are found; each record once, unless it has several partners."""
+
+    def __init__(
+        self, sides: tuple[list[Record], list[Record]], names: Names,
+        nodes: tuple[Sequence[Node], Sequence[Node]], fitter: Fitter,
+    ) -> None:  # fmt: skip
+        self._sides, self._names, self._fitter = sides, names, fitter
+        trees = [Tree(tree_nodes, records) for tree_nodes, records in zip(nodes, sides, strict=True)]
+        paths = [
+            [*t.modules, *{r.site.path for r in records if "/" in r.site.path}]
+            for t, records in zip(trees, sides, strict=True)
+        ]
+        given = names.resolve(*paths) if names.rules else {}
+        self._given = given
+        self._partners = tree.partners(
+            trees[0], trees[1], {p: who for p, who in given.items() if "/" not in p}, names.kind
+        )
+        self._of: dict[int, list[Pair]] = defaultdict(list)  # id of a record of golden -> its pairs
+        self._mine: set[int] = set()
+
+    def run(self) -> None:
+        golden, mine = (passes(records) for records in self._sides)
+        ranks = _ranks(golden, mine)
+        for key, calls in golden.items():
+            rank, *rest = key
+            for other in ranks.get(rank, ()):
+                theirs = mine.get((other, *rest))  # type: ignore[arg-type]
+                if theirs is not None:
+                    self._pass(calls, theirs)
+
+    def _pass(self, golden: list[Call], mine: list[Call]) -> None:
+        """Pair the calls of one pass over the model."""
+        by_module = [_grouped((c.module, c) for c in calls if not c.operator) for calls in (golden, mine)]
+        paired: Numbers = {}, {}
+        loose = False
+        for path, calls in by_module[0].items():
+            partners, why = self._partners.get(path, ((), ""))
+            for partner in partners:
+                for left, right in modules(calls, by_module[1].get(partner, [])):
+                    self._calls(left, right, why)
+                    if len(partners) == 1 and not why.startswith(FUSED):
+                        paired[0][id(left)] = paired[1][id(right)] = len(paired[0]) + 1
+                        loose |= bool(left.output and right.output and left.output.shape != right.output.shape)
+        self._operators(golden, mine, paired, loose)
+        self._by_value(golden, mine)
+
+    def _operators(self, golden: list[Call], mine: list[Call], paired: Numbers, loose: bool) -> None:
+        """Align the operators within each module, the calls of inner modules between them."""
+        kinds = self._kind, lambda call: self._names.kind(call.op)
+        sides = [_by_holder(calls) for calls in (golden, mine)]
+        for path, calls in sides[0].items():
+            partners, why = self._partners.get(path, ((), ""))
+            theirs = sides[1].get(partners[0]) if len(partners) == 1 and not why.startswith(FUSED) else None
+            if theirs is None:
+                continue
+            shared = {paired[0].get(id(c)) for c in calls} & {paired[1].get(id(c)) for c in theirs} - {None}
+            known: Any = tuple({id(c): n[id(c)] for c in side if n.get(id(c)) in shared}
+                               for side, n in zip((calls, theirs), paired, strict=True))  # fmt: skip
+            for left, right in operators(calls, theirs, kinds, known, loose):
+                same = kinds[0](left) == kinds[1](right)
+                if same or self._same_output(left, right):
+                    self._calls(left, right, self._why(left, right, why))
+
+    def _kind(self, call: Call) -> str:
+        """Return what an operator of golden is in mine, where the map says so; else what it is."""
+        targets, _ = self._given.get(call.path, ((), ""))
+        return self._names.kind(targets[0].partition("/")[2] if targets else call.op)
+
+    def _why(self, golden: Call, mine: Call, why: str) -> str:
+        if golden.path in self._given:
+            return self._given[golden.path][1]
+        if golden.op != mine.op and self._names.kind(golden.op) != self._names.kind(mine.op):
+            return f"{SEQUENCE}: {golden.op} is replaced by {mine.op}, with the same result"
+        sites = [(c.path, c.records[0].site.call) for c in (golden, mine)]
+        return SAME_SITE if sites[0] == sites[1] else f"{SEQUENCE}; {why}" if why != SAME_SITE else SEQUENCE
+
+    def _same_output(self, golden: Call, mine: Call) -> bool:
+        outputs = [next((r for r in call.records if r.site.role == "output"), None) for call in (golden, mine)]
+        return outputs[0] is not None and outputs[1] is not None and self._fitter.agree(outputs[0], outputs[1])
+
+    def _calls(self, golden: Call, mine: Call, why: str) -> None:
+        for left, right, remark in slots(golden, mine, self._names):
+            self._add(left, right, f"{why}; {remark}" if remark else why)
+
+    def _add(self, golden: Record, mine: Record, why: str) -> None:
+        a, b = golden.summary, mine.summary
+        alike = a.fingerprint is not None and a.fingerprint == b.fingerprint and a.shape == b.shape
+        fit = None if alike else self._fitter.fit(golden, mine, why.startswith(FUSED))
+        self._of[golden.id].append(Pair(golden, mine, why, fit))
+        self._mine.add(mine.id)
+
+    def _by_value(self, golden: list[Call], mine: list[Call]) -> None:
+        """Pair what is left of a pass and has the same bytes, where it is the only one of these on its side."""
+        left = [[r for call in calls for r in call.records if r.id not in done and telling(r) and r.site.path not in self._given]
+                for calls, done in ((golden, self._of), (mine, self._mine))]  # fmt: skip
+        if not all(left):
+            return
+        prints = [_grouped(((r.site.role, r.summary.fingerprint), r) for r in records) for records in left]
+        for key, records in prints[0].items():
+            others = prints[1].get(key, [])
+            if len(records) == len(others) == 1:
+                self._add(records[0], others[0], SAME_VALUES)
+
+    # -- the table ----------------------------------------------------------------------------
+
+    def in_order(self) -> list[Pair]:
+        """Return all pairs, and the records without a partner where they ran."""
+        pairs = [pair for several in self._of.values() for pair in several]
+        if len(pairs) == len(self._sides[0]) == len(self._sides[1]) == len(self._mine) == len(self._of):
+            return [self._of[record.id][0] for record in self._sides[0]]
+        last: dict[int, int] = {}  # id of a record of mine -> golden's of the pair it is in
+        for pair in pairs:
+            if pair.golden and pair.mine:
+                last.setdefault(pair.mine.id, pair.golden.id)
+        there = [(path, other) for path, (others, _) in self._partners.items() for other in others]
+        left_out = {path for path, (others, _) in self._given.items() if not others}
+        golden = _Reasons(self._sides[1], [p.golden for p in pairs if p.golden], _grouped(there), left_out)
+        mine = _Reasons(self._sides[0], [p.mine for p in pairs if p.mine], _grouped((m, g) for g, m in there), set())
+        after: dict[int | None, list[Pair]] = defaultdict(list)
+        place: int | None = None
+        for record in self._sides[1]:
+            if record.id in last:
+                place = last[record.id]
+            else:
+                after[place].append(Pair(None, record, mine.why(record)))
+        table = after.pop(None, [])
+        for record in self._sides[0]:
+            table += self._of.get(record.id) or [Pair(record, None, golden.why(record))]
+            table += after.pop(record.id, ())
+        return table
+
+
+def telling(record: Record) -> bool:
+    """Tell whether a tensor's bytes say which one it is: they are no constant, and not few."""
+    s = record.summary
+    return s.fingerprint is not None and s.min is not None and s.min != s.max and s.numel > 3
+
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+
+def _grouped(items: Iterable[tuple[_K, _V]]) -> dict[_K, list[_V]]:
+    found: dict[_K, list[_V]] = {}
+    for key, value in items:
+        found.setdefault(key, []).append(value)
+    return found
+
+
+def _by_holder(calls: list[Call]) -> dict[str, list[Call]]:
+    """Return the calls right within each module: of its operators, and of the modules in it, from whatever depth."""
+    called = {call.module for call in calls}
+    holders: dict[str, str | None] = {}
+
+    def holder(path: str) -> str | None:
+        if path not in holders:
+            holders[path] = next((outer for outer in above(path) if outer != path and outer in called), None)
+        return holders[path]
+
+    found: dict[str, list[Call]] = {}
+    for call in calls:
+        path = call.module if call.operator else holder(call.module)
+        if path is not None:
+            found.setdefault(path, []).append(call)
+    return found
+
+
+def _ranks(golden: Iterable[Pass], mine: Iterable[Pass]) -> dict[int, list[int]]:
+    """Return rank of golden -> ranks of mine: the same, or where one run has a single rank, all of the other's."""
+    ours, theirs = (sorted({key[0] for key in keys}) for keys in (golden, mine))
+    if len(ours) != len(theirs) and 1 in (len(ours), len(theirs)):
+        return dict.fromkeys(ours, theirs)
+    return {rank: [rank] for rank in ours}
 
 
 class _Reasons:
-    """Says why a record has no partner among ``others``."""
+    """Says why a record has no partner among those of the other run.
 
-    def __init__(self, others: Iterable[Record]) -> None:
-        self._paths: set[_Key] = set()
-        self._steps: set[_Key] = set()
-        self._calls: set[_Key] = set()
-        self._phases: set[_Key] = set()
-        for record in others:
-            s = record.site
-            self._paths.add((s.path,))
-            self._steps.add((s.generation, s.step))
-            self._calls.add((s.generation, s.step, s.phase, s.path, s.call))
-            self._phases.add((s.phase,))
+    ``partners``: module -> what answers to it there. ``left_out``: paths that the map says have no partner.
+    """
+
+    def __init__(
+        self, others: Iterable[Record], paired: Iterable[Record], partners: dict[str, list[str]], left_out: set[str]
+    ) -> None:
+        sites = [record.site for record in others]
+        self._ranks = {s.rank for s in sites}
+        self._steps = {(s.generation, s.step) for s in sites}
+        self._phases = {s.phase for s in sites}
+        self._levels = {"/" in s.path for s in sites}
+        seen = {s.path.partition("/")[0] for s in sites}
+        self._known = {module for module, others in partners.items() if not seen.isdisjoint(others)}
+        self._calls = {_call(record) for record in paired}
+        self._left_out = left_out
 
     def why(self, record: Record) -> str:
         s = record.site
-        if (s.path,) not in self._paths:
-            return NO_PATH
-        if (s.generation, s.step) not in self._steps:
-            return NO_STEP
-        if (s.phase,) not in self._phases:
-            return NO_PHASE
-        return NO_SLOT if (s.generation, s.step, s.phase, s.path, s.call) in self._calls else NO_CALL
+        module, operator, _ = s.path.partition("/")
+        checks = (
+            (s.path in self._left_out or module in self._left_out, LEFT_OUT),
+            (len(self._ranks) > 1 and s.rank not in self._ranks, NO_RANK),
+            (module not in self._known, NO_PATH),
+            ((s.generation, s.step) not in self._steps, NO_STEP),
+            (s.phase not in self._phases, NO_PHASE),
+            (bool(operator) not in self._levels, NO_LEVEL if operator else NO_MODULES),
+            (_call(record) in self._calls, NO_SLOT),
+            (bool(operator), NO_OPERATOR),
+        )
+        return next((reason for holds, reason in checks if holds), NO_CALL)
+
+
+def _call(record: Record) -> _Key:
+    s = record.site
+    return s.rank, s.generation, s.step, s.phase, s.path, s.call

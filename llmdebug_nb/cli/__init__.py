@@ -57,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("mine", metavar="MINE", help="the run in question")
     compare.add_argument("-o", "--csv", metavar="CSV", help="write the table of differences")
     compare.add_argument("--html", metavar="F", help="write the report as one HTML page")
+    compare.add_argument("--map", metavar="F", help="YAML or JSON file: which module of GOLDEN is which of MINE")
     compare.add_argument("--no-explain", action="store_true", help="skip the search for what is to blame")
     compare.set_defaults(run=_compare)
 
@@ -106,7 +107,7 @@ def _info(args: argparse.Namespace) -> int:
 def _compare(args: argparse.Namespace) -> int:
     from llmdebug_nb import api
 
-    report = api.compare(args.golden, args.mine, explain=not args.no_explain)
+    report = api.compare(args.golden, args.mine, explain=not args.no_explain, mapping=args.map)
     print(report)
     for target, write in ((args.csv, report.to_csv), (args.html, report.to_html)):
         if target:

@@ -27,7 +27,7 @@ def differences(pairs: Iterable[Pair], load_golden: Load, load_mine: Load) -> It
 
     A payload that can't be read becomes a row with a reason; it never ends the comparison.
     """
-    measured: dict[tuple[Any, Any], metrics.Metrics] = {}
+    measured: dict[tuple[Any, ...], metrics.Metrics] = {}
     rounding = tolerance.Rounding()
     for index, pair in enumerate(pairs):
         golden, mine = pair.golden, pair.mine
@@ -37,12 +37,12 @@ def differences(pairs: Iterable[Pair], load_golden: Load, load_mine: Load) -> It
             continue
         a, b = golden.summary, mine.summary
         allowed = rounding.limit(a.dtype, b.dtype)
-        if a.shape != b.shape:
+        if a.shape != b.shape and pair.fit is None:
             reason = f"shape {list(a.shape)} against {list(b.shape)}"
             yield Difference(index, pair, "diverged", float("inf"), allowed, reason=reason)
             continue
-        same_bytes = same(a.fingerprint, b.fingerprint) if a.dtype == b.dtype else None
-        values, remark = _measure(golden, mine, same_bytes, load_golden, load_mine, measured)
+        same_bytes = same(a.fingerprint, b.fingerprint) if a.dtype == b.dtype and pair.fit is None else None
+        values, remark = _measure(pair, same_bytes, load_golden, load_mine, measured)
         if values is None:
             yield Difference(index, pair, "diverged" if same_bytes is False else UNMATCHED, reason=remark)
             continue
@@ -54,23 +54,29 @@ def differences(pairs: Iterable[Pair], load_golden: Load, load_mine: Load) -> It
 
 
 def _measure(
-    golden: Record, mine: Record, same_bytes: bool | None, load_golden: Load, load_mine: Load,
-    measured: dict[tuple[Any, Any], metrics.Metrics],
+    pair: Pair, same_bytes: bool | None, load_golden: Load, load_mine: Load,
+    measured: dict[tuple[Any, ...], metrics.Metrics],
 ) -> tuple[metrics.Metrics | None, str | None]:  # fmt: skip
     """Return metrics and a remark; None and the reason where the two can't be measured."""
+    golden, mine = pair.golden, pair.mine
+    assert golden is not None
+    assert mine is not None
     a, b = golden.summary, mine.summary
     if same_bytes:
         return metrics.identical(a), None
     if golden.payload is None or mine.payload is None:
         sides = [name for name, record in (("golden", golden), ("mine", mine)) if record.payload is None]
-        return _by_statistics(a, b, f"no values on {' and '.join(sides)}")
+        return _by_statistics(pair, a, b, f"no values on {' and '.join(sides)}")
     if (golden.kept, golden.kept_shape) != (mine.kept, mine.kept_shape):
-        return _by_statistics(a, b, f"golden keeps {_part(golden)}, mine {_part(mine)}")
-    key = (golden.payload, mine.payload)
+        return _by_statistics(pair, a, b, f"golden keeps {_part(golden)}, mine {_part(mine)}")
+    if pair.fit is not None and golden.kept is not None:
+        return _by_statistics(pair, a, b, f"both keep {golden.kept}")
+    key = (golden.payload, mine.payload, pair.fit and pair.fit.says)
     try:
         if key not in measured:
-            measured[key] = metrics.compare(load_golden(golden), load_mine(mine))
-    except (CorruptDumpError, TensorLookupError) as error:
+            tensors = load_golden(golden), load_mine(mine)
+            measured[key] = metrics.compare(*(pair.fit(*tensors) if pair.fit is not None else tensors))
+    except (CorruptDumpError, TensorLookupError, ValueError) as error:
         return None, str(error)
     if golden.kept is None:
         return measured[key], None
@@ -80,7 +86,9 @@ def _measure(
     return values, f"judged by {golden.kept} and statistics"
 
 
-def _by_statistics(a: Summary, b: Summary, why: str) -> tuple[metrics.Metrics | None, str]:
+def _by_statistics(pair: Pair, a: Summary, b: Summary, why: str) -> tuple[metrics.Metrics | None, str]:
+    if pair.fit is not None and not pair.fit.whole:
+        return None, f"{why}, and statistics are of all of it ({pair.fit.says})"
     values = metrics.statistics(a, b)
     if a.numel and all(value is None for value in values.values()):
         return None, f"{why}, and no statistics to judge by"

@@ -114,6 +114,7 @@ class LLMDebugMagics(Magics):
     @argument("mine", help="name or path of the run in question, or a variable")
     @argument("--csv", metavar="F", help="write the table of differences to this file")
     @argument("--html", metavar="F", help="write the report as one HTML page to this file")
+    @argument("--map", metavar="F", help="YAML or JSON file (or a variable): which module of golden is which of mine")
     @argument("--no-explain", action="store_true", help="skip the search for what is to blame")
     @line_magic
     def llmcompare(self, line: str) -> Report:
@@ -123,7 +124,9 @@ class LLMDebugMagics(Magics):
         """
         args = _parse(self.llmcompare, line)
         with _one_line():
-            report = api.compare(self._known_run(args.golden), self._known_run(args.mine), explain=not args.no_explain)
+            mapping = self.shell.user_ns.get(args.map, args.map)
+            sides = self._known_run(args.golden), self._known_run(args.mine)
+            report = api.compare(*sides, explain=not args.no_explain, mapping=mapping)
             explore.show_report(report, self.shell)
             for target, write in ((args.csv, report.to_csv), (args.html, report.to_html)):
                 if target:

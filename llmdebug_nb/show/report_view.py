@@ -136,7 +136,12 @@ class ReportView(View):
     def _difference_row(self, index: int) -> wire.Row:
         d = self.differences[index]
         return self.row_view(
-            index, d.pair.either, verdict=d.verdict, error=number(d.error), limit=number(d.limit), reason=d.reason or ""
+            index,
+            d.pair.either,
+            verdict=d.verdict,
+            error=number(d.error),
+            limit=number(d.limit),
+            reason=d.reason or (d.pair.fit.says if d.pair.fit else ""),
         )
 
     def detail(self, request: wire.DetailRequest) -> wire.Detail:
@@ -181,7 +186,11 @@ class ReportView(View):
             if len(set(kept)) > 1:
                 parts = " against ".join(part or "the whole tensor" for part in kept)
                 raise TensorLookupError(f"no difference to show: {parts}")
-            golden, mine = self.array(row, "golden"), self.array(row, "mine")
+            if pair.fit is not None and pair.golden is not None and pair.mine is not None:
+                fitted = pair.fit(self.golden.load(pair.golden), self.mine.load(pair.mine))
+                golden, mine = (tensors.as_array(tensor) for tensor in fitted)
+            else:
+                golden, mine = self.array(row, "golden"), self.array(row, "mine")
             if golden.shape != mine.shape:
                 raise TensorLookupError(f"no difference to show: shape {list(golden.shape)} against {list(mine.shape)}")
             return np.asarray(mine.astype(np.float64) - golden.astype(np.float64))

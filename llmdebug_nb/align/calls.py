@@ -1,0 +1,118 @@
+"""The calls of a run: the records of one call of a module or an operator, together."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from llmdebug_nb.align import sequence
+from llmdebug_nb.align.names import Names
+from llmdebug_nb.align.sequence import Token
+from llmdebug_nb.records import Record, Summary
+
+Pass = tuple[int, int, int, str]  # rank, generation, step, phase
+Kind = Callable[["Call"], str]
+
+
+@dataclass(slots=True)
+class Call:
+    """``module``: the path of a module; for an operator's call, of the one that it ran in."""
+
+    path: str
+    module: str
+    operator: bool
+    op: str
+    records: list[Record] = field(default_factory=list)
+
+    @property
+    def output(self) -> Summary | None:
+        return next((r.summary for r in self.records if r.site.role == "output"), None)
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        return tuple((r.site.role, r.site.slot, r.summary.shape) for r in self.records)
+
+
+def passes(records: Iterable[Record]) -> dict[Pass, list[Call]]:
+    """Return the calls of each pass over the model, in the order in which they began."""
+    found: dict[Pass, dict[tuple[str, int], Call]] = defaultdict(dict)
+    for record in records:
+        s = record.site
+        calls = found[s.rank, s.generation, s.step, s.phase]
+        call = calls.get((s.path, s.call))
+        if call is None:
+            module, slash, _ = s.path.partition("/")
+            call = calls[s.path, s.call] = Call(s.path, module, bool(slash), record.op)
+        call.records.append(record)
+    return {key: list(calls.values()) for key, calls in found.items()}
+
+
+Numbers = tuple[dict[int, int], dict[int, int]]  # id of a call -> number, on both sides; paired calls have the same
+
+
+def modules(golden: list[Call], mine: list[Call]) -> Iterator[tuple[Call, Call]]:
+    """Yield the calls of one module that answer to each other."""
+    sides = [[Token("call", value=call.output) for call in calls] for calls in (golden, mine)]
+    for i, j in sequence.align(sides[0], sides[1]):
+        yield golden[i], mine[j]
+
+
+def operators(
+    golden: list[Call], mine: list[Call], kinds: tuple[Kind, Kind], paired: Numbers, loose: bool
+) -> Iterator[tuple[Call, Call]]:
+    """Yield the calls of operators that answer to each other, out of the calls within one module.
+
+    ``kinds``: what a call is, on either side. ``paired``: the inner modules between them. ``loose``: see `sequence.align`.
+    """
+    sides: list[list[Token]] = []
+    for calls, numbers, kind in zip((golden, mine), paired, kinds, strict=True):
+        calls[:] = [call for call in calls if call.operator or id(call) in numbers]
+        sides.append([Token("", anchor=numbers[id(call)]) if id(call) in numbers
+                      else Token(kind(call), call.shape, value=call.output) for call in calls])  # fmt: skip
+    for i, j in sequence.align(sides[0], sides[1], loose):
+        if not sides[0][i].anchor:
+            yield golden[i], mine[j]
+
+
+def slots(golden: Call, mine: Call, names: Names) -> Iterator[tuple[Record, Record, str]]:
+    """Yield the tensors of two calls that answer to each other, and in what they differ, or "".
+
+    By role and slot; those left by what the map says, by value, and where a role has but one left of a shape, by that.
+    """
+    theirs = {(r.site.role, r.site.slot): r for r in mine.records}
+    same_op = names.kind(golden.op) == names.kind(mine.op) or not golden.operator
+    left: list[Record] = []
+    for record in golden.records:
+        partner = theirs.pop((record.site.role, record.site.slot), None) if same_op else None
+        if partner is not None:
+            yield record, partner, ""
+        else:
+            left.append(record)
+    for record in left:
+        partner = _other_slot(record, left, list(theirs.values()), names)
+        if partner is not None:
+            del theirs[partner.site.role, partner.site.slot]
+            other = f"{partner.site.role}[{partner.site.slot}]"
+            yield record, partner, f"{record.site.role}[{record.site.slot}] is {other} there"
+
+
+def _other_slot(record: Record, left: list[Record], theirs: list[Record], names: Names) -> Record | None:
+    s, value = record.site, record.summary
+    free = [r for r in theirs if r.site.role == s.role]
+    for other in free:
+        if names.same_output((record.op, s.slot), (other.op, other.site.slot)):
+            return other
+    same = [r for r in free if alike(value, r.summary)]
+    if same:
+        return same[0]
+    shaped = [r for r in free if r.summary.shape == value.shape and r.summary.dtype == value.dtype]
+    rivals = [r for r in left if r.site.role == s.role and r.summary.shape == value.shape]
+    return shaped[0] if len(shaped) == len(rivals) == 1 else None
+
+
+def alike(golden: Summary, mine: Summary) -> bool:
+    """Tell whether two tensors are the same as far as fingerprints and statistics say."""
+    if golden.fingerprint and golden.fingerprint == mine.fingerprint:
+        return True
+    return golden.numel == mine.numel and sequence.agreement(golden, mine) >= 3

@@ -1,0 +1,79 @@
+"""How two tensors that hold the same, laid out differently, are brought to one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+Move = Callable[["torch.Tensor"], "torch.Tensor"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """``says``: in words for the report. ``golden``, ``mine``: what is done to either side, in order.
+
+    ``whole``: all elements of both are there, in another order, so the statistics of the two still compare.
+    """
+
+    says: str
+    golden: tuple[Move, ...] = ()
+    mine: tuple[Move, ...] = ()
+    whole: bool = False
+
+    def __call__(self, golden: torch.Tensor, mine: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return both, in equal shapes where the two fit. Raises ValueError where what was read has another shape than was said."""
+        try:
+            for move in self.golden:
+                golden = move(golden)
+            for move in self.mine:
+                mine = move(mine)
+        except (RuntimeError, IndexError) as error:
+            raise ValueError(
+                f"{self.says}: does not fit shapes {list(golden.shape)} and {list(mine.shape)} ({error})"
+            ) from None
+        return golden, mine
+
+
+def permuted(order: tuple[int, ...]) -> Move:
+    return lambda x: x.permute(order)
+
+
+def viewed(shape: tuple[int, ...]) -> Move:
+    return lambda x: x.reshape(shape)
+
+
+def narrowed(axis: int, start: int, length: int) -> Move:
+    return lambda x: x.narrow(axis, start, length)
+
+
+def grouped(axis: int, groups: int, start: int, length: int) -> Move:
+    """Take ``length`` elements from ``start`` of each of so many groups along an axis: per-head interleaved parts."""
+
+    def move(x: torch.Tensor) -> torch.Tensor:
+        place = axis % x.dim()
+        split = x.reshape(*x.shape[:place], groups, -1, *x.shape[place + 1 :])
+        return split.narrow(place + 1, start, length).flatten(place, place + 1)
+
+    return move
+
+
+def dequantised(scale: torch.Tensor, offset: torch.Tensor | None) -> Move:
+    """``(w - offset) * scale``; scales and offsets of groups along an axis are spread over them."""
+
+    def spread(x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        if x.dim() == 1 and len(shape) == 2 and x.shape[0] == shape[0] != shape[1]:
+            x = x.unsqueeze(1)
+        for axis in range(x.dim()):
+            if x.dim() == len(shape) and 1 < x.shape[axis] < shape[axis]:
+                x = x.repeat_interleave(shape[axis] // x.shape[axis], dim=axis)
+        return x.double()
+
+    def move(x: torch.Tensor) -> torch.Tensor:
+        shifted = x.double() if offset is None else x.double() - spread(offset, x.shape)
+        return shifted * spread(scale, x.shape)
+
+    return move

@@ -1,0 +1,261 @@
+"""How the tensors of a pair lie: transposed, heads flattened, a part of a fused one, rows of a batch, a shard, quantised.
+
+What may be is told by shapes and statistics; where values are kept they decide, once for all pairs that lie alike.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from llmdebug_nb.align import fit as moves
+from llmdebug_nb.align.fit import Fit
+from llmdebug_nb.align.sequence import TELLING, agreement
+from llmdebug_nb.align.tokens import Frames, Load
+from llmdebug_nb.errors import CorruptDumpError, TensorLookupError
+from llmdebug_nb.records import Record, Summary
+
+if TYPE_CHECKING:
+    import torch
+
+_FITS = 0.25  # largest relative L2 error of two tensors that hold the same, bugs and rounding to 4 bits included
+_SAME = 0.02  # the same, where only the values say that the two belong together
+_TIES = 4.0  # one way must be so much better than another that is shorter to say
+_MOST_GROUPS, _MOST_STARTS, _MOST_WAYS = 512, 64, 400
+_INTEGERS = ("int8", "uint8", "int16", "int32")
+
+UNSEEN = "a part of it; which one can't be told without values"
+
+Shape = tuple[int, ...]
+
+
+class Fitter:
+    """Finds how the tensors of pairs lie, and remembers it for the next ones."""
+
+    def __init__(self, sides: tuple[list[Record], list[Record]], load: tuple[Load, Load] | None) -> None:
+        self._load = load
+        self._frames = Frames(sides, load)
+        self._weights: dict[str, list[Record]] = {}
+        for record in sides[1]:
+            if record.site.role == "weight":
+                self._weights.setdefault(record.site.path, []).append(record)
+        self._known: dict[Any, Fit] = {}
+
+    def fit(self, golden: Record, mine: Record, fused: bool = False) -> Fit | None:
+        """Return how two tensors are brought to one shape, or None where they lie alike, or nothing is found."""
+        a, b, s = golden.summary, mine.summary, golden.site
+        if s.role == "weight" and b.dtype in _INTEGERS and a.dtype not in _INTEGERS:
+            return self._dequantised(golden, mine)
+        framed = self._framed(golden, mine) if s.role in ("input", "output") else None
+        if framed is not None:
+            return framed
+        if a.shape == b.shape:
+            known = s.role == "weight" and (a.shape, b.shape, _any_layer(s.path)) in self._known
+            return self._of_same_size(golden, mine) if len(a.shape) > 1 and (known or _same_elements(a, b)) else None
+        if math.prod(a.shape) == math.prod(b.shape):
+            return self._of_same_size(golden, mine)
+        sharded = golden.site.rank != mine.site.rank
+        apart = [(x, y) for x, y in zip(a.shape, b.shape, strict=False) if x != y]
+        key = "part", _any_layer(s.path), _any_layer(mine.site.path), mine.site.rank, s.role, s.slot, *apart
+        return self._best(key, golden, mine, _parts(a.shape, b.shape, s.role == "weight"), sure=fused or sharded)
+
+    def agree(self, golden: Record, mine: Record) -> bool:
+        """Tell whether two tensors hold the same, as laid out in `fit`; False where it can't be seen."""
+        fitted = self.fit(golden, mine)
+        error = self._error(golden, mine, fitted or Fit(""))
+        return error is not None and error < _SAME
+
+    def _framed(self, golden: Record, mine: Record) -> Fit | None:
+        s = golden.site
+        frame = self._frames.of(s.generation, s.step)
+        first = self._frames.of(s.generation, 0)
+        if frame is None:
+            if first is None or golden.summary.shape == mine.summary.shape:
+                return None
+            frame = first.later()
+        ways = list(frame.fits(golden.summary.shape, mine.summary.shape, first))
+        if len(ways) == 1:
+            return ways[0]
+        key = "frame", golden.site.path, golden.site.role, golden.site.slot
+        return self._best(key, golden, mine, ways, sure=False) or next(iter(ways), None)
+
+    def _of_same_size(self, golden: Record, mine: Record) -> Fit | None:
+        a, b = golden.summary, mine.summary
+        key = a.shape, b.shape, _any_layer(golden.site.path)
+        found = self._best(key, golden, mine, _layouts(a.shape, b.shape), sure=agreement(a, b) >= TELLING)
+        return found if found is not None and found.golden + found.mine else None
+
+    def _dequantised(self, golden: Record, mine: Record) -> Fit | None:
+        beside = {name: next((r for r in self._weights.get(mine.site.path, ()) if any(n in r.site.slot for n in names)), None)
+                  for name, names in (("scale", ("scale",)), ("offset", ("offset", "zero")))}  # fmt: skip
+        scale = beside["scale"]
+        if scale is None or scale.payload is None or self._load is None:
+            return None
+        offset = beside["offset"]
+        read = self._load[1]
+        spread = moves.dequantised(read(scale), None if offset is None or offset.payload is None else read(offset))
+        formula = "(w - offset) * scale" if offset is not None else "w * scale"
+        ways = [Fit(f"dequantised: {formula}", (), (spread,)),
+                Fit(f"dequantised: {formula}, transposed", (), (spread, lambda x: x.t()))]  # fmt: skip
+        ways = ways[
+            : 1
+            if golden.summary.shape == mine.summary.shape and golden.summary.shape[0] != golden.summary.shape[-1]
+            else 2
+        ]
+        return self._best(None, golden, mine, ways, sure=False)
+
+    def _best(self, key: Any, golden: Record, mine: Record, ways: Iterable[Fit], sure: bool) -> Fit | None:
+        """Return the way in which the two agree best; where values can't say, the one found for others that lie like them.
+
+        ``sure``: something else says that they belong together, so without values the likeliest way is taken.
+        """
+        known = self._known.get(key)
+        if known is not None:
+            return known
+        errors: list[tuple[float, Fit]] = []
+        for way in itertools.islice(ways, _MOST_WAYS):
+            error = self._error(golden, mine, way)
+            if error is None:
+                return replace(way, says=f"{way.says}, assumed" if way.whole else UNSEEN) if sure else None
+            errors.append((error, way))
+            if error == 0.0:
+                break
+        if not errors:
+            return None
+        least = min(error for error, _ in errors)
+        best = next(way for error, way in errors if error <= least * _TIES)
+        if least > _FITS:
+            return best if sure else None
+        if key is not None and sum(error <= least * _TIES + 1e-6 for error, _ in errors) == 1:
+            self._known[key] = best
+        return best
+
+    def _error(self, golden: Record, mine: Record, way: Fit) -> float | None:
+        """Return |m - g| / |g| in the middle of a search, None if the values are not there, inf where they don't fit."""
+        if self._load is None or any(r.payload is None or r.kept is not None for r in (golden, mine)):
+            return None
+        tensors = self._read(golden, mine)
+        if tensors is None:
+            return None
+        try:
+            g, m = way(*tensors)
+        except ValueError:
+            return math.inf
+        if g.shape != m.shape or not g.numel():
+            return math.inf
+        size = float(g.norm())
+        error = float((m - g).norm())
+        return error / size if size > 0 and error == error else 0.0 if error == 0 else math.inf
+
+    def _read(self, golden: Record, mine: Record) -> tuple[torch.Tensor, torch.Tensor] | None:
+        import torch
+
+        key = golden.id, mine.id
+        if getattr(self, "_last", (None,))[0] != key:
+            assert self._load is not None
+            try:
+                g, m = (load(r).to(torch.float64) for load, r in zip(self._load, (golden, mine), strict=True))
+            except (CorruptDumpError, TensorLookupError, RuntimeError):
+                return None
+            fine = torch.finfo(torch.float32).max / 2  # masks
+            self._last = key, tuple(x.nan_to_num(0.0).clamp(-fine, fine) for x in (g, m))
+        return self._last[1]  # type: ignore[return-value]
+
+
+def _same_elements(golden: Summary, mine: Summary) -> bool:
+    """Tell whether two tensors of one dtype may hold the same elements in another order."""
+    if (golden.min, golden.max, golden.dtype) != (mine.min, mine.max, mine.dtype) or golden.min == golden.max:
+        return False
+    gaps = ((getattr(golden, name) or 0.0) - (getattr(mine, name) or 0.0) for name in ("l2norm", "mean"))
+    return all(abs(gap) <= 1e-6 * (golden.l2norm or 0.0) for gap in gaps)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _any_layer(path: str) -> str:
+    """Return a path without its numbers: layers lie alike."""
+    return re.sub(r"\d+", "*", path)
+
+
+def _layouts(golden: Shape, mine: Shape) -> Iterator[Fit]:
+    """Yield ways in which tensors of as many elements may lie: reshaped, transposed, heads flattened or split."""
+    yield Fit("" if golden == mine else "reshaped", () if golden == mine else (moves.viewed(mine),), whole=True)
+    for turned, shape, other in (("golden", golden, mine), ("mine", mine, golden)):
+        if not 2 <= len(shape) <= 4 or (turned == "mine" and len(golden) == len(mine)):
+            continue
+        orders = sorted(itertools.permutations(range(len(shape))), key=lambda o: sum(a != i for i, a in enumerate(o)))
+        for order in orders[1:]:
+            if _merges(tuple(shape[a] for a in order), other):
+                done = moves.permuted(order), moves.viewed(other)
+                says = "transposed" if len(order) == 2 == len(other) else f"axes {order} of {turned}"
+                says += (
+                    ""
+                    if len(golden) == len(mine)
+                    else ", then flattened"
+                    if len(shape) > len(other)
+                    else ", then split"
+                )
+                yield Fit(says, done if turned == "golden" else (), () if turned == "golden" else done, whole=True)
+
+
+def _merges(shape: Shape, other: Shape) -> bool:
+    """Tell whether one shape comes of the other by merging or splitting axes that are next to each other."""
+    ends = [set(itertools.accumulate((n for n in sizes if n != 1), lambda a, b: a * b)) for sizes in (shape, other)]
+    return ends[0] <= ends[1] or ends[1] <= ends[0] if len(shape) != len(other) else shape == other
+
+
+def _parts(golden: Shape, mine: Shape, weight: bool) -> Iterator[Fit]:
+    """Yield ways in which one tensor may be a part of the other, contiguous ones first; a weight may lie transposed, too."""
+    if len(golden) != len(mine):
+        return
+    turns: list[tuple[str, Shape, tuple[Any, ...]]] = [("", mine, ())]
+    if weight and len(mine) == 2:
+        turns.append((", transposed", mine[::-1], (moves.permuted((1, 0)),)))
+    for find in (_blocks, _interleaved):
+        for says, shape, before in turns:
+            for way in find(golden, shape):
+                yield replace(way, says=way.says + says, mine=(*before, *way.mine))
+
+
+def _blocks(golden: Shape, mine: Shape) -> Iterator[Fit]:
+    """Yield the blocks of the larger along every axis in which they differ."""
+    axes = [axis for axis in range(-len(golden), 0) if golden[axis] != mine[axis]]
+    choices = []
+    for axis in axes:
+        large, small = max(golden[axis], mine[axis]), min(golden[axis], mine[axis])
+        if not small:
+            return
+        step = math.gcd(large, small) if axis == -1 else 1
+        choices.append(range(0, large - small + 1, step)[:_MOST_STARTS])
+    for starts in itertools.product(*choices):
+        sides: tuple[list[Any], list[Any]] = [], []
+        said = []
+        for axis, start in zip(axes, starts, strict=True):
+            side, length = int(golden[axis] < mine[axis]), min(golden[axis], mine[axis])
+            sides[side].append(moves.narrowed(axis, start, length))
+            where = f"{start}-{start + length - 1}" if length > 1 else str(start)
+            said.append(f"{where} of {max(golden[axis], mine[axis])} along axis {axis} of {('golden', 'mine')[side]}")
+        yield Fit("; ".join(said), tuple(sides[0]), tuple(sides[1]))
+
+
+def _interleaved(golden: Shape, mine: Shape) -> Iterator[Fit]:
+    """Yield the parts of the larger that take a share of each group (head) along the one axis in which they differ."""
+    axes = [axis for axis in range(-len(golden), 0) if golden[axis] != mine[axis]]
+    if len(axes) != 1:
+        return
+    axis = axes[0]
+    side, small, large = int(golden[axis] < mine[axis]), *sorted((golden[axis], mine[axis]))
+    common = math.gcd(large, small)
+    for groups in range(2, min(common, _MOST_GROUPS) + 1):
+        if common % groups:
+            continue
+        per, share = large // groups, small // groups
+        for start in range(0, per - share + 1, math.gcd(per, share)):
+            move = (moves.grouped(axis, groups, start, share),)
+            where = f"{start}-{start + share - 1}" if share > 1 else str(start)
+            says = f"{where} of each {per} along axis {axis} of {('golden', 'mine')[side]}"
+            yield Fit(says, () if side else move, move if side else ())

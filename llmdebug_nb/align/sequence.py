@@ -1,0 +1,192 @@
+"""Aligning two sequences of calls: what is the same call in both, though others were inserted, removed or replaced.
+
+It is a weighted longest common subsequence: of all ways to go through both sequences in order, the one whose calls
+are the most alike. Equal sequences cost one pass, and so does what is equal at both ends of others; what is left
+takes time with the product of its lengths, and memory with their sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from llmdebug_nb.records import Summary
+
+_CELLS = 1 << 20  # of a table that is kept whole
+# how alike two calls are; only their order and rough proportion matter
+_SAME_OP, _SAME_SHAPE, _SAME_NAME, _OTHER_SHAPE, _SAME_BYTES, _DIGIT = 15, 25, 15, 5, 75, 10
+TELLING = 2.0  # digits of agreement that two unrelated tensors don't have by chance
+_REPLACED = 3.0  # the same, between calls of different operators
+_MOST = 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A call, as it is recognised.
+
+    ``op``: what is called. ``shape``: of what goes in and out. ``name``: in the module that holds it, "" if that says
+    nothing. ``value``: of what comes out. ``anchor``: calls that are paired already have the same number, all others 0.
+    ``telling``: the shape alone tells what it is, whatever the op (parameters).
+    """
+
+    op: str
+    shape: Hashable = ()
+    name: str = ""
+    value: Summary | None = None
+    anchor: int = 0
+    telling: bool = False
+
+    @property
+    def label(self) -> Hashable:
+        return self.anchor, self.op, self.shape
+
+    @property
+    def print(self) -> str | None:
+        return self.value.fingerprint if self.value else None
+
+
+def align(golden: Sequence[Token], mine: Sequence[Token], loose: bool = False) -> list[tuple[int, int]]:
+    """Return the places of the calls that answer to each other, rising on both sides.
+
+    ``loose``: shapes may differ in the runs as a whole (another batch, say), so a different one is not another call.
+    """
+    same = len(golden) == len(mine) and all(g.label == m.label for g, m in zip(golden, mine, strict=True))
+    if same and not _moved(golden, mine):
+        return [(i, i) for i in range(len(golden))]
+    start, end = 0, 0
+    shorter = min(len(golden), len(mine))
+    while start < shorter and _equal(golden[start], mine[start]):
+        start += 1
+    while end < shorter - start and _equal(golden[-1 - end], mine[-1 - end]):
+        end += 1
+    table = _Table(golden[start : len(golden) - end], mine[start : len(mine) - end], loose)
+    middle = [(start + i, start + j) for i, j in table.path(0, table.n, 0, table.m)]
+    tail = [(len(golden) - k, len(mine) - k) for k in range(end, 0, -1)]
+    return [(i, i) for i in range(start)] + middle + tail
+
+
+def agreement(golden: Summary, mine: Summary) -> float:
+    """Return to how many decimal digits the statistics of two tensors agree, 0 to 6; 0 where they can't tell."""
+    return float(_digits(_figures([golden]), _figures([mine]))[0, 0])
+
+
+def _equal(golden: Token, mine: Token) -> bool:
+    return golden.label == mine.label and golden.print is not None and golden.print == mine.print
+
+
+def _moved(golden: Sequence[Token], mine: Sequence[Token]) -> bool:
+    """Tell whether values that differ place by place are there at other places: the same bytes, or but for rounding."""
+    apart = [(g.value, m.value) for g, m in zip(golden, mine, strict=True) if g.print != m.print]
+    if {g.fingerprint for g, _ in apart if g} & {m.fingerprint for _, m in apart if m} - {None}:
+        return True
+    if not apart or len(apart) ** 2 > _CELLS:
+        return False
+    digits = _digits(_figures([g for g, _ in apart]), _figures([m for _, m in apart]))
+    far = np.diagonal(digits) < TELLING
+    return bool((digits[far][:, far] >= _REPLACED).any())
+
+
+def _figures(values: Sequence[Summary | None]) -> np.ndarray:
+    """Return [n, 5]: elements, min, max, mean and l2norm; NaN where there are none, or none that tell anything."""
+    rows = [
+        (s.numel, s.min, s.max, s.mean, s.l2norm)
+        if s is not None and s.min is not None and s.min != s.max and s.numel > 3
+        else (math.nan,) * 5
+        for s in values
+    ]
+    return np.array(rows, dtype=np.float64).reshape(-1, 5)
+
+
+def _digits(golden: np.ndarray, mine: np.ndarray) -> np.ndarray:
+    """Return [n, m]: digits to which the statistics agree."""
+    with np.errstate(all="ignore"):
+        count, low, high, _, norm = golden.T
+        reach = np.maximum(np.abs(low), np.abs(high))
+        apart = np.where(count[:, None] == mine[None, :, 0], 0.0, np.nan)
+        for column, scale in ((1, reach), (2, reach), (3, norm / np.sqrt(count)), (4, norm)):
+            gap = np.abs(golden[:, None, column] - mine[None, :, column]) / scale[:, None]
+            apart = np.maximum(apart, gap)  # NaN stays
+        return np.asarray(np.nan_to_num(np.clip(-np.log10(apart + 1e-12), 0.0, _MOST), nan=0.0))
+
+
+class _Table:
+    """How alike the calls of two sequences are, and the best way through."""
+
+    def __init__(self, golden: Sequence[Token], mine: Sequence[Token], loose: bool) -> None:
+        self.n, self.m, self._loose = len(golden), len(mine), loose
+        codes: dict[Hashable, int] = {}
+
+        def coded(values: list[Hashable]) -> np.ndarray:
+            return np.array([0 if not v else codes.setdefault(v, len(codes) + 1) for v in values], dtype=np.int64)
+
+        self._golden, self._mine = (
+            [coded([("op", t.op) for t in side]), coded([("shape", t.shape) for t in side]),
+             coded([("name", t.name) if t.name else None for t in side]), coded([t.print for t in side]),
+             np.array([t.anchor for t in side], dtype=np.int64), np.array([t.telling for t in side], dtype=bool)]
+            for side in (golden, mine)
+        )  # fmt: skip
+        self._figures = _figures([t.value for t in golden]), _figures([t.value for t in mine])
+
+    def _scores(self, rows: slice, columns: slice) -> np.ndarray:
+        """Return int64[rows, columns]; 0 where two calls have nothing in common."""
+        golden, mine = ([x[where] for x in side] for side, where in ((self._golden, rows), (self._mine, columns)))
+        same = [g[:, None] == m[None, :] for g, m in zip(golden, mine, strict=True)]
+        op, shape, name, value, anchor, _ = same
+        named, known = name & (golden[2] > 0)[:, None], value & (golden[3] > 0)[:, None]
+        digits = _digits(self._figures[0][rows], self._figures[1][columns])
+        elements = self._figures[0][rows, :1] == self._figures[1][columns, 0][None, :]
+        near = np.where(digits >= TELLING, digits * _DIGIT, 0.0)
+        near = np.where(known, _SAME_BYTES, near)
+        telling = shape & (golden[5][:, None] & mine[5][None, :])
+        score = op * _SAME_OP + shape * _SAME_SHAPE + (~shape & op) * _OTHER_SHAPE + named * _SAME_NAME + near
+        informed = known & (np.nan_to_num(self._figures[0][rows, :1]) > 3)
+        allowed = (op & (shape | elements | self._loose)) | telling | (digits >= _REPLACED) | informed
+        result = np.where(allowed, score, 0.0)
+        anchored = (golden[4] > 0)[:, None] | (mine[4] > 0)[None, :]
+        return np.asarray(np.where(anchored, anchor * 10 * _SAME_BYTES, result), dtype=np.int64)
+
+    def path(self, top: int, bottom: int, left: int, right: int) -> list[tuple[int, int]]:
+        """Return the best way through a part of the table."""
+        if top == bottom or left == right:
+            return []
+        if (bottom - top) * (right - left) <= _CELLS or bottom - top == 1:
+            return self._walk(top, bottom, left, right)
+        middle = (top + bottom) // 2
+        down = self._sweep(range(top, middle), left, right, 1)
+        up = self._sweep(range(bottom - 1, middle - 1, -1), left, right, -1)
+        split = left + int(np.argmax(down + up[::-1]))
+        return self.path(top, middle, left, split) + self.path(middle, bottom, split, right)
+
+    def _sweep(self, rows: range, left: int, right: int, sense: int) -> np.ndarray:
+        """Return the worth of the best way through these rows and the first 0, 1, 2 ... columns (the last ones if ``sense`` is -1)."""
+        best = np.zeros(right - left + 1, dtype=np.int64)
+        for row in rows:
+            best = _next(best, self._scores(slice(row, row + 1), slice(left, right))[0][::sense])
+        return best
+
+    def _walk(self, top: int, bottom: int, left: int, right: int) -> list[tuple[int, int]]:
+        scores = self._scores(slice(top, bottom), slice(left, right))
+        best = [np.zeros(right - left + 1, dtype=np.int64)]
+        for row in scores:
+            best.append(_next(best[-1], row))
+        i, j, found = bottom - top, right - left, []
+        while i and j:
+            worth = scores[i - 1, j - 1]
+            if worth > 0 and best[i][j] == best[i - 1][j - 1] + worth:
+                i, j = i - 1, j - 1
+                found.append((top + i, left + j))
+            elif best[i][j] == best[i - 1][j]:
+                i -= 1
+            else:
+                j -= 1
+        return found[::-1]
+
+
+def _next(best: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """Return the next row of a table: a call is paired with the one of this row, or left out."""
+    row = best.copy()
+    np.maximum(row[1:], best[:-1] + scores, out=row[1:])
+    return np.maximum.accumulate(row)
