@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 from hypothesis import given, settings
@@ -60,7 +61,7 @@ def test_an_alignment_rises_on_both_sides(edited, exact):
     golden, mine, _ = edited
     found = align([_token(op, n) for op, n in golden], [_token(op, n, exact) for op, n in mine])
     for side in zip(*found, strict=True):
-        assert all(a < b for a, b in zip(side, side[1:], strict=False))
+        assert all(a < b for a, b in itertools.pairwise(side))
 
 
 @given(st.lists(st.sampled_from(OPS), max_size=40))
@@ -126,8 +127,9 @@ MODULES = ("a", "a.b", "a.b.c", "d")
 def _run_pair(draw):
     golden, mine, _ = draw(_edited())
     homes = {}
-    place = lambda n: homes.setdefault(n, draw(st.sampled_from(MODULES)))
-    return [[(place(n), op, n) for op, n in side] for side in (golden, mine)]
+    for _, n in (*golden, *mine):
+        homes.setdefault(n, draw(st.sampled_from(MODULES)))
+    return [[(homes[n], op, n) for op, n in side] for side in (golden, mine)]
 
 
 @settings(deadline=None)

@@ -75,29 +75,30 @@ def operators(
             yield golden[i], mine[j]
 
 
-def slots(golden: Call, mine: Call, names: Names) -> Iterator[tuple[Record, Record, str]]:
+def slots(golden: Call, mine: Call, names: Names, replaced: bool) -> Iterator[tuple[Record, Record, str]]:
     """Yield the tensors of two calls that answer to each other, and in what they differ, or "".
 
     By role and slot; those left by what the map says, by value, and where a role has but one left of a shape, by that.
+    ``replaced``: the two do the same in other ways, so only outputs, and inputs of the same values, answer to each other.
     """
     theirs = {(r.site.role, r.site.slot): r for r in mine.records}
-    same_op = names.kind(golden.op) == names.kind(mine.op) or not golden.operator
     left: list[Record] = []
     for record in golden.records:
-        partner = theirs.pop((record.site.role, record.site.slot), None) if same_op else None
+        same_slot = not replaced or record.site.role == "output"
+        partner = theirs.pop((record.site.role, record.site.slot), None) if same_slot else None
         if partner is not None:
             yield record, partner, ""
         else:
             left.append(record)
     for record in left:
-        partner = _other_slot(record, left, list(theirs.values()), names)
+        partner = _other_slot(record, list(theirs.values()), [] if replaced else left, names)
         if partner is not None:
             del theirs[partner.site.role, partner.site.slot]
             other = f"{partner.site.role}[{partner.site.slot}]"
             yield record, partner, f"{record.site.role}[{record.site.slot}] is {other} there"
 
 
-def _other_slot(record: Record, left: list[Record], theirs: list[Record], names: Names) -> Record | None:
+def _other_slot(record: Record, theirs: list[Record], rivals: list[Record], names: Names) -> Record | None:
     s, value = record.site, record.summary
     free = [r for r in theirs if r.site.role == s.role]
     for other in free:
@@ -107,7 +108,7 @@ def _other_slot(record: Record, left: list[Record], theirs: list[Record], names:
     if same:
         return same[0]
     shaped = [r for r in free if r.summary.shape == value.shape and r.summary.dtype == value.dtype]
-    rivals = [r for r in left if r.site.role == s.role and r.summary.shape == value.shape]
+    rivals = [r for r in rivals if r.site.role == s.role and r.summary.shape == value.shape]
     return shaped[0] if len(shaped) == len(rivals) == 1 else None
 
 

@@ -90,7 +90,8 @@ class _Pairing:
         """Pair the calls of one pass over the model."""
         by_module = [_grouped((c.module, c) for c in calls if not c.operator) for calls in (golden, mine)]
         paired: Numbers = {}, {}
-        loose = False
+        s = golden[0].records[0].site
+        loose = self._fitter.relaid(s.generation, s.step)
         for path, calls in by_module[0].items():
             partners, why = self._partners.get(path, ((), ""))
             for partner in partners:
@@ -116,19 +117,21 @@ class _Pairing:
                                for side, n in zip((calls, theirs), paired, strict=True))  # fmt: skip
             for left, right in operators(calls, theirs, kinds, known, loose):
                 same = kinds[0](left) == kinds[1](right)
-                if same or self._same_output(left, right):
-                    self._calls(left, right, self._why(left, right, why))
+                replaced = not (same and (loose or left.shape == right.shape)) and self._same_output(left, right)
+                if same or replaced:
+                    self._calls(left, right, self._why(left, right, why, replaced), replaced)
 
     def _kind(self, call: Call) -> str:
         """Return what an operator of golden is in mine, where the map says so; else what it is."""
         targets, _ = self._given.get(call.path, ((), ""))
         return self._names.kind(targets[0].partition("/")[2] if targets else call.op)
 
-    def _why(self, golden: Call, mine: Call, why: str) -> str:
+    def _why(self, golden: Call, mine: Call, why: str, replaced: bool) -> str:
         if golden.path in self._given:
             return self._given[golden.path][1]
-        if golden.op != mine.op and self._names.kind(golden.op) != self._names.kind(mine.op):
-            return f"{SEQUENCE}: {golden.op} is replaced by {mine.op}, with the same result"
+        if replaced:
+            other = "given something else" if golden.op == mine.op else f"replaced by {mine.op}"
+            return f"{SEQUENCE}: {golden.op} is {other}, with the same result"
         sites = [(c.path, c.records[0].site.call) for c in (golden, mine)]
         return SAME_SITE if sites[0] == sites[1] else f"{SEQUENCE}; {why}" if why != SAME_SITE else SEQUENCE
 
@@ -136,8 +139,8 @@ class _Pairing:
         outputs = [next((r for r in call.records if r.site.role == "output"), None) for call in (golden, mine)]
         return outputs[0] is not None and outputs[1] is not None and self._fitter.agree(outputs[0], outputs[1])
 
-    def _calls(self, golden: Call, mine: Call, why: str) -> None:
-        for left, right, remark in slots(golden, mine, self._names):
+    def _calls(self, golden: Call, mine: Call, why: str, replaced: bool = False) -> None:
+        for left, right, remark in slots(golden, mine, self._names, replaced):
             self._add(left, right, f"{why}; {remark}" if remark else why)
 
     def _add(self, golden: Record, mine: Record, why: str) -> None:
@@ -149,15 +152,18 @@ class _Pairing:
 
     def _by_value(self, golden: list[Call], mine: list[Call]) -> None:
         """Pair what is left of a pass and has the same bytes, where it is the only one of these on its side."""
-        left = [[r for call in calls for r in call.records if r.id not in done and telling(r) and r.site.path not in self._given]
-                for calls, done in ((golden, self._of), (mine, self._mine))]  # fmt: skip
-        if not all(left):
-            return
-        prints = [_grouped(((r.site.role, r.summary.fingerprint), r) for r in records) for records in left]
-        for key, records in prints[0].items():
-            others = prints[1].get(key, [])
-            if len(records) == len(others) == 1:
-                self._add(records[0], others[0], SAME_VALUES)
+        for key in (
+            lambda r: (r.site.role, r.op, r.summary.fingerprint),
+            lambda r: (r.site.role, r.summary.fingerprint),
+        ):
+            sides = []
+            for calls, done in ((golden, self._of), (mine, self._mine)):
+                left = (r for call in calls for r in call.records if r.id not in done and telling(r))
+                sides.append(_grouped((key(r), r) for r in left if r.site.path not in self._given))
+            for print_, records in sides[0].items():
+                others = sides[1].get(print_, [])
+                if len(records) == len(others) == 1:
+                    self._add(records[0], others[0], SAME_VALUES)
 
     # -- the table ----------------------------------------------------------------------------
 

@@ -54,6 +54,8 @@ class Fitter:
         framed = self._framed(golden, mine) if s.role in ("input", "output") else None
         if framed is not None:
             return framed
+        if a.shape == b.shape and golden.op == mine.op:
+            return None  # one kind of module lays its tensors out in one way: what is turned there is a bug
         if a.shape == b.shape:
             known = s.role == "weight" and (a.shape, b.shape, _any_layer(s.path)) in self._known
             return self._of_same_size(golden, mine) if len(a.shape) > 1 and (known or _same_elements(a, b)) else None
@@ -78,11 +80,16 @@ class Fitter:
             if first is None or golden.summary.shape == mine.summary.shape:
                 return None
             frame = first.later()
-        ways = list(frame.fits(golden.summary.shape, mine.summary.shape, first))
+        ways = [way for found in frame.fits(golden.summary.shape, mine.summary.shape, first)
+                for way in _completed(found, golden.summary.shape, mine.summary.shape)]  # fmt: skip
         if len(ways) == 1:
             return ways[0]
-        key = "frame", golden.site.path, golden.site.role, golden.site.slot
-        return self._best(key, golden, mine, ways, sure=False) or next(iter(ways), None)
+        key = "frame", golden.site.path, golden.site.role, golden.site.slot, len(frame.runs), frame.golden, frame.mine
+        return self._best(key, golden, mine, ways, sure=True)
+
+    def relaid(self, generation: int, step: int) -> bool:
+        """Tell whether the two runs were given their tokens in other places, or other ones beside them."""
+        return self._frames.of(generation, step) is not None or self._frames.of(generation, 0) is not None
 
     def _of_same_size(self, golden: Record, mine: Record) -> Fit | None:
         a, b = golden.summary, mine.summary
@@ -167,6 +174,22 @@ class Fitter:
         return self._last[1]  # type: ignore[return-value]
 
 
+def _completed(way: Fit, golden: Shape, mine: Shape) -> Iterator[Fit]:
+    """Yield a way that brings tensors of these shapes to one; where an axis is still larger on one side, with its parts."""
+    import torch
+
+    try:
+        shapes = [tuple(x.shape) for x in way(torch.empty(golden, device="meta"), torch.empty(mine, device="meta"))]
+    except ValueError:
+        return
+    if shapes[0] == shapes[1]:
+        yield way
+        return
+    same_size = math.prod(shapes[0]) == math.prod(shapes[1])
+    for rest in _layouts(shapes[0], shapes[1]) if same_size else _parts(shapes[0], shapes[1], False):
+        yield Fit(f"{way.says}; {rest.says}", (*way.golden, *rest.golden), (*way.mine, *rest.mine))
+
+
 def _same_elements(golden: Summary, mine: Summary) -> bool:
     """Tell whether two tensors of one dtype may hold the same elements in another order."""
     if (golden.min, golden.max, golden.dtype) != (mine.min, mine.max, mine.dtype) or golden.min == golden.max:
@@ -217,11 +240,11 @@ def _parts(golden: Shape, mine: Shape, weight: bool) -> Iterator[Fit]:
         turns.append((", transposed", mine[::-1], (moves.permuted((1, 0)),)))
     for find in (_blocks, _interleaved):
         for says, shape, before in turns:
-            for way in find(golden, shape):
+            for way in find(golden, shape, weight):
                 yield replace(way, says=way.says + says, mine=(*before, *way.mine))
 
 
-def _blocks(golden: Shape, mine: Shape) -> Iterator[Fit]:
+def _blocks(golden: Shape, mine: Shape, weight: bool) -> Iterator[Fit]:
     """Yield the blocks of the larger along every axis in which they differ."""
     axes = [axis for axis in range(-len(golden), 0) if golden[axis] != mine[axis]]
     choices = []
@@ -229,8 +252,8 @@ def _blocks(golden: Shape, mine: Shape) -> Iterator[Fit]:
         large, small = max(golden[axis], mine[axis]), min(golden[axis], mine[axis])
         if not small:
             return
-        step = math.gcd(large, small) if axis == -1 else 1
-        choices.append(range(0, large - small + 1, step)[:_MOST_STARTS])
+        whole = weight or axis == -1 or large - small >= _MOST_STARTS  # features come in equal blocks, tokens anywhere
+        choices.append(range(0, large - small + 1, math.gcd(large, small) if whole else 1)[:_MOST_STARTS])
     for starts in itertools.product(*choices):
         sides: tuple[list[Any], list[Any]] = [], []
         said = []
@@ -242,7 +265,7 @@ def _blocks(golden: Shape, mine: Shape) -> Iterator[Fit]:
         yield Fit("; ".join(said), tuple(sides[0]), tuple(sides[1]))
 
 
-def _interleaved(golden: Shape, mine: Shape) -> Iterator[Fit]:
+def _interleaved(golden: Shape, mine: Shape, weight: bool) -> Iterator[Fit]:
     """Yield the parts of the larger that take a share of each group (head) along the one axis in which they differ."""
     axes = [axis for axis in range(-len(golden), 0) if golden[axis] != mine[axis]]
     if len(axes) != 1:

@@ -43,7 +43,7 @@ class Frame:
     runs: tuple[Run, ...]
 
     def fits(self, golden: tuple[int, ...], mine: tuple[int, ...], before: Frame | None) -> Iterable[Fit]:
-        """Yield ways to bring tensors of these shapes to the same rows and tokens, the likeliest first.
+        """Yield ways to bring tensors of these shapes to the same rows and tokens, the likeliest first; other axes stay.
 
         ``before``: the frame of the generation's first step, which says where the keys of later ones begin.
         """
@@ -57,13 +57,17 @@ class Frame:
         if not batched and (golden[0], mine[0]) != (1, 1):
             return
         for axes in self._axes(golden, mine):
-            if not axes and golden == mine and all(r.row == r.my_row for r in self.runs):
-                continue
-            keys = [a for a in range(1, len(golden)) if a not in axes and golden[a] != mine[a]]
-            if not keys:
-                yield self._fit(batched, axes)
-            elif len(keys) == 1 and before is not None and len(self.runs) == 1:
-                yield self._fit(batched, axes, keys=(keys[0], golden[keys[0]], mine[keys[0]], before))
+            keys = None
+            if before is not None and len(before.runs) == 1 and before.runs[0].start != before.runs[0].my_start:
+                first = before.runs[0]
+                keys = next(((a, first.start, first.my_start, golden[a] - first.start) for a in range(1, len(golden))
+                             if a not in axes and golden[a] - first.start == mine[a] - first.my_start > 0), None)  # fmt: skip
+            if (
+                axes
+                or keys
+                or (batched and (self.golden[0] != self.mine[0] or any(r.row != r.my_row for r in self.runs)))
+            ):
+                yield self._fit(batched, axes, keys=keys)
 
     def later(self) -> Frame:
         """Return the frame of a later step that feeds one token a row, the same in both."""
@@ -86,19 +90,13 @@ class Frame:
 
     def _fit(
         self, batched: bool, axes: tuple[int, ...], golden: tuple[int, int] | None = None, mine: tuple[int, int] | None = None,
-        keys: tuple[int, int, int, Frame] | None = None,
+        keys: tuple[int, int, int, int] | None = None,
     ) -> Fit:  # fmt: skip
         runs = self.runs if batched else self.runs[:1]
         sides: list[Move] = []
         for which, unflat in ((0, golden), (1, mine)):
             picks = [(r.row, r.start) if which == 0 else (r.my_row, r.my_start) for r in runs]
-            starts = None
-            if keys is not None:
-                axis, *sizes, before = keys
-                first = before.runs[0]
-                begin = (first.start, first.my_start)
-                length = min(sizes[0] - begin[0], sizes[1] - begin[1])
-                starts = axis, begin[which], length
+            starts = None if keys is None else (keys[0], keys[1 + which], keys[3])
             sides.append(_picked(batched, axes, picks, [r.length for r in runs], unflat, starts))
         return Fit(self._says(batched, bool(axes) or keys is not None), (sides[0],), (sides[1],))
 

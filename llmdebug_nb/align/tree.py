@@ -126,11 +126,11 @@ def partners(golden: Tree, mine: Tree, given: Partners, kind: Callable[[str], st
     for path in golden.modules:
         if path in mine.modules:
             match(path, path, SAME_PATH)
-    if len(taken) < len(mine.modules) and len(found) < len(golden.modules):
-        if _leaves(golden, mine, found, match, kind):
-            _inner(golden, mine, found, taken, match)
-            _fused(golden, mine, found, taken)
-            _fused(mine, golden, found, taken, turned=True)
+    complete = len(taken) == len(mine.modules) or len(found) == len(golden.modules)
+    if not complete and _leaves(golden, mine, found, match, kind):
+        _inner(golden, mine, found, taken, match)
+        _fused(golden, mine, found, taken)
+        _fused(mine, golden, found, taken, turned=True)
     return found
 
 
