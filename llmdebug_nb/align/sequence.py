@@ -19,7 +19,7 @@ _CELLS = 1 << 20  # of a table that is kept whole
 # how alike two calls are; only their order and rough proportion matter
 _SAME_OP, _SAME_SHAPE, _SAME_NAME, _OTHER_SHAPE, _SAME_BYTES, _DIGIT = 15, 25, 15, 5, 75, 10
 TELLING = 2.0  # digits of agreement that two unrelated tensors don't have by chance
-_REPLACED = 3.0  # the same, between calls of different operators
+REPLACED = 3.0  # the same, between calls of different operators
 _MOST = 6.0
 
 
@@ -86,7 +86,7 @@ def _moved(golden: Sequence[Token], mine: Sequence[Token]) -> bool:
         return False
     digits = _digits(_figures([g for g, _ in apart]), _figures([m for _, m in apart]))
     far = np.diagonal(digits) < TELLING
-    return bool((digits[far][:, far] >= _REPLACED).any())
+    return bool((digits[far][:, far] >= REPLACED).any())
 
 
 def _figures(values: Sequence[Summary | None]) -> np.ndarray:
@@ -143,8 +143,9 @@ class _Table:
         telling = shape & (golden[5][:, None] & mine[5][None, :])
         score = op * _SAME_OP + shape * _SAME_SHAPE + (~shape & op) * _OTHER_SHAPE + named * _SAME_NAME + near
         informed = known & (np.nan_to_num(self._figures[0][rows, :1]) > 3)
-        allowed = (op & (shape | elements | self._loose)) | telling | (digits >= _REPLACED) | informed
-        result = np.where(allowed, score, 0.0)
+        allowed = (op & (shape | elements | self._loose)) | telling | (digits >= REPLACED) | informed
+        alike = golden[5][:, None] == mine[5][None, :]  # what has parameters is nothing that has none
+        result = np.where(allowed & alike, score, 0.0)
         anchored = (golden[4] > 0)[:, None] | (mine[4] > 0)[None, :]
         return np.asarray(np.where(anchored, anchor * 10 * _SAME_BYTES, result), dtype=np.int64)
 
