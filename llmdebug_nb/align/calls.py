@@ -86,9 +86,9 @@ def slots(golden: Call, mine: Call, names: Names, replaced: bool) -> Iterator[tu
     swapped = {} if replaced or not golden.operator else _swapped(golden, mine)
     for record in golden.records:
         if record.id in swapped:
-            partner = swapped[record.id]
-            theirs.pop((partner.site.role, partner.site.slot))
-            yield record, partner, f"{record.site.slot} is {partner.site.slot} there: operands in another order"
+            other = swapped[record.id]
+            del theirs[other.site.role, other.site.slot]
+            yield record, other, f"{record.site.slot} is {other.site.slot} there: operands in another order"
             continue
         same_slot = not replaced or record.site.role == "output"
         partner = theirs.pop((record.site.role, record.site.slot), None) if same_slot else None
@@ -100,8 +100,8 @@ def slots(golden: Call, mine: Call, names: Names, replaced: bool) -> Iterator[tu
         partner = _other_slot(record, list(theirs.values()), [] if replaced else left, names)
         if partner is not None:
             del theirs[partner.site.role, partner.site.slot]
-            other = f"{partner.site.role}[{partner.site.slot}]"
-            yield record, partner, f"{record.site.role}[{record.site.slot}] is {other} there"
+            place = f"{partner.site.role}[{partner.site.slot}]"
+            yield record, partner, f"{record.site.role}[{record.site.slot}] is {place} there"
 
 
 def _swapped(golden: Call, mine: Call) -> dict[int, Record]:
