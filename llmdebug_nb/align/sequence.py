@@ -8,7 +8,7 @@ takes time with the product of its lengths, and memory with their sum.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from llmdebug_nb.records import Summary
 
 _CELLS = 1 << 20  # of a table that is kept whole
 # how alike two calls are; only their order and rough proportion matter
-_SAME_OP, _SAME_SHAPE, _SAME_NAME, _OTHER_SHAPE, _SAME_BYTES, _DIGIT = 15, 25, 15, 5, 75, 10
+_SAME_OP, _SAME_SHAPE, _OTHER_SHAPE, _SAME_NAME, _SAME_OUTPUT, _SAME_BYTES, _DIGIT = 15, 25, 5, 15, 5, 75, 10
 TELLING = 2.0  # digits of agreement that two unrelated tensors don't have by chance
 REPLACED = 3.0  # the same, between calls of different operators
 _MOST = 6.0
@@ -112,42 +112,74 @@ def _digits(golden: np.ndarray, mine: np.ndarray) -> np.ndarray:
         return np.asarray(np.nan_to_num(np.clip(-np.log10(apart + 1e-12), 0.0, _MOST), nan=0.0))
 
 
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """The calls of one sequence as numbers, equal where they are; 0 where there is nothing to compare."""
+
+    op: np.ndarray
+    shape: np.ndarray
+    name: np.ndarray
+    print: np.ndarray
+    output: np.ndarray
+    anchor: np.ndarray
+    telling: np.ndarray
+    figures: np.ndarray  # [n, 5]
+
+    @classmethod
+    def of(cls, tokens: Sequence[Token], codes: dict[Hashable, int]) -> _Side:
+        def coded(what: str, values: Iterable[Hashable]) -> np.ndarray:
+            return np.array([codes.setdefault((what, v), len(codes) + 1) if v else 0 for v in values], dtype=np.int64)
+
+        figures = _figures([t.value for t in tokens])
+        known = figures[:, 0] > 3  # a constant's bytes say nothing
+        return cls(
+            coded("op", (t.op for t in tokens)),
+            coded("shape", (t.shape for t in tokens)),
+            coded("name", (t.name for t in tokens)),
+            coded("print", (t.print for t in tokens)) * known,
+            coded("output", (t.value and t.value.shape for t in tokens)),
+            np.array([t.anchor for t in tokens], dtype=np.int64),
+            np.array([t.telling for t in tokens], dtype=bool),
+            figures,
+        )
+
+    def rows(self, where: slice) -> _Side:
+        """Return a part, to be held against all of another: [n, 1]."""
+        return _Side(*(getattr(self, name)[where, None] for name in self.__slots__))
+
+    def columns(self, where: slice) -> _Side:
+        """Return a part, to be held against all of another: [1, m]."""
+        return _Side(*(getattr(self, name)[None, where] for name in self.__slots__))
+
+
 class _Table:
     """How alike the calls of two sequences are, and the best way through."""
 
     def __init__(self, golden: Sequence[Token], mine: Sequence[Token], loose: bool) -> None:
         self.n, self.m, self._loose = len(golden), len(mine), loose
         codes: dict[Hashable, int] = {}
-
-        def coded(values: list[Hashable]) -> np.ndarray:
-            return np.array([0 if not v else codes.setdefault(v, len(codes) + 1) for v in values], dtype=np.int64)
-
-        self._golden, self._mine = (
-            [coded([("op", t.op) for t in side]), coded([("shape", t.shape) for t in side]),
-             coded([("name", t.name) if t.name else None for t in side]), coded([t.print for t in side]),
-             np.array([t.anchor for t in side], dtype=np.int64), np.array([t.telling for t in side], dtype=bool)]
-            for side in (golden, mine)
-        )  # fmt: skip
-        self._figures = _figures([t.value for t in golden]), _figures([t.value for t in mine])
+        self._golden, self._mine = _Side.of(golden, codes), _Side.of(mine, codes)
 
     def _scores(self, rows: slice, columns: slice) -> np.ndarray:
         """Return int64[rows, columns]; 0 where two calls have nothing in common."""
-        golden, mine = ([x[where] for x in side] for side, where in ((self._golden, rows), (self._mine, columns)))
-        same = [g[:, None] == m[None, :] for g, m in zip(golden, mine, strict=True)]
-        op, shape, name, value, anchor, _ = same
-        named, known = name & (golden[2] > 0)[:, None], value & (golden[3] > 0)[:, None]
-        digits = _digits(self._figures[0][rows], self._figures[1][columns])
-        elements = self._figures[0][rows, :1] == self._figures[1][columns, 0][None, :]
-        near = np.where(digits >= TELLING, digits * _DIGIT, 0.0)
-        near = np.where(known, _SAME_BYTES, near)
-        telling = shape & (golden[5][:, None] & mine[5][None, :])
-        score = op * _SAME_OP + shape * _SAME_SHAPE + (~shape & op) * _OTHER_SHAPE + named * _SAME_NAME + near
-        informed = known & (np.nan_to_num(self._figures[0][rows, :1]) > 3)
-        allowed = (op & (shape | elements | self._loose)) | telling | (digits >= REPLACED) | informed
-        alike = golden[5][:, None] == mine[5][None, :]  # what has parameters is nothing that has none
-        result = np.where(allowed & alike, score, 0.0)
-        anchored = (golden[4] > 0)[:, None] | (mine[4] > 0)[None, :]
-        return np.asarray(np.where(anchored, anchor * 10 * _SAME_BYTES, result), dtype=np.int64)
+        g, m = self._golden.rows(rows), self._mine.columns(columns)
+        op, shape = g.op == m.op, g.shape == m.shape
+        same_bytes = (g.print == m.print) & (g.print > 0)
+        digits = _digits(self._golden.figures[rows], self._mine.figures[columns])
+        elements = g.figures[..., 0] == m.figures[..., 0]
+        score = (
+            op * np.where(shape, _SAME_OP + _SAME_SHAPE, _SAME_OP + _OTHER_SHAPE)
+            + (~op & shape) * _SAME_SHAPE
+            + ((g.name == m.name) & (g.name > 0)) * _SAME_NAME
+            + (g.output == m.output) * _SAME_OUTPUT
+            + np.where(same_bytes, _SAME_BYTES, np.where(digits >= TELLING, digits * _DIGIT, 0.0))
+        )
+        by_op = op & (shape | elements | self._loose)
+        allowed = by_op | (shape & g.telling & m.telling) | (digits >= REPLACED) | same_bytes
+        allowed &= g.telling == m.telling  # what has parameters is nothing that has none
+        anchored = (g.anchor > 0) | (m.anchor > 0)
+        score = np.where(anchored, (g.anchor == m.anchor) * 10 * _SAME_BYTES, np.where(allowed, score, 0.0))
+        return score.astype(np.int64)
 
     def path(self, top: int, bottom: int, left: int, right: int) -> list[tuple[int, int]]:
         """Return the best way through a part of the table."""

@@ -1,0 +1,450 @@
+"""Alignment of real models: renamed, re-wrapped, fused, batched, padded, with operators inserted and replaced; and how tensors lie."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+
+import llmdebug_nb as ld
+import reimplemented
+from llmdebug_nb.align import pairing
+from llmdebug_nb.kernels.summary import summarize
+from llmdebug_nb.records import Record, Site
+from models import gpt2, llama, prompt
+
+
+def _run(name, model, *args, mode="module", weights=False, **kwargs):
+    with ld.dump(model, name=name, mode=mode, weights=weights) as run, torch.no_grad():
+        model(*args, **kwargs)
+    return run
+
+
+def _partners(report):
+    """Return (path, role, slot) of golden -> the same of mine, for operators with the call number in the path."""
+
+    def site(record):
+        s = record.site
+        return f"{s.path}#{s.call}" if "/" in s.path else s.path, s.role, s.slot
+
+    return {(site(d.pair.golden), site(d.pair.mine)) for d in report.differences if d.pair.golden and d.pair.mine}
+
+
+def _alone(report, side):
+    return {d.site.path for d in report.differences if d.verdict == "unmatched" and getattr(d.pair, side)}
+
+
+def _modules(pairs):
+    return {(g[0], m[0]) for g, m in pairs if "/" not in g[0]}
+
+
+# --- module trees ------------------------------------------------------------------------------
+
+GPT = {
+    "transformer.wte": ["tokens"], "transformer.wpe": ["positions"], "transformer.ln_f": ["final"], "lm_head": ["head"], "": [""],
+} | {
+    f"transformer.h.{i}{theirs}": [f"blocks.{i}{x}" for x in ours]
+    for i in (0, 1)
+    for theirs, ours in {
+        "": [""], ".ln_1": [".norm1"], ".ln_2": [".norm2"], ".attn": [".attention"], ".attn.c_proj": [".attention.wo"],
+        ".attn.c_attn": [".attention.wq", ".attention.wk", ".attention.wv"],
+        ".mlp.c_fc": [".up"], ".mlp.act": [".gelu"], ".mlp.c_proj": [".down"],
+    }.items()
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("mode", ["module", "module+api"])
+def test_gpt2_and_its_port_with_other_names_and_separate_projections_pair_module_by_module(mode, weights):
+    theirs = gpt2()
+    ours = reimplemented.GPT(theirs)
+    report = ld.compare(
+        *(_run(n, m, prompt(), mode=mode, weights=weights) for n, m in (("golden", theirs), ("mine", ours)))
+    )
+    assert _modules(_partners(report)) == {(g, m) for g, all_m in GPT.items() for m in all_m}
+    assert report.verdict == "within_noise"
+    assert not any("attention" in path for path in _alone(report, "mine") if "/" not in path)
+
+
+def test_what_is_fused_is_compared_part_by_part_and_the_part_is_named():
+    theirs = gpt2()
+    report = ld.compare(_run("golden", theirs, prompt()), _run("mine", reimplemented.GPT(theirs), prompt()))
+    parts = {
+        d.pair.mine.site.path: d
+        for d in report.differences
+        if d.site.path.endswith("h.0.attn.c_attn") and d.site.role == "output"
+    }
+    assert {path.rpartition(".")[2]: d.pair.fit.says for path, d in parts.items()} == {
+        "wq": "0-31 of 96 along axis -1 of golden",
+        "wk": "32-63 of 96 along axis -1 of golden",
+        "wv": "64-95 of 96 along axis -1 of golden",
+    }
+    assert all(
+        d.pair.why == "fused module: one in golden is 3 in mine" and d.verdict == "match" for d in parts.values()
+    )
+
+
+def test_a_fused_projection_whose_heads_are_interleaved_is_seen_through():
+    theirs = gpt2()
+    golden = _run("golden", reimplemented.GPT(theirs), prompt(), weights=True)
+    mine = _run("mine", reimplemented.GPT(theirs, fused=True, interleaved=True), prompt(), weights=True)
+    for report in (ld.compare(golden, mine), ld.compare(mine, golden)):
+        assert {d.verdict for d in report.differences} == {"match"}
+        says = {d.pair.fit.says for d in report.differences if d.pair.fit and d.site.role == "output"}
+        assert len(says) == 3
+        assert all(word.startswith(("0-7", "8-15", "16-23")) and "of each 24" in word for word in says)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_llama_and_its_port_with_fused_projections_pair_both_ways(turned):
+    theirs = llama()
+    runs = [
+        _run("golden", theirs, prompt(), weights=True),
+        _run("mine", reimplemented.Llama(theirs), prompt(), weights=True),
+    ]
+    report = ld.compare(*(runs[::-1] if turned else runs))
+    assert report.verdict == "within_noise"
+    pairs = {(m, g) if turned else (g, m) for g, m in _modules(_partners(report))}
+    for i in (0, 1):
+        layer = f"model.layers.{i}"
+        assert {p for p in pairs if f"layers.{i}" in p[0]} == {
+            (layer + a, f"layers.{i}" + b)
+            for a, b in (
+                ("", ""), (".input_layernorm", ".attention_norm"), (".post_attention_layernorm", ".ffn_norm"),
+                (".self_attn", ".attention"), (".mlp", ".feed_forward"), (".self_attn.o_proj", ".attention.wo"),
+                *((f".self_attn.{x}_proj", ".attention.wqkv") for x in "qkv"),
+                *((f".mlp.{x}_proj", ".feed_forward.w13") for x in ("gate", "up")), (".mlp.down_proj", ".feed_forward.w2"),
+            )
+        }  # fmt: skip
+
+
+def test_a_wrong_weight_in_a_renamed_and_fused_port_is_blamed_on_the_part():
+    theirs = llama()
+    ours = reimplemented.Llama(theirs)
+    with torch.no_grad():
+        ours.layers[1].feed_forward.w13.weight[70] *= 1.5
+    report = ld.compare(_run("golden", theirs, prompt(), weights=True), _run("mine", ours, prompt(), weights=True))
+    assert report.findings[0].path == "model.layers.1.mlp.up_proj"
+
+
+class _Wrapper(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.module = inner
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+
+class _Adapter(nn.Module):
+    def __init__(self, base):
+        super().__init__()
+        self.base_layer = base
+        self.lora_A = nn.Linear(base.in_features, 4, bias=False)
+        self.lora_B = nn.Linear(4, base.out_features, bias=False)
+        nn.init.zeros_(self.lora_B.weight)
+
+    def forward(self, x):
+        return self.base_layer(x) + self.lora_B(self.lora_A(x))
+
+
+def _wrapped_layers(model):
+    for layer in model.model.layers:
+        layer.mlp = _Wrapper(layer.mlp)
+    return model
+
+
+def _adapted(model):
+    for layer in model.model.layers:
+        layer.self_attn.q_proj = _Adapter(layer.self_attn.q_proj)
+    return _Wrapper(_Wrapper(model))
+
+
+@pytest.mark.parametrize("wrap", [_Wrapper, _wrapped_layers, _adapted, lambda m: _Wrapper(_Wrapper(m))])
+def test_a_wrapped_model_pairs_completely_and_only_the_wrapping_stays_alone(wrap):
+    plain = llama()
+    golden = _run("golden", plain, prompt(), weights=True)
+    report = ld.compare(golden, _run("mine", wrap(copy.deepcopy(plain)), prompt(), weights=True))
+    assert report.verdict == "match"
+    assert _alone(report, "golden") == set()
+    assert Counter(d.verdict for d in report.differences)["match"] == len(golden)
+    assert all(d.reason == f"only in mine: {pairing.NO_PATH}" for d in report.differences if d.verdict == "unmatched")
+
+
+def test_a_bare_model_pairs_with_the_one_that_has_a_head():
+    model = llama()
+    report = ld.compare(_run("golden", model.model, prompt()), _run("mine", model, prompt()))
+    assert _alone(report, "golden") == set()
+    assert _alone(report, "mine") == {"", "lm_head"}
+    assert all(d.pair.why.startswith("same path below a wrapper 'model'") for d in report.differences if d.pair.golden)
+
+
+# --- operators ---------------------------------------------------------------------------------
+
+
+class _TwoMatmuls(nn.Module):
+    """A linear layer as the product of two matrices, of its singular value decomposition."""
+
+    def __init__(self, linear):
+        super().__init__()
+        u, s, vh = torch.linalg.svd(linear.weight.double(), full_matrices=False)
+        self.a, self.b = (vh.T * s).float().contiguous(), u.T.float().contiguous()
+
+    def forward(self, x):
+        return torch.matmul(torch.matmul(x, self.a), self.b)
+
+
+@pytest.mark.parametrize("mode", ["module+api", "module+aten"])
+def test_a_linear_replaced_by_two_matmuls_shifts_nothing_and_is_no_error(mode):
+    plain, other = llama(), llama()
+    other.model.layers[0].mlp.down_proj = _TwoMatmuls(other.model.layers[0].mlp.down_proj)
+    report = ld.compare(_run("golden", plain, prompt(), mode=mode), _run("mine", other, prompt(), mode=mode))
+    assert report.verdict == "within_noise"
+    place = "model.layers.0.mlp.down_proj"
+    assert {path.partition("/")[0] for side in ("golden", "mine") for path in _alone(report, side)} == {place}
+    result = [
+        d
+        for d in report.differences
+        if d.site.path.startswith(place + "/") and d.site.role == "output" and d.pair.golden and d.pair.mine
+    ]
+    assert [d.verdict for d in result] == ["within_noise"]
+    assert result[0].pair.why.endswith("with the same result")
+
+
+@pytest.mark.parametrize("names", [("eager", "sdpa"), ("sdpa", "eager")])
+def test_eager_attention_against_sdpa_leaves_what_is_inside_alone_and_pairs_the_rest(names):
+    model, runs = llama(), []
+    for name in names:
+        model.set_attn_implementation(name)
+        runs.append(_run(name, model, prompt(), mode="module+api"))
+    report = ld.compare(*runs)
+    assert report.verdict == "within_noise"
+    for side in ("golden", "mine"):
+        assert not any("mlp" in path or "norm" in path or "proj" in path for path in _alone(report, side))
+    pairs = _partners(report)
+    for i in (0, 1):
+        last, fused = (
+            f"model.layers.{i}.self_attn/{op}" for op in ("Torch.matmul#1", "Functional.scaled_dot_product_attention#0")
+        )
+        both = (last, fused) if names[0] == "eager" else (fused, last)
+        assert tuple((path, "output", "0") for path in both) in pairs
+
+
+@pytest.mark.parametrize("after_a_bug", [False, True])
+def test_one_more_operator_in_front_shifts_no_call_number_even_after_a_bug(after_a_bug):
+    class Net(nn.Module):
+        def __init__(self, extra):
+            super().__init__()
+            self.extra, self.w = extra, nn.Parameter(torch.randn(3, 16, 16, generator=torch.Generator().manual_seed(0)))
+
+        def forward(self, x):
+            if self.extra:
+                y = nn.functional.linear(x, self.w[0].t()).sum()
+                x = x * (1.3 if after_a_bug else 1.0) + 0 * y
+            for w in self.w:
+                x = nn.functional.silu(nn.functional.linear(x, w))
+            return x
+
+    x = torch.randn(2, 16, generator=torch.Generator().manual_seed(1))
+    report = ld.compare(*(_run(str(extra), Net(extra), x, mode="module+api") for extra in (False, True)))
+    linear = {(g[0], m[0]) for g, m in _partners(report) if "linear" in g[0]}
+    assert linear == {(f"/Functional.linear#{i}", f"/Functional.linear#{i + 1}") for i in range(3)}
+    assert "/Functional.linear" in _alone(report, "mine")
+    assert report.verdict == ("diverged" if after_a_bug else "match")
+
+
+def test_operands_in_another_order_pair_with_each_other():
+    class Sum(nn.Module):
+        def __init__(self, turned):
+            super().__init__()
+            self.turned, self.scale = turned, nn.Parameter(torch.ones(()))
+
+        def forward(self, x):
+            parts = (x * self.scale, x.exp())
+            return torch.add(*(parts[::-1] if self.turned else parts))
+
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    report = ld.compare(*(_run(str(turned), Sum(turned), x, mode="module+api") for turned in (False, True)))
+    added = [d for d in report.differences if d.site.path == "/Torch.add" and d.site.role == "input"]
+    assert [(d.pair.golden.site.slot, d.pair.mine.site.slot, d.verdict) for d in added] == [
+        ("0", "1", "match"),
+        ("1", "0", "match"),
+    ]
+    assert all("operands in another order" in d.pair.why for d in added)
+
+
+def test_runs_of_modules_and_of_operators_say_which_level_the_other_lacks():
+    model = llama()
+    report = ld.compare(_run("golden", model, prompt()), _run("mine", model, prompt(), mode="module+api"))
+    alone = [d for d in report.differences if d.verdict == "unmatched"]
+    assert alone
+    assert {d.reason for d in alone} == {f"only in mine: {pairing.NO_LEVEL}"}
+
+
+# --- batches and tokens ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["module", "module+api"])
+@pytest.mark.parametrize("row", [0, 1])
+def test_batch_1_is_compared_with_its_row_of_batch_2(mode, row):
+    model, ids = llama(), prompt(batch=2)
+    report = ld.compare(_run("golden", model, ids[row : row + 1], mode=mode), _run("mine", model, ids, mode=mode))
+    assert report.verdict in ("match", "within_noise")
+    assert _alone(report, "golden") == _alone(report, "mine") == set()
+    says = {d.pair.fit.says for d in report.differences if d.pair.fit}
+    assert says == {f"row {row} of 2 of mine's batch"}
+
+
+def _generated(name, model, ids, **options):
+    with ld.dump(model, name=name, tokens="0-2", mode=options.pop("mode", "module")) as run:
+        model.generate(ids, max_new_tokens=4, do_sample=False, **options)
+    return run
+
+
+def test_batch_1_is_compared_with_its_row_of_batch_2_in_every_step_of_a_generation():
+    model, ids = llama(), prompt(batch=2)
+    report = ld.compare(_generated("golden", model, ids[1:]), _generated("mine", model, ids))
+    assert report.verdict == "within_noise"
+    assert {d.verdict for d in report.differences} <= {"match", "within_noise"}
+
+
+@pytest.mark.parametrize("mode", ["module", "module+api"])
+def test_a_prompt_padded_on_the_left_is_compared_token_by_token_prefill_and_decode(mode):
+    model, ids = llama(), prompt()
+    padded = torch.cat([torch.zeros(1, 3, dtype=torch.long), ids], 1)
+    mine = _generated("mine", model, padded, attention_mask=(padded > 0).long(), mode=mode)
+    report = ld.compare(_generated("golden", model, ids, mode=mode), mine)
+    assert report.verdict == "within_noise"
+    judged = [d for d in report.differences if d.site.path == "model.layers.1" and d.site.role == "output"]
+    assert len(judged) == 3
+    assert {d.verdict for d in judged} <= {"match", "within_noise"}
+    assert judged[0].pair.fit.says == "tokens 0-6 of golden against 3-9 of mine"
+
+
+def test_padding_on_the_left_and_on_the_right_is_compared_row_by_row():
+    model, short, long, pad = llama(), prompt(5, seed=1), prompt(7, seed=2), torch.zeros(1, 2, dtype=torch.long)
+    runs = []
+    for name, row in (("left", [pad, short]), ("right", [short, pad])):
+        ids = torch.cat([torch.cat(row, 1), long])
+        mask = (ids > 0).long()
+        runs.append(_run(name, model, ids, attention_mask=mask, position_ids=(mask.cumsum(-1) - 1).clamp(min=0)))
+    report = ld.compare(*runs)
+    assert {d.verdict for d in report.differences} <= {"match", "within_noise"}
+    assert {d.pair.fit.says for d in report.differences} == {
+        "tokens 2-6 of golden against 0-4 of mine, and so on for each row"
+    }
+
+
+def test_a_bug_shows_through_another_batch_and_padding():
+    model, ids = llama(), prompt(batch=2)
+    broken = copy.deepcopy(model)
+    broken.model.layers[1].mlp.act_fn.register_forward_hook(lambda module, args, out: out * 1.001)
+    report = ld.compare(_run("golden", model, ids[1:]), _run("mine", broken, ids))
+    assert report.findings[0].path == "model.layers.1.mlp.act_fn"
+
+
+def test_other_tokens_are_another_input_and_no_other_layout():
+    model, ids = llama(), prompt()
+    other = ids.clone()
+    other[0, -1] += 1
+    report = ld.compare(_run("golden", model, ids), _run("mine", model, other))
+    assert not any(d.pair.fit for d in report.differences)
+    assert report.first_divergence.site.role == "input"
+    assert report.first_divergence.site.path == ""
+
+
+# --- how tensors lie ---------------------------------------------------------------------------
+
+
+def _pairs(golden, mine, **site):
+    """Pair tensors given as {(role, slot, op, rank): tensor} of one module."""
+    sides, stores = [], []
+    for tensors in (golden, mine):
+        records = [
+            Record(i, Site("m", role=role, slot=slot, rank=rank, **site), i, op, summarize(tensor), payload=i)
+            for i, ((role, slot, op, rank), tensor) in enumerate(tensors.items())
+        ]  # fmt: skip
+        sides.append(records)
+        stores.append(list(tensors.values()))
+    return pairing.pair(*sides, load=tuple(lambda r, s=store: s[r.id] for store in stores))
+
+
+def _fitted(golden, mine, role="output", ops=("A", "B")):
+    (pair,) = _pairs({(role, "0", ops[0], 0): golden}, {(role, "0", ops[1], 0): mine})
+    if pair.fit is None:
+        return None, golden, mine
+    return pair.fit.says, *pair.fit(golden, mine)
+
+
+X = torch.randn(2, 4, 6, 8, generator=torch.Generator().manual_seed(0))  # batch, heads, tokens, width
+
+
+@pytest.mark.parametrize(
+    ("mine", "says"),
+    [
+        (X.transpose(1, 2), "axes (0, 2, 1, 3) of golden"),
+        (X.transpose(1, 2).reshape(2, 6, 32), "axes (0, 2, 1, 3) of golden, then flattened"),
+        (X.reshape(8, 6, 8), "reshaped"),
+        (X[:1], "0 of 2 along axis -4 of golden"),
+        (X[:, :, 1:4], "1-3 of 6 along axis -2 of golden"),
+        (X[..., 4:], "4-7 of 8 along axis -1 of golden"),
+        (X[:, ::2], "0 of each 2 along axis -3 of golden"),
+    ],
+)
+def test_how_an_activation_lies_is_found_and_said_and_undone(mine, says):
+    said, g, m = _fitted(X, mine)
+    assert said == says
+    assert torch.equal(g, m)
+    said, m, g = _fitted(mine, X)
+    assert torch.equal(g, m)
+
+
+def test_a_weight_of_another_kind_of_layer_may_lie_transposed_and_one_of_the_same_may_not():
+    w = X[0, 0, :, :6].contiguous()
+    said, g, m = _fitted(w, w.t().contiguous(), "weight", ("Conv1D", "Linear"))
+    assert said == "transposed"
+    assert torch.equal(g, m)
+    assert _fitted(w, w.t().contiguous(), "weight", ("Linear", "Linear"))[0] is None
+
+
+def test_nothing_fits_where_the_values_are_others():
+    other = torch.randn(2, 6, 32, generator=torch.Generator().manual_seed(9))
+    assert _fitted(X, other)[0] is None
+    assert _fitted(X, other[:1, :, :8])[0] is None
+
+
+@pytest.mark.parametrize("offset", [None, -3])
+@pytest.mark.parametrize("group", [None, 4])
+def test_a_quantised_weight_is_compared_dequantised(offset, group):
+    w = torch.randn(6, 16, generator=torch.Generator().manual_seed(2))
+    blocks = w.reshape(6, -1, group or 16)
+    scale = blocks.abs().amax(-1) / 100
+    q = (torch.round(blocks / scale[..., None]) + (offset or 0)).reshape(6, 16).to(torch.int8)
+    mine = {("weight", "weight", "QLinear", 0): q, ("weight", "weight_scale", "QLinear", 0): scale}
+    if offset is not None:
+        mine["weight", "weight_offset", "QLinear", 0] = torch.full_like(scale, offset)
+    pairs = _pairs({("weight", "weight", "Linear", 0): w}, mine)
+    both = next(p for p in pairs if p.golden and p.mine)
+    g, m = both.fit(w, q)
+    assert both.fit.says.startswith("dequantised: " + ("w * scale" if offset is None else "(w - offset) * scale"))
+    expected = ((q.double().reshape(blocks.shape) - (offset or 0)) * scale[..., None].double()).reshape(6, 16)
+    assert torch.allclose(m, expected, rtol=0, atol=1e-12)
+    assert (g - m).abs().max() <= scale.max() / 2 + 1e-6  # half a step of rounding
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_shards_are_compared_with_their_part_of_the_whole(axis):
+    w = torch.randn(8, 16, generator=torch.Generator().manual_seed(4))
+    shards = w.chunk(2, axis)
+    pairs = _pairs({("weight", "weight", "Linear", 0): w},
+                   {("weight", "weight", "Linear", rank): shard.contiguous() for rank, shard in enumerate(shards)})  # fmt: skip
+    assert [(p.golden.id, p.mine.site.rank) for p in pairs] == [(0, 0), (0, 1)]
+    for p, shard in zip(pairs, shards, strict=True):
+        g, m = p.fit(w, shard)
+        assert torch.equal(g, m)
+        size = w.shape[axis] // 2
+        start = size * p.mine.site.rank
+        assert p.fit.says == f"{start}-{start + size - 1} of {2 * size} along axis {axis - 2} of golden"
