@@ -149,18 +149,6 @@ def _entries(path: Path) -> tuple[list[tuple[Any, Any]], Said]:
     """Return keys and values of a file, sections as lists of such, and what says where a key stands."""
     import yaml
 
-    try:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix == ".json":  # where YAML is stricter: it takes no tabs
-            text = text.replace("\t", " ")
-        tree = yaml.compose(text, Loader=yaml.SafeLoader)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise OptionError(f"mapping {str(path)!r} can't be read: {reason}") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        raise OptionError(f"mapping {path}{line}: {getattr(error, 'problem', None) or error}; {_HELP}") from None
     lines: dict[Any, int] = {}
 
     def said(key: Any) -> str:
@@ -169,7 +157,6 @@ def _entries(path: Path) -> tuple[list[tuple[Any, Any]], Said]:
     def entries(node: Any, where: str) -> list[tuple[Any, Any]]:
         if not isinstance(node, yaml.MappingNode):
             raise OptionError(f"mapping {where}: expected names with what answers to them; {_HELP}")
-        loader = yaml.SafeLoader("")
         found: list[tuple[Any, Any]] = []
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
@@ -178,14 +165,26 @@ def _entries(path: Path) -> tuple[list[tuple[Any, Any]], Said]:
                 raise OptionError(f"mapping {path}, line {line}, {key!r}: a second time, after line {lines[key]}")
             lines[key] = line
             section = key in _SECTIONS and isinstance(value_node, yaml.MappingNode)
-            found.append(
-                (key, entries(value_node, said(key)) if section else loader.construct_object(value_node, True))
+            value = (
+                entries(value_node, said(key)) if section else yaml.SafeLoader("").construct_object(value_node, True)
             )
+            found.append((key, value))
         return found
 
-    if tree is None:
-        raise OptionError(f"mapping {path}: the file is empty; {_HELP}")
-    return entries(tree, str(path)), said
+    try:
+        text = path.read_text(encoding="utf-8")
+        tabs = path.suffix == ".json"  # there they may stand between the words, and nowhere else
+        tree = yaml.compose(text.replace("\t", " ") if tabs else text, Loader=yaml.SafeLoader)
+        if tree is None:
+            raise OptionError(f"mapping {path}: the file is empty; {_HELP}")
+        return entries(tree, str(path)), said
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise OptionError(f"mapping {str(path)!r} can't be read: {reason}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise OptionError(f"mapping {path}{line}: {getattr(error, 'problem', None) or error}; {_HELP}") from None
 
 
 def _names(entries: list[tuple[Any, Any]], said: Said, upstream: bool) -> Names:
