@@ -1,0 +1,31 @@
+"""What a naive reader of the same two dumps would blame: rows are paired by site, in execution order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from zoo.entry import Seen
+
+SMALL = 1e-5
+
+
+def rows(golden: Any, mine: Any) -> Iterator[tuple[float, Seen]]:
+    """Yield the largest absolute error of every pair of tensors with the same site and shape, and what it would blame."""
+    theirs = {record.site: record for record in mine.records()}
+    for record in golden.records():
+        other = theirs.get(record.site)
+        if other is None or other.summary.shape != record.summary.shape or not record.summary.numel:
+            continue
+        difference = (golden.load(record).double() - mine.load(other).double()).abs().max().item()
+        error = float("inf") if difference != difference else difference  # NaN on a side
+        yield error, Seen(record.site.path, record.site.step, record.site.phase, frozenset((record.site.call,)))
+
+
+def blame(golden: Any, mine: Any) -> dict[str, Seen | None]:
+    """Return what each baseline blames; None: it sees nothing wrong."""
+    found = [(error, seen) for error, seen in rows(golden, mine) if error > 0]
+    return {
+        "max error": max(found, key=lambda row: row[0], default=(0.0, None))[1],
+        "first row above 1e-5": next((seen for error, seen in found if error > SMALL), None),
+    }
