@@ -50,7 +50,7 @@ def answers(target: str, seen: Seen) -> bool:
 class Answer:
     """``exact``: targets (see `answers`) of which one must be named. ``modules``: globs over modules that hold them.
 
-    ``program``: what mine's program does differently: keywords for the entry's work.
+    ``program``: what mine's program does differently: keywords for the entry's work. ``model``: mine, where it is another model.
     """
 
     exact: tuple[str, ...] = ()
@@ -58,6 +58,7 @@ class Answer:
     step: int = 0
     phase: str = "forward"
     program: dict[str, Any] = field(default_factory=dict)
+    model: models.Model | None = None
 
     @classmethod
     def at(cls, *exact: str, modules: tuple[str, ...] = (), **more: Any) -> Answer:
@@ -140,30 +141,31 @@ class Case:
     def part(self, model: models.Model, part: str = "", n: int | None = None) -> Any:
         return model.get_submodule(self.path(part, n))
 
-    def golden(self) -> Callable[[], None]:
-        """Return the program that is right, with its model as the attribute ``model``."""
-        return self._program(0, None)
+    def golden(self) -> Program:
+        """Return the program that is right."""
+        return Program(self, self._model(0), 0, {})
 
-    def mine(self) -> tuple[Callable[[], None], Answer | None]:
-        """Return the changed program, with its model as the attribute ``model``, and what is to blame."""
-        planted: list[Answer | None] = []
-        program = self._program(1, planted)
-        return program, planted[0]
+    def mine(self) -> tuple[Program, Answer]:
+        """Return the changed program, and what is to blame."""
+        model = self._model(1)
+        answer = self.entry.plant(model, self) or Answer()
+        return Program(self, model if answer.model is None else answer.model, 1, answer.program), answer
 
-    def _program(self, side: int, planted: list[Answer | None] | None) -> Callable[[], None]:
-        entry = self.entry
-        model = models.build(self.architecture, self.seed, **entry.config)
-        if entry.setup is not None:
-            entry.setup(model, self)
-        models.cast(model, PRECISIONS[self.precision][side])
-        given: dict[str, Any] = {}
-        if planted is not None:
-            planted.append(entry.plant(model, self))
-            given = planted[0].program if planted[0] else {}
+    def _model(self, side: int) -> models.Model:
+        model = models.build(self.architecture, self.seed, **self.entry.config)
+        if self.entry.setup is not None:
+            self.entry.setup(model, self)
+        return models.cast(model, PRECISIONS[self.precision][side])
 
-        def program() -> None:
-            torch.manual_seed(1000 * side + self.seed)  # two processes draw different random numbers
-            entry.work(program.model, self.seed, **given)  # type: ignore[attr-defined]
 
-        program.model = model  # type: ignore[attr-defined]
-        return program
+class Program(NamedTuple):
+    """A model and what is done with it."""
+
+    case: Case
+    model: models.Model
+    side: int
+    given: dict[str, Any]
+
+    def __call__(self) -> None:
+        torch.manual_seed(1000 * self.side + self.case.seed)  # two processes draw different random numbers
+        self.case.entry.work(self.model, self.case.seed, **self.given)

@@ -212,8 +212,21 @@ def tokens(seed: int, batch: int = 1, length: int = PROMPT + DECODE) -> torch.Te
 
 
 @torch.no_grad()
+def encode(model: Model, seed: int) -> None:
+    """One pass of an encoder and a decoder."""
+    ids = tokens(seed)
+    model(input_ids=ids[:, :PROMPT], decoder_input_ids=ids[:, PROMPT - 3 :], use_cache=False)
+
+
+@torch.no_grad()
 def decode(model: Model, seed: int, batch: int = 1) -> None:
-    """Prefill (step 0), then one given token at a time (steps 1, 2): what is chosen has no say in what is fed."""
+    """Prefill (step 0), then one given token at a time (steps 1, 2): what is chosen has no say in what is fed.
+
+    A model with an encoder makes one pass instead.
+    """
+    if hasattr(model, "encoder"):
+        encode(model, seed)
+        return
     ids = tokens(seed, batch)
     cache = model(ids[:, :PROMPT], use_cache=True).past_key_values
     for at in range(PROMPT, PROMPT + DECODE):
@@ -239,13 +252,6 @@ def padded(model: Model, seed: int, positions: Callable[[torch.Tensor], torch.Te
     mask = torch.ones_like(ids)
     ids[0, :3], mask[0, :3] = 0, 0
     model(ids, attention_mask=mask, position_ids=positions(mask), use_cache=False)
-
-
-@torch.no_grad()
-def encode(model: Model, seed: int) -> None:
-    """One pass of an encoder and a decoder."""
-    ids = tokens(seed)
-    model(input_ids=ids[:, :PROMPT], decoder_input_ids=ids[:, PROMPT - 3 :], use_cache=False)
 
 
 def share(model: Model, labels: torch.Tensor, count: int, parts: int) -> torch.Tensor:

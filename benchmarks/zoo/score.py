@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
@@ -26,12 +27,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import llmdebug_nb as ld
 from zoo import baselines
-from zoo.bugs import BUGS
-from zoo.controls import CONTROLS
-from zoo.entry import HARMLESS, Answer, Case, Entry, Seen
+from zoo.entry import HARMLESS, Answer, Case, Entry, Program, Seen
+from zoo.sets import SETS
 
-OURS = "llmdebug_nb"
-SETS: dict[str, list[Entry]] = {"zoo": [*BUGS, *CONTROLS]}
+OURS, MSPROBE = "llmdebug_nb", "msprobe"
 RECORD = {"tokens": "all", "mode": ("module", "api"), "weights": True}
 
 
@@ -56,13 +55,13 @@ class Mark:
     failed: str | None = None
 
 
-def mark(case: Case, answer: Answer | None, tool: str, said: str, seen: Sequence[Seen], **figures: Any) -> Mark:
+def mark(case: Case, answer: Answer, tool: str, said: str, seen: Sequence[Seen], **figures: Any) -> Mark:
     """Hold a verdict and what is blamed, the worst first, against what is known. ``said``: match, diverged ..."""
     blamed = [f"{s.path or '(root)'} step {s.step}{'' if s.phase == 'forward' else ' ' + s.phase}" for s in seen[:3]]
     result = Mark(
         str(case), f"{case.entry.number} {case.entry.name}", case.entry.benign, tool, blamed=[said, *blamed], **figures
     )
-    if case.entry.benign or answer is None:
+    if case.entry.benign:
         result.alarm = said not in HARMLESS or bool(seen)
         return result
     result.silent = said in HARMLESS
@@ -79,10 +78,10 @@ def mark(case: Case, answer: Answer | None, tool: str, said: str, seen: Sequence
 # -- ours ----------------------------------------------------------------------------------------
 
 
-def record(program: Callable[[], None], folder: Path) -> tuple[Any, float]:
+def record(program: Program, folder: Path) -> tuple[Any, float]:
     """Return the run of a program, and how long that took."""
     start = time.perf_counter()
-    with ld.dump(program.model, name=folder.name, path=folder.parent, **RECORD) as run:  # type: ignore[attr-defined]
+    with ld.dump(program.model, name=folder.name, path=folder.parent, **RECORD) as run:
         program()
     return run, time.perf_counter() - start
 
@@ -133,6 +132,37 @@ def score(case: Case) -> list[Mark]:
             marks.append(
                 mark(case, answer, tool, "match" if seen is None else "diverged", [] if seen is None else [seen])
             )
+    return marks
+
+
+def msprobe(python: Path, cases: Sequence[Case]) -> list[Mark]:
+    """Return msprobe's marks, from a process of that Python; none, with a message, where it has no msprobe."""
+    tried = (
+        subprocess.run([str(python), "-c", "import msprobe, transformers"], capture_output=True, text=True, check=False)
+        if python.exists()
+        else None
+    )
+    if tried is None or tried.returncode:
+        why = "no such file" if tried is None else tried.stderr.strip().rpartition("\n")[2]
+        print(f"msprobe is left out: {python}: {why}", file=sys.stderr)
+        return []
+    asked = json.dumps([[case.entry.number, case.architecture, case.precision, case.seed] for case in cases])
+    worker = Path(__file__).with_name("msprobe_worker.py")
+    told = subprocess.run([str(python), str(worker)], input=asked, stdout=subprocess.PIPE, text=True, check=True).stdout
+    marks = []
+    for case, said in zip(cases, map(json.loads, told.splitlines()), strict=True):
+        place, failed = said.get("blamed"), said.get("failed")
+        seen = (
+            [Seen(**{name: frozenset(x) if isinstance(x, list) else x for name, x in place.items()})] if place else []
+        )
+        verdict = "failed" if failed else "diverged" if seen else "match"
+        figures = {
+            "failed": failed,
+            "recording": said["recording"],
+            "seconds": said["seconds"],
+            "nbytes": said["nbytes"],
+        }
+        marks.append(mark(case, case.mine()[1], MSPROBE, verdict, seen, **figures))
     return marks
 
 
@@ -202,6 +232,7 @@ def main() -> None:
     parser.add_argument(
         "--only", action="append", default=[], help="number of an entry, or text in its name; may be repeated"
     )
+    parser.add_argument("--quick", action="store_true", help="one architecture and one precision an entry")
     parser.add_argument("--on", action="append", default=[], help="architecture or precision; may be repeated")
     parser.add_argument("--set", choices=[*SETS, "all"], default="zoo")
     parser.add_argument("--jobs", type=int, default=1)
@@ -211,6 +242,8 @@ def main() -> None:
     entries = chosen([e for name, some in SETS.items() if given.set in (name, "all") for e in some], given.only)
     cases = [case for entry in entries for case in entry.cases(given.seeds)]
     cases = [case for case in cases if not given.on or {case.architecture, case.precision} & set(given.on)]
+    if given.quick:
+        cases = list({(case.entry.number, case.seed): case for case in reversed(cases)}.values())[::-1]
     marks: list[Mark] = []
     with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
         each = pool.map(score, cases) if given.jobs > 1 else map(score, cases)
@@ -218,6 +251,8 @@ def main() -> None:
             marks += some
             print(f"\r{number} of {len(cases)} cases", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
+    if given.msprobe:
+        marks += msprobe(given.msprobe, cases)
     print(table(marks), end="\n\n")
     print(misses(marks))
     if given.json:
