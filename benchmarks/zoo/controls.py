@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from zoo import models
-from zoo.entry import BOTH, Answer, Case, Zoo
+from zoo.entry import Answer, Case, Zoo
 from zoo.models import Model
 
 CONTROLS = Zoo()
@@ -42,7 +42,9 @@ def _gated(mlp: Any) -> Any:
     return forward
 
 
-@CONTROLS.add("C3a", "eager attention against SDPA", on="llama gpt2 phi3", precisions=(*BOTH, "bf16/bf16"), benign=True)
+@CONTROLS.add(
+    "C3a", "eager attention against SDPA", on="llama gpt2 phi3", precisions=("fp32", "bf16/bf16"), benign=True
+)
 def sdpa(model: Model, case: Case) -> None:
     model.set_attn_implementation("sdpa")
 

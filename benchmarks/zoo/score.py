@@ -26,6 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import llmdebug_nb as ld
+import llmdebug_nb.errors
 from zoo import baselines
 from zoo.entry import HARMLESS, Answer, Case, Entry, Program, Seen
 from zoo.sets import SETS
@@ -87,7 +88,7 @@ def record(program: Program, folder: Path) -> tuple[Any, float]:
 
 
 def seen_of(finding: Any, runs: Sequence[Any]) -> Seen:
-    """Return a finding with the calls and the source functions of its operator, on both sides."""
+    """Return a finding with the calls of its operator and the functions that they were made from, on both sides."""
     difference = finding.difference
     if difference is None:
         return Seen(finding.path, finding.step)
@@ -95,16 +96,19 @@ def seen_of(finding: Any, runs: Sequence[Any]) -> Seen:
     sides = [
         (run, record.site) for run, record in zip(runs, (pair.golden, pair.mine), strict=True) if record is not None
     ]
-    functions = set()
-    for run, site in sides:
-        operators = run.operators()
-        here = operators[
-            (operators.path == finding.path) & (operators.step == finding.step) & (operators.phase == site.phase)
-        ]
-        own = here[here.call == site.call] if site.path == finding.path else here
-        functions |= {str(source).rpartition(" ")[2] for source in own.source}
-    calls = frozenset(site.call for _, site in sides if site.path == finding.path)
-    return Seen(finding.path, finding.step, difference.site.phase, calls, frozenset(functions))
+    sides = [(run, site) for run, site in sides if "/" in site.path and site.path == finding.path]
+    functions = frozenset(function for run, site in sides for function in called_from(run, site))
+    return Seen(finding.path, finding.step, difference.site.phase, frozenset(site.call for _, site in sides), functions)
+
+
+def called_from(run: Any, site: Any) -> list[str]:
+    """Return the innermost function that an operator was called from; its gradients have no call of their own at level api."""
+    for phase in (site.phase, "forward"):
+        try:
+            return [run.stack(site.path, site.step, site.call, phase, site.generation)[0].rpartition(" ")[2]]
+        except ld.errors.TensorLookupError:
+            continue
+    return []
 
 
 def score(case: Case) -> list[Mark]:
