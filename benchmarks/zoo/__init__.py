@@ -1,0 +1,1 @@
+"""Planted bugs and benign changes that comparing and blaming is scored on: ``python benchmarks/zoo/score.py``."""

@@ -1,0 +1,267 @@
+"""Score what comparing two recordings blames, over planted bugs and benign changes, beside three baselines.
+
+    python benchmarks/zoo/score.py [--seeds 3] [--only NAME] [--jobs 1] [--set zoo|more|all] [--json F] [--msprobe PYTHON]
+
+For each case the right and the changed program are recorded (modules, functions, weights, tensors) and compared by `ld.compare`
+with its defaults. A bug is a hit where the first finding names one of the places that its entry accepts (exact), one of the first three does
+(top-3), or the first names the module; the step is right where the first finding's step and phase are. A control with a verdict of diverged, or with
+anything blamed, is a false alarm; a bug that is called match or within_noise is a silent miss.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import llmdebug_nb as ld
+import llmdebug_nb.errors
+from zoo import baselines
+from zoo.entry import HARMLESS, Answer, Case, Entry, Program, Seen
+from zoo.sets import SETS
+
+OURS, MSPROBE = "llmdebug_nb", "msprobe"
+RECORD = {"tokens": "all", "mode": ("module", "api"), "weights": True}
+
+
+@dataclass
+class Mark:
+    """How a tool did in a case. ``blamed``: what it named first. A control has only ``alarm``, a bug all but that."""
+
+    case: str
+    entry: str
+    benign: bool
+    tool: str
+    exact: bool = False
+    top3: bool = False
+    module: bool = False
+    step: bool = False
+    silent: bool = False
+    alarm: bool = False
+    seconds: float = 0.0
+    recording: float = 0.0
+    nbytes: int = 0
+    blamed: list[str] = field(default_factory=list)
+    failed: str | None = None
+
+
+def mark(case: Case, answer: Answer, tool: str, said: str, seen: Sequence[Seen], **figures: Any) -> Mark:
+    """Hold a verdict and what is blamed, the worst first, against what is known. ``said``: match, diverged ..."""
+    blamed = [f"{s.path or '(root)'} step {s.step}{'' if s.phase == 'forward' else ' ' + s.phase}" for s in seen[:3]]
+    result = Mark(
+        str(case), f"{case.entry.number} {case.entry.name}", case.entry.benign, tool, blamed=[said, *blamed], **figures
+    )
+    if case.entry.benign:
+        result.alarm = said not in HARMLESS or bool(seen)
+        return result
+    result.silent = said in HARMLESS
+    result.top3 = any(answer.is_exact(s) for s in seen[:3])
+    if seen:
+        result.exact, result.module, result.step = (
+            answer.is_exact(seen[0]),
+            answer.is_module(seen[0]),
+            answer.is_step(seen[0]),
+        )
+    return result
+
+
+# -- ours ----------------------------------------------------------------------------------------
+
+
+def record(program: Program, folder: Path) -> tuple[Any, float]:
+    """Return the run of a program, and how long that took."""
+    start = time.perf_counter()
+    with ld.dump(program.model, name=folder.name, path=folder.parent, **RECORD) as run:
+        program()
+    return run, time.perf_counter() - start
+
+
+def seen_of(finding: Any, runs: Sequence[Any]) -> Seen:
+    """Return a finding with the calls of its operator and the functions that they were made from, on both sides."""
+    difference = finding.difference
+    if difference is None:
+        return Seen(finding.path, finding.step)
+    pair = difference.pair
+    sides = [
+        (run, record.site) for run, record in zip(runs, (pair.golden, pair.mine), strict=True) if record is not None
+    ]
+    sides = [(run, site) for run, site in sides if "/" in site.path and site.path == finding.path]
+    functions = frozenset(function for run, site in sides for function in called_from(run, site))
+    return Seen(finding.path, finding.step, difference.site.phase, frozenset(site.call for _, site in sides), functions)
+
+
+def called_from(run: Any, site: Any) -> list[str]:
+    """Return the innermost function that an operator was called from; its gradients have no call of their own at level api."""
+    for phase in (site.phase, "forward"):
+        try:
+            return [run.stack(site.path, site.step, site.call, phase, site.generation)[0].rpartition(" ")[2]]
+        except ld.errors.TensorLookupError:
+            continue
+    return []
+
+
+def score(case: Case) -> list[Mark]:
+    """Record both programs of a case, compare them, and return our mark and those of the baselines."""
+    with tempfile.TemporaryDirectory() as folder:
+        right, (changed, answer) = case.golden(), case.mine()
+        golden, before = record(right, Path(folder, "golden"))
+        mine, after = record(changed, Path(folder, "mine"))
+        nbytes = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
+        start = time.perf_counter()
+        try:
+            report = ld.compare(golden, mine, progress=False)
+            found = [finding for finding in report.findings if finding.cause != "nondeterministic"]
+            said, failed = report.verdict, None
+        except Exception:
+            found, said, failed = [], "failed", traceback.format_exc(limit=-2)
+        figures = {
+            "seconds": time.perf_counter() - start,
+            "recording": before + after,
+            "nbytes": nbytes,
+            "failed": failed,
+        }
+        marks = [mark(case, answer, OURS, said, [seen_of(finding, (golden, mine)) for finding in found[:3]], **figures)]
+        for tool, seen in baselines.blame(golden, mine).items():
+            marks.append(
+                mark(case, answer, tool, "match" if seen is None else "diverged", [] if seen is None else [seen])
+            )
+    return marks
+
+
+def msprobe(python: Path, cases: Sequence[Case]) -> list[Mark]:
+    """Return msprobe's marks, from a process of that Python; none, with a message, where it has no msprobe."""
+    tried = (
+        subprocess.run([str(python), "-c", "import msprobe, transformers"], capture_output=True, text=True, check=False)
+        if python.exists()
+        else None
+    )
+    if tried is None or tried.returncode:
+        why = "no such file" if tried is None else tried.stderr.strip().rpartition("\n")[2]
+        print(f"msprobe is left out: {python}: {why}", file=sys.stderr)
+        return []
+    asked = json.dumps([[case.entry.number, case.architecture, case.precision, case.seed] for case in cases])
+    worker = Path(__file__).with_name("msprobe_worker.py")
+    told = subprocess.run([str(python), str(worker)], input=asked, stdout=subprocess.PIPE, text=True, check=True).stdout
+    marks = []
+    for case, said in zip(cases, map(json.loads, told.splitlines()), strict=True):
+        place, failed = said.get("blamed"), said.get("failed")
+        seen = (
+            [Seen(**{name: frozenset(x) if isinstance(x, list) else x for name, x in place.items()})] if place else []
+        )
+        verdict = "failed" if failed else "diverged" if seen else "match"
+        figures = {
+            "failed": failed,
+            "recording": said["recording"],
+            "seconds": said["seconds"],
+            "nbytes": said["nbytes"],
+        }
+        marks.append(mark(case, case.mine()[1], MSPROBE, verdict, seen, **figures))
+    return marks
+
+
+# -- the table -----------------------------------------------------------------------------------
+
+COLUMNS = ("", "cases", "exact", "top-3", "module", "step", "silent", "false alarms", "s compare", "s record", "MB")
+
+
+def line(name: str, marks: Sequence[Mark]) -> tuple[str, ...]:
+    """Return a line of the table: hits of the bugs, alarms of the controls, mean seconds and bytes of a case."""
+    bugs, controls = [m for m in marks if not m.benign], [m for m in marks if m.benign]
+
+    def hits(of: Sequence[Mark], what: str) -> str:
+        return f"{sum(getattr(m, what) for m in of)}/{len(of)}" if of else ""
+
+    def mean(what: str, unit: float = 1.0) -> str:
+        value = sum(getattr(m, what) for m in marks) / len(marks) / unit
+        return f"{value:.2f}" if value else ""
+
+    counts = [hits(bugs, what) for what in ("exact", "top3", "module", "step", "silent")]
+    return (
+        name,
+        str(len(marks)),
+        *counts,
+        hits(controls, "alarm"),
+        mean("seconds"),
+        mean("recording"),
+        mean("nbytes", 1e6),
+    )
+
+
+def table(marks: Sequence[Mark]) -> str:
+    """Return our lines by entry, and the totals of each tool, as Markdown."""
+    ours = [m for m in marks if m.tool == OURS]
+    lines = [line(entry, [m for m in ours if m.entry == entry]) for entry in dict.fromkeys(m.entry for m in ours)]
+    for tool in dict.fromkeys(m.tool for m in marks):
+        lines.append(line(f"**{tool}**", [m for m in marks if m.tool == tool]))
+    return "\n".join(f"|{'|'.join(cells)}|" for cells in (COLUMNS, ["---"] * len(COLUMNS), *lines))
+
+
+def misses(marks: Sequence[Mark]) -> str:
+    """Return every case of ours that is no exact hit in the right step, or is a false alarm, with what was blamed."""
+    ours = [m for m in marks if m.tool == OURS]
+    lines = [
+        f"{m.case}: {' | '.join(m.blamed)}{' ' + m.failed if m.failed else ''}"
+        for m in ours
+        if m.alarm or not (m.benign or (m.exact and m.step))
+    ]
+    return "\n".join(lines)
+
+
+def chosen(entries: Iterable[Entry], only: Sequence[str]) -> list[Entry]:
+    """Return the entries with that number, or that text in their names. Raises SystemExit if there is none."""
+    found = [
+        entry
+        for entry in entries
+        if not only or any(name == entry.number or name.lower() in entry.name.lower() for name in only)
+    ]
+    if not found:
+        raise SystemExit(f"no entry is called {', '.join(only)}")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument(
+        "--only", action="append", default=[], help="number of an entry, or text in its name; may be repeated"
+    )
+    parser.add_argument("--quick", action="store_true", help="one architecture and one precision an entry")
+    parser.add_argument("--on", action="append", default=[], help="architecture or precision; may be repeated")
+    parser.add_argument("--set", choices=[*SETS, "all"], default="zoo")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="write every mark there")
+    parser.add_argument("--msprobe", type=Path, help="a Python with mindstudio-probe, torch and transformers")
+    given = parser.parse_args()
+    entries = chosen([e for name, some in SETS.items() if given.set in (name, "all") for e in some], given.only)
+    cases = [case for entry in entries for case in entry.cases(given.seeds)]
+    cases = [case for case in cases if not given.on or {case.architecture, case.precision} & set(given.on)]
+    if given.quick:
+        cases = list({(case.entry.number, case.seed): case for case in reversed(cases)}.values())[::-1]
+    marks: list[Mark] = []
+    with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
+        each = pool.map(score, cases) if given.jobs > 1 else map(score, cases)
+        for number, some in enumerate(each, 1):
+            marks += some
+            print(f"\r{number} of {len(cases)} cases", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    if given.msprobe:
+        marks += msprobe(given.msprobe, cases)
+    print(table(marks), end="\n\n")
+    print(misses(marks))
+    if given.json:
+        given.json.write_text(json.dumps([asdict(m) for m in marks], indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
