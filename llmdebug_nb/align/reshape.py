@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from llmdebug_nb.align import fit as moves
 from llmdebug_nb.align.fit import Fit
 from llmdebug_nb.align.sequence import TELLING, agreement
-from llmdebug_nb.align.tokens import Frames, Load
+from llmdebug_nb.align.tokens import Frame, Frames, Load
 from llmdebug_nb.errors import CorruptDumpError, TensorLookupError
 from llmdebug_nb.records import Record, Summary
 
@@ -45,6 +45,7 @@ class Fitter:
             if record.site.role == "weight":
                 self._weights.setdefault(record.site.path, []).append(record)
         self._known: dict[Any, Fit] = {}
+        self._ways: dict[tuple[Frame, Frame | None, tuple[Shape, Shape]], list[Fit]] = {}
 
     def fit(self, golden: Record, mine: Record, fused: bool = False) -> Fit | None:
         """Return how two tensors are brought to one shape, or None where they lie alike, or nothing is found."""
@@ -80,12 +81,14 @@ class Fitter:
             if first is None or golden.summary.shape == mine.summary.shape:
                 return None
             frame = first.later()
-        ways = [way for found in frame.fits(golden.summary.shape, mine.summary.shape, first)
-                for way in _completed(found, golden.summary.shape, mine.summary.shape)]  # fmt: skip
+        shapes = golden.summary.shape, mine.summary.shape
+        if (key := (frame, first, shapes)) not in self._ways:
+            found = frame.fits(*shapes, first)
+            self._ways[key] = [way for begun in found for way in _completed(begun, *shapes)]
+        ways = self._ways[key]
         if len(ways) == 1:
             return ways[0]
-        key = "frame", golden.site.path, golden.site.role, golden.site.slot, len(frame.runs), frame.golden, frame.mine
-        return self._best(key, golden, mine, ways, sure=True)
+        return self._best((golden.site.path, s.role, s.slot, *key), golden, mine, ways, sure=True)
 
     def relaid(self, generation: int, step: int) -> bool:
         """Tell whether the two runs were given their tokens in other places, or other ones beside them."""
