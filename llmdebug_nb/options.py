@@ -306,9 +306,17 @@ class DumpOptions:
 
 @dataclass(frozen=True, slots=True)
 class CompareOptions:
-    """``explain``: look for what is to blame. ``progress``: show a progress bar when it takes a while."""
+    """How two runs are compared.
+
+    ``explain``: look for what is to blame. ``limits``: fixed limits, a mapping or a YAML or JSON file, see
+    `comparison/limits.py`. ``calibrate``: other recordings of golden (runs, names or paths; one or several): what they differ from it
+    by is noise. ``metrics``: the user's, see `comparison/custom.py`. ``progress``: show a progress bar when it takes a while.
+    """
 
     explain: bool = True
+    limits: Any = None
+    calibrate: Any = None
+    metrics: Any = None
     progress: bool = True
 
 
