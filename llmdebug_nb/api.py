@@ -16,13 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from llmdebug_nb.align import names
+from llmdebug_nb.align.names import Names
 from llmdebug_nb.align.pairing import pair
 from llmdebug_nb.comparison import engine
+from llmdebug_nb.comparison.custom import Custom
+from llmdebug_nb.comparison.limits import Limits
+from llmdebug_nb.comparison.tolerance import Calibration, says
 from llmdebug_nb.errors import CompareError, OptionError, StoreError, UnknownRunError
 from llmdebug_nb.explain import divergence
 from llmdebug_nb.options import CompareOptions, DumpOptions, runs_folder
 from llmdebug_nb.recording import Recording, recorded
-from llmdebug_nb.records import Difference, Pair
+from llmdebug_nb.records import Pair
 from llmdebug_nb.report import Report, write_text
 from llmdebug_nb.show import html
 from llmdebug_nb.show.run_view import RunView
@@ -95,37 +99,54 @@ def delete_run(where: str | os.PathLike[str] | Run) -> Path:
 
 
 def compare(
-    golden: Any,
-    mine: Any,
-    explain: bool = _COMPARE.explain,
-    *,
-    mapping: Any = _COMPARE.mapping,
-    progress: bool = _COMPARE.progress,
-) -> Report:
+    golden: Any, mine: Any, explain: bool = _COMPARE.explain, *, mapping: Any = _COMPARE.mapping,
+    limits: Any = _COMPARE.limits, calibrate: Any = _COMPARE.calibrate, metrics: Any = _COMPARE.metrics, progress: bool = _COMPARE.progress,
+) -> Report:  # fmt: skip
     """Compare two runs (or names, or paths): verdict, differences in execution order, what is to blame.
 
     ``explain`` False skips the search for blame. ``mapping`` says which module of golden is which of mine, where that
-    isn't found: a dict, or a YAML or JSON file, see `align.names.read`. ``progress`` shows a bar when it takes more
-    than a second.
+    isn't found: a dict, or a YAML or JSON file, see `align.names.read`. ``limits``: fixed limits in place of those that
+    noise explains, by path and dtype:
+    ``{"model.layers.*": {"cosine": 0.999}, "lm_head": {"bfloat16": {"max_abs": 0.1}}}``, or a YAML or JSON file of that.
+    ``calibrate``: another recording of golden (or several), perturbed, in another precision, with other kernels, or
+    simply once more: three times what it differs from golden by is noise. ``metrics``: callables ``(golden, mine) -> float`` of two CPU
+    tensors, or a dict of them by name. ``progress`` shows a bar when it takes more than a second.
 
     Raises:
         UnknownRunError and other StoreErrors: a run can't be opened.
-        OptionError: a mapping with a mistake in it; names the line and the key.
+        OptionError: a mapping, limits or metrics that make no sense; names the line and the key.
         CompareError: the runs have no site in common.
     """
     golden, mine = open_run(golden), open_run(mine)
-    pairs = pair(
-        golden.records(), mine.records(), names.read(mapping), (golden.nodes, mine.nodes), (golden.load, mine.load)
+    custom = Custom(metrics)
+    fixed = None if limits is None else Limits.read(limits, custom.names)
+    others = [calibrate] if isinstance(calibrate, (str, os.PathLike, Run)) else list(calibrate or ())
+    calibration = Calibration()
+    for other in map(open_run, others):
+        calibration.add(
+            other.label,
+            list(engine.measure(_paired(golden, other, Names(), progress), golden.load, other.load, golden.nodes)),
+        )
+    pairs = _paired(golden, mine, names.read(mapping), progress)
+    differences = list(
+        engine.differences(
+            pairs, golden.load, mine.load, nodes=golden.nodes, limits=fixed, calibration=calibration, custom=custom
+        )
     )
+    found = divergence.findings(differences) if explain else []
+    return Report(golden, mine, differences, found, says(fixed, calibration, differences), custom.notes())
+
+
+def _paired(golden: Run, mine: Run, given: Names, progress: bool) -> Iterable[Pair]:
+    """Return the pairs of two runs, with a bar that follows them. Raises CompareError."""
+    pairs = pair(golden.records(), mine.records(), given, (golden.nodes, mine.nodes), (golden.load, mine.load))
     if not any(p.golden and p.mine for p in pairs):
         raise CompareError(_nothing_in_common(golden, mine, pairs))
-    stream: Iterable[Difference] = engine.differences(pairs, golden.load, mine.load)
-    if progress:
-        from tqdm.auto import tqdm
+    if not progress:
+        return pairs
+    from tqdm.auto import tqdm
 
-        stream = tqdm(stream, total=len(pairs), desc="compare", unit="pair", delay=1, leave=False)
-    differences = list(stream)
-    return Report(golden, mine, differences, divergence.findings(differences) if explain else [])
+    return tqdm(pairs, desc="compare", unit="pair", delay=1, leave=False)  # type: ignore[no-any-return]
 
 
 def write_report(golden: Any, mine: Any | None, path: str | os.PathLike[str]) -> Path:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from llmdebug_nb.comparison import tolerance
 from llmdebug_nb.errors import StoreError
 from llmdebug_nb.explain.divergence import first_divergence
 from llmdebug_nb.records import Difference, Finding
@@ -78,7 +77,9 @@ class Differences(Sequence[Difference]):
 
 
 def _error_text(d: Difference) -> str:
-    return d.reason if d.reason and not d.metrics else f"error {d.error:.2g} (relative L2)"
+    if d.reason and not d.metrics:
+        return d.reason
+    return f"error {d.error:.2g} ({d.reason or 'relative L2'})"
 
 
 def _flat(d: Difference) -> dict[str, Any]:
@@ -101,10 +102,15 @@ class Report:
 
     ``verdict``: match (bit-identical) | within_noise | diverged. ``differences``: every row, unmatched ones too.
     ``first_divergence``: the first diverged row, or None. ``findings``: what is to blame, the worst first.
+    ``limits``: where the limits come from, in words. ``problems``: what of the comparison itself went wrong.
     """
 
-    def __init__(self, golden: Run, mine: Run, differences: Sequence[Difference], findings: Sequence[Finding]) -> None:
+    def __init__(
+        self, golden: Run, mine: Run, differences: Sequence[Difference], findings: Sequence[Finding],
+        limits: str = "", problems: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         self.golden, self.mine = golden, mine
+        self.limits, self.problems = limits, list(problems)
         self.differences = Differences(self, differences)
         self.findings = list(findings)
         self.first_divergence = first_divergence(differences)
@@ -165,8 +171,9 @@ class Report:
             notes.insert(
                 0, f"{alone:,} of {len(self.differences):,} rows could not be compared; the verdict is on the others"
             )
-        if self.verdict != "match":
-            notes.append(tolerance.SAYS)
+        notes += self.problems
+        if self.verdict != "match" and self.limits:
+            notes.append(self.limits)
         return notes
 
     def __repr__(self) -> str:

@@ -75,10 +75,10 @@ def t5(seed: int = 0) -> T5ForConditionalGeneration:
 ARCHITECTURES: dict[str, Callable[..., Any]] = {"llama": llama, "qwen2": qwen2, "gpt2": gpt2, "mixtral": mixtral}
 
 
-def prompt(length: int = 7, batch: int = 1, seed: int = 0) -> torch.Tensor:
+def prompt(length: int = 7, batch: int = 1, seed: int = 0, vocabulary: int = VOCABULARY) -> torch.Tensor:
     """Return token ids [batch, length]."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(3, VOCABULARY, (batch, length), generator=generator)
+    return torch.randint(3, vocabulary, (batch, length), generator=generator)
 
 
 def generate(model: Any, ids: torch.Tensor | None = None, new: int = 5, **options: Any) -> torch.Tensor:

@@ -55,6 +55,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     compare.add_argument("golden", metavar="GOLDEN", help="the run to hold against")
     compare.add_argument("mine", metavar="MINE", help="the run in question")
+    compare.add_argument("--limits", metavar="F", help="fixed limits by path and dtype: a YAML or JSON file")
+    compare.add_argument(
+        "--calibrate", metavar="RUN", action="append", help="another recording of golden: what they differ by is noise"
+    )
+    compare.add_argument(
+        "--metric",
+        metavar="F.py:FUNC",
+        action="append",
+        help="a metric of yours, (golden, mine) -> float; its file is run",
+    )
     compare.add_argument("-o", "--csv", metavar="CSV", help="write the table of differences")
     compare.add_argument("--html", metavar="F", help="write the report as one HTML page")
     compare.add_argument("--map", metavar="F", help="YAML or JSON file: which module of GOLDEN is which of MINE")
@@ -107,7 +117,15 @@ def _info(args: argparse.Namespace) -> int:
 def _compare(args: argparse.Namespace) -> int:
     from llmdebug_nb import api
 
-    report = api.compare(args.golden, args.mine, explain=not args.no_explain, mapping=args.map)
+    report = api.compare(
+        args.golden,
+        args.mine,
+        explain=not args.no_explain,
+        mapping=args.map,
+        limits=args.limits,
+        calibrate=args.calibrate,
+        metrics=args.metric,
+    )
     print(report)
     for target, write in ((args.csv, report.to_csv), (args.html, report.to_html)):
         if target:

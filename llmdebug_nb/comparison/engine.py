@@ -1,4 +1,4 @@
-"""Pairs in, differences out, as a stream; each distinct pair of payloads is read and measured once.
+"""Pairs in, differences out; each distinct pair of payloads is read and measured once, as a stream, and all are judged at the end.
 
 Where both sides keep the same part of a tensor, the parts are measured and the statistics, which are those of
 the whole, are held against each other as well: they notice what is wrong outside of the part.
@@ -6,87 +6,137 @@ the whole, are held against each other as well: they notice what is wrong outsid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from llmdebug_nb.comparison import metrics, tolerance
+from llmdebug_nb.comparison import metrics
+from llmdebug_nb.comparison.custom import Custom
+from llmdebug_nb.comparison.limits import Limits
+from llmdebug_nb.comparison.tolerance import UNMATCHED, Calibration, Measured, judge
 from llmdebug_nb.errors import CorruptDumpError, TensorLookupError
 from llmdebug_nb.kernels.fingerprint import same
-from llmdebug_nb.records import Difference, Pair, Record, Summary
+from llmdebug_nb.records import Difference, Node, Pair, Record, Summary, within
 
 if TYPE_CHECKING:
     import torch
 
 Load = Callable[[Record], "torch.Tensor"]
-UNMATCHED = "unmatched"
 STATS_ONLY = "judged by statistics: "
+__all__ = ["STATS_ONLY", "UNMATCHED", "differences", "measure"]
 
 
-def differences(pairs: Iterable[Pair], load_golden: Load, load_mine: Load) -> Iterator[Difference]:
-    """Yield a Difference for every pair, in order.
+def differences(
+    pairs: Iterable[Pair], load_golden: Load, load_mine: Load, *, nodes: Sequence[Node] = (), limits: Limits | None = None,
+    calibration: Calibration | None = None, custom: Custom | None = None,
+) -> Iterator[Difference]:  # fmt: skip
+    """Yield a Difference for every pair, in order, which must be golden's execution order.
 
-    A payload that can't be read becomes a row with a reason; it never ends the comparison.
+    A payload that can't be read becomes a row with a reason; it never ends the comparison. ``nodes``: golden's modules.
     """
-    measured: dict[tuple[Any, ...], metrics.Metrics] = {}
-    rounding = tolerance.Rounding()
+    tree = _Tree(nodes)
+    measured = list(measure(pairs, load_golden, load_mine, tree, custom))
+    yield from judge(measured, size=tree.size, limits=limits, calibration=calibration)
+
+
+def measure(
+    pairs: Iterable[Pair],
+    load_golden: Load,
+    load_mine: Load,
+    nodes: Sequence[Node] | _Tree = (),
+    custom: Custom | None = None,
+) -> Iterator[Measured]:
+    """Yield each pair, measured, in order."""
+    reader = _Reader(load_golden, load_mine, nodes if isinstance(nodes, _Tree) else _Tree(nodes), custom or Custom())
     for index, pair in enumerate(pairs):
+        yield reader.measured(index, pair)
+
+
+class _Tree:
+    """What is known of the modules."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._paths = [node.path for node in nodes]
+        self._sizes: dict[str, int] = {}
+        shapes = {node.path: [tuple(shape) for shape in node.params.values() if len(shape) == 2] for node in nodes}
+        embeddings = {node.path for node in nodes if "embedding" in node.type.lower()}
+        tables = {shape for path in embeddings for shape in shapes[path]}
+        # what projects back onto an embedding's rows, tied to it or not; and the roots, which may do so by themselves
+        self._heads = {path for path in shapes if path not in embeddings and tables.intersection(shapes[path])}
+        self._heads |= {node.path for node in nodes if node.parent < 0}
+        self._vocabularies = {rows for rows, _ in tables}
+
+    def size(self, path: str) -> int:
+        """Return how many modules lie within one."""
+        if path not in self._sizes:
+            self._sizes[path] = sum(within(other, path) for other in self._paths if other != path)
+        return self._sizes[path]
+
+    def are_logits(self, record: Record) -> bool:
+        """Tell whether a tensor is an output whose last axis is the vocabulary."""
+        site, summary = record.site, record.summary
+        if site.role != "output" or site.phase != "forward" or not summary.shape or "float" not in summary.dtype:
+            return False
+        if self._vocabularies:
+            return site.path in self._heads and summary.shape[-1] in self._vocabularies
+        return "logits" in (site.slot, site.path.rpartition(".")[2])
+
+
+class _Reader:
+    def __init__(self, load_golden: Load, load_mine: Load, tree: _Tree, custom: Custom) -> None:
+        self._load_golden, self._load_mine, self._tree, self._custom = load_golden, load_mine, tree, custom
+        self._measured: dict[tuple[Any, ...], metrics.Metrics] = {}
+
+    def measured(self, index: int, pair: Pair) -> Measured:
         golden, mine = pair.golden, pair.mine
         if golden is None or mine is None:
             side = "mine" if golden is None else "golden"
-            yield Difference(index, pair, UNMATCHED, reason=f"only in {side}: {pair.why}")
-            continue
+            return Measured(index, pair, remark=f"only in {side}: {pair.why}")
+        a, b, fit = golden.summary, mine.summary, pair.fit
+        if a.shape != b.shape and fit is None:
+            return Measured(index, pair, remark=f"shape {list(a.shape)} against {list(b.shape)}", certain=True)
+        same_bytes = same(a.fingerprint, b.fingerprint) if a.dtype == b.dtype and fit is None else None
+        values, remark = self._metrics(pair, golden, mine, same_bytes)
+        return Measured(index, pair, values, remark, same_bytes, certain=values is None and same_bytes is False)
+
+    def _metrics(
+        self, pair: Pair, golden: Record, mine: Record, same_bytes: bool | None
+    ) -> tuple[metrics.Metrics | None, str | None]:
+        """Return metrics and a remark; None and the reason where the two can't be measured."""
         a, b = golden.summary, mine.summary
-        allowed = rounding.limit(a.dtype, b.dtype)
-        if a.shape != b.shape and pair.fit is None:
-            reason = f"shape {list(a.shape)} against {list(b.shape)}"
-            yield Difference(index, pair, "diverged", float("inf"), allowed, reason=reason)
-            continue
-        same_bytes = same(a.fingerprint, b.fingerprint) if a.dtype == b.dtype and pair.fit is None else None
-        values, remark = _measure(pair, same_bytes, load_golden, load_mine, measured)
-        if values is None:
-            yield Difference(index, pair, "diverged" if same_bytes is False else UNMATCHED, reason=remark)
-            continue
-        error = tolerance.error_of(values)
-        verdict = tolerance.verdict(error, allowed)
-        if verdict != "diverged" and same_bytes is False and remark:
-            verdict, remark = "within_noise", f"{remark}; they agree, though the bytes do not"
-        yield Difference(index, pair, verdict, error, allowed, values, remark)
+        logits = self._tree.are_logits(golden)
+        if same_bytes and not self._custom.names:
+            return metrics.identical(a, logits), None
+        if golden.payload is None or mine.payload is None:
+            if same_bytes:
+                return metrics.identical(a, logits), None
+            sides = [name for name, record in (("golden", golden), ("mine", mine)) if record.payload is None]
+            return _by_statistics(pair, a, b, f"no values on {' and '.join(sides)}")
+        if (golden.kept, golden.kept_shape) != (mine.kept, mine.kept_shape):
+            return _by_statistics(pair, a, b, f"golden keeps {_part(golden)}, mine {_part(mine)}")
+        if pair.fit is not None and golden.kept is not None:
+            return _by_statistics(pair, a, b, f"both keep {golden.kept}")
+        key = (golden.payload, mine.payload, logits, pair.fit and pair.fit.says)
+        try:
+            if key not in self._measured:
+                self._measured[key] = self._compare(pair, golden, mine, logits and golden.kept is None)
+        except (CorruptDumpError, TensorLookupError, ValueError) as error:
+            return None, str(error)
+        if golden.kept is None:
+            return self._measured[key], None
+        values = self._measured[key] | metrics.statistics(a, b)
+        if not golden.kept.startswith("slice"):  # figures in float64, whatever the tensor was
+            values |= {"max_ulp": None, "mean_ulp": None}
+        return values, f"judged by {golden.kept} and statistics"
+
+    def _compare(self, pair: Pair, golden: Record, mine: Record, logits: bool) -> metrics.Metrics:
+        g, m = self._load_golden(golden), self._load_mine(mine)
+        fit = pair.fit
+        if fit is not None:
+            g, m = fit(g, m)
+        return metrics.compare(g, m, logits) | self._custom.measure(g, m, pair.either.site)
 
 
-def _measure(
-    pair: Pair, same_bytes: bool | None, load_golden: Load, load_mine: Load,
-    measured: dict[tuple[Any, ...], metrics.Metrics],
-) -> tuple[metrics.Metrics | None, str | None]:  # fmt: skip
-    """Return metrics and a remark; None and the reason where the two can't be measured."""
-    golden, mine = pair.golden, pair.mine
-    assert golden is not None
-    assert mine is not None
-    a, b = golden.summary, mine.summary
-    if same_bytes:
-        return metrics.identical(a), None
-    if golden.payload is None or mine.payload is None:
-        sides = [name for name, record in (("golden", golden), ("mine", mine)) if record.payload is None]
-        return _by_statistics(pair, a, b, f"no values on {' and '.join(sides)}")
-    if (golden.kept, golden.kept_shape) != (mine.kept, mine.kept_shape):
-        return _by_statistics(pair, a, b, f"golden keeps {_part(golden)}, mine {_part(mine)}")
-    if pair.fit is not None and golden.kept is not None:
-        return _by_statistics(pair, a, b, f"both keep {golden.kept}")
-    key = (golden.payload, mine.payload, pair.fit and pair.fit.says)
-    try:
-        if key not in measured:
-            tensors = load_golden(golden), load_mine(mine)
-            measured[key] = metrics.compare(*(pair.fit(*tensors) if pair.fit is not None else tensors))
-    except (CorruptDumpError, TensorLookupError, ValueError) as error:
-        return None, str(error)
-    if golden.kept is None:
-        return measured[key], None
-    values = measured[key] | metrics.statistics(a, b)
-    if not golden.kept.startswith("slice"):  # figures in float64, whatever the tensor was
-        values |= {"max_ulp": None, "mean_ulp": None}
-    return values, f"judged by {golden.kept} and statistics"
-
-
-def _by_statistics(pair: Pair, a: Summary, b: Summary, why: str) -> tuple[metrics.Metrics | None, str]:
+def _by_statistics(pair: Pair, a: Summary, b: Summary, why: str) -> tuple[metrics.Metrics | None, str | None]:
     if pair.fit is not None and not pair.fit.whole:
         return None, f"{why}, and statistics are of all of it ({pair.fit.says})"
     values = metrics.statistics(a, b)

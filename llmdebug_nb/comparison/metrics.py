@@ -27,6 +27,8 @@ FIELDS: dict[str, str] = {
     "cosine_similarity": "g·m / (|g| |m|); 1 if both are zero, 0 if one is",
     "relative_euclidean_distance": "|m - g| / |g|; 0 if both are zero, inf if only g is",
     "worst_row_error": "largest |m - g| of a row (last axis) over the larger of its |g| and the rows' mean square |g|",
+    "scale_error": "g·(m - g) / |g|^2: the even factor in mine, less 1",
+    "scale_t": "|g·(m - g)| / sqrt(sum(g^2 (m - g)^2)): in how many standard errors; rounding stays below 8",
     "rmse": "sqrt(mean((m - g)^2))",
     "max_absolute_error": "max |m - g|",
     "mean_absolute_error": "mean |m - g|",
@@ -36,12 +38,19 @@ FIELDS: dict[str, str] = {
     "five_thousandths_err_ratio": "the same below 0.005",
     "euclidean_distance": "|m - g|",
     "l1_norm": "sum|m| / sum|g| - 1",
-    "kl_divergence": "KL(softmax(g) || softmax(m)) over the whole flattened tensor, at least 0",
     "max_ulp": "largest distance in representable numbers of the coarser dtype",
     "mean_ulp": "its mean",
     "mismatched": "elements that are not equal (NaN equals NaN)",
     "nan_mismatch": "positions where exactly one is NaN",
     "inf_mismatch": "positions where exactly one is infinite, or the signs differ",
+}
+# of logits, whose last axis is the vocabulary: a row is a token
+LOGITS: dict[str, str] = {
+    "kl_divergence": "KL(softmax(g) || softmax(m)) over the whole flattened tensor, at least 0",
+    "kl_row_mean": "the same row by row, its mean: what the next token's distribution loses",
+    "kl_row_max": "the largest of a row",
+    "top1_flips": "rows whose largest element is at another place",
+    "max_gap_ulp": "|max m - max g| over the ulp of max m in its dtype",
 }
 STATISTICS = ("max", "min", "mean", "l2norm")
 
@@ -52,8 +61,8 @@ def coarser(a: str, b: str) -> str:
     return max(floats, key=lambda name: torch.finfo(DTYPES[name]).eps, default=a)
 
 
-def compare(golden: torch.Tensor, mine: torch.Tensor) -> Metrics:
-    """Return every metric of `FIELDS` for two tensors with equally many elements, of any dtypes.
+def compare(golden: torch.Tensor, mine: torch.Tensor, logits: bool = False) -> Metrics:
+    """Return every metric of `FIELDS`, and of `LOGITS` if these are, for two tensors with equally many elements, of any dtypes.
 
     Complex tensors count as pairs of reals. Figures that have no finite position to stand on are None.
 
@@ -65,14 +74,18 @@ def compare(golden: torch.Tensor, mine: torch.Tensor) -> Metrics:
     unit = coarser(_name(golden), _name(mine))
     g_flat, m_flat = _flat(golden), _flat(mine)
     width = golden.shape[-1] if golden.dim() > 1 and not golden.is_complex() else 0
-    chunk = max(1, _CHUNK // width) * width if width else _CHUNK  # whole rows
-    sums = _Sums(unit, width)
+    row = width or g_flat.numel() if logits else width
+    chunk = max(1, _CHUNK // row) * row if row else _CHUNK  # whole rows
+    sums, tokens = _Sums(unit, width), _Tokens(row) if logits and row else None
     for g, m in zip(torch.split(g_flat, chunk), torch.split(m_flat, chunk), strict=True):
-        sums.add(g.double().numpy(), m.double().numpy(), _ulps(g, m, unit))
-    return sums.result()
+        g64, m64 = g.double().numpy(), m.double().numpy()
+        sums.add(g64, m64, _ulps(g, m, unit))
+        if tokens is not None:
+            tokens.add(g64, m64)
+    return sums.result() | (tokens.result(_name(mine)) if tokens is not None else {})
 
 
-def identical(summary: Summary) -> Metrics:
+def identical(summary: Summary, logits: bool = False) -> Metrics:
     """Return what `compare` gives for a tensor and itself, from its summary alone."""
     values: Metrics = dict.fromkeys(FIELDS, 0.0)
     empty = summary.numel == 0 or (summary.nan or 0) + (summary.inf or 0) >= summary.numel
@@ -83,7 +96,8 @@ def identical(summary: Summary) -> Metrics:
         values["max_ulp"] = 0
         if len(summary.shape) < 2 or summary.dtype.startswith("complex"):
             values["worst_row_error"] = None
-    return values | {"mismatched": 0, "nan_mismatch": 0, "inf_mismatch": 0}
+    values |= {"mismatched": 0, "nan_mismatch": 0, "inf_mismatch": 0}
+    return values | dict.fromkeys(LOGITS, None if empty else 0) if logits else values
 
 
 def statistics(golden: Summary, mine: Summary) -> Metrics:
@@ -169,10 +183,9 @@ class _Sums:
         self.row_g: list[np.ndarray] = []
         self.count = self.finite = self.sizeable = self.mismatched = self.nan = self.inf = 0
         self.gg = self.mm = self.gm = self.dd = self.abs_d = self.abs_g = self.abs_m = self.rel = self.ulp = 0.0
-        self.max_d = self.max_rel = self.max_ulp = 0.0
+        self.gd = self.gd_gd = self.max_d = self.max_rel = self.max_ulp = 0.0
         self.below1 = self.below5 = 0
         self.has_ulp = False
-        self.g_soft, self.m_soft = _LogSumExp(), _LogSumExp()
 
     def add(self, g: np.ndarray, m: np.ndarray, ulp: np.ndarray | None) -> None:
         self.count += g.size
@@ -183,8 +196,11 @@ class _Sums:
             g, m, ulp = self._strike(g, m, ulp, fine)
         if not g.size:
             return
-        d = np.abs(m - g)
-        size = np.abs(g)
+        d = m - g
+        even = g * d
+        self.gd += float(even.sum())
+        self.gd_gd += float(even @ even)
+        d, size = np.abs(d), np.abs(g)
         self.finite += g.size
         self.mismatched += int(np.count_nonzero(d))
         self.gg += float(g @ g)
@@ -196,8 +212,6 @@ class _Sums:
         self.abs_m += float(np.abs(m).sum())
         self.max_d = max(self.max_d, float(d.max()))
         self._relative(d, size)
-        self.g_soft.add(g, g - m)
-        self.m_soft.add(m, None)
         if ulp is not None:
             self.has_ulp = True
             self.max_ulp = max(self.max_ulp, float(ulp.max()))
@@ -255,6 +269,8 @@ class _Sums:
             "cosine_similarity": max(-1.0, min(1.0, cosine)),
             "relative_euclidean_distance": ratio(d_norm, g_norm),
             "worst_row_error": self._worst_row(),
+            "scale_error": self.gd / self.gg if self.gg else ratio(self.mm, 0.0),
+            "scale_t": ratio(abs(self.gd), math.sqrt(self.gd_gd)),
             "rmse": d_norm / math.sqrt(n),
             "max_absolute_error": self.max_d,
             "mean_absolute_error": self.abs_d / n,
@@ -264,7 +280,6 @@ class _Sums:
             "five_thousandths_err_ratio": self.below5 / self.sizeable if self.sizeable else 1.0,
             "euclidean_distance": d_norm,
             "l1_norm": (self.abs_m - self.abs_g) / self.abs_g if self.abs_g else ratio(self.abs_m, 0.0),
-            "kl_divergence": max(0.0, self.g_soft.mean() - self.g_soft.log() + self.m_soft.log()),
             "max_ulp": int(self.max_ulp) if self.has_ulp else None,
             "mean_ulp": self.ulp / n if self.has_ulp else None,
             "mismatched": self.mismatched,
@@ -273,20 +288,73 @@ class _Sums:
         }
 
 
+class _Tokens:
+    """What becomes of the next token's distribution, row by row. Positions that are not finite on both sides are left out."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self.kl: list[np.ndarray] = []
+        self.flips = 0
+        self.g_top = self.m_top = -math.inf
+        self.whole = [_LogSumExp(), _LogSumExp()]
+
+    def add(self, g: np.ndarray, m: np.ndarray) -> None:
+        fine = np.isfinite(g) & np.isfinite(m)
+        if not fine.any():
+            return
+        g, m = (np.where(fine, x, -math.inf).reshape(-1, self.width) for x in (g, m))
+        seen = fine.reshape(-1, self.width).any(axis=1)
+        g, m = g[seen], m[seen]
+        self.flips += int(np.count_nonzero(g.argmax(axis=1) != m.argmax(axis=1)))
+        self.g_top, self.m_top = max(self.g_top, float(g.max())), max(self.m_top, float(m.max()))
+        (p, log_g), (_, log_m) = _softmax(g), _softmax(m)
+        gap = np.subtract(g, m, out=np.zeros_like(g), where=p > 0)
+        self.kl.append(np.maximum((p * gap).sum(axis=1) - log_g + log_m, 0.0))
+        self.whole[0].add(log_g, (p * gap).sum(axis=1))
+        self.whole[1].add(log_m, np.zeros_like(log_m))
+
+    def result(self, dtype: str) -> Metrics:
+        if not self.kl:
+            return dict.fromkeys(LOGITS)
+        kl = np.concatenate(self.kl)
+        kind = DTYPES[dtype]
+        # the ulp of x: eps times the power of two at or below |x|
+        ulp = (
+            torch.finfo(kind).eps * 2.0 ** math.floor(math.log2(abs(self.m_top) or 1.0))
+            if kind.is_floating_point
+            else 1.0
+        )
+        golden, mine = self.whole
+        return {
+            "kl_divergence": max(0.0, golden.mean() - golden.log() + mine.log()),
+            "kl_row_mean": float(kl.mean()),
+            "kl_row_max": float(kl.max()),
+            "top1_flips": self.flips,
+            "max_gap_ulp": abs(self.m_top - self.g_top) / ulp,
+        }
+
+
+def _softmax(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return softmax and log(sum(exp)) of each row."""
+    top = x.max(axis=1, keepdims=True)
+    weights = np.exp(x - top)
+    total = weights.sum(axis=1, keepdims=True)
+    return weights / total, (top + np.log(total))[:, 0]
+
+
 class _LogSumExp:
-    """log(sum(exp(x))), and the mean of some values weighted by softmax(x), as a running sum."""
+    """log(sum(exp(x))) over all rows, and the mean of some values weighted by softmax(x), from those of each row."""
 
     def __init__(self) -> None:
         self.top = -math.inf
         self.total = self.weighted = 0.0
 
-    def add(self, x: np.ndarray, values: np.ndarray | None) -> None:
+    def add(self, x: np.ndarray, values: np.ndarray) -> None:
         top = max(self.top, float(x.max()))
         shrink = math.exp(self.top - top)
         weights = np.exp(x - top)
         self.total = self.total * shrink + float(weights.sum())
-        if values is not None:
-            self.weighted = self.weighted * shrink + float(weights @ values)
+        self.weighted = self.weighted * shrink + float(weights @ values)
         self.top = top
 
     def log(self) -> float:

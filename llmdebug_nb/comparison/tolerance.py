@@ -1,49 +1,81 @@
-"""How much difference is still noise. Limits are data.
+"""From what was measured to a verdict: match, within_noise, diverged, or unmatched where there is nothing to judge by.
 
-This version scales a fixed limit with the coarser dtype of the two: what rounding alone piles up
-over the depth of a transformer. It knows nothing of the model's own sensitivity yet, and says so
-(`SAYS`): a calibrated limit will replace it.
+Limits come, in this order, from the user (`limits.py`), from calibration (other recordings of golden: what differs between them
+is no bug), and from the noise that rounding explains (`noise.py`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-import torch
-
+from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.metrics import Metrics
-from llmdebug_nb.kernels.raw import DTYPES
+from llmdebug_nb.comparison.noise import EVEN_SHARE, EVEN_T, Explained, Flow, Level, Siblings, eps_of
+from llmdebug_nb.records import Difference, Pair, Record, Site
 
-SAYS = "Limits are scaled with the dtype (64 x eps in float32 and wider, 8 x eps below), not calibrated to this model"
-_WIDE, _NARROW = 64, 8  # multiples of machine epsilon; half types round so coarsely that 8 are plenty
 _ROW_SHARE = 4
+_CALIBRATED = 3.0  # times what two recordings of golden differ by: two draws of the same noise differ by chance
+_TIES = 0.25  # no larger share of choices can be near ties
+UNMATCHED = "unmatched"
+NEAR_TIE = "another choice at a near tie: what it was made from differs within noise"
+AFTER_TIE = "not comparable: it follows a choice that was made differently at a near tie"
+TOO_EVEN = "an even factor, which rounding does not make"
 
 
-def limit(dtype: str) -> float:
-    """Return the largest relative L2 error that counts as noise in a dtype; 0 if it does not round."""
-    kind = DTYPES.get(dtype)
-    if kind is not None and kind.is_complex:
-        kind = kind.to_real()
-    if kind is None or not kind.is_floating_point:
-        return 0.0
-    eps = torch.finfo(kind).eps
-    return eps * (_WIDE if eps < 1e-6 else _NARROW)
+SAYS = "Limits: what the rounding of each call and the noise of its inputs explain"
 
 
-class Rounding:
-    """The limit along a run: a float32 tensor in a bfloat16 model carries the rounding of what it was made from."""
+@dataclass(slots=True)
+class Measured:
+    """A pair with its metrics, None where it could not be measured; ``remark``: how, or why not.
 
-    def __init__(self) -> None:
-        self._coarsest = 0.0
+    ``same_bytes``: by fingerprint, None if that can't tell. ``certain``: it is diverged whatever the limits.
+    """
 
-    def limit(self, golden_dtype: str, my_dtype: str) -> float:
-        """Return the limit for the next pair in execution order: that of the coarsest floating dtype so far."""
-        own = max(limit(golden_dtype), limit(my_dtype))
-        self._coarsest = max(self._coarsest, own)
-        return self._coarsest if own else 0.0
+    index: int
+    pair: Pair
+    metrics: Metrics | None = None
+    remark: str | None = None
+    same_bytes: bool | None = None
+    certain: bool = False
+
+    @property
+    def error(self) -> float:
+        return math.inf if self.certain else error_of(self.metrics or {})
 
 
-def error_of(metrics: Metrics) -> float:
+@dataclass
+class Calibration:
+    """What recordings of golden differ by. ``runs``: their names."""
+
+    runs: list[str] = field(default_factory=list)
+    _spread: dict[object, tuple[float, float]] = field(
+        default_factory=dict
+    )  # by golden's record, and by its place in any step
+
+    def add(self, name: str, measured: Sequence[Measured]) -> None:
+        self.runs.append(name)
+        for m in measured:
+            golden = m.pair.golden
+            if golden is None or (m.metrics is None and not m.certain):
+                continue
+            for key in (golden.id, _place(golden.site)):
+                error, scale = self._spread.get(key, (0.0, 0.0))
+                self._spread[key] = max(error, m.error), max(scale, scale_of(m.metrics or {}))
+
+    def limits(self, golden: Record) -> tuple[float, float]:
+        """Return the limits of error and scale error: those of the record, else of its place in other steps; 0 if not known."""
+        error, scale = self._spread.get(golden.id) or self._spread.get(_place(golden.site), (0.0, 0.0))
+        return _CALIBRATED * error, _CALIBRATED * scale
+
+
+def _place(site: Site) -> tuple[object, ...]:
+    return site.rank, site.path, site.phase, site.role, site.slot
+
+
+def error_of(metrics: Mapping[str, float | int | None]) -> float:
     """Return the one figure that is judged: relative L2, or inf where NaN or infinities differ.
 
     An error in a single row (one token, say) drowns in the norm of the whole, so a quarter of the worst row's
@@ -57,8 +89,134 @@ def error_of(metrics: Metrics) -> float:
     return max((float(value) for value in figures if value is not None), default=0.0)
 
 
-def verdict(error: float, allowed: float) -> str:
-    """Return match (no difference), within_noise or diverged."""
-    if error == 0.0:
-        return "match"
-    return "within_noise" if error <= allowed else "diverged"
+def scale_of(metrics: Mapping[str, float | int | None]) -> float:
+    """Return the scale error's size; 0 where it is not known."""
+    scale = metrics.get("scale_error")
+    return 0.0 if scale is None or not math.isfinite(scale) else abs(float(scale))
+
+
+def _is_even(metrics: Mapping[str, float | int | None], error: float) -> bool:
+    return (metrics.get("scale_t") or 0.0) >= EVEN_T and scale_of(metrics) >= EVEN_SHARE * error
+
+
+def says(limits: Limits | None, calibration: Calibration, differences: Iterable[Difference]) -> str:
+    """Return a sentence on where the limits of differences come from."""
+    text = SAYS
+    if calibration.runs:
+        text += f"; calibrated with {', '.join(calibration.runs)} ({_CALIBRATED:g} times what golden and it differ by, where that is more)"
+    else:
+        text += ", not calibrated to this model: calibrate= takes another recording of golden"
+    if limits is None:
+        return text
+    fixed = sum(limits.fixes(d.pair, d.metrics) for d in differences)
+    return f"{text}; fixed by {limits.says} for {fixed:,} rows"
+
+
+def judge(
+    measured: Sequence[Measured], *, size: Callable[[str], int] = lambda path: 0, limits: Limits | None = None,
+    calibration: Calibration | None = None,
+) -> Iterator[Difference]:  # fmt: skip
+    """Yield a Difference for everything measured, which must be in execution order. ``size``: see `noise.Flow`."""
+    judge = _Judge(size, _siblings(measured, size), limits, calibration or Calibration())
+    for m in measured:
+        yield judge.difference(m)
+
+
+def _siblings(measured: Sequence[Measured], size: Callable[[str], int]) -> Siblings:
+    """Learn from the errors as they are, before any is judged."""
+    flow, siblings = Flow(size), Siblings()
+    for m in measured:
+        record, eps = m.pair.either, _eps(m.pair)
+        if m.metrics is None:
+            flow.pass_by(record.site, eps, record.summary.shape)
+            continue
+        explained = flow.explain(record.site, eps, record.summary.shape, _replaced(m.pair))
+        if eps:
+            siblings.see(record, m.error, explained)
+            scale = scale_of(m.metrics)
+            flow.note(
+                record.site, Level(error=m.error if m.error < math.inf else 0.0, scale=scale), eps, record.summary.shape
+            )
+        else:
+            flow.note(record.site, Level(), 0.0, record.summary.shape)
+    return siblings
+
+
+def _eps(pair: Pair) -> float:
+    return eps_of(record.summary.dtype for record in (pair.golden, pair.mine) if record is not None)
+
+
+def _replaced(pair: Pair) -> bool:
+    return pair.golden is not None and pair.mine is not None and pair.golden.op != pair.mine.op
+
+
+class _Judge:
+    """Goes through a run in execution order."""
+
+    def __init__(
+        self, size: Callable[[str], int], siblings: Siblings, limits: Limits | None, calibration: Calibration
+    ) -> None:
+        self._flow, self._siblings, self._limits, self._calibration = Flow(size), siblings, limits, calibration
+        self._flips: set[tuple[int, int]] = (
+            set()
+        )  # rank and generation: its logits came to prefer another token, within noise
+
+    def difference(self, m: Measured) -> Difference:
+        if m.metrics is None and not m.certain:
+            alone = m.pair.either
+            self._flow.pass_by(alone.site, _eps(m.pair), alone.summary.shape)
+            return Difference(m.index, m.pair, UNMATCHED, reason=m.remark)
+        record, metrics, eps = m.pair.either, m.metrics or {}, _eps(m.pair)
+        explained = self._flow.explain(record.site, eps, record.summary.shape, _replaced(m.pair))
+        limit, scale_limit = self._noise(m.pair, explained, eps)
+        level = (
+            Level(error=m.error, scale=scale_of(metrics))
+            if m.error <= limit
+            else Level(cap=limit, scale_cap=scale_limit)
+        )
+        fixed = self._limits.of(m.pair, metrics) if self._limits is not None else None
+        if fixed is not None:
+            verdict = "diverged" if fixed.error > fixed.limit else "within_noise" if m.error else "match"
+            found = Difference(m.index, m.pair, verdict, fixed.error, fixed.limit, metrics, fixed.says)
+        elif m.error and (why := self._tie(m, explained, limit)):
+            level = Level(error=math.inf)
+            found = Difference(m.index, m.pair, UNMATCHED, m.error, limit, metrics, why)
+        elif m.error <= limit and scale_of(metrics) > scale_limit and _is_even(metrics, m.error):
+            level = Level(cap=limit, scale_cap=scale_limit)
+            found = Difference(m.index, m.pair, "diverged", scale_of(metrics), scale_limit, metrics, TOO_EVEN)
+        else:
+            found = _by_noise(m, limit)
+        self._flow.note(record.site, level, eps, record.summary.shape)
+        if metrics.get("top1_flips") and found.verdict == "within_noise":
+            self._flips.add((record.site.rank, record.site.generation))
+        return found
+
+    def _noise(self, pair: Pair, explained: Explained, eps: float) -> tuple[float, float]:
+        """Return the limits of the error and of the scale error."""
+        error, scale = (0.0, 0.0) if pair.golden is None else self._calibration.limits(pair.golden)
+        if not eps:  # what does not round has no noise of its own
+            return error, scale
+        level, amplification = explained.level, self._siblings.amplification(pair.either)
+        error = max(error, level.limit(amplification, explained.floor))
+        return error, max(scale, level.scale_limit(amplification, explained.scale_floor))
+
+    def _tie(self, m: Measured, explained: Explained, limit: float) -> str | None:
+        """Say so where an index or a token differs because noise decided between two that were as good, or follows such a one."""
+        record, level = m.pair.either, explained.level
+        if level.error == math.inf:
+            return AFTER_TIE
+        if _eps(m.pair) or not m.metrics or m.error <= limit or level.cap:
+            return None
+        if record.site.role == "input":
+            given = self._flow.is_outermost(record.site) and (record.site.rank, record.site.generation) in self._flips
+            return NEAR_TIE if given else None
+        # values that are as good as golden's, or a few others among many
+        few = (m.metrics.get("mismatched") or math.inf) <= max(1.0, _TIES * record.summary.numel)
+        return NEAR_TIE if level.error and (few or self._flow.has_outputs(record.site)) else None
+
+
+def _by_noise(m: Measured, limit: float) -> Difference:
+    verdict, remark = "match" if m.error == 0.0 else "within_noise" if m.error <= limit else "diverged", m.remark
+    if verdict != "diverged" and m.same_bytes is False and remark:
+        verdict, remark = "within_noise", f"{remark}; they agree, though the bytes do not"
+    return Difference(m.index, m.pair, verdict, m.error, limit, m.metrics or {}, remark)

@@ -119,7 +119,10 @@ def _parts() -> tuple[Any, int] | None:
     head = _Head.from_address(pointer(capsule, b"dlpack_exchange_api"))
     if head.major != 1 or not head.dltensor_from_py_object_no_sync:
         return None
-    function = ctypes.PyDLL(str(native.LIBRARY)).llmdebug_look  # holds Python's lock, as torch's function needs
+    try:
+        function = ctypes.PyDLL(str(native.LIBRARY)).llmdebug_look  # holds Python's lock, as torch's function needs
+    except (OSError, AttributeError):
+        return None  # a library of an older version
     function.restype = ctypes.c_int64
     function.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_int64]
     parts = function, head.dltensor_from_py_object_no_sync

@@ -112,6 +112,11 @@ class LLMDebugMagics(Magics):
     @magic_arguments()
     @argument("golden", help="name or path of the run to hold against, or a variable")
     @argument("mine", help="name or path of the run in question, or a variable")
+    @argument("--limits", metavar="F", help="fixed limits: a YAML or JSON file, or a variable")
+    @argument("--calibrate", metavar="RUN", action="append", help="another recording of golden; may be repeated")
+    @argument(
+        "--metric", metavar="F", action="append", help="a metric: file.py:function, or a variable; may be repeated"
+    )
     @argument("--csv", metavar="F", help="write the table of differences to this file")
     @argument("--html", metavar="F", help="write the report as one HTML page to this file")
     @argument("--map", metavar="F", help="YAML or JSON file (or a variable): which module of golden is which of mine")
@@ -124,9 +129,15 @@ class LLMDebugMagics(Magics):
         """
         args = _parse(self.llmcompare, line)
         with _one_line():
-            mapping = self.shell.user_ns.get(args.map, args.map)
-            sides = self._known_run(args.golden), self._known_run(args.mine)
-            report = api.compare(*sides, explain=not args.no_explain, mapping=mapping)
+            report = api.compare(
+                self._known_run(args.golden),
+                self._known_run(args.mine),
+                explain=not args.no_explain,
+                mapping=self.shell.user_ns.get(args.map, args.map),
+                limits=self.shell.user_ns.get(args.limits, args.limits),
+                calibrate=[self._known_run(name) for name in args.calibrate or ()],
+                metrics=[self.shell.user_ns.get(name, name) for name in args.metric or ()],
+            )
             explore.show_report(report, self.shell)
             for target, write in ((args.csv, report.to_csv), (args.html, report.to_html)):
                 if target:

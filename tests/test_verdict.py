@@ -1,0 +1,518 @@
+"""The verdict: what rounding explains is noise, and what it doesn't is not; calibration, fixed limits, user metrics."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import llmdebug_nb as ld
+from llmdebug_nb.comparison import noise, tolerance
+from llmdebug_nb.comparison.limits import Limits
+from llmdebug_nb.records import Pair, Record, Site, Summary
+from models import generate, gpt2, llama, mixtral, prompt, qwen2
+
+SEEDS = (0, 1, 2)
+MODELS = {"llama": llama, "gpt2": gpt2, "qwen2": qwen2}
+every_model = pytest.mark.parametrize("architecture", MODELS)
+every_seed = pytest.mark.parametrize("seed", SEEDS)
+
+
+def _record(model, name, tokens="0-2", **options):
+    with ld.dump(model, name=name, tokens=tokens, **options) as run:
+        generate(model, new=3)
+    return run
+
+
+def _compare(golden, mine, **options):
+    return ld.compare(golden, mine, progress=False, **options)
+
+
+def _changed(model, change, **options):
+    """Record a model and a changed copy of it, and compare."""
+    mine = copy.deepcopy(model)
+    change(mine)
+    return _compare(_record(model, "golden", **options), _record(mine, "mine", **options))
+
+
+def _down(model):
+    """Return a linear layer of the second layer's MLP."""
+    return model.transformer.h[1].mlp.c_proj if hasattr(model, "transformer") else model.model.layers[1].mlp.down_proj
+
+
+def _in_two_matmuls(model):
+    """Compute one linear layer as the sum of two products: the same, but for rounding."""
+    linear = _down(model)
+    weight = linear.weight if hasattr(model, "transformer") else linear.weight.T
+    half = weight.shape[0] // 2
+    bias = 0 if linear.bias is None else linear.bias
+    linear.forward = lambda x: x[..., :half] @ weight[:half] + x[..., half:] @ weight[half:] + bias
+
+
+# -- what is noise ---------------------------------------------------------------------------------
+
+
+@every_seed
+@every_model
+@pytest.mark.parametrize("mode", ["module", "module+api"])
+def test_the_same_weights_in_bfloat16_are_noise(architecture, seed, mode):
+    report = _changed(MODELS[architecture](seed), lambda m: m.to(torch.bfloat16), mode=mode, weights=True)
+    assert report.verdict == "within_noise", report.first_divergence
+    assert report.findings == []
+
+
+@every_seed
+@every_model
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_another_attention_kernel_is_noise(architecture, seed, dtype):
+    model = MODELS[architecture](seed).to(dtype)
+    model.set_attn_implementation("eager")
+    report = _changed(model, lambda m: m.set_attn_implementation("sdpa"))
+    assert report.verdict == "within_noise", report.first_divergence
+    assert report.findings == []
+
+
+@every_seed
+@every_model
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_equivalent_pair_of_matmuls_is_noise(architecture, seed, dtype):
+    report = _changed(MODELS[architecture](seed).to(dtype), _in_two_matmuls)
+    assert report.verdict == "within_noise", report.first_divergence
+
+
+@every_seed
+def test_another_choice_of_experts_at_a_near_tie_is_said_and_is_no_bug(seed):
+    report = _changed(mixtral(seed), lambda m: m.to(torch.bfloat16))
+    assert report.verdict == "within_noise", report.first_divergence
+    ties = [d for d in report.differences if d.reason == tolerance.NEAR_TIE]
+    after = [d for d in report.differences if d.reason == tolerance.AFTER_TIE]
+    assert all(d.verdict == "unmatched" for d in ties + after)
+    assert bool(after) <= bool(ties)
+
+
+def test_a_token_chosen_otherwise_at_a_near_tie_is_no_bug():
+    class Head(nn.Module):
+        def __init__(self, nudge):
+            super().__init__()
+            torch.manual_seed(0)
+            self.embed, self.nudge = nn.Embedding(8, 16), nudge
+
+        def forward(self, ids):
+            x = self.embed(ids)[:, -1:]
+            logits = x @ self.embed.weight.T
+            logits[..., 3] = 99.0
+            logits[..., 4] = 99.0 + self.nudge
+            return logits
+
+    runs = []
+    for name, nudge in (("golden", -1e-5), ("mine", 1e-5)):
+        model, ids = Head(nudge), torch.tensor([[1]])
+        with ld.dump(model, name=name, tokens="all") as run:
+            for _ in range(2):
+                ids = model(ids).argmax(-1)
+        runs.append(run)
+    report = _compare(*runs)
+    assert report.verdict == "within_noise"
+    (token,) = [d for d in report.differences if d.site.role == "input" and d.site.step == 1 and d.site.path == ""]
+    assert (token.verdict, token.reason) == ("unmatched", tolerance.NEAR_TIE)
+
+
+# -- what is not ------------------------------------------------------------------------------------
+
+
+def _blamed(report):
+    assert report.verdict == "diverged"
+    return report.first_divergence.site.path
+
+
+def _act(model):
+    return "transformer.h.1.mlp.act" if hasattr(model, "transformer") else "model.layers.1.mlp.act_fn"
+
+
+def _norm(model):
+    return "transformer.h.1.ln_2" if hasattr(model, "transformer") else "model.layers.1.post_attention_layernorm"
+
+
+def _scaled(path, factor):
+    return lambda model: model.get_submodule(path).register_forward_hook(lambda module, args, out: out * factor)
+
+
+def _other_eps(model):
+    norm = model.get_submodule(_norm(model))
+    name = "eps" if hasattr(norm, "eps") else "variance_epsilon"
+    setattr(norm, name, 1e-5 if getattr(norm, name) < 5e-6 else 1e-6)
+
+
+@every_seed
+@every_model
+def test_a_thousandth_in_one_activation_is_diverged(architecture, seed):
+    model = MODELS[architecture](seed)
+    assert _blamed(_changed(model, _scaled(_act(model), 1.001))) == _act(model)
+
+
+@every_seed
+@every_model
+def test_a_wrong_eps_is_diverged_also_where_it_is_worth_a_few_roundings(architecture, seed):
+    model = MODELS[architecture](seed)
+    for parameter in model.parameters():
+        parameter.data.mul_(
+            4 if parameter.dim() > 1 else 1
+        )  # the norm's input is of order one, and eps nearly nothing in it
+    report = _changed(model, _other_eps)
+    assert _blamed(report) == _norm(model)
+    assert report.first_divergence.metrics["relative_euclidean_distance"] < 3e-4
+
+
+@every_seed
+@every_model
+def test_a_wrong_eps_is_found_behind_another_attention_kernel(architecture, seed):
+    model = MODELS[architecture](seed)
+    model.set_attn_implementation("eager")
+    report = _changed(model, lambda m: (m.set_attn_implementation("sdpa"), _other_eps(m)))
+    assert _blamed(report) == _norm(model)
+
+
+@every_seed
+@every_model
+def test_four_percent_in_bfloat16_against_float32_are_diverged(architecture, seed):
+    model = MODELS[architecture](seed)
+    path = _act(model)
+    assert _blamed(_changed(model, lambda m: (_scaled(path, 1.04)(m), m.to(torch.bfloat16)), tokens="0")) == path
+
+
+def test_an_embedding_scale_rounded_to_bfloat16_is_diverged_though_below_one_eps():
+    class Scaled(nn.Module):
+        def __init__(self, factor):
+            super().__init__()
+            torch.manual_seed(0)
+            self.embed, self.factor = nn.Embedding(50, 64, dtype=torch.bfloat16), factor
+
+        def forward(self, ids):
+            return self.embed(ids) * self.factor
+
+    runs = []
+    for name, factor in (("golden", 55.4256), ("mine", 55.5)):
+        model = Scaled(factor)
+        with ld.dump(model, name=name) as run:
+            model(prompt(20, vocabulary=50))
+        runs.append(run)
+    (row,) = [d for d in _compare(*runs).differences if d.verdict == "diverged"]
+    assert row.reason == tolerance.TOO_EVEN
+    assert row.metrics["relative_euclidean_distance"] < 2.0**-7
+
+
+# -- the rules by themselves ---------------------------------------------------------------------------
+
+
+def _row(i, path, role="output", error=0.0, dtype="float32", shape=(8, 64), step=0, slot="0", op="Op", **values):
+    record = Record(i, Site(path, step=step, role=role, slot=slot), i, op, Summary(dtype, shape))
+    values = {"relative_euclidean_distance": error, **values}
+    return tolerance.Measured(i, Pair(record, record, "same site"), values)
+
+
+def _judged(*rows, **options):
+    return list(tolerance.judge([_row(i, *row[0], **row[1]) for i, row in enumerate(rows)], **options))
+
+
+def _at(path, role="output", **values):
+    return (path, role), values
+
+
+EPS = 2.0**-23
+
+
+@given(st.floats(0, 1), st.sampled_from(["float64", "float32", "float16", "bfloat16"]))
+def test_without_noise_in_its_inputs_a_call_may_only_round(error, dtype):
+    (_, row) = _judged(_at("a", "input", dtype=dtype), _at("a", error=error, dtype=dtype))
+    eps = torch.finfo(getattr(torch, dtype)).eps
+    assert row.limit == pytest.approx(eps + 1 * min(eps, EPS))  # a longest axis of 64: sqrt(64) / 8 = 1
+    assert row.verdict == ("match" if error == 0 else "within_noise" if error <= row.limit else "diverged")
+
+
+@given(st.floats(0, EPS), st.floats(0, EPS))
+def test_more_noise_in_never_means_less_allowed_out(first, second):
+    low, high = sorted((first, second))
+    limits = [_judged(_at("", "input"), _at("a", "input", error=e), _at("a", error=0.0))[-1].limit for e in (low, high)]
+    assert limits[0] <= limits[1]
+
+
+def test_noise_excuses_what_follows_and_an_error_beyond_its_limit_does_not():
+    quiet = _judged(_at("a"), _at("b", "input"), _at("b", error=5 * EPS))[-1]
+    noisy = _judged(_at("a", error=1.5 * EPS), _at("b", "input", error=1.5 * EPS), _at("b", error=5 * EPS))[-1]
+    broken = _judged(_at("a", error=0.1), _at("b", "input", error=0.1), _at("b", error=0.1))
+    assert (quiet.verdict, noisy.verdict) == ("diverged", "within_noise")
+    assert [d.verdict for d in broken] == ["diverged"] * 3
+    assert broken[-1].limit < 20 * EPS
+
+
+def test_integers_have_no_noise_of_their_own():
+    rows = _judged(_at("a", "input", error=EPS), _at("a.b", "input", error=0.1, dtype="int64", mismatched=3))
+    assert rows[-1].verdict == "diverged"
+
+
+def test_siblings_tell_how_much_a_kind_of_call_amplifies_but_a_path_never_excuses_itself():
+    def layers(ratios):
+        for i, ratio in enumerate(ratios):
+            yield _at(f"l.{i}.f", "input", error=EPS)
+            yield _at(f"l.{i}.f", error=ratio * EPS)
+
+    steep = _judged(*layers([9, 9, 9, 9]))
+    odd = _judged(*layers([1, 1, 9, 1]))
+    assert {d.verdict for d in steep if d.site.role == "output"} == {"within_noise"}
+    assert [d.site.path for d in odd if d.verdict == "diverged"] == ["l.2.f"]
+
+
+def test_an_even_factor_is_diverged_below_the_limit_of_the_error():
+    even = {"scale_error": 1e-3, "scale_t": 50.0}
+    chance = {"scale_error": 1e-3, "scale_t": 3.0}
+    rows = [
+        _judged(_at("a", "input", dtype="bfloat16"), _at("a", error=1.2e-3, dtype="bfloat16", **e))
+        for e in (even, chance)
+    ]
+    assert [r[-1].verdict for r in rows] == ["diverged", "within_noise"]
+    assert rows[0][-1].reason == tolerance.TOO_EVEN
+
+
+def test_a_module_of_which_nothing_inside_was_recorded_may_round_more_often():
+    few = _judged(_at("a", "input"), _at("a", error=0.0))[-1].limit
+    many = _judged(_at("a", "input"), _at("a", error=0.0), size=lambda path: 24)[-1].limit
+    assert many == pytest.approx(noise.GLUE * math.sqrt(25) * few)
+
+
+def test_nan_on_one_side_diverges_whatever_the_noise():
+    assert _judged(_at("a", error=0.0, nan_mismatch=1))[-1].verdict == "diverged"
+    assert _judged(_at("a", error=0.0, inf_mismatch=2))[-1].error == math.inf
+
+
+# -- calibration -----------------------------------------------------------------------------------------
+
+
+class _Dropping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.drop, self.b = nn.Linear(64, 64), nn.Dropout(0.5), nn.Linear(64, 64)
+
+    def forward(self, x):
+        return self.b(self.drop(self.a(x)))
+
+
+def _dropped(name, change=lambda model: None, seed=None):
+    model = _Dropping().train()
+    change(model)
+    with ld.dump(model, name=name, seed=seed, phase="forward") as run:
+        model(torch.ones(8, 64))
+    return run
+
+
+def test_a_program_that_varies_from_run_to_run_is_noise_once_a_second_golden_says_so():
+    golden, again, mine = (_dropped(name, seed=seed) for seed, name in enumerate(("golden", "again", "mine")))
+    assert _compare(golden, mine).verdict == "diverged"
+    report = _compare(golden, mine, calibrate=again)
+    assert report.verdict == "within_noise"
+    assert "calibrated with again" in report.limits
+    assert any("calibrated with again" in note for note in report.view().overview()["notes"])
+
+
+def test_calibration_excuses_no_bug_where_golden_does_not_vary():
+    golden, again = _dropped("golden", seed=0), _dropped("again", seed=1)
+    mine = _dropped("mine", lambda model: model.a.register_forward_hook(lambda m, a, out: out * 1.001), seed=2)
+    report = _compare(golden, mine, calibrate=[again.name, _dropped("third", seed=3)])
+    assert report.first_divergence.site.path == "a"
+
+
+def test_a_coarser_golden_run_calibrates_a_finer_comparison():
+    model = llama()
+    golden, coarse = _record(model, "golden"), _record(copy.deepcopy(model).to(torch.bfloat16), "coarse")
+    run = _record(copy.deepcopy(model).to(torch.bfloat16).float(), "mine")
+    assert _compare(golden, run).verdict == "diverged"
+    assert _compare(golden, run, calibrate=coarse).verdict == "within_noise"
+
+
+# -- fixed limits ------------------------------------------------------------------------------------------
+
+
+def _lm_head_off_by(factor, dtype=torch.float32):
+    model = llama().to(dtype)
+    return [
+        _record(model, "golden", tokens="0"),
+        _record((_scaled("lm_head", factor)(model), model)[1], "mine", tokens="0"),
+    ]
+
+
+def test_fixed_limits_hold_where_their_glob_fits_and_the_report_says_so():
+    golden, mine = _lm_head_off_by(1.01)
+    assert _compare(golden, mine).verdict == "diverged"
+    assert (
+        _compare(golden, mine, limits={"lm_head": {"cosine": 0.999}, "": {"relative_l2": 0.02}}).verdict
+        == "within_noise"
+    )
+    report = _compare(golden, mine, limits={"*": {"relative_l2": 0.02}, "lm_head": {"relative_l2": 0.005}})
+    bad = [d for d in report.differences if d.verdict == "diverged"]
+    assert [d.site.path for d in bad] == ["lm_head"]
+    assert (bad[0].error, bad[0].limit) == (pytest.approx(0.01, rel=1e-3), 0.005)
+    assert "relative_euclidean_distance 0.01, at most 0.005 (limits: lm_head)" in bad[0].reason
+    assert "fixed by limits for" in report.limits
+
+
+def test_limits_may_differ_by_dtype():
+    rules = {"*": {"bfloat16": {"relative_l2": 0.02}, "float32": {"relative_l2": 0.005}}}
+    assert _compare(*_lm_head_off_by(1.01), limits=rules).verdict == "diverged"
+    assert _compare(*_lm_head_off_by(1.01, torch.bfloat16), limits=rules).verdict == "within_noise"
+
+
+def test_upstreams_rules_are_there_by_name():
+    golden, mine = _lm_head_off_by(1.005)
+    report = _compare(golden, mine, limits={"*": "msprobe", "lm_head": "msit_logits"})
+    assert report.verdict == "within_noise"
+    assert _compare(*_lm_head_off_by(1.5), limits={"*": "msit_logits"}).verdict == "diverged"
+
+
+def test_the_same_limits_from_yaml_and_from_json(tmp_path):
+    rules = {"*": {"relative_l2": 0.02}, "lm_head": [{"cosine": 0.9, "max_abs": 1e-3}, {"kl": 1e-9}]}
+    (tmp_path / "l.json").write_text(json.dumps(rules))
+    (tmp_path / "l.yaml").write_text("'*': {relative_l2: 0.02}\nlm_head:\n- cosine: 0.9\n  max_abs: 1e-3\n- kl: 1e-9\n")
+    golden, mine = _lm_head_off_by(1.01)
+    reports = [_compare(golden, mine, limits=x) for x in (rules, tmp_path / "l.json", str(tmp_path / "l.yaml"))]
+    assert len({tuple((d.verdict, d.error, d.limit) for d in r.differences) for r in reports}) == 1
+    assert "fixed by l.yaml for" in reports[2].limits
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a: {relative_l2: 0.1}\nb:\n  cosin: 0.9\n", r"l.yaml, line 3: b > cosin: .*is no metric; nearest: cosine"),
+        ("a: {max_abs: often}\n", r"l.yaml, line 1: a > max_abs: 'often' is no limit"),
+        ("\na: msprob\n", r"l.yaml, line 2: a: 'msprob' is no rule; nearest: msprobe"),
+        ("a: {max_abs: 1}\na: {max_abs: 2}\n", r"l.yaml, line 2: a stands on line 1 already"),
+        ("a: {max_abs: 1\nb: [", r"l.yaml, line 2: "),
+        ("- a\n", r"l.yaml: .*is no mapping"),
+        ("", r"l.yaml: .*is no mapping"),
+        ("a: {float32: {max_abs: -1}}", r"l.yaml, line 1: a > float32 > max_abs: -1 is no limit"),
+        ("a: 3", r"l.yaml, line 1: a: expected metric: number"),
+    ],
+)
+def test_an_error_in_a_limits_file_names_key_and_line(tmp_path, text, says):
+    (tmp_path / "l.yaml").write_text(text)
+    with pytest.raises(ld.OptionError, match=says):
+        Limits.read(tmp_path / "l.yaml")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (3, "limits 3: expected a mapping"),
+        ("gone.yaml", "can't be read"),
+        ({"a": {"x": 1}}, "limits: a > x: .*no metric"),
+    ],
+)
+def test_limits_that_make_no_sense_are_refused(given, says):
+    with pytest.raises(ld.OptionError, match=says):
+        Limits.read(given)
+
+
+@settings(max_examples=30)
+@given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
+def test_all_of_a_set_and_any_of_a_list_must_hold(cosine, distance, least, most):
+    record = _row(0, "a").pair
+    both = Limits.read({"a": {"cosine": least, "max_abs": most}})
+    either = Limits.read({"a": [{"cosine": least}, {"max_abs": most}]})
+    metrics = {"cosine_similarity": cosine, "max_absolute_error": distance}
+    good, fine = 1 - cosine <= 1 - least, distance <= most
+
+    def holds(limits):
+        judged = limits.of(record, metrics)
+        return judged.error <= judged.limit
+
+    assert (holds(both), holds(either)) == (good and fine, good or fine)
+
+
+# -- user metrics ----------------------------------------------------------------------------------------
+
+
+def test_a_users_metric_is_measured_beside_ours_and_may_be_limited():
+    def worst(golden, mine):
+        return (golden - mine).abs().max()
+
+    golden, mine = _lm_head_off_by(1.01)
+    report = _compare(golden, mine, metrics=worst, limits={"lm_head": {"worst": 1e-9}})
+    row = next(d for d in report.differences if d.site.path == "lm_head" and d.site.role == "output")
+    assert row.metrics["worst"] == pytest.approx(row.metrics["max_absolute_error"])
+    assert "worst" in report.differences.to_pandas()
+    assert row.reason.startswith("worst ")
+
+
+def test_an_error_in_a_users_metric_is_one_line_and_ends_nothing():
+    def breaks(golden, mine):
+        raise ZeroDivisionError("no\nway")
+
+    def writes(golden, mine):
+        golden.zero_()
+        return float(mine.abs().sum())
+
+    golden, mine = _lm_head_off_by(1.01)
+    report = _compare(golden, mine, metrics={"breaks": breaks, "writes": writes})
+    assert report.findings[0].path == "lm_head"
+    (note,) = [note for note in report.view().overview()["notes"] if "breaks" in note]
+    assert note.startswith("metric breaks failed on ")
+    assert note.endswith("ZeroDivisionError: no")
+    assert _compare(golden, golden, metrics=writes).verdict == "match"  # it was given copies
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (3, "no callable"),
+        ({"rmse": max}, "the name 'rmse' is taken"),
+        ("gone.py:f", "expected a file and a function in it"),
+        ([max, max], "the name 'max' is taken"),
+    ],
+)
+def test_metrics_that_make_no_sense_are_refused(given, says):
+    golden = _dropped("golden")
+    with pytest.raises(ld.OptionError, match=says):
+        _compare(golden, golden, metrics=given)
+
+
+def test_limits_calibration_and_metrics_on_the_command_line(tmp_path, capsys):
+    from llmdebug_nb.cli import main
+
+    golden, mine = (str(run.path) for run in _lm_head_off_by(1.01))
+    (tmp_path / "l.yaml").write_text("'*': {relative_l2: 0.02}\n")
+    (tmp_path / "m.py").write_text("def off(golden, mine):\n    return float((golden - mine).abs().max())\n")
+    assert main(["compare", golden, mine]) == 1
+    metric = f"{tmp_path / 'm.py'}:off"
+    options = [
+        "--limits",
+        str(tmp_path / "l.yaml"),
+        "--calibrate",
+        golden,
+        "--metric",
+        metric,
+        "-o",
+        str(tmp_path / "o.csv"),
+    ]
+    assert main(["compare", golden, mine, *options]) == 0
+    assert "fixed by l.yaml for" in capsys.readouterr().out
+    assert ",off," in (tmp_path / "o.csv").read_text().splitlines()[0]
+    (tmp_path / "l.yaml").write_text("'*': {relativ_l2: 0.02}\n")
+    assert main(["compare", golden, mine, "--limits", str(tmp_path / "l.yaml")]) == 2
+    assert "l.yaml, line 1: * > relativ_l2" in capsys.readouterr().err
+
+
+# -- logits ------------------------------------------------------------------------------------------------
+
+
+@every_model
+def test_logits_are_measured_row_by_row_wherever_they_come_by(architecture):
+    model = MODELS[architecture]()
+    report = _changed(model, _scaled("lm_head", 2.0), tokens="0")
+    rows = [d for d in report.differences if "kl_row_max" in d.metrics]
+    assert {d.site.path for d in rows} == {"lm_head", ""}
+    assert all(d.metrics["kl_row_max"] > 0 and d.metrics["top1_flips"] == 0 for d in rows)
