@@ -218,49 +218,60 @@ def misses(marks: Sequence[Mark]) -> str:
     return "\n".join(lines)
 
 
-def chosen(entries: Iterable[Entry], only: Sequence[str]) -> list[Entry]:
-    """Return the entries with that number, or that text in their names. Raises SystemExit if there is none."""
-    found = [
-        entry
+def chosen(entries: Iterable[Entry], given: argparse.Namespace) -> list[Case]:
+    """Return the cases of the entries with that number, or that text in their names, on these architectures or in these precisions."""
+    cases = [
+        case
         for entry in entries
-        if not only or any(name == entry.number or name.lower() in entry.name.lower() for name in only)
+        if not given.only or any(name == entry.number or name.lower() in entry.name.lower() for name in given.only)
+        for case in entry.cases(given.seeds)
+        if not given.on or {case.architecture, case.precision} & set(given.on)
     ]
-    if not found:
-        raise SystemExit(f"no entry is called {', '.join(only)}")
-    return found
+    if given.quick:
+        return list({(case.entry.number, case.seed): case for case in reversed(cases)}.values())[::-1]
+    return cases
 
 
-def main() -> None:
+def run(cases: Sequence[Case], jobs: int) -> list[Mark]:
+    """Return the marks of all cases, from so many processes."""
+    marks: list[Mark] = []
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        each = pool.map(score, cases) if jobs > 1 else map(score, cases)
+        for number, some in enumerate(each, 1):
+            marks += some
+            print(f"\r{number} of {len(cases)} cases", end="\n" * (number == len(cases)), file=sys.stderr, flush=True)
+    return marks
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument(
-        "--only", action="append", default=[], help="number of an entry, or text in its name; may be repeated"
-    )
-    parser.add_argument("--quick", action="store_true", help="one architecture and one precision an entry")
-    parser.add_argument("--on", action="append", default=[], help="architecture or precision; may be repeated")
     parser.add_argument("--set", choices=[*SETS, "all"], default="zoo")
+    parser.add_argument(
+        "--only", action="append", default=[], help="number of an entry, or text in its name; repeatable"
+    )
+    parser.add_argument("--on", action="append", default=[], help="architecture or precision; repeatable")
+    parser.add_argument("--quick", action="store_true", help="one architecture and one precision an entry")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write every mark there")
     parser.add_argument("--msprobe", type=Path, help="a Python with mindstudio-probe, torch and transformers")
-    given = parser.parse_args()
-    entries = chosen([e for name, some in SETS.items() if given.set in (name, "all") for e in some], given.only)
-    cases = [case for entry in entries for case in entry.cases(given.seeds)]
-    cases = [case for case in cases if not given.on or {case.architecture, case.precision} & set(given.on)]
-    if given.quick:
-        cases = list({(case.entry.number, case.seed): case for case in reversed(cases)}.values())[::-1]
-    marks: list[Mark] = []
-    with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
-        each = pool.map(score, cases) if given.jobs > 1 else map(score, cases)
-        for number, some in enumerate(each, 1):
-            marks += some
-            print(f"\r{number} of {len(cases)} cases", end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
-    if given.msprobe:
-        marks += msprobe(given.msprobe, cases)
-    print(table(marks), end="\n\n")
-    print(misses(marks))
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = arguments()
+    cases = {name: chosen(entries, given) for name, entries in SETS.items() if given.set in (name, "all")}
+    if not any(cases.values()):
+        raise SystemExit("no entry is called that: " + ", ".join(given.only + given.on))
+    marks = {name: run(some, given.jobs) for name, some in cases.items() if some}
+    for name, some in marks.items():
+        if given.msprobe:
+            some += msprobe(given.msprobe, cases[name])
+        print(f"## {name}, {given.seeds} seed(s)\n\n{table(some)}\n\n{misses(some)}\n")
     if given.json:
-        given.json.write_text(json.dumps([asdict(m) for m in marks], indent=1), encoding="utf-8")
+        given.json.write_text(
+            json.dumps([asdict(m) for some in marks.values() for m in some], indent=1), encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":
