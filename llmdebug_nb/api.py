@@ -17,11 +17,12 @@ from typing import Any
 
 from llmdebug_nb.align import names
 from llmdebug_nb.align.pairing import pair
-from llmdebug_nb.comparison import engine
+from llmdebug_nb.comparison import engine, metrics, tolerance
 from llmdebug_nb.errors import CompareError, OptionError, StoreError, UnknownRunError
-from llmdebug_nb.explain import divergence
+from llmdebug_nb.explain import blame
+from llmdebug_nb.explain.runs import Runs, Side
 from llmdebug_nb.options import CompareOptions, DumpOptions, runs_folder
-from llmdebug_nb.recording import Recording, recorded
+from llmdebug_nb.recording import Recording, checked, live, recorded
 from llmdebug_nb.records import Difference, Pair
 from llmdebug_nb.report import Report, write_text
 from llmdebug_nb.show import html
@@ -100,20 +101,23 @@ def compare(
     explain: bool = _COMPARE.explain,
     *,
     mapping: Any = _COMPARE.mapping,
+    model: Any = None,
     progress: bool = _COMPARE.progress,
 ) -> Report:
     """Compare two runs (or names, or paths): verdict, differences in execution order, what is to blame.
 
     ``explain`` False skips the search for blame. ``mapping`` says which module of golden is which of mine, where that
-    isn't found: a dict, or a YAML or JSON file, see `align.names.read`. ``progress`` shows a bar when it takes more
-    than a second.
+    isn't found: a dict, or a YAML or JSON file, see `align.names.read`. ``model``: that of ``mine``, whose modules are
+    called alone on golden's inputs; left out, it is the one that was recorded, if that was in this process and still
+    exists. It is left as it was. ``progress`` shows a bar when it takes more than a second.
 
     Raises:
         UnknownRunError and other StoreErrors: a run can't be opened.
-        OptionError: a mapping with a mistake in it; names the line and the key.
+        OptionError: a mapping with a mistake in it; names the line and the key. Or ``model`` is no module.
         CompareError: the runs have no site in common.
     """
     golden, mine = open_run(golden), open_run(mine)
+    models = [("", one) for one in checked(model)] or live(mine)
     pairs = pair(
         golden.records(), mine.records(), names.read(mapping), (golden.nodes, mine.nodes), (golden.load, mine.load)
     )
@@ -125,7 +129,28 @@ def compare(
 
         stream = tqdm(stream, total=len(pairs), desc="compare", unit="pair", delay=1, leave=False)
     differences = list(stream)
-    return Report(golden, mine, differences, divergence.findings(differences) if explain else [])
+    if not explain:
+        return Report(golden, mine, differences, [])
+    runs = Runs(Side(golden), Side(mine), _error, lambda path: _module(models, path))
+    return Report(golden, mine, differences, blame.findings(differences, runs))
+
+
+def _error(golden: Any, mine: Any) -> float:
+    return tolerance.error_of(metrics.compare(golden, mine))
+
+
+def _module(models: list[tuple[str, Any]], path: str) -> Any:
+    """Return the module at a path of a dump, or None; ``models``: roots, each with the path that it has there."""
+    for root, model in models:
+        if path == root:
+            return model
+        try:
+            inside = path.removeprefix(f"{root}.") if root and path.startswith(f"{root}.") else None if root else path
+            if inside is not None:
+                return model.get_submodule(inside)
+        except AttributeError:
+            continue
+    return None
 
 
 def write_report(golden: Any, mine: Any | None, path: str | os.PathLike[str]) -> Path:

@@ -8,6 +8,7 @@ import platform
 import shutil
 import sys
 import warnings
+import weakref
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,6 +23,7 @@ from llmdebug_nb.store.writer import Writer, create_run
 from llmdebug_nb.topology import tree
 
 recorded: dict[str, Path] = {}  # runs of this process by name, wherever they were put
+_models: dict[Path, list[tuple[str, weakref.ref[Any]]]] = {}  # their folder -> path and module of each root
 
 
 class Recording:
@@ -91,6 +93,8 @@ class Recording:
             session.stop(ended_by)
         finally:
             self._switched.restore()
+        if run.path is not None:
+            _models[run.path] = [(path, weakref.ref(root)) for path, root in session.followed()]
         refusal = session.refusal()
         if refusal is not None:
             recorded.pop(self.options.name, None)
@@ -175,6 +179,12 @@ def checked(model: Any) -> tuple[Any, ...]:
         if any(one is other for other in models[:number]):
             raise OptionError(f"model: the same {type(one).__name__} is given twice")
     return models
+
+
+def live(run: Run) -> list[tuple[str, Any]]:
+    """Return the root modules that a run of this process recorded, with their paths, as far as they still exist."""
+    known = _models.get(run.path, []) if run.path is not None else []
+    return [(path, module) for path, module in ((path, seen()) for path, seen in known) if module is not None]
 
 
 def rank_here() -> int:

@@ -258,12 +258,21 @@ class Observer:
             self._gradients.finish()
             self._session.recorder.flush()
 
+    def module(self, path: str, op: str, attributes: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        """Observe, once, what a module is set to (eps, scaling, dropout rates, training or not) and its weights."""
+        if self._weighed:
+            return
+        call, recorder = Call(path, op, "module", path, 0, self.thread.root_call), self._session.recorder
+        recorder.see(call, "attribute", attributes.items())
+        if self._options.weights:
+            recorder.see(call, "weight", tensors.items())
+        else:
+            for name, tensor in tensors.items():
+                recorder.weight(call, name, tensor)
+
     def parameters(self, path: str, op: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Observe a module's parameters: their values once, if asked for, and their gradients."""
+        """Observe the gradients of a module's parameters."""
         for name, tensor in tensors.items():
-            if self._options.weights and not self._weighed:
-                weight = Call(path, op, "module", path, 0, self.thread.root_call)
-                self._session.recorder.see(weight, "weight", [(name, tensor)])
             if self.backward and torch.is_grad_enabled() and "module" in self._options.mode:
                 self._gradients.parameter(functools.partial(self._parameter, path, op, name), name, tensor)
 
