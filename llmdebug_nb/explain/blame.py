@@ -9,18 +9,20 @@ is called again (`verify.py`); one that only magnifies what it was given hands t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from llmdebug_nb.explain import causes, overflow, repro, scalars, verify
 from llmdebug_nb.explain.calls import AGREES, Call, Calls, first_divergence
-from llmdebug_nb.explain.edges import Edge, is_root, kind_of, look_inside
+from llmdebug_nb.explain.edges import Edge, by_producer, is_root, kind_of, look_inside
 from llmdebug_nb.explain.runs import Runs
 from llmdebug_nb.explain.weights import Weights
 from llmdebug_nb.records import Difference, Finding, within
 
 _TESTED = 8  # suspects that are called again
 _BEFORE = 24  # calls before a suspect that are, where it only magnifies
+_UNSET = re.compile(r"\.(new_)?empty(_like|_strided|_permuted)?\b")  # they give whatever lies in memory
 _LAST = (causes.INHERITED, causes.CARRIED_OVER, causes.NONDETERMINISTIC)
 
 
@@ -49,6 +51,7 @@ class _Search:
         self.calls = Calls(differences, start.site.phase)
         self.weights = Weights(differences, runs)
         self.tested = 0
+        self.made = False  # somebody is known to have made an error
 
     def findings(self) -> list[Finding]:
         suspects = self._suspects()
@@ -60,7 +63,9 @@ class _Search:
             blamed = self._judge(next(s for s in suspects if s.path == path))
             blamed.steps = len(seen_in)
             found.setdefault(blamed.call.path, blamed)
-        ranked = sorted(found.values(), key=lambda b: (b.cause in _LAST, b.row.index))
+            self.made = self.made or blamed.cause not in _LAST
+        blames = [b for b in found.values() if b.cause != causes.INHERITED or not self.made]
+        ranked = sorted(blames, key=lambda b: (b.cause in _LAST, b.row.index))
         if not any(s.inputs for s in suspects):
             ranked = ranked[:1]  # without inputs, all that follows the first is as likely inherited
         root = self._wrong_start()
@@ -69,7 +74,7 @@ class _Search:
     def _suspects(self) -> list[Call]:
         """Return the innermost calls that made an error, in execution order."""
         calls = self.calls.all
-        makers = [call for call in calls if call.made_it or overflow.starts(call)]
+        makers = [c for c in calls if (c.made_it or overflow.starts(c)) and not _UNSET.search(c.op)]
         if not makers:  # then those that were called with other arguments
             makers = [call for call in calls if call.bad_output and not call.bad_input]
         paths: dict[tuple[int, int, int], set[str]] = {}
@@ -157,7 +162,8 @@ class _Search:
                 suspect, causes.NONDETERMINISTIC, f"{tested.words}, with nothing else in which the runs differ", row
             )
         if tested.kind == verify.PASSES_ON:
-            return self._before(suspect) or _Blamed(suspect, causes.INHERITED, f"{tested.words}; {evidence}", row)
+            source = None if self.made else self._before(suspect)
+            return source or _Blamed(suspect, causes.INHERITED, f"{tested.words}; {evidence}", row)
         if tested.kind == verify.MAKES:
             cause = causes.INTRODUCED
         if tested.kind == verify.MAKES or tested.score:
@@ -179,13 +185,18 @@ class _Search:
         """Blame the call before a suspect, along the edges, that made the error that it magnifies."""
         queue, seen, best = [suspect], {id(suspect)}, None
         while queue and len(seen) <= _BEFORE:
-            for row in queue.pop(0).inputs:
+            current = queue.pop(0)
+            for row in (*current.inputs, *current.outputs):  # a module's output was made inside it
                 for producer in self.calls.producers(row) if row.error else ():
                     call = self.calls.of(producer) if producer is not None else None
                     if call is None or id(call) in seen:
                         continue
                     seen.add(id(call))
                     queue.append(call)
+                    edge = by_producer(row, self.calls) if call.one_sided else None
+                    if edge is not None:
+                        words = f"{edge.words}; {suspect.path} magnifies the difference"
+                        return _Blamed(edge.call, edge.cause, words, edge.row)
                     told = self._told(call)
                     if told is not None:
                         return replace(told, evidence=f"{told.evidence}; {suspect.path} magnifies its error")

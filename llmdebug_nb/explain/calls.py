@@ -149,6 +149,11 @@ class Calls:
             self._made_mine.get(mine.producer) if mine and mine.producer is not None else None,
         )
 
+    def of_mine(self, number: int) -> Record | None:
+        """Return a record of mine that put out a tensor, by its id."""
+        row = self._made_mine.get(number)
+        return row.pair.mine if row is not None else None
+
     def inside(self, call: Call) -> list[Call]:
         """Return the calls that run within a module call, in execution order."""
         if call.is_operator:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from llmdebug_nb.explain import causes
 from llmdebug_nb.explain.calls import Call, Calls
@@ -41,7 +42,7 @@ def look_inside(module: Call, calls: Calls) -> Edge | None:
     if kind is not None:
         call, row = _deepest(call, row, calls)
         return Edge(call, row, kind, f"{call.path} was given another {row.site.slot}{_made_by(row, calls)}")
-    return _by_producer(row, calls) or _alone(inner, module, row) or _other_part(module, call, row, calls)
+    return by_producer(row, calls) or _alone(inner, module, row) or _other_part(module, call, row, calls)
 
 
 def _given_less(module: Call, call: Call, row: Difference) -> Edge:
@@ -88,33 +89,60 @@ def is_root(row: Difference, differences: Sequence[Difference]) -> bool:
     )
 
 
-def _by_producer(row: Difference, calls: Calls) -> Edge | None:
+def by_producer(row: Difference, calls: Calls) -> Edge | None:
     """Follow a row back to operators that only one side has."""
     for producer in calls.producers(row):
-        found = None
-        while producer is not None and producer.verdict == "unmatched":
-            call = calls.of(producer)
-            if call is None or not call.one_sided:
-                break
-            found = call, producer
-            producer = next(
-                (p for d in call.inputs for p in calls.producers(d) if p is not None and p.verdict == "unmatched"), None
-            )
-        if found is not None:
-            call, made = found
-            return Edge(
-                call,
-                made,
-                causes.OTHER_OPS,
-                f"only {_who(call)} calls {call.op} there, on the way to {row.site.slot} of {row.op}",
-            )
+        chain = list(_one_sided(producer, calls))
+        if chain:  # the first that takes what both sides have, rather than what it is given along with that
+            call, made = next(((c, d) for c, d in reversed(chain) if _takes_common(c, calls)), chain[-1])
+            words = f"only {_who(call)} calls {call.op} there, on the way to {row.site.slot} of {row.op}"
+            return Edge(call, made, causes.OTHER_OPS, words)
     return None
+
+
+def _one_sided(producer: Difference | None, calls: Calls) -> Iterator[tuple[Call, Difference]]:
+    """Yield the calls that only one side makes, from the one that made a row backwards, along the edges."""
+    queue, seen = [producer], set()
+    while queue:
+        row = queue.pop(0)
+        call = calls.of(row) if row is not None and row.verdict == "unmatched" else None
+        if row is None or call is None or not call.one_sided or id(call) in seen:
+            continue
+        seen.add(id(call))
+        yield call, row
+        queue += [p for d in call.inputs for p in calls.producers(d)]
+
+
+def _changes_nothing(call: Call) -> bool:
+    """Tell whether an operator gives what it is given, but for its dtype or layout: casts and copies, by their norms."""
+    given, made = ([r.summary for d in rows if (r := d.pair.either)] for rows in (call.inputs[:1], call.outputs))
+    if len(given) != 1 or len(made) != 1 or given[0].numel != made[0].numel:
+        return False
+    norms = given[0].l2norm, made[0].l2norm
+    kinds = [kind for s in (*given, *made) if (kind := DTYPES.get(s.dtype)) is not None and kind.is_floating_point]
+    if None in norms or not kinds:
+        return False
+    return abs((norms[0] or 0.0) - (norms[1] or 0.0)) <= max(map(_eps, kinds)) * (norms[0] or 0.0)
+
+
+def _eps(kind: Any) -> float:
+    import torch
+
+    return torch.finfo(kind).eps
+
+
+def _takes_common(call: Call, calls: Calls) -> bool:
+    return any(p is not None and p.verdict != "unmatched" for d in call.inputs for p in calls.producers(d))
 
 
 def _alone(inner: list[Call], module: Call, row: Difference | None) -> Edge | None:
     """Return the first operator right in the module that only one side has, up to the row that differs."""
     last = row.index if row is not None else module.place
-    alone = [c for c in inner if c.one_sided and c.is_operator and c.module == module.path and c.start <= last]
+    alone = [
+        c
+        for c in inner
+        if c.one_sided and c.is_operator and c.module == module.path and c.start <= last and not _changes_nothing(c)
+    ]
     if not alone:
         return None
     call = alone[0]
@@ -124,17 +152,12 @@ def _alone(inner: list[Call], module: Call, row: Difference | None) -> Edge | No
 def _other_part(module: Call, call: Call, row: Difference, calls: Calls) -> Edge:
     """Blame the code in front of a call that is given something else, though what that is made of agrees."""
     made = _made_by(row, calls)
-    if call.is_operator or not made:
-        words = f"the first to differ is what {call.op} is given{made}"
-        return Edge(
-            call if call.is_operator else module,
-            row if call.is_operator else (module.bad_output or row),
-            causes.INTRODUCED,
-            words,
-        )
-    return Edge(
-        module, module.bad_output or row, causes.INTRODUCED, f"{call.path} is the first to be given something else"
-    )
+    golden, mine = calls.producers(row)
+    if call.is_operator or (golden is not None and mine is not None and golden is not mine):
+        words = f"the first to differ is what {call.path} is given{made}"
+        return Edge(call, row, causes.INTRODUCED, words)
+    words = f"{call.path} is the first to be given something else{made}"
+    return Edge(module, module.bad_output or row, causes.INTRODUCED, words)
 
 
 def _deepest(call: Call, row: Difference, calls: Calls) -> tuple[Call, Difference]:

@@ -48,7 +48,9 @@ def of_module(call: Call, runs: Runs) -> list[Differing]:
 
 def words(differing: list[Differing]) -> str:
     """Return ``eps is 1e-06 in golden and 1e-05 in mine``."""
-    return ", ".join(f"{name} is {golden} in golden and {mine} in mine" for name, golden, mine in differing[:3])
+    return ", ".join(
+        f"{name} is {golden} in golden and {mine} in mine" for name, golden, mine in dict.fromkeys(differing[:4])
+    )
 
 
 def _equal(a: Scalar, b: Scalar) -> bool:

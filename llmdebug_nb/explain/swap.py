@@ -150,7 +150,7 @@ def _from_disk(call: Call, calls: Calls, runs: Runs) -> Swapped:
     assert call.mine is not None
     own, theirs = runs.mine.records(call.mine, "input"), runs.golden.records(call.golden, "input")
     mine, golden = arguments.loader(runs.mine, own), arguments.loader(runs.golden, theirs)
-    flow = _Flow(runs)
+    flow = _Flow(calls, runs)
     for record in own:
         flow.put(record.producer, mine(record.site.slot), golden(record.site.slot))
     operators = [c.mine for c in calls.inside(call) if c.is_operator and c.mine is not None]
@@ -168,7 +168,8 @@ def _from_disk(call: Call, calls: Calls, runs: Runs) -> Swapped:
 class _Flow:
     """Values as mine recorded them, and as they are with golden's in front of them. By record, or by their values."""
 
-    def __init__(self, runs: Runs) -> None:
+    def __init__(self, calls: Calls, runs: Runs) -> None:
+        self._calls = calls
         self._runs = runs
         self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # id of record -> recorded, made
         self._first: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -191,7 +192,11 @@ class _Flow:
 
     def taken(self, record: Record, recorded: torch.Tensor) -> torch.Tensor:
         """Return what a recorded tensor is now: the same elements of what it was taken from; itself if it is from elsewhere."""
-        source = self._made.get(record.producer) if record.producer is not None else None
+        producer = record.producer
+        while producer is not None and producer not in self._made:  # what a module gave is what was made inside it
+            giver = self._calls.of_mine(producer)
+            producer = giver.producer if giver is not None else None
+        source = self._made.get(producer) if producer is not None else None
         if source is None:
             source = next(
                 (each for each in self._first if each[0].shape == recorded.shape and torch.equal(each[0], recorded)),
