@@ -345,9 +345,10 @@ class Session:
         for watch in self._watches[id(root)]:
             if watch.kept:
                 weights = weights_of(watch.module)
-                self.observer.module(watch.path, watch.op, attributes_of(watch.module), weights)
+                if not self.observer.weighed:
+                    self.observer.module(watch.path, watch.op, attributes_of(watch.module), weights)
                 self.observer.parameters(watch.path, watch.op, weights)
-        self.observer.weighed()
+        self.observer.weighed = True
 
     # -- what hooks and modes tell ------------------------------------------------------------
 
