@@ -8,6 +8,7 @@ took is read off the recorded values, where these are all different.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -219,10 +220,20 @@ def _same_elements(before: torch.Tensor, after: torch.Tensor, view: torch.Tensor
     flat = before.reshape(-1)
     values, order = flat.sort()
     if bool((values[1:] == values[:-1]).any()):
-        if before.numel() == view.numel() and torch.equal(flat, view.reshape(-1)):
-            return after.reshape(view.shape)
-        raise NotAgain("which elements an operator took can't be told: some are equal")
+        return _same_order(before, after, view)
     at = torch.searchsorted(values, view.reshape(-1)).clamp(max=len(values) - 1)
     if not torch.equal(values[at], view.reshape(-1)):
         raise NotAgain("an operator was given something else than what is in the storage that it shares")
     return after.reshape(-1)[order[at]].reshape(view.shape)
+
+
+def _same_order(before: torch.Tensor, after: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
+    """Return ``after`` with its dimensions in the order in which ``view`` has those of ``before``. Raises NotAgain."""
+    found: list[torch.Tensor] = []
+    orders = itertools.permutations(range(before.dim())) if before.numel() == view.numel() and before.dim() < 6 else ()
+    for order in orders:
+        if torch.equal(before.permute(order).reshape(view.shape), view):
+            found.append(after.permute(order).reshape(view.shape))
+    if not found or not all(torch.equal(found[0], other) for other in found):
+        raise NotAgain("which elements an operator took can't be told: some are equal")
+    return found[0]
