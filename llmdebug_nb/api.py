@@ -17,12 +17,12 @@ from typing import Any
 
 from llmdebug_nb.align import names
 from llmdebug_nb.align.pairing import pair
-from llmdebug_nb.comparison import engine, metrics, tolerance
+from llmdebug_nb.comparison import engine
 from llmdebug_nb.errors import CompareError, OptionError, StoreError, UnknownRunError
 from llmdebug_nb.explain import blame
 from llmdebug_nb.explain.runs import Runs, Side
 from llmdebug_nb.options import CompareOptions, DumpOptions, runs_folder
-from llmdebug_nb.recording import Recording, checked, live, recorded
+from llmdebug_nb.recording import Recording, finder, recorded
 from llmdebug_nb.records import Difference, Pair
 from llmdebug_nb.report import Report, write_text
 from llmdebug_nb.show import html
@@ -117,7 +117,7 @@ def compare(
         CompareError: the runs have no site in common.
     """
     golden, mine = open_run(golden), open_run(mine)
-    models = [("", one) for one in checked(model)] or live(mine)
+    modules = finder(mine, model)
     pairs = pair(
         golden.records(), mine.records(), names.read(mapping), (golden.nodes, mine.nodes), (golden.load, mine.load)
     )
@@ -129,28 +129,8 @@ def compare(
 
         stream = tqdm(stream, total=len(pairs), desc="compare", unit="pair", delay=1, leave=False)
     differences = list(stream)
-    if not explain:
-        return Report(golden, mine, differences, [])
-    runs = Runs(Side(golden), Side(mine), _error, lambda path: _module(models, path))
-    return Report(golden, mine, differences, blame.findings(differences, runs))
-
-
-def _error(golden: Any, mine: Any) -> float:
-    return tolerance.error_of(metrics.compare(golden, mine))
-
-
-def _module(models: list[tuple[str, Any]], path: str) -> Any:
-    """Return the module at a path of a dump, or None; ``models``: roots, each with the path that it has there."""
-    for root, model in models:
-        if path == root:
-            return model
-        try:
-            inside = path.removeprefix(f"{root}.") if root and path.startswith(f"{root}.") else None if root else path
-            if inside is not None:
-                return model.get_submodule(inside)
-        except AttributeError:
-            continue
-    return None
+    runs = Runs(Side(golden), Side(mine), engine.error, modules)
+    return Report(golden, mine, differences, blame.findings(differences, runs) if explain else [])
 
 
 def write_report(golden: Any, mine: Any | None, path: str | os.PathLike[str]) -> Path:

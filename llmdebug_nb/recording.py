@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import platform
 import shutil
 import sys
 import warnings
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 from llmdebug_nb import determinism
 from llmdebug_nb.errors import CaptureError, OptionError, StoreError
 from llmdebug_nb.options import DumpOptions, runs_folder
+from llmdebug_nb.records import within
 from llmdebug_nb.show.words import count_text, size_text
 from llmdebug_nb.store import reader
 from llmdebug_nb.store.run import Run
@@ -181,10 +184,26 @@ def checked(model: Any) -> tuple[Any, ...]:
     return models
 
 
-def live(run: Run) -> list[tuple[str, Any]]:
-    """Return the root modules that a run of this process recorded, with their paths, as far as they still exist."""
-    known = _models.get(run.path, []) if run.path is not None else []
-    return [(path, module) for path, module in ((path, seen()) for path, seen in known) if module is not None]
+def finder(run: Run, model: Any = None) -> Callable[[str], Any]:
+    """Return what gives the live module at a path of a run, or None: of ``model``, else of what this process recorded, as
+    long as that still exists.
+
+    Raises:
+        OptionError: ``model`` is no module.
+    """
+    given = checked(model)
+    known = [] if run.path is None or given else _models.get(run.path, [])
+
+    def find(path: str) -> Any:
+        roots = [("", one) for one in given] or [(place, seen()) for place, seen in known]
+        for place, root in roots:
+            inside = path if not place else path.removeprefix(place).removeprefix(".") if within(path, place) else None
+            if root is not None and inside is not None:
+                with contextlib.suppress(AttributeError):
+                    return root.get_submodule(inside)
+        return None
+
+    return find
 
 
 def rank_here() -> int:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import llmdebug_nb as ld
-from llmdebug_nb.comparison import metrics, tolerance
+from llmdebug_nb.comparison.engine import error
 from llmdebug_nb.explain import causes, replay
 from llmdebug_nb.explain.arguments import given
 from llmdebug_nb.explain.calls import Key
@@ -233,17 +233,13 @@ def test_every_cause_is_one_of_the_closed_set():
 # -- calling again ---------------------------------------------------------------------------------
 
 
-def _error(golden, mine):
-    return tolerance.error_of(metrics.compare(golden, mine))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("make", [llama, gpt2, mixtral])
 @pytest.mark.parametrize("mode", ["api", "aten"])
 def test_right_operators_called_again_stay_clean(make, dtype, mode):
     run = record(make().to(dtype), "run", mode)
     side = Side(run)
-    runs, units = Runs(side, side, _error), []
+    runs, units = Runs(side, side, error), []
     for made in run.records("role = 'output'"):
         try:
             call = replay.Replayed(side, Key.of(made))
@@ -251,12 +247,12 @@ def test_right_operators_called_again_stay_clean(make, dtype, mode):
             again = call.run()
         except NotAgain:
             continue
-        assert _error(run.load(made), again[made.site.slot]) < 1e-6
+        assert error(run.load(made), again[made.site.slot]) < 1e-6
     assert len(units) > 40
     assert max(units) < CLEAN / 3
 
 
-def test_the_unit_of_error_is_half_an_epsilon_of_the_coarsest_dtype():
+def test_the_unit_oferror_is_half_an_epsilon_of_the_coarsest_dtype():
     assert replay.rounding(["float32", "torch.bfloat16", "int64"]) == 2.0**-7
 
     class Leaf(nn.Module):
@@ -266,7 +262,7 @@ def test_the_unit_of_error_is_half_an_epsilon_of_the_coarsest_dtype():
     golden = record(nn.Sequential(Leaf()), "golden", "module+api", lambda m: m(torch.ones(1, 4)))
     call = replay.Replayed(Side(golden), Key(0, 0, 0, "forward", "0/Functional.silu", 0))
     wrong = Runs(
-        Side(golden), Side(golden), lambda a, b: _error(a, b * (1 + 2.0**-10))
+        Side(golden), Side(golden), lambda a, b: error(a, b * (1 + 2.0**-10))
     )  # of which 2**-24 is half an epsilon
     assert call.units(wrong) == pytest.approx(2.0**14, rel=1e-3)
 
@@ -323,7 +319,7 @@ def test_a_module_alone_on_goldens_inputs_tells_made_from_received():
         patched(model.model.layers[0].mlp.act_fn, lambda self, x: F.silu(x) * 1.01)
 
     report = pair(llama(), plant, tokens="0")
-    runs = Runs(Side(report.golden), Side(report.mine), _error, report.models[1].get_submodule)
+    runs = Runs(Side(report.golden), Side(report.mine), error, report.models[1].get_submodule)
     made = swap(*_call_of(report, "model.layers.0.mlp"), runs)
     received = swap(*_call_of(report, "model.layers.1.mlp"), runs)
     assert made.by == received.by == "live"
@@ -336,7 +332,7 @@ def test_without_the_model_the_recorded_operators_are_made_again_along_the_edges
         patched(model.model.layers[0].mlp.act_fn, lambda self, x: F.silu(x) * 1.01)
 
     report = pair(llama(), plant, "module+api", tokens="0")
-    runs = Runs(Side(report.golden), Side(report.mine), _error)
+    runs = Runs(Side(report.golden), Side(report.mine), error)
     for path, wrong in (
         ("model.layers.0.mlp", True),
         ("model.layers.1.mlp", False),
@@ -423,7 +419,7 @@ def test_what_magnifies_noise_hands_the_blame_on():
 
 
 @pytest.mark.parametrize("mode", ["module", "module+api"])
-def test_the_repro_runs_and_says_whose_the_error_is(mode, tmp_path):
+def test_the_repro_runs_and_says_whose_theerror_is(mode, tmp_path):
     def plant(model):
         model.model.layers[1].input_layernorm.variance_epsilon = 1e-2
 

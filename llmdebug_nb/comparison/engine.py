@@ -53,6 +53,11 @@ def differences(pairs: Iterable[Pair], load_golden: Load, load_mine: Load) -> It
         yield Difference(index, pair, verdict, error, allowed, values, remark)
 
 
+def error(golden: torch.Tensor, mine: torch.Tensor) -> float:
+    """Return the figure that is judged of two tensors of equal shape. Raises ValueError."""
+    return tolerance.error_of(metrics.compare(golden, mine))
+
+
 def _measure(
     pair: Pair, same_bytes: bool | None, load_golden: Load, load_mine: Load,
     measured: dict[tuple[Any, ...], metrics.Metrics],
