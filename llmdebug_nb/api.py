@@ -23,9 +23,10 @@ from llmdebug_nb.comparison.custom import Custom
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.tolerance import Calibration, says
 from llmdebug_nb.errors import CompareError, OptionError, StoreError, UnknownRunError
-from llmdebug_nb.explain import divergence
+from llmdebug_nb.explain import blame
+from llmdebug_nb.explain.runs import Runs, Side
 from llmdebug_nb.options import CompareOptions, DumpOptions, runs_folder
-from llmdebug_nb.recording import Recording, recorded
+from llmdebug_nb.recording import Recording, finder, recorded
 from llmdebug_nb.records import Pair
 from llmdebug_nb.report import Report, write_text
 from llmdebug_nb.show import html
@@ -100,7 +101,8 @@ def delete_run(where: str | os.PathLike[str] | Run) -> Path:
 
 def compare(
     golden: Any, mine: Any, explain: bool = _COMPARE.explain, *, mapping: Any = _COMPARE.mapping,
-    limits: Any = _COMPARE.limits, calibrate: Any = _COMPARE.calibrate, metrics: Any = _COMPARE.metrics, progress: bool = _COMPARE.progress,
+    limits: Any = _COMPARE.limits, calibrate: Any = _COMPARE.calibrate, metrics: Any = _COMPARE.metrics,
+    model: Any = None, progress: bool = _COMPARE.progress,
 ) -> Report:  # fmt: skip
     """Compare two runs (or names, or paths): verdict, differences in execution order, what is to blame.
 
@@ -110,14 +112,17 @@ def compare(
     ``{"model.layers.*": {"cosine": 0.999}, "lm_head": {"bfloat16": {"max_abs": 0.1}}}``, or a YAML or JSON file of that.
     ``calibrate``: another recording of golden (or several), perturbed, in another precision, with other kernels, or
     simply once more: three times what it differs from golden by is noise. ``metrics``: callables ``(golden, mine) -> float`` of two CPU
-    tensors, or a dict of them by name. ``progress`` shows a bar when it takes more than a second.
+    tensors, or a dict of them by name. ``model``: that of ``mine``, whose modules are
+    called alone on golden's inputs; left out, it is the one that was recorded, if that was in this process and still
+    exists. It is left as it was. ``progress`` shows a bar when it takes more than a second.
 
     Raises:
         UnknownRunError and other StoreErrors: a run can't be opened.
-        OptionError: a mapping, limits or metrics that make no sense; names the line and the key.
+        OptionError: a mapping, limits or metrics that make no sense, with the line and the key; ``model`` is no module.
         CompareError: the runs have no site in common.
     """
     golden, mine = open_run(golden), open_run(mine)
+    modules = finder(mine, model)
     custom = Custom(metrics)
     fixed = None if limits is None else Limits.read(limits, custom.names)
     others = [calibrate] if isinstance(calibrate, (str, os.PathLike, Run)) else list(calibrate or ())
@@ -133,7 +138,8 @@ def compare(
             pairs, golden.load, mine.load, nodes=golden.nodes, limits=fixed, calibration=calibration, custom=custom
         )
     )
-    found = divergence.findings(differences) if explain else []
+    runs = Runs(Side(golden), Side(mine), engine.error, modules)
+    found = blame.findings(differences, runs) if explain else []
     return Report(golden, mine, differences, found, says(fixed, calibration, differences), custom.notes())
 
 

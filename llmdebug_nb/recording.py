@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import platform
 import shutil
 import sys
 import warnings
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,6 +18,7 @@ from typing import Any
 from llmdebug_nb import determinism
 from llmdebug_nb.errors import CaptureError, OptionError, StoreError
 from llmdebug_nb.options import DumpOptions, runs_folder
+from llmdebug_nb.records import within
 from llmdebug_nb.show.words import count_text, size_text
 from llmdebug_nb.store import reader
 from llmdebug_nb.store.run import Run
@@ -22,6 +26,7 @@ from llmdebug_nb.store.writer import Writer, create_run
 from llmdebug_nb.topology import tree
 
 recorded: dict[str, Path] = {}  # runs of this process by name, wherever they were put
+_models: dict[Path, list[tuple[str, weakref.ref[Any]]]] = {}  # their folder -> path and module of each root
 
 
 class Recording:
@@ -91,6 +96,8 @@ class Recording:
             session.stop(ended_by)
         finally:
             self._switched.restore()
+        if run.path is not None:
+            _models[run.path] = [(path, weakref.ref(root)) for path, root in session.followed()]
         refusal = session.refusal()
         if refusal is not None:
             recorded.pop(self.options.name, None)
@@ -175,6 +182,28 @@ def checked(model: Any) -> tuple[Any, ...]:
         if any(one is other for other in models[:number]):
             raise OptionError(f"model: the same {type(one).__name__} is given twice")
     return models
+
+
+def finder(run: Run, model: Any = None) -> Callable[[str], Any]:
+    """Return what gives the live module at a path of a run, or None: of ``model``, else of what this process recorded, as
+    long as that still exists.
+
+    Raises:
+        OptionError: ``model`` is no module.
+    """
+    given = checked(model)
+    known = [] if run.path is None or given else _models.get(run.path, [])
+
+    def find(path: str) -> Any:
+        roots = [("", one) for one in given] or [(place, seen()) for place, seen in known]
+        for place, root in roots:
+            inside = path if not place else path.removeprefix(place).removeprefix(".") if within(path, place) else None
+            if root is not None and inside is not None:
+                with contextlib.suppress(AttributeError):
+                    return root.get_submodule(inside)
+        return None
+
+    return find
 
 
 def rank_here() -> int:

@@ -8,9 +8,13 @@ a **Record**. A dump of records, opened again, is a **Run** (`store/run.py`), wh
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+from llmdebug_nb.errors import StoreError
 
 if TYPE_CHECKING:
     import torch
@@ -268,7 +272,12 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Finding:
-    """What is to blame. ``cause``: a closed set, see `explain/divergence.py`. ``op``: golden's class of the module."""
+    """What is to blame. ``cause``: a closed set, see `explain/causes.py`. ``op``: golden's class of the module, or the operator.
+
+    ``evidence``: in words, with figures. ``difference``: the row that shows it. ``source``: where in the program the
+    operator was called (``file:line function``), if that was recorded. ``repro``: a Python script that makes the
+    call again from the two dumps.
+    """
 
     path: str
     op: str
@@ -276,6 +285,24 @@ class Finding:
     cause: str
     evidence: str
     difference: Difference | None = None
+    source: str | None = None
+    repro: str | None = None
+
+    def save_repro(self, path: str | os.PathLike[str]) -> Path:
+        """Write ``repro`` to a file and return its path.
+
+        Raises:
+            StoreError: nothing can be called again (values were not kept, say), or the file can't be written.
+        """
+        if self.repro is None:
+            raise StoreError(
+                f"there is nothing to run for {self.path or 'the root'}: its tensors were not recorded in both runs"
+            )
+        try:
+            Path(path).write_text(self.repro, encoding="utf-8")
+        except OSError as error:
+            raise StoreError(f"can't write {os.fspath(path)}: {error.strerror or error}") from None
+        return Path(path)
 
     def __repr__(self) -> str:
         return f"<{self.cause}: {self.path or '(root)'} ({self.op}), step {self.step}; {self.evidence}>"

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from llmdebug_nb.errors import StoreError
-from llmdebug_nb.explain.divergence import first_divergence
+from llmdebug_nb.explain import causes
+from llmdebug_nb.explain.calls import first_divergence
+from llmdebug_nb.explain.summary import sentences
 from llmdebug_nb.records import Difference, Finding
 from llmdebug_nb.show import html
 from llmdebug_nb.show.report_view import ReportView
-from llmdebug_nb.show.text import summary_text
 from llmdebug_nb.show.words import count_text
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def _flat(d: Difference) -> dict[str, Any]:
 class Report:
     """What comparing two runs gave.
 
-    ``verdict``: match (bit-identical) | within_noise | diverged. ``differences``: every row, unmatched ones too.
+    ``verdict``: match (bit-identical) | within_noise | diverged | nondeterministic (only what gives something else each time). ``differences``: every row, unmatched ones too.
     ``first_divergence``: the first diverged row, or None. ``findings``: what is to blame, the worst first.
     ``limits``: where the limits come from, in words. ``problems``: what of the comparison itself went wrong.
     """
@@ -118,11 +119,13 @@ class Report:
 
     @property
     def verdict(self) -> str:
+        if self.findings and all(finding.cause == causes.NONDETERMINISTIC for finding in self.findings):
+            return "nondeterministic"
         return next((name for name in ("diverged", "within_noise") if self._counts[name]), "match")
 
     def summary(self) -> str:
-        """Return verdict, first divergence and what is to blame, a line each."""
-        return summary_text(self.view())
+        """Return three sentences: what differs first, whether it is made or received there, what to try next."""
+        return sentences((self.golden.label, self.mine.label), self.verdict, list(self.differences), self.findings)
 
     def view(self) -> ReportView:
         """Return the view model that explorers, text and HTML show."""

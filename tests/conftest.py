@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,12 @@ def _runs_of_their_own(tmp_path_factory, monkeypatch):
     start = recording.Recording.start
 
     def noted(self):
-        started.append(self)
+        started.append(weakref.ref(self))  # one that runs is held by its hooks
         return start(self)
 
     monkeypatch.setattr(recording.Recording, "start", noted)
     yield
-    for one in started:
+    for one in filter(None, [seen() for seen in started]):
         if one.running:
             with contextlib.suppress(LLMDebugError):
                 one.stop()

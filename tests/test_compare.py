@@ -287,7 +287,7 @@ def test_a_partial_recording_is_said_with_the_verdict():
     with ld.dump(model, name="part", layers="lm_head") as part:
         model(prompt())
     report = ld.compare(whole, part)
-    assert "76 rows without a partner" in report.summary()
+    assert "76 rows without a partner" in repr(report)
     assert "76 of 78 rows could not be compared" in report.view().overview()["notes"][0]
 
 

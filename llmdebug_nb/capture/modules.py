@@ -187,3 +187,11 @@ def weights_of(module: nn.Module) -> dict[str, torch.Tensor]:
         if tensor is not None:
             found[name] = tensor
     return found
+
+
+def attributes_of(module: nn.Module) -> dict[str, Any]:
+    """Return a module's own plain attributes by name: numbers, flags, texts and None, and whether it is training."""
+    plain = (bool, int, float, str, type(None))
+    return {
+        name: value for name, value in vars(module).items() if isinstance(value, plain) and not name.startswith("_")
+    }

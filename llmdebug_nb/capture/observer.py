@@ -37,13 +37,13 @@ class Observer:
     """Observes the calls of one session.
 
     ``unpaired``: operators of backward passes left out, as they belong to no forward operator that was seen.
-    ``backward``: gradients are asked for. ``deaf``: but not now. ``seen``: full names of calls, where they are filtered by.
+    ``weighed``: all modules have been observed once. ``backward``: gradients are asked for. ``deaf``: but not now. ``seen``: full names of calls, where they are filtered by.
     """
 
     def __init__(self, session: Host, options: DumpOptions, given: bool) -> None:
         """``given``: only certain models are recorded. Raises EmptyDumpError for an operator that does not exist."""
         self.backward = "backward" in options.phases
-        self.deaf = False
+        self.deaf = self.weighed = False
         self.seen: set[str] = set()
         self._session, self._options = session, options
         self.thread, self.guarded = session.thread, session.guarded
@@ -66,7 +66,6 @@ class Observer:
         self._spent = False  # a backward pass has used these
         self._counts: dict[tuple[Any, ...], int] = {}
         self._lock = threading.Lock()
-        self._weighed = False
         self._overflowing = 0
         self._resting = False
 
@@ -258,18 +257,21 @@ class Observer:
             self._gradients.finish()
             self._session.recorder.flush()
 
+    def module(self, path: str, op: str, attributes: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        """Observe what a module is set to (eps, scaling, dropout rates, training or not) and its weights."""
+        call, recorder = Call(path, op, "module", path, 0, self.thread.root_call), self._session.recorder
+        recorder.see(call, "attribute", attributes.items())
+        if self._options.weights:
+            recorder.see(call, "weight", tensors.items())
+        else:
+            for name, tensor in tensors.items():
+                recorder.weight(call, name, tensor)
+
     def parameters(self, path: str, op: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Observe a module's parameters: their values once, if asked for, and their gradients."""
+        """Observe the gradients of a module's parameters."""
         for name, tensor in tensors.items():
-            if self._options.weights and not self._weighed:
-                weight = Call(path, op, "module", path, 0, self.thread.root_call)
-                self._session.recorder.see(weight, "weight", [(name, tensor)])
             if self.backward and torch.is_grad_enabled() and "module" in self._options.mode:
                 self._gradients.parameter(functools.partial(self._parameter, path, op, name), name, tensor)
-
-    def weighed(self) -> None:
-        """All parameters have been observed once."""
-        self._weighed = True
 
     def _parameter(self, path: str, op: str, name: str) -> Call | None:
         if self._latest is None or (self._by_name and path not in self._chosen):

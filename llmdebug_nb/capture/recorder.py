@@ -220,6 +220,14 @@ class Recorder:
         """Bytes of payload written so far."""
         return self._policy.written
 
+    def weight(self, call: Call, slot: str, tensor: torch.Tensor) -> None:
+        """Record the fingerprint of a weight that lies in the host's memory in one piece; of others, nothing."""
+        found = memory(tensor) if on_host(tensor) and not tensor.is_nested else None
+        if found is not None:
+            kind, content = f"{dtype_name(tensor)} {self._shapes[tensor.shape]}", fingerprint(view(tensor, found))
+            with self._lock:
+                self._scalars.append((call.root_call, call.path, call.number, "weight", slot, kind, content))
+
     def operator(self, row: Row) -> None:
         """Record an operator call: a list in the order of `records.OPERATOR`. In execution order."""
         with self._lock:

@@ -15,7 +15,7 @@ from torch import nn
 from llmdebug_nb.capture import compat, engine, selection
 from llmdebug_nb.capture.calls import Thread
 from llmdebug_nb.capture.control import Control, Orders
-from llmdebug_nb.capture.modules import Watch, find_entries, find_fused, weights_of
+from llmdebug_nb.capture.modules import Watch, attributes_of, find_entries, find_fused, weights_of
 from llmdebug_nb.capture.observer import Observer
 from llmdebug_nb.capture.recorder import Recorder, Sink
 from llmdebug_nb.capture.steps import StepTracker
@@ -148,6 +148,10 @@ class Session:
         call = self._tracker.here()
         if call.step in self._tokens and self._orders.enable and self._wants_rank():
             self.guarded(self.observer.saved, f"save/{name}", value, call, gradients)
+
+    def followed(self) -> list[tuple[str, nn.Module]]:
+        """Return the root modules that were recorded, each with the prefix of its paths."""
+        return [(self._watches[number][0].path, root) for number, root in self._roots.items()]
 
     def progress(self) -> tuple[list[int], int, int, bool]:
         """Return the steps of all root calls so far, how many tensors were recorded and bytes kept, and whether it rests."""
@@ -340,8 +344,11 @@ class Session:
             self.recorder.weigh(root.parameters())
         for watch in self._watches[id(root)]:
             if watch.kept:
-                self.observer.parameters(watch.path, watch.op, weights_of(watch.module))
-        self.observer.weighed()
+                weights = weights_of(watch.module)
+                if not self.observer.weighed:
+                    self.observer.module(watch.path, watch.op, attributes_of(watch.module), weights)
+                self.observer.parameters(watch.path, watch.op, weights)
+        self.observer.weighed = True
 
     # -- what hooks and modes tell ------------------------------------------------------------
 

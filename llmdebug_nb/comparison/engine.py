@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from llmdebug_nb.comparison import metrics
 from llmdebug_nb.comparison.custom import Custom
 from llmdebug_nb.comparison.limits import Limits
-from llmdebug_nb.comparison.tolerance import UNMATCHED, Calibration, Measured, judge
+from llmdebug_nb.comparison.tolerance import UNMATCHED, Calibration, Measured, error_of, judge
 from llmdebug_nb.errors import CorruptDumpError, TensorLookupError
 from llmdebug_nb.kernels.fingerprint import same
 from llmdebug_nb.records import Difference, Node, Pair, Record, Summary, within
@@ -134,6 +134,11 @@ class _Reader:
         if fit is not None:
             g, m = fit(g, m)
         return metrics.compare(g, m, logits) | self._custom.measure(g, m, pair.either.site)
+
+
+def error(golden: torch.Tensor, mine: torch.Tensor) -> float:
+    """Return the figure that is judged of two tensors of equal shape. Raises ValueError."""
+    return error_of(metrics.compare(golden, mine))
 
 
 def _by_statistics(pair: Pair, a: Summary, b: Summary, why: str) -> tuple[metrics.Metrics | None, str | None]:

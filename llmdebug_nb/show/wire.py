@@ -10,7 +10,7 @@ from typing import Literal, TypedDict
 
 Num = float | str | None
 Which = Literal["golden", "mine", "difference"]  # a run's own tensors are "golden"
-Verdict = Literal["match", "within_noise", "diverged", "unmatched"]
+Verdict = Literal["match", "within_noise", "diverged", "unmatched", "nondeterministic"]
 
 
 class Step(TypedDict):

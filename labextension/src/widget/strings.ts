@@ -6,6 +6,7 @@ export const VERDICTS: Record<Verdict, { mark: string; text: string }> = {
   within_noise: { mark: '≈', text: 'within noise' },
   diverged: { mark: '✗', text: 'diverged' },
   unmatched: { mark: '?', text: 'unmatched' },
+  nondeterministic: { mark: '~', text: 'nondeterministic' },
 };
 
 export const SIDES: Record<Which, string> = { golden: 'golden', mine: 'mine', difference: 'difference' };

@@ -2,7 +2,7 @@
 
 export type Num = number | string | null;
 export type Which = 'golden' | 'mine' | 'difference';
-export type Verdict = 'match' | 'within_noise' | 'diverged' | 'unmatched';
+export type Verdict = 'match' | 'within_noise' | 'diverged' | 'unmatched' | 'nondeterministic';
 
 /** One stop of the token stepper. ``label`` is ready to show: ``0 prefill``. */
 export interface Step {

@@ -1,0 +1,171 @@
+"""The calls of a comparison: what each was given and gave on both sides, and which call that came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from llmdebug_nb.records import Difference, Record, within
+
+AGREES = ("match", "within_noise")
+
+
+class Key(NamedTuple):
+    """Which call of which run."""
+
+    rank: int
+    generation: int
+    step: int
+    phase: str
+    path: str
+    call: int
+
+    @classmethod
+    def of(cls, record: Record) -> Key:
+        s = record.site
+        return cls(s.rank, s.generation, s.step, s.phase, s.path, s.call)
+
+
+@dataclass(eq=False)
+class Call:
+    """The rows of one call. ``golden``/``mine``: which call it is there, or None: only the other run made it."""
+
+    golden: Key | None = None
+    mine: Key | None = None
+    inputs: list[Difference] = field(default_factory=list)
+    weights: list[Difference] = field(default_factory=list)
+    outputs: list[Difference] = field(default_factory=list)
+
+    @property
+    def key(self) -> Key:
+        key = self.golden or self.mine
+        assert key is not None
+        return key
+
+    @property
+    def path(self) -> str:
+        return self.key.path
+
+    @property
+    def module(self) -> str:
+        """The module that it is, or runs in."""
+        return self.key.path.partition("/")[0]
+
+    @property
+    def is_operator(self) -> bool:
+        return "/" in self.key.path
+
+    @property
+    def op(self) -> str:
+        rows = self.outputs or self.inputs or self.weights
+        return rows[0].op if rows else ""
+
+    @property
+    def ops(self) -> tuple[str | None, str | None]:
+        """Golden's and mine's operator, or class of the module."""
+        return _op(row.pair.golden for row in self.rows()), _op(row.pair.mine for row in self.rows())
+
+    @property
+    def one_sided(self) -> bool:
+        return self.golden is None or self.mine is None
+
+    @property
+    def bad_output(self) -> Difference | None:
+        return first_divergence(self.outputs)
+
+    @property
+    def bad_input(self) -> Difference | None:
+        return first_divergence(self.inputs)
+
+    @property
+    def made_it(self) -> bool:
+        """Its output diverged and nothing that it was given did, or was there on one side only."""
+        return self.bad_output is not None and all(d.verdict in AGREES for d in self.inputs)
+
+    @property
+    def start(self) -> int:
+        return min((row.index for row in self.rows()), default=0)
+
+    @property
+    def place(self) -> int:
+        bad = self.bad_output
+        return bad.index if bad else self.start
+
+    def rows(self) -> Iterator[Difference]:
+        yield from self.inputs
+        yield from self.weights
+        yield from self.outputs
+
+
+def first_divergence(differences: Iterable[Difference]) -> Difference | None:
+    """Return the first diverged row in execution order."""
+    return next((d for d in differences if d.verdict == "diverged"), None)
+
+
+class Calls:
+    """The calls of one phase, in execution order."""
+
+    def __init__(self, differences: Sequence[Difference], phase: str) -> None:
+        rows = [d for d in differences if d.pair.either.site.phase == phase]
+        self._golden: dict[Key, Call] = {}
+        self._mine: dict[Key, Call] = {}
+        self._made_golden = {d.pair.golden.id: d for d in rows if d.pair.golden}
+        self._made_mine = {d.pair.mine.id: d for d in rows if d.pair.mine}
+        both = [d for d in rows if d.pair.golden and d.pair.mine]
+        for d in both:  # first, so that a row with one side finds the call that it belongs to
+            self._join(d)
+        self.all: list[Call] = []
+        seen: set[int] = set()
+        for d in rows:
+            call = self._join(d)
+            {"input": call.inputs, "weight": call.weights}.get(d.pair.either.site.role, call.outputs).append(d)
+            if id(call) not in seen:
+                seen.add(id(call))
+                self.all.append(call)
+
+    def _join(self, d: Difference) -> Call:
+        golden = Key.of(d.pair.golden) if d.pair.golden else None
+        mine = Key.of(d.pair.mine) if d.pair.mine else None
+        call = (golden and self._golden.get(golden)) or (mine and self._mine.get(mine)) or Call()
+        if golden is not None and (call.golden is None or call.golden == golden):
+            call.golden = golden
+            self._golden[golden] = call
+        if mine is not None and (call.mine is None or call.mine == mine):
+            call.mine = mine
+            self._mine[mine] = call
+        return call
+
+    def of(self, d: Difference) -> Call | None:
+        """Return the call that a row belongs to."""
+        pair = d.pair
+        return self._golden.get(Key.of(pair.golden)) if pair.golden else self._mine.get(Key.of(pair.either))
+
+    def producers(self, d: Difference) -> tuple[Difference | None, Difference | None]:
+        """Return the rows of the tensors that golden's and mine's side of ``d`` were made of, where they were recorded."""
+        golden, mine = d.pair.golden, d.pair.mine
+        return (
+            self._made_golden.get(golden.producer) if golden and golden.producer is not None else None,
+            self._made_mine.get(mine.producer) if mine and mine.producer is not None else None,
+        )
+
+    def of_mine(self, number: int) -> Record | None:
+        """Return a record of mine that put out a tensor, by its id."""
+        row = self._made_mine.get(number)
+        return row.pair.mine if row is not None else None
+
+    def inside(self, call: Call) -> list[Call]:
+        """Return the calls that run within a module call, in execution order."""
+        if call.is_operator:
+            return []
+        first, last = call.start, max((row.index for row in call.rows()), default=0)
+        key = call.key
+        return [
+            other
+            for other in self.all
+            if other is not call and other.key[:3] == key[:3] and first <= other.start <= last and within(other.path, key.path)
+        ]  # fmt: skip
+
+
+def _op(records: Iterable[Record | None]) -> str | None:
+    return next((record.op for record in records if record is not None), None)

@@ -1,0 +1,113 @@
+"""What blame needs of two runs: their rows, values and scalars, a way to measure, and the model that mine recorded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+from llmdebug_nb.errors import CorruptDumpError, TensorLookupError
+from llmdebug_nb.explain.calls import Key
+from llmdebug_nb.records import Record
+
+if TYPE_CHECKING:
+    import torch
+
+Scalar = tuple[str, str | None]  # type name, text
+
+
+class NotAgain(Exception):
+    """A recorded call can't be made again; says why."""
+
+
+class Run(Protocol):
+    """An opened dump."""
+
+    @property
+    def path(self) -> Any: ...
+    @property
+    def label(self) -> str: ...
+    def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]: ...
+    def records(
+        self, where: str = "1", values: Sequence[Any] = (), start: int = 0, n: int = -1
+    ) -> Iterator[Record]: ...
+    def load(self, record: Record) -> torch.Tensor: ...
+
+
+class Side:
+    """One of the two runs."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._steps: dict[tuple[int, int], dict[tuple[str, int], dict[str, Scalar]]] = {}
+
+    def records(self, key: Key, role: str) -> list[Record]:
+        """Return the records of one call in that role."""
+        where = "path = ? AND call = ? AND phase = ? AND generation = ? AND step = ? AND rank = ? AND role = ?"
+        values = (key.path, key.call, key.phase, key.generation, key.step, key.rank, role)
+        return list(self.run.records(where, values))
+
+    def load(self, record: Record) -> torch.Tensor:
+        """Return the values of a record. Raises NotAgain where they are not there whole."""
+        if record.payload is None or record.kept is not None:
+            raise NotAgain(f"the values of {record.site.role} {record.site.slot} were not kept")
+        try:
+            return self.run.load(record)
+        except (CorruptDumpError, TensorLookupError) as error:
+            raise NotAgain(str(error)) from None
+
+    def scalars(self, key: Key) -> dict[str, Scalar]:
+        """Return the arguments of one call that are no tensors, by slot; of a forward call only, as no other is told apart."""
+        if key.phase != "forward":
+            return {}
+        step = (key.generation, key.step)
+        if step not in self._steps:
+            found = self._steps[step] = {}
+            sql = "SELECT path, call, slot, type, value FROM scalar_rows WHERE generation = ? AND step = ? AND role = 'input'"
+            for path, call, slot, kind, text in self.run.query(sql, step):
+                found.setdefault((path, call), {})[slot] = (kind, text)
+        return self._steps[step].get((key.path, key.call), {})
+
+    @cached_property
+    def attributes(self) -> dict[str, dict[str, Scalar]]:
+        """Plain attributes of each module, by path."""
+        return self._of_modules("attribute")
+
+    @cached_property
+    def fingerprints(self) -> dict[str, dict[str, Scalar]]:
+        """Fingerprints of each module's own parameters, by path: (dtype and shape, fingerprint)."""
+        return self._of_modules("weight")
+
+    def _of_modules(self, role: str) -> dict[str, dict[str, Scalar]]:
+        found: dict[str, dict[str, Scalar]] = {}
+        for path, slot, kind, text in self.run.query(
+            "SELECT path, slot, type, value FROM scalar_rows WHERE role = ?", (role,)
+        ):
+            found.setdefault(path, {}).setdefault(slot, (kind, text))
+        return found
+
+    def source(self, key: Key) -> str | None:
+        """Return where in the program an operator was called: the innermost frame."""
+        sql = """SELECT s.frames FROM operator_rows o JOIN all_sources s ON s.idx = o.source WHERE o.path = ? AND o.call = ?
+ AND o.phase = ? AND o.generation = ? AND o.step = ? LIMIT 1"""
+        for (frames,) in self.run.query(sql, (key.path, key.call, key.phase, key.generation, key.step)):
+            try:
+                return str(json.loads(frames)[0])
+            except (ValueError, TypeError, LookupError):
+                return None
+        return None
+
+
+@dataclass
+class Runs:
+    """Both runs. ``error(golden, mine)``: relative L2 error of two tensors of equal shape, inf where NaN or infinities differ.
+
+    ``module(path)``: the live module of mine's model, or None where it is gone.
+    """
+
+    golden: Side
+    mine: Side
+    error: Callable[[torch.Tensor, torch.Tensor], float]
+    module: Callable[[str], torch.nn.Module | None] = field(default=lambda path: None)

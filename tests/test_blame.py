@@ -1,0 +1,483 @@
+"""Planted bugs: what is blamed, why, and what the blame rests on."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import subprocess
+import sys
+import types
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import llmdebug_nb as ld
+from llmdebug_nb.comparison.engine import error
+from llmdebug_nb.explain import causes, replay
+from llmdebug_nb.explain.arguments import given
+from llmdebug_nb.explain.calls import Key
+from llmdebug_nb.explain.runs import NotAgain, Runs, Side
+from llmdebug_nb.explain.swap import swap, untouched
+from llmdebug_nb.explain.verify import CLEAN
+from models import generate, gpt2, hooks_left, llama, mixtral, prompt, qwen2
+
+MODES = ("module", "module+api", "module+aten")
+
+
+def record(model, name, mode="module", work=None, **options):
+    with ld.dump(model, name=name, mode=mode, **{"tokens": "0-1", "phase": "forward", **options}) as run:
+        (work or (lambda m: generate(m, new=2)))(model)
+    return run
+
+
+def pair(model, plant, mode="module", **options):
+    """Record a model and a changed copy of it."""
+    broken = copy.deepcopy(model)
+    plant(broken)
+    report = ld.compare(record(model, "golden", mode, **options), record(broken, "mine", mode, **options))
+    report.models = model, broken  # held, so that the live one is there
+    return report
+
+
+def eager(make=llama, **changes):
+    return make(attn_implementation="eager", **changes)
+
+
+def patched(module, function):
+    module.forward = types.MethodType(function, module)
+
+
+def one(report):
+    assert report.verdict == "diverged", repr(report)
+    return report.findings[0]
+
+
+# -- causes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "path"), [("module", ""), ("module+api", "/Tensor.add"), ("module+aten", "/Aten.add.Tensor")]
+)
+def test_another_eps_is_a_scalar_argument_that_differs(mode, path):
+    def plant(model):
+        model.model.layers[1].input_layernorm.variance_epsilon = 1e-3
+
+    finding = one(pair(llama(), plant, mode))
+    assert (finding.path, finding.cause) == (f"model.layers.1.input_layernorm{path}", causes.SCALAR)
+    assert "in golden and 0.001 in mine" in finding.evidence
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("make", [llama, qwen2])
+def test_an_activation_off_by_a_thousandth_is_blamed_on_its_module(make, mode):
+    def plant(model):
+        patched(model.model.layers[0].mlp.act_fn, lambda self, x: F.silu(x) * 1.001)
+
+    finding = one(pair(make(), plant, mode))
+    assert finding.path.partition("/")[0] == "model.layers.0.mlp.act_fn"
+    assert finding.cause == {"module": causes.INTRODUCED}.get(mode, causes.OTHER_OPS)
+
+
+def test_a_broken_kernel_is_found_by_calling_the_operator_again():
+    """The kernel is broken below the recording: same operator, same arguments, another result."""
+    golden, model = record(llama(), "golden", "module+api", tokens="0"), llama()
+
+    class Broken(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            return out * 1.001 if func is torch.ops.aten.silu.default else out
+
+    with Broken() as broken, ld.dump(model, name="mine", mode="module+api", tokens="0", phase="forward") as mine:
+        assert broken is not None
+        generate(model, new=1)
+    finding = one(ld.compare(golden, mine))
+    assert (finding.path, finding.cause) == ("model.layers.0.mlp.act_fn/Functional.silu", causes.INTRODUCED)
+    assert "× eps/2 off float64, golden's 0." in finding.evidence
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_wrong_scale_of_attention_is_a_scalar_that_differs(mode):
+    def plant(model):
+        model.model.layers[1].self_attn.scaling *= 1.1
+
+    finding = one(pair(eager(), plant, mode))
+    assert finding.path.partition("/")[0] == "model.layers.1.self_attn"
+    assert finding.cause == causes.SCALAR
+    assert "scaling is" in finding.evidence or "argument 1 is" in finding.evidence
+
+
+@pytest.mark.parametrize("mode", ["module", "module+api"])
+def test_a_wrong_mask_is_said_to_be_received(mode):
+    def plant(model):
+        layer = model.model.layers[1]
+        right = layer.forward
+        layer.forward = lambda x, attention_mask=None, **rest: right(x, attention_mask=attention_mask * 0, **rest)
+
+    finding = one(pair(eager(), plant, mode, work=lambda m: m(prompt(), use_cache=False)))
+    assert finding.cause == causes.WRONG_MASK
+    assert finding.path.startswith("model.layers.1.self_attn")
+
+
+def test_other_positions_are_said_to_be_received():
+    golden = record(llama(), "golden", work=lambda m: m(prompt(), use_cache=False))
+    mine = record(llama(), "mine", work=lambda m: m(prompt(), position_ids=torch.arange(7)[None] + 3, use_cache=False))
+    finding = one(ld.compare(golden, mine))
+    assert finding.cause == causes.WRONG_POSITION
+
+
+def test_a_dropped_soft_cap_is_an_operator_that_only_golden_has():
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    torch.manual_seed(0)
+    shape = {
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    config = Gemma2Config(
+        **shape, intermediate_size=64, head_dim=8, attn_logit_softcapping=0.01, attn_implementation="eager"
+    )
+    model = Gemma2ForCausalLM(config).eval()
+
+    def plant(model):
+        model.model.layers[1].self_attn.attn_logit_softcapping = None
+
+    finding = one(pair(model, plant, "module+api"))
+    assert finding.path.partition("/")[0] == "model.layers.1.self_attn"
+    assert finding.cause == causes.OTHER_OPS
+    assert "only golden calls" in finding.evidence
+    assert "attn_logit_softcapping is 0.01 in golden and None in mine" in finding.evidence
+    by_module = one(pair(model, plant, "module"))
+    assert (by_module.path, by_module.cause) == ("model.layers.1.self_attn", causes.SCALAR)
+
+
+@pytest.mark.parametrize(("mode", "path"), [("module", ""), ("module+api", "/Functional.dropout")])
+def test_dropout_left_on_is_a_scalar_that_differs(mode, path):
+    finding = one(pair(gpt2(), lambda model: model.transformer.h[1].mlp.dropout.train(), mode))
+    assert (finding.path, finding.cause) == (f"transformer.h.1.mlp.dropout{path}", causes.SCALAR)
+    assert "training is False in golden and True in mine" in finding.evidence
+
+
+@pytest.mark.parametrize("mode", ["module", "module+api"])
+def test_dropout_that_is_on_in_both_is_nondeterministic_and_no_bug(mode):
+    model = gpt2()
+    model.transformer.h[1].mlp.dropout.train()
+    runs = [record(model, name, mode, seed=seed, tokens="0") for seed, name in enumerate(("golden", "mine"))]
+    report = ld.compare(*runs)
+    assert report.verdict == "nondeterministic"
+    assert {f.cause for f in report.findings} == {causes.NONDETERMINISTIC}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("weights", [False, True])
+def test_another_weight_is_named_without_weights_in_the_dump(mode, weights):
+    def plant(model):
+        model.model.layers[1].mlp.up_proj.weight.data[0] *= 1.5
+
+    finding = one(pair(llama(), plant, mode, weights=weights))
+    assert (finding.path, finding.cause) == ("model.layers.1.mlp.up_proj", causes.WEIGHT)
+    assert "its parameter weight differs" in finding.evidence
+
+
+@pytest.mark.parametrize(("mode", "path"), [("module", ""), ("module+api", "/Torch.matmul")])
+def test_overflow_starts_where_finite_values_became_infinite(mode, path):
+    def large(model):
+        with torch.no_grad():
+            model.model.layers[1].self_attn.q_proj.weight *= 3000
+            model.model.layers[1].self_attn.k_proj.weight *= 3000
+        return model
+
+    work = lambda m: m(prompt(), use_cache=False)  # noqa: E731
+    golden = record(large(eager(initializer_range=0.2)), "golden", mode, work)
+    mine = record(large(eager(initializer_range=0.2)).half(), "mine", mode, work)
+    finding = one(ld.compare(golden, mine))
+    assert (finding.path, finding.cause) == (f"model.layers.1.self_attn{path}", causes.OVERFLOW)
+    assert "its inputs are finite" in finding.evidence
+
+
+def test_an_extra_operator_is_named():
+    def plant(model):
+        mlp = model.model.layers[1].mlp
+        patched(mlp, lambda self, x: self.down_proj(torch.tanh(self.act_fn(self.gate_proj(x)) * self.up_proj(x))))
+
+    finding = one(pair(llama(initializer_range=0.3), plant, "module+api"))
+    assert (finding.path, finding.cause) == ("model.layers.1.mlp/Torch.tanh", causes.OTHER_OPS)
+    assert finding.source is not None
+    assert "test_blame.py" in finding.source
+
+
+class Pair(nn.Linear):
+    def forward(self, x):
+        half = self.in_features // 2
+        return x[..., :half] @ self.weight[:, :half].T + x[..., half:] @ self.weight[:, half:].T
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_harmless_rewrite_blames_nothing(mode):
+    def plant(model):
+        model.model.layers[1].self_attn.o_proj.__class__ = Pair
+
+    report = pair(llama(), plant, mode)
+    assert report.verdict == "within_noise"
+    assert report.findings == []
+
+
+def test_every_cause_is_one_of_the_closed_set():
+    assert set(causes.CAUSES) == {value for name, value in vars(causes).items() if name.isupper() and name != "CAUSES"}
+
+
+# -- calling again ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("make", [llama, gpt2, mixtral])
+@pytest.mark.parametrize("mode", ["api", "aten"])
+def test_right_operators_called_again_stay_clean(make, dtype, mode):
+    run = record(make().to(dtype), "run", mode)
+    side = Side(run)
+    runs, units = Runs(side, side, error), []
+    for made in run.records("role = 'output'"):
+        try:
+            call = replay.Replayed(side, Key.of(made))
+            units.append(call.units(runs))
+            again = call.run()
+        except NotAgain:
+            continue
+        assert error(run.load(made), again[made.site.slot]) < 1e-6
+    assert len(units) > 40
+    assert max(units) < CLEAN / 3
+
+
+def test_the_unit_oferror_is_half_an_epsilon_of_the_coarsest_dtype():
+    assert replay.rounding(["float32", "torch.bfloat16", "int64"]) == 2.0**-7
+
+    class Leaf(nn.Module):
+        def forward(self, x):
+            return F.silu(x)
+
+    golden = record(nn.Sequential(Leaf()), "golden", "module+api", lambda m: m(torch.ones(1, 4)))
+    call = replay.Replayed(Side(golden), Key(0, 0, 0, "forward", "0/Functional.silu", 0))
+    wrong = Runs(
+        Side(golden), Side(golden), lambda a, b: error(a, b * (1 + 2.0**-10))
+    )  # of which 2**-24 is half an epsilon
+    assert call.units(wrong) == pytest.approx(2.0**14, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Torch.load",
+        "Functional.__builtins__",
+        "Tensor.apply_",
+        "Aten.from_file",
+        "Torch.os",
+        "save",
+        "Aten.no.such",
+        "Torch.nn.Linear",
+    ],
+)
+def test_only_operators_of_torch_are_called(name):
+    with pytest.raises(NotAgain):
+        replay.operator(name)
+
+
+@pytest.mark.parametrize(
+    "text", ["(__import__('os').system('x'),)", "[open('x')]", "slice(exit())", "(1,", "(lambda: 1,)"]
+)
+def test_what_a_dump_says_is_never_evaluated(text):
+    with pytest.raises(NotAgain):
+        given([], {"0": ("str", text)})
+
+
+def test_indices_and_sizes_are_read_back():
+    args, kwargs = given(
+        [],
+        {
+            "0": ("str", "(slice(None, -1, None), Ellipsis, None, 3)"),
+            "kwargs.size": ("str", "[2, -1]"),
+            "kwargs.p": ("float", "inf"),
+        },
+    )
+    assert args == [(slice(None, -1, None), ..., None, 3)]
+    assert kwargs == {"size": (2, -1), "p": float("inf")}
+
+
+def _call_of(report, path):
+    from llmdebug_nb.explain.calls import Calls
+
+    return next(c for c in Calls(list(report.differences), "forward").all if c.path == path), Calls(
+        list(report.differences), "forward"
+    )
+
+
+def test_a_module_alone_on_goldens_inputs_tells_made_from_received():
+    def plant(model):
+        patched(model.model.layers[0].mlp.act_fn, lambda self, x: F.silu(x) * 1.01)
+
+    report = pair(llama(), plant, tokens="0")
+    runs = Runs(Side(report.golden), Side(report.mine), error, report.models[1].get_submodule)
+    made = swap(*_call_of(report, "model.layers.0.mlp"), runs)
+    received = swap(*_call_of(report, "model.layers.1.mlp"), runs)
+    assert made.by == received.by == "live"
+    assert made.error > 0.005
+    assert received.error < 1e-6
+
+
+def test_without_the_model_the_recorded_operators_are_made_again_along_the_edges():
+    def plant(model):
+        patched(model.model.layers[0].mlp.act_fn, lambda self, x: F.silu(x) * 1.01)
+
+    report = pair(llama(), plant, "module+api", tokens="0")
+    runs = Runs(Side(report.golden), Side(report.mine), error)
+    for path, wrong in (
+        ("model.layers.0.mlp", True),
+        ("model.layers.1.mlp", False),
+        ("model.layers.1.self_attn", False),
+    ):
+        done = swap(*_call_of(report, path), runs)
+        assert done.by == "disk"
+        assert (done.error > 0.005) == wrong, path
+        assert wrong or done.error < 1e-5
+
+
+def test_swapping_leaves_model_and_random_numbers_as_they_were():
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Dropout(0.5)).train()
+    calls = []
+    model[0].register_forward_hook(lambda *_: calls.append(1))
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model[0].weight.requires_grad_(False)
+    random, before = torch.get_rng_state(), hooks_left(model)
+    with untouched(model), replay.quiet(1):
+        model(torch.randn(4, 3))
+        model.eval()
+    assert calls == []
+    assert model.training
+    assert model[1].training
+    assert not model[0].weight.requires_grad
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random)
+    assert hooks_left(model) == before
+
+
+def test_a_model_that_no_longer_computes_what_was_recorded_is_no_evidence():
+    model = llama()
+    golden = record(model, "golden", tokens="0")
+    handle = model.model.layers[0].mlp.act_fn.register_forward_hook(lambda m, a, out: out * 1.01)
+    mine = record(model, "mine", tokens="0")
+    handle.remove()
+    finding = one(ld.compare(golden, mine))
+    assert (finding.path, finding.cause) == ("model.layers.0.mlp.act_fn", causes.INTRODUCED)
+    assert "live module" not in finding.evidence
+
+
+def test_the_run_keeps_the_model_only_as_long_as_somebody_else_does():
+    def plant(model):
+        patched(model.model.layers[0].mlp.act_fn, lambda self, x: F.silu(x) * 1.01)
+
+    broken = llama()
+    plant(broken)
+    golden, mine = record(llama(), "golden"), record(broken, "mine")
+    assert "the live module alone on golden's inputs" in ld.compare(golden, mine).findings[0].evidence
+    assert "the live module alone on golden's inputs" in ld.compare("golden", "mine").findings[0].evidence
+    del broken
+    gc.collect()
+    assert "live" not in ld.compare(golden, mine).findings[0].evidence
+    again = llama()
+    plant(again)
+    assert "the live module alone on golden's inputs" in ld.compare(golden, mine, model=again).findings[0].evidence
+    with pytest.raises(ld.OptionError, match=r"expected a torch.nn.Module, got str"):
+        ld.compare(golden, mine, model="again")
+
+
+def test_what_magnifies_noise_hands_the_blame_on():
+    class Cancel(nn.Module):
+        def forward(self, x):
+            return x - torch.ones_like(x)
+
+    class Noise(nn.Module):
+        def __init__(self, by):
+            super().__init__()
+            self.by = by
+
+        def forward(self, x):
+            return x * (1 + self.by * torch.tensor([0.0, 1.0, 0.0, 0.0]))
+
+    x, runs, models = torch.tensor([[1.0 + 1e-4, 1.0 + 2e-4, 1.0 - 1e-4, 1.0]]), [], []
+    for name, by in (("golden", 0.0), ("mine", 4e-6)):
+        models.append(nn.Sequential(nn.Identity(), Noise(by), Cancel()))
+        runs.append(record(models[-1], name, work=lambda m: m(x)))
+    report = ld.compare(*runs)
+    assert report.first_divergence.site.path == "2"
+    assert report.findings[0].path == "1"
+
+
+# -- what a reader gets -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["module", "module+api"])
+def test_the_repro_runs_and_says_whose_theerror_is(mode, tmp_path):
+    def plant(model):
+        model.model.layers[1].input_layernorm.variance_epsilon = 1e-2
+
+    finding = one(pair(llama(), plant, mode))
+    script = finding.save_repro(tmp_path / "repro.py")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    figures = {line.rpartition(" ")[0].strip(): float(line.rpartition(" ")[2]) for line in done.stdout.splitlines()}
+    assert figures["output, mine against golden:"] > 1e-3
+    if mode == "module+api":
+        assert figures["golden's call again, against what golden recorded:"] == 0.0
+        assert figures["mine's call again, against what mine recorded:"] == 0.0
+        assert figures["mine's call on golden's inputs, against golden:"] > 1e-3
+    else:
+        assert figures["input 0, mine against golden:"] == 0.0
+
+
+def test_names_in_a_repro_are_data_and_never_code(tmp_path):
+    hostile = "x\"\"\"); raise SystemExit(9); '''"
+    runs = []
+    for name, factor in (("golden", 1.0), ("mine", 2.0)):
+        module = nn.Sequential()
+        module.add_module(hostile, nn.Linear(2, 2, bias=False))
+        module[0].weight.data.fill_(factor)
+        runs.append(record(module, name, "module+api", lambda m: m(torch.ones(1, 2))))
+    finding = one(ld.compare(*runs))
+    script = finding.save_repro(tmp_path / "repro.py")
+    assert subprocess.run([sys.executable, str(script)], check=False).returncode == 0
+
+
+def test_without_values_there_is_no_repro_and_it_says_so(tmp_path):
+    def plant(model):
+        model.model.norm.variance_epsilon = 1e-2
+
+    finding = one(pair(llama(), plant, stats_only=True))
+    assert finding.cause == causes.SCALAR
+    with pytest.raises(ld.StoreError, match="its tensors were not recorded"):
+        finding.save_repro(tmp_path / "repro.py")
+
+
+def test_the_summary_is_three_sentences():
+    def plant(model):
+        model.model.norm.variance_epsilon = 1e-2
+
+    text = pair(llama(), plant).summary()
+    assert text.startswith("golden and mine first differ in step 0, at the forward output 0 of model.norm")
+    assert "The error is made in model.norm (LlamaRMSNorm), by what it is told" in text
+    assert "Give it golden's value and compare again" in text
+    fine = pair(llama(), lambda model: None).summary()
+    assert "bit for bit the same" in fine
+    assert text.count(". ") == fine.count(". ") == 2
+
+
+def test_attributes_and_fingerprints_are_recorded_once():
+    run = record(llama(), "run", tokens="0-1")
+    attributes = run.query(
+        "SELECT count(*) FROM scalar_rows WHERE role = 'attribute' AND path = 'model.norm' AND slot = 'variance_epsilon'"
+    )
+    assert attributes == [(1,)]
+    weights = dict(run.query("SELECT path, value FROM scalar_rows WHERE role = 'weight' AND slot = 'weight'"))
+    assert len(weights) == len([name for name, _ in llama().named_parameters() if name.endswith("weight")])
+    assert all(value.startswith("xxh3:") for value in weights.values())
