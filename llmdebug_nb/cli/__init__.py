@@ -130,7 +130,7 @@ def _compare(args: argparse.Namespace) -> int:
     for target, write in ((args.csv, report.to_csv), (args.html, report.to_html)):
         if target:
             print(f"written: {write(target)}")
-    return DIVERGED if report.verdict == "diverged" else MATCH
+    return MATCH if report.verdict in ("match", "within_noise") else DIVERGED
 
 
 def _report(args: argparse.Namespace) -> int:

@@ -127,13 +127,17 @@ class Calls:
     def _join(self, d: Difference) -> Call:
         golden = Key.of(d.pair.golden) if d.pair.golden else None
         mine = Key.of(d.pair.mine) if d.pair.mine else None
-        call = (golden and self._golden.get(golden)) or (mine and self._mine.get(mine)) or Call()
-        if golden is not None and (call.golden is None or call.golden == golden):
+        call = self._golden.get(golden) if golden else None
+        if call is None:
+            there = self._mine.get(mine) if mine else None
+            # what is several calls in golden, and one that is fused in mine, stays several
+            call = there if there is not None and (golden is None or there.golden is None) else Call()
+        if golden is not None and call.golden is None:
             call.golden = golden
             self._golden[golden] = call
-        if mine is not None and (call.mine is None or call.mine == mine):
+        if mine is not None and call.mine is None:
             call.mine = mine
-            self._mine[mine] = call
+            self._mine.setdefault(mine, call)
         return call
 
     def of(self, d: Difference) -> Call | None:
