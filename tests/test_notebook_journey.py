@@ -40,7 +40,9 @@ def test_a_newcomer_finds_the_planted_bug(lab: Lab, page: Page, app: str) -> Non
     recorded = cells.nth(1).locator(".jp-OutputArea")
     expect(recorded).to_contain_text("golden: 320 tensors of 4 steps", timeout=60_000)
     expect(recorded).to_contain_text("torch.Size([1, 12])")
-    expect(cells.nth(3).locator(".jp-OutputArea")).to_contain_text("→ model.layers.1.mlp.act_fn", timeout=60_000)
+    expect(cells.nth(3).locator(".jp-OutputArea")).to_contain_text(
+        "The error is made in model.layers.1.mlp.act_fn", timeout=60_000
+    )
     expect(cells.nth(3).locator(".llmdebug-total")).to_contain_text("records")
 
     lab.run_cell(page, 4)

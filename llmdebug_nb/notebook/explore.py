@@ -30,10 +30,12 @@ def show_report(report: Report, shell: Any) -> None:
     """Print verdict and findings, then the explorer if a kernel's front end is there to draw it."""
     from IPython.display import display
 
+    text = report_text(report.view())
     if getattr(shell, "kernel", None) is None:
-        print(report_text(report.view()))
+        print(text)
         return
-    print(report.summary())  # stays in the saved notebook; the rest is in the explorer
+    print(text.partition("\n")[0])  # this stays in the saved notebook; the rest is in the explorer
+    print(report.summary())
     display(explore(report))
 
 
