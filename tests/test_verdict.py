@@ -516,3 +516,107 @@ def test_logits_are_measured_row_by_row_wherever_they_come_by(architecture):
     rows = [d for d in report.differences if "kl_row_max" in d.metrics]
     assert {d.site.path for d in rows} == {"lm_head", ""}
     assert all(d.metrics["kl_row_max"] > 0 and d.metrics["top1_flips"] == 0 for d in rows)
+
+
+# -- dtypes, memory and masks ----------------------------------------------------------------------------------
+
+
+class _Block(nn.Module):
+    def __init__(self, coarse=False):
+        super().__init__()
+        self.linear, self.coarse = nn.Linear(32, 32), coarse
+
+    def forward(self, x):
+        y = self.linear(x)
+        return x + torch.softmax(y.bfloat16() if self.coarse else y, -1).to(x.dtype)
+
+
+def _blocks(name, coarse=(), dtype=torch.float32):
+    torch.manual_seed(0)
+    model = nn.Sequential(*(_Block(n in coarse) for n in range(4))).to(dtype)
+    with ld.dump(model, name=name, mode="module+api") as run, torch.no_grad():
+        model(torch.linspace(-1, 1, 8 * 32).reshape(8, 32).to(dtype))
+    return run
+
+
+def test_one_operator_in_bfloat16_is_no_excuse_for_bfloat16s_rounding():
+    golden = _blocks("golden")
+    assert _compare(golden, _blocks("half", dtype=torch.bfloat16)).verdict == "within_noise"
+    assert _compare(golden, _blocks("mine", coarse=[2])).first_divergence.site.path.startswith("2")
+    assert _compare(golden, _blocks("all", coarse=range(4))).verdict == "diverged"
+
+
+def test_a_mine_that_is_finer_than_golden_here_and_there_is_noise():
+    assert _compare(_blocks("golden", coarse=range(4)), _blocks("mine", coarse=[0, 1, 3])).verdict == "within_noise"
+
+
+def test_a_dtype_that_is_coarser_than_at_all_siblings_is_diverged_within_any_noise():
+    def layers(dtypes):
+        for i, dtype in enumerate(dtypes):
+            for role in ("input", "output"):
+                golden = Record(i, Site(f"l.{i}.f", role=role), i, "Op", Summary("float32", (8, 64)))
+                mine = Record(i, Site(f"l.{i}.f", role=role), i, "Op", Summary(dtype, (8, 64)))
+                values = {"relative_euclidean_distance": 1e-3}
+                yield tolerance.Measured(i, Pair(golden, mine, "same site"), values)
+        half = Record(9, Site("x", role="output"), 9, "Op", Summary("bfloat16", (8, 64)))
+        full = Record(9, Site("x", role="output"), 9, "Op", Summary("float32", (8, 64)))
+        yield from (
+            tolerance.Measured(9, Pair(full, half, "same site"), {}) for _ in range(20)
+        )  # mine is coarse throughout
+
+    odd = list(tolerance.judge(list(layers(["bfloat16", "float16", "float16", "float16"]))))
+    even = list(tolerance.judge(list(layers(["bfloat16"] * 4))))
+    assert {d.site.path for d in odd if d.reason == tolerance.COARSER} == {"l.0.f"}
+    assert [d for d in even if d.verdict == "diverged"] == []
+
+
+def test_memory_that_was_not_written_to_is_not_compared():
+    class Empty(nn.Module):
+        def __init__(self, junk):
+            super().__init__()
+            self.linear, self.junk = nn.Linear(4, 4), junk
+
+        def forward(self, x):
+            room = torch.empty_like(x)
+            room.numpy()[:] = self.junk  # stands for what happens to lie there
+            return self.linear(torch.neg(x, out=room))
+
+    runs = []
+    for name, junk in (("golden", 1.0), ("mine", 2.0)):
+        torch.manual_seed(0)
+        model = Empty(junk)
+        with ld.dump(model, name=name, mode="module+aten") as run, torch.no_grad():
+            model(torch.ones(2, 4))
+        runs.append(run)
+    report = _compare(*runs)
+    assert report.verdict in ("match", "within_noise"), report.first_divergence
+
+
+def test_a_mask_of_truths_agrees_with_the_one_that_is_added():
+    from llmdebug_nb.comparison import metrics
+
+    keep = torch.ones(4, 4, dtype=torch.bool).tril()
+    added = torch.zeros(4, 4).masked_fill(~keep, torch.finfo(torch.float32).min)
+    assert tolerance.error_of(metrics.compare(keep, added)) == 0
+    assert tolerance.error_of(metrics.compare(added, keep)) == 0
+    assert tolerance.error_of(metrics.compare(~keep, added)) == math.inf
+    assert metrics.compare(keep, keep.float())["mismatched"] == 0  # ones and zeros are no such mask
+
+
+def test_statistics_alone_and_parts_are_judged_by_the_same_limits():
+    model = llama()
+    for options in ({"stats_only": True}, {"slice": "..., :8"}, {"reduce": "quantile:11"}):
+        golden, same = (_record(model, name, **options) for name in ("golden", "same"))
+        broken = copy.deepcopy(model)
+        _scaled("model.layers.1.mlp.act_fn", 1.001)(broken)
+        assert _compare(golden, same).verdict == "match"
+        assert _blamed(_compare(golden, _record(broken, "mine", **options))) == "model.layers.1.mlp.act_fn"
+
+
+def test_nothing_to_compare_in_an_empty_tensor():
+    module, runs = nn.Linear(4, 4), []
+    for name in ("golden", "mine"):
+        with ld.dump(module, name=name) as run:
+            module(torch.ones(0, 4))
+        runs.append(run)
+    assert _compare(*runs).verdict == "match"

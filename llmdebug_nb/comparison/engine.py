@@ -6,6 +6,7 @@ the whole, are held against each other as well: they notice what is wrong outsid
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     import torch
 
 Load = Callable[[Record], "torch.Tensor"]
+UNINITIALISED = "memory that nothing was written to yet: there are no values to compare"
+_EMPTY = re.compile(r"(.*\.)?(new_)?empty(_like|_strided|_permuted|_quantized)?(\.\w+)?")  # operators that give such
 STATS_ONLY = "judged by statistics: "
 __all__ = ["STATS_ONLY", "UNMATCHED", "differences", "measure"]
 
@@ -84,6 +87,7 @@ class _Tree:
 class _Reader:
     def __init__(self, load_golden: Load, load_mine: Load, tree: _Tree, custom: Custom) -> None:
         self._load_golden, self._load_mine, self._tree, self._custom = load_golden, load_mine, tree, custom
+        self._empty: tuple[set[int], set[int]] = set(), set()  # records of memory that nothing was written to, by side
         self._measured: dict[tuple[Any, ...], metrics.Metrics] = {}
 
     def measured(self, index: int, pair: Pair) -> Measured:
@@ -91,12 +95,22 @@ class _Reader:
         if golden is None or mine is None:
             side = "mine" if golden is None else "golden"
             return Measured(index, pair, remark=f"only in {side}: {pair.why}")
-        a, b, fit = golden.summary, mine.summary, pair.fit
-        if a.shape != b.shape and fit is None:
+        if self._is_empty(golden, mine):
+            return Measured(index, pair, remark=UNINITIALISED)
+        a, b = golden.summary, mine.summary
+        if a.shape != b.shape and pair.fit is None:
             return Measured(index, pair, remark=f"shape {list(a.shape)} against {list(b.shape)}", certain=True)
-        same_bytes = same(a.fingerprint, b.fingerprint) if a.dtype == b.dtype and fit is None else None
+        same_bytes = same(a.fingerprint, b.fingerprint) if a.dtype == b.dtype and pair.fit is None else None
         values, remark = self._metrics(pair, golden, mine, same_bytes)
         return Measured(index, pair, values, remark, same_bytes, certain=values is None and same_bytes is False)
+
+    def _is_empty(self, *sides: Record) -> bool:
+        """Tell whether a pair is memory that was allocated and not written to: what an operator like `empty` gave, as it gave it."""
+        for record, empty in zip(sides, self._empty, strict=True):
+            made = record.site.role == "output" and "/" in record.site.path and _EMPTY.fullmatch(record.op) is not None
+            if made or (record.site.role == "input" and record.producer in empty):
+                empty.add(record.id)
+        return any(record.id in empty for record, empty in zip(sides, self._empty, strict=True))
 
     def _metrics(
         self, pair: Pair, golden: Record, mine: Record, same_bytes: bool | None

@@ -64,13 +64,14 @@ def coarser(a: str, b: str) -> str:
 def compare(golden: torch.Tensor, mine: torch.Tensor, logits: bool = False) -> Metrics:
     """Return every metric of `FIELDS`, and of `LOGITS` if these are, for two tensors with equally many elements, of any dtypes.
 
-    Complex tensors count as pairs of reals. Figures that have no finite position to stand on are None.
+    Complex tensors count as pairs of reals; a mask of truths against one that is added, 0 or nearly -infinity, as the latter. Figures that have no finite position to stand on are None.
 
     Raises:
         ValueError: different element counts.
     """
     if golden.numel() != mine.numel():
         raise ValueError(f"{golden.numel()} elements against {mine.numel()}")
+    golden, mine = _masks(golden, mine)
     unit = coarser(_name(golden), _name(mine))
     g_flat, m_flat = _flat(golden), _flat(mine)
     width = golden.shape[-1] if golden.dim() > 1 and not golden.is_complex() else 0
@@ -128,6 +129,17 @@ def ratio(error: float, size: float) -> float:
     if error == 0.0:
         return 0.0
     return error / size if size else math.inf
+
+
+def _masks(golden: torch.Tensor, mine: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return both as masks that are added, where one is that and the other tells what to keep."""
+    for truths, added in ((golden, mine), (mine, golden)):
+        if truths.dtype == torch.bool and added.is_floating_point() and added.numel():
+            low = 0.99 * torch.finfo(added.dtype).min
+            if bool(((added == 0) | (added <= low)).all()):
+                same = torch.zeros_like(added).masked_fill(~truths.reshape(added.shape), -math.inf)
+                return (same, mine) if truths is golden else (golden, same)
+    return golden, mine
 
 
 def _name(tensor: torch.Tensor) -> str:

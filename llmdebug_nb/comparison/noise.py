@@ -18,11 +18,12 @@ rounding, which falls on each element by chance. An even factor is found far bel
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -40,11 +41,13 @@ EVEN_BY_CHANCE = 0.2  # as much of the noise that a call passes on may have beco
 _NUMBER = re.compile(r"\d+")
 
 
-def eps_of(dtypes: Iterable[str]) -> float:
-    """Return the largest machine epsilon among dtypes; 0 if none of them rounds."""
-    kinds = [DTYPES[name] for name in dtypes if name in DTYPES]
-    kinds = [kind.to_real() if kind.is_complex else kind for kind in kinds]
-    return max((torch.finfo(kind).eps for kind in kinds if kind.is_floating_point), default=0.0)
+@functools.cache
+def eps_of(dtype: str) -> float:
+    """Return the machine epsilon of a dtype; 0 if it does not round."""
+    kind = DTYPES.get(dtype)
+    if kind is not None and kind.is_complex:
+        kind = kind.to_real()
+    return torch.finfo(kind).eps if kind is not None and kind.is_floating_point else 0.0
 
 
 def floor(eps: float, length: int) -> float:
@@ -130,7 +133,7 @@ class Flow:
             return _explained(_sum(around.inside, around.before), eps, length, GLUE)
         call = self._call(site)
         level = _sum(call.inside, call.before, self._weights[site.rank, site.path])
-        if not call.has_inputs:
+        if not call.has_inputs or call.otherwise:
             around = self._enclosing(site)
             level = _sum(level, *([around.inside, around.before] if around is not None else []))
         hidden = max(0, self._size(site.path) - len(call.seen))
@@ -140,7 +143,7 @@ class Flow:
         )
 
     def pass_by(self, site: Site, eps: float, shape: tuple[int, ...]) -> None:
-        """Take in the sizes of an input that has no partner: how long the sums of its call are, though not how much noise there was."""
+        """Take in an input that has no partner: how long the sums of its call are, though not how much noise there was."""
         if site.role == "input" and eps:
             call = self._call(site)
             call.eps, call.length, call.otherwise = max(call.eps, eps), max(call.length, *shape, 1), True
@@ -201,6 +204,7 @@ def _explained(level: Level, eps: float, length: int, steps: float) -> Explained
     return Explained(level, steps * floor(eps, length), steps * scale_floor(eps, length))
 
 
+@functools.lru_cache(100_000)
 def _ancestors(path: str) -> list[str]:
     """Return the paths that hold this one, the innermost first."""
     found = [path[: mark.start()] for mark in re.finditer(r"[./]", path)][::-1]
@@ -221,14 +225,14 @@ class Siblings:
     def see(self, record: Record, error: float, explained: Explained) -> None:
         expected = math.hypot(explained.level.error, explained.floor)
         if 0.0 < error < math.inf and explained.level.error > 0.0 and 0.0 < expected < math.inf:
-            self._seen[_kind(record)][record.site.path].append(error / expected)
+            self._seen[kind_of(record)][record.site.path].append(error / expected)
 
     def amplification(self, record: Record) -> float:
         """Return how much of the noise it was given a tensor may show; of few elements more, by chance."""
         return self._told_of(record) * (1 + CHANCE / math.sqrt(record.summary.numel or 1))
 
     def _told_of(self, record: Record) -> float:
-        kind, path = _kind(record), record.site.path
+        kind, path = kind_of(record), record.site.path
         if (kind, path) not in self._told:
             others = [statistics.median(ratios) for other, ratios in self._seen[kind].items() if other != path]
             told = SLACK * statistics.median(others) if len(others) > 1 else AMPLIFIES
@@ -236,6 +240,12 @@ class Siblings:
         return self._told[kind, path]
 
 
-def _kind(record: Record) -> tuple[str, ...]:
+def kind_of(record: Record) -> tuple[str, ...]:
+    """Return what siblings have in common: op, place in the model whatever the layer, and slot."""
     s = record.site
-    return record.op, _NUMBER.sub("*", s.path), s.phase, s.role, s.slot
+    return record.op, _any_layer(s.path), s.phase, s.role, s.slot
+
+
+@functools.lru_cache(100_000)
+def _any_layer(path: str) -> str:
+    return _NUMBER.sub("*", path)

@@ -7,20 +7,23 @@ is no bug), and from the noise that rounding explains (`noise.py`).
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.metrics import Metrics
-from llmdebug_nb.comparison.noise import EVEN_SHARE, EVEN_T, Explained, Flow, Level, Siblings, eps_of
+from llmdebug_nb.comparison.noise import EVEN_SHARE, EVEN_T, Explained, Flow, Level, Siblings, eps_of, floor, kind_of
 from llmdebug_nb.records import Difference, Pair, Record, Site
 
 _ROW_SHARE = 4
 _CALIBRATED = 3.0  # times what two recordings of golden differ by: two draws of the same noise differ by chance
+_THROUGHOUT = 0.25  # of the tensors that round are coarser on one side: the program is, not some call in it
 _TIES = 0.25  # no larger share of choices can be near ties
 UNMATCHED = "unmatched"
 NEAR_TIE = "another choice at a near tie: what it was made from differs within noise"
 AFTER_TIE = "not comparable: it follows a choice that was made differently at a near tie"
+COARSER = "mine is of a coarser dtype here, and nowhere else where there is such a call"
 TOO_EVEN = "an even factor, which rounding does not make"
 
 
@@ -40,10 +43,10 @@ class Measured:
     remark: str | None = None
     same_bytes: bool | None = None
     certain: bool = False
+    error: float = field(init=False)
 
-    @property
-    def error(self) -> float:
-        return math.inf if self.certain else error_of(self.metrics or {})
+    def __post_init__(self) -> None:
+        self.error = math.inf if self.certain else error_of(self.metrics or {})
 
 
 @dataclass
@@ -117,16 +120,58 @@ def judge(
     calibration: Calibration | None = None,
 ) -> Iterator[Difference]:  # fmt: skip
     """Yield a Difference for everything measured, which must be in execution order. ``size``: see `noise.Flow`."""
-    judge = _Judge(size, _siblings(measured, size), limits, calibration or Calibration())
+    unit = _Unit(measured)
+    judge = _Judge(size, unit, _siblings(measured, size, unit), limits, calibration or Calibration())
     for m in measured:
         yield judge.difference(m)
 
 
-def _siblings(measured: Sequence[Measured], size: Callable[[str], int]) -> Siblings:
+class _Unit:
+    """The machine epsilon of a pair: that of the coarser side.
+
+    A program that is coarser than golden throughout may round so. Where only some of its tensors are, it is that very rounding which
+    differs, and golden's epsilon counts.
+    """
+
+    def __init__(self, measured: Sequence[Measured]) -> None:
+        units = [self.both(m.pair) for m in measured if m.pair.golden is not None and m.pair.mine is not None]
+        units = [unit for unit in units if all(unit)]
+        self._throughout = sum(mine > golden for golden, mine in units) >= _THROUGHOUT * len(units)
+        self._kinds: dict[tuple[object, ...], dict[str, float]] = defaultdict(dict)
+        for m in measured:
+            if m.pair.golden is not None and m.pair.mine is not None:
+                site = m.pair.golden.site
+                self._kinds[_call_kind(m.pair.golden)][site.path] = self.both(m.pair)[1]
+
+    def of(self, pair: Pair) -> float:
+        """Return it; 0 where neither side rounds."""
+        golden, mine = self.both(pair)
+        return golden if golden and not self._throughout else max(golden, mine)
+
+    def is_odd(self, pair: Pair) -> bool:
+        """Tell whether mine is coarser than golden here, and nowhere else where golden has a call of the kind."""
+        golden, mine = self.both(pair)
+        if pair.golden is None or not golden or mine <= golden:
+            return False
+        others = [eps for path, eps in self._kinds[_call_kind(pair.golden)].items() if path != pair.golden.site.path]
+        return len(others) > 1 and mine > max(others)
+
+    @staticmethod
+    def both(pair: Pair) -> tuple[float, float]:
+        """Return golden's and mine's."""
+        golden, mine = (0.0 if record is None else eps_of(record.summary.dtype) for record in (pair.golden, pair.mine))
+        return golden, mine
+
+
+def _call_kind(record: Record) -> tuple[object, ...]:
+    return *kind_of(record), record.site.call
+
+
+def _siblings(measured: Sequence[Measured], size: Callable[[str], int], unit: _Unit) -> Siblings:
     """Learn from the errors as they are, before any is judged."""
     flow, siblings = Flow(size), Siblings()
     for m in measured:
-        record, eps = m.pair.either, _eps(m.pair)
+        record, eps = m.pair.either, unit.of(m.pair)
         if m.metrics is None:
             flow.pass_by(record.site, eps, record.summary.shape)
             continue
@@ -142,10 +187,6 @@ def _siblings(measured: Sequence[Measured], size: Callable[[str], int]) -> Sibli
     return siblings
 
 
-def _eps(pair: Pair) -> float:
-    return eps_of(record.summary.dtype for record in (pair.golden, pair.mine) if record is not None)
-
-
 def _replaced(pair: Pair) -> bool:
     return pair.golden is not None and pair.mine is not None and pair.golden.op != pair.mine.op
 
@@ -154,19 +195,24 @@ class _Judge:
     """Goes through a run in execution order."""
 
     def __init__(
-        self, size: Callable[[str], int], siblings: Siblings, limits: Limits | None, calibration: Calibration
+        self,
+        size: Callable[[str], int],
+        unit: _Unit,
+        siblings: Siblings,
+        limits: Limits | None,
+        calibration: Calibration,
     ) -> None:
-        self._flow, self._siblings, self._limits, self._calibration = Flow(size), siblings, limits, calibration
-        self._flips: set[tuple[int, int]] = (
-            set()
-        )  # rank and generation: its logits came to prefer another token, within noise
+        self._flow, self._unit, self._siblings = Flow(size), unit, siblings
+        self._limits, self._calibration = limits, calibration
+        # rank and generation of which the logits came to prefer another token, within noise
+        self._flips: set[tuple[int, int]] = set()
 
     def difference(self, m: Measured) -> Difference:
         if m.metrics is None and not m.certain:
             alone = m.pair.either
-            self._flow.pass_by(alone.site, _eps(m.pair), alone.summary.shape)
+            self._flow.pass_by(alone.site, self._unit.of(m.pair), alone.summary.shape)
             return Difference(m.index, m.pair, UNMATCHED, reason=m.remark)
-        record, metrics, eps = m.pair.either, m.metrics or {}, _eps(m.pair)
+        record, metrics, eps = m.pair.either, m.metrics or {}, self._unit.of(m.pair)
         explained = self._flow.explain(record.site, eps, record.summary.shape, _replaced(m.pair))
         limit, scale_limit = self._noise(m.pair, explained, eps)
         level = (
@@ -184,6 +230,9 @@ class _Judge:
         elif m.error <= limit and scale_of(metrics) > scale_limit and _is_even(metrics, m.error):
             level = Level(cap=limit, scale_cap=scale_limit)
             found = Difference(m.index, m.pair, "diverged", scale_of(metrics), scale_limit, metrics, TOO_EVEN)
+        elif 0.0 < m.error <= limit and self._unit.is_odd(m.pair):
+            finer = floor(min(self._unit.both(m.pair)), max(record.summary.shape, default=1))
+            found = Difference(m.index, m.pair, "diverged", m.error, finer, metrics, COARSER)
         else:
             found = _by_noise(m, limit)
         self._flow.note(record.site, level, eps, record.summary.shape)
@@ -198,14 +247,16 @@ class _Judge:
             return error, scale
         level, amplification = explained.level, self._siblings.amplification(pair.either)
         error = max(error, level.limit(amplification, explained.floor))
-        return error, max(scale, level.scale_limit(amplification, explained.scale_floor))
+        golden, mine = self._unit.both(pair)
+        cast = 0.0 if golden == mine else eps / 5  # where only one side rounds, regular values may all round one way
+        return error, max(scale, math.hypot(level.scale_limit(amplification, explained.scale_floor), cast))
 
     def _tie(self, m: Measured, explained: Explained, limit: float) -> str | None:
         """Say so where an index or a token differs because noise decided between two that were as good, or follows such a one."""
         record, level = m.pair.either, explained.level
         if level.error == math.inf:
             return AFTER_TIE
-        if _eps(m.pair) or not m.metrics or m.error <= limit or level.cap:
+        if self._unit.of(m.pair) or not m.metrics or m.error <= limit or level.cap:
             return None
         if record.site.role == "input":
             given = self._flow.is_outermost(record.site) and (record.site.rank, record.site.generation) in self._flips
