@@ -121,6 +121,8 @@ class Report:
     def verdict(self) -> str:
         if self.findings and all(finding.cause == causes.NONDETERMINISTIC for finding in self.findings):
             return "nondeterministic"
+        if self.findings:  # also where noise hides what another eps does
+            return "diverged"
         return next((name for name in ("diverged", "within_noise") if self._counts[name]), "match")
 
     def summary(self) -> str:

@@ -226,6 +226,45 @@ def test_a_harmless_rewrite_blames_nothing(mode):
     assert report.findings == []
 
 
+@pytest.mark.parametrize("mode", ["module+api", "module+aten"])
+def test_memory_that_nothing_was_written_to_is_not_held_against_anything(mode, monkeypatch):
+    class Fill(nn.Module):
+        def forward(self, x):
+            room = torch.empty_like(x)
+            room.copy_(x)
+            return room
+
+    runs = []
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    for name, filled in (("golden", True), ("mine", False)):  # deterministic algorithms fill it with NaN
+        torch.use_deterministic_algorithms(filled)
+        try:
+            runs.append(record(nn.Sequential(Fill()), name, mode, lambda m: m(torch.ones(2, 3))))
+        finally:
+            torch.use_deterministic_algorithms(False)
+    report = ld.compare(*runs)
+    assert report.findings == []
+    assert report.verdict == "match"
+    alone = [d.reason for d in report.differences if d.verdict == "unmatched"]
+    assert alone
+    assert all("nothing was written to yet" in reason for reason in alone)
+
+
+@pytest.mark.parametrize("mode", ["module", "module+api"])
+def test_another_eps_is_blamed_though_noise_hides_what_it_does(mode):
+    def plant(model):
+        model.model.layers[1].input_layernorm.variance_epsilon = 1.5e-6
+
+    golden, mine = llama(initializer_range=0.5), llama(initializer_range=0.5).bfloat16()
+    plant(mine)
+    report = ld.compare(record(golden, "golden", mode, tokens="0"), record(mine, "mine", mode, tokens="0"))
+    assert report.first_divergence is None
+    assert report.verdict == "diverged"
+    (finding,) = report.findings
+    assert (finding.path.partition("/")[0], finding.cause) == ("model.layers.1.input_layernorm", causes.SCALAR)
+    assert "are not set to the same" in report.summary()
+
+
 def test_every_cause_is_one_of_the_closed_set():
     assert set(causes.CAUSES) == {value for name, value in vars(causes).items() if name.isupper() and name != "CAUSES"}
 

@@ -101,13 +101,13 @@ def test_a_token_chosen_otherwise_at_a_near_tie_is_no_bug():
         def __init__(self, nudge):
             super().__init__()
             torch.manual_seed(0)
-            self.embed, self.nudge = nn.Embedding(8, 16), nudge
+            self.embed, self.nudge = nn.Embedding(8, 16), [nudge]  # no plain attribute: that would be blamed
 
         def forward(self, ids):
             x = self.embed(ids)[:, -1:]
             logits = x @ self.embed.weight.T
             logits[..., 3] = 99.0
-            logits[..., 4] = 99.0 + self.nudge
+            logits[..., 4] = 99.0 + self.nudge[0]
             return logits
 
     runs = []

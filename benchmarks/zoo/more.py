@@ -211,7 +211,8 @@ def divided(model: Model, case: Case) -> None:
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         wide = x.float()
-        return norm.weight * (wide / torch.sqrt((wide * wide).mean(-1, keepdim=True) + norm.variance_epsilon)).to(
+        # rounded once, at the end: never coarser than any of these models' own
+        return (norm.weight * (wide / torch.sqrt((wide * wide).mean(-1, keepdim=True) + norm.variance_epsilon))).to(
             x.dtype
         )
 

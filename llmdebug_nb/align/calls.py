@@ -13,6 +13,8 @@ from llmdebug_nb.records import Record, Summary
 
 Pass = tuple[int, int, int, str]  # rank, generation, step, phase
 Kind = Callable[["Call"], str]
+Alike = Callable[["Call", "Call"], str]
+_ROUNDS = 4  # of aligning anew without pairs that turned out to be none
 
 
 @dataclass(slots=True)
@@ -26,8 +28,13 @@ class Call:
     records: list[Record] = field(default_factory=list)
 
     @property
+    def made(self) -> Record | None:
+        """What it put out first."""
+        return next((r for r in self.records if r.site.role == "output"), None)
+
+    @property
     def output(self) -> Summary | None:
-        return next((r.summary for r in self.records if r.site.role == "output"), None)
+        return self.made.summary if self.made is not None else None
 
     @property
     def shape(self) -> tuple[object, ...]:
@@ -59,20 +66,30 @@ def modules(golden: list[Call], mine: list[Call]) -> Iterator[tuple[Call, Call]]
 
 
 def operators(
-    golden: list[Call], mine: list[Call], kinds: tuple[Kind, Kind], paired: Numbers, loose: bool
-) -> Iterator[tuple[Call, Call]]:
-    """Yield the calls of operators that answer to each other, out of the calls within one module.
+    golden: list[Call], mine: list[Call], kinds: tuple[Kind, Kind], paired: Numbers, loose: bool, alike: Alike
+) -> Iterator[tuple[Call, Call, str]]:
+    """Yield the calls of operators that answer to each other, out of the calls within one module, and how they are alike.
 
     ``kinds``: what a call is, on either side. ``paired``: the inner modules between them. ``loose``: see `sequence.align`.
+    ``alike``: what two calls have in common as their values tell, "" if nothing: then the rest is aligned without this pair.
     """
     sides: list[list[Token]] = []
     for calls, numbers, kind in zip((golden, mine), paired, kinds, strict=True):
         calls[:] = [call for call in calls if call.operator or id(call) in numbers]
         sides.append([Token("", anchor=numbers[id(call)]) if id(call) in numbers
                       else Token(kind(call), call.shape, value=call.output) for call in calls])  # fmt: skip
-    for i, j in sequence.align(sides[0], sides[1], loose):
-        if not sides[0][i].anchor:
-            yield golden[i], mine[j]
+    how: dict[tuple[int, int], str] = {}
+    found: list[tuple[int, int]] = []
+    for _ in range(_ROUNDS):
+        found = sequence.align(sides[0], sides[1], loose, {pair for pair, says in how.items() if not says})
+        found = [(i, j) for i, j in found if not sides[0][i].anchor]
+        new = [pair for pair in found if pair not in how]
+        how |= {(i, j): alike(golden[i], mine[j]) for i, j in new}
+        if all(how[pair] for pair in new):
+            break
+    for i, j in found:
+        if how[i, j]:
+            yield golden[i], mine[j], how[i, j]
 
 
 def slots(golden: Call, mine: Call, names: Names, replaced: bool) -> Iterator[tuple[Record, Record, str]]:
@@ -104,6 +121,14 @@ def slots(golden: Call, mine: Call, names: Names, replaced: bool) -> Iterator[tu
             yield record, partner, f"{record.site.role}[{record.site.slot}] is {place} there"
 
 
+def share_inputs(golden: Call, mine: Call) -> bool:
+    """Tell whether two calls are given a tensor that is the same but for rounding, or none that could tell."""
+    sides = [[r.summary for r in call.records if r.site.role == "input"] for call in (golden, mine)]
+    if not all(sides) or any(s.min is None for side in sides for s in side):
+        return True
+    return any(_digits(g, m) >= min(sequence.sure(g), sequence.sure(m)) for g in sides[0] for m in sides[1])
+
+
 def _swapped(golden: Call, mine: Call) -> dict[int, Record]:
     """Return id of an input -> input of mine, where inputs are far apart slot by slot and the same in another order."""
     theirs = {r.site.slot: r for r in mine.records if r.site.role == "input"}
@@ -115,7 +140,7 @@ def _swapped(golden: Call, mine: Call) -> dict[int, Record]:
     found: dict[int, Record] = {}
     for record, _ in far:
         other = max(left, key=lambda r: _digits(record.summary, r.summary))
-        if _digits(record.summary, other.summary) < sequence.REPLACED:
+        if _digits(record.summary, other.summary) < min(sequence.sure(record.summary), sequence.sure(other.summary)):
             return {}
         left.remove(other)
         found[record.id] = other

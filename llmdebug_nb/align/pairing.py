@@ -7,12 +7,13 @@ tensors of each two calls, and at last what is left, by value. Whatever still ha
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from llmdebug_nb.align import tree
-from llmdebug_nb.align.calls import Call, Numbers, Pass, modules, operators, passes, slots
+from llmdebug_nb.align.calls import Call, Numbers, Pass, modules, operators, passes, share_inputs, slots
 from llmdebug_nb.align.names import Names
 from llmdebug_nb.align.reshape import Fitter
 from llmdebug_nb.align.tokens import Load
@@ -34,6 +35,7 @@ NO_CALL = "the module was called fewer times in the other run"
 NO_SLOT = "the other run has no such argument or output"
 LEFT_OUT = "the map leaves it out"
 
+_SAME, _REPLACED = "the same operator", "another way to the same"
 _Key = tuple[object, ...]
 
 
@@ -115,11 +117,20 @@ class _Pairing:
             shared = {paired[0].get(id(c)) for c in calls} & {paired[1].get(id(c)) for c in theirs} - {None}
             known: Any = tuple({id(c): n[id(c)] for c in side if n.get(id(c)) in shared}
                                for side, n in zip((calls, theirs), paired, strict=True))  # fmt: skip
-            for left, right in operators(calls, theirs, kinds, known, loose):
-                same = kinds[0](left) == kinds[1](right)
-                replaced = not (same and (loose or left.shape == right.shape)) and self._same_output(left, right)
-                if same or replaced:
-                    self._calls(left, right, self._why(left, right, why, replaced), replaced)
+            for left, right, how in operators(
+                calls, theirs, kinds, known, loose, functools.partial(self._alike, loose)
+            ):
+                replaced = how == _REPLACED
+                self._calls(left, right, self._why(left, right, why, replaced), replaced)
+
+    def _alike(self, loose: bool, golden: Call, mine: Call) -> str:
+        """Return how two calls of operators answer to each other, or "" if they do not."""
+        same = self._kind(golden) == self._names.kind(mine.op)
+        lie_alike = loose or golden.shape == mine.shape
+        if not (same and lie_alike) and self._same_output(golden, mine):
+            return _REPLACED
+        given_alike = lie_alike or share_inputs(golden, mine)
+        return _SAME if same and given_alike and not self._misfits(golden, mine) else ""
 
     def _kind(self, call: Call) -> str:
         """Return what an operator of golden is in mine, where the map says so; else what it is."""
@@ -136,8 +147,15 @@ class _Pairing:
         return SAME_SITE if sites[0] == sites[1] else f"{SEQUENCE}; {why}" if why != SAME_SITE else SEQUENCE
 
     def _same_output(self, golden: Call, mine: Call) -> bool:
-        outputs = [next((r for r in call.records if r.site.role == "output"), None) for call in (golden, mine)]
+        outputs = golden.made, mine.made
         return outputs[0] is not None and outputs[1] is not None and self._fitter.agree(outputs[0], outputs[1])
+
+    def _misfits(self, golden: Call, mine: Call) -> bool:
+        """Tell whether two calls of one operator give tensors of different shapes, and nothing says how one is found in the other."""
+        outputs = golden.made, mine.made
+        if outputs[0] is None or outputs[1] is None or outputs[0].summary.shape == outputs[1].summary.shape:
+            return False
+        return self._fitter.fit(outputs[0], outputs[1]) is None
 
     def _calls(self, golden: Call, mine: Call, why: str, replaced: bool = False) -> None:
         for left, right, remark in slots(golden, mine, self._names, replaced):

@@ -7,12 +7,14 @@ takes time with the product of its lengths, and memory with their sum.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from llmdebug_nb.kernels.raw import DTYPES
 from llmdebug_nb.records import Summary
 
 _CELLS = 1 << 20  # of a table that is kept whole
@@ -48,12 +50,15 @@ class Token:
         return self.value.fingerprint if self.value else None
 
 
-def align(golden: Sequence[Token], mine: Sequence[Token], loose: bool = False) -> list[tuple[int, int]]:
+def align(
+    golden: Sequence[Token], mine: Sequence[Token], loose: bool = False, apart: Collection[tuple[int, int]] = ()
+) -> list[tuple[int, int]]:
     """Return the places of the calls that answer to each other, rising on both sides.
 
     ``loose``: shapes may differ in the runs as a whole (another batch, say), so a different one is not another call.
+    ``apart``: places that do not answer to each other.
     """
-    same = len(golden) == len(mine) and all(g.label == m.label for g, m in zip(golden, mine, strict=True))
+    same = not apart and len(golden) == len(mine) and all(g.label == m.label for g, m in zip(golden, mine, strict=True))
     if same and not _moved(golden, mine):
         return [(i, i) for i in range(len(golden))]
     start, end = 0, 0
@@ -63,6 +68,7 @@ def align(golden: Sequence[Token], mine: Sequence[Token], loose: bool = False) -
     while end < shorter - start and _equal(golden[-1 - end], mine[-1 - end]):
         end += 1
     table = _Table(golden[start : len(golden) - end], mine[start : len(mine) - end], loose)
+    table.apart = [(i - start, j - start) for i, j in apart]
     middle = [(start + i, start + j) for i, j in table.path(0, table.n, 0, table.m)]
     tail = [(len(golden) - k, len(mine) - k) for k in range(end, 0, -1)]
     return [(i, i) for i in range(start)] + middle + tail
@@ -71,6 +77,21 @@ def align(golden: Sequence[Token], mine: Sequence[Token], loose: bool = False) -
 def agreement(golden: Summary, mine: Summary) -> float:
     """Return to how many decimal digits the statistics of two tensors agree, 0 to 6; 0 where they can't tell."""
     return float(_digits(_figures([golden]), _figures([mine]))[0, 0])
+
+
+def sure(value: Summary | None) -> float:
+    """Return digits of agreement that tell a tensor from others: `REPLACED`, or three quarters of its dtype's where it has few."""
+    return REPLACED if value is None else _sure(value.dtype)
+
+
+@functools.cache
+def _sure(dtype: str) -> float:
+    import torch
+
+    kind = DTYPES.get(dtype)
+    if kind is None or not kind.is_floating_point:
+        return REPLACED
+    return min(REPLACED, -0.75 * math.log10(torch.finfo(kind).eps))
 
 
 def _equal(golden: Token, mine: Token) -> bool:
@@ -85,8 +106,9 @@ def _moved(golden: Sequence[Token], mine: Sequence[Token]) -> bool:
     if not apart or len(apart) ** 2 > _CELLS:
         return False
     digits = _digits(_figures([g for g, _ in apart]), _figures([m for _, m in apart]))
-    far = np.diagonal(digits) < TELLING
-    return bool((digits[far][:, far] >= REPLACED).any())
+    needed = np.array([min(sure(g), sure(m)) for g, m in apart])
+    far = np.diagonal(digits) < np.minimum(TELLING, needed)
+    return bool((digits[far][:, far] >= needed[far]).any())
 
 
 def _figures(values: Sequence[Summary | None]) -> np.ndarray:
@@ -123,6 +145,7 @@ class _Side:
     output: np.ndarray
     anchor: np.ndarray
     telling: np.ndarray
+    sure: np.ndarray
     figures: np.ndarray  # [n, 5]
 
     @classmethod
@@ -140,6 +163,7 @@ class _Side:
             coded("output", (t.value and t.value.shape for t in tokens)),
             np.array([t.anchor for t in tokens], dtype=np.int64),
             np.array([t.telling for t in tokens], dtype=bool),
+            np.array([sure(t.value) for t in tokens]),
             figures,
         )
 
@@ -157,6 +181,7 @@ class _Table:
 
     def __init__(self, golden: Sequence[Token], mine: Sequence[Token], loose: bool) -> None:
         self.n, self.m, self._loose = len(golden), len(mine), loose
+        self.apart: list[tuple[int, int]] = []
         codes: dict[Hashable, int] = {}
         self._golden, self._mine = _Side.of(golden, codes), _Side.of(mine, codes)
 
@@ -167,6 +192,8 @@ class _Table:
         same_bytes = (g.print == m.print) & (g.print > 0)
         digits = _digits(self._golden.figures[rows], self._mine.figures[columns])
         elements = g.figures[..., 0] == m.figures[..., 0]
+        needed = np.minimum(g.sure, m.sure)
+        digits = digits * (REPLACED / needed)  # as if the coarser dtype had as many as others
         score = (
             op * np.where(shape, _SAME_OP + _SAME_SHAPE, _SAME_OP + _OTHER_SHAPE)
             + (~op & shape) * _SAME_SHAPE
@@ -179,6 +206,9 @@ class _Table:
         allowed &= g.telling == m.telling  # what has parameters is nothing that has none
         anchored = (g.anchor > 0) | (m.anchor > 0)
         score = np.where(anchored, (g.anchor == m.anchor) * 10 * _SAME_BYTES, np.where(allowed, score, 0.0))
+        for i, j in self.apart:
+            if rows.start <= i < rows.stop and columns.start <= j < columns.stop:
+                score[i - rows.start, j - columns.start] = 0.0
         return score.astype(np.int64)
 
     def path(self, top: int, bottom: int, left: int, right: int) -> list[tuple[int, int]]:

@@ -9,7 +9,6 @@ is called again (`verify.py`); one that only magnifies what it was given hands t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -22,14 +21,20 @@ from llmdebug_nb.records import Difference, Finding, within
 
 _TESTED = 8  # suspects that are called again
 _BEFORE = 24  # calls before a suspect that are, where it only magnifies
-_UNSET = re.compile(r"\.(new_)?empty(_like|_strided|_permuted)?\b")  # they give whatever lies in memory
 _LAST = (causes.INHERITED, causes.CARRIED_OVER, causes.NONDETERMINISTIC)
 
 
 def findings(differences: Sequence[Difference], runs: Runs) -> list[Finding]:
     """Return what is to blame, the worst first; one Finding a path, whatever the number of steps it shows in."""
     start = first_divergence(differences)
-    return [] if start is None else _Search(differences, start, runs).findings()
+    search = _Search(differences, start, runs) if start is not None else None
+    return search.findings() if search is not None else _settings(differences, runs)
+
+
+def _settings(differences: Sequence[Difference], runs: Runs) -> list[Finding]:
+    """Blame numbers that the two programs are set to differently, though noise hides what that does."""
+    changed = next((d for d in differences if d.verdict == "within_noise"), None)
+    return [] if changed is None else _Search(differences, changed, runs).settings()
 
 
 @dataclass
@@ -64,6 +69,11 @@ class _Search:
             blamed.steps = len(seen_in)
             found.setdefault(blamed.call.path, blamed)
             self.made = self.made or blamed.cause not in _LAST
+        first = self._at_start(suspects)
+        if first is not None:
+            later = found.get(first.call.path)
+            found[first.call.path] = replace(first, steps=later.steps + 1) if later is not None else first
+            self.made = True
         blames = [b for b in found.values() if b.cause != causes.INHERITED or not self.made]
         ranked = sorted(blames, key=lambda b: (b.cause in _LAST, b.row.index))
         if not any(s.inputs for s in suspects):
@@ -71,10 +81,24 @@ class _Search:
         root = self._wrong_start()
         return [*root, *(self._finding(b) for b in ranked)] or [self._unseen()]
 
+    def settings(self) -> list[Finding]:
+        """Return calls that were told other numbers, one a path, where what they gave is not the same bit for bit."""
+        found: dict[str, _Blamed] = {}
+        for call in self.calls.all:
+            row = next((d for d in call.outputs if d.verdict == "within_noise"), None)
+            if row is None or call.path in found:
+                continue
+            other = [] if call.is_rewritten else scalars.constants(scalars.of_call(call, self.runs))
+            if not call.is_operator and (call.is_rewritten or call.path not in self.calls.operated):
+                other += scalars.constants(scalars.of_module(call, self.runs))
+            if other:
+                found[call.path] = _Blamed(call, causes.SCALAR, f"{scalars.words(other)}; {_after(row)}", row)
+        return [self._finding(b) for b in found.values()]
+
     def _suspects(self) -> list[Call]:
         """Return the innermost calls that made an error, in execution order."""
         calls = self.calls.all
-        makers = [c for c in calls if (c.made_it or overflow.starts(c)) and not _UNSET.search(c.op)]
+        makers = [c for c in calls if c.made_it or overflow.starts(c)]
         if not makers:  # then those that were called with other arguments
             makers = [call for call in calls if call.bad_output and not call.bad_input]
         paths: dict[tuple[int, int, int], set[str]] = {}
@@ -98,6 +122,17 @@ class _Search:
             return self._at_edge(suspect, edge, row)
         return self._called_again(suspect, row)
 
+    def _at_start(self, suspects: list[Call]) -> _Blamed | None:
+        """Say what the first row that differs leads to, where no suspect explains it: what it spoils may be within noise."""
+        call, s = self.calls.of(self.start), self.start.site
+        if call is None or any(call is suspect or call in self.calls.inside(suspect) for suspect in suspects):
+            return None
+        if s.role == "weight":
+            return self._told(call)
+        holder = self.calls.holder(call)
+        edge = look_inside(holder, self.calls) if holder is not None else None
+        return self._at_edge(holder, edge, self.start) if holder is not None and edge is not None else None
+
     def _told(self, call: Call) -> _Blamed | None:
         """Blame what is not computed: another weight, another scalar argument or attribute, another operator."""
         row = call.bad_output or next(call.rows())
@@ -108,16 +143,20 @@ class _Search:
             return _Blamed(owner, causes.WEIGHT, evidence, owner.bad_output or row)
         golden, mine = call.ops
         if call.is_operator and golden and mine and golden != mine:
+            owner = self._owner(call)
+            told = scalars.of_module(owner, self.runs) if owner.is_rewritten else []
+            if told:
+                return _Blamed(owner, causes.SCALAR, scalars.words(told), owner.bad_output or row)
             return _Blamed(call, causes.OTHER_OPS, f"it is {golden} in golden and {mine} in mine", row)
+        if call.is_rewritten:
+            return None  # what another class is told and set to says nothing
         given = scalars.of_call(call, self.runs)
         if given:
             more = scalars.of_module(call, self.runs)
             evidence = scalars.words([*given, *more])
             return _Blamed(call, causes.SCALAR, evidence, row)
-        if not call.is_operator and golden and mine and golden != mine:
-            return None  # another class: what it is set to says nothing
         settings = [] if call.is_operator else scalars.of_module(call, self.runs)
-        if settings and not any(inner.is_operator for inner in self.calls.inside(call)):
+        if settings and call.path not in self.calls.operated:
             return _Blamed(call, causes.SCALAR, scalars.words(settings), row)
         return None
 
@@ -152,7 +191,7 @@ class _Search:
         """Blame a suspect by the records alone, or by calling it again."""
         cause, before = self._by_records(suspect)
         classes = suspect.ops
-        if classes[0] and classes[1] and classes[0] != classes[1]:
+        if suspect.is_rewritten:
             before = f"it is a {classes[0]} in golden and a {classes[1]} in mine; {before}"
         evidence = f"{before}; {_after(row)}"
         if self.tested >= _TESTED or row.verdict != "diverged":
@@ -238,7 +277,8 @@ class _Search:
         told = self._told(call) if call is not None and call.is_operator else None
         if told is not None:
             return self._finding(told)
-        parent = s.path.rpartition(".")[0]
+        module, _, operator = s.path.partition("/")
+        parent = module if operator else module.rpartition(".")[0]
         text = f"first seen at {s.role} {s.slot} of {s.path or 'the model'}; what made it was not recorded: record inputs and outputs"
         if kind is not None:
             return Finding(s.path, start.op, s.step, kind, f"{text}; {_after(start)}", start)

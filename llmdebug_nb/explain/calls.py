@@ -80,8 +80,20 @@ class Call:
 
     @property
     def made_it(self) -> bool:
-        """Its output diverged and nothing that it was given did, or was there on one side only."""
-        return self.bad_output is not None and all(d.verdict in AGREES for d in self.inputs)
+        """Its output diverged and nothing that it was given did, or was there on one side only.
+
+        Another class may take other arguments for the same: of such a call, something that it was given must agree.
+        """
+        if self.bad_output is None or self.bad_input is not None:
+            return False
+        agreeing = sum(d.verdict in AGREES for d in self.inputs)
+        return agreeing == len(self.inputs) or (agreeing > 0 and self.is_rewritten)
+
+    @property
+    def is_rewritten(self) -> bool:
+        """It is a module of another class in mine."""
+        golden, mine = self.ops
+        return not self.is_operator and None not in (golden, mine) and golden != mine
 
     @property
     def start(self) -> int:
@@ -116,6 +128,7 @@ class Calls:
         for d in both:  # first, so that a row with one side finds the call that it belongs to
             self._join(d)
         self.all: list[Call] = []
+        self.operated: set[str] = set()  # modules of which operators were recorded
         seen: set[int] = set()
         for d in rows:
             call = self._join(d)
@@ -123,6 +136,8 @@ class Calls:
             if id(call) not in seen:
                 seen.add(id(call))
                 self.all.append(call)
+                if call.is_operator:
+                    self.operated.add(call.module)
 
     def _join(self, d: Difference) -> Call:
         golden = Key.of(d.pair.golden) if d.pair.golden else None
@@ -157,6 +172,11 @@ class Calls:
         """Return a record of mine that put out a tensor, by its id."""
         row = self._made_mine.get(number)
         return row.pair.mine if row is not None else None
+
+    def holder(self, call: Call) -> Call | None:
+        """Return the innermost module call that a call runs within, or None where none was recorded."""
+        around = [c for c in self.all if not c.is_operator and within(call.path, c.path) and call in self.inside(c)]
+        return max(around, key=lambda c: len(c.path), default=None)
 
     def inside(self, call: Call) -> list[Call]:
         """Return the calls that run within a module call, in execution order."""

@@ -90,8 +90,11 @@ def is_root(row: Difference, differences: Sequence[Difference]) -> bool:
 
 
 def by_producer(row: Difference, calls: Calls) -> Edge | None:
-    """Follow a row back to operators that only one side has."""
-    for producer in calls.producers(row):
+    """Follow a row back to operators that only one side has: golden's first, or mine's where the module was written anew."""
+    call = calls.of(row)
+    holder = calls.holder(call) if call is not None else None
+    producers = calls.producers(row)
+    for producer in producers[::-1] if holder is not None and holder.is_rewritten else producers:
         chain = list(_one_sided(producer, calls))
         if chain:  # the first that takes what both sides have, rather than what it is given along with that
             call, made = next(((c, d) for c, d in reversed(chain) if _takes_common(c, calls)), chain[-1])
@@ -114,8 +117,13 @@ def _one_sided(producer: Difference | None, calls: Calls) -> Iterator[tuple[Call
 
 
 def _changes_nothing(call: Call) -> bool:
-    """Tell whether an operator gives what it is given, but for its dtype or layout: casts and copies, by their norms."""
+    """Tell whether an operator gives what it is given, but for its dtype or layout: casts and copies, by their norms.
+
+    Of a backward call with one gradient nothing says that it does more.
+    """
     given, made = ([r.summary for d in rows if (r := d.pair.either)] for rows in (call.inputs[:1], call.outputs))
+    if call.key.phase == "backward" and not made:
+        return True
     if len(given) != 1 or len(made) != 1 or given[0].numel != made[0].numel:
         return False
     norms = given[0].l2norm, made[0].l2norm
@@ -161,15 +169,18 @@ def _other_part(module: Call, call: Call, row: Difference, calls: Calls) -> Edge
 
 
 def _deepest(call: Call, row: Difference, calls: Calls) -> tuple[Call, Difference]:
-    """Return the innermost call that the same tensor is handed to."""
+    """Return the innermost module call that the same tensor is handed to."""
 
     def prints(d: Difference) -> tuple[str | None, ...]:
         return tuple(r.summary.fingerprint if r else None for r in (d.pair.golden, d.pair.mine))
 
     same = [
-        (c, d) for c in calls.inside(call) for d in c.inputs if d.verdict == "diverged" and prints(d) == prints(row)
+        (c, d)
+        for c in calls.inside(call)
+        for d in c.inputs
+        if not c.is_operator and d.verdict == "diverged" and prints(d) == prints(row)
     ]
-    return max(same, key=lambda each: (each[0].path.count("."), each[0].is_operator), default=(call, row))
+    return max(same, key=lambda each: each[0].path.count("."), default=(call, row))
 
 
 def _made_by(row: Difference, calls: Calls) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,6 +29,7 @@ _NAMESPACES: dict[str, tuple[str, Any]] = {
     "Torch": ("torch", torch),
     "VF": ("torch._VF", torch._VF),
 }
+_ROOM = 64  # times the elements that a call took and gave, for one on other tensors
 _NEVER = frozenset(
     {"from_file", "apply_", "map_", "map2_", "set_", "resize_", "resize_as_", "data_ptr", "backward", "share_memory_"}
 )
@@ -150,6 +152,10 @@ class Replayed:
             slot: tuple(tensor.shape)
             for slot, tensor in arguments.results(meta(args[0]) if result is None and args else result)
         }
+        taken = sum(math.prod(record.summary.shape) for record in self.records)
+        most = _ROOM * (taken + sum(map(math.prod, self._shapes.values())) + 1)
+        if not strict and sum(map(math.prod, shapes.values())) > most:
+            raise NotAgain(f"{self.name} would give far more than was recorded")
         if strict and any(shapes.get(slot) != shape for slot, shape in self._shapes.items()):
             raise NotAgain(f"{self.name} would give {shapes}, where {self._shapes} was recorded")
 

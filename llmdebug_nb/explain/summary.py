@@ -48,11 +48,13 @@ def sentences(
 ) -> str:
     """Return the three sentences; ``labels``: of golden and mine."""
     first = next((d for d in differences if d.verdict == "diverged"), None)
-    if first is None:
+    if first is None and not findings:
         return _fine(labels, verdict, differences)
-    where = f"{first.site.path or 'the model'} ({first.op})"
-    seen = f"{labels[0]} and {labels[1]} first differ in step {first.site.step}, at the {first.site.phase} {first.site.role} "
-    seen += f"{first.site.slot} of {where}{_by(first)}."
+    seen = f"{labels[0]} and {labels[1]} agree within noise in every tensor, but are not set to the same."
+    if first is not None:
+        where = f"{first.site.path or 'the model'} ({first.op})"
+        seen = f"{labels[0]} and {labels[1]} first differ in step {first.site.step}, at the {first.site.phase} {first.site.role} "
+        seen += f"{first.site.slot} of {where}{_by(first)}."
     if not findings:
         return f"{seen} What is to blame was not looked for. Compare again with explain=True."
     finding = findings[0]

@@ -265,7 +265,10 @@ class Run:
             raise CorruptDumpError(f"{self.path}: a column of numbers holds something else ({error})") from None
 
     def scalars(self, path: str | None = None) -> pandas.DataFrame:
-        """Return the arguments and outputs that are no tensors (None, numbers, flags, caches), one row each."""
+        """Return the arguments and outputs that are no tensors (None, numbers, flags, caches), one row each.
+
+        Role ``attribute``: plain attributes of a module (eps, training); ``weight``: fingerprints of its parameters.
+        """
         import pandas
 
         names = ["generation", "step", "path", "call", "role", "slot", "type", "value"]
