@@ -146,7 +146,7 @@ def compare(
 def _paired(golden: Run, mine: Run, given: Names, progress: bool) -> Iterable[Pair]:
     """Return the pairs of two runs, with a bar that follows them. Raises CompareError."""
     pairs = pair(golden.records(), mine.records(), given, (golden.nodes, mine.nodes), (golden.load, mine.load))
-    if not any(p.golden and p.mine for p in pairs):
+    if not _meet(pairs):
         raise CompareError(_nothing_in_common(golden, mine, pairs))
     if not progress:
         return pairs
@@ -162,15 +162,23 @@ def write_report(golden: Any, mine: Any | None, path: str | os.PathLike[str]) ->
     return write_text(path, html.page(RunView(open_run(golden))))
 
 
+def _meet(pairs: list[Pair]) -> bool:
+    """Tell whether the runs have a site in common, and not only that both are of some model, given other things."""
+    both = [(p.golden, p.mine) for p in pairs if p.golden and p.mine]
+    apart = all(not g.site.path and not m.site.path and g.summary.shape != m.summary.shape for g, m in both)
+    inside = [{bool(getattr(p, side).site.path) for p in pairs if getattr(p, side)} for side in ("golden", "mine")]
+    return bool(both) and not (apart and all(True in paths for paths in inside))
+
+
 def _nothing_in_common(golden: Run, mine: Run, pairs: list[Pair]) -> str:
     ours = {p.golden.site.path for p in pairs if p.golden}
     theirs = {p.mine.site.path for p in pairs if p.mine}
-    same = ours & theirs
+    same = ours & theirs - {""}
     if same:
         seen = [sorted({p.either.site.step for p in pairs if getattr(p, side)}) for side in ("golden", "mine")]
         what = f"{golden.label} has steps {seen[0]}, {mine.label} {seen[1]}, with other calls or arguments"
     else:
-        examples = [min(paths, default="none") or "(root)" for paths in (ours, theirs)]
+        examples = [min(paths - {""}, default="(root)") for paths in (ours, theirs)]
         what = f"{golden.label} has e.g. {examples[0]}, {mine.label} {examples[1]}"
     advice = "record the same model, steps and layers in both"
     return f"{golden.label} and {mine.label} have no site in common: {what}; {advice}"

@@ -80,7 +80,7 @@ class CompareError(LLMDebugError):
 
 
 def nearest(wanted: str, known: Iterable[str], limit: int = 3) -> str:
-    """Return a clause such as ``; nearest: a, b`` for an error message, or an empty string."""
-    names = list(dict.fromkeys(known))
+    """Return a clause such as ``; nearest: a, b`` for an error message, or an empty string. The root has no name to be near to."""
+    names = [name for name in dict.fromkeys(known) if name]
     close = difflib.get_close_matches(wanted, names, n=limit, cutoff=0.3) or names[:limit]
     return f"; nearest: {', '.join(close)}" if close else ""

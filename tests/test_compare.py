@@ -153,6 +153,16 @@ def test_runs_without_a_common_site_cannot_be_compared():
         ld.compare("a", "b")
 
 
+def test_models_that_share_nothing_but_being_models_cannot_be_compared():
+    linear, convolution = nn.Sequential(nn.Linear(4, 4)), nn.Sequential()
+    convolution.add_module("convolution", nn.Conv1d(1, 2, 2))
+    for name, model, shape in (("a", linear, (2, 4)), ("b", convolution, (1, 3))):
+        with ld.dump(model, name=name):
+            model(torch.zeros(shape))
+    with pytest.raises(ld.CompareError, match="no site in common"):
+        ld.compare("a", "b")
+
+
 def test_statistics_alone_still_find_the_bug():
     golden, mine = _pair(llama(), _scaled("model.layers.1.mlp.act_fn", 1.01), stats_only=True)
     report = ld.compare(golden, mine)

@@ -27,6 +27,34 @@ def test_a_planted_bug_is_found_and_an_equal_program_raises_no_alarm() -> None:
     assert not any(mark.alarm for mark in score.score(Case(ENTRIES["C0"], "llama", "fp32", 0)))
 
 
+@pytest.mark.parametrize(
+    ("number", "architecture", "precision", "seed"),
+    [
+        ("22", "qwen2", "bf16", 0),  # first seen in a step in which no call's output differs beyond noise
+        ("28b", "llama", "bf16", 0),  # casts have gradients of their own
+        ("M6", "gpt_neox", "bf16", 0),  # a mode that one side leaves at its default, and noise hides
+        ("M8", "gpt_neox", "bf16", 0),  # a cast gives what it is given, and no operator is taken for one
+        ("P1", "llama", "bf16", 0),  # a module written anew takes other arguments
+        ("P2", "llama", "bf16", 0),  # eps by another name
+        ("P4", "llama", "bf16", 0),  # what agrees around it leaves one operator of mine
+    ],
+)  # fmt: skip
+def test_bugs_that_rounding_or_a_rewrite_hides_are_named(number, architecture, precision, seed) -> None:
+    ours = score.score(Case(ENTRIES[number], architecture, precision, seed))[0]
+    assert ours.exact, ours.blamed
+    assert ours.step, ours.blamed
+    assert not ours.silent
+
+
+@pytest.mark.parametrize(
+    ("number", "architecture", "precision"),
+    [("C1", "phi3", "bf16/bf16"), ("P0", "llama", "bf16"), ("D6", "olmo2", "bf16"), ("D5", "qwen3", "bf16")],
+)
+def test_operands_and_layouts_in_another_order_raise_no_alarm_in_bfloat16(number, architecture, precision) -> None:
+    ours = score.score(Case(ENTRIES[number], architecture, precision, 0))[0]
+    assert not ours.alarm, ours.blamed
+
+
 def test_a_right_answer_counts_and_a_wrong_one_does_not() -> None:
     right = score.mark(SCALE, ANSWER, "", "diverged", [RIGHT])
     assert (right.exact, right.top3, right.module, right.step, right.silent) == (True, True, True, True, False)

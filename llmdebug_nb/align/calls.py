@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from llmdebug_nb.align import sequence
 from llmdebug_nb.align.names import Names
-from llmdebug_nb.align.sequence import Token
+from llmdebug_nb.align.sequence import Leeway, Token
 from llmdebug_nb.records import Record, Summary
 
 Pass = tuple[int, int, int, str]  # rank, generation, step, phase
@@ -66,11 +66,11 @@ def modules(golden: list[Call], mine: list[Call]) -> Iterator[tuple[Call, Call]]
 
 
 def operators(
-    golden: list[Call], mine: list[Call], kinds: tuple[Kind, Kind], paired: Numbers, loose: bool, alike: Alike
+    golden: list[Call], mine: list[Call], kinds: tuple[Kind, Kind], paired: Numbers, leeway: Leeway, alike: Alike
 ) -> Iterator[tuple[Call, Call, str]]:
     """Yield the calls of operators that answer to each other, out of the calls within one module, and how they are alike.
 
-    ``kinds``: what a call is, on either side. ``paired``: the inner modules between them. ``loose``: see `sequence.align`.
+    ``kinds``: what a call is, on either side. ``paired``: the inner modules between them.
     ``alike``: what two calls have in common as their values tell, "" if nothing: then the rest is aligned without this pair.
     """
     sides: list[list[Token]] = []
@@ -81,7 +81,7 @@ def operators(
     how: dict[tuple[int, int], str] = {}
     found: list[tuple[int, int]] = []
     for _ in range(_ROUNDS):
-        found = sequence.align(sides[0], sides[1], loose, {pair for pair, says in how.items() if not says})
+        found = sequence.align(sides[0], sides[1], leeway, {pair for pair, says in how.items() if not says})
         found = [(i, j) for i, j in found if not sides[0][i].anchor]
         new = [pair for pair in found if pair not in how]
         how |= {(i, j): alike(golden[i], mine[j]) for i, j in new}
@@ -92,15 +92,15 @@ def operators(
             yield golden[i], mine[j], how[i, j]
 
 
-def slots(golden: Call, mine: Call, names: Names, replaced: bool) -> Iterator[tuple[Record, Record, str]]:
+def slots(golden: Call, mine: Call, names: Names, replaced: bool, sure: float) -> Iterator[tuple[Record, Record, str]]:
     """Yield the tensors of two calls that answer to each other, and in what they differ, or "".
 
     By role and slot; those left by what the map says, by value, and where a role has but one left of a shape, by that.
-    ``replaced``: the two do the same in other ways, so only outputs, and inputs of the same values, answer to each other.
+    ``sure``: digits of agreement that tell a tensor from others. ``replaced``: the two do the same in other ways, so only outputs, and inputs of the same values, answer to each other.
     """
     theirs = {(r.site.role, r.site.slot): r for r in mine.records}
     left: list[Record] = []
-    swapped = {} if replaced or not golden.operator else _swapped(golden, mine)
+    swapped = {} if replaced or not golden.operator else _swapped(golden, mine, sure)
     for record in golden.records:
         if record.id in swapped:
             other = swapped[record.id]
@@ -121,15 +121,15 @@ def slots(golden: Call, mine: Call, names: Names, replaced: bool) -> Iterator[tu
             yield record, partner, f"{record.site.role}[{record.site.slot}] is {place} there"
 
 
-def share_inputs(golden: Call, mine: Call) -> bool:
+def share_inputs(golden: Call, mine: Call, sure: float) -> bool:
     """Tell whether two calls are given a tensor that is the same but for rounding, or none that could tell."""
     sides = [[r.summary for r in call.records if r.site.role == "input"] for call in (golden, mine)]
     if not all(sides) or any(s.min is None for side in sides for s in side):
         return True
-    return any(_digits(g, m) >= min(sequence.sure(g), sequence.sure(m)) for g in sides[0] for m in sides[1])
+    return any(_digits(g, m) >= sure for g in sides[0] for m in sides[1])
 
 
-def _swapped(golden: Call, mine: Call) -> dict[int, Record]:
+def _swapped(golden: Call, mine: Call, sure: float) -> dict[int, Record]:
     """Return id of an input -> input of mine, where inputs are far apart slot by slot and the same in another order."""
     theirs = {r.site.slot: r for r in mine.records if r.site.role == "input"}
     far = [(r, theirs[r.site.slot]) for r in golden.records if r.site.role == "input" and r.site.slot in theirs
@@ -140,7 +140,7 @@ def _swapped(golden: Call, mine: Call) -> dict[int, Record]:
     found: dict[int, Record] = {}
     for record, _ in far:
         other = max(left, key=lambda r: _digits(record.summary, r.summary))
-        if _digits(record.summary, other.summary) < min(sequence.sure(record.summary), sequence.sure(other.summary)):
+        if _digits(record.summary, other.summary) < sure:
             return {}
         left.remove(other)
         found[record.id] = other

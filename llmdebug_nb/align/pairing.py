@@ -10,12 +10,14 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from llmdebug_nb.align import tree
 from llmdebug_nb.align.calls import Call, Numbers, Pass, modules, operators, passes, share_inputs, slots
 from llmdebug_nb.align.names import Names
 from llmdebug_nb.align.reshape import Fitter
+from llmdebug_nb.align.sequence import Leeway
 from llmdebug_nb.align.tokens import Load
 from llmdebug_nb.align.tree import FUSED, SAME_PATH, Tree, above
 from llmdebug_nb.records import Node, Pair, Record
@@ -72,6 +74,7 @@ class _Pairing:
         ]
         given = names.resolve(*paths) if names.rules else {}
         self._given = given
+        self._leeway = Leeway.of(*([record.summary.dtype for record in records] for records in sides))
         self._partners = tree.partners(
             trees[0], trees[1], {p: who for p, who in given.items() if "/" not in p}, names.kind
         )
@@ -102,10 +105,10 @@ class _Pairing:
                     if len(partners) == 1 and not why.startswith(FUSED):
                         paired[0][id(left)] = paired[1][id(right)] = len(paired[0]) + 1
                         loose |= bool(left.output and right.output and left.output.shape != right.output.shape)
-        self._operators(golden, mine, paired, loose)
+        self._operators(golden, mine, paired, replace(self._leeway, loose=loose))
         self._by_value(golden, mine)
 
-    def _operators(self, golden: list[Call], mine: list[Call], paired: Numbers, loose: bool) -> None:
+    def _operators(self, golden: list[Call], mine: list[Call], paired: Numbers, leeway: Leeway) -> None:
         """Align the operators within each module, the calls of inner modules between them."""
         kinds = self._kind, lambda call: self._names.kind(call.op)
         sides = [_by_holder(calls) for calls in (golden, mine)]
@@ -118,18 +121,18 @@ class _Pairing:
             known: Any = tuple({id(c): n[id(c)] for c in side if n.get(id(c)) in shared}
                                for side, n in zip((calls, theirs), paired, strict=True))  # fmt: skip
             for left, right, how in operators(
-                calls, theirs, kinds, known, loose, functools.partial(self._alike, loose)
+                calls, theirs, kinds, known, leeway, functools.partial(self._alike, leeway)
             ):
                 replaced = how == _REPLACED
                 self._calls(left, right, self._why(left, right, why, replaced), replaced)
 
-    def _alike(self, loose: bool, golden: Call, mine: Call) -> str:
+    def _alike(self, leeway: Leeway, golden: Call, mine: Call) -> str:
         """Return how two calls of operators answer to each other, or "" if they do not."""
         same = self._kind(golden) == self._names.kind(mine.op)
-        lie_alike = loose or golden.shape == mine.shape
+        lie_alike = leeway.loose or golden.shape == mine.shape
         if not (same and lie_alike) and self._same_output(golden, mine):
             return _REPLACED
-        given_alike = lie_alike or share_inputs(golden, mine)
+        given_alike = lie_alike or share_inputs(golden, mine, leeway.sure)
         return _SAME if same and given_alike and not self._misfits(golden, mine) else ""
 
     def _kind(self, call: Call) -> str:
@@ -158,7 +161,7 @@ class _Pairing:
         return self._fitter.fit(outputs[0], outputs[1]) is None
 
     def _calls(self, golden: Call, mine: Call, why: str, replaced: bool = False) -> None:
-        for left, right, remark in slots(golden, mine, self._names, replaced):
+        for left, right, remark in slots(golden, mine, self._names, replaced, self._leeway.sure):
             self._add(left, right, f"{why}; {remark}" if remark else why)
 
     def _add(self, golden: Record, mine: Record, why: str) -> None:

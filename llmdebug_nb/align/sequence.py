@@ -7,7 +7,6 @@ takes time with the product of its lengths, and memory with their sum.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ _SAME_OP, _SAME_SHAPE, _OTHER_SHAPE, _SAME_NAME, _SAME_OUTPUT, _SAME_BYTES, _DIG
 TELLING = 2.0  # digits of agreement that two unrelated tensors don't have by chance
 REPLACED = 3.0  # the same, between calls of different operators
 _MOST = 6.0
+_FINE = 2.0**-23  # machine epsilon of float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +50,40 @@ class Token:
         return self.value.fingerprint if self.value else None
 
 
+@dataclass(frozen=True, slots=True)
+class Leeway:
+    """How far runs as a whole may be apart.
+
+    ``loose``: shapes may differ (another batch, say), so a different one is not another call. ``sure``: digits of agreement that tell a tensor from others.
+    """
+
+    loose: bool = False
+    sure: float = REPLACED
+
+    @classmethod
+    def of(cls, *sides: Sequence[str]) -> Leeway:
+        """Return that of two runs with tensors of these dtypes: three quarters of the digits that the coarser one computes with."""
+        return cls(sure=min(REPLACED, -0.75 * math.log10(max(map(_eps, sides)))))
+
+
+def _eps(dtypes: Sequence[str]) -> float:
+    """Return the machine epsilon of a run: as coarse as a quarter of its tensors."""
+    import torch
+
+    kinds = [DTYPES[name] for name in dtypes if name in DTYPES]
+    found = sorted((torch.finfo(kind).eps for kind in kinds if kind.is_floating_point), reverse=True)
+    return found[len(found) // 4] if found else _FINE
+
+
 def align(
-    golden: Sequence[Token], mine: Sequence[Token], loose: bool = False, apart: Collection[tuple[int, int]] = ()
+    golden: Sequence[Token], mine: Sequence[Token], leeway: Leeway = Leeway(), apart: Collection[tuple[int, int]] = ()
 ) -> list[tuple[int, int]]:
     """Return the places of the calls that answer to each other, rising on both sides.
 
-    ``loose``: shapes may differ in the runs as a whole (another batch, say), so a different one is not another call.
     ``apart``: places that do not answer to each other.
     """
     same = not apart and len(golden) == len(mine) and all(g.label == m.label for g, m in zip(golden, mine, strict=True))
-    if same and not _moved(golden, mine):
+    if same and not _moved(golden, mine, leeway.sure):
         return [(i, i) for i in range(len(golden))]
     start, end = 0, 0
     shorter = min(len(golden), len(mine))
@@ -67,7 +91,7 @@ def align(
         start += 1
     while end < shorter - start and _equal(golden[-1 - end], mine[-1 - end]):
         end += 1
-    table = _Table(golden[start : len(golden) - end], mine[start : len(mine) - end], loose)
+    table = _Table(golden[start : len(golden) - end], mine[start : len(mine) - end], leeway)
     table.apart = [(i - start, j - start) for i, j in apart]
     middle = [(start + i, start + j) for i, j in table.path(0, table.n, 0, table.m)]
     tail = [(len(golden) - k, len(mine) - k) for k in range(end, 0, -1)]
@@ -79,26 +103,11 @@ def agreement(golden: Summary, mine: Summary) -> float:
     return float(_digits(_figures([golden]), _figures([mine]))[0, 0])
 
 
-def sure(value: Summary | None) -> float:
-    """Return digits of agreement that tell a tensor from others: `REPLACED`, or three quarters of its dtype's where it has few."""
-    return REPLACED if value is None else _sure(value.dtype)
-
-
-@functools.cache
-def _sure(dtype: str) -> float:
-    import torch
-
-    kind = DTYPES.get(dtype)
-    if kind is None or not kind.is_floating_point:
-        return REPLACED
-    return min(REPLACED, -0.75 * math.log10(torch.finfo(kind).eps))
-
-
 def _equal(golden: Token, mine: Token) -> bool:
     return golden.label == mine.label and golden.print is not None and golden.print == mine.print
 
 
-def _moved(golden: Sequence[Token], mine: Sequence[Token]) -> bool:
+def _moved(golden: Sequence[Token], mine: Sequence[Token], sure: float) -> bool:
     """Tell whether values that differ place by place are there at other places: the same bytes, or but for rounding."""
     apart = [(g.value, m.value) for g, m in zip(golden, mine, strict=True) if g.print != m.print]
     if {g.fingerprint for g, _ in apart if g} & {m.fingerprint for _, m in apart if m} - {None}:
@@ -106,9 +115,8 @@ def _moved(golden: Sequence[Token], mine: Sequence[Token]) -> bool:
     if not apart or len(apart) ** 2 > _CELLS:
         return False
     digits = _digits(_figures([g for g, _ in apart]), _figures([m for _, m in apart]))
-    needed = np.array([min(sure(g), sure(m)) for g, m in apart])
-    far = np.diagonal(digits) < np.minimum(TELLING, needed)
-    return bool((digits[far][:, far] >= needed[far]).any())
+    far = np.diagonal(digits) < min(TELLING, sure)
+    return bool((digits[far][:, far] >= sure).any())
 
 
 def _figures(values: Sequence[Summary | None]) -> np.ndarray:
@@ -145,7 +153,6 @@ class _Side:
     output: np.ndarray
     anchor: np.ndarray
     telling: np.ndarray
-    sure: np.ndarray
     figures: np.ndarray  # [n, 5]
 
     @classmethod
@@ -163,7 +170,6 @@ class _Side:
             coded("output", (t.value and t.value.shape for t in tokens)),
             np.array([t.anchor for t in tokens], dtype=np.int64),
             np.array([t.telling for t in tokens], dtype=bool),
-            np.array([sure(t.value) for t in tokens]),
             figures,
         )
 
@@ -179,8 +185,8 @@ class _Side:
 class _Table:
     """How alike the calls of two sequences are, and the best way through."""
 
-    def __init__(self, golden: Sequence[Token], mine: Sequence[Token], loose: bool) -> None:
-        self.n, self.m, self._loose = len(golden), len(mine), loose
+    def __init__(self, golden: Sequence[Token], mine: Sequence[Token], leeway: Leeway) -> None:
+        self.n, self.m, self._leeway = len(golden), len(mine), leeway
         self.apart: list[tuple[int, int]] = []
         codes: dict[Hashable, int] = {}
         self._golden, self._mine = _Side.of(golden, codes), _Side.of(mine, codes)
@@ -192,8 +198,7 @@ class _Table:
         same_bytes = (g.print == m.print) & (g.print > 0)
         digits = _digits(self._golden.figures[rows], self._mine.figures[columns])
         elements = g.figures[..., 0] == m.figures[..., 0]
-        needed = np.minimum(g.sure, m.sure)
-        digits = digits * (REPLACED / needed)  # as if the coarser dtype had as many as others
+        digits = digits * (REPLACED / self._leeway.sure)  # as if coarser dtypes had as many as others
         score = (
             op * np.where(shape, _SAME_OP + _SAME_SHAPE, _SAME_OP + _OTHER_SHAPE)
             + (~op & shape) * _SAME_SHAPE
@@ -201,7 +206,7 @@ class _Table:
             + (g.output == m.output) * _SAME_OUTPUT
             + np.where(same_bytes, _SAME_BYTES, np.where(digits >= TELLING, digits * _DIGIT, 0.0))
         )
-        by_op = op & (shape | elements | self._loose)
+        by_op = op & (shape | elements | self._leeway.loose)
         allowed = by_op | (shape & g.telling & m.telling) | (digits >= REPLACED) | same_bytes
         allowed &= g.telling == m.telling  # what has parameters is nothing that has none
         anchored = (g.anchor > 0) | (m.anchor > 0)

@@ -63,7 +63,8 @@ def sentences(
     advice = _NEXT.get(finding.cause, "Look at the code there")
     more = f" (and {len(findings) - 1} more in findings)" if len(findings) > 1 else ""
     at = f" at {finding.source}" if finding.source else ""
-    return f"{seen} {made}{at}: {finding.evidence}{more}. {advice}{f', or {script}' if script else ''}."
+    evidence = finding.evidence.replace(f": {advice[0].lower()}{advice[1:]}", "")  # said last
+    return f"{seen} {made}{at}: {evidence}{more}. {advice}{f', or {script}' if script else ''}."
 
 
 def _by(first: Difference) -> str:
