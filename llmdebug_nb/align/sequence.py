@@ -19,6 +19,8 @@ from llmdebug_nb.records import Summary
 _CELLS = 1 << 20  # of a table that is kept whole
 # how alike two calls are; only their order and rough proportion matter
 _SAME_OP, _SAME_SHAPE, _OTHER_SHAPE, _SAME_NAME, _SAME_OUTPUT, _SAME_BYTES, _DIGIT = 15, 25, 5, 15, 5, 75, 10
+_CERTAIN = 10_000  # more than any number of calls that have only their operators in common
+_ANCHOR = 1_000 * _CERTAIN
 TELLING = 2.0  # digits of agreement that two unrelated tensors don't have by chance
 REPLACED = 3.0  # the same, between calls of different operators
 _MOST = 6.0
@@ -197,6 +199,7 @@ class _Table:
         op, shape = g.op == m.op, g.shape == m.shape
         same_bytes = (g.print == m.print) & (g.print > 0)
         digits = _digits(self._golden.figures[rows], self._mine.figures[columns])
+        certain = same_bytes | (digits >= REPLACED)
         elements = g.figures[..., 0] == m.figures[..., 0]
         digits = digits * (REPLACED / self._leeway.sure)  # as if coarser dtypes had as many as others
         score = (
@@ -204,13 +207,14 @@ class _Table:
             + (~op & shape) * _SAME_SHAPE
             + ((g.name == m.name) & (g.name > 0)) * _SAME_NAME
             + (g.output == m.output) * _SAME_OUTPUT
+            + certain * _CERTAIN
             + np.where(same_bytes, _SAME_BYTES, np.where(digits >= TELLING, digits * _DIGIT, 0.0))
         )
         by_op = op & (shape | elements | self._leeway.loose)
         allowed = by_op | (shape & g.telling & m.telling) | (digits >= REPLACED) | same_bytes
         allowed &= g.telling == m.telling  # what has parameters is nothing that has none
         anchored = (g.anchor > 0) | (m.anchor > 0)
-        score = np.where(anchored, (g.anchor == m.anchor) * 10 * _SAME_BYTES, np.where(allowed, score, 0.0))
+        score = np.where(anchored, (g.anchor == m.anchor) * _ANCHOR, np.where(allowed, score, 0.0))
         for i, j in self.apart:
             if rows.start <= i < rows.stop and columns.start <= j < columns.stop:
                 score[i - rows.start, j - columns.start] = 0.0
