@@ -43,6 +43,7 @@ _HOMES = {
     "register_hook": "msit",
     "runs": "api",
     "seed_all": "determinism",
+    "step": "stepping",
 }
 __all__ = [
     "CaptureError",
@@ -69,6 +70,7 @@ __all__ = [
     "register_hook",
     "runs",
     "seed_all",
+    "step",
 ]
 
 if TYPE_CHECKING:
@@ -95,6 +97,7 @@ if TYPE_CHECKING:
     from llmdebug_nb.options import DumpConfig as DumpConfig
     from llmdebug_nb.options import DumpOptions as DumpOptions
     from llmdebug_nb.report import Report as Report
+    from llmdebug_nb.stepping import step as step
     from llmdebug_nb.store.run import Run as Run
 
 

@@ -16,13 +16,15 @@ class Call:
     ``inherited``: the filters ask for it or for a module around it. ``kept``: it is recorded.
     ``again``: a checkpoint computes it once more. ``since``/``edges``: while gradients are on, the autograd
     clock when it began, and for each input that needs a gradient its slot and place in the graph.
-    ``around``: what `Sources` remembers of the stack outside of it. ``held``: what was seen of it so far, where that is only recorded once it is known to overflow.
+    ``given``: its inputs by slot, where somebody halts the program. ``around``: what `Sources` remembers of the stack outside of it. ``held``: what was seen of it so far, where that is only recorded once it is known to overflow.
     """
 
     __slots__ = (
-        "again", "around", "edges", "held", "inherited", "kept", "level", "module", "name", "number", "op", "path", "phase",
+        "again", "around", "edges", "given", "held", "inherited", "kept", "level", "module", "name", "number", "op", "path", "phase",
         "root_call", "since",
     )  # fmt: skip
+
+    given: list[tuple[str, Any]]
 
     def __init__(self, path: str, op: str, level: str, module: str | None, number: int, root_call: int) -> None:
         self.path, self.op, self.level, self.module = path, op, level, module

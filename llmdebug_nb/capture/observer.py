@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -38,6 +38,7 @@ class Observer:
 
     ``unpaired``: operators of backward passes left out, as they belong to no forward operator that was seen.
     ``weighed``: all modules have been observed once. ``backward``: gradients are asked for. ``deaf``: but not now. ``seen``: full names of calls, where they are filtered by.
+    ``halt(call, output)``: is told of each call that was recorded, when it has ended, and may keep the program waiting.
     """
 
     def __init__(self, session: Host, options: DumpOptions, given: bool) -> None:
@@ -45,6 +46,7 @@ class Observer:
         self.backward = "backward" in options.phases
         self.deaf = self.weighed = False
         self.seen: set[str] = set()
+        self.halt: Callable[[Call, list[tuple[str, Any]]], None] | None = None
         self._session, self._options = session, options
         self.thread, self.guarded = session.thread, session.guarded
         self._roles = options.roles
@@ -150,8 +152,12 @@ class Observer:
             self._decide(call)
         if self._options.scope and _is(call.name, self._options.scope[1]):
             self.thread.scoped = False
+        if self.halt is not None and call.phase == "forward" and not call.again:
+            self.halt(call, found)
 
     def _begins(self, call: Call, inputs: Iterable[tuple[str, Any]]) -> None:
+        if self.halt is not None:
+            inputs = call.given = list(inputs)
         if call.phase == "forward" and self.backward and call.level != "aten" and torch.is_grad_enabled():
             inputs = list(inputs)
             self._gradients.begin(call, inputs)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from llmdebug_nb.capture import compat, engine, selection
-from llmdebug_nb.capture.calls import Thread
+from llmdebug_nb.capture.calls import Call, Thread
 from llmdebug_nb.capture.control import Control, Orders
 from llmdebug_nb.capture.modules import Watch, attributes_of, find_entries, find_fused, weights_of
 from llmdebug_nb.capture.observer import Observer
@@ -21,7 +21,7 @@ from llmdebug_nb.capture.recorder import Recorder, Sink
 from llmdebug_nb.capture.steps import StepTracker
 from llmdebug_nb.errors import CaptureError, EmptyDumpError
 from llmdebug_nb.options import DumpOptions
-from llmdebug_nb.records import Node
+from llmdebug_nb.records import Node, RootCall
 
 
 class Session:
@@ -134,6 +134,10 @@ class Session:
 
     def resume(self) -> None:
         self._paused = self.observer.deaf = False
+
+    def halt(self, told: Callable[[Call, RootCall, list[tuple[str, Any]]], None]) -> None:
+        """Tell of each recorded call when it has ended: the call, the root call that it is in, and what it gave, by slot."""
+        self.observer.halt = lambda call, output: told(call, self._tracker.calls[call.root_call], output)
 
     def step(self) -> int:
         """End the step by hand; from then on only this does. Return the number of the step that begins."""

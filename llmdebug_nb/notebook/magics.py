@@ -25,13 +25,14 @@ from llmdebug_nb.options import PARTS, PHASES, TOKENS, DumpOptions
 from llmdebug_nb.report import Report
 from llmdebug_nb.show.text import table
 from llmdebug_nb.show.words import size_text
+from llmdebug_nb.stepping import COMMANDS
 from llmdebug_nb.store.run import Run
 
 _DEFAULTS = DumpOptions()
 
 
 @contextmanager
-def _one_line() -> Iterator[None]:
+def one_line() -> Iterator[None]:
     """Turn our errors into one readable line instead of a traceback."""
     try:
         yield
@@ -97,8 +98,8 @@ class LLMDebugMagics(Magics):
         if cell is None:
             return self._switch(line)
         recording = self._recording_of(line)
-        run_cell = self._parsed(cell)
-        with _one_line():
+        run_cell = self.parsed(cell)
+        with one_line():
             run = recording.start()
             try:
                 result = run_cell()
@@ -106,7 +107,7 @@ class LLMDebugMagics(Magics):
                 self._keep_what_there_is(recording, run, type(error).__name__)
                 raise
             recording.stop()
-        self._bind(run)
+        self.bind(run)
         return result
 
     @magic_arguments()
@@ -127,15 +128,15 @@ class LLMDebugMagics(Magics):
 
         Example: ``%llmcompare golden mine --html report.html``
         """
-        args = _parse(self.llmcompare, line)
-        with _one_line():
+        args = parse(self.llmcompare, line)
+        with one_line():
             report = api.compare(
-                self._known_run(args.golden),
-                self._known_run(args.mine),
+                self.known_run(args.golden),
+                self.known_run(args.mine),
                 explain=not args.no_explain,
                 mapping=self.shell.user_ns.get(args.map, args.map),
                 limits=self.shell.user_ns.get(args.limits, args.limits),
-                calibrate=[self._known_run(name) for name in args.calibrate or ()],
+                calibrate=[self.known_run(name) for name in args.calibrate or ()],
                 metrics=[self.shell.user_ns.get(name, name) for name in args.metric or ()],
             )
             explore.show_report(report, self.shell)
@@ -153,18 +154,18 @@ class LLMDebugMagics(Magics):
 
         Example: ``%llmexplore golden``
         """
-        name = _parse(self.llmexplore, line).name
-        with _one_line():
+        name = parse(self.llmexplore, line).name
+        with one_line():
             held = self.shell.user_ns.get(name)
-            return explore.explore(held if isinstance(held, Report) else self._known_run(name))
+            return explore.explore(held if isinstance(held, Report) else self.known_run(name))
 
     @magic_arguments()
     @argument("--delete", metavar="NAME", help="delete this run from disk")
     @line_magic
     def llmruns(self, line: str) -> None:
         """List the runs that can be opened by name."""
-        args = _parse(self.llmruns, line)
-        with _one_line():
+        args = parse(self.llmruns, line)
+        with one_line():
             if args.delete:
                 gone = api.delete_run(args.delete)
                 left = [run.label for run in api.runs() if run.name == args.delete]
@@ -177,9 +178,9 @@ class LLMDebugMagics(Magics):
     # -- recording ----------------------------------------------------------------------------
 
     def _recording_of(self, line: str) -> api.Recording:
-        options = vars(_parse(self.llmdump, line))
-        model = self._value(options.pop("model"))
-        with _one_line():
+        options = vars(parse(self.llmdump, line))
+        model = self.value(options.pop("model"))
+        with one_line():
             return api.dump(model, **options)
 
     def _switch(self, line: str) -> None:
@@ -192,7 +193,7 @@ class LLMDebugMagics(Magics):
             if now is not None:
                 raise UsageError(f"%llmdump on: {now.options.name} is being recorded; %llmdump off ends that")
             recording = self._recording_of(rest)
-            with _one_line():
+            with one_line():
                 recording.start()
             self._switched_on = recording
             print(f"{recording.options.name}: recording until %llmdump off")
@@ -201,12 +202,12 @@ class LLMDebugMagics(Magics):
         elif command == "status":
             print(now.status())
         else:
-            with _one_line():
-                self._bind(now.stop())
+            with one_line():
+                self.bind(now.stop())
 
     # -- running the cell ---------------------------------------------------------------------
 
-    def _parsed(self, cell: str) -> Callable[[], Any]:
+    def parsed(self, cell: str) -> Callable[[], Any]:
         """Return what runs the cell in the user's namespace and gives the value of its last expression, as a plain cell does."""
         shell = self.shell
         source = shell.transform_cell(cell)
@@ -234,9 +235,10 @@ class LLMDebugMagics(Magics):
         except LLMDebugError as error:
             print(f"llmdump: {error}")
         else:
-            self._bind(run)
+            self.bind(run)
 
-    def _value(self, expression: str | None) -> Any:
+    def value(self, expression: str | None) -> Any:
+        """Return what an expression of the user's is; None for none. Raises UsageError."""
         if expression is None:
             return None
         try:
@@ -247,12 +249,12 @@ class LLMDebugMagics(Magics):
                 f"%%llmdump: can't evaluate {expression!r}: {type(error).__name__}: {error}{near}"
             ) from None
 
-    def _known_run(self, name: str) -> Any:
+    def known_run(self, name: str) -> Any:
         """Return the Run in the variable of that name, else the name to open it by."""
         held = self.shell.user_ns.get(name)
         return held if isinstance(held, Run) else name
 
-    def _bind(self, run: Run) -> None:
+    def bind(self, run: Run) -> None:
         """Say what was kept, and put the run into the user's namespace unless its name holds something else."""
         note = ""
         held = self.shell.user_ns.get(run.name)
@@ -266,9 +268,11 @@ class LLMDebugMagics(Magics):
 
 
 _SWITCHES = ("on", "off", "status")
+_COMMANDS = {"llmdump": _SWITCHES, "llmstep": (*COMMANDS, "status")}
+_NAMES = ("llmdump", "llmcompare", "llmexplore", "llmruns", "llmstep")
 
 
-def _parse(magic: Any, line: str) -> Any:
+def parse(magic: Any, line: str) -> Any:
     """Parse a magic's line; an option that it does not know is answered with the nearest ones."""
     try:
         return parse_argstring(magic, line)
@@ -312,7 +316,7 @@ def _completions(shell: Any, magics: LLMDebugMagics, before: str) -> list[tuple[
     """Return (text, kind) of what can follow ``before``, a line that starts with one of our magics."""
     word = re.match(r"%%?(\w+)", before)
     assert word is not None
-    parser = getattr(magics, word[1]).parser
+    parser = shell.magics_manager.magics["line"][word[1]].parser
     try:
         done = shlex.split(before[word.end() :], posix=False)
     except ValueError:
@@ -323,12 +327,12 @@ def _completions(shell: Any, magics: LLMDebugMagics, before: str) -> list[tuple[
     last = options.get(done[-1]) if done else None
     if last is not None and last.nargs != 0 and last.choices:
         return [(str(choice), "value") for choice in last.choices]
-    if last is not None and last.nargs != 0 and last.dest == "layers":
+    if last is not None and last.nargs != 0 and last.dest in ("layers", "at"):
         return [(path, "path") for path in _module_paths(shell)]
     found = [(name, "param") for name in options if name not in done and name != "--help"]
-    if word[1] == "llmdump":
-        if word[0] == "%llmdump" and not done:
-            return [(name, "command") for name in _SWITCHES]
+    if word[1] in _COMMANDS:
+        if word[0] == f"%{word[1]}" and not done:
+            return [(name, "command") for name in _COMMANDS[word[1]]]
         return found + [(name, "model") for name in _modules(shell)]
     named = {run.name for run in api.runs()} | {
         name for name, value in shell.user_ns.items() if isinstance(value, Run) and name[0] != "_"
@@ -353,8 +357,7 @@ def _module_paths(shell: Any) -> list[str]:
 
 
 def _matcher(shell: Any, magics: LLMDebugMagics) -> Any:
-    names = "|".join(("llmdump", "llmcompare", "llmexplore", "llmruns"))
-    ours = re.compile(rf"\s*(%%?(?:{names})\s.*)$", re.DOTALL)
+    ours = re.compile(rf"\s*(%%?(?:{'|'.join(_NAMES)})\s.*)$", re.DOTALL)
 
     @context_matcher(identifier="llmdebug_nb.magics")
     def match(context: CompletionContext) -> SimpleMatcherResult:
@@ -380,8 +383,11 @@ _matchers: dict[int, Any] = {}
 def register(shell: Any) -> None:
     """Add the magics, their completion, and the display of runs and reports to a shell. Twice does no harm."""
     unregister(shell)
+    from llmdebug_nb.notebook.stepping import StepMagics
+
     magics = LLMDebugMagics(shell)
     shell.register_magics(magics)
+    shell.register_magics(StepMagics(shell, magics))
     formatter = shell.display_formatter.ipython_display_formatter
     formatter.for_type(Report, _display_report(shell))
     formatter.for_type(Run, lambda run: explore.show_run(run, shell))
@@ -391,7 +397,7 @@ def register(shell: Any) -> None:
 
 def unregister(shell: Any) -> None:
     """Take back what `register` added."""
-    for kind, names in (("line", ("llmdump", "llmcompare", "llmexplore", "llmruns")), ("cell", ("llmdump",))):
+    for kind, names in (("line", _NAMES), ("cell", ("llmdump", "llmstep"))):
         for name in names:
             shell.magics_manager.magics[kind].pop(name, None)
     formatter = shell.display_formatter.ipython_display_formatter

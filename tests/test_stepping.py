@@ -1,0 +1,355 @@
+"""Stepping: where a program halts, what is at hand there, how it goes on, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+
+import pytest
+import torch
+from IPython.core.interactiveshell import InteractiveShell
+from torch import nn
+
+import llmdebug_nb as ld
+from llmdebug_nb.notebook.stepping import Buttons
+from llmdebug_nb.stepping import COMMANDS
+from models import generate, hooks_left, llama, prompt
+
+
+@pytest.fixture
+def golden():
+    model = llama()
+    with ld.dump(model, name="golden", tokens="all", mode="module+api"), torch.no_grad():
+        model.golden_logits = model(prompt()).logits
+    return model
+
+
+@pytest.fixture
+def broken(golden):
+    model = copy.deepcopy(golden)
+    model.model.layers[1].mlp.act_fn = nn.GELU()
+    return model
+
+
+def run(model):
+    with torch.no_grad():
+        return model(prompt()).logits
+
+
+def to_the_end(stepper, command="continue"):
+    halts = []
+    while stepper.stop is not None:
+        halts.append(stepper.stop)
+        stepper.go(command)
+    return halts
+
+
+# -- where it halts --------------------------------------------------------------------------------
+
+
+def test_it_halts_where_values_diverge_from_golden_with_both_at_hand(broken):
+    stop = ld.step(broken, when="diverges", golden="golden").start(lambda: run(broken))
+    assert stop.path == "model.layers.1.mlp.act_fn"
+    assert torch.equal(stop.golden["0"], nn.functional.silu(stop.inputs["0"]))
+    assert torch.equal(stop.outputs["0"], nn.functional.gelu(stop.inputs["0"]))
+    assert stop.errors["0"] > 0.01
+    assert "off golden" in repr(stop)
+
+
+@pytest.mark.parametrize(
+    ("when", "plant", "says"),
+    [
+        ("nan", float("nan"), "holds nan"),
+        ("inf", float("inf"), "holds inf"),
+        ("abs>1e4", 1e5, "reaches"),
+        ("nan,abs>10000", 1e5, "reaches"),
+    ],
+)
+def test_it_halts_at_the_first_values_that_are_so(when, plant, says):
+    class Plants(nn.Module):
+        def forward(self, x):
+            return x * plant
+
+    model = nn.Sequential(nn.Identity(), Plants(), nn.Identity())
+    stepper = ld.step(model, when=when, mode="module")
+    stop = stepper.start(lambda: model(torch.ones(2)))
+    assert (stop.path, says in stop.why) == ("1", True)
+    to_the_end(stepper)
+
+
+def test_every_kind_of_condition_that_is_given_must_hold():
+    model = llama()
+    stepper = ld.step(model, at="model.layers.*.mlp, Functional.softmax", tokens="1", mode="module+api")
+    stepper.start(lambda: generate(model, new=3))
+    halts = to_the_end(stepper)
+    assert {stop.step for stop in halts} == {1}
+    assert {stop.path for stop in halts if "/" not in stop.path} == {"model.layers.0.mlp", "model.layers.1.mlp"}
+
+
+def test_without_a_condition_it_halts_at_every_call_that_a_recording_has():
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    stepper = ld.step(model)
+    stepper.start(lambda: model(torch.ones(1, 2)))
+    paths = [stop.path for stop in to_the_end(stepper, "op")]
+    assert paths == ["0/Functional.linear", "0", "1/Functional.relu", "1", ""]
+
+
+def test_steps_go_by_operator_layer_and_token():
+    model = llama()
+    stepper = ld.step(model)
+    assert stepper.start(lambda: generate(model, new=3)).path == "model.embed_tokens/Functional.embedding"
+    assert stepper.go("op").path == "model.embed_tokens"
+    layers = [stepper.go("layer") for _ in range(3)]
+    assert [(stop.path, stop.step) for stop in layers] == [
+        ("model.layers.0", 0),
+        ("model.layers.1", 0),
+        ("model.layers.0", 1),
+    ]
+    assert [stepper.go("token").step for _ in range(1)] == [2]
+    stepper.abort()
+
+
+def test_a_condition_that_never_held_says_so_with_the_nearest_names():
+    model = llama()
+    stepper = ld.step(model, at="model.layers.1.mpl")
+    assert stepper.start(lambda: run(model)) is None
+    assert "no call is named model.layers.1.mpl; nearest: model.layers.1.mlp" in stepper.note
+    stepper = ld.step(model, when="nan")
+    stepper.start(lambda: run(model))
+    assert "did not hold" in stepper.note
+
+
+# -- how it goes on --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_program_that_is_stepped_through_computes_what_it_would_have(golden, threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        torch.manual_seed(0)
+        alone = generate(golden, new=3, do_sample=True)
+        after = torch.rand(1)
+        torch.manual_seed(0)
+        stepper = ld.step(golden, at="*.mlp")
+        stepper.start(lambda: generate(golden, new=3, do_sample=True))
+        to_the_end(stepper)
+        assert torch.equal(stepper.result, alone)
+        assert torch.equal(torch.rand(1), after)
+        assert hooks_left(golden) == 0
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_with_goldens_tensor_in_its_place_the_rest_is_golden(golden, broken):
+    stepper = ld.step(broken, when="diverges", golden="golden")
+    stepper.start(lambda: run(broken))
+    to_the_end(stepper, "replace")
+    assert torch.equal(stepper.result, golden.golden_logits)
+    assert not torch.equal(run(broken), golden.golden_logits)
+
+
+def test_what_is_written_to_a_live_tensor_the_program_goes_on_with(golden):
+    stepper = ld.step(golden, at="lm_head", mode="module")
+    stop = stepper.start(lambda: run(golden))
+    stop.outputs["0"].zero_()
+    stepper.go()
+    assert not stepper.result.any()
+
+
+def test_where_golden_has_nothing_replacing_is_refused_and_the_program_stays_halted(golden):
+    stepper = ld.step(golden, at="lm_head", mode="module")
+    stepper.start(lambda: run(golden))
+    with pytest.raises(ld.CaptureError, match="golden has no values of lm_head"):
+        stepper.go("replace")
+    assert stepper.go() is None
+
+
+def test_a_view_that_cannot_be_written_to_says_so_and_the_program_stays_halted():
+    class Spread(nn.Module):
+        def forward(self, x):
+            return x.expand(3, 2)
+
+    model = nn.Sequential(Spread())
+    with ld.dump(model, name="golden"):
+        model(torch.ones(1, 2))
+    stepper = ld.step(model, at="0", golden="golden", mode="module")
+    stepper.start(lambda: model(torch.zeros(1, 2)))
+    with pytest.raises(ld.CaptureError, match="can't be written to"):
+        stepper.go("replace")
+    assert stepper.stop is not None
+    assert stepper.go() is None
+
+
+def test_aborting_ends_the_program_there_and_keeps_what_was_recorded(golden):
+    reached = []
+    stepper = ld.step(golden, at="model.layers.0", mode="module")
+    stepper.start(lambda: (run(golden), reached.append(1)))
+    stepper.abort()
+    assert (stepper.running, reached, hooks_left(golden)) == (False, [], 0)
+    assert "model.layers.0" in {r.site.path for r in ld.open_run("stepped").records()}
+    assert "lm_head" not in {r.site.path for r in ld.open_run("stepped").records()}
+
+
+def test_an_error_of_the_program_is_raised_to_who_steps_and_hooks_come_off(golden):
+    stepper = ld.step(golden, at="lm_head")
+    stepper.start(lambda: run(golden).no_such_thing)
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        stepper.go()
+    assert hooks_left(golden) == 0
+
+
+def test_while_it_is_halted_the_model_may_be_called_and_gradients_stay_as_they_were(golden):
+    stepper = ld.step(golden, at="model.layers.0")
+    with torch.no_grad():
+        stop = stepper.start(lambda: golden(prompt()).logits)
+    assert torch.equal(run(golden), golden.golden_logits)  # in this thread: it does not halt
+    assert not stop.outputs["0"].requires_grad
+    to_the_end(stepper)
+    assert torch.equal(stepper.result, golden.golden_logits)
+
+
+def test_an_interrupt_halts_a_running_program_at_its_next_call(monkeypatch):
+    class Slow(nn.Module):
+        def forward(self, x):
+            time.sleep(0.05)
+            return x
+
+    model = nn.Sequential(Slow())
+    ended = threading.Event()
+
+    def work():
+        while not ended.is_set():
+            model(torch.ones(1))
+
+    stepper = ld.step(model, when="nan", mode="module")
+    taken = stepper._told.get
+    interrupts = iter([KeyboardInterrupt])
+
+    def get(*args, **kwargs):
+        for kind in interrupts:
+            raise kind
+        return taken(*args, **kwargs)
+
+    monkeypatch.setattr(stepper._told, "get", get)
+    stop = stepper.start(work)
+    assert stop.why == "interrupted"
+    ended.set()
+    assert stepper.go() is None
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"when": "nann"}, "expected nan, inf, abs>1e4"),
+        ({"when": "abs>much"}, "expected nan, inf, abs>1e4"),
+        ({"when": "diverges"}, "needs golden"),
+        ({"tokens": "a-b"}, "tokens"),
+        ({"mode": "modul"}, "mode"),
+    ],
+)
+def test_a_condition_that_makes_no_sense_is_refused(given, says):
+    with pytest.raises(ld.OptionError, match=says):
+        ld.step(nn.Identity(), **given)
+
+
+def test_a_command_that_does_not_exist_or_comes_at_the_wrong_time_is_refused(golden):
+    stepper = ld.step(golden, at="lm_head")
+    with pytest.raises(ld.CaptureError, match="not halted"):
+        stepper.go()
+    stepper.start(lambda: run(golden))
+    with pytest.raises(ld.OptionError, match=r"unknown command 'contine'; nearest: continue"):
+        stepper.go("contine")
+    stepper.abort()
+    with pytest.raises(ld.CaptureError, match="it has ended"):
+        stepper.go()
+    with pytest.raises(ld.CaptureError, match="already"):
+        stepper.start(lambda: None)
+
+
+# -- in a notebook ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shell(golden, broken):
+    InteractiveShell.clear_instance()
+    shell = InteractiveShell.instance()
+    shell.run_line_magic("load_ext", "llmdebug_nb")
+    shell.user_ns.update(model=broken, ids=prompt(), torch=torch)
+    yield shell
+    shell.run_line_magic("unload_ext", "llmdebug_nb")
+    InteractiveShell.clear_instance()
+
+
+def _cell(shell, capsys, text):
+    capsys.readouterr()
+    result = shell.run_cell(text, store_history=True)
+    out, err = capsys.readouterr()
+    return result, out + err
+
+
+def test_a_cell_halts_and_later_cells_tell_it_how_to_go_on(shell, capsys):
+    _, text = _cell(
+        shell, capsys, "%%llmstep model --when diverges --golden golden\nout = model(ids)\nout.logits.shape"
+    )
+    assert text.startswith("model.layers.1.mlp.act_fn (GELU), step 0: 0 is")
+    result, _ = _cell(shell, capsys, "stop.inputs['0'].shape")
+    assert result.result == torch.Size([1, 7, 64])
+    assert "out" not in shell.user_ns
+    _, text = _cell(shell, capsys, "%llmstep status")
+    assert text.startswith("model.layers.1.mlp.act_fn")
+    result, text = _cell(shell, capsys, "%llmstep replace")
+    assert result.result == torch.Size([1, 7, 96])
+    assert "stepped:" in text
+    assert torch.equal(shell.user_ns["out"].logits.detach(), shell.user_ns["model"].golden_logits)
+    assert shell.user_ns["stop"] is None
+    assert isinstance(shell.user_ns["stepped"], ld.Run)
+
+
+@pytest.mark.parametrize(
+    ("cells", "says"),
+    [
+        (["%llmstep op"], "nothing is stepped through"),
+        (["%llmstep opp"], "nearest: op"),
+        (["%%llmstep model --when nann\nmodel(ids)"], "when: expected nan"),
+        (["%%llmstep model --at lm_head\nmodel(ids)", "%%llmstep model\nmodel(ids)"], "another program is halted"),
+        (["%%llmstep modle\nmodel(ids)"], "nearest: model"),
+        (["%%llmstep model --att lm_head\nmodel(ids)"], "--at"),
+    ],
+)
+def test_bad_input_is_one_line(shell, capsys, cells, says):
+    for cell in cells:
+        _, text = _cell(shell, capsys, cell)
+    assert says in text
+    assert text.strip().count("\n") == 0
+    if len(cells) > 1:
+        _cell(shell, capsys, "%llmstep abort")
+
+
+def test_the_buttons_do_what_the_commands_do_and_say_what_cannot_be_done(golden, broken):
+    stepper = ld.step(broken, when="diverges", golden="golden")
+    stepper.start(lambda: run(broken))
+    halts = []
+    buttons = Buttons(stepper, halts.append)
+    row, text = buttons.widget.children
+    assert [button.description for button in row.children] == list(COMMANDS)
+    assert "model.layers.1.mlp.act_fn" in text.value
+    named = {button.description: button for button in row.children}
+    named["op"].click()
+    assert halts[-1] is stepper.stop
+    assert halts[-1].why == "next call"
+    named["abort"].click()
+    assert "the program has ended" in text.value
+    assert all(button.disabled for button in row.children)
+    buttons.press("op")
+    assert "not halted" in text.value
+
+
+def test_names_in_the_panel_are_text():
+    model = nn.Sequential()
+    model.add_module("<img onerror=x>", nn.Identity())
+    stepper = ld.step(model, mode="module")
+    stepper.start(lambda: model(torch.ones(1)))
+    assert "<img" not in Buttons(stepper, lambda stop: None).widget.children[1].value
+    stepper.abort()
