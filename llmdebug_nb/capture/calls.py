@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from llmdebug_nb.capture import compat
@@ -32,9 +33,15 @@ class Call:
         self.name, self.phase = "", "forward"
         self.inherited = self.kept = self.again = False
         self.since: int | None = None
-        self.edges: list[tuple[str, Any]] = []
-        self.around: dict[Any, Any] = {}
-        self.held: list[tuple[str, str, Any]] = []
+        self.edges: Sequence[tuple[str, Any]] = ()
+        self.around: dict[Any, Any] | None = None
+        self.held: Sequence[tuple[str, str, Any]] = ()
+
+    def outside(self) -> dict[Any, Any]:
+        """Return ``around``, to be filled."""
+        if self.around is None:
+            self.around = {}
+        return self.around
 
 
 class Thread(threading.local):

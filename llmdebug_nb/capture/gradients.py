@@ -71,7 +71,7 @@ class Gradients:
                 self._hook(node.register_prehook, self._arrived(call, slot, number))
         if roots and call.edges and "output" in self._roles:
             self._hook_exits(call, roots)
-        call.edges = []
+        call.edges = ()
 
     def parameter(self, call: Callable[[], Call | None], slot: str, parameter: torch.Tensor) -> None:
         """Observe what each backward pass adds to a parameter's gradient; ``call()``: what it is recorded with, if."""

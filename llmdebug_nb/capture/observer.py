@@ -243,7 +243,7 @@ class Observer:
         """Record the call itself: where in the program it stands, and what it is a part or the gradient of."""
         source = None
         if self._sources and call.phase == "forward":
-            source = self._sources.here([one.around for one in self.thread.open if one.level == "module"])
+            source = self._sources.here([one.outside() for one in self.thread.open if one.level == "module"])
         within = (above.path, above.number) if above is not None else (None, None)
         pair = (forward.path, forward.number) if forward is not None else (None, None)
         row = [call.root_call, call.path, call.number, call.phase, call.level, call.op, source, *within, *pair]
@@ -305,9 +305,10 @@ class Observer:
 
     def _hold(self, call: Call, role: str, found: Iterable[tuple[str, Any]]) -> None:
         """Keep what a call was given, which may change until it is known whether it overflows, and what it gave."""
-        for slot, leaf in found:
-            kept = leaf.clone() if isinstance(leaf, torch.Tensor) and role == "input" else leaf
-            call.held.append((role, slot, kept))
+        def kept(leaf: Any) -> Any:
+            return leaf.clone() if isinstance(leaf, torch.Tensor) and role == "input" else leaf
+
+        call.held = [*call.held, *((role, slot, kept(leaf)) for slot, leaf in found)]
 
     def _gradient(self, call: Call, role: str, slot: str, gradient: torch.Tensor) -> None:
         if self.deaf or (self._options.overflow is not None and not overflows(gradient)):
@@ -316,7 +317,7 @@ class Observer:
 
     def _decide(self, call: Call) -> None:
         """Record a call that overflows, and drop one that does not."""
-        held, call.held = call.held, []
+        held, call.held = call.held, ()
         most = self._options.overflow or 0
         if 0 < most <= self._overflowing or not any(
             role == "output" and isinstance(leaf, torch.Tensor) and overflows(leaf) for role, _, leaf in held
