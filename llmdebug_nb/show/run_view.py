@@ -62,6 +62,7 @@ class RunView(View):
             "mine": "",
             "verdict": None,
             "lines": lines,
+            "summary": "",
             "notes": [made_text(self.run)],
             "steps": self.step_views(
                 Counter({(g, s): n for g, s, n, _ in counted}), Counter({(g, s): b for g, s, _, b in counted})
