@@ -297,6 +297,7 @@ class FakeView:
     def _side(self, row: wire.Row, which: wire.Which) -> wire.Side:
         tensor = self.tensor(row["id"], which)
         finite = tensor[np.isfinite(tensor)].astype(float)
+        names = ["batch", "head", "query", "key"] if tensor.ndim == 4 else ["batch", "token", "hidden"]
         return {
             "which": which,
             "kept": row["kept"],
@@ -304,6 +305,7 @@ class FakeView:
             "part": self.part,
             "dtype": row["dtype"],
             "shape": row["shape"],
+            "axes": [{"name": name, "size": size} for name, size in zip(names, row["shape"], strict=True)],
             "device": "cpu",
             "min": float(finite.min()),
             "max": float(finite.max()),
@@ -320,14 +322,12 @@ class FakeView:
     def detail(self, request: wire.DetailRequest) -> wire.Detail:
         row = self.row({"op": "row", "row": request["row"], "node": -1, "mismatch": False, "text": ""})["row"]
         assert row is not None
-        names = ["batch", "head", "query", "key"] if row["op"] == "Softmax" else ["batch", "token", "hidden"]
         made_by = row["id"] - 1 if row["id"] else -1
         return {
             "row": row,
             "sides": [
                 self._side(row, which) for which in (("golden", "mine", "difference") if self.report else ("golden",))
             ],
-            "axes": [{"name": name, "size": size} for name, size in zip(names, row["shape"], strict=True)],
             "metrics": [
                 {"name": "max_abs", "value": 0.93},
                 {"name": "cosine", "value": 0.99941},

@@ -469,6 +469,16 @@ def test_the_tree_says_each_verdict_by_mark_and_rolls_mismatches_up(mount: Mount
     expect(page.get_by_role("treeitem", name="layers ModuleList").locator(".llmdebug-node-verdict")).to_have_text("✗")
 
 
+def test_a_module_whose_rows_have_no_partner_says_how_many(mount: Mount) -> None:
+    view = FakeView(report=True)
+    node = next(node for node in view.tree if node["path"] == "lm_head")
+    node.update(bad=0, unmatched=1234, verdict="unmatched")
+    page = mount(Explorer(view))
+    head = page.get_by_role("treeitem", name=re.compile("^lm_head Linear unmatched"))
+    expect(head.locator(".llmdebug-alone")).to_have_text("? 1,234")
+    expect(head.locator(".llmdebug-badge")).to_have_count(0)
+
+
 # --- findings ---
 
 
@@ -529,6 +539,31 @@ def test_the_worst_elements_lead_to_their_place_in_the_heat_map(mount: Mount) ->
     value = (page.locator(".llmdebug-value").text_content() or "").split(" = ")[1]
     assert np.float32(value) == view.tensor(softmax, "difference")[tuple(axis[3] for axis in worst)]
     expect(page.get_by_label("Index on axis head").last).to_have_value(str(worst[1][3]))
+
+
+class Turned(FakeView):
+    """Mine is twice as long along an axis."""
+
+    def _side(self, row: Any, which: Any) -> Any:
+        side = super()._side(row, which)
+        if which == "mine":
+            shape = [2 * size for size in row["shape"]]
+            axes = [{"name": name, "size": size} for name, size in zip(("a", "b", "c"), shape, strict=False)]
+            side.update(shape=shape, axes=axes)
+        return side
+
+
+def test_a_side_that_lies_differently_has_its_own_slice_and_is_not_put_beside_the_others(mount: Mount) -> None:
+    page = mount(Explorer(Turned(report=True), selected=100))
+    expect(page.get_by_role("combobox", name="rows")).to_have_value("1")
+    expect(page.get_by_role("combobox", name="rows").locator("option:checked")).to_have_text("token (12)")
+    expect(page.get_by_role("tab")).to_have_text(["golden", "mine", "difference"])
+    page.get_by_role("tab", name="mine").click()
+    expect(page.get_by_role("combobox", name="rows").locator("option:checked")).to_have_text("b (24)")
+    page.locator(".llmdebug-worst button").first.click()
+    expect(page.get_by_role("tab", name="difference")).to_have_attribute("aria-selected", "true")
+    place = page.locator(".llmdebug-worst button").first.text_content() or ""
+    expect(page.locator(".llmdebug-value")).to_have_text(re.compile(rf"^{re.escape(place)} = "))
 
 
 def test_side_by_side_links_pointer_window_and_click_of_all_three(mount: Mount) -> None:

@@ -128,7 +128,7 @@ def test_detail_names_axes_code_and_producer(ask, runs):
         r for r in _rows(ask, step=1)["rows"] if r["path"] == "model.layers.0.mlp.down_proj" and r["role"] == "input"
     )
     detail = ask("detail", row=row["id"])
-    assert [axis["name"] for axis in detail["axes"]] == ["batch", "token", "feature"]
+    assert [axis["name"] for axis in detail["sides"][0]["axes"]] == ["batch", "token", "feature"]
     code = detail["sides"][0]["code"]
     assert torch.equal(eval(code, {"golden": runs[0]}), runs[0].tensor("model.layers.0.mlp.down_proj", role="input"))
     norm = next(
@@ -501,3 +501,23 @@ def test_pictures_of_layers_are_drawn_whatever_is_in_them():
         ]
         errors = layer_errors(Tree(nodes, Counter(), Counter()), differences, {(0, 0): 0, (0, 1): 1})
         assert layer_pictures(errors, ["$0", "1 decode"]).startswith("data:image/png;base64,")
+
+
+def test_sides_that_lie_differently_have_axes_of_their_own_and_worst_elements_of_the_difference():
+    model, ids = llama(), prompt()
+    broken = copy.deepcopy(model)
+    broken.get_submodule(BROKEN).register_forward_hook(lambda module, args, out: out * 1.5)
+    for name, each, tokens in (("golden", model, torch.cat([ids.flip(1), ids])), ("mine", broken, ids)):
+        with ld.dump(each, name=name), torch.no_grad():
+            each(tokens)
+    view = ld.compare("golden", "mine").view()
+    row = view.findings[0].difference.index
+    sides = {side["which"]: side for side in view.detail({"op": "detail", "row": row})["sides"]}
+    for which, batch in (("golden", 2), ("mine", 1), ("difference", 1)):
+        assert [axis["size"] for axis in sides[which]["axes"]] == [batch, *view.array(row, "mine").shape[1:]]
+    elements = view.worst({"op": "worst", "row": row, "n": 5})["elements"]
+    golden, mine = view.array(row, "golden")[1:], view.array(row, "mine")
+    for element in elements:
+        at = tuple(element["index"])
+        assert (element["golden"], element["mine"]) == (golden[at], mine[at])
+    assert abs(elements[0]["difference"]) == pytest.approx(np.abs(mine - golden).max(), rel=1e-6)

@@ -43,7 +43,7 @@ class LayerErrors:
 def ratios(error: Array, limit: Array) -> Array:
     """Return error over limit: no error is 0 of any limit, and any error is beyond none."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio: Array = np.where(error == 0, 0.0, error / np.nan_to_num(limit, nan=0.0))
+        ratio: Array = np.where(error == 0, 0.0, error / np.where(np.isnan(limit), 0.0, limit))
     return ratio
 
 
@@ -85,13 +85,15 @@ def layer_errors(tree: Tree, differences: Sequence[Difference], steps: Mapping[t
 
     Worst is by verdict, then by error over limit; of equal ones it is the first.
     """
-    owners = _owners(tree, {d.site.path for d in differences})
-    found = list(dict.fromkeys(owners[d.site.path] for d in differences))  # in execution order
+    sites = [d.site for d in differences]
+    owners = _owners(tree, dict.fromkeys(site.path for site in sites))
+    found = list(dict.fromkeys(owners.values()))  # in execution order
     if AROUND in found:
         found = [i for i in found if i != AROUND] + [AROUND]
-    place = {node: at for at, node in enumerate(found)}
+    place = {path: found.index(owner) for path, owner in owners.items()}
     shape = (len(found), max(len(steps), 1))
-    cell = np.array([place[owners[d.site.path]] * shape[1] + _step(d, steps) for d in differences], np.int64)
+    layer = np.array([place[site.path] for site in sites], np.int64)
+    cell = layer * shape[1] + np.array([steps.get((site.generation, site.step), 0) for site in sites], np.int64)
     state = np.array([_STATES.get(d.verdict, UNMATCHED) for d in differences], np.uint8)
     error = np.array([np.nan if d.error is None else d.error for d in differences])
     limit = np.array([np.nan if d.limit is None else d.limit for d in differences])
@@ -134,10 +136,6 @@ def _owners(tree: Tree, paths: Iterable[str]) -> dict[str, int]:
         return i
 
     return {path: owner(path) for path in paths}
-
-
-def _step(d: Difference, steps: Mapping[tuple[int, int], int]) -> int:
-    return steps.get((d.site.generation, d.site.step), 0)
 
 
 def _layer(tree: Tree, i: int) -> wire.Layer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -162,7 +163,6 @@ class ReportView(View):
         return {
             "row": self._difference_row(d.index),
             "sides": sides,
-            "axes": axes_of(d.pair.either.payload_shape),
             "metrics": [{"name": name, "value": number(value)} for name, value in d.metrics.items()],
             "producer": producer,
             "producer_label": str(self.differences[producer].site) if producer >= 0 else "",
@@ -172,17 +172,19 @@ class ReportView(View):
         """Return the side that shows mine minus golden."""
         why = next((f"{side['which']}: {side['why']}" for side in sides if not side["kept"]), "")
         figures: tuple[Any, ...] = (None,) * 7
+        shape = tuple(sides[0]["shape"])
         try:
             if not why:
-                figures = kernel.figures(torch.from_numpy(self.array(row, "difference")))
+                difference = self.array(row, "difference")
+                shape, figures = difference.shape, kernel.figures(torch.from_numpy(difference))
         except (LLMDebugError, ValueError) as error:
             why = str(error)
         low, high, mean, norm, nan, inf, zero = figures
         golden, mine = (side["code"] for side in sides)
         return {
-            **sides[0], "which": "difference", "kept": not why, "why": why, "min": number(low), "max": number(high),
-            "mean": number(mean), "l2norm": number(norm), "nan": nan, "inf": inf, "zero": zero, "fingerprint": "",
-            "code": f"{mine} - {golden}",
+            **sides[0], "which": "difference", "kept": not why, "why": why, "shape": list(shape), "axes": axes_of(shape),
+            "numel": math.prod(shape), "min": number(low), "max": number(high), "mean": number(mean), "l2norm": number(norm),
+            "nan": nan, "inf": inf, "zero": zero, "fingerprint": "", "code": f"{mine} - {golden}",
         }  # fmt: skip
 
     def finding(self, request: wire.FindingRequest) -> wire.FindingDetail:

@@ -149,6 +149,7 @@ def side_view(which: wire.Which, run: Any, record: Record) -> wire.Side:
         "part": record.kept or "",
         "dtype": v.dtype,
         "shape": list(v.shape),
+        "axes": axes_of(record.payload_shape),
         "device": record.device,
         "min": number(v.min),
         "max": number(v.max),

@@ -169,7 +169,10 @@ class Axis(TypedDict):
 
 
 class Side(TypedDict):
-    """One side of a row. ``kept`` says that values can be asked for; ``why`` says why not, ``part`` of what ("": all of it)."""
+    """One side of a row. ``kept`` says that values can be asked for; ``why`` says why not, ``part`` of what ("": all of it).
+
+    ``axes``: of what was kept.
+    """
 
     which: Which
     kept: bool
@@ -177,6 +180,7 @@ class Side(TypedDict):
     part: str
     dtype: str
     shape: list[int]
+    axes: list[Axis]
     device: str
     min: Num
     max: Num
@@ -198,7 +202,6 @@ class Metric(TypedDict):
 class Detail(TypedDict):
     row: Row
     sides: list[Side]
-    axes: list[Axis]
     metrics: list[Metric]
     producer: int
     producer_label: str

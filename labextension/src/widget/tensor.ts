@@ -40,10 +40,9 @@ export class Tensor {
   }
 
   /** The side that was looked at last is kept where the row has it. */
-  show({ row, sides, axes }: Detail): void {
+  show({ row, sides }: Detail): void {
     this.row = row.id;
     this.sides = sides;
-    this.slices.show(axes);
     const tab = this.all.find(one => one === this.preferred && this.kept(one)) ?? this.all.find(one => this.kept(one)) ?? this.all[0];
     if (tab) this.open(tab);
     void this.worst.show(this.kept('difference') ? row.id : -1);
@@ -80,6 +79,7 @@ export class Tensor {
     this.why.hidden = this.kept(tab);
     this.values.hidden = !this.kept(tab);
     if (!this.kept(tab)) return;
+    this.slices.show(this.side(tab === 'all' ? 'golden' : tab)!.axes);
     this.pictures.replaceChildren(...(tab === 'all' ? [this.trio.root] : [this.heatmap.root, this.histogram.root]));
     this.draw();
     if (tab !== 'all') void this.histogram.show(this.row, tab);

@@ -153,7 +153,11 @@ export interface Axis {
   size: number;
 }
 
-/** One side of a row. ``kept`` says that values can be asked for; ``why`` says why not, ``part`` of what ("": all of it). */
+/**
+ * One side of a row. ``kept`` says that values can be asked for; ``why`` says why not, ``part`` of what ("": all of it).
+ *
+ * ``axes``: of what was kept.
+ */
 export interface Side {
   which: Which;
   kept: boolean;
@@ -161,6 +165,7 @@ export interface Side {
   part: string;
   dtype: string;
   shape: number[];
+  axes: Axis[];
   device: string;
   min: Num;
   max: Num;
@@ -182,7 +187,6 @@ export interface Metric {
 export interface Detail {
   row: Row;
   sides: Side[];
-  axes: Axis[];
   metrics: Metric[];
   producer: number;
   producer_label: string;
