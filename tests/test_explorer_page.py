@@ -416,10 +416,14 @@ def test_a_hundred_layers_and_a_thousand_tokens_come_at_once_and_stay_few_elemen
     expect(page.get_by_role("gridcell", name="model.layers.99 · 998 decode: diverged")).to_be_attached()
     assert [call for call in view.calls if call[0] == "layers"] == [("layers", 0)]
     assert page.locator(".llmdebug-layers *").count() < 500
-    grid.press("ArrowUp")
-    grid.press("ArrowDown")
-    expect(page.locator(".llmdebug-layer-cursor")).to_be_in_viewport()
+    cursor = page.locator(".llmdebug-layer-cursor")
+    expect(cursor).to_be_in_viewport()  # the first that diverged
     assert grid.evaluate("el => el.scrollLeft > 0 && el.scrollTop > 0")
+    grid.press("Home")
+    expect(cursor).to_be_in_viewport()
+    assert grid.evaluate("el => el.scrollLeft") == 0
+    grid.press("End")
+    expect(cursor).to_be_in_viewport()
     width = page.locator(".llmdebug-layer-cells").evaluate("el => el.width")
     assert width < 1300
     grid.press("Enter")

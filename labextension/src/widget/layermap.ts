@@ -9,7 +9,7 @@ const HEIGHT = 234;
 const [LEAST, WIDEST, HIGHEST] = [4, 40, 18];
 /** Space for the names of layers and of steps, as the style sheet has it. */
 const [NAMES, HEADS] = [132, 18];
-const [NAME_HEIGHT, HEAD_WIDTH] = [13, 60];
+const [NAME_HEIGHT, HEAD_WIDTH] = [13, 76];
 /** Decades either side of the limit at most. */
 const REACH = 6;
 
@@ -58,6 +58,7 @@ export class LayerMap {
     this.grid.setAttribute('aria-rowcount', String(errors.layers.length));
     this.grid.setAttribute('aria-colcount', String(errors.steps.length));
     this.lay();
+    this.reveal();
   }
 
   show(step: number): void {
@@ -189,9 +190,14 @@ export class LayerMap {
     this.cursor = to;
     this.mark();
     this.tell(to);
-    const { width, height } = this.size;
-    this.grid.scrollLeft = kept(this.grid.scrollLeft, to.step * width, width, this.grid.clientWidth - NAMES);
-    this.grid.scrollTop = kept(this.grid.scrollTop, to.layer * height, height, this.grid.clientHeight - HEADS);
+    this.reveal();
+  }
+
+  /** Scroll to where the keys stand. */
+  private reveal(): void {
+    const { cursor, grid, size: { width, height } } = this;
+    grid.scrollLeft = kept(grid.scrollLeft, cursor.step * width, width, grid.clientWidth - NAMES);
+    grid.scrollTop = kept(grid.scrollTop, cursor.layer * height, height, grid.clientHeight - HEADS);
   }
 }
 
