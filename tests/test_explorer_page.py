@@ -527,6 +527,21 @@ def test_a_finding_opens_to_evidence_sentences_candidates_and_its_script(mount: 
     )
 
 
+def test_a_finding_keeps_its_words_where_the_script_could_not_be_read_and_asks_for_it_again(mount: Mount) -> None:
+    view = FakeView(report=True)
+    page = mount(Explorer(view))
+    finding = view.finding
+    view.finding = lambda request: 1 / 0  # type: ignore[method-assign,assignment]
+    details = page.get_by_role("button", name="Details").first
+    details.click()
+    expect(page.get_by_role("status")).to_contain_text("ZeroDivisionError")
+    expect(page.locator(".llmdebug-finding-body").first).to_contain_text("noise floor 0.012")
+    view.finding = finding  # type: ignore[method-assign]
+    details.click()
+    details.click()
+    expect(page.locator(".llmdebug-script")).to_have_text(SCRIPT)
+
+
 # --- what differs most ---
 
 

@@ -22,6 +22,7 @@ class Finding {
   readonly root: HTMLElement;
   private finding: FindingView;
   private uid = uniqueId();
+  private whole = false;
   private body = h('div', { class: 'llmdebug-finding-body', id: this.uid, hidden: true });
   private toggle = h('button', { class: 'llmdebug-button', type: 'button', 'aria-expanded': 'false', 'aria-controls': this.uid, onclick: () => void this.turn() }, T.details);
 
@@ -39,11 +40,12 @@ class Finding {
   private async turn(): Promise<void> {
     this.body.hidden = !this.body.hidden;
     this.toggle.setAttribute('aria-expanded', String(!this.body.hidden));
-    if (this.body.hidden || this.body.childElementCount) return;
-    this.body.append(...this.words());
+    if (this.body.hidden || this.whole) return;
+    this.body.replaceChildren(...this.words());
     const reply = await this.ask('finding', { finding: this.at });
-    if (reply) this.body.append(...this.code(reply.answer));
-    else this.body.replaceChildren(); // asked for again when it is opened again
+    if (!reply) return; // asked for again when it is opened again
+    this.whole = true;
+    this.body.replaceChildren(...this.words(), ...this.code(reply.answer));
   }
 
   private link(finding: FindingView, more?: HTMLElement): HTMLElement {
