@@ -288,18 +288,23 @@ class Finding:
     source: str | None = None
     repro: str | None = None
 
+    def script(self) -> str:
+        """Return ``repro``. Raises StoreError where nothing can be called again (values were not kept, say)."""
+        if self.repro is None:
+            raise StoreError(
+                f"there is nothing to run for {self.path or 'the root'}: its tensors were not recorded in both runs"
+            )
+        return self.repro
+
     def save_repro(self, path: str | os.PathLike[str]) -> Path:
         """Write ``repro`` to a file and return its path.
 
         Raises:
             StoreError: nothing can be called again (values were not kept, say), or the file can't be written.
         """
-        if self.repro is None:
-            raise StoreError(
-                f"there is nothing to run for {self.path or 'the root'}: its tensors were not recorded in both runs"
-            )
+        script = self.script()
         try:
-            Path(path).write_text(self.repro, encoding="utf-8")
+            Path(path).write_text(script, encoding="utf-8")
         except OSError as error:
             raise StoreError(f"can't write {os.fspath(path)}: {error.strerror or error}") from None
         return Path(path)

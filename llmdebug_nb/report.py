@@ -132,8 +132,9 @@ class Report:
     def view(self) -> ReportView:
         """Return the view model that explorers, text and HTML show."""
         return ReportView(
-            self.golden, self.mine, list(self.differences), self.findings, self.verdict, self._lines(), self._notes()
-        )
+            self.golden, self.mine, list(self.differences), self.findings, self.verdict, self._lines(), self._notes(),
+            self.summary(),
+        )  # fmt: skip
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """Write the report as one self-contained HTML page. Raises StoreError."""

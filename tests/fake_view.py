@@ -6,6 +6,7 @@ import numpy as np
 
 from llmdebug_nb.errors import TensorLookupError
 from llmdebug_nb.show import wire
+from llmdebug_nb.show.tensors import worst
 
 HIDDEN, HEADS, PROMPT = 64, 4, 12
 LEAVES = {
@@ -29,6 +30,8 @@ TYPES = {
     "mlp": "MLP",
 }
 BROKEN = "model.layers.1.mlp.down_proj"
+SCRIPT = 'print("called again")\n'
+STATES = {None: 0, "unmatched": 1, "match": 2, "within_noise": 3, "diverged": 4}
 HOSTILE = '<img src=x onerror="window.hacked=1">'
 
 
@@ -117,7 +120,7 @@ class FakeView:
         for row in self.data:
             names = row["path"].split(".")
             paths |= dict.fromkeys(".".join(names[: n + 1]) for n in range(len(names)))
-        rows, bad = dict.fromkeys(paths, 0), dict.fromkeys(paths, 0)
+        rows, bad, worst = dict.fromkeys(paths, 0), dict.fromkeys(paths, 0), dict.fromkeys(paths)
         self.kids: dict[str | None, list[str]] = {None: [""]}
         for path in paths:
             if path:
@@ -127,6 +130,7 @@ class FakeView:
             for path in ["", *(".".join(names[: n + 1]) for n in range(len(names)))]:
                 rows[path] += 1
                 bad[path] += row["verdict"] == "diverged"
+                worst[path] = max(worst[path], row["verdict"], key=STATES.__getitem__)
         self.ids = {path: number for number, path in enumerate(paths)}
         return [
             {
@@ -137,6 +141,8 @@ class FakeView:
                 "children": len(self.kids.get(path, ())),
                 "rows": rows[path],
                 "bad": bad[path],
+                "unmatched": 0,
+                "verdict": worst[path],
                 "note": "",
             }
             for path, number in self.ids.items()
@@ -156,6 +162,7 @@ class FakeView:
             "notes": [],
             "lines": [f"{len(self.data):,} records in {len(self.steps)} steps"]
             + [f"{len(bad)} pairs diverged, 0 unmatched"] * self.report,
+            "summary": "It differs. The error is made there. Look at the code." * self.report,
             "steps": self.steps,
             "first_bad": bad[0]["id"] if bad else -1,
             "rows": len(self.data),
@@ -167,11 +174,59 @@ class FakeView:
                     "cause": "op-differs",
                     "row": bad[0]["id"],
                     "evidence": "replayed on its own inputs, the op gives another result: 0.31, noise floor 0.012",
-                }
+                },
+                {
+                    "path": "lm_head",
+                    "op": "Linear",
+                    "step": 3,
+                    "cause": "weight differs",
+                    "row": bad[-1]["id"],
+                    "evidence": "weight: 12 of 4,096 elements",
+                },
             ]
             if bad
             else [],
         }
+
+    def finding(self, request: wire.FindingRequest) -> wire.FindingDetail:
+        self.calls.append(("finding", request["finding"]))
+        script = SCRIPT if request["finding"] == 0 else ""
+        return {
+            "script": script,
+            "why": "" if script else "its tensors were not recorded in both runs",
+            "save": f'report.findings[{request["finding"]}].save_repro("repro.py")',
+            "source": "model.py:12 forward",
+        }
+
+    def _layer(self, path: str) -> str:
+        names = path.split(".")
+        if path.startswith("model.layers."):
+            return ".".join(names[:3])
+        return path if path in ("model.embed_tokens", "model.norm", "lm_head") else ""
+
+    def layers(self, request: wire.LayersRequest) -> tuple[wire.LayerMap, list[memoryview]]:
+        paths = list(dict.fromkeys(self._layer(row["path"]) for row in self.data))
+        worst: dict[tuple[str, int], wire.Row] = {}
+        for row in self.data:
+            cell = self._layer(row["path"]), row["step"]
+            if cell not in worst or STATES[row["verdict"]] > STATES[worst[cell]["verdict"]]:
+                worst[cell] = row
+        cells = [worst.get((path, step["index"])) for path in paths for step in self.steps]
+        arrays = [
+            np.array([np.nan if row is None else row["error"] for row in cells], "<f4"),
+            np.array([np.nan if row is None else row["limit"] for row in cells], "<f4"),
+            np.array([-1 if row is None else row["id"] for row in cells], "<i4"),
+            np.array([0 if row is None else STATES[row["verdict"]] for row in cells], "u1"),
+        ]
+        layers: list[wire.Layer] = [
+            {"path": path, "type": "Layer", "node": self.ids[path] if path else -1} for path in paths
+        ]
+        return {"layers": layers, "steps": len(self.steps)}, [memoryview(array.tobytes()) for array in arrays]
+
+    def worst(self, request: wire.WorstRequest) -> wire.Worst:
+        golden, mine = (self.tensor(request["row"], which) for which in ("golden", "mine"))
+        elements, differing = worst(golden, mine, request["n"])
+        return {"elements": elements, "differing": differing}
 
     def children(self, request: wire.ChildrenRequest) -> wire.Children:
         parent = None if request["parent"] < 0 else self.tree[request["parent"]]["path"]
@@ -242,6 +297,7 @@ class FakeView:
     def _side(self, row: wire.Row, which: wire.Which) -> wire.Side:
         tensor = self.tensor(row["id"], which)
         finite = tensor[np.isfinite(tensor)].astype(float)
+        names = ["batch", "head", "query", "key"] if tensor.ndim == 4 else ["batch", "token", "hidden"]
         return {
             "which": which,
             "kept": row["kept"],
@@ -249,6 +305,7 @@ class FakeView:
             "part": self.part,
             "dtype": row["dtype"],
             "shape": row["shape"],
+            "axes": [{"name": name, "size": size} for name, size in zip(names, row["shape"], strict=True)],
             "device": "cpu",
             "min": float(finite.min()),
             "max": float(finite.max()),
@@ -265,14 +322,12 @@ class FakeView:
     def detail(self, request: wire.DetailRequest) -> wire.Detail:
         row = self.row({"op": "row", "row": request["row"], "node": -1, "mismatch": False, "text": ""})["row"]
         assert row is not None
-        names = ["batch", "head", "query", "key"] if row["op"] == "Softmax" else ["batch", "token", "hidden"]
         made_by = row["id"] - 1 if row["id"] else -1
         return {
             "row": row,
             "sides": [
                 self._side(row, which) for which in (("golden", "mine", "difference") if self.report else ("golden",))
             ],
-            "axes": [{"name": name, "size": size} for name, size in zip(names, row["shape"], strict=True)],
             "metrics": [
                 {"name": "max_abs", "value": 0.93},
                 {"name": "cosine", "value": 0.99941},

@@ -60,10 +60,10 @@ def test_a_cell_shows_an_explorer_that_page_and_kernel_share(lab: Lab, page: Pag
     page.screenshot(path=SCREENSHOTS / f"explorer_{app}.png")
 
     # keys of the notebook's command mode: the cell stays, and the explorer moves
-    page.get_by_role("grid").press("d")
-    page.get_by_role("grid").press("d")
-    page.get_by_role("grid").press("x")
-    page.get_by_role("grid").press("N")
+    page.get_by_role("grid", name="Records").press("d")
+    page.get_by_role("grid", name="Records").press("d")
+    page.get_by_role("grid", name="Records").press("x")
+    page.get_by_role("grid", name="Records").press("N")
     expect(page.locator(".llmdebug-record[aria-selected=true]")).not_to_have_attribute("data-row", selected)
     assert page.locator(".jp-Notebook .jp-CodeCell").count() == 3
 

@@ -11,7 +11,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from browser import Mount, from_python, hold, release
 from browser import mount as mount_in
-from fake_view import BROKEN, HOSTILE, FakeView
+from fake_view import BROKEN, HOSTILE, SCRIPT, FakeView
 from llmdebug_nb.notebook.widgets import Explorer
 
 SELECTED = ".llmdebug-record[aria-selected=true]"
@@ -151,7 +151,7 @@ def test_a_hundred_thousand_records_are_paged_and_stay_few_elements(mount: Mount
     explorer = Explorer(view)
     page = mount(explorer)
     expect(page.locator(".llmdebug-total")).to_have_text("100,000 records")
-    grid = page.get_by_role("grid")
+    grid = page.get_by_role("grid", name="Records")
     expect(grid).to_have_attribute("aria-rowcount", "100001")
     grid.press("End")
     expect(row_at(page, 99_999)).to_be_in_viewport()
@@ -168,10 +168,10 @@ def test_arrow_keys_walk_the_list(mount: Mount) -> None:
     page = mount(explorer)
     row_at(page, 74).click()
     shown(page, 74)
-    page.get_by_role("grid").press("ArrowDown")
+    page.get_by_role("grid", name="Records").press("ArrowDown")
     shown(page, 75)
-    page.get_by_role("grid").press("ArrowUp")
-    page.get_by_role("grid").press("ArrowUp")
+    page.get_by_role("grid", name="Records").press("ArrowUp")
+    page.get_by_role("grid", name="Records").press("ArrowUp")
     shown(page, 73)
     assert explorer.selected == 73
 
@@ -180,18 +180,18 @@ def test_n_and_p_walk_in_execution_order_across_tokens(mount: Mount) -> None:
     explorer = Explorer(FakeView())
     page = mount(explorer)
     expect(row_at(page, 72)).to_be_visible()
-    page.get_by_role("grid").press("n")
+    page.get_by_role("grid", name="Records").press("n")
     shown(page, 72)  # nothing was selected: the first of this token
     page.get_by_role("tree").press("n")
     shown(page, 73)
-    page.get_by_role("grid").press("p")
+    page.get_by_role("grid", name="Records").press("p")
     shown(page, 72)
-    page.get_by_role("grid").press("p")
+    page.get_by_role("grid", name="Records").press("p")
     shown(page, 71)
     assert explorer.position == 0
     from_python(page, explorer, "selected", 287)
     shown(page, 287)
-    page.get_by_role("grid").press("n")
+    page.get_by_role("grid", name="Records").press("n")
     expect(page.get_by_role("status")).to_contain_text("no further record")
 
 
@@ -202,12 +202,12 @@ def test_capital_n_and_p_walk_from_mismatch_to_mismatch(mount: Mount) -> None:
     page = mount(explorer)
     shown(page, bad[0])
     for row in bad[1:]:
-        page.get_by_role("grid").press("N")
+        page.get_by_role("grid", name="Records").press("N")
         shown(page, row)
     assert explorer.position == 3
-    page.get_by_role("grid").press("N")
+    page.get_by_role("grid", name="Records").press("N")
     expect(page.get_by_role("status")).to_contain_text("no further mismatch")
-    page.get_by_role("grid").press("P")
+    page.get_by_role("grid", name="Records").press("P")
     shown(page, bad[-2])
 
 
@@ -218,6 +218,7 @@ def test_mismatches_only_hides_the_rest_and_keeps_the_selected_one_in_view(mount
     only.check()
     expect(page.locator(".llmdebug-total")).to_have_text("3 records")
     expect(page.locator(".llmdebug-record .llmdebug-diverged")).to_have_count(3)
+    page.locator(".llmdebug-rows").scroll_into_view_if_needed()
     only.uncheck()
     expect(page.locator(".llmdebug-total")).to_have_text("72 records")
     expect(page.locator(SELECTED)).to_be_in_viewport()
@@ -267,7 +268,7 @@ def test_a_part_is_called_one(mount: Mount) -> None:
 def test_tabs_switch_between_golden_mine_and_difference(mount: Mount) -> None:
     view = FakeView(report=True)
     page = mount(Explorer(view))
-    expect(page.get_by_role("tab")).to_have_text(["golden", "mine", "difference"])
+    expect(page.get_by_role("tab")).to_have_text(["golden", "mine", "difference", "side by side"])
     expect(page.get_by_role("tab", name="difference")).to_have_attribute("aria-selected", "true")
     high = page.locator(".llmdebug-legend span").nth(2)
     expect(high).not_to_be_empty()
@@ -285,10 +286,10 @@ def test_a_run_has_no_tabs_no_verdicts_and_no_mismatch_controls(mount: Mount) ->
     expect(page.get_by_role("tab")).to_have_count(0)
     expect(page.locator(".llmdebug-verdict")).to_have_count(0)
     expect(page.get_by_label("mismatches only")).to_have_count(0)
-    expect(page.get_by_role("grid").get_by_role("columnheader")).to_have_text(
+    expect(page.get_by_role("grid", name="Records").get_by_role("columnheader")).to_have_text(
         ["#", "tensor", "op", "type", "shape", "min", "max", "mean", "l2 norm"]
     )
-    page.get_by_role("grid").press("N")
+    page.get_by_role("grid", name="Records").press("N")
     expect(page.get_by_role("status")).to_contain_text("compare it with another one")
 
 
@@ -296,11 +297,318 @@ def test_a_report_shows_verdict_findings_errors_and_metrics(mount: Mount) -> Non
     page = mount(Explorer(FakeView(report=True)))
     expect(page.locator(".llmdebug-title .llmdebug-verdict")).to_have_text("✗ diverged")
     expect(page.locator(".llmdebug-finding")).to_contain_text([BROKEN])
-    expect(page.get_by_role("grid").get_by_role("columnheader")).to_have_text(
+    expect(page.get_by_role("grid", name="Records").get_by_role("columnheader")).to_have_text(
         ["#", "tensor", "op", "type", "shape", "error", "limit", "verdict"]
     )
     expect(page.locator(".llmdebug-metrics")).to_contain_text("cosine")
     expect(page.locator(".llmdebug-summary tr.llmdebug-differs th[scope=row]")).to_have_text(["fingerprint"])
+
+
+# --- layers and tokens ---
+
+
+def at_cell(page: Page, layer: int, step: int, layers: int, steps: int) -> dict[str, float]:
+    """Return where to click in the map of layers."""
+    box = page.locator(".llmdebug-layer-body").bounding_box()
+    assert box
+    return {"x": (step + 0.5) * box["width"] / steps, "y": (layer + 0.5) * box["height"] / layers}
+
+
+def test_a_click_in_the_map_goes_to_the_worst_row_of_that_layer_and_token(mount: Mount) -> None:
+    view = FakeView(report=True)
+    explorer = Explorer(view)
+    page = mount(explorer)
+    body = page.locator(".llmdebug-layer-body")
+    expect(page.get_by_role("gridcell", name="model.layers.1 · 1 decode: diverged")).to_be_attached()
+    body.click(position=at_cell(page, 4, 3, 6, 4))  # model.norm in the second decode step
+    worst = next(row["id"] for row in view.data if row["path"] == "model.norm" and row["step"] == 3 and row["reason"])
+    shown(page, worst)
+    assert (explorer.position, explorer.selected, explorer.path) == (3, worst, "model.norm")
+    expect(page.locator(".llmdebug-total")).to_have_text("2 records")
+    expect(page.get_by_role("treeitem", name=re.compile("^norm RMSNorm diverged"))).to_have_attribute(
+        "aria-selected", "true"
+    )
+
+
+def test_the_map_obeys_arrow_keys_and_enter_and_says_where_they_stand(mount: Mount) -> None:
+    explorer = Explorer(FakeView(report=True))
+    page = mount(explorer)
+    grid = page.get_by_role("grid", name="Error over limit, layer by token")
+    expect(grid).to_have_attribute("aria-rowcount", "6")
+    expect(grid).to_have_attribute("aria-colcount", "4")
+    cell = page.locator(f"[id='{grid.get_attribute('aria-activedescendant')}']")
+    expect(cell).to_have_attribute(
+        "aria-label", re.compile(r"^model.layers.1 · 1 decode: diverged, error 0.31, limit 0.012, 26 ×")
+    )
+    for key in ("ArrowRight", "ArrowDown", "ArrowDown", "ArrowDown", "ArrowDown"):
+        grid.press(key)
+    expect(cell).to_have_attribute("aria-label", re.compile("^lm_head · 2 decode: diverged"))
+    expect(page.locator(".llmdebug-told")).to_contain_text("lm_head · 2 decode: diverged")
+    grid.press("Enter")
+    expect(page.locator(".llmdebug-place")).to_contain_text("lm_head output[0]")
+    assert (explorer.position, explorer.path) == (3, "lm_head")
+    grid.press("Home")
+    expect(cell).to_have_attribute("aria-label", re.compile("^lm_head · warm-up: match"))
+
+
+def colours(page: Page, layer: int, step: int, layers: int, steps: int) -> set[tuple[int, ...]]:
+    """Return the colours in a cell of the map."""
+    pixels = page.locator(".llmdebug-layer-cells").evaluate(
+        """(el, [layer, step, layers, steps]) => {
+          const [w, h] = [el.width / steps, el.height / layers];
+          return [...el.getContext('2d').getImageData(step * w, layer * h, w, h).data];
+        }""",
+        [layer, step, layers, steps],
+    )
+    return {tuple(pixels[i : i + 4]) for i in range(0, len(pixels), 4)}
+
+
+class Sparse(FakeView):
+    """The first layer was not recorded in the warm-up, and is unmatched in the prefill."""
+
+    def layers(self, request: Any) -> Any:
+        answer, buffers = super().layers(request)
+        error, limit, row, state = (bytearray(buffer) for buffer in buffers)
+        row[0:4], state[0] = (-1).to_bytes(4, "little", signed=True), 0
+        state[1] = 1
+        error[0:8] = limit[0:8] = np.full(2, np.nan, "<f4").tobytes()
+        return answer, [memoryview(part) for part in (error, limit, row, state)]
+
+
+def test_diverged_unmatched_and_unrecorded_cells_differ_by_more_than_colour(mount: Mount) -> None:
+    explorer = Explorer(Sparse(report=True))
+    page = mount(explorer)
+    expect(page.get_by_role("gridcell", name="model.layers.1 · 1 decode")).to_be_attached()
+    nothing, unmatched, fine, bad = (colours(page, *cell, 6, 4) for cell in ((0, 0), (0, 1), (1, 1), (2, 2)))
+    assert {colour[3] for colour in nothing} == {0}
+    assert (0, 0, 0, 0) in unmatched  # a frame around nothing
+    assert len(unmatched) > 1
+    assert len({colour for colour in fine if colour[3] == 255}) == 1
+    assert len({colour for colour in bad if colour[3] == 255}) > 1  # a cross in it
+    page.locator(".llmdebug-layer-body").hover(position=at_cell(page, 0, 0, 6, 4))
+    expect(page.locator(".llmdebug-told")).to_have_text("model.embed_tokens · warm-up: nothing recorded")
+    page.locator(".llmdebug-layer-body").click(position=at_cell(page, 0, 0, 6, 4))
+    expect(step(page, 0)).to_have_attribute("aria-current", "step")
+    page.locator(".llmdebug-layer-body").hover(position=at_cell(page, 0, 1, 6, 4))
+    expect(page.locator(".llmdebug-told")).to_have_text("model.embed_tokens · 0 prefill: unmatched")
+
+
+class Deep(FakeView):
+    """A hundred layers and a thousand tokens; the last layer is off in the last one."""
+
+    def layers(self, request: Any) -> Any:
+        self.calls.append(("layers", 0))
+        state = np.full((100, 1000), 2, "u1")
+        state[-1, -1] = 4
+        error = np.where(state == 4, 0.5, 0.001).astype("<f4")
+        row = np.full(state.shape, 4711, "<i4")
+        row[-1, -1] = 3
+        arrays = error, np.full(state.shape, 0.01, "<f4"), row, state
+        layers = [{"path": f"model.layers.{n}", "type": "Layer", "node": 0} for n in range(100)]
+        return {"layers": layers, "steps": 1000}, [memoryview(array.tobytes()) for array in arrays]
+
+
+def test_a_hundred_layers_and_a_thousand_tokens_come_at_once_and_stay_few_elements(mount: Mount) -> None:
+    view = Deep(report=True, layers=0, steps=1000)
+    explorer = Explorer(view)
+    page = mount(explorer)
+    grid = page.get_by_role("grid", name="Error over limit")
+    expect(page.get_by_role("gridcell", name="model.layers.99 · 998 decode: diverged")).to_be_attached()
+    assert [call for call in view.calls if call[0] == "layers"] == [("layers", 0)]
+    assert page.locator(".llmdebug-layers *").count() < 500
+    cursor = page.locator(".llmdebug-layer-cursor")
+    expect(cursor).to_be_in_viewport()  # the first that diverged
+    assert grid.evaluate("el => el.scrollLeft > 0 && el.scrollTop > 0")
+    grid.press("Home")
+    expect(cursor).to_be_in_viewport()
+    assert grid.evaluate("el => el.scrollLeft") == 0
+    grid.press("End")
+    expect(cursor).to_be_in_viewport()
+    width = page.locator(".llmdebug-layer-cells").evaluate("el => el.width")
+    assert width < 1300
+    grid.press("Enter")
+    shown(page, 3)
+
+
+def test_the_growth_of_the_error_has_a_line_for_each_token_and_a_click_goes_there(mount: Mount) -> None:
+    view = FakeView(report=True)
+    explorer = Explorer(view)
+    page = mount(explorer)
+    plot = page.get_by_role("img", name="Error along depth, 1 decode: 3 layers diverged, first model.layers.1")
+    expect(plot).to_be_visible()
+    expect(plot.locator(".llmdebug-growth-point")).to_have_count(6)
+    expect(plot.locator(".llmdebug-growth-bad")).to_have_count(3)
+    others = plot.locator(".llmdebug-growth-others").get_attribute("d") or ""
+    assert others.count("M") == 3  # four tokens
+    expect(plot.locator(".llmdebug-growth-limit")).to_have_attribute("d", re.compile("^M.*L"))
+    point = plot.locator(".llmdebug-growth-point[data-layer='5']").bounding_box()
+    assert point
+    page.mouse.move(point["x"] + point["width"] / 2, point["y"] + point["height"] / 2)
+    expect(page.locator(".llmdebug-told")).to_contain_text("lm_head · 1 decode: diverged, error 0.31")
+    page.mouse.click(point["x"] + point["width"] / 2, point["y"] + point["height"] / 2)
+    expect(page.locator(".llmdebug-place")).to_contain_text("lm_head output[0]")
+    assert (explorer.position, explorer.path) == (2, "lm_head")
+    step(page, 0).click()
+    expect(page.get_by_role("img", name="Error along depth, warm-up: no layer diverged")).to_be_visible()
+
+
+def test_a_run_has_no_map_of_errors(mount: Mount) -> None:
+    page = mount(Explorer(FakeView()))
+    expect(row_at(page, 72)).to_be_visible()
+    expect(page.locator(".llmdebug-layers")).to_have_count(0)
+
+
+def test_the_tree_says_each_verdict_by_mark_and_rolls_mismatches_up(mount: Mount) -> None:
+    page = mount(Explorer(FakeView(report=True)))
+    expect(page.locator(SELECTED)).to_be_visible()
+
+    def badge(name: str) -> Locator:
+        return page.get_by_role("treeitem", name=re.compile(f"^{name}")).locator(".llmdebug-badge")
+
+    expect(badge("LlamaForCausalLM")).to_have_text("6")
+    expect(badge("layers ModuleList")).to_have_text("2")
+    expect(badge("norm RMSNorm diverged")).to_have_text("2")
+    expect(page.get_by_role("treeitem", name="1 DecoderLayer diverged")).to_be_visible()
+    expect(page.get_by_role("treeitem", name="0 DecoderLayer within noise")).to_be_visible()
+    expect(page.get_by_role("treeitem", name="layers ModuleList").locator(".llmdebug-node-verdict")).to_have_text("✗")
+
+
+def test_a_module_whose_rows_have_no_partner_says_how_many(mount: Mount) -> None:
+    view = FakeView(report=True)
+    node = next(node for node in view.tree if node["path"] == "lm_head")
+    node.update(bad=0, unmatched=1234, verdict="unmatched")
+    page = mount(Explorer(view))
+    head = page.get_by_role("treeitem", name=re.compile("^lm_head Linear unmatched"))
+    expect(head.locator(".llmdebug-alone")).to_have_text("? 1,234")
+    expect(head.locator(".llmdebug-badge")).to_have_count(0)
+
+
+# --- findings ---
+
+
+def test_a_finding_opens_to_evidence_sentences_candidates_and_its_script(mount: Mount) -> None:
+    view = FakeView(report=True)
+    page = mount(Explorer(view))
+    first, second = (page.get_by_role("button", name="Details").nth(n) for n in (0, 1))
+    assert ("finding", 0) not in view.calls
+    first.click()
+    expect(first).to_have_attribute("aria-expanded", "true")
+    body = page.locator(".llmdebug-finding-body").first
+    for text in (
+        "op-differs",
+        "step 1 decode",
+        "noise floor 0.012",
+        "It differs. The error is made there.",
+        "weight differs",
+        "model.py:12",
+    ):
+        expect(body).to_contain_text(text)
+    expect(body.locator("pre")).to_have_text(SCRIPT)
+    expect(body).to_contain_text('report.findings[0].save_repro("repro.py")')
+    page.evaluate(
+        """() => {
+          const clipboard = {writeText: async text => { window.clip = text; }};
+          Object.defineProperty(navigator, 'clipboard', {value: clipboard});
+        }"""
+    )
+    body.get_by_role("button", name="Copy script").click()
+    expect(page.get_by_role("status")).to_contain_text("copied")
+    assert page.evaluate("window.clip") == SCRIPT
+    body.get_by_role("button", name="weight differs").click()
+    expect(page.locator(".llmdebug-place")).to_contain_text("lm_head output[0]")
+    first.click()
+    expect(body).to_be_hidden()
+    first.click()
+    expect(body).to_be_visible()
+    assert view.calls.count(("finding", 0)) == 1
+    second.click()
+    expect(page.locator(".llmdebug-finding-body").last).to_contain_text(
+        "no repro script: its tensors were not recorded in both runs"
+    )
+
+
+def test_a_finding_keeps_its_words_where_the_script_could_not_be_read_and_asks_for_it_again(mount: Mount) -> None:
+    view = FakeView(report=True)
+    page = mount(Explorer(view))
+    finding = view.finding
+    view.finding = lambda request: 1 / 0  # type: ignore[method-assign,assignment]
+    details = page.get_by_role("button", name="Details").first
+    details.click()
+    expect(page.get_by_role("status")).to_contain_text("ZeroDivisionError")
+    expect(page.locator(".llmdebug-finding-body").first).to_contain_text("noise floor 0.012")
+    view.finding = finding  # type: ignore[method-assign]
+    details.click()
+    details.click()
+    expect(page.locator(".llmdebug-script")).to_have_text(SCRIPT)
+
+
+# --- what differs most ---
+
+
+def test_the_worst_elements_lead_to_their_place_in_the_heat_map(mount: Mount) -> None:
+    view = FakeView(report=True)
+    softmax = next(row["id"] for row in view.data if row["op"] == "Softmax")
+    page = mount(Explorer(view, selected=softmax))
+    difference = view.tensor(softmax, "mine").astype(float) - view.tensor(softmax, "golden")
+    worst = np.unravel_index(np.argsort(-np.abs(difference), axis=None)[:10], difference.shape)
+    places = [f"[{', '.join(map(str, at))}]" for at in zip(*(axis.tolist() for axis in worst), strict=True)]
+    expect(page.locator(".llmdebug-worst button")).to_have_text(places)
+    page.locator(".llmdebug-worst button").nth(3).click()
+    expect(page.locator(".llmdebug-value")).to_have_text(re.compile(rf"^{re.escape(places[3])} = "))
+    value = (page.locator(".llmdebug-value").text_content() or "").split(" = ")[1]
+    assert np.float32(value) == view.tensor(softmax, "difference")[tuple(axis[3] for axis in worst)]
+    expect(page.get_by_label("Index on axis head").last).to_have_value(str(worst[1][3]))
+
+
+class Turned(FakeView):
+    """Mine is twice as long along an axis."""
+
+    def _side(self, row: Any, which: Any) -> Any:
+        side = super()._side(row, which)
+        if which == "mine":
+            shape = [2 * size for size in row["shape"]]
+            axes = [{"name": name, "size": size} for name, size in zip(("a", "b", "c"), shape, strict=False)]
+            side.update(shape=shape, axes=axes)
+        return side
+
+
+def test_a_side_that_lies_differently_has_its_own_slice_and_is_not_put_beside_the_others(mount: Mount) -> None:
+    page = mount(Explorer(Turned(report=True), selected=100))
+    expect(page.get_by_role("combobox", name="rows")).to_have_value("1")
+    expect(page.get_by_role("combobox", name="rows").locator("option:checked")).to_have_text("token (12)")
+    expect(page.get_by_role("tab")).to_have_text(["golden", "mine", "difference"])
+    page.get_by_role("tab", name="mine").click()
+    expect(page.get_by_role("combobox", name="rows").locator("option:checked")).to_have_text("b (24)")
+    page.locator(".llmdebug-worst button").first.click()
+    expect(page.get_by_role("tab", name="difference")).to_have_attribute("aria-selected", "true")
+    place = page.locator(".llmdebug-worst button").first.text_content() or ""
+    expect(page.locator(".llmdebug-value")).to_have_text(re.compile(rf"^{re.escape(place)} = "))
+
+
+def test_side_by_side_links_pointer_window_and_click_of_all_three(mount: Mount) -> None:
+    view = FakeView(report=True)
+    row = next(row["id"] for row in view.data if row["path"] == "lm_head" and row["step"] == 1)
+    page = mount(Explorer(view, selected=row))
+    page.get_by_role("tab", name="side by side").click()
+    maps = page.locator(".llmdebug-trio .llmdebug-canvas[aria-busy=false]")
+    expect(maps).to_have_count(3)
+    box = maps.first.bounding_box()
+    assert box
+    maps.first.hover(position={"x": 10.5 * box["width"] / 64, "y": 3.5 * box["height"] / 12})
+    golden, mine, difference = (view.tensor(row, which)[0, 3, 10] for which in ("golden", "mine", "difference"))
+    line = page.locator(".llmdebug-linked")
+    expect(line).to_contain_text("[0, 3, 10]: golden ")
+    figures = [float(part.rpartition(" ")[2]) for part in (line.text_content() or "").partition(": ")[2].split(" · ")]
+    assert figures == pytest.approx([float(golden), float(mine), float(difference)], rel=1e-4)
+    maps.first.click(position={"x": 10.5 * box["width"] / 64, "y": 3.5 * box["height"] / 12})
+    expect(page.locator(".llmdebug-value")).to_have_text([re.compile(r"^\[0, 3, 10\] = ")] * 3)
+    maps.nth(1).press("+")
+    expect(page.locator(".llmdebug-trio .llmdebug-caption")).to_have_text(["rows 3–8, columns 16–47"] * 3)
+    high = page.locator(".llmdebug-trio .llmdebug-legend span:nth-child(3)")
+    assert high.nth(0).text_content() == high.nth(1).text_content()  # one scale for golden and mine
+    page.locator(".llmdebug-worst button").first.click()
+    place = page.locator(".llmdebug-worst button").first.text_content() or ""
+    expect(page.locator(".llmdebug-value")).to_have_text([re.compile(rf"^{re.escape(place)} = ")] * 3)
 
 
 def pixel(page: Page, fx: float, fy: float) -> list[int]:
@@ -584,18 +892,28 @@ def test_without_a_kernel_the_snapshot_stays_and_the_page_says_so(page: Page) ->
     page.evaluate("window.deaf = true")
     page.clock.run_for(11_000)
     expect(page.get_by_role("status")).to_contain_text("the kernel is gone")
-    expect(page.locator(".llmdebug-finding")).to_be_visible()
+    expect(page.locator(".llmdebug-finding").first).to_be_visible()
+    expect(page.locator(".llmdebug-layers")).to_be_hidden()
     expect(step(page, 2)).to_be_visible()
 
 
 def test_hostile_names_are_text(mount: Mount) -> None:
     view = FakeView(report=True, extra=(HOSTILE,))
-    view.overview = lambda request, plain=view.overview: {**plain(request), "title": HOSTILE, "lines": [HOSTILE]}  # type: ignore[method-assign]
+    finding = {**view.overview({"op": "overview"})["findings"][0], "path": HOSTILE, "op": HOSTILE, "evidence": HOSTILE}
+    hostile = {"title": HOSTILE, "lines": [HOSTILE], "summary": HOSTILE, "findings": [finding, finding]}
+    view.overview = lambda request, plain=view.overview: {**plain(request), **hostile}  # type: ignore[method-assign]
+    view._layer = lambda path: path  # type: ignore[method-assign]
+    detail = {"script": HOSTILE, "why": "", "save": HOSTILE, "source": HOSTILE}
+    view.finding = lambda request: detail  # type: ignore[method-assign,assignment,return-value]
     row = next(row["id"] for row in view.data if row["path"] == HOSTILE)
     explorer = Explorer(view, selected=row)
     page = mount(explorer)
     shown(page, row)
     expect(page.locator("h2")).to_have_text(HOSTILE)
+    page.get_by_role("button", name="Details").first.click()
+    expect(page.locator(".llmdebug-script")).to_have_text(HOSTILE)
+    page.get_by_role("grid", name="Error over limit").press("End")
+    page.locator(".llmdebug-layer-names span").last.hover()
     expect(page.locator(".llmdebug-place")).to_contain_text(HOSTILE)
     expect(page.get_by_role("treeitem", name="<img src=x")).to_be_visible()
     assert page.locator("img").count() == 0
@@ -608,11 +926,11 @@ def test_keys_that_the_widget_uses_do_not_reach_the_notebook(mount: Mount) -> No
         "() => { window.leaked = []; document.addEventListener('keydown', event => window.leaked.push(event.key)); }"
     )
     for key in ("n", "d", "x", "ArrowDown", "End"):
-        page.get_by_role("grid").press(key)
+        page.get_by_role("grid", name="Records").press(key)
     expect(page.get_by_role("treeitem")).to_have_count(3)
     page.get_by_role("tree").press("Enter")
-    page.get_by_role("grid").press("Escape")
-    page.get_by_role("grid").press("Control+s")
+    page.get_by_role("grid", name="Records").press("Escape")
+    page.get_by_role("grid", name="Records").press("Control+s")
     assert page.evaluate("window.leaked") == ["Escape", "Control", "s"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
 
 import llmdebug_nb as ld
+from llmdebug_nb.notebook.explore import show_report
 from models import hooks_left, llama, prompt
 
 
@@ -84,6 +86,18 @@ def test_compare_says_verdict_first_divergence_and_blame_once(shell, capsys, tmp
     assert all(file.exists() and f"written: {file}" in text for file in files)
     _, again = _run(shell, capsys, "_")
     assert "golden against mine: diverged" in again
+
+
+def test_in_a_notebook_verdict_and_findings_come_first_then_the_table_then_the_explorer(shell, capsys, monkeypatch):
+    _run(shell, capsys, "%%llmdump model --name golden\nmodel(ids)")
+    _run(shell, capsys, "%%llmdump --name mine\nbroken(ids)")
+    report, shown = ld.compare("golden", "mine"), []
+    monkeypatch.setattr("IPython.display.display", lambda what: shown.append((capsys.readouterr().out, what)))
+    show_report(report, SimpleNamespace(kernel=object()))
+    [(text, explorer)] = shown
+    assert text.startswith(f"golden against mine: diverged\n{report.summary()}\n→ model.layers.1.mlp.act_fn")
+    assert text.index("→ model") < text.index("\nstep  ") < text.rindex("diverged")
+    assert type(explorer).__name__ == "Explorer"
 
 
 def test_a_variable_alone_shows_the_run(shell, capsys):

@@ -233,7 +233,7 @@ def test_a_model_recorded_in_parts_opens_everywhere(tmp_path):
     for shown in (view, ld.compare(run, run).view()):
         shown.detail({"op": "detail", "row": 0})
     detail = _view(run).detail({"op": "detail", "row": row})
-    assert [axis["size"] for axis in detail["axes"]] == list(run.find("lm_head").payload_shape)
+    assert [axis["size"] for axis in detail["sides"][0]["axes"]] == list(run.find("lm_head").payload_shape)
     assert "<img" in ld.compare(*runs).to_html(tmp_path / "report.html").read_text()
 
 

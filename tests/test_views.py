@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
+from collections import Counter
+from html import escape
 
 import numpy as np
 import pytest
@@ -14,9 +17,13 @@ from hypothesis.extra import numpy as hnp
 
 import llmdebug_nb as ld
 from llmdebug_nb.notebook.bridge import Bridge
-from llmdebug_nb.show import tensors
+from llmdebug_nb.records import Difference, Node, Pair, Record, Site, Summary
+from llmdebug_nb.show import html, tensors
+from llmdebug_nb.show.figure import layer_pictures
+from llmdebug_nb.show.layers import layer_errors, layer_nodes
 from llmdebug_nb.show.run_view import RunView
-from models import generate, llama, prompt
+from llmdebug_nb.show.tree import Tree
+from models import generate, gpt2, llama, prompt, t5
 
 BROKEN = "model.layers.1.mlp.act_fn"
 
@@ -121,7 +128,7 @@ def test_detail_names_axes_code_and_producer(ask, runs):
         r for r in _rows(ask, step=1)["rows"] if r["path"] == "model.layers.0.mlp.down_proj" and r["role"] == "input"
     )
     detail = ask("detail", row=row["id"])
-    assert [axis["name"] for axis in detail["axes"]] == ["batch", "token", "feature"]
+    assert [axis["name"] for axis in detail["sides"][0]["axes"]] == ["batch", "token", "feature"]
     code = detail["sides"][0]["code"]
     assert torch.equal(eval(code, {"golden": runs[0]}), runs[0].tensor("model.layers.0.mlp.down_proj", role="input"))
     norm = next(
@@ -232,3 +239,285 @@ def test_any_shape_can_be_shown(shape):
     view, _ = tensors.window(cut, 0, 0, 0, 0, 512)
     assert view["rows"] * view["cols"] == cut.size
     assert tensors.histogram(values, 5)["total"] == values.size
+
+
+# --- layers ---
+
+
+def _nodes(model):
+    """The topology of a model, as a recording writes it."""
+    at = {path: i for i, (path, _) in enumerate(model.named_modules())}
+    return [
+        Node(path, path.rpartition(".")[2], type(module).__name__, at[path.rpartition(".")[0]] if path else -1)
+        for path, module in model.named_modules()
+    ]
+
+
+def _paths(nodes):
+    tree = Tree(nodes, Counter(), Counter())
+    return [tree.nodes[i].path for i in layer_nodes(tree)]
+
+
+class _Stages(torch.nn.Module):
+    """No stack at all."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "layers"),
+    [
+        (llama, "model.embed_tokens model.layers.0 model.layers.1 model.norm model.rotary_emb lm_head"),
+        (gpt2, "transformer.wte transformer.wpe transformer.drop transformer.h.0 transformer.h.1 transformer.ln_f lm_head"),
+        (
+            t5,
+            "shared encoder.embed_tokens encoder.block.0 encoder.block.1 encoder.final_layer_norm encoder.dropout"
+            " decoder.embed_tokens decoder.block.0 decoder.block.1 decoder.final_layer_norm decoder.dropout lm_head",
+        ),
+        (lambda: torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.ReLU()), torch.nn.Linear(2, 2)), "0 1 2"),
+        (_Stages, "first second"),
+        (lambda: torch.nn.ModuleDict({"module": _Stages()}), "module.first module.second"),
+        (lambda: torch.nn.Linear(2, 2), ""),
+    ],
+    ids=["llama", "gpt2", "t5", "sequential", "no stack", "wrapped", "one module"],
+)  # fmt: skip
+def test_layers_are_the_members_of_stacks_and_what_stands_beside_them(make, layers):
+    assert _paths(_nodes(make())) == (layers.split(" ") if layers else [""])
+
+
+VERDICTS = ["match", "within_noise", "diverged", "unmatched"]
+FIGURES = st.one_of(st.none(), st.sampled_from([0.0, 1e-9, 0.5, 2.0, float("inf"), float("nan")]))
+PLACES = [
+    "",
+    "embed",
+    "layers",
+    "layers.0",
+    "layers.0.mlp",
+    "layers.1/aten.add",
+    "layers.1.attn",
+    "head",
+    "nowhere.else",
+]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(PLACES), st.integers(0, 3), st.sampled_from(VERDICTS), FIGURES, FIGURES)))
+def test_each_cell_holds_the_worst_row_of_its_layer_and_step(rows):
+    nodes = [Node("", "", "M", -1), Node("embed", "embed", "E", 0), Node("layers", "layers", "ModuleList", 0)]
+    nodes += [Node(f"layers.{n}", str(n), "L", 2) for n in (0, 1)]
+    nodes += [Node("layers.0.mlp", "mlp", "F", 3), Node("layers.1.attn", "attn", "A", 4), Node("head", "head", "H", 0)]
+    differences = [
+        Difference(i, Pair(Record(i, Site(path, step=step), i, "op", Summary("float32", (1,))), None, ""), verdict, error, limit)
+        for i, (path, step, verdict, error, limit) in enumerate(rows)
+    ]  # fmt: skip
+    found = layer_errors(Tree(nodes, Counter(), Counter()), differences, {(0, step): step for step in range(4)})
+    seen = {}
+    for path, step, verdict, error, limit in rows:
+        layer = next((own for own in ("embed", "layers.0", "layers.1", "head") if path.startswith(own)), "")
+        seen.setdefault(layer, {}).setdefault(step, []).append((verdict, error, limit))
+    order = [layer for layer in seen if layer] + ["" for layer in seen if not layer]
+    assert [layer["path"] for layer in found.layers] == order
+    rank = {"unmatched": 1, "match": 2, "within_noise": 3, "diverged": 4}
+    for y, layer in enumerate(order):
+        for x in range(4):
+            cell = seen[layer].get(x, [])
+            assert found.state[y, x] == max((rank[verdict] for verdict, _, _ in cell), default=0)
+            if not cell:
+                assert found.row[y, x] == -1
+                continue
+            chosen = rows[found.row[y, x]]
+            assert chosen[1] == x
+            assert rank[chosen[2]] == found.state[y, x]
+            worst = max(_beyond(error, limit) for verdict, error, limit in cell if verdict == chosen[2])
+            assert _beyond(chosen[3], chosen[4]) == worst
+            for array, value in ((found.error, chosen[3]), (found.limit, chosen[4])):
+                assert np.array_equal(array[y, x], np.float32("nan" if value is None else value), equal_nan=True)
+
+
+def _beyond(error, limit):
+    """How many limits an error is; -1 where nobody can tell."""
+    if error is None or error != error:
+        return -1.0
+    if error == 0:
+        return 0.0
+    if limit is None or limit != limit or limit == 0:
+        return float("inf")
+    return -1.0 if error == limit == float("inf") else error / limit
+
+
+def test_the_map_of_a_report_comes_in_one_answer_and_leads_to_the_broken_layer(runs):
+    view = ld.compare(*runs).view()
+    answer, buffers = Bridge(view).answer({"op": "layers", "re": 1})
+    json.dumps(answer, allow_nan=False)
+    error, limit, row, state = (
+        np.frombuffer(buffer, kind).reshape(len(answer["layers"]), answer["steps"])
+        for buffer, kind in zip(buffers, ("<f4", "<f4", "<i4", "u1"), strict=True)
+    )
+    paths = [layer["path"] for layer in answer["layers"]]
+    assert paths[0] == "model.embed_tokens"
+    assert paths.index("model.layers.0") < paths.index("model.layers.1") < paths.index("model.norm")
+    assert answer["layers"][-1]["node"] == -1  # the root and model.model
+    broken = paths.index("model.layers.1")
+    assert (state[broken] == 4).all()
+    assert (state[:broken] == 2).all()
+    assert (error[broken] > limit[broken]).all()
+    for at, index in np.ndenumerate(row):
+        difference = view.differences[index]
+        assert view.step_index[difference.site.generation, difference.site.step] == at[1]
+        assert at[0] == len(paths) - 1 or difference.site.path.startswith(paths[at[0]])
+    for layer in answer["layers"][:-1]:
+        assert view.tree.nodes[layer["node"]].path == layer["path"]
+
+
+def test_a_large_map_is_made_quickly_enough_to_be_asked_for():
+    nodes = [Node("", "", "M", -1), Node("layers", "layers", "ModuleList", 0)]
+    nodes += [Node(f"layers.{n}", str(n), "L", 1) for n in range(100)]
+    summary = Summary("float32", (1,))
+    differences = [
+        Difference(i, Pair(Record(i, Site(f"layers.{i % 100}", step=i // 100), i, "L", summary), None, ""), "match", 0.0, 1.0)
+        for i in range(100_000)
+    ]  # fmt: skip
+    found = layer_errors(Tree(nodes, Counter(), Counter()), differences, {(0, step): step for step in range(1000)})
+    assert found.row.shape == (100, 1000)
+    assert np.array_equal(found.row, np.arange(100_000).reshape(1000, 100).T)
+    assert sum(part.nbytes for part in (found.error, found.limit, found.row, found.state)) < 2_000_000
+
+
+# --- tree ---
+
+
+def test_a_module_counts_what_diverged_and_stayed_alone_below_it_and_has_the_worst_verdict(runs):
+    view = ld.compare(*runs).view()
+    for i, node in enumerate(view.tree.nodes):
+        below = [d for d in view.differences if f"{d.site.path}.".startswith(f"{node.path}." if node.path else "")]
+        shown = view.tree._view(i)
+        assert shown["rows"] == len(below), node.path
+        assert shown["bad"] == sum(d.verdict == "diverged" for d in below)
+        assert shown["unmatched"] == sum(d.verdict == "unmatched" for d in below)
+        assert shown["verdict"] == next(
+            (v for v in ("diverged", "within_noise", "match") if v in {d.verdict for d in below}), None
+        )
+
+
+def test_operators_count_where_they_were_called_and_parameters_of_no_module_nowhere():
+    nodes = [Node("", "", "M", -1), Node("a", "a", "A", 0), Node("a.b", "b", "B", 1)]
+    rows = Counter(
+        {"a.b/aten.mul.Tensor": 2, "a/aten.add.Tensor": 3, "/aten.cat": 4, "a.gone.deeper": 5, "Other~1.x": 6}
+    )
+    near, alone = Counter({"a/aten.add.Tensor": 1}), Counter({"a.b/aten.mul.Tensor": 2})
+    tree = Tree(nodes, rows, Counter(), near, alone)
+    assert [tree._view(i)["rows"] for i in range(3)] == [14, 10, 2]
+    assert [tree._view(i)["verdict"] for i in range(3)] == ["within_noise", "within_noise", "unmatched"]
+
+
+def test_a_single_run_has_no_verdicts_in_its_tree(runs):
+    view = RunView(runs[0])
+    assert {view.tree._view(i)["verdict"] for i in range(len(view.tree.nodes))} == {None}
+
+
+# --- findings and what differs most ---
+
+
+def test_a_finding_brings_its_script_and_says_why_there_is_none(runs):
+    report = ld.compare(*runs)
+    view = report.view()
+    assert view.overview()["summary"] == report.summary()
+    detail = view.finding({"op": "finding", "finding": 0})
+    assert detail["script"] == report.findings[0].repro
+    assert detail["save"] == 'report.findings[0].save_repro("repro.py")'
+    report.findings[0] = dataclasses.replace(report.findings[0], repro=None)
+    detail = report.view().finding({"op": "finding", "finding": 0})
+    assert detail["script"] == ""
+    assert "its tensors were not recorded in both runs" in detail["why"]
+    answer, _ = Bridge(view).answer({"op": "finding", "re": 1, "finding": 7})
+    assert "no finding 7" in answer["error"]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    hnp.arrays(np.float32, (2, 3, 4), elements=st.floats(-9, 9, width=32) | st.sampled_from([np.nan, np.inf])),
+    hnp.arrays(np.float32, (2, 3, 4), elements=st.floats(-9, 9, width=32) | st.sampled_from([np.nan, np.inf])),
+    st.integers(1, 30),
+)
+def test_the_worst_elements_are_those_of_largest_difference(golden, mine, n):
+    elements, differing = tensors.worst(golden, mine, n)
+    sizes = {}
+    for at in np.ndindex(golden.shape):
+        a, b = float(golden[at]), float(mine[at])
+        same = a == b or (a != a and b != b)
+        size = abs(b - a)
+        sizes[at] = 0.0 if same else float("inf") if size != size else size
+    expected = [at for at in sorted(sizes, key=lambda at: (-sizes[at], at)) if sizes[at]]
+    assert differing == len(expected)
+    got = [tuple(element["index"]) for element in elements]
+    assert [sizes[at] for at in got] == [sizes[at] for at in expected[:n]]
+    assert len(set(got)) == len(got)
+    for at, element in zip(got, elements, strict=True):
+        assert element["golden"] == tensors.number(float(golden[at]))
+        assert element["mine"] == tensors.number(float(mine[at]))
+
+
+def test_worst_elements_of_any_shape_and_of_none():
+    assert tensors.worst(np.float32(1.0), np.float32(3.0), 5)[0] == [
+        {"index": [], "golden": 1.0, "mine": 3.0, "difference": 2.0}
+    ]
+    assert tensors.worst(np.zeros((0, 3)), np.zeros((0, 3)), 5) == ([], 0)
+
+
+def test_what_only_a_comparison_has_is_an_error_of_a_run(runs):
+    for request in ({"op": "layers"}, {"op": "finding", "finding": 0}, {"op": "worst", "row": 1, "n": 5}):
+        answer, _ = Bridge(RunView(runs[0])).answer({**request, "re": 1})
+        assert "compare it with another one" in answer["error"]
+
+
+# --- without a kernel ---
+
+
+def test_the_page_without_a_kernel_shows_layers_findings_scripts_and_worst_elements(runs):
+    page = ld.compare(*runs).view()
+    text = html.page(page)
+    finding = page.finding({"op": "finding", "finding": 0})
+    assert escape(page.summary) in text
+    assert escape(finding["script"]) in text
+    assert escape(finding["save"]) in text
+    assert "error over limit by layer and token" in text
+    assert text.count("data:image/png") == 2
+    assert "Worst elements: 10 of" in text
+    assert "<h2>Layers and tokens" not in html.page(RunView(runs[0]))
+
+
+def test_pictures_of_layers_are_drawn_whatever_is_in_them():
+    nodes = [Node("", "", "M", -1), Node("$a^", "$a^", "A", 0), Node("b" * 90, "b" * 90, "B", 0)]
+    for rows in (
+        [("$a^", "unmatched", None, None)],
+        [("$a^", "match", 0.0, 0.0), ("b" * 90, "diverged", float("inf"), 0.0)],
+        [("", "diverged", 0.5, 0.1), ("$a^", "within_noise", 0.01, 0.1)],
+    ):
+        differences = [
+            Difference(i, Pair(Record(i, Site(path), i, "op", Summary("float32", (1,))), None, ""), *judged)
+            for i, (path, *judged) in enumerate(rows)
+        ]
+        errors = layer_errors(Tree(nodes, Counter(), Counter()), differences, {(0, 0): 0, (0, 1): 1})
+        assert layer_pictures(errors, ["$0", "1 decode"]).startswith("data:image/png;base64,")
+
+
+def test_sides_that_lie_differently_have_axes_of_their_own_and_worst_elements_of_the_difference():
+    model, ids = llama(), prompt()
+    broken = copy.deepcopy(model)
+    broken.get_submodule(BROKEN).register_forward_hook(lambda module, args, out: out * 1.5)
+    for name, each, tokens in (("golden", model, torch.cat([ids.flip(1), ids])), ("mine", broken, ids)):
+        with ld.dump(each, name=name), torch.no_grad():
+            each(tokens)
+    view = ld.compare("golden", "mine").view()
+    row = view.findings[0].difference.index
+    sides = {side["which"]: side for side in view.detail({"op": "detail", "row": row})["sides"]}
+    for which, batch in (("golden", 2), ("mine", 1), ("difference", 1)):
+        assert [axis["size"] for axis in sides[which]["axes"]] == [batch, *view.array(row, "mine").shape[1:]]
+    elements = view.worst({"op": "worst", "row": row, "n": 5})["elements"]
+    golden, mine = view.array(row, "golden")[1:], view.array(row, "mine")
+    for element in elements:
+        at = tuple(element["index"])
+        assert (element["golden"], element["mine"]) == (golden[at], mine[at])
+    assert abs(elements[0]["difference"]) == pytest.approx(np.abs(mine - golden).max(), rel=1e-6)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from llmdebug_nb.api import open_run
 from llmdebug_nb.report import Report
 from llmdebug_nb.show.run_view import RunView
-from llmdebug_nb.show.text import report_text
+from llmdebug_nb.show.text import notebook_text, report_text
 from llmdebug_nb.store.run import Run
 
 if TYPE_CHECKING:
@@ -27,15 +27,13 @@ def explore(what: Run | Report | str | os.PathLike[str]) -> Explorer:
 
 
 def show_report(report: Report, shell: Any) -> None:
-    """Print verdict and findings, then the explorer if a kernel's front end is there to draw it."""
+    """Print verdict, findings and the first mismatches, then show the explorer if a kernel's front end is there to draw it."""
     from IPython.display import display
 
-    text = report_text(report.view())
     if getattr(shell, "kernel", None) is None:
-        print(text)
+        print(report_text(report.view()))
         return
-    print(text.partition("\n")[0])  # this stays in the saved notebook; the rest is in the explorer
-    print(report.summary())
+    print(notebook_text(report.view()))
     display(explore(report))
 
 

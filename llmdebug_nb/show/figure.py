@@ -1,16 +1,21 @@
-"""Pictures of tensors for pages without a kernel, drawn by matplotlib."""
+"""Pictures of tensors and of layers for pages without a kernel, drawn by matplotlib."""
 
 from __future__ import annotations
 
 import base64
 import io
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from llmdebug_nb.show.layers import AROUND, DIVERGED, MATCH, UNMATCHED, LayerErrors
 from llmdebug_nb.show.tensors import Array, default_axes, plane, window
 
 _CELLS = 256
+_DECADES = 6  # either side of the limit at most
+_LINES = 200  # more are one blur
+_NAME = 28
 
 
 def heatmaps(panels: Sequence[tuple[str, Array]]) -> str:
@@ -35,6 +40,78 @@ def heatmaps(panels: Sequence[tuple[str, Array]]) -> str:
         axis.set_title(title, fontsize=9)
         axis.tick_params(labelsize=7)
         figure.colorbar(picture, ax=axis).ax.tick_params(labelsize=7)
+    return _url(figure)
+
+
+def layer_pictures(errors: LayerErrors, steps: Sequence[str]) -> str:
+    """Return error over limit by layer and step, and the error along depth for each step, as a ``data:`` URL of a PNG.
+
+    A cross is a cell that diverged, an open square one that was not matched; blank is where nothing was recorded.
+    """
+    from matplotlib.figure import Figure
+
+    names = [_plain(layer["path"]) if layer["node"] != AROUND else "(around)" for layer in errors.layers]
+    figure = Figure(figsize=(13, min(12.0, max(3.6, 0.2 * len(names) + 1.4))), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    _map(figure, left, errors)
+    _ticks(left.set_xticks, [_plain(step) for step in steps], 16)
+    _ticks(left.set_yticks, names, 60)
+    depth = sum(layer["node"] != AROUND for layer in errors.layers)
+    _growth(right, errors, depth, steps)
+    _ticks(right.set_xticks, names[:depth], 16, rotation=45, ha="right")
+    return _url(figure)
+
+
+def _map(figure: Any, axis: Any, errors: LayerErrors) -> None:
+    from matplotlib import colormaps
+
+    with np.errstate(divide="ignore", invalid="ignore"):
+        decades = np.log10(errors.ratio)
+    fine = np.abs(decades[np.isfinite(decades)])
+    reach = min(_DECADES, max(1.0, np.ceil(fine.max()))) if fine.size else 1.0
+    told = np.where(np.isnan(decades), np.where(errors.state == DIVERGED, np.inf, -np.inf), decades)
+    shown = np.where(errors.state >= MATCH, np.clip(told, -reach, reach), np.nan)
+    picture = axis.imshow(
+        shown, cmap=colormaps["RdBu_r"], vmin=-reach, vmax=reach, aspect="auto", interpolation="nearest"
+    )
+    for state, mark in ((DIVERGED, "x"), (UNMATCHED, "s")):
+        layer, step = np.nonzero(errors.state == state)
+        style = {"c": "black"} if mark == "x" else {"facecolors": "none", "edgecolors": "grey"}
+        axis.scatter(step, layer, s=min(30.0, 4000 / max(errors.state.shape)), marker=mark, linewidths=0.7, **style)
+    axis.set_title("error / limit (powers of ten), x: diverged", fontsize=9)
+    figure.colorbar(picture, ax=axis).ax.tick_params(labelsize=7)
+
+
+def _growth(axis: Any, errors: LayerErrors, depth: int, steps: Sequence[str]) -> None:
+    bad = (errors.state[:depth] == DIVERGED).sum(axis=0)
+    chosen = int(np.argmax(bad > 0))  # the first step that diverged, or the first
+    error = errors.error[:depth].astype(float)
+    error[error == 0] = np.nan  # no error at all has no place on a log scale
+    others = np.arange(0, len(steps), -(-len(steps) // _LINES))
+    axis.plot(error[:, others], color="grey", alpha=0.35, linewidth=0.8)
+    axis.plot(error[:, chosen], color="tab:blue", marker=".", label=f"step {_plain(steps[chosen])}")
+    axis.plot(errors.limit[:depth, chosen], color="tab:orange", linestyle="--", label="its limits")
+    wrong = np.nonzero(errors.state[:depth, chosen] == DIVERGED)[0]
+    axis.plot(wrong, error[wrong, chosen], "x", color="tab:red", label="diverged")
+    axis.set_yscale("log", nonpositive="mask")
+    axis.set_xlim(-0.5, depth - 0.5)
+    axis.set_title("error along depth, a line for each step", fontsize=9)
+    axis.legend(fontsize=7)
+    axis.tick_params(labelsize=7)
+
+
+def _ticks(put: Any, names: Sequence[str], most: int, **style: Any) -> None:
+    every = max(1, -(-len(names) // most))
+    put(range(0, len(names), every), names[::every], fontsize=7, **style)
+
+
+def _plain(text: str) -> str:
+    """Return text that matplotlib does not take for a formula, and not longer than there is room for."""
+    text = text.replace("$", r"\$")
+    return text if len(text) <= _NAME else "…" + text[1 - _NAME :]
+
+
+def _url(figure: Any) -> str:
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=110)
     return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()

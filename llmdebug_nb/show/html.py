@@ -7,7 +7,7 @@ from typing import Any
 
 from llmdebug_nb.errors import LLMDebugError
 from llmdebug_nb.show import wire
-from llmdebug_nb.show.figure import heatmaps
+from llmdebug_nb.show.figure import heatmaps, layer_pictures
 from llmdebug_nb.show.text import figure, finding_line, row_cells
 
 MAX_ROWS = 5000
@@ -22,8 +22,9 @@ th,td{text-align:left;padding:.15rem .5rem;border-bottom:1px solid var(--line);v
 th{position:sticky;top:0;background:Canvas}td.n{text-align:right}
 tr.diverged td:first-child{box-shadow:inset 3px 0 var(--bad)}tr.within_noise td:first-child{box-shadow:inset 3px 0 var(--noise)}
 tr.unmatched{color:var(--dim)}.wide{overflow-x:auto}img{max-width:100%}
-.note{color:var(--dim);font-size:12px}ol.findings li{margin:.3rem 0}code{font:12px ui-monospace,monospace}
+.note{color:var(--dim);font-size:12px}ol.findings li{margin:.3rem 0}pre{overflow:auto;max-height:30rem;border:1px solid var(--line);padding:.5rem}code{font:12px ui-monospace,monospace}
 """
+_SIDES: tuple[wire.Which, ...] = ("golden", "mine", "difference")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
@@ -33,7 +34,10 @@ def page(view: Any) -> str:
     Rows beyond `MAX_ROWS` are left out and the page says so; of a report, the mismatches come first.
     """
     overview: wire.Overview = view.overview()
-    body = [_head(overview), _findings(overview), _notes(overview), _picture(view, overview), _rows(view, overview)]
+    body = [
+        _head(overview), _sentences(overview), _opened_findings(view, overview), _notes(overview), _layers(view, overview),
+        _picture(view, overview), _rows(view, overview),
+    ]  # fmt: skip
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(overview["title"])}</title>'
         f'<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY)}"><style>{_STYLE}</style></head>\n'
@@ -63,6 +67,49 @@ def _findings(overview: wire.Overview) -> str:
     return f'<h2>To blame</h2><ol class="findings">{"".join(items)}</ol>' if items else ""
 
 
+def _sentences(overview: wire.Overview) -> str:
+    return f"<p>{escape(overview['summary'])}</p>" if overview["summary"] else ""
+
+
+def _opened_findings(view: Any, overview: wire.Overview) -> str:
+    items = [
+        f"<li>{escape(finding_line(finding, overview))}{_script(view.finding({'op': 'finding', 'finding': at}))}</li>"
+        for at, finding in enumerate(overview["findings"])
+    ]
+    return f'<h2>To blame</h2><ol class="findings">{"".join(items)}</ol>' if items else ""
+
+
+def _script(detail: wire.FindingDetail) -> str:
+    source = f"<div>called at {escape(detail['source'])}</div>" if detail["source"] else ""
+    if not detail["script"]:
+        return f'{source}<div class="note">no repro script: {escape(detail["why"])}</div>'
+    save = f"<div><code>{escape(detail['save'])}</code></div>"
+    script = f"<pre><code>{escape(detail['script'])}</code></pre>"
+    return f"{source}<details><summary>Repro script</summary>{save}{script}</details>"
+
+
+def _layers(view: Any, overview: wire.Overview) -> str:
+    if overview["kind"] != "report" or not view.layer_errors.layers:
+        return ""
+    steps = [step["label"] for step in overview["steps"]]
+    picture = layer_pictures(view.layer_errors, steps)
+    return f'<h2>Layers and tokens</h2><img alt="error over limit by layer and token, and along depth" src="{picture}">'
+
+
+def _worst(view: Any, row: int) -> str:
+    """Return the elements that differ most, as a table."""
+    found: wire.Worst = view.worst({"op": "worst", "row": row, "n": 10})
+    lines = [
+        f"<tr><td>{element['index']}</td>"
+        + "".join(f'<td class="n">{escape(figure(element[name]))}</td>' for name in _SIDES)
+        + "</tr>"
+        for element in found["elements"]
+    ]
+    heads = "".join(f"<th>{name}</th>" for name in ("element", *_SIDES))
+    title = f"Worst elements: {len(lines)} of {found['differing']:,} that differ"
+    return f"<h2>{title}</h2><table><thead><tr>{heads}</tr></thead>{''.join(lines)}</table>"
+
+
 def _picture(view: Any, overview: wire.Overview) -> str:
     """Draw the tensor that is to blame, or that diverged first."""
     if overview["kind"] != "report" or overview["first_bad"] < 0:
@@ -73,7 +120,7 @@ def _picture(view: Any, overview: wire.Overview) -> str:
     if not all(which in sides and sides[which]["kept"] for which in ("golden", "mine")):
         return ""
     try:
-        panels = [(which, view.array(row, which)) for which in ("golden", "mine", "difference")]
+        panels = [(which, view.array(row, which)) for which in _SIDES]
     except LLMDebugError as error:
         return f"<p>{escape(str(error))}</p>"
     if not panels[0][1].size:
@@ -81,6 +128,7 @@ def _picture(view: Any, overview: wire.Overview) -> str:
     where = " ".join(row_cells(detail["row"], overview["steps"])[:3])
     return (
         f'<h2>{escape(where)}</h2><img alt="heat maps of golden, mine and their difference" src="{heatmaps(panels)}">'
+        + _worst(view, row)
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,14 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from llmdebug_nb.errors import LLMDebugError, TensorLookupError
+from llmdebug_nb.errors import LLMDebugError, StoreError, TensorLookupError
 from llmdebug_nb.kernels import summary as kernel
 from llmdebug_nb.records import Difference, within
 from llmdebug_nb.show import tensors, wire
+from llmdebug_nb.show.layers import LayerErrors, layer_errors
 from llmdebug_nb.show.tensors import Array, number
 from llmdebug_nb.show.text import report_text
 from llmdebug_nb.show.tree import Tree
-from llmdebug_nb.show.views import View, axes_of, side_view
+from llmdebug_nb.show.views import Answer, View, axes_of, side_view
 from llmdebug_nb.show.words import made_text
 
 
@@ -35,19 +37,23 @@ class ReportView(View):
         verdict: str,
         lines: list[str],
         notes: list[str],
+        summary: str = "",
     ) -> None:
         seen = {(call.generation, call.step): call for call in (*mine.steps(), *golden.steps())}
         super().__init__([seen[key] for key in sorted(seen)])
         self.golden, self.mine = golden, mine
         self.differences, self.findings, self.verdict, self.lines = differences, findings, verdict, lines
-        self.notes = notes
+        self.notes, self.summary = notes, summary
         self._by_golden = {d.pair.golden.id: d.index for d in differences if d.pair.golden}
 
     @functools.cached_property
     def tree(self) -> Tree:
         rows = Counter(d.site.path for d in self.differences)
-        bad = Counter(d.site.path for d in self.differences if d.verdict == "diverged")
-        return Tree(self.golden.nodes or self.mine.nodes, rows, bad)
+        bad, near, alone = (
+            Counter(d.site.path for d in self.differences if d.verdict == verdict)
+            for verdict in ("diverged", "within_noise", "unmatched")
+        )
+        return Tree(self.golden.nodes or self.mine.nodes, rows, bad, near, alone)
 
     def overview(self, request: Any = None) -> wire.Overview:
         rows = Counter((d.site.generation, d.site.step) for d in self.differences)
@@ -61,6 +67,7 @@ class ReportView(View):
             "mine": self.mine.label,
             "verdict": verdict,
             "lines": self.lines,
+            "summary": self.summary,
             "notes": [*self.notes, *(made_text(run) for run in (self.golden, self.mine))],
             "steps": self.step_views(rows, bad),
             "findings": [
@@ -156,7 +163,6 @@ class ReportView(View):
         return {
             "row": self._difference_row(d.index),
             "sides": sides,
-            "axes": axes_of(d.pair.either.payload_shape),
             "metrics": [{"name": name, "value": number(value)} for name, value in d.metrics.items()],
             "producer": producer,
             "producer_label": str(self.differences[producer].site) if producer >= 0 else "",
@@ -166,34 +172,69 @@ class ReportView(View):
         """Return the side that shows mine minus golden."""
         why = next((f"{side['which']}: {side['why']}" for side in sides if not side["kept"]), "")
         figures: tuple[Any, ...] = (None,) * 7
+        shape = tuple(sides[0]["shape"])
         try:
             if not why:
-                figures = kernel.figures(torch.from_numpy(self.array(row, "difference")))
+                difference = self.array(row, "difference")
+                shape, figures = difference.shape, kernel.figures(torch.from_numpy(difference))
         except (LLMDebugError, ValueError) as error:
             why = str(error)
         low, high, mean, norm, nan, inf, zero = figures
         golden, mine = (side["code"] for side in sides)
         return {
-            **sides[0], "which": "difference", "kept": not why, "why": why, "min": number(low), "max": number(high),
-            "mean": number(mean), "l2norm": number(norm), "nan": nan, "inf": inf, "zero": zero, "fingerprint": "",
-            "code": f"{mine} - {golden}",
+            **sides[0], "which": "difference", "kept": not why, "why": why, "shape": list(shape), "axes": axes_of(shape),
+            "numel": math.prod(shape), "min": number(low), "max": number(high), "mean": number(mean), "l2norm": number(norm),
+            "nan": nan, "inf": inf, "zero": zero, "fingerprint": "", "code": f"{mine} - {golden}",
         }  # fmt: skip
 
-    def load(self, row: int, which: str) -> Array:
+    def finding(self, request: wire.FindingRequest) -> wire.FindingDetail:
+        at = request["finding"]
+        if not 0 <= at < len(self.findings):
+            raise TensorLookupError(f"the report has no finding {at}; it has {len(self.findings)}")
+        script = why = ""
+        try:
+            script = self.findings[at].script()
+        except StoreError as error:
+            why = str(error)
+        save = f'report.findings[{at}].save_repro("repro.py")'
+        return {"script": script, "why": why, "save": save, "source": self.findings[at].source or ""}
+
+    @functools.cached_property
+    def layer_errors(self) -> LayerErrors:
+        """How far each layer is off at each step."""
+        return layer_errors(self.tree, self.differences, self.step_index)
+
+    def layers(self, request: Any = None) -> Answer:
+        found = self.layer_errors
+        buffers = [memoryview(cells.tobytes()) for cells in (found.error, found.limit, found.row, found.state)]
+        answer: wire.LayerMap = {"layers": found.layers, "steps": len(self.steps)}
+        return answer, buffers
+
+    def worst(self, request: wire.WorstRequest) -> wire.Worst:
+        elements, differing = tensors.worst(*self._fitted(request["row"]), max(1, min(request["n"], 100)))
+        return {"elements": elements, "differing": differing}
+
+    def _fitted(self, row: int) -> tuple[Array, Array]:
+        """Return both sides in one shape."""
         pair = self.differences[self._check(row)].pair
+        kept = [record.kept for record in (pair.golden, pair.mine) if record is not None]
+        if len(set(kept)) > 1:
+            parts = " against ".join(part or "the whole tensor" for part in kept)
+            raise TensorLookupError(f"no difference to show: {parts}")
+        if pair.fit is not None and pair.golden is not None and pair.mine is not None:
+            fitted = pair.fit(self.golden.load(pair.golden), self.mine.load(pair.mine))
+            golden, mine = (tensors.as_array(tensor) for tensor in fitted)
+        else:
+            golden, mine = self.array(row, "golden"), self.array(row, "mine")
+        if golden.shape != mine.shape:
+            raise TensorLookupError(f"no difference to show: shape {list(golden.shape)} against {list(mine.shape)}")
+        return golden, mine
+
+    def load(self, row: int, which: str) -> Array:
         if which == "difference":
-            kept = [record.kept for record in (pair.golden, pair.mine) if record is not None]
-            if len(set(kept)) > 1:
-                parts = " against ".join(part or "the whole tensor" for part in kept)
-                raise TensorLookupError(f"no difference to show: {parts}")
-            if pair.fit is not None and pair.golden is not None and pair.mine is not None:
-                fitted = pair.fit(self.golden.load(pair.golden), self.mine.load(pair.mine))
-                golden, mine = (tensors.as_array(tensor) for tensor in fitted)
-            else:
-                golden, mine = self.array(row, "golden"), self.array(row, "mine")
-            if golden.shape != mine.shape:
-                raise TensorLookupError(f"no difference to show: shape {list(golden.shape)} against {list(mine.shape)}")
+            golden, mine = self._fitted(row)
             return np.asarray(mine.astype(np.float64) - golden.astype(np.float64))
+        pair = self.differences[self._check(row)].pair
         run, record = (self.golden, pair.golden) if which == "golden" else (self.mine, pair.mine)
         if record is None:
             raise TensorLookupError(f"{which} has no such tensor: {pair.why}")

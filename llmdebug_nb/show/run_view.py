@@ -10,7 +10,7 @@ from llmdebug_nb.show import tensors, wire
 from llmdebug_nb.show.tensors import Array
 from llmdebug_nb.show.text import run_text
 from llmdebug_nb.show.tree import Tree
-from llmdebug_nb.show.views import View, axes_of, side_view
+from llmdebug_nb.show.views import View, side_view
 from llmdebug_nb.show.words import count_text, made_text, size_text
 
 # what a filter's words are looked for in: the row as the page shows it (in[0], out[0]), and as Python calls it
@@ -62,6 +62,7 @@ class RunView(View):
             "mine": "",
             "verdict": None,
             "lines": lines,
+            "summary": "",
             "notes": [made_text(self.run)],
             "steps": self.step_views(
                 Counter({(g, s): n for g, s, n, _ in counted}), Counter({(g, s): b for g, s, _, b in counted})
@@ -118,7 +119,6 @@ class RunView(View):
         return {
             "row": self.row_view(record.id, record),
             "sides": [side_view("golden", self.run, record)],
-            "axes": axes_of(record.payload_shape),
             "metrics": [],
             "producer": producer,
             "producer_label": label,

@@ -90,6 +90,32 @@ def _extremes(part: Array, fy: int, fx: int) -> Array:
     return np.where(np.abs(high) >= np.abs(low), high, np.where(np.isnan(high), high, low))
 
 
+def worst(golden: Array, mine: Array, n: int) -> tuple[list[wire.Element], int]:
+    """Return the ``n`` elements of largest difference, the worst first, and how many differ at all.
+
+    NaN on one side only is the worst there is; NaN on both is no difference.
+    """
+    a, b = golden.astype(np.float64).reshape(-1), mine.astype(np.float64).reshape(-1)
+    with np.errstate(invalid="ignore"):
+        difference = b - a
+    size = np.abs(difference)
+    size[np.isnan(size)] = np.inf
+    size[(a == b) | (np.isnan(a) & np.isnan(b))] = 0.0
+    n = min(n, size.size)
+    largest = np.argpartition(-size, n - 1)[:n] if n else np.zeros(0, int)
+    found = [int(i) for i in largest[np.lexsort((largest, -size[largest]))] if size[i]]
+    elements: list[wire.Element] = [
+        {
+            "index": [int(at) for at in np.unravel_index(i, golden.shape)],
+            "golden": number(float(a[i])),
+            "mine": number(float(b[i])),
+            "difference": number(float(difference[i])),
+        }
+        for i in found
+    ]
+    return elements, int(np.count_nonzero(size))
+
+
 def histogram(values: Array, bins: int) -> wire.Histogram:
     """Return counts of the finite elements in equal bins, and how many are not finite."""
     flat = values.reshape(-1)

@@ -69,14 +69,26 @@ def summary_text(view: Any) -> str:
 def report_text(view: Any) -> str:
     """Return `summary_text`, the first mismatches, and the notes of a report."""
     overview: wire.Overview = view.overview()
-    lines = [summary_text(view)]
+    return "\n".join([summary_text(view), *mismatch_lines(view, overview), "", *overview["notes"]])
+
+
+def notebook_text(view: Any) -> str:
+    """Return what stays in a saved notebook above the explorer: verdict, sentences, findings, and the first mismatches."""
+    overview: wire.Overview = view.overview()
+    head = [f"{overview['title']}: {overview['verdict']}", overview["summary"], *finding_lines(overview)]
+    return "\n".join([*head, *mismatch_lines(view, overview)])
+
+
+def mismatch_lines(view: Any, overview: wire.Overview) -> list[str]:
+    """Return the table of the first mismatches, if there are any."""
     page = view.rows({"op": "rows", "step": -1, "node": -1, "mismatch": True, "text": "", "start": 0, "n": _ROWS})
-    if page["rows"]:
-        head = ["step", "path", "tensor", "op", "dtype", "shape", "error", "limit", "verdict"]
-        lines += ["", table(head, [_mismatch_cells(row, overview) for row in page["rows"]])]
-        if page["total"] > len(page["rows"]):
-            lines.append(f"… {page['total'] - len(page['rows']):,} more mismatches: report.differences.to_pandas()")
-    return "\n".join([*lines, "", *overview["notes"]])
+    if not page["rows"]:
+        return []
+    head = ["step", "path", "tensor", "op", "dtype", "shape", "error", "limit", "verdict"]
+    lines = ["", table(head, [_mismatch_cells(row, overview) for row in page["rows"]])]
+    if page["total"] > len(page["rows"]):
+        lines.append(f"… {page['total'] - len(page['rows']):,} more mismatches: report.differences.to_pandas()")
+    return lines
 
 
 def _mismatch_cells(row: wire.Row, overview: wire.Overview) -> list[str]:

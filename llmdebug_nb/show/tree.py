@@ -6,14 +6,24 @@ from collections import Counter
 from collections.abc import Iterable
 
 from llmdebug_nb.errors import TensorLookupError
-from llmdebug_nb.records import Node
+from llmdebug_nb.records import Node, within
 from llmdebug_nb.show import wire
 
 
 class Tree:
-    """The model tree with row counts rolled up to every ancestor."""
+    """The model tree with counts of rows rolled up to every ancestor.
 
-    def __init__(self, nodes: list[Node], rows: Counter[str], bad: Counter[str]) -> None:
+    ``near``, ``alone``: rows within noise and rows without a partner, where rows are those of a comparison.
+    """
+
+    def __init__(
+        self,
+        nodes: list[Node],
+        rows: Counter[str],
+        bad: Counter[str],
+        near: Counter[str] | None = None,
+        alone: Counter[str] | None = None,
+    ) -> None:
         self.nodes = nodes or _from_paths({*rows, *bad})
         self.kids: dict[int, list[int]] = {}
         self.at: dict[str, int] = {}
@@ -21,13 +31,38 @@ class Tree:
             self.kids.setdefault(node.parent, []).append(i)
             for name in (node.path, *node.aliases):
                 self.at.setdefault(name, i)
-        self.rows = [rows[node.path] for node in self.nodes]
-        self.bad = [bad[node.path] for node in self.nodes]
+        self.judged = near is not None
+        self.rows, self.bad, self.near, self.alone = (
+            self._rolled_up(counts or Counter()) for counts in (rows, bad, near, alone)
+        )
+
+    def _rolled_up(self, counts: Counter[str]) -> list[int]:
+        """Return the sum over each node and what lies below it; an operator counts where it was called."""
+        sums = [0] * len(self.nodes)
+        for path, count in counts.items():
+            if (i := self.nearest(path)) >= 0:
+                sums[i] += count
         for i in range(len(self.nodes) - 1, -1, -1):  # parents come before children
-            parent = self.nodes[i].parent
-            if parent >= 0:
-                self.rows[parent] += self.rows[i]
-                self.bad[parent] += self.bad[i]
+            if (parent := self.nodes[i].parent) >= 0:
+                sums[parent] += sums[i]
+        return sums
+
+    def nearest(self, path: str) -> int:
+        """Return the node of the module at ``path`` or of the nearest one above it; -1 for none."""
+        module = path.partition("/")[0]
+        while module not in self.at and module:
+            module = module.rpartition(".")[0]
+        return self.at.get(module, -1) if module or within(path, "") else -1
+
+    def _verdict(self, i: int) -> wire.Verdict | None:
+        """Return the worst verdict at a node and below it, on what could be compared."""
+        if not self.judged or not self.rows[i]:
+            return None
+        if self.bad[i]:
+            return "diverged"
+        if self.near[i]:
+            return "within_noise"
+        return "match" if self.rows[i] > self.alone[i] else "unmatched"
 
     def children(self, parent: int, start: int, n: int) -> wire.Children:
         kids = self.kids.get(parent, [])
@@ -44,14 +79,14 @@ class Tree:
             "children": len(self.kids.get(i, ())),
             "rows": self.rows[i],
             "bad": self.bad[i],
+            "unmatched": self.alone[i],
+            "verdict": self._verdict(i),
             "note": note,
         }
 
     def way(self, path: str) -> list[int]:
         """Return node ids from a root down to the node at ``path``, or to its nearest ancestor that exists."""
-        while path not in self.at and path:
-            path = path.rpartition(".")[0]
-        ids, i = [], self.at.get(path, -1)
+        ids, i = [], self.nearest(path)
         while i >= 0:
             ids.append(i)
             i = self.nodes[i].parent
@@ -70,7 +105,7 @@ def _from_paths(paths: Iterable[str]) -> list[Node]:
     """Return a tree made from dotted paths, for dumps that came without one."""
     every = {""}
     for path in paths:
-        parts = path.split(".")
+        parts = path.partition("/")[0].split(".")
         every.update(".".join(parts[: i + 1]) for i in range(len(parts)))
     order = sorted(
         every,

@@ -19,6 +19,7 @@ from llmdebug_nb.show.tensors import Array, number
 from llmdebug_nb.show.tree import Tree
 
 _CACHED = 6  # tensors held for zooming and slicing
+_ALONE = "a single run holds no differences: compare it with another one"
 Answer = tuple[Any, list[memoryview]]
 
 
@@ -72,6 +73,15 @@ class View(ABC):
     def histogram(self, request: wire.HistogramRequest) -> wire.Histogram:
         bins = max(1, min(request["bins"], 512))
         return tensors.histogram(self.array(request["row"], request["which"]), bins)
+
+    def finding(self, request: wire.FindingRequest) -> wire.FindingDetail:
+        raise TensorLookupError(_ALONE)
+
+    def layers(self, request: wire.LayersRequest) -> Answer:
+        raise TensorLookupError(_ALONE)
+
+    def worst(self, request: wire.WorstRequest) -> wire.Worst:
+        raise TensorLookupError(_ALONE)
 
     def step_views(self, rows: Counter[tuple[int, int]], bad: Counter[tuple[int, int]]) -> list[wire.Step]:
         views: list[wire.Step] = []
@@ -139,6 +149,7 @@ def side_view(which: wire.Which, run: Any, record: Record) -> wire.Side:
         "part": record.kept or "",
         "dtype": v.dtype,
         "shape": list(v.shape),
+        "axes": axes_of(record.payload_shape),
         "device": record.device,
         "min": number(v.min),
         "max": number(v.max),

@@ -26,7 +26,10 @@ class Step(TypedDict):
 
 
 class TreeNode(TypedDict):
-    """A module. ``rows``/``bad``: recorded rows (diverged ones) at it and below, all steps."""
+    """A module. ``rows``/``bad``/``unmatched``: recorded (diverged, unpaired) rows at it and below, all steps.
+
+    ``verdict``: the worst of them, on what could be compared; None in a run.
+    """
 
     id: int
     label: str
@@ -35,6 +38,8 @@ class TreeNode(TypedDict):
     children: int
     rows: int
     bad: int
+    unmatched: int
+    verdict: Verdict | None
     note: str
 
 
@@ -97,7 +102,7 @@ class FindingView(TypedDict):
 
 
 class Overview(TypedDict):
-    """``lines``: what came out. ``notes``: how far to trust it, and what made the runs."""
+    """``lines``: what came out. ``summary``: that in sentences, of a report. ``notes``: how far to trust it, and what made the runs."""
 
     kind: Literal["run", "report"]
     title: str
@@ -105,11 +110,57 @@ class Overview(TypedDict):
     mine: str
     verdict: Verdict | None
     lines: list[str]
+    summary: str
     notes: list[str]
     steps: list[Step]
     findings: list[FindingView]
     first_bad: int
     rows: int
+
+
+class FindingDetail(TypedDict):
+    """``script``: what calls it again, "" for none, then ``why`` says why not. ``save``: the line of Python that writes it.
+
+    ``source``: where in the program it was called, "" if that was not recorded.
+    """
+
+    script: str
+    why: str
+    save: str
+    source: str
+
+
+class Layer(TypedDict):
+    """A row of the map of layers. ``node``: its place in the tree; -1 is what lies around the layers."""
+
+    path: str
+    type: str
+    node: int
+
+
+class LayerMap(TypedDict):
+    """The worst row of each layer (in execution order) at each step (all of the stepper), layer by layer in four buffers.
+
+    Error and limit (little-endian float32, NaN: no figure), id of the row (int32, -1: nothing was recorded), and verdict
+    (uint8: 0 nothing recorded, 1 unmatched, 2 match, 3 within noise, 4 diverged).
+    """
+
+    layers: list[Layer]
+    steps: int
+
+
+class Element(TypedDict):
+    index: list[int]
+    golden: Num
+    mine: Num
+    difference: Num
+
+
+class Worst(TypedDict):
+    """The elements that differ most, the worst first; NaN on one side only is worst. ``differing``: how many there are."""
+
+    elements: list[Element]
+    differing: int
 
 
 class Axis(TypedDict):
@@ -118,7 +169,10 @@ class Axis(TypedDict):
 
 
 class Side(TypedDict):
-    """One side of a row. ``kept`` says that values can be asked for; ``why`` says why not, ``part`` of what ("": all of it)."""
+    """One side of a row. ``kept`` says that values can be asked for; ``why`` says why not, ``part`` of what ("": all of it).
+
+    ``axes``: of what was kept.
+    """
 
     which: Which
     kept: bool
@@ -126,6 +180,7 @@ class Side(TypedDict):
     part: str
     dtype: str
     shape: list[int]
+    axes: list[Axis]
     device: str
     min: Num
     max: Num
@@ -147,7 +202,6 @@ class Metric(TypedDict):
 class Detail(TypedDict):
     row: Row
     sides: list[Side]
-    axes: list[Axis]
     metrics: list[Metric]
     producer: int
     producer_label: str
@@ -275,6 +329,23 @@ class HistogramRequest(TypedDict):
     bins: int
 
 
+class FindingRequest(TypedDict):
+    """``finding`` is its place in the overview's list."""
+
+    op: Literal["finding"]
+    finding: int
+
+
+class LayersRequest(TypedDict):
+    op: Literal["layers"]
+
+
+class WorstRequest(TypedDict):
+    op: Literal["worst"]
+    row: int
+    n: int
+
+
 ANSWERS: dict[str, tuple[type, type]] = {
     "overview": (OverviewRequest, Overview),
     "children": (ChildrenRequest, Children),
@@ -285,4 +356,7 @@ ANSWERS: dict[str, tuple[type, type]] = {
     "detail": (DetailRequest, Detail),
     "view": (ViewRequest, View),
     "histogram": (HistogramRequest, Histogram),
+    "finding": (FindingRequest, FindingDetail),
+    "layers": (LayersRequest, LayerMap),
+    "worst": (WorstRequest, Worst),
 }

@@ -46,6 +46,12 @@ export class Scale {
     return TABLES[this.kind][at <= 0 ? 0 : at >= 255 ? 255 : at | 0]!;
   }
 
+  /** The value's colour as a style sheet says it. */
+  css(value: number): string {
+    const word = this.word(value);
+    return `rgb(${word & 255} ${(word >> 8) & 255} ${(word >> 16) & 255})`;
+  }
+
   /** Black or white, whichever can be read on the value's colour. */
   ink(value: number): string {
     const word = this.word(value);

@@ -18,6 +18,14 @@ export function h<K extends keyof HTMLElementTagNameMap>(
   return el;
 }
 
+/** Like `h`, for pictures. */
+export function svg(tag: string, props: Record<string, string | number>, ...children: (Node | string)[]): SVGElement {
+  const el = document.createElementNS('http://www.w3.org/2000/svg', tag) as SVGElement;
+  for (const [name, value] of Object.entries(props)) el.setAttribute(name, String(value));
+  el.append(...children);
+  return el;
+}
+
 /** Make `old` look like `fresh`, of the same tag, and touch nothing that is equal. */
 export function morph<E extends HTMLElement>(old: E, fresh: E): E {
   if (old.isEqualNode(fresh)) return old;

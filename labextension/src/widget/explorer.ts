@@ -8,6 +8,7 @@ import type { AnyModel } from '@anywidget/types';
 import { clamp, h } from './dom';
 import { header } from './header';
 import { onKeys } from './keys';
+import { Layers } from './layers';
 import { Panel } from './panel';
 import { Rows } from './rows';
 import { Rpc } from './rpc';
@@ -15,7 +16,7 @@ import { Status } from './status';
 import { Stepper } from './stepper';
 import { T } from './strings';
 import { Tree } from './tree';
-import type { Located, Overview, TreeNode } from './wire';
+import type { Layer, Located, Overview, TreeNode } from './wire';
 
 export interface Traits {
   snapshot: Overview;
@@ -31,6 +32,7 @@ export class Explorer {
   private tree: Tree;
   private rows: Rows;
   private panel: Panel;
+  private layers: Layers | null;
   private overview: Overview;
   private offKeys: () => void;
   /** The tree unfolds to the record that the explorer opens with, and from then on as the user likes. */
@@ -60,7 +62,9 @@ export class Explorer {
     });
     root.setAttribute('role', 'region');
     root.setAttribute('aria-label', `${T.explorer}: ${overview.title}`);
-    root.append(header(overview, row => this.set('selected', row)), this.stepper.root,
+    this.layers = report ? new Layers(ask, overview.steps, (layer, step, row) => void this.jump(layer, step, row)) : null;
+    const events = { jump: (row: number) => this.set('selected', row), say: (text: string) => this.status.say(text) };
+    root.append(header(overview, ask, events), ...(this.layers ? [this.layers.root] : []), this.stepper.root,
       h('div', { class: 'llmdebug-main' }, this.tree.root, this.rows.root, this.panel.root), this.bar(report));
     for (const action of ['pointerdown', 'keydown']) root.addEventListener(action, () => this.status.say(''), true);
     this.offKeys = onKeys(root, { record: delta => void this.walk(delta, false), mismatch: delta => void this.walk(delta, true) });
@@ -77,7 +81,7 @@ export class Explorer {
     this.model.off('change:position', this.onPosition);
     this.model.off('change:selected', this.onSelected);
     this.model.off('change:path', this.onPath);
-    for (const part of [this.rpc, this.stepper, this.tree, this.rows, this.panel]) part.dispose();
+    for (const part of [this.rpc, this.stepper, this.tree, this.rows, this.panel, this.layers]) part?.dispose();
   }
 
   private bar(report: boolean): HTMLElement {
@@ -107,6 +111,7 @@ export class Explorer {
   private onPosition = (): void => {
     this.moves++;
     this.stepper.show(this.position);
+    this.layers?.show(this.position);
     this.rows.show(this.position, this.tree.selected);
   };
 
@@ -122,6 +127,13 @@ export class Explorer {
   /** Narrow the list to the module at `path`. */
   private async go(path: string): Promise<void> {
     this.under(path ? await this.tree.find(path) : null);
+  }
+
+  /** To a layer's worst row at a step; where nothing was recorded, to the step. */
+  private async jump({ path, node }: Layer, step: number, row: number): Promise<void> {
+    if (row < 0) return this.set('position', step);
+    this.narrow(node < 0 ? null : await this.tree.find(path));
+    this.set('selected', row);
   }
 
   private under(node: TreeNode | null): void {

@@ -8,11 +8,22 @@ import type { View, ViewRequest } from './wire';
 
 /** What is looked at, apart from the window. */
 export type Slice = Pick<ViewRequest, 'row' | 'which' | 'axes' | 'fixed'>;
-interface Window {
+export interface Window {
   y0: number;
   x0: number;
   y1: number;
   x1: number;
+}
+/** An element of the slice. */
+export interface Cell {
+  y: number;
+  x: number;
+}
+export interface HeatmapEvents {
+  moved?: (window: Window) => void;
+  pointed?: (at: Cell | null) => void;
+  picked?: (at: Cell) => void;
+  drawn?: () => void;
 }
 
 const CELLS = 256;
@@ -33,21 +44,28 @@ export class Heatmap {
   private ramp = h('span', { class: 'llmdebug-ramp' });
   private slice: Slice | null = null;
   private window: Window = { y0: 0, x0: 0, y1: 0, x1: 0 };
-  private view: View | null = null;
+  view: View | null = null;
   private data = new Float32Array();
   private scale = new Scale(0, 0);
-  private picked: { y: number; x: number } | null = null;
+  private picture: HTMLCanvasElement | null = null;
+  private picked: Cell | null = null;
+  private pointed: Cell | null = null;
   private busy = false;
   private stale = false;
   private resize = new ResizeObserver(() => this.paint());
 
-  constructor(private ask: Ask) {
+  constructor(
+    private ask: Ask,
+    private events: HeatmapEvents = {},
+  ) {
     const legend = h('div', { class: 'llmdebug-legend' }, this.low, this.ramp, this.high,
       h('span', { class: 'llmdebug-swatch', style: `background:${NAN_COLOUR}` }), T.nan);
     this.root = h('figure', { class: 'llmdebug-heatmap' }, this.canvas, legend, this.caption, this.value);
     this.canvas.addEventListener('wheel', event => this.wheel(event), { passive: false });
     this.canvas.addEventListener('keydown', event => this.key(event));
     this.canvas.addEventListener('pointerdown', event => this.drag(event));
+    this.canvas.addEventListener('pointermove', event => this.events.pointed?.(this.under(event)));
+    this.canvas.addEventListener('pointerleave', () => this.events.pointed?.(null));
     this.resize.observe(this.canvas);
   }
 
@@ -55,9 +73,49 @@ export class Heatmap {
     this.slice = slice;
     this.window = { y0: 0, x0: 0, y1: 0, x1: 0 };
     this.view = null;
-    this.picked = null;
+    this.picked = this.pointed = null;
     this.value.textContent = '';
     void this.load();
+  }
+
+  /** Follow another map of as many rows and columns. */
+  look(window: Window): void {
+    this.window = window;
+    void this.load();
+  }
+
+  /** Frame an element and show its value, which is asked for by itself: a cell may cover many. */
+  async mark(at: Cell): Promise<void> {
+    const slice = this.slice;
+    if (!slice) return;
+    const reply = await this.ask('view', { ...slice, y0: at.y, x0: at.x, y1: at.y + 1, x1: at.x + 1, size: 1 });
+    if (reply && slice === this.slice) this.put(slice, at, floats(reply.buffers[0])[0]!);
+  }
+
+  /** Frame what is pointed at, here or in a map beside it. */
+  point(at: Cell | null): void {
+    this.pointed = at;
+    this.paint();
+  }
+
+  /** The value on show at an element: its cell's. */
+  valueAt(at: Cell | null): number | null {
+    const { view } = this;
+    if (!view || !at) return null;
+    return this.data[Math.floor((at.y - view.y0) / view.fy) * view.w + Math.floor((at.x - view.x0) / view.fx)] ?? null;
+  }
+
+  /** An element's index in the whole tensor, or the part that its cell covers. */
+  where(at: Cell): string {
+    const { slice, view } = this;
+    if (!slice || !view) return '';
+    return `[${this.index(slice, at).join(', ')}]${T.cells(view.fy, view.fx)}`;
+  }
+
+  /** Colour the values from `lo` to `hi` instead of from the lowest to the highest. */
+  paintBetween(lo: number, hi: number): void {
+    this.colour(new Scale(lo, hi));
+    this.paint();
   }
 
   dispose(): void {
@@ -102,16 +160,22 @@ export class Heatmap {
     this.view = view;
     this.data = data;
     if (!this.stale) this.window = { y0: view.y0, x0: view.x0, y1: view.y1, x1: view.x1 };
-    this.scale = new Scale(numeric(view.lo), numeric(view.hi), this.slice?.which === 'difference');
+    this.colour(new Scale(numeric(view.lo), numeric(view.hi), this.slice?.which === 'difference'));
     this.canvas.style.height = `${Math.min(HEIGHT, Math.max(48, view.rows * LINE_HEIGHT))}px`;
-    this.ramp.style.background = this.scale.gradient;
-    this.low.textContent = figure(this.scale.lo, 3);
-    this.high.textContent = figure(this.scale.hi, 3);
     const flat = view.rows === 1;
     const range = flat ? T.windowFlat(view.x0, view.x1) : T.window(view.y0, view.y1, view.x0, view.x1);
     this.caption.textContent = data.length ? (view.rows * view.cols === 1 ? T.scalar : range + T.cells(view.fy, view.fx)) : T.empty;
     this.canvas.setAttribute('aria-label', `${T.heatmap(view.rows, view.cols)}, ${this.caption.textContent}`);
     this.paint();
+    this.events.drawn?.();
+  }
+
+  private colour(scale: Scale): void {
+    this.scale = scale;
+    this.picture = null;
+    this.ramp.style.background = scale.gradient;
+    this.low.textContent = figure(scale.lo, 3);
+    this.high.textContent = figure(scale.hi, 3);
   }
 
   private paint(): void {
@@ -123,10 +187,11 @@ export class Heatmap {
     canvas.height = Math.round(canvas.clientHeight * ratio);
     if (this.data.length === 0) return;
     context.imageSmoothingEnabled = false;
-    context.drawImage(this.image(view), 0, 0, canvas.width, canvas.height);
+    this.picture ??= this.image(view);
+    context.drawImage(this.picture, 0, 0, canvas.width, canvas.height);
     context.scale(ratio, ratio);
     this.numbers(context, view);
-    this.frame(context, view);
+    for (const at of [this.picked, this.pointed]) if (at) this.frame(context, view, at);
   }
 
   private image(view: View): HTMLCanvasElement {
@@ -153,13 +218,11 @@ export class Heatmap {
     });
   }
 
-  /** Around the picked element. */
-  private frame(context: CanvasRenderingContext2D, view: View): void {
-    if (!this.picked) return;
+  private frame(context: CanvasRenderingContext2D, view: View, at: Cell): void {
     const width = this.canvas.clientWidth / view.w;
     const height = this.canvas.clientHeight / view.h;
-    const x = Math.floor((this.picked.x - view.x0) / view.fx) * width;
-    const y = Math.floor((this.picked.y - view.y0) / view.fy) * height;
+    const x = Math.floor((at.x - view.x0) / view.fx) * width;
+    const y = Math.floor((at.y - view.y0) / view.fy) * height;
     const grow = Math.max(0, 6 - Math.min(width, height)) / 2; // a cell of one pixel would be hidden
     for (const [colour, line] of [['#000', 3], ['#fff', 1]] as const) {
       context.strokeStyle = colour;
@@ -187,8 +250,8 @@ export class Heatmap {
   private move(to: Window): void {
     const at = this.window;
     if (to.y0 === at.y0 && to.y1 === at.y1 && to.x0 === at.x0 && to.x1 === at.x1) return;
-    this.window = to;
-    void this.load();
+    this.look(to);
+    this.events.moved?.(to);
   }
 
   /** At its limits the wheel is left to the page, so that scrolling past does not get stuck. */
@@ -256,13 +319,28 @@ export class Heatmap {
       data = floats(reply.buffers[0]);
       cell = extreme(data);
     }
-    this.picked = { y: view.y0 + Math.floor(cell / view.w), x: view.x0 + (cell % view.w) };
-    this.value.textContent = `[${this.index(slice, this.picked).join(', ')}] = ${exactFloat32(data[cell]!)}`;
+    const at = { y: view.y0 + Math.floor(cell / view.w), x: view.x0 + (cell % view.w) };
+    this.put(slice, at, data[cell]!);
+    this.events.picked?.(at);
+  }
+
+  private put(slice: Slice, at: Cell, value: number): void {
+    this.picked = at;
+    this.value.textContent = `[${this.index(slice, at).join(', ')}] = ${exactFloat32(value)}`;
     this.paint();
   }
 
+  /** The first element of the cell under the pointer. */
+  private under(event: PointerEvent): Cell | null {
+    const { view, canvas } = this;
+    if (!view || this.data.length === 0) return null;
+    const y = clamp(Math.floor((event.offsetY / canvas.clientHeight) * view.h), 0, view.h - 1);
+    const x = clamp(Math.floor((event.offsetX / canvas.clientWidth) * view.w), 0, view.w - 1);
+    return { y: view.y0 + y * view.fy, x: view.x0 + x * view.fx };
+  }
+
   /** The index in the whole tensor. */
-  private index(slice: Slice, at: { y: number; x: number }): number[] {
+  private index(slice: Slice, at: Cell): number[] {
     const [row, column] = slice.axes;
     return slice.fixed.map((fixed, axis) => (axis === row ? at.y : axis === column ? at.x : fixed));
   }

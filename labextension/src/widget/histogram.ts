@@ -1,5 +1,5 @@
 /** How the values of the whole tensor are spread. */
-import { h } from './dom';
+import { h, svg } from './dom';
 import { figure, numeric } from './format';
 import type { Ask } from './rpc';
 import { T } from './strings';
@@ -7,7 +7,6 @@ import type { Histogram as Counts, HistogramRequest } from './wire';
 
 const BINS = 64;
 const HEIGHT = 64;
-const SVG = 'http://www.w3.org/2000/svg';
 
 export class Histogram {
   readonly root: HTMLElement;
@@ -38,17 +37,14 @@ export class Histogram {
     const width = (numeric(counts.hi) - lo) / Math.max(1, counts.counts.length);
     const rise = (n: number) => (this.log.checked ? Math.log1p(n) : n);
     const top = rise(Math.max(1, ...counts.counts));
-    const svg = element('svg', { viewBox: `0 0 ${counts.counts.length || 1} ${HEIGHT}`, preserveAspectRatio: 'none', role: 'img',
+    const picture = svg('svg', { viewBox: `0 0 ${counts.counts.length || 1} ${HEIGHT}`, preserveAspectRatio: 'none', role: 'img',
       'aria-label': `${T.histogram}: ${T.bins(counts.counts.length, figure(counts.lo), figure(counts.hi))}` });
     counts.counts.forEach((n, i) => {
       const height = n ? Math.max(1, (rise(n) / top) * HEIGHT) : 0;
-      const bar = element('rect', { x: i, y: HEIGHT - height, width: 0.9, height });
-      const title = element('title', {});
-      title.textContent = T.bin(figure(lo + i * width), figure(lo + (i + 1) * width), n);
-      bar.append(title);
-      svg.append(bar);
+      const title = svg('title', {}, T.bin(figure(lo + i * width), figure(lo + (i + 1) * width), n));
+      picture.append(svg('rect', { x: i, y: HEIGHT - height, width: 0.9, height }, title));
     });
-    this.plot.replaceChildren(svg);
+    this.plot.replaceChildren(picture);
     const finite = counts.counts.reduce((sum, n) => sum + n, 0);
     const broken = [counts.nan ? `NaN ${counts.nan}` : '', counts.inf ? `inf ${counts.inf}` : ''].filter(Boolean);
     this.caption.replaceChildren(
@@ -56,10 +52,4 @@ export class Histogram {
       h('span', {}, [T.finite(finite), ...broken].join(' · ')),
       h('span', {}, figure(counts.hi)));
   }
-}
-
-function element(tag: string, attributes: Record<string, string | number>): SVGElement {
-  const el = document.createElementNS(SVG, tag) as SVGElement;
-  for (const [name, value] of Object.entries(attributes)) el.setAttribute(name, String(value));
-  return el;
 }

@@ -1,4 +1,5 @@
 /** Everything about the selected record: where it is, its figures on each side, its values, its code. */
+import { copyButton } from './copy';
 import { h } from './dom';
 import { figure, pathText, shapeText, slotText } from './format';
 import { verdictBadge } from './header';
@@ -73,17 +74,8 @@ export class Panel {
   private codesOf({ sides }: Detail): HTMLElement[] {
     return sides.filter(side => side.code).map(side =>
       h('div', { class: 'llmdebug-code' },
-        h('button', { class: 'llmdebug-button', type: 'button', onclick: () => void this.copy(side.code) }, T.copy),
+        copyButton(T.copy, side.code, this.events.say),
         h('code', {}, side.code)));
-  }
-
-  private async copy(code: string): Promise<void> {
-    try {
-      await navigator.clipboard.writeText(code); // absent where the page is not served securely
-      this.events.say(T.copied);
-    } catch {
-      this.events.say(T.notCopied);
-    }
   }
 }
 

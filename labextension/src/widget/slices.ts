@@ -22,6 +22,13 @@ export class Slices {
     this.paint();
   }
 
+  /** Stand where an element is. */
+  at(index: number[]): void {
+    if (index.length !== this.shape.length) return;
+    this.fixed = [...index];
+    this.paint();
+  }
+
   private paint(): void {
     this.root.hidden = this.shape.length < 3;
     if (this.root.hidden) return this.root.replaceChildren();

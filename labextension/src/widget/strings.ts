@@ -9,6 +9,9 @@ export const VERDICTS: Record<Verdict, { mark: string; text: string }> = {
   nondeterministic: { mark: '~', text: 'nondeterministic' },
 };
 
+/** Of a cell of the map of layers. */
+export const STATES = ['nothing recorded', 'unmatched', 'match', 'within noise', 'diverged'];
+
 export const SIDES: Record<Which, string> = { golden: 'golden', mine: 'mine', difference: 'difference' };
 
 export const T = {
@@ -16,6 +19,28 @@ export const T = {
   findings: (n: number) => (n === 1 ? '1 finding' : `${n} findings`),
   findingStep: (label: string) => `step ${label}`,
   firstBad: 'First mismatch',
+  details: 'Details',
+  cause: 'cause',
+  where: 'where',
+  evidence: 'evidence',
+  inShort: 'in short',
+  others: 'Other candidates',
+  calledAt: 'called at',
+  script: 'Repro script',
+  copyScript: 'Copy script',
+  copyLine: 'Copy line',
+  noScript: (why: string) => `no repro script: ${why}`,
+
+  layers: 'Layers and tokens',
+  layerMap: 'Error over limit, layer by token',
+  layerMarks: '✗ diverged · frame: unmatched · blank: nothing recorded',
+  growth: 'Error along depth',
+  growthMarks: 'bold: the step in view · dashed: its limits · ✗ diverged',
+  mapHint: 'a click goes there; in the map, arrow keys and Enter do',
+  around: '(around the layers)',
+  beyond: (times: string) => `, ${times} × the limit`,
+  limits: (times: string) => `${times} × limit`,
+  divergedLayers: (n: number, first: string) => (n ? `${count(n, 'layer')} diverged, first ${first}` : 'no layer diverged'),
 
   stepper: 'Token stepper',
   previousStep: 'Previous token (←)',
@@ -27,6 +52,7 @@ export const T = {
   tree: 'Model tree',
   more: (n: number) => `${n.toLocaleString('en')} more…`,
   bad: (n: number) => `${n.toLocaleString('en')} diverged`,
+  unmatched: (n: number) => `${n.toLocaleString('en')} unmatched`,
   nothingRecorded: 'nothing recorded here',
 
   records: 'Records in execution order',
@@ -61,6 +87,11 @@ export const T = {
   part: (part: string) => `only ${part} was kept; the figures are those of the whole tensor`,
   producer: 'produced by',
   sides: 'Which tensor',
+  sideBySide: 'side by side',
+  linkedHint: 'point at an element to see its three values',
+  worst: (n: number, differing: number) => `Worst elements: ${n.toLocaleString('en')} of ${differing.toLocaleString('en')} that differ`,
+  element: 'index',
+  showElement: 'Show this element in the heat map',
   summary: 'Summary',
   metrics: 'Metrics',
   code: 'Code',

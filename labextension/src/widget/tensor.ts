@@ -1,11 +1,16 @@
-/** The values of one tensor: which side, which slice, heat-map and histogram. */
+/** The values of one tensor: which side or all of them, which slice, heat-map, histogram and what differs most. */
 import { h, swallow, uniqueId } from './dom';
 import { Heatmap } from './heatmap';
 import { Histogram } from './histogram';
 import type { Ask } from './rpc';
 import { Slices } from './slices';
 import { SIDES, T } from './strings';
+import { Trio } from './trio';
 import type { Detail, Side, Which } from './wire';
+import { Worst } from './worst';
+
+/** A side, or the three of them beside each other. */
+type Tab = Which | 'all';
 
 export class Tensor {
   readonly root: HTMLElement;
@@ -15,64 +20,100 @@ export class Tensor {
   private slices = new Slices(() => this.draw());
   private heatmap: Heatmap;
   private histogram: Histogram;
+  private trio: Trio;
+  private worst: Worst;
+  private pictures = h('div', { class: 'llmdebug-pictures' });
   private values: HTMLElement;
   private row = -1;
   private sides: Side[] = [];
-  private preferred: Which = 'difference';
-  private which: Which = 'golden';
+  private preferred: Tab = 'difference';
+  private tab: Tab = 'golden';
 
   constructor(ask: Ask) {
     this.heatmap = new Heatmap(ask);
     this.histogram = new Histogram(ask);
-    this.values = h('div', { class: 'llmdebug-values' }, this.slices.root, this.heatmap.root, this.histogram.root);
+    this.trio = new Trio(ask);
+    this.worst = new Worst(ask, index => this.find(index));
+    this.values = h('div', { class: 'llmdebug-values' }, this.slices.root, this.pictures);
     this.root = h('div', { class: 'llmdebug-tensor' }, this.tabs,
-      h('div', { id: this.uid, role: 'tabpanel' }, this.why, this.values));
+      h('div', { id: this.uid, role: 'tabpanel' }, this.why, this.values), this.worst.root);
   }
 
   /** The side that was looked at last is kept where the row has it. */
-  show({ row, sides, axes }: Detail): void {
+  show({ row, sides }: Detail): void {
     this.row = row.id;
     this.sides = sides;
-    this.slices.show(axes);
-    const side = sides.find(one => one.which === this.preferred && one.kept) ?? sides.find(one => one.kept) ?? sides[0];
-    if (side) this.open(side.which);
+    const tab = this.all.find(one => one === this.preferred && this.kept(one)) ?? this.all.find(one => this.kept(one)) ?? this.all[0];
+    if (tab) this.open(tab);
+    void this.worst.show(this.kept('difference') ? row.id : -1);
   }
 
   dispose(): void {
     this.heatmap.dispose();
+    this.trio.dispose();
   }
 
-  private open(which: Which): void {
-    this.which = which;
-    const side = this.sides.find(one => one.which === which)!;
+  private side(which: Which): Side | undefined {
+    return this.sides.find(one => one.which === which);
+  }
+
+  private kept(tab: Tab): boolean {
+    return tab === 'all' || this.side(tab)?.kept === true;
+  }
+
+  /** Side by side is what holds values, in one shape. */
+  private get all(): Tab[] {
+    const [golden, mine] = [this.side('golden'), this.side('mine')];
+    const together = golden && mine && this.kept('difference') && golden.shape.join() === mine.shape.join();
+    return [...this.sides.map(one => one.which), ...(together ? ['all' as const] : [])];
+  }
+
+  private open(tab: Tab): void {
+    this.tab = tab;
     const focused = this.tabs.contains(this.root.ownerDocument.activeElement);
     this.tabs.hidden = this.sides.length < 2;
-    this.tabs.replaceChildren(...this.sides.map(one => this.tab(one.which)));
+    this.tabs.replaceChildren(...this.all.map(one => this.button(one)));
     if (focused) this.tabs.querySelector<HTMLElement>('[aria-selected=true]')?.focus();
-    this.why.textContent = side.kept ? '' : side.why;
-    this.why.hidden = side.kept;
-    this.values.hidden = !side.kept;
-    if (!side.kept) return;
+    const why = tab === 'all' || this.kept(tab) ? '' : this.side(tab)!.why;
+    this.why.textContent = why;
+    this.why.hidden = this.kept(tab);
+    this.values.hidden = !this.kept(tab);
+    if (!this.kept(tab)) return;
+    this.slices.show(this.side(tab === 'all' ? 'golden' : tab)!.axes);
+    this.pictures.replaceChildren(...(tab === 'all' ? [this.trio.root] : [this.heatmap.root, this.histogram.root]));
     this.draw();
-    void this.histogram.show(this.row, which);
+    if (tab !== 'all') void this.histogram.show(this.row, tab);
   }
 
   private draw(): void {
     const { axes, fixed } = this.slices;
-    this.heatmap.show({ row: this.row, which: this.which, axes: [...axes], fixed: [...fixed] });
+    const slice = { row: this.row, axes: [...axes], fixed: [...fixed] };
+    if (this.tab === 'all') this.trio.show(slice);
+    else this.heatmap.show({ ...slice, which: this.tab });
   }
 
-  private tab(which: Which): HTMLElement {
-    const active = which === this.which;
+  /** Show an element where it is. Where golden and mine lie differently, it is one of their difference. */
+  private find(index: number[]): void {
+    if (!this.all.includes('all')) this.open('difference');
+    this.slices.at(index);
+    this.draw();
+    const [row, column] = this.slices.axes;
+    const at = { y: index[row] ?? 0, x: index[column] ?? 0 };
+    if (this.tab === 'all') this.trio.mark(at);
+    else void this.heatmap.mark(at);
+  }
+
+  private button(tab: Tab): HTMLElement {
+    const active = tab === this.tab;
     return h('button', {
       class: 'llmdebug-tab', type: 'button', role: 'tab', 'aria-selected': String(active), 'aria-controls': this.uid,
-      tabindex: active ? 0 : -1, onclick: () => this.prefer(which),
-    }, SIDES[which]);
+      tabindex: active ? 0 : -1, onclick: () => this.prefer(tab),
+    }, tab === 'all' ? T.sideBySide : SIDES[tab]);
   }
 
-  private prefer(which: Which): void {
-    this.preferred = which;
-    this.open(which);
+  private prefer(tab: Tab): void {
+    this.preferred = tab;
+    this.open(tab);
     this.tabs.querySelector<HTMLElement>('[aria-selected=true]')?.focus();
   }
 
@@ -80,7 +121,7 @@ export class Tensor {
     const delta = event.key === 'ArrowRight' ? 1 : event.key === 'ArrowLeft' ? -1 : 0;
     if (!delta) return;
     swallow(event);
-    const at = this.sides.findIndex(side => side.which === this.which);
-    this.prefer(this.sides[(at + delta + this.sides.length) % this.sides.length]!.which);
+    const tabs = this.all;
+    this.prefer(tabs[(tabs.indexOf(this.tab) + delta + tabs.length) % tabs.length]!);
   }
 }

@@ -2,7 +2,7 @@
 import { clamp, h, swallow, uniqueId } from './dom';
 import type { Ask } from './rpc';
 import { pathText } from './format';
-import { T } from './strings';
+import { T, VERDICTS } from './strings';
 import { VirtualList } from './virtual';
 import type { TreeNode } from './wire';
 
@@ -174,7 +174,8 @@ export class Tree {
       return h('div', { class: 'llmdebug-node llmdebug-dim', style }, T.more(kids.total - kids.nodes.length));
     }
     const open = this.open.has(node.id);
-    const hint = [pathText(node.path), node.type, node.note, node.rows ? '' : T.nothingRecorded].filter(Boolean).join(' · ');
+    const verdict = node.verdict && VERDICTS[node.verdict];
+    const hint = [pathText(node.path), node.type, verdict?.text, node.note, node.rows ? '' : T.nothingRecorded].filter(Boolean).join(' · ');
     return h('div', {
       class: ['llmdebug-node', !node.rows && 'llmdebug-unrecorded', i === this.cursor && 'llmdebug-cursor', this.isHere(node) && 'llmdebug-here'].filter(Boolean).join(' '),
       id: `${this.uid}-${node.id}`,
@@ -186,8 +187,10 @@ export class Tree {
       'aria-selected': String(node.id === this.selected?.id),
     },
       h('span', { class: 'llmdebug-chevron', 'aria-hidden': 'true' }, node.children ? (open ? '▾' : '▸') : ''),
-      h('span', { class: 'llmdebug-node-label' }, node.label),
+      h('span', { class: `llmdebug-node-label${node.verdict ? ` llmdebug-${node.verdict}` : ''}` }, node.label),
       h('span', { class: 'llmdebug-node-type' }, node.type === node.label ? '' : node.type),
+      verdict ? h('span', { class: `llmdebug-node-verdict llmdebug-${node.verdict}`, role: 'img', 'aria-label': verdict.text }, verdict.mark) : null,
+      node.unmatched ? h('span', { class: 'llmdebug-alone', title: T.unmatched(node.unmatched) }, `? ${node.unmatched.toLocaleString('en')}`) : null,
       node.bad ? h('span', { class: 'llmdebug-badge', title: T.bad(node.bad) }, node.bad.toLocaleString('en')) : null);
   }
 

@@ -15,7 +15,11 @@ export interface Step {
   bad: number;
 }
 
-/** A module. ``rows``/``bad``: recorded rows (diverged ones) at it and below, all steps. */
+/**
+ * A module. ``rows``/``bad``/``unmatched``: recorded (diverged, unpaired) rows at it and below, all steps.
+ *
+ * ``verdict``: the worst of them, on what could be compared; None in a run.
+ */
 export interface TreeNode {
   id: number;
   label: string;
@@ -24,6 +28,8 @@ export interface TreeNode {
   children: number;
   rows: number;
   bad: number;
+  unmatched: number;
+  verdict: Verdict | null;
   note: string;
 }
 
@@ -83,7 +89,7 @@ export interface FindingView {
   row: number;
 }
 
-/** ``lines``: what came out. ``notes``: how far to trust it, and what made the runs. */
+/** ``lines``: what came out. ``summary``: that in sentences, of a report. ``notes``: how far to trust it, and what made the runs. */
 export interface Overview {
   kind: 'run' | 'report';
   title: string;
@@ -91,6 +97,7 @@ export interface Overview {
   mine: string;
   verdict: Verdict | null;
   lines: string[];
+  summary: string;
   notes: string[];
   steps: Step[];
   findings: FindingView[];
@@ -98,12 +105,59 @@ export interface Overview {
   rows: number;
 }
 
+/**
+ * ``script``: what calls it again, "" for none, then ``why`` says why not. ``save``: the line of Python that writes it.
+ *
+ * ``source``: where in the program it was called, "" if that was not recorded.
+ */
+export interface FindingDetail {
+  script: string;
+  why: string;
+  save: string;
+  source: string;
+}
+
+/** A row of the map of layers. ``node``: its place in the tree; -1 is what lies around the layers. */
+export interface Layer {
+  path: string;
+  type: string;
+  node: number;
+}
+
+/**
+ * The worst row of each layer (in execution order) at each step (all of the stepper), layer by layer in four buffers.
+ *
+ * Error and limit (little-endian float32, NaN: no figure), id of the row (int32, -1: nothing was recorded), and verdict
+ * (uint8: 0 nothing recorded, 1 unmatched, 2 match, 3 within noise, 4 diverged).
+ */
+export interface LayerMap {
+  layers: Layer[];
+  steps: number;
+}
+
+export interface Element {
+  index: number[];
+  golden: Num;
+  mine: Num;
+  difference: Num;
+}
+
+/** The elements that differ most, the worst first; NaN on one side only is worst. ``differing``: how many there are. */
+export interface Worst {
+  elements: Element[];
+  differing: number;
+}
+
 export interface Axis {
   name: string;
   size: number;
 }
 
-/** One side of a row. ``kept`` says that values can be asked for; ``why`` says why not, ``part`` of what ("": all of it). */
+/**
+ * One side of a row. ``kept`` says that values can be asked for; ``why`` says why not, ``part`` of what ("": all of it).
+ *
+ * ``axes``: of what was kept.
+ */
 export interface Side {
   which: Which;
   kept: boolean;
@@ -111,6 +165,7 @@ export interface Side {
   part: string;
   dtype: string;
   shape: number[];
+  axes: Axis[];
   device: string;
   min: Num;
   max: Num;
@@ -132,7 +187,6 @@ export interface Metric {
 export interface Detail {
   row: Row;
   sides: Side[];
-  axes: Axis[];
   metrics: Metric[];
   producer: number;
   producer_label: string;
@@ -255,6 +309,22 @@ export interface HistogramRequest {
   bins: number;
 }
 
+/** ``finding`` is its place in the overview's list. */
+export interface FindingRequest {
+  op: 'finding';
+  finding: number;
+}
+
+export interface LayersRequest {
+  op: 'layers';
+}
+
+export interface WorstRequest {
+  op: 'worst';
+  row: number;
+  n: number;
+}
+
 /** What each op asks and answers. */
 export interface Ops {
   overview: { request: OverviewRequest; answer: Overview };
@@ -266,4 +336,7 @@ export interface Ops {
   detail: { request: DetailRequest; answer: Detail };
   view: { request: ViewRequest; answer: View };
   histogram: { request: HistogramRequest; answer: Histogram };
+  finding: { request: FindingRequest; answer: FindingDetail };
+  layers: { request: LayersRequest; answer: LayerMap };
+  worst: { request: WorstRequest; answer: Worst };
 }

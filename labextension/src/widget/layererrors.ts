@@ -1,0 +1,84 @@
+/** The worst row of every layer at every step, as the kernel counted it. */
+import { figure, pathText } from './format';
+import type { Reply } from './rpc';
+import { STATES, T } from './strings';
+import type { Layer, Step } from './wire';
+
+export const [NOTHING, UNMATCHED, MATCH, WITHIN_NOISE, DIVERGED] = [0, 1, 2, 3, 4] as const;
+
+/** A layer at a step. */
+export interface Place {
+  layer: number;
+  step: number;
+}
+
+export class LayerErrors {
+  readonly layers: Layer[];
+  private error: Float32Array;
+  private limit: Float32Array;
+  private rows: Int32Array;
+  private states: Uint8Array;
+
+  constructor(
+    { answer, buffers }: Reply<'layers'>,
+    readonly steps: Step[],
+  ) {
+    const bytes = buffers.map(({ buffer, byteOffset, byteLength }) => buffer.slice(byteOffset, byteOffset + byteLength));
+    this.layers = answer.layers;
+    this.error = new Float32Array(bytes[0]!);
+    this.limit = new Float32Array(bytes[1]!);
+    this.rows = new Int32Array(bytes[2]!);
+    this.states = new Uint8Array(bytes[3]!);
+  }
+
+  private at({ layer, step }: Place): number {
+    return layer * this.steps.length + step;
+  }
+
+  errorAt(place: Place): number {
+    return this.error[this.at(place)]!;
+  }
+
+  limitAt(place: Place): number {
+    return this.limit[this.at(place)]!;
+  }
+
+  row(place: Place): number {
+    return this.rows[this.at(place)]!;
+  }
+
+  state(place: Place): number {
+    return this.states[this.at(place)]!;
+  }
+
+  /** Error in limits; NaN where there is no figure. */
+  ratio(place: Place): number {
+    const error = this.errorAt(place);
+    return error === 0 ? 0 : error / (this.limitAt(place) || 0);
+  }
+
+  name(layer: number): string {
+    const { path, node } = this.layers[layer]!;
+    return node < 0 ? T.around : pathText(path);
+  }
+
+  /** A cell in words. */
+  says(place: Place): string {
+    const [error, limit, ratio] = [this.errorAt(place), this.limitAt(place), this.ratio(place)];
+    const figures = Number.isNaN(error) ? '' : `, ${T.errorLimit(figure(error, 3), figure(Number.isNaN(limit) ? null : limit, 3))}${ratio > 1 ? T.beyond(figure(ratio, 2)) : ''}`;
+    return `${this.name(place.layer)} · ${this.steps[place.step]?.label}: ${STATES[this.state(place)]}${figures}`;
+  }
+
+  /** The first cell that diverged, step by step and layer by layer. */
+  firstBad(): Place | undefined {
+    for (let step = 0; step < this.steps.length; step++)
+      for (let layer = 0; layer < this.layers.length; layer++) if (this.state({ layer, step }) === DIVERGED) return { layer, step };
+    return undefined;
+  }
+}
+
+export interface PlaceEvents {
+  choose: (place: Place) => void;
+  /** What is pointed at, in words. */
+  tell: (text: string) => void;
+}
