@@ -15,7 +15,7 @@ from llmdebug_nb.explain.summary import sentences
 from llmdebug_nb.records import Difference, Finding
 from llmdebug_nb.show import html
 from llmdebug_nb.show.report_view import ReportView
-from llmdebug_nb.show.words import count_text
+from llmdebug_nb.show.words import count_text, labels
 
 if TYPE_CHECKING:
     import pandas
@@ -127,7 +127,7 @@ class Report:
 
     def summary(self) -> str:
         """Return three sentences: what differs first, whether it is made or received there, what to try next."""
-        return sentences((self.golden.label, self.mine.label), self.verdict, list(self.differences), self.findings)
+        return sentences(labels(self.golden, self.mine), self.verdict, list(self.differences), self.findings)
 
     def view(self) -> ReportView:
         """Return the view model that explorers, text and HTML show."""

@@ -20,7 +20,7 @@ from llmdebug_nb.show.tensors import Array, number
 from llmdebug_nb.show.text import report_text
 from llmdebug_nb.show.tree import Tree
 from llmdebug_nb.show.views import Answer, View, axes_of, side_view
-from llmdebug_nb.show.words import made_text
+from llmdebug_nb.show.words import labels, made_text
 
 
 class ReportView(View):
@@ -60,11 +60,12 @@ class ReportView(View):
         bad = Counter((d.site.generation, d.site.step) for d in self.differences if d.verdict == "diverged")
         first = next((d.index for d in self.differences if d.verdict == "diverged"), -1)
         verdict: Any = self.verdict
+        golden, mine = labels(self.golden, self.mine)
         return {
             "kind": "report",
-            "title": f"{self.golden.label} against {self.mine.label}",
-            "golden": self.golden.label,
-            "mine": self.mine.label,
+            "title": f"{golden} against {mine}",
+            "golden": golden,
+            "mine": mine,
             "verdict": verdict,
             "lines": self.lines,
             "summary": self.summary,

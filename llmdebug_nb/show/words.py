@@ -1,4 +1,4 @@
-"""Counts, sizes and dates in words."""
+"""Names, counts, sizes and dates in words."""
 
 from __future__ import annotations
 
@@ -16,6 +16,14 @@ def made_text(run: Any) -> str:
         if when or versions
         else f"{run.label}: {run.path}"
     )
+
+
+def labels(golden: Any, mine: Any) -> tuple[str, str]:
+    """Return what two runs are called beside each other: where both have one name, with the folder that they are in."""
+    both = golden.label, mine.label
+    if both[0] != both[1] or golden.path is None or mine.path is None or golden.path == mine.path:
+        return both
+    return f"{golden.path.parent.name}/{both[0]}", f"{mine.path.parent.name}/{both[1]}"
 
 
 def count_text(count: int, noun: str) -> str:

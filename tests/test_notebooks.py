@@ -1,0 +1,65 @@
+"""The notebooks beside the quickstart, each run as a user would, from a copy."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
+# of each notebook, what cells print
+SAY = {
+    "rope_bug": {
+        "compare": ["diverged", "model.layers.2.self_attn/"],
+        "blamed": ["model.layers.2.self_attn/", "in step 0: missing/extra op", "<genexpr>"],
+        "step": ["model.layers.2.self_attn (LlamaAttention), step 0: 0 is"],
+        "proof": ["the same logits as golden: True"],
+    },
+    "precision": {
+        "compare": ["against bfloat16: within_noise"],
+        "verdict": ["against mine: diverged", "are not set to the same"],
+        "blamed": ["diverged: model.layers.3.input_layernorm: scalar argument differs", "1e-06 in golden and 1e-05 in mine"],
+        "calibrated": ["within_noise"],
+    },
+    "training_step": {
+        "compare": ["golden_step against port_step: diverged", "model.layers.1.mlp.act_fn"],
+        "blamed": ["first: backward of model.layers.1.mlp.act_fn", "blamed: model.layers.1.mlp.act_fn, introduced"],
+        "fix": ["within_noise"],
+    },
+}  # fmt: skip
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def _runner() -> Any:
+    spec = importlib.util.spec_from_file_location("notebook_runner", NOTEBOOKS / "run.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", SAY)
+def test_a_notebook_runs_and_says_what_its_text_says(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = _runner()
+    monkeypatch.delenv("LLMDEBUG_RUNS", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(NOTEBOOKS.parent))
+    shutil.copy(NOTEBOOKS / f"{name}.ipynb", tmp_path)
+    notebook = runner.execute(tmp_path / f"{name}.ipynb", quiet=True)
+    printed = {cell.id: runner.printed(cell) for cell in notebook.cells if cell.cell_type == "code"}
+    for cell, says in SAY[name].items():
+        assert [text for text in says if text not in printed[cell]] == [], printed[cell]
+
+
+def test_every_notebook_is_run_by_a_test_and_kept_without_outputs() -> None:
+    assert {path.stem for path in NOTEBOOKS.glob("*.ipynb")} == {"quickstart", *SAY}
+    for path in NOTEBOOKS.glob("*.ipynb"):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        assert not any(cell.get("outputs") for cell in cells), path.name
