@@ -86,7 +86,8 @@ def layer_errors(tree: Tree, differences: Sequence[Difference], steps: Mapping[t
     Worst is by verdict, then by error over limit; of equal ones it is the first.
     """
     sites = [d.site for d in differences]
-    owners = _owners(tree, dict.fromkeys(site.path for site in sites))
+    ran = sorted(sites, key=lambda site: site.role == "weight")  # weights are recorded before anything runs
+    owners = _owners(tree, dict.fromkeys(site.path for site in ran))
     found = list(dict.fromkeys(owners.values()))  # in execution order
     if AROUND in found:
         found = [i for i in found if i != AROUND] + [AROUND]
