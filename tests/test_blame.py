@@ -475,6 +475,27 @@ def test_the_repro_runs_and_says_whose_theerror_is(mode, tmp_path):
         assert figures["input 0, mine against golden:"] == 0.0
 
 
+def test_the_repro_of_an_operator_that_only_one_run_calls_makes_that_call(tmp_path):
+    class Adds(nn.Module):
+        extra = False
+
+        def forward(self, x):
+            return (torch.sigmoid(x) if self.extra else x) * 2
+
+    def plant(model):
+        model[0].extra = True
+
+    finding = one(pair(nn.Sequential(Adds()), plant, "module+api", work=lambda m: m(torch.ones(2))))
+    assert (finding.path, finding.cause) == ("0/Torch.sigmoid", causes.OTHER_OPS)
+    script = finding.save_repro(tmp_path / "repro.py")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    figures = {line.rpartition(" ")[0].strip(): float(line.rpartition(" ")[2]) for line in done.stdout.splitlines()}
+    assert figures["the call that only mine makes, against what it recorded:"] == 0.0
+    assert figures["input 0 of 0/Tensor.mul, mine against golden:"] == pytest.approx(
+        1 - 1 / (1 + 2.718281828**-1), rel=1e-5
+    )
+
+
 def test_names_in_a_repro_are_data_and_never_code(tmp_path):
     hostile = "x\"\"\"); raise SystemExit(9); '''"
     runs = []

@@ -305,6 +305,7 @@ class Observer:
 
     def _hold(self, call: Call, role: str, found: Iterable[tuple[str, Any]]) -> None:
         """Keep what a call was given, which may change until it is known whether it overflows, and what it gave."""
+
         def kept(leaf: Any) -> Any:
             return leaf.clone() if isinstance(leaf, torch.Tensor) and role == "input" else leaf
 

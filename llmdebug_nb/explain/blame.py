@@ -292,7 +292,7 @@ class _Search:
         key = b.call.mine or b.call.key
         side = self.runs.mine if b.call.mine is not None else self.runs.golden
         source = side.source(key) if b.call.is_operator else None
-        script = repro.script(b.call, self.runs, b.cause, evidence)
+        script = repro.script(b.call, self.runs, b.cause, evidence, shows=self.start)
         return Finding(b.call.path, b.call.op, b.call.key.step, b.cause, evidence, b.row, source, script)
 
 

@@ -11,6 +11,7 @@ from llmdebug_nb.explain import arguments, replay
 from llmdebug_nb.explain.arguments import Tensor
 from llmdebug_nb.explain.calls import Call, Key
 from llmdebug_nb.explain.runs import NotAgain, Runs, Side
+from llmdebug_nb.records import Difference
 
 _SCRIPT = '''"""{title}
 
@@ -88,13 +89,45 @@ if module is not None:
         say("the module again, against what mine recorded:", ours, first(call(mine, in_mine)))
         say("the module on golden's inputs, against golden:", theirs, first(call(golden, in_golden)))"""
 
+# an operator that only one run calls
+_ALONE = """def call(run, site, wide=lambda x: x):
+    return {call}
 
-def script(call: Call, runs: Runs, cause: str, evidence: str) -> str | None:
-    """Return the script, or None where the call's tensors are not there on both sides."""
-    if call.golden is None or call.mine is None or call.key.phase != "forward":
+
+def first(result):
+    return result if isinstance(result, torch.Tensor) else result[0]
+
+
+def double(x):
+    return x.double() if x.is_floating_point() else x
+
+
+made = {side}.tensor(role="output", slot={slot}, **in_{side})
+with torch.no_grad():
+    say("the call that only {side} makes, against what it recorded:", made, first(call({side}, in_{side})))
+    say("the same in float64, against what it recorded:", first(call({side}, in_{side}, double)), made)
+"""
+
+_SHOWS = """# where it first shows
+theirs, ours = golden.tensor(role={role}, slot={golden_slot}, **{golden_site}), mine.tensor(role={role}, slot={my_slot}, **{my_site})
+say({what}, theirs, ours)"""
+
+
+def script(call: Call, runs: Runs, cause: str, evidence: str, shows: Difference | None = None) -> str | None:
+    """Return the script, or None where the call's tensors are not there on both sides.
+
+    Of an operator that only one run calls: on its own, and beside the row ``shows``, where the difference is first seen.
+    """
+    if call.key.phase != "forward" or (call.one_sided and not call.is_operator):
         return None
     try:
-        body = _operator(call, runs) if call.is_operator else _module(call, runs)
+        body = (
+            _alone(call, runs, shows)
+            if call.one_sided
+            else _operator(call, runs)
+            if call.is_operator
+            else _module(call, runs)
+        )
     except NotAgain:
         return None
     said = evidence.replace("\\", "/").replace('"""', "'''").encode("ascii", "replace").decode()
@@ -105,8 +138,8 @@ def script(call: Call, runs: Runs, cause: str, evidence: str) -> str | None:
         .decode()
     )
     return _SCRIPT.format(
-        title=title, evidence=said, golden=_where(runs.golden), mine=_where(runs.mine), at_golden=_site(call.golden),
-        at_mine=_site(call.mine), calls=body,
+        title=title, evidence=said, golden=_where(runs.golden), mine=_where(runs.mine),
+        at_golden=_site(call.golden), at_mine=_site(call.mine), calls=body,
     )  # fmt: skip
 
 
@@ -117,6 +150,25 @@ def _operator(call: Call, runs: Runs) -> str:
     golden, mine = (replay.Replayed(side, key) for side, key in ((runs.golden, call.golden), (runs.mine, call.mine)))
     calls = [f"{each.name}({_arguments(each.given)})" for each in (golden, mine)]
     return _OPERATOR.format(golden=calls[0], mine=calls[1], slot=slot)
+
+
+def _alone(call: Call, runs: Runs, shows: Difference | None) -> str:
+    name, side, key = ("golden", runs.golden, call.golden) if call.golden else ("mine", runs.mine, call.mine)
+    assert key is not None
+    again = replay.Replayed(side, key)
+    kept = [r for r in side.records(key, "output") if r.payload is not None and r.kept is None]
+    if not kept:
+        raise NotAgain("its output was not kept")
+    code = f"{again.name}({_arguments(again.given)})"
+    body = _ALONE.format(call=code, side=name, slot=ascii(kept[0].site.slot))
+    pair = shows.pair if shows is not None else None
+    if pair is None or pair.golden is None or pair.mine is None or not (pair.golden.payload and pair.mine.payload):
+        return body
+    s = pair.golden.site
+    return body + _SHOWS.format(
+        role=ascii(s.role), golden_slot=ascii(s.slot), my_slot=ascii(pair.mine.site.slot), golden_site=_site(Key.of(pair.golden)),
+        my_site=_site(Key.of(pair.mine)), what=ascii(f"{s.role} {s.slot} of {s.path}, mine against golden:"),
+    )  # fmt: skip
 
 
 def _module(call: Call, runs: Runs) -> str:
@@ -146,7 +198,9 @@ def _where(side: Side) -> str:
     return ascii(str(side.run.path.resolve()) if side.run.path is not None else side.run.label)
 
 
-def _site(key: Key) -> str:
+def _site(key: Key | None) -> str:
+    if key is None:
+        return "None  # it does not make this call"
     names = ("rank", "generation", "step", "phase", "path", "call")
     return "dict(" + ", ".join(f"{name}={value!a}" for name, value in zip(names, key, strict=True)) + ")"
 
