@@ -1,0 +1,186 @@
+/** The JupyterLab extension: sidebar, commands, tabs, and a button in notebooks. */
+import { ILabShell, ILayoutRestorer, type JupyterFrontEnd, type JupyterFrontEndPlugin } from '@jupyterlab/application';
+import { Dialog, ICommandPalette, MainAreaWidget, showDialog, WidgetTracker } from '@jupyterlab/apputils';
+import { IDefaultFileBrowser, IFileBrowserFactory } from '@jupyterlab/filebrowser';
+import { ILauncher } from '@jupyterlab/launcher';
+import { ISettingRegistry } from '@jupyterlab/settingregistry';
+import { ITranslator, nullTranslator } from '@jupyterlab/translation';
+import type { Widget } from '@lumino/widgets';
+import { COMMANDS } from './commands';
+import { Desk } from './desk';
+import { ExplorerTab, nameOf, type Shown } from './explorer_tab';
+import { icon } from './icon';
+import { codeNotebook, toggleRecording } from './record_cell';
+import { RunsPanel } from './runs_panel';
+import { strings } from './strings';
+import css from './style.css';
+
+const ID = 'llmdebug-nb:plugin';
+
+interface Settings {
+  runsFolder: string;
+  dumpOptions: string;
+  kernel: string;
+}
+
+function activate(
+  app: JupyterFrontEnd,
+  labShell: ILabShell | null,
+  restorer: ILayoutRestorer | null,
+  palette: ICommandPalette | null,
+  launcher: ILauncher | null,
+  translator: ITranslator | null,
+  registry: ISettingRegistry | null,
+  browsers: IFileBrowserFactory | null,
+  browser: IDefaultFileBrowser | null,
+): void {
+  const { commands, shell } = app;
+  const trans = (translator ?? nullTranslator).load('llmdebug_nb');
+  const t = strings(trans);
+  const desk = new Desk(app.serviceManager, t);
+  const tabs = new WidgetTracker<MainAreaWidget<ExplorerTab>>({ namespace: 'llmdebug' });
+  let settings: Settings = { runsFolder: '', dumpOptions: '', kernel: '' };
+
+  const style = document.createElement('style');
+  style.textContent = css;
+  document.head.append(style);
+
+  const open = (shown: Shown): void => {
+    let tab = tabs.find(one => one.content.shown.golden === shown.golden && one.content.shown.mine === shown.mine);
+    if (!tab) {
+      tab = new MainAreaWidget({ content: new ExplorerTab(shown, desk, t) });
+      tab.toolbar.hide();
+      shell.add(tab, labShell ? 'main' : 'down');
+      void tabs.add(tab);
+    }
+    shell.activateById(tab.id);
+  };
+
+  const selection = () => panel.selection;
+  const one = () => selection().length === 1;
+  commands.addCommand(COMMANDS.show, {
+    label: t.showRuns,
+    caption: t.showRunsCaption,
+    icon,
+    execute: () => shell.activateById(panel.id),
+  });
+  commands.addCommand(COMMANDS.open, {
+    label: t.openSelected,
+    caption: t.openCaption,
+    isEnabled: args => typeof args.golden === 'string' || one(),
+    execute: args => {
+      const { golden, mine } = args as unknown as Partial<Shown>;
+      const [run] = selection();
+      if (typeof golden === 'string') open({ golden, mine: mine ?? '' });
+      else if (run && one()) open({ golden: run.path, mine: '' });
+    },
+  });
+  commands.addCommand(COMMANDS.compare, {
+    label: t.compareSelected,
+    caption: t.compareCaption,
+    isEnabled: () => selection().length === 2,
+    execute: () => {
+      const [golden, mine] = selection();
+      if (golden && mine) open({ golden: golden.path, mine: mine.path });
+    },
+  });
+  commands.addCommand(COMMANDS.reveal, {
+    label: t.revealSelected,
+    caption: t.revealCaption,
+    isEnabled: () => one() && !!browser && !!selection()[0]?.place,
+    execute: async () => {
+      const place = selection()[0]?.place;
+      if (!browser || !place) return;
+      await browser.model.cd('/' + parentOf(place));
+      shell.activateById(browser.id);
+      await browser.selectItemByName(nameOf(place));
+    },
+  });
+  commands.addCommand(COMMANDS.delete, {
+    label: t.deleteSelected,
+    caption: t.deleteCaption,
+    isEnabled: () => selection().length > 0,
+    execute: async () => {
+      const runs = selection();
+      if (!runs.length) return;
+      const buttons = [Dialog.cancelButton({ label: t.cancel }), Dialog.warnButton({ label: t.delete })];
+      const { button } = await showDialog({
+        title: t.deleteTitle,
+        body: t.deleteBody(runs.map(run => run.name).join(', ')),
+        buttons,
+        defaultButton: 0,
+      });
+      if (button.accept) await panel.delete(runs);
+    },
+  });
+  const folders = () => [...(browsers?.tracker.currentWidget?.selectedItems() ?? [])].filter(item => item.type === 'directory');
+  commands.addCommand(COMMANDS.openFolder, {
+    label: () => (folders().length === 2 ? t.compareWith : t.openWith),
+    icon,
+    isEnabled: () => [1, 2].includes(folders().length),
+    execute: () => {
+      const [golden, mine] = folders();
+      if (golden) open({ golden: golden.path, mine: mine?.path ?? '' });
+    },
+  });
+  commands.addCommand(COMMANDS.recordCell, {
+    label: t.recordCell,
+    caption: t.recordCellCaption,
+    icon,
+    isEnabled: () => codeNotebook(shell.currentWidget) !== null,
+    execute: () => {
+      const notebook = codeNotebook(shell.currentWidget);
+      if (notebook) toggleRecording(notebook, settings.dumpOptions);
+    },
+  });
+
+  const panel = new RunsPanel(desk, commands, () => ({ folders: workspace(shell, browser), name: settings.runsFolder }), t);
+  shell.add(panel, 'left', { rank: 600 });
+  restorer?.add(panel, panel.id);
+  if (restorer)
+    void restorer.restore(tabs, {
+      command: COMMANDS.open,
+      args: tab => ({ ...tab.content.shown }),
+      name: tab => `${tab.content.shown.golden}|${tab.content.shown.mine}`,
+    });
+
+  for (const command of Object.values(COMMANDS))
+    if (command !== COMMANDS.openFolder) palette?.addItem({ command, category: t.category });
+  launcher?.add({ command: COMMANDS.show, category: trans.__('Other') });
+
+  void registry?.load(ID).then(loaded => {
+    const read = (): void => {
+      settings = loaded.composite as unknown as Settings;
+      desk.kernel = settings.kernel;
+      void panel.refresh();
+    };
+    read();
+    loaded.changed.connect(read);
+  });
+}
+
+/** Return the folders to look in: the root, that of the file browser, and those of open documents. */
+function workspace(shell: JupyterFrontEnd.IShell, browser: IDefaultFileBrowser | null): string[] {
+  const found = new Set(['', browser?.model.path ?? '']);
+  for (const widget of shell.widgets('main')) {
+    const path = (widget as Widget & { context?: { path?: string } }).context?.path;
+    if (path) found.add(parentOf(path));
+  }
+  return [...found];
+}
+
+function parentOf(path: string): string {
+  return path.replace(/[^/]*$/, '').replace(/\/$/, '');
+}
+
+const plugin: JupyterFrontEndPlugin<void> = {
+  id: ID,
+  description: 'Runs of llmdebug_nb in JupyterLab.',
+  autoStart: true,
+  optional: [
+    ILabShell, ILayoutRestorer, ICommandPalette, ILauncher, ITranslator, ISettingRegistry, IFileBrowserFactory, IDefaultFileBrowser,
+  ],
+  activate,
+};
+
+export default plugin;

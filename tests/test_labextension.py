@@ -1,0 +1,240 @@
+"""The JupyterLab extension: how it is packed, and what it does in a real JupyterLab."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from playwright.sync_api import Locator, Page, expect
+
+import llmdebug_nb as ld
+from lab_server import Lab, running_lab
+
+REPOSITORY = Path(__file__).parent.parent
+EXTENSION = REPOSITORY / "labextension"
+SCREENSHOTS = REPOSITORY / "out"
+HOSTILE = "<img src=x onerror=document.title='owned'>"
+
+# --- packing ------------------------------------------------------------------------------------
+
+
+def test_the_extension_has_the_version_of_the_package() -> None:
+    for file in ("package.json", "package-lock.json", "lib/package.json"):
+        assert json.loads((EXTENSION / file).read_text())["version"] == ld.__version__
+    assert f'version = "{ld.__version__}"' in (REPOSITORY / "pyproject.toml").read_text()
+
+
+@pytest.mark.parametrize("kind", ["standard", "editable"])
+def test_wheel_and_sdist_carry_the_extension_and_are_built_without_node(tmp_path: Path, kind: str) -> None:
+    checkout, built = tmp_path / "checkout", tmp_path / "built"
+    skip = shutil.ignore_patterns("node_modules", "__pycache__")
+    for folder in ("llmdebug_nb", "labextension"):
+        shutil.copytree(REPOSITORY / folder, checkout / folder, ignore=skip)
+    for file in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", ".gitignore"):
+        shutil.copy(REPOSITORY / file, checkout)
+    command = [sys.executable, "-m", "hatchling", "build", "-d", str(built), "-t", f"wheel:{kind}", "-t", "sdist"]
+    environment = {**os.environ, "PATH": "", "CC": "false"}
+    done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    [wheel], [sdist] = built.glob("*.whl"), built.glob("*.tar.gz")
+    with zipfile.ZipFile(wheel) as archive:
+        home = f"llmdebug_nb-{ld.__version__}.data/data/share/jupyter/labextensions/llmdebug-nb/"
+        shipped = {name.removeprefix(home): name for name in archive.namelist() if name.startswith(home)}
+        assert {"install.json", "package.json", "schemas/llmdebug-nb/plugin.json"} <= shipped.keys()
+        load = json.loads(archive.read(shipped["package.json"]))["jupyterlab"]["_build"]["load"]
+        assert load in shipped
+        assert not [name for name in archive.namelist() if name.startswith("labextension/")]
+    with tarfile.open(sdist) as archive:
+        assert any(name.endswith(f"/labextension/lib/{load}") for name in archive.getnames())
+        assert any(name.endswith("/labextension/src/plugin/index.ts") for name in archive.getnames())
+
+
+# --- in JupyterLab ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A JupyterLab of their own, with runs in its workspace."""
+    with running_lab(tmp_path_factory.mktemp("labextension")) as server:
+        record(server.root, "golden")
+        record(server.root, "mine", scale=2.0)
+        record(server.root / "sub", "other")
+        yield server
+
+
+def record(root: Path, name: str, scale: float = 1.0) -> Path:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    with torch.no_grad():
+        model[0].weight *= scale
+    with ld.dump(model, name=name, tokens="all", path=str(root / "llmdebug_runs")) as run:
+        model(torch.ones(2, 4))
+    assert run.path is not None
+    return run.path
+
+
+def open_lab(lab: Lab, page: Page, place: str = "") -> None:
+    page.goto(f"{lab.url}/lab/workspaces/w{secrets.token_hex(3)}{place}?token={lab.token}")
+    restored(page)
+
+
+def restored(page: Page) -> None:
+    page.wait_for_function("() => window.jupyterapp?.restored.then(() => true)", timeout=60_000)
+    page.locator("#jupyterlab-splash").wait_for(state="detached", timeout=60_000)
+
+
+def execute(page: Page, command: str) -> None:
+    """Run a command, without waiting for the dialog that it may open."""
+    page.evaluate("id => { void window.jupyterapp.commands.execute(id); }", command)
+
+
+def run_row(page: Page, name: str) -> Locator:
+    return page.get_by_role("option", name=re.compile(rf"^{re.escape(name)}\b"))
+
+
+def show_runs(page: Page) -> Locator:
+    """Show the sidebar and return its list."""
+    execute(page, "llmdebug:show-runs")
+    listed = page.get_by_role("listbox", name="Recorded runs")
+    expect(listed).to_be_visible(timeout=60_000)
+    return listed
+
+
+def action(page: Page, name: str) -> Locator:
+    return page.get_by_role("group", name="Actions on the selected runs").get_by_role("button", name=name)
+
+
+def tab(page: Page) -> Locator:
+    return page.locator(".jp-llmdebug-tab:visible")
+
+
+def test_the_sidebar_lists_the_runs_of_the_workspace(lab: Lab, page: Page) -> None:
+    open_lab(lab, page)
+    options = show_runs(page).get_by_role("option")
+    expect(options.filter(has_text="golden")).to_contain_text("1 step · 6 tensors")
+    expect(options.filter(has_text="other")).to_have_count(0)
+    lab.write_notebook("sub/beside.ipynb", "1")
+    page.evaluate("() => { void window.jupyterapp.commands.execute('docmanager:open', {path: 'sub/beside.ipynb'}); }")
+    expect(options.filter(has_text="other")).to_have_count(1, timeout=30_000)
+    expect(page.get_by_role("group", name="sub/llmdebug_runs")).to_be_visible()
+    SCREENSHOTS.mkdir(exist_ok=True)
+    page.screenshot(path=SCREENSHOTS / "labextension_runs.png")
+
+
+def test_a_run_opens_in_a_tab_by_keyboard_and_comes_back_after_a_reload(lab: Lab, page: Page) -> None:
+    open_lab(lab, page)
+    listed = show_runs(page)
+    listed.press("End")
+    expect(run_row(page, "golden")).to_have_attribute("aria-selected", "true")
+    listed.press("Enter")
+    expect(tab(page).locator(".llmdebug-total")).to_have_text("6 records", timeout=60_000)
+    tab(page).get_by_role("treeitem", name="0 Linear").click()
+    expect(tab(page).locator(".llmdebug-total")).to_have_text("2 records")
+    page.wait_for_timeout(1_500)  # JupyterLab saves its layout a second late
+    page.reload()
+    restored(page)
+    expect(tab(page).locator(".llmdebug-total")).to_have_text("6 records", timeout=60_000)
+
+
+def test_two_selected_runs_are_compared_and_the_first_one_is_golden(lab: Lab, page: Page) -> None:
+    open_lab(lab, page)
+    show_runs(page)
+    expect(action(page, "Compare")).to_be_disabled()
+    run_row(page, "mine").click()
+    run_row(page, "golden").click(modifiers=["Control"])
+    expect(page.get_by_role("status").filter(has_text="Golden:")).to_have_text("Golden: mine. Held against it: golden.")
+    expect(action(page, "Open")).to_be_disabled()
+    action(page, "Compare").click()
+    expect(tab(page).get_by_role("heading", name="mine against golden")).to_be_visible(timeout=60_000)
+    expect(tab(page)).to_contain_text("diverged")
+
+
+def test_deleting_asks_first(lab: Lab, page: Page) -> None:
+    path = record(lab.root, "surplus")
+    open_lab(lab, page)
+    show_runs(page)
+    run_row(page, "surplus").click()
+    action(page, "Delete").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("surplus")
+    dialog.get_by_role("button", name="Cancel").click()
+    expect(dialog).to_have_count(0)
+    assert path.exists()
+    page.get_by_role("listbox", name="Recorded runs").press("Delete")
+    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    expect(run_row(page, "surplus")).to_have_count(0, timeout=60_000)
+    assert not path.exists()
+    assert (lab.root / "llmdebug_runs" / "golden").exists()
+
+
+def test_a_run_is_revealed_in_the_file_browser(lab: Lab, page: Page) -> None:
+    open_lab(lab, page)
+    show_runs(page)
+    run_row(page, "golden").click()
+    action(page, "Reveal").click()
+    selected = page.locator(".jp-DirListing-item.jp-mod-selected")
+    expect(selected).to_be_visible()
+    expect(selected).to_contain_text("golden")
+
+
+def test_a_dump_folder_opens_from_the_file_browser_without_code(lab: Lab, page: Page) -> None:
+    open_lab(lab, page, "/tree/llmdebug_runs")
+    item = page.locator(".jp-DirListing-item", has_text="golden").first
+    item.click(button="right", timeout=60_000)
+    page.get_by_role("menuitem", name="Open with llmdebug").click()
+    expect(tab(page).locator(".llmdebug-total")).to_have_text("6 records", timeout=60_000)
+
+
+def test_a_folder_that_is_no_dump_says_so(lab: Lab, page: Page) -> None:
+    (lab.root / "nothing").mkdir(exist_ok=True)
+    open_lab(lab, page)
+    page.locator(".jp-DirListing-item", has_text="nothing").click(button="right", timeout=60_000)
+    page.get_by_role("menuitem", name="Open with llmdebug").click()
+    expect(tab(page).get_by_role("alert")).to_contain_text("nothing", timeout=60_000)
+    expect(tab(page).get_by_role("button", name="Try again")).to_be_visible()
+
+
+def test_hostile_names_are_text(lab: Lab, page: Page) -> None:
+    path = record(lab.root, "hostile")
+    named = path.rename(path.with_name(HOSTILE))
+    try:
+        open_lab(lab, page)
+        show_runs(page)
+        hostile = page.get_by_role("option").filter(has_text=HOSTILE)
+        expect(hostile).to_be_visible(timeout=30_000)
+        hostile.dblclick()
+        expect(tab(page).locator(".llmdebug-total")).to_have_text("6 records", timeout=60_000)
+        hostile.click()
+        action(page, "Delete").click()
+        expect(page.get_by_role("dialog")).to_contain_text(HOSTILE)
+        page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+        assert page.locator("img[src=x]").count() == 0
+        assert page.title() != "owned"
+    finally:
+        shutil.rmtree(named)
+
+
+def test_palette_and_launcher_lead_to_the_sidebar(lab: Lab, page: Page) -> None:
+    open_lab(lab, page)
+    page.locator(".jp-LauncherCard", has_text="Recorded Runs").click(timeout=60_000)
+    expect(page.get_by_role("listbox", name="Recorded runs")).to_be_visible(timeout=60_000)
+    run_row(page, "golden").click()
+    page.keyboard.press("Control+Shift+C")
+    page.get_by_role("textbox", name="SEARCH").fill("llmdebug")
+    for name in ("Recorded Runs", "Delete Selected Runs", "Reveal Selected Run in File Browser"):
+        expect(page.locator(".lm-CommandPalette-item", has_text=name)).to_be_visible()
+    expect(page.locator(".lm-CommandPalette-item", has_text="Compare Selected Runs")).to_be_hidden()
+    page.locator(".lm-CommandPalette-item", has_text="Open Selected Run").click()
+    expect(tab(page).locator(".llmdebug-total")).to_have_text("6 records", timeout=60_000)
