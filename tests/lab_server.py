@@ -87,10 +87,17 @@ class Lab:
             assert time.monotonic() < deadline, f"{expression} is {now}, not {value}"
             time.sleep(0.1)
 
-    def _api(self, path: str) -> Any:
-        request = urllib.request.Request(f"{self.url}/api/{path}", headers={"Authorization": f"token {self.token}"})
+    def shut_down(self, kind: str) -> None:
+        """Shut down the sessions of that type and their kernels."""
+        for session in self._api("sessions"):
+            if session["type"] == kind:
+                self._api(f"sessions/{session['id']}", "DELETE")
+
+    def _api(self, path: str, method: str = "GET") -> Any:
+        headers = {"Authorization": f"token {self.token}"}
+        request = urllib.request.Request(f"{self.url}/api/{path}", headers=headers, method=method)
         with urllib.request.urlopen(request, timeout=60) as reply:
-            return json.load(reply)
+            return json.loads(reply.read() or b"null")
 
 
 @contextlib.contextmanager

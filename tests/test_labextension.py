@@ -238,3 +238,147 @@ def test_palette_and_launcher_lead_to_the_sidebar(lab: Lab, page: Page) -> None:
     expect(page.locator(".lm-CommandPalette-item", has_text="Compare Selected Runs")).to_be_hidden()
     page.locator(".lm-CommandPalette-item", has_text="Open Selected Run").click()
     expect(tab(page).locator(".llmdebug-total")).to_have_text("6 records", timeout=60_000)
+
+
+def notebook_cells(page: Page) -> list[str]:
+    return page.evaluate(
+        "() => [...window.jupyterapp.shell.currentWidget.content.model.sharedModel.cells].map(one => one.getSource())"
+    )
+
+
+MODEL = "import torch\nmodel = torch.nn.Linear(4, 4)"
+
+
+def test_the_notebooks_button_records_the_cell_and_takes_it_back(lab: Lab, page: Page) -> None:
+    notebook = lab.write_notebook("button.ipynb", MODEL, "model(torch.ones(2, 4)).shape")
+    lab.open(page, notebook)
+    lab.run_cell(page)
+    button = page.locator(".jp-NotebookPanel-toolbar").get_by_role("button", name="Record what the model")
+    button.click()  # the second cell is the active one
+    assert notebook_cells(page) == [MODEL, "%load_ext llmdebug_nb", "%%llmdump\nmodel(torch.ones(2, 4)).shape"]
+    lab.run_cell(page, 2)
+    expect(page.locator(".jp-Notebook")).to_contain_text("run: 2 tensors of 1 step", timeout=60_000)
+    expect(page.locator(".jp-Notebook")).to_contain_text("torch.Size([2, 4])")
+    page.locator(".jp-CodeCell").nth(2).locator(".cm-content").click()
+    button.click()
+    assert notebook_cells(page)[2] == "model(torch.ones(2, 4)).shape"
+    show_runs(page)
+    expect(run_row(page, "run")).to_contain_text("1 step · 2 tensors", timeout=30_000)
+
+
+def test_the_sidebar_follows_a_recording(lab: Lab, page: Page) -> None:
+    open_lab(lab, page)
+    show_runs(page)
+    model = torch.nn.Linear(256, 256)
+    with ld.dump(model, name="live", tokens="all", path=str(lab.root / "llmdebug_runs")) as run:
+        live = run_row(page, "live")
+        expect(live).to_contain_text("recording", timeout=30_000)
+        for steps in ("1 step", "2 steps"):
+            model(torch.ones(256, 256))
+            expect(live).to_contain_text(f"{steps} · ", timeout=30_000)
+        expect(live).to_contain_text(re.compile(r"recording · [\d.,]+ \w*B/s"))
+    expect(live).not_to_contain_text("recording", timeout=30_000)
+    assert run.path is not None
+    shutil.rmtree(run.path)
+    expect(live).to_have_count(0, timeout=30_000)
+
+
+AXE = EXTENSION / "node_modules" / "axe-core" / "axe.min.js"
+VIOLATIONS = """async scope => (await axe.run(scope)).violations
+    .map(one => one.id + ': ' + one.nodes.map(node => node.html.slice(0, 200) + ' ' + node.failureSummary).join(' | '))"""
+
+
+@pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
+def test_the_sidebar_has_no_accessibility_violation(lab: Lab, page: Page, theme: str) -> None:
+    open_lab(lab, page, "/tree/sub")
+    page.evaluate("name => window.jupyterapp.commands.execute('apputils:change-theme', {theme: name})", theme)
+    page.locator("#jupyterlab-splash").wait_for(state="detached")
+    show_runs(page)
+    run_row(page, "golden").click()
+    page.add_script_tag(path=AXE)
+    assert page.evaluate(VIOLATIONS, "#jp-llmdebug-panel") == []
+    page.screenshot(path=SCREENSHOTS / f"labextension_{theme.rpartition(' ')[2].lower()}.png")
+    page.evaluate("() => window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Light'})")
+
+
+def test_the_list_is_used_by_keyboard_alone(lab: Lab, page: Page) -> None:
+    open_lab(lab, page)
+    listed = show_runs(page)
+    selected = listed.locator("[aria-selected=true]")
+    listed.press("Home")
+    expect(selected).to_have_count(1)
+    first = selected.get_attribute("id")
+    assert listed.get_attribute("aria-activedescendant") == first
+    listed.press("Shift+ArrowDown")
+    expect(selected).to_have_count(2)
+    listed.press("Space")
+    expect(selected).to_have_count(1)
+    listed.press("Control+a")
+    expect(selected).to_have_count(listed.get_by_role("option").count())
+
+
+def test_a_kernel_without_the_package_is_named(lab: Lab, page: Page, tmp_path: Path) -> None:
+    (tmp_path / "llmdebug_nb").mkdir()
+    (tmp_path / "llmdebug_nb" / "__init__.py").write_text("raise ImportError('not here')")
+    spec = {
+        "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+        "display_name": "Bare",
+        "language": "python",
+        "env": {"PYTHONPATH": str(tmp_path)},
+    }
+    home = lab.runtime.parent / "kernels" / "bare"
+    home.mkdir(parents=True)
+    (home / "kernel.json").write_text(json.dumps(spec))
+    settings = "window.jupyterapp.serviceManager.settings"
+    lab.shut_down("llmdebug")
+    try:
+        open_lab(lab, page)
+        page.evaluate(f"() => {settings}.save('llmdebug-nb:plugin', JSON.stringify({{kernel: 'bare'}}))")
+        page.reload()
+        restored(page)
+        execute(page, "llmdebug:show-runs")
+        alert = page.locator("#jp-llmdebug-panel").get_by_role("alert")
+        expect(alert).to_contain_text('The kernel "bare" has no llmdebug-nb (ImportError: not here)', timeout=60_000)
+    finally:
+        page.evaluate(f"() => {settings}.save('llmdebug-nb:plugin', '{{}}')")
+        shutil.rmtree(home)
+    page.reload()
+    restored(page)
+    expect(show_runs(page).get_by_role("option").first).to_be_visible()
+
+
+def test_the_sidebar_and_a_tab_recover_when_their_kernel_is_shut_down(lab: Lab, page: Page) -> None:
+    open_lab(lab, page)
+    show_runs(page)
+    lab.shut_down("llmdebug")
+    path = record(lab.root, "later")
+    again = page.locator("#jp-llmdebug-panel").get_by_role("button", name="Try again")
+    expect(run_row(page, "later").or_(again)).to_be_visible(timeout=60_000)
+    if again.is_visible():
+        again.click()
+    expect(run_row(page, "later")).to_be_visible(timeout=60_000)
+    shutil.rmtree(path)
+
+
+def test_a_notebook_in_notebook_7_has_the_sidebar_and_opens_runs_below(lab: Lab, page: Page) -> None:
+    notebook = lab.write_notebook("seven.ipynb", "1 + 1")
+    lab.open(page, notebook, "notebook")
+    expect(page.get_by_role("button", name="Record what the model")).to_be_visible()
+    show_runs(page)
+    run_row(page, "golden").dblclick()
+    opens_below(page)
+    page.screenshot(path=SCREENSHOTS / "labextension_notebook.png")
+
+
+def test_the_files_of_notebook_7_have_open_with(lab: Lab, page: Page) -> None:
+    page.goto(f"{lab.url}/tree/llmdebug_runs?token={lab.token}")
+    page.locator(".jp-DirListing-item", has_text="golden").first.click(button="right", timeout=60_000)
+    page.get_by_role("menuitem", name="Open with llmdebug").click()
+    opens_below(page)
+
+
+def opens_below(page: Page) -> None:
+    expect(tab(page).locator(".llmdebug-total")).to_have_text("6 records", timeout=60_000)
+    box = tab(page).bounding_box()
+    assert box is not None
+    assert box["height"] > 300

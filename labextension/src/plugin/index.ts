@@ -50,6 +50,7 @@ function activate(
     if (!tab) {
       tab = new MainAreaWidget({ content: new ExplorerTab(shown, desk, t) });
       tab.toolbar.hide();
+      if (!labShell) tab.content.addClass('jp-llmdebug-down'); // Notebook 7 has but one widget in its main area
       shell.add(tab, labShell ? 'main' : 'down');
       void tabs.add(tab);
     }
