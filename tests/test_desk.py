@@ -99,6 +99,20 @@ def test_a_damaged_run_is_listed_and_stops_nothing(served):
     assert by_name["good"]["path"] == str(good)
 
 
+def test_our_html_pages_are_listed_as_reports_and_no_others(served):
+    report = ld.compare(record(served, "golden"), record(served, "mine", scale=2.0))
+    report.to_html(served / "report.html")
+    (served / "page.html").write_text("<h1>of someone else</h1>")
+    comm = opened(desk.Desk, served)
+    runs, reports = comm.ask(op="runs", folders=["", "sub"], name="")["folders"]
+    assert (runs["kind"], reports["kind"], reports["folder"]) == ("run", "report", "/")
+    assert [(one["name"], one["place"]) for one in reports["runs"]] == [("report.html", "report.html")]
+    assert "error" in comm.ask(op="delete", path=str(served / "page.html"))
+    assert (served / "page.html").exists()
+    comm.ask(op="delete", path=str(served / "report.html"))
+    assert not (served / "report.html").exists()
+
+
 def test_delete_takes_a_run_from_disk_and_nothing_else(served):
     path = record(served, "golden")
     comm = opened(desk.Desk, served)

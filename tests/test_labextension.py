@@ -107,13 +107,13 @@ def run_row(page: Page, name: str) -> Locator:
 def show_runs(page: Page) -> Locator:
     """Show the sidebar and return its list."""
     execute(page, "llmdebug:show-runs")
-    listed = page.get_by_role("listbox", name="Recorded runs")
+    listed = page.get_by_role("listbox", name="Runs and reports")
     expect(listed).to_be_visible(timeout=60_000)
     return listed
 
 
 def action(page: Page, name: str) -> Locator:
-    return page.get_by_role("group", name="Actions on the selected runs").get_by_role("button", name=name)
+    return page.get_by_role("group", name="Actions on what is selected").get_by_role("button", name=name)
 
 
 def tab(page: Page) -> Locator:
@@ -161,6 +161,23 @@ def test_two_selected_runs_are_compared_and_the_first_one_is_golden(lab: Lab, pa
     expect(tab(page)).to_contain_text("diverged")
 
 
+def test_a_report_is_listed_and_opens(lab: Lab, page: Page) -> None:
+    golden, mine = (lab.root / "llmdebug_runs" / name for name in ("golden", "mine"))
+    file = ld.compare(golden, mine).to_html(lab.root / "report.html")
+    try:
+        open_lab(lab, page)
+        show_runs(page)
+        report = page.get_by_role("group", name="Reports in /").get_by_role("option")
+        report.click()
+        run_row(page, "golden").click(modifiers=["Control"])
+        expect(action(page, "Compare")).to_be_disabled()
+        report.dblclick()
+        shown = page.frame_locator(".jp-HTMLViewer iframe")
+        expect(shown.get_by_role("heading", name="golden against mine")).to_be_visible(timeout=60_000)
+    finally:
+        file.unlink()
+
+
 def test_deleting_asks_first(lab: Lab, page: Page) -> None:
     path = record(lab.root, "surplus")
     open_lab(lab, page)
@@ -172,7 +189,7 @@ def test_deleting_asks_first(lab: Lab, page: Page) -> None:
     dialog.get_by_role("button", name="Cancel").click()
     expect(dialog).to_have_count(0)
     assert path.exists()
-    page.get_by_role("listbox", name="Recorded runs").press("Delete")
+    page.get_by_role("listbox", name="Runs and reports").press("Delete")
     page.get_by_role("dialog").get_by_role("button", name="Delete").click()
     expect(run_row(page, "surplus")).to_have_count(0, timeout=60_000)
     assert not path.exists()
@@ -229,14 +246,14 @@ def test_hostile_names_are_text(lab: Lab, page: Page) -> None:
 def test_palette_and_launcher_lead_to_the_sidebar(lab: Lab, page: Page) -> None:
     open_lab(lab, page)
     page.locator(".jp-LauncherCard", has_text="Recorded Runs").click(timeout=60_000)
-    expect(page.get_by_role("listbox", name="Recorded runs")).to_be_visible(timeout=60_000)
+    expect(page.get_by_role("listbox", name="Runs and reports")).to_be_visible(timeout=60_000)
     run_row(page, "golden").click()
     page.keyboard.press("Control+Shift+C")
     page.get_by_role("textbox", name="SEARCH").fill("llmdebug")
-    for name in ("Recorded Runs", "Delete Selected Runs", "Reveal Selected Run in File Browser"):
+    for name in ("Recorded Runs", "Delete Selected Runs and Reports", "Reveal Selected Run or Report"):
         expect(page.locator(".lm-CommandPalette-item", has_text=name)).to_be_visible()
     expect(page.locator(".lm-CommandPalette-item", has_text="Compare Selected Runs")).to_be_hidden()
-    page.locator(".lm-CommandPalette-item", has_text="Open Selected Run").click()
+    page.locator(".lm-CommandPalette-item", has_text="Open Selected Run or Report").click()
     expect(tab(page).locator(".llmdebug-total")).to_have_text("6 records", timeout=60_000)
 
 

@@ -1,4 +1,4 @@
-"""The kernel's side of the JupyterLab extension: lists and deletes runs, and opens explorers in tabs.
+"""The kernel's side of the JupyterLab extension: lists and deletes runs and reports, and opens explorers in tabs.
 
 The extension starts a kernel of its own, calls `register` in it, and opens a comm to `RUNS` for its list and one to
 `EXPLORER` for each tab. Listing loads neither torch nor a notebook package.
@@ -6,7 +6,9 @@ The extension starts a kernel of its own, calls `register` in it, and opens a co
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 RUNS = "llmdebug_nb.runs"
 EXPLORER = "llmdebug_nb.explorer"
+_STYLE = b":root{color-scheme:light dark;--ok:"  # how the style of our pages begins
+_HEAD = 1 << 12
 
 
 def register(shell: Any) -> None:
@@ -54,26 +58,61 @@ class _Answering:
 
 
 class Desk(_Answering):
-    """The list of runs."""
+    """The list of runs and reports."""
+
+    def __init__(self, served: Path) -> None:
+        super().__init__(served)
+        self._looked: dict[tuple[Path, float], bool] = {}
 
     def runs(self, request: wire.RunsRequest) -> wire.Runs:
         name = os.environ.get("LLMDEBUG_RUNS") or request["name"] or RUNS_FOLDER
-        homes = dict.fromkeys((self.served / folder / name).resolve() for folder in request["folders"])
-        return {
-            "folders": [
-                {
-                    "folder": place(home, self.served) or str(home),
-                    "runs": [row for run in reversed(catalog.runs_in(home)) if (row := self._row(run)) is not None],
-                }
-                for home in homes
-                if home.is_dir()
-            ]
-        }
+        folders = dict.fromkeys((self.served / folder).resolve() for folder in request["folders"])
+        homes = dict.fromkeys((folder / name).resolve() for folder in folders)
+        groups = [self._group("run", home, map(self._row, reversed(catalog.runs_in(home)))) for home in homes]
+        groups += [self._group("report", folder, self._reports(folder)) for folder in folders]
+        return {"folders": [group for group in groups if group["runs"]]}
 
     def delete(self, request: wire.DeleteRequest) -> wire.Deleted:
+        path = Path(request["path"])
+        if path.is_file() and self._is_report(path):
+            path.unlink()
+            return {"path": str(path)}
         from llmdebug_nb import api
 
-        return {"path": str(api.delete_run(request["path"]))}
+        return {"path": str(api.delete_run(path))}
+
+    def _group(self, kind: wire.Kind, folder: Path, rows: Iterable[wire.RunRow | None]) -> wire.RunsFolder:
+        shown = "/" if folder == self.served.resolve() else place(folder, self.served) or str(folder)
+        return {"kind": kind, "folder": shown, "runs": [row for row in rows if row is not None]}
+
+    def _reports(self, folder: Path) -> list[wire.RunRow]:
+        found: list[wire.RunRow] = []
+        for file in folder.glob("*.html"):
+            with contextlib.suppress(OSError):
+                stat = file.stat()
+                if self._is_report(file):
+                    found.append(
+                        {
+                            "kind": "report",
+                            "name": file.name,
+                            "path": str(file),
+                            "place": place(file, self.served),
+                            "created": stat.st_mtime,
+                            "bytes": stat.st_size,
+                            "records": None,
+                            "steps": None,
+                            "state": "complete",
+                        }
+                    )
+        return sorted(found, key=lambda row: -row["created"])
+
+    def _is_report(self, file: Path) -> bool:
+        """Is it a page that `Report.to_html` wrote? Each state of a file is looked at once."""
+        seen = file, file.stat().st_mtime
+        if seen not in self._looked:
+            with open(file, "rb") as page:
+                self._looked[seen] = _STYLE in page.read(_HEAD)
+        return self._looked[seen]
 
     def _row(self, run: Path) -> wire.RunRow | None:
         """Return the row of a run, None if it is going away just now."""
@@ -85,6 +124,7 @@ class Desk(_Answering):
             return None
         now = progress(run)
         return {
+            "kind": "run",
             "name": run.name,
             "path": str(run),
             "place": place(run, self.served),

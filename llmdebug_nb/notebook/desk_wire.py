@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
+Kind = Literal["run", "report"]
 State = Literal["complete", "recording", "incomplete"]
 
 
 class RunRow(TypedDict):
-    """A run on disk. ``place``: its path as the file browser knows it, "" where Jupyter does not serve it."""
+    """A run on disk, or a report. ``place``: its path as the file browser knows it, "" where Jupyter does not serve it."""
 
+    kind: Kind
     name: str
     path: str
     place: str
@@ -24,14 +26,15 @@ class RunRow(TypedDict):
 
 
 class RunsFolder(TypedDict):
-    """A folder of runs, newest first."""
+    """A folder of runs or of reports, newest first."""
 
+    kind: Kind
     folder: str
     runs: list[RunRow]
 
 
 class RunsRequest(TypedDict):
-    """The runs in ``name`` below each of ``folders``."""
+    """The runs in ``name`` below each of ``folders``, and the reports in these."""
 
     op: Literal["runs"]
     folders: list[str]

@@ -35,8 +35,7 @@ function activate(
   browser: IDefaultFileBrowser | null,
 ): void {
   const { commands, shell } = app;
-  const trans = (translator ?? nullTranslator).load('llmdebug_nb');
-  const t = strings(trans);
+  const t = strings((translator ?? nullTranslator).load('llmdebug_nb'));
   const desk = new Desk(app.serviceManager, t);
   const tabs = new WidgetTracker<MainAreaWidget<ExplorerTab>>({ namespace: 'llmdebug' });
   let settings: Settings = { runsFolder: '', dumpOptions: '', kernel: '' };
@@ -59,6 +58,7 @@ function activate(
 
   const selection = () => panel.selection;
   const one = () => selection().length === 1;
+  const two = () => selection().length === 2 && selection().every(run => run.kind === 'run');
   commands.addCommand(COMMANDS.show, {
     label: t.showRuns,
     caption: t.showRunsCaption,
@@ -68,21 +68,22 @@ function activate(
   commands.addCommand(COMMANDS.open, {
     label: t.openSelected,
     caption: t.openCaption,
-    isEnabled: args => typeof args.golden === 'string' || one(),
+    isEnabled: args => typeof args.golden === 'string' || (one() && (selection()[0]?.kind === 'run' || !!selection()[0]?.place)),
     execute: args => {
       const { golden, mine } = args as unknown as Partial<Shown>;
-      const [run] = selection();
+      const run = one() ? selection()[0] : undefined;
       if (typeof golden === 'string') open({ golden, mine: mine ?? '' });
-      else if (run && one()) open({ golden: run.path, mine: '' });
+      else if (run?.kind === 'report') void commands.execute('docmanager:open', { path: run.place, factory: 'HTML Viewer' });
+      else if (run) open({ golden: run.path, mine: '' });
     },
   });
   commands.addCommand(COMMANDS.compare, {
     label: t.compareSelected,
     caption: t.compareCaption,
-    isEnabled: () => selection().length === 2,
+    isEnabled: () => two(),
     execute: () => {
       const [golden, mine] = selection();
-      if (golden && mine) open({ golden: golden.path, mine: mine.path });
+      if (golden && mine && two()) open({ golden: golden.path, mine: mine.path });
     },
   });
   commands.addCommand(COMMANDS.reveal, {
@@ -147,7 +148,7 @@ function activate(
 
   for (const command of Object.values(COMMANDS))
     if (command !== COMMANDS.openFolder) palette?.addItem({ command, category: t.category });
-  launcher?.add({ command: COMMANDS.show, category: trans.__('Other') });
+  launcher?.add({ command: COMMANDS.show, category: t.other });
 
   void registry?.load(ID).then(loaded => {
     const read = (): void => {

@@ -1,4 +1,4 @@
-/** The list of runs: one tab stop, several may be selected, and it remembers in which order. */
+/** The list of runs and reports: one tab stop, several may be selected, and it remembers in which order. */
 import type { Strings } from './strings';
 import type { RunRow, RunsFolder } from './wire';
 
@@ -38,14 +38,13 @@ export class RunList {
   }
 
   show(folders: RunsFolder[], rates: Map<string, number>): void {
-    const filled = folders.filter(folder => folder.runs.length);
-    this.rows = filled.flatMap(folder => folder.runs);
+    this.rows = folders.flatMap(folder => folder.runs);
     const known = new Set(this.rows.map(row => row.path));
     const before = this.chosen.length;
     this.chosen = this.chosen.filter(path => known.has(path));
     if (!known.has(this.active)) this.active = '';
     this.options.clear();
-    this.root.replaceChildren(...filled.map((folder, index) => this.group(folder, index, filled.length > 1, rates)));
+    this.root.replaceChildren(...folders.map((folder, index) => this.group(folder, index, folders.length > 1, rates)));
     this.mark();
     if (this.chosen.length !== before) this.on.selected();
   }
@@ -53,7 +52,7 @@ export class RunList {
   private group(folder: RunsFolder, index: number, titled: boolean, rates: Map<string, number>): HTMLElement {
     const group = element('div', '');
     if (titled) {
-      const title = element('div', 'jp-llmdebug-folder', folder.folder);
+      const title = element('div', 'jp-llmdebug-folder', folder.kind === 'run' ? folder.folder : this.t.reports(folder.folder));
       title.id = `jp-llmdebug-folder-${index}`;
       group.setAttribute('role', 'group');
       group.setAttribute('aria-labelledby', title.id);
@@ -159,8 +158,9 @@ function element(tag: string, className: string, text = ''): HTMLElement {
   return made;
 }
 
+/** The same form as in Python's output: 1 MB is 10**6 bytes. */
 function size(bytes: number): string {
   const units = ['B', 'kB', 'MB', 'GB', 'TB'];
   const power = Math.min(Math.floor(Math.log10(Math.max(bytes, 1)) / 3), units.length - 1);
-  return `${(bytes / 1000 ** power).toLocaleString(undefined, { maximumSignificantDigits: 3 })} ${units[power]}`;
+  return `${(bytes / 1000 ** power).toFixed(power ? 1 : 0)} ${units[power]}`;
 }

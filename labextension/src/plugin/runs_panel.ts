@@ -164,7 +164,8 @@ export class RunsPanel extends Widget {
     for (const [command, button] of this.buttons) button.disabled = !this.commands.isEnabled(command);
     const [golden, mine] = this.selection;
     const n = this.selection.length;
-    this.say(n === 2 ? this.t.willCompare(golden!.name, mine!.name) : n ? this.t.selected(n) : '');
+    const compared = golden && mine && this.commands.isEnabled(COMMANDS.compare);
+    this.say(compared ? this.t.willCompare(golden.name, mine.name) : n ? this.t.selected(n) : '');
     Object.values(COMMANDS).forEach(command => this.commands.notifyCommandChanged(command));
   }
 

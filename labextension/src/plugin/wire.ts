@@ -1,9 +1,11 @@
 // Generated from llmdebug_nb/notebook/desk_wire.py by `python labextension/wire_types.py`. Do not edit.
 
+export type Kind = 'run' | 'report';
 export type State = 'complete' | 'recording' | 'incomplete';
 
-/** A run on disk. ``place``: its path as the file browser knows it, "" where Jupyter does not serve it. */
+/** A run on disk, or a report. ``place``: its path as the file browser knows it, "" where Jupyter does not serve it. */
 export interface RunRow {
+  kind: Kind;
   name: string;
   path: string;
   place: string;
@@ -14,13 +16,14 @@ export interface RunRow {
   state: State;
 }
 
-/** A folder of runs, newest first. */
+/** A folder of runs or of reports, newest first. */
 export interface RunsFolder {
+  kind: Kind;
   folder: string;
   runs: RunRow[];
 }
 
-/** The runs in ``name`` below each of ``folders``. */
+/** The runs in ``name`` below each of ``folders``, and the reports in these. */
 export interface RunsRequest {
   op: 'runs';
   folders: string[];
