@@ -23,7 +23,7 @@ const plugin = {
   format: 'cjs',
   write: false,
   metafile: true,
-  external: ['@jupyterlab/*', '@lumino/*'],
+  external: ['@codemirror/*', '@jupyterlab/*', '@lumino/*'],
   plugins: [{ name: 'labextension', setup: build => build.onEnd(writeExtension) }],
 };
 

@@ -263,6 +263,12 @@ def notebook_cells(page: Page) -> list[str]:
     )
 
 
+def settle(page: Page, **settings: str) -> None:
+    """Save settings of the extension."""
+    save = "text => window.jupyterapp.serviceManager.settings.save('llmdebug-nb:plugin', text)"
+    page.evaluate(save, json.dumps(settings))
+
+
 MODEL = "import torch\nmodel = torch.nn.Linear(4, 4)"
 
 
@@ -281,6 +287,43 @@ def test_the_notebooks_button_records_the_cell_and_takes_it_back(lab: Lab, page:
     assert notebook_cells(page)[2] == "model(torch.ones(2, 4)).shape"
     show_runs(page)
     expect(run_row(page, "run")).to_contain_text("1 step · 2 tensors", timeout=30_000)
+
+
+def test_the_settings_say_what_the_button_writes_and_where_runs_are(lab: Lab, page: Page) -> None:
+    notebook = lab.write_notebook("options.ipynb", "%load_ext llmdebug_nb")
+    (lab.root / "elsewhere").mkdir()
+    shutil.copytree(lab.root / "llmdebug_runs" / "golden", lab.root / "elsewhere" / "moved")
+    lab.open(page, notebook)
+    try:
+        settle(page, dumpOptions="--stats-only", runsFolder="elsewhere")
+        page.reload()
+        restored(page)
+        page.get_by_role("button", name="Record what the model").click(timeout=60_000)
+        assert notebook_cells(page) == ["%%llmdump --stats-only\n%load_ext llmdebug_nb"]
+        show_runs(page)
+        expect(run_row(page, "moved")).to_be_visible()
+        expect(run_row(page, "golden")).to_have_count(0)
+    finally:
+        settle(page)
+
+
+def test_the_pointer_over_a_magic_shows_what_its_options_mean(lab: Lab, page: Page) -> None:
+    notebook = lab.write_notebook("hover.ipynb", "%load_ext llmdebug_nb", "%%llmdump model --tokens 0-3\nmodel(1)")
+    lab.open(page, notebook)
+    lab.run_cell(page)
+    expect(page.locator(".jp-CodeCell").first.locator(".jp-InputPrompt")).to_have_text("[1]:", timeout=60_000)
+    line = page.locator(".cm-line", has_text="%%llmdump")
+    box = line.bounding_box()
+    assert box is not None
+    per_letter = page.evaluate(
+        "line => { const r = document.createRange(); r.selectNodeContents(line); return r.getBoundingClientRect().width; }",
+        line.element_handle(),
+    ) / len("%%llmdump model --tokens 0-3")
+    for letter, text in ((19, "--tokens TOKENS\nsteps: 0-3"), (5, "Record what the model in this cell computes")):
+        page.mouse.move(0, 0)
+        page.mouse.move(box["x"] + per_letter * letter, box["y"] + box["height"] / 2)
+        page.mouse.move(box["x"] + per_letter * (letter + 0.5), box["y"] + box["height"] / 2)
+        expect(page.get_by_role("tooltip")).to_contain_text(text)
 
 
 def test_the_sidebar_follows_a_recording(lab: Lab, page: Page) -> None:
@@ -346,18 +389,17 @@ def test_a_kernel_without_the_package_is_named(lab: Lab, page: Page, tmp_path: P
     home = lab.runtime.parent / "kernels" / "bare"
     home.mkdir(parents=True)
     (home / "kernel.json").write_text(json.dumps(spec))
-    settings = "window.jupyterapp.serviceManager.settings"
-    lab.shut_down("llmdebug")
     try:
         open_lab(lab, page)
-        page.evaluate(f"() => {settings}.save('llmdebug-nb:plugin', JSON.stringify({{kernel: 'bare'}}))")
+        show_runs(page)
+        settle(page, kernel="bare")
         page.reload()
         restored(page)
         execute(page, "llmdebug:show-runs")
         alert = page.locator("#jp-llmdebug-panel").get_by_role("alert")
         expect(alert).to_contain_text('The kernel "bare" has no llmdebug-nb (ImportError: not here)', timeout=60_000)
     finally:
-        page.evaluate(f"() => {settings}.save('llmdebug-nb:plugin', '{{}}')")
+        settle(page)
         shutil.rmtree(home)
     page.reload()
     restored(page)

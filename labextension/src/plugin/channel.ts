@@ -16,6 +16,7 @@ export class Channel {
   onMessage?: (content: object, buffers: DataView[]) => void;
   private next = 1;
   private waiting = new Map<number, Waiting>();
+  private over = false;
 
   constructor(
     private comm: Kernel.IComm,
@@ -27,24 +28,26 @@ export class Channel {
   }
 
   get isOpen(): boolean {
-    return !this.comm.isDisposed;
+    return !this.over && !this.comm.isDisposed;
   }
 
   ask<K extends Op>(op: K, args: Omit<Ops[K]['request'], 'op'>): Promise<Ops[K]['answer']> {
     return new Promise((resolve, reject) => {
       const re = this.next++;
+      this.send({ op, ...args, re }); // what it throws rejects the promise
       this.waiting.set(re, { resolve: resolve as Waiting['resolve'], reject });
-      this.send({ op, ...args, re });
     });
   }
 
+  /** Throws when nobody is there to hear it. */
   send(content: object): void {
-    if (!this.isOpen) this.close();
-    else this.comm.send(content as JSONObject);
+    if (!this.isOpen) throw new Error(this.gone);
+    this.comm.send(content as JSONObject);
   }
 
   /** Nobody will answer any more. */
   close(): void {
+    this.over = true;
     this.waiting.forEach(({ reject }) => reject(new Error(this.gone)));
     this.waiting.clear();
   }

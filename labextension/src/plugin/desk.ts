@@ -11,8 +11,7 @@ const START = 'from llmdebug_nb.notebook import desk\ndesk.register(get_ipython(
 const OVER = ['restarting', 'autorestarting', 'terminating', 'dead'];
 
 export class Desk {
-  /** Name of the kernel, "" for the default one. */
-  kernel = '';
+  private kernel = '';
   private session?: Promise<Session.ISessionConnection>;
   private channels = new Set<Channel>();
 
@@ -20,6 +19,13 @@ export class Desk {
     private services: ServiceManager.IManager,
     private t: Strings,
   ) {}
+
+  /** Use the kernel of that name, "" for the default one. */
+  use(kernel: string): void {
+    if (kernel === this.kernel) return;
+    this.kernel = kernel;
+    this.forget();
+  }
 
   async channel(target: Target): Promise<Channel> {
     const { kernel } = await (this.session ??= this.start());
@@ -49,7 +55,9 @@ export class Desk {
     if (!name) throw new Error(this.t.noKernel);
     await sessions.refreshRunning();
     const model = await sessions.findByPath(PATH);
-    const session = model
+    const fits = model?.kernel?.name === name;
+    if (model && !fits) await sessions.shutdown(model.id);
+    const session = model && fits
       ? sessions.connectTo({ model })
       : await sessions.startNew({ path: PATH, name: 'llmdebug', type: 'llmdebug', kernel: { name } });
     const reply = await session.kernel!.requestExecute({ code: START, silent: true, store_history: false }).done;

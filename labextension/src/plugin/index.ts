@@ -1,6 +1,7 @@
 /** The JupyterLab extension: sidebar, commands, tabs, and a button in notebooks. */
 import { ILabShell, ILayoutRestorer, type JupyterFrontEnd, type JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { Dialog, ICommandPalette, MainAreaWidget, showDialog, WidgetTracker } from '@jupyterlab/apputils';
+import { IEditorExtensionRegistry } from '@jupyterlab/codemirror';
 import { IDefaultFileBrowser, IFileBrowserFactory } from '@jupyterlab/filebrowser';
 import { ILauncher } from '@jupyterlab/launcher';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
@@ -10,6 +11,7 @@ import { COMMANDS } from './commands';
 import { Desk } from './desk';
 import { ExplorerTab, nameOf, type Shown } from './explorer_tab';
 import { icon } from './icon';
+import { magicHelp } from './magic_help';
 import { codeNotebook, toggleRecording } from './record_cell';
 import { RunsPanel } from './runs_panel';
 import { strings } from './strings';
@@ -33,6 +35,7 @@ function activate(
   registry: ISettingRegistry | null,
   browsers: IFileBrowserFactory | null,
   browser: IDefaultFileBrowser | null,
+  editors: IEditorExtensionRegistry | null,
 ): void {
   const { commands, shell } = app;
   const t = strings((translator ?? nullTranslator).load('llmdebug_nb'));
@@ -150,10 +153,13 @@ function activate(
     if (command !== COMMANDS.openFolder) palette?.addItem({ command, category: t.category });
   launcher?.add({ command: COMMANDS.show, category: t.other });
 
+  const help = magicHelp(() => codeNotebook(shell.currentWidget)?.sessionContext.session?.kernel);
+  editors?.addExtension({ name: 'llmdebug-nb:help', factory: () => ({ instance: () => help, reconfigure: () => null }) });
+
   void registry?.load(ID).then(loaded => {
     const read = (): void => {
       settings = loaded.composite as unknown as Settings;
-      desk.kernel = settings.kernel;
+      desk.use(settings.kernel);
       void panel.refresh();
     };
     read();
@@ -181,6 +187,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
   autoStart: true,
   optional: [
     ILabShell, ILayoutRestorer, ICommandPalette, ILauncher, ITranslator, ISettingRegistry, IFileBrowserFactory, IDefaultFileBrowser,
+    IEditorExtensionRegistry,
   ],
   activate,
 };
