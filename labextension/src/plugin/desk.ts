@@ -13,6 +13,7 @@ const OVER = ['restarting', 'autorestarting', 'terminating', 'dead'];
 export class Desk {
   private kernel = '';
   private session?: Promise<Session.ISessionConnection>;
+  private live?: Session.ISessionConnection;
   private channels = new Set<Channel>();
 
   constructor(
@@ -38,10 +39,13 @@ export class Desk {
   private async start(): Promise<Session.ISessionConnection> {
     try {
       const session = await this.connect();
-      session.disposed.connect(this.forget, this);
-      session.kernelChanged.connect(this.forget, this);
-      session.statusChanged.connect((_, status) => OVER.includes(status) && this.forget());
-      return session;
+      const over = (): void => {
+        if (this.live === session) this.forget();
+      };
+      session.disposed.connect(over);
+      session.kernelChanged.connect(over);
+      session.statusChanged.connect((_, status) => OVER.includes(status) && over());
+      return (this.live = session);
     } catch (error) {
       this.session = undefined;
       throw error;
@@ -68,7 +72,7 @@ export class Desk {
   }
 
   private forget(): void {
-    this.session = undefined;
+    this.session = this.live = undefined;
     this.channels.forEach(channel => channel.close());
     this.channels.clear();
   }

@@ -1,6 +1,6 @@
 /** The JupyterLab extension: sidebar, commands, tabs, and a button in notebooks. */
 import { ILabShell, ILayoutRestorer, type JupyterFrontEnd, type JupyterFrontEndPlugin } from '@jupyterlab/application';
-import { Dialog, ICommandPalette, MainAreaWidget, showDialog, WidgetTracker } from '@jupyterlab/apputils';
+import { ICommandPalette, MainAreaWidget, WidgetTracker } from '@jupyterlab/apputils';
 import { IEditorExtensionRegistry } from '@jupyterlab/codemirror';
 import { IDefaultFileBrowser, IFileBrowserFactory } from '@jupyterlab/filebrowser';
 import { ILauncher } from '@jupyterlab/launcher';
@@ -9,10 +9,11 @@ import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import type { Widget } from '@lumino/widgets';
 import { COMMANDS } from './commands';
 import { Desk } from './desk';
-import { ExplorerTab, nameOf, type Shown } from './explorer_tab';
+import { ExplorerTab, type Shown } from './explorer_tab';
 import { icon } from './icon';
 import { magicHelp } from './magic_help';
 import { codeNotebook, toggleRecording } from './record_cell';
+import { addRunCommands, parentOf } from './run_commands';
 import { RunsPanel } from './runs_panel';
 import { strings } from './strings';
 import css from './style.css';
@@ -59,65 +60,8 @@ function activate(
     shell.activateById(tab.id);
   };
 
-  const selection = () => panel.selection;
-  const one = () => selection().length === 1;
-  const two = () => selection().length === 2 && selection().every(run => run.kind === 'run');
-  commands.addCommand(COMMANDS.show, {
-    label: t.showRuns,
-    caption: t.showRunsCaption,
-    icon,
-    execute: () => shell.activateById(panel.id),
-  });
-  commands.addCommand(COMMANDS.open, {
-    label: t.openSelected,
-    caption: t.openCaption,
-    isEnabled: args => typeof args.golden === 'string' || (one() && (selection()[0]?.kind === 'run' || !!selection()[0]?.place)),
-    execute: args => {
-      const { golden, mine } = args as unknown as Partial<Shown>;
-      const run = one() ? selection()[0] : undefined;
-      if (typeof golden === 'string') open({ golden, mine: mine ?? '' });
-      else if (run?.kind === 'report') void commands.execute('docmanager:open', { path: run.place, factory: 'HTML Viewer' });
-      else if (run) open({ golden: run.path, mine: '' });
-    },
-  });
-  commands.addCommand(COMMANDS.compare, {
-    label: t.compareSelected,
-    caption: t.compareCaption,
-    isEnabled: () => two(),
-    execute: () => {
-      const [golden, mine] = selection();
-      if (golden && mine && two()) open({ golden: golden.path, mine: mine.path });
-    },
-  });
-  commands.addCommand(COMMANDS.reveal, {
-    label: t.revealSelected,
-    caption: t.revealCaption,
-    isEnabled: () => one() && !!browser && !!selection()[0]?.place,
-    execute: async () => {
-      const place = selection()[0]?.place;
-      if (!browser || !place) return;
-      await browser.model.cd('/' + parentOf(place));
-      shell.activateById(browser.id);
-      await browser.selectItemByName(nameOf(place));
-    },
-  });
-  commands.addCommand(COMMANDS.delete, {
-    label: t.deleteSelected,
-    caption: t.deleteCaption,
-    isEnabled: () => selection().length > 0,
-    execute: async () => {
-      const runs = selection();
-      if (!runs.length) return;
-      const buttons = [Dialog.cancelButton({ label: t.cancel }), Dialog.warnButton({ label: t.delete })];
-      const { button } = await showDialog({
-        title: t.deleteTitle,
-        body: t.deleteBody(runs.map(run => run.name).join(', ')),
-        buttons,
-        defaultButton: 0,
-      });
-      if (button.accept) await panel.delete(runs);
-    },
-  });
+  const panel = new RunsPanel(desk, commands, () => ({ folders: workspace(shell, browser), name: settings.runsFolder }), t);
+  addRunCommands(app, panel, browser, open, t);
   const folders = () => [...(browsers?.tracker.currentWidget?.selectedItems() ?? [])].filter(item => item.type === 'directory');
   commands.addCommand(COMMANDS.openFolder, {
     label: () => (folders().length === 2 ? t.compareWith : t.openWith),
@@ -139,7 +83,6 @@ function activate(
     },
   });
 
-  const panel = new RunsPanel(desk, commands, () => ({ folders: workspace(shell, browser), name: settings.runsFolder }), t);
   shell.add(panel, 'left', { rank: 600 });
   restorer?.add(panel, panel.id);
   if (restorer)
@@ -175,10 +118,6 @@ function workspace(shell: JupyterFrontEnd.IShell, browser: IDefaultFileBrowser |
     if (path) found.add(parentOf(path));
   }
   return [...found];
-}
-
-function parentOf(path: string): string {
-  return path.replace(/[^/]*$/, '').replace(/\/$/, '');
 }
 
 const plugin: JupyterFrontEndPlugin<void> = {

@@ -152,7 +152,7 @@ export class RunsPanel extends Widget {
       const button = document.createElement('button');
       button.textContent = this.t[name];
       button.disabled = true;
-      button.title = this.commands.caption(command);
+      button.title = this.t[`${name}Caption`];
       button.onclick = () => void this.commands.execute(command);
       this.buttons.set(command, button);
       bar.append(button);
