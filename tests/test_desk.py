@@ -17,6 +17,7 @@ import llmdebug_nb as ld
 from llmdebug_nb.notebook import desk
 from llmdebug_nb.store import catalog
 from llmdebug_nb.store import format as fmt
+from llmdebug_nb.store import progress as progress_module
 from llmdebug_nb.store.progress import progress
 
 
@@ -163,7 +164,8 @@ def test_progress_agrees_with_the_run(served):
     assert (now.bytes, now.records, now.steps) == (info["bytes"], info["records"], info["steps"])
 
 
-def test_progress_follows_a_recording(served):
+def test_progress_follows_a_recording(served, monkeypatch):
+    monkeypatch.setattr(progress_module, "_COPY_RATE", float("inf"))
     model = torch.nn.Linear(4, 4)
     with ld.dump(model, name="live", tokens="all", path=str(served)) as run:
         assert run.path is not None
@@ -175,6 +177,20 @@ def test_progress_follows_a_recording(served):
     assert (first.steps, second.steps) == (1, 2)
     assert second.bytes > first.bytes
     assert progress(run.path).state == "complete"
+
+
+def test_a_large_index_that_is_being_written_is_not_read_at_every_look(served, monkeypatch):
+    model = torch.nn.Linear(4, 4)
+    with ld.dump(model, name="live", tokens="all", path=str(served)) as run:
+        assert run.path is not None
+        model(torch.ones(2, 4))
+        monkeypatch.setattr(progress_module, "_COPY_RATE", 1)
+        first = progress(run.path)
+        model(torch.zeros(2, 4))
+        second = progress(run.path)
+    assert (first.steps, second.steps) == (1, 1)
+    assert second.bytes > first.bytes
+    assert progress(run.path).steps == 2
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")

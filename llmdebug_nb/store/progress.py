@@ -9,7 +9,7 @@ import shutil
 import sqlite3
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +17,7 @@ from llmdebug_nb.store import format as fmt
 
 State = Literal["complete", "recording", "incomplete"]
 _MAX_COPY = 64 << 20  # a larger index that is still being written is not copied for its figures
+_COPY_RATE = 10 << 20  # bytes a second that such copies may take of the disk
 _QUIET = 10.0  # seconds without a change, after which it is asked whether the writer still runs
 _FIGURES = """
 SELECT (SELECT count(*) FROM records), (SELECT count(*) FROM (SELECT DISTINCT generation, step FROM records
@@ -35,7 +36,7 @@ class Progress:
     state: State
 
 
-_known: dict[Path, tuple[object, Progress]] = {}
+_known: dict[Path, tuple[object, Progress, float]] = {}  # what was seen, what that meant, when to look again
 
 
 def progress(run: Path) -> Progress:
@@ -45,13 +46,17 @@ def progress(run: Path) -> Progress:
     seen = [(file.name, stat.st_size, stat.st_mtime) for file in files if (stat := _stat(file)) is not None]
     written = [folder for folder in processes if (folder / f"{fmt.INDEX}-wal").is_file()]
     recording = any(_writer_lives(folder, seen) for folder in written)
+    nbytes = sum(size for name, size, _ in seen if name == fmt.PAYLOAD)
     before = _known.get(run)
     if before is not None and before[0] == (seen, recording):
         return before[1]
+    if before is not None and recording and time.monotonic() < before[2]:
+        return replace(before[1], bytes=nbytes)
     records, steps, complete = _figures(processes[0]) if processes else (None, None, False)
     state: State = "recording" if recording else "complete" if complete and not written else "incomplete"
-    now = Progress(sum(size for name, size, _ in seen if name == fmt.PAYLOAD), records, steps, state)
-    _known[run] = ((seen, recording), now)
+    now = Progress(nbytes, records, steps, state)
+    copied = sum(size for name, size, _ in seen if name != fmt.PAYLOAD)
+    _known[run] = ((seen, recording), now, time.monotonic() + copied / _COPY_RATE)
     return now
 
 
