@@ -4,9 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
-MODULES := labextension/node_modules/.package-lock.json
+MODULES := labextension/node_modules/.types
 # an editable install is made from these, and made anew when one of them changes
-SOURCES := pyproject.toml constraints.txt hatch_build.py llmdebug_nb/kernels/summary.c $(wildcard labextension/*.* labextension/src/*/*)
+SOURCES := pyproject.toml constraints.txt hatch_build.py llmdebug_nb/kernels/summary.c $(wildcard labextension/*.* labextension/src/*/* labextension/schema/*)
 # where there is no Node.js, it comes as a wheel into .venv
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
@@ -35,7 +35,7 @@ types: $(VENV)/test $(VENV)/node $(MODULES)  ## check the types of Python and Ty
 	$(PY) labextension/wire_types.py --check
 	cd labextension && npm run typecheck
 
-pytest: $(VENV)/test $(VENV)/browser  ## run the tests
+pytest: $(VENV)/test $(VENV)/browser $(MODULES)  ## run the tests
 	LLMDEBUG_CHROMIUM="$${LLMDEBUG_CHROMIUM:-$$(cat $(VENV)/browser)}" $(PY) -m pytest
 
 clean:  ## remove .venv and all that was built or recorded here

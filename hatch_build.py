@@ -1,7 +1,8 @@
 """Build hook: bundles the front end when one of its sources changed, and compiles the C kernel.
 
-A stamp holds a hash of the sources that the bundle was made from. An sdist carries both, so that
-installing it needs no Node.js; in a checkout the bundle is made anew exactly when a source changed.
+The front end is the explorer and the JupyterLab extension. A stamp holds a hash of the sources that they were
+made from. An sdist carries all three, so that installing it needs no Node.js; in a checkout they are made anew
+exactly when a source changed.
 The C kernel is optional: without a compiler the package is installed all the same, and does without.
 """
 
@@ -22,8 +23,9 @@ from packaging.tags import platform_tags
 ROOT = Path(__file__).resolve().parent
 FRONT_END = ROOT / "labextension"
 BUNDLE = ROOT / "llmdebug_nb" / "static" / "widget.js"
+EXTENSION = FRONT_END / "lib" / "package.json"
 STAMP = BUNDLE.with_name("sources.sha256")
-CONFIGURATION = ("build.mjs", "package.json", "package-lock.json", "tsconfig.json")
+CONFIGURATION = ("build.mjs", "container.mjs", "package.json", "package-lock.json", "tsconfig.json")
 
 KERNELS = [ROOT / "llmdebug_nb" / "kernels" / name for name in ("summary.c", "look.c")]
 LIBRARY = KERNELS[0].with_name("_summary.so")  # on every platform: it is opened by its path
@@ -34,9 +36,9 @@ LIBRARIES = ["-lm"] if os.name == "posix" else []
 
 
 def sources_hash() -> str:
-    """Return a hash of all that the bundle is made from, the same on every platform."""
+    """Return a hash of all that the front end is made from, the same on every platform."""
     digest = hashlib.sha256()
-    files = [path for path in (FRONT_END / "src").rglob("*") if path.is_file()]
+    files = [path for folder in ("src", "schema") for path in (FRONT_END / folder).rglob("*") if path.is_file()]
     files += [FRONT_END / name for name in CONFIGURATION]
     for path in sorted(files, key=lambda path: path.relative_to(FRONT_END).as_posix()):
         digest.update(path.relative_to(FRONT_END).as_posix().encode() + b"\0")
@@ -45,8 +47,11 @@ def sources_hash() -> str:
 
 
 def is_fresh() -> bool:
-    """Was the bundle made from the sources as they are?"""
-    return BUNDLE.is_file() and STAMP.is_file() and STAMP.read_text(encoding="utf-8").strip() == sources_hash()
+    """Was the front end made from the sources as they are?"""
+    return (
+        all(path.is_file() for path in (BUNDLE, EXTENSION, STAMP))
+        and STAMP.read_text(encoding="utf-8").strip() == sources_hash()
+    )
 
 
 def node_commands() -> tuple[list[str], list[str]]:
@@ -67,13 +72,13 @@ def node_commands() -> tuple[list[str], list[str]]:
 
 
 def build_front_end() -> None:
-    """Install the locked packages if they are not there, and bundle."""
+    """Install the locked packages if they are not there, and bundle. JupyterLab's own, the peers, are for their types alone."""
     stamp = sources_hash()
     node, npm = node_commands()
     environment = {**os.environ, "PATH": os.pathsep.join([str(Path(node[0]).parent), os.environ.get("PATH", "")])}
     installed, lock = FRONT_END / "node_modules" / ".package-lock.json", FRONT_END / "package-lock.json"
     if not installed.is_file() or installed.stat().st_mtime < lock.stat().st_mtime:
-        subprocess.run([*npm, "ci"], cwd=FRONT_END, env=environment, check=True)
+        subprocess.run([*npm, "ci", "--omit=peer"], cwd=FRONT_END, env=environment, check=True)
     subprocess.run([*node, "build.mjs"], cwd=FRONT_END, env=environment, check=True)
     STAMP.write_text(stamp + "\n", encoding="utf-8")
 

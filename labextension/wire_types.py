@@ -1,7 +1,8 @@
-"""Write `src/widget/wire.ts` from `llmdebug_nb/show/wire.py`, the one place that defines the messages.
+"""Write `src/widget/wire.ts` from `llmdebug_nb/show/wire.py`, and `src/plugin/wire.ts` from `llmdebug_nb/notebook/desk_wire.py`:
+the two places that define messages.
 
-python labextension/wire_types.py            # write it
-python labextension/wire_types.py --check    # exit 1 when it is out of date
+python labextension/wire_types.py            # write them
+python labextension/wire_types.py --check    # exit 1 when one is out of date
 """
 
 from __future__ import annotations
@@ -14,17 +15,27 @@ import typing
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-SOURCE = HERE.parent / "llmdebug_nb" / "show" / "wire.py"
-TARGET = HERE / "src" / "widget" / "wire.ts"
+TARGETS = {
+    "llmdebug_nb/show/wire.py": HERE / "src" / "widget" / "wire.ts",
+    "llmdebug_nb/notebook/desk_wire.py": HERE / "src" / "plugin" / "wire.ts",
+}
 HEADER = """\
-// Generated from llmdebug_nb/show/wire.py by `python labextension/wire_types.py`. Do not edit.
+// Generated from {source} by `python labextension/wire_types.py`. Do not edit.
 """
-SCALARS = {int: "number", float: "number", str: "string", bool: "boolean", type(None): "null"}
+SCALARS = {
+    int: "number",
+    float: "number",
+    str: "string",
+    bool: "boolean",
+    type(None): "null",
+    dict[str, object]: "Record<string, unknown>",
+}
 
 
-def load_wire() -> types.ModuleType:
-    """Load the protocol by file, so that the package and what it imports need not be installed."""
-    spec = importlib.util.spec_from_file_location("llmdebug_wire", SOURCE)
+def load_wire(source: str) -> types.ModuleType:
+    """Load a protocol by file, so that the package and what it imports need not be installed."""
+    path = HERE.parent / source
+    spec = importlib.util.spec_from_file_location(f"llmdebug_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -79,8 +90,9 @@ def interface(cls: type, aliases: dict[object, str]) -> list[str]:
     return [*jsdoc(cls), f"export interface {cls.__name__} {{", *body, "}"]
 
 
-def generate(module: types.ModuleType) -> str:
-    """Return the whole of wire.ts."""
+def generate(source: str) -> str:
+    """Return the whole of a wire.ts."""
+    module = load_wire(source)
     aliases = aliases_of(module)
     blocks = [[f"export type {name} = {typescript(hint, {})};" for hint, name in aliases.items()]]
     blocks += [interface(cls, aliases) for cls in vars(module).values() if typing.is_typeddict(cls)]
@@ -89,23 +101,24 @@ def generate(module: types.ModuleType) -> str:
         for op, (request, answer) in module.ANSWERS.items()
     ]
     blocks += [["/** What each op asks and answers. */", "export interface Ops {", *ops, "}"]]
-    return HEADER + "\n" + "\n\n".join("\n".join(block) for block in blocks) + "\n"
+    return HEADER.format(source=source) + "\n" + "\n\n".join("\n".join(block) for block in blocks) + "\n"
 
 
 def main(args: list[str]) -> int:
-    """Write the file, or with ``--check`` compare it; return the exit status."""
-    text = generate(load_wire())
-    if args == ["--check"]:
-        if TARGET.is_file() and TARGET.read_text(encoding="utf-8") == text:
-            return 0
-        print(f"{TARGET.name} is out of date: run `python labextension/wire_types.py`", file=sys.stderr)
-        return 1
-    if args:
+    """Write the files, or with ``--check`` compare them; return the exit status."""
+    if args not in ([], ["--check"]):
         print("usage: python labextension/wire_types.py [--check]", file=sys.stderr)
         return 2
-    TARGET.parent.mkdir(parents=True, exist_ok=True)
-    TARGET.write_text(text, encoding="utf-8")
-    return 0
+    old = 0
+    for source, target in TARGETS.items():
+        text = generate(source)
+        if not args:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, encoding="utf-8")
+        elif not target.is_file() or target.read_text(encoding="utf-8") != text:
+            print(f"{target.name} of {source} is out of date: run `python labextension/wire_types.py`", file=sys.stderr)
+            old = 1
+    return old
 
 
 if __name__ == "__main__":

@@ -87,17 +87,25 @@ class Lab:
             assert time.monotonic() < deadline, f"{expression} is {now}, not {value}"
             time.sleep(0.1)
 
-    def _api(self, path: str) -> Any:
-        request = urllib.request.Request(f"{self.url}/api/{path}", headers={"Authorization": f"token {self.token}"})
+    def shut_down(self, kind: str) -> None:
+        """Shut down the sessions of that type and their kernels."""
+        for session in self._api("sessions"):
+            if session["type"] == kind:
+                self._api(f"sessions/{session['id']}", "DELETE")
+
+    def _api(self, path: str, method: str = "GET") -> Any:
+        headers = {"Authorization": f"token {self.token}"}
+        request = urllib.request.Request(f"{self.url}/api/{path}", headers=headers, method=method)
         with urllib.request.urlopen(request, timeout=60) as reply:
-            return json.load(reply)
+            return json.loads(reply.read() or b"null")
 
 
 @contextlib.contextmanager
 def running_lab(base: Path) -> Iterator[Lab]:
     """Serve an empty folder below ``base``, with settings of its own, until the block ends."""
-    for name in ("root", "config", "runtime", "settings", "data"):
+    for name in ("root", "config", "runtime", "settings", "data", "labextensions"):
         (base / name).mkdir()
+    (base / "labextensions" / "llmdebug-nb").symlink_to(REPOSITORY / "labextension" / "lib")
     (base / "settings" / "overrides.json").write_text(json.dumps(QUIET))
     lab = Lab(f"http://127.0.0.1:{free_port()}", secrets.token_hex(16), base / "root", base / "runtime")
     with open(base / "server.log", "w") as log:
@@ -131,12 +139,14 @@ def command(lab: Lab, base: Path) -> list[str]:
 
 def environment(lab: Lab, base: Path) -> dict[str, str]:
     paths = [str(REPOSITORY), str(REPOSITORY / "tests"), os.environ.get("PYTHONPATH", "")]
+    inherited = {name: value for name, value in os.environ.items() if name != "LLMDEBUG_RUNS"}
     return {
-        **os.environ,
+        **inherited,
         "JUPYTER_TOKEN": lab.token,
         "JUPYTER_CONFIG_DIR": str(base / "config"),
         "JUPYTER_RUNTIME_DIR": str(lab.runtime),
         "JUPYTER_DATA_DIR": str(base / "data"),
+        "JUPYTER_PATH": str(base),  # the extension as it was built here goes before one that is installed
         "IPYTHONDIR": str(base / "ipython"),
         "JUPYTER_PLATFORM_DIRS": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),

@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 
+from llmdebug_nb.notebook import desk_wire
 from llmdebug_nb.show import wire
 
 SCRIPT = Path(__file__).parent.parent / "labextension" / "wire_types.py"
@@ -31,7 +32,7 @@ def test_the_committed_typescript_is_what_the_script_writes(wire_types: ModuleTy
 def test_check_fails_when_a_file_is_out_of_date(
     wire_types: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire_types, "TARGET", tmp_path / "wire.ts")
+    monkeypatch.setattr(wire_types, "TARGETS", dict.fromkeys([*wire_types.TARGETS][:1], tmp_path / "wire.ts"))
     assert wire_types.main(["--check"]) == 1
     assert wire_types.main([]) == 0
     assert wire_types.main(["--check"]) == 0
@@ -54,11 +55,11 @@ def test_types_are_written_as_typescript(wire_types: ModuleType) -> None:
 
 
 def test_docstrings_and_ops_come_along(wire_types: ModuleType) -> None:
-    text = wire_types.TARGET.read_text(encoding="utf-8")
+    text = wire_types.TARGETS["llmdebug_nb/show/wire.py"].read_text(encoding="utf-8")
     assert "/** One stop of the token stepper." in text
     assert "  detail: { request: DetailRequest; answer: Detail };" in text
 
 
 def test_every_op_names_itself() -> None:
-    for op, (request, _) in wire.ANSWERS.items():
+    for op, (request, _) in [*wire.ANSWERS.items(), *desk_wire.ANSWERS.items()]:
         assert typing.get_args(typing.get_type_hints(request)["op"]) == (op,)

@@ -11,27 +11,30 @@ from typing import Any
 from llmdebug_nb.errors import LLMDebugError
 from llmdebug_nb.show import wire
 
+Answers = dict[str, tuple[type, type]]  # op -> request, answer
+
 
 class BadRequestError(LLMDebugError):
-    """A message that `wire` does not describe."""
+    """A message that nothing describes."""
 
 
 class Bridge:
-    """Dispatches requests to ``view``, which has one method per op of `wire.ANSWERS`.
+    """Dispatches requests to ``view``, which has one method per op of ``answers``.
 
     A method takes the request and returns the answer, or the answer and its binary buffers.
     Recent kernels handle messages in a thread beside the running cell, so requests take turns.
     """
 
-    def __init__(self, view: Any) -> None:
+    def __init__(self, view: Any, answers: Answers = wire.ANSWERS) -> None:
         self._view = view
+        self._answers = answers
         self._lock = threading.Lock()
 
     def answer(self, content: object) -> tuple[dict[str, Any], list[memoryview]]:
         """Return the message to send back and its buffers; an error is a message too."""
         re = content.get("re") if isinstance(content, dict) else None
         try:
-            request = check_request(content)
+            request = check_request(content, self._answers)
             with self._lock:
                 result = getattr(self._view, request["op"])(request)
             answer, buffers = result if isinstance(result, tuple) else (result, [])
@@ -43,15 +46,15 @@ class Bridge:
             return {"re": re, "error": one_line(f"{type(error).__name__}: {error}")}, []
 
 
-def check_request(content: object) -> dict[str, Any]:
-    """Return the request without its number; raise `BadRequestError` unless it is as `wire` says."""
+def check_request(content: object, answers: Answers = wire.ANSWERS) -> dict[str, Any]:
+    """Return the request without its number; raise `BadRequestError` unless it is as ``answers`` says."""
     if not isinstance(content, dict):
         raise BadRequestError(f"a message must be an object, not {type(content).__name__}")
     op = content.get("op")
-    if not isinstance(op, str) or op not in wire.ANSWERS:
-        raise BadRequestError(f"unknown op {op!r}; known: {', '.join(wire.ANSWERS)}")
+    if not isinstance(op, str) or op not in answers:
+        raise BadRequestError(f"unknown op {op!r}; known: {', '.join(answers)}")
     request = {name: value for name, value in content.items() if name != "re"}
-    for problem in problems(request, wire.ANSWERS[op][0]):
+    for problem in problems(request, answers[op][0]):
         raise BadRequestError(f"{op}: {problem}")
     return request
 

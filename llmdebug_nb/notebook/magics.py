@@ -325,18 +325,16 @@ def _completions(shell: Any, magics: LLMDebugMagics, before: str) -> list[tuple[
         done.pop()
     options = {name: action for action in parser._actions for name in action.option_strings if name.startswith("--")}
     last = options.get(done[-1]) if done else None
-    if last is not None and last.nargs != 0 and last.choices:
-        return [(str(choice), "value") for choice in last.choices]
-    if last is not None and last.nargs != 0 and last.dest in ("layers", "at"):
-        return [(path, "path") for path in _module_paths(shell)]
+    if last is not None and last.nargs != 0:
+        values = last.choices or _values(shell, last.dest)
+        if values:
+            return [(str(value), "value") for value in values]
     found = [(name, "param") for name in options if name not in done and name != "--help"]
     if word[1] in _COMMANDS:
         if word[0] == f"%{word[1]}" and not done:
             return [(name, "command") for name in _COMMANDS[word[1]]]
         return found + [(name, "model") for name in _modules(shell)]
-    named = {run.name for run in api.runs()} | {
-        name for name, value in shell.user_ns.items() if isinstance(value, Run) and name[0] != "_"
-    }
+    named = set(_run_names(shell))
     if word[1] == "llmexplore":
         named |= {name for name, value in shell.user_ns.items() if isinstance(value, Report) and name[0] != "_"}
     return [(name, "run") for name in sorted(named)] + found
@@ -352,8 +350,30 @@ def _modules(shell: Any) -> dict[str, Any]:
     }
 
 
-def _module_paths(shell: Any) -> list[str]:
-    return sorted({path for module in _modules(shell).values() for path, _ in module.named_modules() if path})
+def _values(shell: Any, option: str) -> list[str]:
+    """Return what an option that takes a value can be offered."""
+    parts = {part for module in _modules(shell).values() for part in module.named_modules() if part[0]}
+    if option in ("layers", "at"):
+        return sorted({path for path, _ in parts})
+    if option == "types":
+        return sorted({type(part).__name__ for _, part in parts})
+    if option in ("calibrate", "delete", "golden"):
+        return _run_names(shell)
+    return _OFFERS.get(option, [])
+
+
+_OFFERS = {
+    "mode": ["module", "api", "aten", "module+api", "module+aten", "module+api+aten"],
+    "reduce": ["minmax", "quantile:5"],
+    "tokens": ["0", TOKENS, "4-", "all"],
+    "when": ["nan", "inf", "abs>1e4", "diverges"],
+}
+
+
+def _run_names(shell: Any) -> list[str]:
+    """Return the names that open a run: those on disk, and variables."""
+    held = {name for name, value in shell.user_ns.items() if isinstance(value, Run) and name[0] != "_"}
+    return sorted(held | {run.name for run in api.runs()})
 
 
 def _matcher(shell: Any, magics: LLMDebugMagics) -> Any:

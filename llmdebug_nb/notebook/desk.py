@@ -1,0 +1,171 @@
+"""The kernel's side of the JupyterLab extension: lists and deletes runs and reports, and opens explorers in tabs.
+
+The extension starts a kernel of its own, calls `register` in it, and opens a comm to `RUNS` for its list and one to
+`EXPLORER` for each tab. Listing loads neither torch nor a notebook package.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmdebug_nb.errors import CorruptDumpError
+from llmdebug_nb.notebook import desk_wire as wire
+from llmdebug_nb.notebook.bridge import Bridge
+from llmdebug_nb.options import RUNS_FOLDER
+from llmdebug_nb.store import catalog
+from llmdebug_nb.store.progress import progress
+
+if TYPE_CHECKING:
+    from llmdebug_nb.notebook.widgets import View
+
+RUNS = "llmdebug_nb.runs"
+EXPLORER = "llmdebug_nb.explorer"
+_STYLE = b":root{color-scheme:light dark;--ok:"  # how the style of our pages begins
+_HEAD = 1 << 12
+
+
+def register(shell: Any) -> None:
+    """Answer comms that are opened from now on; the folder that the kernel is in is the one that Jupyter serves."""
+    served = Path.cwd()
+    targets = shell.kernel.comm_manager
+    targets.register_target(RUNS, lambda comm, _: Desk(served).attach(comm))
+    targets.register_target(EXPLORER, lambda comm, _: Tab(served).attach(comm))
+
+
+class _Answering:
+    """Answers a comm's messages by the methods that are named as their ops."""
+
+    def __init__(self, served: Path) -> None:
+        self.served = served
+
+    def attach(self, comm: Any) -> None:
+        bridge = Bridge(self, wire.ANSWERS)
+
+        def on_message(message: dict[str, Any]) -> None:
+            content = message["content"]["data"]
+            answer, buffers = (self.bridge_for(content) or bridge).answer(content)
+            comm.send(answer, buffers=buffers)
+
+        comm.on_msg(on_message)
+
+    def bridge_for(self, content: object) -> Bridge | None:
+        """Return who answers in its stead."""
+        return None
+
+
+class Desk(_Answering):
+    """The list of runs and reports."""
+
+    def __init__(self, served: Path) -> None:
+        super().__init__(served)
+        self._looked: dict[tuple[Path, float], bool] = {}
+
+    def runs(self, request: wire.RunsRequest) -> wire.Runs:
+        name = os.environ.get("LLMDEBUG_RUNS") or request["name"] or RUNS_FOLDER
+        folders = dict.fromkeys((self.served / folder).resolve() for folder in request["folders"])
+        homes = dict.fromkeys((folder / name).resolve() for folder in folders)
+        groups = [self._group("run", home, map(self._row, reversed(catalog.runs_in(home)))) for home in homes]
+        groups += [self._group("report", folder, self._reports(folder)) for folder in folders]
+        return {"folders": [group for group in groups if group["runs"]]}
+
+    def delete(self, request: wire.DeleteRequest) -> wire.Deleted:
+        path = Path(request["path"])
+        if path.is_file() and self._is_report(path):
+            path.unlink()
+            return {"path": str(path)}
+        from llmdebug_nb import api
+
+        return {"path": str(api.delete_run(path))}
+
+    def _group(self, kind: wire.Kind, folder: Path, rows: Iterable[wire.RunRow | None]) -> wire.RunsFolder:
+        shown = "/" if folder == self.served.resolve() else place(folder, self.served) or str(folder)
+        return {"kind": kind, "folder": shown, "runs": [row for row in rows if row is not None]}
+
+    def _reports(self, folder: Path) -> list[wire.RunRow]:
+        found: list[wire.RunRow] = []
+        for file in folder.glob("*.html"):
+            with contextlib.suppress(OSError):
+                stat = file.stat()
+                if self._is_report(file):
+                    found.append(
+                        {
+                            "kind": "report",
+                            "name": file.name,
+                            "path": str(file),
+                            "place": place(file, self.served),
+                            "created": stat.st_mtime,
+                            "bytes": stat.st_size,
+                            "records": None,
+                            "steps": None,
+                            "state": "complete",
+                        }
+                    )
+        return sorted(found, key=lambda row: -row["created"])
+
+    def _is_report(self, file: Path) -> bool:
+        """Is it a page that `Report.to_html` wrote? Each state of a file is looked at once."""
+        seen = file, file.stat().st_mtime
+        if seen not in self._looked:
+            with open(file, "rb") as page:
+                self._looked[seen] = _STYLE in page.read(_HEAD)
+        return self._looked[seen]
+
+    def _row(self, run: Path) -> wire.RunRow | None:
+        """Return the row of a run, None if it is going away just now."""
+        try:
+            created = catalog.recorded_at(run)
+        except CorruptDumpError:
+            created = 0.0
+        if not run.is_dir():
+            return None
+        now = progress(run)
+        return {
+            "kind": "run",
+            "name": run.name,
+            "path": str(run),
+            "place": place(run, self.served),
+            "created": created,
+            "bytes": now.bytes,
+            "records": now.records,
+            "steps": now.steps,
+            "state": now.state,
+        }
+
+
+class Tab(_Answering):
+    """One explorer in a tab."""
+
+    _bridge: Bridge | None = None
+
+    def open(self, request: wire.OpenRequest) -> wire.Opened:
+        from llmdebug_nb import api
+        from llmdebug_nb.notebook.widgets import bundle, first_stop
+        from llmdebug_nb.show.run_view import RunView
+
+        golden, mine = (str(self.served / path) if path else "" for path in (request["golden"], request["mine"]))
+        view: View = api.compare(golden, mine, progress=False).view() if mine else RunView(api.open_run(golden))
+        overview = view.overview({"op": "overview"})
+        self._bridge = Bridge(view)
+        traits = {
+            "snapshot": overview,
+            "position": first_stop(overview),
+            "selected": overview["first_bad"],
+            "path": "",
+        }
+        return {"title": overview["title"], "code": bundle(), "traits": traits}
+
+    def bridge_for(self, content: object) -> Bridge | None:
+        opens = isinstance(content, dict) and content.get("op") == "open"
+        return None if opens else self._bridge
+
+
+def place(path: Path, served: Path) -> str:
+    """Return a path as the file browser knows it, "" where Jupyter does not serve it."""
+    try:
+        return path.relative_to(served.resolve()).as_posix()
+    except ValueError:
+        return ""

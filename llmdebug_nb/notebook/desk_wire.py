@@ -1,0 +1,77 @@
+"""The messages between JupyterLab's sidebar and tabs and the kernel behind them. `labextension/src/plugin/wire.ts` is generated from this.
+
+Requests and answers are numbered as those of `show.wire` are; once a run is open, the explorer's own messages follow.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+Kind = Literal["run", "report"]
+State = Literal["complete", "recording", "incomplete"]
+
+
+class RunRow(TypedDict):
+    """A run on disk, or a report. ``place``: its path as the file browser knows it, "" where Jupyter does not serve it."""
+
+    kind: Kind
+    name: str
+    path: str
+    place: str
+    created: float
+    bytes: int
+    records: int | None
+    steps: int | None
+    state: State
+
+
+class RunsFolder(TypedDict):
+    """A folder of runs or of reports, newest first."""
+
+    kind: Kind
+    folder: str
+    runs: list[RunRow]
+
+
+class RunsRequest(TypedDict):
+    """The runs in ``name`` below each of ``folders``, and the reports in these."""
+
+    op: Literal["runs"]
+    folders: list[str]
+    name: str
+
+
+class Runs(TypedDict):
+    folders: list[RunsFolder]
+
+
+class DeleteRequest(TypedDict):
+    op: Literal["delete"]
+    path: str
+
+
+class Deleted(TypedDict):
+    path: str
+
+
+class OpenRequest(TypedDict):
+    """A run (``mine`` ""), or two of them compared."""
+
+    op: Literal["open"]
+    golden: str
+    mine: str
+
+
+class Opened(TypedDict):
+    """The explorer's code, and the traits that it begins with."""
+
+    title: str
+    code: str
+    traits: dict[str, object]
+
+
+ANSWERS: dict[str, tuple[type, type]] = {
+    "runs": (RunsRequest, Runs),
+    "delete": (DeleteRequest, Deleted),
+    "open": (OpenRequest, Opened),
+}
