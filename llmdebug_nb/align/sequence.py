@@ -199,9 +199,12 @@ class _Table:
         op, shape = g.op == m.op, g.shape == m.shape
         same_bytes = (g.print == m.print) & (g.print > 0)
         digits = _digits(self._golden.figures[rows], self._mine.figures[columns])
-        certain = same_bytes | (digits >= REPLACED)
+        # where rounding is coarse, which pair agrees to more digits than that is chance
+        certain = same_bytes | ((digits >= REPLACED) & (self._leeway.sure >= REPLACED))
         elements = g.figures[..., 0] == m.figures[..., 0]
-        digits = digits * (REPLACED / self._leeway.sure)  # as if coarser dtypes had as many as others
+        digits = np.minimum(
+            digits * (REPLACED / self._leeway.sure), REPLACED
+        )  # as if coarser dtypes had as many as others
         score = (
             op * np.where(shape, _SAME_OP + _SAME_SHAPE, _SAME_OP + _OTHER_SHAPE)
             + (~op & shape) * _SAME_SHAPE

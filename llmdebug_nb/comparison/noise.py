@@ -38,6 +38,7 @@ SLACK = 2.25  # times what siblings do
 CHANCE = 4.0  # standard errors of the norm of so many random elements
 EVEN_T, EVEN_SHARE = 8.0, 0.25  # a scale error is even: in standard errors, and as a share of the error
 EVEN_BY_CHANCE = 0.2  # as much of the noise that a call passes on may have become even
+FEW = 8  # elements, of which all may be small by chance
 _NUMBER = re.compile(r"\d+")
 
 
@@ -221,8 +222,11 @@ class Siblings:
     def __init__(self) -> None:
         self._seen: dict[tuple[str, ...], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         self._told: dict[tuple[tuple[str, ...], str], float] = {}
+        self._sizes: dict[tuple[str, ...], list[float]] = defaultdict(list)  # root mean square of each tensor
+        self._usual: dict[tuple[str, ...], float] = {}
 
     def see(self, record: Record, error: float, explained: Explained) -> None:
+        self._sizes[kind_of(record)].append(_rms(record))
         expected = math.hypot(explained.level.error, explained.floor)
         if 0.0 < error < math.inf and explained.level.error > 0.0 and 0.0 < expected < math.inf:
             self._seen[kind_of(record)][record.site.path].append(error / expected)
@@ -231,6 +235,15 @@ class Siblings:
         """Return how much of the noise it was given a tensor may show; of few elements more, by chance."""
         return self._told_of(record) * (1 + CHANCE / math.sqrt(record.summary.numel or 1))
 
+    def smallness(self, record: Record) -> float:
+        """Return how many times smaller a tensor of few elements is than such tensors are: what its terms cancel to is small, and their rounding is not."""
+        if record.summary.numel > FEW:
+            return 1.0
+        kind, rms = kind_of(record), _rms(record)
+        if kind not in self._usual:
+            self._usual[kind] = statistics.median(self._sizes[kind]) if self._sizes[kind] else 0.0
+        return max(1.0, self._usual[kind] / rms) if rms > 0.0 else 1.0
+
     def _told_of(self, record: Record) -> float:
         kind, path = kind_of(record), record.site.path
         if (kind, path) not in self._told:
@@ -238,6 +251,10 @@ class Siblings:
             told = SLACK * statistics.median(others) if len(others) > 1 else AMPLIFIES
             self._told[kind, path] = min(max(told, LEAST), MOST)
         return self._told[kind, path]
+
+
+def _rms(record: Record) -> float:
+    return (record.summary.l2norm or 0.0) / math.sqrt(record.summary.numel or 1)
 
 
 def kind_of(record: Record) -> tuple[str, ...]:

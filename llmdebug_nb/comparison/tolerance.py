@@ -246,7 +246,7 @@ class _Judge:
         if not eps:  # what does not round has no noise of its own
             return error, scale
         level, amplification = explained.level, self._siblings.amplification(pair.either)
-        error = max(error, level.limit(amplification, explained.floor))
+        error = max(error, level.limit(amplification, explained.floor) * self._siblings.smallness(pair.either))
         golden, mine = self._unit.both(pair)
         cast = 0.0 if golden == mine else eps / 5  # where only one side rounds, regular values may all round one way
         return error, max(scale, math.hypot(level.scale_limit(amplification, explained.scale_floor), cast))

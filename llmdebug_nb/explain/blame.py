@@ -33,7 +33,7 @@ def findings(differences: Sequence[Difference], runs: Runs) -> list[Finding]:
 
 def _settings(differences: Sequence[Difference], runs: Runs) -> list[Finding]:
     """Blame numbers that the two programs are set to differently, though noise hides what that does."""
-    changed = next((d for d in differences if d.verdict == "within_noise"), None)
+    changed = next((d for d in differences if _hides(d)), None)
     return [] if changed is None else _Search(differences, changed, runs).settings()
 
 
@@ -85,12 +85,15 @@ class _Search:
         """Return calls that were told other numbers, one a path, where what they gave is not the same bit for bit."""
         found: dict[str, _Blamed] = {}
         for call in self.calls.all:
-            row = next((d for d in call.outputs if d.verdict == "within_noise"), None)
+            row = next((d for d in call.outputs if _hides(d)), None)
             if row is None or call.path in found:
                 continue
+            unjudged = row.verdict != "within_noise"
             other = [] if call.is_rewritten else scalars.constants(scalars.of_call(call, self.runs))
             if not call.is_operator and (call.is_rewritten or call.path not in self.calls.operated):
                 other += scalars.constants(scalars.of_module(call, self.runs))
+            if unjudged and not call.is_operator:
+                other += [each for each in scalars.flags(scalars.of_module(call, self.runs)) if each not in other]
             if other:
                 found[call.path] = _Blamed(call, causes.SCALAR, f"{scalars.words(other)}; {_after(row)}", row)
         return [self._finding(b) for b in found.values()]
@@ -294,6 +297,11 @@ class _Search:
         source = side.source(key) if b.call.is_operator else None
         script = repro.script(b.call, self.runs, b.cause, evidence, shows=self.start)
         return Finding(b.call.path, b.call.op, b.call.key.step, b.cause, evidence, b.row, source, script)
+
+
+def _hides(row: Difference) -> bool:
+    """Tell whether a row differs, but not beyond noise, or can't be judged as it follows a choice at a near tie."""
+    return row.verdict == "within_noise" or (row.verdict == "unmatched" and bool(row.metrics))
 
 
 def _given(call: Call) -> str:

@@ -95,7 +95,7 @@ def by_producer(row: Difference, calls: Calls) -> Edge | None:
     holder = calls.holder(call) if call is not None else None
     producers = calls.producers(row)
     for producer in producers[::-1] if holder is not None and holder.is_rewritten else producers:
-        chain = list(_one_sided(producer, calls))
+        chain = [(c, d) for c, d in _one_sided(producer, calls) if not _changes_nothing(c)]
         if chain:  # the first that takes what both sides have, rather than what it is given along with that
             call, made = next(((c, d) for c, d in reversed(chain) if _takes_common(c, calls)), chain[-1])
             words = f"only {_who(call)} calls {call.op} there, on the way to {row.site.slot} of {row.op}"

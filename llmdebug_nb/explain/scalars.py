@@ -31,6 +31,7 @@ _NUMBERS = ("bool", "int", "float")
 _SAME = 1e-6  # numbers this close are the same, computed in another way
 _KINDS = [torch.finfo(kind) for kind in (torch.float16, torch.bfloat16, torch.float32, torch.float64)]
 _LIMITS = {limit for kind in _KINDS for limit in (kind.max, kind.eps, kind.tiny)}
+_OF_TRAINING = ("training", "gradient_checkpointing")
 _ABSENT: Scalar = ("", None)
 _EPS = re.compile(r"(^|_)eps(ilon)?($|_)")
 
@@ -109,6 +110,11 @@ def constants(differing: list[Differing]) -> list[Differing]:
         for each in differing
         if _is_mode(each) or (_is_constant(each.golden) and _is_constant(each.mine) and not _near(each))
     ]
+
+
+def flags(differing: list[Differing]) -> list[Differing]:
+    """Return those that are switches of what is computed, and not of how it is trained."""
+    return [each for each in differing if each.kind == "bool" and each.name not in _OF_TRAINING]
 
 
 def _is_mode(each: Differing) -> bool:
