@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from llmdebug_nb.errors import TensorLookupError
-from llmdebug_nb.show import wire
+from llmdebug_nb.records import Summary
+from llmdebug_nb.show import filters, wire
 from llmdebug_nb.show.tensors import worst
 
 HIDDEN, HEADS, PROMPT = 64, 4, 12
@@ -239,28 +240,32 @@ class FakeView:
 
     def _listed(self, request, step: int = -1) -> list[wire.Row]:
         path = self.tree[request["node"]]["path"] if request["node"] >= 0 else ""
+        wanted = filters.read(request["text"])
         return [
             row
             for row in self.data
             if (step < 0 or row["step"] == step)
             and (not path or row["path"] == path or row["path"].startswith(path + "."))
             and (not request["mismatch"] or row["verdict"] in ("diverged", "unmatched"))
-            and request["text"] in f"{row['path']} {row['op']} {row['dtype']}"
+            and wanted.passes(f"{row['path']} {row['op']} {row['dtype']}".lower(), [summary(row)])
         ]
 
     def rows(self, request: wire.RowsRequest) -> wire.Page:
         self.calls.append(("rows", request["start"]))
         if request["text"] == "boom":
             raise ZeroDivisionError("division\nby zero")
+        if problem := filters.problem(request["text"]):
+            return {"total": 0, "start": 0, "rows": [], "problem": problem}
         rows = self._listed(request, request["step"])
         return {
             "total": len(rows),
             "start": request["start"],
             "rows": rows[request["start"] : request["start"] + request["n"]],
+            "problem": "",
         }
 
     def _located(self, request, row: wire.Row | None) -> wire.Located:
-        listed = self._listed(request, row["step"]) if row else []
+        listed = self._listed(request, row["step"]) if row and not filters.problem(request["text"]) else []
         return {"row": row, "index": listed.index(row) if row in listed else -1}
 
     def locate(self, request: wire.LocateRequest) -> wire.Located:
@@ -378,6 +383,11 @@ class FakeView:
             "inf": 0,
             "total": tensor.size,
         }
+
+
+def summary(row: wire.Row) -> Summary:
+    low, high, mean, norm = (float(row[name]) for name in ("min", "max", "mean", "l2norm"))
+    return Summary(row["dtype"], tuple(row["shape"]), low, high, mean, norm, row["nan"], row["inf"])
 
 
 def extremes(window: np.ndarray, fy: int, fx: int) -> np.ndarray:

@@ -234,6 +234,33 @@ def test_letters_typed_into_the_filter_filter_and_do_not_walk(mount: Mount) -> N
     expect(page.locator(".llmdebug-total")).to_have_text("0 records")
 
 
+def test_a_bound_typed_into_the_filter_keeps_the_tensors_that_reach_it(mount: Mount) -> None:
+    view = FakeView()
+    page = mount(Explorer(view))
+    box = page.get_by_label("Filter records")
+    box.fill("up_proj >3.1")
+    wanted = [r["id"] for r in view.data if r["step"] == 1 and "up_proj" in r["path"] and float(r["max"] or 0) > 3.1]
+    expect(page.locator(".llmdebug-total")).to_have_text(f"{len(wanted)} records")
+    expect(row_at(page, wanted[0])).to_be_visible()
+    assert "largest magnitude" in (box.get_attribute("title") or "")
+
+
+def test_a_filter_that_can_not_be_read_says_why_and_a_jump_drops_it(mount: Mount) -> None:
+    page = mount(Explorer(FakeView(report=True)))
+    box, grid = page.get_by_label("Filter records"), page.get_by_role("grid", name="Records")
+    box.fill("abs><img")
+    expect(box).to_have_attribute("aria-invalid", "true")
+    expect(grid).to_have_attribute("data-none", re.compile("^can't read the filter 'abs><img': a number belongs"))
+    box.fill("abs>1")
+    expect(box).to_have_attribute("aria-invalid", "false")
+    box.fill("abs>")
+    expect(box).to_have_attribute("aria-invalid", "true")
+    page.get_by_text("op-differs").click()
+    expect(box).to_have_value("")
+    expect(box).to_have_attribute("aria-invalid", "false")
+    expect(page.locator(SELECTED)).to_be_visible()
+
+
 def test_a_jump_drops_the_filters_that_hide_its_target(mount: Mount) -> None:
     explorer = Explorer(FakeView(report=True))
     page = mount(explorer)

@@ -107,6 +107,79 @@ def test_rows_come_by_step_node_text_and_page_in_execution_order(ask):
     assert {(row["path"].rpartition(".")[2], row["role"]) for row in filtered} == {("down_proj", "output")}
 
 
+def _summaries(runs, view, row):
+    """The recorded summaries that a row stands for."""
+    if view.kind == "run":
+        return [runs[0].record(row).summary]
+    pair = view.differences[row].pair
+    return [record.summary for record in (pair.golden, pair.mine) if record]
+
+
+@pytest.mark.parametrize(
+    ("text", "passes"),
+    [
+        (">1.5", lambda s: s.max > 1.5),
+        ("<-2e0", lambda s: s.min < -2),
+        ("<=0 >=0", lambda s: s.min <= 0 <= s.max),
+        ("abs<1e-1", lambda s: -0.1 < s.min <= s.max < 0.1),
+        ("abs>2 bfloat", lambda s: False),
+        ("abs>2 float", lambda s: "float" in s.dtype and (s.max > 2 or s.min < -2)),
+        ("l2norm>9 mean<0", lambda s: s.l2norm > 9 and s.mean < 0),
+        ("nan", lambda s: s.nan > 0),
+        ("inf", lambda s: s.inf > 0),
+        (">inf", lambda s: False),
+    ],
+)
+def test_figures_filter_rows_as_the_recorded_summaries_say(ask, view, runs, text, passes):
+    everything = [row["id"] for row in _rows(ask)["rows"]]
+    wanted = [row for row in everything if any(passes(summary) for summary in _summaries(runs, view, row))]
+    assert [row["id"] for row in _rows(ask, text=text)["rows"]] == wanted
+    found = ask("locate", row=-1, delta=1, node=-1, mismatch=False, text=text)["row"]
+    assert (found and found["id"]) == (wanted[0] if wanted else None)
+
+
+@pytest.fixture(scope="module")
+def poisoned():
+    """Two runs of a model that turns what it is given into NaN and infinities, differently."""
+    given = torch.tensor([[0.0, 1.0, -4.0, 0.5]])
+    found = []
+    for name, shift in (("golden", 0.0), ("mine", 4.0)):
+        model = torch.nn.Sequential(torch.nn.Identity(), torch.nn.ReLU())
+        model[1].register_forward_hook(lambda module, args, out, shift=shift: torch.log(args[0] + shift))
+        with ld.dump(model, name=name) as run:
+            model(given)
+        found.append(run)
+    return found
+
+
+def test_nan_and_inf_are_found_on_either_side_of_a_pair_and_have_no_size(poisoned):
+    def listed(view, text):
+        request = {"op": "rows", "step": -1, "node": -1, "mismatch": False, "text": text, "start": 0, "n": 99}
+        return {(row["path"], row["role"]) for row in view.rows(request)["rows"]}
+
+    golden, mine = map(RunView, poisoned)  # log(-4) is NaN, log(0) is -inf
+    made = {("1", "output"), ("", "output")}
+    assert listed(golden, "nan") == listed(golden, "inf") == made
+    assert listed(mine, "nan") == set()
+    assert listed(mine, "inf") == listed(mine, "<=-inf") == made
+    assert listed(golden, "<9 output") == {("0", "output")}
+    report = ld.compare(*poisoned).view()
+    assert listed(report, "nan") == made
+    assert listed(report, "nan_") == listed(report, "inf nan input") == set()
+
+
+@pytest.mark.parametrize("text", ["lm_head >", "abs>x", "<1e-", ">nan", "size>3", "<lambda>"])
+def test_a_filter_that_makes_no_sense_says_so_and_hides_nothing_behind_an_empty_list(view, text):
+    page = view.rows({"op": "rows", "step": -1, "node": -1, "mismatch": False, "text": text, "start": 0, "n": 9})
+    assert (page["total"], page["rows"]) == (0, [])
+    assert repr(text.split()[-1]) in page["problem"]
+    assert view.row({"op": "row", "row": 3, "node": -1, "mismatch": False, "text": text})["index"] == -1
+    answer, _ = Bridge(view).answer(
+        {"op": "locate", "re": 1, "row": -1, "delta": 1, "node": -1, "mismatch": False, "text": text}
+    )
+    assert "can't read the filter" in answer["error"]
+
+
 def test_next_and_previous_walk_the_whole_list_there_and_back(ask):
     ids = [row["id"] for row in _rows(ask)["rows"]]
     seen, row = [], -1

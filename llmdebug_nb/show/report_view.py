@@ -14,7 +14,7 @@ import torch
 from llmdebug_nb.errors import LLMDebugError, StoreError, TensorLookupError
 from llmdebug_nb.kernels import summary as kernel
 from llmdebug_nb.records import Difference, within
-from llmdebug_nb.show import tensors, wire
+from llmdebug_nb.show import filters, tensors, wire
 from llmdebug_nb.show.layers import LayerErrors, layer_errors
 from llmdebug_nb.show.tensors import Array, number
 from llmdebug_nb.show.text import report_text
@@ -94,7 +94,7 @@ class ReportView(View):
     def _selected(self, step: int, node: int, mismatch: bool, text: str) -> Callable[[Difference], bool]:
         path = self.tree.path(node)
         call = self.steps[min(step, len(self.steps) - 1)] if step >= 0 and self.steps else None
-        words = text.lower().split()
+        narrowed = filters.read(text)
 
         def wanted(d: Difference) -> bool:
             s = d.site
@@ -102,7 +102,7 @@ class ReportView(View):
                 (call is None or (s.generation, s.step) == (call.generation, call.step))
                 and (path is None or within(s.path, path))
                 and (not mismatch or d.verdict in ("diverged", "unmatched"))
-                and all(word in _shown(d) for word in words)
+                and narrowed.passes(_shown(d), (r.summary for r in (d.pair.golden, d.pair.mine) if r))
             )
 
         return wanted
@@ -112,11 +112,11 @@ class ReportView(View):
         wanted = self._selected(step, node, mismatch, text)
         return [d.index for d in self.differences if wanted(d)]
 
-    def rows(self, request: wire.RowsRequest) -> wire.Page:
+    def listed(self, request: wire.RowsRequest) -> wire.Page:
         found = self._list(request["step"], request["node"], request["mismatch"], request["text"])
         start = max(0, request["start"])
         page = found[start : start + max(0, min(request["n"], 1000))]
-        return {"total": len(found), "start": start, "rows": [self._difference_row(i) for i in page]}
+        return {"total": len(found), "start": start, "rows": [self._difference_row(i) for i in page], "problem": ""}
 
     def locate(self, request: wire.LocateRequest) -> wire.Located:
         wanted = self._selected(-1, request["node"], request["mismatch"], request["text"])
@@ -132,6 +132,8 @@ class ReportView(View):
 
     def row(self, request: wire.RowRequest) -> wire.Located:
         row = self._difference_row(self._check(request["row"]))
+        if filters.problem(request["text"]):
+            return {"row": row, "index": -1}
         found = self._list(row["step"], request["node"], request["mismatch"], request["text"])
         place = int(np.searchsorted(found, row["id"])) if found else 0
         return {"row": row, "index": place if place < len(found) and found[place] == row["id"] else -1}

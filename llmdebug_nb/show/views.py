@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from llmdebug_nb.errors import TensorLookupError
 from llmdebug_nb.records import Record, RootCall
-from llmdebug_nb.show import tensors, wire
+from llmdebug_nb.show import filters, tensors, wire
 from llmdebug_nb.show.tensors import Array, number
 from llmdebug_nb.show.tree import Tree
 
@@ -43,7 +43,7 @@ class View(ABC):
     @abstractmethod
     def overview(self, request: Any = None) -> wire.Overview: ...
     @abstractmethod
-    def rows(self, request: wire.RowsRequest) -> wire.Page: ...
+    def listed(self, request: wire.RowsRequest) -> wire.Page: ...
     @abstractmethod
     def locate(self, request: wire.LocateRequest) -> wire.Located: ...
     @abstractmethod
@@ -52,6 +52,12 @@ class View(ABC):
     def detail(self, request: wire.DetailRequest) -> wire.Detail: ...
     @abstractmethod
     def text(self) -> str: ...
+
+    def rows(self, request: wire.RowsRequest) -> wire.Page:
+        """Return a page of the list; a filter that can't be read lists nothing and says so."""
+        if problem := filters.problem(request["text"]):
+            return {"total": 0, "start": 0, "rows": [], "problem": problem}
+        return self.listed(request)
 
     def children(self, request: wire.ChildrenRequest) -> wire.Children:
         return self.tree.children(request["parent"], request["start"], request["n"])

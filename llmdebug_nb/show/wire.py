@@ -75,9 +75,12 @@ class Row(TypedDict):
 
 
 class Page(TypedDict):
+    """``problem``: why the text of the filter can't be read, "" if it can."""
+
     total: int
     start: int
     rows: list[Row]
+    problem: str
 
 
 class Located(TypedDict):
@@ -253,7 +256,7 @@ class ChildrenRequest(TypedDict):
 
 
 class RowsRequest(TypedDict):
-    """``step`` and ``node`` -1 mean all; ``mismatch`` keeps diverged and unmatched rows only."""
+    """``step`` and ``node`` -1 mean all; ``mismatch`` keeps diverged and unmatched rows only; ``text``: see `filters.py`."""
 
     op: Literal["rows"]
     step: int

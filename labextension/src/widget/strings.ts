@@ -57,7 +57,9 @@ export const T = {
 
   records: 'Records in execution order',
   filter: 'Filter records',
-  filterHint: 'filter: path, op, dtype…',
+  filterHint: 'filter: path, op, nan, >1e3…',
+  filterHelp: `Words of path, role, op or dtype; nan or inf: the tensor holds one; >1e3: its maximum is greater; <1e-3: its minimum is less;
+abs>1e3, abs<1e-3: its largest magnitude is; mean and l2norm likewise. Of a pair, one side must pass. A tensor with a NaN has no such figure.`,
   mismatches: 'mismatches only',
   under: (path: string) => `under ${path}`,
   clearNode: 'Show the whole model again',

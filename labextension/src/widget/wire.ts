@@ -63,10 +63,12 @@ export interface Row {
   reason: string;
 }
 
+/** ``problem``: why the text of the filter can't be read, "" if it can. */
 export interface Page {
   total: number;
   start: number;
   rows: Row[];
+  problem: string;
 }
 
 /**
@@ -235,7 +237,7 @@ export interface ChildrenRequest {
   n: number;
 }
 
-/** ``step`` and ``node`` -1 mean all; ``mismatch`` keeps diverged and unmatched rows only. */
+/** ``step`` and ``node`` -1 mean all; ``mismatch`` keeps diverged and unmatched rows only; ``text``: see `filters.py`. */
 export interface RowsRequest {
   op: 'rows';
   step: number;
