@@ -342,7 +342,17 @@ class FakeView:
             else [],
             "producer": made_by,
             "producer_label": f"{self.data[made_by]['path']} output[0]" if made_by >= 0 else "",
+            "flow": self.flow(row),
         }
+
+    def flow(self, row: wire.Row) -> list[wire.Flow]:
+        """An input makes the output behind it, which the input behind that one takes, and 7 more."""
+        relation: wire.Relation = "outputs" if row["role"] == "input" else "consumers"
+        rows = self.data[row["id"] + 1 : row["id"] + 2]
+        links: list[wire.Link] = [{"row": one["id"], "label": f"{one['path']} {one['role']}[0]"} for one in rows]
+        return (
+            [{"relation": relation, "links": links, "total": len(rows) + 7 * (relation == "consumers")}] if rows else []
+        )
 
     def view(self, request: wire.ViewRequest) -> tuple[wire.View, list[memoryview]]:
         tensor = self.tensor(request["row"], request["which"])

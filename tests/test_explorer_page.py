@@ -279,6 +279,20 @@ def test_the_producer_is_one_click_away(mount: Mount) -> None:
     shown(page, at - 1)
 
 
+def test_the_dataflow_is_walked_forwards_link_by_link(mount: Mount) -> None:
+    explorer = Explorer(FakeView(), selected=74)
+    page = mount(explorer)
+    page.get_by_role("list", name="makes").get_by_role("button").click()
+    shown(page, 75)
+    takers = page.get_by_role("list", name="taken by")
+    expect(takers).to_contain_text("and 7 more")
+    takers.get_by_role("button").press("Enter")
+    shown(page, 76)
+    page.locator(".llmdebug-producer").click()
+    shown(page, 75)
+    assert explorer.selected == 75
+
+
 def test_a_part_is_called_one(mount: Mount) -> None:
     view = FakeView()
     view.part = "slice[0,:]"
@@ -933,6 +947,7 @@ def test_hostile_names_are_text(mount: Mount) -> None:
     detail = {"script": HOSTILE, "why": "", "save": HOSTILE, "source": HOSTILE}
     view.finding = lambda request: detail  # type: ignore[method-assign,assignment,return-value]
     row = next(row["id"] for row in view.data if row["path"] == HOSTILE)
+    view.flow = lambda row: [{"relation": "consumers", "links": [{"row": 1, "label": HOSTILE}], "total": 1}]  # type: ignore[method-assign]
     explorer = Explorer(view, selected=row)
     page = mount(explorer)
     shown(page, row)

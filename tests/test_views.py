@@ -107,6 +107,79 @@ def test_rows_come_by_step_node_text_and_page_in_execution_order(ask):
     assert {(row["path"].rpartition(".")[2], row["role"]) for row in filtered} == {("down_proj", "output")}
 
 
+def _flow(ask, row):
+    return {
+        one["relation"]: ([link["row"] for link in one["links"]], one["total"])
+        for one in ask("detail", row=row)["flow"]
+    }
+
+
+def test_the_dataflow_is_walked_both_ways(ask):
+    at = {(r["step"], r["path"], r["role"], r["slot"]): r["id"] for r in _rows(ask)["rows"]}
+    norm = "model.layers.1.input_layernorm"
+    normed = at[1, norm, "output", "0"]
+    attention = [("self_attn", "kwargs.hidden_states"), *((f"self_attn.{x}_proj", "0") for x in "qkv")]
+    takers = [at[1, f"model.layers.1.{path}", "input", slot] for path, slot in attention]
+    assert _flow(ask, normed) == {"inputs": ([at[1, norm, "input", "0"]], 1), "consumers": (takers, 4)}
+    query = at[1, "model.layers.1.self_attn.q_proj", "input", "0"]
+    assert ask("detail", row=query)["producer"] == normed
+    assert _flow(ask, query) == {
+        "outputs": ([at[1, "model.layers.1.self_attn.q_proj", "output", "0"]], 1),
+        "siblings": ([row for row in takers if row != query], 3),
+    }
+
+
+def test_each_edge_of_a_run_is_a_link_from_both_ends(runs):
+    view = RunView(runs[0])
+    details = [view.detail({"op": "detail", "row": record.id}) for record in runs[0].records()]
+    taken = {
+        (d["row"]["id"], link["row"])
+        for d in details
+        for f in d["flow"]
+        if f["relation"] == "consumers"
+        for link in f["links"]
+    }
+    assert taken == {(d["producer"], d["row"]["id"]) for d in details if d["producer"] >= 0}
+    made = {
+        (d["row"]["id"], link["row"])
+        for d in details
+        for f in d["flow"]
+        if f["relation"] == "outputs"
+        for link in f["links"]
+    }
+    assert {(b, a) for a, b in made} == {
+        (d["row"]["id"], link["row"])
+        for d in details
+        for f in d["flow"]
+        if f["relation"] == "inputs"
+        for link in f["links"]
+    }
+
+
+class Fan(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.rest = torch.nn.ReLU(), torch.nn.ModuleList(torch.nn.ReLU() for _ in range(30))
+
+    def forward(self, x):
+        made = self.first(x)
+        return sum(each(made) for each in self.rest)
+
+
+def test_a_tensor_that_is_taken_often_has_a_few_links_and_their_count():
+    model = Fan()
+    with ld.dump(model, name="fan") as run:
+        model(torch.ones(2))
+    made = run.query("SELECT id FROM rows WHERE path = 'first' AND role = 'output'")[0][0]
+    for view in (RunView(run), ld.compare(run, run).view()):
+        row = next(i for i in range(99) if view.detail({"op": "detail", "row": i})["row"]["path"] == "first") + 1
+        (inputs, consumers) = view.detail({"op": "detail", "row": row})["flow"]
+        assert (inputs["relation"], inputs["total"]) == ("inputs", 1)
+        assert (len(consumers["links"]), consumers["total"]) == (12, 30)
+    plan = run.query(f"EXPLAIN QUERY PLAN SELECT id FROM rows WHERE producer = {made}")
+    assert "by_producer" in plan[0][3]
+
+
 def _summaries(runs, view, row):
     """The recorded summaries that a row stands for."""
     if view.kind == "run":

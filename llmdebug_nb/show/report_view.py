@@ -15,6 +15,7 @@ from llmdebug_nb.errors import LLMDebugError, StoreError, TensorLookupError
 from llmdebug_nb.kernels import summary as kernel
 from llmdebug_nb.records import Difference, within
 from llmdebug_nb.show import filters, tensors, wire
+from llmdebug_nb.show.flow import flow
 from llmdebug_nb.show.layers import LayerErrors, layer_errors
 from llmdebug_nb.show.tensors import Array, number
 from llmdebug_nb.show.text import report_text
@@ -44,7 +45,10 @@ class ReportView(View):
         self.golden, self.mine = golden, mine
         self.differences, self.findings, self.verdict, self.lines = differences, findings, verdict, lines
         self.notes, self.summary = notes, summary
-        self._by_golden = {d.pair.golden.id: d.index for d in differences if d.pair.golden}
+        self._row_of = {
+            "golden": {d.pair.golden.id: d.index for d in differences if d.pair.golden},
+            "mine": {d.pair.mine.id: d.index for d in differences if d.pair.mine},
+        }
 
     @functools.cached_property
     def tree(self) -> Tree:
@@ -161,14 +165,16 @@ class ReportView(View):
         sides += [side_view("mine", self.mine, mine)] if mine else []
         if golden and mine:
             sides.append(self._difference(d.index, sides))
-        made_by = golden.producer if golden else None
-        producer = self._by_golden.get(made_by, -1) if made_by is not None else -1
+        run, row_of = (self.golden, self._row_of["golden"]) if golden else (self.mine, self._row_of["mine"])
+        made_by = d.pair.either.producer
+        producer = row_of.get(made_by, -1) if made_by is not None else -1
         return {
             "row": self._difference_row(d.index),
             "sides": sides,
             "metrics": [{"name": name, "value": number(value)} for name, value in d.metrics.items()],
             "producer": producer,
             "producer_label": str(self.differences[producer].site) if producer >= 0 else "",
+            "flow": flow(run, d.pair.either, row_of.get),
         }
 
     def _difference(self, row: int, sides: list[wire.Side]) -> wire.Side:

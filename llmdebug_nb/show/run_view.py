@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 from llmdebug_nb.show import filters, tensors, wire
+from llmdebug_nb.show.flow import flow
 from llmdebug_nb.show.tensors import Array
 from llmdebug_nb.show.text import run_text
 from llmdebug_nb.show.tree import Tree
@@ -120,6 +121,7 @@ class RunView(View):
             "metrics": [],
             "producer": producer,
             "producer_label": label,
+            "flow": flow(self.run, record, lambda number: number),
         }
 
     def load(self, row: int, which: str) -> Array:

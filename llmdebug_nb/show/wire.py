@@ -10,6 +10,7 @@ from typing import Literal, TypedDict
 
 Num = float | str | None
 Which = Literal["golden", "mine", "difference"]  # a run's own tensors are "golden"
+Relation = Literal["inputs", "outputs", "consumers", "siblings"]
 Verdict = Literal["match", "within_noise", "diverged", "unmatched", "nondeterministic"]
 
 
@@ -202,12 +203,29 @@ class Metric(TypedDict):
     value: Num
 
 
+class Link(TypedDict):
+    row: int
+    label: str
+
+
+class Flow(TypedDict):
+    """Neighbours of a record in the dataflow, the first of ``total``.
+
+    ``inputs``/``outputs``: of the same call. ``consumers`` take this tensor, ``siblings`` take the one that it is, too.
+    """
+
+    relation: Relation
+    links: list[Link]
+    total: int
+
+
 class Detail(TypedDict):
     row: Row
     sides: list[Side]
     metrics: list[Metric]
     producer: int
     producer_label: str
+    flow: list[Flow]
 
 
 class View(TypedDict):

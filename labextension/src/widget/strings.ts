@@ -1,5 +1,5 @@
 /** Every text of the page that does not come from the kernel. */
-import type { Verdict, Which } from './wire';
+import type { Relation, Verdict, Which } from './wire';
 
 export const VERDICTS: Record<Verdict, { mark: string; text: string }> = {
   match: { mark: '✓', text: 'match' },
@@ -13,6 +13,10 @@ export const VERDICTS: Record<Verdict, { mark: string; text: string }> = {
 export const STATES = ['nothing recorded', 'unmatched', 'match', 'within noise', 'diverged'];
 
 export const SIDES: Record<Which, string> = { golden: 'golden', mine: 'mine', difference: 'difference' };
+
+export const RELATIONS: Record<Relation, string> = {
+  inputs: 'made from', outputs: 'makes', consumers: 'taken by', siblings: 'also taken by',
+};
 
 export const T = {
   explorer: 'Tensor explorer',
@@ -88,6 +92,7 @@ abs>1e3, abs<1e-3: its largest magnitude is; mean and l2norm likewise. Of a pair
   errorLimit: (error: string, limit: string) => `error ${error}, limit ${limit}`,
   part: (part: string) => `only ${part} was kept; the figures are those of the whole tensor`,
   producer: 'produced by',
+  moreLinks: (n: number) => `and ${n.toLocaleString('en')} more`,
   sides: 'Which tensor',
   sideBySide: 'side by side',
   linkedHint: 'point at an element to see its three values',

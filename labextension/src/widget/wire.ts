@@ -2,6 +2,7 @@
 
 export type Num = number | string | null;
 export type Which = 'golden' | 'mine' | 'difference';
+export type Relation = 'inputs' | 'outputs' | 'consumers' | 'siblings';
 export type Verdict = 'match' | 'within_noise' | 'diverged' | 'unmatched' | 'nondeterministic';
 
 /** One stop of the token stepper. ``label`` is ready to show: ``0 prefill``. */
@@ -186,12 +187,29 @@ export interface Metric {
   value: Num;
 }
 
+export interface Link {
+  row: number;
+  label: string;
+}
+
+/**
+ * Neighbours of a record in the dataflow, the first of ``total``.
+ *
+ * ``inputs``/``outputs``: of the same call. ``consumers`` take this tensor, ``siblings`` take the one that it is, too.
+ */
+export interface Flow {
+  relation: Relation;
+  links: Link[];
+  total: number;
+}
+
 export interface Detail {
   row: Row;
   sides: Side[];
   metrics: Metric[];
   producer: number;
   producer_label: string;
+  flow: Flow[];
 }
 
 /**
