@@ -7,6 +7,7 @@ import numpy as np
 from llmdebug_nb.errors import TensorLookupError
 from llmdebug_nb.records import Summary
 from llmdebug_nb.show import filters, wire
+from llmdebug_nb.show.series import line
 from llmdebug_nb.show.tensors import worst
 
 HIDDEN, HEADS, PROMPT = 64, 4, 12
@@ -353,6 +354,12 @@ class FakeView:
         return (
             [{"relation": relation, "links": links, "total": len(rows) + 7 * (relation == "consumers")}] if rows else []
         )
+
+    def series(self, request: wire.SeriesRequest) -> wire.Series:
+        row = self.data[request["row"]]
+        same = [one for one in self.data if (one["path"], one["role"]) == (row["path"], row["role"])]
+        figure = "error" if self.report else "max"
+        return {"lines": [line(figure, [(one["step"], one["id"], float(one[figure])) for one in same], request["n"])]}
 
     def view(self, request: wire.ViewRequest) -> tuple[wire.View, list[memoryview]]:
         tensor = self.tensor(request["row"], request["which"])

@@ -293,6 +293,42 @@ def test_the_dataflow_is_walked_forwards_link_by_link(mount: Mount) -> None:
     assert explorer.selected == 75
 
 
+@pytest.mark.parametrize("report", [False, True])
+def test_the_curve_over_steps_leads_to_the_same_tensor_at_another_step(mount: Mount, report: bool) -> None:
+    view = FakeView(report=report, steps=7)
+    at = [row["id"] for row in view.data if row["path"] == "lm_head" and row["role"] == "output"]
+    explorer = Explorer(view, selected=at[3])
+    page = mount(explorer)
+    curve = page.get_by_role("slider", name="over all steps")
+    expect(curve).to_have_attribute("aria-valuetext", re.compile("^2 decode: "))
+    expect(curve).to_have_attribute("aria-valuemax", "6")
+    curve.press("ArrowRight")
+    shown(page, at[4])
+    assert explorer.position == 4
+    expect(curve).to_be_focused()
+    curve.press("Home")
+    shown(page, at[0])
+    box = curve.bounding_box()
+    assert box
+    curve.click(position={"x": box["width"] * (4 + 392 * 5 / 6) / 400, "y": 10})
+    shown(page, at[5])
+    expect(curve).to_have_attribute("aria-valuenow", "5")
+    assert explorer.position == 5
+
+
+def test_a_curve_over_thousands_of_steps_has_few_points(mount: Mount) -> None:
+    page = mount(Explorer(FakeView(layers=0, steps=5000), selected=9))
+    expect(page.get_by_role("slider", name="over all steps")).to_have_attribute(
+        "aria-valuemax", re.compile("^3[0-9][0-9]$")
+    )
+
+
+def test_a_tensor_of_one_step_has_no_curve(mount: Mount) -> None:
+    page = mount(Explorer(FakeView(steps=1), selected=9))
+    shown(page, 9)
+    expect(page.get_by_role("slider", name="over all steps")).to_have_count(0)
+
+
 def test_a_part_is_called_one(mount: Mount) -> None:
     view = FakeView()
     view.part = "slice[0,:]"

@@ -18,7 +18,7 @@ from hypothesis.extra import numpy as hnp
 import llmdebug_nb as ld
 from llmdebug_nb.notebook.bridge import Bridge
 from llmdebug_nb.records import Difference, Node, Pair, Record, Site, Summary
-from llmdebug_nb.show import html, tensors
+from llmdebug_nb.show import html, series, tensors
 from llmdebug_nb.show.figure import layer_pictures
 from llmdebug_nb.show.layers import layer_errors, layer_nodes
 from llmdebug_nb.show.run_view import RunView
@@ -178,6 +178,41 @@ def test_a_tensor_that_is_taken_often_has_a_few_links_and_their_count():
         assert (len(consumers["links"]), consumers["total"]) == (12, 30)
     plan = run.query(f"EXPLAIN QUERY PLAN SELECT id FROM rows WHERE producer = {made}")
     assert "by_producer" in plan[0][3]
+
+
+def test_the_same_tensor_over_all_steps_leads_to_its_record_at_each(view, runs):
+    wanted = {"path": BROKEN, "role": "output"}
+    request = {"op": "rows", "step": -1, "node": -1, "mismatch": False, "text": BROKEN, "start": 0, "n": 999}
+    rows = [r for r in view.rows(request)["rows"] if {name: r[name] for name in wanted} == wanted]
+    assert [r["step"] for r in rows] == [0, 1, 2, 3]
+    lines = {
+        one["figure"]: one["points"] for one in view.series({"op": "series", "row": rows[2]["id"], "n": 99})["lines"]
+    }
+    for points in lines.values():
+        assert [(p["step"], p["row"]) for p in points] == [(r["step"], r["id"]) for r in rows]
+    if view.kind == "run":
+        values = [runs[0].load(runs[0].record(r["id"])).double() for r in rows]
+        assert [p["value"] for p in lines["l2norm"]] == pytest.approx([float(v.norm()) for v in values])
+        assert [p["value"] for p in lines["max abs"]] == pytest.approx([float(v.abs().max()) for v in values])
+    else:
+        assert [p["value"] for p in lines["error over limit"]] == pytest.approx([r["error"] / r["limit"] for r in rows])
+        assert any(p["value"] > 1 for p in lines["error over limit"])
+
+
+@given(st.lists(st.one_of(st.none(), st.floats()), max_size=50), st.integers(1, 12))
+def test_a_long_series_keeps_its_peaks_in_few_points(values, most):
+    points = series.line("f", [(i, 10 * i, value) for i, value in enumerate(values)], most)["points"]
+    assert len(points) <= most
+    assert all(point["row"] == 10 * point["step"] for point in points)
+    assert [point["step"] for point in points] == sorted({point["step"] for point in points})
+    json.dumps(points, allow_nan=False)
+    shown = [point["value"] for point in points]
+    known = [value for value in values if value is not None]
+    broken = [value for value in known if np.isnan(value) or np.isinf(value)]
+    if broken:
+        assert {"nan", "inf", "-inf"} & set(map(str, shown))
+    elif known:
+        assert max(map(abs, known)) == max(abs(value) for value in shown if value is not None)
 
 
 def _summaries(runs, view, row):

@@ -24,12 +24,17 @@ _HOLDS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
+
+
+def largest(summary: Summary) -> float | None:
+    """Return the largest magnitude, None where none was recorded."""
+    low, high = summary.min, summary.max
+    return None if low is None or high is None else max(abs(low), abs(high))
+
+
 # each figure as SQL over the index, and of a summary
 _FIGURES: dict[str, tuple[str, Callable[[Summary], float | None]]] = {
-    "abs": (
-        "max(abs(min), abs(max))",
-        lambda s: None if s.min is None or s.max is None else max(abs(s.min), abs(s.max)),
-    ),
+    "abs": ("max(abs(min), abs(max))", largest),
     **{name: (name, operator.attrgetter(name)) for name in ("min", "max", "mean", "l2norm")},
 }
 _COUNTS = ("nan", "inf")

@@ -16,7 +16,8 @@ from llmdebug_nb.kernels import summary as kernel
 from llmdebug_nb.records import Difference, within
 from llmdebug_nb.show import filters, tensors, wire
 from llmdebug_nb.show.flow import flow
-from llmdebug_nb.show.layers import LayerErrors, layer_errors
+from llmdebug_nb.show.layers import LayerErrors, layer_errors, ratios
+from llmdebug_nb.show.series import line, site_key
 from llmdebug_nb.show.tensors import Array, number
 from llmdebug_nb.show.text import report_text
 from llmdebug_nb.show.tree import Tree
@@ -79,7 +80,7 @@ class ReportView(View):
                 {
                     "path": f.path,
                     "op": f.op,
-                    "step": self._stop(f),
+                    "step": self.stop(f.difference.site) if f.difference else 0,
                     "cause": f.cause,
                     "evidence": f.evidence,
                     "row": f.difference.index if f.difference else -1,
@@ -89,11 +90,6 @@ class ReportView(View):
             "first_bad": first,
             "rows": len(self.differences),
         }
-
-    def _stop(self, finding: Any) -> int:
-        """Return the stepper index of a finding."""
-        site = finding.difference.site if finding.difference else None
-        return self.step_index.get((site.generation, site.step), 0) if site else 0
 
     def _selected(self, step: int, node: int, mismatch: bool, text: str) -> Callable[[Difference], bool]:
         path = self.tree.path(node)
@@ -212,6 +208,25 @@ class ReportView(View):
     def layer_errors(self) -> LayerErrors:
         """How far each layer is off at each step."""
         return layer_errors(self.tree, self.differences, self.step_index)
+
+    @functools.cached_property
+    def _by_site(self) -> dict[tuple[Any, ...], list[Difference]]:
+        found: dict[tuple[Any, ...], list[Difference]] = {}
+        for d in self.differences:
+            found.setdefault(site_key(d.site), []).append(d)
+        return found
+
+    def series(self, request: wire.SeriesRequest) -> wire.Series:
+        found = self._by_site[site_key(self.differences[self._check(request["row"])].site)]
+        error, limit = (
+            np.array([np.nan if value is None else value for value in values])
+            for values in ([d.error for d in found], [d.limit for d in found])
+        )
+        times = [
+            None if d.error is None else float(ratio) for d, ratio in zip(found, ratios(error, limit), strict=True)
+        ]
+        points = [(self.stop(d.site), d.index, value) for d, value in zip(found, times, strict=True)]
+        return {"lines": [line("error over limit", points, request["n"])]}
 
     def layers(self, request: Any = None) -> Answer:
         found = self.layer_errors

@@ -8,6 +8,7 @@ from typing import Any
 
 from llmdebug_nb.show import filters, tensors, wire
 from llmdebug_nb.show.flow import flow
+from llmdebug_nb.show.series import line, same_site
 from llmdebug_nb.show.tensors import Array
 from llmdebug_nb.show.text import run_text
 from llmdebug_nb.show.tree import Tree
@@ -122,6 +123,16 @@ class RunView(View):
             "producer": producer,
             "producer_label": label,
             "flow": flow(self.run, record, lambda number: number),
+        }
+
+    def series(self, request: wire.SeriesRequest) -> wire.Series:
+        found = list(same_site(self.run, self.run.record(request["row"]).site))
+        figures = {"l2norm": lambda summary: summary.l2norm, "max abs": filters.largest}
+        return {
+            "lines": [
+                line(name, [(self.stop(r.site), r.id, figure(r.summary)) for r in found], request["n"])
+                for name, figure in figures.items()
+            ]
         }
 
     def load(self, row: int, which: str) -> Array:

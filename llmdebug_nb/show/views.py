@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from llmdebug_nb.errors import TensorLookupError
-from llmdebug_nb.records import Record, RootCall
+from llmdebug_nb.records import Record, RootCall, Site
 from llmdebug_nb.show import filters, tensors, wire
 from llmdebug_nb.show.tensors import Array, number
 from llmdebug_nb.show.tree import Tree
@@ -50,6 +50,8 @@ class View(ABC):
     def row(self, request: wire.RowRequest) -> wire.Located: ...
     @abstractmethod
     def detail(self, request: wire.DetailRequest) -> wire.Detail: ...
+    @abstractmethod
+    def series(self, request: wire.SeriesRequest) -> wire.Series: ...
     @abstractmethod
     def text(self) -> str: ...
 
@@ -89,6 +91,10 @@ class View(ABC):
     def worst(self, request: wire.WorstRequest) -> wire.Worst:
         raise TensorLookupError(_ALONE)
 
+    def stop(self, site: Site) -> int:
+        """Return the stepper index of a site."""
+        return self.step_index.get((site.generation, site.step), 0)
+
     def step_views(self, rows: Counter[tuple[int, int]], bad: Counter[tuple[int, int]]) -> list[wire.Step]:
         views: list[wire.Step] = []
         for i, call in enumerate(self.steps):
@@ -115,7 +121,7 @@ class View(ABC):
         s, v = record.site, record.summary
         return {
             "id": number_,
-            "step": self.step_index.get((s.generation, s.step), 0),
+            "step": self.stop(s),
             "seq": record.seq,
             "path": s.path,
             "call": s.call,

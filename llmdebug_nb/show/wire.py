@@ -260,6 +260,25 @@ class Histogram(TypedDict):
     total: int
 
 
+class Point(TypedDict):
+    """``step`` indexes the stepper; ``value`` is None where there is no figure."""
+
+    step: int
+    row: int
+    value: Num
+
+
+class Line(TypedDict):
+    """A figure of one site over all steps. Of many steps a point stands for several, and is the largest of them."""
+
+    figure: str
+    points: list[Point]
+
+
+class Series(TypedDict):
+    lines: list[Line]
+
+
 class OverviewRequest(TypedDict):
     op: Literal["overview"]
 
@@ -350,6 +369,14 @@ class HistogramRequest(TypedDict):
     bins: int
 
 
+class SeriesRequest(TypedDict):
+    """``n``: points of a line at most."""
+
+    op: Literal["series"]
+    row: int
+    n: int
+
+
 class FindingRequest(TypedDict):
     """``finding`` is its place in the overview's list."""
 
@@ -377,6 +404,7 @@ ANSWERS: dict[str, tuple[type, type]] = {
     "detail": (DetailRequest, Detail),
     "view": (ViewRequest, View),
     "histogram": (HistogramRequest, Histogram),
+    "series": (SeriesRequest, Series),
     "finding": (FindingRequest, FindingDetail),
     "layers": (LayersRequest, LayerMap),
     "worst": (WorstRequest, Worst),

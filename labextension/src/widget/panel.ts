@@ -4,6 +4,7 @@ import { h } from './dom';
 import { figure, pathText, shapeText, slotText } from './format';
 import { verdictBadge } from './header';
 import type { Ask } from './rpc';
+import { Sparklines } from './sparklines';
 import { RELATIONS, SIDES, T } from './strings';
 import { Tensor } from './tensor';
 import type { Detail, Flow, Row, Side } from './wire';
@@ -22,6 +23,7 @@ export interface PanelEvents {
 export class Panel {
   readonly root: HTMLElement;
   private tensor: Tensor;
+  private sparklines: Sparklines;
   private place = h('div', { class: 'llmdebug-place' });
   private tables = h('div', { class: 'llmdebug-tables' });
   private content: HTMLElement;
@@ -34,7 +36,8 @@ export class Panel {
     private events: PanelEvents,
   ) {
     this.tensor = new Tensor(ask);
-    this.content = h('div', { class: 'llmdebug-detail', hidden: true }, this.place, this.tensor.root, this.tables);
+    this.sparklines = new Sparklines(ask, { jump: events.jump, step: stepLabel });
+    this.content = h('div', { class: 'llmdebug-detail', hidden: true }, this.place, this.sparklines.root, this.tensor.root, this.tables);
     this.root = h('section', { class: 'llmdebug-panel', 'aria-label': T.panel }, this.hint, this.content);
   }
 
@@ -48,6 +51,7 @@ export class Panel {
     this.place.replaceChildren(...this.placeOf(detail));
     this.tables.replaceChildren(...tablesOf(detail), ...this.codesOf(detail));
     this.tensor.show(detail);
+    void this.sparklines.show(row, detail.row.step);
   }
 
   dispose(): void {

@@ -93,6 +93,8 @@ abs>1e3, abs<1e-3: its largest magnitude is; mean and l2norm likewise. Of a pair
   part: (part: string) => `only ${part} was kept; the figures are those of the whole tensor`,
   producer: 'produced by',
   moreLinks: (n: number) => `and ${n.toLocaleString('en')} more`,
+  overSteps: (figure: string) => `${figure} over all steps`,
+  sparklineHint: 'a click or an arrow key goes to this tensor at another step',
   sides: 'Which tensor',
   sideBySide: 'side by side',
   linkedHint: 'point at an element to see its three values',

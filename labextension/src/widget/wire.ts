@@ -243,6 +243,23 @@ export interface Histogram {
   total: number;
 }
 
+/** ``step`` indexes the stepper; ``value`` is None where there is no figure. */
+export interface Point {
+  step: number;
+  row: number;
+  value: Num;
+}
+
+/** A figure of one site over all steps. Of many steps a point stands for several, and is the largest of them. */
+export interface Line {
+  figure: string;
+  points: Point[];
+}
+
+export interface Series {
+  lines: Line[];
+}
+
 export interface OverviewRequest {
   op: 'overview';
 }
@@ -329,6 +346,13 @@ export interface HistogramRequest {
   bins: number;
 }
 
+/** ``n``: points of a line at most. */
+export interface SeriesRequest {
+  op: 'series';
+  row: number;
+  n: number;
+}
+
 /** ``finding`` is its place in the overview's list. */
 export interface FindingRequest {
   op: 'finding';
@@ -356,6 +380,7 @@ export interface Ops {
   detail: { request: DetailRequest; answer: Detail };
   view: { request: ViewRequest; answer: View };
   histogram: { request: HistogramRequest; answer: Histogram };
+  series: { request: SeriesRequest; answer: Series };
   finding: { request: FindingRequest; answer: FindingDetail };
   layers: { request: LayersRequest; answer: LayerMap };
   worst: { request: WorstRequest; answer: Worst };
