@@ -72,6 +72,65 @@ def test_thousands_of_tokens_stay_few_elements(mount: Mount) -> None:
     assert page.locator(".llmdebug-step").count() < 40
 
 
+def play(page: Page) -> Locator:
+    return page.get_by_role("button", name="Play tokens")
+
+
+@pytest.mark.parametrize(("motion", "seconds"), [("no-preference", "0.25s, 0.25s"), ("reduce", "0s")])
+def test_play_passes_token_by_token_and_stops_at_the_end(page: Page, motion: Any, seconds: str) -> None:
+    page.emulate_media(reduced_motion=motion)
+    explorer = Explorer(FakeView(steps=5))
+    mount_in(page, explorer)
+    seen = [explorer.position]
+    explorer.observe(lambda change: seen.append(change["new"]), "position")
+    expect(play(page)).to_have_attribute("aria-pressed", "false")
+    play(page).press("Enter")
+    expect(play(page)).to_have_attribute("aria-pressed", "true")
+    assert step(page, 2).evaluate("el => getComputedStyle(el).transitionDuration") == seconds
+    expect(step(page, 4)).to_have_attribute("aria-current", "step")
+    expect(play(page)).to_have_attribute("aria-pressed", "false")
+    assert seen == [1, 2, 3, 4]
+    play(page).click()  # from the end: anew
+    expect(step(page, 0)).to_have_attribute("aria-current", "step")
+    play(page).click()
+    expect(play(page)).to_have_attribute("aria-pressed", "false")
+
+
+@pytest.mark.parametrize("action", ["key", "click", "arrow"])
+def test_any_key_and_any_click_stop_the_play(mount: Mount, action: str) -> None:
+    explorer = Explorer(FakeView(steps=50))
+    page = mount(explorer)
+    play(page).click()
+    expect(play(page)).to_have_attribute("aria-pressed", "true")
+    if action == "key":
+        page.get_by_role("grid", name="Records").press("Shift")
+    elif action == "click":
+        page.locator("h2").click()
+    else:
+        play(page).press("ArrowRight")
+    expect(play(page)).to_have_attribute("aria-pressed", "false")
+    at = explorer.position
+    page.wait_for_timeout(1000)
+    assert explorer.position == at
+
+
+def test_play_waits_for_a_slow_kernel_and_ends_with_the_view(mount: Mount) -> None:
+    explorer = Explorer(FakeView(steps=50))
+    page = mount(explorer)
+    expect(row_at(page, 72)).to_be_visible()
+    hold(page)
+    play(page).click()
+    expect(step(page, 2)).to_have_attribute("aria-current", "step")
+    page.wait_for_timeout(1600)
+    assert explorer.position == 2
+    release(page)
+    expect(step(page, 3)).to_have_attribute("aria-current", "step")
+    page.evaluate("window.unmount()")
+    at = explorer.position
+    page.wait_for_timeout(1000)
+    assert explorer.position == at
+
+
 # --- tree ---
 
 

@@ -49,6 +49,9 @@ export const T = {
   stepper: 'Token stepper',
   previousStep: 'Previous token (←)',
   nextStep: 'Next token (→)',
+  playTokens: 'Play tokens',
+  play: 'Play token by token',
+  pause: 'Pause (any key or click does)',
   noSteps: 'no steps recorded',
   stepTitle: (kind: string, rows: number, bad: number) =>
     `${kind}, ${count(rows, 'record')}${bad ? `, ${bad} diverged` : ''}`,
