@@ -8,7 +8,7 @@ from llmdebug_nb.errors import TensorLookupError
 from llmdebug_nb.records import Summary
 from llmdebug_nb.show import filters, wire
 from llmdebug_nb.show.series import line
-from llmdebug_nb.show.tensors import worst
+from llmdebug_nb.show.tensors import heads, worst
 
 HIDDEN, HEADS, PROMPT = 64, 4, 12
 LEAVES = {
@@ -387,6 +387,12 @@ class FakeView:
             "hi": float(np.nanmax(plane)),
         }
         return answer, [memoryview(np.ascontiguousarray(cells)).cast("B")]
+
+    def heads(self, request: wire.HeadsRequest) -> tuple[wire.Heads, list[memoryview]]:
+        self.calls.append(("heads", request["row"]))
+        tensor = self.tensor(request["row"], request["which"])
+        view, cells = heads(tensor, request["axis"], request["axes"], request["fixed"], request["size"])
+        return view, [memoryview(cells.tobytes())]
 
     def histogram(self, request: wire.HistogramRequest) -> wire.Histogram:
         tensor = self.tensor(request["row"], request["which"])

@@ -863,6 +863,59 @@ def test_any_two_axes_make_the_slice_and_the_others_have_an_index(mount: Mount) 
     assert np.float32(value) == view.tensor(softmax, "golden")[0, 1, 0, 7]
 
 
+def test_the_heads_of_an_attention_are_seen_at_once_and_a_click_opens_one(mount: Mount) -> None:
+    view = FakeView()
+    softmax = next(row["id"] for row in view.data if row["op"] == "Softmax" and row["step"] == 1)
+    page = mount(Explorer(view, selected=softmax))
+    expect(page.locator(".llmdebug-canvas[aria-busy=false]")).to_be_visible()
+    assert ("heads", softmax) not in view.calls  # nobody looks
+    page.locator(".llmdebug-heads summary").press("Enter")
+    heads = page.get_by_role("radiogroup", name="head by head").get_by_role("radio")
+    expect(heads).to_have_count(4)
+    expect(heads.nth(0)).to_have_attribute("aria-checked", "true")
+    heads.nth(2).click()
+    expect(page.get_by_label("Index on axis head").last).to_have_value("2")
+    expect(heads.nth(2)).to_have_attribute("aria-checked", "true")
+    click_at(page, 0.5, 0.5)
+    place, value = picked(page)
+    assert place.startswith("[0, 2, ")
+    assert np.float32(value) == view.tensor(softmax, "golden")[tuple(int(i) for i in place.strip("[]").split(","))]
+    heads.nth(2).press("ArrowRight")
+    expect(heads.nth(3)).to_be_focused()
+    expect(page.get_by_label("Index on axis head").last).to_have_value("3")
+    assert view.calls.count(("heads", softmax)) == 1  # another head is another frame, not another answer
+    page.get_by_role("combobox", name="rows").select_option(label="head (4)")
+    expect(page.get_by_role("radiogroup", name="query by query").get_by_role("radio")).to_have_count(12)
+
+
+def test_each_head_is_drawn_with_its_values_in_one_scale(mount: Mount) -> None:
+    view = FakeView()
+    softmax = next(row["id"] for row in view.data if row["op"] == "Softmax" and row["step"] == 1)
+    peak = np.zeros((1, 4, 12, 12), np.float32)
+    peak[0, 1, 3, 7], peak[0, 2, 5, 5] = 1.0, np.nan
+    view.tensor = lambda number, which: peak  # type: ignore[method-assign]
+    page = mount(Explorer(view, selected=softmax))
+    page.locator(".llmdebug-heads summary").click()
+    expect(page.locator(".llmdebug-thumb")).to_have_count(4)
+    found = page.locator(".llmdebug-thumb canvas").evaluate_all(
+        """all => all.map(el => {
+          const { data } = el.getContext('2d').getImageData(0, 0, el.width, el.height);
+          return Array.from({ length: el.width * el.height }, (_, i) => [...data.slice(4 * i, 4 * i + 3)].join());
+        })"""
+    )
+    least, most, nan = "68,1,84", "253,231,37", "255,0,255"
+    for head, (where, colour) in {1: (3 * 12 + 7, most), 2: (5 * 12 + 5, nan)}.items():
+        assert found[head][where] == colour
+        assert found[head].count(least) == 143
+    assert set(found[0]) == set(found[3]) == {least}
+
+
+def test_a_tensor_without_a_further_axis_has_no_heads(mount: Mount) -> None:
+    page = mount(Explorer(FakeView(), selected=100))
+    shown(page, 100)
+    expect(page.locator(".llmdebug-heads")).to_be_hidden()
+
+
 def test_the_histogram_counts_every_element(mount: Mount) -> None:
     page = mount(Explorer(FakeView(), selected=100))
     expect(page.locator(".llmdebug-histogram rect")).to_have_count(64)

@@ -422,6 +422,51 @@ def test_any_shape_can_be_shown(shape):
     assert tensors.histogram(values, 5)["total"] == values.size
 
 
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.integers(1, 5), min_size=4, max_size=4),
+    st.permutations(range(4)),
+    st.integers(1, 6),
+    st.integers(0, 2**31),
+)
+def test_each_head_is_the_slice_that_the_heat_map_would_show(shape, order, size, seed):
+    values = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+    axis, other, *axes = order
+    fixed = [0, 0, 0, 0]
+    fixed[other] = shape[other] - 1
+    view, cells = tensors.heads(values, axis, axes, fixed, size)
+    assert cells.shape == (view["count"], view["h"], view["w"])
+    assert view["count"] == view["total"] == shape[axis]
+    for head in range(shape[axis]):
+        cut = np.moveaxis(values, [axis, other, *axes], range(4))[head, fixed[other]]
+        assert np.array_equal(cells[head], tensors.window(cut, 0, 0, 0, 0, size)[1])
+    assert (view["lo"], view["hi"]) == (cells.min(), cells.max())
+
+
+def test_heads_come_in_one_answer_of_bounded_size(view):
+    rows = view.rows(
+        {"op": "rows", "step": -1, "node": -1, "mismatch": False, "text": "lm_head out", "start": 0, "n": 1}
+    )
+    request = {
+        "op": "heads",
+        "row": rows["rows"][0]["id"],
+        "which": "golden",
+        "axis": 2,
+        "axes": [0, 1],
+        "fixed": [0, 0, 0],
+    }
+    answer, (buffer,) = view.heads({**request, "size": 1000})
+    assert (answer["count"], answer["total"]) == (64, 96)
+    values = np.frombuffer(buffer, "<f4").reshape(64, answer["h"], answer["w"])
+    assert np.array_equal(values, np.moveaxis(view.array(request["row"], "golden"), 2, 0)[:64])
+    error, _ = Bridge(view).answer({**request, "re": 1, "axis": 1, "size": 9})
+    assert "expected one of a 3-d tensor beside" in error["error"]
+    one_nan = np.zeros((2, 40, 40), np.float32)
+    one_nan[1, 17, 23] = np.nan
+    _, cells = tensors.heads(one_nan, 0, [1, 2], [0, 0, 0], 4)
+    assert np.isnan(cells).sum(axis=(1, 2)).tolist() == [0, 1]
+
+
 # --- layers ---
 
 

@@ -69,13 +69,19 @@ class View(ABC):
 
     def view(self, request: wire.ViewRequest) -> Answer:
         values = self.array(request["row"], request["which"])
-        axes = request["axes"]
-        if len(axes) != 2 or any(not -1 <= a < values.ndim for a in axes) or (axes[0] == axes[1] != -1):
-            raise TensorLookupError(f"axes {axes}: expected two different axes of a {values.ndim}-d tensor, or -1")
+        axes = _checked(request["axes"], values)
         cut = tensors.plane(values, axes, request["fixed"])
         view, cells = tensors.window(
             cut, request["y0"], request["x0"], request["y1"], request["x1"], max(1, min(request["size"], 1024))
         )
+        return view, [memoryview(cells.tobytes())]
+
+    def heads(self, request: wire.HeadsRequest) -> Answer:
+        values, axis = self.array(request["row"], request["which"]), request["axis"]
+        axes = _checked(request["axes"], values)
+        if not 0 <= axis < values.ndim or axis in axes:
+            raise TensorLookupError(f"axis {axis}: expected one of a {values.ndim}-d tensor beside {axes}")
+        view, cells = tensors.heads(values, axis, axes, request["fixed"], max(1, min(request["size"], 128)))
         return view, [memoryview(cells.tobytes())]
 
     def histogram(self, request: wire.HistogramRequest) -> wire.Histogram:
@@ -143,6 +149,12 @@ class View(ABC):
             "reason": record.lost or "",
             **judged,  # type: ignore[typeddict-item]
         }
+
+
+def _checked(axes: list[int], values: Array) -> list[int]:
+    if len(axes) != 2 or any(not -1 <= a < values.ndim for a in axes) or (axes[0] == axes[1] != -1):
+        raise TensorLookupError(f"axes {axes}: expected two different axes of a {values.ndim}-d tensor, or -1")
+    return axes
 
 
 def side_view(which: wire.Which, run: Any, record: Record) -> wire.Side:

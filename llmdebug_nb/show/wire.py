@@ -249,6 +249,19 @@ class View(TypedDict):
     hi: Num
 
 
+class Heads(TypedDict):
+    """The same 2-d slice at each index of an axis, the first ``count`` of ``total``, as ``count * h * w`` little-endian float32
+    in the one buffer; cells as in `View`.
+    """
+
+    h: int
+    w: int
+    count: int
+    total: int
+    lo: Num
+    hi: Num
+
+
 class Histogram(TypedDict):
     """Counts of the finite elements of the whole tensor in equal bins from ``lo`` to ``hi``."""
 
@@ -362,6 +375,18 @@ class ViewRequest(TypedDict):
     size: int
 
 
+class HeadsRequest(TypedDict):
+    """``axis``: that of the heads; ``axes``, ``fixed``, ``size`` as in `ViewRequest`."""
+
+    op: Literal["heads"]
+    row: int
+    which: Which
+    axis: int
+    axes: list[int]
+    fixed: list[int]
+    size: int
+
+
 class HistogramRequest(TypedDict):
     op: Literal["histogram"]
     row: int
@@ -403,6 +428,7 @@ ANSWERS: dict[str, tuple[type, type]] = {
     "path": (PathRequest, PathAnswer),
     "detail": (DetailRequest, Detail),
     "view": (ViewRequest, View),
+    "heads": (HeadsRequest, Heads),
     "histogram": (HistogramRequest, Histogram),
     "series": (SeriesRequest, Series),
     "finding": (FindingRequest, FindingDetail),

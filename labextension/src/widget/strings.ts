@@ -115,6 +115,8 @@ abs>1e3, abs<1e-3: its largest magnitude is; mean and l2norm likewise. Of a pair
   columnAxis: 'columns',
   axes: 'Slice',
   axisIndex: (name: string) => `Index on axis ${name}`,
+  heads: (name: string) => `${name} by ${name}`,
+  headsShown: (n: number, total: number) => (n < total ? `the first ${n} of ${total}, in one scale` : `${n}, in one scale`),
   heatmap: (rows: number, cols: number) => `Heat map of a ${rows} by ${cols} slice`,
   window: (y0: number, y1: number, x0: number, x1: number) => `rows ${y0}–${y1 - 1}, columns ${x0}–${x1 - 1}`,
   windowFlat: (x0: number, x1: number) => `elements ${x0}–${x1 - 1}`,

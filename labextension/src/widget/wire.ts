@@ -233,6 +233,19 @@ export interface View {
   hi: Num;
 }
 
+/**
+ * The same 2-d slice at each index of an axis, the first ``count`` of ``total``, as ``count * h * w`` little-endian float32
+ * in the one buffer; cells as in `View`.
+ */
+export interface Heads {
+  h: number;
+  w: number;
+  count: number;
+  total: number;
+  lo: Num;
+  hi: Num;
+}
+
 /** Counts of the finite elements of the whole tensor in equal bins from ``lo`` to ``hi``. */
 export interface Histogram {
   lo: Num;
@@ -339,6 +352,17 @@ export interface ViewRequest {
   size: number;
 }
 
+/** ``axis``: that of the heads; ``axes``, ``fixed``, ``size`` as in `ViewRequest`. */
+export interface HeadsRequest {
+  op: 'heads';
+  row: number;
+  which: Which;
+  axis: number;
+  axes: number[];
+  fixed: number[];
+  size: number;
+}
+
 export interface HistogramRequest {
   op: 'histogram';
   row: number;
@@ -379,6 +403,7 @@ export interface Ops {
   path: { request: PathRequest; answer: PathAnswer };
   detail: { request: DetailRequest; answer: Detail };
   view: { request: ViewRequest; answer: View };
+  heads: { request: HeadsRequest; answer: Heads };
   histogram: { request: HistogramRequest; answer: Histogram };
   series: { request: SeriesRequest; answer: Series };
   finding: { request: FindingRequest; answer: FindingDetail };
