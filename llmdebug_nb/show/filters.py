@@ -65,10 +65,10 @@ class Filter(NamedTuple):
 
     def sql(self, shown: str) -> tuple[list[str], list[Any]]:
         """Return clauses over the index, and their values; ``shown``: SQL for the text that words are looked for in."""
-        clauses = [f"({shown} LIKE ? ESCAPE '\\')" for _ in self.words]
-        clauses += [f"{name} > 0" for name in self.counts]
+        clauses = [f"{name} > 0" for name in self.counts]
         clauses += [f"{_FIGURES[bound.figure][0]} {bound.sign} ?" for bound in self.bounds]
-        return clauses, [*map(_like, self.words), *(bound.value for bound in self.bounds)]
+        clauses += [f"({shown} LIKE ? ESCAPE '\\')" for _ in self.words]  # last, as they take longest
+        return clauses, [*(bound.value for bound in self.bounds), *map(_like, self.words)]
 
     def passes(self, shown: str, summaries: Iterable[Summary]) -> bool:
         """Does a row pass? ``shown``: its text in lower case; ``summaries``: of its tensors, of which one must pass."""

@@ -47,7 +47,7 @@ class Sparkline {
   private at = 0;
 
   constructor(private events: SparklineEvents) {
-    this.root = h('figure', {}, h('figcaption', { class: 'llmdebug-caption' }, this.name, this.range), this.plot);
+    this.root = h('figure', {}, h('figcaption', { class: 'llmdebug-sparkline-caption' }, this.name, this.range), this.plot);
     this.plot.addEventListener('click', event => this.go(this.under(event)));
     this.plot.addEventListener('keydown', event => this.key(event));
   }

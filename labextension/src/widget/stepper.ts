@@ -16,7 +16,8 @@ export class Stepper {
   private next = h('button', { class: 'llmdebug-button', type: 'button', 'aria-label': T.nextStep, title: T.nextStep,
     onclick: () => this.go(1) }, '▶');
 
-  private play = h('button', { class: 'llmdebug-button llmdebug-play', type: 'button', onclick: () => (this.timer ? this.stop() : this.start()) });
+  private play = h('button', { class: 'llmdebug-button', type: 'button', 'aria-label': T.playTokens,
+    onclick: () => (this.timer ? this.stop() : this.start()) }, T.playFace);
   private timer: ReturnType<typeof setInterval> | undefined;
 
   /** `idle`: is nothing asked of the kernel? Tokens do not pass faster than they can be shown. */
@@ -68,9 +69,8 @@ export class Stepper {
 
   private tell(playing: boolean): void {
     this.root.classList.toggle('llmdebug-playing', playing);
-    const label = playing ? T.pause : T.play;
-    for (const [name, value] of Object.entries({ 'aria-pressed': playing, 'aria-label': T.playTokens, title: label })) this.play.setAttribute(name, String(value));
-    this.play.textContent = playing ? '❚❚' : '►';
+    this.play.setAttribute('aria-pressed', String(playing));
+    this.play.title = playing ? T.pause : T.play;
   }
 
   dispose(): void {

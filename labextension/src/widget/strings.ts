@@ -50,6 +50,7 @@ export const T = {
   previousStep: 'Previous token (←)',
   nextStep: 'Next token (→)',
   playTokens: 'Play tokens',
+  playFace: 'play',
   play: 'Play token by token',
   pause: 'Pause (any key or click does)',
   noSteps: 'no steps recorded',
