@@ -13,7 +13,8 @@
     └── CompareError         two runs that can't be compared
 
 `notebook/` adds FrontEndMissingError (the explorer was not built) and BadRequestError (a message from the page that makes no
-sense), which never leave it. Each message says what was seen, what was expected and what to do next, in one line.
+sense), `show/` adds FilterError (what was typed above the list can't be read); the last two never leave the explorer. Each message
+says what was seen, what was expected and what to do next, in one line.
 """
 
 from __future__ import annotations

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from llmdebug_nb.errors import TensorLookupError
-from llmdebug_nb.show import wire
-from llmdebug_nb.show.tensors import worst
+from llmdebug_nb.records import Summary
+from llmdebug_nb.show import filters, wire
+from llmdebug_nb.show.series import line
+from llmdebug_nb.show.tensors import heads, worst
 
 HIDDEN, HEADS, PROMPT = 64, 4, 12
 LEAVES = {
@@ -239,28 +241,32 @@ class FakeView:
 
     def _listed(self, request, step: int = -1) -> list[wire.Row]:
         path = self.tree[request["node"]]["path"] if request["node"] >= 0 else ""
+        wanted = filters.read(request["text"])
         return [
             row
             for row in self.data
             if (step < 0 or row["step"] == step)
             and (not path or row["path"] == path or row["path"].startswith(path + "."))
             and (not request["mismatch"] or row["verdict"] in ("diverged", "unmatched"))
-            and request["text"] in f"{row['path']} {row['op']} {row['dtype']}"
+            and wanted.passes(f"{row['path']} {row['op']} {row['dtype']}".lower(), [summary(row)])
         ]
 
     def rows(self, request: wire.RowsRequest) -> wire.Page:
         self.calls.append(("rows", request["start"]))
         if request["text"] == "boom":
             raise ZeroDivisionError("division\nby zero")
+        if problem := filters.problem(request["text"]):
+            return {"total": 0, "start": 0, "rows": [], "problem": problem}
         rows = self._listed(request, request["step"])
         return {
             "total": len(rows),
             "start": request["start"],
             "rows": rows[request["start"] : request["start"] + request["n"]],
+            "problem": "",
         }
 
     def _located(self, request, row: wire.Row | None) -> wire.Located:
-        listed = self._listed(request, row["step"]) if row else []
+        listed = self._listed(request, row["step"]) if row and not filters.problem(request["text"]) else []
         return {"row": row, "index": listed.index(row) if row in listed else -1}
 
     def locate(self, request: wire.LocateRequest) -> wire.Located:
@@ -337,7 +343,23 @@ class FakeView:
             else [],
             "producer": made_by,
             "producer_label": f"{self.data[made_by]['path']} output[0]" if made_by >= 0 else "",
+            "flow": self.flow(row),
         }
+
+    def flow(self, row: wire.Row) -> list[wire.Flow]:
+        """An input makes the output behind it, which the input behind that one takes, and 7 more."""
+        relation: wire.Relation = "outputs" if row["role"] == "input" else "consumers"
+        rows = self.data[row["id"] + 1 : row["id"] + 2]
+        links: list[wire.Link] = [{"row": one["id"], "label": f"{one['path']} {one['role']}[0]"} for one in rows]
+        return (
+            [{"relation": relation, "links": links, "total": len(rows) + 7 * (relation == "consumers")}] if rows else []
+        )
+
+    def series(self, request: wire.SeriesRequest) -> wire.Series:
+        row = self.data[request["row"]]
+        same = [one for one in self.data if (one["path"], one["role"]) == (row["path"], row["role"])]
+        figure = "error" if self.report else "max"
+        return {"lines": [line(figure, [(one["step"], one["id"], float(one[figure])) for one in same], request["n"])]}
 
     def view(self, request: wire.ViewRequest) -> tuple[wire.View, list[memoryview]]:
         tensor = self.tensor(request["row"], request["which"])
@@ -366,6 +388,12 @@ class FakeView:
         }
         return answer, [memoryview(np.ascontiguousarray(cells)).cast("B")]
 
+    def heads(self, request: wire.HeadsRequest) -> tuple[wire.Heads, list[memoryview]]:
+        self.calls.append(("heads", request["row"]))
+        tensor = self.tensor(request["row"], request["which"])
+        view, cells = heads(tensor, request["axis"], request["axes"], request["fixed"], request["size"])
+        return view, [memoryview(cells.tobytes())]
+
     def histogram(self, request: wire.HistogramRequest) -> wire.Histogram:
         tensor = self.tensor(request["row"], request["which"])
         finite = tensor[np.isfinite(tensor)]
@@ -378,6 +406,11 @@ class FakeView:
             "inf": 0,
             "total": tensor.size,
         }
+
+
+def summary(row: wire.Row) -> Summary:
+    low, high, mean, norm = (float(row[name]) for name in ("min", "max", "mean", "l2norm"))
+    return Summary(row["dtype"], tuple(row["shape"]), low, high, mean, norm, row["nan"], row["inf"])
 
 
 def extremes(window: np.ndarray, fy: int, fx: int) -> np.ndarray:

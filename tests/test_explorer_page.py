@@ -72,6 +72,65 @@ def test_thousands_of_tokens_stay_few_elements(mount: Mount) -> None:
     assert page.locator(".llmdebug-step").count() < 40
 
 
+def play(page: Page) -> Locator:
+    return page.get_by_role("button", name="Play tokens")
+
+
+@pytest.mark.parametrize(("motion", "seconds"), [("no-preference", "0.25s, 0.25s"), ("reduce", "0s")])
+def test_play_passes_token_by_token_and_stops_at_the_end(page: Page, motion: Any, seconds: str) -> None:
+    page.emulate_media(reduced_motion=motion)
+    explorer = Explorer(FakeView(steps=5))
+    mount_in(page, explorer)
+    seen = [explorer.position]
+    explorer.observe(lambda change: seen.append(change["new"]), "position")
+    expect(play(page)).to_have_attribute("aria-pressed", "false")
+    play(page).press("Enter")
+    expect(play(page)).to_have_attribute("aria-pressed", "true")
+    assert step(page, 2).evaluate("el => getComputedStyle(el).transitionDuration") == seconds
+    expect(step(page, 4)).to_have_attribute("aria-current", "step")
+    expect(play(page)).to_have_attribute("aria-pressed", "false")
+    assert seen == [1, 2, 3, 4]
+    play(page).click()  # from the end: anew
+    expect(step(page, 0)).to_have_attribute("aria-current", "step")
+    play(page).click()
+    expect(play(page)).to_have_attribute("aria-pressed", "false")
+
+
+@pytest.mark.parametrize("action", ["key", "click", "arrow"])
+def test_any_key_and_any_click_stop_the_play(mount: Mount, action: str) -> None:
+    explorer = Explorer(FakeView(steps=50))
+    page = mount(explorer)
+    play(page).click()
+    expect(play(page)).to_have_attribute("aria-pressed", "true")
+    if action == "key":
+        page.get_by_role("grid", name="Records").press("Shift")
+    elif action == "click":
+        page.locator("h2").click()
+    else:
+        play(page).press("ArrowRight")
+    expect(play(page)).to_have_attribute("aria-pressed", "false")
+    at = explorer.position
+    page.wait_for_timeout(1000)
+    assert explorer.position == at
+
+
+def test_play_waits_for_a_slow_kernel_and_ends_with_the_view(mount: Mount) -> None:
+    explorer = Explorer(FakeView(steps=50))
+    page = mount(explorer)
+    expect(row_at(page, 72)).to_be_visible()
+    hold(page)
+    play(page).click()
+    expect(step(page, 2)).to_have_attribute("aria-current", "step")
+    page.wait_for_timeout(1600)
+    assert explorer.position == 2
+    release(page)
+    expect(step(page, 3)).to_have_attribute("aria-current", "step")
+    page.evaluate("window.unmount()")
+    at = explorer.position
+    page.wait_for_timeout(1000)
+    assert explorer.position == at
+
+
 # --- tree ---
 
 
@@ -234,6 +293,33 @@ def test_letters_typed_into_the_filter_filter_and_do_not_walk(mount: Mount) -> N
     expect(page.locator(".llmdebug-total")).to_have_text("0 records")
 
 
+def test_a_bound_typed_into_the_filter_keeps_the_tensors_that_reach_it(mount: Mount) -> None:
+    view = FakeView()
+    page = mount(Explorer(view))
+    box = page.get_by_label("Filter records")
+    box.fill("up_proj >3.1")
+    wanted = [r["id"] for r in view.data if r["step"] == 1 and "up_proj" in r["path"] and float(r["max"] or 0) > 3.1]
+    expect(page.locator(".llmdebug-total")).to_have_text(f"{len(wanted)} records")
+    expect(row_at(page, wanted[0])).to_be_visible()
+    assert "largest magnitude" in (box.get_attribute("title") or "")
+
+
+def test_a_filter_that_can_not_be_read_says_why_and_a_jump_drops_it(mount: Mount) -> None:
+    page = mount(Explorer(FakeView(report=True)))
+    box, grid = page.get_by_label("Filter records"), page.get_by_role("grid", name="Records")
+    box.fill("abs><img")
+    expect(box).to_have_attribute("aria-invalid", "true")
+    expect(grid).to_have_attribute("data-none", re.compile("^can't read the filter 'abs><img': a number belongs"))
+    box.fill("abs>1")
+    expect(box).to_have_attribute("aria-invalid", "false")
+    box.fill("abs>")
+    expect(box).to_have_attribute("aria-invalid", "true")
+    page.get_by_text("op-differs").click()
+    expect(box).to_have_value("")
+    expect(box).to_have_attribute("aria-invalid", "false")
+    expect(page.locator(SELECTED)).to_be_visible()
+
+
 def test_a_jump_drops_the_filters_that_hide_its_target(mount: Mount) -> None:
     explorer = Explorer(FakeView(report=True))
     page = mount(explorer)
@@ -250,6 +336,56 @@ def test_the_producer_is_one_click_away(mount: Mount) -> None:
     at = int(page.locator(SELECTED).get_attribute("data-row") or 0)
     page.locator(".llmdebug-producer").click()
     shown(page, at - 1)
+
+
+def test_the_dataflow_is_walked_forwards_link_by_link(mount: Mount) -> None:
+    explorer = Explorer(FakeView(), selected=74)
+    page = mount(explorer)
+    page.get_by_role("list", name="makes").get_by_role("button").click()
+    shown(page, 75)
+    takers = page.get_by_role("list", name="taken by")
+    expect(takers).to_contain_text("and 7 more")
+    takers.get_by_role("button").press("Enter")
+    shown(page, 76)
+    page.locator(".llmdebug-producer").click()
+    shown(page, 75)
+    assert explorer.selected == 75
+
+
+@pytest.mark.parametrize("report", [False, True])
+def test_the_curve_over_steps_leads_to_the_same_tensor_at_another_step(mount: Mount, report: bool) -> None:
+    view = FakeView(report=report, steps=7)
+    at = [row["id"] for row in view.data if row["path"] == "lm_head" and row["role"] == "output"]
+    explorer = Explorer(view, selected=at[3])
+    page = mount(explorer)
+    curve = page.get_by_role("slider", name="over all steps")
+    expect(curve).to_have_attribute("aria-valuetext", re.compile("^2 decode: "))
+    expect(curve).to_have_attribute("aria-valuemax", "6")
+    curve.press("ArrowRight")
+    shown(page, at[4])
+    assert explorer.position == 4
+    expect(curve).to_be_focused()
+    curve.press("Home")
+    shown(page, at[0])
+    box = curve.bounding_box()
+    assert box
+    curve.click(position={"x": box["width"] * (4 + 392 * 5 / 6) / 400, "y": 10})
+    shown(page, at[5])
+    expect(curve).to_have_attribute("aria-valuenow", "5")
+    assert explorer.position == 5
+
+
+def test_a_curve_over_thousands_of_steps_has_few_points(mount: Mount) -> None:
+    page = mount(Explorer(FakeView(layers=0, steps=5000), selected=9))
+    expect(page.get_by_role("slider", name="over all steps")).to_have_attribute(
+        "aria-valuemax", re.compile("^3[0-9][0-9]$")
+    )
+
+
+def test_a_tensor_of_one_step_has_no_curve(mount: Mount) -> None:
+    page = mount(Explorer(FakeView(steps=1), selected=9))
+    shown(page, 9)
+    expect(page.get_by_role("slider", name="over all steps")).to_have_count(0)
 
 
 def test_a_part_is_called_one(mount: Mount) -> None:
@@ -727,6 +863,59 @@ def test_any_two_axes_make_the_slice_and_the_others_have_an_index(mount: Mount) 
     assert np.float32(value) == view.tensor(softmax, "golden")[0, 1, 0, 7]
 
 
+def test_the_heads_of_an_attention_are_seen_at_once_and_a_click_opens_one(mount: Mount) -> None:
+    view = FakeView()
+    softmax = next(row["id"] for row in view.data if row["op"] == "Softmax" and row["step"] == 1)
+    page = mount(Explorer(view, selected=softmax))
+    expect(page.locator(".llmdebug-canvas[aria-busy=false]")).to_be_visible()
+    assert ("heads", softmax) not in view.calls  # nobody looks
+    page.locator(".llmdebug-heads summary").press("Enter")
+    heads = page.get_by_role("radiogroup", name="head by head").get_by_role("radio")
+    expect(heads).to_have_count(4)
+    expect(heads.nth(0)).to_have_attribute("aria-checked", "true")
+    heads.nth(2).click()
+    expect(page.get_by_label("Index on axis head").last).to_have_value("2")
+    expect(heads.nth(2)).to_have_attribute("aria-checked", "true")
+    click_at(page, 0.5, 0.5)
+    place, value = picked(page)
+    assert place.startswith("[0, 2, ")
+    assert np.float32(value) == view.tensor(softmax, "golden")[tuple(int(i) for i in place.strip("[]").split(","))]
+    heads.nth(2).press("ArrowRight")
+    expect(heads.nth(3)).to_be_focused()
+    expect(page.get_by_label("Index on axis head").last).to_have_value("3")
+    assert view.calls.count(("heads", softmax)) == 1  # another head is another frame, not another answer
+    page.get_by_role("combobox", name="rows").select_option(label="head (4)")
+    expect(page.get_by_role("radiogroup", name="query by query").get_by_role("radio")).to_have_count(12)
+
+
+def test_each_head_is_drawn_with_its_values_in_one_scale(mount: Mount) -> None:
+    view = FakeView()
+    softmax = next(row["id"] for row in view.data if row["op"] == "Softmax" and row["step"] == 1)
+    peak = np.zeros((1, 4, 12, 12), np.float32)
+    peak[0, 1, 3, 7], peak[0, 2, 5, 5] = 1.0, np.nan
+    view.tensor = lambda number, which: peak  # type: ignore[method-assign]
+    page = mount(Explorer(view, selected=softmax))
+    page.locator(".llmdebug-heads summary").click()
+    expect(page.locator(".llmdebug-thumb")).to_have_count(4)
+    found = page.locator(".llmdebug-thumb canvas").evaluate_all(
+        """all => all.map(el => {
+          const { data } = el.getContext('2d').getImageData(0, 0, el.width, el.height);
+          return Array.from({ length: el.width * el.height }, (_, i) => [...data.slice(4 * i, 4 * i + 3)].join());
+        })"""
+    )
+    least, most, nan = "68,1,84", "253,231,37", "255,0,255"
+    for head, (where, colour) in {1: (3 * 12 + 7, most), 2: (5 * 12 + 5, nan)}.items():
+        assert found[head][where] == colour
+        assert found[head].count(least) == 143
+    assert set(found[0]) == set(found[3]) == {least}
+
+
+def test_a_tensor_without_a_further_axis_has_no_heads(mount: Mount) -> None:
+    page = mount(Explorer(FakeView(), selected=100))
+    shown(page, 100)
+    expect(page.locator(".llmdebug-heads")).to_be_hidden()
+
+
 def test_the_histogram_counts_every_element(mount: Mount) -> None:
     page = mount(Explorer(FakeView(), selected=100))
     expect(page.locator(".llmdebug-histogram rect")).to_have_count(64)
@@ -906,6 +1095,7 @@ def test_hostile_names_are_text(mount: Mount) -> None:
     detail = {"script": HOSTILE, "why": "", "save": HOSTILE, "source": HOSTILE}
     view.finding = lambda request: detail  # type: ignore[method-assign,assignment,return-value]
     row = next(row["id"] for row in view.data if row["path"] == HOSTILE)
+    view.flow = lambda row: [{"relation": "consumers", "links": [{"row": 1, "label": HOSTILE}], "total": 1}]  # type: ignore[method-assign]
     explorer = Explorer(view, selected=row)
     page = mount(explorer)
     shown(page, row)

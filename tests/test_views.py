@@ -18,7 +18,7 @@ from hypothesis.extra import numpy as hnp
 import llmdebug_nb as ld
 from llmdebug_nb.notebook.bridge import Bridge
 from llmdebug_nb.records import Difference, Node, Pair, Record, Site, Summary
-from llmdebug_nb.show import html, tensors
+from llmdebug_nb.show import html, series, tensors
 from llmdebug_nb.show.figure import layer_pictures
 from llmdebug_nb.show.layers import layer_errors, layer_nodes
 from llmdebug_nb.show.run_view import RunView
@@ -105,6 +105,187 @@ def test_rows_come_by_step_node_text_and_page_in_execution_order(ask):
     assert _rows(ask, text="%")["total"] == 0
     filtered = _rows(ask, text="mlp.down_proj out[")["rows"]
     assert {(row["path"].rpartition(".")[2], row["role"]) for row in filtered} == {("down_proj", "output")}
+
+
+def _flow(ask, row):
+    return {
+        one["relation"]: ([link["row"] for link in one["links"]], one["total"])
+        for one in ask("detail", row=row)["flow"]
+    }
+
+
+def test_the_dataflow_is_walked_both_ways(ask):
+    at = {(r["step"], r["path"], r["role"], r["slot"]): r["id"] for r in _rows(ask)["rows"]}
+    norm = "model.layers.1.input_layernorm"
+    normed = at[1, norm, "output", "0"]
+    attention = [("self_attn", "kwargs.hidden_states"), *((f"self_attn.{x}_proj", "0") for x in "qkv")]
+    takers = [at[1, f"model.layers.1.{path}", "input", slot] for path, slot in attention]
+    assert _flow(ask, normed) == {"inputs": ([at[1, norm, "input", "0"]], 1), "consumers": (takers, 4)}
+    query = at[1, "model.layers.1.self_attn.q_proj", "input", "0"]
+    assert ask("detail", row=query)["producer"] == normed
+    assert _flow(ask, query) == {
+        "outputs": ([at[1, "model.layers.1.self_attn.q_proj", "output", "0"]], 1),
+        "siblings": ([row for row in takers if row != query], 3),
+    }
+
+
+def test_each_edge_of_a_run_is_a_link_from_both_ends(runs):
+    view = RunView(runs[0])
+    details = [view.detail({"op": "detail", "row": record.id}) for record in runs[0].records()]
+    taken = {
+        (d["row"]["id"], link["row"])
+        for d in details
+        for f in d["flow"]
+        if f["relation"] == "consumers"
+        for link in f["links"]
+    }
+    assert taken == {(d["producer"], d["row"]["id"]) for d in details if d["producer"] >= 0}
+    made = {
+        (d["row"]["id"], link["row"])
+        for d in details
+        for f in d["flow"]
+        if f["relation"] == "outputs"
+        for link in f["links"]
+    }
+    assert {(b, a) for a, b in made} == {
+        (d["row"]["id"], link["row"])
+        for d in details
+        for f in d["flow"]
+        if f["relation"] == "inputs"
+        for link in f["links"]
+    }
+
+
+class Fan(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.rest = torch.nn.ReLU(), torch.nn.ModuleList(torch.nn.ReLU() for _ in range(30))
+
+    def forward(self, x):
+        made = self.first(x)
+        return sum(each(made) for each in self.rest)
+
+
+def test_a_tensor_that_is_taken_often_has_a_few_links_and_their_count():
+    model = Fan()
+    with ld.dump(model, name="fan") as run:
+        model(torch.ones(2))
+    made = run.query("SELECT id FROM rows WHERE path = 'first' AND role = 'output'")[0][0]
+    for view in (RunView(run), ld.compare(run, run).view()):
+        row = next(i for i in range(99) if view.detail({"op": "detail", "row": i})["row"]["path"] == "first") + 1
+        (inputs, consumers) = view.detail({"op": "detail", "row": row})["flow"]
+        assert (inputs["relation"], inputs["total"]) == ("inputs", 1)
+        assert (len(consumers["links"]), consumers["total"]) == (12, 30)
+    plan = run.query(f"EXPLAIN QUERY PLAN SELECT id FROM rows WHERE producer = {made}")
+    assert "by_producer" in plan[0][3]
+
+
+def test_the_same_tensor_over_all_steps_leads_to_its_record_at_each(view, runs):
+    wanted = {"path": BROKEN, "role": "output"}
+    request = {"op": "rows", "step": -1, "node": -1, "mismatch": False, "text": BROKEN, "start": 0, "n": 999}
+    rows = [r for r in view.rows(request)["rows"] if {name: r[name] for name in wanted} == wanted]
+    assert [r["step"] for r in rows] == [0, 1, 2, 3]
+    lines = {
+        one["figure"]: one["points"] for one in view.series({"op": "series", "row": rows[2]["id"], "n": 99})["lines"]
+    }
+    for points in lines.values():
+        assert [(p["step"], p["row"]) for p in points] == [(r["step"], r["id"]) for r in rows]
+    if view.kind == "run":
+        values = [runs[0].load(runs[0].record(r["id"])).double() for r in rows]
+        assert [p["value"] for p in lines["l2norm"]] == pytest.approx([float(v.norm()) for v in values])
+        assert [p["value"] for p in lines["max abs"]] == pytest.approx([float(v.abs().max()) for v in values])
+    else:
+        assert [p["value"] for p in lines["error over limit"]] == pytest.approx([r["error"] / r["limit"] for r in rows])
+        assert any(p["value"] > 1 for p in lines["error over limit"])
+
+
+@given(st.lists(st.one_of(st.none(), st.floats()), max_size=50), st.integers(1, 12))
+def test_a_long_series_keeps_its_peaks_in_few_points(values, most):
+    points = series.line("f", [(i, 10 * i, value) for i, value in enumerate(values)], most)["points"]
+    assert len(points) <= most
+    assert all(point["row"] == 10 * point["step"] for point in points)
+    assert [point["step"] for point in points] == sorted({point["step"] for point in points})
+    json.dumps(points, allow_nan=False)
+    shown = [point["value"] for point in points]
+    known = [value for value in values if value is not None]
+    broken = [value for value in known if np.isnan(value) or np.isinf(value)]
+    if broken:
+        assert {"nan", "inf", "-inf"} & set(map(str, shown))
+    elif known:
+        assert max(map(abs, known)) == max(abs(value) for value in shown if value is not None)
+
+
+def _summaries(runs, view, row):
+    """The recorded summaries that a row stands for."""
+    if view.kind == "run":
+        return [runs[0].record(row).summary]
+    pair = view.differences[row].pair
+    return [record.summary for record in (pair.golden, pair.mine) if record]
+
+
+@pytest.mark.parametrize(
+    ("text", "passes"),
+    [
+        (">1.5", lambda s: s.max > 1.5),
+        ("<-2e0", lambda s: s.min < -2),
+        ("<=0 >=0", lambda s: s.min <= 0 <= s.max),
+        ("abs<1e-1", lambda s: -0.1 < s.min <= s.max < 0.1),
+        ("abs>2 bfloat", lambda s: False),
+        ("abs>2 float", lambda s: "float" in s.dtype and (s.max > 2 or s.min < -2)),
+        ("l2norm>9 mean<0", lambda s: s.l2norm > 9 and s.mean < 0),
+        ("nan", lambda s: s.nan > 0),
+        ("inf", lambda s: s.inf > 0),
+        (">inf", lambda s: False),
+    ],
+)
+def test_figures_filter_rows_as_the_recorded_summaries_say(ask, view, runs, text, passes):
+    everything = [row["id"] for row in _rows(ask)["rows"]]
+    wanted = [row for row in everything if any(passes(summary) for summary in _summaries(runs, view, row))]
+    assert [row["id"] for row in _rows(ask, text=text)["rows"]] == wanted
+    found = ask("locate", row=-1, delta=1, node=-1, mismatch=False, text=text)["row"]
+    assert (found and found["id"]) == (wanted[0] if wanted else None)
+
+
+@pytest.fixture(scope="module")
+def poisoned():
+    """Two runs of a model that turns what it is given into NaN and infinities, differently."""
+    given = torch.tensor([[0.0, 1.0, -4.0, 0.5]])
+    found = []
+    for name, shift in (("golden", 0.0), ("mine", 4.0)):
+        model = torch.nn.Sequential(torch.nn.Identity(), torch.nn.ReLU())
+        model[1].register_forward_hook(lambda module, args, out, shift=shift: torch.log(args[0] + shift))
+        with ld.dump(model, name=name) as run:
+            model(given)
+        found.append(run)
+    return found
+
+
+def test_nan_and_inf_are_found_on_either_side_of_a_pair_and_have_no_size(poisoned):
+    def listed(view, text):
+        request = {"op": "rows", "step": -1, "node": -1, "mismatch": False, "text": text, "start": 0, "n": 99}
+        return {(row["path"], row["role"]) for row in view.rows(request)["rows"]}
+
+    golden, mine = map(RunView, poisoned)  # log(-4) is NaN, log(0) is -inf
+    made = {("1", "output"), ("", "output")}
+    assert listed(golden, "nan") == listed(golden, "inf") == made
+    assert listed(mine, "nan") == set()
+    assert listed(mine, "inf") == listed(mine, "<=-inf") == made
+    assert listed(golden, "<9 output") == {("0", "output")}
+    report = ld.compare(*poisoned).view()
+    assert listed(report, "nan") == made
+    assert listed(report, "nan_") == listed(report, "inf nan input") == set()
+
+
+@pytest.mark.parametrize("text", ["lm_head >", "abs>x", "<1e-", ">nan", "size>3", "<lambda>"])
+def test_a_filter_that_makes_no_sense_says_so_and_hides_nothing_behind_an_empty_list(view, text):
+    page = view.rows({"op": "rows", "step": -1, "node": -1, "mismatch": False, "text": text, "start": 0, "n": 9})
+    assert (page["total"], page["rows"]) == (0, [])
+    assert repr(text.split()[-1]) in page["problem"]
+    assert view.row({"op": "row", "row": 3, "node": -1, "mismatch": False, "text": text})["index"] == -1
+    answer, _ = Bridge(view).answer(
+        {"op": "locate", "re": 1, "row": -1, "delta": 1, "node": -1, "mismatch": False, "text": text}
+    )
+    assert "can't read the filter" in answer["error"]
 
 
 def test_next_and_previous_walk_the_whole_list_there_and_back(ask):
@@ -239,6 +420,51 @@ def test_any_shape_can_be_shown(shape):
     view, _ = tensors.window(cut, 0, 0, 0, 0, 512)
     assert view["rows"] * view["cols"] == cut.size
     assert tensors.histogram(values, 5)["total"] == values.size
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.integers(1, 5), min_size=4, max_size=4),
+    st.permutations(range(4)),
+    st.integers(1, 6),
+    st.integers(0, 2**31),
+)
+def test_each_head_is_the_slice_that_the_heat_map_would_show(shape, order, size, seed):
+    values = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+    axis, other, *axes = order
+    fixed = [0, 0, 0, 0]
+    fixed[other] = shape[other] - 1
+    view, cells = tensors.heads(values, axis, axes, fixed, size)
+    assert cells.shape == (view["count"], view["h"], view["w"])
+    assert view["count"] == view["total"] == shape[axis]
+    for head in range(shape[axis]):
+        cut = np.moveaxis(values, [axis, other, *axes], range(4))[head, fixed[other]]
+        assert np.array_equal(cells[head], tensors.window(cut, 0, 0, 0, 0, size)[1])
+    assert (view["lo"], view["hi"]) == (cells.min(), cells.max())
+
+
+def test_heads_come_in_one_answer_of_bounded_size(view):
+    rows = view.rows(
+        {"op": "rows", "step": -1, "node": -1, "mismatch": False, "text": "lm_head out", "start": 0, "n": 1}
+    )
+    request = {
+        "op": "heads",
+        "row": rows["rows"][0]["id"],
+        "which": "golden",
+        "axis": 2,
+        "axes": [0, 1],
+        "fixed": [0, 0, 0],
+    }
+    answer, (buffer,) = view.heads({**request, "size": 1000})
+    assert (answer["count"], answer["total"]) == (64, 96)
+    values = np.frombuffer(buffer, "<f4").reshape(64, answer["h"], answer["w"])
+    assert np.array_equal(values, np.moveaxis(view.array(request["row"], "golden"), 2, 0)[:64])
+    error, _ = Bridge(view).answer({**request, "re": 1, "axis": 1, "size": 9})
+    assert "expected one of a 3-d tensor beside" in error["error"]
+    one_nan = np.zeros((2, 40, 40), np.float32)
+    one_nan[1, 17, 23] = np.nan
+    _, cells = tensors.heads(one_nan, 0, [1, 2], [0, 0, 0], 4)
+    assert np.isnan(cells).sum(axis=(1, 2)).tolist() == [0, 1]
 
 
 # --- layers ---

@@ -14,8 +14,10 @@ import torch
 from llmdebug_nb.errors import LLMDebugError, StoreError, TensorLookupError
 from llmdebug_nb.kernels import summary as kernel
 from llmdebug_nb.records import Difference, within
-from llmdebug_nb.show import tensors, wire
-from llmdebug_nb.show.layers import LayerErrors, layer_errors
+from llmdebug_nb.show import filters, tensors, wire
+from llmdebug_nb.show.flow import flow
+from llmdebug_nb.show.layers import LayerErrors, layer_errors, ratios
+from llmdebug_nb.show.series import line, site_key
 from llmdebug_nb.show.tensors import Array, number
 from llmdebug_nb.show.text import report_text
 from llmdebug_nb.show.tree import Tree
@@ -44,7 +46,10 @@ class ReportView(View):
         self.golden, self.mine = golden, mine
         self.differences, self.findings, self.verdict, self.lines = differences, findings, verdict, lines
         self.notes, self.summary = notes, summary
-        self._by_golden = {d.pair.golden.id: d.index for d in differences if d.pair.golden}
+        self._row_of = {
+            "golden": {d.pair.golden.id: d.index for d in differences if d.pair.golden},
+            "mine": {d.pair.mine.id: d.index for d in differences if d.pair.mine},
+        }
 
     @functools.cached_property
     def tree(self) -> Tree:
@@ -75,7 +80,7 @@ class ReportView(View):
                 {
                     "path": f.path,
                     "op": f.op,
-                    "step": self._stop(f),
+                    "step": self.stop(f.difference.site) if f.difference else 0,
                     "cause": f.cause,
                     "evidence": f.evidence,
                     "row": f.difference.index if f.difference else -1,
@@ -86,15 +91,10 @@ class ReportView(View):
             "rows": len(self.differences),
         }
 
-    def _stop(self, finding: Any) -> int:
-        """Return the stepper index of a finding."""
-        site = finding.difference.site if finding.difference else None
-        return self.step_index.get((site.generation, site.step), 0) if site else 0
-
     def _selected(self, step: int, node: int, mismatch: bool, text: str) -> Callable[[Difference], bool]:
         path = self.tree.path(node)
         call = self.steps[min(step, len(self.steps) - 1)] if step >= 0 and self.steps else None
-        words = text.lower().split()
+        narrowed = filters.read(text)
 
         def wanted(d: Difference) -> bool:
             s = d.site
@@ -102,7 +102,7 @@ class ReportView(View):
                 (call is None or (s.generation, s.step) == (call.generation, call.step))
                 and (path is None or within(s.path, path))
                 and (not mismatch or d.verdict in ("diverged", "unmatched"))
-                and all(word in _shown(d) for word in words)
+                and narrowed.passes(_shown(d), (r.summary for r in (d.pair.golden, d.pair.mine) if r))
             )
 
         return wanted
@@ -112,11 +112,11 @@ class ReportView(View):
         wanted = self._selected(step, node, mismatch, text)
         return [d.index for d in self.differences if wanted(d)]
 
-    def rows(self, request: wire.RowsRequest) -> wire.Page:
+    def listed(self, request: wire.RowsRequest) -> wire.Page:
         found = self._list(request["step"], request["node"], request["mismatch"], request["text"])
         start = max(0, request["start"])
         page = found[start : start + max(0, min(request["n"], 1000))]
-        return {"total": len(found), "start": start, "rows": [self._difference_row(i) for i in page]}
+        return {"total": len(found), "start": start, "rows": [self._difference_row(i) for i in page], "problem": ""}
 
     def locate(self, request: wire.LocateRequest) -> wire.Located:
         wanted = self._selected(-1, request["node"], request["mismatch"], request["text"])
@@ -132,6 +132,8 @@ class ReportView(View):
 
     def row(self, request: wire.RowRequest) -> wire.Located:
         row = self._difference_row(self._check(request["row"]))
+        if filters.problem(request["text"]):
+            return {"row": row, "index": -1}
         found = self._list(row["step"], request["node"], request["mismatch"], request["text"])
         place = int(np.searchsorted(found, row["id"])) if found else 0
         return {"row": row, "index": place if place < len(found) and found[place] == row["id"] else -1}
@@ -159,14 +161,16 @@ class ReportView(View):
         sides += [side_view("mine", self.mine, mine)] if mine else []
         if golden and mine:
             sides.append(self._difference(d.index, sides))
-        made_by = golden.producer if golden else None
-        producer = self._by_golden.get(made_by, -1) if made_by is not None else -1
+        run, row_of = (self.golden, self._row_of["golden"]) if golden else (self.mine, self._row_of["mine"])
+        made_by = d.pair.either.producer
+        producer = row_of.get(made_by, -1) if made_by is not None else -1
         return {
             "row": self._difference_row(d.index),
             "sides": sides,
             "metrics": [{"name": name, "value": number(value)} for name, value in d.metrics.items()],
             "producer": producer,
             "producer_label": str(self.differences[producer].site) if producer >= 0 else "",
+            "flow": flow(run, d.pair.either, row_of.get),
         }
 
     def _difference(self, row: int, sides: list[wire.Side]) -> wire.Side:
@@ -204,6 +208,25 @@ class ReportView(View):
     def layer_errors(self) -> LayerErrors:
         """How far each layer is off at each step."""
         return layer_errors(self.tree, self.differences, self.step_index)
+
+    @functools.cached_property
+    def _by_site(self) -> dict[tuple[Any, ...], list[Difference]]:
+        found: dict[tuple[Any, ...], list[Difference]] = {}
+        for d in self.differences:
+            found.setdefault(site_key(d.site), []).append(d)
+        return found
+
+    def series(self, request: wire.SeriesRequest) -> wire.Series:
+        found = self._by_site[site_key(self.differences[self._check(request["row"])].site)]
+        error, limit = (
+            np.array([np.nan if value is None else value for value in values])
+            for values in ([d.error for d in found], [d.limit for d in found])
+        )
+        times = [
+            None if d.error is None else float(ratio) for d, ratio in zip(found, ratios(error, limit), strict=True)
+        ]
+        points = [(self.stop(d.site), d.index, value) for d, value in zip(found, times, strict=True)]
+        return {"lines": [line("error over limit", points, request["n"])]}
 
     def layers(self, request: Any = None) -> Answer:
         found = self.layer_errors

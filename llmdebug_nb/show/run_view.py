@@ -6,7 +6,9 @@ import functools
 from collections import Counter
 from typing import Any
 
-from llmdebug_nb.show import tensors, wire
+from llmdebug_nb.show import filters, tensors, wire
+from llmdebug_nb.show.flow import flow
+from llmdebug_nb.show.series import line, same_site
 from llmdebug_nb.show.tensors import Array
 from llmdebug_nb.show.text import run_text
 from llmdebug_nb.show.tree import Tree
@@ -16,13 +18,6 @@ from llmdebug_nb.show.words import count_text, made_text, size_text
 # what a filter's words are looked for in: the row as the page shows it (in[0], out[0]), and as Python calls it
 _SHOWN = """path || ' ' || role || '[' || slot || '] ' || CASE role WHEN 'input' THEN 'in' ELSE 'out' END || '[' || slot
  || '] ' || op || ' ' || dtype"""
-
-
-def _like(text: str) -> str:
-    """Return a LIKE pattern (ESCAPE '\\') for rows that contain ``text``."""
-    for special in "\\%_":
-        text = text.replace(special, "\\" + special)
-    return f"%{text}%"
 
 
 class RunView(View):
@@ -84,16 +79,19 @@ class RunView(View):
             values.append(path)
         if mismatch:
             clauses.append(self._BAD)
-        for word in text.split():
-            clauses.append(f"({_SHOWN} LIKE ? ESCAPE '\\')")
-            values.append(_like(word))
-        return " AND ".join(clauses), values
+        narrowed, wanted = filters.read(text).sql(_SHOWN)
+        return " AND ".join(clauses + narrowed), values + wanted
 
-    def rows(self, request: wire.RowsRequest) -> wire.Page:
+    def listed(self, request: wire.RowsRequest) -> wire.Page:
         where, values = self._where(request["step"], request["node"], request["mismatch"], request["text"])
         total = self.run.query(f"SELECT count(*) FROM rows WHERE {where}", values)[0][0]
         page = self.run.records(where, values, max(0, request["start"]), max(0, min(request["n"], 1000)))
-        return {"total": total, "start": request["start"], "rows": [self.row_view(r.id, r) for r in page]}
+        return {
+            "total": total,
+            "start": request["start"],
+            "rows": [self.row_view(r.id, r) for r in page],
+            "problem": "",
+        }
 
     def locate(self, request: wire.LocateRequest) -> wire.Located:
         where, values = self._where(-1, request["node"], request["mismatch"], request["text"])
@@ -106,6 +104,8 @@ class RunView(View):
 
     def row(self, request: wire.RowRequest) -> wire.Located:
         row = self.row_view(request["row"], self.run.record(request["row"]))
+        if filters.problem(request["text"]):
+            return {"row": row, "index": -1}
         where, values = self._where(row["step"], request["node"], request["mismatch"], request["text"])
         inside = self.run.query(f"SELECT count(*), max(id) FROM rows WHERE {where} AND id <= ?", [*values, row["id"]])[
             0
@@ -122,6 +122,17 @@ class RunView(View):
             "metrics": [],
             "producer": producer,
             "producer_label": label,
+            "flow": flow(self.run, record, lambda number: number),
+        }
+
+    def series(self, request: wire.SeriesRequest) -> wire.Series:
+        found = list(same_site(self.run, self.run.record(request["row"]).site))
+        figures = {"l2norm": lambda summary: summary.l2norm, "max abs": filters.largest}
+        return {
+            "lines": [
+                line(name, [(self.stop(r.site), r.id, figure(r.summary)) for r in found], request["n"])
+                for name, figure in figures.items()
+            ]
         }
 
     def load(self, row: int, which: str) -> Array:

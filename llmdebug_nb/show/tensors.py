@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 Array = np.ndarray[Any, np.dtype[Any]]
+HEADS = 64  # pictures of one answer
 
 
 def number(value: float | int | None) -> wire.Num:
@@ -77,6 +78,25 @@ def window(values: Array, y0: int, x0: int, y1: int, x1: int, size: int) -> tupl
         "hi": number(float(fine.max())) if fine.size else None,
     }
     return view, np.ascontiguousarray(cells)
+
+
+def heads(values: Array, axis: int, axes: list[int], fixed: list[int], size: int) -> tuple[wire.Heads, Array]:
+    """Return the slice along ``axes`` at each index of ``axis``, `HEADS` at most, each as `window` would."""
+    at = [fixed[i] if i < len(fixed) else 0 for i in range(values.ndim)]
+    count = min(values.shape[axis], HEADS)
+    planes = (plane(values, axes, [*at[:axis], head, *at[axis + 1 :]]) for head in range(count))
+    cells = [window(cut, 0, 0, 0, 0, size)[1] for cut in planes]
+    stacked = np.stack(cells) if cells else np.zeros((0, 0, 0), "<f4")
+    fine = stacked[np.isfinite(stacked)]
+    view: wire.Heads = {
+        "h": stacked.shape[1],
+        "w": stacked.shape[2],
+        "count": count,
+        "total": values.shape[axis],
+        "lo": number(float(fine.min())) if fine.size else None,
+        "hi": number(float(fine.max())) if fine.size else None,
+    }
+    return view, stacked
 
 
 def _extremes(part: Array, fy: int, fx: int) -> Array:

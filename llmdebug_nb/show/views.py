@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from llmdebug_nb.errors import TensorLookupError
-from llmdebug_nb.records import Record, RootCall
-from llmdebug_nb.show import tensors, wire
+from llmdebug_nb.records import Record, RootCall, Site
+from llmdebug_nb.show import filters, tensors, wire
 from llmdebug_nb.show.tensors import Array, number
 from llmdebug_nb.show.tree import Tree
 
@@ -43,7 +43,7 @@ class View(ABC):
     @abstractmethod
     def overview(self, request: Any = None) -> wire.Overview: ...
     @abstractmethod
-    def rows(self, request: wire.RowsRequest) -> wire.Page: ...
+    def listed(self, request: wire.RowsRequest) -> wire.Page: ...
     @abstractmethod
     def locate(self, request: wire.LocateRequest) -> wire.Located: ...
     @abstractmethod
@@ -51,7 +51,15 @@ class View(ABC):
     @abstractmethod
     def detail(self, request: wire.DetailRequest) -> wire.Detail: ...
     @abstractmethod
+    def series(self, request: wire.SeriesRequest) -> wire.Series: ...
+    @abstractmethod
     def text(self) -> str: ...
+
+    def rows(self, request: wire.RowsRequest) -> wire.Page:
+        """Return a page of the list; a filter that can't be read lists nothing and says so."""
+        if problem := filters.problem(request["text"]):
+            return {"total": 0, "start": 0, "rows": [], "problem": problem}
+        return self.listed(request)
 
     def children(self, request: wire.ChildrenRequest) -> wire.Children:
         return self.tree.children(request["parent"], request["start"], request["n"])
@@ -61,13 +69,19 @@ class View(ABC):
 
     def view(self, request: wire.ViewRequest) -> Answer:
         values = self.array(request["row"], request["which"])
-        axes = request["axes"]
-        if len(axes) != 2 or any(not -1 <= a < values.ndim for a in axes) or (axes[0] == axes[1] != -1):
-            raise TensorLookupError(f"axes {axes}: expected two different axes of a {values.ndim}-d tensor, or -1")
+        axes = _checked(request["axes"], values)
         cut = tensors.plane(values, axes, request["fixed"])
         view, cells = tensors.window(
             cut, request["y0"], request["x0"], request["y1"], request["x1"], max(1, min(request["size"], 1024))
         )
+        return view, [memoryview(cells.tobytes())]
+
+    def heads(self, request: wire.HeadsRequest) -> Answer:
+        values, axis = self.array(request["row"], request["which"]), request["axis"]
+        axes = _checked(request["axes"], values)
+        if not 0 <= axis < values.ndim or axis in axes:
+            raise TensorLookupError(f"axis {axis}: expected one of a {values.ndim}-d tensor beside {axes}")
+        view, cells = tensors.heads(values, axis, axes, request["fixed"], max(1, min(request["size"], 128)))
         return view, [memoryview(cells.tobytes())]
 
     def histogram(self, request: wire.HistogramRequest) -> wire.Histogram:
@@ -82,6 +96,10 @@ class View(ABC):
 
     def worst(self, request: wire.WorstRequest) -> wire.Worst:
         raise TensorLookupError(_ALONE)
+
+    def stop(self, site: Site) -> int:
+        """Return the stepper index of a site."""
+        return self.step_index.get((site.generation, site.step), 0)
 
     def step_views(self, rows: Counter[tuple[int, int]], bad: Counter[tuple[int, int]]) -> list[wire.Step]:
         views: list[wire.Step] = []
@@ -109,7 +127,7 @@ class View(ABC):
         s, v = record.site, record.summary
         return {
             "id": number_,
-            "step": self.step_index.get((s.generation, s.step), 0),
+            "step": self.stop(s),
             "seq": record.seq,
             "path": s.path,
             "call": s.call,
@@ -131,6 +149,12 @@ class View(ABC):
             "reason": record.lost or "",
             **judged,  # type: ignore[typeddict-item]
         }
+
+
+def _checked(axes: list[int], values: Array) -> list[int]:
+    if len(axes) != 2 or any(not -1 <= a < values.ndim for a in axes) or (axes[0] == axes[1] != -1):
+        raise TensorLookupError(f"axes {axes}: expected two different axes of a {values.ndim}-d tensor, or -1")
+    return axes
 
 
 def side_view(which: wire.Which, run: Any, record: Record) -> wire.Side:

@@ -10,6 +10,7 @@ from typing import Literal, TypedDict
 
 Num = float | str | None
 Which = Literal["golden", "mine", "difference"]  # a run's own tensors are "golden"
+Relation = Literal["inputs", "outputs", "consumers", "siblings"]
 Verdict = Literal["match", "within_noise", "diverged", "unmatched", "nondeterministic"]
 
 
@@ -75,9 +76,12 @@ class Row(TypedDict):
 
 
 class Page(TypedDict):
+    """``problem``: why the text of the filter can't be read, "" if it can."""
+
     total: int
     start: int
     rows: list[Row]
+    problem: str
 
 
 class Located(TypedDict):
@@ -199,12 +203,29 @@ class Metric(TypedDict):
     value: Num
 
 
+class Link(TypedDict):
+    row: int
+    label: str
+
+
+class Flow(TypedDict):
+    """Neighbours of a record in the dataflow, the first of ``total``.
+
+    ``inputs``/``outputs``: of the same call. ``consumers`` take this tensor, ``siblings`` take the one that it is, too.
+    """
+
+    relation: Relation
+    links: list[Link]
+    total: int
+
+
 class Detail(TypedDict):
     row: Row
     sides: list[Side]
     metrics: list[Metric]
     producer: int
     producer_label: str
+    flow: list[Flow]
 
 
 class View(TypedDict):
@@ -228,6 +249,19 @@ class View(TypedDict):
     hi: Num
 
 
+class Heads(TypedDict):
+    """The same 2-d slice at each index of an axis, the first ``count`` of ``total``, as ``count * h * w`` little-endian float32
+    in the one buffer; cells as in `View`.
+    """
+
+    h: int
+    w: int
+    count: int
+    total: int
+    lo: Num
+    hi: Num
+
+
 class Histogram(TypedDict):
     """Counts of the finite elements of the whole tensor in equal bins from ``lo`` to ``hi``."""
 
@@ -237,6 +271,25 @@ class Histogram(TypedDict):
     nan: int
     inf: int
     total: int
+
+
+class Point(TypedDict):
+    """``step`` indexes the stepper; ``value`` is None where there is no figure."""
+
+    step: int
+    row: int
+    value: Num
+
+
+class Line(TypedDict):
+    """A figure of one site over all steps. Of many steps a point stands for several, and is the largest of them."""
+
+    figure: str
+    points: list[Point]
+
+
+class Series(TypedDict):
+    lines: list[Line]
 
 
 class OverviewRequest(TypedDict):
@@ -253,7 +306,7 @@ class ChildrenRequest(TypedDict):
 
 
 class RowsRequest(TypedDict):
-    """``step`` and ``node`` -1 mean all; ``mismatch`` keeps diverged and unmatched rows only."""
+    """``step`` and ``node`` -1 mean all; ``mismatch`` keeps diverged and unmatched rows only; ``text``: see `filters.py`."""
 
     op: Literal["rows"]
     step: int
@@ -322,11 +375,31 @@ class ViewRequest(TypedDict):
     size: int
 
 
+class HeadsRequest(TypedDict):
+    """``axis``: that of the heads; ``axes``, ``fixed``, ``size`` as in `ViewRequest`."""
+
+    op: Literal["heads"]
+    row: int
+    which: Which
+    axis: int
+    axes: list[int]
+    fixed: list[int]
+    size: int
+
+
 class HistogramRequest(TypedDict):
     op: Literal["histogram"]
     row: int
     which: Which
     bins: int
+
+
+class SeriesRequest(TypedDict):
+    """``n``: points of a line at most."""
+
+    op: Literal["series"]
+    row: int
+    n: int
 
 
 class FindingRequest(TypedDict):
@@ -355,7 +428,9 @@ ANSWERS: dict[str, tuple[type, type]] = {
     "path": (PathRequest, PathAnswer),
     "detail": (DetailRequest, Detail),
     "view": (ViewRequest, View),
+    "heads": (HeadsRequest, Heads),
     "histogram": (HistogramRequest, Histogram),
+    "series": (SeriesRequest, Series),
     "finding": (FindingRequest, FindingDetail),
     "layers": (LayersRequest, LayerMap),
     "worst": (WorstRequest, Worst),

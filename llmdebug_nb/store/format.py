@@ -42,7 +42,11 @@ CREATE TABLE operators(root_call INT, path TEXT, call INT, phase TEXT, level TEX
     within_call INT, forward_path TEXT, forward_call INT);
 CREATE TABLE sources(idx INTEGER PRIMARY KEY, frames TEXT);
 """
-INDEXES = "CREATE INDEX by_step ON records(root_call); CREATE INDEX by_path ON records(path);"
+INDEXES = """
+CREATE INDEX by_step ON records(root_call);
+CREATE INDEX by_path ON records(path);
+CREATE INDEX by_producer ON records(producer);
+"""
 TABLES = frozenset({"meta", "root_calls", "nodes", "records", "scalars", "operators", "sources"})
 
 # safetensors has no name for the others: they travel as U8 under their true name in the metadata

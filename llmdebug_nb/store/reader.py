@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _STRIDE = 1 << 40  # record ids of the n-th process start at n * _STRIDE
 _ROWS = """SELECT {id} AS id, {rank} AS rank, c.generation, c.step, c.kind, c.root, r.path, r.call, r.phase, r.role,
  r.slot, r.op, r.id AS seq, r.dtype, r.shape, r.min, r.max, r.mean, r.l2norm, r.nan, r.inf, r.zero, r.fingerprint, r.device,
- r.producer + {base} AS producer, CASE WHEN r.offset IS NULL THEN NULL ELSE {process} || ',' || r.offset || ',' || r.length END
+ {producer} AS producer, CASE WHEN r.offset IS NULL THEN NULL ELSE {process} || ',' || r.offset || ',' || r.length END
  AS payload, r.lost, r.kept, r.kept_shape, r.root_call FROM main.records r LEFT JOIN main.root_calls c ON c.idx = r.root_call"""
 _CALLS = "SELECT idx, generation, step, kind, query, total, batch, root FROM main.root_calls"
 _SCALARS = """SELECT c.generation, c.step, s.path, s.call, s.role, s.slot, s.type, s.value
@@ -220,9 +220,11 @@ def _open_native(path: Path, marker: dict[str, Any]) -> Source:
 
 def _make_views(db: sqlite3.Connection, process: _Process) -> None:
     base = process.number * _STRIDE
-    number = f"r.id + {base}" if base else "r.id"  # bare, so that SQLite finds a page by the primary key
+    number, producer = (
+        f"r.{name} + {base}" if base else f"r.{name}" for name in ("id", "producer")
+    )  # bare: found by index
     for name, query in _VIEWS.items():
-        query = query.format(id=number, base=base, rank=process.rank, process=process.number)
+        query = query.format(id=number, producer=producer, base=base, rank=process.rank, process=process.number)
         db.execute(f"CREATE TEMP VIEW {name} AS {query}")
 
 

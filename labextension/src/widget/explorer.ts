@@ -48,7 +48,7 @@ export class Explorer {
     const report = overview.kind === 'report';
     this.rpc = new Rpc(model, wait => this.status.wait(wait), text => this.status.fail(text));
     const { ask } = this.rpc;
-    this.stepper = new Stepper(overview.steps, position => this.set('position', position));
+    this.stepper = new Stepper(overview.steps, position => this.set('position', position), () => this.rpc.idle);
     this.tree = new Tree(ask, node => this.under(node));
     this.rows = new Rows(ask, report, {
       choose: row => this.set('selected', row.id),
@@ -66,7 +66,10 @@ export class Explorer {
     const events = { jump: (row: number) => this.set('selected', row), say: (text: string) => this.status.say(text) };
     root.append(header(overview, ask, events), ...(this.layers ? [this.layers.root] : []), this.stepper.root,
       h('div', { class: 'llmdebug-main' }, this.tree.root, this.rows.root, this.panel.root), this.bar(report));
-    for (const action of ['pointerdown', 'keydown']) root.addEventListener(action, () => this.status.say(''), true);
+    for (const action of ['pointerdown', 'keydown']) root.addEventListener(action, event => {
+      this.status.say('');
+      this.stepper.halt(event);
+    }, true);
     this.offKeys = onKeys(root, { record: delta => void this.walk(delta, false), mismatch: delta => void this.walk(delta, true) });
     model.on('change:position', this.onPosition);
     model.on('change:selected', this.onSelected);

@@ -362,7 +362,7 @@ function extreme(data: Float32Array): number {
 }
 
 /** A message's buffer may begin anywhere, a `Float32Array` only at multiples of four. */
-function floats(buffer: DataView | undefined): Float32Array<ArrayBuffer> {
+export function floats(buffer: DataView | undefined): Float32Array<ArrayBuffer> {
   if (!buffer) return new Float32Array();
   const { byteOffset, byteLength } = buffer;
   return new Float32Array(buffer.buffer.slice(byteOffset, byteOffset + byteLength) as ArrayBuffer);

@@ -4,9 +4,10 @@ import { h } from './dom';
 import { figure, pathText, shapeText, slotText } from './format';
 import { verdictBadge } from './header';
 import type { Ask } from './rpc';
-import { SIDES, T } from './strings';
+import { Sparklines } from './sparklines';
+import { RELATIONS, SIDES, T } from './strings';
 import { Tensor } from './tensor';
-import type { Detail, Row, Side } from './wire';
+import type { Detail, Flow, Row, Side } from './wire';
 
 const FIGURES = ['dtype', 'shape', 'device', 'min', 'max', 'mean', 'l2norm', 'nan', 'inf', 'zero', 'numel', 'fingerprint'] as const;
 type Figure = (typeof FIGURES)[number];
@@ -22,6 +23,7 @@ export interface PanelEvents {
 export class Panel {
   readonly root: HTMLElement;
   private tensor: Tensor;
+  private sparklines: Sparklines;
   private place = h('div', { class: 'llmdebug-place' });
   private tables = h('div', { class: 'llmdebug-tables' });
   private content: HTMLElement;
@@ -34,7 +36,8 @@ export class Panel {
     private events: PanelEvents,
   ) {
     this.tensor = new Tensor(ask);
-    this.content = h('div', { class: 'llmdebug-detail', hidden: true }, this.place, this.tensor.root, this.tables);
+    this.sparklines = new Sparklines(ask, { jump: events.jump, step: stepLabel });
+    this.content = h('div', { class: 'llmdebug-detail', hidden: true }, this.place, this.sparklines.root, this.tensor.root, this.tables);
     this.root = h('section', { class: 'llmdebug-panel', 'aria-label': T.panel }, this.hint, this.content);
   }
 
@@ -48,13 +51,14 @@ export class Panel {
     this.place.replaceChildren(...this.placeOf(detail));
     this.tables.replaceChildren(...tablesOf(detail), ...this.codesOf(detail));
     this.tensor.show(detail);
+    void this.sparklines.show(row, detail.row.step);
   }
 
   dispose(): void {
     this.tensor.dispose();
   }
 
-  private placeOf({ row, sides, producer, producer_label }: Detail): HTMLElement[] {
+  private placeOf({ row, sides, producer, producer_label, flow }: Detail): HTMLElement[] {
     const name = h('button', { class: 'llmdebug-link', type: 'button', title: T.showInTree, onclick: () => this.events.tree(row.path) }, pathText(row.path));
     const lines: HTMLElement[] = [
       h('h3', {}, name, ' ', h('span', { class: 'llmdebug-slot' }, slotText(row))),
@@ -68,7 +72,14 @@ export class Panel {
     if (producer >= 0)
       lines.push(h('div', {}, `${T.producer} `,
         h('button', { class: 'llmdebug-link llmdebug-producer', type: 'button', onclick: () => this.events.jump(producer) }, producer_label)));
-    return lines;
+    return [...lines, ...flow.map(one => this.flowOf(one))];
+  }
+
+  private flowOf({ relation, links, total }: Flow): HTMLElement {
+    return h('div', { class: 'llmdebug-flow', 'data-relation': relation }, h('span', {}, `${RELATIONS[relation]} `),
+      h('ul', { 'aria-label': RELATIONS[relation] }, ...links.map(({ row, label }) =>
+        h('li', {}, h('button', { class: 'llmdebug-link', type: 'button', onclick: () => this.events.jump(row) }, label))),
+      total > links.length ? h('li', { class: 'llmdebug-dim' }, T.moreLinks(total - links.length)) : null));
   }
 
   private codesOf({ sides }: Detail): HTMLElement[] {

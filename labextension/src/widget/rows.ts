@@ -57,7 +57,7 @@ export class Rows {
   private index = -1;
   private typing = 0;
   private scrolling = 0;
-  private text = h('input', { type: 'text', class: 'llmdebug-filter', placeholder: T.filterHint, 'aria-label': T.filter, oninput: () => this.typed() });
+  private text = h('input', { type: 'text', class: 'llmdebug-filter', placeholder: T.filterHint, title: T.filterHelp, 'aria-label': T.filter, oninput: () => this.typed() });
   private mismatch = h('input', { type: 'checkbox', class: 'llmdebug-mismatches', onchange: () => this.narrow() });
   private chip = h('button', { type: 'button', class: 'llmdebug-chip', title: T.clearNode });
   private total = h('span', { class: 'llmdebug-dim llmdebug-total' });
@@ -142,10 +142,17 @@ export class Rows {
     this.index = -1;
     this.pages = new Pages<Row>(PAGE, async (start, n) => {
       const reply = await this.ask('rows', { step, ...filter, start, n });
+      if (reply) this.tell(reply.answer.problem);
       return reply && { total: reply.answer.total, items: reply.answer.rows };
     });
     this.list.root.scrollTop = 0;
     void this.fetch(0, 1);
+  }
+
+  /** Why nothing is listed: an empty list must not look like an answer to a filter that can't be read. */
+  private tell(problem: string): void {
+    this.text.setAttribute('aria-invalid', String(problem !== ''));
+    this.list.root.dataset.none = problem || T.noRecords;
   }
 
   private async fetch(first: number, last: number): Promise<void> {
@@ -154,7 +161,6 @@ export class Rows {
     this.total.textContent = T.count(pages.total);
     this.list.root.setAttribute('aria-rowcount', String(pages.total + 1));
     this.list.root.classList.toggle('llmdebug-none', pages.total === 0);
-    this.list.root.dataset.none = T.noRecords;
     this.list.setCount(pages.total);
   }
 

@@ -51,6 +51,10 @@ export class Rpc {
       this.after(PROBE_MS, () => this.probe(waiting, PROBE_MS));
     });
 
+  get idle(): boolean {
+    return this.pending.size === 0;
+  }
+
   dispose(): void {
     this.model.off('msg:custom', this.onMessage);
     this.timers.forEach(clearTimeout);

@@ -29,6 +29,23 @@ export class Slices {
     this.paint();
   }
 
+  /** Stand at an index of one axis. */
+  stand(axis: number, index: number): void {
+    this.fixed[axis] = index;
+    this.paint();
+  }
+
+  /** The axis of heads where one is beside the slice, else the longest that is; -1 for none. */
+  get heads(): number {
+    const beside = this.shape.map((_, axis) => axis).filter(axis => this.shape[axis]!.size > 1 && !this.axes.includes(axis));
+    const length = (axis: number) => (this.shape[axis]!.name === 'head' ? Infinity : this.shape[axis]!.size);
+    return beside.reduce((best, axis) => (best < 0 || length(axis) > length(best) ? axis : best), -1);
+  }
+
+  name(axis: number): string {
+    return this.shape[axis]?.name || String(axis);
+  }
+
   private paint(): void {
     this.root.hidden = this.shape.length < 3;
     if (this.root.hidden) return this.root.replaceChildren();
@@ -36,10 +53,6 @@ export class Slices {
       this.chooser(T.rowAxis, 0),
       this.chooser(T.columnAxis, 1),
       ...this.shape.flatMap(({ size }, axis) => (size < 2 || this.axes.includes(axis) ? [] : [this.index(axis)])));
-  }
-
-  private name(axis: number): string {
-    return this.shape[axis]!.name || String(axis);
   }
 
   private chooser(label: string, at: 0 | 1): HTMLElement {

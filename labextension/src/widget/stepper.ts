@@ -5,6 +5,7 @@ import { VirtualList } from './virtual';
 import type { Step } from './wire';
 
 const WIDTH = 112;
+const PLAY_MS = 700;
 
 export class Stepper {
   readonly root: HTMLElement;
@@ -15,13 +16,20 @@ export class Stepper {
   private next = h('button', { class: 'llmdebug-button', type: 'button', 'aria-label': T.nextStep, title: T.nextStep,
     onclick: () => this.go(1) }, '▶');
 
+  private play = h('button', { class: 'llmdebug-button', type: 'button', 'aria-label': T.playTokens,
+    onclick: () => (this.timer ? this.stop() : this.start()) }, T.playFace);
+  private timer: ReturnType<typeof setInterval> | undefined;
+
+  /** `idle`: is nothing asked of the kernel? Tokens do not pass faster than they can be shown. */
   constructor(
     private steps: Step[],
     private choose: (position: number) => void,
+    private idle: () => boolean,
   ) {
     this.list.root.removeAttribute('tabindex');
     this.root = h('div', { class: 'llmdebug-stepper', role: 'toolbar', 'aria-label': T.stepper, onkeydown: (event: KeyboardEvent) => this.key(event) },
-      this.previous, this.list.root, this.next);
+      this.play, this.previous, this.list.root, this.next);
+    this.stop();
     this.list.setCount(steps.length);
     if (steps.length === 0) this.list.root.append(h('span', { class: 'llmdebug-dim' }, T.noSteps));
   }
@@ -30,10 +38,43 @@ export class Stepper {
     this.position = clamp(position, 0, Math.max(0, this.steps.length - 1));
     this.previous.disabled = this.position === 0;
     this.next.disabled = this.position >= this.steps.length - 1;
+    this.play.disabled = this.steps.length < 2;
     this.list.reveal(this.position);
   }
 
+  /** To be called at whatever the user does; what presses the button stops by that. */
+  halt(event: Event): void {
+    const presses = !(event instanceof KeyboardEvent) || event.key === ' ' || event.key === 'Enter';
+    if (!presses || !event.composedPath().includes(this.play)) this.stop();
+  }
+
+  /** From the end it begins anew. */
+  private start(): void {
+    if (this.next.disabled) this.choose(0);
+    this.timer = setInterval(() => this.advance(), PLAY_MS);
+    this.tell(true);
+  }
+
+  private stop(): void {
+    clearInterval(this.timer);
+    this.timer = undefined;
+    this.tell(false);
+  }
+
+  private advance(): void {
+    if (!this.idle()) return;
+    this.go(1);
+    if (this.next.disabled) this.stop();
+  }
+
+  private tell(playing: boolean): void {
+    this.root.classList.toggle('llmdebug-playing', playing);
+    this.play.setAttribute('aria-pressed', String(playing));
+    this.play.title = playing ? T.pause : T.play;
+  }
+
   dispose(): void {
+    this.stop();
     this.list.dispose();
   }
 

@@ -1,5 +1,5 @@
 /** Every text of the page that does not come from the kernel. */
-import type { Verdict, Which } from './wire';
+import type { Relation, Verdict, Which } from './wire';
 
 export const VERDICTS: Record<Verdict, { mark: string; text: string }> = {
   match: { mark: '✓', text: 'match' },
@@ -13,6 +13,10 @@ export const VERDICTS: Record<Verdict, { mark: string; text: string }> = {
 export const STATES = ['nothing recorded', 'unmatched', 'match', 'within noise', 'diverged'];
 
 export const SIDES: Record<Which, string> = { golden: 'golden', mine: 'mine', difference: 'difference' };
+
+export const RELATIONS: Record<Relation, string> = {
+  inputs: 'made from', outputs: 'makes', consumers: 'taken by', siblings: 'also taken by',
+};
 
 export const T = {
   explorer: 'Tensor explorer',
@@ -45,6 +49,10 @@ export const T = {
   stepper: 'Token stepper',
   previousStep: 'Previous token (←)',
   nextStep: 'Next token (→)',
+  playTokens: 'Play tokens',
+  playFace: 'play',
+  play: 'Play token by token',
+  pause: 'Pause (any key or click does)',
   noSteps: 'no steps recorded',
   stepTitle: (kind: string, rows: number, bad: number) =>
     `${kind}, ${count(rows, 'record')}${bad ? `, ${bad} diverged` : ''}`,
@@ -57,7 +65,9 @@ export const T = {
 
   records: 'Records in execution order',
   filter: 'Filter records',
-  filterHint: 'filter: path, op, dtype…',
+  filterHint: 'filter: path, op, nan, >1e3…',
+  filterHelp: `Words of path, role, op or dtype; nan or inf: the tensor holds one; >1e3: its maximum is greater; <1e-3: its minimum is less;
+abs>1e3, abs<1e-3: its largest magnitude is; mean and l2norm likewise. Of a pair, one side must pass. A tensor with a NaN has no such figure.`,
   mismatches: 'mismatches only',
   under: (path: string) => `under ${path}`,
   clearNode: 'Show the whole model again',
@@ -86,6 +96,9 @@ export const T = {
   errorLimit: (error: string, limit: string) => `error ${error}, limit ${limit}`,
   part: (part: string) => `only ${part} was kept; the figures are those of the whole tensor`,
   producer: 'produced by',
+  moreLinks: (n: number) => `and ${n.toLocaleString('en')} more`,
+  overSteps: (figure: string) => `${figure} over all steps`,
+  sparklineHint: 'a click or an arrow key goes to this tensor at another step',
   sides: 'Which tensor',
   sideBySide: 'side by side',
   linkedHint: 'point at an element to see its three values',
@@ -103,6 +116,8 @@ export const T = {
   columnAxis: 'columns',
   axes: 'Slice',
   axisIndex: (name: string) => `Index on axis ${name}`,
+  heads: (name: string) => `${name} by ${name}`,
+  headsShown: (n: number, total: number) => (n < total ? `the first ${n} of ${total}, in one scale` : `${n}, in one scale`),
   heatmap: (rows: number, cols: number) => `Heat map of a ${rows} by ${cols} slice`,
   window: (y0: number, y1: number, x0: number, x1: number) => `rows ${y0}–${y1 - 1}, columns ${x0}–${x1 - 1}`,
   windowFlat: (x0: number, x1: number) => `elements ${x0}–${x1 - 1}`,

@@ -1,5 +1,6 @@
 /** The values of one tensor: which side or all of them, which slice, heat-map, histogram and what differs most. */
 import { h, swallow, uniqueId } from './dom';
+import { Heads } from './heads';
 import { Heatmap } from './heatmap';
 import { Histogram } from './histogram';
 import type { Ask } from './rpc';
@@ -19,6 +20,7 @@ export class Tensor {
   private why = h('p', { class: 'llmdebug-dim llmdebug-why' });
   private slices = new Slices(() => this.draw());
   private heatmap: Heatmap;
+  private heads: Heads;
   private histogram: Histogram;
   private trio: Trio;
   private worst: Worst;
@@ -31,10 +33,11 @@ export class Tensor {
 
   constructor(ask: Ask) {
     this.heatmap = new Heatmap(ask);
+    this.heads = new Heads(ask, (axis, head) => this.stand(axis, head));
     this.histogram = new Histogram(ask);
     this.trio = new Trio(ask);
     this.worst = new Worst(ask, index => this.find(index));
-    this.values = h('div', { class: 'llmdebug-values' }, this.slices.root, this.pictures);
+    this.values = h('div', { class: 'llmdebug-values' }, this.slices.root, this.pictures, this.heads.root);
     this.root = h('div', { class: 'llmdebug-tensor' }, this.tabs,
       h('div', { id: this.uid, role: 'tabpanel' }, this.why, this.values), this.worst.root);
   }
@@ -90,6 +93,13 @@ export class Tensor {
     const slice = { row: this.row, axes: [...axes], fixed: [...fixed] };
     if (this.tab === 'all') this.trio.show(slice);
     else this.heatmap.show({ ...slice, which: this.tab });
+    const heads = this.slices.heads;
+    this.heads.show({ ...slice, which: this.tab === 'all' ? 'difference' : this.tab }, heads, this.slices.name(heads));
+  }
+
+  private stand(axis: number, index: number): void {
+    this.slices.stand(axis, index);
+    this.draw();
   }
 
   /** Show an element where it is. Where golden and mine lie differently, it is one of their difference. */

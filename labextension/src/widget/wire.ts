@@ -2,6 +2,7 @@
 
 export type Num = number | string | null;
 export type Which = 'golden' | 'mine' | 'difference';
+export type Relation = 'inputs' | 'outputs' | 'consumers' | 'siblings';
 export type Verdict = 'match' | 'within_noise' | 'diverged' | 'unmatched' | 'nondeterministic';
 
 /** One stop of the token stepper. ``label`` is ready to show: ``0 prefill``. */
@@ -63,10 +64,12 @@ export interface Row {
   reason: string;
 }
 
+/** ``problem``: why the text of the filter can't be read, "" if it can. */
 export interface Page {
   total: number;
   start: number;
   rows: Row[];
+  problem: string;
 }
 
 /**
@@ -184,12 +187,29 @@ export interface Metric {
   value: Num;
 }
 
+export interface Link {
+  row: number;
+  label: string;
+}
+
+/**
+ * Neighbours of a record in the dataflow, the first of ``total``.
+ *
+ * ``inputs``/``outputs``: of the same call. ``consumers`` take this tensor, ``siblings`` take the one that it is, too.
+ */
+export interface Flow {
+  relation: Relation;
+  links: Link[];
+  total: number;
+}
+
 export interface Detail {
   row: Row;
   sides: Side[];
   metrics: Metric[];
   producer: number;
   producer_label: string;
+  flow: Flow[];
 }
 
 /**
@@ -213,6 +233,19 @@ export interface View {
   hi: Num;
 }
 
+/**
+ * The same 2-d slice at each index of an axis, the first ``count`` of ``total``, as ``count * h * w`` little-endian float32
+ * in the one buffer; cells as in `View`.
+ */
+export interface Heads {
+  h: number;
+  w: number;
+  count: number;
+  total: number;
+  lo: Num;
+  hi: Num;
+}
+
 /** Counts of the finite elements of the whole tensor in equal bins from ``lo`` to ``hi``. */
 export interface Histogram {
   lo: Num;
@@ -221,6 +254,23 @@ export interface Histogram {
   nan: number;
   inf: number;
   total: number;
+}
+
+/** ``step`` indexes the stepper; ``value`` is None where there is no figure. */
+export interface Point {
+  step: number;
+  row: number;
+  value: Num;
+}
+
+/** A figure of one site over all steps. Of many steps a point stands for several, and is the largest of them. */
+export interface Line {
+  figure: string;
+  points: Point[];
+}
+
+export interface Series {
+  lines: Line[];
 }
 
 export interface OverviewRequest {
@@ -235,7 +285,7 @@ export interface ChildrenRequest {
   n: number;
 }
 
-/** ``step`` and ``node`` -1 mean all; ``mismatch`` keeps diverged and unmatched rows only. */
+/** ``step`` and ``node`` -1 mean all; ``mismatch`` keeps diverged and unmatched rows only; ``text``: see `filters.py`. */
 export interface RowsRequest {
   op: 'rows';
   step: number;
@@ -302,11 +352,29 @@ export interface ViewRequest {
   size: number;
 }
 
+/** ``axis``: that of the heads; ``axes``, ``fixed``, ``size`` as in `ViewRequest`. */
+export interface HeadsRequest {
+  op: 'heads';
+  row: number;
+  which: Which;
+  axis: number;
+  axes: number[];
+  fixed: number[];
+  size: number;
+}
+
 export interface HistogramRequest {
   op: 'histogram';
   row: number;
   which: Which;
   bins: number;
+}
+
+/** ``n``: points of a line at most. */
+export interface SeriesRequest {
+  op: 'series';
+  row: number;
+  n: number;
 }
 
 /** ``finding`` is its place in the overview's list. */
@@ -335,7 +403,9 @@ export interface Ops {
   path: { request: PathRequest; answer: PathAnswer };
   detail: { request: DetailRequest; answer: Detail };
   view: { request: ViewRequest; answer: View };
+  heads: { request: HeadsRequest; answer: Heads };
   histogram: { request: HistogramRequest; answer: Histogram };
+  series: { request: SeriesRequest; answer: Series };
   finding: { request: FindingRequest; answer: FindingDetail };
   layers: { request: LayersRequest; answer: LayerMap };
   worst: { request: WorstRequest; answer: Worst };

@@ -1,0 +1,98 @@
+/** Every head of an attention at once: its slice in small, of which a click opens one in the heat map. */
+import { Scale } from './colours';
+import { clamp, h, swallow } from './dom';
+import { floats, type Slice } from './heatmap';
+import { numeric } from './format';
+import type { Ask } from './rpc';
+import { T } from './strings';
+import type { Heads as Planes } from './wire';
+
+const CELLS = 40;
+
+export class Heads {
+  readonly root: HTMLDetailsElement;
+  private title = h('summary');
+  private grid = h('div', { class: 'llmdebug-heads-grid', role: 'radiogroup', onkeydown: (event: KeyboardEvent) => this.key(event) });
+  private note = h('div', { class: 'llmdebug-dim' });
+  private slice: Slice | null = null;
+  private axis = -1;
+  private name = '';
+  private drawn = '';
+
+  constructor(
+    private ask: Ask,
+    private choose: (axis: number, head: number) => void,
+  ) {
+    this.root = h('details', { class: 'llmdebug-heads', hidden: true, ontoggle: () => void this.load() }, this.title, this.grid, this.note);
+  }
+
+  /** `axis` -1: this slice has no heads beside it. */
+  show(slice: Slice, axis: number, name: string): void {
+    this.slice = slice;
+    this.axis = axis;
+    this.name = name;
+    this.root.hidden = axis < 0;
+    this.title.textContent = T.heads(name);
+    this.grid.setAttribute('aria-label', T.heads(name));
+    void this.load();
+    this.mark();
+  }
+
+  /** Only what is looked at is asked for, and not again for another head of it. */
+  private async load(): Promise<void> {
+    const { slice, axis } = this;
+    if (!slice || axis < 0 || !this.root.open) return;
+    const wanted = JSON.stringify({ ...slice, axis, fixed: slice.fixed.map((at, i) => (i === axis ? 0 : at)) });
+    if (wanted === this.drawn) return;
+    this.drawn = wanted;
+    const reply = await this.ask('heads', { ...slice, axis, size: CELLS });
+    if (wanted !== this.drawn) return;
+    if (reply) this.paint(reply.answer, floats(reply.buffers[0]), slice.which === 'difference');
+    else this.clear();
+  }
+
+  private clear(): void {
+    this.drawn = '';
+    this.grid.replaceChildren();
+    this.note.textContent = '';
+  }
+
+  private paint(planes: Planes, data: Float32Array, signed: boolean): void {
+    const { h: height, w: width, count, total } = planes;
+    const scale = new Scale(numeric(planes.lo), numeric(planes.hi), signed);
+    this.note.textContent = T.headsShown(count, total);
+    this.grid.replaceChildren(...Array.from({ length: count }, (_, head) => {
+      const picture = h('canvas', { width, height, 'aria-hidden': 'true' });
+      const pixels = new ImageData(Math.max(1, width), Math.max(1, height));
+      const words = new Uint32Array(pixels.data.buffer);
+      data.subarray(head * height * width, (head + 1) * height * width).forEach((value, i) => (words[i] = scale.word(value)));
+      picture.getContext('2d')!.putImageData(pixels, 0, 0);
+      return h('button', { class: 'llmdebug-thumb', type: 'button', role: 'radio', 'aria-label': `${this.name} ${head}`, onclick: () => this.go(head) }, picture, String(head));
+    }));
+    this.mark();
+  }
+
+  private mark(): void {
+    const now = this.slice?.fixed[this.axis] ?? 0;
+    const heads = [...this.grid.children];
+    heads.forEach((head, i) => {
+      head.setAttribute('aria-checked', String(i === now));
+      head.setAttribute('tabindex', i === Math.min(now, heads.length - 1) ? '0' : '-1');
+    });
+  }
+
+  private go(head: number): void {
+    this.choose(this.axis, head);
+    (this.grid.children[head] as HTMLElement | undefined)?.focus();
+  }
+
+  private key(event: KeyboardEvent): void {
+    const last = this.grid.childElementCount - 1;
+    const now = this.slice?.fixed[this.axis] ?? 0;
+    const to: Record<string, number> = { ArrowLeft: now - 1, ArrowUp: now - 1, ArrowRight: now + 1, ArrowDown: now + 1, Home: 0, End: last };
+    const head = to[event.key];
+    if (head === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
+    swallow(event);
+    this.go(clamp(head, 0, last));
+  }
+}

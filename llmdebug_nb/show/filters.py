@@ -1,0 +1,126 @@
+"""What is typed to narrow a list: words, and bounds on the figures that were recorded.
+
+``nan``, ``inf``: the tensor holds one. ``>1e3``: its maximum is greater; ``<1e-3``: its minimum is less; ``abs>1e3``,
+``abs<1e-3``: its largest magnitude is; ``mean`` and ``l2norm`` likewise. Anything else is a word of the row. All must hold. A tensor
+with a NaN in it has no minimum, maximum, mean or norm, and no bound holds of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from llmdebug_nb.errors import LLMDebugError
+from llmdebug_nb.records import Summary
+
+_BOUND = re.compile(r"(\w*)([<>]=?)(.*)")
+_HOLDS: dict[str, Callable[[float, float], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+def largest(summary: Summary) -> float | None:
+    """Return the largest magnitude, None where none was recorded."""
+    low, high = summary.min, summary.max
+    return None if low is None or high is None else max(abs(low), abs(high))
+
+
+# each figure as SQL over the index, and of a summary
+_FIGURES: dict[str, tuple[str, Callable[[Summary], float | None]]] = {
+    "abs": ("max(abs(min), abs(max))", largest),
+    **{name: (name, operator.attrgetter(name)) for name in ("min", "max", "mean", "l2norm")},
+}
+_COUNTS = ("nan", "inf")
+
+
+class FilterError(LLMDebugError):
+    """A filter that can't be read."""
+
+
+class Bound(NamedTuple):
+    """``figure``: a key of `_FIGURES`; ``sign``: one of `_HOLDS`."""
+
+    figure: str
+    sign: str
+    value: float
+
+    def holds(self, summary: Summary) -> bool:
+        figure = _FIGURES[self.figure][1](summary)
+        return figure is not None and _HOLDS[self.sign](figure, self.value)
+
+
+class Filter(NamedTuple):
+    """``counts``: of `_COUNTS`, those that must not be 0."""
+
+    words: tuple[str, ...]
+    counts: tuple[str, ...]
+    bounds: tuple[Bound, ...]
+
+    def sql(self, shown: str) -> tuple[list[str], list[Any]]:
+        """Return clauses over the index, and their values; ``shown``: SQL for the text that words are looked for in."""
+        clauses = [f"{name} > 0" for name in self.counts]
+        clauses += [f"{_FIGURES[bound.figure][0]} {bound.sign} ?" for bound in self.bounds]
+        clauses += [f"({shown} LIKE ? ESCAPE '\\')" for _ in self.words]  # last, as they take longest
+        return clauses, [*(bound.value for bound in self.bounds), *map(_like, self.words)]
+
+    def passes(self, shown: str, summaries: Iterable[Summary]) -> bool:
+        """Does a row pass? ``shown``: its text in lower case; ``summaries``: of its tensors, of which one must pass."""
+        if not all(word in shown for word in self.words):
+            return False
+        return not (self.counts or self.bounds) or any(map(self._measured, summaries))
+
+    def _measured(self, summary: Summary) -> bool:
+        return all(getattr(summary, name) for name in self.counts) and all(each.holds(summary) for each in self.bounds)
+
+
+@functools.lru_cache(maxsize=32)
+def read(text: str) -> Filter:
+    """Return what ``text`` asks for. Raises FilterError."""
+    parts = text.lower().split()
+    bounds = {part: _bound(part) for part in parts}
+    counts = tuple(part for part in parts if part in _COUNTS)
+    words = tuple(part for part in parts if part not in _COUNTS and bounds[part] is None)
+    return Filter(words, counts, tuple(bound for bound in bounds.values() if bound))
+
+
+def problem(text: str) -> str:
+    """Say why ``text`` can't be read; "" if it can."""
+    try:
+        read(text)
+    except FilterError as error:
+        return str(error)
+    return ""
+
+
+def _bound(part: str) -> Bound | None:
+    """Return the bound that ``part`` is, or None for a word."""
+    found = _BOUND.fullmatch(part)
+    if found is None:
+        return None
+    figure, sign, number = found.groups()
+    figure = figure or ("max" if sign[0] == ">" else "min")
+    if figure not in _FIGURES:
+        raise FilterError(
+            f"can't read the filter {part!r}: no figure is called {figure!r}; known: {', '.join(_FIGURES)}"
+        )
+    try:
+        value = float(number)
+    except ValueError:
+        value = math.nan
+    if math.isnan(value):
+        raise FilterError(f"can't read the filter {part!r}: a number belongs behind {sign}, as in >1e3 or abs<1e-3")
+    return Bound(figure, sign, value)
+
+
+def _like(word: str) -> str:
+    """Return a LIKE pattern (ESCAPE '\\') for what contains ``word``."""
+    for special in "\\%_":
+        word = word.replace(special, "\\" + special)
+    return f"%{word}%"

@@ -1,0 +1,38 @@
+"""The same tensor over all steps, as few points as a small picture shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from llmdebug_nb.records import Record, Site
+from llmdebug_nb.show import wire
+from llmdebug_nb.show.tensors import number
+
+SAME = ("rank", "path", "call", "phase", "role", "slot")  # what makes a site the same one at another step
+Point = tuple[int, int, float | None]  # step, row, value
+
+
+def site_key(site: Site) -> tuple[Any, ...]:
+    """Return what two sites share that are the same but for their step."""
+    return tuple(getattr(site, name) for name in SAME)
+
+
+def same_site(run: Any, site: Site) -> Iterator[Record]:
+    """Yield the records of ``site`` at every step."""
+    return iter(run.records(" AND ".join(f"{name} = ?" for name in SAME), site_key(site)))
+
+
+def line(figure: str, points: Iterable[Point], most: int) -> wire.Line:
+    """Return at most ``most`` points. Each stands for equally many and is the largest of them; NaN is largest of all."""
+    every = list(points)
+    stride = max(1, -(-len(every) // max(1, most)))
+    kept = [max(every[i : i + stride], key=_size) for i in range(0, len(every), stride)]
+    views: list[wire.Point] = [{"step": step, "row": row, "value": number(value)} for step, row, value in kept]
+    return {"figure": figure, "points": views}
+
+
+def _size(point: Point) -> float:
+    value = point[2]
+    return -1.0 if value is None else math.inf if math.isnan(value) else abs(value)
