@@ -93,7 +93,9 @@ def _growth(axis: Any, errors: LayerErrors, depth: int, steps: Sequence[str]) ->
     axis.plot(errors.limit[:depth, chosen], color="tab:orange", linestyle="--", label="its limits")
     wrong = np.nonzero(errors.state[:depth, chosen] == DIVERGED)[0]
     axis.plot(wrong, error[wrong, chosen], "x", color="tab:red", label="diverged")
-    axis.set_yscale("log", nonpositive="mask")
+    drawn = np.concatenate([error[:, others].ravel(), errors.limit[:depth, chosen]])
+    if bool((np.isfinite(drawn) & (drawn > 0)).any()):  # else matplotlib warns
+        axis.set_yscale("log", nonpositive="mask")
     axis.set_xlim(-0.5, depth - 0.5)
     axis.set_title("error along depth, a line for each step", fontsize=9)
     axis.legend(fontsize=7)
