@@ -36,6 +36,8 @@ def test_a_planted_bug_is_found_and_an_equal_program_raises_no_alarm() -> None:
         ("M8", "gpt_neox", "bf16", 0),  # a cast gives what it is given, and no operator is taken for one
         ("13", "mixtral", "bf16", 2),  # behind another choice of experts, where no value can be judged
         ("M5", "mistral", "bf16", 2),  # a cast that only one side makes is not what is wrong
+        ("3", "llama", "bf16", 0),  # a cast that does lose something
+        ("M14", "olmo2", "fp32", 0),  # what only moves elements has the norm of what it is given
         ("P1", "llama", "bf16", 0),  # a module written anew takes other arguments
         ("P2", "llama", "bf16", 0),  # eps by another name
         ("P4", "llama", "bf16", 0),  # what agrees around it leaves one operator of mine

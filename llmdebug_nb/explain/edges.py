@@ -95,7 +95,7 @@ def by_producer(row: Difference, calls: Calls) -> Edge | None:
     holder = calls.holder(call) if call is not None else None
     producers = calls.producers(row)
     for producer in producers[::-1] if holder is not None and holder.is_rewritten else producers:
-        chain = [(c, d) for c, d in _one_sided(producer, calls) if not _changes_nothing(c)]
+        chain = [(c, d) for c, d in _one_sided(producer, calls) if not _widens(c)]
         if chain:  # the first that takes what both sides have, rather than what it is given along with that
             call, made = next(((c, d) for c, d in reversed(chain) if _takes_common(c, calls)), chain[-1])
             words = f"only {_who(call)} calls {call.op} there, on the way to {row.site.slot} of {row.op}"
@@ -131,6 +131,17 @@ def _changes_nothing(call: Call) -> bool:
     if None in norms or not kinds:
         return False
     return abs((norms[0] or 0.0) - (norms[1] or 0.0)) <= max(map(_eps, kinds)) * (norms[0] or 0.0)
+
+
+def _widens(call: Call) -> bool:
+    """Tell whether an operator only casts to a finer dtype, which loses nothing."""
+    given, made = (
+        [DTYPES.get(r.summary.dtype) for d in rows if (r := d.pair.either)] for rows in (call.inputs, call.outputs)
+    )
+    if len(given) != 1 or len(made) != 1 or None in (*given, *made) or given == made:
+        return False
+    floats = all(kind is not None and kind.is_floating_point for kind in (*given, *made))
+    return floats and _eps(made[0]) < _eps(given[0])
 
 
 def _eps(kind: Any) -> float:
