@@ -75,8 +75,15 @@ class Level:
     scale_cap: float = 0.0
 
     def add(self, other: Level) -> None:
-        self.error, self.cap = max(self.error, other.error), max(self.cap, other.cap)
-        self.scale, self.scale_cap = max(self.scale, other.scale), max(self.scale_cap, other.scale_cap)
+        # written out: it is called some twenty times a tensor
+        if other.error > self.error:
+            self.error = other.error
+        if other.cap > self.cap:
+            self.cap = other.cap
+        if other.scale > self.scale:
+            self.scale = other.scale
+        if other.scale_cap > self.scale_cap:
+            self.scale_cap = other.scale_cap
 
     def limit(self, amplification: float, own: float) -> float:
         return math.hypot(max(amplification * self.error, self.cap), own)
