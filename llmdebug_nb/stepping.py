@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from llmdebug_nb.api import open_run
 from llmdebug_nb.comparison.engine import error
 from llmdebug_nb.errors import CaptureError, LLMDebugError, OptionError, nearest
-from llmdebug_nb.kernels.raw import DTYPES
 from llmdebug_nb.options import DumpOptions, TokenSet
 from llmdebug_nb.recording import Recording
 
@@ -129,9 +128,9 @@ class Stop:
                 if off > (_limit(tensor) if bound is None else bound):
                     return f"{slot} is {off:.2g} off golden"
                 continue
-            if not tensor.numel() or not (tensor.is_floating_point() or tensor.is_complex()):
+            values = _values(tensor)
+            if values is None or not (values.is_floating_point() or values.is_complex()):
                 continue
-            values = tensor.detach()
             if name == "abs":
                 largest = float(values.abs().max())
                 if largest > (bound or 0.0):
@@ -158,10 +157,20 @@ def _limit(tensor: torch.Tensor) -> float:
 
 
 def _range(tensor: torch.Tensor) -> str:
-    if not tensor.numel() or str(tensor.dtype).removeprefix("torch.") not in DTYPES or tensor.is_complex():
+    values = _values(tensor)
+    if values is None or values.is_complex():
         return ""
-    low, high = tensor.detach().aminmax() if tensor.dtype.is_floating_point else (tensor.min(), tensor.max())
-    return f", {float(low):.4g} to {float(high):.4g}"
+    return f", {float(values.min()):.4g} to {float(values.max()):.4g}"
+
+
+def _values(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return a tensor to compute figures of; None where it has none (empty, sparse, quantised)."""
+    import torch
+
+    if not tensor.numel() or tensor.layout != torch.strided or tensor.is_quantized:
+        return None
+    values = tensor.detach()
+    return values.float() if values.is_floating_point() and values.dtype.itemsize == 1 else values  # float8 has no min
 
 
 @dataclass

@@ -78,6 +78,23 @@ def test_it_halts_at_the_first_values_that_are_so(when, plant, says):
     to_the_end(stepper)
 
 
+@pytest.mark.parametrize("make", [
+    lambda x: x.to(torch.float8_e4m3fn), lambda x: x.to_sparse(), lambda x: x > 0, lambda x: x[:0], lambda x: x + 1j,
+])  # fmt: skip
+def test_whatever_a_call_gives_can_be_shown_and_tested(make):
+    class Makes(nn.Module):
+        def forward(self, x):
+            return make(x)
+
+    model = nn.Sequential(Makes())
+    stepper = ld.step(model, when="nan", mode="module")
+    assert stepper.start(lambda: model(torch.ones(2))) is None
+    assert stepper.run.meta["problems"] == {}
+    stepper = ld.step(model, at="0", mode="module")
+    assert "output 0" in repr(stepper.start(lambda: model(torch.ones(2))))
+    stepper.abort()
+
+
 def test_every_kind_of_condition_that_is_given_must_hold():
     model = llama()
     stepper = ld.step(model, at="model.layers.*.mlp, Functional.softmax", tokens="1", mode="module+api")
