@@ -50,7 +50,7 @@ def sentences(
     first = next((d for d in differences if d.verdict == "diverged"), None)
     if first is None and not findings:
         return _fine(labels, verdict, differences)
-    seen = f"{labels[0]} and {labels[1]} agree within noise in every tensor, but are not set to the same."
+    seen = f"{labels[0]} and {labels[1]} agree within noise in every tensor that can be judged, but are not set to the same."
     if first is not None:
         where = f"{first.site.path or 'the model'} ({first.op})"
         seen = f"{labels[0]} and {labels[1]} first differ in step {first.site.step}, at the {first.site.phase} {first.site.role} "

@@ -78,9 +78,7 @@ class StepMagics(Magics):
         """Show where the program is halted, or that it has ended: then return what its cell gives."""
         stepper = self._stepper
         assert stepper is not None
-        held = self.shell.user_ns.get(BOUND)
-        if held is None or isinstance(held, Stop):
-            self.shell.user_ns[BOUND] = stop
+        self._bind(stop)
         if stop is None:
             if stepper.note:
                 print(stepper.note)
@@ -90,12 +88,12 @@ class StepMagics(Magics):
         if panel and getattr(self.shell, "kernel", None) is not None:
             from IPython.display import display
 
-            display(Buttons(stepper, self._shown_by_button).widget)
+            display(Buttons(stepper, self._bind).widget)
         print(stop)
         return None
 
-    def _shown_by_button(self, stop: Stop | None) -> None:
-        """What a button did shows in its panel; only the variable, and the run at the end, are set here."""
+    def _bind(self, stop: Stop | None) -> None:
+        """Put the halt into the user's variable, unless its name holds something else."""
         held = self.shell.user_ns.get(BOUND)
         if held is None or isinstance(held, Stop):
             self.shell.user_ns[BOUND] = stop
