@@ -39,6 +39,10 @@ _HOMES = {
     "delete_run": "api",
     "dump": "api",
     "explore": "notebook.explore",
+    "fx_backend": "compiled",
+    "get_fx_dump_config": "compiled",
+    "get_ge_dump_config": "compiled",
+    "inductor_backend": "compiled",
     "open_run": "api",
     "register_hook": "msit",
     "runs": "api",
@@ -66,6 +70,10 @@ __all__ = [
     "delete_run",
     "dump",
     "explore",
+    "fx_backend",
+    "get_fx_dump_config",
+    "get_ge_dump_config",
+    "inductor_backend",
     "open_run",
     "register_hook",
     "runs",
@@ -79,6 +87,10 @@ if TYPE_CHECKING:
     from llmdebug_nb.api import dump as dump
     from llmdebug_nb.api import open_run as open_run
     from llmdebug_nb.api import runs as runs
+    from llmdebug_nb.compiled import fx_backend as fx_backend
+    from llmdebug_nb.compiled import get_fx_dump_config as get_fx_dump_config
+    from llmdebug_nb.compiled import get_ge_dump_config as get_ge_dump_config
+    from llmdebug_nb.compiled import inductor_backend as inductor_backend
     from llmdebug_nb.debugger import PrecisionDebugger as PrecisionDebugger
     from llmdebug_nb.determinism import seed_all as seed_all
     from llmdebug_nb.errors import CaptureError as CaptureError

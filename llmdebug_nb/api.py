@@ -8,6 +8,7 @@ runs, delete_run       what is there
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import warnings
@@ -32,7 +33,7 @@ from llmdebug_nb.report import Report, write_text
 from llmdebug_nb.show import html
 from llmdebug_nb.show.run_view import RunView
 from llmdebug_nb.show.words import count_text, size_text
-from llmdebug_nb.store import catalog, reader
+from llmdebug_nb.store import catalog, compiled, reader
 from llmdebug_nb.store.run import Run
 
 __all__ = ["Recording", "compare", "delete_run", "dump", "open_run", "runs"]
@@ -138,14 +139,16 @@ def compare(
             pairs, golden.load, mine.load, nodes=golden.nodes, limits=fixed, calibration=calibration, custom=custom
         )
     )
-    runs = Runs(Side(golden), Side(mine), engine.error, modules)
+    sides = [Side(run, functools.partial(compiled.kernel, run)) for run in (golden, mine)]
+    runs = Runs(sides[0], sides[1], engine.error, modules)
     found = blame.findings(differences, runs) if explain else []
     return Report(golden, mine, differences, found, says(fixed, calibration, differences), custom.notes())
 
 
 def _paired(golden: Run, mine: Run, given: Names, progress: bool) -> Iterable[Pair]:
     """Return the pairs of two runs, with a bar that follows them. Raises CompareError."""
-    pairs = pair(golden.records(), mine.records(), given, (golden.nodes, mine.nodes), (golden.load, mine.load))
+    traced = compiled.nodes(golden), compiled.nodes(mine)
+    pairs = pair(golden.records(), mine.records(), given, (golden.nodes, mine.nodes), (golden.load, mine.load), traced)
     if not _meet(pairs):
         raise CompareError(_nothing_in_common(golden, mine, pairs))
     if not progress:
@@ -203,7 +206,7 @@ def kept_line(run: Run) -> str:
         )
     else:
         parts.append(f"statistics only, in {place}")
-    text = "; ".join([", ".join(parts), *meta.get("determinism", [])])
+    text = "; ".join([", ".join(parts), *meta.get("determinism", []), *(meta.get("notes") or [])])
     if not info["complete"]:
         text += f"; incomplete: {info['ended_by'] or 'the recording ended early'}"
     for why, count in (meta.get("lost") or {}).items():

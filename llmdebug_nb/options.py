@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from numbers import Integral
 from pathlib import Path
@@ -17,6 +17,7 @@ RUNS_FOLDER = "llmdebug_runs"
 PARTS = {"both": ("input", "output"), "in": ("input",), "out": ("output",), "input": ("input",), "output": ("output",)}
 PHASES = {"both": ("forward", "backward"), "forward": ("forward",), "backward": ("backward",)}
 MODES = ("module", "api", "aten")
+GRAPHS = ("fx", "fused", "both")
 FINGERPRINTS = ("xxh3", "crc32", "xor")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}")
@@ -204,6 +205,11 @@ class DumpOptions:
 
     ``seed``: seed Python, NumPy and torch before the block. ``force_eager``: run what `torch.compile` compiled
     eagerly in the steps that are recorded, in place of refusing it.
+
+    ``graph``: compile the model with `torch.compile` and record what the compiled code computes: ``fx``, every node of the graph,
+    run one by one; ``fused``, every buffer that Inductor's kernels write; ``both``, that, and beside it a run ``NAME.fx`` of the
+    graph that the kernels were made of, node by node on the same inputs. ``fusion_switch``: which fusions are off, a JSON file or the
+    mapping in it, see `capture/fusion.py`. ``compiler_config``: settings of Inductor by name.
     """
 
     name: str = "run"
@@ -231,6 +237,9 @@ class DumpOptions:
     sources: bool = True
     seed: int | None = None
     force_eager: bool = False
+    graph: str | None = None
+    fusion_switch: Any = None
+    compiler_config: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -248,6 +257,7 @@ class DumpOptions:
             value = getattr(self, option)
             if value is not None and (not isinstance(value, int) or value < 0):
                 raise OptionError(f"{option} {value!r}: expected how many {what}, 0 or more")
+        self._check_graph()
         if self.slice is not None and self.reduce is not None:
             raise OptionError("slice and reduce exclude each other: a payload is a part of the tensor or figures of it")
         for option, value in (
@@ -268,6 +278,31 @@ class DumpOptions:
             ("seed", None if self.seed is None else int(self.seed)),
         ):
             object.__setattr__(self, option, value)
+
+    def _check_graph(self) -> None:
+        if self.graph is None:
+            for option in ("fusion_switch", "compiler_config"):
+                if getattr(self, option) is not None:
+                    raise OptionError(f"{option} is for compiled code: say graph='fused', or 'both', as well")
+            return
+        _one_of(self.graph, GRAPHS, "graph")
+        if _modes(self.mode) != ("module",):
+            raise OptionError(
+                f"mode {self.mode!r}: of compiled code, graph={self.graph!r} says what is recorded; leave mode out"
+            )
+        for option in ("force_eager", "logits"):
+            if getattr(self, option):
+                raise OptionError(f"graph and {option} exclude each other")
+        for option in ("fusion_switch", "compiler_config"):
+            if self.graph == "fx" and getattr(self, option) is not None:
+                raise OptionError(
+                    f"{option} is for Inductor's kernels, and graph='fx' makes none: use 'fused' or 'both'"
+                )
+        if self.compiler_config is not None and not isinstance(self.compiler_config, Mapping):
+            kind = type(self.compiler_config).__name__
+            raise OptionError(
+                f"compiler_config: expected a mapping of Inductor's settings, such as {{'max_fusion_size': 8}}, got {kind}"
+            )
 
     @classmethod
     def of(cls, **given: Any) -> DumpOptions:
@@ -301,6 +336,11 @@ class DumpOptions:
             **{name: list(getattr(self, name)) for name in ("layers", "apis", "contains", "scope")},
         }
         names = [f.name for f in fields(self) if f.name not in ("path", "control")]
+        said |= {
+            name: value if value is None else str(value)
+            for name in ("fusion_switch", "compiler_config")
+            for value in [getattr(self, name)]
+        }
         return {name: said.get(name, getattr(self, name)) for name in names}
 
 

@@ -35,42 +35,52 @@ class Recording:
     ``model``: a module, several, or None for whatever runs.
     """
 
-    def __init__(self, model: Any, options: DumpOptions, manual: bool = False, rank: int | None = None) -> None:
+    def __init__(
+        self, model: Any, options: DumpOptions, manual: bool = False, rank: int | None = None, compiles: bool = False
+    ) -> None:
         """``manual``: steps are counted by `step` alone, from 0. ``rank``: of this process, where torch can't tell.
+        ``compiles``: whatever is compiled with `backend` is recorded.
 
         Raises:
-            OptionError: something is no module, or given twice.
+            OptionError: something is no module, or given twice; no model, where one is to be compiled.
         """
+        if options.graph is not None and model is None and not compiles:
+            raise OptionError(
+                f"graph={options.graph!r} compiles the model: name it, as in dump(model, graph={options.graph!r});"
+                " code that you compile yourself is recorded by fx_backend and inductor_backend"
+            )
         self.options = options
         self._rank = rank_here() if rank is None else rank
         self._models = checked(model)
         self._manual = manual
         self._session: Any = None
         self._switched = determinism.Switched()
+        self._made: list[Path] = []
         self.run: Run | None = None
 
     def start(self) -> Run:
         """Hook the model and begin. Raises CaptureError, StoreError; then nothing is left behind."""
-        from llmdebug_nb.capture.session import Session
-
         if self._session is not None:
             raise CaptureError(f"the recording {self.options.name!r} is already running")
-        folder = create_run(
-            _parent(self.options), self.options.name, {"options": self.options.as_json(), "environment": _environment()}
-        )
-        writer = None
+        folder = self._create(self.options.name)
+        made, writers = [folder], []
         try:
-            writer = Writer(folder, self._rank)
-            self._session = Session(self.options, writer, tree.build, self._models, self._rank)
+            writers.append(Writer(folder, self._rank))
+            if self.options.graph == "both":
+                made.append(self._create(f"{self.options.name}.fx"))
+                writers.append(Writer(made[1], self._rank))
+            self._session = self._make_session(*writers)
             self._switched = self._seed()
             if self._switched:
-                writer.note({"determinism": self._switched})
+                for writer in writers:
+                    writer.note({"determinism": self._switched})
         except BaseException:
             self._session = None
             self._switched.restore()
-            if writer is not None:
+            for writer in writers:
                 writer.close({})
-            shutil.rmtree(folder, ignore_errors=True)
+            for place in made:
+                shutil.rmtree(place, ignore_errors=True)
             raise
         self._session.start()
         if self._manual:
@@ -78,7 +88,22 @@ class Recording:
         atexit.register(self._at_exit)
         self.run = reader.native(folder)
         recorded[self.options.name] = folder
+        recorded.update({f"{self.options.name}.fx": place for place in made[1:]})
+        self._made = made
         return self.run
+
+    def _create(self, name: str) -> Path:
+        details = {"options": self.options.as_json(), "environment": _environment()}
+        return create_run(_parent(self.options), name, details)
+
+    def _make_session(self, writer: Writer, reference: Writer | None = None) -> Any:
+        if self.options.graph is None:
+            from llmdebug_nb.capture.session import Session
+
+            return Session(self.options, writer, tree.build, self._models, self._rank)
+        from llmdebug_nb.capture.compiled import CompiledSession
+
+        return CompiledSession(self.options, writer, tree.build, self._models, self._rank, reference)
 
     def stop(self, ended_by: str | None = None) -> Run:
         """Take every hook off and finish the dump.
@@ -100,13 +125,20 @@ class Recording:
             _models[run.path] = [(path, weakref.ref(root)) for path, root in session.followed()]
         refusal = session.refusal()
         if refusal is not None:
-            recorded.pop(self.options.name, None)
-            if run.path is not None:
-                shutil.rmtree(run.path, ignore_errors=True)
+            for place in self._made:
+                recorded.pop(self.options.name, None)
+                recorded.pop(f"{self.options.name}.fx", None)
+                shutil.rmtree(place, ignore_errors=True)
             raise refusal
         return run
 
     remove = stop
+
+    @property
+    def backend(self) -> Callable[..., Any]:
+        """Compiles a traced program, recorded: a backend of `torch.compile`. Raises CaptureError where nothing is recorded."""
+        compile_: Callable[..., Any] = self._running().graphs.backend
+        return compile_
 
     @property
     def running(self) -> bool:

@@ -72,6 +72,18 @@ Row = list[Any]
 _OTHER_ROOT = re.compile(r"[^.~]*~\d+(\.|$)")  # paths of a second root start with its label
 
 
+_SUM = re.compile(r"(\S+) sum of ([1-9]\d{0,11})")
+
+
+def summed(slot: str) -> tuple[str, int] | None:
+    """Read a slot such as ``0 sum of 64``: output 0, yet to be divided by 64. None for any other."""
+    found = _SUM.fullmatch(slot)
+    return (found[1], int(found[2])) if found else None
+
+
+IN_KERNEL = "kernel."  # slots of what a kernel of compiled code reads start with it: they are names of buffers, not of arguments
+
+
 def within(path: str, ancestor: str) -> bool:
     """Tell whether ``path`` is ``ancestor`` or lies below it: a module (``.``) or an operator (``/``) in it."""
     if ancestor == "":
@@ -212,6 +224,16 @@ class Node:
     root: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A kernel of compiled code. ``name``: ``graph0/cpp_fused_mul_1``. ``nodes``: of the graph, that it computes. ``source``: its code, "" for one of
+    PyTorch's own."""
+
+    name: str
+    nodes: tuple[str, ...]
+    source: str = ""
+
+
 class Fit(Protocol):
     """Brings two tensors to one shape. ``says``: how, in words. ``whole``: every element of both takes part."""
 
@@ -276,7 +298,7 @@ class Finding:
 
     ``evidence``: in words, with figures. ``difference``: the row that shows it. ``source``: where in the program the
     operator was called (``file:line function``), if that was recorded. ``repro``: a Python script that makes the
-    call again from the two dumps.
+    call again from the two dumps. ``kernel``: of compiled code, the one that computes it in mine (or in golden, where mine is not fused).
     """
 
     path: str
@@ -287,6 +309,7 @@ class Finding:
     difference: Difference | None = None
     source: str | None = None
     repro: str | None = None
+    kernel: Kernel | None = None
 
     def script(self) -> str:
         """Return ``repro``. Raises StoreError where nothing can be called again (values were not kept, say)."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from llmdebug_nb.align import sequence
 from llmdebug_nb.align.names import Names
 from llmdebug_nb.align.sequence import Leeway, Token
-from llmdebug_nb.records import Record, Summary
+from llmdebug_nb.records import IN_KERNEL, Record, Summary, summed
 
 Pass = tuple[int, int, int, str]  # rank, generation, step, phase
 Kind = Callable[["Call"], str]
@@ -31,6 +31,11 @@ class Call:
     def made(self) -> Record | None:
         """What it put out first."""
         return next((r for r in self.records if r.site.role == "output"), None)
+
+    @property
+    def fused(self) -> bool:
+        """It is computed by a kernel together with others: what it is given are the inputs of that."""
+        return any(r.site.slot.startswith(IN_KERNEL) for r in self.records)
 
     @property
     def output(self) -> Summary | None:
@@ -98,6 +103,9 @@ def slots(golden: Call, mine: Call, names: Names, replaced: bool, sure: float) -
     By role and slot; those left by what the map says, by value, and where a role has but one left of a shape, by that.
     ``sure``: digits of agreement that tell a tensor from others. ``replaced``: the two do the same in other ways, so only outputs, and inputs of the same values, answer to each other.
     """
+    if golden.fused or mine.fused:
+        yield from _outputs(golden, mine)
+        return
     theirs = {(r.site.role, r.site.slot): r for r in mine.records}
     left: list[Record] = []
     swapped = {} if replaced or not golden.operator else _swapped(golden, mine, sure)
@@ -121,8 +129,29 @@ def slots(golden: Call, mine: Call, names: Names, replaced: bool, sure: float) -
             yield record, partner, f"{record.site.role}[{record.site.slot}] is {place} there"
 
 
+def _outputs(golden: Call, mine: Call) -> Iterator[tuple[Record, Record, str]]:
+    """Yield what two calls give, of which a kernel computes one together with others: one may give the sum of a mean."""
+    theirs = [r for r in mine.records if r.site.role == "output"]
+    for record in golden.records:
+        if record.site.role == "output":
+            same = [r for r in theirs if r.site.slot == record.site.slot]
+            yield from (
+                (record, r, "")
+                for r in theirs
+                if r in same or ((not same or not summed(record.site.slot)) and _bare(r) == _bare(record))
+            )
+
+
+def _bare(record: Record) -> str:
+    """Return which output a record is, also of one that is still a sum."""
+    slot = record.site.slot
+    return (summed(slot) or (slot, 0))[0]
+
+
 def share_inputs(golden: Call, mine: Call, sure: float) -> bool:
     """Tell whether two calls are given a tensor that is the same but for rounding, or none that could tell."""
+    if golden.fused or mine.fused:
+        return True
     sides = [[r.summary for r in call.records if r.site.role == "input"] for call in (golden, mine)]
     if not all(sides) or any(s.min is None for side in sides for s in side):
         return True

@@ -46,6 +46,10 @@ def viewed(shape: tuple[int, ...]) -> Move:
     return lambda x: x.reshape(shape)
 
 
+def divided(number: int) -> Move:
+    return lambda x: x / number
+
+
 def narrowed(axis: int, start: int, length: int) -> Move:
     return lambda x: x.narrow(axis, start, length)
 

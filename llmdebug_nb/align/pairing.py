@@ -8,8 +8,9 @@ tensors of each two calls, and at last what is left, by value. Whatever still ha
 from __future__ import annotations
 
 import functools
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -20,10 +21,11 @@ from llmdebug_nb.align.reshape import Fitter
 from llmdebug_nb.align.sequence import Leeway
 from llmdebug_nb.align.tokens import Load
 from llmdebug_nb.align.tree import FUSED, SAME_PATH, Tree, above
-from llmdebug_nb.records import Node, Pair, Record
+from llmdebug_nb.records import IN_KERNEL, Node, Pair, Record
 
 SAME_SITE = SAME_PATH
 SEQUENCE = "sequence of operators"
+SAME_NODE = "same node of the traced program"
 SAME_VALUES = "same values"
 # why a record stays alone: a closed set
 NO_PATH = "the module is not in the other run"
@@ -35,26 +37,33 @@ NO_STEP = "the other run did not record this step"
 NO_PHASE = "the other run did not record this phase"
 NO_CALL = "the module was called fewer times in the other run"
 NO_SLOT = "the other run has no such argument or output"
+INSIDE = "computed inside a kernel in the other run, and nowhere written"
+WRITTEN = "written by a kernel, where the other run has a view or an operator that it keeps whole"
+READ = "what a kernel reads, compared where it was made"
 LEFT_OUT = "the map leaves it out"
 
 _SAME, _REPLACED = "the same operator", "another way to the same"
+_IN_PLACE = re.compile(r"^(Aten\.\w*[A-Za-z0-9])_(\.|$)")
 _Key = tuple[object, ...]
+Traced = Mapping[tuple[int, int, str, str, int], str]
 
 
 def pair(
     golden: Iterable[Record], mine: Iterable[Record], names: Names | None = None,
     nodes: tuple[Sequence[Node], Sequence[Node]] = ((), ()), load: tuple[Load, Load] | None = None,
+    traced: tuple[Traced, Traced] = ({}, {}),
 ) -> list[Pair]:  # fmt: skip
     """Pair the records of two runs, in golden's execution order. A record only in ``mine`` stands after the pair that ran before it there.
 
     Each record is in one pair, but those that answer to several: a fused tensor, or one of a rank that others share.
-    ``nodes``: the model trees, where known. ``load``: read payloads of either side, to confirm how tensors lie.
+    ``nodes``: the model trees, where known. ``load``: read payloads of either side, to confirm how tensors lie. ``traced``: of compiled code,
+    which node of the traced program a call is, by generation, step, phase, path and call.
 
     Raises:
         OptionError: a rule of ``names`` that is for no module of the runs.
     """
     sides = list(golden), list(mine)
-    work = _Pairing(sides, names or Names(), nodes, Fitter(sides, load))
+    work = _Pairing(sides, names or Names(), nodes, Fitter(sides, load), traced)
     work.run()
     return work.in_order()
 
@@ -64,8 +73,9 @@ class _Pairing:
 
     def __init__(
         self, sides: tuple[list[Record], list[Record]], names: Names,
-        nodes: tuple[Sequence[Node], Sequence[Node]], fitter: Fitter,
+        nodes: tuple[Sequence[Node], Sequence[Node]], fitter: Fitter, traced: tuple[Traced, Traced],
     ) -> None:  # fmt: skip
+        self._traced = traced
         self._sides, self._names, self._fitter = sides, names, fitter
         trees = [Tree(tree_nodes, records) for tree_nodes, records in zip(nodes, sides, strict=True)]
         paths = [
@@ -110,7 +120,8 @@ class _Pairing:
 
     def _operators(self, golden: list[Call], mine: list[Call], paired: Numbers, leeway: Leeway) -> None:
         """Align the operators within each module, the calls of inner modules between them."""
-        kinds = self._kind, lambda call: self._names.kind(call.op)
+        kinds = self._kind, lambda call: self._kind_of(call.op)
+        golden, mine = self._by_node(golden, mine)
         sides = [_by_holder(calls) for calls in (golden, mine)]
         for path, calls in sides[0].items():
             partners, why = self._partners.get(path, ((), ""))
@@ -126,9 +137,24 @@ class _Pairing:
                 replaced = how == _REPLACED
                 self._calls(left, right, self._why(left, right, why, replaced), replaced)
 
+    def _by_node(self, golden: list[Call], mine: list[Call]) -> tuple[list[Call], list[Call]]:
+        """Pair the operators that are one node of the traced program; return all other calls."""
+        if not all(self._traced):
+            return golden, mine
+        sides = [
+            {node: call for call in calls if call.operator and (node := traced.get(_node_key(call))) is not None}
+            for calls, traced in zip((golden, mine), self._traced, strict=True)
+        ]
+        found = {node: (call, sides[1][node]) for node, call in sides[0].items() if node in sides[1]}
+        for left, right in found.values():
+            if not self._misfits(left, right):
+                self._calls(left, right, SAME_NODE)
+        done = {id(call) for pair in found.values() for call in pair}
+        return [c for c in golden if id(c) not in done], [c for c in mine if id(c) not in done]
+
     def _alike(self, leeway: Leeway, golden: Call, mine: Call) -> str:
         """Return how two calls of operators answer to each other, or "" if they do not."""
-        same = self._kind(golden) == self._names.kind(mine.op)
+        same = self._kind(golden) == self._kind_of(mine.op)
         lie_alike = leeway.loose or golden.shape == mine.shape
         if not (same and lie_alike) and self._same_output(golden, mine):
             return _REPLACED
@@ -138,7 +164,12 @@ class _Pairing:
     def _kind(self, call: Call) -> str:
         """Return what an operator of golden is in mine, where the map says so; else what it is."""
         targets, _ = self._given.get(call.path, ((), ""))
-        return self._names.kind(targets[0].partition("/")[2] if targets else call.op)
+        return self._kind_of(targets[0].partition("/")[2] if targets else call.op)
+
+    def _kind_of(self, op: str) -> str:
+        """Return what an operator is; in compiled code nothing is done in place, so where that takes part, ``add_`` is ``add``."""
+        kind = self._names.kind(op)
+        return _IN_PLACE.sub(r"\1\2", kind) if any(self._traced) else kind
 
     def _why(self, golden: Call, mine: Call, why: str, replaced: bool) -> str:
         if golden.path in self._given:
@@ -199,8 +230,8 @@ class _Pairing:
                 last.setdefault(pair.mine.id, pair.golden.id)
         there = [(path, other) for path, (others, _) in self._partners.items() for other in others]
         left_out = {path for path, (others, _) in self._given.items() if not others}
-        golden = _Reasons(self._sides[1], [p.golden for p in pairs if p.golden], _grouped(there), left_out)
-        mine = _Reasons(self._sides[0], [p.mine for p in pairs if p.mine], _grouped((m, g) for g, m in there), set())
+        golden = _Reasons(self._sides, 0, [p.golden for p in pairs if p.golden], _grouped(there), left_out)
+        mine = _Reasons(self._sides, 1, [p.mine for p in pairs if p.mine], _grouped((m, g) for g, m in there), set())
         after: dict[int | None, list[Pair]] = defaultdict(list)
         place: int | None = None
         for record in self._sides[1]:
@@ -213,6 +244,11 @@ class _Pairing:
             table += self._of.get(record.id) or [Pair(record, None, golden.why(record))]
             table += after.pop(record.id, ())
         return table
+
+
+def _node_key(call: Call) -> tuple[int, int, str, str, int]:
+    s = call.records[0].site
+    return s.generation, s.step, s.phase, s.path, s.call
 
 
 def telling(record: Record) -> bool:
@@ -259,19 +295,23 @@ def _ranks(golden: Iterable[Pass], mine: Iterable[Pass]) -> dict[int, list[int]]
 
 
 class _Reasons:
-    """Says why a record has no partner among those of the other run.
+    """Says why a record of one side has no partner on the other.
 
     ``partners``: module -> what answers to it there. ``left_out``: paths that the map says have no partner.
     """
 
     def __init__(
-        self, others: Iterable[Record], paired: Iterable[Record], partners: dict[str, list[str]], left_out: set[str]
-    ) -> None:
-        sites = [record.site for record in others]
+        self, sides: tuple[list[Record], list[Record]], side: int, paired: Iterable[Record], partners: dict[str, list[str]],
+        left_out: set[str],
+    ) -> None:  # fmt: skip
+        sites = [record.site for record in sides[1 - side]]
         self._ranks = {s.rank for s in sites}
         self._steps = {(s.generation, s.step) for s in sites}
         self._phases = {s.phase for s in sites}
         self._levels = {"/" in s.path for s in sites}
+        self._written, self._fused = (
+            any(r.site.slot.startswith(IN_KERNEL) for r in sides[at]) for at in (side, 1 - side)
+        )
         seen = {s.path.partition("/")[0] for s in sites}
         self._known = {module for module, others in partners.items() if not seen.isdisjoint(others)}
         self._calls = {_call(record) for record in paired}
@@ -283,11 +323,17 @@ class _Reasons:
         checks = (
             (s.path in self._left_out or module in self._left_out, LEFT_OUT),
             (len(self._ranks) > 1 and s.rank not in self._ranks, NO_RANK),
+            (s.slot.startswith(IN_KERNEL), READ),
+            (
+                bool(operator) and self._fused and (s.generation, s.step) in self._steps and s.phase in self._phases,
+                INSIDE,
+            ),
             (module not in self._known, NO_PATH),
             ((s.generation, s.step) not in self._steps, NO_STEP),
             (s.phase not in self._phases, NO_PHASE),
             (bool(operator) not in self._levels, NO_LEVEL if operator else NO_MODULES),
             (_call(record) in self._calls, NO_SLOT),
+            (bool(operator) and self._written, WRITTEN),
             (bool(operator), NO_OPERATOR),
         )
         return next((reason for holds, reason in checks if holds), NO_CALL)

@@ -18,7 +18,7 @@ from llmdebug_nb.align.fit import Fit
 from llmdebug_nb.align.sequence import TELLING, agreement
 from llmdebug_nb.align.tokens import Frame, Frames, Load
 from llmdebug_nb.errors import CorruptDumpError, TensorLookupError
-from llmdebug_nb.records import Record, Summary
+from llmdebug_nb.records import Record, Summary, summed
 
 if TYPE_CHECKING:
     import torch
@@ -50,6 +50,9 @@ class Fitter:
     def fit(self, golden: Record, mine: Record, fused: bool = False) -> Fit | None:
         """Return how two tensors are brought to one shape, or None where they lie alike, or nothing is found."""
         a, b, s = golden.summary, mine.summary, golden.site
+        divided = _divided(golden, mine)
+        if divided is not None:
+            return divided
         if s.role == "weight" and b.dtype in _INTEGERS and a.dtype not in _INTEGERS:
             return self._dequantised(golden, mine)
         framed = self._framed(golden, mine) if s.role in ("input", "output") else None
@@ -205,6 +208,22 @@ def _same_elements(golden: Summary, mine: Summary) -> bool:
 def _any_layer(path: str) -> str:
     """Return a path without its numbers: layers lie alike."""
     return re.sub(r"\d+", "*", path)
+
+
+def _divided(golden: Record, mine: Record) -> Fit | None:
+    """Return how a sum that has yet to be divided, to be the mean that the other side is, is held against it."""
+    sums = summed(golden.site.slot), summed(mine.site.slot)
+    if sums[0] == sums[1] or golden.summary.numel != mine.summary.numel:
+        return None
+    sides = []
+    for one, shape in zip(sums, (None, golden.summary.shape), strict=True):
+        sides.append(
+            (*((moves.divided(one[1]),) if one else ()), *((moves.viewed(shape),) if shape is not None else ()))
+        )
+    says = " and ".join(
+        f"{side}'s is the sum over {one[1]}" for side, one in zip(("golden", "mine"), sums, strict=True) if one
+    )
+    return Fit(f"{says}, which its reader divides", sides[0], sides[1])
 
 
 def _layouts(golden: Shape, mine: Shape) -> Iterator[Fit]:

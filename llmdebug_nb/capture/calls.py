@@ -67,6 +67,11 @@ class Thread(threading.local):
         self._next: dict[str, int] = {}
         self._again: dict[str, int] = {}
 
+    @property
+    def within(self) -> tuple[Any, ...]:
+        """What calls are numbered within: root, generation and step."""
+        return self._within or ()
+
     def outermost(self) -> bool:
         """Tell whether no root call is running. An interrupt may have left one without an end."""
         while self.inside and not compat.is_running(self.inside[-1][1]):

@@ -51,6 +51,12 @@ def shares_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
         return False
 
 
+def size_of(tensor: torch.Tensor) -> int:
+    """Return how many elements a tensor has; of one that is only traced, what they are expected to be."""
+    number: Any = tensor.numel()
+    return number if type(number) is int else int(number.node.hint or 0)
+
+
 def version_of(tensor: torch.Tensor) -> int | None:
     """Return the in-place version counter, or None where torch keeps none (inference tensors)."""
     return None if tensor.is_inference() else tensor._version
@@ -59,6 +65,11 @@ def version_of(tensor: torch.Tensor) -> int | None:
 def is_compiled(module: torch.nn.Module) -> bool:
     """Tell whether `torch.compile` wraps the module: hooks inside it would be traced or never fire."""
     return getattr(module, "_compiled_call_impl", None) is not None or type(module).__name__ == "OptimizedModule"
+
+
+def is_compiled_in_place(module: torch.nn.Module) -> bool:
+    """Tell whether `module.compile()` was called, which compiles the hooks of a module as well."""
+    return getattr(module, "_compiled_call_impl", None) is not None
 
 
 def hooked_kwargs() -> dict[str, Any]:

@@ -62,13 +62,15 @@ class Watch:
     ``entry``: calls of it from outside the root's other modules begin a root call; its hooks then stay
     for the whole session. ``kept``: the filters ask for it. ``places``: its places in the model's tree, as ``0_3_1``.
     ``fused``: it is part of a module that takes a faster path only as long as none of its parts has hooks.
+    ``hooked``: what has the hooks: the module, and what `torch.compile` made of it.
     """
 
     def __init__(self, session: Host, root: nn.Module, module: nn.Module, path: str, names: tuple[str, ...]) -> None:
         self.session, self.root, self.module, self.path, self.names = session, root, module, path, names
         self.op = type(module).__name__
+        self.hooked: list[nn.Module] = [module]
         self.kept = self.entry = self.fused = False
-        self._handles: list[RemovableHandle | _Shared] = []
+        self._handles: list[RemovableHandle | _Shared | _Around] = []
 
     def attach(self) -> None:
         if self._handles:
@@ -78,10 +80,12 @@ class Watch:
             self._handles = [_Shared(self.module, before, after)]
             return
         always = self.entry or self.session.follows_calls  # else a call that raises would seem to go on
-        self._handles = [
-            self.module.register_forward_pre_hook(before, with_kwargs=True),
-            self.module.register_forward_hook(after, with_kwargs=True, always_call=always),
-        ]
+        for module in self.hooked:
+            if compat.is_compiled_in_place(module):
+                self._handles.append(_Around(module, before, after))
+                continue
+            self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            self._handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=always))
 
     def detach(self) -> None:
         handles, self._handles = self._handles, []
@@ -116,6 +120,29 @@ class Watch:
         finally:
             if self.entry and not backward:
                 session.leave(self)
+
+
+class _Around:
+    """What hooks do, around a module that `module.compile()` compiled together with its hooks."""
+
+    def __init__(self, module: nn.Module, before: _Hook, after: _Hook) -> None:
+        original: Any = module._compiled_call_impl
+        self._module, self._original = module, original
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            before(module, args, kwargs)
+            result = None
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                after(module, args, kwargs, result)
+            return result
+
+        self._call = vars(module)["_compiled_call_impl"] = call
+
+    def remove(self) -> None:
+        if vars(self._module).get("_compiled_call_impl") is self._call:
+            vars(self._module)["_compiled_call_impl"] = self._original
 
 
 class _Shared:

@@ -38,7 +38,7 @@ class Observer:
 
     ``unpaired``: operators of backward passes left out, as they belong to no forward operator that was seen.
     ``weighed``: all modules have been observed once. ``backward``: gradients are asked for. ``deaf``: but not now. ``seen``: full names of calls, where they are filtered by.
-    ``halt(call, output)``: is told of each call that was recorded, when it has ended, and may keep the program waiting.
+    ``see(call, role, found)``: records what a call was given or gave. ``halt(call, output)``: is told of each call that was recorded, when it has ended, and may keep the program waiting.
     """
 
     def __init__(self, session: Host, options: DumpOptions, given: bool) -> None:
@@ -55,7 +55,7 @@ class Observer:
         self._filtered = bool(options.layers or options.types)
         self._by_name = bool(options.contains or options.scope)
         operators = tuple(level for level in options.mode if level != "module")
-        self._see = self._hold if options.overflow is not None else session.recorder.see
+        self.see = self._hold if options.overflow is not None else session.recorder.see
         self._levels = Levels(self, operators, options.apis) if operators else None
         self._given = given
         self._chosen: set[str] = set()  # paths of calls whose full name is asked for, in this step
@@ -110,7 +110,7 @@ class Observer:
         if here.on and here.last is not None:
             call, output = here.last
             here.last = None
-            self._see(call, "output", leaves(output))
+            self.see(call, "output", leaves(output))
         if self._levels and here.pushed:
             self._levels.pop(here.pushed)
         elif self._levels and here.popped and not self._resting:
@@ -131,7 +131,7 @@ class Observer:
         above = here.open[-1] if here.open else None
         call = here.enter(path, op, "module", path, again)
         call.inherited = kept or (above is not None and above.inherited)
-        call.kept = kept and self._modules and (not self._by_name or self._named(call))
+        call.kept = kept and self._modules and self.asks_for(call)
         if call.kept:
             self._begins(call, arguments(args, kwargs))
 
@@ -147,9 +147,8 @@ class Observer:
         if call.since is not None:
             self._gradients.end(call, found)
         if not call.again and (self._forward or call.phase == "backward") and "output" in self._roles:
-            self._see(call, "output", found)
-        if self._options.overflow is not None:
-            self._decide(call)
+            self.see(call, "output", found)
+        self.decide(call)
         if self._options.scope and _is(call.name, self._options.scope[1]):
             self.thread.scoped = False
         if self.halt is not None and call.phase == "forward" and not call.again:
@@ -162,7 +161,7 @@ class Observer:
             inputs = list(inputs)
             self._gradients.begin(call, inputs)
         if not call.again and (self._forward or call.phase == "backward") and "input" in self._roles:
-            self._see(call, "input", inputs)
+            self.see(call, "input", inputs)
 
     # -- operators ----------------------------------------------------------------------------
 
@@ -178,7 +177,7 @@ class Observer:
         module = above.module if above is not None else None
         call = here.enter(f"{module or ''}/{operator.name}", operator.name, level, module, again)
         call.inherited = True
-        call.kept = not self._by_name or self._named(call)
+        call.kept = self.asks_for(call)
         if call.kept and not again and self._forward:
             self._note(call, above)
         if call.kept:
@@ -233,7 +232,7 @@ class Observer:
         root_call = forward.root_call if forward else self._latest
         call = Call(path, operator.name, "aten", None, self._count(path, root_call), root_call)
         call.phase = "backward"
-        call.kept = not self._by_name or self._named(call)
+        call.kept = self.asks_for(call)
         if call.kept:
             self._note(call, None, forward)
             self._begins(call, given(args, kwargs))
@@ -289,7 +288,7 @@ class Observer:
         number = self._count(path, place.generation, place.step)
         call = Call(path, "save", "module", path, number, place.index)
         found = leaves(value)
-        self._see(call, "output", found)
+        self.see(call, "output", found)
         if gradients and self.backward and torch.is_grad_enabled():
             self._gradients.begin(call, ())
             self._gradients.end(call, found)
@@ -316,8 +315,10 @@ class Observer:
             return
         self._session.recorder.tensor(call, role, slot, gradient, "backward")
 
-    def _decide(self, call: Call) -> None:
-        """Record a call that overflows, and drop one that does not."""
+    def decide(self, call: Call) -> None:
+        """Where only what overflows is asked for, record a call that does, and drop one that does not."""
+        if self._options.overflow is None:
+            return
         held, call.held = call.held, ()
         most = self._options.overflow or 0
         if 0 < most <= self._overflowing or not any(
@@ -329,6 +330,10 @@ class Observer:
         self._overflowing += 1
         if 0 < most <= self._overflowing:
             self._session.pause()
+
+    def asks_for(self, call: Call) -> bool:
+        """Tell whether the filters by name ask for a call."""
+        return not self._by_name or self._named(call)
 
     def _named(self, call: Call) -> bool:
         """Tell whether a call's full name is one of those asked for, where any are."""

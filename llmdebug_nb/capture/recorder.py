@@ -57,6 +57,7 @@ class Sink(Protocol):
         sources: Iterable[tuple[int, str]] = (),
     ) -> None: ...
     def nodes(self, nodes: Iterable[Node], start: int) -> None: ...
+    def kernels(self, kernels: Iterable[tuple[str, str, str]]) -> None: ...
     def close(self, meta: dict[str, Any]) -> None: ...
 
 
@@ -96,6 +97,7 @@ class Recorder:
         self.records = self.kept = self.distinct = 0
         self.lost: Counter[str] = Counter()
         self.failure: StoreError | None = None
+        self.knows_by_place = True  # a tensor on an accelerator is known again by its place and version
         self._policy = Policy(options, sink.shortage)
         self._shown = None if options.fingerprint == ALGORITHM else ALGORITHMS[options.fingerprint]
         self._lock = threading.RLock()
@@ -282,7 +284,7 @@ class Recorder:
             found = memory(tensor)
         data = view(tensor, found) if found else to_bytes(tensor) if on_host(tensor) else None
         if data is None:
-            known_by, key = self._seen, _identity(tensor)
+            known_by, key = self._seen, _identity(tensor) if self.knows_by_place else None
         else:
             row[_FINGERPRINT] = fingerprint(data)
             known_by, key = self._contents, (row[_FINGERPRINT], row[_DTYPE], row[_SHAPE])

@@ -48,6 +48,7 @@ class Session:
         self.recorder = Recorder(sink, options)
         self.active = False
         self.problems: Counter[str] = Counter()  # what went wrong in our own work -> how often
+        self.notes: list[str] = []  # what else is to be known of the recording
         self.thread = Thread()
         self.control = Control(options.control) if options.control is not None else None
         self.observer = Observer(self, options, bool(models))
@@ -97,21 +98,34 @@ class Session:
         self._unhook()
         if self.control is not None and self.control.trouble:
             self.problems[self.control.trouble] += 1
-        recorder = self.recorder
-        recorder.end_call(self._tracker.take())
-        ended_by = ended_by or (str(recorder.failure) if recorder.failure else next(iter(self.problems), None))
-        meta = {
-            "complete": ended_by is None,
-            "ended_by": ended_by,
-            "lost": dict(recorder.lost),
-            "problems": dict(self.problems),
-            "recorded": recorder.records,
-            "distinct": recorder.distinct,
-            "unpaired": self.observer.unpaired,
-        }
-        recorder.sink.close(meta)
-        if recorder.failure is not None:
-            raise recorder.failure
+        self.commit()
+        failure = next((recorder.failure for recorder in self.recorders if recorder.failure is not None), None)
+        ended_by = ended_by or (str(failure) if failure else next(iter(self.problems), None))
+        for recorder in self.recorders:
+            meta = {
+                "complete": ended_by is None,
+                "ended_by": ended_by,
+                "lost": dict(recorder.lost),
+                "problems": dict(self.problems),
+                "notes": self.notes,
+                "recorded": recorder.records,
+                "distinct": recorder.distinct,
+                "unpaired": self.observer.unpaired,
+            }
+            recorder.sink.close(meta)
+        if failure is not None:
+            raise failure
+
+    @property
+    def recorders(self) -> list[Recorder]:
+        """What is written to: one dump, or several."""
+        return [self.recorder]
+
+    def commit(self) -> None:
+        """A root call is over: make what was recorded of it part of the dump."""
+        calls = self._tracker.take()
+        for recorder in self.recorders:
+            recorder.end_call(calls)
 
     def _unhook(self) -> None:
         self.active = False
@@ -184,10 +198,10 @@ class Session:
 
     def _adopt(self, root: nn.Module) -> bool:
         """Follow a root module. False where it can't be, with the reason noted."""
-        root = compat.compiled_root(root) if self.options.force_eager else root
+        root = compat.compiled_root(root) if self._sees_compiled else root
         if id(root) in self._roots:
             return True
-        why = None if self.options.force_eager else selection.why_compiled(root)
+        why = None if self._sees_compiled else selection.why_compiled(root)
         if isinstance(root, torch.jit.ScriptModule):
             name = type(root).__name__
             why = f"{name} is a TorchScript module, which takes no hooks; record the module it was made from"
@@ -204,14 +218,15 @@ class Session:
             Node(n.path, n.name, n.type, n.parent + start if n.parent >= 0 else -1, n.params, n.aliases, n.root)
             for n in nodes
         ]
-        self.recorder.sink.nodes(nodes, start)
+        for recorder in self.recorders:
+            recorder.sink.nodes(nodes, start)
         self._nodes += nodes
         self._watch(root, nodes, prefix)
         return True
 
-    def _watch(self, root: nn.Module, nodes: list[Node], prefix: str) -> None:
+    def _watch(self, root: nn.Module, nodes: list[Node], prefix: str, attach: bool = True) -> None:
         modules = list(root.modules())
-        entries, fused = {id(module) for module in find_entries(root)}, find_fused(root)
+        entries, fused = {id(module) for module in self._entries(root)}, find_fused(root)
         watches = []
         for node, module in zip(nodes, modules, strict=True):
             watch = Watch(self, root, module, node.path, _names(node, prefix))
@@ -223,8 +238,17 @@ class Session:
         self._select(watches)
         self._tracker.add_root(root, nodes[0].root)
         for watch in watches:
-            if watch.entry:
+            if watch.entry and attach:
                 watch.attach()
+
+    def _entries(self, root: nn.Module) -> list[nn.Module]:
+        """Return the modules whose outermost call begins a root call."""
+        return find_entries(root)
+
+    @property
+    def _sees_compiled(self) -> bool:
+        """What is compiled can be recorded all the same."""
+        return self.options.force_eager
 
     def _select(self, watches: Iterable[Watch]) -> None:
         places = selection.places(self._nodes)
@@ -289,7 +313,7 @@ class Session:
         self.observer.root_ends()
         self.thread.end()
         if was_on:
-            self.recorder.end_call(self._tracker.take())
+            self.commit()
         if self._over() and not (self.observer.backward and torch.is_grad_enabled()):
             self._rest()
 

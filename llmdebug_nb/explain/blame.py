@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from llmdebug_nb.explain import causes, overflow, repro, scalars, verify
-from llmdebug_nb.explain.calls import AGREES, Call, Calls, first_divergence
+from llmdebug_nb.explain.calls import AGREES, Call, Calls, first_divergence, same_operator
 from llmdebug_nb.explain.edges import Edge, by_producer, is_root, kind_of, look_inside
 from llmdebug_nb.explain.runs import Runs
 from llmdebug_nb.explain.weights import Weights
-from llmdebug_nb.records import Difference, Finding, within
+from llmdebug_nb.records import Difference, Finding, Kernel, within
 
 _TESTED = 8  # suspects that are called again
 _BEFORE = 24  # calls before a suspect that are, where it only magnifies
@@ -76,7 +76,7 @@ class _Search:
             self.made = True
         blames = [b for b in found.values() if b.cause != causes.INHERITED or not self.made]
         ranked = sorted(blames, key=lambda b: (b.cause in _LAST, b.row.index))
-        if not any(s.inputs for s in suspects):
+        if not any(s.inputs or s.is_fused for s in suspects):
             ranked = ranked[:1]  # without inputs, all that follows the first is as likely inherited
         root = self._wrong_start()
         return [*root, *(self._finding(b) for b in ranked)] or [self._unseen()]
@@ -145,7 +145,7 @@ class _Search:
             evidence = f"its parameter {', '.join(other[:3])} differs"
             return _Blamed(owner, causes.WEIGHT, evidence, owner.bad_output or row)
         golden, mine = call.ops
-        if call.is_operator and golden and mine and golden != mine:
+        if call.is_operator and golden and mine and not same_operator(golden, mine):
             owner = self._owner(call)
             told = scalars.of_module(owner, self.runs) if owner.is_rewritten else []
             if told:
@@ -216,6 +216,8 @@ class _Search:
 
     def _by_records(self, call: Call) -> tuple[str, str]:
         """Return the cause, and what is to be said of the inputs, from the records alone."""
+        if call.is_fused and not call.inputs:
+            return causes.INTRODUCED, "its kernel reads nothing but what the graph was given"
         if not call.inputs:
             return causes.UNKNOWN_INPUT, "its inputs were not recorded"
         return causes.CARRIED_OVER if self._earlier(call) else causes.INTRODUCED, _given(call)
@@ -296,7 +298,18 @@ class _Search:
         side = self.runs.mine if b.call.mine is not None else self.runs.golden
         source = side.source(key) if b.call.is_operator else None
         script = repro.script(b.call, self.runs, b.cause, evidence, shows=self.start)
-        return Finding(b.call.path, b.call.op, b.call.key.step, b.cause, evidence, b.row, source, script)
+        kernel = self._kernel(b.call)
+        if kernel is not None:
+            evidence = f"{evidence}; computed by kernel {kernel.name} (nodes {', '.join(kernel.nodes)})"
+        return Finding(b.call.path, b.call.op, b.call.key.step, b.cause, evidence, b.row, source, script, kernel)
+
+    def _kernel(self, call: Call) -> Kernel | None:
+        """Return the kernel of compiled code that computes a call: in mine, or in golden where mine's is none."""
+        for key, side in ((call.mine, self.runs.mine), (call.golden, self.runs.golden)):
+            kernel = side.kernel(key) if key is not None and call.is_operator else None
+            if kernel is not None:
+                return kernel
+        return None
 
 
 def _hides(row: Difference) -> bool:

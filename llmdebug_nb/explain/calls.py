@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from llmdebug_nb.records import Difference, Record, within
+from llmdebug_nb.records import IN_KERNEL, Difference, Record, within
 
 AGREES = ("match", "within_noise")
+_IN_PLACE = re.compile(r"(?<=[A-Za-z0-9])_(?=\.|$)")
 
 
 class Key(NamedTuple):
@@ -29,13 +31,17 @@ class Key(NamedTuple):
 
 @dataclass(eq=False)
 class Call:
-    """The rows of one call. ``golden``/``mine``: which call it is there, or None: only the other run made it."""
+    """The rows of one call. ``golden``/``mine``: which call it is there, or None: only the other run made it.
+
+    ``reads``: where a kernel computes it together with others, in one of the runs, what that reads; ``inputs`` are then the rows in which that was made.
+    """
 
     golden: Key | None = None
     mine: Key | None = None
     inputs: list[Difference] = field(default_factory=list)
     weights: list[Difference] = field(default_factory=list)
     outputs: list[Difference] = field(default_factory=list)
+    reads: list[Difference] = field(default_factory=list)
 
     @property
     def key(self) -> Key:
@@ -55,6 +61,11 @@ class Call:
     @property
     def is_operator(self) -> bool:
         return "/" in self.key.path
+
+    @property
+    def is_fused(self) -> bool:
+        """A kernel computes it together with others, in one of the runs."""
+        return bool(self.reads)
 
     @property
     def op(self) -> str:
@@ -115,6 +126,11 @@ def first_divergence(differences: Iterable[Difference]) -> Difference | None:
     return next((d for d in differences if d.verdict == "diverged"), None)
 
 
+def same_operator(golden: str, mine: str) -> bool:
+    """Tell whether two operators are one: compiled code does nothing in place, so ``Aten.add_.Tensor`` is ``Aten.add.Tensor``."""
+    return golden == mine or _IN_PLACE.sub("", golden) == _IN_PLACE.sub("", mine)
+
+
 class Calls:
     """The calls of one phase, in execution order."""
 
@@ -138,6 +154,12 @@ class Calls:
                 self.all.append(call)
                 if call.is_operator:
                     self.operated.add(call.module)
+        for call in self.all:
+            if any(_in_kernel(r) for d in call.inputs for r in (d.pair.golden, d.pair.mine) if r is not None):
+                call.reads = call.inputs
+        for call in self.all:
+            if call.reads:
+                call.inputs = list(self._made_of(call))
 
     def _join(self, d: Difference) -> Call:
         golden = Key.of(d.pair.golden) if d.pair.golden else None
@@ -154,6 +176,23 @@ class Calls:
             call.mine = mine
             self._mine.setdefault(mine, call)
         return call
+
+    def _made_of(self, call: Call) -> Iterator[Difference]:
+        """Yield the rows in which what a kernel reads was made: these are compared, while only one run reads it like that."""
+        side = 1 if any(d.pair.mine and _in_kernel(d.pair.mine) for d in call.reads) else 0
+        queue = [d for d in call.reads if (r := (d.pair.golden, d.pair.mine)[side]) is not None and _in_kernel(r)]
+        seen: set[int] = set()
+        while queue:
+            made = self.producers(queue.pop(0))[side]
+            if made is None or id(made) in seen:
+                continue
+            seen.add(id(made))
+            if made.verdict != "unmatched":
+                yield made
+            else:
+                before = self.of(made)
+                given = (before.reads or before.inputs) if before is not None else []
+                queue += [d for d in given if (d.pair.golden, d.pair.mine)[side] is not None]
 
     def of(self, d: Difference) -> Call | None:
         """Return the call that a row belongs to."""
@@ -189,6 +228,10 @@ class Calls:
             for other in self.all
             if other is not call and other.key[:3] == key[:3] and first <= other.start <= last and within(other.path, key.path)
         ]  # fmt: skip
+
+
+def _in_kernel(record: Record) -> bool:
+    return record.site.slot.startswith(IN_KERNEL)
 
 
 def _op(records: Iterable[Record | None]) -> str | None:

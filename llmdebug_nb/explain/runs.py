@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from llmdebug_nb.errors import CorruptDumpError, TensorLookupError
 from llmdebug_nb.explain.calls import Key
-from llmdebug_nb.records import Record
+from llmdebug_nb.records import Kernel, Record, Site
 
 if TYPE_CHECKING:
     import torch
@@ -39,8 +39,9 @@ class Run(Protocol):
 class Side:
     """One of the two runs."""
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    def __init__(self, run: Run, kernels: Callable[[Site], Kernel | None] = lambda site: None) -> None:
+        """``kernels(site)``: the kernel that computed what a call gave."""
+        self.run, self.kernels = run, kernels
         self._steps: dict[tuple[int, int], dict[tuple[str, int], dict[str, Scalar]]] = {}
 
     def records(self, key: Key, role: str) -> list[Record]:
@@ -98,6 +99,10 @@ class Side:
             except (ValueError, TypeError, LookupError):
                 return None
         return None
+
+    def kernel(self, key: Key) -> Kernel | None:
+        """Return the kernel of compiled code that computed what a call gave, or None."""
+        return self.kernels(Site(key.path, key.step, key.call, key.phase, generation=key.generation))
 
 
 @dataclass

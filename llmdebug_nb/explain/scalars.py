@@ -38,7 +38,7 @@ _EPS = re.compile(r"(^|_)eps(ilon)?($|_)")
 
 def of_call(call: Call, runs: Runs) -> list[Differing]:
     """Return the scalar arguments of a call that differ; of an argument that only one side names, its value there."""
-    if call.golden is None or call.mine is None:
+    if call.golden is None or call.mine is None or call.is_fused:
         return []
     golden, mine = runs.golden.scalars(call.golden), runs.mine.scalars(call.mine)
     tensors = {d.pair.either.site.slot for d in call.inputs}

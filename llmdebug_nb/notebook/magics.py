@@ -21,7 +21,7 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 from llmdebug_nb import api
 from llmdebug_nb.errors import LLMDebugError, nearest
 from llmdebug_nb.notebook import explore
-from llmdebug_nb.options import PARTS, PHASES, TOKENS, DumpOptions
+from llmdebug_nb.options import GRAPHS, PARTS, PHASES, TOKENS, DumpOptions
 from llmdebug_nb.report import Report
 from llmdebug_nb.show.text import table
 from llmdebug_nb.show.words import size_text
@@ -70,6 +70,10 @@ def _dump_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
             argument("--seed", type=int, help="seed Python, NumPy and torch before the cell runs"),
             argument("--warmup", type=int, default=_DEFAULTS.warmup, help="generations at the start that are warm-ups"),
             argument("--force-eager", action="store_true", help="run what torch.compile compiled eagerly meanwhile"),
+            argument(
+                "--graph", choices=[*GRAPHS], help="compile the model, and record its graph, its kernels, or both"
+            ),
+            argument("--fusion-switch", metavar="F", help="with --graph: JSON file that says which fusions are off"),
             argument("--control", metavar="F", help="JSON file that switches recording while it runs"),
             argument("--path", help="folder that will hold the run (default: llmdebug_runs)"),
         ]

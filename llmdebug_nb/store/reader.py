@@ -39,6 +39,7 @@ _OPERATORS = """SELECT o.rowid + {base} AS id, {rank} AS rank, c.generation, c.s
  o.source + {base} AS source, o."within", o.within_call, o.forward_path, o.forward_call
  FROM main.operators o LEFT JOIN main.root_calls c ON c.idx = o.root_call"""
 _SOURCES = "SELECT idx + {base} AS idx, frames FROM main.sources"
+_KERNELS = "SELECT name, nodes, source FROM kernels"
 _VIEWS = {
     "rows": _ROWS,
     "all_calls": _CALLS,
@@ -46,6 +47,7 @@ _VIEWS = {
     "all_nodes": _NODES,
     "operator_rows": _OPERATORS,
     "all_sources": _SOURCES,
+    "all_kernels": _KERNELS,
 }
 _OF_ONE = ("all_calls", "all_nodes")  # of several processes the first one's stand for all
 
@@ -88,8 +90,12 @@ class _Process:
         self.db = _connect(folder / fmt.INDEX, self.settled)
         try:
             tables = {row[0] for row in self.db.execute("SELECT name FROM sqlite_master WHERE type != 'index'")}
-            if not tables >= fmt.TABLES or tables - fmt.TABLES:
+            if not tables >= fmt.TABLES - fmt.LATER or tables - fmt.TABLES:
                 raise CorruptDumpError(f"{folder / fmt.INDEX}: expected the tables {', '.join(sorted(fmt.TABLES))}")
+            for table in fmt.LATER - tables:
+                self.db.execute(
+                    f"CREATE TEMP VIEW {table} AS SELECT {', '.join(f'NULL AS {c}' for c in fmt.KERNEL)} WHERE 0"
+                )
             self.meta = {key: json.loads(value) for key, value in self.db.execute("SELECT key, value FROM meta")}
             self.rank, self._covered = int(self.meta.get("rank", 0)), int(self.meta.get("bytes", 0))
         except (sqlite3.DatabaseError, ValueError, TypeError, OverflowError, RecursionError) as error:
@@ -258,6 +264,7 @@ def _foreign(layout: Any, path: Path) -> Source:
     db.execute("CREATE TABLE scalar_rows(generation, step, path, call, role, slot, type, value)")
     db.execute(f"CREATE TABLE operator_rows({quoted(OPERATOR_COLUMNS)})")
     db.execute("CREATE TABLE all_sources(idx, frames)")
+    db.execute(f"CREATE TABLE all_kernels({quoted(fmt.KERNEL)})")
     calls = {(call.generation, call.step): call for call in reversed(contents.calls)}
     by_id = {record.id: record for record in contents.records}
     db.executemany(

@@ -218,6 +218,13 @@ class Writer:
         except sqlite3.Error as error:
             raise _refusal(error, self.folder) from None
 
+    def kernels(self, kernels: Iterable[tuple[str, str, str]]) -> None:
+        """Add kernels of compiled code: name, names of the nodes that they compute, and source."""
+        try:
+            self._db.executemany("INSERT INTO kernels VALUES(?,?,?)", kernels)
+        except sqlite3.Error as error:
+            raise _refusal(error, self.folder) from None
+
     def close(self, meta: dict[str, Any]) -> None:
         """Fold the log in and mark the process's dump as what ``meta`` says. The files are closed in any case."""
         try:

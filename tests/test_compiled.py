@@ -1,0 +1,474 @@
+"""Compiled code: the graph of `torch.compile` node by node, what Inductor's kernels write, and which kernel is to blame."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import llmdebug_nb as ld
+from llmdebug_nb.api import kept_line
+from llmdebug_nb.capture.fusion import _OFF, FusionSwitch
+
+MODEL_DIM = 32
+
+
+class Norm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(MODEL_DIM))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = Norm()
+        self.up = nn.Linear(MODEL_DIM, 2 * MODEL_DIM)
+        self.down = nn.Linear(2 * MODEL_DIM, MODEL_DIM)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.silu(self.up(self.norm(x))))
+
+
+class Model(nn.Module):
+    def __init__(self, dropout: float = 0.0, broken: bool = False) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(2))
+        self.dropout = nn.Dropout(dropout)
+        self.broken = broken
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = self.dropout(layer(x))
+            if self.broken:
+                torch._dynamo.graph_break()
+        return x
+
+
+@pytest.fixture(autouse=True)
+def _runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LLMDEBUG_RUNS", str(tmp_path / "runs"))
+    torch._dynamo.reset()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory):
+    """Kernels are compiled once for all tests, into a place of their own."""
+    before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path_factory.mktemp("inductor"))
+    yield
+    if before is None:
+        del os.environ["TORCHINDUCTOR_CACHE_DIR"]
+    else:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = before
+
+
+def model(**how) -> Model:
+    torch.manual_seed(0)
+    return Model(**how)
+
+
+def example(rows: int = 6) -> torch.Tensor:
+    return torch.randn(4, rows, MODEL_DIM, generator=torch.Generator().manual_seed(rows))
+
+
+def steps(run) -> list[int]:
+    return [step for (step,) in run.query("SELECT DISTINCT step FROM rows ORDER BY step")]
+
+
+def paths(run) -> set[str]:
+    return {record.site.path for record in run.records()}
+
+
+# -- the graph, node by node ------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_an_fx_dump_computes_bit_for_bit_what_eager_code_does_and_matches_it_operator_by_operator():
+    net, x = model(), example()
+    with ld.dump(net, name="eager", mode="aten"):
+        expected = net(x)
+    with ld.dump(net, name="fx", graph="fx") as run:
+        assert torch.equal(net(x), expected)
+    report = ld.compare("eager", "fx")
+    assert report.verdict == "match"
+    operators = {r.site.path for r in ld.open_run("eager").records() if "/" in r.site.path}
+    assert operators <= paths(run)
+    assert "layers.1.norm/Aten.rsqrt" in operators
+    paired = [d for d in report.differences if d.pair.golden and d.pair.mine and "/" in d.site.path]
+    assert {d.site.path for d in paired} == operators
+
+
+def test_a_compiled_training_step_keeps_loss_gradients_and_random_numbers_and_records_its_backward_graph():
+    def step(net):
+        torch.manual_seed(1)
+        loss = net(example()).square().mean()
+        loss.backward()
+        return loss.detach(), torch.get_rng_state(), [p.grad for p in net.parameters()]
+
+    plain, recorded = model(dropout=0.5).train(), model(dropout=0.5).train()
+    expected = step(plain)
+    with ld.dump(recorded, name="fx", graph="fx") as run:
+        got = step(recorded)
+    assert torch.equal(expected[0], got[0])
+    assert torch.equal(expected[1], got[1])
+    assert all(torch.equal(a, b) for a, b in zip(expected[2], got[2], strict=True))
+    backward = run.operators().query("phase == 'backward'")
+    assert "layers.1.up/Aten.mm" in set(backward["path"])
+    assert "layers.1.up/Aten.addmm" in set(backward["forward_path"].dropna())
+
+
+@torch.no_grad()
+def test_every_node_says_its_module_and_the_line_of_the_program_that_it_comes_from():
+    net = model()
+    with ld.dump(net, name="fx", graph="fx") as run:
+        net(example())
+    line = next(i for i, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "torch.rsqrt(" in text)
+    assert run.stack("layers.1.norm/Aten.rsqrt")[0] == f"{__file__}:{line} forward"
+    assert {"layers.0.norm/Aten.rsqrt", "layers.0.act/Aten.silu", "layers.1.down/Aten.addmm"} & paths(run)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("broken", [False, True])
+def test_steps_are_calls_of_the_model_whatever_the_number_of_graphs(broken: bool):
+    net = model(broken=broken)
+    with ld.dump(net, name="fx", graph="fx", tokens="0,2-3") as run:
+        for rows in (6, 6, 9, 11):
+            net(example(rows))
+    assert steps(run) == [0, 2, 3]
+    count = run.query(
+        "SELECT step, count(*) FROM rows WHERE path = 'layers.1.norm/Aten.rsqrt' AND role = 'output' GROUP BY step"
+    )
+    assert count == [(0, 1), (2, 1), (3, 1)]
+
+
+@torch.no_grad()
+def test_filters_by_layer_operator_and_part_hold_for_graphs():
+    net = model()
+    with ld.dump(net, name="fx", graph="fx", layers="layers.1", apis="rsqrt,silu", part="out") as run:
+        net(example())
+    assert {(r.site.path, r.site.role) for r in run.records()} == {
+        ("layers.1.norm/Aten.rsqrt", "output"),
+        ("layers.1/Aten.silu", "output"),
+    }
+
+
+@torch.no_grad()
+def test_the_model_is_as_it_was_after_the_block_also_after_an_error():
+    net, x = model(), example()
+    expected, before = net(x), dict(vars(net))
+    with contextlib.suppress(KeyError), ld.dump(net, name="fx", graph="fx"):
+        net(x)
+        raise KeyError("theirs")
+    assert vars(net) == before
+    assert not net._forward_hooks
+    assert torch.equal(net(x), expected)
+    assert ld.open_run("fx").info()["ended_by"] == "KeyError"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("form", ["module", "forward", "in place"])
+def test_a_backend_records_however_the_model_is_compiled_and_lets_it_run_on_after_stop(form: str):
+    net, x = model(), example()
+    expected = net(x)
+    backend = ld.fx_backend(name="fx")
+    call = net
+    if form == "module":
+        call = torch.compile(net, backend=backend)
+    elif form == "forward":
+        net.forward = torch.compile(net.forward, backend=backend)
+    else:
+        net.compile(backend=backend)
+    for _ in range(3):
+        assert torch.equal(call(x), expected)
+    run = backend.stop()
+    records = len(run)
+    assert torch.equal(call(x), expected)
+    assert len(ld.open_run("fx")) == records
+    assert steps(run) == [0, 1, 2]
+    roots = run.query("SELECT role, group_concat(step) FROM rows WHERE path = '' GROUP BY role")
+    assert roots == [("input", "0,1,2"), ("output", "1,2")]
+    assert "what the first call of the model gave back is not in it" in kept_line(run)
+
+
+@torch.no_grad()
+def test_a_compiled_function_is_a_root_too_and_each_call_of_it_a_step():
+    net, backend = model(), ld.fx_backend(name="fx")
+
+    @torch.compile(backend=backend)
+    def score(x):
+        return net(x).sum()
+
+    for rows in (6, 6, 7):
+        score(example(rows))
+    run = backend.stop()
+    assert steps(run) == [0, 1, 2]
+    assert {"/Aten.sum", "layers.0.norm/Aten.rsqrt"} <= paths(run)
+
+
+@torch.no_grad()
+def test_two_recordings_in_one_place_are_two_runs(tmp_path: Path):
+    net = model()
+    for _ in range(2):
+        config = ld.get_fx_dump_config(tmp_path)
+        torch.compile(net, backend=config.backend)(example())
+        run = config.stop()
+    assert sorted(folder.name for folder in tmp_path.iterdir() if folder.name.startswith("msit")) == [
+        "msit_fx_dump",
+        "msit_fx_dump.2",
+    ]
+    assert run.path == tmp_path / "msit_fx_dump.2"
+
+
+def test_generate_of_a_compiled_module_which_runs_uncompiled_is_said_so():
+    from tests.models import llama
+
+    net, backend = llama(), ld.fx_backend(name="fx")
+    compiled = torch.compile(net, backend=backend)
+    compiled.generate(torch.tensor([[3, 5, 7]]), max_new_tokens=2, do_sample=False)
+    with pytest.raises(
+        ld.EmptyDumpError, match=r"generate\(\) of what torch.compile returned runs the model uncompiled"
+    ):
+        backend.stop()
+
+
+def test_generate_of_a_model_whose_forward_is_compiled_counts_its_tokens():
+    from tests.models import llama
+
+    net = llama()
+    prompt = torch.tensor([[3, 5, 7]])
+    expected = net.generate(prompt, max_new_tokens=3, do_sample=False)
+    with ld.dump(net, name="fx", graph="fx") as run:
+        assert torch.equal(net.generate(prompt, max_new_tokens=3, do_sample=False), expected)
+    assert [(call.step, call.kind) for call in run.root_calls()] == [(0, "prefill"), (1, "decode"), (2, "decode")]
+    assert {r.site.step for r in run.records("path = 'lm_head/Aten.mm'")} == {0, 1, 2}
+
+
+def test_what_runs_uncompiled_in_the_block_is_said():
+    net = model()
+    with ld.dump(net, name="fx", graph="fx") as run, torch.compiler.set_stance("force_eager"):
+        net(example())
+    assert "a call of Model ran uncompiled" in kept_line(run)
+    assert not run.info()["complete"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"graph": "ge"}, "graph 'ge' is not known; known: fx, fused, both"),
+        ({"graph": "fx", "mode": "aten"}, "leave mode out"),
+        ({"graph": "fx", "fusion_switch": {}}, "graph='fx' makes none"),
+        ({"fusion_switch": {}}, "say graph='fused'"),
+        ({"graph": "fused", "compiler_config": 3}, "expected a mapping of Inductor's settings"),
+        ({"graph": "fused", "compiler_config": {"max_fusion_sizes": 3}}, "no setting 'max_fusion_sizes'; nearest: max_fusion_size"),
+        ({"graph": "fused", "fusion_switch": "no.json"}, "expected a JSON file such as"),
+    ],
+)  # fmt: skip
+def test_options_that_make_no_sense_for_graphs_are_refused(options, says: str):
+    with pytest.raises(ld.OptionError, match=re.escape(says)):
+        ld.dump(model(), name="x", **options).start()
+
+
+def test_compiling_needs_to_be_told_the_model():
+    with pytest.raises(ld.OptionError, match=r"name it, as in dump\(model, graph='fx'\)"):
+        ld.dump(graph="fx")
+
+
+# -- the kernels --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def fused(tmp_path_factory: pytest.TempPathFactory):
+    """One compiled model, two steps: the outputs of plain Inductor, ours, and the folder of the runs."""
+    folder = tmp_path_factory.mktemp("fused")
+    net = model()
+    torch._dynamo.reset()
+    with torch.no_grad():
+        plain = torch.compile(net)
+        expected = [plain(example()), plain(example())]
+        torch._dynamo.reset()
+        with ld.dump(net, name="k", graph="both", path=folder) as run:
+            got = [net(example()), net(example())]
+        with ld.dump(net, name="fx", graph="fx", path=folder):
+            net(example()), net(example())
+    return expected, got, run, folder
+
+
+def test_seeing_kernels_changes_no_bit_of_what_inductor_computes(fused):
+    expected, got, _, _ = fused
+    assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
+
+
+def test_every_buffer_is_mapped_to_a_node_and_agrees_with_it_up_to_rounding(fused):
+    _, _, run, folder = fused
+    for golden in ("k.fx", "fx"):
+        report = ld.compare(folder / golden, run)
+        written = [d for d in report.differences if d.site.role == "output" and "/" in d.site.path and d.pair.mine]
+        assert report.verdict == "within_noise"
+        assert len(written) == 2 * 11  # two norms (sum and result), two activations, four products, the last sum
+        assert all(d.pair.golden is not None for d in written)
+
+
+def test_a_buffer_that_holds_the_sum_of_a_mean_is_understood(fused):
+    _, _, run, folder = fused
+    report = ld.compare(folder / "k.fx", run)
+    sums = [d for d in report.differences if d.pair.mine and d.pair.mine.site.slot == f"0 sum of {MODEL_DIM}"]
+    assert len(sums) == 4
+    for d in sums:
+        assert d.verdict in ("match", "within_noise")
+        assert d.pair.fit.says == f"mine's is the sum over {MODEL_DIM}, which its reader divides"
+        golden, mine = ld.open_run(folder / "k.fx").load(d.pair.golden), run.load(d.pair.mine)
+        assert torch.allclose(golden, mine / MODEL_DIM)
+
+
+def test_a_kernel_is_kept_with_its_nodes_and_its_code(fused):
+    _, _, run, _ = fused
+    kernels = {name: (nodes.split(", "), source) for name, nodes, source in run.query("SELECT * FROM all_kernels")}
+    name = next(name for name in kernels if "silu" in name and "#" not in name)
+    assert {"exp", "neg", "div"} <= set(kernels[name][0])
+    assert "exp()" in kernels[name][1]
+    assert kernels["graph0/extern:extern_kernels.addmm"][1] == ""
+    assert "addmm_3" in kernels["graph0/extern:extern_kernels.addmm#4"][0]
+
+
+@torch.no_grad()
+def test_a_wrong_kernel_is_named_with_its_nodes_module_and_line(monkeypatch: pytest.MonkeyPatch, fused):
+    from torch._inductor.codegen.cpp import CppScheduling
+
+    original, seen = CppScheduling.define_kernel, []
+
+    def wrong(self, source, nodes, *rest):
+        if "std::sqrt(" in source:
+            seen.append(1)
+            if len(seen) == 2:
+                source = source.replace("1 / std::sqrt(", "1.01f / std::sqrt(")
+        return original(self, source, nodes, *rest)
+
+    monkeypatch.setattr(CppScheduling, "define_kernel", wrong)
+    net = model()
+    with ld.dump(net, name="wrong", graph="both"):
+        net(example()), net(example())
+    assert len(seen) == 2
+    for golden in ("wrong.fx", fused[3] / "fx"):
+        report = ld.compare(golden, "wrong")
+        assert report.verdict == "diverged"
+        (finding,) = report.findings
+        assert (finding.path, finding.cause) == ("layers.1.norm/Aten.mul.Tensor", "introduced")
+        assert finding.kernel.name.startswith("graph0/cpp_fused_add_mean_mul_pow_rsqrt_view")
+        assert "rsqrt_1" in finding.kernel.nodes
+        assert "1.01f / std::sqrt(" in finding.kernel.source
+        assert finding.kernel.name in finding.evidence
+        assert "test_compiled.py" in finding.source
+
+
+class Mirrored(nn.Module):
+    """In place, on an input: fused wrongly by Inductor for the CPU in torch 2.13 (pytorch issue 198270)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(64))
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        x.index_put_((index,), values * self.scale)
+        x.add_(x.flip(0))
+        return x
+
+
+@torch.no_grad()
+def test_the_fused_kernel_that_reads_what_it_has_already_overwritten_is_found():
+    torch.manual_seed(0)
+    net, x, index, values = Mirrored(), torch.randn(4096), torch.randperm(4096)[:64], torch.randn(64)
+    right, wrong = net(x.clone(), index, values), torch.compile(net)(x.clone(), index, values)
+    if torch.equal(right, wrong):
+        pytest.skip("this version of PyTorch computes it rightly")
+    with ld.dump(net, name="eager", mode="aten"):
+        net(x.clone(), index, values)
+    with ld.dump(net, name="k", graph="both"):
+        assert torch.equal(net(x.clone(), index, values), wrong)
+    for golden in ("eager", "k.fx"):
+        (finding,) = ld.compare(golden, "k").findings
+        assert finding.kernel.nodes == ("index_put", "mul", "add", "rev", "copy_") or "rev" in finding.kernel.nodes
+        assert "flip_index_put" in finding.kernel.name
+
+
+@torch.no_grad()
+def test_with_all_fusion_off_every_operator_is_its_own_kernel_and_bits_are_those_of_eager_code(tmp_path: Path):
+    net, x = model(), example()
+    switch = tmp_path / "switch.json"
+    switch.write_text(json.dumps({"Switch": {"GraphFusion": {"ALL": "off"}, "UBFusion": {"ALL": "off"}}}))
+    expected = net(x)
+    with ld.dump(net, name="off", graph="fused", fusion_switch=switch) as run:
+        assert torch.equal(net(x), expected)
+    assert all("extern:" in name for (name,) in run.query("SELECT name FROM all_kernels"))
+    with ld.dump(net, name="eager", mode="aten"):
+        net(x)
+    report = ld.compare("eager", "off")
+    assert report.verdict == "match"
+    assert {"layers.0.norm/Aten.rsqrt", "layers.0/Aten.silu"} <= {
+        d.site.path for d in report.differences if d.verdict == "match"
+    }
+
+
+@torch.no_grad()
+def test_ge_config_takes_the_parameters_that_msit_has(tmp_path: Path):
+    net = model()
+    config = ld.get_ge_dump_config(
+        dump_path=tmp_path, dump_mode="output", fusion_switch_file=None, dump_token=[1], dump_layer="layers.1",
+        compiler_config={"fallback_by_default": True},
+    )  # fmt: skip
+    call = torch.compile(net, backend=config.backend)
+    for _ in range(3):
+        call(example())
+    run = config.stop()
+    assert steps(run) == [1]
+    assert {r.site.role for r in run.records()} == {"output"}
+    assert {r.site.path.partition("/")[0].split(".")[0:2][-1] for r in run.records()} == {"1"}
+    with pytest.raises(ld.OptionError, match="dump_mode 'inputs' is not known; known: input, output, all"):
+        ld.get_ge_dump_config(tmp_path, dump_mode="inputs")
+    with pytest.raises(ld.OptionError, match="compiler_config: expected a mapping"):
+        ld.get_fx_dump_config(tmp_path, compiler_config=[])
+
+
+# -- the fusion switch ----------------------------------------------------------------------------------
+
+
+@given(st.dictionaries(st.sampled_from([*_OFF["UBFusion"], "ALL"]), st.sampled_from(["on", "off"])))
+def test_a_rule_that_is_said_to_be_on_stays_on_and_all_stands_for_the_others(rules):
+    switch = FusionSwitch.read({"Switch": {"UBFusion": rules}})
+    everything = rules.get("ALL") == "off"
+    for rule in ("vertical", "horizontal"):
+        assert getattr(switch, rule) == (rules.get(rule) == "on" or (rule not in rules and not everything))
+    assert switch.config.get("epilogue_fusion", True) == (
+        rules.get("epilogue") == "on" or ("epilogue" not in rules and not everything)
+    )
+
+
+@pytest.mark.parametrize(
+    ("switch", "says"),
+    [
+        ([], "expected a mapping with the key Switch"),
+        ({"Switch": {"GraphFusions": {}}}, "there is no 'GraphFusions'; nearest: GraphFusion"),
+        ({"Switch": {"GraphFusion": {"batch": "off"}}}, "GraphFusion has no rule 'batch'; nearest: batch_fusion"),
+        ({"Switch": {"UBFusion": {"aten.rsqrts": "off"}}}, "UBFusion has no rule 'aten.rsqrts'"),
+        ({"Switch": {"UBFusion": {"vertical": False}}}, "expected 'on' or 'off'"),
+        ({"Switch": {"UBFusion": "off"}}, "expected a mapping such as"),
+    ],
+)  # fmt: skip
+def test_a_switch_that_makes_no_sense_says_what_would(switch, says: str):
+    with pytest.raises(ld.OptionError, match=re.escape(says)):
+        FusionSwitch.read(switch)
+
+
+def test_an_operator_can_be_kept_out_of_all_kernels():
+    assert FusionSwitch.read({"Switch": {"UBFusion": {"aten.rsqrt": "off"}}}).apart == {"aten.rsqrt"}
