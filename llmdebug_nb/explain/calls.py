@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from llmdebug_nb.records import Difference, Record, within
+from llmdebug_nb.records import EXPECTED, Difference, Record, within
 
-AGREES = ("match", "within_noise")
+AGREES = ("match", "within_noise", EXPECTED)
 
 
 class Key(NamedTuple):
