@@ -482,6 +482,7 @@ def test_the_map_obeys_arrow_keys_and_enter_and_says_where_they_stand(mount: Mou
     expect(page.locator(".llmdebug-told")).to_contain_text("lm_head · 2 decode: diverged")
     grid.press("Enter")
     expect(page.locator(".llmdebug-place")).to_contain_text("lm_head output[0]")
+    expect(step(page, 3)).to_have_attribute("aria-current", "step")
     assert (explorer.position, explorer.path) == (3, "lm_head")
     grid.press("Home")
     expect(cell).to_have_attribute("aria-label", re.compile("^lm_head · warm-up: match"))
