@@ -12,7 +12,7 @@ import functools
 import os
 import shutil
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from llmdebug_nb.explain import blame
 from llmdebug_nb.explain.runs import Runs, Side
 from llmdebug_nb.options import CompareOptions, DumpOptions, runs_folder
 from llmdebug_nb.recording import Recording, finder, recorded
-from llmdebug_nb.records import Pair
+from llmdebug_nb.records import Difference, Finding, Pair
 from llmdebug_nb.report import Report, write_text
 from llmdebug_nb.show import html
 from llmdebug_nb.show.run_view import RunView
@@ -116,6 +116,7 @@ def compare(
     tensors, or a dict of them by name. ``model``: that of ``mine``, whose modules are
     called alone on golden's inputs; left out, it is the one that was recorded, if that was in this process and still
     exists. It is left as it was. ``progress`` shows a bar when it takes more than a second.
+    What was marked as expected of runs of these names before counts (`Report.expect`), and the report says so.
 
     Raises:
         UnknownRunError and other StoreErrors: a run can't be opened.
@@ -134,15 +135,16 @@ def compare(
             list(engine.measure(_paired(golden, other, Names(), progress), golden.load, other.load, golden.nodes)),
         )
     pairs = _paired(golden, mine, names.read(mapping), progress)
-    differences = list(
-        engine.differences(
-            pairs, golden.load, mine.load, nodes=golden.nodes, limits=fixed, calibration=calibration, custom=custom
-        )
+    judging = engine.judging(
+        pairs, golden.load, mine.load, nodes=golden.nodes, limits=fixed, calibration=calibration, custom=custom
     )
     sides = [Side(run, functools.partial(compiled.kernel, run)) for run in (golden, mine)]
     runs = Runs(sides[0], sides[1], engine.error, modules)
-    found = blame.findings(differences, runs) if explain else []
-    return Report(golden, mine, differences, found, says(fixed, calibration, differences), custom.notes())
+
+    def find(differences: Sequence[Difference]) -> list[Finding]:
+        return blame.findings(differences, runs) if explain else []
+
+    return Report(golden, mine, judging, find, says(fixed, calibration, judging.plain), custom.notes())
 
 
 def _paired(golden: Run, mine: Run, given: Names, progress: bool) -> Iterable[Pair]:

@@ -3,14 +3,18 @@
 A tensor is seen at a **Site** while a **RootCall** runs, is described by a **Summary**, and becomes
 a **Record**. A dump of records, opened again, is a **Run** (`store/run.py`), whose modules are the
 **Node** rows of its topology. Two runs are aligned into **Pair** rows, each measured into a
-**Difference**, and what is to blame is a **Finding**.
+**Difference**, and what is to blame is a **Finding**. What is known and wanted of it is an **Expectation**.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,6 +24,8 @@ if TYPE_CHECKING:
     import torch
 
 WARMUP = "warmup"
+EXPECTED = "expected"
+MISMATCHES = ("diverged", "unmatched")  # verdicts of what asks to be looked at
 
 # a record on its way from capture to the store is a list in this order; `id` counts up in execution order
 COLUMNS = (
@@ -89,6 +95,19 @@ def within(path: str, ancestor: str) -> bool:
     if ancestor == "":
         return _OTHER_ROOT.match(path) is None
     return path == ancestor or path.startswith((ancestor + ".", ancestor + "/"))
+
+
+@functools.lru_cache(100_000)
+def ancestors(path: str) -> list[str]:
+    """Return the paths that hold this one, the innermost first."""
+    found = [path[: mark.start()] for mark in re.finditer(r"[./]", path)][::-1]
+    return [*found, ""] if path and within(path, "") else found
+
+
+@functools.lru_cache(100_000)
+def _meets(glob: str, path: str) -> tuple[bool, bool]:
+    """Tell whether a glob matches a path, and whether it matches one that holds it."""
+    return fnmatchcase(path, glob), any(fnmatchcase(above, glob) for above in ancestors(path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,12 +282,61 @@ class Pair:
         return record
 
 
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """A deviation that is known and wanted, and why: ``comment``.
+
+    ``path``: a glob over module and operator paths. By itself it means what such a module makes: its outputs and all
+    inside it, not what it is given. With ``role`` and ``slot`` it means that one tensor of such a module; ``phase`` and ``step`` narrow
+    either, None is any.
+    """
+
+    path: str
+    comment: str = ""
+    role: str | None = None
+    slot: str | None = None
+    phase: str | None = None
+    step: int | None = None
+
+    def __str__(self) -> str:
+        tensor = f" {self.role or '*'}[{self.slot or '*'}]" if self.role or self.slot else ""
+        phase = f" {self.phase}" if self.phase else ""
+        return f"{self.path or '(root)'}{phase}{tensor}{'' if self.step is None else f' step {self.step}'}"
+
+    @classmethod
+    def of_row(cls, row: Difference, comment: str = "") -> Expectation:
+        """Return one of that tensor, in all steps."""
+        s = row.site
+        return cls(escape(s.path), comment, s.role, s.slot, s.phase)
+
+    @classmethod
+    def of_finding(cls, finding: Finding, comment: str = "") -> Expectation:
+        """Return one of the call that is blamed; where that was given something wrong, of what it was given."""
+        mark, row = cls(escape(finding.path), comment), finding.difference
+        given = row is not None and row.verdict == "diverged" and not mark.covers(row.site)
+        return cls.of_row(row, comment) if row is not None and (given or not finding.path) else mark
+
+    def covers(self, site: Site) -> bool:
+        """Tell whether a tensor is meant."""
+        if self.step not in (None, site.step) or self.phase not in (None, site.phase):
+            return False
+        at_it, inside = _meets(self.path, site.path)
+        if self.role is None and self.slot is None:
+            return inside or (at_it and site.role != "input")
+        return at_it and self.role in (None, site.role) and self.slot in (None, site.slot)
+
+    def means(self, other: Expectation) -> bool:
+        """Tell whether both mean the same tensors, whatever they say of them."""
+        return replace(self, comment="") == replace(other, comment="")
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Difference:
     """A pair, measured. ``metrics``: name -> value, names as in `comparison/metrics.py`.
 
-    ``verdict``: match | within_noise | diverged | unmatched. ``error``: the figure that was judged,
-    ``limit``: what it was held against. ``reason``: why it is unmatched, or can't be measured.
+    ``verdict``: match | within_noise | expected | diverged | unmatched. ``error``: the figure that was judged,
+    ``limit``: what it was held against. ``reason``: why it is unmatched, or can't be measured. ``expected``: what says so of it, or None
+    where it merely follows from what is expected.
     """
 
     index: int
@@ -278,6 +346,7 @@ class Difference:
     limit: float | None = None
     metrics: dict[str, float | int | None] = field(default_factory=dict)
     reason: str | None = None
+    expected: Expectation | None = None
 
     def __repr__(self) -> str:
         figures = "" if self.error is None else f", error {self.error:.2g} (limit {self.limit:.2g})"
@@ -299,6 +368,7 @@ class Finding:
     ``evidence``: in words, with figures. ``difference``: the row that shows it. ``source``: where in the program the
     operator was called (``file:line function``), if that was recorded. ``repro``: a Python script that makes the
     call again from the two dumps. ``kernel``: of compiled code, the one that computes it in mine (or in golden, where mine is not fused).
+    ``expected``: what says that it is, or None.
     """
 
     path: str
@@ -310,6 +380,7 @@ class Finding:
     source: str | None = None
     repro: str | None = None
     kernel: Kernel | None = None
+    expected: Expectation | None = None
 
     def script(self) -> str:
         """Return ``repro``. Raises StoreError where nothing can be called again (values were not kept, say)."""
@@ -334,3 +405,15 @@ class Finding:
 
     def __repr__(self) -> str:
         return f"<{self.cause}: {self.path or '(root)'} ({self.op}), step {self.step}; {self.evidence}>"
+
+
+def covering(expected: Iterable[Expectation], what: Difference | Finding) -> Expectation | None:
+    """Return the first that covers a row, by its place in golden or in mine, or what a finding blames."""
+    if isinstance(what, Finding):
+        seen = what.difference.site if what.difference else Site(what.path, what.step)
+        sites = [replace(seen, path=what.path, role="output", slot="0"), seen]
+    else:
+        sites = [record.site for record in (what.pair.golden, what.pair.mine) if record is not None]
+        if len(sites) == 1:  # what only one run has is not what it is given, but that it is there
+            sites.append(replace(sites[0], role="output"))
+    return next((mark for mark in expected if any(map(mark.covers, sites))), None)

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from llmdebug_nb.errors import StoreError
+from llmdebug_nb.errors import CorruptDumpError, OptionError, StoreError, nearest
 from llmdebug_nb.explain import causes
 from llmdebug_nb.explain.calls import first_divergence
 from llmdebug_nb.explain.summary import sentences
-from llmdebug_nb.records import Difference, Finding
+from llmdebug_nb.records import EXPECTED, Difference, Expectation, Finding, covering
 from llmdebug_nb.show import html
 from llmdebug_nb.show.report_view import ReportView
-from llmdebug_nb.show.words import count_text, labels
+from llmdebug_nb.show.words import count_text, expected_text, labels
+from llmdebug_nb.store import expected as marks
 
 if TYPE_CHECKING:
     import pandas
 
+    from llmdebug_nb.comparison.tolerance import Judging
     from llmdebug_nb.store.run import Run
 
+_MARKS = 8  # of a line
+_NOT_BLAMED = "nothing is to blame for it but what is expected"
 _SITE = ("rank", "generation", "step", "path", "call", "phase", "role", "slot")
 _SIDE = ("dtype", "shape", "max", "min", "mean", "l2norm")
 
@@ -94,47 +101,148 @@ def _flat(d: Difference) -> dict[str, Any]:
         row
         | d.metrics
         | {"verdict": d.verdict, "error": d.error, "limit": d.limit, "why": d.pair.why, "reason": d.reason}
-        | {"fit": d.pair.fit.says if d.pair.fit else None}
+        | {"expected": expected_text(d) or None, "fit": d.pair.fit.says if d.pair.fit else None}
     )
 
 
 class Report:
     """What comparing two runs gave.
 
-    ``verdict``: match (bit-identical) | within_noise | diverged | nondeterministic (only what gives something else each time). ``differences``: every row, unmatched ones too.
-    ``first_divergence``: the first diverged row, or None. ``findings``: what is to blame, the worst first.
+    ``verdict``: match (bit-identical) | within_noise | expected (nothing differs but what was marked so) | diverged | nondeterministic (only
+    what gives something else each time). ``differences``: every row, unmatched ones too.
+    ``first_divergence``: the first diverged row, or None. ``findings``: what is to blame, the worst first; those that are expected come last.
     ``limits``: where the limits come from, in words. ``problems``: what of the comparison itself went wrong.
+    ``expected``: what was marked as expected, see `expect`.
     """
 
     def __init__(
-        self, golden: Run, mine: Run, differences: Sequence[Difference], findings: Sequence[Finding],
+        self, golden: Run, mine: Run, judging: Judging, blame: Callable[[Sequence[Difference]], list[Finding]],
         limits: str = "", problems: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.golden, self.mine = golden, mine
         self.limits, self.problems = limits, list(problems)
-        self.differences = Differences(self, differences)
-        self.findings = list(findings)
-        self.first_divergence = first_divergence(differences)
-        self._counts = Counter(d.verdict for d in differences)
+        self._judging, self._blame = judging, blame
+        self._views: weakref.WeakSet[ReportView] = weakref.WeakSet()
+        try:
+            self.expected = marks.read(golden, mine)
+        except CorruptDumpError as error:
+            self.expected = []
+            self.problems.append(str(error))
+        self._judge()
+
+    def _judge(self) -> None:
+        """Judge all rows, and look for what is to blame, with what is expected now."""
+        rows = self._judging.differences(self.expected)
+        self.findings = self._found(rows)
+        if self.expected and self._plain_findings and all(finding.expected for finding in self.findings):
+            rows = [replace(d, verdict=EXPECTED, reason=_NOT_BLAMED) if d.verdict == "diverged" else d for d in rows]
+        self.differences = Differences(self, rows)
+        self.first_divergence = first_divergence(self.differences)
+        self._counts = Counter(d.verdict for d in self.differences)
+
+    def _found(self, rows: list[Difference]) -> list[Finding]:
+        """Return what is to blame, then what would be if it were not expected."""
+        known = [replace(f, expected=mark) for f in self._plain_findings if (mark := covering(self.expected, f))]
+        if not self.expected:
+            return self._plain_findings
+        found = self._blame(rows)
+        return [f for f in found if covering(self.expected, f) is None] + known
+
+    @functools.cached_property
+    def _plain_findings(self) -> list[Finding]:
+        return self._blame(self._judging.plain)
 
     @property
     def verdict(self) -> str:
-        if self.findings and all(finding.cause == causes.NONDETERMINISTIC for finding in self.findings):
+        unexpected = [finding for finding in self.findings if finding.expected is None]
+        if unexpected and all(finding.cause == causes.NONDETERMINISTIC for finding in unexpected):
             return "nondeterministic"
-        if self.findings:  # also where noise hides what another eps does
+        if unexpected or self._counts["diverged"]:  # also where noise hides what another eps does
             return "diverged"
-        return next((name for name in ("diverged", "within_noise") if self._counts[name]), "match")
+        if self._counts[EXPECTED] or self.findings:
+            return EXPECTED
+        return "within_noise" if self._counts["within_noise"] else "match"
+
+    # -- what is expected ---------------------------------------------------------------------
+
+    @property
+    def kept_in(self) -> str:
+        """The file that `expected` is kept in; "" where mine is in no folder, and this report alone knows."""
+        return str(marks.file_of(self.mine) or "")
+
+    def expect(
+        self, what: str | Difference | Finding, comment: str = "", *, role: str | None = None, slot: str | None = None,
+        phase: str | None = None, step: int | None = None,
+    ) -> Expectation:  # fmt: skip
+        """Mark a deviation as expected, say why, and judge everything anew.
+
+        ``what``: a glob over module paths, which means all that such modules make (``role``: input | output | weight | grad, ``slot``, ``phase``:
+        forward | backward and ``step`` narrow that); or a row of `differences`; or one of `findings`. It is kept beside the run of mine, and counts from now on
+        in every comparison of runs of these two names. What follows from it counts as expected too, as far as its size explains that.
+
+        Raises:
+            OptionError: no tensor of the comparison is like that, or a field makes no sense.
+            StoreError: it can't be kept; then it is not expected either.
+        """
+        mark = self._mark(what, str(comment), {"role": role, "slot": slot, "phase": phase, "step": step})
+        self._keep([*(one for one in self._kept() if not one.means(mark)), mark])
+        return mark
+
+    def unexpect(self, what: str | Difference | Finding | Expectation) -> list[Expectation]:
+        """Take marks back, judge everything anew, and return them: those with this glob, or those that cover this row or finding.
+
+        Raises:
+            OptionError: nothing of the kind is expected.
+            StoreError: that can't be kept.
+        """
+        kept = self._kept()
+        if isinstance(what, (str, Expectation)):
+            gone = [one for one in kept if what in (one, one.path)]
+        else:
+            gone = [one for one in kept if one == what.expected]
+        if not gone:
+            there = ", ".join(map(str, kept[:6])) or "nothing"
+            raise OptionError(f"{what!s:.200} is not marked as expected; what is: {there}")
+        self._keep([one for one in kept if one not in gone])
+        return gone
+
+    def _mark(self, what: str | Difference | Finding, comment: str, narrowed: dict[str, Any]) -> Expectation:
+        if isinstance(what, Difference):
+            mark = Expectation.of_row(what, comment)
+        elif isinstance(what, Finding):
+            mark = Expectation.of_finding(what, comment)
+        elif isinstance(what, str):
+            mark = Expectation(what, comment, **narrowed)
+        else:
+            raise OptionError(f"expect {what!r:.60}: expected a glob over module paths, a row or a finding")
+        marks.checked(mark)
+        if not any(covering([mark], d) for d in self.differences):
+            paths = {d.site.path for d in self.differences}
+            raise OptionError(f"expect {mark}: the comparison has no such tensor{nearest(mark.path, sorted(paths))}")
+        return mark
+
+    def _kept(self) -> list[Expectation]:
+        """Return what is expected, with what other reports of these runs have marked meanwhile."""
+        return self.expected if marks.file_of(self.mine) is None else marks.read(self.golden, self.mine)
+
+    def _keep(self, expected: list[Expectation]) -> None:
+        marks.write(self.golden, self.mine, expected)
+        self.expected = expected
+        self._judge()
+        for view in list(self._views):
+            view.refresh()
+
+    # -- in words -----------------------------------------------------------------------------
 
     def summary(self) -> str:
         """Return three sentences: what differs first, whether it is made or received there, what to try next."""
         return sentences(labels(self.golden, self.mine), self.verdict, list(self.differences), self.findings)
 
     def view(self) -> ReportView:
-        """Return the view model that explorers, text and HTML show."""
-        return ReportView(
-            self.golden, self.mine, list(self.differences), self.findings, self.verdict, self._lines(), self._notes(),
-            self.summary(),
-        )  # fmt: skip
+        """Return the view model that explorers, text and HTML show; it follows what is marked as expected."""
+        view = ReportView(self)
+        self._views.add(view)
+        return view
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """Write the report as one self-contained HTML page. Raises StoreError."""
@@ -144,28 +252,49 @@ class Report:
         """Write the table of differences as csv. Raises StoreError."""
         return self.differences.to_csv(path)
 
-    def _lines(self) -> list[str]:
+    def lines(self) -> list[str]:
         counts = self._counts
         compared = sum(counts.values()) - counts["unmatched"]
         line = (
             f"{count_text(compared, 'pair')}: {counts['match']:,} identical, {counts['within_noise']:,} within noise, "
         )
         line += f"{counts['diverged']:,} diverged"
+        if counts[EXPECTED]:
+            line += f", {counts[EXPECTED]:,} as expected"
         if counts["unmatched"]:
             reasons = Counter(
                 (d.reason or "").partition(": bytes")[0] for d in self.differences if d.verdict == "unmatched"
             )
             named = "; ".join(f"{count:,} {reason}" for reason, count in reasons.most_common(2))
             line += f"; {count_text(counts['unmatched'], 'row')} without a partner ({named})"
+        lines = [line]
         first = self.first_divergence
         if first is not None:
-            return [line, f"First to diverge: {first.site}, {_error_text(first)}"]
+            lines.append(f"First to diverge: {first.site}, {_error_text(first)}")
         if self.verdict == "within_noise":
             worst = max((d for d in self.differences if d.error), key=lambda d: d.error or 0.0)
-            return [line, f"Furthest apart: {worst.site}, {_error_text(worst)} (limit {worst.limit:.2g})"]
-        return [line]
+            lines.append(f"Furthest apart: {worst.site}, {_error_text(worst)} (limit {worst.limit:.2g})")
+        return lines + self._expected_lines()
 
-    def _notes(self) -> list[str]:
+    def _expected_lines(self) -> list[str]:
+        """Return what is expected, with how many rows each mark covers."""
+        rows = Counter(d.expected for d in self.differences if d.verdict == EXPECTED)
+        found = Counter(f.expected for f in self.findings if f.expected)
+        seen = [mark for mark in self.expected if rows[mark] or found[mark]]
+        if not seen:
+            return []
+        told = [
+            f"{mark}{f' ({mark.comment})' if mark.comment else ''}: {count_text(rows[mark], 'row')}" for mark in seen
+        ]
+        more = (
+            f"; {count_text(rows[None], 'row')} more follow{'s' if rows[None] == 1 else ''} from that"
+            if rows[None]
+            else ""
+        )
+        rest = f"; and {len(told) - _MARKS} more marks" if len(told) > _MARKS else ""
+        return [f"Expected: {'; '.join(told[:_MARKS])}{rest}{more}"]
+
+    def notes(self) -> list[str]:
         """Return what a reader should know of the verdict's limits."""
         notes = [
             f"{run.label} is incomplete: {run.info()['ended_by'] or 'its recording ended early'}"
@@ -177,6 +306,8 @@ class Report:
             notes.insert(
                 0, f"{alone:,} of {len(self.differences):,} rows could not be compared; the verdict is on the others"
             )
+        seen = {d.expected for d in self.differences} | {f.expected for f in self.findings}
+        notes += [f"expected, but nothing like it differs now: {mark}" for mark in self.expected if mark not in seen]
         notes += self.problems
         if self.verdict != "match" and self.limits:
             notes.append(self.limits)

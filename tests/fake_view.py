@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from llmdebug_nb.errors import TensorLookupError
+from llmdebug_nb.errors import DumpWriteError, TensorLookupError
 from llmdebug_nb.records import Summary
 from llmdebug_nb.show import filters, wire
 from llmdebug_nb.show.series import line
-from llmdebug_nb.show.tensors import heads, worst
+from llmdebug_nb.show.tensors import errors, heads, scatter, worst
+from llmdebug_nb.show.text import EVERYTHING
 
 HIDDEN, HEADS, PROMPT = 64, 4, 12
 LEAVES = {
@@ -33,7 +36,7 @@ TYPES = {
 }
 BROKEN = "model.layers.1.mlp.down_proj"
 SCRIPT = 'print("called again")\n'
-STATES = {None: 0, "unmatched": 1, "match": 2, "within_noise": 3, "diverged": 4}
+STATES = {None: 0, "unmatched": 1, "match": 2, "within_noise": 3, "expected": 4, "diverged": 5}
 HOSTILE = '<img src=x onerror="window.hacked=1">'
 
 
@@ -41,6 +44,7 @@ class FakeView:
     """``report``: a comparison that goes wrong in `BROKEN` from the first decode step on."""
 
     part = ""  # what was kept of each tensor
+    points = 4096  # of a scatter plot at most
 
     def __init__(
         self, report: bool = False, layers: int = 3, steps: int = 4, extra: tuple[str, ...] = (), records: int = 0
@@ -58,6 +62,8 @@ class FakeView:
                 self._record(step, path, op, "output")
         for number in range(records - len(self.data)):
             self._record(self.steps[0], f"model.many.{number}", "Identity", "output")
+        self.marks: list[wire.Mark] = []
+        self.watchers: list[Any] = []
         self.tree = self._tree()
 
     def _step(self, index: int) -> wire.Step:
@@ -114,6 +120,8 @@ class FakeView:
                 "error": (0.31 if bad else 0.0021) if self.report else None,
                 "limit": 0.012 if self.report else None,
                 "reason": "error is 26 times its limit" if bad else "",
+                "expected": "",
+                "mark": -1,
             }
         )
 
@@ -122,7 +130,7 @@ class FakeView:
         for row in self.data:
             names = row["path"].split(".")
             paths |= dict.fromkeys(".".join(names[: n + 1]) for n in range(len(names)))
-        rows, bad, worst = dict.fromkeys(paths, 0), dict.fromkeys(paths, 0), dict.fromkeys(paths)
+        rows, bad, expected, worst = (dict.fromkeys(paths, start) for start in (0, 0, 0, None))
         self.kids: dict[str | None, list[str]] = {None: [""]}
         for path in paths:
             if path:
@@ -132,6 +140,7 @@ class FakeView:
             for path in ["", *(".".join(names[: n + 1]) for n in range(len(names)))]:
                 rows[path] += 1
                 bad[path] += row["verdict"] == "diverged"
+                expected[path] += row["verdict"] == "expected"
                 worst[path] = max(worst[path], row["verdict"], key=STATES.__getitem__)
         self.ids = {path: number for number, path in enumerate(paths)}
         return [
@@ -144,8 +153,9 @@ class FakeView:
                 "rows": rows[path],
                 "bad": bad[path],
                 "unmatched": 0,
+                "expected": expected[path],
                 "verdict": worst[path],
-                "note": "",
+                "note": "" if not expected[path] else f"{expected[path]} expected: {self.marks[0]['comment']}",
             }
             for path, number in self.ids.items()
         ]
@@ -160,12 +170,14 @@ class FakeView:
             "title": "tiny-llama, eager vs compiled" if self.report else "tiny-llama, eager",
             "golden": "runs/eager" if self.report else "",
             "mine": "runs/compiled" if self.report else "",
-            "verdict": ("diverged" if bad else "match") if self.report else None,
+            "verdict": ("diverged" if bad else "expected" if self.marks else "match") if self.report else None,
             "notes": [],
             "lines": [f"{len(self.data):,} records in {len(self.steps)} steps"]
             + [f"{len(bad)} pairs diverged, 0 unmatched"] * self.report,
             "summary": "It differs. The error is made there. Look at the code." * self.report,
             "steps": self.steps,
+            "marks": self.marks,
+            "kept": "runs/compiled.expected.json" * self.report,
             "first_bad": bad[0]["id"] if bad else -1,
             "rows": len(self.data),
             "findings": [
@@ -176,6 +188,8 @@ class FakeView:
                     "cause": "op-differs",
                     "row": bad[0]["id"],
                     "evidence": "replayed on its own inputs, the op gives another result: 0.31, noise floor 0.012",
+                    "expected": self.data[bad[0]["id"]]["expected"],
+                    "mark": -1,
                 },
                 {
                     "path": "lm_head",
@@ -184,6 +198,8 @@ class FakeView:
                     "cause": "weight differs",
                     "row": bad[-1]["id"],
                     "evidence": "weight: 12 of 4,096 elements",
+                    "expected": "",
+                    "mark": -1,
                 },
             ]
             if bad
@@ -230,6 +246,40 @@ class FakeView:
         elements, differing = worst(golden, mine, request["n"])
         return {"elements": elements, "differing": differing}
 
+    def errors(self, request: wire.ErrorsRequest) -> wire.ErrorHistogram:
+        golden, mine = (self.tensor(request["row"], which) for which in ("golden", "mine"))
+        return {**errors(golden, mine, request["bins"]), "limit": 0.012}
+
+    def scatter(self, request: wire.ScatterRequest) -> tuple[wire.Scatter, list[memoryview]]:
+        golden, mine = (self.tensor(request["row"], which) for which in ("golden", "mine"))
+        answer, buffers = scatter(golden, mine, self.points, request["size"])
+        return answer, [memoryview(buffer.tobytes()) for buffer in buffers]
+
+    def expect(self, request: wire.ExpectRequest) -> wire.Overview:
+        self.calls.append(("expect", request["row"]))
+        if request["comment"] == "boom":
+            raise DumpWriteError("can't write expected.json: read-only")
+        number = request["row"] if request["row"] >= 0 else next(r["id"] for r in self.data if r["path"] == BROKEN)
+        path = self.data[number]["path"]
+        self.marks.append({"text": path, "comment": request["comment"], "rows": 0})
+        for row in self.data:
+            if row["path"] == path and row["verdict"] == "diverged":
+                row |= {"verdict": "expected", "expected": request["comment"] or path, "mark": len(self.marks) - 1}
+                self.steps[row["step"]]["bad"] -= 1
+                self.marks[-1]["rows"] += 1
+        self.tree = self._tree()
+        return self.overview({"op": "overview"})
+
+    def unexpect(self, request: wire.UnexpectRequest) -> wire.Overview:
+        self.calls.append(("unexpect", request["mark"]))
+        for row in self.data:
+            if row["mark"] == request["mark"]:
+                row |= {"verdict": "diverged", "expected": "", "mark": -1}
+                self.steps[row["step"]]["bad"] += 1
+        self.marks.pop(request["mark"])
+        self.tree = self._tree()
+        return self.overview({"op": "overview"})
+
     def children(self, request: wire.ChildrenRequest) -> wire.Children:
         parent = None if request["parent"] < 0 else self.tree[request["parent"]]["path"]
         kids = self.kids.get(parent, [])
@@ -242,14 +292,16 @@ class FakeView:
     def _listed(self, request, step: int = -1) -> list[wire.Row]:
         path = self.tree[request["node"]]["path"] if request["node"] >= 0 else ""
         wanted = filters.read(request["text"])
-        return [
+        found = [
             row
             for row in self.data
-            if (step < 0 or row["step"] == step)
+            if (step < 0 or request["every"] or row["step"] == step)
             and (not path or row["path"] == path or row["path"].startswith(path + "."))
             and (not request["mismatch"] or row["verdict"] in ("diverged", "unmatched"))
             and wanted.passes(f"{row['path']} {row['op']} {row['dtype']}".lower(), [summary(row)])
         ]
+        sort = request["sort"]
+        return sorted(found, key=lambda row: row[sort], reverse=request["descending"]) if sort else found
 
     def rows(self, request: wire.RowsRequest) -> wire.Page:
         self.calls.append(("rows", request["start"]))
@@ -270,6 +322,10 @@ class FakeView:
         return {"row": row, "index": listed.index(row) if row in listed else -1}
 
     def locate(self, request: wire.LocateRequest) -> wire.Located:
+        if request["sort"]:
+            rows = self._listed(request, self.data[request["row"]]["step"])
+            at = [row["id"] for row in rows].index(request["row"]) + request["delta"]
+            return self._located(request, rows[at] if 0 <= at < len(rows) else None)
         rows = self._listed(request)
         if request["delta"] > 0:
             return self._located(request, next((row for row in rows if row["id"] > request["row"]), None))
@@ -326,7 +382,7 @@ class FakeView:
         }
 
     def detail(self, request: wire.DetailRequest) -> wire.Detail:
-        row = self.row({"op": "row", "row": request["row"], "node": -1, "mismatch": False, "text": ""})["row"]
+        row = self.row({"op": "row", "row": request["row"], **EVERYTHING})["row"]
         assert row is not None
         made_by = row["id"] - 1 if row["id"] else -1
         return {

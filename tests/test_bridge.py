@@ -13,7 +13,19 @@ from llmdebug_nb.notebook import widgets
 from llmdebug_nb.notebook.bridge import Bridge
 from llmdebug_nb.show import wire
 
-ROWS = {"op": "rows", "re": 7, "step": 1, "node": -1, "mismatch": False, "text": "", "start": 0, "n": 5}
+ROWS = {
+    "op": "rows",
+    "re": 7,
+    "step": 1,
+    "node": -1,
+    "mismatch": False,
+    "text": "",
+    "every": False,
+    "sort": "",
+    "descending": False,
+    "start": 0,
+    "n": 5,
+}
 
 
 def error(content: object, view: Any = None) -> str:

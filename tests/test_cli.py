@@ -62,7 +62,7 @@ def test_report_writes_a_page_that_needs_nothing_else(runs, tmp_path, capsys):
         assert not re.findall(r"(?:src|href|url)\s*[=(]\s*[\"']?(?!data:)[a-z]+:", page)
         assert "default-src 'none'" in html.unescape(page)
         assert "<script" not in page
-    assert page.count("data:image/png;base64,") == 2  # of the layers, and of the tensor to blame
+    assert page.count("data:image/png;base64,") == 3  # of the layers, of the tensor to blame and of its errors
 
 
 def test_errors_are_one_line_and_status_2(tmp_path):

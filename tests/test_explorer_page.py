@@ -482,6 +482,7 @@ def test_the_map_obeys_arrow_keys_and_enter_and_says_where_they_stand(mount: Mou
     expect(page.locator(".llmdebug-told")).to_contain_text("lm_head · 2 decode: diverged")
     grid.press("Enter")
     expect(page.locator(".llmdebug-place")).to_contain_text("lm_head output[0]")
+    expect(step(page, 3)).to_have_attribute("aria-current", "step")
     assert (explorer.position, explorer.path) == (3, "lm_head")
     grid.press("Home")
     expect(cell).to_have_attribute("aria-label", re.compile("^lm_head · warm-up: match"))
@@ -535,8 +536,8 @@ class Deep(FakeView):
     def layers(self, request: Any) -> Any:
         self.calls.append(("layers", 0))
         state = np.full((100, 1000), 2, "u1")
-        state[-1, -1] = 4
-        error = np.where(state == 4, 0.5, 0.001).astype("<f4")
+        state[-1, -1] = 5
+        error = np.where(state == 5, 0.5, 0.001).astype("<f4")
         row = np.full(state.shape, 4711, "<i4")
         row[-1, -1] = 3
         arrays = error, np.full(state.shape, 0.01, "<f4"), row, state
@@ -1124,10 +1125,226 @@ def test_keys_that_the_widget_uses_do_not_reach_the_notebook(mount: Mount) -> No
     assert page.evaluate("window.leaked") == ["Escape", "Control", "s"]
 
 
+# --- what is expected ---
+
+
+def marked(page: Page) -> Locator:
+    return page.locator(".llmdebug-marked")
+
+
+def test_a_row_is_marked_by_key_with_a_comment_and_everything_follows(mount: Mount) -> None:
+    view = FakeView(report=True)
+    explorer = Explorer(view)
+    page = mount(explorer)
+    shown(page, explorer.selected)
+    expect(step(page, 2).locator(".llmdebug-badge")).to_have_text("3")
+    page.get_by_role("grid", name="Records").press("e")
+    comment = page.locator(".llmdebug-place").get_by_label("why it is expected")
+    expect(comment).to_be_focused()
+    page.keyboard.type(f"fused kernel, N and p {HOSTILE}")
+    comment.press("Enter")
+    expect(page.locator(".llmdebug-title")).to_contain_text("diverged")
+    expect(page.locator(SELECTED).locator(".llmdebug-verdict")).to_have_text("☑ expected")
+    expect(page.locator(SELECTED)).to_contain_text(f"expected: fused kernel, N and p {HOSTILE}")
+    expect(page.locator(".llmdebug-place")).to_contain_text(f"expected: fused kernel, N and p {HOSTILE}")
+    expect(step(page, 2).locator(".llmdebug-badge")).to_have_text("2")
+    expect(page.get_by_role("treeitem", name="down_proj")).to_have_attribute(
+        "title", re.compile("2 expected: fused kernel")
+    )
+    expect(page.locator(".llmdebug-status")).to_contain_text("marked as expected")
+    expect(page.locator(".llmdebug-place [data-mark]")).to_be_focused()
+    marked(page).locator("summary").click()
+    expect(marked(page)).to_contain_text(f"{BROKEN} fused kernel, N and p {HOSTILE} 2 mismatches")
+    expect(marked(page)).to_contain_text("kept in runs/compiled.expected.json")
+    assert page.evaluate("window.hacked") is None
+    page.get_by_role("grid", name="Records").press("e")  # once more: to what takes it back
+    expect(page.locator(".llmdebug-place [data-mark]")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator(SELECTED).locator(".llmdebug-verdict")).to_have_text("✗ diverged")
+    expect(marked(page)).to_have_count(0)
+    expect(page.locator(".llmdebug-status")).to_contain_text("no longer expected")
+    assert [call for call in view.calls if call[0].endswith("expect")] == [
+        ("expect", explorer.selected),
+        ("unexpect", 0),
+    ]
+
+
+def test_a_finding_is_marked_where_it_is_told_and_unmarked_there(mount: Mount) -> None:
+    view = FakeView(report=True)
+    page = mount(Explorer(view))
+    finding = page.locator(".llmdebug-findings > ul > li").first
+    button = finding.get_by_role("button", name="Mark as expected")
+    button.click()
+    expect(button).to_have_attribute("aria-expanded", "true")
+    finding.get_by_label("why it is expected").press("Escape")
+    expect(finding.locator("form")).to_be_hidden()
+    expect(button).to_be_focused()
+    button.press("Enter")
+    page.keyboard.type("fused")
+    finding.get_by_role("button", name="Mark", exact=True).click()
+    expect(marked(page)).to_contain_text("1 mark of what is expected")
+    assert ("expect", -1) in view.calls
+
+
+def test_a_mark_that_cannot_be_kept_says_why_and_changes_nothing(mount: Mount) -> None:
+    page = mount(Explorer(FakeView(report=True)))
+    page.locator(".llmdebug-place").get_by_role("button", name="Mark as expected").click()
+    page.keyboard.type("boom")
+    page.keyboard.press("Enter")
+    expect(page.locator(".llmdebug-failed")).to_contain_text("can't write expected.json: read-only")
+    expect(page.locator(".llmdebug-place").get_by_label("why it is expected")).to_have_value("boom")
+    expect(marked(page)).to_have_count(0)
+
+
+def test_what_matches_is_not_marked(mount: Mount) -> None:
+    explorer = Explorer(FakeView(report=True))
+    page = mount(explorer)
+    from_python(page, explorer, "selected", 1)
+    shown(page, 1)
+    page.get_by_role("grid", name="Records").press("e")
+    expect(page.locator(".llmdebug-status")).to_contain_text("only a mismatch can be marked")
+    expect(page.locator(".llmdebug-place").get_by_role("button", name="Mark as expected")).to_have_count(0)
+
+
+def test_an_open_explorer_follows_marks_made_in_python_and_stays_where_it_is(mount: Mount) -> None:
+    view = FakeView(report=True)
+    explorer = Explorer(view)
+    page = mount(explorer)
+    page.get_by_role("treeitem", name="lm_head").click()
+    expect(page.locator(".llmdebug-total")).to_have_text("2 records")
+    view.expect({"op": "expect", "row": explorer.selected, "finding": -1, "scope": "tensor", "comment": "known"})
+    from_python(page, explorer, "snapshot", view.overview({"op": "overview"}))
+    expect(marked(page)).to_contain_text("1 mark")
+    expect(page.locator(".llmdebug-total")).to_have_text("2 records")
+    expect(page.locator(".llmdebug-place")).to_contain_text("expected: known")
+    assert explorer.path == "lm_head"
+
+
+# --- the table of mismatches ---
+
+
+def column(page: Page, name: str) -> Locator:
+    return page.get_by_role("columnheader", name=re.compile(f"^{name}"))
+
+
+def ids_in_view(page: Page) -> list[int]:
+    return [
+        int(row)
+        for row in page.locator(".llmdebug-record[data-row]").evaluate_all("all => all.map(el => el.dataset.row)")
+    ]
+
+
+def test_a_column_sorts_down_then_up_then_not_at_all_by_click_and_by_key(mount: Mount) -> None:
+    view = FakeView(report=True)
+    page = mount(Explorer(view))
+    header = column(page, "error")
+    expect(header).to_have_attribute("aria-sort", "none")
+    header.get_by_role("button").click()
+    expect(header).to_have_attribute("aria-sort", "descending")
+    bad = [row["id"] for row in view.data if row["step"] == 2 and row["verdict"] == "diverged"]
+    expect(page.locator(".llmdebug-record[data-row]").first).to_have_attribute("data-row", str(bad[0]))
+    assert ids_in_view(page)[:3] == bad
+    expect(header.get_by_role("button")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(header).to_have_attribute("aria-sort", "ascending")
+    expect(page.locator(".llmdebug-record[data-row]").first).not_to_have_attribute("data-row", str(bad[0]))
+    page.keyboard.press("Enter")
+    expect(header).to_have_attribute("aria-sort", "none")
+    column(page, "tensor").get_by_role("button").click()
+    expect(column(page, "tensor")).to_have_attribute("aria-sort", "ascending")
+    expect(header).to_have_attribute("aria-sort", "none")
+    paths = [view.data[i]["path"] for i in ids_in_view(page)]
+    assert paths == sorted(paths)
+
+
+def test_all_tokens_are_one_sorted_table_and_n_walks_down_it(mount: Mount) -> None:
+    view = FakeView(report=True)
+    explorer = Explorer(view)
+    page = mount(explorer)
+    expect(column(page, "token")).to_have_count(0)
+    page.get_by_label("all tokens").check()
+    expect(page.locator(".llmdebug-total")).to_have_text(f"{len(view.data)} records")
+    expect(column(page, "token")).to_have_count(1)
+    page.get_by_label("mismatches only").check()
+    expect(page.locator(".llmdebug-total")).to_have_text("6 records")
+    column(page, "tensor").get_by_role("button").click()
+    wanted = sorted((row for row in view.data if row["verdict"] == "diverged"), key=lambda row: row["path"])
+    expect(page.locator(".llmdebug-record[data-row]").first).to_have_attribute("data-row", str(wanted[0]["id"]))
+    assert ids_in_view(page) == [row["id"] for row in wanted]
+    page.locator(f".llmdebug-record[data-row='{wanted[0]['id']}']").click()
+    shown(page, wanted[0]["id"])
+    page.get_by_role("grid", name="Records").press("ArrowDown")
+    shown(page, wanted[1]["id"])
+    expect(step(page, wanted[1]["step"])).to_have_attribute("aria-current", "step")
+    assert explorer.position == wanted[1]["step"]
+
+
+def test_sorting_a_hundred_thousand_rows_asks_for_one_page_and_keeps_few_elements(mount: Mount) -> None:
+    view = FakeView(report=True, records=100_000)
+    page = mount(Explorer(view))
+    page.get_by_label("all tokens").check()
+    expect(page.locator(".llmdebug-total")).to_have_text("100,000 records")
+    view.calls.clear()
+    column(page, "#").get_by_role("button").click()
+    column(page, "#").get_by_role("button").click()
+    expect(page.locator(".llmdebug-record[data-row]").first).to_have_attribute("data-row", "99999")
+    assert len([call for call in view.calls if call[0] == "rows"]) <= 4
+    assert page.locator(".llmdebug-record").count() < 60
+
+
+def test_a_run_is_in_execution_order_alone(mount: Mount) -> None:
+    page = mount(Explorer(FakeView()))
+    expect(column(page, "tensor")).not_to_have_attribute("aria-sort", re.compile(""))
+    expect(page.get_by_label("all tokens")).to_have_count(0)
+
+
+# --- the errors of a tensor ---
+
+
+def test_the_differences_have_a_histogram_with_the_limit_in_it(mount: Mount) -> None:
+    page = mount(Explorer(FakeView(report=True)))
+    figure = page.locator(".llmdebug-error-histogram")
+    expect(figure.locator("rect")).to_have_count(64)
+    expect(figure).to_contain_text("64 of 64 elements differ · dashed: the limit, spread evenly (0.012)")
+    x = float(figure.locator("line").get_attribute("x1") or "nan")
+    left, _, width, _ = map(float, (figure.locator("svg").get_attribute("viewBox") or "").split())
+    assert left <= x <= left + width
+    expect(figure.get_by_role("img")).to_have_attribute(
+        "aria-label", re.compile("64 bins from .*; 64 of 64 elements differ")
+    )
+
+
+@pytest.mark.parametrize(("points", "kind"), [(4096, "points"), (10, "density")])
+def test_golden_against_mine_is_points_or_where_they_are_many_a_density(mount: Mount, points: int, kind: str) -> None:
+    view = FakeView(report=True)
+    view.points = points
+    page = mount(Explorer(view))
+    plot = page.locator(".llmdebug-scatter-plot")
+    expect(plot).to_have_attribute("data-kind", kind)
+    expect(plot).to_have_attribute("aria-label", re.compile("^Golden against mine, 64 elements from "))
+    drawn = """el => { const {width, height} = el; const data = el.getContext('2d').getImageData(0, 0, width, height).data;
+      const words = new Set(new Uint32Array(data.buffer)); return words.size; }"""
+    page.wait_for_function(
+        f"(() => {{ const el = document.querySelector('.llmdebug-scatter-plot'); return ({drawn})(el) > 3; }})()"
+    )
+    plot.hover(position={"x": 5, "y": 5})
+    expect(page.locator(".llmdebug-scatter-told")).to_have_text(
+        re.compile(r"^golden -?[\d.e-]+ · mine -?[\d.e-]+" + (r" · \d+ elements?$" if kind == "density" else "$"))
+    )
+
+
+def test_a_run_has_no_errors_to_show(mount: Mount) -> None:
+    explorer = Explorer(FakeView())
+    page = mount(explorer)
+    from_python(page, explorer, "selected", 80)
+    shown(page, 80)
+    expect(page.locator(".llmdebug-errors")).to_be_hidden()
+
+
 def test_a_closed_view_leaves_nothing_behind(mount: Mount) -> None:
     page = mount(Explorer(FakeView()))
     expect(row_at(page, 72)).to_be_visible()
-    assert page.evaluate("window.listening()") == 4
+    assert page.evaluate("window.listening()") == 5
     page.evaluate("window.unmount()")
     assert page.evaluate("window.listening()") == 0
     expect(page.locator(".llmdebug")).to_have_count(0)

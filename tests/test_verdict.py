@@ -217,7 +217,7 @@ def _row(i, path, role="output", error=0.0, dtype="float32", shape=(8, 64), step
 
 
 def _judged(*rows, **options):
-    return list(tolerance.judge([_row(i, *row[0], **row[1]) for i, row in enumerate(rows)], **options))
+    return tolerance.Judging([_row(i, *row[0], **row[1]) for i, row in enumerate(rows)], **options).plain
 
 
 def _at(path, role="output", **values):
@@ -564,8 +564,8 @@ def test_a_dtype_that_is_coarser_than_at_all_siblings_is_diverged_within_any_noi
             tolerance.Measured(9, Pair(full, half, "same site"), {}) for _ in range(20)
         )  # mine is coarse throughout
 
-    odd = list(tolerance.judge(list(layers(["bfloat16", "float16", "float16", "float16"]))))
-    even = list(tolerance.judge(list(layers(["bfloat16"] * 4))))
+    odd = tolerance.Judging(list(layers(["bfloat16", "float16", "float16", "float16"]))).plain
+    even = tolerance.Judging(list(layers(["bfloat16"] * 4))).plain
     assert {d.site.path for d in odd if d.reason == tolerance.COARSER} == {"l.0.f"}
     assert [d for d in even if d.verdict == "diverged"] == []
 

@@ -62,7 +62,21 @@ def ask(view):
 
 
 def _rows(ask, **changes):
-    return ask("rows", **{"step": -1, "node": -1, "mismatch": False, "text": "", "start": 0, "n": 1000, **changes})
+    return ask(
+        "rows",
+        **{
+            "step": -1,
+            "node": -1,
+            "mismatch": False,
+            "text": "",
+            "every": False,
+            "sort": "",
+            "descending": False,
+            "start": 0,
+            "n": 1000,
+            **changes,
+        },
+    )
 
 
 def test_the_overview_marks_warm_ups_and_counts_rows(ask, runs):
@@ -182,7 +196,18 @@ def test_a_tensor_that_is_taken_often_has_a_few_links_and_their_count():
 
 def test_the_same_tensor_over_all_steps_leads_to_its_record_at_each(view, runs):
     wanted = {"path": BROKEN, "role": "output"}
-    request = {"op": "rows", "step": -1, "node": -1, "mismatch": False, "text": BROKEN, "start": 0, "n": 999}
+    request = {
+        "op": "rows",
+        "step": -1,
+        "node": -1,
+        "mismatch": False,
+        "text": BROKEN,
+        "every": False,
+        "sort": "",
+        "descending": False,
+        "start": 0,
+        "n": 999,
+    }
     rows = [r for r in view.rows(request)["rows"] if {name: r[name] for name in wanted} == wanted]
     assert [r["step"] for r in rows] == [0, 1, 2, 3]
     lines = {
@@ -242,7 +267,9 @@ def test_figures_filter_rows_as_the_recorded_summaries_say(ask, view, runs, text
     everything = [row["id"] for row in _rows(ask)["rows"]]
     wanted = [row for row in everything if any(passes(summary) for summary in _summaries(runs, view, row))]
     assert [row["id"] for row in _rows(ask, text=text)["rows"]] == wanted
-    found = ask("locate", row=-1, delta=1, node=-1, mismatch=False, text=text)["row"]
+    found = ask("locate", row=-1, delta=1, node=-1, mismatch=False, text=text, every=False, sort="", descending=False)[
+        "row"
+    ]
     assert (found and found["id"]) == (wanted[0] if wanted else None)
 
 
@@ -262,7 +289,18 @@ def poisoned():
 
 def test_nan_and_inf_are_found_on_either_side_of_a_pair_and_have_no_size(poisoned):
     def listed(view, text):
-        request = {"op": "rows", "step": -1, "node": -1, "mismatch": False, "text": text, "start": 0, "n": 99}
+        request = {
+            "op": "rows",
+            "step": -1,
+            "node": -1,
+            "mismatch": False,
+            "text": text,
+            "every": False,
+            "sort": "",
+            "descending": False,
+            "start": 0,
+            "n": 99,
+        }
         return {(row["path"], row["role"]) for row in view.rows(request)["rows"]}
 
     golden, mine = map(RunView, poisoned)  # log(-4) is NaN, log(0) is -inf
@@ -278,12 +316,50 @@ def test_nan_and_inf_are_found_on_either_side_of_a_pair_and_have_no_size(poisone
 
 @pytest.mark.parametrize("text", ["lm_head >", "abs>x", "<1e-", ">nan", "size>3", "<lambda>"])
 def test_a_filter_that_makes_no_sense_says_so_and_hides_nothing_behind_an_empty_list(view, text):
-    page = view.rows({"op": "rows", "step": -1, "node": -1, "mismatch": False, "text": text, "start": 0, "n": 9})
+    page = view.rows(
+        {
+            "op": "rows",
+            "step": -1,
+            "node": -1,
+            "mismatch": False,
+            "text": text,
+            "every": False,
+            "sort": "",
+            "descending": False,
+            "start": 0,
+            "n": 9,
+        }
+    )
     assert (page["total"], page["rows"]) == (0, [])
     assert repr(text.split()[-1]) in page["problem"]
-    assert view.row({"op": "row", "row": 3, "node": -1, "mismatch": False, "text": text})["index"] == -1
+    assert (
+        view.row(
+            {
+                "op": "row",
+                "row": 3,
+                "node": -1,
+                "mismatch": False,
+                "text": text,
+                "every": False,
+                "sort": "",
+                "descending": False,
+            }
+        )["index"]
+        == -1
+    )
     answer, _ = Bridge(view).answer(
-        {"op": "locate", "re": 1, "row": -1, "delta": 1, "node": -1, "mismatch": False, "text": text}
+        {
+            "op": "locate",
+            "re": 1,
+            "row": -1,
+            "delta": 1,
+            "node": -1,
+            "mismatch": False,
+            "text": text,
+            "every": False,
+            "sort": "",
+            "descending": False,
+        }
     )
     assert "can't read the filter" in answer["error"]
 
@@ -292,16 +368,25 @@ def test_next_and_previous_walk_the_whole_list_there_and_back(ask):
     ids = [row["id"] for row in _rows(ask)["rows"]]
     seen, row = [], -1
     while True:
-        found = ask("locate", row=row, delta=1, node=-1, mismatch=False, text="")
+        found = ask(
+            "locate", row=row, delta=1, node=-1, mismatch=False, text="", every=False, sort="", descending=False
+        )
         if found["row"] is None:
             break
         row = found["row"]["id"]
         seen.append(row)
         assert _rows(ask, step=found["row"]["step"])["rows"][found["index"]]["id"] == row
     assert seen == ids
-    last = ask("locate", row=-1, delta=-1, node=-1, mismatch=False, text="")["row"]["id"]
+    last = ask("locate", row=-1, delta=-1, node=-1, mismatch=False, text="", every=False, sort="", descending=False)[
+        "row"
+    ]["id"]
     assert last == ids[-1]
-    assert ask("locate", row=last, delta=-1, node=-1, mismatch=False, text="")["row"]["id"] == ids[-2]
+    assert (
+        ask("locate", row=last, delta=-1, node=-1, mismatch=False, text="", every=False, sort="", descending=False)[
+            "row"
+        ]["id"]
+        == ids[-2]
+    )
 
 
 def test_detail_names_axes_code_and_producer(ask, runs):
@@ -317,7 +402,12 @@ def test_detail_names_axes_code_and_producer(ask, runs):
     )
     detail = ask("detail", row=norm["id"])
     assert detail["producer_label"].startswith("model.embed_tokens output[0]")
-    assert ask("row", row=detail["producer"], node=-1, mismatch=False, text="")["row"]["path"] == "model.embed_tokens"
+    assert (
+        ask("row", row=detail["producer"], node=-1, mismatch=False, text="", every=False, sort="", descending=False)[
+            "row"
+        ]["path"]
+        == "model.embed_tokens"
+    )
 
 
 def test_a_window_holds_the_values_themselves_when_it_is_small(ask, runs):
@@ -337,7 +427,21 @@ def test_a_window_holds_the_values_themselves_when_it_is_small(ask, runs):
     [
         ("detail", {"row": 1 << 50}, "no"),
         ("children", {"parent": 0, "start": 0, "n": "x"}, "must be int"),
-        ("rows", {"step": -1, "node": 1 << 40, "mismatch": False, "text": "", "start": 0, "n": 9}, "no node"),
+        (
+            "rows",
+            {
+                "step": -1,
+                "node": 1 << 40,
+                "mismatch": False,
+                "text": "",
+                "every": False,
+                "sort": "",
+                "descending": False,
+                "start": 0,
+                "n": 9,
+            },
+            "no node",
+        ),
         (
             "view",
             {"row": 5, "which": "golden", "axes": [7, 8], "fixed": [], "y0": 0, "x0": 0, "y1": 0, "x1": 0, "size": 9},
@@ -364,7 +468,20 @@ def test_a_report_leads_to_the_blamed_row_and_its_mismatches(runs):
     assert row["sides"][2]["l2norm"] == pytest.approx(
         next(m["value"] for m in row["metrics"] if m["name"] == "euclidean_distance")
     )
-    mismatches = view.rows({"op": "rows", "step": -1, "node": -1, "mismatch": True, "text": "", "start": 0, "n": 1000})
+    mismatches = view.rows(
+        {
+            "op": "rows",
+            "step": -1,
+            "node": -1,
+            "mismatch": True,
+            "text": "",
+            "every": False,
+            "sort": "",
+            "descending": False,
+            "start": 0,
+            "n": 1000,
+        }
+    )
     assert {r["verdict"] for r in mismatches["rows"]} == {"diverged"}
     cells = {
         which: view.view(
@@ -445,7 +562,18 @@ def test_each_head_is_the_slice_that_the_heat_map_would_show(shape, order, size,
 
 def test_heads_come_in_one_answer_of_bounded_size(view):
     rows = view.rows(
-        {"op": "rows", "step": -1, "node": -1, "mismatch": False, "text": "lm_head out", "start": 0, "n": 1}
+        {
+            "op": "rows",
+            "step": -1,
+            "node": -1,
+            "mismatch": False,
+            "text": "lm_head out",
+            "every": False,
+            "sort": "",
+            "descending": False,
+            "start": 0,
+            "n": 1,
+        }
     )
     request = {
         "op": "heads",
@@ -545,7 +673,7 @@ def test_each_cell_holds_the_worst_row_of_its_layer_and_step(rows):
         seen.setdefault(layer, {}).setdefault(step, []).append((verdict, error, limit))
     order = [layer for layer in seen if layer] + ["" for layer in seen if not layer]
     assert [layer["path"] for layer in found.layers] == order
-    rank = {"unmatched": 1, "match": 2, "within_noise": 3, "diverged": 4}
+    rank = {"unmatched": 1, "match": 2, "within_noise": 3, "expected": 4, "diverged": 5}
     for y, layer in enumerate(order):
         for x in range(4):
             cell = seen[layer].get(x, [])
@@ -586,7 +714,7 @@ def test_the_map_of_a_report_comes_in_one_answer_and_leads_to_the_broken_layer(r
     assert paths.index("model.layers.0") < paths.index("model.layers.1") < paths.index("model.norm")
     assert answer["layers"][-1]["node"] == -1  # the root and model.model
     broken = paths.index("model.layers.1")
-    assert (state[broken] == 4).all()
+    assert (state[broken] == 5).all()
     assert (state[:broken] == 2).all()
     assert (error[broken] > limit[broken]).all()
     for at, index in np.ndenumerate(row):
@@ -705,11 +833,12 @@ def test_the_page_without_a_kernel_shows_layers_findings_scripts_and_worst_eleme
     page = ld.compare(*runs).view()
     text = html.page(page)
     finding = page.finding({"op": "finding", "finding": 0})
-    assert escape(page.summary) in text
+    assert escape(page.overview()["summary"]) in text
+    assert 'alt="how many elements differ by how much, and golden against mine"' in text
     assert escape(finding["script"]) in text
     assert escape(finding["save"]) in text
     assert "error over limit by layer and token" in text
-    assert text.count("data:image/png") == 2
+    assert text.count("data:image/png") == 3
     assert "Worst elements: 10 of" in text
     assert "<h2>Layers and tokens" not in html.page(RunView(runs[0]))
 

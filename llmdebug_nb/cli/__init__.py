@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmdebug_nb.errors import LLMDebugError
+from llmdebug_nb.records import EXPECTED
 
 MATCH, DIVERGED, FAILED, PIPE_CLOSED = 0, 1, 2, 141
 
@@ -51,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     compare = commands.add_parser(
         "compare",
         help="compare two dumps",
-        description="Compare two dumps. Exit status: 0 match or within noise, 1 diverged, 2 could not compare.",
+        description="Compare two dumps. Exit status: 0 match, within noise or as expected, 1 diverged, 2 could not compare.",
     )
     compare.add_argument("golden", metavar="GOLDEN", help="the run to hold against")
     compare.add_argument("mine", metavar="MINE", help="the run in question")
@@ -69,6 +70,14 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--html", metavar="F", help="write the report as one HTML page")
     compare.add_argument("--map", metavar="F", help="YAML or JSON file: which module of GOLDEN is which of MINE")
     compare.add_argument("--no-explain", action="store_true", help="skip the search for what is to blame")
+    compare.add_argument(
+        "--expect", metavar="GLOB", action="append", default=[],
+        help="mark what such modules make as expected, in this comparison and those to come",
+    )  # fmt: skip
+    compare.add_argument("--comment", metavar="TEXT", default="", help="why that is expected")
+    compare.add_argument(
+        "--unexpect", metavar="GLOB", action="append", default=[], help="take a mark back: its glob as it was given"
+    )
     compare.set_defaults(run=_compare)
 
     report = commands.add_parser(
@@ -126,11 +135,15 @@ def _compare(args: argparse.Namespace) -> int:
         calibrate=args.calibrate,
         metrics=args.metric,
     )
+    for glob in args.unexpect:
+        report.unexpect(glob)
+    for glob in args.expect:
+        report.expect(glob, args.comment)
     print(report)
     for target, write in ((args.csv, report.to_csv), (args.html, report.to_html)):
         if target:
             print(f"written: {write(target)}")
-    return MATCH if report.verdict in ("match", "within_noise") else DIVERGED
+    return MATCH if report.verdict in ("match", "within_noise", EXPECTED) else DIVERGED
 
 
 def _report(args: argparse.Namespace) -> int:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from llmdebug_nb.comparison import metrics
 from llmdebug_nb.comparison.custom import Custom
 from llmdebug_nb.comparison.limits import Limits
-from llmdebug_nb.comparison.tolerance import UNMATCHED, Calibration, Measured, error_of, judge
+from llmdebug_nb.comparison.tolerance import UNMATCHED, Calibration, Judging, Measured, error_of
 from llmdebug_nb.errors import CorruptDumpError, TensorLookupError
 from llmdebug_nb.kernels.fingerprint import same
-from llmdebug_nb.records import Difference, Node, Pair, Record, Summary, within
+from llmdebug_nb.records import Node, Pair, Record, Summary, within
 
 if TYPE_CHECKING:
     import torch
@@ -25,20 +25,20 @@ Load = Callable[[Record], "torch.Tensor"]
 UNINITIALISED = "memory that nothing was written to yet: there are no values to compare"
 _EMPTY = re.compile(r"(.*\.)?(new_)?empty(_like|_strided|_permuted|_quantized)?(\.\w+)?")  # operators that give such
 STATS_ONLY = "judged by statistics: "
-__all__ = ["STATS_ONLY", "UNMATCHED", "differences", "measure"]
+__all__ = ["STATS_ONLY", "UNMATCHED", "judging", "measure"]
 
 
-def differences(
+def judging(
     pairs: Iterable[Pair], load_golden: Load, load_mine: Load, *, nodes: Sequence[Node] = (), limits: Limits | None = None,
     calibration: Calibration | None = None, custom: Custom | None = None,
-) -> Iterator[Difference]:  # fmt: skip
-    """Yield a Difference for every pair, in order, which must be golden's execution order.
+) -> Judging:  # fmt: skip
+    """Measure all pairs, which must be in golden's execution order, and return what judges them.
 
     A payload that can't be read becomes a row with a reason; it never ends the comparison. ``nodes``: golden's modules.
     """
     tree = _Tree(nodes)
     measured = list(measure(pairs, load_golden, load_mine, tree, custom))
-    yield from judge(measured, size=tree.size, limits=limits, calibration=calibration)
+    return Judging(measured, size=tree.size, limits=limits, calibration=calibration)
 
 
 def measure(

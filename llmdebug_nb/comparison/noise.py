@@ -7,7 +7,8 @@ Errors are followed in execution order along the tree of calls. What a call puts
 
 The noise of a tensor is its error as measured, as long as that is within its limit. So nothing is excused by an
 error that isn't there: in a program that is otherwise the same bit by bit, the limit of a call is its floor. Beyond a
-tensor that diverged, its limit is passed on in place of its error: what follows a bug inherits it, and is no noise.
+tensor that diverged, its limit is passed on in place of its error: what follows a bug inherits it, and is no noise. What is expected to
+differ passes on its error as it is, like noise: it explains what follows from it, and nothing that is larger.
 
 A call has been given its inputs and weights; the code of a module that was not recorded, all that its module was given
 and all that was recorded inside it so far; and, as modules keep state such as a cache, what it had in earlier steps.
@@ -29,7 +30,7 @@ from dataclasses import dataclass, field
 import torch
 
 from llmdebug_nb.kernels.raw import DTYPES
-from llmdebug_nb.records import Record, Site, within
+from llmdebug_nb.records import Record, Site, ancestors
 
 SINGLE = 2.0**-23  # eps of float32, in which sums of narrower dtypes are accumulated
 GLUE = 2.0  # code between the modules is several operators
@@ -67,12 +68,16 @@ def scale_floor(eps: float, length: int) -> float:
 
 @dataclass(slots=True)
 class Level:
-    """How much noise there is. ``error``, ``scale``: the largest as measured; ``cap``, ``scale_cap``: of those that diverged, the largest limit."""
+    """How much noise there is. ``error``, ``scale``: the largest as measured; ``cap``, ``scale_cap``: of those that diverged, the largest limit.
+
+    ``expected``: some of it comes from what is expected to differ.
+    """
 
     error: float = 0.0
     cap: float = 0.0
     scale: float = 0.0
     scale_cap: float = 0.0
+    expected: bool = False
 
     def add(self, other: Level) -> None:
         # written out: it is called some twenty times a tensor
@@ -84,6 +89,8 @@ class Level:
             self.scale = other.scale
         if other.scale_cap > self.scale_cap:
             self.scale_cap = other.scale_cap
+        if other.expected:
+            self.expected = True
 
     def limit(self, amplification: float, own: float) -> float:
         return math.hypot(max(amplification * self.error, self.cap), own)
@@ -171,7 +178,7 @@ class Flow:
             call.has_outputs = True
         call.inside.add(level)
         self._so_far[site.rank, site.generation].add(level)
-        for path in _ancestors(site.path):
+        for path in ancestors(site.path):
             around = self._calls.get((site.rank, site.generation, path))
             if around is not None:
                 around.inside.add(level)
@@ -194,7 +201,7 @@ class Flow:
         return call
 
     def _enclosing(self, site: Site) -> _Call | None:
-        for path in _ancestors(site.path):
+        for path in ancestors(site.path):
             call = self._calls.get((site.rank, site.generation, path))
             if call is not None:
                 return call
@@ -210,13 +217,6 @@ def _sum(*levels: Level) -> Level:
 
 def _explained(level: Level, eps: float, length: int, steps: float) -> Explained:
     return Explained(level, steps * floor(eps, length), steps * scale_floor(eps, length))
-
-
-@functools.lru_cache(100_000)
-def _ancestors(path: str) -> list[str]:
-    """Return the paths that hold this one, the innermost first."""
-    found = [path[: mark.start()] for mark in re.finditer(r"[./]", path)][::-1]
-    return [*found, ""] if path and within(path, "") else found
 
 
 class Siblings:

@@ -1,4 +1,5 @@
-"""From what was measured to a verdict: match, within_noise, diverged, or unmatched where there is nothing to judge by.
+"""From what was measured to a verdict: match, within_noise, diverged, or unmatched where there is nothing to judge by; expected
+where it is known and wanted, or follows from that.
 
 Limits come, in this order, from the user (`limits.py`), from calibration (other recordings of golden: what differs between them
 is no bug), and from the noise that rounding explains (`noise.py`).
@@ -6,15 +7,16 @@ is no bug), and from the noise that rounding explains (`noise.py`).
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.metrics import Metrics
 from llmdebug_nb.comparison.noise import EVEN_SHARE, EVEN_T, Explained, Flow, Level, Siblings, eps_of, floor, kind_of
-from llmdebug_nb.records import Difference, Pair, Record, Site
+from llmdebug_nb.records import EXPECTED, MISMATCHES, Difference, Expectation, Pair, Record, Site, covering
 
 _ROW_SHARE = 4
 _CALIBRATED = 3.0  # times what two recordings of golden differ by: two draws of the same noise differ by chance
@@ -25,6 +27,7 @@ NEAR_TIE = "another choice at a near tie: what it was made from differs within n
 AFTER_TIE = "not comparable: it follows a choice that was made differently at a near tie"
 COARSER = "mine is of a coarser dtype here, and nowhere else where there is such a call"
 TOO_EVEN = "an even factor, which rounding does not make"
+FOLLOWS = "no more than follows from what is expected"
 
 
 SAYS = "Limits: what the rounding of each call and the noise of its inputs explain"
@@ -115,15 +118,78 @@ def says(limits: Limits | None, calibration: Calibration, differences: Iterable[
     return f"{text}; fixed by {limits.says} for {fixed:,} rows"
 
 
-def judge(
-    measured: Sequence[Measured], *, size: Callable[[str], int] = lambda path: 0, limits: Limits | None = None,
-    calibration: Calibration | None = None,
-) -> Iterator[Difference]:  # fmt: skip
-    """Yield a Difference for everything measured, which must be in execution order. ``size``: see `noise.Flow`."""
-    unit = _Unit(measured)
-    judge = _Judge(size, unit, _siblings(measured, size, unit), limits, calibration or Calibration())
-    for m in measured:
-        yield judge.difference(m)
+class Judging:
+    """Everything measured, which must be in execution order, to be judged as often as what is expected of it changes.
+
+    ``size``: see `noise.Flow`.
+    """
+
+    def __init__(
+        self, measured: Sequence[Measured], *, size: Callable[[str], int] = lambda path: 0,
+        limits: Limits | None = None, calibration: Calibration | None = None,
+    ) -> None:  # fmt: skip
+        self._measured, self._size = measured, size
+        self._limits, self._calibration = limits, calibration or Calibration()
+        self._unit = _Unit(measured)
+        self._siblings = _siblings(measured, size, self._unit)
+
+    @functools.cached_property
+    def plain(self) -> list[Difference]:
+        """A Difference for everything measured, were nothing expected."""
+        return self._judged(frozenset())
+
+    def differences(self, expected: Sequence[Expectation] = ()) -> list[Difference]:
+        """Return a Difference for everything measured.
+
+        A mismatch that is expected says so, and so does one that is no larger than what follows from those.
+        """
+        marks = {d.index: mark for d in self.plain if d.verdict in MISMATCHES and (mark := covering(expected, d))}
+        if not marks:
+            return self.plain
+        follows = _made_from(self.plain, marks.keys())
+        again = self._judged(frozenset(marks.keys() | follows))
+        return [
+            _excused(plain, other, marks.get(plain.index), plain.index in follows)
+            for plain, other in zip(self.plain, again, strict=True)
+        ]
+
+    def _judged(self, expected: Collection[int]) -> list[Difference]:
+        judge = _Judge(self._size, self._unit, self._siblings, self._limits, self._calibration, expected)
+        return [judge.difference(m) for m in self._measured]
+
+
+def _excused(plain: Difference, again: Difference, mark: Expectation | None, follows: bool) -> Difference:
+    """Return a difference as it is with expectations: ``again``, where what is expected passes its error on."""
+    if mark is not None:
+        return replace(plain, verdict=EXPECTED, expected=mark)
+    if follows:
+        return replace(plain, verdict=EXPECTED, reason=FOLLOWS)
+    if plain.verdict != "diverged":
+        return plain
+    return again if again.verdict == "diverged" else replace(plain, verdict=EXPECTED, limit=again.limit, reason=FOLLOWS)
+
+
+def _made_from(differences: Sequence[Difference], marked: Collection[int]) -> set[int]:
+    """Return the mismatches that are made from what is expected of one run alone, up to where both runs can be held against each other.
+
+    What only one run has tells no error that it could pass on.
+    """
+    found: set[int] = set()
+    made: set[tuple[bool, int]] = set()  # side and record
+    calls: set[tuple[object, ...]] = set()  # of one side alone, that were given such
+    for d in differences:
+        sides = [(record is d.pair.mine, record) for record in (d.pair.golden, d.pair.mine) if record is not None]
+        alone = len(sides) == 1
+        for side, record in sides:
+            s = record.site
+            call = (side, s.rank, s.generation, s.step, s.phase, s.path, s.call)
+            from_it = (side, record.producer) in made or (alone and s.role != "input" and call in calls)
+            if from_it and d.verdict in MISMATCHES and d.index not in marked:
+                found.add(d.index)
+            if alone and (d.index in found or d.index in marked):
+                made.add((side, record.id))
+                calls.add(call)
+    return found
 
 
 class _Unit:
@@ -201,9 +267,10 @@ class _Judge:
         siblings: Siblings,
         limits: Limits | None,
         calibration: Calibration,
+        expected: Collection[int],
     ) -> None:
         self._flow, self._unit, self._siblings = Flow(size), unit, siblings
-        self._limits, self._calibration = limits, calibration
+        self._limits, self._calibration, self._expected = limits, calibration, expected
         # rank and generation of which the logits came to prefer another token, within noise
         self._flips: set[tuple[int, int]] = set()
 
@@ -215,20 +282,24 @@ class _Judge:
         record, metrics, eps = m.pair.either, m.metrics or {}, self._unit.of(m.pair)
         explained = self._flow.explain(record.site, eps, record.summary.shape, _replaced(m.pair))
         limit, scale_limit = self._noise(m.pair, explained, eps)
+        known = m.index in self._expected
         level = (
-            Level(error=m.error, scale=scale_of(metrics))
-            if m.error <= limit
+            Level(error=m.error, scale=scale_of(metrics), expected=known or explained.level.expected)
+            if m.error <= limit or known
             else Level(cap=limit, scale_cap=scale_limit)
         )
         fixed = self._limits.of(m.pair, metrics) if self._limits is not None else None
         if fixed is not None:
-            verdict = "diverged" if fixed.error > fixed.limit else "within_noise" if m.error else "match"
+            follows = explained.level.expected and m.error <= limit
+            beyond = fixed.error > fixed.limit and not follows
+            verdict = "diverged" if beyond else "within_noise" if m.error else "match"
             found = Difference(m.index, m.pair, verdict, fixed.error, fixed.limit, metrics, fixed.says)
         elif m.error and (why := self._tie(m, explained, limit)):
             level = Level(error=math.inf)
             found = Difference(m.index, m.pair, UNMATCHED, m.error, limit, metrics, why)
         elif m.error <= limit and scale_of(metrics) > scale_limit and _is_even(metrics, m.error):
-            level = Level(cap=limit, scale_cap=scale_limit)
+            if not known:
+                level = Level(cap=limit, scale_cap=scale_limit)
             found = Difference(m.index, m.pair, "diverged", scale_of(metrics), scale_limit, metrics, TOO_EVEN)
         elif 0.0 < m.error <= limit and self._unit.is_odd(m.pair):
             finer = floor(min(self._unit.both(m.pair)), max(record.summary.shape, default=1))

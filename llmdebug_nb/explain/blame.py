@@ -17,7 +17,7 @@ from llmdebug_nb.explain.calls import AGREES, Call, Calls, first_divergence, sam
 from llmdebug_nb.explain.edges import Edge, by_producer, is_root, kind_of, look_inside
 from llmdebug_nb.explain.runs import Runs
 from llmdebug_nb.explain.weights import Weights
-from llmdebug_nb.records import Difference, Finding, Kernel, within
+from llmdebug_nb.records import EXPECTED, Difference, Finding, Kernel, within
 
 _TESTED = 8  # suspects that are called again
 _BEFORE = 24  # calls before a suspect that are, where it only magnifies
@@ -56,7 +56,9 @@ class _Search:
         self.calls = Calls(differences, start.site.phase)
         self.weights = Weights(differences, runs)
         self.tested = 0
-        self.made = False  # somebody is known to have made an error
+        # somebody is known to have made an error: what follows from it is to blame on nobody else
+        self.made = any(d.verdict == EXPECTED and d.index < start.index for d in differences)
+        self.excused = self.made
 
     def findings(self) -> list[Finding]:
         suspects = self._suspects()
@@ -78,8 +80,9 @@ class _Search:
         ranked = sorted(blames, key=lambda b: (b.cause in _LAST, b.row.index))
         if not any(s.inputs or s.is_fused for s in suspects):
             ranked = ranked[:1]  # without inputs, all that follows the first is as likely inherited
-        root = self._wrong_start()
-        return [*root, *(self._finding(b) for b in ranked)] or [self._unseen()]
+        found_out = [*self._wrong_start(), *(self._finding(b) for b in ranked)]
+        # suspects that only magnify what is expected are none
+        return found_out if found_out or (self.excused and suspects) else [self._unseen()]
 
     def settings(self) -> list[Finding]:
         """Return calls that were told other numbers, one a path, where what they gave is not the same bit for bit."""
@@ -323,6 +326,8 @@ def _given(call: Call) -> str:
     if alone:
         return f"it was called with other arguments: {', '.join(alone[:3])}"
     worst = max((d.error or 0.0 for d in call.inputs), default=0.0)
+    if any(d.verdict == EXPECTED for d in call.inputs):
+        return f"its inputs differ by no more than is expected ({worst:.2g})"
     return "its tensor inputs are identical" if worst == 0.0 else f"its inputs agree (error {worst:.2g})"
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from llmdebug_nb.records import IN_KERNEL, Difference, Record, within
+from llmdebug_nb.records import EXPECTED, IN_KERNEL, Difference, Record, within
 
-AGREES = ("match", "within_noise")
+AGREES = ("match", "within_noise", EXPECTED)
 _IN_PLACE = re.compile(r"(?<=[A-Za-z0-9])_(?=\.|$)")
 
 

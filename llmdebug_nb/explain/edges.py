@@ -10,7 +10,7 @@ from typing import Any
 from llmdebug_nb.explain import causes
 from llmdebug_nb.explain.calls import Call, Calls
 from llmdebug_nb.kernels.raw import DTYPES
-from llmdebug_nb.records import Difference, Record, within
+from llmdebug_nb.records import EXPECTED, Difference, Record, within
 
 _KINDS = (
     (re.compile(r"mask"), causes.WRONG_MASK),
@@ -160,7 +160,12 @@ def _alone(inner: list[Call], module: Call, row: Difference | None) -> Edge | No
     alone = [
         c
         for c in inner
-        if c.one_sided and c.is_operator and c.module == module.path and c.start <= last and not _changes_nothing(c)
+        if c.one_sided
+        and c.is_operator
+        and c.module == module.path
+        and c.start <= last
+        and not _changes_nothing(c)
+        and any(row.verdict != EXPECTED for row in c.rows())
     ]
     if not alone:
         return None

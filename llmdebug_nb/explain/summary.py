@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmdebug_nb.explain import causes
-from llmdebug_nb.records import Difference, Finding
+from llmdebug_nb.records import EXPECTED, Difference, Finding
 
 _MADE = {
     causes.INTRODUCED: "The error is made in {where}",
@@ -48,6 +48,7 @@ def sentences(
 ) -> str:
     """Return the three sentences; ``labels``: of golden and mine."""
     first = next((d for d in differences if d.verdict == "diverged"), None)
+    findings = [finding for finding in findings if finding.expected is None]
     if first is None and not findings:
         return _fine(labels, verdict, differences)
     seen = f"{labels[0]} and {labels[1]} agree within noise in every tensor that can be judged, but are not set to the same."
@@ -55,6 +56,8 @@ def sentences(
         where = f"{first.site.path or 'the model'} ({first.op})"
         seen = f"{labels[0]} and {labels[1]} first differ in step {first.site.step}, at the {first.site.phase} {first.site.role} "
         seen += f"{first.site.slot} of {where}{_by(first)}."
+    expected = [d for d in differences if d.verdict == EXPECTED]
+    seen += f" {len(expected):,} further tensors differ as expected." if expected else ""
     if not findings:
         return f"{seen} What is to blame was not looked for. Compare again with explain=True."
     finding = findings[0]
@@ -81,10 +84,24 @@ def _fine(labels: tuple[str, str], verdict: str, differences: Sequence[Differenc
     if verdict != "match" and worst is not None:
         same = f"Nothing diverges: {labels[0]} and {labels[1]} agree within noise in all {len(compared):,} tensors that both have, "
         same += f"the furthest apart being {worst.site.path or 'the model'} with {worst.error or 0.0:.2g}."
+    if verdict == EXPECTED:
+        return f"{_as_expected(labels, differences)} {_next(alone)}"
     nobody = "So nothing is made wrong anywhere, and nothing is received."
-    missing = (
-        f"{alone:,} rows have no partner: record the same modules and steps in both."
-        if alone
-        else "Try other inputs, or more steps."
-    )
-    return f"{same} {nobody} {missing}"
+    return f"{same} {nobody} {_next(alone)}"
+
+
+def _as_expected(labels: tuple[str, str], differences: Sequence[Difference]) -> str:
+    expected = [d for d in differences if d.verdict == EXPECTED]
+    marked = [d.expected for d in expected if d.expected]
+    text = f"{labels[0]} and {labels[1]} differ in {len(expected):,} tensors, and in all of them as expected: "
+    text += f"{len(marked):,} marked so, and {len(expected) - len(marked):,} that follow from those."
+    said = list(dict.fromkeys(mark.comment or str(mark) for mark in marked))
+    if not expected:
+        text = f"{labels[0]} and {labels[1]} are not set to the same, which is expected."
+    return text + (f" What was said of them: {'; '.join(said[:3])}." if said else "")
+
+
+def _next(alone: int) -> str:
+    if alone:
+        return f"{alone:,} rows have no partner: record the same modules and steps in both."
+    return "Try other inputs, or more steps."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +17,9 @@ BUNDLE = Path(__file__).parent.parent / "static" / "widget.js"
 
 
 class View(Protocol):
-    """What an `Explorer` shows: these two, and one method per further op of `wire.ANSWERS`."""
+    """What an `Explorer` shows: these, and one method per further op of `wire.ANSWERS`."""
+
+    watchers: list[Callable[[], None]]
 
     def overview(self, request: OverviewRequest) -> Overview: ...
 
@@ -50,6 +53,11 @@ class Explorer(anywidget.AnyWidget):
         start = {"position": first_stop(overview), "selected": overview["first_bad"]}
         super().__init__(**{**start, **traits, "snapshot": overview})
         self.on_msg(self._on_message)
+        view.watchers.append(self._refresh)
+
+    def _refresh(self) -> None:
+        """Show what is judged now: something was marked as expected, here or elsewhere."""
+        self.snapshot = self._view.overview({"op": "overview"})
 
     @traitlets.validate("position")
     def _check_position(self, proposal: Any) -> int:

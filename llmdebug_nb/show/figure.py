@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from llmdebug_nb.show import wire
 from llmdebug_nb.show.layers import AROUND, DIVERGED, MATCH, UNMATCHED, LayerErrors
 from llmdebug_nb.show.tensors import Array, default_axes, plane, window
 
@@ -41,6 +42,44 @@ def heatmaps(panels: Sequence[tuple[str, Array]]) -> str:
         axis.tick_params(labelsize=7)
         figure.colorbar(picture, ax=axis).ax.tick_params(labelsize=7)
     return _url(figure)
+
+
+def errors_picture(errors: wire.ErrorHistogram, scatter: wire.Scatter, buffers: Sequence[memoryview]) -> str:
+    """Return how many elements differ by how much, and golden against mine, as a ``data:`` URL of a PNG."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12.6, 3.2), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(2, 1))
+    low, high, counts = float(errors["lo"] or 0.0), float(errors["hi"] or 0.0), errors["counts"]
+    width = (high - low) / max(1, len(counts))
+    left.bar(low + width * np.arange(len(counts)), counts, width, align="edge", color="tab:blue")
+    if isinstance(errors["limit"], float) and errors["limit"] > 0:
+        left.axvline(np.log10(errors["limit"]), color="tab:orange", linestyle="--", label="limit, spread evenly")
+        left.legend(fontsize=7)
+    if any(counts):  # else matplotlib warns
+        left.set_yscale("log")
+    left.set_title("elements by log10 of their absolute difference", fontsize=9)
+    _scatter(right, scatter, buffers)
+    for axis in (left, right):
+        axis.tick_params(labelsize=7)
+    return _url(figure)
+
+
+def _scatter(axis: Any, scatter: wire.Scatter, buffers: Sequence[memoryview]) -> None:
+    from matplotlib.colors import LogNorm
+
+    low, high = float(scatter["lo"] or 0.0), float(scatter["hi"] or 0.0)
+    if scatter["size"]:
+        cells = np.frombuffer(buffers[0], "<u4").reshape(scatter["size"], scatter["size"])
+        shown = np.ma.masked_equal(cells, 0)
+        axis.imshow(shown, norm=LogNorm(), origin="lower", extent=(low, high, low, high), cmap="viridis", aspect="auto")
+    else:
+        golden, mine = (np.frombuffer(buffer, "<f4") for buffer in buffers)
+        axis.scatter(golden, mine, s=4, linewidths=0, alpha=0.6)
+    axis.plot([low, high], [low, high], color="grey", linewidth=0.6)
+    axis.set_xlabel("golden", fontsize=8)
+    axis.set_ylabel("mine", fontsize=8)
+    axis.set_title("golden against mine", fontsize=9)
 
 
 def layer_pictures(errors: LayerErrors, steps: Sequence[str]) -> str:

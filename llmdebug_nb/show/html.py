@@ -7,8 +7,8 @@ from typing import Any
 
 from llmdebug_nb.errors import LLMDebugError
 from llmdebug_nb.show import wire
-from llmdebug_nb.show.figure import heatmaps, layer_pictures
-from llmdebug_nb.show.text import figure, finding_line, row_cells
+from llmdebug_nb.show.figure import errors_picture, heatmaps, layer_pictures
+from llmdebug_nb.show.text import EVERYTHING, figure, finding_line, row_cells
 
 MAX_ROWS = 5000
 _STYLE = """
@@ -16,12 +16,12 @@ _STYLE = """
 body{font:14px/1.45 system-ui,sans-serif;margin:2rem auto;max-width:1200px;padding:0 1rem}
 h1{font-size:1.4rem;margin:0 0 .3rem}h2{font-size:1.05rem;margin:1.6rem 0 .4rem}
 .badge{color:#fff;border-radius:4px;padding:.1rem .5rem;font-weight:600}
-.badge.match{background:var(--ok)}.badge.within_noise{background:var(--noise)}.badge.diverged{background:var(--bad)}
+.badge.match,.badge.expected{background:var(--ok)}.badge.within_noise{background:var(--noise)}.badge.diverged{background:var(--bad)}
 table{border-collapse:collapse;font:12px/1.4 ui-monospace,monospace;width:100%}
 th,td{text-align:left;padding:.15rem .5rem;border-bottom:1px solid var(--line);vertical-align:top}
 th{position:sticky;top:0;background:Canvas}td.n{text-align:right}
 tr.diverged td:first-child{box-shadow:inset 3px 0 var(--bad)}tr.within_noise td:first-child{box-shadow:inset 3px 0 var(--noise)}
-tr.unmatched{color:var(--dim)}.wide{overflow-x:auto}img{max-width:100%}
+tr.expected td:first-child{box-shadow:inset 3px 0 var(--ok)}tr.unmatched{color:var(--dim)}.wide{overflow-x:auto}img{max-width:100%}
 .note{color:var(--dim);font-size:12px}ol.findings li{margin:.3rem 0}pre{overflow:auto;max-height:30rem;border:1px solid var(--line);padding:.5rem}code{font:12px ui-monospace,monospace}
 """
 _SIDES: tuple[wire.Which, ...] = ("golden", "mine", "difference")
@@ -35,7 +35,7 @@ def page(view: Any) -> str:
     """
     overview: wire.Overview = view.overview()
     body = [
-        _head(overview), _sentences(overview), _opened_findings(view, overview), _notes(overview), _layers(view, overview),
+        _head(overview), _sentences(overview), _opened_findings(view, overview), _expected(overview), _notes(overview), _layers(view, overview),
         _picture(view, overview), _rows(view, overview),
     ]  # fmt: skip
     return (
@@ -112,9 +112,9 @@ def _worst(view: Any, row: int) -> str:
 
 def _picture(view: Any, overview: wire.Overview) -> str:
     """Draw the tensor that is to blame, or that diverged first."""
-    if overview["kind"] != "report" or overview["first_bad"] < 0:
-        return ""
     row = next((f["row"] for f in overview["findings"] if f["row"] >= 0), overview["first_bad"])
+    if overview["kind"] != "report" or row < 0:
+        return ""
     detail = view.detail({"op": "detail", "row": row})
     sides = {side["which"]: side for side in detail["sides"]}
     if not all(which in sides and sides[which]["kept"] for which in ("golden", "mine")):
@@ -128,8 +128,34 @@ def _picture(view: Any, overview: wire.Overview) -> str:
     where = " ".join(row_cells(detail["row"], overview["steps"])[:3])
     return (
         f'<h2>{escape(where)}</h2><img alt="heat maps of golden, mine and their difference" src="{heatmaps(panels)}">'
+        + _errors(view, row)
         + _worst(view, row)
     )
+
+
+def _errors(view: Any, row: int) -> str:
+    """Draw how large the differences of the elements are, and golden against mine."""
+    errors: wire.ErrorHistogram = view.errors({"op": "errors", "row": row, "bins": 60})
+    scatter, buffers = view.scatter({"op": "scatter", "row": row, "points": 3000, "size": 160})
+    words = f"{errors['same']:,} of {errors['total']:,} elements are the same"
+    words += f", {errors['broken']:,} differ by NaN or infinity" if errors["broken"] else ""
+    return (
+        f'<img alt="how many elements differ by how much, and golden against mine" src="{errors_picture(errors, scatter, buffers)}">'
+        f'<div class="note">{words}</div>'
+    )
+
+
+def _expected(overview: wire.Overview) -> str:
+    """Return what was marked as expected, as a table."""
+    if not overview["marks"]:
+        return ""
+    lines = "".join(
+        f'<tr><td>{escape(mark["text"])}</td><td class="n">{mark["rows"]:,}</td><td>{escape(mark["comment"])}</td></tr>'
+        for mark in overview["marks"]
+    )
+    heads = "<tr><th>expected</th><th>rows</th><th>comment</th></tr>"
+    kept = f'<div class="note">kept in {escape(overview["kept"])}</div>' if overview["kept"] else ""
+    return f"<h2>Expected</h2><table><thead>{heads}</thead>{lines}</table>{kept}"
 
 
 def _rows(view: Any, overview: wire.Overview) -> str:
@@ -150,9 +176,8 @@ def _table(view: Any, overview: wire.Overview, title: str, mismatch: bool) -> st
         request = {
             "op": "rows",
             "step": -1,
-            "node": -1,
+            **EVERYTHING,
             "mismatch": mismatch,
-            "text": "",
             "start": len(lines),
             "n": 1000,
         }
@@ -169,5 +194,6 @@ def _line(row: wire.Row, overview: wire.Overview, figures: tuple[str, ...], repo
     cells = "".join(f"<td>{escape(cell)}</td>" for cell in row_cells(row, overview["steps"]))
     cells += "".join(f'<td class="n">{escape(figure(row[name]))}</td>' for name in figures)  # type: ignore[literal-required]
     if report:
-        cells += f"<td>{escape(str(row['verdict']))}{': ' + escape(row['reason']) if row['reason'] else ''}</td>"
+        said = row["expected"] or row["reason"]
+        cells += f"<td>{escape(str(row['verdict']))}{': ' + escape(said) if said else ''}</td>"
     return f'<tr class="{escape(row["verdict"] or "")}">{cells}</tr>\n'

@@ -8,14 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from llmdebug_nb.records import Difference
+from llmdebug_nb.records import EXPECTED, Difference
 from llmdebug_nb.show import wire
 from llmdebug_nb.show.tensors import Array
 from llmdebug_nb.show.tree import Tree
 
 # a cell shows its worst verdict
-NOTHING, UNMATCHED, MATCH, WITHIN_NOISE, DIVERGED = range(5)
-_STATES = {"unmatched": UNMATCHED, "match": MATCH, "within_noise": WITHIN_NOISE, "diverged": DIVERGED}
+NOTHING, UNMATCHED, MATCH, WITHIN_NOISE, AS_EXPECTED, DIVERGED = range(6)
+_STATES = {
+    "unmatched": UNMATCHED, "match": MATCH, "within_noise": WITHIN_NOISE, EXPECTED: AS_EXPECTED, "diverged": DIVERGED,
+}  # fmt: skip
 _STACKS = {"ModuleList", "Sequential"}
 AROUND = -1
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from glob import escape
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ import torch
 
 from llmdebug_nb.errors import LLMDebugError, StoreError, TensorLookupError
 from llmdebug_nb.kernels import summary as kernel
-from llmdebug_nb.records import Difference, within
+from llmdebug_nb.records import EXPECTED, Difference, Expectation, Finding
 from llmdebug_nb.show import filters, tensors, wire
+from llmdebug_nb.show.columns import Columns
 from llmdebug_nb.show.flow import flow
 from llmdebug_nb.show.layers import LayerErrors, layer_errors, ratios
 from llmdebug_nb.show.series import line, site_key
@@ -22,7 +24,7 @@ from llmdebug_nb.show.tensors import Array, number
 from llmdebug_nb.show.text import report_text
 from llmdebug_nb.show.tree import Tree
 from llmdebug_nb.show.views import Answer, View, axes_of, side_view
-from llmdebug_nb.show.words import labels, made_text
+from llmdebug_nb.show.words import expected_text, labels, made_text
 
 
 class ReportView(View):
@@ -30,41 +32,51 @@ class ReportView(View):
 
     kind = "report"
 
-    def __init__(
-        self,
-        golden: Any,
-        mine: Any,
-        differences: Sequence[Difference],
-        findings: Sequence[Any],
-        verdict: str,
-        lines: list[str],
-        notes: list[str],
-        summary: str = "",
-    ) -> None:
+    def __init__(self, report: Any) -> None:
+        golden, mine = report.golden, report.mine
         seen = {(call.generation, call.step): call for call in (*mine.steps(), *golden.steps())}
         super().__init__([seen[key] for key in sorted(seen)])
+        self._report = report
         self.golden, self.mine = golden, mine
-        self.differences, self.findings, self.verdict, self.lines = differences, findings, verdict, lines
-        self.notes, self.summary = notes, summary
         self._row_of = {
-            "golden": {d.pair.golden.id: d.index for d in differences if d.pair.golden},
-            "mine": {d.pair.mine.id: d.index for d in differences if d.pair.mine},
+            "golden": {d.pair.golden.id: d.index for d in report.differences if d.pair.golden},
+            "mine": {d.pair.mine.id: d.index for d in report.differences if d.pair.mine},
         }
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take in the report as it is judged now, and tell those who watch."""
+        self.differences: Sequence[Difference] = list(self._report.differences)
+        self.findings: Sequence[Finding] = self._report.findings
+        for name in ("tree", "layer_errors", "_by_site", "_columns"):
+            self.__dict__.pop(name, None)
+        self._list = functools.lru_cache(maxsize=16)(self._listing)
+        for watch in self.watchers:
+            watch()
 
     @functools.cached_property
     def tree(self) -> Tree:
         rows = Counter(d.site.path for d in self.differences)
-        bad, near, alone = (
+        bad, near, alone, expected = (
             Counter(d.site.path for d in self.differences if d.verdict == verdict)
-            for verdict in ("diverged", "within_noise", "unmatched")
+            for verdict in ("diverged", "within_noise", "unmatched", EXPECTED)
         )
-        return Tree(self.golden.nodes or self.mine.nodes, rows, bad, near, alone)
+        said: dict[str, dict[str, None]] = {}
+        for d in self.differences:
+            if d.expected is not None:
+                said.setdefault(d.site.path, {})[expected_text(d)] = None
+        return Tree(self.golden.nodes or self.mine.nodes, rows, bad, near, alone, expected, said)
+
+    @functools.cached_property
+    def _columns(self) -> Columns:
+        return Columns(self.differences, [self.stop(d.site) for d in self.differences])
 
     def overview(self, request: Any = None) -> wire.Overview:
         rows = Counter((d.site.generation, d.site.step) for d in self.differences)
         bad = Counter((d.site.generation, d.site.step) for d in self.differences if d.verdict == "diverged")
         first = next((d.index for d in self.differences if d.verdict == "diverged"), -1)
-        verdict: Any = self.verdict
+        covered = Counter(d.expected for d in self.differences if d.expected)
+        verdict: Any = self._report.verdict
         golden, mine = labels(self.golden, self.mine)
         return {
             "kind": "report",
@@ -72,9 +84,9 @@ class ReportView(View):
             "golden": golden,
             "mine": mine,
             "verdict": verdict,
-            "lines": self.lines,
-            "summary": self.summary,
-            "notes": [*self.notes, *(made_text(run) for run in (self.golden, self.mine))],
+            "lines": self._report.lines(),
+            "summary": self._report.summary(),
+            "notes": [*self._report.notes(), *(made_text(run) for run in (self.golden, self.mine))],
             "steps": self.step_views(rows, bad),
             "findings": [
                 {
@@ -84,59 +96,81 @@ class ReportView(View):
                     "cause": f.cause,
                     "evidence": f.evidence,
                     "row": f.difference.index if f.difference else -1,
+                    "expected": (f.expected.comment or str(f.expected)) if f.expected else "",
+                    "mark": self._mark(f.expected),
                 }
                 for f in self.findings
             ],
+            "marks": [
+                {"text": str(mark), "comment": mark.comment, "rows": covered[mark]} for mark in self._report.expected
+            ],
+            "kept": self._report.kept_in,
             "first_bad": first,
             "rows": len(self.differences),
         }
 
-    def _selected(self, step: int, node: int, mismatch: bool, text: str) -> Callable[[Difference], bool]:
-        path = self.tree.path(node)
-        call = self.steps[min(step, len(self.steps) - 1)] if step >= 0 and self.steps else None
-        narrowed = filters.read(text)
+    def _mark(self, mark: Expectation | None) -> int:
+        """Return its place in the overview's list; -1 for none."""
+        return self._report.expected.index(mark) if mark in self._report.expected else -1
 
-        def wanted(d: Difference) -> bool:
-            s = d.site
-            return (
-                (call is None or (s.generation, s.step) == (call.generation, call.step))
-                and (path is None or within(s.path, path))
-                and (not mismatch or d.verdict in ("diverged", "unmatched"))
-                and narrowed.passes(_shown(d), (r.summary for r in (d.pair.golden, d.pair.mine) if r))
-            )
+    def _listing(
+        self, step: int, node: int, mismatch: bool, text: str, sort: str = "", descending: bool = False
+    ) -> Array:
+        """Return the indices of what is listed; ``step`` -1: of all steps."""
+        columns, path, narrowed = self._columns, self.tree.path(node), filters.read(text)
+        wanted = np.ones(len(self.differences), bool)
+        if step >= 0:
+            wanted &= columns.step == min(step, len(self.steps) - 1)
+        if path is not None:
+            wanted &= columns.under(path)
+        if mismatch:
+            wanted &= columns.mismatch
+        if text.strip():
+            for i in np.flatnonzero(wanted).tolist():
+                d = self.differences[i]
+                wanted[i] = narrowed.passes(_shown(d), (r.summary for r in (d.pair.golden, d.pair.mine) if r))
+        order = columns.order(sort, descending)
+        found: Array = order[wanted[order]]
+        return found
 
-        return wanted
-
-    @functools.lru_cache(maxsize=8)  # noqa: B019 - a view lives as long as its explorer
-    def _list(self, step: int, node: int, mismatch: bool, text: str) -> list[int]:
-        wanted = self._selected(step, node, mismatch, text)
-        return [d.index for d in self.differences if wanted(d)]
+    def _list_of(self, request: wire.Listed, step: int) -> Array:
+        step = -1 if request["every"] else step
+        return self._list(
+            step, request["node"], request["mismatch"], request["text"], request["sort"], request["descending"]
+        )
 
     def listed(self, request: wire.RowsRequest) -> wire.Page:
-        found = self._list(request["step"], request["node"], request["mismatch"], request["text"])
+        found = self._list_of(request, request["step"])
         start = max(0, request["start"])
         page = found[start : start + max(0, min(request["n"], 1000))]
-        return {"total": len(found), "start": start, "rows": [self._difference_row(i) for i in page], "problem": ""}
+        return {
+            "total": len(found),
+            "start": start,
+            "rows": [self._difference_row(int(i)) for i in page],
+            "problem": "",
+        }
 
     def locate(self, request: wire.LocateRequest) -> wire.Located:
-        wanted = self._selected(-1, request["node"], request["mismatch"], request["text"])
-        start, step = request["row"], -1 if request["delta"] < 0 else 1
-        if start < 0 and step < 0:
-            start = len(self.differences)
-        i = start + step
-        while 0 <= i < len(self.differences):
-            if wanted(self.differences[i]):
-                return self.row({**request, "op": "row", "row": i})  # type: ignore[typeddict-item]
-            i += step
-        return {"row": None, "index": -1}
+        row, delta = request["row"], -1 if request["delta"] < 0 else 1
+        if request["sort"]:
+            found = self._list_of(request, self.stop(self.differences[self._check(row)].site) if row >= 0 else -1)
+            at = np.flatnonzero(found == row)
+            place = int(at[0]) + delta if len(at) else 0 if delta > 0 else len(found) - 1
+        else:
+            found = self._list(-1, request["node"], request["mismatch"], request["text"])
+            side: Any = "right" if delta > 0 else "left"
+            start = len(self.differences) if row < 0 and delta < 0 else row
+            place = int(np.searchsorted(found, start, side)) - (delta < 0)
+        if not 0 <= place < len(found):
+            return {"row": None, "index": -1}
+        return self.row({**request, "op": "row", "row": int(found[place])})  # type: ignore[typeddict-item]
 
     def row(self, request: wire.RowRequest) -> wire.Located:
         row = self._difference_row(self._check(request["row"]))
         if filters.problem(request["text"]):
             return {"row": row, "index": -1}
-        found = self._list(row["step"], request["node"], request["mismatch"], request["text"])
-        place = int(np.searchsorted(found, row["id"])) if found else 0
-        return {"row": row, "index": place if place < len(found) and found[place] == row["id"] else -1}
+        place = np.flatnonzero(self._list_of(request, row["step"]) == row["id"])
+        return {"row": row, "index": int(place[0]) if len(place) else -1}
 
     def _check(self, row: int) -> int:
         if not 0 <= row < len(self.differences):
@@ -152,6 +186,8 @@ class ReportView(View):
             error=number(d.error),
             limit=number(d.limit),
             reason=d.reason or (d.pair.fit.says if d.pair.fit else ""),
+            expected=expected_text(d),
+            mark=self._mark(d.expected),
         )
 
     def detail(self, request: wire.DetailRequest) -> wire.Detail:
@@ -237,6 +273,51 @@ class ReportView(View):
     def worst(self, request: wire.WorstRequest) -> wire.Worst:
         elements, differing = tensors.worst(*self._fitted(request["row"]), max(1, min(request["n"], 100)))
         return {"elements": elements, "differing": differing}
+
+    def errors(self, request: wire.ErrorsRequest) -> wire.ErrorHistogram:
+        golden, mine = self._fitted(request["row"])
+        found = tensors.errors(golden, mine, max(1, min(request["bins"], 512)))
+        return {**found, "limit": number(self._limit_of_each(self.differences[request["row"]]))}
+
+    @staticmethod
+    def _limit_of_each(d: Difference) -> float | None:
+        """Return the root mean square error that a row's limit allows; None where its limit is not one of the relative L2 error."""
+        golden, error = d.pair.golden, d.metrics.get("relative_euclidean_distance")
+        if golden is None or d.limit is None or golden.summary.l2norm is None or d.error is None or error is None:
+            return None
+        judged = d.error == math.inf or error <= d.error <= max(error, d.metrics.get("worst_row_error") or 0.0)
+        return d.limit * golden.summary.l2norm / math.sqrt(golden.summary.numel or 1) if judged else None
+
+    def scatter(self, request: wire.ScatterRequest) -> Answer:
+        golden, mine = self._fitted(request["row"])
+        points, size = max(0, min(request["points"], 1 << 14)), max(1, min(request["size"], 512))
+        answer, buffers = tensors.scatter(golden, mine, points, size)
+        return answer, [memoryview(buffer.tobytes()) for buffer in buffers]
+
+    def expect(self, request: wire.ExpectRequest) -> wire.Overview:
+        comment, row = request["comment"], request["row"]
+        if row < 0:
+            if not 0 <= request["finding"] < len(self.findings):
+                raise TensorLookupError(f"the report has no finding {request['finding']}; it has {len(self.findings)}")
+            self._report.expect(self.findings[request["finding"]], comment)
+            return self.overview()
+        difference = self.differences[self._check(row)]
+        site, path = difference.site, escape(difference.site.path)
+        if request["scope"] == "module":
+            self._report.expect(path, comment)
+        elif request["scope"] == "step":
+            self._report.expect(path, comment, role=site.role, slot=site.slot, phase=site.phase, step=site.step)
+        else:
+            self._report.expect(difference, comment)
+        return self.overview()
+
+    def unexpect(self, request: wire.UnexpectRequest) -> wire.Overview:
+        marks = self._report.expected
+        at, text = request["mark"], request["text"]
+        if not 0 <= at < len(marks) or str(marks[at]) != text:
+            raise TensorLookupError(f"{text:.200} is no longer marked as expected: it was taken back elsewhere")
+        self._report.unexpect(marks[at])
+        return self.overview()
 
     def _fitted(self, row: int) -> tuple[Array, Array]:
         """Return both sides in one shape."""

@@ -63,6 +63,8 @@ class RunView(View):
                 Counter({(g, s): n for g, s, n, _ in counted}), Counter({(g, s): b for g, s, _, b in counted})
             ),
             "findings": [],
+            "marks": [],
+            "kept": "",
             "first_bad": -1 if first is None else first,
             "rows": info["records"],
         }
@@ -83,7 +85,8 @@ class RunView(View):
         return " AND ".join(clauses + narrowed), values + wanted
 
     def listed(self, request: wire.RowsRequest) -> wire.Page:
-        where, values = self._where(request["step"], request["node"], request["mismatch"], request["text"])
+        step = -1 if request["every"] else request["step"]
+        where, values = self._where(step, request["node"], request["mismatch"], request["text"])
         total = self.run.query(f"SELECT count(*) FROM rows WHERE {where}", values)[0][0]
         page = self.run.records(where, values, max(0, request["start"]), max(0, min(request["n"], 1000)))
         return {
@@ -106,7 +109,8 @@ class RunView(View):
         row = self.row_view(request["row"], self.run.record(request["row"]))
         if filters.problem(request["text"]):
             return {"row": row, "index": -1}
-        where, values = self._where(row["step"], request["node"], request["mismatch"], request["text"])
+        step = -1 if request["every"] else row["step"]
+        where, values = self._where(step, request["node"], request["mismatch"], request["text"])
         inside = self.run.query(f"SELECT count(*), max(id) FROM rows WHERE {where} AND id <= ?", [*values, row["id"]])[
             0
         ]

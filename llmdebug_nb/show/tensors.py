@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 HEADS = 64  # pictures of one answer
+_PIECE = 1 << 18
 
 
 def number(value: float | int | None) -> wire.Num:
@@ -150,6 +152,84 @@ def histogram(values: Array, bins: int) -> wire.Histogram:
         "inf": int(flat.size - fine.size - nan),
         "total": int(flat.size),
     }
+
+
+def _parts(golden: Array, mine: Array) -> Iterator[tuple[Array, Array]]:
+    """Yield both, flat, in pieces of a size that a cache holds."""
+    a, b = golden.reshape(-1), mine.reshape(-1)
+    for start in range(0, a.size, _PIECE):
+        yield a[start : start + _PIECE].astype(np.float64), b[start : start + _PIECE].astype(np.float64)
+
+
+def _decades(golden: Array, mine: Array) -> tuple[Array, int, int]:
+    """Return log10 of the finite absolute differences that are not 0, how many are, and how many are not finite."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        size = np.abs(mine - golden)
+    size[(golden == mine) | (np.isnan(golden) & np.isnan(mine))] = 0.0
+    fine = np.isfinite(size)
+    same = int(np.count_nonzero(size == 0.0))
+    return np.log10(size[fine & (size > 0.0)]), same, int(size.size - np.count_nonzero(fine))
+
+
+def errors(golden: Array, mine: Array, bins: int) -> wire.ErrorHistogram:
+    """Return how many elements of two arrays of one shape differ by how much, on a log scale; ``limit`` is left to who knows it."""
+    low, high, same, broken = math.inf, -math.inf, 0, 0
+    for a, b in _parts(golden, mine):
+        decades, equal, wrong = _decades(a, b)
+        if decades.size:
+            low, high = min(low, float(decades.min())), max(high, float(decades.max()))
+        same, broken = same + equal, broken + wrong
+    if low > high:
+        low = high = 0.0
+    high = max(high, low + 1e-6)  # one size alone has a bin, too
+    counts = np.zeros(bins, np.int64)
+    for a, b in _parts(golden, mine):
+        at = ((_decades(a, b)[0] - low) * (bins / (high - low))).astype(np.int64)
+        counts += np.bincount(np.minimum(at, bins - 1), minlength=bins)
+    return {
+        "lo": low,
+        "hi": high,
+        "counts": [int(count) for count in counts],
+        "same": same,
+        "broken": broken,
+        "total": int(golden.size),
+        "limit": None,
+    }
+
+
+def _around(low: float, high: float) -> tuple[float, float]:
+    """Return an axis that holds values from ``low`` to ``high``; of one value alone it has some room, of none it is 0 to 1."""
+    if low > high:
+        return 0.0, 1.0
+    room = 0.0 if low < high else max(0.5, abs(low) / 1000)
+    most = float(np.finfo(float).max)
+    return max(low - room, -most), min(high + room, most)
+
+
+def scatter(golden: Array, mine: Array, points: int, size: int) -> tuple[wire.Scatter, list[Array]]:
+    """Return golden against mine: each element where they are ``points`` at most, else counts in ``size`` by ``size`` cells."""
+    low, high, fine = math.inf, -math.inf, 0
+    for a, b in _parts(golden, mine):
+        both = np.isfinite(a) & np.isfinite(b)
+        fine += int(np.count_nonzero(both))
+        for values in (a[both], b[both]):
+            if values.size:
+                low, high = min(low, float(values.min())), max(high, float(values.max()))
+    low, high = _around(low, high)
+    view: wire.Scatter = {"lo": low, "hi": high, "size": 0, "count": fine, "broken": int(golden.size) - fine}
+    if fine <= points:
+        a, b = golden.reshape(-1), mine.reshape(-1)
+        both = np.isfinite(a) & np.isfinite(b)
+        with np.errstate(over="ignore"):
+            return view, [a[both].astype("<f4"), b[both].astype("<f4")]
+    cells = np.zeros(size * size, np.int64)
+    for a, b in _parts(golden, mine):
+        both = np.isfinite(a) & np.isfinite(b)
+        part = 1.0 if high - low < math.inf else 0.5  # the two ends may lie further apart than float64 goes
+        reach = high * part - low * part
+        x, y = (((v[both] * part - low * part) / reach * size).astype(np.int64) for v in (a, b))
+        cells += np.bincount(np.minimum(y, size - 1) * size + np.minimum(x, size - 1), minlength=size * size)
+    return {**view, "size": size}, [np.minimum(cells, 2**32 - 1).astype("<u4")]
 
 
 def default_axes(shape: tuple[int, ...]) -> list[int]:

@@ -8,6 +8,9 @@ from typing import Any
 from llmdebug_nb.show import wire
 
 _ROWS = 12
+EVERYTHING: wire.Listed = {
+    "node": -1, "mismatch": False, "text": "", "every": True, "sort": "", "descending": False,
+}  # fmt: skip
 
 
 def figure(value: wire.Num) -> str:
@@ -43,7 +46,7 @@ def row_cells(row: wire.Row, steps: Sequence[wire.Step]) -> list[str]:
 def run_text(view: Any) -> str:
     """Return the summary of a run and its first rows."""
     overview: wire.Overview = view.overview()
-    page = view.rows({"op": "rows", "step": -1, "node": -1, "mismatch": False, "text": "", "start": 0, "n": _ROWS})
+    page = view.rows({"op": "rows", "step": -1, **EVERYTHING, "start": 0, "n": _ROWS})
     body = table(
         ["step", "path", "tensor", "op", "dtype", "shape", "min", "max", "mean", "l2norm"],
         [
@@ -81,7 +84,7 @@ def notebook_text(view: Any) -> str:
 
 def mismatch_lines(view: Any, overview: wire.Overview) -> list[str]:
     """Return the table of the first mismatches, if there are any."""
-    page = view.rows({"op": "rows", "step": -1, "node": -1, "mismatch": True, "text": "", "start": 0, "n": _ROWS})
+    page = view.rows({"op": "rows", "step": -1, **EVERYTHING, "mismatch": True, "start": 0, "n": _ROWS})
     if not page["rows"]:
         return []
     head = ["step", "path", "tensor", "op", "dtype", "shape", "error", "limit", "verdict"]
@@ -92,16 +95,24 @@ def mismatch_lines(view: Any, overview: wire.Overview) -> list[str]:
 
 
 def _mismatch_cells(row: wire.Row, overview: wire.Overview) -> list[str]:
-    verdict = row["reason"] or str(row["verdict"])
-    return [*row_cells(row, overview["steps"]), figure(row["error"]), figure(row["limit"]), verdict]
+    return [*row_cells(row, overview["steps"]), figure(row["error"]), figure(row["limit"]), verdict_cell(row)]
+
+
+def verdict_cell(row: wire.Row) -> str:
+    """Return what a table says of a row's verdict."""
+    if row["expected"]:
+        return f"expected: {row['expected']}"
+    return row["reason"] or str(row["verdict"])
 
 
 def finding_lines(overview: wire.Overview) -> list[str]:
-    """Return one line per finding, the first one marked."""
-    return [f"{' ' if i else '→'} {finding_line(f, overview)}" for i, f in enumerate(overview["findings"][:5])]
+    """Return one line per finding, the first one that is not expected marked."""
+    first = next((f for f in overview["findings"] if not f["expected"]), None)
+    return [f"{'→' if f is first else ' '} {finding_line(f, overview)}" for f in overview["findings"][:5]]
 
 
 def finding_line(finding: wire.FindingView, overview: wire.Overview) -> str:
     """Return what is to blame, in one line."""
     where = f"{finding['path'] or '(root)'} ({finding['op']}), step {overview['steps'][finding['step']]['label']}"
-    return f"{where}: {finding['cause']}; {finding['evidence']}"
+    expected = f"expected ({finding['expected']}): " if finding["expected"] else ""
+    return f"{expected}{where}: {finding['cause']}; {finding['evidence']}"

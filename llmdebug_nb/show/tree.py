@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from llmdebug_nb.errors import TensorLookupError
 from llmdebug_nb.records import Node, within
 from llmdebug_nb.show import wire
 
+_SAID = 3  # comments of a note
+
 
 class Tree:
     """The model tree with counts of rows rolled up to every ancestor.
 
-    ``near``, ``alone``: rows within noise and rows without a partner, where rows are those of a comparison.
+    ``near``, ``alone``, ``expected``: rows within noise, without a partner and as expected, where rows are those of a comparison; ``said``: what was
+    said of those, by path.
     """
 
     def __init__(
@@ -23,6 +26,8 @@ class Tree:
         bad: Counter[str],
         near: Counter[str] | None = None,
         alone: Counter[str] | None = None,
+        expected: Counter[str] | None = None,
+        said: Mapping[str, Iterable[str]] | None = None,
     ) -> None:
         self.nodes = nodes or _from_paths({*rows, *bad})
         self.kids: dict[int, list[int]] = {}
@@ -32,9 +37,15 @@ class Tree:
             for name in (node.path, *node.aliases):
                 self.at.setdefault(name, i)
         self.judged = near is not None
-        self.rows, self.bad, self.near, self.alone = (
-            self._rolled_up(counts or Counter()) for counts in (rows, bad, near, alone)
+        self.rows, self.bad, self.near, self.alone, self.expected = (
+            self._rolled_up(counts or Counter()) for counts in (rows, bad, near, alone, expected)
         )
+        self._said: dict[int, dict[str, None]] = {}
+        for path, texts in (said or {}).items():
+            i = self.nearest(path)
+            while i >= 0:
+                self._said.setdefault(i, {}).update(dict.fromkeys(texts))
+                i = self.nodes[i].parent
 
     def _rolled_up(self, counts: Counter[str]) -> list[int]:
         """Return the sum over each node and what lies below it; an operator counts where it was called."""
@@ -60,6 +71,8 @@ class Tree:
             return None
         if self.bad[i]:
             return "diverged"
+        if self.expected[i]:
+            return "expected"
         if self.near[i]:
             return "within_noise"
         return "match" if self.rows[i] > self.alone[i] else "unmatched"
@@ -70,7 +83,11 @@ class Tree:
 
     def _view(self, i: int) -> wire.TreeNode:
         node = self.nodes[i]
-        note = f"also {', '.join(node.aliases)}" if node.aliases else ""
+        notes = [f"also {', '.join(node.aliases)}"] if node.aliases else []
+        if self.expected[i]:
+            said = list(self._said.get(i, ()))
+            more = f" and {len(said) - _SAID} more" if len(said) > _SAID else ""
+            notes.append(f"{self.expected[i]:,} expected" + (f": {'; '.join(said[:_SAID])}{more}" if said else ""))
         return {
             "id": i,
             "label": node.name,
@@ -80,8 +97,9 @@ class Tree:
             "rows": self.rows[i],
             "bad": self.bad[i],
             "unmatched": self.alone[i],
+            "expected": self.expected[i],
             "verdict": self._verdict(i),
-            "note": note,
+            "note": " · ".join(notes),
         }
 
     def way(self, path: str) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from llmdebug_nb.errors import TensorLookupError
@@ -32,6 +32,7 @@ class View(ABC):
         self.steps = steps
         self.step_index = {(call.generation, call.step): i for i, call in enumerate(steps)}
         self._several = len({call.generation for call in steps if call.generation >= 0}) > 1
+        self.watchers: list[Callable[[], None]] = []  # called when what is shown has changed
         self.array = functools.lru_cache(maxsize=_CACHED)(self.load)
 
     # what a kind has to provide
@@ -97,6 +98,18 @@ class View(ABC):
     def worst(self, request: wire.WorstRequest) -> wire.Worst:
         raise TensorLookupError(_ALONE)
 
+    def errors(self, request: wire.ErrorsRequest) -> wire.ErrorHistogram:
+        raise TensorLookupError(_ALONE)
+
+    def scatter(self, request: wire.ScatterRequest) -> Answer:
+        raise TensorLookupError(_ALONE)
+
+    def expect(self, request: wire.ExpectRequest) -> wire.Overview:
+        raise TensorLookupError(_ALONE)
+
+    def unexpect(self, request: wire.UnexpectRequest) -> wire.Overview:
+        raise TensorLookupError(_ALONE)
+
     def stop(self, site: Site) -> int:
         """Return the stepper index of a site."""
         return self.step_index.get((site.generation, site.step), 0)
@@ -147,6 +160,8 @@ class View(ABC):
             "error": None,
             "limit": None,
             "reason": record.lost or "",
+            "expected": "",
+            "mark": -1,
             **judged,  # type: ignore[typeddict-item]
         }
 

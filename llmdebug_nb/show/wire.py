@@ -11,7 +11,9 @@ from typing import Literal, TypedDict
 Num = float | str | None
 Which = Literal["golden", "mine", "difference"]  # a run's own tensors are "golden"
 Relation = Literal["inputs", "outputs", "consumers", "siblings"]
-Verdict = Literal["match", "within_noise", "diverged", "unmatched", "nondeterministic"]
+Verdict = Literal["match", "within_noise", "expected", "diverged", "unmatched", "nondeterministic"]
+Sort = Literal["", "step", "seq", "path", "op", "dtype", "shape", "error", "limit", "verdict"]
+Scope = Literal["tensor", "step", "module"]
 
 
 class Step(TypedDict):
@@ -27,9 +29,9 @@ class Step(TypedDict):
 
 
 class TreeNode(TypedDict):
-    """A module. ``rows``/``bad``/``unmatched``: recorded (diverged, unpaired) rows at it and below, all steps.
+    """A module. ``rows``/``bad``/``unmatched``/``expected``: recorded (diverged, unpaired, expected) rows at it and below, all steps.
 
-    ``verdict``: the worst of them, on what could be compared; None in a run.
+    ``verdict``: the worst of them, on what could be compared; None in a run. ``note``: its other names, and what was said of what is expected.
     """
 
     id: int
@@ -40,6 +42,7 @@ class TreeNode(TypedDict):
     rows: int
     bad: int
     unmatched: int
+    expected: int
     verdict: Verdict | None
     note: str
 
@@ -50,7 +53,11 @@ class Children(TypedDict):
 
 
 class Row(TypedDict):
-    """A record of a run, or a pair of a report. ``step`` indexes the stepper."""
+    """A record of a run, or a pair of a report. ``step`` indexes the stepper.
+
+    ``expected``: what was said of it where it is expected, "" where it isn't. ``mark``: the place of what says so in the overview's list; -1: nothing
+    does by itself.
+    """
 
     id: int
     step: int
@@ -73,6 +80,8 @@ class Row(TypedDict):
     error: Num
     limit: Num
     reason: str
+    expected: str
+    mark: int
 
 
 class Page(TypedDict):
@@ -87,7 +96,7 @@ class Page(TypedDict):
 class Located(TypedDict):
     """``row`` is None where there is no next one.
 
-    ``index`` is its place in the list of its step that the request describes; -1 if it is not in it.
+    ``index`` is its place in the list that the request describes, that of its step or of all; -1 if it is not in it.
     """
 
     row: Row | None
@@ -95,7 +104,7 @@ class Located(TypedDict):
 
 
 class FindingView(TypedDict):
-    """What is to blame. ``step`` indexes the stepper; ``row`` is -1 for none."""
+    """What is to blame. ``step`` indexes the stepper; ``row`` is -1 for none. ``expected``, ``mark``: as in `Row`."""
 
     path: str
     op: str
@@ -103,10 +112,23 @@ class FindingView(TypedDict):
     cause: str
     evidence: str
     row: int
+    expected: str
+    mark: int
+
+
+class Mark(TypedDict):
+    """What was marked as expected. ``text``: which tensors, in words; ``rows``: how many of the mismatches."""
+
+    text: str
+    comment: str
+    rows: int
 
 
 class Overview(TypedDict):
-    """``lines``: what came out. ``summary``: that in sentences, of a report. ``notes``: how far to trust it, and what made the runs."""
+    """``lines``: what came out. ``summary``: that in sentences, of a report. ``notes``: how far to trust it, and what made the runs.
+
+    ``marks``: what is expected; ``kept``: the file that they are kept in, "" for none.
+    """
 
     kind: Literal["run", "report"]
     title: str
@@ -118,6 +140,8 @@ class Overview(TypedDict):
     notes: list[str]
     steps: list[Step]
     findings: list[FindingView]
+    marks: list[Mark]
+    kept: str
     first_bad: int
     rows: int
 
@@ -146,7 +170,7 @@ class LayerMap(TypedDict):
     """The worst row of each layer (in execution order) at each step (all of the stepper), layer by layer in four buffers.
 
     Error and limit (little-endian float32, NaN: no figure), id of the row (int32, -1: nothing was recorded), and verdict
-    (uint8: 0 nothing recorded, 1 unmatched, 2 match, 3 within noise, 4 diverged).
+    (uint8: 0 nothing recorded, 1 unmatched, 2 match, 3 within noise, 4 expected, 5 diverged).
     """
 
     layers: list[Layer]
@@ -273,6 +297,36 @@ class Histogram(TypedDict):
     total: int
 
 
+class ErrorHistogram(TypedDict):
+    """How many elements differ by how much: counts of log10 of the absolute difference, in equal bins from ``lo`` to ``hi``.
+
+    ``same``: elements that do not differ; ``broken``: those that are not finite on one side or both, and not the same. ``limit``: what the tensor's limit would be
+    for each element, were the error spread evenly; None where it is none of the whole.
+    """
+
+    lo: Num
+    hi: Num
+    counts: list[int]
+    same: int
+    broken: int
+    total: int
+    limit: Num
+
+
+class Scatter(TypedDict):
+    """Golden against mine, both axes from ``lo`` to ``hi``. ``size`` 0: two buffers of ``count`` little-endian float32, golden's and mine's values.
+
+    Else one buffer of ``size * size`` little-endian uint32: how many elements lie in each cell, golden along a row, mine's lowest row first.
+    ``broken``: elements that are not finite on both sides.
+    """
+
+    lo: Num
+    hi: Num
+    size: int
+    count: int
+    broken: int
+
+
 class Point(TypedDict):
     """``step`` indexes the stepper; ``value`` is None where there is no figure."""
 
@@ -305,40 +359,46 @@ class ChildrenRequest(TypedDict):
     n: int
 
 
-class RowsRequest(TypedDict):
-    """``step`` and ``node`` -1 mean all; ``mismatch`` keeps diverged and unmatched rows only; ``text``: see `filters.py`."""
+class Listed(TypedDict):
+    """What a list is narrowed to, and its order.
 
-    op: Literal["rows"]
-    step: int
+    ``node`` -1 means all; ``mismatch`` keeps diverged and unmatched rows only; ``text``: see `filters.py`; ``every``: of all steps at once.
+    ``sort``: a column, "" for execution order, which a run always has.
+    """
+
     node: int
     mismatch: bool
     text: str
+    every: bool
+    sort: Sort
+    descending: bool
+
+
+class RowsRequest(Listed):
+    """``step`` -1 means all."""
+
+    op: Literal["rows"]
+    step: int
     start: int
     n: int
 
 
-class LocateRequest(TypedDict):
-    """The next (``delta`` 1) or previous (-1) row in execution order, over all steps, under ``node``.
+class LocateRequest(Listed):
+    """The next (``delta`` 1) or previous (-1) row, in execution order over all steps; of a sorted list, in that of the row's step.
 
-    ``row`` -1 starts before the first row, or behind the last one. ``text`` filters as in `RowsRequest`.
+    ``row`` -1 starts before the first row, or behind the last one.
     """
 
     op: Literal["locate"]
     row: int
     delta: int
-    node: int
-    mismatch: bool
-    text: str
 
 
-class RowRequest(TypedDict):
-    """Like `locate`, for the row itself: where is it? ``node``, ``mismatch``, ``text``: the list it is looked for in."""
+class RowRequest(Listed):
+    """Like `locate`, for the row itself: where is it?"""
 
     op: Literal["row"]
     row: int
-    node: int
-    mismatch: bool
-    text: str
 
 
 class PathRequest(TypedDict):
@@ -394,6 +454,21 @@ class HistogramRequest(TypedDict):
     bins: int
 
 
+class ErrorsRequest(TypedDict):
+    op: Literal["errors"]
+    row: int
+    bins: int
+
+
+class ScatterRequest(TypedDict):
+    """``points``: so many at most as points; ``size``: cells per side beyond that."""
+
+    op: Literal["scatter"]
+    row: int
+    points: int
+    size: int
+
+
 class SeriesRequest(TypedDict):
     """``n``: points of a line at most."""
 
@@ -419,6 +494,24 @@ class WorstRequest(TypedDict):
     n: int
 
 
+class ExpectRequest(TypedDict):
+    """Mark a row (``finding`` -1) or a finding (``row`` -1) as expected. ``scope``: of a row, that tensor in all steps or in its own, or all that its module makes."""
+
+    op: Literal["expect"]
+    row: int
+    finding: int
+    scope: Scope
+    comment: str
+
+
+class UnexpectRequest(TypedDict):
+    """``mark``: its place in the overview's list; ``text``: as it is there."""
+
+    op: Literal["unexpect"]
+    mark: int
+    text: str
+
+
 ANSWERS: dict[str, tuple[type, type]] = {
     "overview": (OverviewRequest, Overview),
     "children": (ChildrenRequest, Children),
@@ -434,4 +527,8 @@ ANSWERS: dict[str, tuple[type, type]] = {
     "finding": (FindingRequest, FindingDetail),
     "layers": (LayersRequest, LayerMap),
     "worst": (WorstRequest, Worst),
+    "errors": (ErrorsRequest, ErrorHistogram),
+    "scatter": (ScatterRequest, Scatter),
+    "expect": (ExpectRequest, Overview),
+    "unexpect": (UnexpectRequest, Overview),
 }

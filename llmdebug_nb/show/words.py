@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from llmdebug_nb.records import EXPECTED, Difference
+
 
 def made_text(run: Any) -> str:
     """Return when and with which versions a run was recorded."""
@@ -24,6 +26,13 @@ def labels(golden: Any, mine: Any) -> tuple[str, str]:
     if both[0] != both[1] or golden.path is None or mine.path is None or golden.path == mine.path:
         return both
     return f"{golden.path.parent.name}/{both[0]}", f"{mine.path.parent.name}/{both[1]}"
+
+
+def expected_text(row: Difference) -> str:
+    """Return what is said of a row that is expected, "" of another."""
+    if row.verdict != EXPECTED:
+        return ""
+    return (row.expected.comment or str(row.expected)) if row.expected else row.reason or ""
 
 
 def count_text(count: int, noun: str) -> str:

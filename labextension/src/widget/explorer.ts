@@ -10,7 +10,7 @@ import { header } from './header';
 import { onKeys } from './keys';
 import { Layers } from './layers';
 import { Panel } from './panel';
-import { Rows } from './rows';
+import { Rows, WHOLE } from './rows';
 import { Rpc } from './rpc';
 import { Status } from './status';
 import { Stepper } from './stepper';
@@ -34,6 +34,7 @@ export class Explorer {
   private panel: Panel;
   private layers: Layers | null;
   private overview: Overview;
+  private head: HTMLElement;
   private offKeys: () => void;
   /** The tree unfolds to the record that the explorer opens with, and from then on as the user likes. */
   private opened = false;
@@ -50,12 +51,15 @@ export class Explorer {
     const { ask } = this.rpc;
     this.stepper = new Stepper(overview.steps, position => this.set('position', position), () => this.rpc.idle);
     this.tree = new Tree(ask, node => this.under(node));
-    this.rows = new Rows(ask, report, {
+    const stepLabel = (index: number) => overview.steps[index]?.label ?? String(index);
+    this.rows = new Rows(ask, report, stepLabel, {
       choose: row => this.set('selected', row.id),
       clearNode: () => this.under(null),
       narrowed: () => void this.follow(false),
     });
-    this.panel = new Panel(ask, index => overview.steps[index]?.label ?? String(index), {
+    this.panel = new Panel(ask, stepLabel, {
+      overview: () => this.overview,
+      took: judged => this.take(judged),
       jump: row => this.set('selected', row),
       tree: path => void this.go(path),
       say: text => this.status.say(text),
@@ -63,17 +67,18 @@ export class Explorer {
     root.setAttribute('role', 'region');
     root.setAttribute('aria-label', `${T.explorer}: ${overview.title}`);
     this.layers = report ? new Layers(ask, overview.steps, (layer, step, row) => void this.jump(layer, step, row)) : null;
-    const events = { jump: (row: number) => this.set('selected', row), say: (text: string) => this.status.say(text) };
-    root.append(header(overview, ask, events), ...(this.layers ? [this.layers.root] : []), this.stepper.root,
+    this.head = this.header();
+    root.append(this.head, ...(this.layers ? [this.layers.root] : []), this.stepper.root,
       h('div', { class: 'llmdebug-main' }, this.tree.root, this.rows.root, this.panel.root), this.bar(report));
     for (const action of ['pointerdown', 'keydown']) root.addEventListener(action, event => {
       this.status.say('');
       this.stepper.halt(event);
     }, true);
-    this.offKeys = onKeys(root, { record: delta => void this.walk(delta, false), mismatch: delta => void this.walk(delta, true) });
+    this.offKeys = onKeys(root, { record: delta => void this.walk(delta, false), mismatch: delta => void this.walk(delta, true), expect: () => this.panel.expect() });
     model.on('change:position', this.onPosition);
     model.on('change:selected', this.onSelected);
     model.on('change:path', this.onPath);
+    model.on('change:snapshot', this.onSnapshot);
     this.onPosition();
     this.onSelected();
     if (model.get('path')) this.onPath();
@@ -84,8 +89,41 @@ export class Explorer {
     this.model.off('change:position', this.onPosition);
     this.model.off('change:selected', this.onSelected);
     this.model.off('change:path', this.onPath);
+    this.model.off('change:snapshot', this.onSnapshot);
     for (const part of [this.rpc, this.stepper, this.tree, this.rows, this.panel, this.layers]) part?.dispose();
   }
+
+  private header(): HTMLElement {
+    return header(this.overview, this.rpc.ask, {
+      jump: row => this.set('selected', row), say: text => this.status.say(text), took: judged => this.take(judged),
+    });
+  }
+
+  /** What the kernel judged anew: it may have sent it by itself, and where nothing does, the page does. */
+  private take(judged: Overview): void {
+    this.status.say(judged.marks.length < this.overview.marks.length ? T.unmarkedNow : T.markedNow);
+    this.model.set('snapshot', judged);
+  }
+
+  /** All that shows a verdict follows, and stays where it is: position, selection, what is unfolded, the focus. */
+  private onSnapshot = (): void => {
+    this.overview = this.model.get('snapshot');
+    const key = (this.head.getRootNode() as Document | ShadowRoot).activeElement?.closest('.llmdebug-expect, [data-mark]');
+    const focused = (key?.matches('[data-mark]') ? key : key?.querySelector('[data-mark]'))?.getAttribute('data-mark');
+    const open = new Map([...this.head.querySelectorAll('details')].map(one => [one.dataset.open, one.open]));
+    const fresh = this.header();
+    fresh.querySelectorAll('details').forEach(one => (one.open = open.get(one.dataset.open) ?? one.open));
+    this.head.replaceWith(fresh);
+    this.head = fresh;
+    this.stepper.take(this.overview.steps);
+    void this.layers?.reload();
+    void this.tree.reload();
+    this.rows.refresh();
+    void this.follow(false);
+    void this.panel.show(this.model.get('selected')).then(() => {
+      if (focused) this.head.parentElement?.querySelector<HTMLElement>(`[data-mark='${focused}']`)?.focus();
+    });
+  };
 
   private bar(report: boolean): HTMLElement {
     const button = (label: string, face: string, delta: 1 | -1, mismatch: boolean) =>
@@ -157,7 +195,7 @@ export class Explorer {
       this.tree.pointAt(null);
       return this.rows.select(-1, -1);
     }
-    if (this.rows.has(row)) return;
+    if (this.rows.has(row) && !this.rows.filter.every) return; // of all tokens, the position may have to follow
     const { moves } = this;
     let at = await this.where(row);
     if (at && at.index < 0 && must) {
@@ -170,7 +208,7 @@ export class Explorer {
     if (!this.opened) void this.tree.reveal(at.row.path);
     this.opened = true;
     if (must && moves === this.moves && at.row.step !== this.position) this.set('position', at.row.step);
-    this.rows.select(row, at.row.step === this.position ? at.index : -1);
+    this.rows.select(row, this.rows.shows(at.row.step) ? at.index : -1);
   }
 
   private async where(row: number): Promise<Located | undefined> {
@@ -181,8 +219,9 @@ export class Explorer {
   private async from(delta: 1 | -1): Promise<number> {
     const row = this.model.get('selected');
     const at = row < 0 ? undefined : await this.where(row);
-    if (!at?.row || at.row.step === this.position) return row;
-    const page = await this.rpc.ask('rows', { step: this.position, node: -1, mismatch: false, text: '', start: 0, n: 1 });
+    if (!at?.row || this.rows.shows(at.row.step)) return row;
+    if (this.rows.filter.sort) return -1;
+    const page = await this.rpc.ask('rows', { ...WHOLE, step: this.position, start: 0, n: 1 });
     const first = page?.answer.rows[0]?.id;
     if (first === undefined) return row;
     return delta > 0 ? first - 1 : first;
@@ -193,7 +232,7 @@ export class Explorer {
     if (mismatch && this.overview.kind === 'run') return this.status.say(T.runHasNoMismatch);
     const filter = this.rows.filter;
     const row = await this.from(delta);
-    if (row < 0 && !mismatch) return this.rows.start();
+    if (row < 0 && (!mismatch || filter.sort)) return this.rows.start();
     const reply = await this.rpc.ask('locate', {
       ...filter, row, delta, mismatch: mismatch || filter.mismatch,
     });

@@ -2,18 +2,19 @@
 import { copyButton, type Say } from './copy';
 import { h, uniqueId } from './dom';
 import { pathText } from './format';
+import { MarkForm, unmarkButton, type Judged } from './expected';
 import type { Ask } from './rpc';
-import { T } from './strings';
+import { T, VERDICTS } from './strings';
 import type { FindingDetail, FindingView, Overview } from './wire';
 
-export interface FindingEvents {
+export interface FindingEvents extends Pick<Judged, 'took'> {
   jump: (row: number) => void;
   say: Say;
 }
 
 export function findingList(overview: Overview, ask: Ask, events: FindingEvents): HTMLElement {
   const { findings } = overview;
-  return h('details', { class: 'llmdebug-findings', open: true },
+  return h('details', { class: 'llmdebug-findings', open: true, 'data-open': 'findings' },
     h('summary', {}, T.findings(findings.length)),
     h('ul', {}, ...findings.map((_, at) => new Finding(overview, at, ask, events).root)));
 }
@@ -33,7 +34,9 @@ class Finding {
     private events: FindingEvents,
   ) {
     this.finding = overview.findings[at]!;
-    this.root = h('li', {}, h('div', { class: 'llmdebug-finding-head' }, this.link(this.finding, h('span', { class: 'llmdebug-evidence' }, this.finding.evidence)), this.toggle), this.body);
+    const judged = { ask, took: events.took };
+    const mark = this.finding.mark >= 0 ? unmarkButton(overview, this.finding.mark, `finding-${at}`, judged) : new MarkForm({ finding: at }, `finding-${at}`, judged).root;
+    this.root = h('li', {}, h('div', { class: 'llmdebug-finding-head' }, this.link(this.finding, h('span', { class: 'llmdebug-evidence' }, this.finding.evidence)), mark, this.toggle), this.body);
   }
 
   /** The script may be long: it is asked for when the finding is opened for the first time. */
@@ -49,7 +52,8 @@ class Finding {
   }
 
   private link(finding: FindingView, more?: HTMLElement): HTMLElement {
-    return h('button', { class: 'llmdebug-finding', type: 'button', onclick: () => this.events.jump(finding.row) },
+    return h('button', { class: `llmdebug-finding${finding.expected ? ' llmdebug-known' : ''}`, type: 'button', onclick: () => this.events.jump(finding.row) },
+      finding.expected ? h('span', { class: 'llmdebug-verdict llmdebug-expected' }, `${VERDICTS.expected.mark} ${VERDICTS.expected.text}: ${finding.expected} `) : null,
       h('b', {}, finding.cause), ' ', h('code', {}, pathText(finding.path)), ' ',
       h('span', { class: 'llmdebug-dim' }, `${finding.op} · ${this.step(finding)}`), more);
   }

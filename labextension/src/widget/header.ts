@@ -1,5 +1,6 @@
 /** What this is, and for a report what came out and what is to blame. */
 import { h } from './dom';
+import { markList } from './expected';
 import { findingList, type FindingEvents } from './findings';
 import type { Ask } from './rpc';
 import { T, VERDICTS } from './strings';
@@ -21,5 +22,6 @@ export function header(overview: Overview, ask: Ask, events: FindingEvents): HTM
         : null),
     ...lines.map(line => h('div', { class: 'llmdebug-line' }, line)),
     findings.length ? findingList(overview, ask, events) : null,
+    overview.marks.length ? markList(overview, { ask, took: events.took }) : null,
     ...notes.map(note => h('div', { class: 'llmdebug-note' }, note)));
 }

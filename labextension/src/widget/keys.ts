@@ -4,6 +4,7 @@ import { swallow } from './dom';
 export interface Actions {
   record: (delta: 1 | -1) => void;
   mismatch: (delta: 1 | -1) => void;
+  expect: () => void;
 }
 
 const TYPING = 'input:not([type=checkbox]):not([type=range]), select, textarea';
@@ -22,9 +23,9 @@ export function onKeys(root: HTMLElement, actions: Actions): () => void {
   return shield(root);
 }
 
-function actionOf(key: string, { record, mismatch }: Actions): (() => void) | undefined {
+function actionOf(key: string, { record, mismatch, expect }: Actions): (() => void) | undefined {
   const actions: Record<string, () => void> = {
-    n: () => record(1), p: () => record(-1), N: () => mismatch(1), P: () => mismatch(-1),
+    n: () => record(1), p: () => record(-1), N: () => mismatch(1), P: () => mismatch(-1), e: expect,
   };
   return actions[key];
 }

@@ -4,7 +4,7 @@ import type { Reply } from './rpc';
 import { STATES, T } from './strings';
 import type { Layer, Step } from './wire';
 
-export const [NOTHING, UNMATCHED, MATCH, WITHIN_NOISE, DIVERGED] = [0, 1, 2, 3, 4] as const;
+export const [NOTHING, UNMATCHED, MATCH, WITHIN_NOISE, EXPECTED, DIVERGED] = [0, 1, 2, 3, 4, 5] as const;
 
 /** A layer at a step. */
 export interface Place {

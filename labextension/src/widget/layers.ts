@@ -12,6 +12,8 @@ export class Layers {
   private told = h('div', { class: 'llmdebug-told' }, T.mapHint);
   private map: LayerMap;
   private growth: Growth;
+  /** Ask anew: what is judged has changed. */
+  readonly reload: () => Promise<void>;
 
   constructor(
     private ask: Ask,
@@ -27,7 +29,8 @@ export class Layers {
     this.growth = new Growth(events);
     this.root = h('details', { class: 'llmdebug-layers', open: true, hidden: true }, h('summary', {}, T.layers),
       h('div', { class: 'llmdebug-layer-views' }, this.map.root, this.growth.root), this.told);
-    void this.load().then(loaded => (errors = loaded));
+    this.reload = async () => void (errors = (await this.load()) ?? errors);
+    void this.reload();
   }
 
   /** Mark the step that the list shows. */

@@ -3,18 +3,20 @@ import { copyButton } from './copy';
 import { h } from './dom';
 import { figure, pathText, shapeText, slotText } from './format';
 import { verdictBadge } from './header';
+import { MarkForm, unmarkButton, type Judged } from './expected';
 import type { Ask } from './rpc';
 import { Sparklines } from './sparklines';
-import { RELATIONS, SIDES, T } from './strings';
+import { RELATIONS, SIDES, T, VERDICTS } from './strings';
 import { Tensor } from './tensor';
-import type { Detail, Flow, Row, Side } from './wire';
+import type { Detail, Flow, Overview, Row, Side } from './wire';
 
 const FIGURES = ['dtype', 'shape', 'device', 'min', 'max', 'mean', 'l2norm', 'nan', 'inf', 'zero', 'numel', 'fingerprint'] as const;
 type Figure = (typeof FIGURES)[number];
 /** Where any difference matters; the others differ by rounding. */
 const EXACT = new Set<Figure>(['dtype', 'shape', 'nan', 'inf', 'numel', 'fingerprint']);
 
-export interface PanelEvents {
+export interface PanelEvents extends Pick<Judged, 'took'> {
+  overview: () => Overview;
   jump: (row: number) => void;
   tree: (path: string) => void;
   say: (text: string) => void;
@@ -29,6 +31,7 @@ export class Panel {
   private content: HTMLElement;
   private hint = h('div', { class: 'llmdebug-hint' }, h('p', {}, T.chooseRow), h('p', {}, T.keys));
   private row = -1;
+  private mark: MarkForm | null = null;
 
   constructor(
     private ask: Ask,
@@ -54,6 +57,14 @@ export class Panel {
     void this.sparklines.show(row, detail.row.step);
   }
 
+  /** By key: open the form that marks this record, or go to the button that takes its mark back. */
+  expect(): void {
+    const button = this.place.querySelector<HTMLElement>('[data-mark]');
+    if (this.mark) this.mark.turn(true);
+    else if (button) button.focus();
+    else this.events.say(T.nothingToMark);
+  }
+
   dispose(): void {
     this.tensor.dispose();
   }
@@ -69,10 +80,19 @@ export class Panel {
       if (side.part && side.which !== 'difference') lines.push(h('div', { class: 'llmdebug-part' }, whose + T.part(side.part)));
     }
     if (row.verdict) lines.push(verdictLine(row));
+    const marking = this.marking(row);
+    if (marking) lines.push(marking);
     if (producer >= 0)
       lines.push(h('div', {}, `${T.producer} `,
         h('button', { class: 'llmdebug-link llmdebug-producer', type: 'button', onclick: () => this.events.jump(producer) }, producer_label)));
     return [...lines, ...flow.map(one => this.flowOf(one))];
+  }
+
+  private marking(row: Row): HTMLElement | null {
+    const judged = { ask: this.ask, took: this.events.took };
+    this.mark = row.verdict === 'diverged' || row.verdict === 'unmatched' ? new MarkForm({ row: row.id }, 'row', judged) : null;
+    if (this.mark) return this.mark.root;
+    return row.mark >= 0 && this.events.overview().marks[row.mark] ? unmarkButton(this.events.overview(), row.mark, 'row', judged) : null;
   }
 
   private flowOf({ relation, links, total }: Flow): HTMLElement {
@@ -93,7 +113,8 @@ export class Panel {
 function verdictLine(row: Row): HTMLElement {
   return h('div', {}, verdictBadge(row.verdict!), ' ',
     row.error === null ? null : T.errorLimit(figure(row.error), figure(row.limit)),
-    row.reason ? h('div', { class: 'llmdebug-reason' }, row.reason) : null);
+    row.expected ? h('div', { class: 'llmdebug-reason' }, `${VERDICTS.expected.text}: ${row.expected}`) : null,
+    row.reason && row.reason !== row.expected ? h('div', { class: 'llmdebug-reason' }, row.reason) : null);
 }
 
 function text(side: Side, name: Figure): string {

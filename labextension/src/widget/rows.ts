@@ -6,7 +6,7 @@ import { Pages } from './pages';
 import type { Ask } from './rpc';
 import { T } from './strings';
 import { VirtualList } from './virtual';
-import type { Num, Row, TreeNode } from './wire';
+import type { Listed, Num, Row, Sort, TreeNode } from './wire';
 
 const ROW = 24;
 const PAGE = 200;
@@ -29,14 +29,13 @@ const COMMON: Column[] = [
   { name: 'shape', width: 84 },
 ];
 const OF_RUN: Column[] = [...COMMON, ...(['min', 'max', 'mean', 'l2norm'] as const).map(name => ({ name, ...FIGURE }))];
-const OF_REPORT: Column[] = [...COMMON, { name: 'error', ...FIGURE }, { name: 'limit', ...FIGURE }, { name: 'verdict', width: 106 }];
+const OF_REPORT: Column[] = [...COMMON, { name: 'error', ...FIGURE }, { name: 'limit', ...FIGURE }, { name: 'verdict', width: 124 }];
+const STEP: Column = { name: 'step', width: 78 };
 
-/** What the list is narrowed to, as every request about it says. */
-export interface Filter {
-  node: number;
-  mismatch: boolean;
-  text: string;
-}
+/** What the list is narrowed to and sorted by, as every request about it says. */
+export type Filter = Listed;
+/** All records of a step, in execution order. */
+export const WHOLE: Filter = { node: -1, mismatch: false, text: '', every: false, sort: '', descending: false };
 
 export interface RowsEvents {
   choose: (row: Row) => void;
@@ -47,7 +46,9 @@ export interface RowsEvents {
 
 export class Rows {
   readonly root: HTMLElement;
-  private columns: Column[];
+  private columns: Column[] = [];
+  private head = h('div', { class: 'llmdebug-record llmdebug-head', role: 'row', 'aria-rowindex': 1 });
+  private sort: Pick<Filter, 'sort' | 'descending'> = { sort: '', descending: false };
   private list: VirtualList;
   private pages = new Pages<Row>(PAGE, async () => undefined);
   private uid = uniqueId();
@@ -59,38 +60,46 @@ export class Rows {
   private scrolling = 0;
   private text = h('input', { type: 'text', class: 'llmdebug-filter', placeholder: T.filterHint, title: T.filterHelp, 'aria-label': T.filter, oninput: () => this.typed() });
   private mismatch = h('input', { type: 'checkbox', class: 'llmdebug-mismatches', onchange: () => this.narrow() });
+  private every = h('input', { type: 'checkbox', class: 'llmdebug-every', onchange: () => this.span() });
   private chip = h('button', { type: 'button', class: 'llmdebug-chip', title: T.clearNode });
   private total = h('span', { class: 'llmdebug-dim llmdebug-total' });
 
   constructor(
     private ask: Ask,
-    report: boolean,
+    private report: boolean,
+    private stepLabel: (index: number) => string,
     private events: RowsEvents,
   ) {
-    this.columns = report ? OF_REPORT : OF_RUN;
-    this.list = new VirtualList({ item: ROW, head: this.head(), render: i => this.line(i), painted: () => this.fetchInView() });
+    this.list = new VirtualList({ item: ROW, head: this.head, render: i => this.line(i), painted: () => this.fetchInView() });
     this.chip.addEventListener('click', () => this.events.clearNode());
     const grid = this.list.root;
     grid.setAttribute('role', 'grid');
     grid.setAttribute('aria-label', T.records);
-    grid.style.setProperty('--llmdebug-columns', this.columns.map(c => (c.width ? `${c.width}px` : `minmax(${LEAST_PATH}px, 1fr)`)).join(' '));
-    grid.style.setProperty('--llmdebug-least', `${this.fixedWidth + LEAST_PATH}px`);
+    this.arrange();
     grid.addEventListener('click', event => this.click(event));
     grid.addEventListener('keydown', event => this.key(event));
     this.root = h('section', { class: 'llmdebug-rows', 'aria-label': T.records },
       h('div', { class: 'llmdebug-bar' },
         this.text,
         report ? h('label', {}, this.mismatch, T.mismatches) : null,
+        report ? h('label', { title: T.everyHint }, this.every, T.every) : null,
         this.chip, this.total),
       grid);
   }
 
   get filter(): Filter {
-    return { node: this.node?.id ?? -1, mismatch: this.mismatch.checked, text: this.text.value };
+    return { node: this.node?.id ?? -1, mismatch: this.mismatch.checked, text: this.text.value, every: this.every.checked, ...this.sort };
+  }
+
+  /** Does the list show the records of a step? */
+  shows(step: number): boolean {
+    return this.every.checked || step === this.step;
   }
 
   show(step: number, node: TreeNode | null): void {
+    const same = this.every.checked && node === this.node && step !== this.step;
     this.step = step;
+    if (same) return; // the list is of all steps
     this.node = node;
     this.chip.hidden = node === null;
     this.chip.textContent = node ? `${T.under(pathText(node.path))} ✕` : '';
@@ -126,6 +135,35 @@ export class Rows {
     this.list.dispose();
   }
 
+  /** What is listed was judged anew. */
+  refresh(): void {
+    this.reload(this.list.root.scrollTop);
+  }
+
+  private span(): void {
+    this.arrange();
+    this.narrow();
+  }
+
+  /** First by what is largest, or comes first in the alphabet; then the other way round; then in execution order. */
+  private sortBy({ name, numeric }: Column): void {
+    const first = numeric === true && name !== 'seq';
+    const { sort, descending } = this.sort;
+    if (sort !== name) this.sort = { sort: name as Sort, descending: first };
+    else this.sort = descending === first ? { sort, descending: !first } : { sort: '', descending: false };
+    this.arrange();
+    this.head.querySelector<HTMLElement>(`[data-sort=${name}]`)?.focus();
+    this.reload(); // from the top, wherever the selected record is
+  }
+
+  private arrange(): void {
+    this.columns = [...(this.every.checked ? [STEP] : []), ...(this.report ? OF_REPORT : OF_RUN)];
+    const { style } = this.list.root;
+    style.setProperty('--llmdebug-columns', this.columns.map(c => (c.width ? `${c.width}px` : `minmax(${LEAST_PATH}px, 1fr)`)).join(' '));
+    style.setProperty('--llmdebug-least', `${this.fixedWidth + LEAST_PATH}px`);
+    this.head.replaceChildren(...this.columns.map(column => this.heading(column)));
+  }
+
   private typed(): void {
     clearTimeout(this.typing);
     this.typing = setTimeout(() => this.narrow(), TYPING_MS);
@@ -136,7 +174,7 @@ export class Rows {
     this.events.narrowed();
   }
 
-  private reload(): void {
+  private reload(scroll = 0): void {
     const { step } = this;
     const filter = this.filter;
     this.index = -1;
@@ -145,8 +183,9 @@ export class Rows {
       if (reply) this.tell(reply.answer.problem);
       return reply && { total: reply.answer.total, items: reply.answer.rows };
     });
-    this.list.root.scrollTop = 0;
-    void this.fetch(0, 1);
+    this.list.root.scrollTop = scroll;
+    const first = Math.max(0, this.list.first);
+    void this.fetch(scroll ? first : 0, scroll ? Math.max(first + 1, this.list.last) : 1);
   }
 
   /** Why nothing is listed: an empty list must not look like an answer to a filter that can't be read. */
@@ -176,9 +215,16 @@ export class Rows {
     return this.columns.reduce((sum, column) => sum + column.width, 0);
   }
 
-  private head(): HTMLElement {
-    return h('div', { class: 'llmdebug-record llmdebug-head', role: 'row', 'aria-rowindex': 1 },
-      ...this.columns.map(({ name, numeric }) => h('span', { role: 'columnheader', class: numeric ? 'llmdebug-number' : '' }, T.columns[name])));
+  private heading(column: Column): HTMLElement {
+    const { name, numeric } = column;
+    const { sort, descending } = this.sort;
+    const title = T.columns[name];
+    const props = { role: 'columnheader', class: numeric ? 'llmdebug-number' : '' };
+    if (!this.report) return h('span', props, title);
+    const order = sort !== name ? 'none' : descending ? 'descending' : 'ascending';
+    return h('span', { ...props, 'aria-sort': order },
+      h('button', { class: 'llmdebug-sort', type: 'button', 'data-sort': name, title: T.sortBy(title), onclick: () => this.sortBy(column) },
+        title, order === 'none' ? null : h('span', { 'aria-hidden': 'true' }, descending ? ' ▾' : ' ▴')));
   }
 
   private line(i: number): HTMLElement {
@@ -198,7 +244,9 @@ export class Rows {
 
   private cell(row: Row, { name, numeric }: Column): HTMLElement {
     if (name === 'path') return this.pathCell(row);
-    if (name === 'verdict') return h('span', { role: 'gridcell', title: row.reason }, row.verdict && verdictBadge(row.verdict));
+    if (name === 'step') return h('span', { role: 'gridcell', title: this.stepLabel(row.step) }, this.stepLabel(row.step));
+    if (name === 'verdict')
+      return h('span', { role: 'gridcell', title: row.expected || row.reason }, row.verdict && verdictBadge(row.verdict), row.expected ? `: ${row.expected}` : null);
     if (numeric) return h('span', { role: 'gridcell', class: 'llmdebug-number', title: String(row[name] ?? '') }, figure(row[name] as Num, 3));
     if (name === 'shape') return h('span', { role: 'gridcell', title: shapeText(row.shape) }, row.shape.join('×') || T.scalar);
     const text = String(row[name]);
@@ -230,7 +278,7 @@ export class Rows {
   }
 
   private key(event: KeyboardEvent): void {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || this.head.contains(event.target as Node)) return;
     const last = this.list.count - 1;
     const moves: Record<string, number> = {
       ArrowDown: this.index + 1, ArrowUp: this.index - 1, Home: 0, End: last,

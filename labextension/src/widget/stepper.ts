@@ -34,6 +34,12 @@ export class Stepper {
     if (steps.length === 0) this.list.root.append(h('span', { class: 'llmdebug-dim' }, T.noSteps));
   }
 
+  /** The same steps, judged anew. */
+  take(steps: Step[]): void {
+    this.steps = steps;
+    this.list.refresh();
+  }
+
   show(position: number): void {
     this.position = clamp(position, 0, Math.max(0, this.steps.length - 1));
     this.previous.disabled = this.position === 0;

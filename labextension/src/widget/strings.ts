@@ -1,18 +1,24 @@
 /** Every text of the page that does not come from the kernel. */
-import type { Relation, Verdict, Which } from './wire';
+import type { Relation, Scope, Verdict, Which } from './wire';
 
 export const VERDICTS: Record<Verdict, { mark: string; text: string }> = {
   match: { mark: '✓', text: 'match' },
   within_noise: { mark: '≈', text: 'within noise' },
+  expected: { mark: '☑', text: 'expected' },
   diverged: { mark: '✗', text: 'diverged' },
   unmatched: { mark: '?', text: 'unmatched' },
   nondeterministic: { mark: '~', text: 'nondeterministic' },
 };
 
 /** Of a cell of the map of layers. */
-export const STATES = ['nothing recorded', 'unmatched', 'match', 'within noise', 'diverged'];
+export const STATES = ['nothing recorded', 'unmatched', 'match', 'within noise', 'expected', 'diverged'];
 
 export const SIDES: Record<Which, string> = { golden: 'golden', mine: 'mine', difference: 'difference' };
+
+/** What of a row is marked as expected. */
+export const SCOPES: Record<Scope, string> = {
+  tensor: 'this tensor, in all steps', step: 'this tensor, in this step', module: 'all that this module makes',
+};
 
 export const RELATIONS: Record<Relation, string> = {
   inputs: 'made from', outputs: 'makes', consumers: 'taken by', siblings: 'also taken by',
@@ -34,6 +40,22 @@ export const T = {
   copyScript: 'Copy script',
   copyLine: 'Copy line',
   noScript: (why: string) => `no repro script: ${why}`,
+
+  expect: 'Mark as expected',
+  expectHint: 'This difference is known and wanted: say why, and it is quiet from now on (e)',
+  comment: 'why it is expected',
+  scope: 'what is expected',
+  mark: 'Mark',
+  cancel: 'Cancel',
+  markedNow: 'marked as expected; all is judged anew',
+  unmarkedNow: 'no longer expected; all is judged anew',
+  unmark: (text: string, rows: number) => `No longer expect ${text} (${count(rows, 'mismatch', 'mismatches')})`,
+  unmarkFace: 'Unmark',
+  marked: (n: number) => `${count(n, 'mark')} of what is expected`,
+  markedRows: (n: number) => (n ? count(n, 'mismatch', 'mismatches') : 'nothing like it differs now'),
+  keptIn: (file: string) => `kept in ${file}`,
+  keptNowhere: 'kept in this report alone: the run is in no folder',
+  nothingToMark: 'only a mismatch can be marked as expected',
 
   layers: 'Layers and tokens',
   layerMap: 'Error over limit, layer by token',
@@ -63,12 +85,15 @@ export const T = {
   unmatched: (n: number) => `${n.toLocaleString('en')} unmatched`,
   nothingRecorded: 'nothing recorded here',
 
-  records: 'Records in execution order',
+  records: 'Records',
   filter: 'Filter records',
   filterHint: 'filter: path, op, nan, >1e3…',
   filterHelp: `Words of path, role, op or dtype; nan or inf: the tensor holds one; >1e3: its maximum is greater; <1e-3: its minimum is less;
 abs>1e3, abs<1e-3: its largest magnitude is; mean and l2norm likewise. Of a pair, one side must pass. A tensor with a NaN has no such figure.`,
   mismatches: 'mismatches only',
+  every: 'all tokens',
+  everyHint: 'List the records of all tokens at once',
+  sortBy: (name: string) => `Sort by ${name}; a third time: execution order`,
   under: (path: string) => `under ${path}`,
   clearNode: 'Show the whole model again',
   count: (n: number) => count(n, 'record'),
@@ -77,7 +102,7 @@ abs>1e3, abs<1e-3: its largest magnitude is; mean and l2norm likewise. Of a pair
   notKept: 'summary only: values were not kept',
   root: '(root)',
   columns: {
-    seq: '#', path: 'tensor', op: 'op', dtype: 'type', shape: 'shape', min: 'min', max: 'max', mean: 'mean',
+    seq: '#', step: 'token', path: 'tensor', op: 'op', dtype: 'type', shape: 'shape', min: 'min', max: 'max', mean: 'mean',
     l2norm: 'l2 norm', error: 'error', limit: 'limit', verdict: 'verdict',
   },
   previousRecord: 'Previous record (p)',
@@ -89,7 +114,7 @@ abs>1e3, abs<1e-3: its largest magnitude is; mean and l2norm likewise. Of a pair
 
   panel: 'Tensor',
   chooseRow: 'Select a record to see its tensor.',
-  keys: 'n / p  next and previous record · N / P  next and previous mismatch · ← →  token, in the token bar',
+  keys: 'n / p  next and previous record · N / P  next and previous mismatch · e  mark as expected · ← →  token, in the token bar',
   unreadable: 'can’t be read: see below',
   showInTree: 'Show this module in the tree',
   place: (seq: number, step: string, call: number) => `#${seq} · ${step}${call ? ` · call ${call}` : ''}`,
@@ -103,6 +128,16 @@ abs>1e3, abs<1e-3: its largest magnitude is; mean and l2norm likewise. Of a pair
   sideBySide: 'side by side',
   linkedHint: 'point at an element to see its three values',
   worst: (n: number, differing: number) => `Worst elements: ${n.toLocaleString('en')} of ${differing.toLocaleString('en')} that differ`,
+  errors: 'Size of the differences',
+  errorScale: '|mine − golden|, log scale',
+  differ: (n: number, total: number) => `${n.toLocaleString('en')} of ${count(total, 'element')} differ`,
+  brokenPairs: (n: number) => `${n.toLocaleString('en')} with NaN or inf`,
+  limitEach: (limit: string) => `dashed: the limit, spread evenly (${limit})`,
+  scatter: 'Golden against mine',
+  scatterAxes: 'golden → · mine ↑',
+  scatterHint: 'on the line, both are equal',
+  scatterSays: (n: number, lo: string, hi: string) => `${count(n, 'element')} from ${lo} to ${hi}`,
+  elements: (n: number) => count(n, 'element'),
   element: 'index',
   showElement: 'Show this element in the heat map',
   summary: 'Summary',
@@ -137,6 +172,6 @@ abs>1e3, abs<1e-3: its largest magnitude is; mean and l2norm likewise. Of a pair
   badMessage: (text: string) => `the kernel could not read a message: ${text}`,
 };
 
-function count(n: number, noun: string): string {
-  return `${n.toLocaleString('en')} ${noun}${n === 1 ? '' : 's'}`;
+function count(n: number, noun: string, nouns = `${noun}s`): string {
+  return `${n.toLocaleString('en')} ${n === 1 ? noun : nouns}`;
 }

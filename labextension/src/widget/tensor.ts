@@ -1,5 +1,6 @@
 /** The values of one tensor: which side or all of them, which slice, heat-map, histogram and what differs most. */
 import { h, swallow, uniqueId } from './dom';
+import { Errors } from './errors';
 import { Heads } from './heads';
 import { Heatmap } from './heatmap';
 import { Histogram } from './histogram';
@@ -23,6 +24,7 @@ export class Tensor {
   private heads: Heads;
   private histogram: Histogram;
   private trio: Trio;
+  private errors: Errors;
   private worst: Worst;
   private pictures = h('div', { class: 'llmdebug-pictures' });
   private values: HTMLElement;
@@ -36,10 +38,11 @@ export class Tensor {
     this.heads = new Heads(ask, (axis, head) => this.stand(axis, head));
     this.histogram = new Histogram(ask);
     this.trio = new Trio(ask);
+    this.errors = new Errors(ask);
     this.worst = new Worst(ask, index => this.find(index));
     this.values = h('div', { class: 'llmdebug-values' }, this.slices.root, this.pictures, this.heads.root);
     this.root = h('div', { class: 'llmdebug-tensor' }, this.tabs,
-      h('div', { id: this.uid, role: 'tabpanel' }, this.why, this.values), this.worst.root);
+      h('div', { id: this.uid, role: 'tabpanel' }, this.why, this.values), this.errors.root, this.worst.root);
   }
 
   /** The side that was looked at last is kept where the row has it. */
@@ -48,12 +51,15 @@ export class Tensor {
     this.sides = sides;
     const tab = this.all.find(one => one === this.preferred && this.kept(one)) ?? this.all.find(one => this.kept(one)) ?? this.all[0];
     if (tab) this.open(tab);
-    void this.worst.show(this.kept('difference') ? row.id : -1);
+    const differing = this.kept('difference') ? row.id : -1;
+    void this.errors.show(differing);
+    void this.worst.show(differing);
   }
 
   dispose(): void {
     this.heatmap.dispose();
     this.trio.dispose();
+    this.errors.dispose();
   }
 
   private side(which: Which): Side | undefined {

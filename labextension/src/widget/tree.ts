@@ -82,6 +82,17 @@ export class Tree {
     this.list.refresh();
   }
 
+  /** Fetch what is unfolded anew, and change nothing until it is there. */
+  async reload(): Promise<void> {
+    const { kids } = this;
+    this.kids = new Map();
+    await Promise.all([ROOTS, ...this.open].map(async parent => {
+      const wanted = kids.get(parent)?.nodes.length ?? 0;
+      while ((this.kids.get(parent)?.nodes.length ?? 0) < wanted && (await this.load(parent)));
+    }));
+    this.update();
+  }
+
   dispose(): void {
     this.list.dispose();
   }
@@ -191,6 +202,7 @@ export class Tree {
       h('span', { class: 'llmdebug-node-type' }, node.type === node.label ? '' : node.type),
       verdict ? h('span', { class: `llmdebug-node-verdict llmdebug-${node.verdict}`, role: 'img', 'aria-label': verdict.text }, verdict.mark) : null,
       node.unmatched ? h('span', { class: 'llmdebug-alone', title: T.unmatched(node.unmatched) }, `? ${node.unmatched.toLocaleString('en')}`) : null,
+      node.expected ? h('span', { class: 'llmdebug-known', title: node.note }, `☑ ${node.expected.toLocaleString('en')}`) : null,
       node.bad ? h('span', { class: 'llmdebug-badge', title: T.bad(node.bad) }, node.bad.toLocaleString('en')) : null);
   }
 

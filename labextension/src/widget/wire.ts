@@ -3,7 +3,9 @@
 export type Num = number | string | null;
 export type Which = 'golden' | 'mine' | 'difference';
 export type Relation = 'inputs' | 'outputs' | 'consumers' | 'siblings';
-export type Verdict = 'match' | 'within_noise' | 'diverged' | 'unmatched' | 'nondeterministic';
+export type Verdict = 'match' | 'within_noise' | 'expected' | 'diverged' | 'unmatched' | 'nondeterministic';
+export type Sort = '' | 'step' | 'seq' | 'path' | 'op' | 'dtype' | 'shape' | 'error' | 'limit' | 'verdict';
+export type Scope = 'tensor' | 'step' | 'module';
 
 /** One stop of the token stepper. ``label`` is ready to show: ``0 prefill``. */
 export interface Step {
@@ -17,9 +19,9 @@ export interface Step {
 }
 
 /**
- * A module. ``rows``/``bad``/``unmatched``: recorded (diverged, unpaired) rows at it and below, all steps.
+ * A module. ``rows``/``bad``/``unmatched``/``expected``: recorded (diverged, unpaired, expected) rows at it and below, all steps.
  *
- * ``verdict``: the worst of them, on what could be compared; None in a run.
+ * ``verdict``: the worst of them, on what could be compared; None in a run. ``note``: its other names, and what was said of what is expected.
  */
 export interface TreeNode {
   id: number;
@@ -30,6 +32,7 @@ export interface TreeNode {
   rows: number;
   bad: number;
   unmatched: number;
+  expected: number;
   verdict: Verdict | null;
   note: string;
 }
@@ -39,7 +42,12 @@ export interface Children {
   nodes: TreeNode[];
 }
 
-/** A record of a run, or a pair of a report. ``step`` indexes the stepper. */
+/**
+ * A record of a run, or a pair of a report. ``step`` indexes the stepper.
+ *
+ * ``expected``: what was said of it where it is expected, "" where it isn't. ``mark``: the place of what says so in the overview's list; -1: nothing
+ * does by itself.
+ */
 export interface Row {
   id: number;
   step: number;
@@ -62,6 +70,8 @@ export interface Row {
   error: Num;
   limit: Num;
   reason: string;
+  expected: string;
+  mark: number;
 }
 
 /** ``problem``: why the text of the filter can't be read, "" if it can. */
@@ -75,14 +85,14 @@ export interface Page {
 /**
  * ``row`` is None where there is no next one.
  *
- * ``index`` is its place in the list of its step that the request describes; -1 if it is not in it.
+ * ``index`` is its place in the list that the request describes, that of its step or of all; -1 if it is not in it.
  */
 export interface Located {
   row: Row | null;
   index: number;
 }
 
-/** What is to blame. ``step`` indexes the stepper; ``row`` is -1 for none. */
+/** What is to blame. ``step`` indexes the stepper; ``row`` is -1 for none. ``expected``, ``mark``: as in `Row`. */
 export interface FindingView {
   path: string;
   op: string;
@@ -90,9 +100,22 @@ export interface FindingView {
   cause: string;
   evidence: string;
   row: number;
+  expected: string;
+  mark: number;
 }
 
-/** ``lines``: what came out. ``summary``: that in sentences, of a report. ``notes``: how far to trust it, and what made the runs. */
+/** What was marked as expected. ``text``: which tensors, in words; ``rows``: how many of the mismatches. */
+export interface Mark {
+  text: string;
+  comment: string;
+  rows: number;
+}
+
+/**
+ * ``lines``: what came out. ``summary``: that in sentences, of a report. ``notes``: how far to trust it, and what made the runs.
+ *
+ * ``marks``: what is expected; ``kept``: the file that they are kept in, "" for none.
+ */
 export interface Overview {
   kind: 'run' | 'report';
   title: string;
@@ -104,6 +127,8 @@ export interface Overview {
   notes: string[];
   steps: Step[];
   findings: FindingView[];
+  marks: Mark[];
+  kept: string;
   first_bad: number;
   rows: number;
 }
@@ -131,7 +156,7 @@ export interface Layer {
  * The worst row of each layer (in execution order) at each step (all of the stepper), layer by layer in four buffers.
  *
  * Error and limit (little-endian float32, NaN: no figure), id of the row (int32, -1: nothing was recorded), and verdict
- * (uint8: 0 nothing recorded, 1 unmatched, 2 match, 3 within noise, 4 diverged).
+ * (uint8: 0 nothing recorded, 1 unmatched, 2 match, 3 within noise, 4 expected, 5 diverged).
  */
 export interface LayerMap {
   layers: Layer[];
@@ -256,6 +281,36 @@ export interface Histogram {
   total: number;
 }
 
+/**
+ * How many elements differ by how much: counts of log10 of the absolute difference, in equal bins from ``lo`` to ``hi``.
+ *
+ * ``same``: elements that do not differ; ``broken``: those that are not finite on one side or both, and not the same. ``limit``: what the tensor's limit would be
+ * for each element, were the error spread evenly; None where it is none of the whole.
+ */
+export interface ErrorHistogram {
+  lo: Num;
+  hi: Num;
+  counts: number[];
+  same: number;
+  broken: number;
+  total: number;
+  limit: Num;
+}
+
+/**
+ * Golden against mine, both axes from ``lo`` to ``hi``. ``size`` 0: two buffers of ``count`` little-endian float32, golden's and mine's values.
+ *
+ * Else one buffer of ``size * size`` little-endian uint32: how many elements lie in each cell, golden along a row, mine's lowest row first.
+ * ``broken``: elements that are not finite on both sides.
+ */
+export interface Scatter {
+  lo: Num;
+  hi: Num;
+  size: number;
+  count: number;
+  broken: number;
+}
+
 /** ``step`` indexes the stepper; ``value`` is None where there is no figure. */
 export interface Point {
   step: number;
@@ -285,38 +340,62 @@ export interface ChildrenRequest {
   n: number;
 }
 
-/** ``step`` and ``node`` -1 mean all; ``mismatch`` keeps diverged and unmatched rows only; ``text``: see `filters.py`. */
-export interface RowsRequest {
-  op: 'rows';
-  step: number;
+/**
+ * What a list is narrowed to, and its order.
+ *
+ * ``node`` -1 means all; ``mismatch`` keeps diverged and unmatched rows only; ``text``: see `filters.py`; ``every``: of all steps at once.
+ * ``sort``: a column, "" for execution order, which a run always has.
+ */
+export interface Listed {
   node: number;
   mismatch: boolean;
   text: string;
+  every: boolean;
+  sort: Sort;
+  descending: boolean;
+}
+
+/** ``step`` -1 means all. */
+export interface RowsRequest {
+  node: number;
+  mismatch: boolean;
+  text: string;
+  every: boolean;
+  sort: Sort;
+  descending: boolean;
+  op: 'rows';
+  step: number;
   start: number;
   n: number;
 }
 
 /**
- * The next (``delta`` 1) or previous (-1) row in execution order, over all steps, under ``node``.
+ * The next (``delta`` 1) or previous (-1) row, in execution order over all steps; of a sorted list, in that of the row's step.
  *
- * ``row`` -1 starts before the first row, or behind the last one. ``text`` filters as in `RowsRequest`.
+ * ``row`` -1 starts before the first row, or behind the last one.
  */
 export interface LocateRequest {
+  node: number;
+  mismatch: boolean;
+  text: string;
+  every: boolean;
+  sort: Sort;
+  descending: boolean;
   op: 'locate';
   row: number;
   delta: number;
-  node: number;
-  mismatch: boolean;
-  text: string;
 }
 
-/** Like `locate`, for the row itself: where is it? ``node``, ``mismatch``, ``text``: the list it is looked for in. */
+/** Like `locate`, for the row itself: where is it? */
 export interface RowRequest {
-  op: 'row';
-  row: number;
   node: number;
   mismatch: boolean;
   text: string;
+  every: boolean;
+  sort: Sort;
+  descending: boolean;
+  op: 'row';
+  row: number;
 }
 
 /** The ids of the tree nodes from a root down to the one at ``path`` (its nearest one above). */
@@ -370,6 +449,20 @@ export interface HistogramRequest {
   bins: number;
 }
 
+export interface ErrorsRequest {
+  op: 'errors';
+  row: number;
+  bins: number;
+}
+
+/** ``points``: so many at most as points; ``size``: cells per side beyond that. */
+export interface ScatterRequest {
+  op: 'scatter';
+  row: number;
+  points: number;
+  size: number;
+}
+
 /** ``n``: points of a line at most. */
 export interface SeriesRequest {
   op: 'series';
@@ -393,6 +486,22 @@ export interface WorstRequest {
   n: number;
 }
 
+/** Mark a row (``finding`` -1) or a finding (``row`` -1) as expected. ``scope``: of a row, that tensor in all steps or in its own, or all that its module makes. */
+export interface ExpectRequest {
+  op: 'expect';
+  row: number;
+  finding: number;
+  scope: Scope;
+  comment: string;
+}
+
+/** ``mark``: its place in the overview's list; ``text``: as it is there. */
+export interface UnexpectRequest {
+  op: 'unexpect';
+  mark: number;
+  text: string;
+}
+
 /** What each op asks and answers. */
 export interface Ops {
   overview: { request: OverviewRequest; answer: Overview };
@@ -409,4 +518,8 @@ export interface Ops {
   finding: { request: FindingRequest; answer: FindingDetail };
   layers: { request: LayersRequest; answer: LayerMap };
   worst: { request: WorstRequest; answer: Worst };
+  errors: { request: ErrorsRequest; answer: ErrorHistogram };
+  scatter: { request: ScatterRequest; answer: Scatter };
+  expect: { request: ExpectRequest; answer: Overview };
+  unexpect: { request: UnexpectRequest; answer: Overview };
 }
