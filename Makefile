@@ -12,7 +12,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo lab test lint types pytest clean
+.PHONY: help demo lab test lint types vitest pytest clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null || grep -hE '^[a-z]+:.*## ' Makefile
@@ -24,7 +24,7 @@ demo: $(VENV)/demo  ## run the quickstart notebook headless: train a tiny model,
 lab: $(VENV)/demo  ## open the quickstart notebook in JupyterLab
 	$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/quickstart.ipynb
 
-test: lint types pytest  ## run all checks: style, layers, types, front end, tests
+test: lint types vitest pytest  ## run all checks: style, layers, types, front end, tests
 
 lint: $(VENV)/test  ## run ruff and import-linter
 	$(PY) -m ruff check .
@@ -34,6 +34,9 @@ types: $(VENV)/test $(VENV)/node $(MODULES)  ## check the types of Python and Ty
 	$(PY) -m mypy
 	$(PY) labextension/wire_types.py --check
 	cd labextension && npm run typecheck
+
+vitest: $(VENV)/node $(MODULES)  ## run the tests of the front end's modules
+	cd labextension && npm test
 
 pytest: $(VENV)/test $(VENV)/browser $(MODULES)  ## run the tests
 	LLMDEBUG_CHROMIUM="$${LLMDEBUG_CHROMIUM:-$$(cat $(VENV)/browser)}" $(PY) -m pytest
