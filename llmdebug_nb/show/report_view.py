@@ -269,7 +269,6 @@ class ReportView(View):
 
 
 def _shown(d: Difference) -> str:
-    """Return what a filter's words are looked for in: the row as the page shows it, and as Python calls it."""
+    """Return what a filter's words are looked for in."""
     s = d.site
-    short = "in" if s.role == "input" else "out"
-    return f"{s.path} {s.role}[{s.slot}] {short}[{s.slot}] {d.op} {d.pair.either.summary.dtype} {d.verdict}".lower()
+    return filters.shown(s.path, s.role, s.slot, d.op, d.pair.either.summary.dtype, d.verdict)
