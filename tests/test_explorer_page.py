@@ -1127,7 +1127,7 @@ def test_keys_that_the_widget_uses_do_not_reach_the_notebook(mount: Mount) -> No
 def test_a_closed_view_leaves_nothing_behind(mount: Mount) -> None:
     page = mount(Explorer(FakeView()))
     expect(row_at(page, 72)).to_be_visible()
-    assert page.evaluate("window.listening()") == 4
+    assert page.evaluate("window.listening()") == 5
     page.evaluate("window.unmount()")
     assert page.evaluate("window.listening()") == 0
     expect(page.locator(".llmdebug")).to_have_count(0)

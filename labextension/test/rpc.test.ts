@@ -11,10 +11,11 @@ interface Sent {
 /** A page's end of the channel; `answer` is the kernel's. */
 function channel() {
   const [sent, waits, errors]: [Sent[], string[], string[]] = [[], [], []];
-  let hear: (content: object) => void = () => undefined;
-  const model = { on: (_: string, then: typeof hear) => (hear = then), off: () => (hear = () => undefined), send: (message: Sent) => sent.push(message) };
+  const heard = new Map<string, (content: object) => void>();
+  const model = { on: (event: string, then: (content: object) => void) => heard.set(event, then), off: (event: string) => heard.delete(event), send: (message: Sent) => sent.push(message) };
   const rpc = new Rpc(model as unknown as AnyModel, wait => waits.push(wait), text => errors.push(text));
-  return { rpc, sent, waits, errors, answer: (re: number, more: object = {}) => hear({ re, ids: [re], ...more }) };
+  const answer = (re: number, more: object = {}) => heard.get('msg:custom')?.({ re, ids: [re], ...more });
+  return { rpc, sent, waits, errors, heard, answer, close: () => heard.get('comm_live_update')?.({}) };
 }
 
 beforeEach(() => void vi.useFakeTimers());
@@ -54,6 +55,17 @@ test('a kernel that says nothing is busy, then gone; its answer brings it back',
   expect((await asked)?.answer.ids).toEqual([sent[0]!.re]);
 });
 
+test('a closed channel is said at once, and for as long as nothing comes through it', () => {
+  const { rpc, sent, waits, answer, close } = channel();
+  close();
+  expect(waits).toEqual(['gone']);
+  void rpc.ask('path', { path: 'a' });
+  vi.advanceTimersByTime(60_000);
+  expect(new Set(waits)).toEqual(new Set(['gone']));
+  answer(sent[0]!.re);
+  expect(waits.at(-1)).not.toBe('gone');
+});
+
 test('a message is sent three times at most, however often it is overtaken', () => {
   const { rpc, sent, answer } = channel();
   void rpc.ask('path', { path: 'lost' });
@@ -65,9 +77,10 @@ test('a message is sent three times at most, however often it is overtaken', () 
 });
 
 test('a view that is closed asks no more', () => {
-  const { rpc, sent } = channel();
+  const { rpc, sent, heard } = channel();
   void rpc.ask('path', { path: 'a' });
   rpc.dispose();
+  expect(heard.size).toBe(0);
   vi.advanceTimersByTime(60_000);
   expect(sent).toHaveLength(1);
 });

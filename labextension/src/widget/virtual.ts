@@ -44,9 +44,10 @@ export class VirtualList {
     const scroll = this.scroll * this.scale;
     this.first = clamp(Math.floor(scroll / item) - MARGIN, 0, this.count);
     this.last = clamp(Math.ceil((scroll + this.room) / item) + MARGIN, this.first, this.count);
-    this.body.style[horizontal ? 'left' : 'top'] = `${this.first * item - scroll + this.scroll}px`;
+    const start = `${this.first * item - scroll + this.scroll}px`;
     const hadFocus = hasFocus(this.body);
-    this.paint(render, anew);
+    this.paint(render, anew); // may ask for sizes, so the page is changed after it
+    this.body.style[horizontal ? 'left' : 'top'] = start;
     painted?.(hadFocus);
   }
 
@@ -89,8 +90,11 @@ export class VirtualList {
       const old = before.get(i);
       this.items.set(i, !old ? render(i) : anew ? morph(old, render(i)) : old);
     }
-    const now = [...this.items.values()];
-    if (now.length !== this.body.childElementCount || now.some((el, k) => el !== this.body.children[k])) this.body.replaceChildren(...now);
+    for (const [i, old] of before) if (!this.items.has(i)) old.remove();
+    let next = this.body.firstChild;
+    for (const el of this.items.values())
+      if (el === next) next = next.nextSibling;
+      else this.body.insertBefore(el, next);
   }
 
   private get extent(): number {
