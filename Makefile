@@ -12,7 +12,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo lab test lint types vitest pytest clean
+.PHONY: help demo lab test lint types vitest pytest screenshots clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null || grep -hE '^[a-z]+:.*## ' Makefile
@@ -40,6 +40,10 @@ vitest: $(VENV)/node $(MODULES)  ## run the tests of the front end's modules
 
 pytest: $(VENV)/test $(VENV)/browser $(MODULES)  ## run the tests
 	LLMDEBUG_CHROMIUM="$${LLMDEBUG_CHROMIUM:-$$(cat $(VENV)/browser)}" $(PY) -m pytest
+
+screenshots: $(VENV)/test $(VENV)/browser $(MODULES)  ## take the pictures of the docs anew
+	LLMDEBUG_CHROMIUM="$${LLMDEBUG_CHROMIUM:-$$(cat $(VENV)/browser)}" $(PY) -m pytest -q tests/test_screenshots.py
+	mkdir -p docs/images && cp out/screenshots/*.png docs/images/
 
 clean:  ## remove .venv and all that was built or recorded here
 	rm -rf $(VENV) build dist out labextension/node_modules labextension/lib notebooks/llmdebug_runs notebooks/tiny-llama
