@@ -12,7 +12,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo lab test lint types pytest clean
+.PHONY: help demo lab test lint types vitest pytest screenshots clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null || grep -hE '^[a-z]+:.*## ' Makefile
@@ -24,7 +24,7 @@ demo: $(VENV)/demo  ## run the quickstart notebook headless: train a tiny model,
 lab: $(VENV)/demo  ## open the quickstart notebook in JupyterLab
 	$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/quickstart.ipynb
 
-test: lint types pytest  ## run all checks: style, layers, types, front end, tests
+test: lint types vitest pytest  ## run all checks: style, layers, types, front end, tests
 
 lint: $(VENV)/test  ## run ruff and import-linter
 	$(PY) -m ruff check .
@@ -35,8 +35,15 @@ types: $(VENV)/test $(VENV)/node $(MODULES)  ## check the types of Python and Ty
 	$(PY) labextension/wire_types.py --check
 	cd labextension && npm run typecheck
 
+vitest: $(VENV)/node $(MODULES)  ## run the tests of the front end's modules
+	cd labextension && npm test
+
 pytest: $(VENV)/test $(VENV)/browser $(MODULES)  ## run the tests
 	LLMDEBUG_CHROMIUM="$${LLMDEBUG_CHROMIUM:-$$(cat $(VENV)/browser)}" $(PY) -m pytest
+
+screenshots: $(VENV)/test $(VENV)/browser $(MODULES)  ## take the pictures of the docs anew
+	LLMDEBUG_CHROMIUM="$${LLMDEBUG_CHROMIUM:-$$(cat $(VENV)/browser)}" $(PY) -m pytest -q tests/test_screenshots.py
+	mkdir -p docs/images && cp out/screenshots/*.png docs/images/
 
 clean:  ## remove .venv and all that was built or recorded here
 	rm -rf $(VENV) build dist out labextension/node_modules labextension/lib notebooks/llmdebug_runs notebooks/tiny-llama

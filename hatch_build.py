@@ -72,13 +72,13 @@ def node_commands() -> tuple[list[str], list[str]]:
 
 
 def build_front_end() -> None:
-    """Install the locked packages if they are not there, and bundle. JupyterLab's own, the peers, are for their types alone."""
+    """Install the locked packages if they are not there, and bundle. JupyterLab's own, the peers, are for their types alone, and what is for development for tests."""
     stamp = sources_hash()
     node, npm = node_commands()
     environment = {**os.environ, "PATH": os.pathsep.join([str(Path(node[0]).parent), os.environ.get("PATH", "")])}
     installed, lock = FRONT_END / "node_modules" / ".package-lock.json", FRONT_END / "package-lock.json"
     if not installed.is_file() or installed.stat().st_mtime < lock.stat().st_mtime:
-        subprocess.run([*npm, "ci", "--omit=peer"], cwd=FRONT_END, env=environment, check=True)
+        subprocess.run([*npm, "ci", "--omit=peer", "--omit=dev"], cwd=FRONT_END, env=environment, check=True)
     subprocess.run([*node, "build.mjs"], cwd=FRONT_END, env=environment, check=True)
     STAMP.write_text(stamp + "\n", encoding="utf-8")
 

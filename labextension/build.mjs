@@ -30,7 +30,7 @@ const plugin = {
 /** Write `lib/` anew: container, settings, and the package.json that tells JupyterLab where they are. */
 function writeExtension({ outputFiles, metafile, errors }) {
   if (errors.length) return;
-  const { devDependencies, scripts, ...about } = JSON.parse(readFileSync('package.json', 'utf8'));
+  const { dependencies, devDependencies, scripts, ...about } = JSON.parse(readFileSync('package.json', 'utf8'));
   const shared = Object.values(metafile.outputs).flatMap(output => output.imports.map(one => one.path));
   const code = container(about.name, [...new Set(shared)].sort(), outputFiles[0].text);
   const entry = `static/remoteEntry.${createHash('sha256').update(code).digest('hex').slice(0, 20)}.js`;

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Locator, Page, expect
@@ -98,6 +99,18 @@ def hold(page: Page) -> None:
 def release(page: Page) -> None:
     """Let them go."""
     page.evaluate("() => { window.held = undefined; window.release(); }")
+
+
+AXE = Path(__file__).parent.parent / "labextension" / "node_modules" / "axe-core" / "axe.min.js"
+VIOLATIONS = """async scope => (await axe.run(scope)).violations
+    .map(one => one.id + ': ' + one.nodes.map(node => node.html.slice(0, 200) + ' ' + node.failureSummary).join(' | '))"""
+
+
+def violations(page: Page, scope: str) -> list[str]:
+    """Return what is not accessible below ``scope``."""
+    page.add_script_tag(path=AXE)
+    found: list[str] = page.evaluate(VIOLATIONS, scope)
+    return found
 
 
 Mount = Callable[[Any], Page]

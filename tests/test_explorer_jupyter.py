@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from playwright.sync_api import Page, expect
 
+import llmdebug_nb as ld
 from browser import click_value
-from lab_server import Lab
+from lab_server import CONNECTED, Lab
 
 SCREENSHOTS = Path(__file__).parent.parent / "out"
 CELL = """\
@@ -16,6 +18,10 @@ from fake_view import FakeView
 from llmdebug_nb.notebook.widgets import Explorer
 explorer = Explorer(FakeView(report=True, layers=8, steps=12))
 explorer"""
+RUN = """\
+import llmdebug_nb as ld
+run_explorer = ld.explore("llmdebug_runs/small")
+run_explorer"""
 THEME = "name => window.jupyterapp.commands.execute('apputils:change-theme', {theme: name})"
 
 
@@ -89,3 +95,85 @@ def test_an_answer_comes_while_a_cell_runs(lab: Lab, page: Page) -> None:
     expect(page.locator(".jp-OutputArea-output", has_text="started")).to_be_visible()
     page.get_by_role("treeitem", name="1 DecoderLayer").click()
     expect(page.locator(".llmdebug-total")).to_have_text("22 records")
+
+
+@pytest.fixture(scope="module")
+def small(lab: Lab) -> None:
+    """A real run in the folder that Jupyter serves: 3 tokens of a model that NaNs in the last one."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+    with ld.dump(model, name="small", tokens="all", path=str(lab.root / "llmdebug_runs")):
+        for scale in (1.0, 2.0, float("nan")):
+            model(scale * torch.ones(2, 8))
+
+
+def colour(page: Page) -> str:
+    return str(page.locator(".llmdebug").evaluate("el => getComputedStyle(el).backgroundColor"))
+
+
+def save(page: Page) -> None:
+    page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("app", ["lab", "notebook"])
+def test_a_runs_explorer_follows_the_theme_comes_back_after_a_reload_and_says_when_its_kernel_is_gone(
+    lab: Lab, page: Page, app: str
+) -> None:
+    notebook = lab.write_notebook(f"run_{app}.ipynb", RUN)
+    lab.open(page, notebook, app)
+    lab.run_cell(page)
+    status, total = page.get_by_role("status").filter(has_text="kernel"), page.locator(".llmdebug-total")
+
+    # the main path: token, filter by a figure, module, tensor, value
+    expect(total).to_have_text("8 records", timeout=60_000)
+    page.get_by_role("toolbar", name="Token stepper").get_by_text("2 forward").click()
+    page.get_by_label("Filter records").fill("nan")
+    expect(total).to_have_text("8 records")
+    page.get_by_label("Filter records").fill("")
+    page.get_by_role("treeitem", name="2 Linear").click()
+    expect(total).to_have_text("2 records")
+    page.locator(".llmdebug-record", has_text="out[0]").click()
+    expect(page.locator(".llmdebug-place")).to_contain_text("output[0]")
+    click_value(page, r"\[\d, \d\] = nan")
+
+    light = colour(page)
+    page.evaluate(THEME, "JupyterLab Dark")
+    expect(page.locator("body")).to_have_attribute("data-jp-theme-light", "false")
+    assert colour(page) != light
+    page.evaluate(THEME, "JupyterLab Light")
+    assert colour(page) == light
+
+    save(page)
+    page.reload()
+    expect(page.locator(".llmdebug-step[aria-current]")).to_contain_text("2 forward", timeout=60_000)
+    expect(total).to_have_text("2 records")
+    expect(page.locator(".llmdebug-place")).to_contain_text("output[0]")
+
+    page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
+    expect(status).to_contain_text("the kernel was restarted or shut down: run this cell again", timeout=60_000)
+    expect(page.get_by_role("button", name="Next record")).to_be_disabled()
+    expect(page.get_by_label("Filter records")).to_be_disabled()
+    expect(page.locator("h2", has_text="Run small")).to_be_visible()
+    page.wait_for_function(CONNECTED, timeout=60_000)
+    lab.run_cell(page)
+    expect(total).to_have_text("8 records", timeout=60_000)
+    expect(page.get_by_role("button", name="Next record")).to_be_enabled()
+
+
+@pytest.mark.usefixtures("small")
+def test_a_notebook_that_was_saved_with_its_widgets_opens_without_their_kernel(lab: Lab, page: Page) -> None:
+    notebook = lab.write_notebook("saved.ipynb", RUN)
+    lab.open(page, notebook)
+    lab.run_cell(page)
+    expect(page.locator(".llmdebug-total")).to_have_text("8 records", timeout=60_000)
+    page.evaluate("() => window.jupyterapp.commands.execute('@jupyter-widgets/jupyterlab-manager:saveWidgetState')")
+    save(page)
+    lab.shut_down("notebook")
+    page.reload()
+    expect(page.locator("h2", has_text="Run small")).to_be_visible(timeout=60_000)
+    expect(page.get_by_role("toolbar", name="Token stepper").get_by_text("2 forward")).to_be_visible()
+    expect(page.get_by_role("status").filter(has_text="run this cell again")).to_be_visible()
+    expect(page.get_by_role("button", name="Next record")).to_be_disabled()
+    lab.run_cell(page)
+    expect(page.locator(".llmdebug-total")).to_have_text("8 records", timeout=60_000)

@@ -1111,6 +1111,24 @@ def test_hostile_names_are_text(mount: Mount) -> None:
     assert page.evaluate("window.hacked") is None
 
 
+def test_hostile_names_are_text_in_the_explorer_of_a_run(mount: Mount) -> None:
+    view = FakeView(extra=(HOSTILE,))
+    for step in view.steps:
+        step["label"] = HOSTILE
+    view.overview = lambda request, plain=view.overview: {**plain(request), "title": HOSTILE, "notes": [HOSTILE]}  # type: ignore[method-assign]
+    wanted = next(row["id"] for row in view.data if row["path"] == HOSTILE)
+    page = mount(Explorer(view, selected=wanted))
+    shown(page, wanted)
+    expect(page.locator("h2")).to_have_text(HOSTILE)
+    expect(page.locator(".llmdebug-step").first).to_contain_text(HOSTILE)
+    page.get_by_role("treeitem", name="<img src=x").click()
+    expect(page.locator(".llmdebug-chip")).to_contain_text(HOSTILE.partition(".")[0])
+    page.get_by_label("Filter records").fill(HOSTILE)
+    expect(page.locator(".llmdebug-total")).to_have_text("0 records")
+    assert page.locator("img").count() == 0
+    assert page.evaluate("window.hacked") is None
+
+
 def test_keys_that_the_widget_uses_do_not_reach_the_notebook(mount: Mount) -> None:
     page = mount(Explorer(FakeView()))
     page.evaluate(

@@ -19,6 +19,7 @@ import torch
 from playwright.sync_api import Locator, Page, expect
 
 import llmdebug_nb as ld
+from browser import violations
 from lab_server import Lab, running_lab
 
 REPOSITORY = Path(__file__).parent.parent
@@ -343,11 +344,6 @@ def test_the_sidebar_follows_a_recording(lab: Lab, page: Page) -> None:
     expect(live).to_have_count(0, timeout=30_000)
 
 
-AXE = EXTENSION / "node_modules" / "axe-core" / "axe.min.js"
-VIOLATIONS = """async scope => (await axe.run(scope)).violations
-    .map(one => one.id + ': ' + one.nodes.map(node => node.html.slice(0, 200) + ' ' + node.failureSummary).join(' | '))"""
-
-
 @pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
 def test_the_sidebar_has_no_accessibility_violation(lab: Lab, page: Page, theme: str) -> None:
     open_lab(lab, page, "/tree/sub")
@@ -355,8 +351,7 @@ def test_the_sidebar_has_no_accessibility_violation(lab: Lab, page: Page, theme:
     page.locator("#jupyterlab-splash").wait_for(state="detached")
     show_runs(page)
     run_row(page, "golden").click()
-    page.add_script_tag(path=AXE)
-    assert page.evaluate(VIOLATIONS, "#jp-llmdebug-panel") == []
+    assert violations(page, "#jp-llmdebug-panel") == []
     page.screenshot(path=SCREENSHOTS / f"labextension_{theme.rpartition(' ')[2].lower()}.png")
     page.evaluate("() => window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Light'})")
 

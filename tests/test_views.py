@@ -121,6 +121,31 @@ def test_rows_come_by_step_node_text_and_page_in_execution_order(ask):
     assert {(row["path"].rpartition(".")[2], row["role"]) for row in filtered} == {("down_proj", "output")}
 
 
+@pytest.mark.parametrize(
+    "word", ["linear", "LINEAR", "in[0]", "input[", "out[", "float32", "kwargs.", "q_proj", "%", "_", "1"]
+)
+def test_a_word_finds_the_rows_whose_text_holds_it(ask, view, word):
+    everything = _rows(ask)["rows"]
+    shown = {
+        r["id"]: f"{r['path']} {r['role']}[{r['slot']}] {'in' if r['role'] == 'input' else 'out'}[{r['slot']}]"
+        for r in everything
+    }
+    extra = {r["id"]: f" {r['op']} {r['dtype']} {r['verdict'] or ''}" for r in everything}
+    wanted = [number for number, text in shown.items() if word.lower() in (text + extra[number]).lower()]
+    assert [row["id"] for row in _rows(ask, text=word)["rows"]] == wanted
+
+
+def test_the_list_of_a_run_grows_with_its_recording():
+    module = torch.nn.Linear(2, 2)
+    with ld.dump(module, name="live", tokens="all", stats_only=True) as run:
+        module(torch.ones(1, 2))
+        view = RunView(run)
+        asked = {"step": -1, "node": -1, "mismatch": False, "text": "linear", "start": 0, "n": 9}
+        before = view.listed(asked)["total"]
+        module(torch.ones(1, 2))
+        assert view.listed(asked)["total"] == view.overview()["rows"] == 2 * before > 0
+
+
 def _flow(ask, row):
     return {
         one["relation"]: ([link["row"] for link in one["links"]], one["total"])

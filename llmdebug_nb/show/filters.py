@@ -8,10 +8,11 @@ with a NaN in it has no minimum, maximum, mean or norm, and no bound holds of it
 from __future__ import annotations
 
 import functools
+import json
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from llmdebug_nb.errors import LLMDebugError
@@ -40,6 +41,19 @@ _FIGURES: dict[str, tuple[str, Callable[[Summary], float | None]]] = {
 _COUNTS = ("nan", "inf")
 
 
+# what a row shows beside its path: role, slot, op, dtype. There are few of them, however many rows
+Kind = tuple[str, str, str, str]
+KIND = "role, slot, op, dtype"
+_PARTS = ", ".join(f"json_extract(value, '$[{place}]')" for place in range(4))
+_WORD = f"(path LIKE ? ESCAPE '\\' OR ({KIND}) IN (SELECT {_PARTS} FROM json_each(?)))"
+
+
+def shown(path: str, role: str, slot: str, op: str, dtype: str, *more: str) -> str:
+    """Return what words are looked for in: the row as the page shows it (in[0], out[0]), and as Python calls it, in lower case."""
+    short = "in" if role == "input" else "out"
+    return " ".join((path, f"{role}[{slot}]", f"{short}[{slot}]", op, dtype, *more)).lower()
+
+
 class FilterError(LLMDebugError):
     """A filter that can't be read."""
 
@@ -63,12 +77,16 @@ class Filter(NamedTuple):
     counts: tuple[str, ...]
     bounds: tuple[Bound, ...]
 
-    def sql(self, shown: str) -> tuple[list[str], list[Any]]:
-        """Return clauses over the index, and their values; ``shown``: SQL for the text that words are looked for in."""
+    def sql(self, kinds: Sequence[Kind]) -> tuple[list[str], list[Any]]:
+        """Return clauses over the index, and their values; ``kinds``: all that the index has.
+
+        A word is looked for in each path, and in each kind once: putting together every row's text would take ten times as long.
+        """
         clauses = [f"{name} > 0" for name in self.counts]
         clauses += [f"{_FIGURES[bound.figure][0]} {bound.sign} ?" for bound in self.bounds]
-        clauses += [f"({shown} LIKE ? ESCAPE '\\')" for _ in self.words]  # last, as they take longest
-        return clauses, [*(bound.value for bound in self.bounds), *map(_like, self.words)]
+        clauses += [_WORD for _ in self.words]  # last, as they take longest
+        found = [(_like(word), json.dumps([kind for kind in kinds if word in shown("", *kind)])) for word in self.words]
+        return clauses, [*(bound.value for bound in self.bounds), *(value for pair in found for value in pair)]
 
     def passes(self, shown: str, summaries: Iterable[Summary]) -> bool:
         """Does a row pass? ``shown``: its text in lower case; ``summaries``: of its tensors, of which one must pass."""

@@ -117,7 +117,8 @@ class ReportView(View):
         self, step: int, node: int, mismatch: bool, text: str, sort: str = "", descending: bool = False
     ) -> Array:
         """Return the indices of what is listed; ``step`` -1: of all steps."""
-        columns, path, narrowed = self._columns, self.tree.path(node), filters.read(text)
+        columns, narrowed = self._columns, filters.read(text)
+        path = self.tree.path(node) if node != -1 else None  # of a large model the tree takes a second
         wanted = np.ones(len(self.differences), bool)
         if step >= 0:
             wanted &= columns.step == min(step, len(self.steps) - 1)
@@ -350,7 +351,6 @@ class ReportView(View):
 
 
 def _shown(d: Difference) -> str:
-    """Return what a filter's words are looked for in: the row as the page shows it, and as Python calls it."""
+    """Return what a filter's words are looked for in."""
     s = d.site
-    short = "in" if s.role == "input" else "out"
-    return f"{s.path} {s.role}[{s.slot}] {short}[{s.slot}] {d.op} {d.pair.either.summary.dtype} {d.verdict}".lower()
+    return filters.shown(s.path, s.role, s.slot, d.op, d.pair.either.summary.dtype, d.verdict)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
+import json
+from array import array
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from llmdebug_nb.show import filters, tensors, wire
@@ -15,10 +19,6 @@ from llmdebug_nb.show.tree import Tree
 from llmdebug_nb.show.views import View, side_view
 from llmdebug_nb.show.words import count_text, made_text, size_text
 
-# what a filter's words are looked for in: the row as the page shows it (in[0], out[0]), and as Python calls it
-_SHOWN = """path || ' ' || role || '[' || slot || '] ' || CASE role WHEN 'input' THEN 'in' ELSE 'out' END || '[' || slot
- || '] ' || op || ' ' || dtype"""
-
 
 class RunView(View):
     """One run. ``mismatch`` asks for the rows that hold NaN or infinity."""
@@ -29,13 +29,21 @@ class RunView(View):
     def __init__(self, run: Any) -> None:
         super().__init__(run.steps())
         self.run = run
+        self._source: Any = None
+        self._found = functools.lru_cache(maxsize=4)(lambda find, *asked: find(*asked))
 
     @functools.cached_property
     def tree(self) -> Tree:
-        counted = self.run.query(f"SELECT path, count(*), sum({self._BAD}) FROM rows GROUP BY path")
-        return Tree(self.run.nodes, Counter({p: n for p, n, _ in counted}), Counter({p: b for p, _, b in counted}))
+        # two queries: the index by path answers the first one alone
+        every, bad = (
+            self.run.query(f"SELECT path, count(*) FROM rows WHERE {where} GROUP BY path") for where in ("1", self._BAD)
+        )
+        return Tree(self.run.nodes, Counter(dict(every)), Counter(dict(bad)))
 
     def overview(self, request: Any = None) -> wire.Overview:
+        return self._cached(self._overview)  # type: ignore[no-any-return]
+
+    def _overview(self) -> wire.Overview:
         info = self.run.info()
         counted = self.run.query(
             f"SELECT generation, step, count(*), sum({self._BAD}) FROM rows GROUP BY generation, step"
@@ -75,26 +83,45 @@ class RunView(View):
             call = self.steps[min(step, len(self.steps) - 1)]
             clauses.append("generation = ? AND step = ?")
             values += [call.generation, call.step]
-        path = self.tree.path(node)
-        if path is not None:
+        if node != -1:
             clauses.append("within(path, ?)")
-            values.append(path)
+            values.append(self.tree.path(node))
         if mismatch:
             clauses.append(self._BAD)
-        narrowed, wanted = filters.read(text).sql(_SHOWN)
-        return " AND ".join(clauses + narrowed), values + wanted
+        wanted = filters.read(text)
+        narrowed, sought = wanted.sql(self._cached(self._kinds) if wanted.words else ())
+        return " AND ".join(clauses + narrowed), values + sought
+
+    def _kinds(self) -> list[filters.Kind]:
+        """Return all that rows show beside their paths."""
+        return [
+            (role, slot, op, dtype)
+            for role, slot, op, dtype in self.run.query(f"SELECT DISTINCT {filters.KIND} FROM rows")
+            if None not in (role, slot, op, dtype)
+        ]
+
+    def _ids(self, step: int, node: int, mismatch: bool, text: str) -> array[int]:
+        """Return the ids of what is listed, in order: pages and places are cut from them."""
+        where, values = self._where(step, node, mismatch, text)
+        return array(
+            "q", (number for (number,) in self.run.query(f"SELECT id FROM rows WHERE {where} ORDER BY id", values))
+        )
+
+    def _cached(self, find: Callable[..., Any], *asked: Any) -> Any:
+        """Return what ``find`` finds, without looking again while the dump has not grown."""
+        source = self.run.source
+        if source is not self._source:
+            self._source = source
+            self._found.cache_clear()
+        return self._found(find, *asked)
 
     def listed(self, request: wire.RowsRequest) -> wire.Page:
         step = -1 if request["every"] else request["step"]
-        where, values = self._where(step, request["node"], request["mismatch"], request["text"])
-        total = self.run.query(f"SELECT count(*) FROM rows WHERE {where}", values)[0][0]
-        page = self.run.records(where, values, max(0, request["start"]), max(0, min(request["n"], 1000)))
-        return {
-            "total": total,
-            "start": request["start"],
-            "rows": [self.row_view(r.id, r) for r in page],
-            "problem": "",
-        }
+        found = self._cached(self._ids, step, request["node"], request["mismatch"], request["text"])
+        start = max(0, request["start"])
+        page = found[start : start + max(0, min(request["n"], 1000))]
+        records = self.run.records("id IN (SELECT value FROM json_each(?))", [json.dumps(page.tolist())])
+        return {"total": len(found), "start": start, "rows": [self.row_view(r.id, r) for r in records], "problem": ""}
 
     def locate(self, request: wire.LocateRequest) -> wire.Located:
         where, values = self._where(-1, request["node"], request["mismatch"], request["text"])
@@ -110,11 +137,9 @@ class RunView(View):
         if filters.problem(request["text"]):
             return {"row": row, "index": -1}
         step = -1 if request["every"] else row["step"]
-        where, values = self._where(step, request["node"], request["mismatch"], request["text"])
-        inside = self.run.query(f"SELECT count(*), max(id) FROM rows WHERE {where} AND id <= ?", [*values, row["id"]])[
-            0
-        ]
-        return {"row": row, "index": inside[0] - 1 if inside[1] == row["id"] else -1}
+        found = self._cached(self._ids, step, request["node"], request["mismatch"], request["text"])
+        place = bisect.bisect_left(found, row["id"])
+        return {"row": row, "index": place if place < len(found) and found[place] == row["id"] else -1}
 
     def detail(self, request: wire.DetailRequest) -> wire.Detail:
         record = self.run.record(request["row"])

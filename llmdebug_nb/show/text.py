@@ -46,20 +46,17 @@ def row_cells(row: wire.Row, steps: Sequence[wire.Step]) -> list[str]:
 def run_text(view: Any) -> str:
     """Return the summary of a run and its first rows."""
     overview: wire.Overview = view.overview()
-    page = view.rows({"op": "rows", "step": -1, **EVERYTHING, "start": 0, "n": _ROWS})
+    rows = [view.row_view(record.id, record) for record in view.run.records(n=_ROWS)]
     body = table(
         ["step", "path", "tensor", "op", "dtype", "shape", "min", "max", "mean", "l2norm"],
         [
             [*row_cells(row, overview["steps"]), *(figure(row[name]) for name in ("min", "max", "mean", "l2norm"))]
-            for row in page["rows"]
+            for row in rows
         ],
     )
     steps = ", ".join(step["label"] for step in overview["steps"][:8]) + (" …" if len(overview["steps"]) > 8 else "")
-    more = (
-        f"\n… {page['total'] - len(page['rows']):,} more rows: run.to_pandas()"
-        if page["total"] > len(page["rows"])
-        else ""
-    )
+    left = overview["rows"] - len(rows)
+    more = f"\n… {left:,} more rows: run.to_pandas()" if left else ""
     return "\n".join([overview["title"], *overview["lines"], f"steps: {steps}", *overview["notes"], "", body]) + more
 
 

@@ -34,7 +34,8 @@ class Tree:
         self.at: dict[str, int] = {}
         for i, node in enumerate(self.nodes):
             self.kids.setdefault(node.parent, []).append(i)
-            for name in (node.path, *node.aliases):
+            self.at.setdefault(node.path, i)
+            for name in node.aliases:
                 self.at.setdefault(name, i)
         self.judged = near is not None
         self.rows, self.bad, self.near, self.alone, self.expected = (
@@ -50,6 +51,8 @@ class Tree:
     def _rolled_up(self, counts: Counter[str]) -> list[int]:
         """Return the sum over each node and what lies below it; an operator counts where it was called."""
         sums = [0] * len(self.nodes)
+        if not counts:
+            return sums
         for path, count in counts.items():
             if (i := self.nearest(path)) >= 0:
                 sums[i] += count
@@ -60,6 +63,8 @@ class Tree:
 
     def nearest(self, path: str) -> int:
         """Return the node of the module at ``path`` or of the nearest one above it; -1 for none."""
+        if path in self.at:
+            return self.at[path]
         module = path.partition("/")[0]
         while module not in self.at and module:
             module = module.rpartition(".")[0]

@@ -127,7 +127,7 @@ class Run:
             "lost": lost,
             "complete": source.complete,
             "ended_by": source.meta.get("ended_by"),
-            "modules": len(self.nodes),
+            "modules": self.query("SELECT count(*) FROM all_nodes")[0][0],
         }
 
     def __len__(self) -> int:
@@ -468,7 +468,15 @@ class Source:
         if self._nodes is None:
             rows = self.db.execute("SELECT path, name, type, parent, params, aliases, root FROM all_nodes ORDER BY idx")
             self._nodes = [
-                Node(path, name, kind, parent, json.loads(params), tuple(json.loads(aliases)), root)
+                Node(
+                    path,
+                    name,
+                    kind,
+                    parent,
+                    json.loads(params),
+                    () if aliases == "[]" else tuple(json.loads(aliases)),
+                    root,
+                )
                 for path, name, kind, parent, params, aliases, root in rows
             ]
         return self._nodes

@@ -55,7 +55,13 @@ export class Scale {
   /** Black or white, whichever can be read on the value's colour. */
   ink(value: number): string {
     const word = this.word(value);
-    const light = 0.3 * (word & 255) + 0.59 * ((word >> 8) & 255) + 0.11 * ((word >> 16) & 255);
-    return light > 140 ? '#000' : '#fff';
+    const light = 0.2126 * linear(word & 255) + 0.7152 * linear((word >> 8) & 255) + 0.0722 * linear((word >> 16) & 255);
+    return light > 0.179 ? '#000' : '#fff';
   }
+}
+
+/** Of an sRGB channel, as WCAG counts contrast. */
+function linear(channel: number): number {
+  const part = channel / 255;
+  return part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
 }

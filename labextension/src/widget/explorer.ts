@@ -11,7 +11,7 @@ import { onKeys } from './keys';
 import { Layers } from './layers';
 import { Panel } from './panel';
 import { Rows, WHOLE } from './rows';
-import { Rpc } from './rpc';
+import { Rpc, type Wait } from './rpc';
 import { Status } from './status';
 import { Stepper } from './stepper';
 import { T } from './strings';
@@ -27,6 +27,7 @@ export interface Traits {
 
 export class Explorer {
   private status = new Status();
+  private controls = h('fieldset', { class: 'llmdebug-controls', role: 'presentation' });
   private rpc: Rpc;
   private stepper: Stepper;
   private tree: Tree;
@@ -47,7 +48,7 @@ export class Explorer {
   ) {
     const overview = (this.overview = model.get('snapshot'));
     const report = overview.kind === 'report';
-    this.rpc = new Rpc(model, wait => this.status.wait(wait), text => this.status.fail(text));
+    this.rpc = new Rpc(model, wait => this.wait(wait), text => this.status.fail(text));
     const { ask } = this.rpc;
     this.stepper = new Stepper(overview.steps, position => this.set('position', position), () => this.rpc.idle);
     this.tree = new Tree(ask, node => this.under(node));
@@ -68,8 +69,9 @@ export class Explorer {
     root.setAttribute('aria-label', `${T.explorer}: ${overview.title}`);
     this.layers = report ? new Layers(ask, overview.steps, (layer, step, row) => void this.jump(layer, step, row)) : null;
     this.head = this.header();
-    root.append(this.head, ...(this.layers ? [this.layers.root] : []), this.stepper.root,
+    this.controls.append(this.head, ...(this.layers ? [this.layers.root] : []), this.stepper.root,
       h('div', { class: 'llmdebug-main' }, this.tree.root, this.rows.root, this.panel.root), this.bar(report));
+    root.append(this.controls);
     for (const action of ['pointerdown', 'keydown']) root.addEventListener(action, event => {
       this.status.say('');
       this.stepper.halt(event);
@@ -80,6 +82,7 @@ export class Explorer {
     model.on('change:path', this.onPath);
     model.on('change:snapshot', this.onSnapshot);
     this.onPosition();
+    void this.tree.start(); // behind the records: of a large model the kernel takes longer for it
     this.onSelected();
     if (model.get('path')) this.onPath();
   }
@@ -125,9 +128,16 @@ export class Explorer {
     });
   };
 
+  /** What would be asked of a kernel that isn't there can't be pressed. */
+  private wait(wait: Wait): void {
+    this.status.wait(wait);
+    this.controls.disabled = wait === 'dead' || wait === 'gone';
+  }
+
   private bar(report: boolean): HTMLElement {
     const button = (label: string, face: string, delta: 1 | -1, mismatch: boolean) =>
-      h('button', { class: 'llmdebug-button', type: 'button', 'aria-label': label, title: label, onclick: () => void this.walk(delta, mismatch) }, face);
+      h('button', { class: 'llmdebug-button', type: 'button', title: label, onclick: () => void this.walk(delta, mismatch) },
+        h('span', { 'aria-hidden': 'true' }, face), h('span', { class: 'llmdebug-spoken' }, label));
     return h('div', { class: 'llmdebug-foot' },
       button(T.previousRecord, '↑ p', -1, false),
       button(T.nextRecord, '↓ n', 1, false),

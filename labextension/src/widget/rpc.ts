@@ -3,7 +3,8 @@ import type { AnyModel } from '@anywidget/types';
 import { T } from './strings';
 import type { Ops } from './wire';
 
-export type Wait = 'idle' | 'busy' | 'dead';
+/** `dead`: no answer for long. `gone`: the channel is closed, as after a restart of the kernel. */
+export type Wait = 'idle' | 'busy' | 'dead' | 'gone';
 export type Op = keyof Ops;
 export type Args<K extends Op> = Omit<Ops[K]['request'], 'op'>;
 export interface Reply<K extends Op> {
@@ -32,6 +33,7 @@ export class Rpc {
   private pending = new Set<Pending>();
   private timers = new Set<ReturnType<typeof setTimeout>>();
   private heard = 0;
+  private gone = false;
 
   constructor(
     private model: AnyModel,
@@ -39,6 +41,7 @@ export class Rpc {
     private onError: (text: string) => void,
   ) {
     model.on('msg:custom', this.onMessage);
+    model.on('comm_live_update', this.onClosed);
   }
 
   ask: Ask = <K extends Op>(op: K, args: Args<K>) =>
@@ -57,12 +60,14 @@ export class Rpc {
 
   dispose(): void {
     this.model.off('msg:custom', this.onMessage);
+    this.model.off('comm_live_update', this.onClosed);
     this.timers.forEach(clearTimeout);
     this.pending.clear();
   }
 
   private onMessage = (content: { re?: number | null; error?: string }, buffers?: DataView[]): void => {
     if (content.error !== undefined && typeof content.re !== 'number') this.onError(T.badMessage(content.error));
+    this.gone = false;
     const re = content.re ?? -1;
     const waiting = [...this.pending].find(one => one.numbers.includes(re));
     if (!waiting) return;
@@ -74,13 +79,19 @@ export class Rpc {
     waiting.done(content.error === undefined ? { answer: content as never, buffers: buffers ?? [] } : undefined);
   };
 
+  /** The widget manager's event: a channel that was closed is never opened again. */
+  private onClosed = (): void => {
+    this.gone = true;
+    this.check();
+  };
+
   private send(waiting: Pending): void {
     const re = this.next++;
     waiting.numbers.push(re);
     try {
       this.model.send({ ...waiting.message, re });
     } catch {
-      this.onWait('dead'); // its channel is closed
+      this.onClosed();
     }
   }
 
@@ -113,7 +124,8 @@ export class Rpc {
   private check(): void {
     const asked = Math.min(...[...this.pending].map(waiting => waiting.asked));
     const now = performance.now();
-    if (now - asked < BUSY_MS || this.pending.size === 0) this.onWait('idle');
+    if (this.gone) this.onWait('gone');
+    else if (now - asked < BUSY_MS || this.pending.size === 0) this.onWait('idle');
     else this.onWait(now - Math.max(asked, this.heard) < DEAD_MS ? 'busy' : 'dead');
   }
 }

@@ -23,6 +23,6 @@ export class Status {
   }
 
   wait(wait: Wait): void {
-    this.waiting.textContent = { idle: '', busy: T.busy, dead: T.dead }[wait];
+    this.waiting.textContent = { idle: '', busy: T.busy, dead: T.dead, gone: T.gone }[wait];
   }
 }

@@ -169,6 +169,7 @@ abs>1e3, abs<1e-3: its largest magnitude is; mean and l2norm likewise. Of a pair
 
   busy: 'kernel busy…',
   dead: 'no answer: a cell is running, or the kernel is gone (then run this cell again)',
+  gone: 'the kernel was restarted or shut down: run this cell again',
   badMessage: (text: string) => `the kernel could not read a message: ${text}`,
 };
 

@@ -42,7 +42,6 @@ export class Tree {
     this.list.root.setAttribute('aria-label', T.tree);
     this.list.root.addEventListener('click', event => this.click(event));
     this.list.root.addEventListener('keydown', event => this.key(event));
-    void this.start();
   }
 
   /** Open the modules above the one at `path`, and return it (or its nearest one above). */
@@ -97,8 +96,8 @@ export class Tree {
     this.list.dispose();
   }
 
-  /** A lone root is opened at once. */
-  private async start(): Promise<void> {
+  /** Fetch the roots; a lone one is opened at once. */
+  async start(): Promise<void> {
     await this.load(ROOTS);
     const roots = this.kids.get(ROOTS);
     const first = roots?.nodes[0];

@@ -38,14 +38,16 @@ export class VirtualList {
     this.refresh();
   }
 
-  refresh(): void {
+  /** Paint what is in view; `anew` false: what stays in view is as it was. */
+  refresh(anew = true): void {
     const { item, horizontal, render, painted } = this.options;
     const scroll = this.scroll * this.scale;
     this.first = clamp(Math.floor(scroll / item) - MARGIN, 0, this.count);
     this.last = clamp(Math.ceil((scroll + this.room) / item) + MARGIN, this.first, this.count);
-    this.body.style[horizontal ? 'left' : 'top'] = `${this.first * item - scroll + this.scroll}px`;
+    const start = `${this.first * item - scroll + this.scroll}px`;
     const hadFocus = hasFocus(this.body);
-    this.paint(render);
+    this.paint(render, anew); // may ask for sizes, so the page is changed after it
+    this.body.style[horizontal ? 'left' : 'top'] = start;
     painted?.(hadFocus);
   }
 
@@ -81,15 +83,18 @@ export class VirtualList {
   }
 
   /** Elements of items that stay in view stay, or a click begun before a repaint would be lost. */
-  private paint(render: (index: number) => HTMLElement): void {
+  private paint(render: (index: number) => HTMLElement, anew: boolean): void {
     const before = this.items;
     this.items = new Map();
     for (let i = this.first; i < this.last; i++) {
       const old = before.get(i);
-      this.items.set(i, old ? morph(old, render(i)) : render(i));
+      this.items.set(i, !old ? render(i) : anew ? morph(old, render(i)) : old);
     }
-    const now = [...this.items.values()];
-    if (now.length !== this.body.childElementCount || now.some((el, k) => el !== this.body.children[k])) this.body.replaceChildren(...now);
+    for (const [i, old] of before) if (!this.items.has(i)) old.remove();
+    let next = this.body.firstChild;
+    for (const el of this.items.values())
+      if (el === next) next = next.nextSibling;
+      else this.body.insertBefore(el, next);
   }
 
   private get extent(): number {
@@ -117,6 +122,6 @@ export class VirtualList {
 
   private schedule = (): void => {
     cancelAnimationFrame(this.frame);
-    this.frame = requestAnimationFrame(() => this.refresh());
+    this.frame = requestAnimationFrame(() => this.refresh(false));
   };
 }

@@ -1,0 +1,33 @@
+import { expect, test } from 'vitest';
+import { Scale } from '../src/widget/colours';
+
+const rgb = (word: number) => [word & 255, (word >> 8) & 255, (word >> 16) & 255];
+
+test('zero is the middle of a scale with both signs, however lopsided the values are', () => {
+  const scale = new Scale(-0.1, 3);
+  expect([scale.kind, scale.lo, scale.hi]).toEqual(['diverging', -3, 3]);
+  expect(Math.min(...rgb(scale.word(0)))).toBeGreaterThan(220);
+});
+
+test('values beyond the scale and infinities have the colour of its ends, and NaN one of its own', () => {
+  const scale = new Scale(0, 1);
+  expect(scale.kind).toBe('sequential');
+  expect([scale.word(-5), scale.word(-Infinity)]).toEqual([scale.word(0), scale.word(0)]);
+  expect([scale.word(7), scale.word(Infinity)]).toEqual([scale.word(1), scale.word(1)]);
+  expect(rgb(scale.word(NaN))).toEqual([255, 0, 255]);
+});
+
+test('a tensor of one value has a colour of the scale', () => {
+  const ends = [0, 1].map(value => new Scale(0, 1).word(value));
+  for (const value of [0, 2.5, -2.5]) expect(ends).toContain(new Scale(value, value).word(value));
+});
+
+test('what is written on a colour can be read: 4.5 to 1 at least, as WCAG counts', () => {
+  const linear = (c: number) => (c / 255 <= 0.03928 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4);
+  for (const scale of [new Scale(-1, 1), new Scale(0, 1)])
+    for (let at = scale.lo; at <= scale.hi; at += 1 / 64) {
+      const [r, g, b] = rgb(scale.word(at)).map(linear) as [number, number, number];
+      const light = 0.2126 * r + 0.7152 * g + 0.0722 * b;
+      expect(scale.ink(at) === '#fff' ? 1.05 / (light + 0.05) : (light + 0.05) / 0.05).toBeGreaterThan(4.5);
+    }
+});

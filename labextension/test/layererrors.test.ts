@@ -1,0 +1,34 @@
+import { expect, test } from 'vitest';
+import { DIVERGED, LayerErrors, MATCH, NOTHING, UNMATCHED } from '../src/widget/layererrors';
+import type { Step } from '../src/widget/wire';
+
+/** Two layers and what lies around them, by two steps; buffers that begin at odd addresses, as messages' do. */
+function errors(): LayerErrors {
+  const place = (array: { buffer: ArrayBufferLike; byteLength: number }) => {
+    const room = new Uint8Array(array.byteLength + 3);
+    room.set(new Uint8Array(array.buffer), 3);
+    return new DataView(room.buffer, 3);
+  };
+  const layers = [{ path: 'a.0', type: 'Layer', node: 1 }, { path: 'a.1', type: 'Layer', node: 2 }, { path: '', type: '', node: -1 }];
+  const buffers = [
+    new Float32Array([0, 0.5, 0.2, 3, NaN, NaN]), new Float32Array([0, 1, 0.1, 0, NaN, NaN]),
+    new Int32Array([0, 1, 2, 3, -1, 4]), new Uint8Array([MATCH, MATCH, DIVERGED, DIVERGED, NOTHING, UNMATCHED]),
+  ].map(place);
+  return new LayerErrors({ answer: { layers, steps: 2 }, buffers }, [{ label: '0 prefill' }, { label: '1 decode' }] as Step[]);
+}
+
+test('error over limit: nothing over nothing is 0, something over nothing is infinite, no figure is NaN', () => {
+  const all = errors();
+  const ratios = [0, 1, 2].flatMap(layer => [0, 1].map(step => all.ratio({ layer, step })));
+  expect(ratios.map(ratio => Math.round(ratio * 1000) / 1000)).toEqual([0, 0.5, 2, Infinity, NaN, NaN]);
+});
+
+test('the first mismatch is that of the earliest step', () => {
+  expect(errors().firstBad()).toEqual({ layer: 1, step: 0 });
+});
+
+test('a cell says layer, step, verdict and figures, as far as it has them', () => {
+  const all = errors();
+  expect(all.says({ layer: 1, step: 0 })).toMatch(/^a\.1 · 0 prefill: diverged.*0\.2.*0\.1.*2/);
+  expect(all.says({ layer: 2, step: 1 })).toMatch(/· 1 decode: unmatched$/);
+});

@@ -1,0 +1,88 @@
+"""The explorers by keyboard alone, and as assistive technology sees them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from browser import Mount, violations
+from browser import mount as mount_in
+from fake_view import FakeView
+from llmdebug_nb.notebook.widgets import Explorer
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("report", [False, True], ids=["run", "report"])
+def test_an_explorer_has_no_accessibility_violation(page: Page, scheme: Any, report: bool) -> None:
+    page.emulate_media(color_scheme=scheme)
+    view = FakeView(report=report)
+    wanted = next(row["id"] for row in view.data if row["op"] == "Softmax" and row["role"] == "output")
+    mount_in(page, Explorer(view, selected=wanted))
+    expect(page.locator(".llmdebug-canvas[aria-busy=false]").first).to_be_visible()
+    expect(page.locator(".llmdebug-histogram rect").first).to_be_visible()
+    if report:
+        page.get_by_role("button", name="Details").first.click()
+        page.get_by_role("tab", name="side by side").click()
+    assert violations(page, ".llmdebug") == []
+
+
+def focused(page: Page) -> str:
+    """Return role or tag, and name, of what has the focus."""
+    return str(
+        page.evaluate(
+            "() => { const at = document.activeElement;"
+            " return `${at.getAttribute('role') ?? at.tagName} ${at.ariaLabel ?? at.textContent}`; }"
+        )
+    )
+
+
+def tab_to(page: Page, wanted: str) -> None:
+    """Press Tab until the focus is there."""
+    seen = []
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        seen.append(focused(page))
+        if wanted in seen[-1]:
+            return
+    raise AssertionError(f"Tab never came to {wanted!r}; it came to {seen}")
+
+
+def test_a_run_is_walked_from_token_to_value_by_keyboard_alone(mount: Mount) -> None:
+    page = mount(Explorer(FakeView()))
+    expect(page.locator(".llmdebug-total")).to_have_text("72 records")
+    tab_to(page, "prefill")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".llmdebug-step[aria-current]")).to_contain_text("1 decode")
+    tab_to(page, "tree Model tree")
+    page.keyboard.press("End")
+    page.keyboard.press("Enter")
+    expect(page.locator(".llmdebug-total")).to_have_text("2 records")
+    tab_to(page, "grid Records")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    expect(page.locator(".llmdebug-place")).to_contain_text("lm_head output[0]")
+    expect(page.locator(".llmdebug-canvas[aria-busy=false]")).to_be_visible()
+    tab_to(page, "img Heat map")
+    page.keyboard.press("Enter")
+    expect(page.locator(".llmdebug-value")).to_contain_text("] = ")
+
+
+def test_a_report_is_walked_from_finding_to_difference_by_keyboard_alone(mount: Mount) -> None:
+    page = mount(Explorer(FakeView(report=True)))
+    expect(page.locator(".llmdebug-canvas[aria-busy=false]")).to_be_visible()
+    tab_to(page, "Details")
+    page.keyboard.press("Enter")
+    expect(page.locator(".llmdebug-script")).to_be_visible()
+    tab_to(page, "grid Error over limit")
+    page.keyboard.press("End")
+    page.keyboard.press("Enter")
+    expect(page.locator(".llmdebug-step[aria-current]")).to_contain_text("2 decode")
+    tab_to(page, "grid Records")
+    page.keyboard.press("Shift+N")
+    page.keyboard.press("Shift+P")
+    expect(page.locator(".llmdebug-record[aria-selected=true]")).to_contain_text("diverged")
+    tab_to(page, "difference")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("tab", name="difference")).to_have_attribute("aria-selected", "true")

@@ -1,0 +1,87 @@
+"""The pictures of the docs, taken from a real JupyterLab; `make screenshots` puts them where the docs show them."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import Locator, Page, expect
+
+from lab_server import Lab
+
+OUT = Path(__file__).parent.parent / "out" / "screenshots"
+LARGEST = 150_000
+CELLS = (
+    "%load_ext llmdebug_nb\n"
+    "import copy, torch\n"
+    "from models import generate, llama\n"
+    "model = llama(num_hidden_layers=6)\n"
+    "port = copy.deepcopy(model)\n"
+    "port.model.layers[3].mlp.act_fn = torch.nn.GELU()",
+    "%%llmdump model --tokens 0-5 --name golden\nids = generate(model, new=7)",
+    "%%llmdump port --tokens 0-5 --name mine\n_ = generate(port, ids[:, :7], new=7)",
+    "%llmcompare golden mine",
+    "%llmexplore golden",
+    "%%llmstep port --when diverges --golden golden\ngenerate(port, ids[:, :7], new=7)",
+)
+THEME = "name => window.jupyterapp.commands.execute('apputils:change-theme', {theme: name})"
+
+
+def test_pictures_of_explorers_stepping_and_sidebar_in_both_themes(lab: Lab, page: Page) -> None:
+    page.set_viewport_size({"width": 1240, "height": 3200})
+    lab.open(page, lab.write_notebook("pictures.ipynb", *CELLS))
+    page.evaluate("() => window.jupyterapp.commands.execute('application:toggle-left-area')")
+    cells = page.locator(".jp-Notebook .jp-CodeCell")
+    for index in range(4):
+        lab.run_cell(page, index)
+    compare = cells.nth(3)
+    expect(compare.locator(".llmdebug-finding").first).to_contain_text("model.layers.3.mlp.act_fn", timeout=60_000)
+    compare.get_by_role("tab", name="side by side").click()
+    expect(compare.locator(".llmdebug-canvas[aria-busy=false]")).to_have_count(3)
+
+    lab.run_cell(page, 4)
+    run = cells.nth(4)
+    run.get_by_role("toolbar", name="Token stepper").get_by_text("2 decode").click(timeout=60_000)
+    for name in ("model", "layers", "3 LlamaDecoderLayer", "self_attn"):
+        run.get_by_role("treeitem", name=re.compile(f"^{name}")).first.click()
+    run.locator(".llmdebug-record", has_text="q_proj out[0]").click()
+    expect(run.locator(".llmdebug-canvas[aria-busy=false]")).to_be_visible()
+
+    lab.run_cell(page, 5)
+    stepping = cells.nth(5)
+    expect(stepping.locator(".jp-OutputArea")).to_contain_text("model.layers.3.mlp.act_fn", timeout=60_000)
+    expect(stepping.get_by_role("button", name="replace")).to_be_visible()
+    for theme in themes(page):
+        picture(compare.locator(".llmdebug"), f"compare_{theme}", 1500)
+        picture(run.locator(".llmdebug"), f"run_{theme}")
+        picture(stepping, f"stepping_{theme}")
+
+    page.evaluate("() => { void window.jupyterapp.commands.execute('llmdebug:show-runs'); }")
+    listed = page.get_by_role("listbox", name="Runs and reports")
+    listed.get_by_role("option", name=re.compile("^golden")).first.click(timeout=60_000)
+    for theme in themes(page):
+        picture(page.locator("#jp-llmdebug-panel"), f"sidebar_{theme}", 260)
+    stepping.get_by_role("button", name="abort").click()
+
+
+def themes(page: Page) -> Iterator[str]:
+    """Show the page in each theme, and in the light one again at the end."""
+    for theme in ("dark", "light"):
+        page.evaluate(THEME, f"JupyterLab {theme.title()}")
+        expect(page.locator("body")).to_have_attribute("data-jp-theme-light", str(theme == "light").lower())
+        expect(page.locator("#jupyterlab-splash")).to_have_count(0)
+        yield theme
+
+
+def picture(what: Locator, name: str, height: int = 3000) -> None:
+    """Write a small PNG of the upper part of what is there."""
+    what.scroll_into_view_if_needed()
+    image = Image.open(io.BytesIO(what.screenshot(animations="disabled"))).convert("RGB")
+    OUT.mkdir(parents=True, exist_ok=True)
+    file = OUT / f"{name}.png"
+    image = image.crop((0, 0, image.width, min(height, image.height)))
+    image.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=2, dither=Image.Dither.NONE).save(file, optimize=True)
+    assert file.stat().st_size < LARGEST
