@@ -10,12 +10,14 @@ import contextvars
 import queue
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from llmdebug_nb.align.tree import Tree, partners
 from llmdebug_nb.api import open_run
 from llmdebug_nb.comparison.engine import error
 from llmdebug_nb.errors import CaptureError, LLMDebugError, OptionError, nearest
@@ -25,6 +27,7 @@ from llmdebug_nb.recording import Recording
 if TYPE_CHECKING:
     import torch
 
+    from llmdebug_nb.records import Node
     from llmdebug_nb.store.run import Run
 
 COMMANDS = {
@@ -87,6 +90,36 @@ def _fits(stop: Stop, glob: str) -> bool:
     return any(fnmatchcase(name, glob) for name in (stop.path, stop.op, stop.op.partition(".")[2]))
 
 
+class Golden:
+    """The run to hold against. What a module is called there is found as in a comparison, from the modules alone."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._there: dict[str, str] = {}  # path of mine -> path of golden
+        self._known = 0
+
+    def learn(self, nodes: Sequence[Node]) -> None:
+        """Take in the modules of the program that are known by now."""
+        if len(nodes) == self._known:
+            return
+        self._known = len(nodes)
+        found = partners(Tree(self.run.nodes, ()), Tree(nodes, ()), {})
+        single = {there: here[0] for there, (here, _) in found.items() if len(here) == 1}
+        shared = Counter(single.values())  # a fused module is no other's
+        self._there = {here: there for there, here in single.items() if shared[here] == 1}
+
+    def outputs(self, stop: Stop) -> dict[str, torch.Tensor]:
+        """Return what was recorded in place of a call's outputs, by their slots."""
+        module, slash, operator = stop.path.partition("/")
+        path = self._there.get(module, module) + slash + operator
+        where = "path = ? AND call = ? AND generation = ? AND step = ? AND phase = 'forward' AND role = 'output'"
+        found = self.run.records(where, (path, stop.call, stop.generation, stop.step))
+        kept = {r.site.slot: self.run.load(r) for r in found if r.payload is not None and r.kept is None}
+        if len(kept) == len(stop.outputs) == 1:  # whatever it is called
+            return dict(zip(stop.outputs, kept.values(), strict=True))
+        return kept
+
+
 @dataclass
 class Stop:
     """Where the program stands: a call that has just ended.
@@ -102,16 +135,12 @@ class Stop:
     step: int
     inputs: dict[str, torch.Tensor]
     outputs: dict[str, torch.Tensor]
-    run: Run | None = None
+    against: Golden | None = None
     why: str = ""
 
     @cached_property
     def golden(self) -> dict[str, torch.Tensor]:
-        if self.run is None:
-            return {}
-        where = "path = ? AND call = ? AND generation = ? AND step = ? AND phase = 'forward' AND role = 'output'"
-        found = self.run.records(where, (self.path, self.call, self.generation, self.step))
-        return {r.site.slot: self.run.load(r) for r in found if r.payload is not None and r.kept is None}
+        return {} if self.against is None else self.against.outputs(self)
 
     @cached_property
     def errors(self) -> dict[str, float]:
@@ -185,7 +214,7 @@ class Stepper:
     ``stop``: where it is halted, or None. ``run``: what has been recorded of it. ``result``: what it gave.
     """
 
-    def __init__(self, model: Any, conditions: Conditions, golden: Run | None, options: DumpOptions) -> None:
+    def __init__(self, model: Any, conditions: Conditions, golden: Golden | None, options: DumpOptions) -> None:
         """Raises OptionError."""
         self._recording = Recording(model, options)
         self._conditions, self._golden = conditions, golden
@@ -308,6 +337,8 @@ class Stepper:
         """A call has ended: halt there, if it is to be."""
         if threading.current_thread() is not self._thread:
             return
+        if self._golden is not None:
+            self._golden.learn(self._recording.nodes)
         stop = Stop(
             call.path, call.op, call.number, place.generation, place.step,
             _tensors(call.given), _tensors(outputs), self._golden,
@@ -360,7 +391,8 @@ def step(
 
     ``at``: globs over module paths, operators (``Functional.softmax``) or paths of operators; ``tokens``: steps; ``when``: ``nan``, ``inf``,
     ``abs>1e4``, ``diverges`` (from ``golden``, by 32 units of rounding) or ``diverges>1e-3``. Several are given as a list or with commas; each kind that is
-    given must hold, and with none the program halts at every call. ``golden``: a run, with tensors. What is stepped through is recorded as ``name``, with
+    given must hold, and with none the program halts at every call. ``golden``: a run, with tensors, of this model or of one whose modules answer to
+    its. What is stepped through is recorded as ``name``, with
     these ``mode`` and further options of `DumpOptions`.
 
     Raises:
@@ -370,7 +402,10 @@ def step(
     run = None if golden is None else open_run(golden)
     if run is None and any(kind == "diverges" for kind, _ in conditions.when):
         raise OptionError("when: diverges needs golden, the run to hold against")
-    return Stepper(model, conditions, run, DumpOptions.of(**{"name": name, "mode": mode, "tokens": "all", **options}))
+    against = None if run is None else Golden(run)
+    return Stepper(
+        model, conditions, against, DumpOptions.of(**{"name": name, "mode": mode, "tokens": "all", **options})
+    )
 
 
 def _tensors(found: Iterable[tuple[str, Any]]) -> dict[str, torch.Tensor]:

@@ -137,6 +137,44 @@ def test_a_condition_that_never_held_says_so_with_the_nearest_names():
     assert "did not hold" in stepper.note
 
 
+class Wrapper(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args, **kwargs):
+        return self.inner(*args, **kwargs)
+
+
+def renamed(module, names):
+    """Register children under other names; whoever calls them knows no other way, so they stay attributes too."""
+    children = dict(module._modules)
+    module._modules.clear()
+    for name, child in children.items():
+        module._modules[names.get(name, name)] = child
+        object.__setattr__(module, name, child)
+
+
+@pytest.mark.parametrize("how", ["wrapped", "renamed"])
+def test_golden_is_found_where_modules_are_called_otherwise(golden, how):
+    program, path = copy.deepcopy(golden), "model.layers.1.ffn.down"
+    with torch.no_grad():
+        program.model.layers[1].mlp.down_proj.weight.mul_(1.01)
+    if how == "wrapped":
+        program, path = Wrapper(program), "inner.model.layers.1.mlp.down_proj"
+    else:
+        for layer in program.model.layers:
+            renamed(layer.mlp, {"down_proj": "down"})
+            renamed(layer, {"mlp": "ffn", "self_attn": "attention"})
+    stepper = ld.step(program, when="diverges", golden="golden")
+    stop = stepper.start(lambda: run(program))
+    assert stop.path == f"{path}/Functional.linear"
+    assert torch.allclose(stop.outputs["0"], stop.golden["0"] * 1.01)
+    assert stepper.go("replace") is None
+    assert torch.equal(stepper.result, golden.golden_logits)
+    assert stepper.run.meta["problems"] == {}
+
+
 # -- how it goes on --------------------------------------------------------------------------------
 
 
