@@ -27,6 +27,7 @@ _HOMES = {
     "DumpWriteError": "errors",
     "EmptyDumpError": "errors",
     "LLMDebugError": "errors",
+    "MissingPackageError": "errors",
     "NotADumpError": "errors",
     "OptionError": "errors",
     "PrecisionDebugger": "debugger",
@@ -39,6 +40,7 @@ _HOMES = {
     "delete_run": "api",
     "dump": "api",
     "explore": "notebook.explore",
+    "export": "api",
     "open_run": "api",
     "register_hook": "msit",
     "runs": "api",
@@ -54,6 +56,7 @@ __all__ = [
     "DumpWriteError",
     "EmptyDumpError",
     "LLMDebugError",
+    "MissingPackageError",
     "NotADumpError",
     "OptionError",
     "PrecisionDebugger",
@@ -66,6 +69,7 @@ __all__ = [
     "delete_run",
     "dump",
     "explore",
+    "export",
     "open_run",
     "register_hook",
     "runs",
@@ -77,6 +81,7 @@ if TYPE_CHECKING:
     from llmdebug_nb.api import compare as compare
     from llmdebug_nb.api import delete_run as delete_run
     from llmdebug_nb.api import dump as dump
+    from llmdebug_nb.api import export as export
     from llmdebug_nb.api import open_run as open_run
     from llmdebug_nb.api import runs as runs
     from llmdebug_nb.debugger import PrecisionDebugger as PrecisionDebugger
@@ -87,6 +92,7 @@ if TYPE_CHECKING:
     from llmdebug_nb.errors import DumpWriteError as DumpWriteError
     from llmdebug_nb.errors import EmptyDumpError as EmptyDumpError
     from llmdebug_nb.errors import LLMDebugError as LLMDebugError
+    from llmdebug_nb.errors import MissingPackageError as MissingPackageError
     from llmdebug_nb.errors import NotADumpError as NotADumpError
     from llmdebug_nb.errors import OptionError as OptionError
     from llmdebug_nb.errors import StoreError as StoreError

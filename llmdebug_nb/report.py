@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
+from weakref import WeakSet
 
 from llmdebug_nb.errors import StoreError
 from llmdebug_nb.explain import causes
 from llmdebug_nb.explain.calls import first_divergence
 from llmdebug_nb.explain.summary import sentences
-from llmdebug_nb.records import Difference, Finding
+from llmdebug_nb.records import Difference, Finding, Shown, Tabular
 from llmdebug_nb.show import html
 from llmdebug_nb.show.report_view import ReportView
 from llmdebug_nb.show.words import count_text, labels
@@ -35,7 +36,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> Path:
     return Path(path)
 
 
-class Differences(Sequence[Difference]):
+class Differences(Sequence[Difference], Tabular):
     """The differences of a report, in execution order."""
 
     def __init__(self, report: Report, rows: Sequence[Difference]) -> None:
@@ -98,7 +99,16 @@ def _flat(d: Difference) -> dict[str, Any]:
     )
 
 
-class Report:
+_reports: WeakSet[Report] = WeakSet()
+
+
+def report_of(difference: Difference) -> Report | None:
+    """Return the report that a difference is a row of, while there is one: the row itself knows no runs."""
+    at = difference.index
+    return next((r for r in _reports if at < len(r.differences) and r.differences[at] is difference), None)
+
+
+class Report(Shown, Tabular):
     """What comparing two runs gave.
 
     ``verdict``: match (bit-identical) | within_noise | diverged | nondeterministic (only what gives something else each time). ``differences``: every row, unmatched ones too.
@@ -116,6 +126,7 @@ class Report:
         self.findings = list(findings)
         self.first_divergence = first_divergence(differences)
         self._counts = Counter(d.verdict for d in differences)
+        _reports.add(self)
 
     @property
     def verdict(self) -> str:
@@ -135,6 +146,10 @@ class Report:
             self.golden, self.mine, list(self.differences), self.findings, self.verdict, self._lines(), self._notes(),
             self.summary(),
         )  # fmt: skip
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the table of differences; see `Differences.to_pandas`."""
+        return self.differences.to_pandas()
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """Write the report as one self-contained HTML page. Raises StoreError."""
@@ -182,8 +197,9 @@ class Report:
             notes.append(self.limits)
         return notes
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return self.view().text()
 
-    def _repr_html_(self) -> str:
-        return html.fragment(self.view())
+    def __repr__(self) -> str:
+        golden, mine = labels(self.golden, self.mine)
+        return f"<Report: {golden} against {mine}, {self.verdict}, {count_text(len(self.findings), 'finding')}>"

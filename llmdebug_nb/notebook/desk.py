@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 RUNS = "llmdebug_nb.runs"
 EXPLORER = "llmdebug_nb.explorer"
-_STYLE = b":root{color-scheme:light dark;--ok:"  # how the style of our pages begins
+_MADE_BY = b'<meta name="generator" content="llmdebug_nb">'  # in the head of our pages
 _HEAD = 1 << 12
 
 
@@ -107,11 +107,11 @@ class Desk(_Answering):
         return sorted(found, key=lambda row: -row["created"])
 
     def _is_report(self, file: Path) -> bool:
-        """Is it a page that `Report.to_html` wrote? Each state of a file is looked at once."""
+        """Is it a page that `Report.to_html` or `export` wrote? Each state of a file is looked at once."""
         seen = file, file.stat().st_mtime
         if seen not in self._looked:
             with open(file, "rb") as page:
-                self._looked[seen] = _STYLE in page.read(_HEAD)
+                self._looked[seen] = _MADE_BY in page.read(_HEAD)
         return self._looked[seen]
 
     def _row(self, run: Path) -> wire.RunRow | None:
@@ -143,8 +143,9 @@ class Tab(_Answering):
 
     def open(self, request: wire.OpenRequest) -> wire.Opened:
         from llmdebug_nb import api
-        from llmdebug_nb.notebook.widgets import bundle, first_stop
+        from llmdebug_nb.show.bundle import bundle
         from llmdebug_nb.show.run_view import RunView
+        from llmdebug_nb.show.state import first_stop
 
         golden, mine = (str(self.served / path) if path else "" for path in (request["golden"], request["mine"]))
         view: View = api.compare(golden, mine, progress=False).view() if mine else RunView(api.open_run(golden))

@@ -35,13 +35,3 @@ def show_report(report: Report, shell: Any) -> None:
         return
     print(notebook_text(report.view()))
     display(explore(report))
-
-
-def show_run(run: Run, shell: Any) -> None:
-    """Show a run: its explorer in a notebook, its first rows in a terminal."""
-    from IPython.display import display
-
-    if getattr(shell, "kernel", None) is None:
-        print(RunView(run).text())
-    else:
-        display(explore(run))

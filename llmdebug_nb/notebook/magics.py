@@ -401,16 +401,14 @@ _matchers: dict[int, Any] = {}
 
 
 def register(shell: Any) -> None:
-    """Add the magics, their completion, and the display of runs and reports to a shell. Twice does no harm."""
+    """Add the magics, their completion, and the display of reports to a shell. Twice does no harm."""
     unregister(shell)
     from llmdebug_nb.notebook.stepping import StepMagics
 
     magics = LLMDebugMagics(shell)
     shell.register_magics(magics)
     shell.register_magics(StepMagics(shell, magics))
-    formatter = shell.display_formatter.ipython_display_formatter
-    formatter.for_type(Report, _display_report(shell))
-    formatter.for_type(Run, lambda run: explore.show_run(run, shell))
+    shell.display_formatter.ipython_display_formatter.for_type(Report, _display_report(shell))
     _matchers[id(shell)] = _matcher(shell, magics)
     shell.Completer.custom_matchers.append(_matchers[id(shell)])
 
@@ -420,9 +418,7 @@ def unregister(shell: Any) -> None:
     for kind, names in (("line", _NAMES), ("cell", ("llmdump", "llmstep"))):
         for name in names:
             shell.magics_manager.magics[kind].pop(name, None)
-    formatter = shell.display_formatter.ipython_display_formatter
-    for shown in (Report, Run):
-        formatter.pop(shown, None)
+    shell.display_formatter.ipython_display_formatter.pop(Report, None)
     matcher = _matchers.pop(id(shell), None)
     if matcher in shell.Completer.custom_matchers:
         shell.Completer.custom_matchers.remove(matcher)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from llmdebug_nb.errors import LLMDebugError, StoreError, TensorLookupError
+from llmdebug_nb.errors import LLMDebugError, StoreError, TensorLookupError, nearest
 from llmdebug_nb.kernels import summary as kernel
 from llmdebug_nb.records import Difference, within
 from llmdebug_nb.show import filters, tensors, wire
@@ -263,6 +263,19 @@ class ReportView(View):
         if record is None:
             raise TensorLookupError(f"{which} has no such tensor: {pair.why}")
         return tensors.as_array(run.load(record))
+
+    def find(self, path: str, step: int | None, role: str) -> int:
+        """Return the row of a tensor, at the first step where it diverged if none is named. Raises TensorLookupError."""
+        sites = [d for d in self.differences if d.site.path == path]
+        if not sites:
+            raise TensorLookupError(
+                f"the report has no {path!r}{nearest(path, (d.site.path for d in self.differences))}"
+            )
+        found = [d for d in sites if d.site.role == role and d.site.step == (d.site.step if step is None else step)]
+        if not found:
+            there = ", ".join(sorted({f"{d.site.role} step {d.site.step}" for d in sites})[:12])
+            raise TensorLookupError(f"the report has no {role} of {path!r} in step {step}; there is {there}")
+        return next((d for d in found if d.verdict == "diverged" and step is None), found[0]).index
 
     def text(self) -> str:
         return report_text(self)

@@ -138,5 +138,12 @@ class RunView(View):
     def load(self, row: int, which: str) -> Array:
         return tensors.as_array(self.run.load(self.run.record(row)))
 
+    def find(self, path: str, step: int | None, role: str) -> int:
+        """Return the number of a tensor's record, at its first real step if none is named. Raises TensorLookupError."""
+        if step is None:
+            sql = "SELECT min(step) FROM rows WHERE path = ? AND role = ? AND generation >= 0"
+            step = self.run.query(sql, (path, role))[0][0] or 0
+        return int(self.run.find(path, step, role).id)
+
     def text(self) -> str:
         return run_text(self)

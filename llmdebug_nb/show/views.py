@@ -10,11 +10,12 @@ import functools
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from llmdebug_nb.errors import TensorLookupError
 from llmdebug_nb.records import Record, RootCall, Site
-from llmdebug_nb.show import filters, tensors, wire
+from llmdebug_nb.show import export, filters, tensors, wire
 from llmdebug_nb.show.tensors import Array, number
 from llmdebug_nb.show.tree import Tree
 
@@ -53,6 +54,8 @@ class View(ABC):
     @abstractmethod
     def series(self, request: wire.SeriesRequest) -> wire.Series: ...
     @abstractmethod
+    def find(self, path: str, step: int | None, role: str) -> int: ...
+    @abstractmethod
     def text(self) -> str: ...
 
     def rows(self, request: wire.RowsRequest) -> wire.Page:
@@ -87,6 +90,11 @@ class View(ABC):
     def histogram(self, request: wire.HistogramRequest) -> wire.Histogram:
         bins = max(1, min(request["bins"], 512))
         return tensors.histogram(self.array(request["row"], request["which"]), bins)
+
+    def export(self, request: wire.ExportRequest) -> wire.Exported:
+        """Write what the page shows beside the notebook, never over another file."""
+        path = export.beside(self, request, request["kind"], Path.cwd())
+        return {"path": export.export(self, request, path).name}
 
     def finding(self, request: wire.FindingRequest) -> wire.FindingDetail:
         raise TensorLookupError(_ALONE)

@@ -10,6 +10,7 @@ from typing import Literal, TypedDict
 
 Num = float | str | None
 Which = Literal["golden", "mine", "difference"]  # a run's own tensors are "golden"
+Tab = Literal["golden", "mine", "difference", "all"]  # "all": side by side
 Relation = Literal["inputs", "outputs", "consumers", "siblings"]
 Verdict = Literal["match", "within_noise", "diverged", "unmatched", "nondeterministic"]
 
@@ -292,6 +293,45 @@ class Series(TypedDict):
     lines: list[Line]
 
 
+class State(TypedDict):
+    """What an explorer shows. ``position``: index of the stepper; ``selected``: a row, -1 for none; ``path``, ``mismatch``, ``text``:
+    what the list is narrowed to. ``which``, ``axes``, ``fixed``: what of the tensor; no ``axes`` means its last two.
+    """
+
+    position: int
+    selected: int
+    path: str
+    mismatch: bool
+    text: str
+    which: Tab
+    axes: list[int]
+    fixed: list[int]
+
+
+class Exported(TypedDict):
+    path: str
+
+
+class Kept(TypedDict):
+    """An answer that was given when a page was saved. ``key``: what was asked, see `saved_page.py`; ``buffers``: as base64."""
+
+    key: str
+    answer: dict[str, object]
+    buffers: list[str]
+
+
+class SavedPage(TypedDict):
+    """What a saved page answers from. ``parents``: of ``nodes``; ``homes``: the node of each of ``rows``, -1 for none."""
+
+    state: State
+    snapshot: Overview
+    nodes: list[TreeNode]
+    parents: list[int]
+    rows: list[Row]
+    homes: list[int]
+    answers: list[Kept]
+
+
 class OverviewRequest(TypedDict):
     op: Literal["overview"]
 
@@ -419,6 +459,13 @@ class WorstRequest(TypedDict):
     n: int
 
 
+class ExportRequest(State):
+    """Write what is shown to a file beside the notebook: a page, or a figure."""
+
+    op: Literal["export"]
+    kind: Literal["html", "svg", "png"]
+
+
 ANSWERS: dict[str, tuple[type, type]] = {
     "overview": (OverviewRequest, Overview),
     "children": (ChildrenRequest, Children),
@@ -434,4 +481,5 @@ ANSWERS: dict[str, tuple[type, type]] = {
     "finding": (FindingRequest, FindingDetail),
     "layers": (LayersRequest, LayerMap),
     "worst": (WorstRequest, Worst),
+    "export": (ExportRequest, Exported),
 }

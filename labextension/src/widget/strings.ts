@@ -132,6 +132,15 @@ abs>1e3, abs<1e-3: its largest magnitude is; mean and l2norm likewise. Of a pair
   bin: (lo: string, hi: string, n: number) => `${lo} … ${hi}: ${n.toLocaleString('en')}`,
   finite: (n: number) => `${n.toLocaleString('en')} finite`,
 
+  save: 'Save what is shown',
+  saveFace: 'save',
+  kinds: { html: 'HTML', svg: 'SVG', png: 'PNG' },
+  saveAs: { html: 'Save this explorer as a page of its own, beside the notebook', svg: 'Save what is shown as a figure (SVG), beside the notebook', png: 'Save what is shown as a figure (PNG), beside the notebook' },
+  saved: (path: string) => `saved: ${path}`,
+  notInPage: 'not in this page: open the run in a notebook for that',
+  wordsOnly: 'in a saved page, the filter takes words only',
+  unpackable: (why: string) => `This browser can't unpack the page (${why}).`,
+
   busy: 'kernel busy…',
   dead: 'no answer: a cell is running, or the kernel is gone (then run this cell again)',
   badMessage: (text: string) => `the kernel could not read a message: ${text}`,

@@ -2,6 +2,7 @@
 
 export type Num = number | string | null;
 export type Which = 'golden' | 'mine' | 'difference';
+export type Tab = 'golden' | 'mine' | 'difference' | 'all';
 export type Relation = 'inputs' | 'outputs' | 'consumers' | 'siblings';
 export type Verdict = 'match' | 'within_noise' | 'diverged' | 'unmatched' | 'nondeterministic';
 
@@ -273,6 +274,43 @@ export interface Series {
   lines: Line[];
 }
 
+/**
+ * What an explorer shows. ``position``: index of the stepper; ``selected``: a row, -1 for none; ``path``, ``mismatch``, ``text``:
+ * what the list is narrowed to. ``which``, ``axes``, ``fixed``: what of the tensor; no ``axes`` means its last two.
+ */
+export interface State {
+  position: number;
+  selected: number;
+  path: string;
+  mismatch: boolean;
+  text: string;
+  which: Tab;
+  axes: number[];
+  fixed: number[];
+}
+
+export interface Exported {
+  path: string;
+}
+
+/** An answer that was given when a page was saved. ``key``: what was asked, see `saved_page.py`; ``buffers``: as base64. */
+export interface Kept {
+  key: string;
+  answer: Record<string, unknown>;
+  buffers: string[];
+}
+
+/** What a saved page answers from. ``parents``: of ``nodes``; ``homes``: the node of each of ``rows``, -1 for none. */
+export interface SavedPage {
+  state: State;
+  snapshot: Overview;
+  nodes: TreeNode[];
+  parents: number[];
+  rows: Row[];
+  homes: number[];
+  answers: Kept[];
+}
+
 export interface OverviewRequest {
   op: 'overview';
 }
@@ -393,6 +431,20 @@ export interface WorstRequest {
   n: number;
 }
 
+/** Write what is shown to a file beside the notebook: a page, or a figure. */
+export interface ExportRequest {
+  position: number;
+  selected: number;
+  path: string;
+  mismatch: boolean;
+  text: string;
+  which: Tab;
+  axes: number[];
+  fixed: number[];
+  op: 'export';
+  kind: 'html' | 'svg' | 'png';
+}
+
 /** What each op asks and answers. */
 export interface Ops {
   overview: { request: OverviewRequest; answer: Overview };
@@ -409,4 +461,5 @@ export interface Ops {
   finding: { request: FindingRequest; answer: FindingDetail };
   layers: { request: LayersRequest; answer: LayerMap };
   worst: { request: WorstRequest; answer: Worst };
+  export: { request: ExportRequest; answer: Exported };
 }
