@@ -160,7 +160,7 @@ def _paired(golden: Run, mine: Run, given: Names, progress: bool) -> Iterable[Pa
 
 def export(
     what: Any, path: str | os.PathLike[str], *, at: Any = None, step: int | None = None, role: str = "output",
-    side: str | None = None, slice: str | None = None, show: str | Sequence[str] = (),
+    side: str | None = None, slice: str | None = None, show: str | Sequence[str] = (), tokenizer: Any = None,
 ) -> Path:  # fmt: skip
     """Write what an explorer shows of a run (or its name or path) or of a report to a file; its suffix decides what that is.
 
@@ -168,12 +168,13 @@ def export(
     ``at``: the tensor to show: the path of a module (with ``role`` and ``step``), a difference or finding of the report, or the number of
     a row; left out, a report is shown at its first mismatch. ``step``: generated token, as in `Run.tensor`. ``side``: golden, mine, difference or all.
     ``slice``: which part of the tensor, ``0, 3, :, :``. ``show``: only these pictures, of layers, growth, heatmap, histogram and curves.
+    ``tokenizer``: as in `explore`.
 
     Raises:
         OptionError: an argument that makes no sense, or nothing to draw. TensorLookupError: there is no such tensor.
         StoreError: the file can't be written; and others of that kind: a run can't be opened.
     """
-    view = what.view() if isinstance(what, Report) else RunView(open_run(what))
+    view = what.view(tokenizer) if isinstance(what, Report) else RunView(open_run(what), tokenizer)
     pictures = [show] if isinstance(show, str) else list(show)
     return exporting.export(view, state_of(view, at, step, role, side, slice), Path(path), pictures)
 

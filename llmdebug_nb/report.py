@@ -140,11 +140,11 @@ class Report(Shown, Tabular):
         """Return three sentences: what differs first, whether it is made or received there, what to try next."""
         return sentences(labels(self.golden, self.mine), self.verdict, list(self.differences), self.findings)
 
-    def view(self) -> ReportView:
-        """Return the view model that explorers, text and HTML show."""
+    def view(self, tokenizer: Any = None) -> ReportView:
+        """Return the view model that explorers, text and HTML show; with a tokenizer, of steps with their text."""
         return ReportView(
             self.golden, self.mine, list(self.differences), self.findings, self.verdict, self._lines(), self._notes(),
-            self.summary(),
+            self.summary(), tokenizer,
         )  # fmt: skip
 
     def to_pandas(self) -> pandas.DataFrame:

@@ -18,16 +18,23 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.align.tree import Tree, partners
-from llmdebug_nb.api import open_run
+from llmdebug_nb.api import compare, open_run
 from llmdebug_nb.comparison.engine import error
-from llmdebug_nb.errors import CaptureError, LLMDebugError, OptionError, nearest
+from llmdebug_nb.errors import CaptureError, CompareError, LLMDebugError, OptionError, nearest
+from llmdebug_nb.kernels.raw import unreadable
+from llmdebug_nb.kernels.summary import summarize
 from llmdebug_nb.options import DumpOptions, TokenSet
 from llmdebug_nb.recording import Recording
+from llmdebug_nb.records import Record, RootCall, Shown, Site
+from llmdebug_nb.show.run_view import RunView
+from llmdebug_nb.store.layouts import Contents
+from llmdebug_nb.store.reader import held
 
 if TYPE_CHECKING:
     import torch
 
     from llmdebug_nb.records import Node
+    from llmdebug_nb.show.views import View
     from llmdebug_nb.store.run import Run
 
 COMMANDS = {
@@ -108,20 +115,21 @@ class Golden:
         shared = Counter(single.values())  # a fused module is no other's
         self._there = {here: there for there, here in single.items() if shared[here] == 1}
 
-    def outputs(self, stop: Stop) -> dict[str, torch.Tensor]:
-        """Return what was recorded in place of a call's outputs, by their slots."""
+    def tensors(self, stop: Stop, role: str) -> dict[str, torch.Tensor]:
+        """Return what was recorded in place of a call's inputs or outputs, by their slots."""
         module, slash, operator = stop.path.partition("/")
         path = self._there.get(module, module) + slash + operator
-        where = "path = ? AND call = ? AND generation = ? AND step = ? AND phase = 'forward' AND role = 'output'"
-        found = self.run.records(where, (path, stop.call, stop.generation, stop.step))
+        where = "path = ? AND call = ? AND generation = ? AND step = ? AND phase = 'forward' AND role = ?"
+        found = self.run.records(where, (path, stop.call, stop.generation, stop.step, role))
         kept = {r.site.slot: self.run.load(r) for r in found if r.payload is not None and r.kept is None}
-        if len(kept) == len(stop.outputs) == 1:  # whatever it is called
-            return dict(zip(stop.outputs, kept.values(), strict=True))
+        live = stop.inputs if role == "input" else stop.outputs
+        if len(kept) == len(live) == 1:  # whatever it is called
+            return dict(zip(live, kept.values(), strict=True))
         return kept
 
 
 @dataclass
-class Stop:
+class Stop(Shown):
     """Where the program stands: a call that has just ended.
 
     ``inputs``, ``outputs``: its live tensors by slot; what is written to them, the program goes on with. ``golden``: what golden's
@@ -140,7 +148,7 @@ class Stop:
 
     @cached_property
     def golden(self) -> dict[str, torch.Tensor]:
-        return {} if self.against is None else self.against.outputs(self)
+        return {} if self.against is None else self.against.tensors(self, "output")
 
     @cached_property
     def errors(self) -> dict[str, float]:
@@ -148,6 +156,36 @@ class Stop:
         return {
             slot: error(theirs, mine.detach().cpu()) for slot, theirs, mine in pairs if theirs.numel() == mine.numel()
         }
+
+    def view(self) -> View:
+        """Return what an explorer shows of the tensors as they are now: beside golden's, where it has any."""
+        mine = self._run("stop", {"input": self.inputs, "output": self.outputs}, "stop.{role}s[{slot!r}]")
+        if self.against is not None and self.golden:
+            theirs = {"input": self.against.tensors(self, "input"), "output": self.golden}
+            golden = self._run("golden", theirs, "stop.golden[{slot!r}]")
+            with contextlib.suppress(CompareError):
+                return compare(golden, mine, explain=False, progress=False).view()
+        return RunView(mine)
+
+    def _run(self, name: str, tensors: Mapping[str, Mapping[str, torch.Tensor]], code: str) -> Run:
+        """Return tensors by role and slot as a run."""
+        records: list[Record] = []
+        values: dict[int, torch.Tensor] = {}
+        for role, named in tensors.items():
+            for slot, tensor in named.items():
+                number, why = len(records), unreadable(tensor)
+                site = Site(self.path, self.step, self.call, role=role, slot=slot, generation=self.generation)
+                values[number] = tensor.detach()
+                payload = number if why is None else None
+                records.append(
+                    Record(
+                        number, site, number, self.op, summarize(values[number]), str(tensor.device), None, payload, why
+                    )
+                )
+        codes = {role: code.replace("{role}", role) for role in tensors if role == "output" or "{role}" in code}
+        calls = [RootCall(0, self.generation, self.step)]
+        contents = Contents(records, calls, [], lambda record: values[record.id].cpu(), {"code": codes})
+        return held(name, contents, sum(tensor.numel() * tensor.element_size() for tensor in values.values()))
 
     def test(self, name: str, bound: float | None) -> str | None:
         """Return how a condition on values holds, or None."""

@@ -48,6 +48,41 @@ def to_the_end(stepper, command="continue"):
 # -- where it halts --------------------------------------------------------------------------------
 
 
+def test_what_a_call_took_and_gave_is_an_explorer_beside_golden(broken):
+    stop = ld.step(broken, when="diverges", golden="golden").start(lambda: run(broken))
+    view = stop.view()
+    overview = view.overview()
+    assert (overview["verdict"], overview["rows"]) == ("diverged", 2)
+    row = view.find(stop.path, None, "output")
+    assert (view.array(row, "mine") == stop.outputs["0"].numpy()).all()
+    assert (view.array(row, "golden") == stop.golden["0"].numpy()).all()
+    assert "rows could not be compared" not in " ".join(overview["notes"])
+    codes = [side["code"] for side in view.detail({"op": "detail", "row": row})["sides"]]
+    assert codes == ["stop.golden['0']", "stop.outputs['0']", "stop.outputs['0'] - stop.golden['0']"]
+    data, _ = stop._repr_mimebundle_()
+    assert data["text/plain"] == repr(stop)
+
+
+@pytest.mark.parametrize("make", [
+    lambda x: x.to(torch.float8_e4m3fn), lambda x: x.to_sparse(), lambda x: x > 0, lambda x: x[:0], lambda x: x + 1j,
+])  # fmt: skip
+def test_without_golden_the_explorer_is_of_the_live_tensors_of_any_kind(make):
+    class Makes(nn.Module):
+        def forward(self, x):
+            return make(x)
+
+    model = nn.Sequential(Makes())
+    stepper = ld.step(model, at="0", mode="module")
+    stop = stepper.start(lambda: model(torch.ones(2)))
+    view = stop.view()
+    assert view.overview()["title"] == "Run stop"
+    assert "in memory" in view.overview()["lines"][0]
+    for row in (0, 1):
+        [side] = view.detail({"op": "detail", "row": row})["sides"]
+        assert side["kept"] == (side["why"] == "")
+    stepper.abort()
+
+
 def test_it_halts_where_values_diverge_from_golden_with_both_at_hand(broken):
     stop = ld.step(broken, when="diverges", golden="golden").start(lambda: run(broken))
     assert stop.path == "model.layers.1.mlp.act_fn"
@@ -387,16 +422,21 @@ def test_the_buttons_do_what_the_commands_do_and_say_what_cannot_be_done(golden,
     stepper.start(lambda: run(broken))
     halts = []
     buttons = Buttons(stepper, halts.append)
-    row, text = buttons.widget.children
+    row, text, tensors = buttons.widget.children
+    [explorer] = tensors.children
+    assert explorer.snapshot["title"] == "golden against stop"
+    assert [step["label"] for step in explorer.snapshot["steps"]] == ["0 forward"]
     assert [button.description for button in row.children] == list(COMMANDS)
     assert "model.layers.1.mlp.act_fn" in text.value
     named = {button.description: button for button in row.children}
     named["op"].click()
     assert halts[-1] is stepper.stop
     assert halts[-1].why == "next call"
+    assert tensors.children[0] is not explorer
     named["abort"].click()
     assert "the program has ended" in text.value
     assert all(button.disabled for button in row.children)
+    assert not tensors.children
     buttons.press("op")
     assert "not halted" in text.value
 

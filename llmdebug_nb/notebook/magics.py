@@ -148,16 +148,18 @@ class LLMDebugMagics(Magics):
 
     @magic_arguments()
     @argument("name", help="name or path of a run, or a variable that holds a run or a report")
+    @argument("--tokenizer", metavar="EXPR", help="a tokenizer: steps show the text that they were given")
     @line_magic
     def llmexplore(self, line: str) -> Any:
         """Open the explorer of a run or a report.
 
         Example: ``%llmexplore golden``
         """
-        name = parse(self.llmexplore, line).name
+        args = parse(self.llmexplore, line)
+        tokenizer = self.value(args.tokenizer, "%llmexplore")
         with one_line():
-            held = self.shell.user_ns.get(name)
-            return explore.explore(held if isinstance(held, Report) else self.known_run(name))
+            held = self.shell.user_ns.get(args.name)
+            return explore.explore(held if isinstance(held, Report) else self.known_run(args.name), tokenizer)
 
     @magic_arguments()
     @argument("--delete", metavar="NAME", help="delete this run from disk")
@@ -237,7 +239,7 @@ class LLMDebugMagics(Magics):
         else:
             self.bind(run)
 
-    def value(self, expression: str | None) -> Any:
+    def value(self, expression: str | None, magic: str = "%%llmdump") -> Any:
         """Return what an expression of the user's is; None for none. Raises UsageError."""
         if expression is None:
             return None
@@ -245,9 +247,7 @@ class LLMDebugMagics(Magics):
             return eval(expression, self.shell.user_ns)
         except Exception as error:
             near = nearest(expression, _modules(self.shell)) if isinstance(error, NameError) else ""
-            raise UsageError(
-                f"%%llmdump: can't evaluate {expression!r}: {type(error).__name__}: {error}{near}"
-            ) from None
+            raise UsageError(f"{magic}: can't evaluate {expression!r}: {type(error).__name__}: {error}{near}") from None
 
     def known_run(self, name: str) -> Any:
         """Return the Run in the variable of that name, else the name to open it by."""

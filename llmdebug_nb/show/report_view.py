@@ -20,6 +20,7 @@ from llmdebug_nb.show.layers import LayerErrors, layer_errors, ratios
 from llmdebug_nb.show.series import line, site_key
 from llmdebug_nb.show.tensors import Array, number
 from llmdebug_nb.show.text import report_text
+from llmdebug_nb.show.tokens import texts
 from llmdebug_nb.show.tree import Tree
 from llmdebug_nb.show.views import Answer, View, axes_of, side_view
 from llmdebug_nb.show.words import labels, made_text
@@ -40,9 +41,10 @@ class ReportView(View):
         lines: list[str],
         notes: list[str],
         summary: str = "",
+        tokenizer: Any = None,
     ) -> None:
         seen = {(call.generation, call.step): call for call in (*mine.steps(), *golden.steps())}
-        super().__init__([seen[key] for key in sorted(seen)])
+        super().__init__([seen[key] for key in sorted(seen)], {**texts(mine, tokenizer), **texts(golden, tokenizer)})
         self.golden, self.mine = golden, mine
         self.differences, self.findings, self.verdict, self.lines = differences, findings, verdict, lines
         self.notes, self.summary = notes, summary
@@ -189,7 +191,7 @@ class ReportView(View):
         return {
             **sides[0], "which": "difference", "kept": not why, "why": why, "shape": list(shape), "axes": axes_of(shape),
             "numel": math.prod(shape), "min": number(low), "max": number(high), "mean": number(mean), "l2norm": number(norm),
-            "nan": nan, "inf": inf, "zero": zero, "fingerprint": "", "code": f"{mine} - {golden}",
+            "nan": nan, "inf": inf, "zero": zero, "fingerprint": "", "code": f"{mine} - {golden}" if golden else "",
         }  # fmt: skip
 
     def finding(self, request: wire.FindingRequest) -> wire.FindingDetail:

@@ -11,6 +11,7 @@ from llmdebug_nb.show.flow import flow
 from llmdebug_nb.show.series import line, same_site
 from llmdebug_nb.show.tensors import Array
 from llmdebug_nb.show.text import run_text
+from llmdebug_nb.show.tokens import texts
 from llmdebug_nb.show.tree import Tree
 from llmdebug_nb.show.views import View, side_view
 from llmdebug_nb.show.words import count_text, made_text, size_text
@@ -26,8 +27,8 @@ class RunView(View):
     kind = "run"
     _BAD = "(coalesce(nan, 0) + coalesce(inf, 0) > 0)"
 
-    def __init__(self, run: Any) -> None:
-        super().__init__(run.steps())
+    def __init__(self, run: Any, tokenizer: Any = None) -> None:
+        super().__init__(run.steps(), texts(run, tokenizer))
         self.run = run
 
     @functools.cached_property
@@ -42,7 +43,7 @@ class RunView(View):
         )
         first = self.run.query(f"SELECT min(id) FROM rows WHERE {self._BAD}")[0][0]
         lines = [
-            f"{count_text(info['records'], 'tensor')} of {count_text(info['steps'], 'step')}, {size_text(info['bytes'])} on disk"
+            f"{count_text(info['records'], 'tensor')} of {count_text(info['steps'], 'step')}, {size_text(info['bytes'])} {'in memory' if self.run.path is None else 'on disk'}"
         ]
         if not info["complete"]:
             lines.append(f"incomplete: {info['ended_by'] or 'the recording process ended early'}")

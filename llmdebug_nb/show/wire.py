@@ -16,13 +16,14 @@ Verdict = Literal["match", "within_noise", "diverged", "unmatched", "nondetermin
 
 
 class Step(TypedDict):
-    """One stop of the token stepper. ``label`` is ready to show: ``0 prefill``."""
+    """One stop of the token stepper. ``label`` is ready to show: ``0 prefill``. ``text``: the tokens that the step was given, "" if not known."""
 
     index: int
     generation: int
     step: int
     kind: str
     label: str
+    text: str
     rows: int
     bad: int
 
@@ -251,12 +252,13 @@ class View(TypedDict):
 
 
 class Heads(TypedDict):
-    """The same 2-d slice at each index of an axis, the first ``count`` of ``total``, as ``count * h * w`` little-endian float32
+    """The same 2-d slice at ``count`` indices of an axis from ``first`` on, of ``total``, as ``count * h * w`` little-endian float32
     in the one buffer; cells as in `View`.
     """
 
     h: int
     w: int
+    first: int
     count: int
     total: int
     lo: Num
@@ -416,12 +418,13 @@ class ViewRequest(TypedDict):
 
 
 class HeadsRequest(TypedDict):
-    """``axis``: that of the heads; ``axes``, ``fixed``, ``size`` as in `ViewRequest`."""
+    """``axis``: that of the heads, ``first``: the first one; ``axes``, ``fixed``, ``size`` as in `ViewRequest`."""
 
     op: Literal["heads"]
     row: int
     which: Which
     axis: int
+    first: int
     axes: list[int]
     fixed: list[int]
     size: int

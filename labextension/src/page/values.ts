@@ -20,14 +20,15 @@ export function planes(values: Values, request: ViewRequest | HeadsRequest): { a
     return { answer, buffers: [new DataView(cells.buffer)] };
   }
   const total = values.shape[request.axis] ?? 0;
-  const first = Math.min(total, HEADS);
+  const first = Math.min(total, request.first);
+  const count = Math.min(total - first, HEADS);
   const whole = { y0: 0, x0: 0, y1: 0, x1: 0 };
-  const found = Array.from({ length: first }, (_, head) =>
-    window(plane(values, axes, fixed.map((at, i) => (i === request.axis ? head : at))), whole, size));
+  const found = Array.from({ length: count }, (_, head) =>
+    window(plane(values, axes, fixed.map((at, i) => (i === request.axis ? first + head : at))), whole, size));
   const { h, w } = found[0]?.answer ?? { h: 0, w: 0 };
-  const cells = new Float32Array(first * h * w);
+  const cells = new Float32Array(count * h * w);
   found.forEach((one, head) => cells.set(one.cells, head * h * w));
-  const answer: Heads = { h, w, count: first, total, ...range(cells) };
+  const answer: Heads = { h, w, first, count, total, ...range(cells) };
   return { answer, buffers: [new DataView(cells.buffer)] };
 }
 

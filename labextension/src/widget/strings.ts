@@ -54,6 +54,7 @@ export const T = {
   play: 'Play token by token',
   pause: 'Pause (any key or click does)',
   noSteps: 'no steps recorded',
+  fed: (text: string) => `“${text.replace(/\s*\n\s*/g, ' ↵ ')}”`,
   stepTitle: (kind: string, rows: number, bad: number) =>
     `${kind}, ${count(rows, 'record')}${bad ? `, ${bad} diverged` : ''}`,
 
@@ -117,7 +118,9 @@ abs>1e3, abs<1e-3: its largest magnitude is; mean and l2norm likewise. Of a pair
   axes: 'Slice',
   axisIndex: (name: string) => `Index on axis ${name}`,
   heads: (name: string) => `${name} by ${name}`,
-  headsShown: (n: number, total: number) => (n < total ? `the first ${n} of ${total}, in one scale` : `${n}, in one scale`),
+  headsShown: (first: number, n: number, total: number) => (n < total ? `${first} to ${first + n - 1} of ${total}, in one scale` : `${n}, in one scale`),
+  previousHeads: 'Previous ones',
+  nextHeads: 'Next ones',
   heatmap: (rows: number, cols: number) => `Heat map of a ${rows} by ${cols} slice`,
   window: (y0: number, y1: number, x0: number, x1: number) => `rows ${y0}–${y1 - 1}, columns ${x0}–${x1 - 1}`,
   windowFlat: (x0: number, x1: number) => `elements ${x0}–${x1 - 1}`,

@@ -6,13 +6,14 @@ export type Tab = 'golden' | 'mine' | 'difference' | 'all';
 export type Relation = 'inputs' | 'outputs' | 'consumers' | 'siblings';
 export type Verdict = 'match' | 'within_noise' | 'diverged' | 'unmatched' | 'nondeterministic';
 
-/** One stop of the token stepper. ``label`` is ready to show: ``0 prefill``. */
+/** One stop of the token stepper. ``label`` is ready to show: ``0 prefill``. ``text``: the tokens that the step was given, "" if not known. */
 export interface Step {
   index: number;
   generation: number;
   step: number;
   kind: string;
   label: string;
+  text: string;
   rows: number;
   bad: number;
 }
@@ -235,12 +236,13 @@ export interface View {
 }
 
 /**
- * The same 2-d slice at each index of an axis, the first ``count`` of ``total``, as ``count * h * w`` little-endian float32
+ * The same 2-d slice at ``count`` indices of an axis from ``first`` on, of ``total``, as ``count * h * w`` little-endian float32
  * in the one buffer; cells as in `View`.
  */
 export interface Heads {
   h: number;
   w: number;
+  first: number;
   count: number;
   total: number;
   lo: Num;
@@ -390,12 +392,13 @@ export interface ViewRequest {
   size: number;
 }
 
-/** ``axis``: that of the heads; ``axes``, ``fixed``, ``size`` as in `ViewRequest`. */
+/** ``axis``: that of the heads, ``first``: the first one; ``axes``, ``fixed``, ``size`` as in `ViewRequest`. */
 export interface HeadsRequest {
   op: 'heads';
   row: number;
   which: Which;
   axis: number;
+  first: number;
   axes: number[];
   fixed: number[];
   size: number;
