@@ -277,13 +277,19 @@ def test_the_notebooks_button_records_the_cell_and_takes_it_back(lab: Lab, page:
     lab.open(page, notebook)
     lab.run_cell(page)
     button = page.locator(".jp-NotebookPanel-toolbar").get_by_role("button", name="Record what the model")
+    expect(button).to_have_attribute("aria-pressed", "false")
     button.click()  # the second cell is the active one
+    expect(button).to_have_attribute("aria-pressed", "true")
     assert notebook_cells(page) == [MODEL, "%load_ext llmdebug_nb", "%%llmdump\nmodel(torch.ones(2, 4)).shape"]
     lab.run_cell(page, 2)
     expect(page.locator(".jp-Notebook")).to_contain_text("run: 2 tensors of 1 step", timeout=60_000)
     expect(page.locator(".jp-Notebook")).to_contain_text("torch.Size([2, 4])")
+    page.locator(".jp-CodeCell").nth(0).locator(".cm-content").click()
+    expect(button).to_have_attribute("aria-pressed", "false")
     page.locator(".jp-CodeCell").nth(2).locator(".cm-content").click()
+    expect(button).to_have_attribute("aria-pressed", "true")
     button.click()
+    expect(button).to_have_attribute("aria-pressed", "false")
     assert notebook_cells(page)[2] == "model(torch.ones(2, 4)).shape"
     show_runs(page)
     expect(run_row(page, "run")).to_contain_text("1 step · 2 tensors", timeout=30_000)
