@@ -172,8 +172,23 @@ def test_a_report_is_listed_and_opens(lab: Lab, page: Page) -> None:
         run_row(page, "golden").click(modifiers=["Control"])
         expect(action(page, "Compare")).to_be_disabled()
         report.dblclick()
-        shown = page.frame_locator(".jp-HTMLViewer iframe")
+        shown = tab(page).frame_locator("iframe")
         expect(shown.get_by_role("heading", name="golden against mine")).to_be_visible(timeout=60_000)
+    finally:
+        file.unlink()
+
+
+def test_a_saved_explorer_opens_from_the_file_browser_and_is_walked(lab: Lab, page: Page) -> None:
+    golden, mine = (lab.root / "llmdebug_runs" / name for name in ("golden", "mine"))
+    file = ld.export(ld.compare(golden, mine), lab.root / "saved.html")
+    try:
+        open_lab(lab, page)
+        page.locator(".jp-DirListing-item", has_text="saved.html").click(button="right", timeout=60_000)
+        page.get_by_role("menuitem", name="Open with llmdebug").click()
+        shown = tab(page).frame_locator("iframe")
+        expect(shown.get_by_role("heading", name="golden against mine")).to_be_visible(timeout=60_000)
+        shown.get_by_role("button", name="Next mismatch").click()
+        expect(shown.locator(".llmdebug-place h3")).to_be_visible()
     finally:
         file.unlink()
 

@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterator
 from html import escape
 from itertools import islice
@@ -27,21 +28,32 @@ _ELEMENTS = 1 << 20  # of tensors that are held whole, all together
 _CELLS = 256
 _BINS, _POINTS, _WORST = 64, 400, 20
 _STYLE = ":root{color-scheme:light dark}body{margin:0;background:Canvas;color:CanvasText;font:14px/1.45 system-ui,sans-serif}"
+_SAVED = re.compile(r'<script type="application/octet-stream" id="saved">([A-Za-z0-9+/=]*)</script>')
 _NEEDS = "This page needs scripts to be allowed. In JupyterLab: Trust HTML."
 
 
 def page(view: Any, state: wire.State) -> str:
     """Return the page for a `RunView` or a `ReportView`. Raises FrontEndMissingError."""
-    script = bundle(PAGE)
     saved = json.dumps(contents(view, state), allow_nan=False, separators=(",", ":"))
     data = base64.b64encode(gzip.compress(saved.encode(), mtime=0)).decode()
+    return _whole(view.overview()["title"], html.fragment(view), data)
+
+
+def again(text: str) -> str | None:
+    """Return a page made anew around the data of one that was saved: no script of the file is in it. None: it has no such data."""
+    found = _SAVED.search(text)
+    return None if found is None else _whole("", "", found[1])
+
+
+def _whole(title: str, fallback: str, data: str) -> str:
+    script = bundle(PAGE)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">{html.MADE_BY}'
         f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">'
-        f"<title>{escape(view.overview()['title'])}</title><style>{_STYLE}</style></head>\n"
-        f"<body><main>{html.fragment(view)}<p>{_NEEDS}</p></main>\n"
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n"
+        f"<body><main>{fallback}<p>{_NEEDS}</p></main>\n"
         f'<script type="application/octet-stream" id="saved">{data}</script>\n<script>{script}</script></body></html>\n'
     )
 

@@ -62,7 +62,8 @@ function activate(
 
   const panel = new RunsPanel(desk, commands, () => ({ folders: workspace(shell, browser), name: settings.runsFolder }), t);
   addRunCommands(app, panel, browser, open, t);
-  const folders = () => [...(browsers?.tracker.currentWidget?.selectedItems() ?? [])].filter(item => item.type === 'directory');
+  const selected = () => [...(browsers?.tracker.currentWidget?.selectedItems() ?? [])];
+  const folders = () => (selected().length === 1 ? selected() : selected().filter(item => item.type === 'directory')); // one may be a report
   commands.addCommand(COMMANDS.openFolder, {
     label: () => (folders().length === 2 ? t.compareWith : t.openWith),
     icon,
