@@ -76,9 +76,9 @@ def test_a_token_shows_its_text_and_hostile_text_stays_text(mount: Mount) -> Non
     view = FakeView()
     view.steps[1]["text"], view.steps[2]["text"] = "The capital\nof France is", HOSTILE
     page = mount(Explorer(view))
-    expect(step(page, 1).locator(".llmdebug-step-text")).to_have_text("“The capital ↵ of France is”")
+    expect(step(page, 1).locator(".llmdebug-step-text")).to_have_text("“…↵ of France is”")
     assert (step(page, 1).get_attribute("title") or "").endswith("\nThe capital\nof France is")
-    expect(step(page, 2).locator(".llmdebug-step-text")).to_have_text(f"“{HOSTILE}”")
+    expect(step(page, 2).locator(".llmdebug-step-text")).to_have_text(f"“…{HOSTILE[-14:]}”")
     expect(step(page, 3).locator(".llmdebug-step-text")).to_have_count(0)
     boxes = [step(page, index).bounding_box() for index in (1, 2)]
     assert boxes[0] is not None

@@ -1,11 +1,13 @@
 /** The token stepper: one button per step of the run, of which any number may exist. */
 import { clamp, h, swallow } from './dom';
+import { endOf } from './format';
 import { T } from './strings';
 import { VirtualList } from './virtual';
 import type { Step } from './wire';
 
 const WIDTH = 112;
-const TEXT_WIDTH = 168;
+const TEXT_WIDTH = 204;
+const TEXT_ROOM = 15;
 const PLAY_MS = 700;
 
 export class Stepper {
@@ -96,7 +98,7 @@ export class Stepper {
       onclick: () => this.choose(i),
     },
       h('span', { class: 'llmdebug-step-label' }, label),
-      text ? h('span', { class: 'llmdebug-step-text' }, T.fed(text)) : null,
+      text ? h('span', { class: 'llmdebug-step-text' }, T.fed(endOf(text, TEXT_ROOM))) : null,
       bad ? h('span', { class: 'llmdebug-badge' }, String(bad)) : null);
   }
 

@@ -54,7 +54,7 @@ export const T = {
   play: 'Play token by token',
   pause: 'Pause (any key or click does)',
   noSteps: 'no steps recorded',
-  fed: (text: string) => `“${text.replace(/\s*\n\s*/g, ' ↵ ')}”`,
+  fed: (text: string) => `“${text}”`,
   stepTitle: (kind: string, rows: number, bad: number) =>
     `${kind}, ${count(rows, 'record')}${bad ? `, ${bad} diverged` : ''}`,
 
