@@ -329,6 +329,18 @@ def test_bad_input_gets_one_line(runs, options, message, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_was_not_kept_is_not_drawn_and_that_is_said(tmp_path):
+    model = nn.Sequential(nn.Linear(2, 2))
+    with ld.dump(model, name="figures", path=tmp_path, stats_only=True) as run:
+        model(torch.ones(1, 2))
+    for show, why in (("heatmap", "its values were not kept"), ("curves", "it is there in one step only")):
+        with pytest.raises(OptionError, match=f"no {show} to show: {why}"):
+            ld.export(run, tmp_path / "x.png", at="0", show=show)
+    with pytest.raises(OptionError, match="nothing to draw: its values were not kept"):
+        ld.export(run, tmp_path / "x.png", at="0")
+    assert ld.export(run, tmp_path / "x.html", at="0").exists()
+
+
 def test_a_tensor_is_named_by_path_difference_finding_or_number(report):
     view = report.view()
     first = report.first_divergence

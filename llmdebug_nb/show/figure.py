@@ -177,10 +177,13 @@ def save(figure: Any, path: Path) -> None:
 
 
 def _nothing(overview: wire.Overview, state: wire.State, missing: list[str]) -> str:
+    """Say why there is nothing to draw, or not all that was asked for."""
     what = f"no {missing[0]} to show" if missing else "nothing to draw"
-    if state["selected"] < 0 and not (overview["kind"] == "run" and set(missing) & {"layers", "growth"}):
+    if set(missing) & {"layers", "growth"}:
+        return f"{what}: " + ("a single run has no errors" if overview["kind"] == "run" else "it has no layers")
+    if state["selected"] < 0:
         return f"{what}: no tensor is selected; name one with at="
-    return f"{what}: " + ("a single run has no errors" if overview["kind"] == "run" else "its values were not kept")
+    return f"{what}: " + ("it is there in one step only" if missing == ["curves"] else "its values were not kept")
 
 
 def _title(view: Any, overview: wire.Overview, state: wire.State) -> str:
