@@ -183,6 +183,16 @@ def test_what_is_not_in_the_page_is_said(opened, runs, tmp_path, monkeypatch):
     expect(page.locator(STATUS)).to_have_text("not in this page: open the run in a notebook for that")
 
 
+def test_a_tensor_without_curves_in_the_page_is_shown_without_a_word(opened, runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(saved_page, "_CURVES", 1)
+    page = opened(ld.export(runs[0], tmp_path / "run.html", at="lm_head", step=0))
+    expect(page.locator(".llmdebug-sparkline")).to_have_count(2)
+    page.get_by_role("button", name="Previous record").click()
+    expect(page.locator(".llmdebug-place h3")).to_contain_text("lm_head input")
+    expect(page.locator(".llmdebug-sparkline")).to_have_count(0)
+    expect(page.locator(STATUS)).to_have_text("")
+
+
 def test_large_tensors_are_one_slice_and_many_rows_a_step(opened, wide, runs, tmp_path, monkeypatch):
     monkeypatch.setattr(saved_page, "_ELEMENTS", 1000)
     monkeypatch.setattr(html, "MAX_ROWS", 20)

@@ -24,6 +24,7 @@ from llmdebug_nb.show import html, wire
 from llmdebug_nb.show.bundle import PAGE, bundle
 
 _DETAILS = 500  # tensors that are told of in full
+_CURVES = 100  # of these, those with their figures over all steps: each is a look through the whole run
 _ELEMENTS = 1 << 20  # of tensors that are held whole, all together
 _CELLS = 256
 _BINS, _POINTS, _WORST = 64, 400, 20
@@ -118,7 +119,7 @@ class _Answers:
 
     def __init__(self, view: Any, state: wire.State) -> None:
         self._view, self._state = view, state
-        self._room = _ELEMENTS
+        self._room, self._curves = _ELEMENTS, _CURVES
         self.kept: list[wire.Kept] = []
 
     def ask(self, op: str, **request: Any) -> Any:
@@ -138,7 +139,9 @@ class _Answers:
         if row["kept"] and elements > _ELEMENTS and not looked_at:
             return
         detail = self.ask("detail", row=row["id"])
-        self.ask("series", row=row["id"], n=_POINTS)
+        self._curves -= 1
+        if self._curves >= 0:
+            self.ask("series", row=row["id"], n=_POINTS)
         sides = [side for side in detail["sides"] if side["kept"]] if detail else []
         whole = elements * len(sides) <= self._room
         if not (whole or looked_at):

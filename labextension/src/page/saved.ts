@@ -42,6 +42,7 @@ export class Saved implements Link {
       case 'locate': return this.locate(request);
       case 'view':
       case 'heads': return this.planes(request) ?? this.remembered(request);
+      case 'series': return this.remembered(request) ?? { answer: { lines: [] } }; // no curve is no loss that needs words
       default: return this.remembered(request);
     }
   }
