@@ -22,9 +22,9 @@ from packaging.tags import platform_tags
 
 ROOT = Path(__file__).resolve().parent
 FRONT_END = ROOT / "labextension"
-BUNDLE = ROOT / "llmdebug_nb" / "static" / "widget.js"
+BUNDLES = [ROOT / "llmdebug_nb" / "static" / name for name in ("widget.js", "page.js")]
 EXTENSION = FRONT_END / "lib" / "package.json"
-STAMP = BUNDLE.with_name("sources.sha256")
+STAMP = BUNDLES[0].with_name("sources.sha256")
 CONFIGURATION = ("build.mjs", "container.mjs", "package.json", "package-lock.json", "tsconfig.json")
 
 KERNELS = [ROOT / "llmdebug_nb" / "kernels" / name for name in ("summary.c", "look.c")]
@@ -49,7 +49,7 @@ def sources_hash() -> str:
 def is_fresh() -> bool:
     """Was the front end made from the sources as they are?"""
     return (
-        all(path.is_file() for path in (BUNDLE, EXTENSION, STAMP))
+        all(path.is_file() for path in (*BUNDLES, EXTENSION, STAMP))
         and STAMP.read_text(encoding="utf-8").strip() == sources_hash()
     )
 

@@ -1,4 +1,4 @@
-// Bundles the explorer into one ES module, which the Python widget sends to the page, and the JupyterLab
+// Bundles the explorer into one ES module, which the Python widget sends to the page, and into a script for pages of its own; and the JupyterLab
 // extension into `lib/`, in the form that JupyterLab and Notebook 7 load from share/jupyter/labextensions.
 import { createHash } from 'node:crypto';
 import { cpSync, mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
@@ -16,6 +16,7 @@ const common = {
   logLevel: 'warning',
 };
 const widget = { ...common, entryPoints: ['src/widget/index.ts'], outfile: '../llmdebug_nb/static/widget.js', format: 'esm' };
+const page = { ...common, entryPoints: ['src/page/index.ts'], outfile: '../llmdebug_nb/static/page.js', format: 'iife' };
 const plugin = {
   ...common,
   entryPoints: ['src/plugin/index.ts'],
@@ -44,6 +45,6 @@ function writeExtension({ outputFiles, metafile, errors }) {
   writeFileSync('lib/package.json', JSON.stringify(whole, null, 2));
 }
 
-for (const bundle of [widget, plugin])
+for (const bundle of [widget, page, plugin])
   if (watch) await (await context(bundle)).watch();
   else await build(bundle);

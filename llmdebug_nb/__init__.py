@@ -27,6 +27,7 @@ _HOMES = {
     "DumpWriteError": "errors",
     "EmptyDumpError": "errors",
     "LLMDebugError": "errors",
+    "MissingPackageError": "errors",
     "NotADumpError": "errors",
     "OptionError": "errors",
     "PrecisionDebugger": "debugger",
@@ -39,6 +40,7 @@ _HOMES = {
     "delete_run": "api",
     "dump": "api",
     "explore": "notebook.explore",
+    "export": "api",
     "fx_backend": "compiled",
     "get_fx_dump_config": "compiled",
     "get_ge_dump_config": "compiled",
@@ -58,6 +60,7 @@ __all__ = [
     "DumpWriteError",
     "EmptyDumpError",
     "LLMDebugError",
+    "MissingPackageError",
     "NotADumpError",
     "OptionError",
     "PrecisionDebugger",
@@ -70,6 +73,7 @@ __all__ = [
     "delete_run",
     "dump",
     "explore",
+    "export",
     "fx_backend",
     "get_fx_dump_config",
     "get_ge_dump_config",
@@ -85,6 +89,7 @@ if TYPE_CHECKING:
     from llmdebug_nb.api import compare as compare
     from llmdebug_nb.api import delete_run as delete_run
     from llmdebug_nb.api import dump as dump
+    from llmdebug_nb.api import export as export
     from llmdebug_nb.api import open_run as open_run
     from llmdebug_nb.api import runs as runs
     from llmdebug_nb.compiled import fx_backend as fx_backend
@@ -99,6 +104,7 @@ if TYPE_CHECKING:
     from llmdebug_nb.errors import DumpWriteError as DumpWriteError
     from llmdebug_nb.errors import EmptyDumpError as EmptyDumpError
     from llmdebug_nb.errors import LLMDebugError as LLMDebugError
+    from llmdebug_nb.errors import MissingPackageError as MissingPackageError
     from llmdebug_nb.errors import NotADumpError as NotADumpError
     from llmdebug_nb.errors import OptionError as OptionError
     from llmdebug_nb.errors import StoreError as StoreError

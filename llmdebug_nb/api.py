@@ -3,6 +3,7 @@
 dump                   CAPTURED -> DESCRIBED -> STORED
 open_run               LOADED
 compare                ALIGNED -> COMPARED -> EXPLAINED
+export                 SHOWN, as a file
 runs, delete_run       what is there
 """
 
@@ -30,13 +31,15 @@ from llmdebug_nb.options import CompareOptions, DumpOptions, runs_folder
 from llmdebug_nb.recording import Recording, finder, recorded
 from llmdebug_nb.records import Difference, Finding, Pair
 from llmdebug_nb.report import Report, write_text
+from llmdebug_nb.show import export as exporting
 from llmdebug_nb.show import html
 from llmdebug_nb.show.run_view import RunView
+from llmdebug_nb.show.state import state_of
 from llmdebug_nb.show.words import count_text, size_text
 from llmdebug_nb.store import catalog, compiled, reader
 from llmdebug_nb.store.run import Run
 
-__all__ = ["Recording", "compare", "delete_run", "dump", "open_run", "runs"]
+__all__ = ["Recording", "compare", "delete_run", "dump", "export", "open_run", "runs"]
 
 _COMPARE = CompareOptions()
 
@@ -158,6 +161,27 @@ def _paired(golden: Run, mine: Run, given: Names, progress: bool) -> Iterable[Pa
     from tqdm.auto import tqdm
 
     return tqdm(pairs, desc="compare", unit="pair", delay=1, leave=False)  # type: ignore[no-any-return]
+
+
+def export(
+    what: Any, path: str | os.PathLike[str], *, at: Any = None, step: int | None = None, role: str = "output",
+    side: str | None = None, slice: str | None = None, show: str | Sequence[str] = (), tokenizer: Any = None,
+) -> Path:  # fmt: skip
+    """Write what an explorer shows of a run (or its name or path) or of a report to a file; its suffix decides what that is.
+
+    ``.html``: the explorer itself, in one file that needs neither kernel nor network. ``.png``, ``.svg``, ``.pdf``: its pictures, by matplotlib.
+    ``at``: the tensor to show: the path of a module (with ``role`` and ``step``), a difference or finding of the report, or the number of
+    a row; left out, a report is shown at its first mismatch. ``step``: generated token, as in `Run.tensor`. ``side``: golden, mine, difference or all.
+    ``slice``: which part of the tensor, ``0, 3, :, :``. ``show``: only these pictures, of layers, growth, heatmap, histogram and curves.
+    ``tokenizer``: as in `explore`.
+
+    Raises:
+        OptionError: an argument that makes no sense, or nothing to draw. TensorLookupError: there is no such tensor.
+        StoreError: the file can't be written; and others of that kind: a run can't be opened.
+    """
+    view = what.view(tokenizer) if isinstance(what, Report) else RunView(open_run(what), tokenizer)
+    pictures = [show] if isinstance(show, str) else list(show)
+    return exporting.export(view, state_of(view, at, step, role, side, slice), Path(path), pictures)
 
 
 def write_report(golden: Any, mine: Any | None, path: str | os.PathLike[str]) -> Path:

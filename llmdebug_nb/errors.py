@@ -10,10 +10,11 @@
     │   ├── CorruptDumpError bytes that contradict the format; names the file
     │   └── DumpWriteError   read-only place, full disk
     ├── TensorLookupError    a run has no such tensor, or has it without its payload (also a LookupError)
-    └── CompareError         two runs that can't be compared
+    ├── CompareError         two runs that can't be compared
+    └── MissingPackageError  an optional package that is not installed (also an ImportError)
 
-`notebook/` adds FrontEndMissingError (the explorer was not built) and BadRequestError (a message from the page that makes no
-sense), `show/` adds FilterError (what was typed above the list can't be read); the last two never leave the explorer. Each message
+`show/` adds FrontEndMissingError (the explorer was not built) and FilterError (what was typed above the list can't be read), `notebook/`
+BadRequestError (a message from the page that makes no sense); the last two never leave the explorer. Each message
 says what was seen, what was expected and what to do next, in one line.
 """
 
@@ -78,6 +79,10 @@ class TensorLookupError(LLMDebugError, LookupError):
 
 class CompareError(LLMDebugError):
     """Two runs that can't be compared."""
+
+
+class MissingPackageError(LLMDebugError, ImportError):
+    """An optional package that is not installed."""
 
 
 def nearest(wanted: str, known: Iterable[str], limit: int = 3) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 from llmdebug_nb import determinism
 from llmdebug_nb.errors import CaptureError, OptionError, StoreError
 from llmdebug_nb.options import DumpOptions, runs_folder
-from llmdebug_nb.records import within
+from llmdebug_nb.records import Node, within
 from llmdebug_nb.show.words import count_text, size_text
 from llmdebug_nb.store import reader
 from llmdebug_nb.store.run import Run
@@ -143,6 +143,11 @@ class Recording:
     @property
     def running(self) -> bool:
         return self._session is not None
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The modules that are followed by now."""
+        return list(self._running().nodes)
 
     def step(self) -> int:
         """End the current step; return the number of the one that begins. From now on, only this ends a step."""

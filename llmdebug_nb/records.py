@@ -15,17 +15,32 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from glob import escape
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from llmdebug_nb.errors import StoreError
+from llmdebug_nb.errors import MissingPackageError, StoreError
 
 if TYPE_CHECKING:
+    import pandas
     import torch
 
 WARMUP = "warmup"
 EXPECTED = "expected"
 MISMATCHES = ("diverged", "unmatched")  # verdicts of what asks to be looked at
+
+
+class Shown:
+    """What a notebook shows as the value of a cell: as text, as HTML, and as an explorer.
+
+    Nouns know no front end: the one that shows them is looked up, by its name, when a notebook asks.
+    """
+
+    __slots__ = ()
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
+        return import_module("llmdebug_nb.notebook.display").bundle(self)
+
 
 # a record on its way from capture to the store is a list in this order; `id` counts up in execution order
 COLUMNS = (
@@ -73,6 +88,24 @@ OPERATOR = (
 )
 AT = {name: place for place, name in enumerate(COLUMNS)}
 Row = list[Any]
+
+
+class Tabular:
+    """A table: for pandas, and for what reads Arrow (polars, DuckDB, pyarrow)."""
+
+    __slots__ = ()
+
+    def to_pandas(self) -> pandas.DataFrame:
+        raise NotImplementedError
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """Return `to_pandas` as an Arrow stream. Raises MissingPackageError where there is no pyarrow, which pandas makes it with."""
+        try:
+            return self.to_pandas().__arrow_c_stream__(requested_schema)
+        except ImportError:
+            raise MissingPackageError(
+                "a table for Arrow needs pyarrow, which is not installed: pip install pyarrow; to_pandas() does without"
+            ) from None
 
 
 _OTHER_ROOT = re.compile(r"[^.~]*~\d+(\.|$)")  # paths of a second root start with its label
@@ -331,7 +364,7 @@ class Expectation:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Difference:
+class Difference(Shown):
     """A pair, measured. ``metrics``: name -> value, names as in `comparison/metrics.py`.
 
     ``verdict``: match | within_noise | expected | diverged | unmatched. ``error``: the figure that was judged,
@@ -362,7 +395,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Finding:
+class Finding(Shown):
     """What is to blame. ``cause``: a closed set, see `explain/causes.py`. ``op``: golden's class of the module, or the operator.
 
     ``evidence``: in words, with figures. ``difference``: the row that shows it. ``source``: where in the program the

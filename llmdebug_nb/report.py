@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
+from weakref import WeakSet
 
 from llmdebug_nb.errors import CorruptDumpError, OptionError, StoreError, nearest
 from llmdebug_nb.explain import causes
 from llmdebug_nb.explain.calls import first_divergence
 from llmdebug_nb.explain.summary import sentences
-from llmdebug_nb.records import EXPECTED, Difference, Expectation, Finding, covering
+from llmdebug_nb.records import EXPECTED, Difference, Expectation, Finding, Shown, Tabular, covering
 from llmdebug_nb.show import html
 from llmdebug_nb.show.report_view import ReportView
 from llmdebug_nb.show.words import count_text, expected_text, labels
@@ -42,7 +43,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> Path:
     return Path(path)
 
 
-class Differences(Sequence[Difference]):
+class Differences(Sequence[Difference], Tabular):
     """The differences of a report, in execution order."""
 
     def __init__(self, report: Report, rows: Sequence[Difference]) -> None:
@@ -105,7 +106,16 @@ def _flat(d: Difference) -> dict[str, Any]:
     )
 
 
-class Report:
+_reports: WeakSet[Report] = WeakSet()
+
+
+def report_of(difference: Difference) -> Report | None:
+    """Return the report that a difference is a row of, while there is one: the row itself knows no runs."""
+    at = difference.index
+    return next((r for r in _reports if at < len(r.differences) and r.differences[at] is difference), None)
+
+
+class Report(Shown, Tabular):
     """What comparing two runs gave.
 
     ``verdict``: match (bit-identical) | within_noise | expected (nothing differs but what was marked so) | diverged | nondeterministic (only
@@ -129,6 +139,7 @@ class Report:
             self.expected = []
             self.problems.append(str(error))
         self._judge()
+        _reports.add(self)
 
     def _judge(self) -> None:
         """Judge all rows, and look for what is to blame, with what is expected now."""
@@ -238,11 +249,18 @@ class Report:
         """Return three sentences: what differs first, whether it is made or received there, what to try next."""
         return sentences(labels(self.golden, self.mine), self.verdict, list(self.differences), self.findings)
 
-    def view(self) -> ReportView:
-        """Return the view model that explorers, text and HTML show; it follows what is marked as expected."""
-        view = ReportView(self)
+    def view(self, tokenizer: Any = None) -> ReportView:
+        """Return the view model that explorers, text and HTML show; it follows what is marked as expected.
+
+        With a tokenizer, its steps have their text.
+        """
+        view = ReportView(self, tokenizer)
         self._views.add(view)
         return view
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the table of differences; see `Differences.to_pandas`."""
+        return self.differences.to_pandas()
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """Write the report as one self-contained HTML page. Raises StoreError."""
@@ -313,8 +331,9 @@ class Report:
             notes.append(self.limits)
         return notes
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return self.view().text()
 
-    def _repr_html_(self) -> str:
-        return html.fragment(self.view())
+    def __repr__(self) -> str:
+        golden, mine = labels(self.golden, self.mine)
+        return f"<Report: {golden} against {mine}, {self.verdict}, {count_text(len(self.findings), 'finding')}>"

@@ -10,21 +10,31 @@ import contextvars
 import queue
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from llmdebug_nb.api import open_run
+from llmdebug_nb.align.tree import Tree, partners
+from llmdebug_nb.api import compare, open_run
 from llmdebug_nb.comparison.engine import error
-from llmdebug_nb.errors import CaptureError, LLMDebugError, OptionError, nearest
+from llmdebug_nb.errors import CaptureError, CompareError, LLMDebugError, OptionError, nearest
+from llmdebug_nb.kernels.raw import unreadable
+from llmdebug_nb.kernels.summary import summarize
 from llmdebug_nb.options import DumpOptions, TokenSet
 from llmdebug_nb.recording import Recording
+from llmdebug_nb.records import Record, RootCall, Shown, Site
+from llmdebug_nb.show.run_view import RunView
+from llmdebug_nb.store.layouts import Contents
+from llmdebug_nb.store.reader import held
 
 if TYPE_CHECKING:
     import torch
 
+    from llmdebug_nb.records import Node
+    from llmdebug_nb.show.views import View
     from llmdebug_nb.store.run import Run
 
 COMMANDS = {
@@ -87,8 +97,39 @@ def _fits(stop: Stop, glob: str) -> bool:
     return any(fnmatchcase(name, glob) for name in (stop.path, stop.op, stop.op.partition(".")[2]))
 
 
+class Golden:
+    """The run to hold against. What a module is called there is found as in a comparison, from the modules alone."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._there: dict[str, str] = {}  # path of mine -> path of golden
+        self._known = 0
+
+    def learn(self, nodes: Sequence[Node]) -> None:
+        """Take in the modules of the program that are known by now."""
+        if len(nodes) == self._known:
+            return
+        self._known = len(nodes)
+        found = partners(Tree(self.run.nodes, ()), Tree(nodes, ()), {})
+        single = {there: here[0] for there, (here, _) in found.items() if len(here) == 1}
+        shared = Counter(single.values())  # a fused module is no other's
+        self._there = {here: there for there, here in single.items() if shared[here] == 1}
+
+    def tensors(self, stop: Stop, role: str) -> dict[str, torch.Tensor]:
+        """Return what was recorded in place of a call's inputs or outputs, by their slots."""
+        module, slash, operator = stop.path.partition("/")
+        path = self._there.get(module, module) + slash + operator
+        where = "path = ? AND call = ? AND generation = ? AND step = ? AND phase = 'forward' AND role = ?"
+        found = self.run.records(where, (path, stop.call, stop.generation, stop.step, role))
+        kept = {r.site.slot: self.run.load(r) for r in found if r.payload is not None and r.kept is None}
+        live = stop.inputs if role == "input" else stop.outputs
+        if len(kept) == len(live) == 1:  # whatever it is called
+            return dict(zip(live, kept.values(), strict=True))
+        return kept
+
+
 @dataclass
-class Stop:
+class Stop(Shown):
     """Where the program stands: a call that has just ended.
 
     ``inputs``, ``outputs``: its live tensors by slot; what is written to them, the program goes on with. ``golden``: what golden's
@@ -102,16 +143,12 @@ class Stop:
     step: int
     inputs: dict[str, torch.Tensor]
     outputs: dict[str, torch.Tensor]
-    run: Run | None = None
+    against: Golden | None = None
     why: str = ""
 
     @cached_property
     def golden(self) -> dict[str, torch.Tensor]:
-        if self.run is None:
-            return {}
-        where = "path = ? AND call = ? AND generation = ? AND step = ? AND phase = 'forward' AND role = 'output'"
-        found = self.run.records(where, (self.path, self.call, self.generation, self.step))
-        return {r.site.slot: self.run.load(r) for r in found if r.payload is not None and r.kept is None}
+        return {} if self.against is None else self.against.tensors(self, "output")
 
     @cached_property
     def errors(self) -> dict[str, float]:
@@ -119,6 +156,36 @@ class Stop:
         return {
             slot: error(theirs, mine.detach().cpu()) for slot, theirs, mine in pairs if theirs.numel() == mine.numel()
         }
+
+    def view(self) -> View:
+        """Return what an explorer shows of the tensors as they are now: beside golden's, where it has any."""
+        mine = self._run("stop", {"input": self.inputs, "output": self.outputs}, "stop.{role}s[{slot!r}]")
+        if self.against is not None and self.golden:
+            theirs = {"input": self.against.tensors(self, "input"), "output": self.golden}
+            golden = self._run("golden", theirs, "stop.golden[{slot!r}]")
+            with contextlib.suppress(CompareError):
+                return compare(golden, mine, explain=False, progress=False).view()
+        return RunView(mine)
+
+    def _run(self, name: str, tensors: Mapping[str, Mapping[str, torch.Tensor]], code: str) -> Run:
+        """Return tensors by role and slot as a run."""
+        records: list[Record] = []
+        values: dict[int, torch.Tensor] = {}
+        for role, named in tensors.items():
+            for slot, tensor in named.items():
+                number, why = len(records), unreadable(tensor)
+                site = Site(self.path, self.step, self.call, role=role, slot=slot, generation=self.generation)
+                values[number] = tensor.detach()
+                payload = number if why is None else None
+                records.append(
+                    Record(
+                        number, site, number, self.op, summarize(values[number]), str(tensor.device), None, payload, why
+                    )
+                )
+        codes = {role: code.replace("{role}", role) for role in tensors if role == "output" or "{role}" in code}
+        calls = [RootCall(0, self.generation, self.step)]
+        contents = Contents(records, calls, [], lambda record: values[record.id].cpu(), {"code": codes})
+        return held(name, contents, sum(tensor.numel() * tensor.element_size() for tensor in values.values()))
 
     def test(self, name: str, bound: float | None) -> str | None:
         """Return how a condition on values holds, or None."""
@@ -185,7 +252,7 @@ class Stepper:
     ``stop``: where it is halted, or None. ``run``: what has been recorded of it. ``result``: what it gave.
     """
 
-    def __init__(self, model: Any, conditions: Conditions, golden: Run | None, options: DumpOptions) -> None:
+    def __init__(self, model: Any, conditions: Conditions, golden: Golden | None, options: DumpOptions) -> None:
         """Raises OptionError."""
         self._recording = Recording(model, options)
         self._conditions, self._golden = conditions, golden
@@ -308,6 +375,8 @@ class Stepper:
         """A call has ended: halt there, if it is to be."""
         if threading.current_thread() is not self._thread:
             return
+        if self._golden is not None:
+            self._golden.learn(self._recording.nodes)
         stop = Stop(
             call.path, call.op, call.number, place.generation, place.step,
             _tensors(call.given), _tensors(outputs), self._golden,
@@ -360,7 +429,8 @@ def step(
 
     ``at``: globs over module paths, operators (``Functional.softmax``) or paths of operators; ``tokens``: steps; ``when``: ``nan``, ``inf``,
     ``abs>1e4``, ``diverges`` (from ``golden``, by 32 units of rounding) or ``diverges>1e-3``. Several are given as a list or with commas; each kind that is
-    given must hold, and with none the program halts at every call. ``golden``: a run, with tensors. What is stepped through is recorded as ``name``, with
+    given must hold, and with none the program halts at every call. ``golden``: a run, with tensors, of this model or of one whose modules answer to
+    its. What is stepped through is recorded as ``name``, with
     these ``mode`` and further options of `DumpOptions`.
 
     Raises:
@@ -370,7 +440,10 @@ def step(
     run = None if golden is None else open_run(golden)
     if run is None and any(kind == "diverges" for kind, _ in conditions.when):
         raise OptionError("when: diverges needs golden, the run to hold against")
-    return Stepper(model, conditions, run, DumpOptions.of(**{"name": name, "mode": mode, "tokens": "all", **options}))
+    against = None if run is None else Golden(run)
+    return Stepper(
+        model, conditions, against, DumpOptions.of(**{"name": name, "mode": mode, "tokens": "all", **options})
+    )
 
 
 def _tensors(found: Iterable[tuple[str, Any]]) -> dict[str, torch.Tensor]:

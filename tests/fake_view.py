@@ -75,6 +75,7 @@ class FakeView:
             "step": max(0, index - 1),
             "kind": kind,
             "label": label,
+            "text": "",
             "rows": 0,
             "bad": 0,
         }
@@ -447,7 +448,9 @@ class FakeView:
     def heads(self, request: wire.HeadsRequest) -> tuple[wire.Heads, list[memoryview]]:
         self.calls.append(("heads", request["row"]))
         tensor = self.tensor(request["row"], request["which"])
-        view, cells = heads(tensor, request["axis"], request["axes"], request["fixed"], request["size"])
+        view, cells = heads(
+            tensor, request["axis"], request["axes"], request["fixed"], request["size"], request["first"]
+        )
         return view, [memoryview(cells.tobytes())]
 
     def histogram(self, request: wire.HistogramRequest) -> wire.Histogram:

@@ -11,7 +11,7 @@ from fake_view import FakeView
 from llmdebug_nb.errors import TensorLookupError
 from llmdebug_nb.notebook import widgets
 from llmdebug_nb.notebook.bridge import Bridge
-from llmdebug_nb.show import wire
+from llmdebug_nb.show import bundle, wire
 
 ROWS = {
     "op": "rows",
@@ -131,8 +131,8 @@ def test_requests_take_turns() -> None:
 
 
 def test_a_bundle_that_was_not_built_is_named_with_what_to_do(tmp_path: Any) -> None:
-    with pytest.raises(widgets.FrontEndMissingError, match=r"widget\.js is missing.*npm ci && npm run build"):
-        widgets.bundle(tmp_path / "widget.js")
+    with pytest.raises(bundle.FrontEndMissingError, match=r"widget\.js is missing.*npm ci && npm run build"):
+        bundle.bundle(tmp_path / "widget.js")
 
 
 def test_the_text_form_is_what_a_terminal_shows() -> None:

@@ -234,6 +234,27 @@ def test_the_table_and_the_files_say_the_same(tmp_path):
         report.to_csv(tmp_path / "no" / "such" / "folder.csv")
 
 
+def test_runs_and_reports_are_tables_for_what_reads_arrow():
+    golden, mine = _pair(llama(), _scaled("lm_head", 1.01), tokens="0")
+    report = ld.compare(golden, mine)
+    assert report.to_pandas().equals(report.differences.to_pandas())
+    try:
+        import pyarrow
+    except ImportError:
+        for table in (golden, report, report.differences):
+            with pytest.raises(
+                ld.MissingPackageError, match=r"needs pyarrow, which is not installed: pip install pyarrow"
+            ):
+                table.__arrow_c_stream__()
+        return
+    for table in (golden, report, report.differences):
+        read = pyarrow.table(table).to_pandas()
+        assert list(read.path) == list(table.to_pandas().path)
+        assert [tuple(shape) for shape in read.filter(regex="shape").iloc[0]] == [
+            tuple(shape) for shape in table.to_pandas().filter(regex="shape").iloc[0]
+        ]
+
+
 def test_names_are_escaped_in_html(tmp_path):
     hostile = "<img src=x onerror=alert(1)>"
     module = nn.Sequential()
@@ -245,7 +266,10 @@ def test_names_are_escaped_in_html(tmp_path):
     page = report.to_html(tmp_path / "r.html").read_text()
     assert "<img src=x" not in page
     assert "&lt;img src=x" in page
-    assert "<img src=x" not in report._repr_html_()
+    for each in (report, *report.findings, report.differences[-1], report.golden):
+        data, _ = each._repr_mimebundle_()
+        assert "<img src=x" not in data["text/html"]
+    assert hostile in data["text/plain"]
 
 
 def test_explain_can_be_left_out():
@@ -257,7 +281,7 @@ def test_findings_and_differences_are_plain_data():
     report = ld.compare(*_pair(llama(), _scaled("lm_head", 1.01), tokens="0"))
     f = report.findings[0]
     json.dumps([f.path, f.op, f.step, f.cause, f.evidence])
-    assert "1 differs" in repr(report) or "diverged" in repr(report)
+    assert "1 differs" in str(report) or "diverged" in str(report)
     assert "diverged" in repr(report.differences)
 
 
@@ -297,7 +321,7 @@ def test_a_partial_recording_is_said_with_the_verdict():
     with ld.dump(model, name="part", layers="lm_head") as part:
         model(prompt())
     report = ld.compare(whole, part)
-    assert "76 rows without a partner" in repr(report)
+    assert "76 rows without a partner" in str(report)
     assert "76 of 78 rows could not be compared" in report.view().overview()["notes"][0]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -112,6 +113,23 @@ def test_our_html_pages_are_listed_as_reports_and_no_others(served):
     assert (served / "page.html").exists()
     comm.ask(op="delete", path=str(served / "report.html"))
     assert not (served / "report.html").exists()
+
+
+def test_a_reports_file_opens_as_its_page_and_runs_no_script_but_ours(served):
+    report = ld.compare(record(served, "golden"), record(served, "mine", scale=2.0))
+    plain, saved = report.to_html(served / "plain.html"), ld.export(report, served / "saved.html")
+    comm = opened(desk.Tab, served)
+    answer = comm.ask(op="open", golden="plain.html", mine="")
+    assert (answer["title"], answer["page"], answer["scripts"]) == ("plain.html", plain.read_text(), False)
+    text = saved.read_text().replace("<main>", "<script>alert(1)</script><main>")
+    saved.write_text(text)
+    answer = comm.ask(op="open", golden="saved.html", mine="")
+    assert answer["scripts"]
+    assert "alert(1)" not in answer["page"]
+    assert re.search('id="saved">(.*?)<', answer["page"])[1] == re.search('id="saved">(.*?)<', text)[1]
+    (served / "page.html").write_text("<h1>of someone else</h1>")
+    answer = comm.ask(op="open", golden="page.html", mine="")
+    assert answer["error"] == "page.html is no page that llmdebug wrote"
 
 
 def test_delete_takes_a_run_from_disk_and_nothing_else(served):

@@ -72,6 +72,20 @@ def test_thousands_of_tokens_stay_few_elements(mount: Mount) -> None:
     assert page.locator(".llmdebug-step").count() < 40
 
 
+def test_a_token_shows_its_text_and_hostile_text_stays_text(mount: Mount) -> None:
+    view = FakeView()
+    view.steps[1]["text"], view.steps[2]["text"] = "The capital\nof France is", HOSTILE
+    page = mount(Explorer(view))
+    expect(step(page, 1).locator(".llmdebug-step-text")).to_have_text("“…↵ of France is”")
+    assert (step(page, 1).get_attribute("title") or "").endswith("\nThe capital\nof France is")
+    expect(step(page, 2).locator(".llmdebug-step-text")).to_have_text(f"“…{HOSTILE[-14:]}”")
+    expect(step(page, 3).locator(".llmdebug-step-text")).to_have_count(0)
+    boxes = [step(page, index).bounding_box() for index in (1, 2)]
+    assert boxes[0] is not None
+    assert boxes[1] is not None
+    assert boxes[1]["x"] >= boxes[0]["x"] + boxes[0]["width"]
+
+
 def play(page: Page) -> Locator:
     return page.get_by_role("button", name="Play tokens")
 
@@ -887,6 +901,36 @@ def test_the_heads_of_an_attention_are_seen_at_once_and_a_click_opens_one(mount:
     assert view.calls.count(("heads", softmax)) == 1  # another head is another frame, not another answer
     page.get_by_role("combobox", name="rows").select_option(label="head (4)")
     expect(page.get_by_role("radiogroup", name="query by query").get_by_role("radio")).to_have_count(12)
+
+
+def test_more_heads_than_a_page_holds_are_turned_by_button_and_by_key(mount: Mount) -> None:
+    view = FakeView()
+    softmax = next(row["id"] for row in view.data if row["op"] == "Softmax" and row["step"] == 1)
+    view.data[softmax]["shape"] = [1, 150, 12, 12]
+    tensor = np.random.default_rng(0).random((1, 150, 12, 12), np.float32)
+    view.tensor = lambda number, which: tensor  # type: ignore[method-assign]
+    page = mount(Explorer(view, selected=softmax))
+    page.locator(".llmdebug-heads summary").press("Enter")
+    heads = page.get_by_role("radiogroup", name="head by head").get_by_role("radio")
+    pager = page.locator(".llmdebug-pager")
+    expect(pager).to_contain_text("0 to 63 of 150")
+    expect(page.get_by_role("button", name="Previous ones")).to_be_disabled()
+    heads.nth(63).click()
+    heads.nth(63).press("ArrowRight")
+    expect(pager).to_contain_text("64 to 127 of 150")
+    expect(heads.first).to_be_focused()
+    expect(heads.first).to_have_attribute("aria-checked", "true")
+    page.get_by_role("button", name="Next ones").click()
+    expect(pager).to_contain_text("128 to 149 of 150")
+    expect(heads).to_have_count(22)
+    expect(page.get_by_role("button", name="Next ones")).to_be_disabled()
+    expect(page.get_by_label("Index on axis head").last).to_have_value("128")
+    heads.last.press("End")
+    expect(heads.last).to_be_focused()
+    expect(page.get_by_label("Index on axis head").last).to_have_value("149")
+    heads.last.press("Home")
+    expect(pager).to_contain_text("0 to 63 of 150")
+    expect(heads.first).to_be_focused()
 
 
 def test_each_head_is_drawn_with_its_values_in_one_scale(mount: Mount) -> None:

@@ -173,8 +173,23 @@ def test_a_report_is_listed_and_opens(lab: Lab, page: Page) -> None:
         run_row(page, "golden").click(modifiers=["Control"])
         expect(action(page, "Compare")).to_be_disabled()
         report.dblclick()
-        shown = page.frame_locator(".jp-HTMLViewer iframe")
+        shown = tab(page).frame_locator("iframe")
         expect(shown.get_by_role("heading", name="golden against mine")).to_be_visible(timeout=60_000)
+    finally:
+        file.unlink()
+
+
+def test_a_saved_explorer_opens_from_the_file_browser_and_is_walked(lab: Lab, page: Page) -> None:
+    golden, mine = (lab.root / "llmdebug_runs" / name for name in ("golden", "mine"))
+    file = ld.export(ld.compare(golden, mine), lab.root / "saved.html")
+    try:
+        open_lab(lab, page)
+        page.locator(".jp-DirListing-item", has_text="saved.html").click(button="right", timeout=60_000)
+        page.get_by_role("menuitem", name="Open with llmdebug").click()
+        shown = tab(page).frame_locator("iframe")
+        expect(shown.get_by_role("heading", name="golden against mine")).to_be_visible(timeout=60_000)
+        shown.get_by_role("button", name="Next mismatch").click()
+        expect(shown.locator(".llmdebug-place h3")).to_be_visible()
     finally:
         file.unlink()
 
@@ -278,13 +293,19 @@ def test_the_notebooks_button_records_the_cell_and_takes_it_back(lab: Lab, page:
     lab.open(page, notebook)
     lab.run_cell(page)
     button = page.locator(".jp-NotebookPanel-toolbar").get_by_role("button", name="Record what the model")
+    expect(button).to_have_attribute("aria-pressed", "false")
     button.click()  # the second cell is the active one
+    expect(button).to_have_attribute("aria-pressed", "true")
     assert notebook_cells(page) == [MODEL, "%load_ext llmdebug_nb", "%%llmdump\nmodel(torch.ones(2, 4)).shape"]
     lab.run_cell(page, 2)
     expect(page.locator(".jp-Notebook")).to_contain_text("run: 2 tensors of 1 step", timeout=60_000)
     expect(page.locator(".jp-Notebook")).to_contain_text("torch.Size([2, 4])")
+    page.locator(".jp-CodeCell").nth(0).locator(".cm-content").click()
+    expect(button).to_have_attribute("aria-pressed", "false")
     page.locator(".jp-CodeCell").nth(2).locator(".cm-content").click()
+    expect(button).to_have_attribute("aria-pressed", "true")
     button.click()
+    expect(button).to_have_attribute("aria-pressed", "false")
     assert notebook_cells(page)[2] == "model(torch.ones(2, 4)).shape"
     show_runs(page)
     expect(run_row(page, "run")).to_contain_text("1 step · 2 tensors", timeout=30_000)

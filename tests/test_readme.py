@@ -49,7 +49,7 @@ def test_the_python_and_then_the_shell_lines_run(workplace: Path, capsys: pytest
     assert (workplace / "report.html").is_file()
 
     lines = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("llmdebug ")]
-    assert len(lines) == 3
+    assert len(lines) == 4
     for line in lines:
         capsys.readouterr()
         status = main(shlex.split(line, comments=True)[1:])

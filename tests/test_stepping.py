@@ -48,6 +48,41 @@ def to_the_end(stepper, command="continue"):
 # -- where it halts --------------------------------------------------------------------------------
 
 
+def test_what_a_call_took_and_gave_is_an_explorer_beside_golden(broken):
+    stop = ld.step(broken, when="diverges", golden="golden").start(lambda: run(broken))
+    view = stop.view()
+    overview = view.overview()
+    assert (overview["verdict"], overview["rows"]) == ("diverged", 2)
+    row = view.find(stop.path, None, "output")
+    assert (view.array(row, "mine") == stop.outputs["0"].numpy()).all()
+    assert (view.array(row, "golden") == stop.golden["0"].numpy()).all()
+    assert "rows could not be compared" not in " ".join(overview["notes"])
+    codes = [side["code"] for side in view.detail({"op": "detail", "row": row})["sides"]]
+    assert codes == ["stop.golden['0']", "stop.outputs['0']", "stop.outputs['0'] - stop.golden['0']"]
+    data, _ = stop._repr_mimebundle_()
+    assert data["text/plain"] == repr(stop)
+
+
+@pytest.mark.parametrize("make", [
+    lambda x: x.to(torch.float8_e4m3fn), lambda x: x.to_sparse(), lambda x: x > 0, lambda x: x[:0], lambda x: x + 1j,
+])  # fmt: skip
+def test_without_golden_the_explorer_is_of_the_live_tensors_of_any_kind(make):
+    class Makes(nn.Module):
+        def forward(self, x):
+            return make(x)
+
+    model = nn.Sequential(Makes())
+    stepper = ld.step(model, at="0", mode="module")
+    stop = stepper.start(lambda: model(torch.ones(2)))
+    view = stop.view()
+    assert view.overview()["title"] == "Run stop"
+    assert "in memory" in view.overview()["lines"][0]
+    for row in (0, 1):
+        [side] = view.detail({"op": "detail", "row": row})["sides"]
+        assert side["kept"] == (side["why"] == "")
+    stepper.abort()
+
+
 def test_it_halts_where_values_diverge_from_golden_with_both_at_hand(broken):
     stop = ld.step(broken, when="diverges", golden="golden").start(lambda: run(broken))
     assert stop.path == "model.layers.1.mlp.act_fn"
@@ -135,6 +170,44 @@ def test_a_condition_that_never_held_says_so_with_the_nearest_names():
     stepper = ld.step(model, when="nan")
     stepper.start(lambda: run(model))
     assert "did not hold" in stepper.note
+
+
+class Wrapper(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args, **kwargs):
+        return self.inner(*args, **kwargs)
+
+
+def renamed(module, names):
+    """Register children under other names; whoever calls them knows no other way, so they stay attributes too."""
+    children = dict(module._modules)
+    module._modules.clear()
+    for name, child in children.items():
+        module._modules[names.get(name, name)] = child
+        object.__setattr__(module, name, child)
+
+
+@pytest.mark.parametrize("how", ["wrapped", "renamed"])
+def test_golden_is_found_where_modules_are_called_otherwise(golden, how):
+    program, path = copy.deepcopy(golden), "model.layers.1.ffn.down"
+    with torch.no_grad():
+        program.model.layers[1].mlp.down_proj.weight.mul_(1.01)
+    if how == "wrapped":
+        program, path = Wrapper(program), "inner.model.layers.1.mlp.down_proj"
+    else:
+        for layer in program.model.layers:
+            renamed(layer.mlp, {"down_proj": "down"})
+            renamed(layer, {"mlp": "ffn", "self_attn": "attention"})
+    stepper = ld.step(program, when="diverges", golden="golden")
+    stop = stepper.start(lambda: run(program))
+    assert stop.path == f"{path}/Functional.linear"
+    assert torch.allclose(stop.outputs["0"], stop.golden["0"] * 1.01)
+    assert stepper.go("replace") is None
+    assert torch.equal(stepper.result, golden.golden_logits)
+    assert stepper.run.meta["problems"] == {}
 
 
 # -- how it goes on --------------------------------------------------------------------------------
@@ -349,16 +422,21 @@ def test_the_buttons_do_what_the_commands_do_and_say_what_cannot_be_done(golden,
     stepper.start(lambda: run(broken))
     halts = []
     buttons = Buttons(stepper, halts.append)
-    row, text = buttons.widget.children
+    row, text, tensors = buttons.widget.children
+    [explorer] = tensors.children
+    assert explorer.snapshot["title"] == "golden against stop"
+    assert [step["label"] for step in explorer.snapshot["steps"]] == ["0 forward"]
     assert [button.description for button in row.children] == list(COMMANDS)
     assert "model.layers.1.mlp.act_fn" in text.value
     named = {button.description: button for button in row.children}
     named["op"].click()
     assert halts[-1] is stepper.stop
     assert halts[-1].why == "next call"
+    assert tensors.children[0] is not explorer
     named["abort"].click()
     assert "the program has ended" in text.value
     assert all(button.disabled for button in row.children)
+    assert not tensors.children
     buttons.press("op")
     assert "not halted" in text.value
 

@@ -146,6 +146,51 @@ def test_the_list_of_a_run_grows_with_its_recording():
         assert view.listed(asked)["total"] == view.overview()["rows"] == 2 * before > 0
 
 
+class Spelled:
+    """A tokenizer that spells its ids."""
+
+    def decode(self, ids):
+        assert isinstance(ids, list)
+        return " ".join(map(str, ids))
+
+
+def test_with_a_tokenizer_steps_have_the_text_that_they_were_given(runs):
+    ids = generate(llama(), new=4)[0].tolist()
+    view = RunView(runs[0], Spelled())
+    said = {(step["generation"], step["step"]): step["text"] for step in view.overview()["steps"]}
+    assert said == {
+        (-1, 0): Spelled().decode(prompt()[0].tolist()),
+        (0, 0): Spelled().decode(ids[:7]),
+        (0, 1): str(ids[7]),
+        (0, 2): str(ids[8]),
+    }
+    report = ld.compare(*runs, explain=False).view(Spelled())
+    assert {step["text"] for step in report.overview()["steps"]} == set(said.values())
+    assert {step["text"] for step in RunView(runs[0]).overview()["steps"]} == {""}
+
+
+def test_a_long_prompt_shows_its_end_and_what_has_no_ids_shows_none():
+    model = torch.nn.Sequential(torch.nn.Embedding(200, 4), torch.nn.Linear(4, 4))
+    with ld.dump(model, name="long"):
+        model(torch.arange(100).reshape(1, 100))
+    [step] = RunView(ld.open_run("long"), Spelled()).overview()["steps"]
+    assert step["text"] == "…" + " ".join(map(str, range(36, 100)))
+    with ld.dump(model[1], name="none"):
+        model[1](torch.ones(1, 4))
+    assert [step["text"] for step in RunView(ld.open_run("none"), Spelled()).overview()["steps"]] == [""]
+
+
+def test_a_tokenizer_that_can_not_decode_is_refused_in_a_line(runs):
+    class Wrong:
+        def decode(self, ids):
+            raise KeyError(ids[0])
+
+    with pytest.raises(ld.OptionError, match=r"expected one with a method decode\(ids\), got int"):
+        RunView(runs[0], 3)
+    with pytest.raises(ld.OptionError, match=r"Wrong can't decode the ids of step 0 \(KeyError"):
+        RunView(runs[0], Wrong())
+
+
 def _flow(ask, row):
     return {
         one["relation"]: ([link["row"] for link in one["links"]], one["total"])
@@ -605,13 +650,16 @@ def test_heads_come_in_one_answer_of_bounded_size(view):
         "row": rows["rows"][0]["id"],
         "which": "golden",
         "axis": 2,
+        "first": 0,
         "axes": [0, 1],
         "fixed": [0, 0, 0],
     }
-    answer, (buffer,) = view.heads({**request, "size": 1000})
-    assert (answer["count"], answer["total"]) == (64, 96)
-    values = np.frombuffer(buffer, "<f4").reshape(64, answer["h"], answer["w"])
-    assert np.array_equal(values, np.moveaxis(view.array(request["row"], "golden"), 2, 0)[:64])
+    for first, count in ((0, 64), (64, 32), (1000, 0)):
+        answer, (buffer,) = view.heads({**request, "first": first, "size": 1000})
+        assert (answer["first"], answer["count"], answer["total"]) == (min(first, 96), count, 96)
+        values = np.frombuffer(buffer, "<f4").reshape(count, answer["h"], answer["w"])
+        shown = np.moveaxis(view.array(request["row"], "golden"), 2, 0)[first : first + count]
+        assert np.array_equal(values, shown) or count == 0
     error, _ = Bridge(view).answer({**request, "re": 1, "axis": 1, "size": 9})
     assert "expected one of a 3-d tensor beside" in error["error"]
     one_nan = np.zeros((2, 40, 40), np.float32)

@@ -153,6 +153,11 @@ class Session:
         """Tell of each recorded call when it has ended: the call, the root call that it is in, and what it gave, by slot."""
         self.observer.halt = lambda call, output: told(call, self._tracker.calls[call.root_call], output)
 
+    @property
+    def nodes(self) -> list[Node]:
+        """The modules of the roots that are followed by now."""
+        return self._nodes
+
     def step(self) -> int:
         """End the step by hand; from then on only this does. Return the number of the step that begins."""
         return self._tracker.advance()

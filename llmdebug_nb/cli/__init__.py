@@ -1,4 +1,4 @@
-"""The command line: ``llmdebug info | compare | report``. Parse, call one use case, print."""
+"""The command line: ``llmdebug info | compare | report | export``. Parse, call one use case, print."""
 
 from __future__ import annotations
 
@@ -91,6 +91,22 @@ def _parser() -> argparse.ArgumentParser:
         "-o", "--output", metavar="F", default="llmdebug_report.html", help="the file (default: %(default)s)"
     )
     report.set_defaults(run=_report)
+
+    export = commands.add_parser(
+        "export",
+        help="write the explorer of a dump, or of two compared, as a page or a figure",
+        description="Write what an explorer shows: as one HTML page that needs no kernel, or as a figure. The suffix of F decides.",
+    )
+    export.add_argument("golden", metavar="RUN", help="name or path of a run")
+    export.add_argument("mine", metavar="MINE", nargs="?", help="a second run to compare with the first")
+    export.add_argument("-o", "--output", metavar="F", required=True, help="the file: .html, .png, .svg or .pdf")
+    export.add_argument("--at", metavar="PATH", help="show the tensor of this module")
+    export.add_argument("--role", default="output", help="input or output, of that module (default: %(default)s)")
+    export.add_argument("--step", type=int, metavar="N", help="at this generated token")
+    export.add_argument("--side", metavar="S", help="golden, mine, difference or all")
+    export.add_argument("--slice", metavar="INDEX", help="which part of the tensor: 0,3,:,:")
+    export.add_argument("--show", metavar="P", action="append", default=[], help="only this picture; may be repeated")
+    export.set_defaults(run=_export)
     return parser
 
 
@@ -151,4 +167,13 @@ def _report(args: argparse.Namespace) -> int:
 
     target = api.write_report(args.golden, args.mine, args.output)
     print(f"written: {target}")
+    return MATCH
+
+
+def _export(args: argparse.Namespace) -> int:
+    from llmdebug_nb import api
+
+    what = api.compare(args.golden, args.mine) if args.mine else args.golden
+    state = {name: getattr(args, name) for name in ("at", "role", "step", "side", "slice", "show")}
+    print(f"written: {api.export(what, args.output, **state)}")
     return MATCH

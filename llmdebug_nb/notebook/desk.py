@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmdebug_nb.errors import CorruptDumpError
+from llmdebug_nb.errors import CorruptDumpError, NotADumpError
 from llmdebug_nb.notebook import desk_wire as wire
 from llmdebug_nb.notebook.bridge import Bridge
 from llmdebug_nb.options import RUNS_FOLDER
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 RUNS = "llmdebug_nb.runs"
 EXPLORER = "llmdebug_nb.explorer"
-_STYLE = b":root{color-scheme:light dark;--ok:"  # how the style of our pages begins
+_MADE_BY = b'<meta name="generator" content="llmdebug_nb">'  # in the head of our pages
 _HEAD = 1 << 12
 
 
@@ -107,11 +107,10 @@ class Desk(_Answering):
         return sorted(found, key=lambda row: -row["created"])
 
     def _is_report(self, file: Path) -> bool:
-        """Is it a page that `Report.to_html` wrote? Each state of a file is looked at once."""
+        """Is it a page of ours? Each state of a file is looked at once."""
         seen = file, file.stat().st_mtime
         if seen not in self._looked:
-            with open(file, "rb") as page:
-                self._looked[seen] = _STYLE in page.read(_HEAD)
+            self._looked[seen] = is_ours(file)
         return self._looked[seen]
 
     def _row(self, run: Path) -> wire.RunRow | None:
@@ -143,10 +142,13 @@ class Tab(_Answering):
 
     def open(self, request: wire.OpenRequest) -> wire.Opened:
         from llmdebug_nb import api
-        from llmdebug_nb.notebook.widgets import bundle, first_stop
+        from llmdebug_nb.show.bundle import bundle
         from llmdebug_nb.show.run_view import RunView
+        from llmdebug_nb.show.state import first_stop
 
         golden, mine = (str(self.served / path) if path else "" for path in (request["golden"], request["mine"]))
+        if Path(golden).is_file() and not mine:
+            return self._page(Path(golden))
         view: View = api.compare(golden, mine, progress=False).view() if mine else RunView(api.open_run(golden))
         overview = view.overview({"op": "overview"})
         self._bridge = Bridge(view)
@@ -156,11 +158,28 @@ class Tab(_Answering):
             "selected": overview["first_bad"],
             "path": "",
         }
-        return {"title": overview["title"], "code": bundle(), "traits": traits}
+        return {"title": overview["title"], "code": bundle(), "traits": traits, "page": "", "scripts": False}
+
+    def _page(self, file: Path) -> wire.Opened:
+        """Return the page of a report."""
+        from llmdebug_nb.show.saved_page import again
+
+        if not is_ours(file):
+            raise NotADumpError(f"{file.name} is no page that llmdebug wrote")
+        text = file.read_text(encoding="utf-8")
+        explorer = again(text)
+        page = text if explorer is None else explorer
+        return {"title": file.name, "code": "", "traits": {}, "page": page, "scripts": explorer is not None}
 
     def bridge_for(self, content: object) -> Bridge | None:
         opens = isinstance(content, dict) and content.get("op") == "open"
         return None if opens else self._bridge
+
+
+def is_ours(file: Path) -> bool:
+    """Tell whether `Report.to_html` or `export` wrote a page."""
+    with open(file, "rb") as page:
+        return _MADE_BY in page.read(_HEAD)
 
 
 def place(path: Path, served: Path) -> str:

@@ -55,7 +55,7 @@ class Deleted(TypedDict):
 
 
 class OpenRequest(TypedDict):
-    """A run (``mine`` ""), or two of them compared."""
+    """A run or the file of a report (``mine`` ""), or two runs compared."""
 
     op: Literal["open"]
     golden: str
@@ -63,11 +63,13 @@ class OpenRequest(TypedDict):
 
 
 class Opened(TypedDict):
-    """The explorer's code, and the traits that it begins with."""
+    """The explorer's code, and the traits that it begins with; or of a file its ``page``, and whether ``scripts`` run in it: ours alone."""
 
     title: str
     code: str
     traits: dict[str, object]
+    page: str
+    scripts: bool
 
 
 ANSWERS: dict[str, tuple[type, type]] = {

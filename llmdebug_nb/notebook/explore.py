@@ -13,17 +13,20 @@ from llmdebug_nb.store.run import Run
 
 if TYPE_CHECKING:
     from llmdebug_nb.notebook.widgets import Explorer
+    from llmdebug_nb.stepping import Stop
 
 
-def explore(what: Run | Report | str | os.PathLike[str]) -> Explorer:
+def explore(what: Run | Report | str | os.PathLike[str], tokenizer: Any = None) -> Explorer:
     """Return the explorer of a run (or its name or path) or of a report; display it by leaving it last in a cell.
 
+    With a ``tokenizer`` (anything with ``decode(ids)``) each step shows the text that it was given, where token ids were recorded.
+
     Raises:
-        UnknownRunError and other StoreErrors: there is no such run.
+        OptionError: a tokenizer that can't decode. UnknownRunError and other StoreErrors: there is no such run.
     """
     from llmdebug_nb.notebook.widgets import Explorer
 
-    return Explorer(what.view() if isinstance(what, Report) else RunView(open_run(what)))
+    return Explorer(what.view(tokenizer) if isinstance(what, Report) else RunView(open_run(what), tokenizer))
 
 
 def show_report(report: Report, shell: Any) -> None:
@@ -37,11 +40,10 @@ def show_report(report: Report, shell: Any) -> None:
     display(explore(report))
 
 
-def show_run(run: Run, shell: Any) -> None:
-    """Show a run: its explorer in a notebook, its first rows in a terminal."""
-    from IPython.display import display
+def explore_stop(stop: Stop) -> Explorer:
+    """Return the explorer of the tensors at a halt: at what diverged, else at what the call gave."""
+    from llmdebug_nb.notebook.widgets import Explorer
 
-    if getattr(shell, "kernel", None) is None:
-        print(RunView(run).text())
-    else:
-        display(explore(run))
+    view = stop.view()
+    bad = view.overview()["first_bad"]
+    return Explorer(view, selected=view.find(stop.path, stop.step, "output") if bad < 0 and stop.outputs else bad)

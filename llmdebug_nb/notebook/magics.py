@@ -152,16 +152,18 @@ class LLMDebugMagics(Magics):
 
     @magic_arguments()
     @argument("name", help="name or path of a run, or a variable that holds a run or a report")
+    @argument("--tokenizer", metavar="EXPR", help="a tokenizer: steps show the text that they were given")
     @line_magic
     def llmexplore(self, line: str) -> Any:
         """Open the explorer of a run or a report.
 
         Example: ``%llmexplore golden``
         """
-        name = parse(self.llmexplore, line).name
+        args = parse(self.llmexplore, line)
+        tokenizer = self.value(args.tokenizer, "%llmexplore")
         with one_line():
-            held = self.shell.user_ns.get(name)
-            return explore.explore(held if isinstance(held, Report) else self.known_run(name))
+            held = self.shell.user_ns.get(args.name)
+            return explore.explore(held if isinstance(held, Report) else self.known_run(args.name), tokenizer)
 
     @magic_arguments()
     @argument("--delete", metavar="NAME", help="delete this run from disk")
@@ -241,7 +243,7 @@ class LLMDebugMagics(Magics):
         else:
             self.bind(run)
 
-    def value(self, expression: str | None) -> Any:
+    def value(self, expression: str | None, magic: str = "%%llmdump") -> Any:
         """Return what an expression of the user's is; None for none. Raises UsageError."""
         if expression is None:
             return None
@@ -249,9 +251,7 @@ class LLMDebugMagics(Magics):
             return eval(expression, self.shell.user_ns)
         except Exception as error:
             near = nearest(expression, _modules(self.shell)) if isinstance(error, NameError) else ""
-            raise UsageError(
-                f"%%llmdump: can't evaluate {expression!r}: {type(error).__name__}: {error}{near}"
-            ) from None
+            raise UsageError(f"{magic}: can't evaluate {expression!r}: {type(error).__name__}: {error}{near}") from None
 
     def known_run(self, name: str) -> Any:
         """Return the Run in the variable of that name, else the name to open it by."""
@@ -405,16 +405,14 @@ _matchers: dict[int, Any] = {}
 
 
 def register(shell: Any) -> None:
-    """Add the magics, their completion, and the display of runs and reports to a shell. Twice does no harm."""
+    """Add the magics, their completion, and the display of reports to a shell. Twice does no harm."""
     unregister(shell)
     from llmdebug_nb.notebook.stepping import StepMagics
 
     magics = LLMDebugMagics(shell)
     shell.register_magics(magics)
     shell.register_magics(StepMagics(shell, magics))
-    formatter = shell.display_formatter.ipython_display_formatter
-    formatter.for_type(Report, _display_report(shell))
-    formatter.for_type(Run, lambda run: explore.show_run(run, shell))
+    shell.display_formatter.ipython_display_formatter.for_type(Report, _display_report(shell))
     _matchers[id(shell)] = _matcher(shell, magics)
     shell.Completer.custom_matchers.append(_matchers[id(shell)])
 
@@ -424,9 +422,7 @@ def unregister(shell: Any) -> None:
     for kind, names in (("line", _NAMES), ("cell", ("llmdump", "llmstep"))):
         for name in names:
             shell.magics_manager.magics[kind].pop(name, None)
-    formatter = shell.display_formatter.ipython_display_formatter
-    for shown in (Report, Run):
-        formatter.pop(shown, None)
+    shell.display_formatter.ipython_display_formatter.pop(Report, None)
     matcher = _matchers.pop(id(shell), None)
     if matcher in shell.Completer.custom_matchers:
         shell.Completer.custom_matchers.remove(matcher)

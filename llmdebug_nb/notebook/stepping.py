@@ -10,6 +10,7 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from llmdebug_nb.errors import LLMDebugError, nearest
+from llmdebug_nb.notebook.explore import explore_stop
 from llmdebug_nb.notebook.magics import LLMDebugMagics, one_line, parse
 from llmdebug_nb.stepping import COMMANDS, Stepper, Stop, step
 
@@ -100,7 +101,7 @@ class StepMagics(Magics):
 
 
 class Buttons:
-    """A button for each command, and where the program is halted. ``after(stop)`` is told of each halt."""
+    """A button for each command, where the program is halted, and its tensors there. ``after(stop)`` is told of each halt."""
 
     def __init__(self, stepper: Stepper, after: Any) -> None:
         import ipywidgets
@@ -112,7 +113,8 @@ class Buttons:
             button = ipywidgets.Button(description=name, tooltip=what)
             button.on_click(lambda _, name=name: self.press(name))
             self._buttons.append(button)
-        self.widget = ipywidgets.VBox([ipywidgets.HBox(self._buttons), self._text])
+        self._tensors = ipywidgets.VBox()
+        self.widget = ipywidgets.VBox([ipywidgets.HBox(self._buttons), self._text, self._tensors])
         self._show()
 
     def press(self, name: str) -> None:
@@ -131,5 +133,8 @@ class Buttons:
         stop = self._stepper.stop
         text = repr(stop) if stop is not None else "" if said else "the program has ended"
         self._text.value = f"<pre>{html.escape(chr(10).join(filter(None, (said, text))))}</pre>"
+        for explorer in self._tensors.children:
+            explorer.close()
+        self._tensors.children = [] if stop is None else [explore_stop(stop)]
         for button in self._buttons:
             button.disabled = stop is None or (button.description == "replace" and not stop.golden)

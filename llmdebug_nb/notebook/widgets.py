@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import anywidget
 import traitlets
 
-from llmdebug_nb.errors import LLMDebugError
 from llmdebug_nb.notebook.bridge import Bridge
-from llmdebug_nb.show.wire import Overview, OverviewRequest
-
-BUNDLE = Path(__file__).parent.parent / "static" / "widget.js"
+from llmdebug_nb.show import export, html
+from llmdebug_nb.show.bundle import bundle
+from llmdebug_nb.show.state import first_stop, opening
+from llmdebug_nb.show.wire import Overview, OverviewRequest, State
 
 
 class View(Protocol):
@@ -24,10 +25,6 @@ class View(Protocol):
     def overview(self, request: OverviewRequest) -> Overview: ...
 
     def text(self) -> str: ...
-
-
-class FrontEndMissingError(LLMDebugError):
-    """The bundle that the page runs was not built."""
 
 
 class Explorer(anywidget.AnyWidget):
@@ -70,26 +67,17 @@ class Explorer(anywidget.AnyWidget):
         answer, buffers = self._bridge.answer(content)
         self.send(answer, buffers)
 
+    def export(self, path: str | os.PathLike[str], show: str | Sequence[str] = ()) -> Path:
+        """Write what is shown to a file: ``.html`` or ``.png``, ``.svg``, ``.pdf``; see `llmdebug_nb.export`, also for errors."""
+        shown = {name: getattr(self, name) for name in ("position", "selected", "path")}
+        state: State = {**opening(self.snapshot), **shown}  # type: ignore[typeddict-item]
+        return export.export(self._view, state, Path(path), [show] if isinstance(show, str) else show)
+
     def __repr__(self) -> str:
         """Return the view as text: for terminals, and for notebooks that are not trusted."""
         return self._view.text()
 
-
-def bundle(path: Path = BUNDLE) -> str:
-    """Return the front end's code."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise FrontEndMissingError(
-            f"the front end was not built ({path.name} is missing); install llmdebug-nb from a wheel, "
-            "or in a checkout run `npm ci && npm run build` in labextension/"
-        ) from None
-
-
-def first_stop(overview: Overview) -> int:
-    """Return the step to open at: the first with a mismatch, else the first that is no warm-up."""
-    steps = overview["steps"]
-    for wanted in ([step for step in steps if step["bad"]], [step for step in steps if step["kind"] != "warmup"]):
-        if wanted:
-            return steps.index(wanted[0])
-    return 0
+    def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Add the view as HTML: for what shows saved notebooks and knows no widgets."""
+        data, metadata = super()._repr_mimebundle_(**kwargs)
+        return {**data, "text/html": html.fragment(self._view)}, metadata

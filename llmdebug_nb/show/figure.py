@@ -1,14 +1,18 @@
-"""Pictures of tensors and of layers for pages without a kernel, drawn by matplotlib."""
+"""Pictures of tensors and of layers, drawn by matplotlib: for pages without a kernel, and for papers."""
 
 from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from llmdebug_nb.errors import LLMDebugError, OptionError, nearest
 from llmdebug_nb.show import wire
 from llmdebug_nb.show.layers import AROUND, DIVERGED, MATCH, UNMATCHED, LayerErrors
 from llmdebug_nb.show.tensors import Array, default_axes, plane, window
@@ -24,23 +28,12 @@ def heatmaps(panels: Sequence[tuple[str, Array]]) -> str:
 
     The last two axes that are longer than 1 are shown, others at index 0. Zero is white; NaN is magenta.
     """
-    from matplotlib import colormaps
     from matplotlib.figure import Figure  # not pyplot: no global state, no GUI back end
 
-    colours = colormaps["RdBu_r"].with_extremes(bad="magenta")
     figure = Figure(figsize=(4.2 * len(panels), 3.4), layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axis, (title, values) in zip(axes, panels, strict=True):
-        cut = plane(values, default_axes(values.shape), [0] * values.ndim)
-        _, cells = window(cut, 0, 0, 0, 0, _CELLS)
-        fine = np.abs(cells[np.isfinite(cells)])
-        top = float(fine.max()) if fine.size else 1.0
-        picture = axis.imshow(
-            cells, cmap=colours, vmin=-top or -1, vmax=top or 1, aspect="auto", interpolation="nearest"
-        )
-        axis.set_title(title, fontsize=9)
-        axis.tick_params(labelsize=7)
-        figure.colorbar(picture, ax=axis).ax.tick_params(labelsize=7)
+        _heatmap(axis, title, plane(values, default_axes(values.shape), [0] * values.ndim))
     return _url(figure)
 
 
@@ -82,6 +75,25 @@ def _scatter(axis: Any, scatter: wire.Scatter, buffers: Sequence[memoryview]) ->
     axis.set_title("golden against mine", fontsize=9)
 
 
+def _heatmap(axis: Any, title: str, cut: Array) -> None:
+    from matplotlib import colormaps
+
+    colours = colormaps["RdBu_r"].with_extremes(bad="magenta")
+    _, cells = window(cut, 0, 0, 0, 0, _CELLS)
+    fine = np.abs(cells[np.isfinite(cells)])
+    top = float(fine.max()) if fine.size else 1.0
+    rows, columns = cut.shape
+    picture = axis.imshow(
+        cells, cmap=colours, vmin=-top or -1, vmax=top or 1, aspect="auto", interpolation="nearest",
+        extent=(-0.5, columns - 0.5, rows - 0.5, -0.5),
+    )  # fmt: skip
+    axis.set_title(title, fontsize=9)
+    axis.tick_params(labelsize=7)
+    for side in (axis.xaxis, axis.yaxis):
+        side.get_major_locator().set_params(integer=True, min_n_ticks=1)
+    axis.figure.colorbar(picture, ax=axis).ax.tick_params(labelsize=7)
+
+
 def layer_pictures(errors: LayerErrors, steps: Sequence[str]) -> str:
     """Return error over limit by layer and step, and the error along depth for each step, as a ``data:`` URL of a PNG.
 
@@ -89,19 +101,22 @@ def layer_pictures(errors: LayerErrors, steps: Sequence[str]) -> str:
     """
     from matplotlib.figure import Figure
 
-    names = [_plain(layer["path"]) if layer["node"] != AROUND else "(around)" for layer in errors.layers]
-    figure = Figure(figsize=(13, min(12.0, max(3.6, 0.2 * len(names) + 1.4))), layout="constrained")
+    figure = Figure(figsize=(13, _layers_height(errors)), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    _map(figure, left, errors)
-    _ticks(left.set_xticks, [_plain(step) for step in steps], 16)
-    _ticks(left.set_yticks, names, 60)
-    depth = sum(layer["node"] != AROUND for layer in errors.layers)
-    _growth(right, errors, depth, steps)
-    _ticks(right.set_xticks, names[:depth], 16, rotation=45, ha="right")
+    _map(left, errors, steps)
+    _growth(right, errors, steps)
     return _url(figure)
 
 
-def _map(figure: Any, axis: Any, errors: LayerErrors) -> None:
+def _layers_height(errors: LayerErrors) -> float:
+    return min(12.0, max(3.6, 0.2 * len(errors.layers) + 1.4))
+
+
+def _layer_names(errors: LayerErrors) -> list[str]:
+    return [_plain(layer["path"]) if layer["node"] != AROUND else "(around)" for layer in errors.layers]
+
+
+def _map(axis: Any, errors: LayerErrors, steps: Sequence[str]) -> None:
     from matplotlib import colormaps
 
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -118,12 +133,15 @@ def _map(figure: Any, axis: Any, errors: LayerErrors) -> None:
         style = {"c": "black"} if mark == "x" else {"facecolors": "none", "edgecolors": "grey"}
         axis.scatter(step, layer, s=min(30.0, 4000 / max(errors.state.shape)), marker=mark, linewidths=0.7, **style)
     axis.set_title("error / limit (powers of ten), x: diverged", fontsize=9)
-    figure.colorbar(picture, ax=axis).ax.tick_params(labelsize=7)
+    axis.figure.colorbar(picture, ax=axis).ax.tick_params(labelsize=7)
+    _ticks(axis.set_xticks, [_plain(step) for step in steps], 16)
+    _ticks(axis.set_yticks, _layer_names(errors), 60)
 
 
-def _growth(axis: Any, errors: LayerErrors, depth: int, steps: Sequence[str]) -> None:
+def _growth(axis: Any, errors: LayerErrors, steps: Sequence[str], step: int | None = None) -> None:
+    depth = sum(layer["node"] != AROUND for layer in errors.layers)
     bad = (errors.state[:depth] == DIVERGED).sum(axis=0)
-    chosen = int(np.argmax(bad > 0))  # the first step that diverged, or the first
+    chosen = int(np.argmax(bad > 0)) if step is None else step  # the first step that diverged, or the first
     error = errors.error[:depth].astype(float)
     error[error == 0] = np.nan  # no error at all has no place on a log scale
     others = np.arange(0, len(steps), -(-len(steps) // _LINES))
@@ -139,6 +157,158 @@ def _growth(axis: Any, errors: LayerErrors, depth: int, steps: Sequence[str]) ->
     axis.set_title("error along depth, a line for each step", fontsize=9)
     axis.legend(fontsize=7)
     axis.tick_params(labelsize=7)
+    _ticks(axis.set_xticks, _layer_names(errors)[:depth], 16, rotation=45, ha="right")
+
+
+# -- the state of an explorer ---------------------------------------------------------------------
+
+PICTURES = {
+    "layers": "error over limit, layer by token",
+    "growth": "error along depth",
+    "heatmap": "the slice of the tensor: of a report golden, mine and their difference",
+    "histogram": "how the tensor's values are spread",
+    "curves": "the tensor's figures over all steps",
+}
+Draw = Callable[[Any], None]
+
+
+def state_figure(view: Any, state: wire.State, show: Sequence[str] = ()) -> Any:
+    """Return a matplotlib Figure of what an explorer shows; ``show``: keys of `PICTURES`, all that there are if none is named.
+
+    Raises:
+        OptionError: no such picture, or the state has none of it.
+    """
+    from matplotlib.figure import Figure
+
+    for name in show:
+        if name not in PICTURES:
+            raise OptionError(f"show {name!r}: expected some of {', '.join(PICTURES)}{nearest(name, PICTURES)}")
+    overview: wire.Overview = view.overview()
+    lines = [
+        line
+        for line in (_layers_line(view, overview, state, show), *_tensor_lines(view, overview, state, show))
+        if line
+    ]
+    missing = [name for name in show if not any(name == told for _, line in lines for told, _ in line)]
+    if missing or not lines:
+        raise OptionError(_nothing(overview, state, missing))
+    sizes = [(4.4 * len(line), height) for height, line in lines]
+    figure = Figure(
+        figsize=(max(width for width, _ in sizes), sum(height for _, height in sizes) + 0.3), layout="constrained"
+    )
+    figure.suptitle(_title(view, overview, state), fontsize=10)
+    parts = figure.subfigures(len(lines), 1, squeeze=False, height_ratios=[height for _, height in sizes])[:, 0]
+    for part, (_, line) in zip(parts, lines, strict=True):
+        for axis, (_, draw) in zip(part.subplots(1, len(line), squeeze=False)[0], line, strict=True):
+            draw(axis)
+    return figure
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure; the same figure gives the same bytes. Raises OSError."""
+    from matplotlib import rc_context
+
+    dated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+    with rc_context({"svg.hashsalt": "llmdebug", "svg.fonttype": "path"}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # a name may be in any script
+        figure.savefig(path, dpi=160, metadata=dated.get(path.suffix.lower()))
+
+
+def _nothing(overview: wire.Overview, state: wire.State, missing: list[str]) -> str:
+    """Say why there is nothing to draw, or not all that was asked for."""
+    what = f"no {missing[0]} to show" if missing else "nothing to draw"
+    if set(missing) & {"layers", "growth"}:
+        return f"{what}: " + ("a single run has no errors" if overview["kind"] == "run" else "it has no layers")
+    if state["selected"] < 0:
+        return f"{what}: no tensor is selected; name one with at="
+    return f"{what}: " + ("it is there in one step only" if missing == ["curves"] else "its values were not kept")
+
+
+def _title(view: Any, overview: wire.Overview, state: wire.State) -> str:
+    if state["selected"] < 0:
+        return _plain(overview["title"], 90)
+    row = view.detail({"op": "detail", "row": state["selected"]})["row"]
+    where = f"{row['path'] or '(root)'} {row['role']}[{row['slot']}], step {overview['steps'][row['step']]['label']}"
+    return _plain(f"{overview['title']}: {where}", 90)
+
+
+Line = tuple[float, list[tuple[str, Draw]]]  # height, and pictures beside each other
+
+
+def _layers_line(view: Any, overview: wire.Overview, state: wire.State, show: Sequence[str]) -> Line | None:
+    if overview["kind"] == "run" or not view.layer_errors.layers:
+        return None
+    errors, steps = view.layer_errors, [step["label"] for step in overview["steps"]]
+    line: list[tuple[str, Draw]] = [
+        ("layers", lambda axis: _map(axis, errors, steps)),
+        ("growth", lambda axis: _growth(axis, errors, steps, state["position"])),
+    ]
+    return _chosen(_layers_height(errors), line, show)
+
+
+def _tensor_lines(view: Any, overview: wire.Overview, state: wire.State, show: Sequence[str]) -> Iterator[Line | None]:
+    row = state["selected"]
+    if row < 0:
+        return
+    values = dict(_values(view, state))
+    cuts = [(which, _cut(array, state)) for which, array in values.items()]
+    yield _chosen(3.4, [("heatmap", _heatmap_of(which, cut)) for which, cut in cuts if cut.size], show)
+    spread = [("histogram", lambda axis: _histogram(axis, values))] if values else []
+    curves = [line for line in view.series({"op": "series", "row": row, "n": 400})["lines"] if len(line["points"]) > 1]
+    labels = [step["label"] for step in overview["steps"]]
+    yield _chosen(3.0, [*spread, *(("curves", _curve_of(line, labels, state["position"])) for line in curves)], show)
+
+
+def _chosen(height: float, line: list[tuple[str, Draw]], show: Sequence[str]) -> Line | None:
+    kept = [(name, draw) for name, draw in line if not show or name in show]
+    return (height, kept) if kept else None
+
+
+def _values(view: Any, state: wire.State) -> Iterator[tuple[str, Array]]:
+    """Yield the sides that are looked at and whose values were kept."""
+    sides = view.detail({"op": "detail", "row": state["selected"]})["sides"]
+    kept = [side["which"] for side in sides if side["kept"]]
+    for which in kept:
+        if state["which"] in ("all", which) or state["which"] not in kept:
+            try:
+                yield which, view.array(state["selected"], which)
+            except LLMDebugError:
+                continue
+
+
+def _cut(values: Array, state: wire.State) -> Array:
+    axes, fixed = state["axes"], state["fixed"]
+    if not axes or len(fixed) != values.ndim:
+        axes, fixed = default_axes(values.shape), [0] * values.ndim
+    return plane(values, axes, fixed)
+
+
+def _heatmap_of(which: str, cut: Array) -> Draw:
+    return lambda axis: _heatmap(axis, which, cut)
+
+
+def _histogram(axis: Any, values: dict[str, Array]) -> None:
+    for which, array in values.items():
+        fine = array[np.isfinite(array)]
+        if fine.size:
+            axis.hist(fine, bins=64, histtype="step", label=which)
+    axis.set_yscale("symlog")  # an outlier is one of a million
+    axis.set_ylim(bottom=0)
+    axis.set_title("values, how often", fontsize=9)
+    axis.tick_params(labelsize=7)
+    axis.legend(fontsize=7)
+
+
+def _curve_of(line: wire.Line, steps: list[str], here: int) -> Draw:
+    def draw(axis: Any) -> None:
+        heights = [math.nan if point["value"] is None else float(point["value"]) for point in line["points"]]
+        axis.plot([point["step"] for point in line["points"]], heights, marker=".", linewidth=1)
+        axis.axvline(here, color="grey", linestyle=":", linewidth=1)
+        axis.set_title(f"{_plain(line['figure'])} over all steps", fontsize=9)
+        axis.tick_params(labelsize=7)
+        _ticks(axis.set_xticks, [_plain(step) for step in steps], 8)
+
+    return draw
 
 
 def _ticks(put: Any, names: Sequence[str], most: int, **style: Any) -> None:
@@ -146,10 +316,11 @@ def _ticks(put: Any, names: Sequence[str], most: int, **style: Any) -> None:
     put(range(0, len(names), every), names[::every], fontsize=7, **style)
 
 
-def _plain(text: str) -> str:
-    """Return text that matplotlib does not take for a formula, and not longer than there is room for."""
-    text = text.replace("$", r"\$")
-    return text if len(text) <= _NAME else "…" + text[1 - _NAME :]
+def _plain(text: str, most: int = _NAME) -> str:
+    """Return text that matplotlib does not take for a formula, that an SVG may hold, and not longer than there is room for."""
+    text = "".join(each if each.isprintable() else "�" for each in text)
+    text = text if len(text) <= most else "…" + text[1 - most :]
+    return text.replace("$", r"\$")
 
 
 def _url(figure: Any) -> str:

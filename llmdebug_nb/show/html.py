@@ -6,9 +6,20 @@ from html import escape
 from typing import Any
 
 from llmdebug_nb.errors import LLMDebugError
+from llmdebug_nb.records import Difference, Finding
 from llmdebug_nb.show import wire
 from llmdebug_nb.show.figure import errors_picture, heatmaps, layer_pictures
-from llmdebug_nb.show.text import EVERYTHING, figure, finding_line, row_cells
+from llmdebug_nb.show.tensors import number
+from llmdebug_nb.show.text import (
+    EVERYTHING,
+    ROWS,
+    difference_line,
+    figure,
+    finding_line,
+    finding_text,
+    row_cells,
+    side_cells,
+)
 
 MAX_ROWS = 5000
 _STYLE = """
@@ -24,6 +35,7 @@ tr.diverged td:first-child{box-shadow:inset 3px 0 var(--bad)}tr.within_noise td:
 tr.expected td:first-child{box-shadow:inset 3px 0 var(--ok)}tr.unmatched{color:var(--dim)}.wide{overflow-x:auto}img{max-width:100%}
 .note{color:var(--dim);font-size:12px}ol.findings li{margin:.3rem 0}pre{overflow:auto;max-height:30rem;border:1px solid var(--line);padding:.5rem}code{font:12px ui-monospace,monospace}
 """
+MADE_BY = '<meta name="generator" content="llmdebug_nb">'
 _SIDES: tuple[wire.Which, ...] = ("golden", "mine", "difference")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
@@ -39,16 +51,42 @@ def page(view: Any) -> str:
         _picture(view, overview), _rows(view, overview),
     ]  # fmt: skip
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(overview["title"])}</title>'
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">{MADE_BY}<title>{escape(overview["title"])}</title>'
         f'<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY)}"><style>{_STYLE}</style></head>\n'
         f"<body>{''.join(body)}</body></html>\n"
     )
 
 
 def fragment(view: Any) -> str:
-    """Return head and findings alone, for an output cell of a notebook."""
-    overview: wire.Overview = view.overview()
-    return f"<div>{_head(overview, 3)}{_findings(overview)}{_notes(overview)}</div>"
+    """Return head, findings and the first rows (of a report, mismatches), for an output cell of a notebook."""
+    overview: wire.Overview = view.overview({"op": "overview"})
+    mismatch = overview["first_bad"] >= 0 and overview["kind"] == "report"
+    rows = _table(view, overview, "First mismatches" if mismatch else "First rows", mismatch, ROWS, 4)
+    return f"<div>{_head(overview, 3)}{_sentences(overview)}{_findings(overview)}{_notes(overview)}{rows}</div>"
+
+
+def finding_fragment(finding: Finding) -> str:
+    """Return a finding and its script, for an output cell."""
+    first, *others = finding_text(finding).split("\n")
+    lines = "".join(f"<div>{escape(line)}</div>" for line in others)
+    script = "" if finding.repro is None else _details(finding.repro)
+    return f"<div><b>{escape(first)}</b>{lines}{script}</div>"
+
+
+def difference_fragment(difference: Difference) -> str:
+    """Return a row of a report with both sides' figures and the metrics, for an output cell."""
+    metrics = [[name, figure(number(value))] for name, value in difference.metrics.items()]
+    tables = _cells(*side_cells(difference)) + (_cells(["metric", "value"], metrics) if metrics else "")
+    return f"<div><b>{escape(difference_line(difference))}</b>{tables}</div>"
+
+
+def _cells(head: list[str], lines: list[list[str]]) -> str:
+    rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in line)}</tr>" for line in lines)
+    return f"<table><thead><tr>{''.join(f'<th>{escape(name)}</th>' for name in head)}</tr></thead>{rows}</table>"
+
+
+def _details(script: str, save: str = "") -> str:
+    return f"<details><summary>Repro script</summary>{save}<pre><code>{escape(script)}</code></pre></details>"
 
 
 def _head(overview: wire.Overview, level: int = 1) -> str:
@@ -64,7 +102,7 @@ def _notes(overview: wire.Overview) -> str:
 
 def _findings(overview: wire.Overview) -> str:
     items = [f"<li>{escape(finding_line(finding, overview))}</li>" for finding in overview["findings"]]
-    return f'<h2>To blame</h2><ol class="findings">{"".join(items)}</ol>' if items else ""
+    return f'<h4>To blame</h4><ol class="findings">{"".join(items)}</ol>' if items else ""
 
 
 def _sentences(overview: wire.Overview) -> str:
@@ -84,8 +122,7 @@ def _script(detail: wire.FindingDetail) -> str:
     if not detail["script"]:
         return f'{source}<div class="note">no repro script: {escape(detail["why"])}</div>'
     save = f"<div><code>{escape(detail['save'])}</code></div>"
-    script = f"<pre><code>{escape(detail['script'])}</code></pre>"
-    return f"{source}<details><summary>Repro script</summary>{save}{script}</details>"
+    return source + _details(detail["script"], save)
 
 
 def _layers(view: Any, overview: wire.Overview) -> str:
@@ -166,20 +203,20 @@ def _rows(view: Any, overview: wire.Overview) -> str:
     return f"{mismatches}<details><summary>All rows</summary>{everything}</details>"
 
 
-def _table(view: Any, overview: wire.Overview, title: str, mismatch: bool) -> str:
+def _table(view: Any, overview: wire.Overview, title: str, mismatch: bool, most: int = MAX_ROWS, level: int = 2) -> str:
     report = overview["kind"] == "report"
     figures = ("error", "limit") if report else ("min", "max", "mean", "l2norm")
     heads = ["step", "path", "tensor", "op", "dtype", "shape", *figures, *(("verdict",) if report else ())]
     lines: list[str] = []
     total = 1
-    while len(lines) < min(total, MAX_ROWS):
+    while len(lines) < min(total, most):
         request = {
             "op": "rows",
             "step": -1,
             **EVERYTHING,
             "mismatch": mismatch,
             "start": len(lines),
-            "n": 1000,
+            "n": min(1000, most),
         }
         page = view.rows(request)
         total = page["total"]
@@ -187,7 +224,7 @@ def _table(view: Any, overview: wire.Overview, title: str, mismatch: bool) -> st
     note = f"<p>The first {len(lines):,} of {total:,} rows.</p>" if total > len(lines) else ""
     head = "".join(f"<th>{name}</th>" for name in heads)
     table = f"<table><thead><tr>{head}</tr></thead>{''.join(lines)}</table>"
-    return f'<h2>{title}</h2>{note}<div class="wide">{table}</div>'
+    return f'<h{level}>{title}</h{level}>{note}<div class="wide">{table}</div>'
 
 
 def _line(row: wire.Row, overview: wire.Overview, figures: tuple[str, ...], report: bool) -> str:

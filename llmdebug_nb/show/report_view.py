@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from llmdebug_nb.errors import LLMDebugError, StoreError, TensorLookupError
+from llmdebug_nb.errors import LLMDebugError, StoreError, TensorLookupError, nearest
 from llmdebug_nb.kernels import summary as kernel
 from llmdebug_nb.records import EXPECTED, Difference, Expectation, Finding
 from llmdebug_nb.show import filters, tensors, wire
@@ -22,6 +22,7 @@ from llmdebug_nb.show.layers import LayerErrors, layer_errors, ratios
 from llmdebug_nb.show.series import line, site_key
 from llmdebug_nb.show.tensors import Array, number
 from llmdebug_nb.show.text import report_text
+from llmdebug_nb.show.tokens import texts
 from llmdebug_nb.show.tree import Tree
 from llmdebug_nb.show.views import Answer, View, axes_of, side_view
 from llmdebug_nb.show.words import expected_text, labels, made_text
@@ -32,10 +33,10 @@ class ReportView(View):
 
     kind = "report"
 
-    def __init__(self, report: Any) -> None:
+    def __init__(self, report: Any, tokenizer: Any = None) -> None:
         golden, mine = report.golden, report.mine
         seen = {(call.generation, call.step): call for call in (*mine.steps(), *golden.steps())}
-        super().__init__([seen[key] for key in sorted(seen)])
+        super().__init__([seen[key] for key in sorted(seen)], {**texts(mine, tokenizer), **texts(golden, tokenizer)})
         self._report = report
         self.golden, self.mine = golden, mine
         self._row_of = {
@@ -226,7 +227,7 @@ class ReportView(View):
         return {
             **sides[0], "which": "difference", "kept": not why, "why": why, "shape": list(shape), "axes": axes_of(shape),
             "numel": math.prod(shape), "min": number(low), "max": number(high), "mean": number(mean), "l2norm": number(norm),
-            "nan": nan, "inf": inf, "zero": zero, "fingerprint": "", "code": f"{mine} - {golden}",
+            "nan": nan, "inf": inf, "zero": zero, "fingerprint": "", "code": f"{mine} - {golden}" if golden else "",
         }  # fmt: skip
 
     def finding(self, request: wire.FindingRequest) -> wire.FindingDetail:
@@ -345,6 +346,19 @@ class ReportView(View):
         if record is None:
             raise TensorLookupError(f"{which} has no such tensor: {pair.why}")
         return tensors.as_array(run.load(record))
+
+    def find(self, path: str, step: int | None, role: str) -> int:
+        """Return the row of a tensor, at the first step where it diverged if none is named. Raises TensorLookupError."""
+        sites = [d for d in self.differences if d.site.path == path]
+        if not sites:
+            raise TensorLookupError(
+                f"the report has no {path!r}{nearest(path, (d.site.path for d in self.differences))}"
+            )
+        found = [d for d in sites if d.site.role == role and d.site.step == (d.site.step if step is None else step)]
+        if not found:
+            there = ", ".join(sorted({f"{d.site.role} step {d.site.step}" for d in sites})[:12])
+            raise TensorLookupError(f"the report has no {role} of {path!r} in step {step}; there is {there}")
+        return next((d for d in found if d.verdict == "diverged" and step is None), found[0]).index
 
     def text(self) -> str:
         return report_text(self)

@@ -15,6 +15,7 @@ from llmdebug_nb.show.flow import flow
 from llmdebug_nb.show.series import line, same_site
 from llmdebug_nb.show.tensors import Array
 from llmdebug_nb.show.text import run_text
+from llmdebug_nb.show.tokens import texts
 from llmdebug_nb.show.tree import Tree
 from llmdebug_nb.show.views import View, side_view
 from llmdebug_nb.show.words import count_text, made_text, size_text
@@ -26,8 +27,8 @@ class RunView(View):
     kind = "run"
     _BAD = "(coalesce(nan, 0) + coalesce(inf, 0) > 0)"
 
-    def __init__(self, run: Any) -> None:
-        super().__init__(run.steps())
+    def __init__(self, run: Any, tokenizer: Any = None) -> None:
+        super().__init__(run.steps(), texts(run, tokenizer))
         self.run = run
         self._source: Any = None
         self._found = functools.lru_cache(maxsize=4)(lambda find, *asked: find(*asked))
@@ -50,7 +51,7 @@ class RunView(View):
         )
         first = self.run.query(f"SELECT min(id) FROM rows WHERE {self._BAD}")[0][0]
         lines = [
-            f"{count_text(info['records'], 'tensor')} of {count_text(info['steps'], 'step')}, {size_text(info['bytes'])} on disk"
+            f"{count_text(info['records'], 'tensor')} of {count_text(info['steps'], 'step')}, {size_text(info['bytes'])} {'in memory' if self.run.path is None else 'on disk'}"
         ]
         if not info["complete"]:
             lines.append(f"incomplete: {info['ended_by'] or 'the recording process ended early'}")
@@ -166,6 +167,13 @@ class RunView(View):
 
     def load(self, row: int, which: str) -> Array:
         return tensors.as_array(self.run.load(self.run.record(row)))
+
+    def find(self, path: str, step: int | None, role: str) -> int:
+        """Return the number of a tensor's record, at its first real step if none is named. Raises TensorLookupError."""
+        if step is None:
+            sql = "SELECT min(step) FROM rows WHERE path = ? AND role = ? AND generation >= 0"
+            step = self.run.query(sql, (path, role))[0][0] or 0
+        return int(self.run.find(path, step, role).id)
 
     def text(self) -> str:
         return run_text(self)

@@ -82,17 +82,21 @@ def window(values: Array, y0: int, x0: int, y1: int, x1: int, size: int) -> tupl
     return view, np.ascontiguousarray(cells)
 
 
-def heads(values: Array, axis: int, axes: list[int], fixed: list[int], size: int) -> tuple[wire.Heads, Array]:
-    """Return the slice along ``axes`` at each index of ``axis``, `HEADS` at most, each as `window` would."""
+def heads(
+    values: Array, axis: int, axes: list[int], fixed: list[int], size: int, first: int = 0
+) -> tuple[wire.Heads, Array]:
+    """Return the slice along ``axes`` at each index of ``axis`` from ``first`` on, `HEADS` at most, each as `window` would."""
     at = [fixed[i] if i < len(fixed) else 0 for i in range(values.ndim)]
-    count = min(values.shape[axis], HEADS)
-    planes = (plane(values, axes, [*at[:axis], head, *at[axis + 1 :]]) for head in range(count))
+    first = max(0, min(first, values.shape[axis]))
+    count = min(values.shape[axis] - first, HEADS)
+    planes = (plane(values, axes, [*at[:axis], head, *at[axis + 1 :]]) for head in range(first, first + count))
     cells = [window(cut, 0, 0, 0, 0, size)[1] for cut in planes]
     stacked = np.stack(cells) if cells else np.zeros((0, 0, 0), "<f4")
     fine = stacked[np.isfinite(stacked)]
     view: wire.Heads = {
         "h": stacked.shape[1],
         "w": stacked.shape[2],
+        "first": first,
         "count": count,
         "total": values.shape[axis],
         "lo": number(float(fine.min())) if fine.size else None,

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from llmdebug_nb.records import Difference, Finding
 from llmdebug_nb.show import wire
+from llmdebug_nb.show.tensors import number
 
-_ROWS = 12
+ROWS = 12
+_FIGURES = ("min", "max", "mean", "l2norm", "nan", "inf")
 EVERYTHING: wire.Listed = {
     "node": -1, "mismatch": False, "text": "", "every": True, "sort": "", "descending": False,
 }  # fmt: skip
@@ -46,7 +49,7 @@ def row_cells(row: wire.Row, steps: Sequence[wire.Step]) -> list[str]:
 def run_text(view: Any) -> str:
     """Return the summary of a run and its first rows."""
     overview: wire.Overview = view.overview()
-    rows = [view.row_view(record.id, record) for record in view.run.records(n=_ROWS)]
+    rows = [view.row_view(record.id, record) for record in view.run.records(n=ROWS)]
     body = table(
         ["step", "path", "tensor", "op", "dtype", "shape", "min", "max", "mean", "l2norm"],
         [
@@ -81,7 +84,7 @@ def notebook_text(view: Any) -> str:
 
 def mismatch_lines(view: Any, overview: wire.Overview) -> list[str]:
     """Return the table of the first mismatches, if there are any."""
-    page = view.rows({"op": "rows", "step": -1, **EVERYTHING, "mismatch": True, "start": 0, "n": _ROWS})
+    page = view.rows({"op": "rows", "step": -1, **EVERYTHING, "mismatch": True, "start": 0, "n": ROWS})
     if not page["rows"]:
         return []
     head = ["step", "path", "tensor", "op", "dtype", "shape", "error", "limit", "verdict"]
@@ -113,3 +116,38 @@ def finding_line(finding: wire.FindingView, overview: wire.Overview) -> str:
     where = f"{finding['path'] or '(root)'} ({finding['op']}), step {overview['steps'][finding['step']]['label']}"
     expected = f"expected ({finding['expected']}): " if finding["expected"] else ""
     return f"{expected}{where}: {finding['cause']}; {finding['evidence']}"
+
+
+def finding_text(finding: Finding) -> str:
+    """Return what is to blame, why, where it is called, and how to call it again."""
+    lines = [f"{finding.path or '(root)'} ({finding.op}), step {finding.step}: {finding.cause}", finding.evidence]
+    lines += [f"called at {finding.source}"] if finding.source else []
+    lines += ["a script that calls it again: .script(), .save_repro(path)"] if finding.repro is not None else []
+    return "\n".join(lines)
+
+
+def difference_text(difference: Difference) -> str:
+    """Return a row of a report: both sides' figures, the metrics, and what was judged."""
+    lines = [difference_line(difference), "", table(*side_cells(difference))]
+    if difference.metrics:
+        lines += ["", ", ".join(f"{name} {figure(number(value))}" for name, value in difference.metrics.items())]
+    return "\n".join(lines)
+
+
+def difference_line(difference: Difference) -> str:
+    """Return where a row is and what was judged."""
+    d = difference
+    judged = "" if d.error is None else f", error {figure(number(d.error))} (limit {figure(number(d.limit))})"
+    said = "; ".join(filter(None, (d.reason, d.pair.fit.says if d.pair.fit else None)))
+    return f"{d.verdict.replace('_', ' ')}: {d.site}{judged}{'; ' + said if said else ''}"
+
+
+def side_cells(difference: Difference) -> tuple[list[str], list[list[str]]]:
+    """Return head and lines of a table of the sides that there are."""
+    sides = [(name, getattr(difference.pair, name)) for name in ("golden", "mine")]
+    lines = [
+        [name, record.site.path or "(root)", record.op, record.summary.dtype, "x".join(map(str, record.summary.shape)),
+         *(figure(number(getattr(record.summary, each))) for each in _FIGURES)]
+        for name, record in sides if record is not None
+    ]  # fmt: skip
+    return ["", "path", "op", "dtype", "shape", *_FIGURES], lines

@@ -10,12 +10,14 @@ import functools
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from llmdebug_nb.errors import TensorLookupError
 from llmdebug_nb.records import Record, RootCall, Site
-from llmdebug_nb.show import filters, tensors, wire
+from llmdebug_nb.show import export, filters, tensors, wire
 from llmdebug_nb.show.tensors import Array, number
+from llmdebug_nb.show.tokens import Texts
 from llmdebug_nb.show.tree import Tree
 
 _CACHED = 6  # tensors held for zooming and slicing
@@ -28,8 +30,8 @@ class View(ABC):
 
     kind: Literal["run", "report"]
 
-    def __init__(self, steps: list[RootCall]) -> None:
-        self.steps = steps
+    def __init__(self, steps: list[RootCall], texts: Texts | None = None) -> None:
+        self.steps, self.texts = steps, texts or {}
         self.step_index = {(call.generation, call.step): i for i, call in enumerate(steps)}
         self._several = len({call.generation for call in steps if call.generation >= 0}) > 1
         self.watchers: list[Callable[[], None]] = []  # called when what is shown has changed
@@ -53,6 +55,8 @@ class View(ABC):
     def detail(self, request: wire.DetailRequest) -> wire.Detail: ...
     @abstractmethod
     def series(self, request: wire.SeriesRequest) -> wire.Series: ...
+    @abstractmethod
+    def find(self, path: str, step: int | None, role: str) -> int: ...
     @abstractmethod
     def text(self) -> str: ...
 
@@ -82,12 +86,18 @@ class View(ABC):
         axes = _checked(request["axes"], values)
         if not 0 <= axis < values.ndim or axis in axes:
             raise TensorLookupError(f"axis {axis}: expected one of a {values.ndim}-d tensor beside {axes}")
-        view, cells = tensors.heads(values, axis, axes, request["fixed"], max(1, min(request["size"], 128)))
+        size = max(1, min(request["size"], 128))
+        view, cells = tensors.heads(values, axis, axes, request["fixed"], size, request["first"])
         return view, [memoryview(cells.tobytes())]
 
     def histogram(self, request: wire.HistogramRequest) -> wire.Histogram:
         bins = max(1, min(request["bins"], 512))
         return tensors.histogram(self.array(request["row"], request["which"]), bins)
+
+    def export(self, request: wire.ExportRequest) -> wire.Exported:
+        """Write what the page shows beside the notebook, never over another file."""
+        path = export.beside(self, request, request["kind"], Path.cwd())
+        return {"path": export.export(self, request, path).name}
 
     def finding(self, request: wire.FindingRequest) -> wire.FindingDetail:
         raise TensorLookupError(_ALONE)
@@ -130,6 +140,7 @@ class View(ABC):
                     "step": call.step,
                     "kind": call.kind,
                     "label": label,
+                    "text": self.texts.get(key, ""),
                     "rows": rows[key],
                     "bad": bad[key],
                 }
@@ -180,7 +191,9 @@ def side_view(which: wire.Which, run: Any, record: Record) -> wire.Side:
         for name, value, usual in (("call", s.call, 0), ("generation", s.generation, 0), ("phase", s.phase, "forward"))
         if value != usual
     )
+    codes = run.meta.get("code") if run.path is None else None  # of tensors that are in memory
     name = run.label if run.label.isidentifier() else f"ld.open_run({str(run.path or run.name)!r})"
+    code = f"{name}.tensor({s.path!r}, step={s.step}, role={s.role!r}, slot={s.slot!r}{extra})"
     return {
         "which": which,
         "kept": record.payload is not None,
@@ -199,7 +212,7 @@ def side_view(which: wire.Which, run: Any, record: Record) -> wire.Side:
         "zero": v.zero,
         "numel": v.numel,
         "fingerprint": v.fingerprint or "",
-        "code": f"{name}.tensor({s.path!r}, step={s.step}, role={s.role!r}, slot={s.slot!r}{extra})",
+        "code": code if codes is None else codes.get(s.role, "").format(slot=s.slot),
     }
 
 

@@ -10,6 +10,7 @@ from typing import Literal, TypedDict
 
 Num = float | str | None
 Which = Literal["golden", "mine", "difference"]  # a run's own tensors are "golden"
+Tab = Literal["golden", "mine", "difference", "all"]  # "all": side by side
 Relation = Literal["inputs", "outputs", "consumers", "siblings"]
 Verdict = Literal["match", "within_noise", "expected", "diverged", "unmatched", "nondeterministic"]
 Sort = Literal["", "step", "seq", "path", "op", "dtype", "shape", "error", "limit", "verdict"]
@@ -17,13 +18,14 @@ Scope = Literal["tensor", "step", "module"]
 
 
 class Step(TypedDict):
-    """One stop of the token stepper. ``label`` is ready to show: ``0 prefill``."""
+    """One stop of the token stepper. ``label`` is ready to show: ``0 prefill``. ``text``: the tokens that the step was given, "" if not known."""
 
     index: int
     generation: int
     step: int
     kind: str
     label: str
+    text: str
     rows: int
     bad: int
 
@@ -274,12 +276,13 @@ class View(TypedDict):
 
 
 class Heads(TypedDict):
-    """The same 2-d slice at each index of an axis, the first ``count`` of ``total``, as ``count * h * w`` little-endian float32
+    """The same 2-d slice at ``count`` indices of an axis from ``first`` on, of ``total``, as ``count * h * w`` little-endian float32
     in the one buffer; cells as in `View`.
     """
 
     h: int
     w: int
+    first: int
     count: int
     total: int
     lo: Num
@@ -344,6 +347,45 @@ class Line(TypedDict):
 
 class Series(TypedDict):
     lines: list[Line]
+
+
+class State(TypedDict):
+    """What an explorer shows. ``position``: index of the stepper; ``selected``: a row, -1 for none; ``path``, ``mismatch``, ``text``:
+    what the list is narrowed to. ``which``, ``axes``, ``fixed``: what of the tensor; no ``axes`` means its last two.
+    """
+
+    position: int
+    selected: int
+    path: str
+    mismatch: bool
+    text: str
+    which: Tab
+    axes: list[int]
+    fixed: list[int]
+
+
+class Exported(TypedDict):
+    path: str
+
+
+class Kept(TypedDict):
+    """An answer that was given when a page was saved. ``key``: what was asked, see `saved_page.py`; ``buffers``: as base64."""
+
+    key: str
+    answer: dict[str, object]
+    buffers: list[str]
+
+
+class SavedPage(TypedDict):
+    """What a saved page answers from. ``parents``: of ``nodes``; ``homes``: the node of each of ``rows``, -1 for none."""
+
+    state: State
+    snapshot: Overview
+    nodes: list[TreeNode]
+    parents: list[int]
+    rows: list[Row]
+    homes: list[int]
+    answers: list[Kept]
 
 
 class OverviewRequest(TypedDict):
@@ -436,12 +478,13 @@ class ViewRequest(TypedDict):
 
 
 class HeadsRequest(TypedDict):
-    """``axis``: that of the heads; ``axes``, ``fixed``, ``size`` as in `ViewRequest`."""
+    """``axis``: that of the heads, ``first``: the first one; ``axes``, ``fixed``, ``size`` as in `ViewRequest`."""
 
     op: Literal["heads"]
     row: int
     which: Which
     axis: int
+    first: int
     axes: list[int]
     fixed: list[int]
     size: int
@@ -512,6 +555,13 @@ class UnexpectRequest(TypedDict):
     text: str
 
 
+class ExportRequest(State):
+    """Write what is shown to a file beside the notebook: a page, or a figure."""
+
+    op: Literal["export"]
+    kind: Literal["html", "svg", "png"]
+
+
 ANSWERS: dict[str, tuple[type, type]] = {
     "overview": (OverviewRequest, Overview),
     "children": (ChildrenRequest, Children),
@@ -531,4 +581,5 @@ ANSWERS: dict[str, tuple[type, type]] = {
     "scatter": (ScatterRequest, Scatter),
     "expect": (ExpectRequest, Overview),
     "unexpect": (UnexpectRequest, Overview),
+    "export": (ExportRequest, Exported),
 }

@@ -16,7 +16,7 @@ def made_text(run: Any) -> str:
     return (
         f"{run.label}:{when}{' with ' + versions if versions else ''}"
         if when or versions
-        else f"{run.label}: {run.path}"
+        else f"{run.label}: {run.path or 'in memory'}"
     )
 
 

@@ -21,6 +21,7 @@ from llmdebug_nb.kernels.summary import summarize
 from llmdebug_nb.records import AT, COLUMNS, Record
 from llmdebug_nb.store import catalog, layouts
 from llmdebug_nb.store import format as fmt
+from llmdebug_nb.store.layouts import Contents
 from llmdebug_nb.store.run import OPERATOR_COLUMNS, ROW_COLUMNS, Run, Source, quoted
 
 if TYPE_CHECKING:
@@ -255,8 +256,19 @@ def _merged(processes: list[_Process]) -> sqlite3.Connection:
 
 
 def _foreign(layout: Any, path: Path) -> Source:
-    """Read another tool's dump into an index in memory, so that every query works on it alike."""
+    """Read another tool's dump."""
     contents = layout.read(path)
+    files = [file for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file()]
+    return _indexed(contents, layout.NAME, sum(file.stat().st_size for file in files))
+
+
+def held(name: str, contents: Contents, nbytes: int) -> Run:
+    """Return a run of tensors that are in memory. ``meta["code"]``: the Python that gives one, by role, with ``{slot!r}``."""
+    return Run(name, None, lambda: _indexed(contents, "memory", nbytes))
+
+
+def _indexed(contents: Contents, layout: str, nbytes: int) -> Source:
+    """Put contents into an index in memory, so that every query works on them alike."""
     db = sqlite3.connect(":memory:", check_same_thread=False)
     db.execute(f"CREATE TABLE rows({','.join(ROW_COLUMNS)})")
     db.execute("CREATE TABLE all_calls(idx, generation, step, kind, query, total, batch, root)")
@@ -282,13 +294,12 @@ def _foreign(layout: Any, path: Path) -> Source:
             for i, n in enumerate(contents.nodes)
         ),
     )
-    files = [file for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file()]
     load: Callable[[Record], torch.Tensor] = lambda record: contents.load(by_id[record.id])  # noqa: E731
     return Source(
         db,
         load,
-        layout=layout.NAME,
-        nbytes=sum(file.stat().st_size for file in files),
+        layout=layout,
+        nbytes=nbytes,
         complete=bool(contents.meta.get("complete", True)),
         meta=contents.meta,
         processes=[{"rank": rank} for rank in sorted({r.site.rank for r in contents.records})] or [{"rank": 0}],

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.errors import CorruptDumpError, TensorLookupError, nearest
-from llmdebug_nb.records import Node, Record, RootCall, Site, Summary, within
+from llmdebug_nb.records import Node, Record, RootCall, Shown, Site, Summary, Tabular, within
 from llmdebug_nb.store.format import FORMAT, payload_dtype, shape_of
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ OPERATOR_COLUMNS = (
 )
 
 
-class Run:
+class Run(Shown, Tabular):
     """A dump, opened, read-only. Cheap to make: records and tensors are read on demand.
 
     While the `dump` block that makes it still runs, it shows what has been committed so far.

@@ -7,7 +7,7 @@ import { icon } from './icon';
 import { PageModel } from './page_model';
 import type { Strings } from './strings';
 
-/** Paths of runs; `mine` "" for golden alone. */
+/** Paths of runs, or `golden` of a report's file; `mine` "" for golden alone. */
 export interface Shown {
   golden: string;
   mine: string;
@@ -44,6 +44,7 @@ export class ExplorerTab extends Widget {
     try {
       this.channel = await this.desk.channel('llmdebug_nb.explorer');
       const opened = await this.channel.ask('open', { ...shown });
+      if (opened.page) return this.display(opened.page, opened.scripts);
       const url = URL.createObjectURL(new Blob([opened.code], { type: 'text/javascript' }));
       const code = (await import(url)) as { default: AnyWidget & { render: Render } };
       URL.revokeObjectURL(url);
@@ -54,6 +55,16 @@ export class ExplorerTab extends Widget {
       this.leave();
       if (!this.isDisposed) this.fail((error as Error).message);
     }
+  }
+
+  /** A file's page, in a frame that shares nothing with this one. */
+  private display(page: string, scripts: boolean): void {
+    const frame = document.createElement('iframe');
+    frame.title = this.title.label;
+    frame.className = 'jp-llmdebug-page';
+    frame.setAttribute('sandbox', scripts ? 'allow-scripts' : '');
+    frame.srcdoc = page;
+    this.node.replaceChildren(frame);
   }
 
   private fail(why: string): void {

@@ -12,7 +12,7 @@ import { Desk } from './desk';
 import { ExplorerTab, type Shown } from './explorer_tab';
 import { icon } from './icon';
 import { magicHelp } from './magic_help';
-import { codeNotebook, toggleRecording } from './record_cell';
+import { codeNotebook, followCell, isRecording, toggleRecording } from './record_cell';
 import { addRunCommands, parentOf } from './run_commands';
 import { RunsPanel } from './runs_panel';
 import { strings } from './strings';
@@ -62,7 +62,8 @@ function activate(
 
   const panel = new RunsPanel(desk, commands, () => ({ folders: workspace(shell, browser), name: settings.runsFolder }), t);
   addRunCommands(app, panel, browser, open, t);
-  const folders = () => [...(browsers?.tracker.currentWidget?.selectedItems() ?? [])].filter(item => item.type === 'directory');
+  const selected = () => [...(browsers?.tracker.currentWidget?.selectedItems() ?? [])];
+  const folders = () => (selected().length === 1 ? selected() : selected().filter(item => item.type === 'directory')); // one may be a report
   commands.addCommand(COMMANDS.openFolder, {
     label: () => (folders().length === 2 ? t.compareWith : t.openWith),
     icon,
@@ -77,11 +78,18 @@ function activate(
     caption: t.recordCellCaption,
     icon,
     isEnabled: () => codeNotebook(shell.currentWidget) !== null,
+    isToggleable: true,
+    isToggled: () => isRecording(shell.currentWidget),
     execute: () => {
       const notebook = codeNotebook(shell.currentWidget);
       if (notebook) toggleRecording(notebook, settings.dumpOptions);
     },
   });
+
+  const cellChanged = (): void => commands.notifyCommandChanged(COMMANDS.recordCell);
+  const follow = (): void => followCell(shell.currentWidget, cellChanged);
+  shell.currentChanged?.connect(follow);
+  follow();
 
   shell.add(panel, 'left', { rank: 600 });
   restorer?.add(panel, panel.id);

@@ -1,6 +1,11 @@
 /** What the explorer's code takes for its widget's model: traits that live in the page, messages over a channel. */
 import type { AnyModel } from '@anywidget/types';
-import type { Channel } from './channel';
+
+/** The other end of the messages: a kernel's channel, or a file. */
+export interface Link {
+  onMessage?: (content: object, buffers: DataView[]) => void;
+  send(content: object): void;
+}
 
 type Listener = (...args: never[]) => void;
 
@@ -9,7 +14,7 @@ export class PageModel {
 
   constructor(
     private traits: Record<string, unknown>,
-    private channel: Channel,
+    private channel: Link,
   ) {
     channel.onMessage = (content, buffers) => this.fire('msg:custom', content, buffers);
   }

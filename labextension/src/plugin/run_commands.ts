@@ -27,12 +27,11 @@ export function addRunCommands(
   commands.addCommand(COMMANDS.open, {
     label: t.openSelected,
     caption: t.openCaption,
-    isEnabled: args => typeof args.golden === 'string' || (one() && (selection()[0]?.kind === 'run' || !!selection()[0]?.place)),
+    isEnabled: args => typeof args.golden === 'string' || one(),
     execute: args => {
       const { golden, mine } = args as unknown as Partial<Shown>;
       const run = one() ? selection()[0] : undefined;
       if (typeof golden === 'string') open({ golden, mine: mine ?? '' });
-      else if (run?.kind === 'report') void commands.execute('docmanager:open', { path: run.place, factory: 'HTML Viewer' });
       else if (run) open({ golden: run.path, mine: '' });
     },
   });

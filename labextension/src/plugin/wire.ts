@@ -43,18 +43,20 @@ export interface Deleted {
   path: string;
 }
 
-/** A run (``mine`` ""), or two of them compared. */
+/** A run or the file of a report (``mine`` ""), or two runs compared. */
 export interface OpenRequest {
   op: 'open';
   golden: string;
   mine: string;
 }
 
-/** The explorer's code, and the traits that it begins with. */
+/** The explorer's code, and the traits that it begins with; or of a file its ``page``, and whether ``scripts`` run in it: ours alone. */
 export interface Opened {
   title: string;
   code: string;
   traits: Record<string, unknown>;
+  page: string;
+  scripts: boolean;
 }
 
 /** What each op asks and answers. */

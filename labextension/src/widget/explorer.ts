@@ -16,13 +16,15 @@ import { Status } from './status';
 import { Stepper } from './stepper';
 import { T } from './strings';
 import { Tree } from './tree';
-import type { Layer, Located, Overview, TreeNode } from './wire';
+import type { ExportRequest, Layer, Located, Overview, State, TreeNode } from './wire';
 
 export interface Traits {
   snapshot: Overview;
   position: number;
   selected: number;
   path: string;
+  /** In a saved page: how the explorer stood. */
+  saved?: State;
 }
 
 export class Explorer {
@@ -65,12 +67,18 @@ export class Explorer {
       tree: path => void this.go(path),
       say: text => this.status.say(text),
     });
+    const saved = model.get('saved');
+    if (saved) {
+      root.classList.add('llmdebug-saved');
+      this.panel.begin(saved);
+      this.rows.begin(saved);
+    }
     root.setAttribute('role', 'region');
     root.setAttribute('aria-label', `${T.explorer}: ${overview.title}`);
     this.layers = report ? new Layers(ask, overview.steps, (layer, step, row) => void this.jump(layer, step, row)) : null;
     this.head = this.header();
     this.controls.append(this.head, ...(this.layers ? [this.layers.root] : []), this.stepper.root,
-      h('div', { class: 'llmdebug-main' }, this.tree.root, this.rows.root, this.panel.root), this.bar(report));
+      h('div', { class: 'llmdebug-main' }, this.tree.root, this.rows.root, this.panel.root), this.bar(report, !saved));
     root.append(this.controls);
     for (const action of ['pointerdown', 'keydown']) root.addEventListener(action, event => {
       this.status.say('');
@@ -134,7 +142,7 @@ export class Explorer {
     this.controls.disabled = wait === 'dead' || wait === 'gone';
   }
 
-  private bar(report: boolean): HTMLElement {
+  private bar(report: boolean, savable: boolean): HTMLElement {
     const button = (label: string, face: string, delta: 1 | -1, mismatch: boolean) =>
       h('button', { class: 'llmdebug-button', type: 'button', title: label, onclick: () => void this.walk(delta, mismatch) },
         h('span', { 'aria-hidden': 'true' }, face), h('span', { class: 'llmdebug-spoken' }, label));
@@ -143,7 +151,22 @@ export class Explorer {
       button(T.nextRecord, '↓ n', 1, false),
       report ? button(T.previousMismatch, '✗ ↑ P', -1, true) : null,
       report ? button(T.nextMismatch, '✗ ↓ N', 1, true) : null,
-      this.status.root);
+      this.status.root,
+      savable ? this.savers() : null);
+  }
+
+  private savers(): HTMLElement {
+    return h('div', { class: 'llmdebug-savers', role: 'group', 'aria-label': T.save }, `${T.saveFace} `,
+      ...(['html', 'svg', 'png'] as const).map(kind =>
+        h('button', { class: 'llmdebug-button', type: 'button', 'aria-label': T.saveAs[kind], title: T.saveAs[kind], onclick: () => void this.save(kind) }, T.kinds[kind])));
+  }
+
+  /** The kernel writes the file: only it knows the folder, and a page may be kept from saving anything. */
+  private async save(kind: ExportRequest['kind']): Promise<void> {
+    const { mismatch, text } = this.rows.filter;
+    const [position, selected, path] = [this.position, this.model.get('selected'), this.model.get('path')];
+    const reply = await this.rpc.ask('export', { kind, position, selected, path, mismatch, text, ...this.panel.look });
+    if (reply) this.status.say(T.saved(reply.answer.path));
   }
 
   private get position(): number {

@@ -65,3 +65,9 @@ export function shortPath(path: string, base: string, room: number): string {
   const rest = names.join('.');
   return `…${rest.slice(Math.max(0, rest.length - Math.max(room, 8) + 1))}`;
 }
+
+/** The end of a text in a line of at most `room` characters: of a prompt, what comes last says most. */
+export function endOf(text: string, room: number): string {
+  const characters = [...text.replace(/\s*\n\s*/g, ' ↵ ')];
+  return characters.length > room ? `…${characters.slice(1 - room).join('')}` : characters.join('');
+}

@@ -1,6 +1,6 @@
 /** Every head of an attention at once: its slice in small, of which a click opens one in the heat map. */
 import { Scale } from './colours';
-import { clamp, h, swallow } from './dom';
+import { clamp, h, hasFocus, swallow } from './dom';
 import { floats, type Slice } from './heatmap';
 import { numeric } from './format';
 import type { Ask } from './rpc';
@@ -8,22 +8,29 @@ import { T } from './strings';
 import type { Heads as Planes } from './wire';
 
 const CELLS = 40;
+/** Of one answer. The page on show is that of the head that is open, so that going on by head turns the pages. */
+const PAGE = 64;
 
 export class Heads {
   readonly root: HTMLDetailsElement;
   private title = h('summary');
   private grid = h('div', { class: 'llmdebug-heads-grid', role: 'radiogroup', onkeydown: (event: KeyboardEvent) => this.key(event) });
-  private note = h('div', { class: 'llmdebug-dim' });
+  private note = h('span', { class: 'llmdebug-dim' });
+  private previous = this.turner(T.previousHeads, '◀', -1);
+  private next = this.turner(T.nextHeads, '▶', 1);
   private slice: Slice | null = null;
   private axis = -1;
   private name = '';
   private drawn = '';
+  private first = 0;
+  private total = 0;
 
   constructor(
     private ask: Ask,
     private choose: (axis: number, head: number) => void,
   ) {
-    this.root = h('details', { class: 'llmdebug-heads', hidden: true, ontoggle: () => void this.load() }, this.title, this.grid, this.note);
+    this.root = h('details', { class: 'llmdebug-heads', hidden: true, ontoggle: () => void this.load() }, this.title, this.grid,
+      h('div', { class: 'llmdebug-pager' }, this.previous, this.note, this.next));
   }
 
   /** `axis` -1: this slice has no heads beside it. */
@@ -42,10 +49,11 @@ export class Heads {
   private async load(): Promise<void> {
     const { slice, axis } = this;
     if (!slice || axis < 0 || !this.root.open) return;
-    const wanted = JSON.stringify({ ...slice, axis, fixed: slice.fixed.map((at, i) => (i === axis ? 0 : at)) });
+    const first = Math.floor((slice.fixed[axis] ?? 0) / PAGE) * PAGE;
+    const wanted = JSON.stringify({ ...slice, axis, first, fixed: slice.fixed.map((at, i) => (i === axis ? 0 : at)) });
     if (wanted === this.drawn) return;
     this.drawn = wanted;
-    const reply = await this.ask('heads', { ...slice, axis, size: CELLS });
+    const reply = await this.ask('heads', { ...slice, axis, first, size: CELLS });
     if (wanted !== this.drawn) return;
     if (reply) this.paint(reply.answer, floats(reply.buffers[0]), slice.which === 'difference');
     else this.clear();
@@ -58,22 +66,34 @@ export class Heads {
   }
 
   private paint(planes: Planes, data: Float32Array, signed: boolean): void {
-    const { h: height, w: width, count, total } = planes;
+    const { h: height, w: width, first, count, total } = planes;
+    const focused = hasFocus(this.grid);
+    [this.first, this.total] = [first, total];
+    this.previous.hidden = this.next.hidden = total <= PAGE;
+    this.previous.disabled = first === 0;
+    this.next.disabled = first + count >= total;
     const scale = new Scale(numeric(planes.lo), numeric(planes.hi), signed);
-    this.note.textContent = T.headsShown(count, total);
-    this.grid.replaceChildren(...Array.from({ length: count }, (_, head) => {
+    this.note.textContent = T.headsShown(first, count, total);
+    this.grid.replaceChildren(...Array.from({ length: count }, (_, i) => {
       const picture = h('canvas', { width, height, 'aria-hidden': 'true' });
       const pixels = new ImageData(Math.max(1, width), Math.max(1, height));
       const words = new Uint32Array(pixels.data.buffer);
-      data.subarray(head * height * width, (head + 1) * height * width).forEach((value, i) => (words[i] = scale.word(value)));
+      data.subarray(i * height * width, (i + 1) * height * width).forEach((value, k) => (words[k] = scale.word(value)));
       picture.getContext('2d')!.putImageData(pixels, 0, 0);
+      const head = first + i;
       return h('button', { class: 'llmdebug-thumb', type: 'button', role: 'radio', 'aria-label': `${this.name} ${head}`, onclick: () => this.go(head) }, picture, String(head));
     }));
     this.mark();
+    if (focused) this.grid.querySelector<HTMLElement>('[tabindex="0"]')?.focus();
+  }
+
+  private turner(label: string, face: string, pages: 1 | -1): HTMLButtonElement {
+    return h('button', { class: 'llmdebug-button', type: 'button', hidden: true, 'aria-label': label, title: label,
+      onclick: () => this.choose(this.axis, this.first + pages * PAGE) }, face);
   }
 
   private mark(): void {
-    const now = this.slice?.fixed[this.axis] ?? 0;
+    const now = (this.slice?.fixed[this.axis] ?? 0) - this.first;
     const heads = [...this.grid.children];
     heads.forEach((head, i) => {
       head.setAttribute('aria-checked', String(i === now));
@@ -83,11 +103,11 @@ export class Heads {
 
   private go(head: number): void {
     this.choose(this.axis, head);
-    (this.grid.children[head] as HTMLElement | undefined)?.focus();
+    (this.grid.children[head - this.first] as HTMLElement | undefined)?.focus();
   }
 
   private key(event: KeyboardEvent): void {
-    const last = this.grid.childElementCount - 1;
+    const last = this.total - 1;
     const now = this.slice?.fixed[this.axis] ?? 0;
     const to: Record<string, number> = { ArrowLeft: now - 1, ArrowUp: now - 1, ArrowRight: now + 1, ArrowDown: now + 1, Home: 0, End: last };
     const head = to[event.key];

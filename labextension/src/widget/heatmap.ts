@@ -135,6 +135,7 @@ export class Heatmap {
       const reply = await this.ask('view', { ...slice, ...this.window, size: CELLS });
       if (slice !== this.slice) continue;
       if (reply) this.take(reply.answer, floats(reply.buffers[0]));
+      else if (this.view) this.window = { y0: this.view.y0, x0: this.view.x0, y1: this.view.y1, x1: this.view.x1 }; // what is on show stays
       else this.clear();
     } while (this.stale);
     this.setBusy(false);

@@ -48,7 +48,7 @@ export class Layers {
     const reply = await this.ask('layers', {});
     if (!reply) return undefined;
     const errors = new LayerErrors(reply, this.steps);
-    this.root.hidden = errors.layers.length === 0;
+    this.root.hidden = errors.layers.length * this.steps.length < 2; // one cell is no map
     this.map.take(errors);
     this.growth.take(errors);
     return errors;

@@ -7,7 +7,7 @@ import { MarkForm, unmarkButton, type Judged } from './expected';
 import type { Ask } from './rpc';
 import { Sparklines } from './sparklines';
 import { RELATIONS, SIDES, T, VERDICTS } from './strings';
-import { Tensor } from './tensor';
+import { Tensor, type Look } from './tensor';
 import type { Detail, Flow, Overview, Row, Side } from './wire';
 
 const FIGURES = ['dtype', 'shape', 'device', 'min', 'max', 'mean', 'l2norm', 'nan', 'inf', 'zero', 'numel', 'fingerprint'] as const;
@@ -42,6 +42,14 @@ export class Panel {
     this.sparklines = new Sparklines(ask, { jump: events.jump, step: stepLabel });
     this.content = h('div', { class: 'llmdebug-detail', hidden: true }, this.place, this.sparklines.root, this.tensor.root, this.tables);
     this.root = h('section', { class: 'llmdebug-panel', 'aria-label': T.panel }, this.hint, this.content);
+  }
+
+  get look(): Look {
+    return this.tensor.look;
+  }
+
+  begin(look: Look): void {
+    this.tensor.begin(look);
   }
 
   async show(row: number): Promise<void> {

@@ -124,6 +124,11 @@ export class Rows {
     if (this.list.count > 0) void this.take(0);
   }
 
+  begin({ mismatch, text }: Pick<Filter, 'mismatch' | 'text'>): void {
+    this.mismatch.checked = mismatch;
+    this.text.value = text;
+  }
+
   clearFilter(): void {
     this.text.value = '';
     this.mismatch.checked = false;

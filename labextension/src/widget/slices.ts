@@ -1,15 +1,21 @@
 /** Chooses the 2-d slice of a tensor: which axes are its rows and columns, and where the others stand. */
 import { clamp, h } from './dom';
 import { T } from './strings';
-import type { Axis } from './wire';
+import type { Axis, State } from './wire';
 
 export class Slices {
   readonly root = h('div', { class: 'llmdebug-slices', role: 'group', 'aria-label': T.axes });
   axes: [number, number] = [-1, -1];
   fixed: number[] = [];
   private shape: Axis[] = [];
+  private first: Pick<State, 'axes' | 'fixed'> | null = null;
 
   constructor(private changed: () => void) {}
+
+  /** Begin with this slice, if the first tensor has it. */
+  begin(slice: Pick<State, 'axes' | 'fixed'>): void {
+    this.first = slice;
+  }
 
   /** A tensor of the same sizes keeps the slice, so that neighbours can be compared. */
   show(shape: Axis[]): void {
@@ -18,6 +24,12 @@ export class Slices {
     if (!same) {
       this.axes = [shape.length < 2 ? -1 : shape.length - 2, shape.length - 1];
       this.fixed = shape.map(() => 0);
+    }
+    const first = this.first;
+    this.first = null;
+    if (first?.axes.length === 2 && first.fixed.length === shape.length) {
+      this.axes = [first.axes[0]!, first.axes[1]!];
+      this.fixed = [...first.fixed];
     }
     this.paint();
   }

@@ -1,16 +1,20 @@
 /** The token stepper: one button per step of the run, of which any number may exist. */
 import { clamp, h, swallow } from './dom';
+import { endOf } from './format';
 import { T } from './strings';
 import { VirtualList } from './virtual';
 import type { Step } from './wire';
 
 const WIDTH = 112;
+const TEXT_WIDTH = 204;
+const TEXT_ROOM = 15;
 const PLAY_MS = 700;
 
 export class Stepper {
   readonly root: HTMLElement;
   private position = 0;
-  private list = new VirtualList({ item: WIDTH, horizontal: true, render: i => this.button(i), painted: had => had && this.focus() });
+  private width: number;
+  private list: VirtualList;
   private previous = h('button', { class: 'llmdebug-button', type: 'button', 'aria-label': T.previousStep, title: T.previousStep,
     onclick: () => this.go(-1) }, '◀');
   private next = h('button', { class: 'llmdebug-button', type: 'button', 'aria-label': T.nextStep, title: T.nextStep,
@@ -26,6 +30,8 @@ export class Stepper {
     private choose: (position: number) => void,
     private idle: () => boolean,
   ) {
+    this.width = steps.some(step => step.text) ? TEXT_WIDTH : WIDTH;
+    this.list = new VirtualList({ item: this.width, horizontal: true, render: i => this.button(i), painted: had => had && this.focus() });
     this.list.root.removeAttribute('tabindex');
     this.root = h('div', { class: 'llmdebug-stepper', role: 'toolbar', 'aria-label': T.stepper, onkeydown: (event: KeyboardEvent) => this.key(event) },
       this.play, this.previous, this.list.root, this.next);
@@ -85,19 +91,20 @@ export class Stepper {
   }
 
   private button(i: number): HTMLElement {
-    const { label, kind, rows, bad } = this.steps[i]!;
+    const { label, kind, text, rows, bad } = this.steps[i]!;
     const current = i === this.position;
     return h('button', {
       class: `llmdebug-step${kind === 'warmup' ? ' llmdebug-warmup' : ''}`,
       type: 'button',
-      style: `width:${WIDTH - 4}px`,
+      style: `width:${this.width - 4}px`,
       tabindex: current ? 0 : -1,
       'aria-current': current ? 'step' : undefined,
       'data-index': i,
-      title: `${label}: ${T.stepTitle(kind, rows, bad)}`,
+      title: [`${label}: ${T.stepTitle(kind, rows, bad)}`, text].filter(Boolean).join('\n'),
       onclick: () => this.choose(i),
     },
       h('span', { class: 'llmdebug-step-label' }, label),
+      text ? h('span', { class: 'llmdebug-step-text' }, T.fed(endOf(text, TEXT_ROOM))) : null,
       bad ? h('span', { class: 'llmdebug-badge' }, String(bad)) : null);
   }
 

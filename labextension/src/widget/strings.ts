@@ -76,6 +76,7 @@ export const T = {
   play: 'Play token by token',
   pause: 'Pause (any key or click does)',
   noSteps: 'no steps recorded',
+  fed: (text: string) => `“${text}”`,
   stepTitle: (kind: string, rows: number, bad: number) =>
     `${kind}, ${count(rows, 'record')}${bad ? `, ${bad} diverged` : ''}`,
 
@@ -152,7 +153,9 @@ abs>1e3, abs<1e-3: its largest magnitude is; mean and l2norm likewise. Of a pair
   axes: 'Slice',
   axisIndex: (name: string) => `Index on axis ${name}`,
   heads: (name: string) => `${name} by ${name}`,
-  headsShown: (n: number, total: number) => (n < total ? `the first ${n} of ${total}, in one scale` : `${n}, in one scale`),
+  headsShown: (first: number, n: number, total: number) => (n < total ? `${first} to ${first + n - 1} of ${total}, in one scale` : `${n}, in one scale`),
+  previousHeads: 'Previous ones',
+  nextHeads: 'Next ones',
   heatmap: (rows: number, cols: number) => `Heat map of a ${rows} by ${cols} slice`,
   window: (y0: number, y1: number, x0: number, x1: number) => `rows ${y0}–${y1 - 1}, columns ${x0}–${x1 - 1}`,
   windowFlat: (x0: number, x1: number) => `elements ${x0}–${x1 - 1}`,
@@ -166,6 +169,15 @@ abs>1e3, abs<1e-3: its largest magnitude is; mean and l2norm likewise. Of a pair
   bins: (n: number, lo: string, hi: string) => `${n} bins from ${lo} to ${hi}`,
   bin: (lo: string, hi: string, n: number) => `${lo} … ${hi}: ${n.toLocaleString('en')}`,
   finite: (n: number) => `${n.toLocaleString('en')} finite`,
+
+  save: 'Save what is shown',
+  saveFace: 'save',
+  kinds: { html: 'HTML', svg: 'SVG', png: 'PNG' },
+  saveAs: { html: 'Save this explorer as a page of its own, beside the notebook', svg: 'Save what is shown as a figure (SVG), beside the notebook', png: 'Save what is shown as a figure (PNG), beside the notebook' },
+  saved: (path: string) => `saved: ${path}`,
+  notInPage: 'not in this page: open the run in a notebook for that',
+  wordsOnly: 'in a saved page, the filter takes words only',
+  unpackable: (why: string) => `This browser can't unpack the page (${why}).`,
 
   busy: 'kernel busy…',
   dead: 'no answer: a cell is running, or the kernel is gone (then run this cell again)',

@@ -8,11 +8,11 @@ import type { Ask } from './rpc';
 import { Slices } from './slices';
 import { SIDES, T } from './strings';
 import { Trio } from './trio';
-import type { Detail, Side, Which } from './wire';
+import type { Detail, Side, State, Tab, Which } from './wire';
 import { Worst } from './worst';
 
-/** A side, or the three of them beside each other. */
-type Tab = Which | 'all';
+/** What of a tensor is looked at. */
+export type Look = Pick<State, 'which' | 'axes' | 'fixed'>;
 
 export class Tensor {
   readonly root: HTMLElement;
@@ -43,6 +43,16 @@ export class Tensor {
     this.values = h('div', { class: 'llmdebug-values' }, this.slices.root, this.pictures, this.heads.root);
     this.root = h('div', { class: 'llmdebug-tensor' }, this.tabs,
       h('div', { id: this.uid, role: 'tabpanel' }, this.why, this.values), this.errors.root, this.worst.root);
+  }
+
+  get look(): Look {
+    return { which: this.tab, axes: [...this.slices.axes], fixed: [...this.slices.fixed] };
+  }
+
+  /** Begin with this, where the first row has it. */
+  begin(look: Look): void {
+    this.preferred = look.which;
+    this.slices.begin(look);
   }
 
   /** The side that was looked at last is kept where the row has it. */

@@ -2,18 +2,20 @@
 
 export type Num = number | string | null;
 export type Which = 'golden' | 'mine' | 'difference';
+export type Tab = 'golden' | 'mine' | 'difference' | 'all';
 export type Relation = 'inputs' | 'outputs' | 'consumers' | 'siblings';
 export type Verdict = 'match' | 'within_noise' | 'expected' | 'diverged' | 'unmatched' | 'nondeterministic';
 export type Sort = '' | 'step' | 'seq' | 'path' | 'op' | 'dtype' | 'shape' | 'error' | 'limit' | 'verdict';
 export type Scope = 'tensor' | 'step' | 'module';
 
-/** One stop of the token stepper. ``label`` is ready to show: ``0 prefill``. */
+/** One stop of the token stepper. ``label`` is ready to show: ``0 prefill``. ``text``: the tokens that the step was given, "" if not known. */
 export interface Step {
   index: number;
   generation: number;
   step: number;
   kind: string;
   label: string;
+  text: string;
   rows: number;
   bad: number;
 }
@@ -259,12 +261,13 @@ export interface View {
 }
 
 /**
- * The same 2-d slice at each index of an axis, the first ``count`` of ``total``, as ``count * h * w`` little-endian float32
+ * The same 2-d slice at ``count`` indices of an axis from ``first`` on, of ``total``, as ``count * h * w`` little-endian float32
  * in the one buffer; cells as in `View`.
  */
 export interface Heads {
   h: number;
   w: number;
+  first: number;
   count: number;
   total: number;
   lo: Num;
@@ -326,6 +329,43 @@ export interface Line {
 
 export interface Series {
   lines: Line[];
+}
+
+/**
+ * What an explorer shows. ``position``: index of the stepper; ``selected``: a row, -1 for none; ``path``, ``mismatch``, ``text``:
+ * what the list is narrowed to. ``which``, ``axes``, ``fixed``: what of the tensor; no ``axes`` means its last two.
+ */
+export interface State {
+  position: number;
+  selected: number;
+  path: string;
+  mismatch: boolean;
+  text: string;
+  which: Tab;
+  axes: number[];
+  fixed: number[];
+}
+
+export interface Exported {
+  path: string;
+}
+
+/** An answer that was given when a page was saved. ``key``: what was asked, see `saved_page.py`; ``buffers``: as base64. */
+export interface Kept {
+  key: string;
+  answer: Record<string, unknown>;
+  buffers: string[];
+}
+
+/** What a saved page answers from. ``parents``: of ``nodes``; ``homes``: the node of each of ``rows``, -1 for none. */
+export interface SavedPage {
+  state: State;
+  snapshot: Overview;
+  nodes: TreeNode[];
+  parents: number[];
+  rows: Row[];
+  homes: number[];
+  answers: Kept[];
 }
 
 export interface OverviewRequest {
@@ -431,12 +471,13 @@ export interface ViewRequest {
   size: number;
 }
 
-/** ``axis``: that of the heads; ``axes``, ``fixed``, ``size`` as in `ViewRequest`. */
+/** ``axis``: that of the heads, ``first``: the first one; ``axes``, ``fixed``, ``size`` as in `ViewRequest`. */
 export interface HeadsRequest {
   op: 'heads';
   row: number;
   which: Which;
   axis: number;
+  first: number;
   axes: number[];
   fixed: number[];
   size: number;
@@ -502,6 +543,20 @@ export interface UnexpectRequest {
   text: string;
 }
 
+/** Write what is shown to a file beside the notebook: a page, or a figure. */
+export interface ExportRequest {
+  position: number;
+  selected: number;
+  path: string;
+  mismatch: boolean;
+  text: string;
+  which: Tab;
+  axes: number[];
+  fixed: number[];
+  op: 'export';
+  kind: 'html' | 'svg' | 'png';
+}
+
 /** What each op asks and answers. */
 export interface Ops {
   overview: { request: OverviewRequest; answer: Overview };
@@ -522,4 +577,5 @@ export interface Ops {
   scatter: { request: ScatterRequest; answer: Scatter };
   expect: { request: ExpectRequest; answer: Overview };
   unexpect: { request: UnexpectRequest; answer: Overview };
+  export: { request: ExportRequest; answer: Exported };
 }
