@@ -120,6 +120,11 @@ def summed(slot: str) -> tuple[str, int] | None:
     return (found[1], int(found[2])) if found else None
 
 
+# why a tensor of compiled code has no partner, though nothing is missing
+INSIDE = "computed inside a kernel in the other run, and nowhere written"
+WRITTEN = "written by a kernel, where the other run has a view or an operator that it keeps whole"
+READ = "what a kernel reads, compared where it was made"
+OF_COMPILED = frozenset({INSIDE, WRITTEN, READ})
 IN_KERNEL = "kernel."  # slots of what a kernel of compiled code reads start with it: they are names of buffers, not of arguments
 
 
@@ -392,6 +397,11 @@ class Difference(Shown):
     @property
     def op(self) -> str:
         return self.pair.either.op
+
+    @property
+    def is_mismatch(self) -> bool:
+        """It asks to be looked at: it diverged, or a partner is missing that there could be."""
+        return self.verdict in MISMATCHES and self.pair.why not in OF_COMPILED
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -319,10 +319,16 @@ class Report(Shown, Tabular):
             for run in (self.golden, self.mine)
             if not run.source.complete
         ]
-        alone = self._counts["unmatched"]
+        inside = sum(d.verdict == "unmatched" and not d.is_mismatch for d in self.differences)
+        alone = self._counts["unmatched"] - inside
         if alone:
             notes.insert(
                 0, f"{alone:,} of {len(self.differences):,} rows could not be compared; the verdict is on the others"
+            )
+        if inside:
+            notes.insert(
+                0,
+                f"{count_text(inside, 'row')} of compiled code {'has' if inside == 1 else 'have'} no partner by nature: inside a kernel, or read by one",
             )
         seen = {d.expected for d in self.differences} | {f.expected for f in self.findings}
         notes += [f"expected, but nothing like it differs now: {mark}" for mark in self.expected if mark not in seen]

@@ -215,6 +215,8 @@ class FakeView:
             "why": "" if script else "its tensors were not recorded in both runs",
             "save": f'report.findings[{request["finding"]}].save_repro("repro.py")',
             "source": "model.py:12 forward",
+            "kernel": "graph0/cpp_fused_mul_0",
+            "code": "" if script else "out[0] = <b>in</b>[0];",
         }
 
     def _layer(self, path: str) -> str:

@@ -30,6 +30,16 @@ SAY = {
         "blamed": ["first: backward of model.layers.1.mlp.act_fn", "blamed: model.layers.1.mlp.act_fn, introduced"],
         "fix": ["within_noise"],
     },
+    "torch_compile": {
+        "fx": ["the same bits as eager code: True"],
+        "same": ["match"],
+        "compare": ["kernels.fx against kernels: within_noise"],
+        "sums": ["0.norm/Aten.mean.dim", "mine's is the sum over 32"],
+        "bug": ["2048 of 4096 elements differ"],
+        "blamed": ["diverged", "graph0/cpp_fused_add_copy__flip_index_put_0", "rev"],
+        "code": ["out_ptr"],
+        "off": ["the same bits as eager code: True"],
+    },
 }  # fmt: skip
 
 pytestmark = pytest.mark.timeout(600)

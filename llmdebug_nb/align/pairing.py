@@ -21,13 +21,13 @@ from llmdebug_nb.align.reshape import Fitter
 from llmdebug_nb.align.sequence import Leeway
 from llmdebug_nb.align.tokens import Load
 from llmdebug_nb.align.tree import FUSED, SAME_PATH, Tree, above
-from llmdebug_nb.records import IN_KERNEL, Node, Pair, Record
+from llmdebug_nb.records import IN_KERNEL, INSIDE, READ, WRITTEN, Node, Pair, Record
 
 SAME_SITE = SAME_PATH
 SEQUENCE = "sequence of operators"
 SAME_NODE = "same node of the traced program"
 SAME_VALUES = "same values"
-# why a record stays alone: a closed set
+# why a record stays alone: a closed set, together with `records.OF_COMPILED`
 NO_PATH = "the module is not in the other run"
 NO_OPERATOR = "the operator was not called there in the other run"
 NO_LEVEL = "the other run recorded no operators"
@@ -37,9 +37,6 @@ NO_STEP = "the other run did not record this step"
 NO_PHASE = "the other run did not record this phase"
 NO_CALL = "the module was called fewer times in the other run"
 NO_SLOT = "the other run has no such argument or output"
-INSIDE = "computed inside a kernel in the other run, and nowhere written"
-WRITTEN = "written by a kernel, where the other run has a view or an operator that it keeps whole"
-READ = "what a kernel reads, compared where it was made"
 LEFT_OUT = "the map leaves it out"
 
 _SAME, _REPLACED = "the same operator", "another way to the same"

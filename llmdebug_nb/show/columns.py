@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from llmdebug_nb.records import MISMATCHES, Difference, within
+from llmdebug_nb.records import Difference, within
 from llmdebug_nb.show.tensors import Array
 
 _NUMBER = re.compile(r"\d+")
@@ -55,7 +55,7 @@ class Columns:
     def __init__(self, differences: Sequence[Difference], steps: Sequence[int]) -> None:
         self._rows = differences
         self.step = np.array(steps, np.int32)
-        self.mismatch = np.array([d.verdict in MISMATCHES for d in differences], bool)
+        self.mismatch = np.array([d.is_mismatch for d in differences], bool)
         place: dict[str, int] = {}
         rows = [place.setdefault(d.site.path, len(place)) for d in differences]
         self._paths, self._path_of = list(place), np.array(rows, np.int64)

@@ -119,6 +119,8 @@ def _opened_findings(view: Any, overview: wire.Overview) -> str:
 
 def _script(detail: wire.FindingDetail) -> str:
     source = f"<div>called at {escape(detail['source'])}</div>" if detail["source"] else ""
+    if detail["code"]:
+        source += f"<details><summary>Kernel {escape(detail['kernel'])}</summary><pre><code>{escape(detail['code'])}</code></pre></details>"
     if not detail["script"]:
         return f'{source}<div class="note">no repro script: {escape(detail["why"])}</div>'
     save = f"<div><code>{escape(detail['save'])}</code></div>"

@@ -240,7 +240,9 @@ class ReportView(View):
         except StoreError as error:
             why = str(error)
         save = f'report.findings[{at}].save_repro("repro.py")'
-        return {"script": script, "why": why, "save": save, "source": self.findings[at].source or ""}
+        source, kernel = self.findings[at].source or "", self.findings[at].kernel
+        name, code = (kernel.name, kernel.source) if kernel is not None else ("", "")
+        return {"script": script, "why": why, "save": save, "source": source, "kernel": name, "code": code}
 
     @functools.cached_property
     def layer_errors(self) -> LayerErrors:

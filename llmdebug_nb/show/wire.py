@@ -151,13 +151,16 @@ class Overview(TypedDict):
 class FindingDetail(TypedDict):
     """``script``: what calls it again, "" for none, then ``why`` says why not. ``save``: the line of Python that writes it.
 
-    ``source``: where in the program it was called, "" if that was not recorded.
+    ``source``: where in the program it was called, "" if that was not recorded. ``kernel``, ``code``: of compiled code, the kernel that computes
+    it, and its code; "" for none.
     """
 
     script: str
     why: str
     save: str
     source: str
+    kernel: str
+    code: str
 
 
 class Layer(TypedDict):

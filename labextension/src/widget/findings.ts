@@ -73,8 +73,12 @@ class Finding {
     ];
   }
 
-  private code({ script, why, save, source }: FindingDetail): HTMLElement[] {
+  private code({ script, why, save, source, kernel, code }: FindingDetail): HTMLElement[] {
     const called = source ? [h('div', { class: 'llmdebug-source' }, `${T.calledAt} ${source}`)] : [];
+    if (kernel) called.push(h('div', { class: 'llmdebug-source' }, `${T.computedBy} `, h('code', {}, kernel)));
+    if (code)
+      called.push(h('div', { class: 'llmdebug-code' }, copyButton(T.copyKernel, code, this.events.say),
+        h('pre', { class: 'llmdebug-script', tabindex: 0, 'aria-label': T.kernelCode }, code)));
     if (!script) return [...called, h('div', { class: 'llmdebug-why' }, T.noScript(why))];
     return [...called,
       h('div', { class: 'llmdebug-code' }, copyButton(T.copyLine, save, this.events.say), h('code', {}, save)),

@@ -138,13 +138,16 @@ export interface Overview {
 /**
  * ``script``: what calls it again, "" for none, then ``why`` says why not. ``save``: the line of Python that writes it.
  *
- * ``source``: where in the program it was called, "" if that was not recorded.
+ * ``source``: where in the program it was called, "" if that was not recorded. ``kernel``, ``code``: of compiled code, the kernel that computes
+ * it, and its code; "" for none.
  */
 export interface FindingDetail {
   script: string;
   why: string;
   save: string;
   source: string;
+  kernel: string;
+  code: string;
 }
 
 /** A row of the map of layers. ``node``: its place in the tree; -1 is what lies around the layers. */
