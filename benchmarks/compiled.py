@@ -34,7 +34,7 @@ def variants(model: LlamaForCausalLM, ids: torch.Tensor) -> dict[str, Callable[[
         return lambda: one(input_ids=ids, use_cache=False)
 
     idle = ld.inductor_backend(name="idle", tokens="0", stats_only=True)
-    found = {
+    return {
         "Inductor": compiled("inductor"),
         "backend installed, step not asked for": compiled(idle),
         "fused, statistics of what kernels write": compiled(
@@ -47,7 +47,6 @@ def variants(model: LlamaForCausalLM, ids: torch.Tensor) -> dict[str, Callable[[
         "fx, statistics": compiled(ld.fx_backend(name="fx", tokens="all", stats_only=True)),
         "eager, uninstrumented": lambda: model(input_ids=ids, use_cache=False),
     }
-    return found
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ from llmdebug_nb.show import html, series, tensors
 from llmdebug_nb.show.figure import layer_pictures
 from llmdebug_nb.show.layers import layer_errors, layer_nodes
 from llmdebug_nb.show.run_view import RunView
+from llmdebug_nb.show.text import EVERYTHING
 from llmdebug_nb.show.tree import Tree
 from models import generate, gpt2, llama, prompt, t5
 
@@ -140,7 +141,7 @@ def test_the_list_of_a_run_grows_with_its_recording():
     with ld.dump(module, name="live", tokens="all", stats_only=True) as run:
         module(torch.ones(1, 2))
         view = RunView(run)
-        asked = {"step": -1, "node": -1, "mismatch": False, "text": "linear", "start": 0, "n": 9}
+        asked = {"step": -1, **EVERYTHING, "text": "linear", "start": 0, "n": 9}
         before = view.listed(asked)["total"]
         module(torch.ones(1, 2))
         assert view.listed(asked)["total"] == view.overview()["rows"] == 2 * before > 0

@@ -102,7 +102,7 @@ def _listed(view: Any, step: int, mismatch: bool) -> Iterator[wire.Row]:
     while start < min(total, html.MAX_ROWS):
         n = min(1000, html.MAX_ROWS - start)
         found: wire.Page = view.rows(
-            {"op": "rows", "step": step, **EVERYTHING, "mismatch": mismatch, "start": start, "n": n}
+            {"op": "rows", "step": step, **EVERYTHING, "every": step < 0, "mismatch": mismatch, "start": start, "n": n}
         )
         yield from found["rows"]
         start, total = start + n, found["total"]
