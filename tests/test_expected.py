@@ -81,11 +81,11 @@ def test_a_marked_module_and_what_follows_from_it_are_expected_and_everything_sa
     assert {d.site.path for d in marked} == {KERNEL, "model.layers.0.self_attn"}
     counted = f"{len(bad):,} as expected"
     said = f"{mark} (fused kernel {HOSTILE}): {len(marked)} rows; {len(bad) - len(marked)} rows more follow from that"
-    for text in (repr(report), report_text(report.view()), notebook_text(report.view()), report.summary()):
+    for text in (str(report), report_text(report.view()), notebook_text(report.view()), report.summary()):
         assert "expected" in text
         assert "fused kernel" in text
-    assert counted in repr(report)
-    assert said in repr(report)
+    assert counted in str(report)
+    assert said in str(report)
     page = html.page(report.view())
     assert escape(said) in page
     assert HOSTILE not in page
@@ -100,8 +100,8 @@ def test_a_finding_that_is_expected_is_shown_as_such_and_nobody_else_is_blamed(o
     mark = report.expect(finding, "fused kernel")
     assert mark == Expectation(KERNEL, "fused kernel")
     assert [(f.path, f.expected) for f in report.findings] == [(KERNEL, mark)]
-    assert f"expected (fused kernel): {KERNEL}" in repr(report)
-    assert "→" not in repr(report)
+    assert f"expected (fused kernel): {KERNEL}" in str(report)
+    assert "→" not in str(report)
 
 
 def test_another_error_behind_what_is_expected_is_found(two):
@@ -166,12 +166,12 @@ def test_fixed_limits_leave_alone_what_follows_from_what_is_expected(one):
 
 def test_taking_a_mark_back_restores_the_report_and_removes_the_file(one):
     report = ld.compare(*one, progress=False)
-    before, text = _verdicts(report), repr(report)
+    before, text = _verdicts(report), str(report)
     mark = report.expect(KERNEL, "fused kernel")
     file = marks.file_of(one[1])
     assert file.is_file()
     assert report.unexpect(KERNEL) == [mark]
-    assert (_verdicts(report), repr(report)) == (before, text)
+    assert (_verdicts(report), str(report)) == (before, text)
     assert not file.exists()
     with pytest.raises(OptionError, match="not marked as expected; what is: nothing"):
         report.unexpect(KERNEL)
@@ -205,7 +205,7 @@ def test_the_next_comparison_and_a_new_recording_of_that_name_know_it(model, one
     good = _record(model, "mine", tmp_path)
     mended = ld.compare(one[0], good, progress=False)
     assert mended.verdict == "match"
-    assert f"expected, but nothing like it differs now: {KERNEL}" in repr(mended)
+    assert f"expected, but nothing like it differs now: {KERNEL}" in str(mended)
 
 
 def test_two_reports_keep_each_others_marks(two):
@@ -253,7 +253,7 @@ def test_a_damaged_file_is_said_in_one_line_counts_for_nothing_and_is_left_alone
     file.write_text(text)
     report = ld.compare(*one, progress=False)
     assert report.verdict == "diverged"
-    (line,) = [line for line in repr(report).splitlines() if str(file) in line]
+    (line,) = [line for line in str(report).splitlines() if str(file) in line]
     assert "is damaged, so nothing counts as expected" in line
     with pytest.raises(CorruptDumpError, match="is damaged"):
         report.expect(KERNEL)

@@ -1406,7 +1406,7 @@ def test_a_run_has_no_errors_to_show(mount: Mount) -> None:
 def test_a_closed_view_leaves_nothing_behind(mount: Mount) -> None:
     page = mount(Explorer(FakeView()))
     expect(row_at(page, 72)).to_be_visible()
-    assert page.evaluate("window.listening()") == 5
+    assert page.evaluate("window.listening()") == 6
     page.evaluate("window.unmount()")
     assert page.evaluate("window.listening()") == 0
     expect(page.locator(".llmdebug")).to_have_count(0)
