@@ -37,6 +37,7 @@ _HOMES = {
     "TensorLookupError": "errors",
     "UnknownRunError": "errors",
     "compare": "api",
+    "convert": "api",
     "delete_run": "api",
     "dump": "api",
     "explore": "notebook.explore",
@@ -46,6 +47,7 @@ _HOMES = {
     "get_ge_dump_config": "compiled",
     "inductor_backend": "compiled",
     "open_run": "api",
+    "reduce_run": "api",
     "register_hook": "msit",
     "runs": "api",
     "seed_all": "determinism",
@@ -70,6 +72,7 @@ __all__ = [
     "TensorLookupError",
     "UnknownRunError",
     "compare",
+    "convert",
     "delete_run",
     "dump",
     "explore",
@@ -79,6 +82,7 @@ __all__ = [
     "get_ge_dump_config",
     "inductor_backend",
     "open_run",
+    "reduce_run",
     "register_hook",
     "runs",
     "seed_all",
@@ -87,10 +91,12 @@ __all__ = [
 
 if TYPE_CHECKING:
     from llmdebug_nb.api import compare as compare
+    from llmdebug_nb.api import convert as convert
     from llmdebug_nb.api import delete_run as delete_run
     from llmdebug_nb.api import dump as dump
     from llmdebug_nb.api import export as export
     from llmdebug_nb.api import open_run as open_run
+    from llmdebug_nb.api import reduce_run as reduce_run
     from llmdebug_nb.api import runs as runs
     from llmdebug_nb.compiled import fx_backend as fx_backend
     from llmdebug_nb.compiled import get_fx_dump_config as get_fx_dump_config

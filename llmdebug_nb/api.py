@@ -9,11 +9,12 @@ runs, delete_run       what is there
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shutil
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from llmdebug_nb.comparison.tolerance import Calibration, says
 from llmdebug_nb.errors import CompareError, OptionError, StoreError, UnknownRunError
 from llmdebug_nb.explain import blame
 from llmdebug_nb.explain.runs import Runs, Side
+from llmdebug_nb.kernels import partial
 from llmdebug_nb.options import CompareOptions, DumpOptions, runs_folder
 from llmdebug_nb.recording import Recording, finder, recorded
 from llmdebug_nb.records import Difference, Finding, Pair
@@ -36,7 +38,7 @@ from llmdebug_nb.show import html
 from llmdebug_nb.show.run_view import RunView
 from llmdebug_nb.show.state import state_of
 from llmdebug_nb.show.words import count_text, size_text
-from llmdebug_nb.store import catalog, compiled, reader
+from llmdebug_nb.store import catalog, compiled, reader, reduce, torchair
 from llmdebug_nb.store.run import Run
 
 __all__ = ["Recording", "compare", "delete_run", "dump", "export", "open_run", "runs"]
@@ -101,6 +103,63 @@ def delete_run(where: str | os.PathLike[str] | Run) -> Path:
     for name in [name for name, folder in recorded.items() if folder == run.path]:
         del recorded[name]
     return run.path
+
+
+def reduce_run(
+    where: str | os.PathLike[str] | Run, to: str = "minmax", name: str | None = None, replace: bool = False
+) -> Run:
+    """Keep figures of each tensor of a run in place of its values: ``minmax``, or ``quantile:N``; return the new run.
+
+    It is called ``name``, by default that of the old one with ``.minmax`` or ``.quantile`` behind it, and lies beside it. ``replace`` puts it
+    in the place of the old one, which is removed once the new one is on the disk as a whole. Statistics, calls and operators are all kept.
+
+    Raises:
+        OptionError: another ``to``, or a run of another tool. UnknownRunError, CorruptDumpError: as `open_run`.
+        DumpWriteError: there is no room; the old run is as it was.
+    """
+    if name is not None and replace:
+        raise OptionError(f"name {name!r}: with replace, the run keeps its name")
+    options = DumpOptions(name=name or "run", reduce=to)
+    run, kept = open_run(where), str(options.reduce)
+    if run.path is None or not catalog.is_run(run.path):
+        raise OptionError(f"{run.label} was not recorded by llmdebug_nb: only its own runs can be reduced")
+    count = int(kept.partition(":")[2] or 0)
+    figures = functools.partial(partial.quantiles, count=count) if count else partial.minmax
+    says = f"quantile[{count}]" if count else kept
+    with _progress("reduce", len(run)) as told:
+        new = reduce.reduced(
+            run.path, run.path.parent, name or f"{run.name}.{kept.partition(':')[0]}", says, figures, told
+        )
+    return reader.native(reduce.replace(run.path, new) if replace else new)
+
+
+def convert(where: str | os.PathLike[str] | Run, folder: str | os.PathLike[str], to: str = "fx") -> torchair.Written:
+    """Write a run of compiled code in the folders of torchair's dumps, for tools that read those; say what was written.
+
+    ``to``: ``fx``, ``fx-old`` (the layout of PTA up to 7.1) or ``ge``. What can't be written is counted.
+
+    Raises:
+        OptionError: another layout, or a run that is not of compiled code. StoreError: the folder is not empty or can't be written to,
+        or nothing of the run can be written there.
+    """
+    if to not in torchair.LAYOUTS:
+        raise OptionError(f"to {to!r} is not known; known: {', '.join(torchair.LAYOUTS)}")
+    run = open_run(where)
+    if not compiled.is_compiled(run):
+        raise OptionError(f"{run.label} is not of compiled code: record it with graph='fx' or 'fused'")
+    names, begun = compiled.names(run), float(run.meta.get("created") or 0.0)
+    root = next((node.type for node in run.nodes if not node.path), "model")
+    named = lambda record: names.get(compiled.key_of(record.site))  # noqa: E731
+    return torchair.write(run.records(), run.load, named, Path(folder), to, root, begun)
+
+
+@contextlib.contextmanager
+def _progress(what: str, total: int) -> Iterator[Callable[[int], Any]]:
+    """Show a bar when it takes a while; gives what is told of progress."""
+    from tqdm.auto import tqdm
+
+    with tqdm(total=total, desc=what, unit="tensor", delay=1, leave=False) as bar:
+        yield bar.update
 
 
 def compare(

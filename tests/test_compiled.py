@@ -6,8 +6,10 @@ import contextlib
 import json
 import os
 import re
+import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -472,3 +474,88 @@ def test_a_switch_that_makes_no_sense_says_what_would(switch, says: str):
 
 def test_an_operator_can_be_kept_out_of_all_kernels():
     assert FusionSwitch.read({"Switch": {"UBFusion": {"aten.rsqrt": "off"}}}).apart == {"aten.rsqrt"}
+
+
+# -- torchair's folders ---------------------------------------------------------------------------------
+
+
+def fields(message: bytes) -> dict[int, list[int | bytes]]:
+    """Return the fields of a protobuf message by number: whole numbers and bytes."""
+    found: dict[int, list[int | bytes]] = {}
+    at = 0
+
+    def number() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte, at = message[at], at + 1
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+
+    while at < len(message):
+        key = number()
+        value: int | bytes = number()
+        if key & 7 == 2:
+            at += value
+            value = message[at - value : at]
+        else:
+            assert key & 7 == 0
+        found.setdefault(key >> 3, []).append(value)
+    return found
+
+
+def test_a_run_is_written_in_the_folders_of_fx_dumps_of_both_generations(fused, tmp_path: Path):
+    run = ld.open_run(fused[3] / "fx")
+    written = ld.convert(run, tmp_path / "new")
+    token = tmp_path / "new" / "worldsize1_global_rank0" / "Model" / "1"
+    (file,) = token.glob("rsqrt_1-aten.rsqrt.default.OUTPUT.0.*.npy")
+    assert np.array_equal(np.load(file), run.tensor("layers.1.norm/Aten.rsqrt", step=1).numpy())
+    assert written.tensors == len(list((tmp_path / "new").rglob("*.npy")))
+    assert not written.left_out
+    ld.convert(run, tmp_path / "old", to="fx-old")
+    assert {folder.name for folder in (tmp_path / "old" / "data_dump").iterdir()} == {"1", "2"}
+    assert len(list((tmp_path / "old" / "data_dump" / "2").glob("gm_*_dump/*.npy"))) == len(list(token.iterdir()))
+
+
+def test_a_run_is_written_in_the_files_of_ge_dumps_with_a_graph_that_names_fx_tensors(fused, tmp_path: Path):
+    run = fused[2]
+    ld.convert(run, tmp_path / "ge", to="ge")
+    (file,) = (tmp_path / "ge").glob("worldsize1_global_rank0/*/0/Model/1/1/AutomaticBufferFusionOp.mul_3.*")
+    assert len(file.name.split(".")) == 5
+    data = file.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    message = fields(data[8 : 8 + length])
+    assert (message[1], message[6]) == ([b"1.0"], [b"mul_3"])
+    (output,) = map(fields, message[3])
+    expected = run.tensor("layers.1.norm/Aten.mul.Tensor", step=1, call=1)
+    assert (output[1], output[6]) == ([1], [4 * expected.numel()])
+    assert fields(output[3][0])[1] == [bytes(expected.shape)]  # packed; sizes below 128 are a byte each
+    assert fields(output[4][0])[1] == [b"mul_3-aten.mul.Tensor"]
+    before = sum(fields(one)[5][0] for one in message[4])
+    assert data[8 + length + before :] == expected.numpy().tobytes()
+    (graph,) = (tmp_path / "ge").glob("dynamo_original_graph_1_rank_0_pid_0_ts_*.txt")
+    assert 's: "mul_3-aten.mul.Tensor.OUTPUT.0"' in graph.read_text()
+
+
+def test_converting_says_what_can_not_be_written(fused, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    from llmdebug_nb.cli import main
+
+    net = model()
+    with torch.no_grad(), ld.dump(net, name="figures", graph="fx", stats_only=True):
+        net(example())
+    assert main(["convert", "figures", "-o", str(tmp_path / "a")]) == 2
+    assert "whose values were not kept" in capsys.readouterr().err
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "theirs").touch()
+    assert main(["convert", str(fused[3] / "fx"), "-o", str(tmp_path / "b")]) == 2
+    assert "is not empty: name a new folder" in capsys.readouterr().err
+    with torch.no_grad(), ld.dump(net, name="eager"):
+        net(example())
+    assert main(["convert", "eager", "-o", str(tmp_path / "c")]) == 2
+    assert "eager is not of compiled code" in capsys.readouterr().err
+    assert main(["convert", "eager", "-o", str(tmp_path / "c"), "--to", "gx"]) == 2
+    assert "to 'gx' is not known; known: fx, fx-old, ge" in capsys.readouterr().err
+    assert main(["convert", str(fused[3] / "fx"), "-o", str(tmp_path / "d")]) == 0
+    assert re.search(r"written: \d+ tensors to ", capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""The command line: ``llmdebug info | compare | report | export``. Parse, call one use case, print."""
+"""The command line: ``llmdebug info | compare | report | reduce | convert | export``. Parse, call one use case, print."""
 
 from __future__ import annotations
 
@@ -92,6 +92,27 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.set_defaults(run=_report)
 
+    reduce = commands.add_parser(
+        "reduce",
+        help="keep figures of each tensor in place of its values",
+        description="Write a smaller run: least and greatest value, or quantiles, of each tensor in place of all its values.",
+    )
+    reduce.add_argument("golden", metavar="RUN", help="name or path of a run")
+    reduce.add_argument("--to", metavar="R", default="minmax", help="minmax or quantile:N (default: %(default)s)")
+    reduce.add_argument("--name", metavar="NAME", help="of the new run (default: RUN.minmax)")
+    reduce.add_argument("--replace", action="store_true", help="remove the old run once the new one is on the disk")
+    reduce.set_defaults(run=_reduce)
+
+    convert = commands.add_parser(
+        "convert",
+        help="write a run of compiled code as torchair's tools read it",
+        description="Write a run of compiled code in the folders of torchair's FX or GE dumps.",
+    )
+    convert.add_argument("golden", metavar="RUN", help="name or path of a run")
+    convert.add_argument("--to", metavar="L", default="fx", help="fx, fx-old or ge (default: %(default)s)")
+    convert.add_argument("-o", "--output", metavar="DIR", required=True, help="a new folder")
+    convert.set_defaults(run=_convert)
+
     export = commands.add_parser(
         "export",
         help="write the explorer of a dump, or of two compared, as a page or a figure",
@@ -167,6 +188,24 @@ def _report(args: argparse.Namespace) -> int:
 
     target = api.write_report(args.golden, args.mine, args.output)
     print(f"written: {target}")
+    return MATCH
+
+
+def _reduce(args: argparse.Namespace) -> int:
+    from llmdebug_nb import api
+
+    run = api.reduce_run(args.golden, to=args.to, name=args.name, replace=args.replace)
+    print(api.kept_line(run))
+    return MATCH
+
+
+def _convert(args: argparse.Namespace) -> int:
+    from llmdebug_nb import api
+    from llmdebug_nb.show.words import count_text
+
+    written = api.convert(args.golden, args.output, args.to)
+    left = "".join(f"; {count:,} left out, {why}" for why, count in written.left_out.items())
+    print(f"written: {count_text(written.tensors, 'tensor')} to {written.folder}{left}")
     return MATCH
 
 

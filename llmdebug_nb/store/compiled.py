@@ -28,13 +28,21 @@ def is_compiled(run: Run) -> bool:
 
 def nodes(run: Run) -> dict[_Key, str]:
     """Return which node of the traced program each call is: the same for all graphs made of one program. Empty for other runs."""
+    return _said(run, "node")
+
+
+def names(run: Run) -> dict[_Key, str]:
+    """Return the name of each call's node in its graph. Empty for runs that are not of compiled code."""
+    return _said(run, "fx")
+
+
+def _said(run: Run, slot: str) -> dict[_Key, str]:
     if not is_compiled(run):
         return {}
-    sql = "SELECT generation, step, role, path, call, value FROM scalar_rows WHERE role IN ('graph', 'graph.backward') AND slot = 'node'"
+    sql = "SELECT generation, step, role, path, call, value FROM scalar_rows WHERE role IN ('graph', 'graph.backward') AND slot = ?"
+    rows = run.query(sql, (slot,))
     return {
-        (generation, step, _ROLES[role], path, call): node
-        for generation, step, role, path, call, node in run.query(sql)
-        if node
+        (generation, step, _ROLES[role], path, call): text for generation, step, role, path, call, text in rows if text
     }
 
 

@@ -81,7 +81,7 @@ def native(path: Path) -> Run:
     return Run(str(marker.get("name", path.name)), path, lambda: _open_native(path, marker))
 
 
-class _Process:
+class Process:
     """The files of one recording process, opened read-only."""
 
     def __init__(self, folder: Path, number: int) -> None:
@@ -195,37 +195,42 @@ def _connect(index: Path, settled: bool) -> sqlite3.Connection:
     return db
 
 
-def _open_native(path: Path, marker: dict[str, Any]) -> Source:
+def processes(path: Path) -> list[Process]:
+    """Return what each process recorded of a native run. Raises CorruptDumpError."""
     folders = sorted(child for child in path.iterdir() if child.is_dir() and (child / fmt.INDEX).exists())
     folders = [folder for folder in folders if path.resolve() in folder.resolve().parents]
     if not folders:
         raise CorruptDumpError(f"{path} holds no recording: no rank*/{fmt.INDEX} in it")
-    processes = [_Process(folder, number) for number, folder in enumerate(folders)]
-    db = processes[0].db if len(processes) == 1 else _merged(processes)
-    if len(processes) == 1:
-        _make_views(db, processes[0])
+    return [Process(folder, number) for number, folder in enumerate(folders)]
+
+
+def _open_native(path: Path, marker: dict[str, Any]) -> Source:
+    found = processes(path)
+    db = found[0].db if len(found) == 1 else _merged(found)
+    if len(found) == 1:
+        _make_views(db, found[0])
 
     def load(record: Record) -> torch.Tensor:
         number, offset, length = (int(part) for part in str(record.payload).split(","))
-        return processes[number].read(offset, length, record.summary.dtype, record.payload_shape, record.kept)
+        return found[number].read(offset, length, record.summary.dtype, record.payload_shape, record.kept)
 
-    missing = sum(p.missing for p in processes)
-    meta = {**marker, **{k: v for k, v in processes[0].meta.items() if k not in ("rank", "pid", "bytes")}}
+    missing = sum(p.missing for p in found)
+    meta = {**marker, **{k: v for k, v in found[0].meta.items() if k not in ("rank", "pid", "bytes")}}
     if missing:
         meta["ended_by"] = f"{fmt.PAYLOAD} is cut short, {missing:,} tensors have lost their values"
     return Source(
         db,
         load,
         layout=fmt.FORMAT,
-        nbytes=sum(p.nbytes for p in processes),
-        complete=all(p.complete for p in processes),
-        processes=[{"rank": p.rank, "folder": p.folder.name, **p.meta} for p in processes],
+        nbytes=sum(p.nbytes for p in found),
+        complete=all(p.complete for p in found),
+        processes=[{"rank": p.rank, "folder": p.folder.name, **p.meta} for p in found],
         meta=meta,
-        outdated=lambda: any(p.outdated() for p in processes),
+        outdated=lambda: any(p.outdated() for p in found),
     )
 
 
-def _make_views(db: sqlite3.Connection, process: _Process) -> None:
+def _make_views(db: sqlite3.Connection, process: Process) -> None:
     base = process.number * _STRIDE
     number, producer = (
         f"r.{name} + {base}" if base else f"r.{name}" for name in ("id", "producer")
@@ -235,7 +240,7 @@ def _make_views(db: sqlite3.Connection, process: _Process) -> None:
         db.execute(f"CREATE TEMP VIEW {name} AS {query}")
 
 
-def _merged(processes: list[_Process]) -> sqlite3.Connection:
+def _merged(processes: list[Process]) -> sqlite3.Connection:
     """Return one index in memory over several processes; topology and root calls are those of the first."""
     db = sqlite3.connect(":memory:", check_same_thread=False)
     for process in processes:

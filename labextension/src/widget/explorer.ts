@@ -158,7 +158,7 @@ export class Explorer {
   private savers(): HTMLElement {
     return h('div', { class: 'llmdebug-savers', role: 'group', 'aria-label': T.save }, `${T.saveFace} `,
       ...(['html', 'svg', 'png'] as const).map(kind =>
-        h('button', { class: 'llmdebug-button', type: 'button', 'aria-label': T.saveAs[kind], title: T.saveAs[kind], onclick: () => void this.save(kind) }, T.kinds[kind])));
+        h('button', { class: 'llmdebug-button', type: 'button', 'aria-label': `${T.kinds[kind]}: ${T.saveAs[kind]}`, title: T.saveAs[kind], onclick: () => void this.save(kind) }, T.kinds[kind])));
   }
 
   /** The kernel writes the file: only it knows the folder, and a page may be kept from saving anything. */
