@@ -7,6 +7,7 @@ the whole, are held against each other as well: they notice what is wrong outsid
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -58,8 +59,7 @@ class _Tree:
     """What is known of the modules."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
-        self._paths = [node.path for node in nodes]
-        self._sizes: dict[str, int] = {}
+        self._sizes = Counter(around for node in nodes for around in _around(node.path))
         shapes = {node.path: [tuple(shape) for shape in node.params.values() if len(shape) == 2] for node in nodes}
         embeddings = {node.path for node in nodes if "embedding" in node.type.lower()}
         tables = {shape for path in embeddings for shape in shapes[path]}
@@ -70,8 +70,6 @@ class _Tree:
 
     def size(self, path: str) -> int:
         """Return how many modules lie within one."""
-        if path not in self._sizes:
-            self._sizes[path] = sum(within(other, path) for other in self._paths if other != path)
         return self._sizes[path]
 
     def are_logits(self, record: Record) -> bool:
@@ -82,6 +80,13 @@ class _Tree:
         if self._vocabularies:
             return site.path in self._heads and summary.shape[-1] in self._vocabularies
         return "logits" in (site.slot, site.path.rpartition(".")[2])
+
+
+def _around(path: str) -> Iterator[str]:
+    """Yield the paths of all modules around one."""
+    if path and within(path, ""):
+        yield ""
+    yield from (path[:at] for at, character in enumerate(path) if character in "./")
 
 
 class _Reader:

@@ -131,7 +131,7 @@ class _Search:
     def _at_start(self, suspects: list[Call]) -> _Blamed | None:
         """Say what the first row that differs leads to, where no suspect explains it: what it spoils may be within noise."""
         call, s = self.calls.of(self.start), self.start.site
-        if call is None or any(call is suspect or call in self.calls.inside(suspect) for suspect in suspects):
+        if call is None or any(call is suspect or self.calls.is_inside(call, suspect) for suspect in suspects):
             return None
         if s.role == "weight":
             return self._told(call)

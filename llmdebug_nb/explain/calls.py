@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ class Call:
     """The rows of one call. ``golden``/``mine``: which call it is there, or None: only the other run made it.
 
     ``reads``: where a kernel computes it together with others, in one of the runs, what that reads; ``inputs`` are then the rows in which that was made.
+    ``span``: its first and its last row.
     """
 
     golden: Key | None = None
@@ -42,6 +44,7 @@ class Call:
     weights: list[Difference] = field(default_factory=list)
     outputs: list[Difference] = field(default_factory=list)
     reads: list[Difference] = field(default_factory=list)
+    span: tuple[int, int] = (0, 0)
 
     @property
     def key(self) -> Key:
@@ -155,6 +158,9 @@ class Calls:
                 if call.is_operator:
                     self.operated.add(call.module)
         for call in self.all:
+            call.span = _span(call)
+        self._starts = [call.span[0] for call in self.all]  # rising, as rows are in order
+        for call in self.all:
             if any(_in_kernel(r) for d in call.inputs for r in (d.pair.golden, d.pair.mine) if r is not None):
                 call.reads = call.inputs
         for call in self.all:
@@ -214,20 +220,28 @@ class Calls:
 
     def holder(self, call: Call) -> Call | None:
         """Return the innermost module call that a call runs within, or None where none was recorded."""
-        around = [c for c in self.all if not c.is_operator and within(call.path, c.path) and call in self.inside(c)]
+        around = [c for c in self.all if self.is_inside(call, c)]
         return max(around, key=lambda c: len(c.path), default=None)
 
     def inside(self, call: Call) -> list[Call]:
         """Return the calls that run within a module call, in execution order."""
-        if call.is_operator:
-            return []
-        first, last = call.start, max((row.index for row in call.rows()), default=0)
-        key = call.key
-        return [
-            other
-            for other in self.all
-            if other is not call and other.key[:3] == key[:3] and first <= other.start <= last and within(other.path, key.path)
-        ]  # fmt: skip
+        first, last = call.span
+        places = slice(bisect.bisect_left(self._starts, first), bisect.bisect_right(self._starts, last))
+        return [other for other in self.all[places] if self.is_inside(other, call)]
+
+    def is_inside(self, other: Call, call: Call) -> bool:
+        """Tell whether a call runs within a module call."""
+        if call.is_operator or other is call:
+            return False
+        first, last = call.span
+        key, begun = call.key, other.span[0]
+        return first <= begun <= last and other.key[:3] == key[:3] and within(other.path, key.path)
+
+
+def _span(call: Call) -> tuple[int, int]:
+    """Return the first and the last row of a call."""
+    places = [row.index for row in call.rows()]
+    return min(places, default=0), max(places, default=0)
 
 
 def _in_kernel(record: Record) -> bool:
