@@ -1272,6 +1272,7 @@ def test_an_open_explorer_follows_marks_made_in_python_and_stays_where_it_is(mou
     view = FakeView(report=True)
     explorer = Explorer(view)
     page = mount(explorer)
+    expect(page.get_by_role("treeitem", name="embed_tokens")).to_be_visible()  # the tree opens behind the records
     page.get_by_role("treeitem", name="lm_head").click()
     expect(page.locator(".llmdebug-total")).to_have_text("2 records")
     view.expect({"op": "expect", "row": explorer.selected, "finding": -1, "scope": "tensor", "comment": "known"})
