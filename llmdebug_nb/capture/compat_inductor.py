@@ -474,9 +474,13 @@ def _buffer(seeing: Seeing, kernel: str, name: str, node: Any, reads: tuple[int,
     many elements and the same dtype."""
     origin, slot = moment
     origin = origin or node.get_origin_node() or _here.values.get(name)
-    if origin is None:
+    later = _written_again(name)
+    if (
+        origin is None or origin in later
+    ):  # as what it is begun with, to be written to by the node that it is named after
         size, dtype = _numel(node), node.get_dtype()
-        last = [one for one in _in_order(node.origins) if _numel_of(one) == size and one.meta["val"].dtype == dtype]
+        same = [one for one in _in_order(node.origins) if _numel_of(one) == size and one.meta["val"].dtype == dtype]
+        last = [one for one in same if one not in later]
         origin = last[-1] if last else None
     if (
         origin is not None
@@ -490,6 +494,17 @@ def _buffer(seeing: Seeing, kernel: str, name: str, node: Any, reads: tuple[int,
         found = origin.name
         seeing.names(origin)
     return Buffer(name, found, slot or _sum(node, origin) or seeing.slot(found), reads)
+
+
+def _written_again(name: str) -> set[torch.fx.Node]:
+    """Return the nodes that write to a buffer in place, after it was made."""
+    from torch._inductor.virtualized import V
+
+    writers = {new for new, real in V.graph.scheduler.mutation_real_name.items() if real == name}
+    operations = [
+        one for one in V.graph.operations if writers.intersection(out.get_name() for out in one.get_outputs())
+    ]
+    return {_in_order(one.get_origins())[-1] for one in operations if one.get_origins()} if writers else set()
 
 
 _Moment = tuple[torch.fx.Node | None, str | None]
