@@ -397,7 +397,7 @@ def test_the_fused_kernel_that_reads_what_it_has_already_overwritten_is_found():
     with ld.dump(net, name="eager", mode="aten"):
         net(x.clone(), index, values)
     with ld.dump(net, name="k", graph="both"):
-        assert torch.equal(net(x.clone(), index, values), wrong)
+        assert not torch.equal(net(x.clone(), index, values), right)  # which wrong values depends on the threads
     for golden in ("eager", "k.fx"):
         (finding,) = ld.compare(golden, "k").findings
         assert finding.kernel.nodes == ("index_put", "mul", "add", "rev", "copy_") or "rev" in finding.kernel.nodes

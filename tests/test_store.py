@@ -220,8 +220,8 @@ def test_a_killed_run_is_opened_once_for_many_looks(monkeypatch):
     script = _KILLED.format(tests=str(Path(__file__).parent), options="")
     subprocess.run([sys.executable, "-c", script], check=False)
     opened = []
-    original = reader._Process._add_tail
-    monkeypatch.setattr(reader._Process, "_add_tail", lambda self: (opened.append(1), original(self))[1])
+    original = reader.Process._add_tail
+    monkeypatch.setattr(reader.Process, "_add_tail", lambda self: (opened.append(1), original(self))[1])
     run = ld.open_run("killed")
     for record in run.records():
         run.load(record)
