@@ -29,7 +29,7 @@ import large  # noqa: E402
 
 from browser import launch_args  # noqa: E402
 from lab_server import Lab, running_lab  # noqa: E402
-from llmdebug_nb.notebook.widgets import BUNDLE  # noqa: E402
+from llmdebug_nb.show.bundle import WIDGET  # noqa: E402
 
 LIMIT_MS = 120_000
 # does `act` and returns the milliseconds until `done` holds and has been painted, or null
@@ -340,7 +340,7 @@ def explorers(lab: Lab, browser: Browser, names: Iterable[str], rounds: int) -> 
             text(nbytes, "kB"),
             "≤ 2,000 kB" if name == "tensor" else "",
         )
-    line("all", "widget bundle, gzipped", f"{len(gzip.compress(BUNDLE.read_bytes())) / 1000:.1f} kB", "≤ 60 kB")
+    line("all", "widget bundle, gzipped", f"{len(gzip.compress(WIDGET.read_bytes())) / 1000:.1f} kB", "≤ 60 kB")
 
 
 def rivals(lab: Lab, browser: Browser, rounds: int) -> None:
