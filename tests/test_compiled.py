@@ -138,7 +138,7 @@ def test_every_node_says_its_module_and_the_line_of_the_program_that_it_comes_fr
         net(example())
     line = next(i for i, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "torch.rsqrt(" in text)
     assert run.stack("layers.1.norm/Aten.rsqrt")[0] == f"{__file__}:{line} forward"
-    assert {"layers.0.norm/Aten.rsqrt", "layers.0.act/Aten.silu", "layers.1.down/Aten.addmm"} & paths(run)
+    assert {"layers.0.norm/Aten.rsqrt", "layers.0/Aten.silu", "layers.1.down/Aten.addmm"} <= paths(run)
 
 
 @torch.no_grad()
@@ -400,7 +400,7 @@ def test_the_fused_kernel_that_reads_what_it_has_already_overwritten_is_found():
         assert not torch.equal(net(x.clone(), index, values), right)  # which wrong values depends on the threads
     for golden in ("eager", "k.fx"):
         (finding,) = ld.compare(golden, "k").findings
-        assert finding.kernel.nodes == ("index_put", "mul", "add", "rev", "copy_") or "rev" in finding.kernel.nodes
+        assert {"index_put", "rev", "add", "copy_"} <= set(finding.kernel.nodes)
         assert "flip_index_put" in finding.kernel.name
 
 

@@ -47,7 +47,7 @@ def aot(
 
 
 @contextlib.contextmanager
-def compiled_with(model: nn.Module, backend: Callable[..., Any], dynamic: bool | None = None) -> Iterator[None]:
+def compiled_with(model: nn.Module, backend: Callable[..., Any]) -> Iterator[None]:
     """Have a model's forward compiled with ``backend``, in place of however it was compiled before; its hooks stay outside.
 
     ``model`` may be what `torch.compile` made of one.
@@ -59,7 +59,7 @@ def compiled_with(model: nn.Module, backend: Callable[..., Any], dynamic: bool |
     how: dict[str, Any] = {"isolate_recompiles": True} if "isolate_recompiles" in known else {}
     before = {name: vars(model).get(name, ...) for name in ("forward", "_compiled_call_impl")}
     with config.patch(recompile_limit=max(_AGAIN, config.recompile_limit)):
-        vars(model)["forward"] = torch.compile(inner.forward, backend=backend, dynamic=dynamic, **how)
+        vars(model)["forward"] = torch.compile(inner.forward, backend=backend, **how)
         vars(model)["_compiled_call_impl"] = None
         try:
             yield

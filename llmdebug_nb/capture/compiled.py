@@ -189,7 +189,7 @@ class CompiledSession(Session):
         return root
 
     def path_of(self, module: nn.Module) -> str | None:
-        """Return the path of a module; a model that was not known becomes a further root."""
+        """Return the path of a module of a root that is followed; None for any other."""
         watch = self._owners.get(id(module))
         return watch.path if watch is not None else None
 
