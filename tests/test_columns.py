@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -52,6 +52,7 @@ def _value(d, sort):
 
 @settings(deadline=None)
 @given(ROWS, st.sampled_from(SORTS), st.booleans())
+@example([], "path", False)
 def test_a_column_sorts_as_python_would_and_what_has_no_figure_comes_last(rows, sort, descending):
     differences = _differences(rows)
     order = list(Columns(differences, [d.site.step for d in differences]).order(sort, descending))

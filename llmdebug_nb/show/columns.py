@@ -33,14 +33,14 @@ def _ranks(values: Sequence[Any], key: Callable[[Any], Any] | None = None) -> Ar
 
 def _path_ranks(paths: Sequence[str]) -> Array:
     """Return each path's place, name by name: layers.2 before layers.2.mlp before layers.10."""
-    names: list[
-        str
-    ] = []  # of all paths in a row: a list for each of many thousands would make the garbage collector work
+    if not paths:
+        return np.empty(0)
+    names: list[str] = []  # of all in a row: a list for each of many thousands makes the garbage collector work
     for path in paths:
         names += path.replace("/", ".").split(".")
     place = {name: rank for rank, name in enumerate(sorted(set(names), key=_natural), 1)}
     depth = np.array([path.count(".") + path.count("/") + 1 for path in paths], np.int64)
-    levels = np.zeros((int(depth.max(initial=0)), len(paths)), np.int32)  # 0: there is no further name
+    levels = np.zeros((int(depth.max()), len(paths)), np.int32)  # 0: there is no further name
     owner = np.repeat(np.arange(len(paths)), depth)
     level = np.arange(len(owner)) - np.repeat(np.cumsum(depth) - depth, depth)
     levels[level, owner] = [place[name] for name in names]
