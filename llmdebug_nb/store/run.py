@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.errors import CorruptDumpError, TensorLookupError, nearest
-from llmdebug_nb.records import Node, Record, RootCall, Shown, Site, Summary, Tabular, within
+from llmdebug_nb.records import Kernel, Node, Record, RootCall, Shown, Site, Summary, Tabular, within
+from llmdebug_nb.store import compiled
 from llmdebug_nb.store.format import FORMAT, payload_dtype, shape_of
 
 if TYPE_CHECKING:
@@ -129,6 +130,10 @@ class Run(Shown, Tabular):
             "ended_by": source.meta.get("ended_by"),
             "modules": self.query("SELECT count(*) FROM all_nodes")[0][0],
         }
+
+    def kernel(self, site: Site) -> Kernel | None:
+        """Return the kernel of compiled code that computes what is at a site; None where it is no fused run's."""
+        return compiled.kernel(self, site)
 
     def __len__(self) -> int:
         return int(self.query("SELECT count(*) FROM rows")[0][0])
