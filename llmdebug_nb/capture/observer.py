@@ -14,6 +14,7 @@ from llmdebug_nb.capture.calls import Call, Thread
 from llmdebug_nb.capture.gradients import Gradients
 from llmdebug_nb.capture.operators import Levels, Operator, name_of
 from llmdebug_nb.capture.recorder import Recorder
+from llmdebug_nb.capture.selection import begins
 from llmdebug_nb.capture.sources import Sources
 from llmdebug_nb.capture.walk import arguments, given, leaves
 from llmdebug_nb.kernels.overflow import overflows
@@ -53,6 +54,9 @@ class Observer:
         self._forward = "forward" in options.phases
         self._modules = "module" in options.mode and not options.logits
         self._filtered = bool(options.layers or options.types)
+        self._opname = options.opname
+        self._before = options.time != 1  # inputs are looked at before the call
+        self._after = {1: "input", 2: "after"}.get(options.time)  # role of inputs as the call has left them
         self._by_name = bool(options.contains or options.scope)
         operators = tuple(level for level in options.mode if level != "module")
         self.see = self._hold if options.overflow is not None else session.recorder.see
@@ -146,8 +150,13 @@ class Observer:
         found = leaves(output)
         if call.since is not None:
             self._gradients.end(call, found)
-        if not call.again and (self._forward or call.phase == "backward") and "output" in self._roles:
-            self.see(call, "output", found)
+        if not call.again and self._looks(call):
+            if self._after and "input" in self._roles:
+                self.see(call, self._after, call.given)
+            if "output" in self._roles:
+                self.see(call, "output", found)
+        if self._after and self.halt is None:
+            del call.given
         self.decide(call)
         if self._options.scope and _is(call.name, self._options.scope[1]):
             self.thread.scoped = False
@@ -155,13 +164,17 @@ class Observer:
             self.halt(call, found)
 
     def _begins(self, call: Call, inputs: Iterable[tuple[str, Any]]) -> None:
-        if self.halt is not None:
+        if self.halt is not None or self._after:
             inputs = call.given = list(inputs)
         if call.phase == "forward" and self.backward and call.level != "aten" and torch.is_grad_enabled():
             inputs = list(inputs)
             self._gradients.begin(call, inputs)
-        if not call.again and (self._forward or call.phase == "backward") and "input" in self._roles:
+        if self._before and not call.again and self._looks(call) and "input" in self._roles:
             self.see(call, "input", inputs)
+
+    def _looks(self, call: Call) -> bool:
+        """Tell whether values of the phase of a call are asked for."""
+        return self._forward or call.phase == "backward"
 
     # -- operators ----------------------------------------------------------------------------
 
@@ -333,6 +346,8 @@ class Observer:
 
     def asks_for(self, call: Call) -> bool:
         """Tell whether the filters by name ask for a call."""
+        if self._opname and not begins(call.op, self._opname):
+            return False
         return not self._by_name or self._named(call)
 
     def _named(self, call: Call) -> bool:

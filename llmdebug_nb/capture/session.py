@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from llmdebug_nb.capture import compat, engine, selection
+from llmdebug_nb.capture import compat, engine, generation, selection
 from llmdebug_nb.capture.calls import Call, Thread
 from llmdebug_nb.capture.control import Control, Orders
 from llmdebug_nb.capture.modules import Watch, attributes_of, find_entries, find_fused, weights_of
@@ -22,6 +22,7 @@ from llmdebug_nb.capture.steps import StepTracker
 from llmdebug_nb.errors import CaptureError, EmptyDumpError
 from llmdebug_nb.options import DumpOptions
 from llmdebug_nb.records import Node, RootCall
+from llmdebug_nb.rounds import Rounds
 
 
 class Session:
@@ -116,6 +117,15 @@ class Session:
         if failure is not None:
             raise failure
 
+    def abandon(self) -> None:
+        """Take every hook off, and leave what was written alone: it belongs to the process that this one was forked from."""
+        self._unhook()
+
+    @property
+    def generations(self) -> generation.Listener:
+        """What is told of each `generate`."""
+        return self._tracker
+
     @property
     def recorders(self) -> list[Recorder]:
         """What is written to: one dump, or several."""
@@ -169,7 +179,7 @@ class Session:
     def save(self, name: str, value: Any, gradients: bool = True) -> None:
         """Record the tensors in ``value`` as the output of ``save/name``, and their gradients; also during a pause."""
         call = self._tracker.here()
-        if call.step in self._tokens and self._orders.enable and self._wants_rank():
+        if self._wants_step(call) and self._orders.enable and self._wants_rank():
             self.guarded(self.observer.saved, f"save/{name}", value, call, gradients)
 
     def followed(self) -> list[tuple[str, nn.Module]]:
@@ -195,6 +205,9 @@ class Session:
             kept=any(watch.kept for watches in self._watches.values() for watch in watches),
             names=self.observer.seen,
             enabled=self._orders.enable,
+            devices=[
+                str(p.device) for root in self._roots.values() for p in [next(root.parameters(), None)] if p is not None
+            ],
             rank=self._rank if self._wants_rank() else None,
         )
         return EmptyDumpError(f"nothing was recorded: {why}")
@@ -203,6 +216,7 @@ class Session:
 
     def _adopt(self, root: nn.Module) -> bool:
         """Follow a root module. False where it can't be, with the reason noted."""
+        root = compat.unwrapped(root)
         root = compat.compiled_root(root) if self._sees_compiled else root
         if id(root) in self._roots:
             return True
@@ -300,7 +314,7 @@ class Session:
             for watches in self._watches.values():
                 self._select(watches)
         call = self._tracker.begin(watch.root, watch.path, watch.module is watch.root, args, kwargs)
-        on = self._wants(call.step)
+        on = self._wants(call, watch.root)
         self.thread.begin(call, on)
         self._hook(watch.root, on)
         self.observer.root_begins(on)
@@ -324,7 +338,7 @@ class Session:
 
     def _over(self) -> bool:
         """Tell whether the last step that was asked for is over."""
-        last = self._tokens.last
+        last = (self._rounds or self._tokens).last
         return self.control is None and last is not None and self.thread.step >= last and not self._tracker.manual
 
     def _rest(self) -> None:
@@ -344,8 +358,19 @@ class Session:
             if self.active and self._over() and not compat.in_backward():
                 self._rest()
 
-    def _wants(self, step: int) -> bool:
-        return not self._paused and self._orders.enable and step in self._tokens and self._wants_rank()
+    def _wants(self, call: RootCall, root: nn.Module) -> bool:
+        if self._paused or not self._orders.enable or not self._wants_rank():
+            return False
+        return self._wants_step(call) and self._wants_device(root)
+
+    def _wants_step(self, call: RootCall) -> bool:
+        rounds = self._rounds
+        return call.step in self._tokens if rounds is None else self._tracker.round_of(call) in rounds
+
+    def _wants_device(self, root: nn.Module) -> bool:
+        device = self.options.device if self._orders.device is None else self._orders.device
+        first = next(root.parameters(), None)
+        return not device or first is None or selection.is_device(first.device, device)
 
     def _wants_rank(self) -> bool:
         ranks = self._orders.ranks or self.options.ranks
@@ -354,6 +379,10 @@ class Session:
     @property
     def _orders(self) -> Orders:
         return self.control.orders if self.control is not None else _NO_ORDERS
+
+    @property
+    def _rounds(self) -> Rounds | None:
+        return self._orders.rounds or (None if self._orders.steps else self.options.rounds)
 
     @property
     def _tokens(self) -> Any:

@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     import torch
 
 _STRIDE = 1 << 40  # record ids of the n-th process start at n * _STRIDE
-_ROWS = """SELECT {id} AS id, {rank} AS rank, c.generation, c.step, c.kind, c.root, r.path, r.call, r.phase, r.role,
+_ROWS = """SELECT {id} AS id, {rank} AS rank, c.generation{later} AS generation, c.step, c.kind, c.root, r.path, r.call, r.phase, r.role,
  r.slot, r.op, r.id AS seq, r.dtype, r.shape, r.min, r.max, r.mean, r.l2norm, r.nan, r.inf, r.zero, r.fingerprint, r.device,
  {producer} AS producer, CASE WHEN r.offset IS NULL THEN NULL ELSE {process} || ',' || r.offset || ',' || r.length END
  AS payload, r.lost, r.kept, r.kept_shape, r.root_call FROM main.records r LEFT JOIN main.root_calls c ON c.idx = r.root_call"""
-_CALLS = "SELECT idx, generation, step, kind, query, total, batch, root FROM main.root_calls"
-_SCALARS = """SELECT c.generation, c.step, s.path, s.call, s.role, s.slot, s.type, s.value
+_CALLS = "SELECT idx, generation{later} AS generation, step, kind, query, total, batch, root FROM main.root_calls"
+_SCALARS = """SELECT c.generation{later} AS generation, c.step, s.path, s.call, s.role, s.slot, s.type, s.value
  FROM main.scalars s LEFT JOIN main.root_calls c ON c.idx = s.root_call"""
 _NODES = "SELECT idx, path, name, type, parent, params, aliases, root FROM main.nodes"
-_OPERATORS = """SELECT o.rowid + {base} AS id, {rank} AS rank, c.generation, c.step, o.path, o.call, o.phase, o.level, o.op,
+_OPERATORS = """SELECT o.rowid + {base} AS id, {rank} AS rank, c.generation{later} AS generation, c.step, o.path, o.call, o.phase, o.level, o.op,
  o.source + {base} AS source, o."within", o.within_call, o.forward_path, o.forward_call
  FROM main.operators o LEFT JOIN main.root_calls c ON c.idx = o.root_call"""
 _SOURCES = "SELECT idx + {base} AS idx, frames FROM main.sources"
@@ -50,7 +50,8 @@ _VIEWS = {
     "all_sources": _SOURCES,
     "all_kernels": _KERNELS,
 }
-_OF_ONE = ("all_calls", "all_nodes")  # of several processes the first one's stand for all
+# of several processes the first one's stand for all; of the others what is not there yet
+_NEW = ("all_calls", "all_nodes")
 
 
 def open_run(where: str | os.PathLike[str] | Run) -> Run:
@@ -85,7 +86,8 @@ class Process:
     """The files of one recording process, opened read-only."""
 
     def __init__(self, folder: Path, number: int) -> None:
-        self.folder, self.number = folder, number
+        """``number``: its place among the processes of the run. ``later``: how far its generations are counted on from an earlier one's."""
+        self.folder, self.number, self.later = folder, number, 0
         self.settled = not _log_of(folder / fmt.INDEX).is_file()
         self._seen = self._state()
         self.db = _connect(folder / fmt.INDEX, self.settled)
@@ -99,6 +101,7 @@ class Process:
                 )
             self.meta = {key: json.loads(value) for key, value in self.db.execute("SELECT key, value FROM meta")}
             self.rank, self._covered = int(self.meta.get("rank", 0)), int(self.meta.get("bytes", 0))
+            self.begun = float(self.meta.get("begun", 0.0))
         except (sqlite3.DatabaseError, ValueError, TypeError, OverflowError, RecursionError) as error:
             raise CorruptDumpError(f"{folder / fmt.INDEX} is damaged: {error}") from None
         payload = folder / fmt.PAYLOAD
@@ -201,7 +204,21 @@ def processes(path: Path) -> list[Process]:
     folders = [folder for folder in folders if path.resolve() in folder.resolve().parents]
     if not folders:
         raise CorruptDumpError(f"{path} holds no recording: no rank*/{fmt.INDEX} in it")
-    return [Process(folder, number) for number, folder in enumerate(folders)]
+    found = sorted((Process(folder, 0) for folder in folders), key=lambda p: (p.rank, p.begun, p.folder.name))
+    for number, process in enumerate(found):
+        process.number = number
+    _count_on(found)
+    return found
+
+
+def _count_on(processes: list[Process]) -> None:
+    """Have processes of one rank, which were one after the other or apart from each other, count generations on."""
+    free: dict[int, int] = {}
+    for process in processes:
+        low, high = process.db.execute("SELECT min(generation), max(generation) FROM root_calls").fetchone()
+        if process.rank in free and low is not None:
+            process.later = free[process.rank] - min(low, 0)
+        free[process.rank] = max(free.get(process.rank, 0), (high if high is not None else -1) + 1 + process.later)
 
 
 def _open_native(path: Path, marker: dict[str, Any]) -> Source:
@@ -236,12 +253,14 @@ def _make_views(db: sqlite3.Connection, process: Process) -> None:
         f"r.{name} + {base}" if base else f"r.{name}" for name in ("id", "producer")
     )  # bare: found by index
     for name, query in _VIEWS.items():
-        query = query.format(id=number, producer=producer, base=base, rank=process.rank, process=process.number)
+        later = f" + {process.later}" if process.later else ""  # bare: found by index
+        values = {"id": number, "producer": producer, "base": base, "rank": process.rank, "process": process.number}
+        query = query.format(**values, later=later)
         db.execute(f"CREATE TEMP VIEW {name} AS {query}")
 
 
 def _merged(processes: list[Process]) -> sqlite3.Connection:
-    """Return one index in memory over several processes; topology and root calls are those of the first."""
+    """Return one index in memory over several processes; topology and root calls are those of the first, and what others have besides."""
     db = sqlite3.connect(":memory:", check_same_thread=False)
     for process in processes:
         scratch = sqlite3.connect(":memory:", check_same_thread=False)
@@ -252,12 +271,26 @@ def _merged(processes: list[Process]) -> sqlite3.Connection:
             columns = [column[0] for column in rows.description]
             if process.number == 0:
                 db.execute(f"CREATE TABLE {name}({quoted(columns)})")
-            elif name in _OF_ONE:
-                continue
-            db.executemany(f"INSERT INTO {name} VALUES({','.join('?' * len(columns))})", rows)
+            values = _further(db, name, list(rows), process) if name in _NEW and process.number else rows
+            db.executemany(f"INSERT INTO {name} VALUES({','.join('?' * len(columns))})", values)
         scratch.close()
     db.execute("CREATE INDEX by_id ON rows(id)")
     return db
+
+
+def _further(db: sqlite3.Connection, name: str, rows: list[tuple[Any, ...]], process: Process) -> list[tuple[Any, ...]]:
+    """Return the root calls, or the modules, of a further process that those before it do not have, numbered on."""
+    if name == "all_calls":
+        known = set(db.execute("SELECT generation, step FROM all_calls"))
+        return [(row[0] + process.number * _STRIDE, *row[1:]) for row in rows if row[1:3] not in known]
+    places = {path: place for place, (path,) in enumerate(db.execute("SELECT path FROM all_nodes ORDER BY idx"))}
+    new = []
+    for _, path, label, kind, parent, *rest in rows:
+        if path not in places:
+            above = places.get(rows[parent][1], -1) if 0 <= parent < len(rows) else -1
+            places[path] = len(places)
+            new.append((places[path], path, label, kind, above, *rest))
+    return new
 
 
 def _foreign(layout: Any, path: Path) -> Source:

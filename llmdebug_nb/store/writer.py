@@ -113,7 +113,7 @@ class Writer:
             # the log is folded in once, at close: until then the file never changes under a reader
             for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "wal_autocheckpoint=0"):
                 self._db.execute(f"PRAGMA {pragma}")
-            self.note({"rank": rank, "pid": os.getpid(), "complete": False})
+            self.note({"rank": rank, "pid": os.getpid(), "begun": time.time(), "complete": False})
         except (OSError, sqlite3.Error) as error:
             raise _refusal(error, self.folder) from None
 
