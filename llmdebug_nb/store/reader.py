@@ -22,7 +22,7 @@ from llmdebug_nb.records import AT, COLUMNS, Record
 from llmdebug_nb.store import catalog, layouts
 from llmdebug_nb.store import format as fmt
 from llmdebug_nb.store.layouts import Contents
-from llmdebug_nb.store.run import OPERATOR_COLUMNS, ROW_COLUMNS, Run, Source, quoted
+from llmdebug_nb.store.run import LAUNCH_COLUMNS, OPERATOR_COLUMNS, ROW_COLUMNS, TIMING_COLUMNS, Run, Source, quoted
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +41,11 @@ _OPERATORS = """SELECT o.rowid + {base} AS id, {rank} AS rank, c.generation, c.s
  FROM main.operators o LEFT JOIN main.root_calls c ON c.idx = o.root_call"""
 _SOURCES = "SELECT idx + {base} AS idx, frames FROM main.sources"
 _KERNELS = "SELECT name, nodes, source FROM kernels"
+_TIMINGS = """SELECT t.id + {base} AS id, {rank} AS rank, c.generation, c.step, t.path, t.call, t.phase, t.level, t.op, t.thread, t.start,
+ t.duration, t.gap, t.root_call FROM timings t LEFT JOIN main.root_calls c ON c.idx = t.root_call"""
+_LAUNCHES = """SELECT l.id + {base} AS id, {rank} AS rank, c.generation, c.step, l.path, l.call, l.phase, l.op, l.kernel, l.code, l.device,
+ l.stream, l.start, l.duration, l.root_call FROM launches l LEFT JOIN main.root_calls c ON c.idx = l.root_call"""
+_TILINGS = "SELECT name, configuration FROM tilings"
 _VIEWS = {
     "rows": _ROWS,
     "all_calls": _CALLS,
@@ -49,6 +54,9 @@ _VIEWS = {
     "operator_rows": _OPERATORS,
     "all_sources": _SOURCES,
     "all_kernels": _KERNELS,
+    "all_timings": _TIMINGS,
+    "all_launches": _LAUNCHES,
+    "all_tilings": _TILINGS,
 }
 _OF_ONE = ("all_calls", "all_nodes")  # of several processes the first one's stand for all
 
@@ -91,12 +99,11 @@ class Process:
         self.db = _connect(folder / fmt.INDEX, self.settled)
         try:
             tables = {row[0] for row in self.db.execute("SELECT name FROM sqlite_master WHERE type != 'index'")}
-            if not tables >= fmt.TABLES - fmt.LATER or tables - fmt.TABLES:
+            if not tables >= fmt.TABLES - fmt.LATER.keys() or tables - fmt.TABLES:
                 raise CorruptDumpError(f"{folder / fmt.INDEX}: expected the tables {', '.join(sorted(fmt.TABLES))}")
-            for table in fmt.LATER - tables:
-                self.db.execute(
-                    f"CREATE TEMP VIEW {table} AS SELECT {', '.join(f'NULL AS {c}' for c in fmt.KERNEL)} WHERE 0"
-                )
+            for table in fmt.LATER.keys() - tables:
+                columns = ", ".join(f"NULL AS {c}" for c in fmt.LATER[table])
+                self.db.execute(f"CREATE TEMP VIEW {table} AS SELECT {columns} WHERE 0")
             self.meta = {key: json.loads(value) for key, value in self.db.execute("SELECT key, value FROM meta")}
             self.rank, self._covered = int(self.meta.get("rank", 0)), int(self.meta.get("bytes", 0))
         except (sqlite3.DatabaseError, ValueError, TypeError, OverflowError, RecursionError) as error:
@@ -281,7 +288,13 @@ def _indexed(contents: Contents, layout: str, nbytes: int) -> Source:
     db.execute("CREATE TABLE scalar_rows(generation, step, path, call, role, slot, type, value)")
     db.execute(f"CREATE TABLE operator_rows({quoted(OPERATOR_COLUMNS)})")
     db.execute("CREATE TABLE all_sources(idx, frames)")
-    db.execute(f"CREATE TABLE all_kernels({quoted(fmt.KERNEL)})")
+    for name, columns in (
+        ("all_kernels", fmt.KERNEL),
+        ("all_timings", TIMING_COLUMNS),
+        ("all_launches", LAUNCH_COLUMNS),
+        ("all_tilings", fmt.TILING),
+    ):
+        db.execute(f"CREATE TABLE {name}({quoted(columns)})")
     calls = {(call.generation, call.step): call for call in reversed(contents.calls)}
     by_id = {record.id: record for record in contents.records}
     db.executemany(
