@@ -151,7 +151,8 @@ class Graphs:
             graph.calls[origin.path] = max(graph.calls[origin.path], origin.number + 1)
 
     def _asked(self, function: Any) -> bool:
-        return isinstance(function, torch._ops.OpOverload) and self._levels.aten(function) is not None
+        operator = self._levels.aten(function) if isinstance(function, torch._ops.OpOverload) else None
+        return operator is not None and operator.wanted
 
     # -- running ------------------------------------------------------------------------------------
 
