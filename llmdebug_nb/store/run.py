@@ -309,7 +309,7 @@ class Run(Shown, Tabular):
         """Return one row a kernel that ran, in order of its start; none where the run was recorded without ``profile="kernel"``.
 
         ``path``, ``call``, ``op``: the operator that launched it. ``code``: its name among the fused kernels. ``start``, ``duration``: microseconds
-        of the program's clock, from the beginning of the root call; that clock stands while work of ours is under way.
+        of the program's clock, from the beginning of the step; that clock stands while work of ours is under way.
         """
         return profile.kernels(self)
 
@@ -317,7 +317,7 @@ class Run(Shown, Tabular):
         """Return how long modules and operators kept the host, in order of their start; nothing where the run was recorded without ``profile="host"``.
 
         ``level``: module | op (the outermost operators). ``start``, ``duration``: as in `kernels`. ``gap``: microseconds from the end of the operator
-        before, in this root call and thread, to the start of this one; missing for modules.
+        before, in this step and thread, to the start of this one; missing for modules.
         """
         return profile.host(self)
 
