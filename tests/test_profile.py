@@ -496,6 +496,31 @@ def test_two_processes_have_their_times_in_one_run(run, tmp_path):
     assert {path.parent.name for path in written} == {first.name.rpartition("_")[2], "77"}
 
 
+def test_a_second_process_of_a_rank_goes_on_counting_and_its_files_have_its_number(run, tmp_path):
+    import shutil
+
+    both = tmp_path / "both"
+    shutil.copytree(run.path, both)
+    first = next(child for child in both.iterdir() if child.is_dir())
+    second = shutil.copytree(first, both / "rank0_77777777")
+    with sqlite3.connect(second / fmt.INDEX) as db:
+        db.execute("UPDATE meta SET value = '77777777' WHERE key = 'pid'")
+    db.close()
+    opened = ld.open_run(both)
+    assert dict(opened.host().groupby("generation").size()) == {0: len(run.host()), 1: len(run.host())}
+    names = {f"{path.parent.name}/{path.name}" for path in ld.write_tables(opened, tmp_path / "csv")}
+    assert f"{first.name.rpartition('_')[2]}/operation_statistic_1.csv" in names
+    assert "77777777/operation_statistic_1_1.csv" in names
+
+
+def test_calls_have_their_execution_id_in_every_table(run):
+    ids = run.ids(1)
+    for table in (run.ops(), run.host().query("level == 'module'")):
+        for row in table.query("step == 1").itertuples():
+            assert row.id == ids[row.path, row.call]
+    assert set(run.kernels()["id"]) == {""}
+
+
 def test_a_reduced_run_keeps_its_times(run):
     small = ld.reduce_run(run)
     pandas.testing.assert_frame_equal(small.host(), run.host())

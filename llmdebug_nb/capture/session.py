@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from llmdebug_nb.capture import compat, engine, selection
+from llmdebug_nb.capture import compat, engine, generation, selection
 from llmdebug_nb.capture.calls import Call, Thread
 from llmdebug_nb.capture.control import Control, Orders
 from llmdebug_nb.capture.modules import Watch, attributes_of, find_entries, find_fused, weights_of
@@ -23,6 +23,7 @@ from llmdebug_nb.capture.steps import StepTracker
 from llmdebug_nb.errors import CaptureError, EmptyDumpError
 from llmdebug_nb.options import DumpOptions
 from llmdebug_nb.records import Node, RootCall
+from llmdebug_nb.rounds import Rounds
 
 
 class Session:
@@ -98,6 +99,7 @@ class Session:
             StoreError: the dump could not be completed; all that was committed is there.
         """
         self._unhook()
+        self.notes += self.observer.ids.notes()
         if self.control is not None and self.control.trouble:
             self.problems[self.control.trouble] += 1
         self.commit()
@@ -117,6 +119,15 @@ class Session:
             recorder.sink.close(meta)
         if failure is not None:
             raise failure
+
+    def abandon(self) -> None:
+        """Take every hook off, and leave what was written alone: it belongs to the process that this one was forked from."""
+        self._unhook()
+
+    @property
+    def generations(self) -> generation.Listener:
+        """What is told of each `generate`."""
+        return self._tracker
 
     @property
     def recorders(self) -> list[Recorder]:
@@ -173,7 +184,7 @@ class Session:
     def save(self, name: str, value: Any, gradients: bool = True) -> None:
         """Record the tensors in ``value`` as the output of ``save/name``, and their gradients; also during a pause."""
         call = self._tracker.here()
-        if call.step in self._tokens and self._orders.enable and self._wants_rank():
+        if self._wants_step(call) and self._orders.enable and self._wants_rank():
             self.guarded(self.observer.saved, f"save/{name}", value, call, gradients)
 
     def followed(self) -> list[tuple[str, nn.Module]]:
@@ -198,7 +209,11 @@ class Session:
             nodes=self._nodes,
             kept=any(watch.kept for watches in self._watches.values() for watch in watches),
             names=self.observer.seen,
+            ids=self.observer.ids,
             enabled=self._orders.enable,
+            devices=[
+                str(p.device) for root in self._roots.values() for p in [next(root.parameters(), None)] if p is not None
+            ],
             rank=self._rank if self._wants_rank() else None,
         )
         return EmptyDumpError(f"nothing was recorded: {why}")
@@ -207,6 +222,7 @@ class Session:
 
     def _adopt(self, root: nn.Module) -> bool:
         """Follow a root module. False where it can't be, with the reason noted."""
+        root = compat.unwrapped(root)
         root = compat.compiled_root(root) if self._sees_compiled else root
         if id(root) in self._roots:
             return True
@@ -304,8 +320,8 @@ class Session:
             for watches in self._watches.values():
                 self._select(watches)
         call = self._tracker.begin(watch.root, watch.path, watch.module is watch.root, args, kwargs)
-        on = self._wants(call.step)
-        self.thread.begin(call, on)
+        on = self._wants(call, watch.root)
+        self.thread.begin(call, on, self._watches[id(watch.root)][0].path)
         self._hook(watch.root, on)
         self.observer.root_begins(on)
         if self.profile is not None:
@@ -332,7 +348,7 @@ class Session:
 
     def _over(self) -> bool:
         """Tell whether the last step that was asked for is over."""
-        last = self._tokens.last
+        last = (self._rounds or self._tokens).last
         return self.control is None and last is not None and self.thread.step >= last and not self._tracker.manual
 
     def _rest(self) -> None:
@@ -362,8 +378,19 @@ class Session:
             self.profile.ends_here()
         self.observer.backward_ends(pushed)
 
-    def _wants(self, step: int) -> bool:
-        return not self._paused and self._orders.enable and step in self._tokens and self._wants_rank()
+    def _wants(self, call: RootCall, root: nn.Module) -> bool:
+        if self._paused or not self._orders.enable or not self._wants_rank():
+            return False
+        return self._wants_step(call) and self._wants_device(root)
+
+    def _wants_step(self, call: RootCall) -> bool:
+        rounds = self._rounds
+        return call.step in self._tokens if rounds is None else self._tracker.round_of(call) in rounds
+
+    def _wants_device(self, root: nn.Module) -> bool:
+        device = self.options.device if self._orders.device is None else self._orders.device
+        first = next(root.parameters(), None)
+        return not device or first is None or selection.is_device(first.device, device)
 
     def _wants_rank(self) -> bool:
         ranks = self._orders.ranks or self.options.ranks
@@ -374,18 +401,23 @@ class Session:
         return self.control.orders if self.control is not None else _NO_ORDERS
 
     @property
+    def _rounds(self) -> Rounds | None:
+        return self._orders.rounds or (None if self._orders.steps else self.options.rounds)
+
+    @property
     def _tokens(self) -> Any:
         return self._orders.steps or self.options.tokens
 
     def _hook(self, root: nn.Module, on: bool) -> None:
-        """Hook the modules asked for, or none: a step that wasn't asked for costs nothing."""
+        """Hook the modules, or none: a step that wasn't asked for costs nothing. Those that the filters leave out are hooked too, as calls are
+        numbered within the ones around them."""
         threads = self._recording.setdefault(id(root), set())
         if (threading.get_ident() in threads) == on and self.control is None:
             return
         with self._lock:
             (threads.add if on else threads.discard)(threading.get_ident())
             for watch in self._watches[id(root)]:
-                if threads and (watch.kept or self.follows_calls):
+                if threads:
                     watch.attach()
                 elif not watch.entry:
                     watch.detach()

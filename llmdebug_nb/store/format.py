@@ -42,6 +42,7 @@ CREATE TABLE operators(root_call INT, path TEXT, call INT, phase TEXT, level TEX
     within_call INT, forward_path TEXT, forward_call INT);
 CREATE TABLE sources(idx INTEGER PRIMARY KEY, frames TEXT);
 CREATE TABLE kernels(name TEXT, nodes TEXT, source TEXT);
+CREATE TABLE calls(root_call INT, path TEXT, call INT, id TEXT);
 CREATE TABLE timings(id INTEGER PRIMARY KEY, root_call INT, path TEXT, call INT, phase TEXT, level TEXT, op TEXT, thread INT,
     start INT, duration INT, gap INT);
 CREATE TABLE launches(id INTEGER PRIMARY KEY, root_call INT, path TEXT, call INT, phase TEXT, op TEXT, kernel TEXT, code TEXT,
@@ -54,9 +55,10 @@ CREATE INDEX by_path ON records(path);
 CREATE INDEX by_producer ON records(producer);
 """
 KERNEL = ("name", "nodes", "source")
+CALLED = ("root_call", "path", "call", "id")
 TILING = ("name", "configuration")
 # not in older dumps; with their columns
-LATER = {"kernels": KERNEL, "timings": TIMING, "launches": LAUNCH, "tilings": TILING}
+LATER = {"kernels": KERNEL, "calls": CALLED, "timings": TIMING, "launches": LAUNCH, "tilings": TILING}
 TABLES = frozenset({"meta", "root_calls", "nodes", "records", "scalars", "operators", "sources", *LATER})
 
 # safetensors has no name for the others: they travel as U8 under their true name in the metadata

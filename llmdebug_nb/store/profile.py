@@ -41,7 +41,17 @@ def _frame(run: Run, view: str, columns: tuple[str, ...], where: str) -> pandas.
     import pandas
 
     rows = run.query(f"SELECT {','.join(columns)} FROM {view} WHERE {where} ORDER BY rank, root_call, start, id")
-    return pandas.DataFrame(rows, columns=list(columns))
+    return _with_ids(run, pandas.DataFrame(rows, columns=list(columns)))
+
+
+def _with_ids(run: Run, frame: pandas.DataFrame) -> pandas.DataFrame:
+    """Add the execution id of each call, "" where it has none: as in a backward pass, and for operators that were not recorded."""
+    ids = {
+        tuple(row[:-1]): row[-1] for row in run.query("SELECT rank, generation, step, path, call, id FROM call_rows")
+    }
+    sites = zip(*(frame[name] for name in ("rank", "generation", "step", "path", "call", "phase")), strict=True)
+    frame["id"] = [ids.get(tuple(site), "") if phase == "forward" else "" for *site, phase in sites]
+    return frame
 
 
 def _in_us(frame: pandas.DataFrame) -> pandas.DataFrame:
@@ -78,7 +88,7 @@ def ops(run: Run) -> pandas.DataFrame:
         row[f"{side}_shape"].append(_sizes(shape))
     _add_parameters(run, found)
     columns = [*_SITE, "level", "op", "parameters", "in_dtype", "in_shape", "out_dtype", "out_shape"]
-    return pandas.DataFrame(list(found.values()), columns=columns)
+    return _with_ids(run, pandas.DataFrame(list(found.values()), columns=columns))
 
 
 def _sizes(text: Any) -> tuple[int, ...]:

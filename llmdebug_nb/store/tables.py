@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.errors import StoreError
-from llmdebug_nb.store.run import Run
+from llmdebug_nb.store.run import STRIDE, Run
 
 if TYPE_CHECKING:
     import pandas
@@ -77,10 +77,23 @@ def _call(row: _Row) -> tuple[Any, ...]:
 
 def _files(run: Run, frame: pandas.DataFrame) -> Iterable[tuple[str, list[_Row]]]:
     """Yield each file's place below its kind, with ``{}`` for the name, and its rows."""
-    pids = {process["rank"]: process.get("pid", process["rank"]) for process in reversed(run.source.processes)}
+    pids = _pids(run)
     for (rank, generation, step), rows in frame.groupby(["rank", "generation", "step"], sort=True):
         number = str(step) if generation == 0 else f"{generation}_{step}"
-        yield f"{pids.get(rank, rank)}/{{}}_{number}.csv", _rows(rows)
+        yield f"{pids.get((rank, generation), rank)}/{{}}_{number}.csv", _rows(rows)
+
+
+def _pids(run: Run) -> dict[tuple[int, int], int]:
+    """Return which process made the generations of each rank; a rank may have several, one after the other."""
+    known = run.source.processes
+    pids: dict[tuple[int, int], int] = {}
+    for view in ("rows", "all_timings", "all_launches"):
+        for rank, generation, first in run.query(
+            f"SELECT rank, generation, min(id) FROM {view} GROUP BY rank, generation"
+        ):
+            process = known[first // STRIDE] if first // STRIDE < len(known) else {}
+            pids.setdefault((rank, generation), process.get("pid", rank))
+    return pids
 
 
 def _write(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]], separator: str) -> Path:
