@@ -23,6 +23,8 @@ from llmdebug_nb.capture import compat_profiler, compat_triton, ort_profile
 from llmdebug_nb.capture.compat_profiler import Event
 from llmdebug_nb.capture.timing import Clock, Said, Step, timed
 from llmdebug_nb.cli import main
+from llmdebug_nb.show import html
+from llmdebug_nb.show.run_view import RunView
 from llmdebug_nb.store import format as fmt
 from llmdebug_nb.store import tables, tiling
 from models import hooks_left, llama, prompt
@@ -621,8 +623,18 @@ def test_a_timeline_says_what_took_most_and_where_the_host_was_slow(tmp_path):
     labels = [tick.get_text() for tick in shown.figure.axes[0].get_yticklabels()]
     assert labels == ["modules", "", "host ops", "kernels cpu"]
     assert shown.save(tmp_path / "t.svg").stat().st_size > 1000
+    trace = json.loads(shown.save(tmp_path / "t.json").read_text())["traceEvents"]
+    assert len(trace) == len(shown.host) + len(shown.kernels)
     with pytest.raises(ld.OptionError, match=r"\.png"):
         shown.save(tmp_path / "t.txt")
+
+
+def test_the_page_of_a_run_with_times_shows_them_and_that_of_another_does_not(run, tmp_path):
+    assert "<h2>Times</h2>" in html.page(RunView(run))
+    model = nn.Linear(2, 2)
+    with ld.dump(model, name="n", path=tmp_path) as plain:
+        model(torch.ones(1, 2))
+    assert "<h2>Times</h2>" not in html.page(RunView(plain))
 
 
 def test_a_timeline_of_kernels_alone_and_one_of_nothing(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,10 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-_FORMATS = (".png", ".svg", ".pdf")
+_FORMATS = (".png", ".svg", ".pdf", ".json")
 _TOP = 8
 _DEPTH = 4  # lanes of modules
+_EVERY = 1000
 _FAINT = "#8884"
 _OURS = "SELECT sum(duration) FROM all_timings WHERE level = 'recording' AND generation = ? AND step = ?"
 
@@ -84,11 +86,12 @@ class Timeline:
         self._legend(axis, colours)
         return figure
 
-    def _lanes(self) -> list[tuple[str, pandas.DataFrame]]:
+    def _lanes(self, depth: int = _DEPTH) -> list[tuple[str, pandas.DataFrame]]:
         """Return name and rows of each lane: modules from the outside in, operators, and kernels by device and stream."""
         modules = self.host[self.host["level"] == "module"]
         depths = _depths(modules)
-        lanes = [("" if depth else "modules", modules[[one == depth for one in depths]]) for depth in range(_DEPTH)]
+        last = min(depth, max(depths, default=-1) + 1)
+        lanes = [("" if at else "modules", modules[[one == at for one in depths]]) for at in range(last)]
         lanes += [
             ("host ops" if thread == 0 else f"host ops, thread {thread}", rows)
             for thread, rows in self._ops.groupby("thread")
@@ -166,13 +169,40 @@ class Timeline:
         url = "data:image/png;base64," + base64.b64encode(data.getvalue()).decode()
         return f'<img alt="{escape(self._title())}" src="{url}">'
 
+    def trace(self) -> list[dict[str, Any]]:
+        """Return the rows as Chrome trace events: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU."""
+        events = []
+        for lane, (_, rows) in enumerate(self._lanes(depth=_EVERY)):
+            for row in rows.to_dict("records"):
+                said = {
+                    name: row[name]
+                    for name in ("path", "call", "phase", "code", "id")
+                    if row.get(name) not in (None, "")
+                }
+                name = row.get("kernel") or row["op"]
+                events.append(
+                    {
+                        "name": name,
+                        "ph": "X",
+                        "ts": row["start"],
+                        "dur": row["duration"],
+                        "pid": self.label,
+                        "tid": lane,
+                        "args": said,
+                    }
+                )
+        return events
+
     def save(self, path: str | Path) -> Path:
-        """Write the figure to a ``.png``, ``.svg`` or ``.pdf``. Raises OptionError, StoreError."""
+        """Write the figure to a ``.png``, ``.svg`` or ``.pdf``, or all rows to a ``.json`` that Perfetto and chrome://tracing open. Raises OptionError, StoreError."""
         target = Path(path)
         if target.suffix.lower() not in _FORMATS:
             raise OptionError(f"{target}: a timeline is written as {', '.join(_FORMATS)}")
         try:
-            self.figure.savefig(target)
+            if target.suffix.lower() == ".json":
+                target.write_text(json.dumps({"traceEvents": self.trace()}), encoding="utf-8")
+            else:
+                self.figure.savefig(target)
         except OSError as error:
             raise StoreError(f"can't write {target}: {error.strerror or error}") from None
         return target
