@@ -48,11 +48,14 @@ _HOMES = {
     "inductor_backend": "compiled",
     "launch": "launching.program",
     "open_run": "api",
+    "ort_kernels": "api",
     "reduce_run": "api",
     "register_hook": "msit",
     "runs": "api",
     "seed_all": "determinism",
     "step": "stepping",
+    "timeline": "api",
+    "write_tables": "api",
 }
 __all__ = [
     "CaptureError",
@@ -84,11 +87,14 @@ __all__ = [
     "inductor_backend",
     "launch",
     "open_run",
+    "ort_kernels",
     "reduce_run",
     "register_hook",
     "runs",
     "seed_all",
     "step",
+    "timeline",
+    "write_tables",
 ]
 
 if TYPE_CHECKING:
@@ -98,8 +104,11 @@ if TYPE_CHECKING:
     from llmdebug_nb.api import dump as dump
     from llmdebug_nb.api import export as export
     from llmdebug_nb.api import open_run as open_run
+    from llmdebug_nb.api import ort_kernels as ort_kernels
     from llmdebug_nb.api import reduce_run as reduce_run
     from llmdebug_nb.api import runs as runs
+    from llmdebug_nb.api import timeline as timeline
+    from llmdebug_nb.api import write_tables as write_tables
     from llmdebug_nb.compiled import fx_backend as fx_backend
     from llmdebug_nb.compiled import get_fx_dump_config as get_fx_dump_config
     from llmdebug_nb.compiled import get_ge_dump_config as get_ge_dump_config

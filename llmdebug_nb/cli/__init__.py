@@ -1,4 +1,5 @@
-"""The command line: ``llmdebug dump | info | compare | report | reduce | convert | export``. Parse, call one use case, print."""
+"""The command line: ``llmdebug dump | info | compare | report | reduce | convert | export |
+tables | timeline``. Parse, call one use case, print."""
 
 from __future__ import annotations
 
@@ -139,6 +140,27 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--slice", metavar="INDEX", help="which part of the tensor: 0,3,:,:")
     export.add_argument("--show", metavar="P", action="append", default=[], help="only this picture; may be repeated")
     export.set_defaults(run=_export)
+
+    tables = commands.add_parser(
+        "tables",
+        help="write the tables of a run as csv files",
+        description="Write operators, kernels and host times of a run as csv files, in the folders and columns of msit's dumps.",
+    )
+    tables.add_argument("golden", metavar="RUN", help="name or path of a run")
+    tables.add_argument(
+        "-o", "--output", metavar="DIR", default="llmdebug_tables", help="the folder (default: %(default)s)"
+    )
+    tables.set_defaults(run=_tables)
+
+    timeline = commands.add_parser(
+        "timeline",
+        help="say where the time of a step went",
+        description="Print what took most time in a step of a run recorded with profile, and the longest gaps between operators.",
+    )
+    timeline.add_argument("golden", metavar="RUN", help="name or path of a run")
+    timeline.add_argument("--step", type=int, metavar="N", help="of this generated token (default: the first recorded)")
+    timeline.add_argument("-o", "--output", metavar="F", help="also draw it: .png, .svg or .pdf")
+    timeline.set_defaults(run=_timeline)
     return parser
 
 
@@ -226,4 +248,22 @@ def _export(args: argparse.Namespace) -> int:
     what = api.compare(args.golden, args.mine) if args.mine else args.golden
     state = {name: getattr(args, name) for name in ("at", "role", "step", "side", "slice", "show")}
     print(f"written: {api.export(what, args.output, **state)}")
+    return MATCH
+
+
+def _tables(args: argparse.Namespace) -> int:
+    from llmdebug_nb import api
+
+    for path in api.write_tables(args.golden, args.output):
+        print(f"written: {path}")
+    return MATCH
+
+
+def _timeline(args: argparse.Namespace) -> int:
+    from llmdebug_nb import api
+
+    shown = api.timeline(args.golden, args.step)
+    print(shown)
+    if args.output:
+        print(f"written: {shown.save(args.output)}")
     return MATCH
