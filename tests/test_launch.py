@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 import llmdebug_nb as ld
-from llmdebug_nb.cli import dump, main
-from llmdebug_nb.launching import children, program
+from llmdebug_nb.cli import main
+from llmdebug_nb.launching import arguments, children, program
 from llmdebug_nb.launching.environment import is_python
 from llmdebug_nb.options import DumpOptions
 from llmdebug_nb.show.run_view import RunView
@@ -330,16 +330,16 @@ def test_less_than_two_gigabytes_of_room_are_refused_by_figures(monkeypatch, cap
 
 def test_the_short_names_of_msit_mean_what_they_mean_there():
     parser = argparse.ArgumentParser()
-    dump.declare(parser)
+    arguments.declare(parser)
     line = (
         "--exec x -er 1,3,5,7 -time 2 -stp 1 -opname linear -device 3 -seed -sd -o d -l debug -config c.json -symlink"
     )
     args = parser.parse_args(line.split())
-    options = DumpOptions.of(**dump.options(vars(args)))
+    options = DumpOptions.of(**arguments.options(vars(args)))
     assert str(options.rounds) == "1,3,5,7"
     assert (options.time, options.part, options.opname, options.device) == (2, "out", ("linear",), "3")
     assert (options.seed, options.stats_only, options.path, options.control) == (2024, True, "d", "c.json")
-    assert str(DumpOptions.of(**dump.options(vars(parser.parse_args(["--exec", "x"])))).rounds) == "0,0"
+    assert str(DumpOptions.of(**arguments.options(vars(parser.parse_args(["--exec", "x"])))).rounds) == "0,0"
 
 
 def test_options_reach_the_program_as_they_were_given():

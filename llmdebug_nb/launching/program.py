@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import queue
 import shlex
 import shutil
 import signal
@@ -11,7 +13,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -150,12 +151,10 @@ def _run(
         return Launched(NOT_FOUND, None, [("error", f"{words[0]}: command not found{hint}")])
     except OSError as error:
         return Launched(NOT_EXECUTABLE, None, [("error", f"{words[0]}: {error.strerror or error}")])
-    readers = [_reader(program, name, output) for name in ("stdout", "stderr")] if output is not None else []
+    written = _Written(program, output) if output is not None else None
     unreached = Unreached(pth)
     with _signals_to(program):
-        _wait(program, unreached)
-    for reader in readers:
-        reader.join(timeout=5)  # what it left running in the background may hold the pipe
+        _wait(program, unreached, written)
     done = Launched(program.returncode if program.returncode >= 0 else 128 - program.returncode, handover.run)
     done.messages = list(_messages(done, words, handover, unreached, pth))
     if done.path is not None and not any(done.path.glob("rank*")):
@@ -164,28 +163,55 @@ def _run(
     return done
 
 
-def _reader(program: subprocess.Popen[Any], name: str, output: Callable[[str, str], Any]) -> threading.Thread:
-    def read(stream: IO[str]) -> None:
-        for line in stream:
-            output(name, line)
+class _Written:
+    """What a program writes to its two streams, handed on line by line in the thread that waits for it."""
 
-    thread = threading.Thread(target=read, args=(getattr(program, name),), daemon=True)
-    thread.start()
-    return thread
+    def __init__(self, program: subprocess.Popen[Any], output: Callable[[str, str], Any]) -> None:
+        self._output = output
+        self._lines: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+        self._readers = [
+            threading.Thread(target=self._read, args=(name, getattr(program, name)), daemon=True)
+            for name in ("stdout", "stderr")
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, name: str, stream: IO[str]) -> None:
+        with stream:
+            for line in stream:
+                self._lines.put((name, line))
+
+    def hand_on(self, seconds: float) -> None:
+        """Hand on what comes within that time, up to the first pause after a line."""
+        with contextlib.suppress(queue.Empty):
+            self._output(*self._lines.get(timeout=seconds))
+            while True:
+                self._output(*self._lines.get_nowait())
+
+    def finish(self) -> None:
+        """Hand on the rest. What the program has left running in the background may hold its streams: it is not waited for."""
+        for reader in self._readers:
+            reader.join(timeout=1)
+        self.hand_on(0.01)
 
 
-def _wait(program: subprocess.Popen[Any], unreached: Unreached) -> None:
-    while True:
+def _wait(program: subprocess.Popen[Any], unreached: Unreached, written: _Written | None) -> None:
+    while program.poll() is None:
         try:
-            program.wait(timeout=_LOOK)
-            return
+            if written is not None:
+                written.hand_on(_LOOK)
+                unreached.look(program.pid)
+            else:
+                program.wait(timeout=_LOOK)
         except subprocess.TimeoutExpired:
             unreached.look(program.pid)
         except KeyboardInterrupt:  # the program decides what an interrupt means
             continue
+    if written is not None:
+        written.finish()
 
 
-@contextmanager
+@contextlib.contextmanager
 def _signals_to(program: subprocess.Popen[Any]) -> Iterator[None]:
     """Pass on what we are sent; a terminal's interrupt has reached the program already, as a kernel's has."""
 
