@@ -21,6 +21,7 @@ MODES = ("module", "api", "aten")
 GRAPHS = ("fx", "fused", "both")
 FINGERPRINTS = ("xxh3", "crc32", "xor")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_ID = re.compile(r"\d{1,9}(_\d{1,9})*(\.\d{1,9})?|\.\d{1,9}")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}")
 
 
@@ -111,6 +112,18 @@ def _scope(value: Any) -> tuple[str, ...]:
     if len(names) not in (0, 2):
         raise OptionError(f"scope {value!r}: expected two full names, of the first and the last call")
     return names
+
+
+def _ids(value: Any) -> tuple[str, ...]:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        value = str(value)
+    ids = _names(value, "ids")
+    for one in ids:
+        if not _ID.fullmatch(one):
+            raise OptionError(
+                f"ids {one!r}: expected execution ids such as 2, 3_1 or 3_1.4, several as 2,3_1; llmdebug topology RUN shows them"
+            )
+    return ids
 
 
 def _slice(value: Any) -> str | None:
@@ -209,7 +222,8 @@ class DumpOptions:
     operators: names, globs or functions, those with ``!`` in front left out; or a YAML file with lists ``include``
     and ``exclude``. ``contains``: only calls whose full name (``Functional.linear.0.forward``,
     ``Module.model.norm.LlamaRMSNorm.forward.0``) holds one of these texts. ``scope``: only calls between the two
-    with these full names, both included. ``weights``: also the parameters, once. ``logits``: only the last logits
+    with these full names, both included. ``ids``: only calls with these execution ids (``"2,3_1"``, see `store.run.Run.ids`), and with
+    ``children`` what lies below them. ``weights``: also the parameters, once. ``logits``: only the last logits
     of each step. ``time``: when inputs and outputs are looked at: 0 before the call (inputs alone), 1 after it (both, inputs as the
     call has left them), 2 inputs at both times, those after it in the role ``after``, 3 inputs before and outputs after.
 
@@ -245,6 +259,8 @@ class DumpOptions:
     apis: Any = None
     contains: Any = None
     scope: Any = None
+    ids: Any = None
+    children: bool = True
     weights: bool = False
     logits: bool = False
     stats_only: bool = False
@@ -276,6 +292,8 @@ class DumpOptions:
             value = getattr(self, option)
             if value is not None and (not isinstance(value, int) or value < 0):
                 raise OptionError(f"{option} {value!r}: expected how many {what}, 0 or more")
+        if not isinstance(self.children, bool):
+            raise OptionError(f"children {self.children!r}: expected True or False")
         self._check_graph()
         self._check_time()
         if self.slice is not None and self.reduce is not None:
@@ -295,6 +313,7 @@ class DumpOptions:
             ("apis", _apis(self.apis)),
             ("contains", _names(self.contains, "contains")),
             ("scope", _scope(self.scope)),
+            ("ids", _ids(self.ids)),
             ("slice", _slice(self.slice)),
             ("reduce", _reduce(self.reduce)),
             ("max_bytes", parse_bytes(self.max_bytes)),
@@ -325,7 +344,7 @@ class DumpOptions:
             raise OptionError(
                 f"mode {self.mode!r}: of compiled code, graph={self.graph!r} says what is recorded; leave mode out"
             )
-        for option in ("force_eager", "logits"):
+        for option in ("force_eager", "logits", "ids"):
             if getattr(self, option):
                 raise OptionError(f"graph and {option} exclude each other")
         for option in ("fusion_switch", "compiler_config"):
@@ -384,7 +403,7 @@ class DumpOptions:
             "mode": "+".join(self.mode),
             "types": [t if isinstance(t, str) else t.__name__ for t in self.types],
             "rounds": None if self.rounds is None else str(self.rounds),
-            **{name: list(getattr(self, name)) for name in ("layers", "opname", "apis", "contains", "scope")},
+            **{name: list(getattr(self, name)) for name in ("layers", "opname", "apis", "contains", "scope", "ids")},
         }
         names = [name for name in self.names() if name not in ("path", "control")]
         said |= {

@@ -208,8 +208,9 @@ def test_an_interrupt_ends_the_program_as_it_wants_and_keeps_the_dump(here):
         MODEL
         + """
 import time
-model(torch.ones(1, 3)); print("ran", flush=True)
+model(torch.ones(1, 3))
 try:
+    print("ran", flush=True)
     time.sleep(60)
 except KeyboardInterrupt:
     print("stopped", flush=True)

@@ -229,9 +229,11 @@ class Graphs:
             self._see(recorder, call, "input", inputs)
         return call
 
-    def ends(self, call: Call, recorder: Recorder, outputs: Any) -> None:
-        """A node has run. ``outputs``: slot and tensor."""
+    def ends(self, call: Call, recorder: Recorder, outputs: Any, inputs: Any = ()) -> None:
+        """A node has run. ``outputs``: slot and tensor. ``inputs``: those that were not there when it began."""
         observer, outputs = self._host.observer, list(outputs)
+        if inputs and "input" in self._options.roles:
+            self._see(recorder, call, "input", inputs)
         if "output" in self._options.roles:
             self._see(recorder, call, "output", outputs)
         if recorder is not self._host.recorder:
@@ -368,4 +370,5 @@ class _Seeing:
         calls, running.open = running.open, []
         for call, buffer, tensor in zip(calls, kernel.buffers, tensors, strict=True):
             if call is not None:
-                self._graphs.ends(call, self._graphs.host.recorder, [(buffer.slot, tensor)])
+                inner = [(f"kernel.{kernel.buffers[i].name}", tensors[i]) for i in buffer.inner]
+                self._graphs.ends(call, self._graphs.host.recorder, [(buffer.slot, tensor)], inner)

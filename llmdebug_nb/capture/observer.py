@@ -12,6 +12,7 @@ import torch
 from llmdebug_nb.capture import compat
 from llmdebug_nb.capture.calls import Call, Thread
 from llmdebug_nb.capture.gradients import Gradients
+from llmdebug_nb.capture.ids import Ids
 from llmdebug_nb.capture.operators import Levels, Operator, name_of
 from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.capture.selection import begins
@@ -38,7 +39,7 @@ class Observer:
     """Observes the calls of one session.
 
     ``unpaired``: operators of backward passes left out, as they belong to no forward operator that was seen.
-    ``weighed``: all modules have been observed once. ``backward``: gradients are asked for. ``deaf``: but not now. ``seen``: full names of calls, where they are filtered by.
+    ``weighed``: all modules have been observed once. ``backward``: gradients are asked for. ``deaf``: but not now. ``seen``: full names of calls, where they are filtered by. ``ids``: which calls are asked for by id.
     ``see(call, role, found)``: records what a call was given or gave. ``halt(call, output)``: is told of each call that was recorded, when it has ended, and may keep the program waiting.
     """
 
@@ -57,7 +58,8 @@ class Observer:
         self._opname = options.opname
         self._before = options.time != 1  # inputs are looked at before the call
         self._after = {1: "input", 2: "after"}.get(options.time)  # role of inputs as the call has left them
-        self._by_name = bool(options.contains or options.scope)
+        self._by_name = bool(options.contains or options.scope or options.ids)
+        self.ids = Ids(options.ids, options.children)
         operators = tuple(level for level in options.mode if level != "module")
         self.see = self._hold if options.overflow is not None else session.recorder.see
         self._levels = Levels(self, operators, options.apis) if operators else None
@@ -134,6 +136,8 @@ class Observer:
         here = self.thread
         above = here.open[-1] if here.open else None
         call = here.enter(path, op, "module", path, again)
+        if not again:
+            self._session.recorder.called(call)
         call.inherited = kept or (above is not None and above.inherited)
         call.kept = kept and self._modules and self.asks_for(call)
         if call.kept:
@@ -179,7 +183,7 @@ class Observer:
     # -- operators ----------------------------------------------------------------------------
 
     def operator_begins(self, operator: Operator, level: str, args: Any, kwargs: Any) -> Call | None:
-        """An operator is called; None where it is not asked for."""
+        """An operator is called; None where it is not asked for. It counts all the same: ids do not depend on what is recorded."""
         here = self.thread
         again = compat.in_backward()
         if again and not (here.open and torch.is_grad_enabled()):
@@ -188,6 +192,10 @@ class Observer:
         if not self._belongs(above):
             return None
         module = above.module if above is not None else None
+        if not operator.wanted:
+            if not again:
+                here.next_id(module or "", level, here.home())
+            return None
         call = here.enter(f"{module or ''}/{operator.name}", operator.name, level, module, again)
         call.inherited = True
         call.kept = self.asks_for(call)
@@ -245,6 +253,7 @@ class Observer:
         root_call = forward.root_call if forward else self._latest
         call = Call(path, operator.name, "aten", None, self._count(path, root_call), root_call)
         call.phase = "backward"
+        call.id = forward.id if forward else None
         call.kept = self.asks_for(call)
         if call.kept:
             self._note(call, None, forward)
@@ -260,6 +269,8 @@ class Observer:
         pair = (forward.path, forward.number) if forward is not None else (None, None)
         row = [call.root_call, call.path, call.number, call.phase, call.level, call.op, source, *within, *pair]
         self._session.recorder.operator(row)
+        if call.phase == "forward":
+            self._session.recorder.called(call)
 
     # -- backward passes ----------------------------------------------------------------------
 
@@ -364,6 +375,7 @@ class Observer:
             here.scoped = True
         inside = not options.scope or here.scoped
         chosen = inside and (not options.contains or any(text in call.name for text in options.contains))
+        chosen = chosen and self.ids.asks_for(call.id)
         if chosen:
             self._chosen.add(call.path)
         return chosen

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from llmdebug_nb.capture import compat
+from llmdebug_nb.capture.ids import Ids
 from llmdebug_nb.errors import nearest
 from llmdebug_nb.options import DumpOptions
 from llmdebug_nb.records import Node
@@ -103,6 +104,7 @@ def why_empty(
     nodes: list[Node],
     kept: bool,
     names: Collection[str],
+    ids: Ids,
     enabled: bool,
     devices: Sequence[str],
     rank: int | None,
@@ -110,7 +112,7 @@ def why_empty(
     """Say why nothing was recorded.
 
     ``roots``: types of the models followed. ``steps``: seen. ``kept``: any module is asked for.
-    ``names``: full names of the calls seen, where the recording filters by them. ``rank``: of this
+    ``names``: full names of the calls seen, where the recording filters by them. ``ids``: likewise. ``rank``: of this
     process if it is asked for, else None. ``devices``: those of the models followed.
     """
     if not roots:
@@ -140,6 +142,8 @@ def why_empty(
         if wanted and names:
             near = nearest(wanted[0], sorted(names))
             return f"{option} {', '.join(wanted)!r} matches none of the {len(names)} calls seen{near}"
+    if ids.unmatched:
+        return ids.why_none()
     if options.overflow is not None:
         return "no call overflowed: all results were finite"
     if options.opname:

@@ -53,7 +53,6 @@ class Session:
         self.thread = Thread()
         self.control = Control(options.control) if options.control is not None else None
         self.observer = Observer(self, options, bool(models))
-        self.follows_calls = options.operators or options.logits
         self._describe = describe
         self._models = tuple(models)
         self._rank = rank
@@ -97,6 +96,7 @@ class Session:
             StoreError: the dump could not be completed; all that was committed is there.
         """
         self._unhook()
+        self.notes += self.observer.ids.notes()
         if self.control is not None and self.control.trouble:
             self.problems[self.control.trouble] += 1
         self.commit()
@@ -204,6 +204,7 @@ class Session:
             nodes=self._nodes,
             kept=any(watch.kept for watches in self._watches.values() for watch in watches),
             names=self.observer.seen,
+            ids=self.observer.ids,
             enabled=self._orders.enable,
             devices=[
                 str(p.device) for root in self._roots.values() for p in [next(root.parameters(), None)] if p is not None
@@ -315,7 +316,7 @@ class Session:
                 self._select(watches)
         call = self._tracker.begin(watch.root, watch.path, watch.module is watch.root, args, kwargs)
         on = self._wants(call, watch.root)
-        self.thread.begin(call, on)
+        self.thread.begin(call, on, self._watches[id(watch.root)][0].path)
         self._hook(watch.root, on)
         self.observer.root_begins(on)
         if on:
@@ -389,14 +390,15 @@ class Session:
         return self._orders.steps or self.options.tokens
 
     def _hook(self, root: nn.Module, on: bool) -> None:
-        """Hook the modules asked for, or none: a step that wasn't asked for costs nothing."""
+        """Hook the modules, or none: a step that wasn't asked for costs nothing. Those that the filters leave out are hooked too, as calls are
+        numbered within the ones around them."""
         threads = self._recording.setdefault(id(root), set())
         if (threading.get_ident() in threads) == on and self.control is None:
             return
         with self._lock:
             (threads.add if on else threads.discard)(threading.get_ident())
             for watch in self._watches[id(root)]:
-                if threads and (watch.kept or self.follows_calls):
+                if threads:
                     watch.attach()
                 elif not watch.entry:
                     watch.detach()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llmdebug_nb.errors import TensorLookupError
-from llmdebug_nb.records import Record, RootCall, Site
+from llmdebug_nb.records import Kernel, Record, RootCall, Site
 from llmdebug_nb.rounds import round_of
 from llmdebug_nb.show import export, filters, tensors, wire
 from llmdebug_nb.show.tensors import Array, number
@@ -198,6 +198,7 @@ def side_view(which: wire.Which, run: Any, record: Record) -> wire.Side:
     )
     codes = run.meta.get("code") if run.path is None else None  # of tensors that are in memory
     name = run.label if run.label.isidentifier() else f"ld.open_run({str(run.path or run.name)!r})"
+    kernel = run.kernel(s)
     code = f"{name}.tensor({s.path!r}, step={s.step}, role={s.role!r}, slot={s.slot!r}{extra})"
     return {
         "which": which,
@@ -218,7 +219,12 @@ def side_view(which: wire.Which, run: Any, record: Record) -> wire.Side:
         "numel": v.numel,
         "fingerprint": v.fingerprint or "",
         "code": code if codes is None else codes.get(s.role, "").format(slot=s.slot),
+        "kernel": None if kernel is None else _kernel_view(kernel),
     }
+
+
+def _kernel_view(kernel: Kernel) -> wire.KernelView:
+    return {"name": kernel.name, "nodes": list(kernel.nodes), "code": kernel.source}
 
 
 def axes_of(shape: Sequence[int]) -> list[wire.Axis]:

@@ -42,15 +42,17 @@ CREATE TABLE operators(root_call INT, path TEXT, call INT, phase TEXT, level TEX
     within_call INT, forward_path TEXT, forward_call INT);
 CREATE TABLE sources(idx INTEGER PRIMARY KEY, frames TEXT);
 CREATE TABLE kernels(name TEXT, nodes TEXT, source TEXT);
+CREATE TABLE calls(root_call INT, path TEXT, call INT, id TEXT);
 """
 INDEXES = """
 CREATE INDEX by_step ON records(root_call);
 CREATE INDEX by_path ON records(path);
 CREATE INDEX by_producer ON records(producer);
 """
-TABLES = frozenset({"meta", "root_calls", "nodes", "records", "scalars", "operators", "sources", "kernels"})
-LATER = frozenset({"kernels"})  # not in older dumps
 KERNEL = ("name", "nodes", "source")
+CALLED = ("root_call", "path", "call", "id")
+LATER = {"kernels": KERNEL, "calls": CALLED}  # not in older dumps
+TABLES = frozenset({"meta", "root_calls", "nodes", "records", "scalars", "operators", "sources", *LATER})
 
 # safetensors has no name for the others: they travel as U8 under their true name in the metadata
 SAFETENSORS = {

@@ -41,6 +41,8 @@ _OPERATORS = """SELECT o.rowid + {base} AS id, {rank} AS rank, c.generation{late
  FROM main.operators o LEFT JOIN main.root_calls c ON c.idx = o.root_call"""
 _SOURCES = "SELECT idx + {base} AS idx, frames FROM main.sources"
 _KERNELS = "SELECT name, nodes, source FROM kernels"
+_CALLED = """SELECT i.rowid + {base} AS seq, {rank} AS rank, c.generation, c.step, i.path, i.call, i.id
+ FROM calls i LEFT JOIN main.root_calls c ON c.idx = i.root_call"""
 _VIEWS = {
     "rows": _ROWS,
     "all_calls": _CALLS,
@@ -49,6 +51,7 @@ _VIEWS = {
     "operator_rows": _OPERATORS,
     "all_sources": _SOURCES,
     "all_kernels": _KERNELS,
+    "call_rows": _CALLED,
 }
 # of several processes the first one's stand for all; of the others what is not there yet
 _NEW = ("all_calls", "all_nodes")
@@ -93,12 +96,11 @@ class Process:
         self.db = _connect(folder / fmt.INDEX, self.settled)
         try:
             tables = {row[0] for row in self.db.execute("SELECT name FROM sqlite_master WHERE type != 'index'")}
-            if not tables >= fmt.TABLES - fmt.LATER or tables - fmt.TABLES:
+            if not tables >= fmt.TABLES - fmt.LATER.keys() or tables - fmt.TABLES:
                 raise CorruptDumpError(f"{folder / fmt.INDEX}: expected the tables {', '.join(sorted(fmt.TABLES))}")
-            for table in fmt.LATER - tables:
-                self.db.execute(
-                    f"CREATE TEMP VIEW {table} AS SELECT {', '.join(f'NULL AS {c}' for c in fmt.KERNEL)} WHERE 0"
-                )
+            for table in fmt.LATER.keys() - tables:
+                columns = ", ".join(f"NULL AS {c}" for c in ("rowid", *fmt.LATER[table]))
+                self.db.execute(f"CREATE TEMP VIEW {table} AS SELECT {columns} WHERE 0")
             self.meta = {key: json.loads(value) for key, value in self.db.execute("SELECT key, value FROM meta")}
             self.rank, self._covered = int(self.meta.get("rank", 0)), int(self.meta.get("bytes", 0))
             self.begun = float(self.meta.get("begun", 0.0))
@@ -315,6 +317,7 @@ def _indexed(contents: Contents, layout: str, nbytes: int) -> Source:
     db.execute(f"CREATE TABLE operator_rows({quoted(OPERATOR_COLUMNS)})")
     db.execute("CREATE TABLE all_sources(idx, frames)")
     db.execute(f"CREATE TABLE all_kernels({quoted(fmt.KERNEL)})")
+    db.execute("CREATE TABLE call_rows(seq, rank, generation, step, path, call, id)")
     calls = {(call.generation, call.step): call for call in reversed(contents.calls)}
     by_id = {record.id: record for record in contents.records}
     db.executemany(
@@ -332,6 +335,10 @@ def _indexed(contents: Contents, layout: str, nbytes: int) -> Source:
             for i, n in enumerate(contents.nodes)
         ),
     )
+    sites = dict.fromkeys((s.rank, s.generation, s.step, s.path, s.call) for s in (r.site for r in contents.records))
+    called = [(*site, contents.ids[site[3]]) for site in sites if contents.ids.get(site[3])]
+    called.sort(key=lambda row: (row[:3], [int(number) for number in row[5].split("_")]))
+    db.executemany("INSERT INTO call_rows VALUES(?,?,?,?,?,?,?)", ((i, *row) for i, row in enumerate(called)))
     load: Callable[[Record], torch.Tensor] = lambda record: contents.load(by_id[record.id])  # noqa: E731
     return Source(
         db,

@@ -75,7 +75,8 @@ def _copy(
             f"SELECT {','.join(f'{chr(34)}{c}{chr(34)}' for c in OPERATOR)} FROM operators ORDER BY rowid"
         ).fetchall()
         writer.commit(
-            (), calls, read("SELECT * FROM scalars").fetchall(), operators=operators, sources=read("SELECT * FROM sources").fetchall()
+            (), calls, read("SELECT * FROM scalars").fetchall(), operators=operators, sources=read("SELECT * FROM sources").fetchall(),
+            called=read(f"SELECT {','.join(fmt.CALLED)} FROM calls ORDER BY rowid").fetchall(),
         )  # fmt: skip
         copied: _Copied = {}
         for rows in _pages(process):

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.errors import CorruptDumpError, TensorLookupError, nearest
-from llmdebug_nb.records import Node, Record, RootCall, Shown, Site, Summary, Tabular, within
+from llmdebug_nb.records import Kernel, Node, Record, RootCall, Shown, Site, Summary, Tabular, within
+from llmdebug_nb.store import compiled
 from llmdebug_nb.store.format import FORMAT, payload_dtype, shape_of
 
 if TYPE_CHECKING:
@@ -129,6 +130,10 @@ class Run(Shown, Tabular):
             "ended_by": source.meta.get("ended_by"),
             "modules": self.query("SELECT count(*) FROM all_nodes")[0][0],
         }
+
+    def kernel(self, site: Site) -> Kernel | None:
+        """Return the kernel of compiled code that computes what is at a site; None where it is no fused run's."""
+        return compiled.kernel(self, site)
 
     def __len__(self) -> int:
         return int(self.query("SELECT count(*) FROM rows")[0][0])
@@ -329,6 +334,22 @@ class Run(Shown, Tabular):
         except (ValueError, TypeError, RecursionError) as error:
             raise CorruptDumpError(f"{self.path}: a call stack is damaged ({error})") from None
         return frames
+
+    def ids(self, step: int | None = None, generation: int = 0, rank: int | None = None) -> dict[tuple[str, int], str]:
+        """Return the execution ids of the calls of a step, by path and call, in execution order; step None: of the first recorded one.
+
+        ``3_1`` is the second call in the fourth call in the root, ``3_1.4`` the fifth operator of its level in ``3_1``; the root has "". Calls that
+        filters left out of the records are there too. Empty for a dump without ids.
+        """
+        if step is None:
+            found = self.query(
+                "SELECT generation, step FROM call_rows WHERE generation >= ? ORDER BY 1, 2 LIMIT 1", (generation,)
+            )
+            generation, step = found[0] if found else (generation, 0)
+        chosen = "(SELECT min(rank) FROM call_rows)" if rank is None else "?"
+        sql = f"SELECT path, call, id FROM call_rows WHERE generation = ? AND step = ? AND rank = {chosen} ORDER BY seq"
+        values = (generation, step, *(() if rank is None else (rank,)))
+        return {(path, call): str(id_) for path, call, id_ in self.query(sql, values)}
 
     # -- tensors ------------------------------------------------------------------------------
 

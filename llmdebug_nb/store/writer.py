@@ -175,8 +175,9 @@ class Writer:
         *,
         operators: Iterable[Row] = (),
         sources: Iterable[tuple[int, str]] = (),
+        called: Iterable[tuple[int, str, int, str]] = (),
     ) -> None:
-        """Make rows, root calls, scalars, operator calls and numbered call stacks (JSON) part of the dump, all or none.
+        """Make rows, root calls, scalars, operator calls, numbered call stacks (JSON) and the ids of calls part of the dump, all or none.
 
         Raises:
             DumpWriteError: they could not be written.
@@ -193,6 +194,7 @@ class Writer:
             db.executemany("INSERT INTO scalars VALUES(?,?,?,?,?,?,?)", scalars)
             db.executemany(_INSERT_OPERATOR, operators)
             db.executemany("INSERT INTO sources VALUES(?,?)", sources)
+            db.executemany("INSERT INTO calls VALUES(?,?,?,?)", called)
             self._put_meta({"bytes": os.fstat(self._file).st_size, **(meta or {})})
             db.execute("COMMIT")
         except sqlite3.Error as error:
