@@ -49,6 +49,13 @@ def declare_options(parser: argparse.ArgumentParser) -> None:
     add("-time", "--time", type=int, choices=range(4), metavar="N",
         help="inputs and outputs as they are: 0 before a call, 1 after it, 2 both, 3 inputs before and outputs after (default: 3)")  # fmt: skip
     add(
+        "-ids",
+        "--ids",
+        metavar="A,B",
+        help="only calls with these execution ids: 2,3_1 (llmdebug topology RUN shows them)",
+    )
+    add("-child", "--children", type=_flag, metavar="BOOL", help="with -ids: what lies below them too (default: True)")
+    add(
         "-opname",
         "--opname",
         metavar="A,B",
@@ -107,11 +114,20 @@ def declare_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _flag(text: str) -> bool:
+    """Read True or False. Raises ArgumentTypeError."""
+    if text.lower() not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected True or False")
+    return text.lower() == "true"
+
+
 def options(given: dict[str, Any]) -> dict[str, Any]:
     """Return what `DumpOptions` takes, of what was parsed. Raises OptionError: two that contradict each other."""
     names = DumpOptions.names()
     chosen = {
-        name: value for name, value in given.items() if name in names and value is not None and value is not False
+        name: value
+        for name, value in given.items()
+        if name in names and value is not None and (value is not False or name == "children")
     }
     types = set(given.get("type") or ("tensor", "model"))
     if chosen.get("part") in ("0", "1", "2"):
