@@ -12,7 +12,6 @@ from typing import Any
 from llmdebug_nb.cli import dump
 from llmdebug_nb.errors import LLMDebugError
 from llmdebug_nb.launching import arguments
-from llmdebug_nb.records import EXPECTED
 
 _DUMP = "Run a command as it is, and record what the models in it compute: in all its Python processes, into one run."
 MATCH, DIVERGED, FAILED, PIPE_CLOSED = 0, 1, 2, 141
@@ -174,6 +173,7 @@ def _info(args: argparse.Namespace) -> int:
 
 def _compare(args: argparse.Namespace) -> int:
     from llmdebug_nb import api
+    from llmdebug_nb.records import EXPECTED
 
     report = api.compare(
         args.golden,
