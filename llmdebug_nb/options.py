@@ -19,6 +19,7 @@ PARTS = {"both": ("input", "output"), "in": ("input",), "out": ("output",), "inp
 PHASES = {"both": ("forward", "backward"), "forward": ("forward",), "backward": ("backward",)}
 MODES = ("module", "api", "aten")
 GRAPHS = ("fx", "fused", "both")
+PROFILES = ("op", "kernel", "host", "tiling")
 FINGERPRINTS = ("xxh3", "crc32", "xor")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _ID = re.compile(r"\d{1,9}(_\d{1,9})*(\.\d{1,9})?|\.\d{1,9}")
@@ -172,6 +173,18 @@ def _modes(value: Any) -> tuple[str, ...]:
     return tuple(mode for mode in MODES if mode in wanted)
 
 
+def _profile(value: Any) -> tuple[str, ...]:
+    """Read one table or several (``"op+kernel"``, ``"host,kernel"``, a list), in the order of `PROFILES`; None is none."""
+    if value is None or value == ():
+        return ()
+    items = re.split(r"[+,]", value) if isinstance(value, str) else value if isinstance(value, Iterable) else [value]
+    wanted = [item.strip() if isinstance(item, str) else item for item in items]
+    if not wanted or not all(item in PROFILES for item in wanted):
+        known = ", ".join(PROFILES)
+        raise OptionError(f"profile {value!r} is not known; known: {known}, or several as in op+kernel")
+    return tuple(one for one in PROFILES if one in wanted)
+
+
 def _one_of(value: Any, known: Iterable[str], option: str) -> str:
     if not isinstance(value, str) or value not in known:
         raise OptionError(f"{option} {value!r} is not known; known: {', '.join(known)}")
@@ -240,6 +253,10 @@ class DumpOptions:
     run one by one; ``fused``, every buffer that Inductor's kernels write; ``both``, that, and beside it a run ``NAME.fx`` of the
     graph that the kernels were made of, node by node on the same inputs. ``fusion_switch``: which fusions are off, a JSON file or the
     mapping in it, see `capture/fusion.py`. ``compiler_config``: settings of Inductor by name.
+
+    ``profile``: tables of times beside the tensors, any of ``op`` (what each call was given and gave; every dump has that), ``kernel`` (the kernels that each
+    operator launched), ``host`` (how long modules and operators kept the host, and gaps between operators) and ``tiling`` (launch
+    configurations of fused kernels; with ``graph``), joined by ``+``.
     """
 
     name: str = "run"
@@ -276,6 +293,7 @@ class DumpOptions:
     graph: str | None = None
     fusion_switch: Any = None
     compiler_config: Mapping[str, Any] | None = None
+    profile: Any = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -318,6 +336,7 @@ class DumpOptions:
             ("slice", _slice(self.slice)),
             ("reduce", _reduce(self.reduce)),
             ("max_bytes", parse_bytes(self.max_bytes)),
+            ("profile", _profile(self.profile)),
             ("seed", None if self.seed is None else int(self.seed)),
         ):
             object.__setattr__(self, option, value)
@@ -336,6 +355,8 @@ class DumpOptions:
 
     def _check_graph(self) -> None:
         if self.graph is None:
+            if _profile(self.profile) == ("tiling",):
+                raise OptionError("profile 'tiling' is of fused kernels: say graph='fused', or 'both', as well")
             for option in ("fusion_switch", "compiler_config"):
                 if getattr(self, option) is not None:
                     raise OptionError(f"{option} is for compiled code: say graph='fused', or 'both', as well")
@@ -402,6 +423,7 @@ class DumpOptions:
             "tokens": str(self.tokens),
             "ranks": None if self.ranks is None else str(self.ranks),
             "mode": "+".join(self.mode),
+            "profile": "+".join(self.profile) or None,
             "types": [t if isinstance(t, str) else t.__name__ for t in self.types],
             "rounds": None if self.rounds is None else str(self.rounds),
             **{name: list(getattr(self, name)) for name in ("layers", "opname", "apis", "contains", "scope", "ids")},

@@ -93,6 +93,8 @@ class CompiledSession(Session):
         self.observer.start()
         if self.observer.backward:
             engine.listeners.add(self)
+        if self.profile is not None:
+            self._stack.enter_context(compat_dynamo.compiling(self.profile.aside))
         for model in self._models:
             self._stack.enter_context(compat_dynamo.compiled_with(model, self.graphs.backend))
             inner = compat.compiled_root(model)

@@ -14,6 +14,7 @@ from llmdebug_nb.capture.calls import Call, Thread
 from llmdebug_nb.capture.gradients import Gradients
 from llmdebug_nb.capture.ids import Ids
 from llmdebug_nb.capture.operators import Levels, Operator, name_of
+from llmdebug_nb.capture.profile import Profile
 from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.capture.selection import begins
 from llmdebug_nb.capture.sources import Sources
@@ -30,6 +31,7 @@ class Host(Protocol):
 
     thread: Thread
     recorder: Recorder
+    profile: Profile | None
 
     def guarded(self, work: Any, *args: Any) -> Any: ...
     def pause(self) -> None: ...
@@ -50,7 +52,7 @@ class Observer:
         self.seen: set[str] = set()
         self.halt: Callable[[Call, list[tuple[str, Any]]], None] | None = None
         self._session, self._options = session, options
-        self.thread, self.guarded = session.thread, session.guarded
+        self.thread, self.guarded, self._profile = session.thread, session.guarded, session.profile
         self._roles = options.roles
         self._forward = "forward" in options.phases
         self._modules = "module" in options.mode and not options.logits
@@ -142,6 +144,8 @@ class Observer:
         call = here.enter(path, op, "module", path, again)
         if not again:
             self._session.recorder.called(call)
+        if self._profile is not None:
+            self._profile.begins(call)
         call.inherited = kept or (above is not None and above.inherited)
         call.kept = kept and self._modules and self.asks_for(call)
         if call.kept:
@@ -149,6 +153,8 @@ class Observer:
 
     def ends(self, call: Call, output: Any) -> None:
         """A call has ended that `module_begins` or `operator_begins` gave, and `Thread.leave` took."""
+        if self._profile is not None:
+            self._profile.ends(call)
         if self._options.logits and self.thread.open and any(isinstance(x, torch.Tensor) for _, x in leaves(output)):
             self.thread.last = call, output
         if not call.kept:
@@ -201,6 +207,8 @@ class Observer:
                 here.next_id(module or "", level, here.home())
             return None
         call = here.enter(f"{module or ''}/{operator.name}", operator.name, level, module, again)
+        if self._profile is not None:
+            self._profile.begins(call)
         call.inherited = True
         call.kept = self.asks_for(call)
         if call.kept and not again and self._forward:

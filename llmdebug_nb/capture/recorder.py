@@ -58,7 +58,7 @@ class Sink(Protocol):
         called: Iterable[tuple[int, str, int, str]] = (),
     ) -> None: ...
     def nodes(self, nodes: Iterable[Node], start: int) -> None: ...
-    def kernels(self, kernels: Iterable[tuple[str, str, str]]) -> None: ...
+    def table(self, name: str, rows: Iterable[Any]) -> None: ...
     def close(self, meta: dict[str, Any]) -> None: ...
 
 
@@ -131,6 +131,11 @@ class Recorder:
             else:
                 with self._lock:
                     self._scalars.append((call.root_call, call.path, call.number, role, slot, *scalar_text(leaf)))
+
+    def say(self, call: Call, role: str, texts: Iterable[tuple[str, str]]) -> None:
+        """Record what is known of a call, slot and text."""
+        with self._lock:
+            self._scalars += [(call.root_call, call.path, call.number, role, slot, "str", text) for slot, text in texts]
 
     def tensor(self, call: Call, role: str, slot: str, tensor: torch.Tensor, phase: str = "forward") -> None:
         """Record a tensor as it is now. Never raises on account of the tensor: what can't be kept is counted."""

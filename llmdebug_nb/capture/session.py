@@ -17,6 +17,7 @@ from llmdebug_nb.capture.calls import Call, Thread
 from llmdebug_nb.capture.control import Control, Orders
 from llmdebug_nb.capture.modules import Watch, attributes_of, find_entries, find_fused, weights_of
 from llmdebug_nb.capture.observer import Observer
+from llmdebug_nb.capture.profile import Profile
 from llmdebug_nb.capture.recorder import Recorder, Sink
 from llmdebug_nb.capture.steps import StepTracker
 from llmdebug_nb.errors import CaptureError, EmptyDumpError
@@ -52,6 +53,8 @@ class Session:
         self.notes: list[str] = []  # what else is to be known of the recording
         self.thread = Thread()
         self.control = Control(options.control) if options.control is not None else None
+        self.profile = Profile.of(options, sink, self.notes)
+        self.follows_calls = options.operators or options.logits or self.profile is not None
         self.observer = Observer(self, options, bool(models))
         self._describe = describe
         self._models = tuple(models)
@@ -140,6 +143,8 @@ class Session:
 
     def _unhook(self) -> None:
         self.active = False
+        if self.profile is not None:
+            self.profile.ends_here()
         self._tracker.stop()
         engine.listeners.remove(self)
         self.observer.stop()
@@ -321,6 +326,8 @@ class Session:
         self.thread.begin(call, on, self._watches[id(watch.root)][0].path)
         self._hook(watch.root, on)
         self.observer.root_begins(on)
+        if self.profile is not None:
+            self.profile.root_begins(call.index, self.thread.within, on)
         if on:
             self._observe_parameters(watch.root)
 
@@ -340,6 +347,8 @@ class Session:
         if inside:
             return
         was_on = self.thread.on
+        if self.profile is not None:
+            self.profile.ends_here()
         self.observer.root_ends()
         self.thread.end()
         if was_on:
@@ -361,13 +370,23 @@ class Session:
     @contextlib.contextmanager
     def backward(self) -> Iterator[None]:
         """A backward pass of this thread."""
-        pushed = self.guarded(self.observer.backward_begins) or []
+        pushed = self.guarded(self._backward_begins) or []
         try:
             yield
         finally:
-            self.guarded(self.observer.backward_ends, pushed)
+            self.guarded(self._backward_ends, pushed)
             if self.active and self._over() and not compat.in_backward():
                 self._rest()
+
+    def _backward_begins(self) -> list[Any]:
+        if self.profile is not None and not compat.in_backward():
+            self.profile.backward_begins()
+        return self.observer.backward_begins()
+
+    def _backward_ends(self, pushed: list[Any]) -> None:
+        if self.profile is not None and not compat.in_backward():
+            self.profile.ends_here()
+        self.observer.backward_ends(pushed)
 
     def _wants(self, call: RootCall, root: nn.Module) -> bool:
         if self._paused or not self._orders.enable or not self._wants_rank():
@@ -440,11 +459,14 @@ class Session:
         try:
             if compat.watched():
                 with compat.unseen():
-                    return work(*args)
-            return work(*args)
+                    return self._ours(work, args)
+            return self._ours(work, args)
         except Exception as error:  # the program must go on as if nobody watched; the dump says it
             self.problems[f"{type(error).__name__} while recording: {str(error).partition(chr(10))[0]}"] += 1
             return None
+
+    def _ours(self, work: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        return work(*args) if self.profile is None else self.profile.ours(work, *args)
 
 
 _NO_ORDERS = Orders()

@@ -22,7 +22,7 @@ from llmdebug_nb.records import AT, COLUMNS, Record
 from llmdebug_nb.store import catalog, layouts
 from llmdebug_nb.store import format as fmt
 from llmdebug_nb.store.layouts import Contents
-from llmdebug_nb.store.run import OPERATOR_COLUMNS, ROW_COLUMNS, Run, Source, quoted
+from llmdebug_nb.store.run import LAUNCH_COLUMNS, OPERATOR_COLUMNS, ROW_COLUMNS, TIMING_COLUMNS, Run, Source, quoted
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +43,11 @@ _SOURCES = "SELECT idx + {base} AS idx, frames FROM main.sources"
 _KERNELS = "SELECT name, nodes, source FROM kernels"
 _CALLED = """SELECT i.rowid + {base} AS seq, {rank} AS rank, c.generation, c.step, i.path, i.call, i.id
  FROM calls i LEFT JOIN main.root_calls c ON c.idx = i.root_call"""
+_TIMINGS = """SELECT t.id + {base} AS id, {rank} AS rank, c.generation, c.step, t.path, t.call, t.phase, t.level, t.op, t.thread, t.start,
+ t.duration, t.gap, t.root_call FROM timings t LEFT JOIN main.root_calls c ON c.idx = t.root_call"""
+_LAUNCHES = """SELECT l.id + {base} AS id, {rank} AS rank, c.generation, c.step, l.path, l.call, l.phase, l.op, l.kernel, l.code, l.device,
+ l.stream, l.start, l.duration, l.root_call FROM launches l LEFT JOIN main.root_calls c ON c.idx = l.root_call"""
+_TILINGS = "SELECT name, configuration FROM tilings"
 _VIEWS = {
     "rows": _ROWS,
     "all_calls": _CALLS,
@@ -52,6 +57,9 @@ _VIEWS = {
     "all_sources": _SOURCES,
     "all_kernels": _KERNELS,
     "call_rows": _CALLED,
+    "all_timings": _TIMINGS,
+    "all_launches": _LAUNCHES,
+    "all_tilings": _TILINGS,
 }
 # of several processes the first one's stand for all; of the others what is not there yet
 _NEW = ("all_calls", "all_nodes")
@@ -316,8 +324,14 @@ def _indexed(contents: Contents, layout: str, nbytes: int) -> Source:
     db.execute("CREATE TABLE scalar_rows(generation, step, path, call, role, slot, type, value)")
     db.execute(f"CREATE TABLE operator_rows({quoted(OPERATOR_COLUMNS)})")
     db.execute("CREATE TABLE all_sources(idx, frames)")
-    db.execute(f"CREATE TABLE all_kernels({quoted(fmt.KERNEL)})")
     db.execute("CREATE TABLE call_rows(seq, rank, generation, step, path, call, id)")
+    for name, columns in (
+        ("all_kernels", fmt.KERNEL),
+        ("all_timings", TIMING_COLUMNS),
+        ("all_launches", LAUNCH_COLUMNS),
+        ("all_tilings", fmt.TILING),
+    ):
+        db.execute(f"CREATE TABLE {name}({quoted(columns)})")
     calls = {(call.generation, call.step): call for call in reversed(contents.calls)}
     by_id = {record.id: record for record in contents.records}
     db.executemany(

@@ -15,7 +15,7 @@ import sqlite3
 import sys
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -220,10 +220,10 @@ class Writer:
         except sqlite3.Error as error:
             raise _refusal(error, self.folder) from None
 
-    def kernels(self, kernels: Iterable[tuple[str, str, str]]) -> None:
-        """Add kernels of compiled code: name, names of the nodes that they compute, and source."""
+    def table(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Add rows to a table of `format.LATER`."""
         try:
-            self._db.executemany("INSERT INTO kernels VALUES(?,?,?)", kernels)
+            self._db.executemany(f"INSERT INTO {name} VALUES({','.join('?' * len(fmt.LATER[name]))})", rows)
         except sqlite3.Error as error:
             raise _refusal(error, self.folder) from None
 
