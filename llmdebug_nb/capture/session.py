@@ -83,6 +83,7 @@ class Session:
 
     def start(self) -> None:
         self.active = True
+        self._choose_calls()
         if self.options.force_eager:
             self._undo.append(compat.force_eager())
         self._tracker.start()
@@ -317,6 +318,7 @@ class Session:
         if not outermost:
             return
         if self.control is not None and self.control.changed():
+            self._choose_calls()
             for watches in self._watches.values():
                 self._select(watches)
         call = self._tracker.begin(watch.root, watch.path, watch.module is watch.root, args, kwargs)
@@ -328,6 +330,14 @@ class Session:
             self.profile.root_begins(call.index, self.thread.within, on)
         if on:
             self._observe_parameters(watch.root)
+
+    def _choose_calls(self) -> None:
+        orders = self._orders
+        by_options = orders.calls is None
+        self.observer.choose(
+            self.options.ids if by_options else orders.calls or (),
+            self.options.children if by_options else orders.children,
+        )
 
     def leave(self, watch: Watch) -> None:
         """An entry module's call is over: the outermost one's ends the root call."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from llmdebug_nb.cli import dump
 from llmdebug_nb.errors import LLMDebugError
-from llmdebug_nb.records import EXPECTED
+from llmdebug_nb.launching import arguments
 
 _DUMP = "Run a command as it is, and record what the models in it compute: in all its Python processes, into one run."
 MATCH, DIVERGED, FAILED, PIPE_CLOSED = 0, 1, 2, 141
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     dumping = commands.add_parser(
         "dump", allow_abbrev=False, help="run a command, and record what its models compute", description=_DUMP
     )
-    dump.declare(dumping)
+    arguments.declare(dumping)
     dumping.set_defaults(run=dump.run)
 
     info = commands.add_parser("info", help="say what a dump holds", description="Say what a dump holds.")
@@ -195,6 +195,7 @@ def _info(args: argparse.Namespace) -> int:
 
 def _compare(args: argparse.Namespace) -> int:
     from llmdebug_nb import api
+    from llmdebug_nb.records import EXPECTED
 
     report = api.compare(
         args.golden,
