@@ -35,7 +35,9 @@ _HOMES = {
     "Run": "store.run",
     "StoreError": "errors",
     "TensorLookupError": "errors",
+    "Topology": "topologies.document",
     "UnknownRunError": "errors",
+    "atb_json_to_onnx": "wiring",
     "compare": "api",
     "convert": "api",
     "delete_run": "api",
@@ -52,6 +54,9 @@ _HOMES = {
     "runs": "api",
     "seed_all": "determinism",
     "step": "stepping",
+    "to_onnx": "wiring",
+    "topology": "wiring",
+    "write_topology": "wiring",
 }
 __all__ = [
     "CaptureError",
@@ -70,7 +75,9 @@ __all__ = [
     "Run",
     "StoreError",
     "TensorLookupError",
+    "Topology",
     "UnknownRunError",
+    "atb_json_to_onnx",
     "compare",
     "convert",
     "delete_run",
@@ -87,6 +94,9 @@ __all__ = [
     "runs",
     "seed_all",
     "step",
+    "to_onnx",
+    "topology",
+    "write_topology",
 ]
 
 if TYPE_CHECKING:
@@ -123,6 +133,11 @@ if TYPE_CHECKING:
     from llmdebug_nb.report import Report as Report
     from llmdebug_nb.stepping import step as step
     from llmdebug_nb.store.run import Run as Run
+    from llmdebug_nb.topologies.document import Topology as Topology
+    from llmdebug_nb.wiring import atb_json_to_onnx as atb_json_to_onnx
+    from llmdebug_nb.wiring import to_onnx as to_onnx
+    from llmdebug_nb.wiring import topology as topology
+    from llmdebug_nb.wiring import write_topology as write_topology
 
 
 def __getattr__(name: str) -> Any:
