@@ -402,14 +402,29 @@ def test_a_device_kernel_belongs_to_the_operator_that_launched_it_and_stands_for
     events = [
         Event("llmdebug 0", "mark", 1, 0, 10, mark=0),
         Event("aten::linear", "op", 1, 20, 60, id=5),
-        Event("aten::mm", "op", 1, 30, 50, id=6),
+        Event("aten::mm", "op", 1, 30, 50, id=6, inputs=(("float32", [2, 3]),)),
         Event("cudaLaunchKernel", "frame", 1, 40, 45),
         Event("sgemm", "device", 0, 70, 170, launched_by=6, device="cuda:0", stream=7),
         Event("ours", "device", 0, 60, 61, launched_by=99, device="cuda:0", stream=7),
         Event("llmdebug 1", "mark", 1, 80, 90, mark=1),
     ]
     found = _timed(events, {0: [Said(True, root)], 1: [Said(False, root)]})
-    assert found.launches == [["/aten::linear", 0, "forward", "aten::linear", "sgemm", None, "cuda:0", 7, 60, 100]]
+    assert found.launches == [
+        [
+            "/aten::linear",
+            0,
+            "forward",
+            "aten::linear",
+            "sgemm",
+            None,
+            "cuda:0",
+            7,
+            60,
+            100,
+            '[["float32", [2, 3]]]',
+            None,
+        ]
+    ]
     assert [row[:2] for row in found.timings if row[3] == "module"] == [["", 0]]
 
 
@@ -446,7 +461,7 @@ def test_gaps_and_durations_are_never_negative_however_events_lie(spans):
         ("host+", "''|known"),
         (7, "7"),
         ([], r"\[\]"),
-        ("tiling", "graph='fused'"),
+        ("host+tiling", "graph='fused'"),
     ],
 )
 def test_a_profile_that_makes_no_sense_is_one_readable_line(given_, said):
@@ -557,7 +572,10 @@ def test_tables_lie_where_upstream_puts_them_and_say_what_was_recorded(run, tmp_
         "Linear", "float32", "nd", "1,7,32", "1,7,64",
     )  # fmt: skip
     assert json.loads(linear["OpParam"])["in_features"] == "32"
-    assert len(_read(places[2], "|")) == len(run.kernels().query("step == 0"))
+    kernels = _read(places[2], "|")
+    assert len(kernels) == len(run.kernels().query("step == 0"))
+    lookup = next(row for row in kernels if row["OpName"] == "aten::embedding")
+    assert (lookup["InDType"], lookup["InShape"]) == ("float32;int64", "96,32;1,7")
     statistics = _read(places[4], ",")
     columns = list(statistics[0])
     assert columns[0] == "opname"
@@ -687,6 +705,7 @@ def test_the_profile_of_onnx_runtime_has_each_node_once_a_run(tmp_path):
         (step, path, op, "cpu") for step in range(3) for path, op in (("/mm", "MatMul"), ("/act", "Relu"))
     ]
     assert (table["start"] >= 0).all()
+    assert table.loc[0, ["in_dtype", "in_shape", "out_shape"]].tolist() == [["float32"], [(2, 3)], [(2, 3)]]
 
 
 def _node(**changes):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pandas
 
 _HOST = ("rank", "generation", "step", "path", "call", "phase", "level", "op", "thread", "start", "duration", "gap")
-_KERNELS = ("rank", "generation", "step", "path", "call", "phase", "op", "kernel", "code", "device", "stream", "start", "duration")  # fmt: skip
+_KERNELS = ("rank", "generation", "step", "path", "call", "phase", "op", "kernel", "code", "device", "stream", "start", "duration", "inputs", "outputs")  # fmt: skip
 _SITE = ("rank", "generation", "step", "phase", "path", "call")
 _US = 1000.0
 _Site = tuple[Any, ...]
@@ -34,7 +34,23 @@ def host(run: Run) -> pandas.DataFrame:
 
 def kernels(run: Run) -> pandas.DataFrame:
     """Return `Run.kernels`."""
-    return _in_us(_frame(run, "all_launches", _KERNELS, "1"))
+    return _with_tensors(_in_us(_frame(run, "all_launches", _KERNELS, "1")))
+
+
+def _with_tensors(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """Have dtypes and shapes as lists, as in `ops`; empty where they were not noted."""
+    for side, column in (("in", "inputs"), ("out", "outputs")):
+        tensors = [_tensors(text) for text in frame.pop(column)]
+        frame[f"{side}_dtype"] = [[dtype for dtype, _ in one] for one in tensors]
+        frame[f"{side}_shape"] = [[shape for _, shape in one] for one in tensors]
+    return frame
+
+
+def _tensors(text: Any) -> list[tuple[str, tuple[int, ...]]]:
+    try:
+        return [(str(dtype), tuple(int(size) for size in shape)) for dtype, shape in json.loads(text or "[]")]
+    except (ValueError, TypeError, RecursionError, OverflowError):
+        return []
 
 
 def _frame(run: Run, view: str, columns: tuple[str, ...], where: str) -> pandas.DataFrame:
@@ -118,7 +134,5 @@ def kernel_frame(found: Iterable[tuple[int, list[Any]]]) -> pandas.DataFrame:
     """Return rows as `records.LAUNCH` has them, each with its step, as `Run.kernels` does."""
     import pandas
 
-    rows = []
-    for step, (path, call, phase, op, kernel, code, device, stream, start, duration) in found:
-        rows.append((0, 0, step, path, call, phase, op, kernel, code, device, stream, start, duration))
-    return _in_us(pandas.DataFrame(rows, columns=list(_KERNELS)))
+    rows = [(0, 0, step, *row) for step, row in found]
+    return _with_tensors(_in_us(pandas.DataFrame(rows, columns=list(_KERNELS))))

@@ -113,7 +113,7 @@ def _ops(rows: Iterable[_Row], model: str) -> Iterable[list[Any]]:
 def _kernels(rows: Iterable[_Row], given: Mapping[tuple[Any, ...], _Row], model: str) -> Iterable[list[Any]]:
     for number, row in enumerate(rows, 1):
         yield [
-            *_case(number, row["path"], row["kernel"], given.get(_call(row), {}), model),
+            *_case(number, row["path"], row["kernel"], given.get(_call(row), row), model),
             row["device"], row["stream"], f"{row['start']:.3f}", f"{row['duration']:.3f}",
         ]  # fmt: skip
 
