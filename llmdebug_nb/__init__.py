@@ -35,7 +35,9 @@ _HOMES = {
     "Run": "store.run",
     "StoreError": "errors",
     "TensorLookupError": "errors",
+    "Topology": "topologies.document",
     "UnknownRunError": "errors",
+    "atb_json_to_onnx": "wiring",
     "compare": "api",
     "convert": "api",
     "delete_run": "api",
@@ -55,7 +57,10 @@ _HOMES = {
     "seed_all": "determinism",
     "step": "stepping",
     "timeline": "api",
+    "to_onnx": "wiring",
+    "topology": "wiring",
     "write_tables": "api",
+    "write_topology": "wiring",
 }
 __all__ = [
     "CaptureError",
@@ -74,7 +79,9 @@ __all__ = [
     "Run",
     "StoreError",
     "TensorLookupError",
+    "Topology",
     "UnknownRunError",
+    "atb_json_to_onnx",
     "compare",
     "convert",
     "delete_run",
@@ -94,7 +101,10 @@ __all__ = [
     "seed_all",
     "step",
     "timeline",
+    "to_onnx",
+    "topology",
     "write_tables",
+    "write_topology",
 ]
 
 if TYPE_CHECKING:
@@ -135,6 +145,11 @@ if TYPE_CHECKING:
     from llmdebug_nb.report import Report as Report
     from llmdebug_nb.stepping import step as step
     from llmdebug_nb.store.run import Run as Run
+    from llmdebug_nb.topologies.document import Topology as Topology
+    from llmdebug_nb.wiring import atb_json_to_onnx as atb_json_to_onnx
+    from llmdebug_nb.wiring import to_onnx as to_onnx
+    from llmdebug_nb.wiring import topology as topology
+    from llmdebug_nb.wiring import write_topology as write_topology
 
 
 def __getattr__(name: str) -> Any:

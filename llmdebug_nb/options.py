@@ -115,7 +115,8 @@ def _scope(value: Any) -> tuple[str, ...]:
     return names
 
 
-def _ids(value: Any) -> tuple[str, ...]:
+def execution_ids(value: Any) -> tuple[str, ...]:
+    """Read ``"2,3_1"``, a number, or several of either; None is none. Raises OptionError."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         value = str(value)
     ids = _names(value, "ids")
@@ -331,7 +332,7 @@ class DumpOptions:
             ("apis", _apis(self.apis)),
             ("contains", _names(self.contains, "contains")),
             ("scope", _scope(self.scope)),
-            ("ids", _ids(self.ids)),
+            ("ids", execution_ids(self.ids)),
             ("slice", _slice(self.slice)),
             ("reduce", _reduce(self.reduce)),
             ("max_bytes", parse_bytes(self.max_bytes)),

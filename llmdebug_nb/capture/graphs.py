@@ -101,7 +101,7 @@ class Graphs:
 
     def __init__(self, host: Host, options: DumpOptions) -> None:
         """Raises OptionError for a fusion switch that makes no sense, EmptyDumpError for an operator that does not exist."""
-        self._host, self._options = host, options
+        self._host, self._options, self._roles = host, options, options.roles
         self._levels = Levels(host, ("aten",), options.apis)  # type: ignore[arg-type]
         self._switch = FusionSwitch.read(options.fusion_switch)
         self.ran = 0
@@ -152,7 +152,8 @@ class Graphs:
             graph.calls[origin.path] = max(graph.calls[origin.path], origin.number + 1)
 
     def _asked(self, function: Any) -> bool:
-        return isinstance(function, torch._ops.OpOverload) and self._levels.aten(function) is not None
+        operator = self._levels.aten(function) if isinstance(function, torch._ops.OpOverload) else None
+        return operator is not None and operator.wanted
 
     # -- running ------------------------------------------------------------------------------------
 
@@ -229,10 +230,9 @@ class Graphs:
         source = recorder.source(list(origin.source)) if origin.source and self._options.sources else None
         row = [call.root_call, call.path, call.number, call.phase, level, call.op, source, None, None]
         recorder.operator([*row, *((moved(origin.forward[0]), origin.forward[1]) if origin.forward else (None, None))])
-        recorder.see(
-            call, "graph" if call.phase == "forward" else "graph.backward", [("node", origin.node), ("fx", name), *said]
-        )
-        if "input" in self._options.roles:
+        role = "graph" if call.phase == "forward" else "graph.backward"
+        recorder.say(call, role, [("node", origin.node), ("fx", name), *said])
+        if "input" in self._roles:
             self._see(recorder, call, "input", inputs)
         if self._host.profile is not None and level == "fx" and recorder is self._host.recorder:
             self._host.profile.begins(call)
@@ -243,9 +243,9 @@ class Graphs:
         observer, outputs = self._host.observer, list(outputs)
         if self._host.profile is not None and call.level == "fx":
             self._host.profile.ends(call)
-        if inputs and "input" in self._options.roles:
+        if inputs and "input" in self._roles:
             self._see(recorder, call, "input", inputs)
-        if "output" in self._options.roles:
+        if "output" in self._roles:
             self._see(recorder, call, "output", outputs)
         if recorder is not self._host.recorder:
             return
