@@ -708,6 +708,27 @@ def test_the_profile_of_onnx_runtime_has_each_node_once_a_run(tmp_path):
     assert table.loc[0, ["in_dtype", "in_shape", "out_shape"]].tolist() == [["float32"], [(2, 3)], [(2, 3)]]
 
 
+def test_the_nodes_of_a_recorded_session_have_their_times(tmp_path):
+    import numpy as np
+    import onnxruntime
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).eval()
+    torch.onnx.export(model, (torch.ones(3, 4),), str(tmp_path / "m.onnx"), dynamo=True, verbose=False)
+    session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"])
+    feed = {session.get_inputs()[0].name: np.ones((3, 4), "f")}
+    plain = session.run(None, feed)[0]
+    with ld.dump(session, name="o", path=tmp_path, mode="module+aten", profile="op+kernel+host") as run:
+        seen = [session.run(None, feed)[0] for _ in range(3)]
+    assert all((one == plain).all() for one in seen)
+    recorded = {(row.step, row.path, row.call) for row in run.operators().itertuples()}
+    kernels = run.kernels()
+    assert {(row.step, row.path, row.call) for row in kernels.itertuples()} == recorded
+    assert len(kernels) == len(recorded) > 0
+    assert (kernels["duration"] >= 0).all()
+    assert set(ld.timeline(run, step=2).top["kernel"]) == set(kernels["kernel"])
+    assert any("host times are not taken" in note for note in run.meta["notes"])
+
+
 def _node(**changes):
     return {
         "cat": "Node",

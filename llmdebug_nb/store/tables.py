@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmdebug_nb.errors import StoreError
+from llmdebug_nb.errors import DumpWriteError, StoreError
 from llmdebug_nb.store.run import STRIDE, Run
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def write_tables(run: Run, folder: Path) -> list[Path]:
     """Write what tables a run has below ``folder``; return the files.
 
     Raises:
-        StoreError: the run has none, or the folder can't be written to.
+        StoreError: the run has none. DumpWriteError: the folder can't be written to.
     """
     ops, kernels, host = run.ops(), run.kernels(), run.host()
     model = next((node.type for node in run.nodes if not node.path), "")
@@ -59,7 +59,7 @@ def write_tables(run: Run, folder: Path) -> list[Path]:
             columns, table = _statistics(rows)
             written.append(_write(folder / "cpu_profiling" / where.format("operation_statistic"), columns, table, ","))
     except OSError as error:
-        raise StoreError(f"can't write {folder}: {error.strerror or error}") from None
+        raise DumpWriteError(f"can't write {folder}: {error.strerror or error}; choose another folder") from None
     if not written:
         raise StoreError(
             f"{run.label} has no tables: nothing was recorded of calls; record it with profile='op+kernel+host'"
