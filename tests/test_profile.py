@@ -519,15 +519,15 @@ def test_a_second_process_of_a_rank_goes_on_counting_and_its_files_have_its_numb
     both = tmp_path / "both"
     shutil.copytree(run.path, both)
     first = next(child for child in both.iterdir() if child.is_dir())
-    second = shutil.copytree(first, both / "rank0_77777777")
+    second = shutil.copytree(first, both / "rank0_99999999")
     with sqlite3.connect(second / fmt.INDEX) as db:
-        db.execute("UPDATE meta SET value = '77777777' WHERE key = 'pid'")
+        db.execute("UPDATE meta SET value = '99999999' WHERE key = 'pid'")
     db.close()
     opened = ld.open_run(both)
     assert dict(opened.host().groupby("generation").size()) == {0: len(run.host()), 1: len(run.host())}
     names = {f"{path.parent.name}/{path.name}" for path in ld.write_tables(opened, tmp_path / "csv")}
     assert f"{first.name.rpartition('_')[2]}/operation_statistic_1.csv" in names
-    assert "77777777/operation_statistic_1_1.csv" in names
+    assert "99999999/operation_statistic_1_1.csv" in names
 
 
 def test_calls_have_their_execution_id_in_every_table(run):
@@ -567,8 +567,8 @@ def test_tables_lie_where_upstream_puts_them_and_say_what_was_recorded(run, tmp_
     assert len(ops) == len(
         {(r.site.path, r.site.call) for r in run.records("step = 0 AND role IN ('input', 'output')")}
     )
-    linear = next(row for row in ops if row["CaseName"] == "model.layers.0.mlp.up_proj")
-    assert (linear["OpName"], linear["InDType"], linear["InFormat"], linear["InShape"], linear["OutShape"]) == (
+    linear = next(row for row in ops if row["OpName"] == "model.layers.0.mlp.up_proj")
+    assert (linear["CaseName"], linear["InDType"], linear["InFormat"], linear["InShape"], linear["OutShape"]) == (
         "Linear", "float32", "nd", "1,7,32", "1,7,64",
     )  # fmt: skip
     assert json.loads(linear["OpParam"])["in_features"] == "32"
@@ -598,6 +598,7 @@ def test_whatever_names_and_parameters_are_a_table_reads_back_as_it_was_written(
     rows = [
         {
             "path": path,
+            "call": 0,
             "op": op,
             "parameters": said,
             "in_dtype": ["int8"] * len(shapes),
@@ -609,7 +610,7 @@ def test_whatever_names_and_parameters_are_a_table_reads_back_as_it_was_written(
     ]
     path = tables._write(tmp_path_factory.mktemp("t") / "t.csv", tables.OP_COLUMNS, tables._ops(rows, "M"), "|")
     back = _read(path, "|")
-    assert [(row["CaseName"], row["OpName"], json.loads(row["OpParam"])) for row in back] == [
+    assert [(row["OpName"], row["CaseName"], json.loads(row["OpParam"])) for row in back] == [
         ((path or "M").replace("\r", " "), op.replace("\r", " "), said) for path, op, said, _ in cases
     ]
     assert [row["InShape"] for row in back] == [

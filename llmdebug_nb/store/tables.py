@@ -67,6 +67,11 @@ def write_tables(run: Run, folder: Path) -> list[Path]:
     return written
 
 
+def _name(row: _Row) -> str:
+    """Return what a call is called: its path, with ``#1`` for the second call of it in the step, as in topologies."""
+    return str(row["path"]) + (f"#{row['call']}" if row["call"] else "")
+
+
 def _rows(frame: pandas.DataFrame) -> list[_Row]:
     return frame.to_dict("records")  # type: ignore[no-any-return]
 
@@ -107,13 +112,13 @@ def _write(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]], se
 
 def _ops(rows: Iterable[_Row], model: str) -> Iterable[list[Any]]:
     for number, row in enumerate(rows, 1):
-        yield _case(number, row["path"] or model, row["op"], row, model)
+        yield _case(number, row["op"], _name(row) or model, row, model)
 
 
 def _kernels(rows: Iterable[_Row], given: Mapping[tuple[Any, ...], _Row], model: str) -> Iterable[list[Any]]:
     for number, row in enumerate(rows, 1):
         yield [
-            *_case(number, row["path"], row["kernel"], given.get(_call(row), row), model),
+            *_case(number, _name(row), row["kernel"], given.get(_call(row), row), model),
             row["device"], row["stream"], f"{row['start']:.3f}", f"{row['duration']:.3f}",
         ]  # fmt: skip
 
@@ -136,6 +141,5 @@ def _statistics(rows: Sequence[_Row]) -> tuple[list[str], list[list[Any]]]:
     table = []
     for row in rows:
         gap = "" if row["gap"] != row["gap"] else f"{row['gap']:.3f}"
-        name = (row["path"] or row["op"]) + (f"#{row['call']}" if row["call"] else "")
-        table.append([name, 1, f"{row['start']:.3f}", f"{row['duration']:.3f}", gap])
+        table.append([_name(row) or row["op"], 1, f"{row['start']:.3f}", f"{row['duration']:.3f}", gap])
     return columns, table
