@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ OP_COLUMNS = (
     "DataGenType", "DataGenRange", "InTensorFile", "OutTensorFile", "TestType", "TestLevel", "FromModel", "SocVersion", "ExpectedError",
 )  # fmt: skip
 KERNEL_COLUMNS = (*OP_COLUMNS, "Device", "Stream", "StartUs", "DurationUs")
+_BAR = "|"
+_BREAKS = re.compile(r"[|\r\n\v\f\x1c-\x1e\x85\u2028\u2029]")  # what would end a column or a line
 _FORMAT = "nd"  # tensors are kept in row-major order, without a layout of their own
 _Row = Mapping[str, Any]
 
@@ -47,13 +50,13 @@ def write_tables(run: Run, folder: Path) -> list[Path]:
                     folder / "operation_io_tensors" / where.format("operation_tensors"),
                     OP_COLUMNS,
                     _ops(rows, model),
-                    "|",
+                    _BAR,
                 )
             )
         for where, rows in _files(run, kernels):
             table = _kernels(rows, given, model)
             written.append(
-                _write(folder / "kernel_io_tensors" / where.format("kernel_tensors"), KERNEL_COLUMNS, table, "|")
+                _write(folder / "kernel_io_tensors" / where.format("kernel_tensors"), KERNEL_COLUMNS, table, _BAR)
             )
         for where, rows in _files(run, host):
             columns, table = _statistics(rows)
@@ -104,10 +107,17 @@ def _pids(run: Run) -> dict[tuple[int, int], int]:
 def _write(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]], separator: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, delimiter=separator, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(rows)
+        if separator == _BAR:  # nothing is quoted in these
+            file.writelines(_BAR.join(map(_plain, row)) + "\n" for row in (columns, *rows))
+        else:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(columns)
+            writer.writerows(rows)
     return path
+
+
+def _plain(cell: Any) -> str:
+    return _BREAKS.sub(" ", str(cell))
 
 
 def _ops(rows: Iterable[_Row], model: str) -> Iterable[list[Any]]:
@@ -130,8 +140,7 @@ def _case(number: int, name: str, op: str, given: _Row, model: str) -> list[Any]
         dtypes, shapes = given.get(f"{side}_dtype", []), given.get(f"{side}_shape", [])
         sizes = ";".join(",".join(map(str, shape)) for shape in shapes)
         sides += [len(dtypes), ";".join(dtypes), ";".join([_FORMAT] * len(dtypes)), sizes]
-    parameters = json.dumps(given.get("parameters", {}), ensure_ascii=False)
-    name, op = (text.replace("\r", " ") for text in (name, op))  # which csv does not quote
+    parameters = json.dumps(given.get("parameters", {})).replace(_BAR, "\\u007c")
     return [number, name, op, parameters, *sides, *[""] * 6, model, "", ""]
 
 
