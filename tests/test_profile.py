@@ -496,6 +496,27 @@ def test_a_dump_made_before_there_were_times_opens_and_has_none(run, tmp_path):
     assert len(opened.host()) == len(opened.kernels()) == 0
 
 
+def test_a_dump_with_nonsense_in_its_tables_is_read_or_refused_in_one_line(run, tmp_path):
+    import shutil
+
+    for number, change in enumerate(
+        ("timings SET start = 'x'", "launches SET duration = x'00ff'", "timings SET path = NULL, op = 7", "launches SET inputs = '[[1]]', kernel = NULL")
+    ):  # fmt: skip
+        bad = shutil.copytree(run.path, tmp_path / str(number))
+        with sqlite3.connect(next(bad.glob("*/" + fmt.INDEX))) as db:
+            db.execute(f"UPDATE {change}")
+        db.close()
+        opened = ld.open_run(bad)
+        if number < 2:
+            with pytest.raises(ld.CorruptDumpError, match="table of times"):
+                ld.timeline(opened)
+            with pytest.raises(ld.CorruptDumpError, match="table of times"):
+                ld.write_tables(opened, tmp_path / "csv")
+        else:
+            assert "<img" in ld.timeline(opened)._repr_html_()
+            assert ld.write_tables(opened, tmp_path / f"csv{number}")
+
+
 def test_two_processes_have_their_times_in_one_run(run, tmp_path):
     import shutil
 

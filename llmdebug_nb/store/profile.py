@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from llmdebug_nb.errors import CorruptDumpError
 from llmdebug_nb.store import tiling as tilings
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 _HOST = ("rank", "generation", "step", "path", "call", "phase", "level", "op", "thread", "start", "duration", "gap")
 _KERNELS = ("rank", "generation", "step", "path", "call", "phase", "op", "kernel", "code", "device", "stream", "start", "duration", "inputs", "outputs")  # fmt: skip
 _SITE = ("rank", "generation", "step", "phase", "path", "call")
+_TEXTS = frozenset({"path", "phase", "level", "op", "kernel", "device"})
 _US = 1000.0
 _Site = tuple[Any, ...]
 
@@ -28,8 +30,7 @@ class Run(Protocol):
 def host(run: Run) -> pandas.DataFrame:
     """Return `Run.host`."""
     frame = _frame(run, "all_timings", _HOST, "level != 'recording'")
-    frame["gap"] = frame["gap"].astype("float64") / _US
-    return _in_us(frame)
+    return _in_us(frame, ("start", "duration", "gap"))
 
 
 def kernels(run: Run) -> pandas.DataFrame:
@@ -57,7 +58,10 @@ def _frame(run: Run, view: str, columns: tuple[str, ...], where: str) -> pandas.
     import pandas
 
     rows = run.query(f"SELECT {','.join(columns)} FROM {view} WHERE {where} ORDER BY rank, root_call, start, id")
-    return _with_ids(run, pandas.DataFrame(rows, columns=list(columns)))
+    frame = pandas.DataFrame(rows, columns=list(columns))
+    for name in _TEXTS.intersection(columns):
+        frame[name] = frame[name].fillna("").astype(str)
+    return _with_ids(run, frame)
 
 
 def _with_ids(run: Run, frame: pandas.DataFrame) -> pandas.DataFrame:
@@ -70,9 +74,13 @@ def _with_ids(run: Run, frame: pandas.DataFrame) -> pandas.DataFrame:
     return frame
 
 
-def _in_us(frame: pandas.DataFrame) -> pandas.DataFrame:
-    for name in ("start", "duration"):
-        frame[name] = frame[name].astype("float64") / _US
+def _in_us(frame: pandas.DataFrame, columns: tuple[str, ...] = ("start", "duration")) -> pandas.DataFrame:
+    """Raise CorruptDumpError where a time is no number."""
+    for name in columns:
+        try:
+            frame[name] = frame[name].astype("float64") / _US
+        except (ValueError, TypeError) as error:
+            raise CorruptDumpError(f"the table of times is damaged: {name} holds something else ({error})") from None
     return frame
 
 
