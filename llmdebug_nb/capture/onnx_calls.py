@@ -37,6 +37,7 @@ class Followed:
         self.weighed = False
         self.checked: set[tuple[Any, ...]] = set()
         self.needed: list[str] = []
+        self.ran: list[int] = []  # root calls in which ours ran
 
     def path(self, path: str) -> str:
         """Return the path of a module of it in the run."""
