@@ -309,6 +309,7 @@ def test_a_command_that_is_not_there_is_one_line_and_127(here, capsys):
         (["--type", "stats", "--reduce", "minmax", "--", "true"], "--reduce and --type stats"),
         (["-time", "0", "-stp", "1", "--", "true"], "time=0 and part='out' exclude each other"),
         (["-ids", "a_b", "--", "true"], "ids 'a_b': expected execution ids"),
+        (["-config", "nowhere.json", "--", "true"], "control file nowhere.json: .*No such file"),
         (["-device", "?", "--", "true"], "device '\\?': expected a device such as cpu"),
         (["--graph", "fx", "--mode", "aten", "--", "true"], "graph='fx' says what is recorded"),
         (["--slice", "0", "--reduce", "minmax", "--", "true"], "slice and reduce exclude each other"),

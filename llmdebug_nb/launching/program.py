@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from llmdebug_nb.capture.control import Control
 from llmdebug_nb.errors import DumpWriteError, OptionError, UnknownRunError
 from llmdebug_nb.launching.children import Unreached, below, why_unreached
 from llmdebug_nb.launching.environment import PthFile, environment
@@ -99,12 +100,14 @@ def launch(
         done.status, done.run
 
     Raises:
-        OptionError: an option or a command that makes no sense. DumpWriteError: less than 2 GB are free.
+        OptionError: an option, a control file or a command that makes no sense. DumpWriteError: less than 2 GB are free.
     """
     words = words_of(command)
     ordered = DumpOptions.of(**options)
     if os.name != "posix":
         raise OptionError("a program can only be launched on Linux and macOS; record inside it, by ld.dump")
+    if ordered.control is not None:
+        Control(ordered.control)  # what is wrong with the file is said before anything starts
     parent = (runs_folder() if ordered.path is None else Path(ordered.path)).absolute()
     _refuse_full_disk(parent, ordered)
     with tempfile.TemporaryDirectory(prefix="llmdebug-") as folder:
