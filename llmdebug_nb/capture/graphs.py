@@ -8,6 +8,7 @@ root, which lie outside of what is compiled, so steps are counted as ever, whate
 from __future__ import annotations
 
 import contextlib
+import json
 import operator
 import threading
 from collections import Counter
@@ -17,7 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
-from llmdebug_nb.capture import compat_dynamo, compat_inductor
+from llmdebug_nb.capture import compat_dynamo, compat_inductor, compat_triton
 from llmdebug_nb.capture.calls import Call, Thread
 from llmdebug_nb.capture.compat_inductor import Launch
 from llmdebug_nb.capture.fusion import FusionSwitch
@@ -151,7 +152,8 @@ class Graphs:
             graph.calls[origin.path] = max(graph.calls[origin.path], origin.number + 1)
 
     def _asked(self, function: Any) -> bool:
-        return isinstance(function, torch._ops.OpOverload) and self._levels.aten(function) is not None
+        operator = self._levels.aten(function) if isinstance(function, torch._ops.OpOverload) else None
+        return operator is not None and operator.wanted
 
     # -- running ------------------------------------------------------------------------------------
 
@@ -270,6 +272,13 @@ class Graphs:
         rows = [(f"graph{graph.number}/{launch.name}", ", ".join(launch.nodes), launch.source) for launch in launches]
         self._host.guarded(self._host.recorder.sink.table, "kernels", rows)
 
+    def note_tilings(self, graph: Graph, run: Run) -> None:
+        """Make part of the dump how the kernels of a graph that has run are launched."""
+        if "tiling" in self._options.profile:
+            found = compat_triton.configurations(run)
+            rows = [(f"graph{graph.number}/{name}", json.dumps(configuration)) for name, configuration in found]
+            self._host.recorder.sink.table("tilings", rows)
+
     @property
     def host(self) -> Host:
         return self._host
@@ -301,6 +310,7 @@ class _Seeing:
         self._graphs, self._graph = graphs, graph
         self.launches: list[Launch] = []
         self.module: torch.fx.GraphModule | None = None
+        self._noted = False  # how its kernels are launched
 
     @property
     def wants_module(self) -> bool:
@@ -348,7 +358,11 @@ class _Seeing:
                 reference = graphs.host.reference
                 if running is not None and reference is not None and self.module is not None:
                     graphs.host.guarded(graphs.interpret, self.module, args, running, reference)
-                return run(args)
+                result = run(args)
+                if running is not None and not self._noted:
+                    self._noted = True
+                    graphs.host.guarded(graphs.note_tilings, graph, run)
+                return result
 
         seen._boxed_call = True  # type: ignore[attr-defined]
         return seen

@@ -149,7 +149,7 @@ class Observer:
         call.inherited = kept or (above is not None and above.inherited)
         call.kept = kept and self._modules and self.asks_for(call)
         if call.kept:
-            self._begins(call, arguments(args, kwargs))
+            self.begins(call, arguments(args, kwargs))
 
     def ends(self, call: Call, output: Any) -> None:
         """A call has ended that `module_begins` or `operator_begins` gave, and `Thread.leave` took."""
@@ -161,7 +161,12 @@ class Observer:
             return
         if call.since is None and not self._forward:
             return
-        found = leaves(output)
+        self.ended(call, leaves(output))
+
+    def ended(self, call: Call, found: list[tuple[str, Any]]) -> None:
+        """A call that is kept, or was until now, has ended. ``found``: what it gave, by slot."""
+        if not call.kept:
+            return
         if call.since is not None:
             self._gradients.end(call, found)
         if not call.again and self._looks(call):
@@ -177,7 +182,8 @@ class Observer:
         if self.halt is not None and call.phase == "forward" and not call.again:
             self.halt(call, found)
 
-    def _begins(self, call: Call, inputs: Iterable[tuple[str, Any]]) -> None:
+    def begins(self, call: Call, inputs: Iterable[tuple[str, Any]]) -> None:
+        """A call that is kept begins. ``inputs``: what it is given, by slot."""
         if self.halt is not None or self._after:
             inputs = call.given = list(inputs)
         if call.phase == "forward" and self.backward and call.level != "aten" and torch.is_grad_enabled():
@@ -214,7 +220,7 @@ class Observer:
         if call.kept and not again and self._forward:
             self._note(call, above)
         if call.kept:
-            self._begins(call, given(args, kwargs))
+            self.begins(call, given(args, kwargs))
         return call
 
     def operator_ends(self, call: Call, outputs: Any) -> None:
@@ -269,7 +275,7 @@ class Observer:
         call.kept = self.asks_for(call)
         if call.kept:
             self._note(call, None, forward)
-            self._begins(call, given(args, kwargs))
+            self.begins(call, given(args, kwargs))
         return call
 
     def _note(self, call: Call, above: Call | None, forward: Call | None = None) -> None:

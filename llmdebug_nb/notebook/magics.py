@@ -77,6 +77,7 @@ def _dump_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
                 "--graph", choices=[*GRAPHS], help="compile the model, and record its graph, its kernels, or both"
             ),
             argument("--fusion-switch", metavar="F", help="with --graph: JSON file that says which fusions are off"),
+            argument("--profile", metavar="T", help="also tables of times: op, kernel, host, tiling, joined by +"),
             argument("--control", metavar="F", help="JSON file that switches recording while it runs"),
             argument("--path", help="folder that will hold the run (default: llmdebug_runs)"),
             argument(
@@ -405,6 +406,7 @@ def _values(shell: Any, option: str) -> list[str]:
 
 _OFFERS = {
     "mode": ["module", "api", "aten", "module+api", "module+aten", "module+api+aten"],
+    "profile": ["host", "kernel+host", "op+kernel+host", "kernel+host+tiling"],
     "reduce": ["minmax", "quantile:5"],
     "tokens": ["0", TOKENS, "4-", "all"],
     "when": ["nan", "inf", "abs>1e4", "diverges"],
