@@ -22,7 +22,7 @@ _HOMES = {
     "CaptureError": "errors",
     "CompareError": "errors",
     "CorruptDumpError": "errors",
-    "DumpConfig": "options",
+    "DumpConfig": "msit_config",
     "DumpOptions": "options",
     "DumpWriteError": "errors",
     "EmptyDumpError": "errors",
@@ -139,8 +139,8 @@ if TYPE_CHECKING:
     from llmdebug_nb.errors import UnknownRunError as UnknownRunError
     from llmdebug_nb.launching.program import launch as launch
     from llmdebug_nb.msit import register_hook as register_hook
+    from llmdebug_nb.msit_config import DumpConfig as DumpConfig
     from llmdebug_nb.notebook.explore import explore as explore
-    from llmdebug_nb.options import DumpConfig as DumpConfig
     from llmdebug_nb.options import DumpOptions as DumpOptions
     from llmdebug_nb.report import Report as Report
     from llmdebug_nb.stepping import step as step
