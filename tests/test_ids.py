@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -223,3 +227,57 @@ def test_any_tree_of_modules_is_counted_as_plain_hooks_count_it(
         tree(x)
     assert run.ids() == counted(tree, lambda: tree(x))
     assert len(set(run.ids().values())) == len(run.ids())
+
+
+def test_processes_of_one_rank_have_ids_in_their_own_generations(tmp_path: Path) -> None:
+    code = (
+        "import llmdebug_nb as ld, torch; from llmdebug_nb.options import DumpOptions; from llmdebug_nb.recording import Recording\n"
+        "import llmdebug_nb.store.writer as w, llmdebug_nb.recording as r, sys; from pathlib import Path\n"
+        "made = r.create_run\n"
+        "def again(parent, name, details):\n"
+        "    return Path(parent) / name if (Path(parent) / name).exists() else made(parent, name, details)\n"
+        "r.create_run = again\n"
+        "model = torch.nn.Sequential(*[torch.nn.Linear(2, 2) for _ in range(int(sys.argv[1]))])\n"
+        f"with ld.dump(model, path={str(tmp_path)!r}): model(torch.ones(1, 2))\n"
+    )
+    for layers in ("2", "3"):
+        subprocess.run([sys.executable, "-c", code, layers], check=True)
+    run = ld.open_run(tmp_path / "run")
+    assert [len(run.ids(0, generation)) for generation in (0, 1)] == [3, 4]
+    files = ld.write_topology(run, tmp_path / "out")
+    assert sorted(len(json.loads(file.read_text())["nodes"]) for file in files if "model" in file.parts) == [2, 3]
+
+
+def test_a_dump_from_before_there_were_ids_opens_without(tmp_path: Path) -> None:
+    with ld.dump(model := llama(), path=tmp_path) as run:
+        model(prompt())
+    (index,) = tmp_path.rglob("index.sqlite")
+    with sqlite3.connect(index) as db:
+        db.execute("DROP TABLE calls")
+    db.close()
+    old = ld.open_run(tmp_path / "run")
+    assert old.ids() == {}
+    assert len(old) == len(run)
+    names = [op.name for _, op in ld.topology(old).root.walk() if op.type != "Unrecorded"]
+    assert names == [op.name for _, op in ld.topology(run).root.walk() if op.type != "Unrecorded"]
+
+
+def test_atb_dumps_have_the_ids_that_their_paths_say(tmp_path: Path) -> None:
+    header = (
+        b"$Version=1.0\n$Object.Count=1\n$Object.Length=8\nformat=2\ndtype=0\ndims=2\n$Object.data=0,8\n$End=1\n"
+        + bytes(8)
+    )
+    base = tmp_path / "msit_dump_20250101_000000/tensors/0_42/0"
+    for path in (
+        "10_Layer/before/intensor0",
+        "10_Layer/0_Norm.x/after/outtensor0",
+        "10_Layer/1_Linear/after/outtensor0",
+        "2_Embed/after/outtensor0",
+    ):
+        (base / path).parent.mkdir(parents=True, exist_ok=True)
+        (base / f"{path}.bin").write_bytes(header)
+    run = ld.open_run(tmp_path)
+    assert list(run.ids().items()) == [
+        (("2_Embed", 0), "2"), (("10_Layer", 0), "10"), (("10_Layer.0_Norm.x", 0), "10_0"), (("10_Layer.1_Linear", 0), "10_1"),
+    ]  # fmt: skip
+    assert "10_Layer.1_Linear" in str(ld.topology(run))

@@ -18,7 +18,7 @@ class Call:
     ``inherited``: the filters ask for it or for a module around it. ``kept``: it is recorded.
     ``again``: a checkpoint computes it once more. ``since``/``edges``: while gradients are on, the autograd
     clock when it began, and for each input that needs a gradient its slot and place in the graph.
-    ``given``: its inputs by slot, where somebody halts the program. ``around``: what `Sources` remembers of the stack outside of it. ``held``: what was seen of it so far, where that is only recorded once it is known to overflow.
+    ``given``: its inputs by slot, where somebody halts the program, or looks at them when the call is over. ``around``: what `Sources` remembers of the stack outside of it. ``held``: what was seen of it so far, where that is only recorded once it is known to overflow.
     """
 
     __slots__ = (

@@ -14,7 +14,9 @@ from llmdebug_nb.capture.calls import Call, Thread
 from llmdebug_nb.capture.gradients import Gradients
 from llmdebug_nb.capture.ids import Ids
 from llmdebug_nb.capture.operators import Levels, Operator, name_of
+from llmdebug_nb.capture.profile import Profile
 from llmdebug_nb.capture.recorder import Recorder
+from llmdebug_nb.capture.selection import begins
 from llmdebug_nb.capture.sources import Sources
 from llmdebug_nb.capture.walk import arguments, given, leaves
 from llmdebug_nb.kernels.overflow import overflows
@@ -29,6 +31,7 @@ class Host(Protocol):
 
     thread: Thread
     recorder: Recorder
+    profile: Profile | None
 
     def guarded(self, work: Any, *args: Any) -> Any: ...
     def pause(self) -> None: ...
@@ -49,11 +52,14 @@ class Observer:
         self.seen: set[str] = set()
         self.halt: Callable[[Call, list[tuple[str, Any]]], None] | None = None
         self._session, self._options = session, options
-        self.thread, self.guarded = session.thread, session.guarded
+        self.thread, self.guarded, self._profile = session.thread, session.guarded, session.profile
         self._roles = options.roles
         self._forward = "forward" in options.phases
         self._modules = "module" in options.mode and not options.logits
         self._filtered = bool(options.layers or options.types)
+        self._opname = options.opname
+        self._before = options.time != 1  # inputs are looked at before the call
+        self._after = {1: "input", 2: "after"}.get(options.time)  # role of inputs as the call has left them
         self._by_name = bool(options.contains or options.scope or options.ids)
         self.ids = Ids(options.ids, options.children)
         operators = tuple(level for level in options.mode if level != "module")
@@ -134,6 +140,8 @@ class Observer:
         call = here.enter(path, op, "module", path, again)
         if not again:
             self._session.recorder.called(call)
+        if self._profile is not None:
+            self._profile.begins(call)
         call.inherited = kept or (above is not None and above.inherited)
         call.kept = kept and self._modules and self.asks_for(call)
         if call.kept:
@@ -141,6 +149,8 @@ class Observer:
 
     def ends(self, call: Call, output: Any) -> None:
         """A call has ended that `module_begins` or `operator_begins` gave, and `Thread.leave` took."""
+        if self._profile is not None:
+            self._profile.ends(call)
         if self._options.logits and self.thread.open and any(isinstance(x, torch.Tensor) for _, x in leaves(output)):
             self.thread.last = call, output
         if not call.kept:
@@ -150,8 +160,13 @@ class Observer:
         found = leaves(output)
         if call.since is not None:
             self._gradients.end(call, found)
-        if not call.again and (self._forward or call.phase == "backward") and "output" in self._roles:
-            self.see(call, "output", found)
+        if not call.again and self._looks(call):
+            if self._after and "input" in self._roles:
+                self.see(call, self._after, call.given)
+            if "output" in self._roles:
+                self.see(call, "output", found)
+        if self._after and self.halt is None:
+            del call.given
         self.decide(call)
         if self._options.scope and _is(call.name, self._options.scope[1]):
             self.thread.scoped = False
@@ -159,13 +174,17 @@ class Observer:
             self.halt(call, found)
 
     def _begins(self, call: Call, inputs: Iterable[tuple[str, Any]]) -> None:
-        if self.halt is not None:
+        if self.halt is not None or self._after:
             inputs = call.given = list(inputs)
         if call.phase == "forward" and self.backward and call.level != "aten" and torch.is_grad_enabled():
             inputs = list(inputs)
             self._gradients.begin(call, inputs)
-        if not call.again and (self._forward or call.phase == "backward") and "input" in self._roles:
+        if self._before and not call.again and self._looks(call) and "input" in self._roles:
             self.see(call, "input", inputs)
+
+    def _looks(self, call: Call) -> bool:
+        """Tell whether values of the phase of a call are asked for."""
+        return self._forward or call.phase == "backward"
 
     # -- operators ----------------------------------------------------------------------------
 
@@ -184,6 +203,8 @@ class Observer:
                 here.next_id(module or "", level, here.home())
             return None
         call = here.enter(f"{module or ''}/{operator.name}", operator.name, level, module, again)
+        if self._profile is not None:
+            self._profile.begins(call)
         call.inherited = True
         call.kept = self.asks_for(call)
         if call.kept and not again and self._forward:
@@ -344,6 +365,8 @@ class Observer:
 
     def asks_for(self, call: Call) -> bool:
         """Tell whether the filters by name ask for a call."""
+        if self._opname and not begins(call.op, self._opname):
+            return False
         return not self._by_name or self._named(call)
 
     def _named(self, call: Call) -> bool:

@@ -133,7 +133,7 @@ def _known(levels: tuple[str, ...]) -> Iterator[str]:
     if "aten" in levels:
         for name in torch._C._dispatch_get_all_op_names():
             namespace, _, bare = name.partition("::")
-            yield _prefixed(f"{namespace}.{bare}")
+            yield prefixed(f"{namespace}.{bare}")
 
 
 @functools.cache
@@ -143,10 +143,10 @@ def name_of(function: Any) -> str:
     if found is None:
         bare = getattr(function, "__name__", type(function).__name__)
         found = f"{getattr(function, '__module__', None) or 'torch'}.{bare}"
-    return _prefixed(str(found).removesuffix(".default"))
+    return prefixed(str(found).removesuffix(".default"))
 
 
-def _prefixed(name: str) -> str:
+def prefixed(name: str) -> str:
     for namespace, prefix in _PREFIXES:
         if name.startswith(namespace):
             bare = name.removeprefix(namespace)
@@ -214,12 +214,12 @@ class Levels:
             name, schema = name_of(function), getattr(function, "_schema", None)
             returns = schema.returns if schema is not None else ()
             view = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
-            looks = schema is None or view or name in _METADATA
+            looks = schema is None or view or name in METADATA
             self._aten[function] = None if looks else Operator(name, wanted=name in self.wanted)
         return self._aten[function]
 
 
-_METADATA = (
+METADATA = (
     "Aten._unsafe_view",
     "Aten.detach_",
     "Aten._reshape_alias",

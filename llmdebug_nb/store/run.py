@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.errors import CorruptDumpError, TensorLookupError, nearest
-from llmdebug_nb.records import Node, Record, RootCall, Shown, Site, Summary, Tabular, within
+from llmdebug_nb.records import LAUNCH, TIMING, Kernel, Node, Record, RootCall, Shown, Site, Summary, Tabular, within
+from llmdebug_nb.store import compiled, profile
 from llmdebug_nb.store.format import FORMAT, payload_dtype, shape_of
 
 if TYPE_CHECKING:
@@ -65,6 +66,10 @@ OPERATOR_COLUMNS = (
     "forward_path",
     "forward_call",
 )
+
+
+TIMING_COLUMNS = ("id", "rank", "generation", "step", *TIMING[2:], "root_call")
+LAUNCH_COLUMNS = ("id", "rank", "generation", "step", *LAUNCH[2:], "root_call")
 
 
 class Run(Shown, Tabular):
@@ -129,6 +134,10 @@ class Run(Shown, Tabular):
             "ended_by": source.meta.get("ended_by"),
             "modules": self.query("SELECT count(*) FROM all_nodes")[0][0],
         }
+
+    def kernel(self, site: Site) -> Kernel | None:
+        """Return the kernel of compiled code that computes what is at a site; None where it is no fused run's."""
+        return compiled.kernel(self, site)
 
     def __len__(self) -> int:
         return int(self.query("SELECT count(*) FROM rows")[0][0])
@@ -292,6 +301,36 @@ class Run(Shown, Tabular):
         columns["source"] = [next(iter(stacks.get(number, ())), None) for number in columns["source"]]
         del columns["id"]
         return self._typed(pandas.DataFrame(columns), dict.fromkeys(("within_call", "forward_call"), "Int64"))
+
+    def ops(self) -> pandas.DataFrame:
+        """Return one row a recorded call of a module or operator, in execution order: its parameters, and dtype and shape of each tensor that went in and out.
+
+        ``parameters``: arguments that are no tensors, and plain attributes of modules, as texts by name.
+        """
+        return profile.ops(self)
+
+    def kernels(self) -> pandas.DataFrame:
+        """Return one row a kernel that ran, in order of its start; none where the run was recorded without ``profile="kernel"``.
+
+        ``path``, ``call``, ``op``: the operator that launched it. ``code``: its name among the fused kernels. ``start``, ``duration``: microseconds
+        of the program's clock, from the beginning of the root call; that clock stands while work of ours is under way.
+        """
+        return profile.kernels(self)
+
+    def host(self) -> pandas.DataFrame:
+        """Return how long modules and operators kept the host, in order of their start; nothing where the run was recorded without ``profile="host"``.
+
+        ``level``: module | op (the outermost operators). ``start``, ``duration``: as in `kernels`. ``gap``: microseconds from the end of the operator
+        before, in this root call and thread, to the start of this one; missing for modules.
+        """
+        return profile.host(self)
+
+    def tiling(self) -> pandas.DataFrame:
+        """Return the launch configuration of each fused kernel: loops, vector width and threads of C++, grid, block and registers of Triton.
+
+        Nothing where the run is not of compiled code.
+        """
+        return profile.tiling(self)
 
     def stack(
         self,
