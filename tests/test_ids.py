@@ -18,6 +18,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import llmdebug_nb as ld
+from llmdebug_nb.show.run_view import RunView
+from llmdebug_nb.show.text import EVERYTHING
 from models import ARCHITECTURES, generate, hooks_left, llama, mixtral, prompt
 
 
@@ -281,3 +283,33 @@ def test_atb_dumps_have_the_ids_that_their_paths_say(tmp_path: Path) -> None:
         (("2_Embed", 0), "2"), (("10_Layer", 0), "10"), (("10_Layer.0_Norm.x", 0), "10_0"), (("10_Layer.1_Linear", 0), "10_1"),
     ]  # fmt: skip
     assert "10_Layer.1_Linear" in str(ld.topology(run))
+
+
+def listed(view: Any, text: str) -> set[str]:
+    page = view.rows({"op": "rows", "step": 0, **EVERYTHING, "text": text, "start": 0, "n": 1000})
+    return (page["problem"] and {page["problem"]}) or {row["path"] for row in page["rows"]}
+
+
+def test_explorers_show_ids_and_are_narrowed_by_them(tmp_path: Path) -> None:
+    model = llama()
+    for name in ("golden", "mine"):
+        with ld.dump(model, path=tmp_path, name=name, mode="module+aten", stats_only=True):
+            model(prompt())
+    run = ld.open_run(tmp_path / "golden")
+    views = [RunView(run), ld.compare(run, tmp_path / "mine", explain=False).view()]
+    ids = run.ids()
+    for view in views:
+        expected = {path for (path, _), one in ids.items() if one == "0_2_0" or one.startswith(("0_2_0_", "0_2_0."))}
+        assert listed(view, "id:0_2_0") == expected
+        assert listed(view, "id:0_2_0.1") == {"model.layers.0.input_layernorm/Aten.mean.dim"}
+        assert listed(view, "id:0_2_0.1 id:1") == {
+            "model.layers.0.input_layernorm/Aten.mean.dim",
+            "lm_head",
+            "lm_head/Aten.mm",
+        }
+        assert listed(view, "id:77") == set()
+        assert listed(view, "id:x") == {
+            "can't read the filter 'id:x': an execution id belongs behind id:, as in id:3_1 or id:3_1.4"
+        }
+        row = view.find("model.layers.1.mlp", 0, "output")
+        assert view.detail({"op": "detail", "row": row})["sides"][0]["call_id"] == "0_3_3"
