@@ -313,3 +313,27 @@ def test_explorers_show_ids_and_are_narrowed_by_them(tmp_path: Path) -> None:
         }
         row = view.find("model.layers.1.mlp", 0, "output")
         assert view.detail({"op": "detail", "row": row})["sides"][0]["call_id"] == "0_3_3"
+
+
+@pytest.mark.parametrize(
+    "options", [{"ids": "0_2_1"}, {"layers": "lm_head"}, {"ids": "0_2_1", "mode": "aten"}], ids=str
+)
+def test_counting_changes_nothing_of_what_is_computed(options: dict[str, Any], tmp_path: Path) -> None:
+    model = llama().train()
+
+    def step() -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
+        torch.manual_seed(3)
+        model.zero_grad()
+        loss = model(prompt(), labels=prompt()).loss
+        loss.backward()
+        return loss.detach(), [p.grad.clone() for p in model.parameters()], torch.get_rng_state()
+
+    plain = step()
+    with ld.dump(model, path=tmp_path, **options):
+        recorded = step()
+    torch.testing.assert_close(recorded, plain, rtol=0, atol=0)
+    assert hooks_left(model) == 0
+    with pytest.raises(ZeroDivisionError), ld.dump(model, path=tmp_path, **options):
+        step()
+        raise ZeroDivisionError
+    assert hooks_left(model) == 0
