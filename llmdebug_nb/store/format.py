@@ -53,6 +53,7 @@ INDEXES = """
 CREATE INDEX by_step ON records(root_call);
 CREATE INDEX by_path ON records(path);
 CREATE INDEX by_producer ON records(producer);
+CREATE INDEX calls_by_path ON calls(path);
 """
 KERNEL = ("name", "nodes", "source")
 CALLED = ("root_call", "path", "call", "id")

@@ -386,6 +386,15 @@ class Run(Shown, Tabular):
         values = (generation, step, *(() if rank is None else (rank,)))
         return {(path, call): str(id_) for path, call, id_ in self.query(sql, values)}
 
+    def id_of(self, site: Site) -> str | None:
+        """Return the execution id of the call that a tensor was seen at, see `ids`; None where there is none."""
+        sql = (
+            "SELECT id FROM call_rows WHERE path = ? AND call = ? AND generation = ? AND step = ? AND rank = ? LIMIT 1"
+        )
+        found = self.query(sql, (site.path, site.call, site.generation, site.step, site.rank))
+        has = site.role in ("input", "output") and (site.phase == "forward" or "/" not in site.path)
+        return str(found[0][0]) if found and has else None
+
     # -- tensors ------------------------------------------------------------------------------
 
     def find(
