@@ -46,6 +46,7 @@ _HOMES = {
     "get_fx_dump_config": "compiled",
     "get_ge_dump_config": "compiled",
     "inductor_backend": "compiled",
+    "launch": "launching.program",
     "open_run": "api",
     "reduce_run": "api",
     "register_hook": "msit",
@@ -81,6 +82,7 @@ __all__ = [
     "get_fx_dump_config",
     "get_ge_dump_config",
     "inductor_backend",
+    "launch",
     "open_run",
     "reduce_run",
     "register_hook",
@@ -116,6 +118,7 @@ if TYPE_CHECKING:
     from llmdebug_nb.errors import StoreError as StoreError
     from llmdebug_nb.errors import TensorLookupError as TensorLookupError
     from llmdebug_nb.errors import UnknownRunError as UnknownRunError
+    from llmdebug_nb.launching.program import launch as launch
     from llmdebug_nb.msit import register_hook as register_hook
     from llmdebug_nb.notebook.explore import explore as explore
     from llmdebug_nb.options import DumpConfig as DumpConfig

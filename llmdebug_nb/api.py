@@ -200,7 +200,7 @@ def compare(
     judging = engine.judging(
         pairs, golden.load, mine.load, nodes=golden.nodes, limits=fixed, calibration=calibration, custom=custom
     )
-    sides = [Side(run, functools.partial(compiled.kernel, run)) for run in (golden, mine)]
+    sides = [Side(run, run.kernel) for run in (golden, mine)]
     runs = Runs(sides[0], sides[1], engine.error, modules)
 
     def find(differences: Sequence[Difference]) -> list[Finding]:

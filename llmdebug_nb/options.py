@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from llmdebug_nb.errors import OptionError, nearest
+from llmdebug_nb.rounds import Rounds
 
 TOKENS = "0-3"
 RUNS_FOLDER = "llmdebug_runs"
@@ -18,8 +19,10 @@ PARTS = {"both": ("input", "output"), "in": ("input",), "out": ("output",), "inp
 PHASES = {"both": ("forward", "backward"), "forward": ("forward",), "backward": ("backward",)}
 MODES = ("module", "api", "aten")
 GRAPHS = ("fx", "fused", "both")
+PROFILES = ("op", "kernel", "host", "tiling")
 FINGERPRINTS = ("xxh3", "crc32", "xor")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_ID = re.compile(r"\d{1,9}(_\d{1,9})*(\.\d{1,9})?|\.\d{1,9}")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}")
 
 
@@ -112,6 +115,18 @@ def _scope(value: Any) -> tuple[str, ...]:
     return names
 
 
+def _ids(value: Any) -> tuple[str, ...]:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        value = str(value)
+    ids = _names(value, "ids")
+    for one in ids:
+        if not _ID.fullmatch(one):
+            raise OptionError(
+                f"ids {one!r}: expected execution ids such as 2, 3_1 or 3_1.4, several as 2,3_1; llmdebug topology RUN shows them"
+            )
+    return ids
+
+
 def _slice(value: Any) -> str | None:
     """Check an index such as ``0, :, -4:``: whole numbers, slices and one ``...``."""
     if value is None:
@@ -157,10 +172,34 @@ def _modes(value: Any) -> tuple[str, ...]:
     return tuple(mode for mode in MODES if mode in wanted)
 
 
+def _profile(value: Any) -> tuple[str, ...]:
+    """Read one table or several (``"op+kernel"``, ``"host,kernel"``, a list), in the order of `PROFILES`; None is none."""
+    if value is None or value == ():
+        return ()
+    items = re.split(r"[+,]", value) if isinstance(value, str) else value if isinstance(value, Iterable) else [value]
+    wanted = [item.strip() if isinstance(item, str) else item for item in items]
+    if not wanted or not all(item in PROFILES for item in wanted):
+        known = ", ".join(PROFILES)
+        raise OptionError(f"profile {value!r} is not known; known: {known}, or several as in op+kernel")
+    return tuple(one for one in PROFILES if one in wanted)
+
+
 def _one_of(value: Any, known: Iterable[str], option: str) -> str:
     if not isinstance(value, str) or value not in known:
         raise OptionError(f"{option} {value!r} is not known; known: {', '.join(known)}")
     return value
+
+
+def device_name(value: Any, option: str = "device") -> str:
+    """Read the name of a device as a dump's folder has it: ``cpu``, ``cuda0``, ``npu1``; or the number of an accelerator.
+
+    Raises:
+        OptionError: anything else.
+    """
+    text = str(value).strip().lower().replace(":", "")
+    if isinstance(value, bool) or not re.fullmatch(r"[a-z]*\d{0,4}", text) or not text:
+        raise OptionError(f"{option} {value!r}: expected a device such as cpu, cuda0 or npu1, or the number of one")
+    return text
 
 
 def parse_bytes(value: Any, option: str = "max_bytes") -> int | None:
@@ -184,19 +223,22 @@ class DumpOptions:
 
     Where: ``name`` of the run; letters, digits, ``_ . -``. ``path``: folder that will hold it (default: `runs_folder`).
 
-    When: ``tokens``: steps of each generation, see `TokenSet.parse`. ``ranks``: the same for the ranks of a
+    When: ``tokens``: steps of each generation, see `TokenSet.parse`. ``rounds``: in their place, msit's rounds, see `Rounds.parse`. ``ranks``: the same for the ranks of a
     distributed job (None: all). ``warmup``: so many generations (or, outside `generate`, bare calls) at the start
     are warm-ups. ``control``: a JSON file that is read again whenever it changes and can switch recording on and
     off, see `capture/control.py`.
 
     What: ``mode``: any of module, api (functions and tensor methods), aten (dispatcher), joined by ``+``.
     ``phase``: forward | backward | both. ``part``: in | out | both. ``layers``: glob(s) over the module path; an
-    operator counts with the modules that it runs in. ``types``: module class(es) or their names. ``apis``: for
+    operator counts with the modules that it runs in. ``opname``: modules and operators whose class or name begins with this text, or one of
+    these, in any case. ``device``: only models on this device: ``cpu``, ``cuda0``, or the number of an accelerator. ``types``: module class(es) or their names. ``apis``: for
     operators: names, globs or functions, those with ``!`` in front left out; or a YAML file with lists ``include``
     and ``exclude``. ``contains``: only calls whose full name (``Functional.linear.0.forward``,
     ``Module.model.norm.LlamaRMSNorm.forward.0``) holds one of these texts. ``scope``: only calls between the two
-    with these full names, both included. ``weights``: also the parameters, once. ``logits``: only the last logits
-    of each step.
+    with these full names, both included. ``ids``: only calls with these execution ids (``"2,3_1"``, see `store.run.Run.ids`), and with
+    ``children`` what lies below them. ``weights``: also the parameters, once. ``logits``: only the last logits
+    of each step. ``time``: when inputs and outputs are looked at: 0 before the call (inputs alone), 1 after it (both, inputs as the
+    call has left them), 2 inputs at both times, those after it in the role ``after``, 3 inputs before and outputs after.
 
     How much of each tensor: ``stats_only``: summaries without payload. ``slice``: a part of it, written as an
     index: ``"0, :, -1"``. ``reduce``: ``minmax`` or ``quantile[:N]`` in its place. ``max_bytes``: stop keeping
@@ -210,11 +252,16 @@ class DumpOptions:
     run one by one; ``fused``, every buffer that Inductor's kernels write; ``both``, that, and beside it a run ``NAME.fx`` of the
     graph that the kernels were made of, node by node on the same inputs. ``fusion_switch``: which fusions are off, a JSON file or the
     mapping in it, see `capture/fusion.py`. ``compiler_config``: settings of Inductor by name.
+
+    ``profile``: tables of times beside the tensors, any of ``op`` (what each call was given and gave; every dump has that), ``kernel`` (the kernels that each
+    operator launched), ``host`` (how long modules and operators kept the host, and gaps between operators) and ``tiling`` (launch
+    configurations of fused kernels; with ``graph``), joined by ``+``.
     """
 
     name: str = "run"
     path: str | os.PathLike[str] | None = None
     tokens: Any = TOKENS
+    rounds: Any = None
     ranks: Any = None
     warmup: int = 0
     control: str | os.PathLike[str] | None = None
@@ -223,9 +270,14 @@ class DumpOptions:
     part: str = "both"
     layers: Any = None
     types: Any = None
+    opname: Any = None
+    device: Any = None
+    time: int = 3
     apis: Any = None
     contains: Any = None
     scope: Any = None
+    ids: Any = None
+    children: bool = True
     weights: bool = False
     logits: bool = False
     stats_only: bool = False
@@ -240,6 +292,7 @@ class DumpOptions:
     graph: str | None = None
     fusion_switch: Any = None
     compiler_config: Mapping[str, Any] | None = None
+    profile: Any = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -257,11 +310,17 @@ class DumpOptions:
             value = getattr(self, option)
             if value is not None and (not isinstance(value, int) or value < 0):
                 raise OptionError(f"{option} {value!r}: expected how many {what}, 0 or more")
+        if not isinstance(self.children, bool):
+            raise OptionError(f"children {self.children!r}: expected True or False")
         self._check_graph()
+        self._check_time()
         if self.slice is not None and self.reduce is not None:
             raise OptionError("slice and reduce exclude each other: a payload is a part of the tensor or figures of it")
         for option, value in (
             ("tokens", TokenSet.parse(self.tokens)),
+            ("rounds", None if self.rounds is None else Rounds.parse(self.rounds)),
+            ("opname", tuple(name.lower() for name in _names(self.opname, "opname"))),
+            ("device", None if self.device is None else device_name(self.device)),
             ("ranks", None if self.ranks is None else TokenSet.parse(self.ranks, "ranks")),
             ("mode", _modes(self.mode)),
             ("phase", _one_of(self.phase, PHASES, "phase")),
@@ -272,15 +331,31 @@ class DumpOptions:
             ("apis", _apis(self.apis)),
             ("contains", _names(self.contains, "contains")),
             ("scope", _scope(self.scope)),
+            ("ids", _ids(self.ids)),
             ("slice", _slice(self.slice)),
             ("reduce", _reduce(self.reduce)),
             ("max_bytes", parse_bytes(self.max_bytes)),
+            ("profile", _profile(self.profile)),
             ("seed", None if self.seed is None else int(self.seed)),
         ):
             object.__setattr__(self, option, value)
 
+    def _check_time(self) -> None:
+        if type(self.time) is not int or self.time not in range(4):
+            raise OptionError(
+                f"time {self.time!r}: expected 0 (before), 1 (after), 2 (both) or 3 (inputs before, outputs after)"
+            )
+        if self.time == 0 and PARTS.get(self.part) == ("output",):
+            raise OptionError("time=0 and part='out' exclude each other: before a call there are no outputs")
+        if self.graph is not None and self.time != 3:
+            raise OptionError("time and graph exclude each other: nodes of a graph leave their inputs alone")
+        if self.rounds is not None and str(self.tokens) != TOKENS:
+            raise OptionError("rounds and tokens exclude each other: both say which steps are recorded")
+
     def _check_graph(self) -> None:
         if self.graph is None:
+            if _profile(self.profile) == ("tiling",):
+                raise OptionError("profile 'tiling' is of fused kernels: say graph='fused', or 'both', as well")
             for option in ("fusion_switch", "compiler_config"):
                 if getattr(self, option) is not None:
                     raise OptionError(f"{option} is for compiled code: say graph='fused', or 'both', as well")
@@ -290,7 +365,7 @@ class DumpOptions:
             raise OptionError(
                 f"mode {self.mode!r}: of compiled code, graph={self.graph!r} says what is recorded; leave mode out"
             )
-        for option in ("force_eager", "logits"):
+        for option in ("force_eager", "logits", "ids"):
             if getattr(self, option):
                 raise OptionError(f"graph and {option} exclude each other")
         for option in ("fusion_switch", "compiler_config"):
@@ -307,15 +382,19 @@ class DumpOptions:
     @classmethod
     def of(cls, **given: Any) -> DumpOptions:
         """Build from keyword arguments; an unknown one is an OptionError that names the nearest."""
-        known = [f.name for f in fields(cls)]
+        known = cls.names()
         for name in given:
             if name not in known:
                 raise OptionError(f"option {name!r} is not known{nearest(name, known)}")
         return cls(**given)
 
+    @classmethod
+    def names(cls) -> list[str]:
+        return [f.name for f in fields(cls)]
+
     @property
     def roles(self) -> tuple[str, ...]:
-        return PARTS[self.part]
+        return tuple(role for role in PARTS[self.part] if not (self.time == 0 and role == "output"))
 
     @property
     def phases(self) -> tuple[str, ...]:
@@ -326,16 +405,29 @@ class DumpOptions:
         """Is anything below the modules asked for?"""
         return bool(self.mode != ("module",))
 
+    def given(self) -> dict[str, Any]:
+        """Return the options that differ from their defaults, ready for JSON; `of` makes the same of them."""
+        usual = type(self)()
+        said = self.as_json() | {
+            name: getattr(self, name) for name in ("path", "control", "fusion_switch", "compiler_config")
+        }
+        differing = {name: said[name] for name in said if getattr(self, name) != getattr(usual, name)}
+        return {
+            name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in differing.items()
+        }
+
     def as_json(self) -> dict[str, Any]:
         """Return what a dump remembers of its options: all but where it was put, and what watches it."""
         said: dict[str, Any] = {
             "tokens": str(self.tokens),
             "ranks": None if self.ranks is None else str(self.ranks),
             "mode": "+".join(self.mode),
+            "profile": "+".join(self.profile) or None,
             "types": [t if isinstance(t, str) else t.__name__ for t in self.types],
-            **{name: list(getattr(self, name)) for name in ("layers", "apis", "contains", "scope")},
+            "rounds": None if self.rounds is None else str(self.rounds),
+            **{name: list(getattr(self, name)) for name in ("layers", "opname", "apis", "contains", "scope", "ids")},
         }
-        names = [f.name for f in fields(self) if f.name not in ("path", "control")]
+        names = [name for name in self.names() if name not in ("path", "control")]
         said |= {
             name: value if value is None else str(value)
             for name in ("fusion_switch", "compiler_config")

@@ -57,7 +57,8 @@ class Recording:
         self._manual = manual
         self._session: Any = None
         self._switched = determinism.Switched()
-        self._made: list[Path] = []
+        self._made: list[Path] = []  # folders of runs
+        self._written: list[Path] = []  # those of this process in them
         self.run: Run | None = None
 
     def start(self) -> Run:
@@ -65,12 +66,12 @@ class Recording:
         if self._session is not None:
             raise CaptureError(f"the recording {self.options.name!r} is already running")
         folder = self._create(self.options.name)
-        made, writers = [folder], []
+        self._made, self._written, writers = [folder], [], []
         try:
-            writers.append(Writer(folder, self._rank))
+            writers.append(self._writer(folder))
             if self.options.graph == "both":
-                made.append(self._create(f"{self.options.name}.fx"))
-                writers.append(Writer(made[1], self._rank))
+                self._made.append(self._create(f"{self.options.name}.fx"))
+                writers.append(self._writer(self._made[1]))
             self._session = self._make_session(*writers)
             self._switched = self._seed()
             if self._switched:
@@ -81,22 +82,30 @@ class Recording:
             self._switched.restore()
             for writer in writers:
                 writer.close({})
-            for place in made:
-                shutil.rmtree(place, ignore_errors=True)
+            self._discard()
             raise
         self._session.start()
         if self._manual:
             self._session.stepping()
-        atexit.register(self._at_exit)
+        atexit.register(self.at_exit)
         self.run = reader.native(folder)
         recorded[self.options.name] = folder
-        recorded.update({f"{self.options.name}.fx": place for place in made[1:]})
-        self._made = made
+        recorded.update({f"{self.options.name}.fx": place for place in self._made[1:]})
         return self.run
 
     def _create(self, name: str) -> Path:
         details = {"options": self.options.as_json(), "environment": _environment()}
         return create_run(_parent(self.options), name, details)
+
+    def _writer(self, folder: Path) -> Writer:
+        writer = Writer(folder, self._rank)
+        self._written.append(writer.folder)
+        return writer
+
+    def _discard(self) -> None:
+        """Remove what was written: there is nothing in it."""
+        for place in self._made:
+            shutil.rmtree(place, ignore_errors=True)
 
     def _make_session(self, writer: Writer, reference: Writer | None = None) -> Any:
         if self.options.graph is None:
@@ -118,7 +127,7 @@ class Recording:
         if session is None or run is None:
             raise CaptureError("the recording is not running")
         self._session = None
-        atexit.unregister(self._at_exit)
+        atexit.unregister(self.at_exit)
         try:
             session.stop(ended_by)
         finally:
@@ -127,10 +136,9 @@ class Recording:
             _models[run.path] = [(path, weakref.ref(root)) for path, root in session.followed()]
         refusal = session.refusal()
         if refusal is not None:
-            for place in self._made:
-                recorded.pop(self.options.name, None)
-                recorded.pop(f"{self.options.name}.fx", None)
-                shutil.rmtree(place, ignore_errors=True)
+            recorded.pop(self.options.name, None)
+            recorded.pop(f"{self.options.name}.fx", None)
+            self._discard()
             raise refusal
         return run
 
@@ -202,7 +210,15 @@ class Recording:
         """Seed what options ask to, and say what was done."""
         return determinism.Switched() if self.options.seed is None else determinism.seed_only(self.options.seed)
 
-    def _at_exit(self) -> None:
+    def abandon(self) -> None:
+        """Let go of a recording that goes on in the process that this one was forked from."""
+        session, self._session = self._session, None
+        atexit.unregister(self.at_exit)
+        if session is not None:
+            session.abandon()
+
+    def at_exit(self) -> None:
+        """End a recording that the program has left running."""
         if self._session is not None:
             try:
                 self.stop()
@@ -219,7 +235,7 @@ def recordable(model: Any) -> tuple[Any, ...]:
     """Return the modules and the sessions of ONNX Runtime in ``model``: none, one, or several."""
     from llmdebug_nb.capture.compat_onnxrt import is_session
 
-    return _checked(model, is_session, "a torch.nn.Module or an onnxruntime.InferenceSession")
+    return _checked(model, is_session, "a torch.nn.Module (or a session of ONNX Runtime)")
 
 
 def _checked(model: Any, also: Callable[[Any], bool], expected: str) -> tuple[Any, ...]:

@@ -44,6 +44,7 @@ class FakeView:
     """``report``: a comparison that goes wrong in `BROKEN` from the first decode step on."""
 
     part = ""  # what was kept of each tensor
+    kernel: wire.KernelView | None = None  # that computes each tensor of mine
     points = 4096  # of a scatter plot at most
 
     def __init__(
@@ -382,6 +383,7 @@ class FakeView:
             "numel": tensor.size,
             "fingerprint": f"xxh64:{row['id'] * 7919 + len(which):016x}",
             "code": "" if which == "difference" else f"run[{row['id']}].tensor()",
+            "kernel": self.kernel if which == "mine" else None,
         }
 
     def detail(self, request: wire.DetailRequest) -> wire.Detail:

@@ -142,6 +142,26 @@ def test_every_node_says_its_module_and_the_line_of_the_program_that_it_comes_fr
 
 
 @torch.no_grad()
+def test_where_an_internal_of_inductor_is_missing_the_graph_is_run_node_by_node_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+
+    monkeypatch.delattr(PythonWrapperCodegen, "generate_kernel_call")
+    net, x = model(), example()
+    expected = net(x)
+    with ld.dump(net, name="k", graph="fused") as run:
+        assert torch.equal(net(x), expected)  # as eager code, which Inductor's is not
+    assert "layers.1.norm/Aten.rsqrt" in paths(run)
+    (said,) = run.meta["problems"]
+    assert f"PyTorch {torch.__version__} has no PythonWrapperCodegen.generate_kernel_call" in said
+    assert "node by node instead" in said
+    assert "node by node instead" in kept_line(run)
+    with ld.dump(net, name="both", graph="both"):
+        net(x)
+    assert "node by node instead" in kept_line(ld.open_run("both"))
+
+
 @pytest.mark.parametrize("broken", [False, True])
 def test_steps_are_calls_of_the_model_whatever_the_number_of_graphs(broken: bool):
     net = model(broken=broken)
@@ -345,16 +365,32 @@ def test_a_kernel_is_kept_with_its_nodes_and_its_code(fused):
 
 
 @torch.no_grad()
+def test_a_buffer_is_shown_with_the_kernel_that_writes_it(fused):
+    _, _, _, folder = fused
+    view = ld.compare(folder / "k.fx", folder / "k").view()
+    row = next(d.index for d in view.differences if d.pair.golden and d.pair.mine and d.op == "Aten.silu")
+    golden, mine = view.detail({"op": "detail", "row": row})["sides"][:2]
+    assert golden["kernel"] is None  # of the graph, no kernel is called
+    assert mine["kernel"] is not None
+    assert "silu" in mine["kernel"]["name"]
+    assert "cpp_prefix" in mine["kernel"]["code"] or "cpp_fused" in mine["kernel"]["code"]
+    assert mine["kernel"]["nodes"]
+
+
+# 1 / sqrt(x) as kernels have it on processors without and with vectors, and 1 % more
+ROOTS = {"1 / std::sqrt(": "1.01f / std::sqrt(", ".rsqrt()": ".rsqrt() * at::vec::Vectorized<float>(1.01f)"}
+
+
 def test_a_wrong_kernel_is_named_with_its_nodes_module_and_line(monkeypatch: pytest.MonkeyPatch, fused):
     from torch._inductor.codegen.cpp import CppScheduling
 
     original, seen = CppScheduling.define_kernel, []
 
     def wrong(self, source, nodes, *rest):
-        if "std::sqrt(" in source:
+        if any(root in source for root in ROOTS):
             seen.append(1)
-            if len(seen) == 2:
-                source = source.replace("1 / std::sqrt(", "1.01f / std::sqrt(")
+            for right, spoilt in ROOTS.items() if len(seen) == 2 else ():
+                source = source.replace(right, spoilt)
         return original(self, source, nodes, *rest)
 
     monkeypatch.setattr(CppScheduling, "define_kernel", wrong)
@@ -366,10 +402,12 @@ def test_a_wrong_kernel_is_named_with_its_nodes_module_and_line(monkeypatch: pyt
         report = ld.compare(golden, "wrong")
         assert report.verdict == "diverged"
         (finding,) = report.findings
-        assert (finding.path, finding.cause) == ("layers.1.norm/Aten.mul.Tensor", "introduced")
+        # with vectors, the kernel keeps the root as well, and that is where it goes wrong
+        assert finding.path in ("layers.1.norm/Aten.mul.Tensor", "layers.1.norm/Aten.rsqrt")
+        assert finding.cause == "introduced"
         assert finding.kernel.name.startswith("graph0/cpp_fused_add_mean_mul_pow_rsqrt_view")
         assert "rsqrt_1" in finding.kernel.nodes
-        assert "1.01f / std::sqrt(" in finding.kernel.source
+        assert any(spoilt in finding.kernel.source for spoilt in ROOTS.values())
         assert finding.kernel.name in finding.evidence
         assert "test_compiled.py" in finding.source
 

@@ -115,6 +115,11 @@ def test_a_file_that_is_not_read_again_costs_one_stat(control, monkeypatch):
         ('{"steps": "3-1"}', "runs backwards"),
         ('{"ids": 3}', "expected module paths"),
         ('{"setps": "1"}', "nearest: steps"),
+        ('{"dump_enable": true}', 'expected a text in quotes, such as "true"'),
+        ('{"dump_enable": "true", "steps": "1"}', "known: dump_enable, er, ids, child, device"),
+        ('{"er": "1"}', "er '1': expected pairs"),
+        ('{"er": "0,0", "child": "maybe"}', 'expected "true" or "false"'),
+        ('{"device": "!"}', "expected a device"),
     ],
 )
 def test_orders_that_make_no_sense_are_refused_at_the_start(model, control, text, message):
@@ -135,3 +140,48 @@ def test_a_recording_that_was_never_enabled_says_so(model, control):
     control.write({"enable": False})
     with pytest.raises(ld.EmptyDumpError, match="switched it off"), ld.dump(model, name="r", control=control.path):
         model(torch.ones(1, 3))
+
+
+def test_msits_file_is_obeyed_while_the_program_runs(control):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.ReLU(), nn.Linear(3, 3)))
+    orders = [
+        {"dump_enable": "false", "er": "all"},
+        {"dump_enable": "true", "er": "1,1", "ids": "1", "child": "true", "device": ""},
+        {"dump_enable": "true", "er": "all", "ids": "1", "child": "false", "device": "cpu"},
+        {"dump_enable": "true", "er": "all", "ids": "", "device": "cuda0"},
+        {"er": "all"},
+    ]
+    control.write(orders[0])
+    with ld.dump(model, name="r", control=control.path, tokens="0") as run:
+        for order in orders:
+            control.write(order)
+            model(torch.ones(1, 3))
+    seen = run.to_pandas().groupby("step").path.unique()
+    assert {step: sorted(paths) for step, paths in seen.items()} == {1: ["1", "1.0", "1.1"], 2: ["1"]}
+
+
+def test_a_mistake_is_said_once_and_when_it_is_made_and_what_was_said_before_holds(model, control, capsys):
+    control.write({"dump_enable": "true", "er": "all"})
+    with ld.dump(model, name="r", control=control.path) as run:
+        control.write({"dump_enable": "true", "er": "x"})
+        for _ in range(3):
+            model(torch.ones(1, 3))
+        said = capsys.readouterr().err
+        control.write({"dump_enable": "true", "er": "0,3"})
+        model(torch.ones(1, 3))
+    assert said.startswith("llmdebug: control file control.json: er 'x': expected pairs")
+    assert said.count("\n") == 1
+    assert set(run.to_pandas().step) == {0, 1, 2, 3}
+    assert run.info()["complete"]
+
+
+def test_a_file_that_is_being_written_is_not_taken_for_a_mistake(control, capsys):
+    control.write({})
+    watched = Control(control.path)
+    control.path.write_text('{"enable": ')  # this very moment
+    assert not watched.changed()
+    assert not watched.changed()
+    assert capsys.readouterr().err == ""
+    os.utime(control.path, ns=(1, 1))
+    assert not watched.changed()
+    assert "not JSON" in capsys.readouterr().err

@@ -412,6 +412,27 @@ def test_a_part_is_called_one(mount: Mount) -> None:
     )
 
 
+def test_the_kernel_of_compiled_code_is_beside_its_buffer_and_open_where_that_diverges(mount: Mount) -> None:
+    view = FakeView(report=True)
+    view.kernel = {"name": "graph0/cpp_fused_mul_1", "nodes": ["mul_1", HOSTILE], "code": f"out[0] = 2; // {HOSTILE}"}
+    explorer = Explorer(view)
+    page = mount(explorer)
+    kernel = page.locator(".llmdebug-kernel")
+    diverged = next(row for row in view.data if row["verdict"] == "diverged")
+    from_python(page, explorer, "selected", diverged["id"])
+    expect(kernel.locator("summary")).to_have_text("mine: kernel graph0/cpp_fused_mul_1")
+    expect(kernel).to_have_attribute("open", "")
+    expect(kernel).to_contain_text(f"computes 2 nodes: mul_1, {HOSTILE}")
+    expect(page.get_by_label("Code of the kernel")).to_have_text(f"out[0] = 2; // {HOSTILE}")
+    view.kernel = {"name": "graph0/extern:mm", "nodes": ["mm"], "code": ""}
+    fine = next(row for row in view.data if row["verdict"] == "match" and row["id"] > diverged["id"])
+    from_python(page, explorer, "selected", fine["id"])
+    expect(kernel.locator("summary")).to_have_text("mine: kernel graph0/extern:mm")
+    expect(kernel).not_to_have_attribute("open", "")
+    kernel.locator("summary").click()
+    expect(kernel).to_contain_text("one of PyTorch’s own")
+
+
 # --- tensor ---
 
 

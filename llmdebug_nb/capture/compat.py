@@ -83,6 +83,29 @@ def hooked_kwargs() -> dict[str, Any]:
     return dict(kwargs) if isinstance(kwargs, dict) else {}
 
 
+def before_first_call(then: Callable[[torch.nn.Module], bool]) -> Callable[[], None]:
+    """Have ``then(module)`` called before modules run, until it returns True; return how to undo it.
+
+    It comes before `Module.__call__`, which then finds all hooks that it adds: they see this very call.
+    """
+    original = torch.nn.Module.__call__
+    done = False
+
+    def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not done and not tracing() and then(self):
+            undo()
+        return original(self, *args, **kwargs)
+
+    def undo() -> None:
+        nonlocal done
+        done = True
+        if torch.nn.Module.__call__ is call:  # else somebody has wrapped it since
+            torch.nn.Module.__call__ = original  # type: ignore[method-assign]
+
+    torch.nn.Module.__call__ = call  # type: ignore[method-assign, assignment]
+    return undo
+
+
 def with_generation_mixin(wrap: Callable[[Any], Callable[[], None]]) -> Callable[[], None]:
     """Call ``wrap(GenerationMixin)`` now, or as soon as the program imports transformers; return how to undo it."""
     return with_module("transformers.generation.utils", lambda module: wrap(module.GenerationMixin))
@@ -91,7 +114,7 @@ def with_generation_mixin(wrap: Callable[[Any], Callable[[], None]]) -> Callable
 def with_module(name: str, wrap: Callable[[Any], Callable[[], None]]) -> Callable[[], None]:
     """Call ``wrap(module)`` now, or as soon as the program imports the module of that name; return how to undo it."""
     undo: list[Callable[[], None]] = []
-    if name in sys.modules:
+    if sys.modules.get(name) is not None:  # None: it is not to be imported
         undo.append(wrap(sys.modules[name]))
     else:
         finder = _AfterImport(name, lambda module: undo.insert(0, wrap(module)))
@@ -362,6 +385,13 @@ def compiled_parts(module: torch.nn.Module) -> list[str]:
     """Return the names of compiled functions that a module holds as attributes: they run past hooks and modes."""
     held = {**vars(type(module)), **vars(module)}
     return [name for name, value in held.items() if callable(value) and hasattr(value, "_torchdynamo_orig_callable")]
+
+
+def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    """Return the model inside the wrappers that spread it over ranks: its paths are those that it has without them."""
+    while type(module).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel"):
+        module = module.module  # type: ignore[assignment]
+    return module
 
 
 def compiled_root(module: torch.nn.Module) -> torch.nn.Module:

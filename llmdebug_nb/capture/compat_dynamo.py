@@ -71,6 +71,33 @@ def compiled_with(model: nn.Module, backend: Callable[..., Any]) -> Iterator[Non
                     vars(model)[name] = value
 
 
+@contextlib.contextmanager
+def compiling(aside: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
+    """While this is entered, whatever is compiled is compiled inside of ``aside()``; nothing is where Dynamo does not tell of it."""
+    try:
+        from torch._dynamo.callback import callback_handler as told
+    except ImportError:
+        yield
+        return
+    begun: list[contextlib.AbstractContextManager[Any]] = []
+
+    def begins(*_: Any) -> None:
+        begun.append(aside())
+        begun[-1].__enter__()
+
+    def ends(*_: Any) -> None:
+        if begun:
+            begun.pop().__exit__(None, None, None)
+
+    told.register_start_callback(begins)
+    told.register_end_callback(ends)
+    try:
+        yield
+    finally:
+        told.remove_start_callback(begins)
+        told.remove_end_callback(ends)
+
+
 def same_randomness(tensors: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
     """What is drawn in here is drawn once more after it, on the CPU and on the devices of these tensors."""
     devices = {t.device.index or 0 for t in tensors if isinstance(t, torch.Tensor) and t.device.type == "cuda"}

@@ -29,13 +29,14 @@ _IMPORT = f"from {__name__} import given as {_GIVEN}, made as {_MADE}"
 @dataclass(frozen=True, slots=True)
 class Buffer:
     """What a kernel writes. ``name``: Inductor's. ``node``: the node of the graph whose value it is. ``slot``: which output of that, or
-    ``0 sum of N``: it is a sum, which whoever reads it divides by N. ``reads``: places in `Launch.reads` of what it is computed from.
+    ``0 sum of N``: it is a sum, which whoever reads it divides by N. ``reads``: places in `Launch.reads` of what it is computed from, ``inner``: in `Launch.buffers`.
     """
 
     name: str
     node: str
     slot: str
     reads: tuple[int, ...]
+    inner: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,33 +433,52 @@ def _buffers(
     from torch._inductor import ir
 
     reads: list[str] = []
-    inside: dict[str, tuple[int, ...]] = {}  # what is written in the kernel -> the places of what it is made of
-    buffers, variables = [], []
+    sources: dict[
+        str, set[int | str]
+    ] = {}  # what is written in the kernel -> what it is made of: places in reads, names of what else is written
+    kept: dict[str, tuple[str, Any, _Moment]] = {}  # variable -> the buffer that is in it in the end
     for node in nodes:
-        sources: dict[int, None] = {}
+        made_of: set[int | str] = set()
         for dep in sorted(node.read_writes.reads, key=str):
             if type(dep).__name__ == "WeakDep":
                 continue  # only an order
-            if dep.name in inside:
-                sources |= dict.fromkeys(inside[dep.name])
+            if dep.name in sources:
+                made_of.add(dep.name)
             elif exists(_variable(dep.name)) and not isinstance(node.node, ir.MultiOutput):
                 if dep.name not in reads:
                     reads.append(dep.name)
-                sources[reads.index(dep.name)] = None
+                made_of.add(reads.index(dep.name))
         moment = _moment(node.node)
         for output in node.get_outputs():
             name = output.get_name()
-            inside[name] = tuple(sources)
+            sources[name] = made_of
             layout = getattr(output.node, "layout", None)
             overwritten = _here.renamed.get(name, name) != name  # in place, by the same kernel
             if isinstance(layout, (ir.MultiOutputLayout, ir.NoneLayout)) or overwritten or not exists(_variable(name)):
                 continue
-            buffers.append(_buffer(seeing, kernel, name, node.node, inside[name], moment))
-            variables.append(_variable(name))
-    last = {
-        variable: place for place, variable in enumerate(variables)
-    }  # what is written again by the same kernel is gone
-    return reads, [buffers[place] for place in last.values()], list(last)
+            kept.pop(_variable(name), None)  # what is written again by the same kernel is gone
+            kept[_variable(name)] = name, node.node, moment
+    places = {name: place for place, (name, _, _) in enumerate(kept.values())}
+    buffers = [_buffer(seeing, kernel, *one, *_seen_sources(one[0], sources, places)) for one in kept.values()]
+    return reads, buffers, list(kept)
+
+
+def _seen_sources(
+    name: str, sources: Mapping[str, set[int | str]], places: Mapping[str, int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return what a buffer is made of that can be looked at: places of what the kernel reads, and of its other buffers."""
+    reads, inner, left, done = set(), set(), [*sources[name]], {name}
+    while left:
+        one = left.pop()
+        if isinstance(one, int):
+            reads.add(one)
+        elif one in places and one not in done:
+            inner.add(places[one])
+        elif one not in done:
+            left += sources[one]
+        if isinstance(one, str):
+            done.add(one)
+    return tuple(sorted(reads)), tuple(sorted(inner))
 
 
 def _variable(name: str) -> str:
@@ -469,7 +489,9 @@ def _variable(name: str) -> str:
     return str(_here.renamed.get(real, real))
 
 
-def _buffer(seeing: Seeing, kernel: str, name: str, node: Any, reads: tuple[int, ...], moment: _Moment) -> Buffer:
+def _buffer(
+    seeing: Seeing, kernel: str, name: str, node: Any, moment: _Moment, reads: tuple[int, ...], inner: tuple[int, ...]
+) -> Buffer:
     """Find the node of the graph whose value a buffer is: that which Inductor says or which became it, else the last that it computes of as
     many elements and the same dtype."""
     origin, slot = moment
@@ -493,7 +515,7 @@ def _buffer(seeing: Seeing, kernel: str, name: str, node: Any, reads: tuple[int,
     else:
         found = origin.name
         seeing.names(origin)
-    return Buffer(name, found, slot or _sum(node, origin) or seeing.slot(found), reads)
+    return Buffer(name, found, slot or _sum(node, origin) or seeing.slot(found), reads, inner)
 
 
 def _written_again(name: str) -> set[torch.fx.Node]:

@@ -93,6 +93,8 @@ class CompiledSession(Session):
         self.observer.start()
         if self.observer.backward:
             engine.listeners.add(self)
+        if self.profile is not None:
+            self._stack.enter_context(compat_dynamo.compiling(self.profile.aside))
         for model in self._models:
             self._stack.enter_context(compat_dynamo.compiled_with(model, self.graphs.backend))
             inner = compat.compiled_root(model)
@@ -170,7 +172,7 @@ class CompiledSession(Session):
             self.commit()
         kwargs = dict(frame.f_locals.get("kwargs", {})) if frame is not None else {}
         call = self._tracker.begin(watch.root, "", True, (), kwargs)
-        self.thread.begin(call, self._wants(call.step))
+        self.thread.begin(call, self._wants(call, watch.root))
 
     def enter(self, watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().enter(watch, args, kwargs)

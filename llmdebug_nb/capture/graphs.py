@@ -38,6 +38,7 @@ class Host(Protocol):
     recorder: Recorder
     reference: Recorder | None
     observer: Any
+    profile: Any
     problems: Counter[str]
 
     def guarded(self, work: Callable[..., Any], *args: Any) -> Any: ...
@@ -85,12 +86,13 @@ class Graph:
 
 @dataclass
 class _Running:
-    """A graph that runs and is recorded. ``base``: how often each path was called in this step before. ``open``: the calls that a kernel makes."""
+    """A graph that runs and is recorded. ``base``: how often each path was called in this step before. ``open``: the calls that a kernel makes; ``launched``: its own, where times are taken."""
 
     graph: Graph
     root_call: int
     base: dict[str, int]
     open: list[Call | None] = field(default_factory=list)
+    launched: Call | None = None
 
 
 class Graphs:
@@ -102,6 +104,10 @@ class Graphs:
         self._levels = Levels(host, ("aten",), options.apis)  # type: ignore[arg-type]
         self._switch = FusionSwitch.read(options.fusion_switch)
         self.ran = 0
+        self._config = dict(options.compiler_config or {})
+        if "kernel" in options.profile:
+            # a range around what each kernel does, which is the same otherwise
+            self._config.setdefault("cpp.enable_kernel_profile", True)
         self._made = 0
         self._numbers: dict[tuple[Any, ...], Counter[str]] = {}
         self._here = threading.local()
@@ -125,7 +131,7 @@ class Graphs:
                 traced, inputs, lambda graph, backward: self._interpreted(graph, Graph(self._next(), program, backward))
             )
         return compat_inductor.compile_traced(
-            traced, inputs, self._switch, self._options.compiler_config,
+            traced, inputs, self._switch, self._config,
             lambda backward: _Seeing(self, Graph(self._next(), program, backward)),
         )  # fmt: skip
 
@@ -227,11 +233,17 @@ class Graphs:
         )
         if "input" in self._options.roles:
             self._see(recorder, call, "input", inputs)
+        if self._host.profile is not None and level == "fx" and recorder is self._host.recorder:
+            self._host.profile.begins(call)
         return call
 
-    def ends(self, call: Call, recorder: Recorder, outputs: Any) -> None:
-        """A node has run. ``outputs``: slot and tensor."""
+    def ends(self, call: Call, recorder: Recorder, outputs: Any, inputs: Any = ()) -> None:
+        """A node has run. ``outputs``: slot and tensor. ``inputs``: those that were not there when it began."""
         observer, outputs = self._host.observer, list(outputs)
+        if self._host.profile is not None and call.level == "fx":
+            self._host.profile.ends(call)
+        if inputs and "input" in self._options.roles:
+            self._see(recorder, call, "input", inputs)
         if "output" in self._options.roles:
             self._see(recorder, call, "output", outputs)
         if recorder is not self._host.recorder:
@@ -257,7 +269,7 @@ class Graphs:
     def write_kernels(self, graph: Graph, launches: Sequence[Launch]) -> None:
         """Make the kernels of a graph part of the dump."""
         rows = [(f"graph{graph.number}/{launch.name}", ", ".join(launch.nodes), launch.source) for launch in launches]
-        self._host.guarded(self._host.recorder.sink.kernels, rows)
+        self._host.guarded(self._host.recorder.sink.table, "kernels", rows)
 
     @property
     def host(self) -> Host:
@@ -355,7 +367,8 @@ class _Seeing:
             self._graphs.host.guarded(self._end, self.launches[number], running, tensors)
 
     def _begin(self, kernel: Launch, running: _Running, tensors: Sequence[Any]) -> None:
-        said = ("kernel", f"graph{self._graph.number}/{kernel.name}")
+        code = f"graph{self._graph.number}/{kernel.name}"
+        said = ("kernel", code)
         running.open = [
             self._graphs.begins(
                 running, buffer.node, self._graphs.host.recorder, "fused",
@@ -363,9 +376,25 @@ class _Seeing:
             )
             for buffer in kernel.buffers
         ]  # fmt: skip
+        profile = self._graphs.host.profile
+        if profile is not None:
+            running.launched = self._launched(kernel, running)
+            profile.begins(running.launched, code)
+
+    def _launched(self, kernel: Launch, running: _Running) -> Call:
+        """Return the call of a kernel: it runs in the module of the last buffer that it writes."""
+        traced = self._graph.traced
+        module = traced.moved(self._graph.origins[kernel.buffers[-1].node].module)
+        call = Call(f"{module}/Kernel.{kernel.name}", kernel.name, "kernel", module, 0, running.root_call)
+        call.phase = self._graph.phase
+        return call
 
     def _end(self, kernel: Launch, running: _Running, tensors: Sequence[Any]) -> None:
         calls, running.open = running.open, []
+        if running.launched is not None:
+            self._graphs.host.profile.ends(running.launched)
+            running.launched = None
         for call, buffer, tensor in zip(calls, kernel.buffers, tensors, strict=True):
             if call is not None:
-                self._graphs.ends(call, self._graphs.host.recorder, [(buffer.slot, tensor)])
+                inner = [(f"kernel.{kernel.buffers[i].name}", tensors[i]) for i in buffer.inner]
+                self._graphs.ends(call, self._graphs.host.recorder, [(buffer.slot, tensor)], inner)

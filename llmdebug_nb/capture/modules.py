@@ -48,7 +48,6 @@ class Host(Protocol):
 
     thread: Any
     observer: Any
-    follows_calls: bool
 
     def enter(self, watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
     def leave(self, watch: Watch) -> None: ...
@@ -79,13 +78,13 @@ class Watch:
         if self.fused:
             self._handles = [_Shared(self.module, before, after)]
             return
-        always = self.entry or self.session.follows_calls  # else a call that raises would seem to go on
         for module in self.hooked:
             if compat.is_compiled_in_place(module):
                 self._handles.append(_Around(module, before, after))
                 continue
             self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            self._handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=always))
+            # always: else a call that raises, and whose error is caught further out, would seem to go on
+            self._handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
 
     def detach(self) -> None:
         handles, self._handles = self._handles, []

@@ -12,8 +12,11 @@ import torch
 from llmdebug_nb.capture import compat
 from llmdebug_nb.capture.calls import Call, Thread
 from llmdebug_nb.capture.gradients import Gradients
+from llmdebug_nb.capture.ids import Ids
 from llmdebug_nb.capture.operators import Levels, Operator, name_of
+from llmdebug_nb.capture.profile import Profile
 from llmdebug_nb.capture.recorder import Recorder
+from llmdebug_nb.capture.selection import begins
 from llmdebug_nb.capture.sources import Sources
 from llmdebug_nb.capture.walk import arguments, given, leaves
 from llmdebug_nb.kernels.overflow import overflows
@@ -28,6 +31,7 @@ class Host(Protocol):
 
     thread: Thread
     recorder: Recorder
+    profile: Profile | None
 
     def guarded(self, work: Any, *args: Any) -> Any: ...
     def pause(self) -> None: ...
@@ -37,26 +41,30 @@ class Observer:
     """Observes the calls of one session.
 
     ``unpaired``: operators of backward passes left out, as they belong to no forward operator that was seen.
-    ``weighed``: all modules have been observed once. ``backward``: gradients are asked for. ``deaf``: but not now. ``seen``: full names of calls, where they are filtered by.
+    ``weighed``: all modules have been observed once. ``backward``: gradients are asked for. ``deaf``: but not now. ``seen``: full names of calls, where they are filtered by. ``ids``: which calls are asked for by id.
     ``see(call, role, found)``: records what a call was given or gave. ``halt(call, output)``: is told of each call that was recorded, when it has ended, and may keep the program waiting.
     """
 
-    def __init__(self, session: Host, options: DumpOptions, given: bool) -> None:
-        """``given``: only certain models are recorded. Raises EmptyDumpError for an operator that does not exist."""
+    def __init__(self, session: Host, options: DumpOptions, given: bool, watches: bool = True) -> None:
+        """``given``: only certain models are recorded. ``watches``: operators of PyTorch are. Raises EmptyDumpError for an operator that does not exist."""
         self.backward = "backward" in options.phases
         self.deaf = self.weighed = False
         self.seen: set[str] = set()
         self.halt: Callable[[Call, list[tuple[str, Any]]], None] | None = None
         self._session, self._options = session, options
-        self.thread, self.guarded = session.thread, session.guarded
+        self.thread, self.guarded, self._profile = session.thread, session.guarded, session.profile
         self._roles = options.roles
         self._forward = "forward" in options.phases
         self._modules = "module" in options.mode and not options.logits
         self._filtered = bool(options.layers or options.types)
-        self._by_name = bool(options.contains or options.scope)
+        self._opname = options.opname
+        self._before = options.time != 1  # inputs are looked at before the call
+        self._after = {1: "input", 2: "after"}.get(options.time)  # role of inputs as the call has left them
+        self._by_name = bool(options.contains or options.scope or options.ids)
+        self.ids = Ids(options.ids, options.children)
         operators = tuple(level for level in options.mode if level != "module")
         self.see = self._hold if options.overflow is not None else session.recorder.see
-        self._levels = Levels(self, operators, options.apis) if operators else None
+        self._levels = Levels(self, operators, options.apis) if operators and watches else None
         self._given = given
         self._chosen: set[str] = set()  # paths of calls whose full name is asked for, in this step
         self.unpaired = 0
@@ -130,6 +138,10 @@ class Observer:
         here = self.thread
         above = here.open[-1] if here.open else None
         call = here.enter(path, op, "module", path, again)
+        if not again:
+            self._session.recorder.called(call)
+        if self._profile is not None:
+            self._profile.begins(call)
         call.inherited = kept or (above is not None and above.inherited)
         call.kept = kept and self._modules and self.asks_for(call)
         if call.kept:
@@ -137,6 +149,8 @@ class Observer:
 
     def ends(self, call: Call, output: Any) -> None:
         """A call has ended that `module_begins` or `operator_begins` gave, and `Thread.leave` took."""
+        if self._profile is not None:
+            self._profile.ends(call)
         if self._options.logits and self.thread.open and any(isinstance(x, torch.Tensor) for _, x in leaves(output)):
             self.thread.last = call, output
         if not call.kept:
@@ -151,8 +165,13 @@ class Observer:
             return
         if call.since is not None:
             self._gradients.end(call, found)
-        if not call.again and (self._forward or call.phase == "backward") and "output" in self._roles:
-            self.see(call, "output", found)
+        if not call.again and self._looks(call):
+            if self._after and "input" in self._roles:
+                self.see(call, self._after, call.given)
+            if "output" in self._roles:
+                self.see(call, "output", found)
+        if self._after and self.halt is None:
+            del call.given
         self.decide(call)
         if self._options.scope and _is(call.name, self._options.scope[1]):
             self.thread.scoped = False
@@ -161,18 +180,22 @@ class Observer:
 
     def begins(self, call: Call, inputs: Iterable[tuple[str, Any]]) -> None:
         """A call that is kept begins. ``inputs``: what it is given, by slot."""
-        if self.halt is not None:
+        if self.halt is not None or self._after:
             inputs = call.given = list(inputs)
         if call.phase == "forward" and self.backward and call.level != "aten" and torch.is_grad_enabled():
             inputs = list(inputs)
             self._gradients.begin(call, inputs)
-        if not call.again and (self._forward or call.phase == "backward") and "input" in self._roles:
+        if self._before and not call.again and self._looks(call) and "input" in self._roles:
             self.see(call, "input", inputs)
+
+    def _looks(self, call: Call) -> bool:
+        """Tell whether values of the phase of a call are asked for."""
+        return self._forward or call.phase == "backward"
 
     # -- operators ----------------------------------------------------------------------------
 
     def operator_begins(self, operator: Operator, level: str, args: Any, kwargs: Any) -> Call | None:
-        """An operator is called; None where it is not asked for."""
+        """An operator is called; None where it is not asked for. It counts all the same: ids do not depend on what is recorded."""
         here = self.thread
         again = compat.in_backward()
         if again and not (here.open and torch.is_grad_enabled()):
@@ -181,7 +204,13 @@ class Observer:
         if not self._belongs(above):
             return None
         module = above.module if above is not None else None
+        if not operator.wanted:
+            if not again:
+                here.next_id(module or "", level, here.home())
+            return None
         call = here.enter(f"{module or ''}/{operator.name}", operator.name, level, module, again)
+        if self._profile is not None:
+            self._profile.begins(call)
         call.inherited = True
         call.kept = self.asks_for(call)
         if call.kept and not again and self._forward:
@@ -238,6 +267,7 @@ class Observer:
         root_call = forward.root_call if forward else self._latest
         call = Call(path, operator.name, "aten", None, self._count(path, root_call), root_call)
         call.phase = "backward"
+        call.id = forward.id if forward else None
         call.kept = self.asks_for(call)
         if call.kept:
             self._note(call, None, forward)
@@ -253,6 +283,8 @@ class Observer:
         pair = (forward.path, forward.number) if forward is not None else (None, None)
         row = [call.root_call, call.path, call.number, call.phase, call.level, call.op, source, *within, *pair]
         self._session.recorder.operator(row)
+        if call.phase == "forward":
+            self._session.recorder.called(call)
 
     # -- backward passes ----------------------------------------------------------------------
 
@@ -339,6 +371,8 @@ class Observer:
 
     def asks_for(self, call: Call) -> bool:
         """Tell whether the filters by name ask for a call."""
+        if self._opname and not begins(call.op, self._opname):
+            return False
         return not self._by_name or self._named(call)
 
     def _named(self, call: Call) -> bool:
@@ -355,6 +389,7 @@ class Observer:
             here.scoped = True
         inside = not options.scope or here.scoped
         chosen = inside and (not options.contains or any(text in call.name for text in options.contains))
+        chosen = chosen and self.ids.asks_for(call.id)
         if chosen:
             self._chosen.add(call.path)
         return chosen

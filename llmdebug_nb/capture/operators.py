@@ -71,10 +71,12 @@ _REARRANGES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """A kind of operator. ``name``: ``Functional.linear``, ``Aten.add.Tensor``. ``rearranges``: it may give a view."""
+    """A kind of operator. ``name``: ``Functional.linear``, ``Aten.add.Tensor``. ``rearranges``: it may give a view. ``wanted``: it is recorded; if not,
+    it only counts."""
 
     name: str
     rearranges: bool = False
+    wanted: bool = True
 
 
 class Host(Protocol):
@@ -131,7 +133,7 @@ def _known(levels: tuple[str, ...]) -> Iterator[str]:
     if "aten" in levels:
         for name in torch._C._dispatch_get_all_op_names():
             namespace, _, bare = name.partition("::")
-            yield _prefixed(f"{namespace}.{bare}")
+            yield prefixed(f"{namespace}.{bare}")
 
 
 @functools.cache
@@ -141,10 +143,10 @@ def name_of(function: Any) -> str:
     if found is None:
         bare = getattr(function, "__name__", type(function).__name__)
         found = f"{getattr(function, '__module__', None) or 'torch'}.{bare}"
-    return _prefixed(str(found).removesuffix(".default"))
+    return prefixed(str(found).removesuffix(".default"))
 
 
-def _prefixed(name: str) -> str:
+def prefixed(name: str) -> str:
     for namespace, prefix in _PREFIXES:
         if name.startswith(namespace):
             bare = name.removeprefix(namespace)
@@ -184,8 +186,8 @@ class Levels:
 
     def collective(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run a function of `torch.distributed`. What it only writes later is not waited for, and not recorded."""
-        operator = Operator(f"Distributed.{name}")
-        if compat.tracing() or operator.name not in self.wanted or not self._host.listening():
+        operator = Operator(f"Distributed.{name}", wanted=f"Distributed.{name}" in self.wanted)
+        if compat.tracing() or not self._host.listening():
             return function(*args, **kwargs)
         return _watched(self._host, operator, "api", function, args, kwargs)
 
@@ -198,12 +200,12 @@ class Levels:
         return [mode for mode in (self._here.modes if modes is None else modes) if compat.pop_mode(mode)]
 
     def api(self, function: Any) -> Operator | None:
-        """Return what a function is, or None where it is not recorded."""
+        """Return what a function is, or None where it computes nothing."""
         if function not in self._api:
             name = name_of(function)
             bare = name.partition(".")[2]
             looks = bare in _LOOKS or any(fnmatchcase(bare, glob) for glob in _LOOKS_LIKE)
-            self._api[function] = None if looks or name not in self.wanted else Operator(name, bare in _REARRANGES)
+            self._api[function] = None if looks else Operator(name, bare in _REARRANGES, name in self.wanted)
         return self._api[function]
 
     def aten(self, function: Any) -> Operator | None:
@@ -212,12 +214,12 @@ class Levels:
             name, schema = name_of(function), getattr(function, "_schema", None)
             returns = schema.returns if schema is not None else ()
             view = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
-            looks = schema is None or view or name in _METADATA
-            self._aten[function] = None if looks or name not in self.wanted else Operator(name)
+            looks = schema is None or view or name in METADATA
+            self._aten[function] = None if looks else Operator(name, wanted=name in self.wanted)
         return self._aten[function]
 
 
-_METADATA = (
+METADATA = (
     "Aten._unsafe_view",
     "Aten.detach_",
     "Aten._reshape_alias",
@@ -292,7 +294,9 @@ class AtenLevel(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if result is not NotImplemented:
                 return result
         operator = self._levels.aten(func)
-        if operator is None:
+        if operator is None or not operator.wanted:
+            if operator is not None:
+                host.guarded(host.operator_begins, operator, "aten", args, kwargs)
             result = func(*args, **kwargs)
             host.guarded(host.tell_forward, func)
             return result

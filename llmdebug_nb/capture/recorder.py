@@ -55,9 +55,10 @@ class Sink(Protocol):
         *,
         operators: Iterable[Row] = (),
         sources: Iterable[tuple[int, str]] = (),
+        called: Iterable[tuple[int, str, int, str]] = (),
     ) -> None: ...
     def nodes(self, nodes: Iterable[Node], start: int) -> None: ...
-    def kernels(self, kernels: Iterable[tuple[str, str, str]]) -> None: ...
+    def table(self, name: str, rows: Iterable[Any]) -> None: ...
     def close(self, meta: dict[str, Any]) -> None: ...
 
 
@@ -74,6 +75,8 @@ class Call(Protocol):
     def op(self) -> str: ...
     @property
     def phase(self) -> str: ...
+    @property
+    def id(self) -> str | None: ...
 
 
 class _Shapes(dict[tuple[int, ...], str]):
@@ -103,6 +106,7 @@ class Recorder:
         self._lock = threading.RLock()
         self._rows: list[Row] = []
         self._operators: list[Row] = []
+        self._called: list[tuple[int, str, int, str]] = []
         self._sources: dict[tuple[str, ...], int] = {}
         self._new_sources: list[tuple[int, str]] = []
         self._scalars: list[tuple[Any, ...]] = []
@@ -229,6 +233,11 @@ class Recorder:
             kind, content = f"{dtype_name(tensor)} {self._shapes[tensor.shape]}", fingerprint(view(tensor, found))
             with self._lock:
                 self._scalars.append((call.root_call, call.path, call.number, "weight", slot, kind, content))
+
+    def called(self, call: Call) -> None:
+        """Record that a call began, recorded or not, and its execution id. In execution order."""
+        if call.id is not None:
+            self._called.append((call.root_call, call.path, call.number, call.id))
 
     def operator(self, row: Row) -> None:
         """Record an operator call: a list in the order of `records.OPERATOR`. In execution order."""
@@ -384,10 +393,11 @@ class Recorder:
                 row[_MIN : _ZERO + 1] = known[_MIN : _ZERO + 1]
             rows, scalars, self._rows, self._scalars = self._rows, self._scalars, [], []
             operators, self._operators = self._operators, []
+            called, self._called = self._called, []
             self._vectors.clear()
             self._copies.clear()
             try:
-                self.sink.commit(rows, calls, scalars, operators=operators, sources=self._new_sources)
+                self.sink.commit(rows, calls, scalars, operators=operators, sources=self._new_sources, called=called)
                 self._new_sources.clear()
             except StoreError as error:
                 self.failure = error

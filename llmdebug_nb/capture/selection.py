@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
 
+import torch
 from torch import nn
 
 from llmdebug_nb.capture import compat
+from llmdebug_nb.capture.ids import Ids
 from llmdebug_nb.capture.operators import Wanted
 from llmdebug_nb.errors import nearest
 from llmdebug_nb.options import DumpOptions
@@ -19,6 +21,12 @@ def keeps(options: DumpOptions, names: Iterable[str], kind: type | str) -> bool:
     """Tell whether a module of these names (path and aliases) and of this class, or of a class of that name, is asked for."""
     if options.layers and not any(fnmatchcase(name, glob) for glob in options.layers for name in names):
         return False
+    if (
+        options.opname
+        and not options.operators
+        and not begins(kind if isinstance(kind, str) else kind.__name__, options.opname)
+    ):
+        return False
     return not options.types or any(_is(kind, wanted) for wanted in options.types)
 
 
@@ -28,6 +36,20 @@ def _is(kind: type | str, wanted: type | str) -> bool:
     if isinstance(wanted, str):
         return any(base.__name__ == wanted for base in kind.__mro__)
     return issubclass(kind, wanted)
+
+
+def is_device(device: torch.device, wanted: str) -> bool:
+    """Tell whether a device has that name (``cpu``, ``cuda0``, ``npu``) or number; as in msit, a number leaves the CPU alone."""
+    if wanted.isdigit():
+        return device.type == "cpu" or (device.index or 0) == int(wanted)
+    return wanted in (device.type, f"{device.type}{device.index or 0}")
+
+
+def begins(name: str, prefixes: Iterable[str]) -> bool:
+    """Tell whether a class or an operator (``Aten.mm``) begins with one of these, in small letters, its level left aside or not."""
+    name = name.lower()
+    own = name.partition(".")[2]
+    return any(name.startswith(prefix) or (own and own.startswith(prefix)) for prefix in prefixes)
 
 
 def nothing_matches(options: DumpOptions, nodes: list[Node]) -> str:
@@ -42,6 +64,10 @@ def nothing_matches(options: DumpOptions, nodes: list[Node]) -> str:
         wanted = ", ".join(t if isinstance(t, str) else t.__name__ for t in options.types)
         within = " under layers " + ", ".join(options.layers) if options.layers else ""
         return f"types {wanted!r} matches none of the module types{within}{nearest(wanted, kinds)}"
+    if options.opname:
+        return (
+            f"opname {', '.join(options.opname)!r} begins none of the module types{nearest(options.opname[0], kinds)}"
+        )
     return "the model has no modules"
 
 
@@ -87,14 +113,16 @@ def why_empty(
     kept: bool,
     names: Collection[str],
     operators: Sequence[str] = (),
+    ids: Ids,
     enabled: bool,
+    devices: Sequence[str],
     rank: int | None,
 ) -> str:
     """Say why nothing was recorded.
 
     ``roots``: types of the models followed, ``sessions``: of those that ONNX Runtime runs, and ``operators``: what their graphs have. ``steps``: seen. ``kept``: any module is asked for.
-    ``names``: full names of the calls seen, where the recording filters by them. ``rank``: of this
-    process if it is asked for, else None.
+    ``names``: full names of the calls seen, where the recording filters by them. ``ids``: likewise. ``rank``: of this
+    process if it is asked for, else None. ``devices``: those of the models followed.
     """
     if sessions and not steps:
         return f"{sessions[0]} was not run in this block: its session's run() was never called"
@@ -111,6 +139,12 @@ def why_empty(
         return f"the control file {options.control} switched it off"
     if not kept and (sessions or not options.operators):
         return nothing_matches(options, nodes)
+    if options.device is not None and not any(is_device(torch.device(each), options.device) for each in devices):
+        return (
+            f"device {options.device} was asked for, and the models ran on {', '.join(sorted(set(devices))) or 'none'}"
+        )
+    if options.rounds is not None:
+        return f"rounds {options.rounds} never came; steps seen: {steps[0]} to {steps[-1]}"
     if not any(step in options.tokens for step in steps):
         seen = f"{steps[0]}-{steps[-1]}" if len(steps) > 1 else f"{steps[0]}"
         return f"tokens {options.tokens} never came; steps seen: {seen}"
@@ -119,10 +153,16 @@ def why_empty(
         if wanted and names:
             near = nearest(wanted[0], sorted(names))
             return f"{option} {', '.join(wanted)!r} matches none of the {len(names)} calls seen{near}"
+    if ids.unmatched:
+        return ids.why_none()
     if options.overflow is not None:
         return "no call overflowed: all results were finite"
     if sessions and options.apis and not any(one in Wanted(options.apis) for one in operators):
         return f"apis {', '.join(options.apis)!r} matches none of the graph's operators{nearest(options.apis[0], operators, 6)}"
+    if options.opname:
+        return (
+            f"no module or operator that begins with {', '.join(options.opname)!r} ran in the steps that were asked for"
+        )
     if options.operators and options.apis:
         return f"none of the operators {', '.join(options.apis)!r} ran in the modules and steps that were asked for"
     return "the modules that were asked for did not run in the steps that were"

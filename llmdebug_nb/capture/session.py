@@ -12,18 +12,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from llmdebug_nb.capture import compat, engine, selection
+from llmdebug_nb.capture import compat, engine, generation, selection
 from llmdebug_nb.capture.calls import Call, Thread
 from llmdebug_nb.capture.compat_onnxrt import is_session
 from llmdebug_nb.capture.control import Control, Orders
 from llmdebug_nb.capture.modules import Watch, attributes_of, find_entries, find_fused, weights_of
 from llmdebug_nb.capture.observer import Observer
 from llmdebug_nb.capture.onnxrt import Sessions
+from llmdebug_nb.capture.profile import Profile
 from llmdebug_nb.capture.recorder import Recorder, Sink
 from llmdebug_nb.capture.steps import StepTracker
 from llmdebug_nb.errors import CaptureError, EmptyDumpError
 from llmdebug_nb.options import DumpOptions
 from llmdebug_nb.records import Node, RootCall
+from llmdebug_nb.rounds import Rounds
 
 
 class Session:
@@ -53,10 +55,11 @@ class Session:
         self.notes: list[str] = []  # what else is to be known of the recording
         self.thread = Thread()
         self.control = Control(options.control) if options.control is not None else None
-        self.observer = Observer(self, options, bool(models))
-        self.follows_calls = options.operators or options.logits
+        self.profile = Profile.of(options, sink, self.notes)
+        self.follows_calls = options.operators or options.logits or self.profile is not None
+        self.observer = Observer(self, options, bool(models), not models or any(map(_is_module, models)))
         self._describe = describe
-        self._models = tuple(model for model in models if isinstance(model, nn.Module))
+        self._models = tuple(filter(_is_module, models))
         self._any = not models  # whatever runs is recorded
         self._rank = rank
         self._labelled = 0
@@ -103,6 +106,7 @@ class Session:
             StoreError: the dump could not be completed; all that was committed is there.
         """
         self._unhook()
+        self.notes += self.observer.ids.notes()
         if self.control is not None and self.control.trouble:
             self.problems[self.control.trouble] += 1
         self.commit()
@@ -123,6 +127,15 @@ class Session:
         if failure is not None:
             raise failure
 
+    def abandon(self) -> None:
+        """Take every hook off, and leave what was written alone: it belongs to the process that this one was forked from."""
+        self._unhook()
+
+    @property
+    def generations(self) -> generation.Listener:
+        """What is told of each `generate`."""
+        return self._tracker
+
     @property
     def recorders(self) -> list[Recorder]:
         """What is written to: one dump, or several."""
@@ -136,6 +149,8 @@ class Session:
 
     def _unhook(self) -> None:
         self.active = False
+        if self.profile is not None:
+            self.profile.ends_here()
         self._tracker.stop()
         if self.sessions is not None:
             self.sessions.stop()
@@ -178,7 +193,7 @@ class Session:
     def save(self, name: str, value: Any, gradients: bool = True) -> None:
         """Record the tensors in ``value`` as the output of ``save/name``, and their gradients; also during a pause."""
         call = self._tracker.here()
-        if call.step in self._tokens and self._orders.enable and self._wants_rank():
+        if self._wants_step(call) and self._orders.enable and self._wants_rank():
             self.guarded(self.observer.saved, f"save/{name}", value, call, gradients)
 
     def followed(self) -> list[tuple[str, nn.Module]]:
@@ -205,7 +220,11 @@ class Session:
             kept=self._keeps_any,
             names=self.observer.seen,
             operators=self.sessions.operators,
+            ids=self.observer.ids,
             enabled=self._orders.enable,
+            devices=[
+                str(p.device) for root in self._roots.values() for p in [next(root.parameters(), None)] if p is not None
+            ],
             rank=self._rank if self._wants_rank() else None,
         )
         return EmptyDumpError(f"nothing was recorded: {why}")
@@ -214,6 +233,7 @@ class Session:
 
     def _adopt(self, root: nn.Module) -> bool:
         """Follow a root module. False where it can't be, with the reason noted."""
+        root = compat.unwrapped(root)
         root = compat.compiled_root(root) if self._sees_compiled else root
         if id(root) in self._roots:
             return True
@@ -324,10 +344,12 @@ class Session:
             for watches in self._watches.values():
                 self._select(watches)
         call = self._tracker.begin(watch.root, watch.path, watch.module is watch.root, args, kwargs)
-        on = self._wants(call.step)
-        self.thread.begin(call, on)
+        on = self._wants(call, watch.root)
+        self.thread.begin(call, on, self._watches[id(watch.root)][0].path)
         self._hook(watch.root, on)
         self.observer.root_begins(on)
+        if self.profile is not None:
+            self.profile.root_begins(call.index, self.thread.within, on)
         if on:
             self._observe_parameters(watch.root)
 
@@ -339,6 +361,8 @@ class Session:
         if inside:
             return
         was_on = self.thread.on
+        if self.profile is not None:
+            self.profile.ends_here()
         self.observer.root_ends()
         self.thread.end()
         if was_on:
@@ -358,15 +382,15 @@ class Session:
         ids = self._orders.ids
         return ids is None or self._orders.asks_for(path, selection.places(self._nodes).get(path, ()))
 
-    def begin_run(self, session: Any, given: dict[str, Any]) -> tuple[RootCall, bool]:
-        """Number a run of a session that begins, and tell whether it is recorded. ``given``: its inputs by name, and what is known of its cache."""
+    def begin_run(self, session: Any, root: str, given: dict[str, Any]) -> tuple[RootCall, bool]:
+        """Number a run of a session that begins, and tell whether it is recorded. ``root``: its path. ``given``: its inputs by name, and what is known of its cache."""
         if self.control is not None and self.control.changed():
             self.sessions.select_all()
         if given.get("use_cache") and given.get("past_key_values") is None:
             self._tracker.ends_series(session)  # with an empty cache, another text begins
         call = self._tracker.begin(session, "", True, (), given)
-        on = self._wants(call.step)
-        self.thread.begin(call, on)
+        on = self._wants_here(call)
+        self.thread.begin(call, on, root)
         return call, on
 
     def end_run(self, on: bool) -> None:
@@ -380,7 +404,7 @@ class Session:
 
     def _over(self) -> bool:
         """Tell whether the last step that was asked for is over."""
-        last = self._tokens.last
+        last = (self._rounds or self._tokens).last
         return self.control is None and last is not None and self.thread.step >= last and not self._tracker.manual
 
     def _rest(self) -> None:
@@ -392,16 +416,39 @@ class Session:
     @contextlib.contextmanager
     def backward(self) -> Iterator[None]:
         """A backward pass of this thread."""
-        pushed = self.guarded(self.observer.backward_begins) or []
+        pushed = self.guarded(self._backward_begins) or []
         try:
             yield
         finally:
-            self.guarded(self.observer.backward_ends, pushed)
+            self.guarded(self._backward_ends, pushed)
             if self.active and self._over() and not compat.in_backward():
                 self._rest()
 
-    def _wants(self, step: int) -> bool:
-        return not self._paused and self._orders.enable and step in self._tokens and self._wants_rank()
+    def _backward_begins(self) -> list[Any]:
+        if self.profile is not None and not compat.in_backward():
+            self.profile.backward_begins()
+        return self.observer.backward_begins()
+
+    def _backward_ends(self, pushed: list[Any]) -> None:
+        if self.profile is not None and not compat.in_backward():
+            self.profile.ends_here()
+        self.observer.backward_ends(pushed)
+
+    def _wants(self, call: RootCall, root: nn.Module) -> bool:
+        return self._wants_here(call) and self._wants_device(root)
+
+    def _wants_here(self, call: RootCall) -> bool:
+        """Tell whether a root call is asked for, whatever it runs on."""
+        return not self._paused and self._orders.enable and self._wants_rank() and self._wants_step(call)
+
+    def _wants_step(self, call: RootCall) -> bool:
+        rounds = self._rounds
+        return call.step in self._tokens if rounds is None else self._tracker.round_of(call) in rounds
+
+    def _wants_device(self, root: nn.Module) -> bool:
+        device = self.options.device if self._orders.device is None else self._orders.device
+        first = next(root.parameters(), None)
+        return not device or first is None or selection.is_device(first.device, device)
 
     def _wants_rank(self) -> bool:
         ranks = self._orders.ranks or self.options.ranks
@@ -412,18 +459,23 @@ class Session:
         return self.control.orders if self.control is not None else _NO_ORDERS
 
     @property
+    def _rounds(self) -> Rounds | None:
+        return self._orders.rounds or (None if self._orders.steps else self.options.rounds)
+
+    @property
     def _tokens(self) -> Any:
         return self._orders.steps or self.options.tokens
 
     def _hook(self, root: nn.Module, on: bool) -> None:
-        """Hook the modules asked for, or none: a step that wasn't asked for costs nothing."""
+        """Hook the modules, or none: a step that wasn't asked for costs nothing. Those that the filters leave out are hooked too, as calls are
+        numbered within the ones around them."""
         threads = self._recording.setdefault(id(root), set())
         if (threading.get_ident() in threads) == on and self.control is None:
             return
         with self._lock:
             (threads.add if on else threads.discard)(threading.get_ident())
             for watch in self._watches[id(root)]:
-                if threads and (watch.kept or self.follows_calls):
+                if threads:
                     watch.attach()
                 elif not watch.entry:
                     watch.detach()
@@ -455,14 +507,21 @@ class Session:
         try:
             if compat.watched():
                 with compat.unseen():
-                    return work(*args)
-            return work(*args)
+                    return self._ours(work, args)
+            return self._ours(work, args)
         except Exception as error:  # the program must go on as if nobody watched; the dump says it
             self.problems[f"{type(error).__name__} while recording: {str(error).partition(chr(10))[0]}"] += 1
             return None
 
+    def _ours(self, work: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        return work(*args) if self.profile is None else self.profile.ours(work, *args)
+
 
 _NO_ORDERS = Orders()
+
+
+def _is_module(model: Any) -> bool:
+    return isinstance(model, nn.Module)
 
 
 def _names(node: Node, prefix: str) -> tuple[str, ...]:

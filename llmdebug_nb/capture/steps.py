@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from llmdebug_nb import rounds
 from llmdebug_nb.capture import generation
 from llmdebug_nb.records import WARMUP, RootCall
 
@@ -148,6 +149,12 @@ class StepTracker:
             shown = replace(call, generation=number - counter.warmups, kind=WARMUP if warm else kind)
             self.calls.append(shown)
             return call
+
+    def round_of(self, call: RootCall) -> int:
+        """Return the round of a root call that `begin` gave."""
+        with self._lock:
+            warmups = next((c.warmups for c in self._counters.values() if c.name == call.root), 0)
+        return rounds.round_of(call.step, call.kind, call.generation < warmups, warmups > 0)
 
     def _relabel(self, counter: _Counter) -> None:
         """Turn the bare calls seen so far into warm-ups: only now is it known that they were."""

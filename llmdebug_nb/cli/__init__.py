@@ -1,4 +1,4 @@
-"""The command line: ``llmdebug info | compare | report | reduce | convert | export``. Parse, call one use case, print."""
+"""The command line: ``llmdebug dump | info | compare | report | reduce | convert | export``. Parse, call one use case, print."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from llmdebug_nb.cli import dump
 from llmdebug_nb.errors import LLMDebugError
 from llmdebug_nb.records import EXPECTED
 
+_DUMP = "Run a command as it is, and record what the models in it compute: in all its Python processes, into one run."
 MATCH, DIVERGED, FAILED, PIPE_CLOSED = 0, 1, 2, 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status: 0 fine (or no divergence), 1 diverged, 2 could not do it."""
-    args = _parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else list(argv)
+    ours, command = dump.split(argv) if argv[:1] == ["dump"] else (argv, None)
+    args = _parser().parse_args(ours)
+    args.command = command
     try:
         status: int = args.run(args)
     except LLMDebugError as error:
@@ -43,6 +48,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="versions, and whether the C kernel is used")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    dumping = commands.add_parser(
+        "dump", allow_abbrev=False, help="run a command, and record what its models compute", description=_DUMP
+    )
+    dump.declare(dumping)
+    dumping.set_defaults(run=dump.run)
 
     info = commands.add_parser("info", help="say what a dump holds", description="Say what a dump holds.")
     info.add_argument("path", metavar="RUN", help="name or path of a run, or a foreign dump folder")

@@ -227,7 +227,7 @@ class ReportView(View):
         return {
             **sides[0], "which": "difference", "kept": not why, "why": why, "shape": list(shape), "axes": axes_of(shape),
             "numel": math.prod(shape), "min": number(low), "max": number(high), "mean": number(mean), "l2norm": number(norm),
-            "nan": nan, "inf": inf, "zero": zero, "fingerprint": "", "code": f"{mine} - {golden}" if golden else "",
+            "nan": nan, "inf": inf, "zero": zero, "fingerprint": "", "code": f"{mine} - {golden}" if golden else "", "kernel": None,
         }  # fmt: skip
 
     def finding(self, request: wire.FindingRequest) -> wire.FindingDetail:

@@ -30,6 +30,7 @@ class RunView(View):
     def __init__(self, run: Any, tokenizer: Any = None) -> None:
         super().__init__(run.steps(), texts(run, tokenizer))
         self.run = run
+        self.by_round = bool((run.meta.get("options") or {}).get("rounds"))
         self._source: Any = None
         self._found = functools.lru_cache(maxsize=4)(lambda find, *asked: find(*asked))
 

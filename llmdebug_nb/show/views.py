@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llmdebug_nb.errors import TensorLookupError
-from llmdebug_nb.records import Record, RootCall, Site
+from llmdebug_nb.records import Kernel, Record, RootCall, Site
+from llmdebug_nb.rounds import round_of
 from llmdebug_nb.show import export, filters, tensors, wire
 from llmdebug_nb.show.tensors import Array, number
 from llmdebug_nb.show.tokens import Texts
@@ -33,6 +34,7 @@ class View(ABC):
     def __init__(self, steps: list[RootCall], texts: Texts | None = None) -> None:
         self.steps, self.texts = steps, texts or {}
         self.step_index = {(call.generation, call.step): i for i, call in enumerate(steps)}
+        self.by_round = False  # steps are also named by their rounds
         self._several = len({call.generation for call in steps if call.generation >= 0}) > 1
         self.watchers: list[Callable[[], None]] = []  # called when what is shown has changed
         self.array = functools.lru_cache(maxsize=_CACHED)(self.load)
@@ -126,6 +128,7 @@ class View(ABC):
 
     def step_views(self, rows: Counter[tuple[int, int]], bad: Counter[tuple[int, int]]) -> list[wire.Step]:
         views: list[wire.Step] = []
+        warmed = any(call.generation < 0 for call in self.steps)
         for i, call in enumerate(self.steps):
             key = (call.generation, call.step)
             label = f"{call.step} {call.kind}"
@@ -133,6 +136,8 @@ class View(ABC):
                 label = f"warmup {call.generation}.{call.step}" if call.step else f"warmup {call.generation}"
             elif self._several:
                 label = f"{call.generation}·{label}"
+            if self.by_round:
+                label += f" (round {round_of(call.step, call.kind, call.generation < 0, warmed)})"
             views.append(
                 {
                     "index": i,
@@ -193,6 +198,7 @@ def side_view(which: wire.Which, run: Any, record: Record) -> wire.Side:
     )
     codes = run.meta.get("code") if run.path is None else None  # of tensors that are in memory
     name = run.label if run.label.isidentifier() else f"ld.open_run({str(run.path or run.name)!r})"
+    kernel = run.kernel(s)
     code = f"{name}.tensor({s.path!r}, step={s.step}, role={s.role!r}, slot={s.slot!r}{extra})"
     return {
         "which": which,
@@ -213,7 +219,12 @@ def side_view(which: wire.Which, run: Any, record: Record) -> wire.Side:
         "numel": v.numel,
         "fingerprint": v.fingerprint or "",
         "code": code if codes is None else codes.get(s.role, "").format(slot=s.slot),
+        "kernel": None if kernel is None else _kernel_view(kernel),
     }
+
+
+def _kernel_view(kernel: Kernel) -> wire.KernelView:
+    return {"name": kernel.name, "nodes": list(kernel.nodes), "code": kernel.source}
 
 
 def axes_of(shape: Sequence[int]) -> list[wire.Axis]:

@@ -201,10 +201,18 @@ class Axis(TypedDict):
     size: int
 
 
+class KernelView(TypedDict):
+    """A kernel of compiled code. ``nodes``: of the graph, that it computes. ``code``: "" for one of PyTorch's."""
+
+    name: str
+    nodes: list[str]
+    code: str
+
+
 class Side(TypedDict):
     """One side of a row. ``kept`` says that values can be asked for; ``why`` says why not, ``part`` of what ("": all of it).
 
-    ``axes``: of what was kept.
+    ``axes``: of what was kept. ``code``: what gives this tensor in a cell. ``kernel``: of compiled code, the one that writes or reads it.
     """
 
     which: Which
@@ -225,6 +233,7 @@ class Side(TypedDict):
     numel: int
     fingerprint: str
     code: str
+    kernel: KernelView | None
 
 
 class Metric(TypedDict):

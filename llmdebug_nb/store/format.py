@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from llmdebug_nb.errors import CorruptDumpError
-from llmdebug_nb.records import AT, COLUMNS, Row
+from llmdebug_nb.records import AT, COLUMNS, LAUNCH, TIMING, Row
 
 FORMAT = "llmdebug-run"
 VERSION = 1
@@ -42,15 +42,24 @@ CREATE TABLE operators(root_call INT, path TEXT, call INT, phase TEXT, level TEX
     within_call INT, forward_path TEXT, forward_call INT);
 CREATE TABLE sources(idx INTEGER PRIMARY KEY, frames TEXT);
 CREATE TABLE kernels(name TEXT, nodes TEXT, source TEXT);
+CREATE TABLE calls(root_call INT, path TEXT, call INT, id TEXT);
+CREATE TABLE timings(id INTEGER PRIMARY KEY, root_call INT, path TEXT, call INT, phase TEXT, level TEXT, op TEXT, thread INT,
+    start INT, duration INT, gap INT);
+CREATE TABLE launches(id INTEGER PRIMARY KEY, root_call INT, path TEXT, call INT, phase TEXT, op TEXT, kernel TEXT, code TEXT,
+    device TEXT, stream INT, start INT, duration INT);
+CREATE TABLE tilings(name TEXT, configuration TEXT);
 """
 INDEXES = """
 CREATE INDEX by_step ON records(root_call);
 CREATE INDEX by_path ON records(path);
 CREATE INDEX by_producer ON records(producer);
 """
-TABLES = frozenset({"meta", "root_calls", "nodes", "records", "scalars", "operators", "sources", "kernels"})
-LATER = frozenset({"kernels"})  # not in older dumps
 KERNEL = ("name", "nodes", "source")
+CALLED = ("root_call", "path", "call", "id")
+TILING = ("name", "configuration")
+# not in older dumps; with their columns
+LATER = {"kernels": KERNEL, "calls": CALLED, "timings": TIMING, "launches": LAUNCH, "tilings": TILING}
+TABLES = frozenset({"meta", "root_calls", "nodes", "records", "scalars", "operators", "sources", *LATER})
 
 # safetensors has no name for the others: they travel as U8 under their true name in the metadata
 SAFETENSORS = {

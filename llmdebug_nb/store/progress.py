@@ -22,7 +22,7 @@ _QUIET = 10.0  # seconds without a change, after which it is asked whether the w
 _FIGURES = """
 SELECT (SELECT count(*) FROM records), (SELECT count(*) FROM (SELECT DISTINCT generation, step FROM records
     JOIN root_calls ON root_calls.idx = root_call WHERE role != 'weight')),
-    (SELECT value FROM meta WHERE key = 'complete')
+    (SELECT value FROM meta WHERE key = 'complete'), (SELECT value FROM meta WHERE key = 'ended_by')
 """
 
 
@@ -36,12 +36,39 @@ class Progress:
     state: State
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one process has written of a run. ``folder``: its name; ``ended_by``: what the recording says of its end."""
+
+    folder: str
+    rank: str
+    bytes: int
+    records: int | None
+    complete: bool
+    ended_by: str | None
+
+
 _known: dict[Path, tuple[object, Progress, float]] = {}  # what was seen, what that meant, when to look again
+
+
+def parts(run: Path) -> list[Part]:
+    """Return what each process has written of a run, by the names of their folders; never raises."""
+    found = []
+    for folder in _processes(run):
+        payload = _stat(folder / fmt.PAYLOAD)
+        records, _, complete, ended_by = _figures(folder)
+        rank = folder.name.partition("_")[0].removeprefix("rank")
+        found.append(Part(folder.name, rank, payload.st_size if payload else 0, records, complete, ended_by))
+    return found
+
+
+def _processes(run: Path) -> list[Path]:
+    return sorted(folder for folder in run.glob("rank*") if (folder / fmt.INDEX).is_file())
 
 
 def progress(run: Path) -> Progress:
     """Return how far the run in that folder is; what can't be read counts as incomplete, and never raises."""
-    processes = sorted(folder for folder in run.glob("rank*") if (folder / fmt.INDEX).is_file())
+    processes = _processes(run)
     files = [folder / name for folder in processes for name in (fmt.INDEX, f"{fmt.INDEX}-wal", fmt.PAYLOAD)]
     seen = [(file.name, stat.st_size, stat.st_mtime) for file in files if (stat := _stat(file)) is not None]
     written = [folder for folder in processes if (folder / f"{fmt.INDEX}-wal").is_file()]
@@ -52,7 +79,7 @@ def progress(run: Path) -> Progress:
         return before[1]
     if before is not None and recording and time.monotonic() < before[2]:
         return replace(before[1], bytes=nbytes)
-    records, steps, complete = _figures(processes[0]) if processes else (None, None, False)
+    records, steps, complete, _ = _figures(processes[0]) if processes else (None, None, False, None)
     state: State = "recording" if recording else "complete" if complete and not written else "incomplete"
     now = Progress(nbytes, records, steps, state)
     copied = sum(size for name, size, _ in seen if name != fmt.PAYLOAD)
@@ -82,15 +109,15 @@ def _writer_lives(process: Path, seen: list[tuple[str, int, float]]) -> bool:
     return True
 
 
-def _figures(process: Path) -> tuple[int | None, int | None, bool]:
-    """Return records, steps and whether the recording ended as planned."""
+def _figures(process: Path) -> tuple[int | None, int | None, bool, str | None]:
+    """Return records, steps, whether the recording ended as planned, and what ended it if it did not."""
     index = process / fmt.INDEX
     log = index.with_name(f"{index.name}-wal")
     try:
         with tempfile.TemporaryDirectory() as scratch:
             if log.is_file():  # read from a copy: a reader in place would be in the way of the writer's last step
                 if index.stat().st_size + log.stat().st_size > _MAX_COPY:
-                    return None, None, False
+                    return None, None, False, None
                 shutil.copyfile(index, Path(scratch) / index.name)
                 shutil.copyfile(log, Path(scratch) / log.name)
                 uri = (Path(scratch) / index.name).as_uri()
@@ -98,7 +125,9 @@ def _figures(process: Path) -> tuple[int | None, int | None, bool]:
                 uri = f"{index.resolve().as_uri()}?mode=ro&immutable=1"
             with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
                 db.execute("PRAGMA trusted_schema=OFF")
-                records, steps, complete = db.execute(_FIGURES).fetchone()
-                return records, steps, complete is not None and json.loads(complete) is True
+                records, steps, complete, ended_by = db.execute(_FIGURES).fetchone()
+                reason = json.loads(ended_by) if ended_by is not None else None
+                whole = complete is not None and json.loads(complete) is True and not log.is_file()
+                return records, steps, whole, reason if isinstance(reason, str) else None
     except (sqlite3.Error, OSError, ValueError, TypeError, RecursionError):
-        return None, None, False
+        return None, None, False, None

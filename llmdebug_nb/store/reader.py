@@ -22,25 +22,32 @@ from llmdebug_nb.records import AT, COLUMNS, Record
 from llmdebug_nb.store import catalog, layouts
 from llmdebug_nb.store import format as fmt
 from llmdebug_nb.store.layouts import Contents
-from llmdebug_nb.store.run import OPERATOR_COLUMNS, ROW_COLUMNS, Run, Source, quoted
+from llmdebug_nb.store.run import LAUNCH_COLUMNS, OPERATOR_COLUMNS, ROW_COLUMNS, TIMING_COLUMNS, Run, Source, quoted
 
 if TYPE_CHECKING:
     import torch
 
 _STRIDE = 1 << 40  # record ids of the n-th process start at n * _STRIDE
-_ROWS = """SELECT {id} AS id, {rank} AS rank, c.generation, c.step, c.kind, c.root, r.path, r.call, r.phase, r.role,
+_ROWS = """SELECT {id} AS id, {rank} AS rank, c.generation{later} AS generation, c.step, c.kind, c.root, r.path, r.call, r.phase, r.role,
  r.slot, r.op, r.id AS seq, r.dtype, r.shape, r.min, r.max, r.mean, r.l2norm, r.nan, r.inf, r.zero, r.fingerprint, r.device,
  {producer} AS producer, CASE WHEN r.offset IS NULL THEN NULL ELSE {process} || ',' || r.offset || ',' || r.length END
  AS payload, r.lost, r.kept, r.kept_shape, r.root_call FROM main.records r LEFT JOIN main.root_calls c ON c.idx = r.root_call"""
-_CALLS = "SELECT idx, generation, step, kind, query, total, batch, root FROM main.root_calls"
-_SCALARS = """SELECT c.generation, c.step, s.path, s.call, s.role, s.slot, s.type, s.value
+_CALLS = "SELECT idx, generation{later} AS generation, step, kind, query, total, batch, root FROM main.root_calls"
+_SCALARS = """SELECT c.generation{later} AS generation, c.step, s.path, s.call, s.role, s.slot, s.type, s.value
  FROM main.scalars s LEFT JOIN main.root_calls c ON c.idx = s.root_call"""
 _NODES = "SELECT idx, path, name, type, parent, params, aliases, root FROM main.nodes"
-_OPERATORS = """SELECT o.rowid + {base} AS id, {rank} AS rank, c.generation, c.step, o.path, o.call, o.phase, o.level, o.op,
+_OPERATORS = """SELECT o.rowid + {base} AS id, {rank} AS rank, c.generation{later} AS generation, c.step, o.path, o.call, o.phase, o.level, o.op,
  o.source + {base} AS source, o."within", o.within_call, o.forward_path, o.forward_call
  FROM main.operators o LEFT JOIN main.root_calls c ON c.idx = o.root_call"""
 _SOURCES = "SELECT idx + {base} AS idx, frames FROM main.sources"
 _KERNELS = "SELECT name, nodes, source FROM kernels"
+_CALLED = """SELECT i.rowid + {base} AS seq, {rank} AS rank, c.generation, c.step, i.path, i.call, i.id
+ FROM calls i LEFT JOIN main.root_calls c ON c.idx = i.root_call"""
+_TIMINGS = """SELECT t.id + {base} AS id, {rank} AS rank, c.generation, c.step, t.path, t.call, t.phase, t.level, t.op, t.thread, t.start,
+ t.duration, t.gap, t.root_call FROM timings t LEFT JOIN main.root_calls c ON c.idx = t.root_call"""
+_LAUNCHES = """SELECT l.id + {base} AS id, {rank} AS rank, c.generation, c.step, l.path, l.call, l.phase, l.op, l.kernel, l.code, l.device,
+ l.stream, l.start, l.duration, l.root_call FROM launches l LEFT JOIN main.root_calls c ON c.idx = l.root_call"""
+_TILINGS = "SELECT name, configuration FROM tilings"
 _VIEWS = {
     "rows": _ROWS,
     "all_calls": _CALLS,
@@ -49,8 +56,13 @@ _VIEWS = {
     "operator_rows": _OPERATORS,
     "all_sources": _SOURCES,
     "all_kernels": _KERNELS,
+    "call_rows": _CALLED,
+    "all_timings": _TIMINGS,
+    "all_launches": _LAUNCHES,
+    "all_tilings": _TILINGS,
 }
-_OF_ONE = ("all_calls", "all_nodes")  # of several processes the first one's stand for all
+# of several processes the first one's stand for all; of the others what is not there yet
+_NEW = ("all_calls", "all_nodes")
 
 
 def open_run(where: str | os.PathLike[str] | Run) -> Run:
@@ -85,20 +97,21 @@ class Process:
     """The files of one recording process, opened read-only."""
 
     def __init__(self, folder: Path, number: int) -> None:
-        self.folder, self.number = folder, number
+        """``number``: its place among the processes of the run. ``later``: how far its generations are counted on from an earlier one's."""
+        self.folder, self.number, self.later = folder, number, 0
         self.settled = not _log_of(folder / fmt.INDEX).is_file()
         self._seen = self._state()
         self.db = _connect(folder / fmt.INDEX, self.settled)
         try:
             tables = {row[0] for row in self.db.execute("SELECT name FROM sqlite_master WHERE type != 'index'")}
-            if not tables >= fmt.TABLES - fmt.LATER or tables - fmt.TABLES:
+            if not tables >= fmt.TABLES - fmt.LATER.keys() or tables - fmt.TABLES:
                 raise CorruptDumpError(f"{folder / fmt.INDEX}: expected the tables {', '.join(sorted(fmt.TABLES))}")
-            for table in fmt.LATER - tables:
-                self.db.execute(
-                    f"CREATE TEMP VIEW {table} AS SELECT {', '.join(f'NULL AS {c}' for c in fmt.KERNEL)} WHERE 0"
-                )
+            for table in fmt.LATER.keys() - tables:
+                columns = ", ".join(f"NULL AS {c}" for c in ("rowid", *fmt.LATER[table]))
+                self.db.execute(f"CREATE TEMP VIEW {table} AS SELECT {columns} WHERE 0")
             self.meta = {key: json.loads(value) for key, value in self.db.execute("SELECT key, value FROM meta")}
             self.rank, self._covered = int(self.meta.get("rank", 0)), int(self.meta.get("bytes", 0))
+            self.begun = float(self.meta.get("begun", 0.0))
         except (sqlite3.DatabaseError, ValueError, TypeError, OverflowError, RecursionError) as error:
             raise CorruptDumpError(f"{folder / fmt.INDEX} is damaged: {error}") from None
         payload = folder / fmt.PAYLOAD
@@ -201,7 +214,21 @@ def processes(path: Path) -> list[Process]:
     folders = [folder for folder in folders if path.resolve() in folder.resolve().parents]
     if not folders:
         raise CorruptDumpError(f"{path} holds no recording: no rank*/{fmt.INDEX} in it")
-    return [Process(folder, number) for number, folder in enumerate(folders)]
+    found = sorted((Process(folder, 0) for folder in folders), key=lambda p: (p.rank, p.begun, p.folder.name))
+    for number, process in enumerate(found):
+        process.number = number
+    _count_on(found)
+    return found
+
+
+def _count_on(processes: list[Process]) -> None:
+    """Have processes of one rank, which were one after the other or apart from each other, count generations on."""
+    free: dict[int, int] = {}
+    for process in processes:
+        low, high = process.db.execute("SELECT min(generation), max(generation) FROM root_calls").fetchone()
+        if process.rank in free and low is not None:
+            process.later = free[process.rank] - min(low, 0)
+        free[process.rank] = max(free.get(process.rank, 0), (high if high is not None else -1) + 1 + process.later)
 
 
 def _open_native(path: Path, marker: dict[str, Any]) -> Source:
@@ -236,12 +263,14 @@ def _make_views(db: sqlite3.Connection, process: Process) -> None:
         f"r.{name} + {base}" if base else f"r.{name}" for name in ("id", "producer")
     )  # bare: found by index
     for name, query in _VIEWS.items():
-        query = query.format(id=number, producer=producer, base=base, rank=process.rank, process=process.number)
+        later = f" + {process.later}" if process.later else ""  # bare: found by index
+        values = {"id": number, "producer": producer, "base": base, "rank": process.rank, "process": process.number}
+        query = query.format(**values, later=later)
         db.execute(f"CREATE TEMP VIEW {name} AS {query}")
 
 
 def _merged(processes: list[Process]) -> sqlite3.Connection:
-    """Return one index in memory over several processes; topology and root calls are those of the first."""
+    """Return one index in memory over several processes; topology and root calls are those of the first, and what others have besides."""
     db = sqlite3.connect(":memory:", check_same_thread=False)
     for process in processes:
         scratch = sqlite3.connect(":memory:", check_same_thread=False)
@@ -252,12 +281,26 @@ def _merged(processes: list[Process]) -> sqlite3.Connection:
             columns = [column[0] for column in rows.description]
             if process.number == 0:
                 db.execute(f"CREATE TABLE {name}({quoted(columns)})")
-            elif name in _OF_ONE:
-                continue
-            db.executemany(f"INSERT INTO {name} VALUES({','.join('?' * len(columns))})", rows)
+            values = _further(db, name, list(rows), process) if name in _NEW and process.number else rows
+            db.executemany(f"INSERT INTO {name} VALUES({','.join('?' * len(columns))})", values)
         scratch.close()
     db.execute("CREATE INDEX by_id ON rows(id)")
     return db
+
+
+def _further(db: sqlite3.Connection, name: str, rows: list[tuple[Any, ...]], process: Process) -> list[tuple[Any, ...]]:
+    """Return the root calls, or the modules, of a further process that those before it do not have, numbered on."""
+    if name == "all_calls":
+        known = set(db.execute("SELECT generation, step FROM all_calls"))
+        return [(row[0] + process.number * _STRIDE, *row[1:]) for row in rows if row[1:3] not in known]
+    places = {path: place for place, (path,) in enumerate(db.execute("SELECT path FROM all_nodes ORDER BY idx"))}
+    new = []
+    for _, path, label, kind, parent, *rest in rows:
+        if path not in places:
+            above = places.get(rows[parent][1], -1) if 0 <= parent < len(rows) else -1
+            places[path] = len(places)
+            new.append((places[path], path, label, kind, above, *rest))
+    return new
 
 
 def _foreign(layout: Any, path: Path) -> Source:
@@ -281,7 +324,14 @@ def _indexed(contents: Contents, layout: str, nbytes: int) -> Source:
     db.execute("CREATE TABLE scalar_rows(generation, step, path, call, role, slot, type, value)")
     db.execute(f"CREATE TABLE operator_rows({quoted(OPERATOR_COLUMNS)})")
     db.execute("CREATE TABLE all_sources(idx, frames)")
-    db.execute(f"CREATE TABLE all_kernels({quoted(fmt.KERNEL)})")
+    db.execute("CREATE TABLE call_rows(seq, rank, generation, step, path, call, id)")
+    for name, columns in (
+        ("all_kernels", fmt.KERNEL),
+        ("all_timings", TIMING_COLUMNS),
+        ("all_launches", LAUNCH_COLUMNS),
+        ("all_tilings", fmt.TILING),
+    ):
+        db.execute(f"CREATE TABLE {name}({quoted(columns)})")
     calls = {(call.generation, call.step): call for call in reversed(contents.calls)}
     by_id = {record.id: record for record in contents.records}
     db.executemany(
@@ -299,6 +349,10 @@ def _indexed(contents: Contents, layout: str, nbytes: int) -> Source:
             for i, n in enumerate(contents.nodes)
         ),
     )
+    sites = dict.fromkeys((s.rank, s.generation, s.step, s.path, s.call) for s in (r.site for r in contents.records))
+    called = [(*site, contents.ids[site[3]]) for site in sites if contents.ids.get(site[3])]
+    called.sort(key=lambda row: (row[:3], [int(number) for number in row[5].split("_")]))
+    db.executemany("INSERT INTO call_rows VALUES(?,?,?,?,?,?,?)", ((i, *row) for i, row in enumerate(called)))
     load: Callable[[Record], torch.Tensor] = lambda record: contents.load(by_id[record.id])  # noqa: E731
     return Source(
         db,

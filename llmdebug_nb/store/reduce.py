@@ -69,13 +69,15 @@ def _copy(
         nodes = [Node(path, name, kind, parent, json.loads(params), tuple(json.loads(aliases)), root) for path, name, kind, parent, params, aliases, root
                  in read("SELECT path, name, type, parent, params, aliases, root FROM nodes ORDER BY idx")]  # fmt: skip
         writer.nodes(nodes, 0)
-        writer.kernels(read(f"SELECT {','.join(fmt.KERNEL)} FROM kernels").fetchall())
+        for table, columns in fmt.LATER.items():
+            writer.table(table, read(f"SELECT {','.join(columns)} FROM {table}").fetchall())
         calls = [RootCall(*row) for row in read("SELECT * FROM root_calls ORDER BY idx")]
         operators = read(
             f"SELECT {','.join(f'{chr(34)}{c}{chr(34)}' for c in OPERATOR)} FROM operators ORDER BY rowid"
         ).fetchall()
         writer.commit(
-            (), calls, read("SELECT * FROM scalars").fetchall(), operators=operators, sources=read("SELECT * FROM sources").fetchall()
+            (), calls, read("SELECT * FROM scalars").fetchall(), operators=operators, sources=read("SELECT * FROM sources").fetchall(),
+            called=read(f"SELECT {','.join(fmt.CALLED)} FROM calls ORDER BY rowid").fetchall(),
         )  # fmt: skip
         copied: _Copied = {}
         for rows in _pages(process):

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.errors import CorruptDumpError, TensorLookupError, nearest
-from llmdebug_nb.records import Node, Record, RootCall, Shown, Site, Summary, Tabular, within
+from llmdebug_nb.records import LAUNCH, TIMING, Kernel, Node, Record, RootCall, Shown, Site, Summary, Tabular, within
+from llmdebug_nb.store import compiled, profile
 from llmdebug_nb.store.format import FORMAT, payload_dtype, shape_of
 
 if TYPE_CHECKING:
@@ -65,6 +66,10 @@ OPERATOR_COLUMNS = (
     "forward_path",
     "forward_call",
 )
+
+
+TIMING_COLUMNS = ("id", "rank", "generation", "step", *TIMING[2:], "root_call")
+LAUNCH_COLUMNS = ("id", "rank", "generation", "step", *LAUNCH[2:], "root_call")
 
 
 class Run(Shown, Tabular):
@@ -129,6 +134,10 @@ class Run(Shown, Tabular):
             "ended_by": source.meta.get("ended_by"),
             "modules": self.query("SELECT count(*) FROM all_nodes")[0][0],
         }
+
+    def kernel(self, site: Site) -> Kernel | None:
+        """Return the kernel of compiled code that computes what is at a site; None where it is no fused run's."""
+        return compiled.kernel(self, site)
 
     def __len__(self) -> int:
         return int(self.query("SELECT count(*) FROM rows")[0][0])
@@ -293,6 +302,36 @@ class Run(Shown, Tabular):
         del columns["id"]
         return self._typed(pandas.DataFrame(columns), dict.fromkeys(("within_call", "forward_call"), "Int64"))
 
+    def ops(self) -> pandas.DataFrame:
+        """Return one row a recorded call of a module or operator, in execution order: its parameters, and dtype and shape of each tensor that went in and out.
+
+        ``parameters``: arguments that are no tensors, and plain attributes of modules, as texts by name.
+        """
+        return profile.ops(self)
+
+    def kernels(self) -> pandas.DataFrame:
+        """Return one row a kernel that ran, in order of its start; none where the run was recorded without ``profile="kernel"``.
+
+        ``path``, ``call``, ``op``: the operator that launched it. ``code``: its name among the fused kernels. ``start``, ``duration``: microseconds
+        of the program's clock, from the beginning of the root call; that clock stands while work of ours is under way.
+        """
+        return profile.kernels(self)
+
+    def host(self) -> pandas.DataFrame:
+        """Return how long modules and operators kept the host, in order of their start; nothing where the run was recorded without ``profile="host"``.
+
+        ``level``: module | op (the outermost operators). ``start``, ``duration``: as in `kernels`. ``gap``: microseconds from the end of the operator
+        before, in this root call and thread, to the start of this one; missing for modules.
+        """
+        return profile.host(self)
+
+    def tiling(self) -> pandas.DataFrame:
+        """Return the launch configuration of each fused kernel: loops, vector width and threads of C++, grid, block and registers of Triton.
+
+        Nothing where the run is not of compiled code.
+        """
+        return profile.tiling(self)
+
     def stack(
         self,
         path: str,
@@ -329,6 +368,22 @@ class Run(Shown, Tabular):
         except (ValueError, TypeError, RecursionError) as error:
             raise CorruptDumpError(f"{self.path}: a call stack is damaged ({error})") from None
         return frames
+
+    def ids(self, step: int | None = None, generation: int = 0, rank: int | None = None) -> dict[tuple[str, int], str]:
+        """Return the execution ids of the calls of a step, by path and call, in execution order; step None: of the first recorded one.
+
+        ``3_1`` is the second call in the fourth call in the root, ``3_1.4`` the fifth operator of its level in ``3_1``; the root has "". Calls that
+        filters left out of the records are there too. Empty for a dump without ids.
+        """
+        if step is None:
+            found = self.query(
+                "SELECT generation, step FROM call_rows WHERE generation >= ? ORDER BY 1, 2 LIMIT 1", (generation,)
+            )
+            generation, step = found[0] if found else (generation, 0)
+        chosen = "(SELECT min(rank) FROM call_rows)" if rank is None else "?"
+        sql = f"SELECT path, call, id FROM call_rows WHERE generation = ? AND step = ? AND rank = {chosen} ORDER BY seq"
+        values = (generation, step, *(() if rank is None else (rank,)))
+        return {(path, call): str(id_) for path, call, id_ in self.query(sql, values)}
 
     # -- tensors ------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import sqlite3
 import sys
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -113,7 +113,7 @@ class Writer:
             # the log is folded in once, at close: until then the file never changes under a reader
             for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "wal_autocheckpoint=0"):
                 self._db.execute(f"PRAGMA {pragma}")
-            self.note({"rank": rank, "pid": os.getpid(), "complete": False})
+            self.note({"rank": rank, "pid": os.getpid(), "begun": time.time(), "complete": False})
         except (OSError, sqlite3.Error) as error:
             raise _refusal(error, self.folder) from None
 
@@ -175,8 +175,9 @@ class Writer:
         *,
         operators: Iterable[Row] = (),
         sources: Iterable[tuple[int, str]] = (),
+        called: Iterable[tuple[int, str, int, str]] = (),
     ) -> None:
-        """Make rows, root calls, scalars, operator calls and numbered call stacks (JSON) part of the dump, all or none.
+        """Make rows, root calls, scalars, operator calls, numbered call stacks (JSON) and the ids of calls part of the dump, all or none.
 
         Raises:
             DumpWriteError: they could not be written.
@@ -193,6 +194,7 @@ class Writer:
             db.executemany("INSERT INTO scalars VALUES(?,?,?,?,?,?,?)", scalars)
             db.executemany(_INSERT_OPERATOR, operators)
             db.executemany("INSERT INTO sources VALUES(?,?)", sources)
+            db.executemany("INSERT INTO calls VALUES(?,?,?,?)", called)
             self._put_meta({"bytes": os.fstat(self._file).st_size, **(meta or {})})
             db.execute("COMMIT")
         except sqlite3.Error as error:
@@ -218,10 +220,10 @@ class Writer:
         except sqlite3.Error as error:
             raise _refusal(error, self.folder) from None
 
-    def kernels(self, kernels: Iterable[tuple[str, str, str]]) -> None:
-        """Add kernels of compiled code: name, names of the nodes that they compute, and source."""
+    def table(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Add rows to a table of `format.LATER`."""
         try:
-            self._db.executemany("INSERT INTO kernels VALUES(?,?,?)", kernels)
+            self._db.executemany(f"INSERT INTO {name} VALUES({','.join('?' * len(fmt.LATER[name]))})", rows)
         except sqlite3.Error as error:
             raise _refusal(error, self.folder) from None
 

@@ -16,3 +16,9 @@ async function copy(text: string, say: Say): Promise<void> {
     say(T.notCopied);
   }
 }
+
+/** The code of a kernel, and a button that copies it. */
+export function kernelCode(code: string, say: Say): HTMLElement {
+  return h('div', { class: 'llmdebug-code' }, copyButton(T.copyKernel, code, say),
+    h('pre', { class: 'llmdebug-script', tabindex: 0, 'aria-label': T.kernelCode }, code));
+}

@@ -1,5 +1,5 @@
 /** What is to blame: each finding leads to its row, and opens to all that is known of it. */
-import { copyButton, type Say } from './copy';
+import { copyButton, kernelCode, type Say } from './copy';
 import { h, uniqueId } from './dom';
 import { pathText } from './format';
 import { MarkForm, unmarkButton, type Judged } from './expected';
@@ -74,11 +74,9 @@ class Finding {
   }
 
   private code({ script, why, save, source, kernel, code }: FindingDetail): HTMLElement[] {
-    const called = source ? [h('div', { class: 'llmdebug-source' }, `${T.calledAt} ${source}`)] : [];
+    const called: HTMLElement[] = source ? [h('div', { class: 'llmdebug-source' }, `${T.calledAt} ${source}`)] : [];
     if (kernel) called.push(h('div', { class: 'llmdebug-source' }, `${T.computedBy} `, h('code', {}, kernel)));
-    if (code)
-      called.push(h('div', { class: 'llmdebug-code' }, copyButton(T.copyKernel, code, this.events.say),
-        h('pre', { class: 'llmdebug-script', tabindex: 0, 'aria-label': T.kernelCode }, code)));
+    if (code) called.push(kernelCode(code, this.events.say));
     if (!script) return [...called, h('div', { class: 'llmdebug-why' }, T.noScript(why))];
     return [...called,
       h('div', { class: 'llmdebug-code' }, copyButton(T.copyLine, save, this.events.say), h('code', {}, save)),

@@ -1,5 +1,5 @@
 /** Everything about the selected record: where it is, its figures on each side, its values, its code. */
-import { copyButton } from './copy';
+import { copyButton, kernelCode } from './copy';
 import { h } from './dom';
 import { figure, pathText, shapeText, slotText } from './format';
 import { verdictBadge } from './header';
@@ -60,7 +60,7 @@ export class Panel {
     this.content.hidden = detail === undefined;
     if (!detail) return;
     this.place.replaceChildren(...this.placeOf(detail));
-    this.tables.replaceChildren(...tablesOf(detail), ...this.codesOf(detail));
+    this.tables.replaceChildren(...tablesOf(detail), ...this.kernelsOf(detail), ...this.codesOf(detail));
     this.tensor.show(detail);
     void this.sparklines.show(row, detail.row.step);
   }
@@ -108,6 +108,15 @@ export class Panel {
       h('ul', { 'aria-label': RELATIONS[relation] }, ...links.map(({ row, label }) =>
         h('li', {}, h('button', { class: 'llmdebug-link', type: 'button', onclick: () => this.events.jump(row) }, label))),
       total > links.length ? h('li', { class: 'llmdebug-dim' }, T.moreLinks(total - links.length)) : null));
+  }
+
+  /** What computes this tensor in compiled code, open where it computes it wrongly. */
+  private kernelsOf({ row, sides }: Detail): HTMLElement[] {
+    return sides.flatMap(({ which, kernel }) => kernel === null ? [] : [
+      h('details', { class: 'llmdebug-kernel', open: row.verdict === 'diverged' },
+        h('summary', {}, sides.length > 1 ? `${SIDES[which]}: ` : '', `${T.kernel} `, h('code', {}, kernel.name)),
+        h('div', { class: 'llmdebug-dim' }, `${T.kernelNodes(kernel.nodes.length)} ${kernel.nodes.join(', ')}`),
+        kernel.code ? kernelCode(kernel.code, this.events.say) : h('div', { class: 'llmdebug-dim' }, T.noKernelCode))]);
   }
 
   private codesOf({ sides }: Detail): HTMLElement[] {

@@ -117,6 +117,9 @@ abs>1e3, abs<1e-3: its largest magnitude is; mean and l2norm likewise. Of a pair
   runHasNoMismatch: 'a single run has no mismatches: compare it with another one',
 
   panel: 'Tensor',
+  kernel: 'kernel',
+  kernelNodes: (n: number) => `computes ${count(n, 'node')}:`,
+  noKernelCode: 'one of PyTorch’s own: it has no code here',
   chooseRow: 'Select a record to see its tensor.',
   keys: 'n / p  next and previous record · N / P  next and previous mismatch · e  mark as expected · ← →  token, in the token bar',
   unreadable: 'can’t be read: see below',

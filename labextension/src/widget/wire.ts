@@ -186,10 +186,17 @@ export interface Axis {
   size: number;
 }
 
+/** A kernel of compiled code. ``nodes``: of the graph, that it computes. ``code``: "" for one of PyTorch's. */
+export interface KernelView {
+  name: string;
+  nodes: string[];
+  code: string;
+}
+
 /**
  * One side of a row. ``kept`` says that values can be asked for; ``why`` says why not, ``part`` of what ("": all of it).
  *
- * ``axes``: of what was kept.
+ * ``axes``: of what was kept. ``code``: what gives this tensor in a cell. ``kernel``: of compiled code, the one that writes or reads it.
  */
 export interface Side {
   which: Which;
@@ -210,6 +217,7 @@ export interface Side {
   numel: number;
   fingerprint: string;
   code: string;
+  kernel: KernelView | null;
 }
 
 export interface Metric {

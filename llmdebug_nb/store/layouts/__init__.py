@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """A foreign dump, read. ``load(record)`` gives the tensor of a record whose payload is not None."""
+    """A foreign dump, read. ``load(record)`` gives the tensor of a record whose payload is not None. ``ids``: execution ids by path."""
 
     records: list[Record]
     calls: list[RootCall]
     nodes: list[Node]
     load: Callable[[Record], torch.Tensor]
     meta: dict[str, Any] = field(default_factory=dict)
+    ids: dict[str, str] = field(default_factory=dict)
 
 
 def layouts() -> list[ModuleType]:

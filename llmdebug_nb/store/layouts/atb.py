@@ -293,7 +293,13 @@ def read(path: Path) -> Contents:
     types = {d.site.path: d.op for d in drafts if d.op}
     unread = [missing(name, why) for name, why in left_out.items()]
     meta = {"formats": sorted(formats)}
-    return contents(folder, [*unread, *drafts], lambda place: _open(folder, place), types=types, meta=meta)
+    read = contents(folder, [*unread, *drafts], lambda place: _open(folder, place), types=types, meta=meta)
+    return replace(read, ids={record.site.path: id_of(record.site.path) for record in read.records if record.op})
+
+
+def id_of(path: str) -> str:
+    """Return the execution id that a path of operations says: ``3_Layer.1_Linear`` is ``3_1``."""
+    return "_".join(re.findall(r"(?:\A|\.)([0-9]{1,9})_", path))
 
 
 def _moment(draft: Draft) -> tuple[object, ...]:

@@ -1,0 +1,114 @@
+"""The tables of a run: what each call was given and gave, the kernels it launched, how long it kept the host, and how fused kernels are laid out.
+
+Columns are named as in the files of the format, with times in microseconds of the program's clock.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from llmdebug_nb.store import tiling as tilings
+
+if TYPE_CHECKING:
+    import pandas
+
+OURS = "recording"  # the level of the row that says how long our own work took
+_HOST = ("rank", "generation", "step", "path", "call", "phase", "level", "op", "thread", "start", "duration", "gap")
+_KERNELS = ("rank", "generation", "step", "path", "call", "phase", "op", "kernel", "code", "device", "stream", "start", "duration")  # fmt: skip
+_SITE = ("rank", "generation", "step", "phase", "path", "call")
+_US = 1000.0
+_Site = tuple[Any, ...]
+
+
+class Run(Protocol):
+    def query(self, sql: str, values: Any = ()) -> list[tuple[Any, ...]]: ...
+
+
+def host(run: Run, ours: bool = False) -> pandas.DataFrame:
+    """Return `Run.host`; with ``ours`` the rows of what recording took, and no others."""
+    frame = _frame(run, "all_timings", _HOST, f"level {'=' if ours else '!='} '{OURS}'")
+    frame["gap"] = frame["gap"].astype("float64") / _US
+    return _in_us(frame)
+
+
+def kernels(run: Run) -> pandas.DataFrame:
+    """Return `Run.kernels`."""
+    return _in_us(_frame(run, "all_launches", _KERNELS, "1"))
+
+
+def _frame(run: Run, view: str, columns: tuple[str, ...], where: str) -> pandas.DataFrame:
+    import pandas
+
+    rows = run.query(f"SELECT {','.join(columns)} FROM {view} WHERE {where} ORDER BY rank, root_call, start, id")
+    return pandas.DataFrame(rows, columns=list(columns))
+
+
+def _in_us(frame: pandas.DataFrame) -> pandas.DataFrame:
+    for name in ("start", "duration"):
+        frame[name] = frame[name].astype("float64") / _US
+    return frame
+
+
+def tiling(run: Run) -> pandas.DataFrame:
+    """Return `Run.tiling`."""
+    import pandas
+
+    kernels = run.query("SELECT name, source FROM all_kernels")
+    noted = run.query("SELECT name, configuration FROM all_tilings")
+    return pandas.DataFrame(tilings.rows(kernels, noted), columns=list(tilings.COLUMNS))
+
+
+def ops(run: Run) -> pandas.DataFrame:
+    """Return `Run.ops`."""
+    import pandas
+
+    levels = {row[:-1]: row[-1] for row in run.query(f"SELECT {','.join(_SITE)}, level FROM operator_rows")}
+    found: dict[_Site, dict[str, Any]] = {}
+    for *site, op, role, dtype, shape in run.query(
+        f"SELECT {','.join(_SITE)}, op, role, dtype, shape FROM rows WHERE role IN ('input', 'output') ORDER BY id"
+    ):
+        key = tuple(site)
+        row = found.get(key)
+        if row is None:
+            row = found[key] = {**dict(zip(_SITE, key, strict=True)), "level": levels.get(key, "module"), "op": op}
+            row |= {"parameters": {}, **{f"{side}_{what}": [] for side in ("in", "out") for what in ("dtype", "shape")}}
+        side = "in" if role == "input" else "out"
+        row[f"{side}_dtype"].append(dtype)
+        row[f"{side}_shape"].append(_sizes(shape))
+    _add_parameters(run, found)
+    columns = [*_SITE, "level", "op", "parameters", "in_dtype", "in_shape", "out_dtype", "out_shape"]
+    return pandas.DataFrame(list(found.values()), columns=columns)
+
+
+def _sizes(text: Any) -> tuple[int, ...]:
+    try:
+        return tuple(int(size) for size in json.loads(text))
+    except (ValueError, TypeError, RecursionError):
+        return ()
+
+
+def _add_parameters(run: Run, found: dict[_Site, dict[str, Any]]) -> None:
+    """Arguments of operators that are no tensors; of modules, their plain attributes, which are noted once."""
+    given: dict[tuple[Any, ...], dict[str, str]] = {}
+    attributes: dict[str, dict[str, str]] = {}
+    for generation, step, path, call, role, slot, value in run.query(
+        "SELECT generation, step, path, call, role, slot, value FROM scalar_rows WHERE role IN ('input', 'attribute')"
+    ):
+        if role == "attribute":
+            attributes.setdefault(path, {})[slot] = value
+        else:
+            given.setdefault((generation, step, path, call), {})[slot] = value
+    for row in found.values():
+        own = given.get((row["generation"], row["step"], row["path"], row["call"]), {})
+        row["parameters"] = {**(attributes.get(row["path"], {}) if row["level"] == "module" else {}), **own}
+
+
+def tops(frame: pandas.DataFrame, by: Iterable[str]) -> pandas.DataFrame:
+    """Return count and total, mean and longest ``duration`` of each group of rows, most time first."""
+    grouped = frame.groupby(list(by), sort=False)["duration"]
+    table = grouped.agg(count="size", total="sum", mean="mean", longest="max").reset_index()
+    whole = float(table["total"].sum())
+    table["share"] = table["total"] / whole if whole else 0.0
+    return table.sort_values("total", ascending=False, ignore_index=True)

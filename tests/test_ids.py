@@ -1,0 +1,225 @@
+"""Execution ids: every call has one, in execution order, whatever is recorded of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import llmdebug_nb as ld
+from models import ARCHITECTURES, generate, hooks_left, llama, mixtral, prompt
+
+
+def counted(model: nn.Module, run: Any) -> dict[tuple[str, int], str]:
+    """Count the calls of the last forward call of the model by plain hooks of its own."""
+    open_: list[str] = []
+    below: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    found: dict[tuple[str, int], str] = {}
+    handles = []
+    for path, module in model.named_modules():
+
+        def begins(module: Any, args: Any, path: str = path) -> None:
+            if not path:
+                below.clear()
+                calls.clear()
+                found.clear()
+            above = open_[-1] if open_ else None
+            own = "" if above is None else f"{above}_{below[above]}".lstrip("_")
+            if above is not None:
+                below[above] += 1
+            found[path, calls[path]] = own
+            calls[path] += 1
+            open_.append(own)
+
+        handles.append(module.register_forward_pre_hook(begins))
+        handles.append(module.register_forward_hook(lambda *_: setattr(model, "_last", open_.pop()), always_call=True))
+    run()
+    for handle in handles:
+        handle.remove()
+    return dict(found)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_ids_are_those_that_plain_hooks_count_and_the_same_in_each_token(name: str, tmp_path: Path) -> None:
+    model = ARCHITECTURES[name]()
+    with ld.dump(model, path=tmp_path, tokens="all", stats_only=True) as run:
+        generate(model, new=3)
+    expected = counted(model, lambda: generate(model, new=3))
+    assert run.ids(0) == run.ids(1) == run.ids(2) == expected
+    assert list(run.ids()) == list(expected)  # in execution order
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"layers": "model.layers.1.mlp*"},
+        {"types": "Linear"},
+        {"mode": "aten"},
+        {"mode": "module+api", "apis": "softmax,add"},
+        {"contains": "q_proj"},
+        {"logits": True},
+        {"part": "out", "phase": "forward"},
+        {"ids": "0_2_0"},
+    ],
+    ids=lambda options: ",".join(options),
+)
+def test_ids_of_modules_do_not_depend_on_filters_or_mode(options: dict[str, Any], tmp_path: Path) -> None:
+    model = llama()
+    with ld.dump(model, path=tmp_path, stats_only=True) as whole:
+        generate(model, new=2)
+    with ld.dump(model, path=tmp_path, stats_only=True, **options) as run:
+        generate(model, new=2)
+    assert {key: value for key, value in run.ids(1).items() if "/" not in key[0]} == whole.ids(1)
+
+
+@pytest.mark.parametrize("level", ["api", "aten"])
+def test_ids_of_operators_do_not_depend_on_which_are_asked_for(level: str, tmp_path: Path) -> None:
+    model = mixtral()
+    with ld.dump(model, path=tmp_path, mode=level, stats_only=True) as whole:
+        model(prompt())
+    every = whole.ids()
+    with ld.dump(model, path=tmp_path, mode=level, apis="mul,!softmax", stats_only=True) as run:
+        model(prompt())
+    some = {key: value for key, value in run.ids().items() if "/" in key[0]}
+    assert some
+    assert all("mul" in path for path, _ in some)
+    assert all(every[key] == value for key, value in some.items())
+
+
+def test_operators_count_within_the_call_around_them(tmp_path: Path) -> None:
+    class Counter_(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            names.append(func._schema.name)
+            return func(*args, **(kwargs or {}))
+
+    names: list[str] = []
+    layer = llama().model.layers[0].mlp
+    x = torch.randn(1, 3, 32)
+    with ld.dump(layer, path=tmp_path, mode="aten") as run, torch.no_grad():
+        layer(x)
+    with torch.no_grad(), Counter_():
+        layer(x)
+    computing = [
+        name for name in names if name not in ("aten::t", "aten::view", "aten::_unsafe_view", "aten::transpose")
+    ]
+    operators = {value: path for (path, _), value in run.ids().items() if "/" in path}
+    assert len(operators) == len(computing)
+    assert operators["0.0"] == "gate_proj/Aten.mm"
+    assert operators[".0"] == "/Aten.mul.Tensor"
+
+
+def test_only_asked_ids_are_recorded_with_and_without_what_lies_below(tmp_path: Path) -> None:
+    model = llama()
+    for children in (True, False):
+        with ld.dump(model, path=tmp_path, ids=["0_2_0", "0_3"], children=children, mode="module+aten") as run:
+            generate(model, new=2)
+        for step in (0, 1):
+            ids = run.ids(step)
+            seen = {ids[r.site.path, r.site.call] for r in run.records("step = ?", (step,))}
+            below = {i for i in ids.values() if i.startswith(("0_2_0", "0_3"))}
+            expected = below if children else {"0_2_0", "0_3"}
+            assert seen == expected
+
+
+def test_one_operator_is_recorded_by_its_id(tmp_path: Path) -> None:
+    model = llama()
+    with ld.dump(model, path=tmp_path, ids="0_2_0.1", mode="aten") as run:
+        generate(model, new=2)
+    assert {r.site.path for r in run.records()} == {"model.layers.0.input_layernorm/Aten.mean.dim"}
+
+
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [
+        ("9", "9 is no call's; nearest: 0 to 1 in the root"),
+        ("0_2_7", "0_2_7 is no call's; nearest: 0_2_0 to 0_2_3 in call 0_2"),
+        ("0_2_0.1", "no operator was seen in call 0_2_0, they count where mode is api or aten"),
+    ],
+)
+def test_an_id_that_does_not_exist_names_the_nearest(ids: str, said: str, tmp_path: Path) -> None:
+    model = llama()
+    with (
+        pytest.raises(ld.EmptyDumpError, match="nothing was recorded") as error,
+        ld.dump(model, path=tmp_path, ids=ids),
+    ):
+        generate(model, new=2)
+    assert said in str(error.value)
+    assert hooks_left(model) == 0
+
+
+def test_some_ids_that_do_not_exist_are_a_note(tmp_path: Path) -> None:
+    model = llama()
+    with ld.dump(model, path=tmp_path, ids="0_1,7") as run:
+        generate(model, new=2)
+    assert run.meta["notes"] == ["no call has the id 7; nearest: 0 to 1 in the root"]
+
+
+@pytest.mark.parametrize("ids", ["a", "1_", "_1", "1__2", "1.2.3", "1;2", ["1", 2.5], "", "1,,2", True, -1, "1" * 20])
+def test_ids_that_make_no_sense_are_refused_in_one_line(ids: Any) -> None:
+    with pytest.raises(ld.OptionError, match="ids") as error:
+        ld.DumpOptions(ids=ids)
+    assert "\n" not in str(error.value)
+
+
+def test_a_child_that_raises_does_not_hold_the_calls_after_it(tmp_path: Path) -> None:
+    class Fails(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("no")
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fails, self.last = Fails(), nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            try:
+                return self.fails(x)
+            except RuntimeError:
+                return self.last(x)
+
+    model = Model()
+    with ld.dump(model, path=tmp_path) as run:
+        model(torch.ones(1, 2))
+    assert run.ids() == {("", 0): "", ("fails", 0): "0", ("last", 0): "1"}
+
+
+class Tree(nn.Module):
+    """Calls its children in the order of ``plan``, some more than once."""
+
+    def __init__(self, children: list[Tree], plan: list[int]) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+        self.parts = nn.ModuleList(children)
+        self.plan = [i % len(children) for i in plan] if children else []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for i in self.plan:
+            x = self.parts[i](x)
+        return x * self.scale
+
+
+TREES = st.recursive(
+    st.builds(Tree, st.just([]), st.just([])),
+    lambda inner: st.builds(Tree, st.lists(inner, min_size=1, max_size=3), st.lists(st.integers(0, 5), max_size=4)),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(tree=TREES)
+def test_any_tree_of_modules_is_counted_as_plain_hooks_count_it(
+    tree: Tree, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    x = torch.ones(2)
+    with ld.dump(tree, path=tmp_path_factory.mktemp("ids"), stats_only=True) as run:
+        tree(x)
+    assert run.ids() == counted(tree, lambda: tree(x))
+    assert len(set(run.ids().values())) == len(run.ids())

@@ -1,0 +1,383 @@
+"""Programs that nobody edits: launched, recorded in all their processes, and left as they are."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import llmdebug_nb as ld
+from llmdebug_nb.cli import dump, main
+from llmdebug_nb.launching import children, program
+from llmdebug_nb.launching.environment import is_python
+from llmdebug_nb.options import DumpOptions
+from llmdebug_nb.show.run_view import RunView
+from llmdebug_nb.store.writer import create_run
+
+HERE = Path(__file__).parent
+MODEL = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder of programs, from which they are launched; and where their runs go, as runs of a test do."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _dump(*arguments, **more):
+    """Run ``llmdebug dump`` as a user does."""
+    command = [sys.executable, "-m", "llmdebug_nb.cli", "dump", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, **more)
+
+
+def _inputs(run):
+    """Return what the root was given: rank, generation, step and rows of each call."""
+    frame = run.to_pandas()
+    frame = frame[(frame.path == "") & (frame.role == "input") & (frame.phase == "forward")]
+    return [(r.rank, r.generation, r.step, r.shape[0]) for r in frame.itertuples()]
+
+
+# -- programs as people have them ------------------------------------------------------------------
+
+
+def test_a_generate_script_is_recorded_by_token_with_its_arguments_output_and_status(here):
+    (here / "a program.py").write_text(
+        f"import sys; sys.path.insert(0, {str(HERE)!r})\n"
+        "from models import generate, llama\n"
+        "print(sys.argv[1:], sys.stdin.read()); print(generate(llama(), new=4).tolist()); print('e', file=sys.stderr)\n"
+        "sys.exit(3)"
+    )
+    plain = subprocess.run(
+        ["python", "a program.py", "a b", "'c'"], capture_output=True, text=True, check=False, input="typed"
+    )
+    done = _dump("--exec", """python 'a program.py' "a b" "'c'" """, "--name", "g", "-er", "0,1", input="typed")
+    assert (done.returncode, done.stdout) == (3, plain.stdout)
+    assert "['a b', \"'c'\"] typed" in done.stdout
+    assert done.stderr.startswith("e\nllmdebug: g: ")
+    run = ld.open_run("g")
+    assert [(c.step, c.kind) for c in run.root_calls()] == [(0, "prefill"), (1, "decode"), (2, "decode"), (3, "decode")]
+    assert sorted(set(run.to_pandas().step)) == [0, 1, 2]  # rounds 0 and 1
+    assert f"{len(run):,} tensors" in done.stderr
+    assert "0 prefill (round 0), 1 decode (round 0), 2 decode (round 1)" in RunView(run).text()
+
+
+def test_two_ranks_of_torchrun_are_two_ranks_of_one_run_with_the_paths_of_the_model_itself(here):
+    (here / "train.py").write_text(
+        MODEL
+        + """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+spread = nn.parallel.DistributedDataParallel(model)
+spread(torch.ones(dist.get_rank() + 1, 3)).sum().backward()
+dist.destroy_process_group()
+"""
+    )
+    done = ld.launch("torchrun --nproc-per-node 2 train.py", name="ddp")
+    assert done.status == 0
+    run = done.run
+    assert (run.info()["ranks"], run.info()["processes"], run.info()["complete"]) == ([0, 1], 2, True)
+    assert _inputs(run) == [(0, 0, 0, 1), (1, 0, 0, 2)]
+    assert [node.path for node in run.nodes] == ["", "0", "1"]
+    gradients = [run.tensor("0", role="grad", slot="weight", phase="backward", rank=rank) for rank in (0, 1)]
+    assert all(g.shape == (3, 3) for g in gradients)
+
+
+def test_a_script_that_starts_python_twice_makes_one_run_whose_generations_count_on(here):
+    (here / "call.py").write_text(MODEL + "import sys\nmodel(torch.ones(len(sys.argv[1]), 3))")
+    (here / "run.sh").write_text(
+        'python call.py "$1"\nPYTHONPATH=/nowhere python3 call.py x\n'
+    )  # the shim puts it back
+    done = ld.launch(["bash", "run.sh", "a b"], name="r")
+    assert _inputs(done.run) == [(0, 0, 0, 3), (0, 1, 0, 1)]
+    assert done.run.info()["processes"] == 2
+    assert [(c.generation, c.step) for c in done.run.steps()] == [(0, 0), (1, 0)]
+
+
+def test_workers_of_a_loader_record_nothing_and_forked_and_spawned_processes_what_they_run(here):
+    (here / "load.py").write_text(
+        MODEL
+        + """
+import multiprocessing, os, sys
+from torch.utils.data import DataLoader, Dataset
+
+class Rows(Dataset):
+    def __len__(self):
+        return 2
+    def __getitem__(self, index):
+        with torch.no_grad():
+            return model(torch.ones(3))
+
+def work(rows):
+    model(torch.ones(rows, 3))
+
+if __name__ == "__main__":
+    for batch in DataLoader(Rows(), batch_size=2, num_workers=2, multiprocessing_context="fork"):
+        model(batch)
+    for way, rows in (("fork", 4), ("spawn", 5)):
+        process = multiprocessing.get_context(way).Process(target=work, args=(rows,))
+        process.start()
+        process.join()
+    if os.fork() == 0:
+        work(6)
+        sys.exit()
+    os.wait()
+    model(torch.ones(7, 3))
+"""
+    )
+    done = ld.launch("python load.py", name="r", tokens="all")
+    assert _inputs(done.run) == [(0, 0, 0, 2), (0, 0, 1, 7), (0, 1, 0, 4), (0, 2, 0, 5), (0, 3, 0, 6)]
+    assert all(process["complete"] for process in done.run.source.processes)
+
+
+def test_what_a_program_computes_is_bit_for_bit_what_it_computes_alone(here):
+    (here / "train.py").write_text(
+        MODEL
+        + """
+import hashlib, random
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    torch.dropout(model(torch.randn(4, 3)), 0.5, True).sum().backward()
+    optimizer.step()
+state = [p.detach().numpy().tobytes() for p in model.parameters()] + [torch.get_rng_state().numpy().tobytes()]
+print(hashlib.sha256(b"".join(state)).hexdigest(), torch.nn.Module.__call__.__qualname__)
+"""
+    )
+    plain = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, check=True).stdout
+    recorded = _dump("--mode", "module+api+aten", "-time", "2", "--", "python", "train.py")
+    assert recorded.stdout == plain
+
+
+# -- what can't be reached, and what ends early ------------------------------------------------------
+
+
+def test_a_python_that_could_not_be_reached_is_named_with_the_reason(here):
+    (here / "call.py").write_text(MODEL + "model(torch.ones(1, 3)); import time; time.sleep(1)")
+    overwritten = f"PYTHONPATH=/nowhere {sys.executable} call.py"
+    done = ld.launch(["bash", "-c", f"{overwritten}; exit 5"], name="r")
+    assert (done.status, done.path) == (5, None)
+    assert any(f"{sys.executable} call.py: PYTHONPATH was overwritten" in line for line in done.lines())
+    isolated = ld.launch(["python", "-I", "call.py"], name="r")
+    assert any("-I (isolated mode)" in line and "--pth" in line for line in isolated.lines("warning"))
+
+
+def test_a_pth_file_reaches_an_isolated_python_and_is_gone_afterwards(here):
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--system-site-packages", "own"], check=True)
+    site = next((here / "own").glob("lib/python*/site-packages"))
+    for place in sys.path:  # the packages of this environment, which a venv of a venv does not see
+        if place.endswith("site-packages"):
+            (site / "beside.pth").write_text(place + "\n")
+    (here / "call.py").write_text(MODEL + f"import os; print(os.listdir({str(site)!r})); model(torch.ones(1, 3))")
+    done = ld.launch(["own/bin/python", "-I", "call.py"], name="r", pth=True)
+    assert len(_inputs(done.run)) == 1
+    assert [file.name for file in site.iterdir()] == ["beside.pth"]
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "said"),
+    [
+        ("os.kill(os.getpid(), 9)", 137, "its process was killed"),
+        ("raise RuntimeError('boom')", 1, "incomplete (RuntimeError)"),
+    ],
+)
+def test_what_was_recorded_until_a_crash_can_be_read(here, end, status, said):
+    (here / "crash.py").write_text(MODEL + f"import os; model(torch.ones(1, 3)); {end}")
+    done = _dump("--name", "r", "--", "python", "crash.py")
+    assert done.returncode == status
+    assert said in done.stderr
+    run = ld.open_run("r")
+    assert len(run) == 6
+    assert not run.info()["complete"]
+
+
+def test_an_interrupt_ends_the_program_as_it_wants_and_keeps_the_dump(here):
+    (here / "slow.py").write_text(
+        MODEL
+        + """
+import time
+model(torch.ones(1, 3))
+try:
+    print("ran", flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("stopped", flush=True)
+    raise SystemExit(9)
+"""
+    )
+    command = [sys.executable, "-m", "llmdebug_nb.cli", "dump", "--name", "r", "--", "python", "slow.py"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as launched:
+        assert launched.stdout.readline() == "ran\n"
+        launched.send_signal(signal.SIGINT)
+        out, said = launched.communicate(timeout=30)
+    assert (launched.returncode, out) == (9, "stopped\n")
+    assert said.startswith("llmdebug: r: 6 tensors")
+    assert ld.open_run("r").info()["complete"]
+
+
+def test_a_termination_reaches_what_a_script_has_started(here):
+    (here / "slow.py").write_text(
+        MODEL + "import os, time\nmodel(torch.ones(1, 3)); print(os.getpid(), flush=True)\ntime.sleep(60)"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "llmdebug_nb.cli",
+        "dump",
+        "--name",
+        "r",
+        "--",
+        "bash",
+        "-c",
+        "python slow.py; true",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launched:
+        pid = int(launched.stdout.readline())
+        launched.terminate()
+        _, said = launched.communicate(timeout=30)
+    assert launched.returncode == 128 + signal.SIGTERM
+    assert "can be read" in said
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid}").exists()
+    assert len(ld.open_run("r")) == 6
+
+
+@pytest.mark.parametrize("status", [0, 4])
+def test_a_program_that_runs_no_model_says_so_and_keeps_its_status(here, capfd, status):
+    assert main(["dump", "--exec", f"{sys.executable} -c 'import sys; sys.exit({status})'"]) == status
+    assert "nothing was recorded: no Python that could be reached imported torch" in capfd.readouterr().err
+    assert ld.runs() == []
+
+
+def test_a_filter_that_matches_nothing_says_so_and_leaves_no_run(here):
+    (here / "call.py").write_text(MODEL + "model(torch.ones(1, 3))")
+    done = ld.launch("python call.py", name="r", opname="attention")
+    assert (done.status, done.path, ld.runs()) == (0, None, [])
+    assert any("opname 'attention' begins none of the module types" in line for line in done.lines())
+    with pytest.raises(ld.UnknownRunError, match="nothing was recorded"):
+        _ = done.run
+
+
+def test_a_users_own_sitecustomize_still_runs(here, monkeypatch):
+    (here / "own").mkdir()
+    (here / "own" / "sitecustomize.py").write_text("import builtins; builtins.OWN = 'own'")
+    monkeypatch.setenv("PYTHONPATH", f"{here / 'own'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    done = ld.launch([sys.executable, "-c", "import sys; sys.exit({'own': 6}[OWN] + ('torch' in sys.modules))"])
+    assert done.status == 6
+
+
+# -- the command line --------------------------------------------------------------------------------
+
+
+def test_a_command_that_is_not_there_is_one_line_and_127(here, capsys):
+    assert main(["dump", "--exec", "pyhton x.py"]) == 127
+    assert capsys.readouterr().err == "llmdebug: pyhton: command not found\n"
+    assert main(["dump", "--exec", "A=1 python x.py"]) == 127
+    assert "set variables before llmdebug itself" in capsys.readouterr().err
+    (here / "text").write_text("")
+    assert main(["dump", "--", "./text"]) == 126
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no command: say llmdebug dump --exec"),
+        (["--exec", "true", "--", "true"], "--exec and -- exclude each other"),
+        (["--exec", " "], "expected a command"),
+        (["--exec", "python 'a"], "No closing quotation"),
+        (["--exec", "python a | tee b"], r"there is no shell to understand '\|'"),
+        (["-er", "1,0", "--", "true"], "the pair 1,0 runs backwards"),
+        (["-er", "1,2,3", "--", "true"], "expected pairs of first and last"),
+        (["-er", "0,0", "--tokens", "3", "--", "true"], r"-er \(--range\) and --tokens exclude each other"),
+        (["-sd", "--slice", "0", "--", "true"], r"--slice and -sd \(--save-desc\) exclude each other"),
+        (["--type", "stats", "--reduce", "minmax", "--", "true"], "--reduce and --type stats"),
+        (["-time", "0", "-stp", "1", "--", "true"], "time=0 and part='out' exclude each other"),
+        (["-device", "?", "--", "true"], "device '\\?': expected a device such as cpu"),
+        (["--graph", "fx", "--mode", "aten", "--", "true"], "graph='fx' says what is recorded"),
+        (["--slice", "0", "--reduce", "minmax", "--", "true"], "slice and reduce exclude each other"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_starts(capsys, arguments, message):
+    assert main(["dump", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert re.search(message, said)
+
+
+def test_less_than_two_gigabytes_of_room_are_refused_by_figures(monkeypatch, capsys):
+    usage = type("Usage", (), {"free": 1_500_000_000, "total": 10**12})
+    monkeypatch.setattr(program.shutil, "disk_usage", lambda _: usage)
+    assert main(["dump", "--", "true"]) == 2
+    assert "1.5 GB are free" in capsys.readouterr().err
+    assert main(["dump", "-sd", "--", "true"]) == 0
+    assert main(["dump", "--max-bytes", "1GB", "--", "true"]) == 0
+
+
+def test_the_short_names_of_msit_mean_what_they_mean_there():
+    parser = argparse.ArgumentParser()
+    dump.declare(parser)
+    line = (
+        "--exec x -er 1,3,5,7 -time 2 -stp 1 -opname linear -device 3 -seed -sd -o d -l debug -config c.json -symlink"
+    )
+    args = parser.parse_args(line.split())
+    options = DumpOptions.of(**dump.options(vars(args)))
+    assert str(options.rounds) == "1,3,5,7"
+    assert (options.time, options.part, options.opname, options.device) == (2, "out", ("linear",), "3")
+    assert (options.seed, options.stats_only, options.path, options.control) == (2024, True, "d", "c.json")
+    assert str(DumpOptions.of(**dump.options(vars(parser.parse_args(["--exec", "x"])))).rounds) == "0,0"
+
+
+def test_options_reach_the_program_as_they_were_given():
+    given = {"name": "n", "tokens": "0,2-", "types": ["Linear"], "seed": 7, "warmup": 2, "apis": ["mm"], "mode": "aten", "opname": "mm"}  # fmt: skip
+    options = DumpOptions.of(**given)
+    again = DumpOptions.of(**json.loads(json.dumps(options.given())))
+    assert again == options
+
+
+# -- looking at processes ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("python -I x.py", "-I"),
+        ("/usr/bin/python3.12 -uE -m x", "-E"),
+        ("python -S", "-S"),
+        ("python -u x.py -I", None),
+        ("python -c -I", None),
+        ("python -X dev x.py", None),
+        ("bash -E", None),
+    ],
+)
+def test_flags_that_keep_the_hook_out_are_told_from_the_programs_own(words, found):
+    why = children.why_unreached(words.split(), pth=False)
+    assert (why or "None").startswith(f"it was started with {found}" if found else "None")
+
+
+def test_interpreters_are_known_by_name():
+    assert all(map(is_python, ["python", "/a/python3", "python3.14t"]))
+    assert not any(map(is_python, ["bash", "pythonx", "ipython"]))
+
+
+def test_a_run_that_is_damaged_between_processes_is_still_refused(here):
+    folder = create_run(here, "r", {})
+    (folder / "rank0_1").mkdir()
+    (folder / "rank0_1" / "index.sqlite").write_bytes(b"no index")
+    with pytest.raises(ld.CorruptDumpError):
+        _ = ld.open_run(folder).source
