@@ -22,7 +22,7 @@ _HOMES = {
     "CaptureError": "errors",
     "CompareError": "errors",
     "CorruptDumpError": "errors",
-    "DumpConfig": "options",
+    "DumpConfig": "msit_config",
     "DumpOptions": "options",
     "DumpWriteError": "errors",
     "EmptyDumpError": "errors",
@@ -35,7 +35,9 @@ _HOMES = {
     "Run": "store.run",
     "StoreError": "errors",
     "TensorLookupError": "errors",
+    "Topology": "topologies.document",
     "UnknownRunError": "errors",
+    "atb_json_to_onnx": "wiring",
     "compare": "api",
     "convert": "api",
     "delete_run": "api",
@@ -48,11 +50,17 @@ _HOMES = {
     "inductor_backend": "compiled",
     "launch": "launching.program",
     "open_run": "api",
+    "ort_kernels": "api",
     "reduce_run": "api",
     "register_hook": "msit",
     "runs": "api",
     "seed_all": "determinism",
     "step": "stepping",
+    "timeline": "api",
+    "to_onnx": "wiring",
+    "topology": "wiring",
+    "write_tables": "api",
+    "write_topology": "wiring",
 }
 __all__ = [
     "CaptureError",
@@ -71,7 +79,9 @@ __all__ = [
     "Run",
     "StoreError",
     "TensorLookupError",
+    "Topology",
     "UnknownRunError",
+    "atb_json_to_onnx",
     "compare",
     "convert",
     "delete_run",
@@ -84,11 +94,17 @@ __all__ = [
     "inductor_backend",
     "launch",
     "open_run",
+    "ort_kernels",
     "reduce_run",
     "register_hook",
     "runs",
     "seed_all",
     "step",
+    "timeline",
+    "to_onnx",
+    "topology",
+    "write_tables",
+    "write_topology",
 ]
 
 if TYPE_CHECKING:
@@ -98,8 +114,11 @@ if TYPE_CHECKING:
     from llmdebug_nb.api import dump as dump
     from llmdebug_nb.api import export as export
     from llmdebug_nb.api import open_run as open_run
+    from llmdebug_nb.api import ort_kernels as ort_kernels
     from llmdebug_nb.api import reduce_run as reduce_run
     from llmdebug_nb.api import runs as runs
+    from llmdebug_nb.api import timeline as timeline
+    from llmdebug_nb.api import write_tables as write_tables
     from llmdebug_nb.compiled import fx_backend as fx_backend
     from llmdebug_nb.compiled import get_fx_dump_config as get_fx_dump_config
     from llmdebug_nb.compiled import get_ge_dump_config as get_ge_dump_config
@@ -120,12 +139,17 @@ if TYPE_CHECKING:
     from llmdebug_nb.errors import UnknownRunError as UnknownRunError
     from llmdebug_nb.launching.program import launch as launch
     from llmdebug_nb.msit import register_hook as register_hook
+    from llmdebug_nb.msit_config import DumpConfig as DumpConfig
     from llmdebug_nb.notebook.explore import explore as explore
-    from llmdebug_nb.options import DumpConfig as DumpConfig
     from llmdebug_nb.options import DumpOptions as DumpOptions
     from llmdebug_nb.report import Report as Report
     from llmdebug_nb.stepping import step as step
     from llmdebug_nb.store.run import Run as Run
+    from llmdebug_nb.topologies.document import Topology as Topology
+    from llmdebug_nb.wiring import atb_json_to_onnx as atb_json_to_onnx
+    from llmdebug_nb.wiring import to_onnx as to_onnx
+    from llmdebug_nb.wiring import topology as topology
+    from llmdebug_nb.wiring import write_topology as write_topology
 
 
 def __getattr__(name: str) -> Any:

@@ -23,7 +23,7 @@ from llmdebug_nb.show.words import count_text, size_text
 from llmdebug_nb.store import reader
 from llmdebug_nb.store.run import Run
 from llmdebug_nb.store.writer import Writer, create_run
-from llmdebug_nb.topology import tree
+from llmdebug_nb.topologies import tree
 
 recorded: dict[str, Path] = {}  # runs of this process by name, wherever they were put
 _models: dict[Path, list[tuple[str, weakref.ref[Any]]]] = {}  # their folder -> path and module of each root

@@ -60,8 +60,7 @@ class Observer:
         self._opname = options.opname
         self._before = options.time != 1  # inputs are looked at before the call
         self._after = {1: "input", 2: "after"}.get(options.time)  # role of inputs as the call has left them
-        self._by_name = bool(options.contains or options.scope or options.ids)
-        self.ids = Ids(options.ids, options.children)
+        self.choose(options.ids, options.children)
         operators = tuple(level for level in options.mode if level != "module")
         self.see = self._hold if options.overflow is not None else session.recorder.see
         self._levels = Levels(self, operators, options.apis) if operators and watches else None
@@ -80,6 +79,11 @@ class Observer:
         self._resting = False
 
     # -- life ---------------------------------------------------------------------------------
+
+    def choose(self, ids: tuple[str, ...], children: bool) -> None:
+        """Only calls with these ids are asked for from now on (none: all), with ``children`` what lies below them too."""
+        self.ids = Ids(ids, children)
+        self._by_name = bool(self._options.contains or self._options.scope or ids)
 
     def start(self) -> None:
         if self._levels:

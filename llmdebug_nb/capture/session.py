@@ -89,6 +89,7 @@ class Session:
 
     def start(self) -> None:
         self.active = True
+        self._choose_calls()
         if self.options.force_eager:
             self._undo.append(compat.force_eager())
         self._tracker.start()
@@ -219,8 +220,8 @@ class Session:
             nodes=self._nodes,
             kept=self._keeps_any,
             names=self.observer.seen,
-            operators=self.sessions.operators,
             ids=self.observer.ids,
+            operators=self.sessions.operators,
             enabled=self._orders.enable,
             devices=[
                 str(p.device) for root in self._roots.values() for p in [next(root.parameters(), None)] if p is not None
@@ -341,6 +342,7 @@ class Session:
         if not outermost:
             return
         if self.control is not None and self.control.changed():
+            self._choose_calls()
             for watches in self._watches.values():
                 self._select(watches)
         call = self._tracker.begin(watch.root, watch.path, watch.module is watch.root, args, kwargs)
@@ -352,6 +354,14 @@ class Session:
             self.profile.root_begins(call.index, self.thread.within, on)
         if on:
             self._observe_parameters(watch.root)
+
+    def _choose_calls(self) -> None:
+        orders = self._orders
+        by_options = orders.calls is None
+        self.observer.choose(
+            self.options.ids if by_options else orders.calls or (),
+            self.options.children if by_options else orders.children,
+        )
 
     def leave(self, watch: Watch) -> None:
         """An entry module's call is over: the outermost one's ends the root call."""
@@ -389,7 +399,7 @@ class Session:
         if given.get("use_cache") and given.get("past_key_values") is None:
             self._tracker.ends_series(session)  # with an empty cache, another text begins
         call = self._tracker.begin(session, "", True, (), given)
-        on = self._wants_here(call)
+        on = self._wants(call)
         self.thread.begin(call, on, root)
         return call, on
 
@@ -434,12 +444,10 @@ class Session:
             self.profile.ends_here()
         self.observer.backward_ends(pushed)
 
-    def _wants(self, call: RootCall, root: nn.Module) -> bool:
-        return self._wants_here(call) and self._wants_device(root)
-
-    def _wants_here(self, call: RootCall) -> bool:
-        """Tell whether a root call is asked for, whatever it runs on."""
-        return not self._paused and self._orders.enable and self._wants_rank() and self._wants_step(call)
+    def _wants(self, call: RootCall, root: nn.Module | None = None) -> bool:
+        if self._paused or not self._orders.enable or not self._wants_rank():
+            return False
+        return self._wants_step(call) and (root is None or self._wants_device(root))
 
     def _wants_step(self, call: RootCall) -> bool:
         rounds = self._rounds

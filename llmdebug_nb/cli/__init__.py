@@ -1,4 +1,5 @@
-"""The command line: ``llmdebug dump | info | compare | report | reduce | convert | export``. Parse, call one use case, print."""
+"""The command line: ``llmdebug dump | info | compare | report | reduce | convert | export | tables | timeline | topology | onnx``.
+Parse, call one use case, print."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import Any
 
 from llmdebug_nb.cli import dump
 from llmdebug_nb.errors import LLMDebugError
-from llmdebug_nb.records import EXPECTED
+from llmdebug_nb.launching import arguments
 
 _DUMP = "Run a command as it is, and record what the models in it compute: in all its Python processes, into one run."
 MATCH, DIVERGED, FAILED, PIPE_CLOSED = 0, 1, 2, 141
@@ -52,12 +53,15 @@ def _parser() -> argparse.ArgumentParser:
     dumping = commands.add_parser(
         "dump", allow_abbrev=False, help="run a command, and record what its models compute", description=_DUMP
     )
-    dump.declare(dumping)
+    arguments.declare(dumping)
     dumping.set_defaults(run=dump.run)
 
     info = commands.add_parser("info", help="say what a dump holds", description="Say what a dump holds.")
     info.add_argument("path", metavar="RUN", help="name or path of a run, or a foreign dump folder")
     info.add_argument("--json", action="store_true", help="one JSON object")
+    info.add_argument(
+        "--ids", action="store_true", help="the calls of a step with their execution ids, types and shapes"
+    )
     info.set_defaults(run=_info)
 
     compare = commands.add_parser(
@@ -139,7 +143,58 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--slice", metavar="INDEX", help="which part of the tensor: 0,3,:,:")
     export.add_argument("--show", metavar="P", action="append", default=[], help="only this picture; may be repeated")
     export.set_defaults(run=_export)
+
+    tables = commands.add_parser(
+        "tables",
+        help="write the tables of a run as csv files",
+        description="Write operators, kernels and host times of a run as csv files, in the folders and columns of msit's dumps.",
+    )
+    tables.add_argument("golden", metavar="RUN", help="name or path of a run")
+    tables.add_argument(
+        "-o", "--output", metavar="DIR", default="llmdebug_tables", help="the folder (default: %(default)s)"
+    )
+    tables.set_defaults(run=_tables)
+
+    timeline = commands.add_parser(
+        "timeline",
+        help="say where the time of a step went",
+        description="Print what took most time in a step of a run recorded with profile, and the longest gaps between operators.",
+    )
+    timeline.add_argument("golden", metavar="RUN", help="name or path of a run")
+    timeline.add_argument("--step", type=int, metavar="N", help="of this generated token (default: the first recorded)")
+    timeline.add_argument("-o", "--output", metavar="F", help="also draw it: .png, .svg or .pdf")
+    timeline.set_defaults(run=_timeline)
+    _add_topologies(commands)
     return parser
+
+
+def _add_topologies(commands: Any) -> None:
+    topology = commands.add_parser(
+        "topology",
+        help="print what calls what in a dump, or write it as JSON",
+        description="Print the calls of a step with their execution ids, types and shapes, or write them as ATB's topology JSON.",
+    )
+    topology.add_argument("path", metavar="RUN", help="name or path of a run, or a topology that was written as JSON")
+    topology.add_argument(
+        "-o", "--output", metavar="DIR", help="write model/PID/NAME.json and layer/PID/NAME.json there"
+    )
+    topology.add_argument("--json", action="store_true", help="one JSON object, of the model")
+    topology.add_argument("--step", type=int, metavar="N", help="of this generated token (default: the first recorded)")
+    topology.set_defaults(run=_topology)
+
+    onnx = commands.add_parser(
+        "onnx",
+        help="write the topology of a dump as an ONNX model, for Netron",
+        description="Write the topology of a dump, or one that ATB's tools wrote, as an ONNX model to look at in Netron.",
+    )
+    onnx.add_argument("path", metavar="RUN|X.json", help="name or path of a run, or a topology as JSON")
+    onnx.add_argument("-o", "--output", metavar="F", help="the file (default: X.onnx, or RUN.onnx)")
+    onnx.add_argument(
+        "--level", type=int, default=-1, metavar="N",
+        help="1: layers, 2: what runs in them, …, -1: the innermost operations (default: %(default)s)",
+    )  # fmt: skip
+    onnx.add_argument("--step", type=int, metavar="N", help="of this generated token (default: the first recorded)")
+    onnx.set_defaults(run=_onnx)
 
 
 class _Version(argparse.Action):
@@ -163,6 +218,11 @@ def _info(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(run.info()))
         return MATCH
+    if args.ids:
+        from llmdebug_nb import wiring
+
+        print(wiring.topology(run))
+        return MATCH
     from llmdebug_nb.show.run_view import RunView
 
     for key, value in run.info().items():
@@ -173,6 +233,7 @@ def _info(args: argparse.Namespace) -> int:
 
 def _compare(args: argparse.Namespace) -> int:
     from llmdebug_nb import api
+    from llmdebug_nb.records import EXPECTED
 
     report = api.compare(
         args.golden,
@@ -226,4 +287,42 @@ def _export(args: argparse.Namespace) -> int:
     what = api.compare(args.golden, args.mine) if args.mine else args.golden
     state = {name: getattr(args, name) for name in ("at", "role", "step", "side", "slice", "show")}
     print(f"written: {api.export(what, args.output, **state)}")
+    return MATCH
+
+
+def _tables(args: argparse.Namespace) -> int:
+    from llmdebug_nb import api
+
+    for path in api.write_tables(args.golden, args.output):
+        print(f"written: {path}")
+    return MATCH
+
+
+def _timeline(args: argparse.Namespace) -> int:
+    from llmdebug_nb import api
+
+    shown = api.timeline(args.golden, args.step)
+    print(shown)
+    if args.output:
+        print(f"written: {shown.save(args.output)}")
+    return MATCH
+
+
+def _topology(args: argparse.Namespace) -> int:
+    from llmdebug_nb import wiring
+
+    if args.output:
+        files = wiring.write_topology(args.path, args.output, args.step)
+        print(f"written: {len(files)} files in {args.output}, the first one {files[0]}")
+        return MATCH
+    found = wiring.read(args.path, args.step)
+    print(json.dumps(found.to_json()) if args.json else found)
+    return MATCH
+
+
+def _onnx(args: argparse.Namespace) -> int:
+    from llmdebug_nb import wiring
+
+    target = args.output or os.path.splitext(os.path.basename(os.path.normpath(args.path)))[0] + ".onnx"
+    print(f"written: {wiring.to_onnx(args.path, target, args.level, args.step)}")
     return MATCH
