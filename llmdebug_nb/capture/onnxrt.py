@@ -35,7 +35,7 @@ class Host(onnx_calls.Host, Protocol):
     def guarded(self, work: Callable[..., Any], *args: Any) -> Any: ...
     def place(self, label: str) -> str: ...
     def adds(self, session: Any, nodes: list[records.Node]) -> None: ...
-    def begin_run(self, session: Any, given: dict[str, Any]) -> tuple[records.RootCall, bool]: ...
+    def begin_run(self, session: Any, root: str, given: dict[str, Any]) -> tuple[records.RootCall, bool]: ...
     def end_run(self, on: bool) -> None: ...
     def asks_for(self, path: str) -> bool: ...
 
@@ -140,7 +140,11 @@ class Sessions:
 
     def _asked(self, followed: Followed, node: Node) -> bool:
         inside = any(followed.kept.get(path) for path in (node.module, *ancestors(node.module)))
-        return inside and node.op in self._wanted
+        return inside and node.op in self._wanted and self._begins(node.op)
+
+    def _begins(self, op: str) -> bool:
+        """Tell whether an operator's name begins as is asked for, where operators are filtered by that."""
+        return not (self._options.opname and self._options.operators) or selection.begins(op, self._options.opname)
 
     # -- runs -----------------------------------------------------------------------------------
 
@@ -216,7 +220,7 @@ class Sessions:
         given: dict[str, Any] = {name: t for name, t in tensors.items() if isinstance(t, torch.Tensor)}
         if past:
             given |= {"use_cache": True, "past_key_values": True if any(t.numel() for t in past) else None}
-        call, on = self._host.begin_run(session, given)
+        call, on = self._host.begin_run(session, followed.path(""), given)
         self._busy = True
         return followed, call, on
 
