@@ -44,8 +44,10 @@ class Handover:
 
     def reached(self, package: str) -> None:
         """A process of the program imports ``package``."""
+        file = self.folder / "reached" / str(os.getpid())
         with contextlib.suppress(OSError):  # who launched it is gone: then nobody asks
-            (self.folder / "reached" / str(os.getpid())).write_text(package, encoding="utf-8")
+            if not file.exists():
+                file.write_text(package, encoding="utf-8")
 
     def processes(self) -> dict[int, str]:
         """Return the processes that were reached, and the package that each imported."""
