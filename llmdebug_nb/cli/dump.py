@@ -22,11 +22,11 @@ def run(args: argparse.Namespace) -> int:
     from llmdebug_nb.launching.arguments import options
     from llmdebug_nb.launching.program import launch
 
-    command = args.command
+    chosen, command = options(vars(args)), args.command
     if (args.exec is None) == (command is None):
         both = "--exec and -- exclude each other" if command is not None else "no command"
         raise OptionError(f"{both}: say llmdebug dump --exec 'python run.py', or llmdebug dump -- python run.py")
-    done = launch(args.exec if command is None else command, pth=args.pth, **options(vars(args)))
+    done = launch(args.exec if command is None else command, pth=args.pth, **chosen)
     for line in done.lines(args.log_level):
         print(f"llmdebug: {line}", file=sys.stderr)
     return done.status

@@ -27,6 +27,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.usage = "llmdebug dump [options] (--exec COMMAND | -- COMMAND …)"
     parser.epilog, parser.formatter_class = EXAMPLES, argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
+    add("words", nargs="*", help=argparse.SUPPRESS)  # a command without -- before it
     add("--exec", metavar="COMMAND", help="the command, as one text; quotes are understood, nothing else of a shell is")
     add("--pth", action="store_true", help="also reach Pythons that ignore PYTHONPATH, by a .pth file while it runs")
     add(
@@ -146,6 +147,10 @@ def options(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_contradictions(given: dict[str, Any], chosen: dict[str, Any], types: set[str]) -> None:
+    if given.get("words"):
+        raise OptionError(
+            f"{given['words'][0]!r} is no option; a command goes behind --: llmdebug dump [options] -- python run.py"
+        )
     if given.get("tiling") and given.get("graph") not in ("fused", "both"):
         raise OptionError("-tiling is of fused kernels: add --graph fused, or both")
     if given.get("rounds") is not None and given.get("tokens") is not None:

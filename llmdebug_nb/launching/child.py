@@ -20,10 +20,10 @@ def begin(package: str) -> None:
     if handover is None:
         return
     handover.reached(package)
-    if _waiting is None:  # ONNX Runtime is recorded by means of torch, which is imported then
+    if _waiting is None:
         _waiting = Waiting(handover)
-        _waiting.begin()
         os.register_at_fork(after_in_child=_waiting.forked)
+    _waiting.begin(package)
 
 
 class Waiting:
@@ -37,33 +37,45 @@ class Waiting:
         self._orders = handover.orders()
         self._recording: Any = None
         self._undo: list[Callable[[], None]] = []
+        self._packages: list[str] = []
         self.enter: Any = None  # what the recording is told of the `generate` during which it begins
         self.announce: Any = None
         self.leave: Any = None
         self._seeded: Any = None
 
-    def begin(self) -> None:
-        """Seed what is asked to be, and listen."""
-        from llmdebug_nb import determinism
-
+    def begin(self, package: str) -> None:
+        """A package is there now, whose models may run. ONNX Runtime is recorded by means of torch, which is imported then."""
         seed = self._orders.get("seed")
-        self._seeded = None if seed is None else determinism.seed_only(seed)
-        self.listen()
+        if package == "torch" and seed is not None:
+            from llmdebug_nb import determinism
 
-    def listen(self) -> None:
-        from llmdebug_nb.capture import compat, compat_onnxrt, generation
+            self._seeded = determinism.seed_only(seed)
+        self._packages.append(package)
+        if self._recording is None:
+            self._listen(package)
 
-        self._undo = [compat.before_first_call(self._runs)]
-        for listeners in (generation.listeners, compat_onnxrt.listeners):
-            listeners.add(self)
-            self._undo.append(functools.partial(listeners.remove, self))
+    def _listen(self, package: str) -> None:
+        if package == "torch":
+            from llmdebug_nb.capture import compat, generation
+
+            self._undo.append(compat.before_first_call(self._runs))
+            self._hear(generation.listeners)
+        else:
+            from llmdebug_nb.capture import compat_onnxrt
+
+            self._hear(compat_onnxrt.listeners)
+
+    def _hear(self, listeners: Any) -> None:
+        listeners.add(self)
+        self._undo.append(functools.partial(listeners.remove, self))
 
     def forked(self) -> None:
         """This process is a copy of one that was waiting or recording: it is on its own from here."""
         recording, self._recording = self._recording, None
         if recording is not None:
             recording.abandon()
-            self.listen()
+            for package in self._packages:
+                self._listen(package)
 
     def _runs(self, model: Any) -> bool:
         """A module is about to run: record, unless it is none of ours."""

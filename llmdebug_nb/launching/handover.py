@@ -44,13 +44,15 @@ class Handover:
 
     def reached(self, package: str) -> None:
         """A process of the program imports ``package``."""
+        file = self.folder / "reached" / str(os.getpid())
         with contextlib.suppress(OSError):  # who launched it is gone: then nobody asks
-            (self.folder / "reached" / str(os.getpid())).write_text(package, encoding="utf-8")
+            if not file.exists():
+                file.write_text(package, encoding="utf-8")
 
     def processes(self) -> dict[int, str]:
         """Return the processes that were reached, and the package that each imported."""
-        found = sorted((self.folder / "reached").iterdir(), key=lambda file: int(file.name))
-        return {int(file.name): file.read_text(encoding="utf-8") for file in found}
+        found = sorted(int(file.name) for file in (self.folder / "reached").iterdir() if file.name.isdigit())
+        return {pid: (self.folder / "reached" / str(pid)).read_text(encoding="utf-8") for pid in found}
 
     def say(self, text: str) -> None:
         """Tell who launched the program, by one write: processes say things at the same time."""
@@ -65,8 +67,12 @@ class Handover:
     def said(self) -> list[tuple[int, str]]:
         """Return what processes said, in order."""
         file = self.folder / "said"
-        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-        return [(pid, text) for pid, text in map(json.loads, lines)]
+        found = []
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else ():
+            with contextlib.suppress(ValueError, TypeError):  # the program can write there too
+                pid, text = json.loads(line)
+                found.append((int(pid), str(text)))
+        return found
 
     # -- the run that its processes share -----------------------------------------------------
 

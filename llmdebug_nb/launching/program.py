@@ -180,10 +180,20 @@ def _run(
     done = Launched(program.returncode if program.returncode >= 0 else 128 - program.returncode, handover.run)
     parts = progress.parts(done.path) if done.path is not None else []
     done.messages = list(_messages(done, parts, words, handover, unreached, pth))
-    if done.path is not None and not any(done.path.glob("rank*")):
-        shutil.rmtree(done.path, ignore_errors=True)
+    if done.path is not None and not parts:
+        for made in (done.path, done.path.with_name(f"{done.path.name}.fx")):
+            _remove_empty(made)
         done.path = None
     return done
+
+
+def _remove_empty(run: Path) -> None:
+    """Remove a run in which nothing is but the file that says what it is."""
+    marker = run / "llmdebug.json"
+    with contextlib.suppress(OSError):
+        if list(run.iterdir()) == [marker]:
+            marker.unlink()
+            run.rmdir()
 
 
 class _Written:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -57,15 +56,9 @@ class SharedRecording(Recording):
             return run.with_name(run.name + beside)
 
     def _discard(self) -> None:
-        """Remove what this process wrote; the run too, if that was all of it."""
-        with self._handover.alone():
-            for folder in self._written:
-                shutil.rmtree(folder, ignore_errors=True)
-            for run in self._made:
-                if not any(run.glob("rank*")):
-                    shutil.rmtree(run, ignore_errors=True)
-                    if run == self._handover.run:
-                        os.unlink(self._handover.folder / "run")
+        """Remove what this process wrote. The run stays for the others; who launched the program removes an empty one."""
+        for folder in self._written:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _seed(self) -> determinism.Switched:
         return self._seeded or determinism.Switched()
