@@ -22,7 +22,7 @@ _HOMES = {
     "CaptureError": "errors",
     "CompareError": "errors",
     "CorruptDumpError": "errors",
-    "DumpConfig": "options",
+    "DumpConfig": "msit_config",
     "DumpOptions": "options",
     "DumpWriteError": "errors",
     "EmptyDumpError": "errors",
@@ -50,13 +50,16 @@ _HOMES = {
     "inductor_backend": "compiled",
     "launch": "launching.program",
     "open_run": "api",
+    "ort_kernels": "api",
     "reduce_run": "api",
     "register_hook": "msit",
     "runs": "api",
     "seed_all": "determinism",
     "step": "stepping",
+    "timeline": "api",
     "to_onnx": "wiring",
     "topology": "wiring",
+    "write_tables": "api",
     "write_topology": "wiring",
 }
 __all__ = [
@@ -91,13 +94,16 @@ __all__ = [
     "inductor_backend",
     "launch",
     "open_run",
+    "ort_kernels",
     "reduce_run",
     "register_hook",
     "runs",
     "seed_all",
     "step",
+    "timeline",
     "to_onnx",
     "topology",
+    "write_tables",
     "write_topology",
 ]
 
@@ -108,8 +114,11 @@ if TYPE_CHECKING:
     from llmdebug_nb.api import dump as dump
     from llmdebug_nb.api import export as export
     from llmdebug_nb.api import open_run as open_run
+    from llmdebug_nb.api import ort_kernels as ort_kernels
     from llmdebug_nb.api import reduce_run as reduce_run
     from llmdebug_nb.api import runs as runs
+    from llmdebug_nb.api import timeline as timeline
+    from llmdebug_nb.api import write_tables as write_tables
     from llmdebug_nb.compiled import fx_backend as fx_backend
     from llmdebug_nb.compiled import get_fx_dump_config as get_fx_dump_config
     from llmdebug_nb.compiled import get_ge_dump_config as get_ge_dump_config
@@ -130,8 +139,8 @@ if TYPE_CHECKING:
     from llmdebug_nb.errors import UnknownRunError as UnknownRunError
     from llmdebug_nb.launching.program import launch as launch
     from llmdebug_nb.msit import register_hook as register_hook
+    from llmdebug_nb.msit_config import DumpConfig as DumpConfig
     from llmdebug_nb.notebook.explore import explore as explore
-    from llmdebug_nb.options import DumpConfig as DumpConfig
     from llmdebug_nb.options import DumpOptions as DumpOptions
     from llmdebug_nb.report import Report as Report
     from llmdebug_nb.stepping import step as step

@@ -16,11 +16,12 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.align import names
 from llmdebug_nb.align.names import Names
 from llmdebug_nb.align.pairing import pair
+from llmdebug_nb.capture import ort_profile
 from llmdebug_nb.comparison import engine
 from llmdebug_nb.comparison.custom import Custom
 from llmdebug_nb.comparison.limits import Limits
@@ -35,11 +36,16 @@ from llmdebug_nb.records import Difference, Finding, Pair
 from llmdebug_nb.report import Report, write_text
 from llmdebug_nb.show import export as exporting
 from llmdebug_nb.show import html
+from llmdebug_nb.show import timeline as timelines
 from llmdebug_nb.show.run_view import RunView
 from llmdebug_nb.show.state import state_of
+from llmdebug_nb.show.timeline import Timeline
 from llmdebug_nb.show.words import count_text, size_text
-from llmdebug_nb.store import catalog, compiled, reader, reduce, torchair
+from llmdebug_nb.store import catalog, compiled, profile, reader, reduce, tables, torchair
 from llmdebug_nb.store.run import Run
+
+if TYPE_CHECKING:
+    import pandas
 
 __all__ = ["Recording", "compare", "delete_run", "dump", "export", "open_run", "runs"]
 
@@ -151,6 +157,34 @@ def convert(where: str | os.PathLike[str] | Run, folder: str | os.PathLike[str],
     root = next((node.type for node in run.nodes if not node.path), "model")
     named = lambda record: names.get(compiled.key_of(record.site))  # noqa: E731
     return torchair.write(run.records(), run.load, named, Path(folder), to, root, begun)
+
+
+def write_tables(where: str | os.PathLike[str] | Run, folder: str | os.PathLike[str]) -> list[Path]:
+    """Write what a run knows of operators, kernels and host times as csv files, in the folders and columns of msit's dumps; return them.
+
+    Raises:
+        StoreError: the run has no such tables, or the folder can't be written to; and those of `open_run`.
+    """
+    return tables.write_tables(open_run(where), Path(folder))
+
+
+def timeline(where: str | os.PathLike[str] | Run, step: int | None = None, generation: int = 0) -> Timeline:
+    """Return what ran when in one step of a run that was recorded with ``profile``: the first one, if none is named.
+
+    As the value of a cell it is a picture and two tables, ``save(path)`` writes the picture, and ``print`` gives text.
+
+    Raises:
+        TensorLookupError: the run has no times of that step. UnknownRunError, CorruptDumpError: as `open_run`.
+    """
+    return timelines.timeline(open_run(where), step, generation)
+
+
+def ort_kernels(path: str | os.PathLike[str]) -> pandas.DataFrame:
+    """Read the profile that ONNX Runtime wrote (``SessionOptions.enable_profiling``): a row a node that ran, with the columns of `Run.kernels`.
+
+    ``step`` is the number of the `run` call. Raises CorruptDumpError.
+    """
+    return profile.kernel_frame(ort_profile.launches(path))
 
 
 @contextlib.contextmanager

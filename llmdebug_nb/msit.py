@@ -9,7 +9,7 @@ from typing import Any
 
 from llmdebug_nb import determinism
 from llmdebug_nb.errors import OptionError, StoreError
-from llmdebug_nb.options import DumpConfig
+from llmdebug_nb.msit_config import DumpConfig
 from llmdebug_nb.recording import Recording, checked
 from llmdebug_nb.records import Record
 from llmdebug_nb.store.run import Run

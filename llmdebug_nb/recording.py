@@ -32,7 +32,7 @@ _models: dict[Path, list[tuple[str, weakref.ref[Any]]]] = {}  # their folder -> 
 class Recording:
     """A recording: a context manager that gives the Run; or `start` … `stop` by hand. Made by `dump`.
 
-    ``model``: a module, several, or None for whatever runs.
+    ``model``: a module, a session of ONNX Runtime, several, or None for whatever runs.
     """
 
     def __init__(
@@ -51,7 +51,9 @@ class Recording:
             )
         self.options = options
         self._rank = rank_here() if rank is None else rank
-        self._models = checked(model)
+        self._models = recordable(model)
+        if options.graph is not None:
+            checked(model)  # sessions of ONNX Runtime are recorded as they are
         self._manual = manual
         self._session: Any = None
         self._switched = determinism.Switched()
@@ -226,15 +228,26 @@ class Recording:
 
 def checked(model: Any) -> tuple[Any, ...]:
     """Return the modules in ``model``: none, one, or several."""
+    return _checked(model, lambda one: False, "a torch.nn.Module")
+
+
+def recordable(model: Any) -> tuple[Any, ...]:
+    """Return the modules and the sessions of ONNX Runtime in ``model``: none, one, or several."""
+    from llmdebug_nb.capture.compat_onnxrt import is_session
+
+    return _checked(model, is_session, "a torch.nn.Module or an onnxruntime.InferenceSession")
+
+
+def _checked(model: Any, also: Callable[[Any], bool], expected: str) -> tuple[Any, ...]:
     if model is None:
         return ()
     import torch
 
     models = tuple(model) if isinstance(model, (list, tuple)) else (model,)
     for number, one in enumerate(models):
-        if not isinstance(one, torch.nn.Module):
+        if not isinstance(one, torch.nn.Module) and not also(one):
             raise OptionError(
-                f"model: expected a torch.nn.Module, got {type(one).__name__}; leave it out to record whatever runs"
+                f"model: expected {expected}, got {type(one).__name__}; leave it out to record whatever runs"
             )
         if any(one is other for other in models[:number]):
             raise OptionError(f"model: the same {type(one).__name__} is given twice")
@@ -285,7 +298,7 @@ def _environment() -> dict[str, str]:
         "torch": torch.__version__,
         "platform": f"{platform.system()} {platform.machine()}",
     }
-    for name in ("transformers", "numpy", "accelerate"):
+    for name in ("transformers", "numpy", "accelerate", "onnxruntime"):
         if name in sys.modules:
             found[name] = str(getattr(sys.modules[name], "__version__", ""))
     if torch.cuda.is_available():

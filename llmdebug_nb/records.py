@@ -130,6 +130,11 @@ INSIDE = "computed inside a kernel in the other run, and nowhere written"
 WRITTEN = "written by a kernel, where the other run has a view or an operator that it keeps whole"
 READ = "what a kernel reads, compared where it was made"
 OF_COMPILED = frozenset({INSIDE, WRITTEN, READ})
+# the same for a graph that was exported (ONNX)
+FOLDED = "not in the exported graph: folded into a constant, fused with something else, or unused there"
+INNER = "a value of the exported graph, which the other run does not hand from one module to another"
+EXCUSED = OF_COMPILED | {FOLDED, INNER}
+EXPORTED = "Onnx."  # operators of an exported graph begin with it
 IN_KERNEL = "kernel."  # slots of what a kernel of compiled code reads start with it: they are names of buffers, not of arguments
 
 
@@ -406,7 +411,7 @@ class Difference(Shown):
     @property
     def is_mismatch(self) -> bool:
         """It asks to be looked at: it diverged, or a partner is missing that there could be."""
-        return self.verdict in MISMATCHES and self.pair.why not in OF_COMPILED
+        return self.verdict in MISMATCHES and self.pair.why not in EXCUSED
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -328,7 +328,7 @@ class Report(Shown, Tabular):
         if inside:
             notes.insert(
                 0,
-                f"{count_text(inside, 'row')} of compiled code {'has' if inside == 1 else 'have'} no partner by nature: inside a kernel, or read by one",
+                f"{count_text(inside, 'row')} of compiled or exported code {'has' if inside == 1 else 'have'} no partner by nature: inside a kernel or a node, read by one, or folded",
             )
         seen = {d.expected for d in self.differences} | {f.expected for f in self.findings}
         notes += [f"expected, but nothing like it differs now: {mark}" for mark in self.expected if mark not in seen]

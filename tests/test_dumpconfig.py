@@ -13,7 +13,8 @@ from torch.nn import functional
 
 import llmdebug_nb as ld
 from llmdebug_nb import msit
-from llmdebug_nb.options import _without_root, runs_folder
+from llmdebug_nb.msit_config import _without_root
+from llmdebug_nb.options import runs_folder
 from models import generate, hooks_left, llama, prompt
 
 

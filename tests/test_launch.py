@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 import llmdebug_nb as ld
-from llmdebug_nb.cli import dump, main
-from llmdebug_nb.launching import children, program
+from llmdebug_nb.cli import main
+from llmdebug_nb.launching import arguments, children, program
 from llmdebug_nb.launching.environment import is_python
 from llmdebug_nb.options import DumpOptions
 from llmdebug_nb.show.run_view import RunView
@@ -308,6 +308,7 @@ def test_a_command_that_is_not_there_is_one_line_and_127(here, capsys):
         (["-sd", "--slice", "0", "--", "true"], r"--slice and -sd \(--save-desc\) exclude each other"),
         (["--type", "stats", "--reduce", "minmax", "--", "true"], "--reduce and --type stats"),
         (["-time", "0", "-stp", "1", "--", "true"], "time=0 and part='out' exclude each other"),
+        (["-ids", "a_b", "--", "true"], "ids 'a_b': expected execution ids"),
         (["-device", "?", "--", "true"], "device '\\?': expected a device such as cpu"),
         (["--graph", "fx", "--mode", "aten", "--", "true"], "graph='fx' says what is recorded"),
         (["--slice", "0", "--reduce", "minmax", "--", "true"], "slice and reduce exclude each other"),
@@ -331,16 +332,15 @@ def test_less_than_two_gigabytes_of_room_are_refused_by_figures(monkeypatch, cap
 
 def test_the_short_names_of_msit_mean_what_they_mean_there():
     parser = argparse.ArgumentParser()
-    dump.declare(parser)
-    line = (
-        "--exec x -er 1,3,5,7 -time 2 -stp 1 -opname linear -device 3 -seed -sd -o d -l debug -config c.json -symlink"
-    )
+    arguments.declare(parser)
+    line = "--exec x -er 1,3,5,7 -time 2 -stp 1 -opname linear -device 3 -ids 2,3_1 -child false -seed -sd -o d -l debug -config c.json -symlink"
     args = parser.parse_args(line.split())
-    options = DumpOptions.of(**dump.options(vars(args)))
+    options = DumpOptions.of(**arguments.options(vars(args)))
     assert str(options.rounds) == "1,3,5,7"
     assert (options.time, options.part, options.opname, options.device) == (2, "out", ("linear",), "3")
+    assert (options.ids, options.children) == (("2", "3_1"), False)
     assert (options.seed, options.stats_only, options.path, options.control) == (2024, True, "d", "c.json")
-    assert str(DumpOptions.of(**dump.options(vars(parser.parse_args(["--exec", "x"])))).rounds) == "0,0"
+    assert str(DumpOptions.of(**arguments.options(vars(parser.parse_args(["--exec", "x"])))).rounds) == "0,0"
 
 
 def test_options_reach_the_program_as_they_were_given():

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from IPython.core.completer import provisionalcompleter
+from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 import llmdebug_nb as ld
@@ -301,3 +302,35 @@ def test_an_error_of_a_call_is_one_line_in_a_notebook(shell, capsys):
     assert len(lines) == 1
     assert lines[0].startswith("UnknownRunError: ")
     assert lines[0].endswith("(line 2)")
+
+
+def test_a_command_is_run_shown_and_recorded_and_its_run_is_a_variable(shell, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a program.py").write_text(
+        "import sys, torch; torch.nn.Linear(2, 2)(torch.ones(1, 2)); print(sys.argv[1:]); print('e', file=sys.stderr); sys.exit(3)"
+    )
+    shell.run_line_magic("llmdump", "--exec \"python 'a program.py' 'a b'\" --name ran -stp 1")
+    out, err = capsys.readouterr()
+    assert out.startswith("['a b']\nran: 1 tensor of 1 step")
+    assert err == "e\nllmdump: the command ended with status 3\n"
+    assert list(shell.user_ns["ran"].to_pandas().role) == ["output"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--exec", "expected one argument"),
+        ("--exec 'true' --bogus", "unrecognized arguments: --bogus"),
+        ("--exec 'true' -er 1,0", "runs backwards"),
+        ("--exec 'true", "No closing quotation"),
+        ("--exec 'true | false'", "there is no shell"),
+    ],
+)
+def test_commands_that_make_no_sense_are_refused_in_one_line(shell, line, message):
+    with pytest.raises(UsageError, match=message):
+        shell.run_line_magic("llmdump", line)
+
+
+def test_a_cell_takes_no_command(shell):
+    with pytest.raises(UsageError, match="--exec runs a command in place of a cell"):
+        shell.run_cell_magic("llmdump", "--exec true", "1")

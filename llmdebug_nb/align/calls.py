@@ -183,6 +183,12 @@ def _far(golden: Summary, mine: Summary) -> bool:
     return not abs(golden.l2norm - mine.l2norm) <= 0.01 * golden.l2norm
 
 
+def telling(record: Record) -> bool:
+    """Tell whether a tensor's bytes say which one it is: they are no constant, and not few."""
+    s = record.summary
+    return s.fingerprint is not None and s.min is not None and s.min != s.max and s.numel > 3
+
+
 def _other_slot(record: Record, theirs: list[Record], rivals: list[Record], names: Names) -> Record | None:
     s, value = record.site, record.summary
     free = [r for r in theirs if r.site.role == s.role]

@@ -10,24 +10,24 @@ from __future__ import annotations
 import functools
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from llmdebug_nb.align import tree
-from llmdebug_nb.align.calls import Call, Numbers, Pass, modules, operators, passes, share_inputs, slots
+from llmdebug_nb.align import exported, tree
+from llmdebug_nb.align.calls import Call, Numbers, Pass, modules, operators, passes, share_inputs, slots, telling
 from llmdebug_nb.align.names import Names
 from llmdebug_nb.align.reshape import Fitter
 from llmdebug_nb.align.sequence import Leeway
 from llmdebug_nb.align.tokens import Load
 from llmdebug_nb.align.tree import FUSED, SAME_PATH, Tree, above
-from llmdebug_nb.records import IN_KERNEL, INSIDE, READ, WRITTEN, Node, Pair, Record
+from llmdebug_nb.records import FOLDED, IN_KERNEL, INNER, INSIDE, READ, WRITTEN, Node, Pair, Record
 
 SAME_SITE = SAME_PATH
 SEQUENCE = "sequence of operators"
 SAME_NODE = "same node of the traced program"
 SAME_VALUES = "same values"
-# why a record stays alone: a closed set, together with `records.OF_COMPILED`
+# why a record stays alone: a closed set, together with `records.EXCUSED`
 NO_PATH = "the module is not in the other run"
 NO_OPERATOR = "the operator was not called there in the other run"
 NO_LEVEL = "the other run recorded no operators"
@@ -79,6 +79,8 @@ class _Pairing:
             [*t.modules, *{r.site.path for r in records if "/" in r.site.path}]
             for t, records in zip(trees, sides, strict=True)
         ]
+        graphs = [exported.is_graph(records) for records in sides]
+        self._crossed = graphs[0] != graphs[1]  # one is an exported graph, and the other is not
         given = names.resolve(*paths) if names.rules else {}
         self._given = given
         self._leeway = Leeway.of(*([record.summary.dtype for record in records] for records in sides))
@@ -114,6 +116,28 @@ class _Pairing:
                         loose |= bool(left.output and right.output and left.output.shape != right.output.shape)
         self._operators(golden, mine, paired, replace(self._leeway, loose=loose))
         self._by_value(golden, mine)
+        if self._crossed:
+            alone = self._left(golden, self._of), self._left(mine, self._mine)
+            nameless = 2 * sum(not c.operator for c in alone[0]) > sum(not c.operator for c in golden)
+            for one, other, why, alike in exported.by_result(*alone, self._leeway, nameless):
+                if alike:
+                    self._calls(one, other, why)
+                elif one.made is not None and other.made is not None:
+                    self._add(one.made, other.made, why)
+            self._handed_on(golden, mine)
+
+    def _left(self, calls: list[Call], done: Collection[int]) -> list[Call]:
+        """Return the calls of which the first result has no partner, and which the map says nothing of."""
+        return [c for c in calls if c.made is not None and c.made.id not in done and c.path not in self._given]
+
+    def _handed_on(self, golden: list[Call], mine: list[Call]) -> None:
+        """Pair what is the same tensor as one that is paired: what a module takes that another one gave, or gives as it was given."""
+        pairs = [pair for call in golden for record in call.records for pair in self._of.get(record.id, ())]
+        there = [(pair.golden, pair.mine) for pair in pairs if pair.golden is not None and pair.mine is not None]
+        for left, right, why in [*exported.handed_on(golden, self._of, there)]:
+            self._add(left, right, why)
+        for right, left, why in [*exported.handed_on(mine, self._mine, [(m, g) for g, m in there])]:
+            self._add(left, right, why)
 
     def _operators(self, golden: list[Call], mine: list[Call], paired: Numbers, leeway: Leeway) -> None:
         """Align the operators within each module, the calls of inner modules between them."""
@@ -248,12 +272,6 @@ def _node_key(call: Call) -> tuple[int, int, str, str, int]:
     return s.generation, s.step, s.phase, s.path, s.call
 
 
-def telling(record: Record) -> bool:
-    """Tell whether a tensor's bytes say which one it is: they are no constant, and not few."""
-    s = record.summary
-    return s.fingerprint is not None and s.min is not None and s.min != s.max and s.numel > 3
-
-
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 
@@ -313,6 +331,8 @@ class _Reasons:
         self._known = {module for module, others in partners.items() if not seen.isdisjoint(others)}
         self._calls = {_call(record) for record in paired}
         self._left_out = left_out
+        graphs = [exported.is_graph(records) for records in (sides[side], sides[1 - side])]
+        self._excuse = None if graphs[0] == graphs[1] else INNER if graphs[0] else FOLDED
 
     def why(self, record: Record) -> str:
         s = record.site
@@ -324,6 +344,10 @@ class _Reasons:
             (
                 bool(operator) and self._fused and (s.generation, s.step) in self._steps and s.phase in self._phases,
                 INSIDE,
+            ),
+            (
+                bool(self._excuse) and (s.generation, s.step) in self._steps and s.phase in self._phases,
+                self._excuse or "",
             ),
             (module not in self._known, NO_PATH),
             ((s.generation, s.step) not in self._steps, NO_STEP),

@@ -102,6 +102,12 @@ class Thread(threading.local):
         self.after, self.on = self.on, False
         self.open.clear()
 
+    def count(self, path: str) -> int:
+        """Return which call of a path begins now, and count it."""
+        number = self._next.get(path, 0)
+        self._next[path] = number + 1
+        return number
+
     def number_again(self, name: str) -> int:
         """Return which call of ``name`` a checkpoint recomputes now: it goes back from the last one."""
         again = self._again.get(name, 0)
@@ -109,11 +115,7 @@ class Thread(threading.local):
         return max(self._next.get(name, 0) - 1 - again, 0)
 
     def enter(self, path: str, op: str, level: str, module: str | None, again: bool) -> Call:
-        if again:
-            number = self.number_again(path)
-        else:
-            number = self._next.get(path, 0)
-            self._next[path] = number + 1
+        number = self.number_again(path) if again else self.count(path)
         call = Call(path, op, level, module, number, self.root_call)
         call.again = again
         home = self.open[-1].home if self.open else ""

@@ -108,12 +108,16 @@ def before_first_call(then: Callable[[torch.nn.Module], bool]) -> Callable[[], N
 
 def with_generation_mixin(wrap: Callable[[Any], Callable[[], None]]) -> Callable[[], None]:
     """Call ``wrap(GenerationMixin)`` now, or as soon as the program imports transformers; return how to undo it."""
-    name = "transformers.generation.utils"
+    return with_module("transformers.generation.utils", lambda module: wrap(module.GenerationMixin))
+
+
+def with_module(name: str, wrap: Callable[[Any], Callable[[], None]]) -> Callable[[], None]:
+    """Call ``wrap(module)`` now, or as soon as the program imports the module of that name; return how to undo it."""
     undo: list[Callable[[], None]] = []
     if name in sys.modules:
-        undo.append(wrap(sys.modules[name].GenerationMixin))
+        undo.append(wrap(sys.modules[name]))
     else:
-        finder = _AfterImport(name, lambda module: undo.insert(0, wrap(module.GenerationMixin)))
+        finder = _AfterImport(name, lambda module: undo.insert(0, wrap(module)))
         sys.meta_path.insert(0, finder)
         undo.append(finder.remove)
 

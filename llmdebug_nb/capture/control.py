@@ -6,7 +6,7 @@ or, as msit's has it (`dump_config`, all values texts; nothing in one means the 
 
     {"dump_enable": "true", "er": "0,1", "ids": "0_2", "child": "true", "device": "cuda0"}
 
-All fields may be left out: enabled, and as the recording's own options say. ``ids`` are globs over module
+All fields may be left out: enabled, and as the recording's own options say. In msit's, ``ids`` are execution ids (docs/topology.md); in ours, globs over module
 paths, or places in the model's tree (``0_2``: third child of the first child of the root), as the
 explorer and `llmdebug info` show them. A file that is missing, wrong or only half written leaves things as they are; what is wrong is said once.
 """
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from llmdebug_nb.errors import OptionError, nearest
-from llmdebug_nb.options import TokenSet, device_name
+from llmdebug_nb.options import TokenSet, device_name, execution_ids
 from llmdebug_nb.rounds import Rounds
 
 FIELDS = ("enable", "steps", "ids", "ranks")
@@ -36,7 +36,7 @@ _SETTLED = 500_000_000  # nanoseconds after which a file is no longer taken for 
 class Orders:
     """What a control file says; None where it leaves the choice to the recording's options.
 
-    ``children``: what lies below a place that ``ids`` name, too. ``device``: only models there; "" for any.
+    ``calls``: execution ids, and with ``children`` what lies below them. ``device``: only models there; "" for any.
     """
 
     enable: bool = True
@@ -44,15 +44,13 @@ class Orders:
     ids: tuple[str, ...] | None = None
     ranks: TokenSet | None = None
     rounds: Rounds | None = None
-    children: bool = False
+    calls: tuple[str, ...] | None = None
+    children: bool = True
     device: str | None = None
 
     def asks_for(self, path: str, places: tuple[str, ...]) -> bool:
         """Tell whether ``ids`` name a module of this path, at these places in the tree."""
-        return self.ids is None or any(
-            one in places or fnmatchcase(path, one) or (self.children and any(p.startswith(f"{one}_") for p in places))
-            for one in self.ids
-        )
+        return self.ids is None or any(one in places or fnmatchcase(path, one) for one in self.ids)
 
 
 def read_orders(text: str) -> Orders:
@@ -86,7 +84,7 @@ def _msit_orders(fields: dict[str, Any]) -> Orders:
         raise OptionError(f'child {texts["child"]!r}: expected "true" or "false"')
     return Orders(
         enable=texts["dump_enable"].lower() == "true",
-        ids=_ids(texts["ids"]) if texts["ids"] else None,
+        calls=execution_ids(texts["ids"]) if texts["ids"] else (),
         rounds=Rounds.parse(texts["er"], "er"),
         children=texts["child"].lower() != "false",
         device=device_name(texts["device"]) if texts["device"] else "",

@@ -8,6 +8,7 @@ root, which lie outside of what is compiled, so steps are counted as ever, whate
 from __future__ import annotations
 
 import contextlib
+import json
 import operator
 import threading
 from collections import Counter
@@ -17,7 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
-from llmdebug_nb.capture import compat_dynamo, compat_inductor
+from llmdebug_nb.capture import compat_dynamo, compat_inductor, compat_triton
 from llmdebug_nb.capture.calls import Call, Thread
 from llmdebug_nb.capture.compat_inductor import Launch
 from llmdebug_nb.capture.fusion import FusionSwitch
@@ -100,7 +101,7 @@ class Graphs:
 
     def __init__(self, host: Host, options: DumpOptions) -> None:
         """Raises OptionError for a fusion switch that makes no sense, EmptyDumpError for an operator that does not exist."""
-        self._host, self._options = host, options
+        self._host, self._options, self._roles = host, options, options.roles
         self._levels = Levels(host, ("aten",), options.apis)  # type: ignore[arg-type]
         self._switch = FusionSwitch.read(options.fusion_switch)
         self.ran = 0
@@ -151,7 +152,8 @@ class Graphs:
             graph.calls[origin.path] = max(graph.calls[origin.path], origin.number + 1)
 
     def _asked(self, function: Any) -> bool:
-        return isinstance(function, torch._ops.OpOverload) and self._levels.aten(function) is not None
+        operator = self._levels.aten(function) if isinstance(function, torch._ops.OpOverload) else None
+        return operator is not None and operator.wanted
 
     # -- running ------------------------------------------------------------------------------------
 
@@ -228,10 +230,9 @@ class Graphs:
         source = recorder.source(list(origin.source)) if origin.source and self._options.sources else None
         row = [call.root_call, call.path, call.number, call.phase, level, call.op, source, None, None]
         recorder.operator([*row, *((moved(origin.forward[0]), origin.forward[1]) if origin.forward else (None, None))])
-        recorder.see(
-            call, "graph" if call.phase == "forward" else "graph.backward", [("node", origin.node), ("fx", name), *said]
-        )
-        if "input" in self._options.roles:
+        role = "graph" if call.phase == "forward" else "graph.backward"
+        recorder.say(call, role, [("node", origin.node), ("fx", name), *said])
+        if "input" in self._roles:
             self._see(recorder, call, "input", inputs)
         if self._host.profile is not None and level == "fx" and recorder is self._host.recorder:
             self._host.profile.begins(call)
@@ -242,9 +243,9 @@ class Graphs:
         observer, outputs = self._host.observer, list(outputs)
         if self._host.profile is not None and call.level == "fx":
             self._host.profile.ends(call)
-        if inputs and "input" in self._options.roles:
+        if inputs and "input" in self._roles:
             self._see(recorder, call, "input", inputs)
-        if "output" in self._options.roles:
+        if "output" in self._roles:
             self._see(recorder, call, "output", outputs)
         if recorder is not self._host.recorder:
             return
@@ -270,6 +271,13 @@ class Graphs:
         """Make the kernels of a graph part of the dump."""
         rows = [(f"graph{graph.number}/{launch.name}", ", ".join(launch.nodes), launch.source) for launch in launches]
         self._host.guarded(self._host.recorder.sink.table, "kernels", rows)
+
+    def note_tilings(self, graph: Graph, run: Run) -> None:
+        """Make part of the dump how the kernels of a graph that has run are launched."""
+        if "tiling" in self._options.profile:
+            found = compat_triton.configurations(run)
+            rows = [(f"graph{graph.number}/{name}", json.dumps(configuration)) for name, configuration in found]
+            self._host.recorder.sink.table("tilings", rows)
 
     @property
     def host(self) -> Host:
@@ -302,6 +310,7 @@ class _Seeing:
         self._graphs, self._graph = graphs, graph
         self.launches: list[Launch] = []
         self.module: torch.fx.GraphModule | None = None
+        self._noted = False  # how its kernels are launched
 
     @property
     def wants_module(self) -> bool:
@@ -349,7 +358,11 @@ class _Seeing:
                 reference = graphs.host.reference
                 if running is not None and reference is not None and self.module is not None:
                     graphs.host.guarded(graphs.interpret, self.module, args, running, reference)
-                return run(args)
+                result = run(args)
+                if running is not None and not self._noted:
+                    self._noted = True
+                    graphs.host.guarded(graphs.note_tilings, graph, run)
+                return result
 
         seen._boxed_call = True  # type: ignore[attr-defined]
         return seen

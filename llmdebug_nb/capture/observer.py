@@ -60,8 +60,7 @@ class Observer:
         self._opname = options.opname
         self._before = options.time != 1  # inputs are looked at before the call
         self._after = {1: "input", 2: "after"}.get(options.time)  # role of inputs as the call has left them
-        self._by_name = bool(options.contains or options.scope or options.ids)
-        self.ids = Ids(options.ids, options.children)
+        self.choose(options.ids, options.children)
         operators = tuple(level for level in options.mode if level != "module")
         self.see = self._hold if options.overflow is not None else session.recorder.see
         self._levels = Levels(self, operators, options.apis) if operators else None
@@ -80,6 +79,11 @@ class Observer:
         self._resting = False
 
     # -- life ---------------------------------------------------------------------------------
+
+    def choose(self, ids: tuple[str, ...], children: bool) -> None:
+        """Only calls with these ids are asked for from now on (none: all), with ``children`` what lies below them too."""
+        self.ids = Ids(ids, children)
+        self._by_name = bool(self._options.contains or self._options.scope or ids)
 
     def start(self) -> None:
         if self._levels:
@@ -145,7 +149,7 @@ class Observer:
         call.inherited = kept or (above is not None and above.inherited)
         call.kept = kept and self._modules and self.asks_for(call)
         if call.kept:
-            self._begins(call, arguments(args, kwargs))
+            self.begins(call, arguments(args, kwargs))
 
     def ends(self, call: Call, output: Any) -> None:
         """A call has ended that `module_begins` or `operator_begins` gave, and `Thread.leave` took."""
@@ -157,7 +161,12 @@ class Observer:
             return
         if call.since is None and not self._forward:
             return
-        found = leaves(output)
+        self.ended(call, leaves(output))
+
+    def ended(self, call: Call, found: list[tuple[str, Any]]) -> None:
+        """A call that is kept, or was until now, has ended. ``found``: what it gave, by slot."""
+        if not call.kept:
+            return
         if call.since is not None:
             self._gradients.end(call, found)
         if not call.again and self._looks(call):
@@ -173,7 +182,8 @@ class Observer:
         if self.halt is not None and call.phase == "forward" and not call.again:
             self.halt(call, found)
 
-    def _begins(self, call: Call, inputs: Iterable[tuple[str, Any]]) -> None:
+    def begins(self, call: Call, inputs: Iterable[tuple[str, Any]]) -> None:
+        """A call that is kept begins. ``inputs``: what it is given, by slot."""
         if self.halt is not None or self._after:
             inputs = call.given = list(inputs)
         if call.phase == "forward" and self.backward and call.level != "aten" and torch.is_grad_enabled():
@@ -210,7 +220,7 @@ class Observer:
         if call.kept and not again and self._forward:
             self._note(call, above)
         if call.kept:
-            self._begins(call, given(args, kwargs))
+            self.begins(call, given(args, kwargs))
         return call
 
     def operator_ends(self, call: Call, outputs: Any) -> None:
@@ -265,7 +275,7 @@ class Observer:
         call.kept = self.asks_for(call)
         if call.kept:
             self._note(call, None, forward)
-            self._begins(call, given(args, kwargs))
+            self.begins(call, given(args, kwargs))
         return call
 
     def _note(self, call: Call, above: Call | None, forward: Call | None = None) -> None:

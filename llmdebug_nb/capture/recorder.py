@@ -132,6 +132,11 @@ class Recorder:
                 with self._lock:
                     self._scalars.append((call.root_call, call.path, call.number, role, slot, *scalar_text(leaf)))
 
+    def say(self, call: Call, role: str, texts: Iterable[tuple[str, str]]) -> None:
+        """Record what is known of a call, slot and text."""
+        with self._lock:
+            self._scalars += [(call.root_call, call.path, call.number, role, slot, "str", text) for slot, text in texts]
+
     def tensor(self, call: Call, role: str, slot: str, tensor: torch.Tensor, phase: str = "forward") -> None:
         """Record a tensor as it is now. Never raises on account of the tensor: what can't be kept is counted."""
         with self._lock:

@@ -11,21 +11,28 @@ from torch import nn
 
 from llmdebug_nb.capture import compat
 from llmdebug_nb.capture.ids import Ids
+from llmdebug_nb.capture.operators import Wanted
 from llmdebug_nb.errors import nearest
 from llmdebug_nb.options import DumpOptions
 from llmdebug_nb.records import Node
 
 
-def keeps(options: DumpOptions, names: Iterable[str], kind: type) -> bool:
-    """Tell whether a module of these names (path and aliases) and of this class is asked for."""
+def keeps(options: DumpOptions, names: Iterable[str], kind: type | str) -> bool:
+    """Tell whether a module of these names (path and aliases) and of this class, or of a class of that name, is asked for."""
     if options.layers and not any(fnmatchcase(name, glob) for glob in options.layers for name in names):
         return False
-    if options.opname and not options.operators and not begins(kind.__name__, options.opname):
+    if (
+        options.opname
+        and not options.operators
+        and not begins(kind if isinstance(kind, str) else kind.__name__, options.opname)
+    ):
         return False
     return not options.types or any(_is(kind, wanted) for wanted in options.types)
 
 
-def _is(kind: type, wanted: type | str) -> bool:
+def _is(kind: type | str, wanted: type | str) -> bool:
+    if isinstance(kind, str):
+        return kind == (wanted if isinstance(wanted, str) else wanted.__name__)
     if isinstance(wanted, str):
         return any(base.__name__ == wanted for base in kind.__mro__)
     return issubclass(kind, wanted)
@@ -100,22 +107,26 @@ def why_empty(
     options: DumpOptions,
     *,
     roots: Sequence[str],
+    sessions: Sequence[str] = (),
     steps: Sequence[int],
     nodes: list[Node],
     kept: bool,
     names: Collection[str],
     ids: Ids,
+    operators: Sequence[str] = (),
     enabled: bool,
     devices: Sequence[str],
     rank: int | None,
 ) -> str:
     """Say why nothing was recorded.
 
-    ``roots``: types of the models followed. ``steps``: seen. ``kept``: any module is asked for.
+    ``roots``: types of the models followed, ``sessions``: of those that ONNX Runtime runs, and ``operators``: what their graphs have. ``steps``: seen. ``kept``: any module is asked for.
     ``names``: full names of the calls seen, where the recording filters by them. ``ids``: likewise. ``rank``: of this
     process if it is asked for, else None. ``devices``: those of the models followed.
     """
-    if not roots:
+    if sessions and not steps:
+        return f"{sessions[0]} was not run in this block: its session's run() was never called"
+    if not roots and not sessions:
         return "no module was called in this block; run a model in it"
     if not steps:
         return (
@@ -126,7 +137,7 @@ def why_empty(
         return f"ranks {options.ranks} do not hold this process"
     if not enabled:
         return f"the control file {options.control} switched it off"
-    if not kept and not options.operators:
+    if not kept and (sessions or not options.operators):
         return nothing_matches(options, nodes)
     if options.device is not None and not any(is_device(torch.device(each), options.device) for each in devices):
         return (
@@ -150,6 +161,8 @@ def why_empty(
         return (
             f"no module or operator that begins with {', '.join(options.opname)!r} ran in the steps that were asked for"
         )
+    if sessions and options.apis and not any(one in Wanted(options.apis) for one in operators):
+        return f"apis {', '.join(options.apis)!r} matches none of the graph's operators{nearest(options.apis[0], operators, 6)}"
     if options.operators and options.apis:
         return f"none of the operators {', '.join(options.apis)!r} ran in the modules and steps that were asked for"
     return "the modules that were asked for did not run in the steps that were"

@@ -14,9 +14,11 @@ from torch import nn
 
 from llmdebug_nb.capture import compat, engine, generation, selection
 from llmdebug_nb.capture.calls import Call, Thread
+from llmdebug_nb.capture.compat_onnxrt import is_session
 from llmdebug_nb.capture.control import Control, Orders
 from llmdebug_nb.capture.modules import Watch, attributes_of, find_entries, find_fused, weights_of
 from llmdebug_nb.capture.observer import Observer
+from llmdebug_nb.capture.onnxrt import Sessions
 from llmdebug_nb.capture.profile import Profile
 from llmdebug_nb.capture.recorder import Recorder, Sink
 from llmdebug_nb.capture.steps import StepTracker
@@ -37,10 +39,10 @@ class Session:
         options: DumpOptions,
         sink: Sink,
         describe: Callable[[nn.Module, str], list[Node]],
-        models: Sequence[nn.Module] = (),
+        models: Sequence[Any] = (),
         rank: int = 0,
     ) -> None:
-        """``describe(model, prefix)``: the rows of its topology.
+        """``describe(model, prefix)``: the rows of its topology. ``models``: modules, and sessions of ONNX Runtime.
 
         Raises:
             CaptureError: the model can't be recorded. EmptyDumpError: the filters match none of its modules.
@@ -57,8 +59,10 @@ class Session:
         self.follows_calls = options.operators or options.logits or self.profile is not None
         self.observer = Observer(self, options, bool(models))
         self._describe = describe
-        self._models = tuple(models)
+        self._models = tuple(model for model in models if isinstance(model, nn.Module))
+        self._any = not models  # whatever runs is recorded
         self._rank = rank
+        self._labelled = 0
         self._nodes: list[Node] = []
         self._watches: dict[int, list[Watch]] = {}  # id of root -> its modules
         self._owners: dict[int, Watch] = {}  # id of module -> its watch
@@ -68,12 +72,14 @@ class Session:
         self._tracker = StepTracker(options.warmup, self._follow)
         self._finder: Any = None
         self._undo: list[Callable[[], None]] = []
+        self.sessions: Any = None
         self._paused = False
         self._pid = os.getpid()
         try:
             for model in self._models:
                 self._adopt(model)
-            if self._models:
+            self.sessions = Sessions(self, [model for model in models if is_session(model)], bool(models))
+            if models:
                 self._refuse_empty_selection()
         except BaseException:
             self._unhook()
@@ -83,13 +89,15 @@ class Session:
 
     def start(self) -> None:
         self.active = True
+        self._choose_calls()
         if self.options.force_eager:
             self._undo.append(compat.force_eager())
         self._tracker.start()
         self.observer.start()
         if self.observer.backward:
             engine.listeners.add(self)
-        if not self._models:
+        self.sessions.start()
+        if self._any:
             self._finder = nn.modules.module.register_module_forward_pre_hook(self._find_root)
 
     def stop(self, ended_by: str | None = None) -> None:
@@ -145,6 +153,8 @@ class Session:
         if self.profile is not None:
             self.profile.ends_here()
         self._tracker.stop()
+        if self.sessions is not None:
+            self.sessions.stop()
         engine.listeners.remove(self)
         self.observer.stop()
         if self._finder is not None:
@@ -205,11 +215,13 @@ class Session:
         why = selection.why_empty(
             self.options,
             roots=[type(root).__name__ for root in self._roots.values()],
+            sessions=self.sessions.labels,
             steps=sorted({call.step for call in self._tracker.calls}),
             nodes=self._nodes,
-            kept=any(watch.kept for watches in self._watches.values() for watch in watches),
+            kept=self._keeps_any,
             names=self.observer.seen,
             ids=self.observer.ids,
+            operators=self.sessions.operators,
             enabled=self._orders.enable,
             devices=[
                 str(p.device) for root in self._roots.values() for p in [next(root.parameters(), None)] if p is not None
@@ -231,13 +243,21 @@ class Session:
             name = type(root).__name__
             why = f"{name} is a TorchScript module, which takes no hooks; record the module it was made from"
         if why is not None:
-            if self._models:
+            if not self._any:
                 raise CaptureError(why)
             self.problems[why] += 1
             return False
-        number = len(self._roots)
-        prefix = f"{type(root).__name__}~{number}." if number else ""
-        nodes = self._describe(root, prefix)
+        prefix = self.place(type(root).__name__)
+        self._watch(root, self._add_nodes(self._describe(root, prefix)), prefix)
+        return True
+
+    def place(self, label: str) -> str:
+        """Return what the paths of the next root begin with: nothing for the first one."""
+        number, self._labelled = self._labelled, self._labelled + 1
+        return f"{label}~{number}." if number else ""
+
+    def _add_nodes(self, nodes: list[Node]) -> list[Node]:
+        """Add the modules of a root to the topology."""
         start = len(self._nodes)
         nodes = [
             Node(n.path, n.name, n.type, n.parent + start if n.parent >= 0 else -1, n.params, n.aliases, n.root)
@@ -246,8 +266,7 @@ class Session:
         for recorder in self.recorders:
             recorder.sink.nodes(nodes, start)
         self._nodes += nodes
-        self._watch(root, nodes, prefix)
-        return True
+        return nodes
 
     def _watch(self, root: nn.Module, nodes: list[Node], prefix: str, attach: bool = True) -> None:
         modules = list(root.modules())
@@ -282,8 +301,14 @@ class Session:
             watch.kept = asked and self._orders.asks_for(watch.path, places.get(watch.path, ()))
 
     def _refuse_empty_selection(self) -> None:
-        if self.control is None and not any(w.kept for watches in self._watches.values() for w in watches):
+        if self.control is None and not self._keeps_any:
             raise EmptyDumpError(f"nothing to record: {selection.nothing_matches(self.options, self._nodes)}")
+
+    @property
+    def _keeps_any(self) -> bool:
+        """Tell whether the filters ask for any module of what is followed."""
+        hooked = any(watch.kept for watches in self._watches.values() for watch in watches)
+        return hooked or (self.sessions is not None and self.sessions.keeps_any)
 
     def _follow(self, model: nn.Module) -> nn.Module | None:
         """Return the root that a `generate` of ``model`` concerns: itself, one inside it, or one that it is part of."""
@@ -293,7 +318,7 @@ class Session:
         for number, root in self._roots.items():
             if number in inside or any(module is model for module in root.modules()):
                 return root
-        if not self._models and self.active and self._adopt(model):
+        if self._any and self.active and self._adopt(model):
             return model
         return None
 
@@ -317,6 +342,7 @@ class Session:
         if not outermost:
             return
         if self.control is not None and self.control.changed():
+            self._choose_calls()
             for watches in self._watches.values():
                 self._select(watches)
         call = self._tracker.begin(watch.root, watch.path, watch.module is watch.root, args, kwargs)
@@ -328,6 +354,14 @@ class Session:
             self.profile.root_begins(call.index, self.thread.within, on)
         if on:
             self._observe_parameters(watch.root)
+
+    def _choose_calls(self) -> None:
+        orders = self._orders
+        by_options = orders.calls is None
+        self.observer.choose(
+            self.options.ids if by_options else orders.calls or (),
+            self.options.children if by_options else orders.children,
+        )
 
     def leave(self, watch: Watch) -> None:
         """An entry module's call is over: the outermost one's ends the root call."""
@@ -345,6 +379,38 @@ class Session:
             self.commit()
         if self._over() and not (self.observer.backward and torch.is_grad_enabled()):
             self._rest()
+
+    # -- sessions of ONNX Runtime ---------------------------------------------------------------
+
+    def adds(self, session: Any, nodes: list[Node]) -> None:
+        """A session is followed: its modules are part of the topology."""
+        self._add_nodes(nodes)
+        self._tracker.add_root(session, nodes[0].root)
+
+    def asks_for(self, path: str) -> bool:
+        """Tell whether the control file asks for a module."""
+        ids = self._orders.ids
+        return ids is None or self._orders.asks_for(path, selection.places(self._nodes).get(path, ()))
+
+    def begin_run(self, session: Any, given: dict[str, Any]) -> tuple[RootCall, bool]:
+        """Number a run of a session that begins, and tell whether it is recorded. ``given``: its inputs by name, and what is known of its cache."""
+        if self.control is not None and self.control.changed():
+            self.sessions.select_all()
+        if given.get("use_cache") and given.get("past_key_values") is None:
+            self._tracker.ends_series(session)  # with an empty cache, another text begins
+        call = self._tracker.begin(session, "", True, (), given)
+        on = self._wants(call)
+        self.thread.begin(call, on)
+        return call, on
+
+    def end_run(self, on: bool) -> None:
+        """A run of a session is over."""
+        self.thread.end()
+        self.thread.after = False
+        if on:
+            self.commit()
+
+    # -- when a step is over ----------------------------------------------------------------------
 
     def _over(self) -> bool:
         """Tell whether the last step that was asked for is over."""
@@ -378,10 +444,10 @@ class Session:
             self.profile.ends_here()
         self.observer.backward_ends(pushed)
 
-    def _wants(self, call: RootCall, root: nn.Module) -> bool:
+    def _wants(self, call: RootCall, root: nn.Module | None = None) -> bool:
         if self._paused or not self._orders.enable or not self._wants_rank():
             return False
-        return self._wants_step(call) and self._wants_device(root)
+        return self._wants_step(call) and (root is None or self._wants_device(root))
 
     def _wants_step(self, call: RootCall) -> bool:
         rounds = self._rounds

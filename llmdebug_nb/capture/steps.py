@@ -58,7 +58,7 @@ class StepTracker:
         self._step: int | None = None  # counted by hand
         self._lock = threading.RLock()
 
-    def add_root(self, root: torch.nn.Module, name: str) -> None:
+    def add_root(self, root: Any, name: str) -> None:
         self._counters[id(root)] = _Counter(name, self._warmup)
 
     def start(self) -> None:
@@ -119,11 +119,14 @@ class StepTracker:
             if not self._running[key]:
                 del self._running[key]
 
+    def ends_series(self, root: Any) -> None:
+        """The series of bare calls is over: the next one begins another."""
+        with self._lock:
+            self._counters[id(root)].loop = None
+
     # -- numbering ----------------------------------------------------------------------------
 
-    def begin(
-        self, root: torch.nn.Module, path: str, whole: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> RootCall:
+    def begin(self, root: Any, path: str, whole: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> RootCall:
         """Number a root call that is about to run. ``path``: what is called, ``whole``: it is the root itself.
 
         The generation returned counts warm-ups from 0 like all others, so that it never changes; `calls` has

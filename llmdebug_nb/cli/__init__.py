@@ -1,4 +1,5 @@
-"""The command line: ``llmdebug dump | info | compare | report | reduce | convert | export | topology | onnx``. Parse, call one use case, print."""
+"""The command line: ``llmdebug dump | info | compare | report | reduce | convert | export | tables | timeline | topology | onnx``.
+Parse, call one use case, print."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import Any
 
 from llmdebug_nb.cli import dump
 from llmdebug_nb.errors import LLMDebugError
-from llmdebug_nb.records import EXPECTED
+from llmdebug_nb.launching import arguments
 
 _DUMP = "Run a command as it is, and record what the models in it compute: in all its Python processes, into one run."
 MATCH, DIVERGED, FAILED, PIPE_CLOSED = 0, 1, 2, 141
@@ -52,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     dumping = commands.add_parser(
         "dump", allow_abbrev=False, help="run a command, and record what its models compute", description=_DUMP
     )
-    dump.declare(dumping)
+    arguments.declare(dumping)
     dumping.set_defaults(run=dump.run)
 
     info = commands.add_parser("info", help="say what a dump holds", description="Say what a dump holds.")
@@ -142,6 +143,27 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--slice", metavar="INDEX", help="which part of the tensor: 0,3,:,:")
     export.add_argument("--show", metavar="P", action="append", default=[], help="only this picture; may be repeated")
     export.set_defaults(run=_export)
+
+    tables = commands.add_parser(
+        "tables",
+        help="write the tables of a run as csv files",
+        description="Write operators, kernels and host times of a run as csv files, in the folders and columns of msit's dumps.",
+    )
+    tables.add_argument("golden", metavar="RUN", help="name or path of a run")
+    tables.add_argument(
+        "-o", "--output", metavar="DIR", default="llmdebug_tables", help="the folder (default: %(default)s)"
+    )
+    tables.set_defaults(run=_tables)
+
+    timeline = commands.add_parser(
+        "timeline",
+        help="say where the time of a step went",
+        description="Print what took most time in a step of a run recorded with profile, and the longest gaps between operators.",
+    )
+    timeline.add_argument("golden", metavar="RUN", help="name or path of a run")
+    timeline.add_argument("--step", type=int, metavar="N", help="of this generated token (default: the first recorded)")
+    timeline.add_argument("-o", "--output", metavar="F", help="also draw it: .png, .svg or .pdf")
+    timeline.set_defaults(run=_timeline)
     _add_topologies(commands)
     return parser
 
@@ -211,6 +233,7 @@ def _info(args: argparse.Namespace) -> int:
 
 def _compare(args: argparse.Namespace) -> int:
     from llmdebug_nb import api
+    from llmdebug_nb.records import EXPECTED
 
     report = api.compare(
         args.golden,
@@ -264,6 +287,24 @@ def _export(args: argparse.Namespace) -> int:
     what = api.compare(args.golden, args.mine) if args.mine else args.golden
     state = {name: getattr(args, name) for name in ("at", "role", "step", "side", "slice", "show")}
     print(f"written: {api.export(what, args.output, **state)}")
+    return MATCH
+
+
+def _tables(args: argparse.Namespace) -> int:
+    from llmdebug_nb import api
+
+    for path in api.write_tables(args.golden, args.output):
+        print(f"written: {path}")
+    return MATCH
+
+
+def _timeline(args: argparse.Namespace) -> int:
+    from llmdebug_nb import api
+
+    shown = api.timeline(args.golden, args.step)
+    print(shown)
+    if args.output:
+        print(f"written: {shown.save(args.output)}")
     return MATCH
 
 

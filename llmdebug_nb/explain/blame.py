@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from llmdebug_nb.explain import causes, overflow, repro, scalars, verify
+from llmdebug_nb.explain import causes, nodes, overflow, repro, scalars, verify
 from llmdebug_nb.explain.calls import AGREES, Call, Calls, first_divergence, same_operator
 from llmdebug_nb.explain.edges import Edge, by_producer, is_root, kind_of, look_inside
 from llmdebug_nb.explain.runs import Runs
@@ -26,8 +26,11 @@ _LAST = (causes.INHERITED, causes.CARRIED_OVER, causes.NONDETERMINISTIC)
 
 def findings(differences: Sequence[Difference], runs: Runs) -> list[Finding]:
     """Return what is to blame, the worst first; one Finding a path, whatever the number of steps it shows in."""
+    crossed = nodes.is_crossed(differences)
+    if crossed:
+        differences = nodes.compared(differences)
     start = first_divergence(differences)
-    search = _Search(differences, start, runs) if start is not None else None
+    search = _Search(differences, start, runs, crossed) if start is not None else None
     return search.findings() if search is not None else _settings(differences, runs)
 
 
@@ -51,11 +54,14 @@ class _Blamed:
 class _Search:
     """The search for what is to blame in one comparison."""
 
-    def __init__(self, differences: Sequence[Difference], start: Difference, runs: Runs) -> None:
+    def __init__(self, differences: Sequence[Difference], start: Difference, runs: Runs, crossed: bool = False) -> None:
         self.differences, self.start, self.runs = differences, start, runs
         self.calls = Calls(differences, start.site.phase)
         self.weights = Weights(differences, runs)
+        self.nodes = nodes.Search(runs)
         self.tested = 0
+        # what fusion left no trace of may have come in: such a call is only to blame if nobody else is
+        self.follows = (causes.INHERITED, causes.UNKNOWN_INPUT) if crossed else (causes.INHERITED,)
         # somebody is known to have made an error: what follows from it is to blame on nobody else
         self.made = any(d.verdict == EXPECTED and d.index < start.index for d in differences)
         self.excused = self.made
@@ -76,7 +82,7 @@ class _Search:
             later = found.get(first.call.path)
             found[first.call.path] = replace(first, steps=later.steps + 1) if later is not None else first
             self.made = True
-        blames = [b for b in found.values() if b.cause != causes.INHERITED or not self.made]
+        blames = [b for b in found.values() if b.cause not in self.follows or not self.made]
         ranked = sorted(blames, key=lambda b: (b.cause in _LAST, b.row.index))
         if not any(s.inputs or s.is_fused for s in suspects):
             ranked = ranked[:1]  # without inputs, all that follows the first is as likely inherited
@@ -300,11 +306,18 @@ class _Search:
         key = b.call.mine or b.call.key
         side = self.runs.mine if b.call.mine is not None else self.runs.golden
         source = side.source(key) if b.call.is_operator else None
+        weights = self.weights.differing(b.call) if b.cause == causes.WEIGHT else []
+        rows = [d for c in self.calls.inside(b.call) for d in c.rows() if d.verdict == "diverged"]
+        node = self.nodes.find(b.call, b.cause, weights, rows)
+        cause = b.cause
+        if node is not None:
+            evidence, cause = f"{evidence}; {nodes.words(node)}", node.cause or cause
+            source = source or side.source(node.node.key)
         script = repro.script(b.call, self.runs, b.cause, evidence, shows=self.start)
         kernel = self._kernel(b.call)
         if kernel is not None:
             evidence = f"{evidence}; computed by kernel {kernel.name} (nodes {', '.join(kernel.nodes)})"
-        return Finding(b.call.path, b.call.op, b.call.key.step, b.cause, evidence, b.row, source, script, kernel)
+        return Finding(b.call.path, b.call.op, b.call.key.step, cause, evidence, b.row, source, script, kernel)
 
     def _kernel(self, call: Call) -> Kernel | None:
         """Return the kernel of compiled code that computes a call: in mine, or in golden where mine's is none."""

@@ -78,7 +78,7 @@ def _by(first: Difference) -> str:
 
 def _fine(labels: tuple[str, str], verdict: str, differences: Sequence[Difference]) -> str:
     compared = [d for d in differences if d.verdict != "unmatched"]
-    alone = len(differences) - len(compared)
+    alone = sum(d.is_mismatch for d in differences if not d.metrics)
     worst = max(compared, key=lambda d: d.error or 0.0, default=None)
     same = f"{labels[0]} and {labels[1]} are bit for bit the same in all {len(compared):,} tensors that both have."
     if verdict != "match" and worst is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import queue
 import shlex
 import shutil
 import signal
@@ -11,18 +13,18 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from llmdebug_nb.errors import DumpWriteError, OptionError, UnknownRunError
 from llmdebug_nb.launching.children import Unreached, below, why_unreached
 from llmdebug_nb.launching.environment import PthFile, environment
 from llmdebug_nb.launching.handover import Handover
 from llmdebug_nb.options import DumpOptions, runs_folder
-from llmdebug_nb.show.words import count_text, size_text
-from llmdebug_nb.store import progress
+
+if TYPE_CHECKING:
+    from llmdebug_nb.store.progress import Part
 
 ROOM = 2 * 10**9  # bytes that have to be free for a program that is not known beforehand, as in msit
 LEVELS = {"debug": 0, "info": 1, "warning": 2, "error": 3}
@@ -131,6 +133,8 @@ def _refuse_full_disk(parent: Path, options: DumpOptions) -> None:
     there = next(place for place in (parent, *parent.parents) if place.exists())
     usage = shutil.disk_usage(there)
     if not options.stats_only and usage.total and usage.free < need:
+        from llmdebug_nb.show.words import size_text
+
         raise DumpWriteError(
             f"{size_text(usage.free)} are free in {there}, and a dump of a program wants {size_text(need)}; free some, choose another"
             " place with path= (-o), or record less (max_bytes, stats_only)"
@@ -150,42 +154,85 @@ def _run(
         return Launched(NOT_FOUND, None, [("error", f"{words[0]}: command not found{hint}")])
     except OSError as error:
         return Launched(NOT_EXECUTABLE, None, [("error", f"{words[0]}: {error.strerror or error}")])
-    readers = [_reader(program, name, output) for name in ("stdout", "stderr")] if output is not None else []
+    from llmdebug_nb.store import progress  # while the program starts
+
+    written = _Written(program, output) if output is not None else None
     unreached = Unreached(pth)
-    with _signals_to(program):
-        _wait(program, unreached)
-    for reader in readers:
-        reader.join(timeout=5)  # what it left running in the background may hold the pipe
+    with _signals_to(program), _looking(program, unreached):
+        _wait(program, written)
     done = Launched(program.returncode if program.returncode >= 0 else 128 - program.returncode, handover.run)
-    done.messages = list(_messages(done, words, handover, unreached, pth))
+    parts = progress.parts(done.path) if done.path is not None else []
+    done.messages = list(_messages(done, parts, words, handover, unreached, pth))
     if done.path is not None and not any(done.path.glob("rank*")):
         shutil.rmtree(done.path, ignore_errors=True)
         done.path = None
     return done
 
 
-def _reader(program: subprocess.Popen[Any], name: str, output: Callable[[str, str], Any]) -> threading.Thread:
-    def read(stream: IO[str]) -> None:
-        for line in stream:
-            output(name, line)
+class _Written:
+    """What a program writes to its two streams, handed on line by line in the thread that waits for it."""
 
-    thread = threading.Thread(target=read, args=(getattr(program, name),), daemon=True)
-    thread.start()
-    return thread
+    def __init__(self, program: subprocess.Popen[Any], output: Callable[[str, str], Any]) -> None:
+        self._output = output
+        self._lines: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+        self._readers = [
+            threading.Thread(target=self._read, args=(name, getattr(program, name)), daemon=True)
+            for name in ("stdout", "stderr")
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, name: str, stream: IO[str]) -> None:
+        with stream:
+            for line in stream:
+                self._lines.put((name, line))
+
+    def hand_on(self, seconds: float) -> None:
+        """Hand on what comes within that time, up to the first pause after a line."""
+        with contextlib.suppress(queue.Empty):
+            self._output(*self._lines.get(timeout=seconds))
+            while True:
+                self._output(*self._lines.get_nowait())
+
+    def finish(self) -> None:
+        """Hand on the rest. What the program has left running in the background may hold its streams: it is not waited for."""
+        for reader in self._readers:
+            reader.join(timeout=1)
+        self.hand_on(0.01)
 
 
-def _wait(program: subprocess.Popen[Any], unreached: Unreached) -> None:
-    while True:
-        try:
-            program.wait(timeout=_LOOK)
-            return
-        except subprocess.TimeoutExpired:
+@contextlib.contextmanager
+def _looking(program: subprocess.Popen[Any], unreached: Unreached) -> Iterator[None]:
+    """Look at the program's processes now and then; waiting for it is not held up by that."""
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(_LOOK):
             unreached.look(program.pid)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _wait(program: subprocess.Popen[Any], written: _Written | None) -> None:
+    while program.returncode is None:
+        try:
+            if written is None:
+                program.wait()
+            elif program.poll() is None:
+                written.hand_on(0.05)
         except KeyboardInterrupt:  # the program decides what an interrupt means
             continue
+    if written is not None:
+        written.finish()
 
 
-@contextmanager
+@contextlib.contextmanager
 def _signals_to(program: subprocess.Popen[Any]) -> Iterator[None]:
     """Pass on what we are sent; a terminal's interrupt has reached the program already, as a kernel's has."""
 
@@ -224,12 +271,11 @@ def _of_all() -> bool:
 
 
 def _messages(
-    done: Launched, words: list[str], handover: Handover, unreached: Unreached, pth: bool
+    done: Launched, parts: list[Part], words: list[str], handover: Handover, unreached: Unreached, pth: bool
 ) -> Iterator[tuple[str, str]]:
     """Yield what there is to say: what was kept, how the program ended, and what was not seen."""
     reached, said = handover.processes(), handover.said()
     yield "debug", f"processes that imported torch or onnxruntime: {', '.join(map(str, reached)) or 'none'}"
-    parts = progress.parts(done.path) if done.path is not None else []
     if done.path is not None and parts:
         yield "info", _kept(done.path, parts)
     for part in parts:
@@ -247,7 +293,9 @@ def _messages(
         yield "warning", text
 
 
-def _kept(path: Path, parts: Sequence[progress.Part]) -> str:
+def _kept(path: Path, parts: Sequence[Part]) -> str:
+    from llmdebug_nb.show.words import count_text, size_text
+
     shown = os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
     total, ranks = sum(part.records or 0 for part in parts), len({part.rank for part in parts})
     spread = f" of {len(parts)} processes" if len(parts) > 1 else ""

@@ -8,6 +8,7 @@ import keyword
 import os
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -16,10 +17,12 @@ from typing import Any
 from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
-from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+from IPython.core.magic_arguments import MagicArgumentParser, argument, magic_arguments, parse_argstring
 
 from llmdebug_nb import api
 from llmdebug_nb.errors import LLMDebugError, nearest
+from llmdebug_nb.launching import arguments
+from llmdebug_nb.launching.program import launch
 from llmdebug_nb.notebook import explore
 from llmdebug_nb.options import GRAPHS, PARTS, PHASES, TOKENS, DumpOptions
 from llmdebug_nb.report import Report
@@ -74,8 +77,14 @@ def _dump_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
                 "--graph", choices=[*GRAPHS], help="compile the model, and record its graph, its kernels, or both"
             ),
             argument("--fusion-switch", metavar="F", help="with --graph: JSON file that says which fusions are off"),
+            argument("--profile", metavar="T", help="also tables of times: op, kernel, host, tiling, joined by +"),
             argument("--control", metavar="F", help="JSON file that switches recording while it runs"),
             argument("--path", help="folder that will hold the run (default: llmdebug_runs)"),
+            argument(
+                "--exec",
+                metavar="COMMAND",
+                help="%%llmdump --exec 'python run.py': run a command, and record it; options as llmdebug dump has them",
+            ),
         ]
     ):
         function = declare(function)
@@ -96,11 +105,12 @@ class LLMDebugMagics(Magics):
 
         The cell runs as it would without the magic; its result still shows. The options of ``%llmdump on`` are the same.
 
-        ``%%llmdump --tokens 0-3 --name golden``, ``%llmdump on model --name golden``, ``%llmdump status``, ``%llmdump off``
+        ``%%llmdump --tokens 0-3 --name golden``, ``%llmdump on model --name golden``, ``%llmdump status``, ``%llmdump off``,
+        ``%llmdump --exec "python generate.py 'a b'" --name golden`` (options as ``llmdebug dump --help`` shows them)
         """
         __tracebackhide__ = True  # an error in the cell shows the cell, not us
         if cell is None:
-            return self._switch(line)
+            return self._launch(line) if re.search(r"(^|\s)--exec\b", line) else self._switch(line)
         recording = self._recording_of(line)
         run_cell = self.parsed(cell)
         with one_line():
@@ -185,15 +195,38 @@ class LLMDebugMagics(Magics):
 
     def _recording_of(self, line: str) -> api.Recording:
         options = vars(parse(self.llmdump, line))
+        if options.pop("exec") is not None:
+            raise UsageError("%%llmdump: --exec runs a command in place of a cell: %llmdump --exec 'python run.py'")
         model = self.value(options.pop("model"))
         with one_line():
             return api.dump(model, **options)
+
+    def _launch(self, line: str) -> None:
+        """Run a command, show what it writes, and bind the run."""
+        parser = MagicArgumentParser("%llmdump", add_help=False)
+        arguments.declare(parser)
+        try:
+            given = parser.parse_args(shlex.split(line))
+        except ValueError as error:
+            raise UsageError(f"%llmdump: {error}; quote the command as in --exec 'python run.py'") from None
+        if given.exec is None:
+            raise UsageError("%llmdump: expected a command behind --exec, as in %llmdump --exec 'python run.py'")
+        with one_line():
+            done = launch(given.exec, pth=given.pth, output=_write, **arguments.options(vars(given)))
+            for text in done.lines("warning"):
+                print(f"llmdump: {text}", file=sys.stderr)
+            if done.status:
+                print(f"llmdump: the command ended with status {done.status}", file=sys.stderr)
+            if done.path is not None:
+                self.bind(done.run)
 
     def _switch(self, line: str) -> None:
         command, _, rest = line.strip().partition(" ")
         if command not in _SWITCHES:
             near = nearest(command, _SWITCHES) if command else ""
-            raise UsageError(f"%llmdump {command}: expected on, off or status{near}; %%llmdump records one cell")
+            raise UsageError(
+                f"%llmdump {command}: expected on, off or status{near}; %%llmdump records one cell, --exec a command"
+            )
         now = self._switched_on if self._switched_on is not None and self._switched_on.running else None
         if command == "on":
             if now is not None:
@@ -269,6 +302,11 @@ class LLMDebugMagics(Magics):
         else:
             self.shell.user_ns[run.name] = run
         print(api.kept_line(run) + note)
+
+
+def _write(stream: str, text: str) -> None:
+    """Show what a command has written, as what the cell writes."""
+    print(text, end="", file=getattr(sys, stream), flush=True)
 
 
 _SWITCHES = ("on", "off", "status")
@@ -368,6 +406,7 @@ def _values(shell: Any, option: str) -> list[str]:
 
 _OFFERS = {
     "mode": ["module", "api", "aten", "module+api", "module+aten", "module+api+aten"],
+    "profile": ["host", "kernel+host", "op+kernel+host", "kernel+host+tiling"],
     "reduce": ["minmax", "quantile:5"],
     "tokens": ["0", TOKENS, "4-", "all"],
     "when": ["nan", "inf", "abs>1e4", "diverges"],

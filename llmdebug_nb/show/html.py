@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from llmdebug_nb.errors import LLMDebugError
+from llmdebug_nb.errors import LLMDebugError, TensorLookupError
 from llmdebug_nb.records import Difference, Finding
 from llmdebug_nb.show import wire
 from llmdebug_nb.show.figure import errors_picture, heatmaps, layer_pictures
@@ -20,6 +20,7 @@ from llmdebug_nb.show.text import (
     row_cells,
     side_cells,
 )
+from llmdebug_nb.show.timeline import timeline
 
 MAX_ROWS = 5000
 _STYLE = """
@@ -48,7 +49,7 @@ def page(view: Any) -> str:
     overview: wire.Overview = view.overview()
     body = [
         _head(overview), _sentences(overview), _opened_findings(view, overview), _expected(overview), _notes(overview), _layers(view, overview),
-        _picture(view, overview), _rows(view, overview),
+        _times(view, overview), _picture(view, overview), _rows(view, overview),
     ]  # fmt: skip
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">{MADE_BY}<title>{escape(overview["title"])}</title>'
@@ -133,6 +134,17 @@ def _layers(view: Any, overview: wire.Overview) -> str:
     steps = [step["label"] for step in overview["steps"]]
     picture = layer_pictures(view.layer_errors, steps)
     return f'<h2>Layers and tokens</h2><img alt="error over limit by layer and token, and along depth" src="{picture}">'
+
+
+def _times(view: Any, overview: wire.Overview) -> str:
+    """Draw the first step that has times."""
+    if overview["kind"] != "run":
+        return ""
+    try:
+        shown = timeline(view.run)
+    except TensorLookupError:
+        return ""
+    return f"<h2>Times</h2>{shown._repr_html_()}"
 
 
 def _worst(view: Any, row: int) -> str:

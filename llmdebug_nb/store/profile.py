@@ -14,7 +14,6 @@ from llmdebug_nb.store import tiling as tilings
 if TYPE_CHECKING:
     import pandas
 
-OURS = "recording"  # the level of the row that says how long our own work took
 _HOST = ("rank", "generation", "step", "path", "call", "phase", "level", "op", "thread", "start", "duration", "gap")
 _KERNELS = ("rank", "generation", "step", "path", "call", "phase", "op", "kernel", "code", "device", "stream", "start", "duration")  # fmt: skip
 _SITE = ("rank", "generation", "step", "phase", "path", "call")
@@ -26,9 +25,9 @@ class Run(Protocol):
     def query(self, sql: str, values: Any = ()) -> list[tuple[Any, ...]]: ...
 
 
-def host(run: Run, ours: bool = False) -> pandas.DataFrame:
-    """Return `Run.host`; with ``ours`` the rows of what recording took, and no others."""
-    frame = _frame(run, "all_timings", _HOST, f"level {'=' if ours else '!='} '{OURS}'")
+def host(run: Run) -> pandas.DataFrame:
+    """Return `Run.host`."""
+    frame = _frame(run, "all_timings", _HOST, "level != 'recording'")
     frame["gap"] = frame["gap"].astype("float64") / _US
     return _in_us(frame)
 
@@ -42,7 +41,17 @@ def _frame(run: Run, view: str, columns: tuple[str, ...], where: str) -> pandas.
     import pandas
 
     rows = run.query(f"SELECT {','.join(columns)} FROM {view} WHERE {where} ORDER BY rank, root_call, start, id")
-    return pandas.DataFrame(rows, columns=list(columns))
+    return _with_ids(run, pandas.DataFrame(rows, columns=list(columns)))
+
+
+def _with_ids(run: Run, frame: pandas.DataFrame) -> pandas.DataFrame:
+    """Add the execution id of each call, "" where it has none: as in a backward pass, and for operators that were not recorded."""
+    ids = {
+        tuple(row[:-1]): row[-1] for row in run.query("SELECT rank, generation, step, path, call, id FROM call_rows")
+    }
+    sites = zip(*(frame[name] for name in ("rank", "generation", "step", "path", "call", "phase")), strict=True)
+    frame["id"] = [ids.get(tuple(site), "") if phase == "forward" else "" for *site, phase in sites]
+    return frame
 
 
 def _in_us(frame: pandas.DataFrame) -> pandas.DataFrame:
@@ -79,7 +88,7 @@ def ops(run: Run) -> pandas.DataFrame:
         row[f"{side}_shape"].append(_sizes(shape))
     _add_parameters(run, found)
     columns = [*_SITE, "level", "op", "parameters", "in_dtype", "in_shape", "out_dtype", "out_shape"]
-    return pandas.DataFrame(list(found.values()), columns=columns)
+    return _with_ids(run, pandas.DataFrame(list(found.values()), columns=columns))
 
 
 def _sizes(text: Any) -> tuple[int, ...]:
@@ -105,10 +114,11 @@ def _add_parameters(run: Run, found: dict[_Site, dict[str, Any]]) -> None:
         row["parameters"] = {**(attributes.get(row["path"], {}) if row["level"] == "module" else {}), **own}
 
 
-def tops(frame: pandas.DataFrame, by: Iterable[str]) -> pandas.DataFrame:
-    """Return count and total, mean and longest ``duration`` of each group of rows, most time first."""
-    grouped = frame.groupby(list(by), sort=False)["duration"]
-    table = grouped.agg(count="size", total="sum", mean="mean", longest="max").reset_index()
-    whole = float(table["total"].sum())
-    table["share"] = table["total"] / whole if whole else 0.0
-    return table.sort_values("total", ascending=False, ignore_index=True)
+def kernel_frame(found: Iterable[tuple[int, list[Any]]]) -> pandas.DataFrame:
+    """Return rows as `records.LAUNCH` has them, each with its step, as `Run.kernels` does."""
+    import pandas
+
+    rows = []
+    for step, (path, call, phase, op, kernel, code, device, stream, start, duration) in found:
+        rows.append((0, 0, step, path, call, phase, op, kernel, code, device, stream, start, duration))
+    return _in_us(pandas.DataFrame(rows, columns=list(_KERNELS)))

@@ -22,12 +22,20 @@ from llmdebug_nb.records import AT, COLUMNS, Record
 from llmdebug_nb.store import catalog, layouts
 from llmdebug_nb.store import format as fmt
 from llmdebug_nb.store.layouts import Contents
-from llmdebug_nb.store.run import LAUNCH_COLUMNS, OPERATOR_COLUMNS, ROW_COLUMNS, TIMING_COLUMNS, Run, Source, quoted
+from llmdebug_nb.store.run import (
+    LAUNCH_COLUMNS,
+    OPERATOR_COLUMNS,
+    ROW_COLUMNS,
+    STRIDE,
+    TIMING_COLUMNS,
+    Run,
+    Source,
+    quoted,
+)
 
 if TYPE_CHECKING:
     import torch
 
-_STRIDE = 1 << 40  # record ids of the n-th process start at n * _STRIDE
 _ROWS = """SELECT {id} AS id, {rank} AS rank, c.generation{later} AS generation, c.step, c.kind, c.root, r.path, r.call, r.phase, r.role,
  r.slot, r.op, r.id AS seq, r.dtype, r.shape, r.min, r.max, r.mean, r.l2norm, r.nan, r.inf, r.zero, r.fingerprint, r.device,
  {producer} AS producer, CASE WHEN r.offset IS NULL THEN NULL ELSE {process} || ',' || r.offset || ',' || r.length END
@@ -263,7 +271,7 @@ def _open_native(path: Path, marker: dict[str, Any]) -> Source:
 
 
 def _make_views(db: sqlite3.Connection, process: Process) -> None:
-    base = process.number * _STRIDE
+    base = process.number * STRIDE
     number, producer = (
         f"r.{name} + {base}" if base else f"r.{name}" for name in ("id", "producer")
     )  # bare: found by index
@@ -298,7 +306,7 @@ def _further(db: sqlite3.Connection, name: str, rows: list[tuple[Any, ...]], pro
     """Return the root calls, or the modules, of a further process that those before it do not have, numbered on."""
     if name == "all_calls":
         known = set(db.execute("SELECT generation, step FROM all_calls"))
-        return [(row[0] + process.number * _STRIDE, *row[1:]) for row in rows if row[1:3] not in known]
+        return [(row[0] + process.number * STRIDE, *row[1:]) for row in rows if row[1:3] not in known]
     places = {path: place for place, (path,) in enumerate(db.execute("SELECT path FROM all_nodes ORDER BY idx"))}
     new = []
     for _, path, label, kind, parent, *rest in rows:

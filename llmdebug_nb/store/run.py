@@ -68,6 +68,7 @@ OPERATOR_COLUMNS = (
 )
 
 
+STRIDE = 1 << 40  # ids of the n-th process start at n * STRIDE
 TIMING_COLUMNS = ("id", "rank", "generation", "step", *TIMING[2:], "root_call")
 LAUNCH_COLUMNS = ("id", "rank", "generation", "step", *LAUNCH[2:], "root_call")
 
@@ -305,7 +306,7 @@ class Run(Shown, Tabular):
     def ops(self) -> pandas.DataFrame:
         """Return one row a recorded call of a module or operator, in execution order: its parameters, and dtype and shape of each tensor that went in and out.
 
-        ``parameters``: arguments that are no tensors, and plain attributes of modules, as texts by name.
+        ``parameters``: arguments that are no tensors, and plain attributes of modules, as texts by name. ``id``: its execution id, see `ids`.
         """
         return profile.ops(self)
 
@@ -313,7 +314,7 @@ class Run(Shown, Tabular):
         """Return one row a kernel that ran, in order of its start; none where the run was recorded without ``profile="kernel"``.
 
         ``path``, ``call``, ``op``: the operator that launched it. ``code``: its name among the fused kernels. ``start``, ``duration``: microseconds
-        of the program's clock, from the beginning of the root call; that clock stands while work of ours is under way.
+        of the program's clock, from the beginning of the step; that clock stands while work of ours is under way.
         """
         return profile.kernels(self)
 
@@ -321,7 +322,7 @@ class Run(Shown, Tabular):
         """Return how long modules and operators kept the host, in order of their start; nothing where the run was recorded without ``profile="host"``.
 
         ``level``: module | op (the outermost operators). ``start``, ``duration``: as in `kernels`. ``gap``: microseconds from the end of the operator
-        before, in this root call and thread, to the start of this one; missing for modules.
+        before, in this step and thread, to the start of this one; missing for modules.
         """
         return profile.host(self)
 

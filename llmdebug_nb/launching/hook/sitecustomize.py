@@ -5,12 +5,13 @@ Runs the program's own sitecustomize, then waits for an import of torch or onnxr
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import os
 import sys
-from types import ModuleType
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _PACKAGE = os.path.dirname(os.path.dirname(_HERE))
@@ -19,24 +20,30 @@ _PACKAGE = os.path.dirname(os.path.dirname(_HERE))
 def _chain() -> None:
     """Run the sitecustomize that this one hides."""
     places = [place for place in sys.path if os.path.abspath(place or ".") != _HERE]
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", places)
+    from importlib.machinery import PathFinder
+
+    spec = PathFinder.find_spec("sitecustomize", places)
     if spec is not None and spec.loader is not None:
-        module = importlib.util.module_from_spec(spec)
+        from importlib.util import module_from_spec
+
+        module = module_from_spec(spec)
         sys.modules["sitecustomize"] = module
         spec.loader.exec_module(module)
 
 
-class _AfterImport(importlib.abc.MetaPathFinder):
+class _AfterImport:
     """Calls ``begin(name)`` of `llmdebug_nb.launching.child` right after the first import of a package."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = set(names)
 
-    def find_spec(self, fullname: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
         if fullname not in self.names:
             return None
+        from importlib.util import find_spec
+
         self.names.discard(fullname)
-        spec = importlib.util.find_spec(fullname)
+        spec = find_spec(fullname)
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
@@ -50,11 +57,13 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
 def _provide() -> None:
     """Have `import llmdebug_nb` give what the program was launched by, whatever this Python has installed."""
+    from importlib.util import module_from_spec, spec_from_file_location
+
     if "llmdebug_nb" not in sys.modules:
         init = os.path.join(_PACKAGE, "__init__.py")
-        spec = importlib.util.spec_from_file_location("llmdebug_nb", init, submodule_search_locations=[_PACKAGE])
+        spec = spec_from_file_location("llmdebug_nb", init, submodule_search_locations=[_PACKAGE])
         if spec is not None and spec.loader is not None:
-            module = sys.modules["llmdebug_nb"] = importlib.util.module_from_spec(spec)
+            module = sys.modules["llmdebug_nb"] = module_from_spec(spec)
             spec.loader.exec_module(module)
 
 

@@ -1,0 +1,259 @@
+"""One step as a timeline: modules, operators on the host and kernels as lanes over time, and where most of the time and the longest gaps are."""
+
+from __future__ import annotations
+
+import io
+import json
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmdebug_nb.errors import OptionError, StoreError, TensorLookupError
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
+_FORMATS = (".png", ".svg", ".pdf", ".json")
+_TOP = 8
+_DEPTH = 4  # lanes of modules
+_EVERY = 1000
+_FAINT = "#8884"
+_OURS = "SELECT sum(duration) FROM all_timings WHERE level = 'recording' AND generation = ? AND step = ?"
+
+
+class Timeline:
+    """What ran when in one step. The value of a cell shows the picture and the tables; ``figure``, ``top``, ``gaps`` are these alone.
+
+    Times are microseconds of the program's clock, as in `Run.host`.
+    """
+
+    def __init__(self, label: str, step: tuple[int, int], host: pandas.DataFrame, kernels: pandas.DataFrame, ours: float) -> None:  # fmt: skip
+        """``host``, ``kernels``: the rows of one step, see `Run.host`. ``step``: generation and step. ``ours``: microseconds that recording took."""
+        self.label, self.step, self.ours = label, step, ours
+        self.host, self.kernels = host, kernels
+
+    @property
+    def duration(self) -> float:
+        """Microseconds from the first row to the end of the last one."""
+        return max(
+            (float((rows["start"] + rows["duration"]).max()) for rows in (self.host, self.kernels) if len(rows)),
+            default=0.0,
+        )
+
+    @property
+    def top(self) -> pandas.DataFrame:
+        """What took most time: operators by name, or kernels where only these were recorded; ``share`` is of all of them."""
+        rows, by = (self._ops, "op") if len(self._ops) else (self.kernels, "kernel")
+        table = rows.groupby(by)["duration"].agg(count="size", total="sum", longest="max").reset_index()
+        table["share"] = table["total"] / max(float(table["total"].sum()), 1e-9)
+        return table.sort_values("total", ascending=False, ignore_index=True)
+
+    @property
+    def gaps(self) -> pandas.DataFrame:
+        """Operators by how long the host was busy with something else before them: where dispatching is slow, longest first."""
+        rows = self._ops[self._ops["gap"] > 0]
+        return rows.sort_values("gap", ascending=False, ignore_index=True)[
+            ["gap", "path", "call", "op", "start", "duration"]
+        ]
+
+    @property
+    def _ops(self) -> pandas.DataFrame:
+        return self.host[self.host["level"] == "op"]
+
+    # -- shown ----------------------------------------------------------------------------------------
+
+    @property
+    def figure(self) -> Figure:
+        """The lanes as a matplotlib figure; colour is the module."""
+        from matplotlib.figure import Figure
+
+        lanes = self._lanes()
+        figure = Figure(figsize=(13, 1.5 + 0.42 * len(lanes)), layout="constrained")
+        axis = figure.subplots()
+        colours = self._colours()
+        for at, (_, rows) in enumerate(lanes):
+            spans = list(zip(rows["start"] / 1e3, rows["duration"] / 1e3, strict=True))
+            shades = [colours.get(_module(path), "#999999") for path in rows["path"]]
+            axis.broken_barh(spans, (at - 0.4, 0.8), facecolors=shades, edgecolors=_FAINT, linewidth=0.3)
+            self._name(axis, at, rows)
+        axis.set_yticks(range(len(lanes)), [name for name, _ in lanes])
+        axis.invert_yaxis()
+        axis.set_xlim(0, max(self.duration / 1e3, 1e-6))
+        axis.set_xlabel("ms of the program's clock", fontsize=8)
+        axis.set_title(self._title(), fontsize=10, loc="left")
+        axis.tick_params(labelsize=8)
+        self._legend(axis, colours)
+        return figure
+
+    def _lanes(self, depth: int = _DEPTH) -> list[tuple[str, pandas.DataFrame]]:
+        """Return name and rows of each lane: modules from the outside in, operators, and kernels by device and stream."""
+        modules = self.host[self.host["level"] == "module"]
+        depths = _depths(modules)
+        last = min(depth, max(depths, default=-1) + 1)
+        lanes = [("" if at else "modules", modules[[one == at for one in depths]]) for at in range(last)]
+        lanes += [
+            ("host ops" if thread == 0 else f"host ops, thread {thread}", rows)
+            for thread, rows in self._ops.groupby("thread")
+        ]
+        for (device, stream), rows in self.kernels.groupby(["device", "stream"]):
+            lanes.append((f"kernels {device}" + (f" stream {stream}" if device != "cpu" else ""), rows))
+        return [(name, rows) for name, rows in lanes if len(rows)]
+
+    def _name(self, axis: Any, at: int, rows: pandas.DataFrame) -> None:
+        """Write names into the bars that have room for them."""
+        for row in rows.to_dict("records"):
+            name = str(row.get("kernel") or row["op"]).rpartition("::")[2].removeprefix("Aten.")
+            room = 150 * row["duration"] / max(self.duration, 1e-9)
+            if room >= 4:
+                text = name if len(name) <= room else name[: max(1, int(room) - 1)] + "…"
+                axis.text(
+                    (row["start"] + row["duration"] / 2) / 1e3,
+                    at,
+                    text,
+                    ha="center",
+                    va="center",
+                    fontsize=6.5,
+                    clip_on=True,
+                )
+
+    def _colours(self) -> dict[str, Any]:
+        """Return the colour of each module two levels below the root, in order of time: layers are told apart."""
+        from matplotlib import colormaps
+
+        rows = [frame for frame in (self.host, self.kernels) if len(frame)]
+        names = dict.fromkeys(_module(path) for frame in rows for path in frame["path"])
+        shades: Any = colormaps["tab20"].colors  # type: ignore[attr-defined]
+        return {name: shades[at % len(shades)] for at, name in enumerate(names)}
+
+    def _legend(self, axis: Any, colours: dict[str, Any]) -> None:
+        from matplotlib.patches import Patch
+
+        shown = list(colours.items())[:20]
+        handles = [Patch(color=colour, label=name or "(root)") for name, colour in shown]
+        axis.legend(
+            handles=handles,
+            fontsize=7,
+            ncols=min(len(handles), 7) or 1,
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.28),
+            frameon=False,
+        )
+
+    def _title(self) -> str:
+        generation, step = self.step
+        place = f"step {step}" if generation == 0 else f"step {step} of generation {generation}"
+        text = f"{self.label}, {place}: {self.duration / 1e3:.2f} ms"
+        ops, kernels = (float(rows["duration"].sum()) / 1e3 for rows in (self._ops, self.kernels))
+        text += f"; {len(self._ops):,} operators {ops:.2f} ms" if len(self._ops) else ""
+        text += f"; {len(self.kernels):,} kernels {kernels:.2f} ms" if len(self.kernels) else ""
+        return text + (f"; recording took {self.ours / 1e3:.2f} ms beside it" if self.ours else "")
+
+    def __repr__(self) -> str:
+        lines = [self._title(), "most time (µs):", _text(self.top, _TOP)]
+        if len(self.gaps):
+            lines += ["longest gaps before an operator (µs):", _text(self.gaps, _TOP)]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return f"<div>{self.picture()}<b>most time</b> (µs){_table(self.top)}" + (
+            f"<b>longest gaps before an operator</b> (µs){_table(self.gaps)}</div>" if len(self.gaps) else "</div>"
+        )
+
+    def picture(self) -> str:
+        """Return the figure as an HTML image that needs no file."""
+        import base64
+
+        data = io.BytesIO()
+        self.figure.savefig(data, format="png", dpi=110)
+        url = "data:image/png;base64," + base64.b64encode(data.getvalue()).decode()
+        return f'<img alt="{escape(self._title())}" src="{url}">'
+
+    def trace(self) -> list[dict[str, Any]]:
+        """Return the rows as Chrome trace events: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU."""
+        events = []
+        for lane, (_, rows) in enumerate(self._lanes(depth=_EVERY)):
+            for row in rows.to_dict("records"):
+                said = {
+                    name: row[name]
+                    for name in ("path", "call", "phase", "code", "id")
+                    if row.get(name) not in (None, "")
+                }
+                name = row.get("kernel") or row["op"]
+                events.append(
+                    {
+                        "name": name,
+                        "ph": "X",
+                        "ts": row["start"],
+                        "dur": row["duration"],
+                        "pid": self.label,
+                        "tid": lane,
+                        "args": said,
+                    }
+                )
+        return events
+
+    def save(self, path: str | Path) -> Path:
+        """Write the figure to a ``.png``, ``.svg`` or ``.pdf``, or all rows to a ``.json`` that Perfetto and chrome://tracing open. Raises OptionError, StoreError."""
+        target = Path(path)
+        if target.suffix.lower() not in _FORMATS:
+            raise OptionError(f"{target}: a timeline is written as {', '.join(_FORMATS)}")
+        try:
+            if target.suffix.lower() == ".json":
+                target.write_text(json.dumps({"traceEvents": self.trace()}), encoding="utf-8")
+            else:
+                self.figure.savefig(target)
+        except OSError as error:
+            raise StoreError(f"can't write {target}: {error.strerror or error}") from None
+        return target
+
+
+def timeline(run: Any, step: int | None = None, generation: int = 0) -> Timeline:
+    """Return the timeline of one step of a run: the first one that has times, if none is named.
+
+    Raises:
+        TensorLookupError: the run has no times, or none of that step; says what is there instead.
+    """
+    frames = run.host(), run.kernels()
+    steps = sorted(
+        {(int(g), int(s)) for frame in frames for g, s in zip(frame["generation"], frame["step"], strict=True)}
+    )
+    if not steps:
+        raise TensorLookupError(f"run {run.label!r} has no times: record it with profile='kernel+host'")
+    first = next((one for one in steps if one[0] >= 0), steps[0])
+    wanted = first if step is None else (generation, step)
+    if wanted not in steps:
+        known = ", ".join(str(s) if g == 0 else f"{s} of generation {g}" for g, s in steps[:12])
+        raise TensorLookupError(
+            f"run {run.label!r} has no times of step {step} of generation {generation}; there is {known}"
+        )
+    host, kernels = (frame[(frame["generation"] == wanted[0]) & (frame["step"] == wanted[1])] for frame in frames)
+    return Timeline(run.label, wanted, host, kernels, float(run.query(_OURS, wanted)[0][0] or 0) / 1e3)
+
+
+def _depths(modules: pandas.DataFrame) -> list[int]:
+    """Return in how many others each module runs, from rows in order of their start."""
+    open_until: list[float] = []
+    depths = []
+    for start, duration in zip(modules["start"], modules["duration"], strict=True):
+        while open_until and open_until[-1] <= start:
+            open_until.pop()
+        depths.append(len(open_until))
+        open_until.append(start + duration)
+    return depths
+
+
+def _module(path: str) -> str:
+    """Return the module that a bar is coloured by: two levels below the root, ``model.layers.0`` three."""
+    module = path.partition("/")[0]
+    parts = module.split(".")
+    at = next((place for place, part in enumerate(parts) if part.isdigit()), 1)
+    return ".".join(parts[: at + 1])
+
+
+def _text(frame: pandas.DataFrame, n: int) -> str:
+    return str(frame.head(n).to_string(index=False, float_format=lambda number: f"{number:.2f}"))
+
+
+def _table(frame: pandas.DataFrame) -> str:
+    return str(frame.head(_TOP).to_html(index=False, float_format=lambda number: f"{number:.2f}", border=0))

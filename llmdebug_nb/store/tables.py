@@ -1,0 +1,141 @@
+"""Writing the tables of a run as msit's `dump --exec` does: the same folders, file names and columns.
+
+    operation_io_tensors/{pid}/operation_tensors_{n}.csv    what each call was given and gave; columns separated by ``|``
+    kernel_io_tensors/{pid}/kernel_tensors_{n}.csv          the same of the kernels that ran, and when
+    cpu_profiling/{pid}/operation_statistic_{n}.csv         host time of each call
+
+``n`` is the step, ``generation_step`` from the second generation on. Columns that have no meaning here are there, and empty.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmdebug_nb.errors import StoreError
+from llmdebug_nb.store.run import STRIDE, Run
+
+if TYPE_CHECKING:
+    import pandas
+
+OP_COLUMNS = (
+    "CaseNum", "CaseName", "OpName", "OpParam", "InNum", "InDType", "InFormat", "InShape", "OutNum", "OutDType", "OutFormat", "OutShape",
+    "DataGenType", "DataGenRange", "InTensorFile", "OutTensorFile", "TestType", "TestLevel", "FromModel", "SocVersion", "ExpectedError",
+)  # fmt: skip
+KERNEL_COLUMNS = (*OP_COLUMNS, "Device", "Stream", "StartUs", "DurationUs")
+_FORMAT = "nd"  # tensors are kept in row-major order, without a layout of their own
+_Row = Mapping[str, Any]
+
+
+def write_tables(run: Run, folder: Path) -> list[Path]:
+    """Write what tables a run has below ``folder``; return the files.
+
+    Raises:
+        StoreError: the run has none, or the folder can't be written to.
+    """
+    ops, kernels, host = run.ops(), run.kernels(), run.host()
+    model = next((node.type for node in run.nodes if not node.path), "")
+    given = {_call(row): row for row in _rows(ops)}
+    written = []
+    try:
+        for where, rows in _files(run, ops):
+            written.append(
+                _write(
+                    folder / "operation_io_tensors" / where.format("operation_tensors"),
+                    OP_COLUMNS,
+                    _ops(rows, model),
+                    "|",
+                )
+            )
+        for where, rows in _files(run, kernels):
+            table = _kernels(rows, given, model)
+            written.append(
+                _write(folder / "kernel_io_tensors" / where.format("kernel_tensors"), KERNEL_COLUMNS, table, "|")
+            )
+        for where, rows in _files(run, host):
+            columns, table = _statistics(rows)
+            written.append(_write(folder / "cpu_profiling" / where.format("operation_statistic"), columns, table, ","))
+    except OSError as error:
+        raise StoreError(f"can't write {folder}: {error.strerror or error}") from None
+    if not written:
+        raise StoreError(
+            f"{run.label} has no tables: nothing was recorded of calls; record it with profile='op+kernel+host'"
+        )
+    return written
+
+
+def _rows(frame: pandas.DataFrame) -> list[_Row]:
+    return frame.to_dict("records")  # type: ignore[no-any-return]
+
+
+def _call(row: _Row) -> tuple[Any, ...]:
+    return tuple(row[name] for name in ("rank", "generation", "step", "phase", "path", "call"))
+
+
+def _files(run: Run, frame: pandas.DataFrame) -> Iterable[tuple[str, list[_Row]]]:
+    """Yield each file's place below its kind, with ``{}`` for the name, and its rows."""
+    pids = _pids(run)
+    for (rank, generation, step), rows in frame.groupby(["rank", "generation", "step"], sort=True):
+        number = str(step) if generation == 0 else f"{generation}_{step}"
+        yield f"{pids.get((rank, generation), rank)}/{{}}_{number}.csv", _rows(rows)
+
+
+def _pids(run: Run) -> dict[tuple[int, int], int]:
+    """Return which process made the generations of each rank; a rank may have several, one after the other."""
+    known = run.source.processes
+    pids: dict[tuple[int, int], int] = {}
+    for view in ("rows", "all_timings", "all_launches"):
+        for rank, generation, first in run.query(
+            f"SELECT rank, generation, min(id) FROM {view} GROUP BY rank, generation"
+        ):
+            process = known[first // STRIDE] if first // STRIDE < len(known) else {}
+            pids.setdefault((rank, generation), process.get("pid", rank))
+    return pids
+
+
+def _write(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]], separator: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, delimiter=separator, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(rows)
+    return path
+
+
+def _ops(rows: Iterable[_Row], model: str) -> Iterable[list[Any]]:
+    for number, row in enumerate(rows, 1):
+        yield _case(number, row["path"] or model, row["op"], row, model)
+
+
+def _kernels(rows: Iterable[_Row], given: Mapping[tuple[Any, ...], _Row], model: str) -> Iterable[list[Any]]:
+    for number, row in enumerate(rows, 1):
+        yield [
+            *_case(number, row["path"], row["kernel"], given.get(_call(row), {}), model),
+            row["device"], row["stream"], f"{row['start']:.3f}", f"{row['duration']:.3f}",
+        ]  # fmt: skip
+
+
+def _case(number: int, name: str, op: str, given: _Row, model: str) -> list[Any]:
+    """Return the columns of `OP_COLUMNS`. Tensors are joined with ``;``, their sizes with ``,``."""
+    sides = []
+    for side in ("in", "out"):
+        dtypes, shapes = given.get(f"{side}_dtype", []), given.get(f"{side}_shape", [])
+        sizes = ";".join(",".join(map(str, shape)) for shape in shapes)
+        sides += [len(dtypes), ";".join(dtypes), ";".join([_FORMAT] * len(dtypes)), sizes]
+    parameters = json.dumps(given.get("parameters", {}), ensure_ascii=False)
+    name, op = (text.replace("\r", " ") for text in (name, op))  # which csv does not quote
+    return [number, name, op, parameters, *sides, *[""] * 6, model, "", ""]
+
+
+def _statistics(rows: Sequence[_Row]) -> tuple[list[str], list[list[Any]]]:
+    """Return columns and rows of host times: ``opname``, and what was measured while it was executed, and before."""
+    columns = ["opname", "execute_count", "execute_start_us", "execute_time_us", "setup_gap_us"]
+    table = []
+    for row in rows:
+        gap = "" if row["gap"] != row["gap"] else f"{row['gap']:.3f}"
+        name = (row["path"] or row["op"]) + (f"#{row['call']}" if row["call"] else "")
+        table.append([name, 1, f"{row['start']:.3f}", f"{row['duration']:.3f}", gap])
+    return columns, table
