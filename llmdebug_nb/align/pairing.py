@@ -81,6 +81,7 @@ class _Pairing:
         ]
         graphs = [exported.is_graph(records) for records in sides]
         self._crossed = graphs[0] != graphs[1]  # one is an exported graph, and the other is not
+        self._exported = any(graphs)
         given = names.resolve(*paths) if names.rules else {}
         self._given = given
         self._leeway = Leeway.of(*([record.summary.dtype for record in records] for records in sides))
@@ -124,6 +125,7 @@ class _Pairing:
                     self._calls(one, other, why)
                 elif one.made is not None and other.made is not None:
                     self._add(one.made, other.made, why)
+        if self._exported:
             self._handed_on(golden, mine)
 
     def _left(self, calls: list[Call], done: Collection[int]) -> list[Call]:

@@ -114,7 +114,7 @@ def with_generation_mixin(wrap: Callable[[Any], Callable[[], None]]) -> Callable
 def with_module(name: str, wrap: Callable[[Any], Callable[[], None]]) -> Callable[[], None]:
     """Call ``wrap(module)`` now, or as soon as the program imports the module of that name; return how to undo it."""
     undo: list[Callable[[], None]] = []
-    if name in sys.modules:
+    if sys.modules.get(name) is not None:  # None: it is not to be imported
         undo.append(wrap(sys.modules[name]))
     else:
         finder = _AfterImport(name, lambda module: undo.insert(0, wrap(module)))

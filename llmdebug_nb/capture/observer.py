@@ -45,8 +45,8 @@ class Observer:
     ``see(call, role, found)``: records what a call was given or gave. ``halt(call, output)``: is told of each call that was recorded, when it has ended, and may keep the program waiting.
     """
 
-    def __init__(self, session: Host, options: DumpOptions, given: bool) -> None:
-        """``given``: only certain models are recorded. Raises EmptyDumpError for an operator that does not exist."""
+    def __init__(self, session: Host, options: DumpOptions, given: bool, watches: bool = True) -> None:
+        """``given``: only certain models are recorded. ``watches``: operators of PyTorch are. Raises EmptyDumpError for an operator that does not exist."""
         self.backward = "backward" in options.phases
         self.deaf = self.weighed = False
         self.seen: set[str] = set()
@@ -63,7 +63,7 @@ class Observer:
         self.choose(options.ids, options.children)
         operators = tuple(level for level in options.mode if level != "module")
         self.see = self._hold if options.overflow is not None else session.recorder.see
-        self._levels = Levels(self, operators, options.apis) if operators else None
+        self._levels = Levels(self, operators, options.apis) if operators and watches else None
         self._given = given
         self._chosen: set[str] = set()  # paths of calls whose full name is asked for, in this step
         self.unpaired = 0

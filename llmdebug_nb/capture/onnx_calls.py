@@ -37,6 +37,7 @@ class Followed:
         self.weighed = False
         self.checked: set[tuple[Any, ...]] = set()
         self.needed: list[str] = []
+        self.ran: list[int] = []  # root calls in which ours ran
 
     def path(self, path: str) -> str:
         """Return the path of a module of it in the run."""
@@ -64,8 +65,8 @@ class Calls:
             whole, {f"kwargs.{name}": self.values[name] for name in inputs if name in self.values and name in known}
         )
         for what, one in self._followed.plan:
-            if what == "node" and asked(one):
-                self._node(one)
+            if what == "node":
+                self._node(one, asked(one))
             elif what == "begin":
                 self._begin(one, {} if one.guessed else self._entering(one))
             elif what == "end":
@@ -89,28 +90,39 @@ class Calls:
     def _call(self, module: str, op: str, level: str) -> Call:
         path = self._followed.path(module)
         place = path if level == "module" else f"{path}/{op}"
-        return Call(place, op, level, path, self._host.thread.count(place), self._root.index)
+        thread, around = self._host.thread, self._around(module)
+        call = Call(place, op, level, path, thread.count(place), self._root.index)
+        home = around.home if around is not None else ""
+        call.id = thread.next_id(place, level, home)
+        call.home = call.id if level == "module" else home
+        return call
 
     def _begin(self, module: Module, inputs: Mapping[str, Any]) -> None:
-        if not self._followed.kept[module.path] or not self._modules:
-            return
         call = self._call(module.path, module.type or (self._followed.label if not module.path else "Module"), "module")
-        call.inherited, call.kept = True, self._observer.asks_for(call)
+        self._host.recorder.called(call)
+        call.inherited, asked = True, self._followed.kept[module.path] and self._modules
+        call.kept = asked and self._observer.asks_for(call)
         self._open[module.path] = call
         if call.kept:
             self._observer.begins(call, list(inputs.items()))
 
     def _end(self, module: Module, outputs: Mapping[str, Any]) -> None:
-        call = self._open.pop(module.path, None)
-        if call is not None:
-            self._observer.ended(call, list(outputs.items()))
+        self._observer.ended(self._open.pop(module.path), list(outputs.items()))
 
-    def _node(self, node: Node) -> None:
+    def _node(self, node: Node, asked: bool) -> None:
+        """Record a node, or only count it: ids do not depend on what is recorded."""
+        around = self._around(node.module)
+        if not asked:
+            self._host.thread.next_id(
+                self._followed.path(node.module), LEVEL, around.home if around is not None else ""
+            )
+            return
         call = self._call(node.module, node.op, LEVEL)
         call.inherited, call.kept = True, self._observer.asks_for(call)
         if not call.kept:
             return
-        recorder, around = self._host.recorder, self._around(node)
+        recorder = self._host.recorder
+        recorder.called(call)
         source = recorder.source(list(node.source)) if node.source and self._host.options.sources else None
         within = (around.path, around.number) if around is not None else (None, None)
         recorder.operator(
@@ -123,8 +135,9 @@ class Calls:
             call, [(str(at), self.values[name]) for at, name in enumerate(node.outputs) if name in self.values]
         )
 
-    def _around(self, node: Node) -> Call | None:
-        return next((self._open[path] for path in (node.module, *ancestors(node.module)) if path in self._open), None)
+    def _around(self, module: str) -> Call | None:
+        """Return the innermost call that is under way of a module, or of one around it."""
+        return next((self._open[path] for path in (module, *ancestors(module)) if path in self._open), None)
 
     def _said(self, node: Node) -> list[tuple[str, Any]]:
         tap = self._followed.tap

@@ -170,18 +170,34 @@ class _Home:
         return None
 
     def _fill(self, nodes: Sequence[Any]) -> None:
-        """Put a node that says nothing where its result is used, or else where what it takes was made."""
+        """Put a node that says nothing, as a quantiser's, in the innermost module that makes what it takes or uses what it gives."""
         at = {id(node): place for place, node in enumerate(nodes)}
         if not self.known or (not self.types and self.guessed):
             return  # only single nodes are known: the rest lies in the root
-        for place in range(len(nodes) - 1, -1, -1):
-            if self.scopes[place] is None:
-                users = {self.scopes[at[id(user)]] for value in nodes[place].output for user in self.users[value]}
-                self.scopes[place] = common({one for one in users if one is not None})
+        known = {scope for scope in self.scopes if scope is not None}
+        holders = {above for scope in known for above in ancestors(scope)} | {""}
+
+        def holder(scope: str) -> str:
+            """Return a module that may hold further nodes: none that holds no other module does."""
+            return scope if scope in holders else next(iter(ancestors(scope)), "")
+
+        before, after = list(self.scopes), list(self.scopes)
         for place, node in enumerate(nodes):
-            if self.scopes[place] is None:
-                makers = (self.maker.get(value) for value in node.input)
-                self.scopes[place] = next((self.scopes[at[id(maker)]] for maker in makers if maker is not None), None)
+            if before[place] is None:
+                makers = [self.maker[value] for value in node.input if value in self.maker]
+                before[place] = next(
+                    (holder(made) for one in makers if (made := before[at[id(one)]]) is not None), None
+                )
+        for place in range(len(nodes) - 1, -1, -1):
+            if after[place] is None:
+                users = {after[at[id(user)]] for value in nodes[place].output for user in self.users[value]}
+                shared = common({one for one in users if one is not None})
+                after[place] = "" if shared is None else holder(shared)
+        for place, scope in enumerate(self.scopes):
+            if scope is None:
+                taken_from, used_in = before[place], after[place] or ""
+                deeper = taken_from if used_in and taken_from is not None and within(taken_from, used_in) else used_in
+                self.scopes[place] = deeper
 
     # -- the graph that runs --------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from llmdebug_nb import records
-from llmdebug_nb.capture import compat_onnxrt, onnx_calls, selection
+from llmdebug_nb.capture import compat_onnxrt, onnx_calls, onnx_times, selection
 from llmdebug_nb.capture.compat_onnxrt import tensor_of
 from llmdebug_nb.capture.onnx_calls import Calls, Followed
 from llmdebug_nb.capture.onnx_graph import Graph, Module, Node
@@ -35,7 +35,7 @@ class Host(onnx_calls.Host, Protocol):
     def guarded(self, work: Callable[..., Any], *args: Any) -> Any: ...
     def place(self, label: str) -> str: ...
     def adds(self, session: Any, nodes: list[records.Node]) -> None: ...
-    def begin_run(self, session: Any, given: dict[str, Any]) -> tuple[records.RootCall, bool]: ...
+    def begin_run(self, session: Any, root: str, given: dict[str, Any]) -> tuple[records.RootCall, bool]: ...
     def end_run(self, on: bool) -> None: ...
     def asks_for(self, path: str) -> bool: ...
 
@@ -63,6 +63,7 @@ class Sessions:
         compat_onnxrt.listeners.remove(self)
         for followed in self._followed.values():
             if followed.tap is not None:
+                onnx_times.write(self._host, followed)
                 followed.tap.close()
 
     @property
@@ -83,7 +84,7 @@ class Sessions:
     def _follow(self, session: Any, may_fail: bool = True) -> Followed:
         tap = None
         try:
-            tap = Tap(session)
+            tap = Tap(session, "kernel" in self._options.profile)
             if tap.problem:
                 self._host.problems[tap.problem] += 1
         except CaptureError as error:
@@ -139,7 +140,11 @@ class Sessions:
 
     def _asked(self, followed: Followed, node: Node) -> bool:
         inside = any(followed.kept.get(path) for path in (node.module, *ancestors(node.module)))
-        return inside and node.op in self._wanted
+        return inside and node.op in self._wanted and self._begins(node.op)
+
+    def _begins(self, op: str) -> bool:
+        """Tell whether an operator's name begins as is asked for, where operators are filtered by that."""
+        return not (self._options.opname and self._options.operators) or selection.begins(op, self._options.opname)
 
     # -- runs -----------------------------------------------------------------------------------
 
@@ -215,12 +220,13 @@ class Sessions:
         given: dict[str, Any] = {name: t for name, t in tensors.items() if isinstance(t, torch.Tensor)}
         if past:
             given |= {"use_cache": True, "past_key_values": True if any(t.numel() for t in past) else None}
-        call, on = self._host.begin_run(session, given)
+        call, on = self._host.begin_run(session, followed.path(""), given)
         self._busy = True
         return followed, call, on
 
     def _run(self, followed: Followed, feed: Mapping[str, Any], options: Any) -> dict[str, Any]:
         assert followed.tap is not None
+        followed.ran.append(self._host.thread.root_call)
         return followed.tap.run(followed.needed, feed, options)
 
     def _agree(self, tap: Tap, ours: list[Any], theirs: list[Any]) -> list[Any]:

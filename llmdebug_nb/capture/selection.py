@@ -157,12 +157,12 @@ def why_empty(
         return ids.why_none()
     if options.overflow is not None:
         return "no call overflowed: all results were finite"
+    if sessions and options.apis and not any(one in Wanted(options.apis) for one in operators):
+        return f"apis {', '.join(options.apis)!r} matches none of the graph's operators{nearest(options.apis[0], operators, 6)}"
     if options.opname:
         return (
             f"no module or operator that begins with {', '.join(options.opname)!r} ran in the steps that were asked for"
         )
-    if sessions and options.apis and not any(one in Wanted(options.apis) for one in operators):
-        return f"apis {', '.join(options.apis)!r} matches none of the graph's operators{nearest(options.apis[0], operators, 6)}"
     if options.operators and options.apis:
         return f"none of the operators {', '.join(options.apis)!r} ran in the modules and steps that were asked for"
     return "the modules that were asked for did not run in the steps that were"

@@ -57,9 +57,9 @@ class Session:
         self.control = Control(options.control) if options.control is not None else None
         self.profile = Profile.of(options, sink, self.notes)
         self.follows_calls = options.operators or options.logits or self.profile is not None
-        self.observer = Observer(self, options, bool(models))
+        self.observer = Observer(self, options, bool(models), not models or any(map(_is_module, models)))
         self._describe = describe
-        self._models = tuple(model for model in models if isinstance(model, nn.Module))
+        self._models = tuple(filter(_is_module, models))
         self._any = not models  # whatever runs is recorded
         self._rank = rank
         self._labelled = 0
@@ -392,15 +392,15 @@ class Session:
         ids = self._orders.ids
         return ids is None or self._orders.asks_for(path, selection.places(self._nodes).get(path, ()))
 
-    def begin_run(self, session: Any, given: dict[str, Any]) -> tuple[RootCall, bool]:
-        """Number a run of a session that begins, and tell whether it is recorded. ``given``: its inputs by name, and what is known of its cache."""
+    def begin_run(self, session: Any, root: str, given: dict[str, Any]) -> tuple[RootCall, bool]:
+        """Number a run of a session that begins, and tell whether it is recorded. ``root``: its path. ``given``: its inputs by name, and what is known of its cache."""
         if self.control is not None and self.control.changed():
             self.sessions.select_all()
         if given.get("use_cache") and given.get("past_key_values") is None:
             self._tracker.ends_series(session)  # with an empty cache, another text begins
         call = self._tracker.begin(session, "", True, (), given)
         on = self._wants(call)
-        self.thread.begin(call, on)
+        self.thread.begin(call, on, root)
         return call, on
 
     def end_run(self, on: bool) -> None:
@@ -509,23 +509,27 @@ class Session:
         return self.observer.backward and torch.is_grad_enabled()
 
     def guarded(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Do our own work without ever disturbing the program: an error of ours is noted, not raised."""
+        """Do our own work without ever disturbing the program: an error of ours is noted, not raised, and no time of it is the program's."""
+        return self._guarded(work, *args) if self.profile is None else self.profile.ours(self._guarded, work, *args)
+
+    def _guarded(self, work: Callable[..., Any], *args: Any) -> Any:
         if not self.active or os.getpid() != self._pid:
             return None
         try:
             if compat.watched():
                 with compat.unseen():
-                    return self._ours(work, args)
-            return self._ours(work, args)
+                    return work(*args)
+            return work(*args)
         except Exception as error:  # the program must go on as if nobody watched; the dump says it
             self.problems[f"{type(error).__name__} while recording: {str(error).partition(chr(10))[0]}"] += 1
             return None
 
-    def _ours(self, work: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        return work(*args) if self.profile is None else self.profile.ours(work, *args)
-
 
 _NO_ORDERS = Orders()
+
+
+def _is_module(model: Any) -> bool:
+    return isinstance(model, nn.Module)
 
 
 def _names(node: Node, prefix: str) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ _CALLED = """SELECT i.rowid + {base} AS seq, {rank} AS rank, c.generation{later}
 _TIMINGS = """SELECT t.id + {base} AS id, {rank} AS rank, c.generation{later} AS generation, c.step, t.path, t.call, t.phase, t.level, t.op, t.thread, t.start,
  t.duration, t.gap, t.root_call FROM timings t LEFT JOIN main.root_calls c ON c.idx = t.root_call"""
 _LAUNCHES = """SELECT l.id + {base} AS id, {rank} AS rank, c.generation{later} AS generation, c.step, l.path, l.call, l.phase, l.op, l.kernel, l.code, l.device,
- l.stream, l.start, l.duration, l.root_call FROM launches l LEFT JOIN main.root_calls c ON c.idx = l.root_call"""
+ l.stream, l.start, l.duration, l.inputs, l.outputs, l.root_call FROM launches l LEFT JOIN main.root_calls c ON c.idx = l.root_call"""
 _TILINGS = "SELECT name, configuration FROM tilings"
 _VIEWS = {
     "rows": _ROWS,

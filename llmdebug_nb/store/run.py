@@ -313,7 +313,7 @@ class Run(Shown, Tabular):
     def kernels(self) -> pandas.DataFrame:
         """Return one row a kernel that ran, in order of its start; none where the run was recorded without ``profile="kernel"``.
 
-        ``path``, ``call``, ``op``: the operator that launched it. ``code``: its name among the fused kernels. ``start``, ``duration``: microseconds
+        ``path``, ``call``, ``op``: the operator that launched it. ``in_dtype``, ``in_shape``: of what it was given, where the profile has ``op`` as well. ``code``: its name among the fused kernels. ``start``, ``duration``: microseconds
         of the program's clock, from the beginning of the step; that clock stands while work of ours is under way.
         """
         return profile.kernels(self)
