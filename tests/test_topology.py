@@ -175,6 +175,7 @@ def test_json_has_upstreams_keys_and_comes_back_as_it_was(tmp_path: Path) -> Non
     for file in files:
         found = read(file.read_text(), file.name)
         assert found.to_json() == json.loads(file.read_text())
+    assert str(read(whole.read_text(), "x")) == str(ld.topology(run))
 
 
 @pytest.mark.parametrize("mode", ["module", "api", "module+aten", "module+api+aten"])
