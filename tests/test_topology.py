@@ -23,6 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import llmdebug_nb as ld
 from llmdebug_nb.cli import main
+from llmdebug_nb.options import DumpOptions
+from llmdebug_nb.recording import Recording
 from llmdebug_nb.topologies import onnx_model
 from llmdebug_nb.topologies.document import DEPTH, Operation, Topology, read
 from models import ARCHITECTURES, generate, gpt2, llama, prompt, t5
@@ -136,6 +138,27 @@ def test_the_model_is_its_layers_and_what_runs_between(tmp_path: Path) -> None:
     assert [name for name in names if ".block." in name] == ["decoder.block.0", "decoder.block.1"]
 
 
+def test_each_call_of_a_root_and_each_further_root_holds_its_own_calls(tmp_path: Path) -> None:
+    first, second = llama(), nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    with ld.dump(path=tmp_path, mode="module+aten") as run:
+        first(prompt())
+        second(torch.ones(1, 2))
+    root = ld.topology(run).root
+    further = next(op for op in root.nodes if op.name == "Sequential~1")
+    assert [op.name for op in further.nodes] == ["Sequential~1.0", "Sequential~1.1"]
+    assert not any(op.name.startswith("Sequential~1.") for op in root.nodes)
+
+    recording = Recording(first, DumpOptions(path=tmp_path, name="chunks"), manual=True)
+    recording.start()
+    first(prompt())
+    first(prompt(3))
+    run = recording.stop()
+    root = ld.topology(run).root
+    assert [op.id for op in root.nodes if op.name.startswith("lm_head")] == ["1", "3"]
+    assert [op.name for op in root.nodes if op.id.startswith("2_2")] == ["model.layers.0#1"]
+    assert root.outputs == ["lm_head_output_0", "lm_head#1_output_0"]
+
+
 def test_json_has_upstreams_keys_and_comes_back_as_it_was(tmp_path: Path) -> None:
     with ld.dump(model := gpt2(), path=tmp_path, mode="module+aten") as run:
         model(prompt())
@@ -152,6 +175,7 @@ def test_json_has_upstreams_keys_and_comes_back_as_it_was(tmp_path: Path) -> Non
     for file in files:
         found = read(file.read_text(), file.name)
         assert found.to_json() == json.loads(file.read_text())
+    assert str(read(whole.read_text(), "x")) == str(ld.topology(run))
 
 
 @pytest.mark.parametrize("mode", ["module", "api", "module+aten", "module+api+aten"])

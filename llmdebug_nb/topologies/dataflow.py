@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
@@ -123,15 +124,20 @@ class _Step:
         calls = {
             key: _Call(key, self._operation(key, ids.get(key, ""))) for key in keys if not key[0].startswith("save/")
         }
-        modules = {one: calls[key] for key, one in reversed(ids.items()) if "/" not in key[0]}
+        latest: dict[
+            tuple[str, str], _Call
+        ] = {}  # root and id -> the last call so far: each call of a root has the id ""
         for key, call in calls.items():
             _, around = self._operators.get(key, ("", None))
+            root = _root_of(key[0])
             if around in calls:
                 call.parent = calls[around]  # type: ignore[index]
             elif ids.get(key):
                 above = ids[key].rpartition("." if "." in ids[key] else "_")[0]
-                call.parent = modules.get(above) if modules.get(above) is not call else None
-            elif key not in ids:
+                call.parent = latest.get((root, above))
+            if key in ids and "/" not in key[0]:
+                latest[root, ids[key]] = call
+            if call.parent is None and key not in ids:
                 call.parent = next(
                     (calls[up, n] for up in ancestors(key[0]) for n in (key[1], 0) if (up, n) in calls), None
                 )
@@ -306,6 +312,12 @@ class _Step:
         call.op.outputs = list(dict.fromkeys([*gives, *leaving]))
         call.op.internal = [v for v in made if v not in set(call.op.outputs)]
         return set(made), call.op.inputs
+
+
+def _root_of(path: str) -> str:
+    """Return what the paths of a further root begin with, "" for the first one."""
+    found = re.match(r"[^.~/]*~\d+", path)
+    return found[0] if found else ""
 
 
 def _content(row: _Row) -> tuple[str, str, int]:

@@ -140,6 +140,10 @@ def read(text: str, name: str) -> Topology:
     if is_model:
         root.weights = reader.names(found, "weightTensors", root.name)
         root.inputs = list(dict.fromkeys([*root.inputs, *root.weights]))
+        weights = set(root.weights)
+        for node in root.nodes:
+            for _, op in node.walk():
+                op.weights = [each for each in op.inputs if each in weights]
     return Topology(root, reader.tensors(found.get("tensors")), _text(found.get("edges")), is_model)
 
 
