@@ -254,7 +254,7 @@ class DumpOptions:
     graph that the kernels were made of, node by node on the same inputs. ``fusion_switch``: which fusions are off, a JSON file or the
     mapping in it, see `capture/fusion.py`. ``compiler_config``: settings of Inductor by name.
 
-    ``profile``: tables of times beside the tensors, any of ``op`` (what each call was given and gave; every dump has that), ``kernel`` (the kernels that each
+    ``profile``: tables of times beside the tensors, any of ``op`` (what each call was given and gave, which every dump has, and dtypes and shapes of what kernels were given), ``kernel`` (the kernels that each
     operator launched), ``host`` (how long modules and operators kept the host, and gaps between operators) and ``tiling`` (launch
     configurations of fused kernels; with ``graph``), joined by ``+``.
     """
@@ -354,9 +354,11 @@ class DumpOptions:
             raise OptionError("rounds and tokens exclude each other: both say which steps are recorded")
 
     def _check_graph(self) -> None:
+        if "tiling" in _profile(self.profile) and self.graph not in ("fused", "both"):
+            raise OptionError(
+                f"profile {self.profile!r}: tiling is of fused kernels, so say graph='fused', or 'both', as well"
+            )
         if self.graph is None:
-            if _profile(self.profile) == ("tiling",):
-                raise OptionError("profile 'tiling' is of fused kernels: say graph='fused', or 'both', as well")
             for option in ("fusion_switch", "compiler_config"):
                 if getattr(self, option) is not None:
                     raise OptionError(f"{option} is for compiled code: say graph='fused', or 'both', as well")

@@ -88,8 +88,8 @@ OPERATOR = (
 )
 # host time of a call, in the same way; `start` and `duration` in nanoseconds of the program's clock (capture/timing.py)
 TIMING = ("id", "root_call", "path", "call", "phase", "level", "op", "thread", "start", "duration", "gap")
-# a kernel that an operator launched; `code`: its name among the kernels of compiled code
-LAUNCH = ("id", "root_call", "path", "call", "phase", "op", "kernel", "code", "device", "stream", "start", "duration")
+# a kernel that an operator launched; `code`: its name among the kernels of compiled code; `inputs`, `outputs`: JSON, [dtype, shape] of each tensor
+LAUNCH = ("id", "root_call", "path", "call", "phase", "op", "kernel", "code", "device", "stream", "start", "duration", "inputs", "outputs")  # fmt: skip
 
 AT = {name: place for place, name in enumerate(COLUMNS)}
 Row = list[Any]

@@ -40,7 +40,7 @@ def write_topology(
     """
     run, written = open_run(run), []
     for process in run.source.processes:
-        whole = dataflow.topology(run, step, rank=process["rank"])
+        whole = dataflow.topology(run, step, int(process.get("later", 0)), process["rank"])
         pid = str(process.get("pid", process["rank"]))
         for kind, each in [("model", whole), *(("layer", layer) for layer in whole.layers())]:
             path = Path(folder) / kind / pid / f"{_file_name(each.root.name)}.json"

@@ -382,6 +382,7 @@ class FakeView:
             "zero": 0,
             "numel": tensor.size,
             "fingerprint": f"xxh64:{row['id'] * 7919 + len(which):016x}",
+            "call_id": "",
             "code": "" if which == "difference" else f"run[{row['id']}].tensor()",
             "kernel": self.kernel if which == "mine" else None,
         }

@@ -357,7 +357,7 @@ def test_options_that_make_no_sense_are_named(options, message):
 
 
 def test_something_that_is_no_model_is_refused():
-    with pytest.raises(ld.OptionError, match=r"expected a torch.nn.Module, got int"):
+    with pytest.raises(ld.OptionError, match=r"expected a torch.nn.Module or an onnxruntime.InferenceSession, got int"):
         ld.dump([1])
 
 

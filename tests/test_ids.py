@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import llmdebug_nb as ld
+from llmdebug_nb.show.run_view import RunView
+from llmdebug_nb.show.text import EVERYTHING
 from models import ARCHITECTURES, generate, hooks_left, llama, mixtral, prompt
 
 
@@ -223,3 +229,111 @@ def test_any_tree_of_modules_is_counted_as_plain_hooks_count_it(
         tree(x)
     assert run.ids() == counted(tree, lambda: tree(x))
     assert len(set(run.ids().values())) == len(run.ids())
+
+
+def test_processes_of_one_rank_have_ids_in_their_own_generations(tmp_path: Path) -> None:
+    code = (
+        "import llmdebug_nb as ld, torch; from llmdebug_nb.options import DumpOptions; from llmdebug_nb.recording import Recording\n"
+        "import llmdebug_nb.store.writer as w, llmdebug_nb.recording as r, sys; from pathlib import Path\n"
+        "made = r.create_run\n"
+        "def again(parent, name, details):\n"
+        "    return Path(parent) / name if (Path(parent) / name).exists() else made(parent, name, details)\n"
+        "r.create_run = again\n"
+        "model = torch.nn.Sequential(*[torch.nn.Linear(2, 2) for _ in range(int(sys.argv[1]))])\n"
+        f"with ld.dump(model, path={str(tmp_path)!r}): model(torch.ones(1, 2))\n"
+    )
+    for layers in ("2", "3"):
+        subprocess.run([sys.executable, "-c", code, layers], check=True)
+    run = ld.open_run(tmp_path / "run")
+    assert [len(run.ids(0, generation)) for generation in (0, 1)] == [3, 4]
+    files = ld.write_topology(run, tmp_path / "out")
+    assert sorted(len(json.loads(file.read_text())["nodes"]) for file in files if "model" in file.parts) == [2, 3]
+
+
+def test_a_dump_from_before_there_were_ids_opens_without(tmp_path: Path) -> None:
+    with ld.dump(model := llama(), path=tmp_path) as run:
+        model(prompt())
+    (index,) = tmp_path.rglob("index.sqlite")
+    with sqlite3.connect(index) as db:
+        db.execute("DROP TABLE calls")
+    db.close()
+    old = ld.open_run(tmp_path / "run")
+    assert old.ids() == {}
+    assert len(old) == len(run)
+    names = [op.name for _, op in ld.topology(old).root.walk() if op.type != "Unrecorded"]
+    assert names == [op.name for _, op in ld.topology(run).root.walk() if op.type != "Unrecorded"]
+
+
+def test_atb_dumps_have_the_ids_that_their_paths_say(tmp_path: Path) -> None:
+    header = (
+        b"$Version=1.0\n$Object.Count=1\n$Object.Length=8\nformat=2\ndtype=0\ndims=2\n$Object.data=0,8\n$End=1\n"
+        + bytes(8)
+    )
+    base = tmp_path / "msit_dump_20250101_000000/tensors/0_42/0"
+    for path in (
+        "10_Layer/before/intensor0",
+        "10_Layer/0_Norm.x/after/outtensor0",
+        "10_Layer/1_Linear/after/outtensor0",
+        "2_Embed/after/outtensor0",
+    ):
+        (base / path).parent.mkdir(parents=True, exist_ok=True)
+        (base / f"{path}.bin").write_bytes(header)
+    run = ld.open_run(tmp_path)
+    assert list(run.ids().items()) == [
+        (("2_Embed", 0), "2"), (("10_Layer", 0), "10"), (("10_Layer.0_Norm.x", 0), "10_0"), (("10_Layer.1_Linear", 0), "10_1"),
+    ]  # fmt: skip
+    assert "10_Layer.1_Linear" in str(ld.topology(run))
+
+
+def listed(view: Any, text: str) -> set[str]:
+    page = view.rows({"op": "rows", "step": 0, **EVERYTHING, "text": text, "start": 0, "n": 1000})
+    return (page["problem"] and {page["problem"]}) or {row["path"] for row in page["rows"]}
+
+
+def test_explorers_show_ids_and_are_narrowed_by_them(tmp_path: Path) -> None:
+    model = llama()
+    for name in ("golden", "mine"):
+        with ld.dump(model, path=tmp_path, name=name, mode="module+aten", stats_only=True):
+            model(prompt())
+    run = ld.open_run(tmp_path / "golden")
+    views = [RunView(run), ld.compare(run, tmp_path / "mine", explain=False).view()]
+    ids = run.ids()
+    for view in views:
+        expected = {path for (path, _), one in ids.items() if one == "0_2_0" or one.startswith(("0_2_0_", "0_2_0."))}
+        assert listed(view, "id:0_2_0") == expected
+        assert listed(view, "id:0_2_0.1") == {"model.layers.0.input_layernorm/Aten.mean.dim"}
+        assert listed(view, "id:0_2_0.1 id:1") == {
+            "model.layers.0.input_layernorm/Aten.mean.dim",
+            "lm_head",
+            "lm_head/Aten.mm",
+        }
+        assert listed(view, "id:77") == set()
+        assert listed(view, "id:x") == {
+            "can't read the filter 'id:x': an execution id belongs behind id:, as in id:3_1 or id:3_1.4"
+        }
+        row = view.find("model.layers.1.mlp", 0, "output")
+        assert view.detail({"op": "detail", "row": row})["sides"][0]["call_id"] == "0_3_3"
+
+
+@pytest.mark.parametrize(
+    "options", [{"ids": "0_2_1"}, {"layers": "lm_head"}, {"ids": "0_2_1", "mode": "aten"}], ids=str
+)
+def test_counting_changes_nothing_of_what_is_computed(options: dict[str, Any], tmp_path: Path) -> None:
+    model = llama().train()
+
+    def step() -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
+        torch.manual_seed(3)
+        model.zero_grad()
+        loss = model(prompt(), labels=prompt()).loss
+        loss.backward()
+        return loss.detach(), [p.grad.clone() for p in model.parameters()], torch.get_rng_state()
+
+    plain = step()
+    with ld.dump(model, path=tmp_path, **options):
+        recorded = step()
+    torch.testing.assert_close(recorded, plain, rtol=0, atol=0)
+    assert hooks_left(model) == 0
+    model.lm_head.register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError), ld.dump(model, path=tmp_path, **options):
+        step()
+    assert hooks_left(model) == 1  # that of the test

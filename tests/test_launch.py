@@ -13,14 +13,19 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 import llmdebug_nb as ld
 from llmdebug_nb.cli import main
 from llmdebug_nb.launching import arguments, children, program
 from llmdebug_nb.launching.environment import is_python
+from llmdebug_nb.launching.handover import Handover
+from llmdebug_nb.launching.shared import SharedRecording
 from llmdebug_nb.options import DumpOptions
 from llmdebug_nb.show.run_view import RunView
 from llmdebug_nb.store.writer import create_run
+from models import generate, llama
 
 HERE = Path(__file__).parent
 MODEL = """
@@ -61,12 +66,9 @@ def test_a_generate_script_is_recorded_by_token_with_its_arguments_output_and_st
         "print(sys.argv[1:], sys.stdin.read()); print(generate(llama(), new=4).tolist()); print('e', file=sys.stderr)\n"
         "sys.exit(3)"
     )
-    plain = subprocess.run(
-        ["python", "a program.py", "a b", "'c'"], capture_output=True, text=True, check=False, input="typed"
-    )
     done = _dump("--exec", """python 'a program.py' "a b" "'c'" """, "--name", "g", "-er", "0,1", input="typed")
-    assert (done.returncode, done.stdout) == (3, plain.stdout)
-    assert "['a b', \"'c'\"] typed" in done.stdout
+    assert done.returncode == 3
+    assert done.stdout == f"""['a b', "'c'"] typed\n{generate(llama(), new=4).tolist()}\n"""
     assert done.stderr.startswith("e\nllmdebug: g: ")
     run = ld.open_run("g")
     assert [(c.step, c.kind) for c in run.root_calls()] == [(0, "prefill"), (1, "decode"), (2, "decode"), (3, "decode")]
@@ -159,6 +161,58 @@ print(hashlib.sha256(b"".join(state)).hexdigest(), torch.nn.Module.__call__.__qu
     plain = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, check=True).stdout
     recorded = _dump("--mode", "module+api+aten", "-time", "2", "--", "python", "train.py")
     assert recorded.stdout == plain
+
+
+def test_topology_and_tables_are_written_in_the_places_of_msits_with_a_row_for_each_call(here):
+    import onnx
+
+    (here / "call.py").write_text(MODEL + "given = torch.ones(1, 3); model(given); model(given)")
+    done = _dump(
+        "--exec", "python call.py", "--name", "r", "-er", "0,1", "--type", "onnx", "op", "kernel", "cpu_profiling"
+    )
+    assert "files in the places of msit's: 2 in model/" in done.stderr
+    run = ld.open_run("r")
+    pid = run.source.processes[0]["pid"]
+    files = {str(file.relative_to(run.path)) for file in run.path.rglob("*.*") if str(pid) in file.parent.name}
+    files -= {f"rank0_{pid}/index.sqlite", f"rank0_{pid}/tensors.bin"}
+    tables = ("operation_io_tensors/{}/operation_tensors", "kernel_io_tensors/{}/kernel_tensors", "cpu_profiling/{}/operation_statistic")  # fmt: skip
+    expected = {f"{table.format(pid)}_{step}.csv" for table in tables for step in (0, 1)}
+    layers = ("0", "1")
+    expected |= {
+        f"{what}.{end}"
+        for what in [f"model/{pid}/Sequential", *(f"layer/{pid}/{n}" for n in layers)]
+        for end in ("json", "onnx")
+    }
+    assert files == expected
+    assert run.info()["payloads"] == 0
+    with torch.profiler.profile() as seen:  # what PyTorch itself says is computed
+        nn.Sequential(nn.Linear(3, 3), nn.ReLU())(torch.ones(1, 3))
+    computed = [e.name for e in seen.events() if e.name in ("aten::addmm", "aten::relu")]
+    for step in (0, 1):
+        lines = (run.path / f"operation_io_tensors/{pid}/operation_tensors_{step}.csv").read_text().splitlines()
+        assert len(lines) - 1 == 3 + len(computed)  # the model and its two modules
+    onnx.checker.check_model(onnx.load(run.path / f"model/{pid}/Sequential.onnx"))
+
+
+def test_a_session_of_onnx_runtime_is_recorded_from_its_first_run_without_torch_in_the_program(here):
+    import numpy as np
+    import onnx
+    from onnx import helper
+
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Relu", ["m"], ["y"])]
+    ends = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 3]) for name in "xy"]
+    weight = onnx.numpy_helper.from_array(np.eye(3, dtype=np.float32) * 2, "w")
+    graph = helper.make_graph(nodes, "tiny", ends[:1], ends[1:], [weight])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), here / "tiny.onnx")
+    (here / "run.py").write_text(
+        "import numpy as np, onnxruntime\nsession = onnxruntime.InferenceSession('tiny.onnx')\n"
+        "print([session.run(None, {'x': np.full((1, 3), n, np.float32)})[0].tolist() for n in range(3)])"
+    )
+    done = _dump("--name", "r", "-er", "1,2", "--", "python", "run.py")
+    assert done.stdout == "[[[0.0, 0.0, 0.0]], [[2.0, 2.0, 2.0]], [[4.0, 4.0, 4.0]]]\n"
+    run = ld.open_run("r")
+    assert set(run.to_pandas().step) == {1, 2}
+    assert run.tensor("/Onnx.Relu", step=2).tolist() == [[4.0, 4.0, 4.0]]
 
 
 # -- what can't be reached, and what ends early ------------------------------------------------------
@@ -309,6 +363,8 @@ def test_a_command_that_is_not_there_is_one_line_and_127(here, capsys):
         (["--type", "stats", "--reduce", "minmax", "--", "true"], "--reduce and --type stats"),
         (["-time", "0", "-stp", "1", "--", "true"], "time=0 and part='out' exclude each other"),
         (["-ids", "a_b", "--", "true"], "ids 'a_b': expected execution ids"),
+        (["-tiling", "--", "true"], "-tiling is of fused kernels: add --graph fused"),
+        (["-config", "nowhere.json", "--", "true"], "control file nowhere.json: .*No such file"),
         (["-device", "?", "--", "true"], "device '\\?': expected a device such as cpu"),
         (["--graph", "fx", "--mode", "aten", "--", "true"], "graph='fx' says what is recorded"),
         (["--slice", "0", "--reduce", "minmax", "--", "true"], "slice and reduce exclude each other"),
@@ -335,12 +391,17 @@ def test_the_short_names_of_msit_mean_what_they_mean_there():
     arguments.declare(parser)
     line = "--exec x -er 1,3,5,7 -time 2 -stp 1 -opname linear -device 3 -ids 2,3_1 -child false -seed -sd -o d -l debug -config c.json -symlink"
     args = parser.parse_args(line.split())
-    options = DumpOptions.of(**arguments.options(vars(args)))
+    given = arguments.options(vars(args))
+    assert given.pop("files") == []
+    options = DumpOptions.of(**given)
     assert str(options.rounds) == "1,3,5,7"
     assert (options.time, options.part, options.opname, options.device) == (2, "out", ("linear",), "3")
     assert (options.ids, options.children) == (("2", "3_1"), False)
     assert (options.seed, options.stats_only, options.path, options.control) == (2024, True, "d", "c.json")
-    assert str(DumpOptions.of(**arguments.options(vars(parser.parse_args(["--exec", "x"])))).rounds) == "0,0"
+    usual = arguments.options(vars(parser.parse_args(["--exec", "x"])))
+    assert usual == {"rounds": "0,0", "files": []}
+    files = arguments.options(vars(parser.parse_args("--type onnx kernel --graph fused -tiling".split())))  # noqa: SIM905
+    assert (files["files"], files["stats_only"]) == (["onnx", "kernel", "tiling"], True)
 
 
 def test_options_reach_the_program_as_they_were_given():
@@ -348,6 +409,23 @@ def test_options_reach_the_program_as_they_were_given():
     options = DumpOptions.of(**given)
     again = DumpOptions.of(**json.loads(json.dumps(options.given())))
     assert again == options
+
+
+def test_processes_of_one_rank_count_on_also_behind_warm_ups_and_keep_what_only_one_of_them_has(tmp_path, monkeypatch):
+    handover = Handover(tmp_path / "handover")
+    handover.folder.mkdir()
+    for pid, rows, model in ((3, 1, nn.Sequential(nn.Linear(2, 2))), (1, 2, nn.Sequential(nn.ReLU(), nn.Linear(2, 2)))):
+        monkeypatch.setattr(os, "getpid", lambda pid=pid: pid)
+        with SharedRecording(None, DumpOptions(name="r", warmup=1, path=tmp_path / "runs"), handover, None):
+            for _ in range(3):
+                model(torch.ones(rows, 2))
+    run = ld.open_run(tmp_path / "runs" / "r")
+    assert [p["pid"] for p in run.source.processes] == [3, 1]  # as they began
+    assert _inputs(run) == [(0, -1, 0, 1), (0, 0, 0, 1), (0, 0, 1, 1), (0, 1, 0, 2), (0, 2, 0, 2), (0, 2, 1, 2)]
+    assert [(c.generation, c.step, c.kind) for c in run.steps()][3] == (1, 0, "warmup")
+    assert [node.path for node in run.nodes] == ["", "0", "1"]
+    assert run.nodes[2].parent == 0
+    assert set(run.scalars().generation) == {-1, 1}  # attributes, when each first ran
 
 
 # -- looking at processes ------------------------------------------------------------------------------

@@ -89,6 +89,21 @@ def test_compare_says_verdict_first_divergence_and_blame_once(shell, capsys, tmp
     assert "golden against mine: diverged" in again
 
 
+def test_what_is_expected_is_said_and_taken_back_on_the_line_that_compares(shell, capsys):
+    _run(shell, capsys, "%%llmdump model --name golden\nmodel(ids)")
+    _run(shell, capsys, "%%llmdump --name mine\nbroken(ids)")
+    result, text = _run(shell, capsys, "%llmcompare golden mine --expect 'model.layers.1*' --comment 'a known bug'")
+    assert result.result is not None, text
+    assert result.result.expected[0].comment == "a known bug"
+    assert text.startswith("golden against mine: ")
+    result, _ = _run(shell, capsys, "%llmcompare golden mine")
+    assert [mark.comment for mark in result.result.expected] == ["a known bug"]
+    result, text = _run(shell, capsys, "%llmcompare golden mine --unexpect model.layers.1*")
+    assert result.result.expected == []
+    assert "diverged" in text
+    assert "not marked as expected" in _line(_run(shell, capsys, "%llmcompare golden mine --unexpect nothing.*")[1])
+
+
 def test_in_a_notebook_verdict_and_findings_come_first_then_the_table_then_the_explorer(shell, capsys, monkeypatch):
     _run(shell, capsys, "%%llmdump model --name golden\nmodel(ids)")
     _run(shell, capsys, "%%llmdump --name mine\nbroken(ids)")
@@ -136,7 +151,7 @@ def test_runs_are_listed_and_deleted(shell, capsys):
         ("%%llmdump model --types Linaer\nmodel(ids)", "Linear"),
         ("%%llmdump model --tokens 9\nmodel(ids)", "tokens 9 never came; steps seen: 0"),
         ("%%llmdump nosuch\nmodel(ids)", "NameError"),
-        ("%%llmdump ids\nmodel(ids)", "expected a torch.nn.Module, got Tensor"),
+        ("%%llmdump ids\nmodel(ids)", "expected a torch.nn.Module or an onnxruntime.InferenceSession, got Tensor"),
         ("%%llmdump model --name a/b\nmodel(ids)", "name 'a/b'"),
         ("%%llmdump --nosuch\n1", "unrecognized arguments"),
         ("%%llmdump --tokns 1\n1", "nearest: --tokens"),

@@ -402,14 +402,29 @@ def test_a_device_kernel_belongs_to_the_operator_that_launched_it_and_stands_for
     events = [
         Event("llmdebug 0", "mark", 1, 0, 10, mark=0),
         Event("aten::linear", "op", 1, 20, 60, id=5),
-        Event("aten::mm", "op", 1, 30, 50, id=6),
+        Event("aten::mm", "op", 1, 30, 50, id=6, inputs=(("float32", [2, 3]),)),
         Event("cudaLaunchKernel", "frame", 1, 40, 45),
         Event("sgemm", "device", 0, 70, 170, launched_by=6, device="cuda:0", stream=7),
         Event("ours", "device", 0, 60, 61, launched_by=99, device="cuda:0", stream=7),
         Event("llmdebug 1", "mark", 1, 80, 90, mark=1),
     ]
     found = _timed(events, {0: [Said(True, root)], 1: [Said(False, root)]})
-    assert found.launches == [["/aten::linear", 0, "forward", "aten::linear", "sgemm", None, "cuda:0", 7, 60, 100]]
+    assert found.launches == [
+        [
+            "/aten::linear",
+            0,
+            "forward",
+            "aten::linear",
+            "sgemm",
+            None,
+            "cuda:0",
+            7,
+            60,
+            100,
+            '[["float32", [2, 3]]]',
+            None,
+        ]
+    ]
     assert [row[:2] for row in found.timings if row[3] == "module"] == [["", 0]]
 
 
@@ -446,7 +461,7 @@ def test_gaps_and_durations_are_never_negative_however_events_lie(spans):
         ("host+", "''|known"),
         (7, "7"),
         ([], r"\[\]"),
-        ("tiling", "graph='fused'"),
+        ("host+tiling", "graph='fused'"),
     ],
 )
 def test_a_profile_that_makes_no_sense_is_one_readable_line(given_, said):
@@ -481,6 +496,27 @@ def test_a_dump_made_before_there_were_times_opens_and_has_none(run, tmp_path):
     assert len(opened.host()) == len(opened.kernels()) == 0
 
 
+def test_a_dump_with_nonsense_in_its_tables_is_read_or_refused_in_one_line(run, tmp_path):
+    import shutil
+
+    for number, change in enumerate(
+        ("timings SET start = 'x'", "launches SET duration = x'00ff'", "timings SET path = NULL, op = 7", "launches SET inputs = '[[1]]', kernel = NULL")
+    ):  # fmt: skip
+        bad = shutil.copytree(run.path, tmp_path / str(number))
+        with sqlite3.connect(next(bad.glob("*/" + fmt.INDEX))) as db:
+            db.execute(f"UPDATE {change}")
+        db.close()
+        opened = ld.open_run(bad)
+        if number < 2:
+            with pytest.raises(ld.CorruptDumpError, match="table of times"):
+                ld.timeline(opened)
+            with pytest.raises(ld.CorruptDumpError, match="table of times"):
+                ld.write_tables(opened, tmp_path / "csv")
+        else:
+            assert "<img" in ld.timeline(opened)._repr_html_()
+            assert ld.write_tables(opened, tmp_path / f"csv{number}")
+
+
 def test_two_processes_have_their_times_in_one_run(run, tmp_path):
     import shutil
 
@@ -504,15 +540,15 @@ def test_a_second_process_of_a_rank_goes_on_counting_and_its_files_have_its_numb
     both = tmp_path / "both"
     shutil.copytree(run.path, both)
     first = next(child for child in both.iterdir() if child.is_dir())
-    second = shutil.copytree(first, both / "rank0_77777777")
+    second = shutil.copytree(first, both / "rank0_99999999")
     with sqlite3.connect(second / fmt.INDEX) as db:
-        db.execute("UPDATE meta SET value = '77777777' WHERE key = 'pid'")
+        db.execute("UPDATE meta SET value = '99999999' WHERE key = 'pid'")
     db.close()
     opened = ld.open_run(both)
     assert dict(opened.host().groupby("generation").size()) == {0: len(run.host()), 1: len(run.host())}
     names = {f"{path.parent.name}/{path.name}" for path in ld.write_tables(opened, tmp_path / "csv")}
     assert f"{first.name.rpartition('_')[2]}/operation_statistic_1.csv" in names
-    assert "77777777/operation_statistic_1_1.csv" in names
+    assert "99999999/operation_statistic_1_1.csv" in names
 
 
 def test_calls_have_their_execution_id_in_every_table(run):
@@ -534,7 +570,9 @@ def test_a_reduced_run_keeps_its_times(run):
 
 def _read(path, separator):
     with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file, delimiter=separator))
+        if separator == "|":
+            return list(csv.DictReader(file, delimiter="|", quoting=csv.QUOTE_NONE))
+        return list(csv.DictReader(file))
 
 
 def test_tables_lie_where_upstream_puts_them_and_say_what_was_recorded(run, tmp_path):
@@ -552,12 +590,15 @@ def test_tables_lie_where_upstream_puts_them_and_say_what_was_recorded(run, tmp_
     assert len(ops) == len(
         {(r.site.path, r.site.call) for r in run.records("step = 0 AND role IN ('input', 'output')")}
     )
-    linear = next(row for row in ops if row["CaseName"] == "model.layers.0.mlp.up_proj")
-    assert (linear["OpName"], linear["InDType"], linear["InFormat"], linear["InShape"], linear["OutShape"]) == (
+    linear = next(row for row in ops if row["OpName"] == "model.layers.0.mlp.up_proj")
+    assert (linear["CaseName"], linear["InDType"], linear["InFormat"], linear["InShape"], linear["OutShape"]) == (
         "Linear", "float32", "nd", "1,7,32", "1,7,64",
     )  # fmt: skip
     assert json.loads(linear["OpParam"])["in_features"] == "32"
-    assert len(_read(places[2], "|")) == len(run.kernels().query("step == 0"))
+    kernels = _read(places[2], "|")
+    assert len(kernels) == len(run.kernels().query("step == 0"))
+    lookup = next(row for row in kernels if row["OpName"] == "aten::embedding")
+    assert (lookup["InDType"], lookup["InShape"]) == ("float32;int64", "96,32;1,7")
     statistics = _read(places[4], ",")
     columns = list(statistics[0])
     assert columns[0] == "opname"
@@ -580,6 +621,7 @@ def test_whatever_names_and_parameters_are_a_table_reads_back_as_it_was_written(
     rows = [
         {
             "path": path,
+            "call": 0,
             "op": op,
             "parameters": said,
             "in_dtype": ["int8"] * len(shapes),
@@ -591,8 +633,8 @@ def test_whatever_names_and_parameters_are_a_table_reads_back_as_it_was_written(
     ]
     path = tables._write(tmp_path_factory.mktemp("t") / "t.csv", tables.OP_COLUMNS, tables._ops(rows, "M"), "|")
     back = _read(path, "|")
-    assert [(row["CaseName"], row["OpName"], json.loads(row["OpParam"])) for row in back] == [
-        ((path or "M").replace("\r", " "), op.replace("\r", " "), said) for path, op, said, _ in cases
+    assert [(row["OpName"], row["CaseName"], json.loads(row["OpParam"])) for row in back] == [
+        (tables._BREAKS.sub(" ", path or "M"), tables._BREAKS.sub(" ", op), said) for path, op, said, _ in cases
     ]
     assert [row["InShape"] for row in back] == [
         ";".join(",".join(map(str, shape)) for shape in shapes) for *_, shapes in cases
@@ -687,6 +729,28 @@ def test_the_profile_of_onnx_runtime_has_each_node_once_a_run(tmp_path):
         (step, path, op, "cpu") for step in range(3) for path, op in (("/mm", "MatMul"), ("/act", "Relu"))
     ]
     assert (table["start"] >= 0).all()
+    assert table.loc[0, ["in_dtype", "in_shape", "out_shape"]].tolist() == [["float32"], [(2, 3)], [(2, 3)]]
+
+
+def test_the_nodes_of_a_recorded_session_have_their_times(tmp_path):
+    import numpy as np
+    import onnxruntime
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).eval()
+    torch.onnx.export(model, (torch.ones(3, 4),), str(tmp_path / "m.onnx"), dynamo=True, verbose=False)
+    session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"])
+    feed = {session.get_inputs()[0].name: np.ones((3, 4), "f")}
+    plain = session.run(None, feed)[0]
+    with ld.dump(session, name="o", path=tmp_path, mode="module+aten", profile="op+kernel+host") as run:
+        seen = [session.run(None, feed)[0] for _ in range(3)]
+    assert all((one == plain).all() for one in seen)
+    recorded = {(row.step, row.path, row.call) for row in run.operators().itertuples()}
+    kernels = run.kernels()
+    assert {(row.step, row.path, row.call) for row in kernels.itertuples()} == recorded
+    assert len(kernels) == len(recorded) > 0
+    assert (kernels["duration"] >= 0).all()
+    assert set(ld.timeline(run, step=2).top["kernel"]) == set(kernels["kernel"])
+    assert any("host times are not taken" in note for note in run.meta["notes"])
 
 
 def _node(**changes):

@@ -143,20 +143,22 @@ class Remake:
         entries = {_OPTIMISED: os.path.basename(file) + ".data", _FROM: str(_LARGE)}
         self._make(self.data if self.path is None else self.path, entries, optimized_model_filepath=file)
 
-    def as_it_is(self, model: bytes, folder: str | None) -> Any:
-        """Return a session that runs a model node by node as it is. ``folder``: of its external data. Raises what onnxruntime raises."""
+    def as_it_is(self, model: bytes, folder: str | None, times: str | None = None) -> Any:
+        """Return a session that runs a model node by node as it is. ``folder``: of its external data. ``times``: how the file begins that its profile
+        goes to. Raises what onnxruntime raises."""
         import onnxruntime
 
         entries = {_ASSIGNED: "1", **({_FOLDER: folder} if folder else {})}
         level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        made = self._make(model, entries, graph_optimization_level=level)
+        profiled = {"enable_profiling": True, "profile_file_prefix": times} if times is not None else {}
+        made = self._make(model, entries, graph_optimization_level=level, **profiled)
         setattr(made, _OURS, True)
         return made
 
     def _make(self, model: Any, entries: Mapping[str, str], **changes: Any) -> Any:
         import onnxruntime
 
-        session, changes = self._session, {**changes, "log_severity_level": _ERRORS_ONLY, "enable_profiling": False}
+        session, changes = self._session, {"log_severity_level": _ERRORS_ONLY, "enable_profiling": False, **changes}
         options: Any = session._sess.session_options  # a copy of its own, each time
         given: Any = getattr(session, "_sess_options_initial", None)
         for chosen in filter(None, (options, given)):  # the copy knows nothing of libraries of custom operators

@@ -22,6 +22,11 @@ _MARK = "llmdebug "
 _NODE_SCOPE = 1  # at::RecordScope::BACKWARD_FUNCTION
 _USER_SCOPE = 7
 _SILENT = "99"  # above all levels: Kineto prints two lines to stderr for each profile otherwise
+_DTYPES = {
+    "float": "float32", "double": "float64", "long int": "int64", "long": "int64", "int": "int32", "short": "int16", "short int": "int16",
+    "signed char": "int8", "unsigned char": "uint8", "c10::Half": "float16", "c10::BFloat16": "bfloat16",
+    "c10::complex<float>": "complex64", "c10::complex<double>": "complex128",
+}  # fmt: skip
 _ALLOCATES = ("aten::empty", "aten::resize", "aten::new_empty", "aten::set_")
 
 
@@ -29,7 +34,7 @@ _ALLOCATES = ("aten::empty", "aten::resize", "aten::new_empty", "aten::set_")
 class Event:
     """What the profiler saw. ``start``, ``end``: nanoseconds. ``kind``: op, node (of autograd), frame (a range of the program or of the engine),
     mark (one of ours, ``mark`` its number) or device. ``id``: of an op; ``launched_by``: the id of the op that a device event belongs to.
-    ``sequence``: of the autograd node that an op makes, or that a node is; ``forward_thread``: where that was made.
+    ``inputs``: dtype and shape of the tensors that an op was given, where these are asked for. ``sequence``: of the autograd node that an op makes, or that a node is; ``forward_thread``: where that was made.
     """
 
     name: str
@@ -44,6 +49,7 @@ class Event:
     forward_thread: int = 0
     device: str = "cpu"
     stream: int = 0
+    inputs: tuple[tuple[str, list[int]], ...] = ()
 
 
 def trouble() -> str | None:
@@ -71,10 +77,14 @@ def range_(number: int) -> AbstractContextManager[Any]:
 class Profiler:
     """PyTorch's profiler on this thread, and on those that its backward passes run in, from `start` to `stop`."""
 
+    def __init__(self, shapes: bool) -> None:
+        """``shapes``: note also what each operator is given, for some time of its own."""
+        self._shapes = shapes
+
     def start(self, gives_way: Callable[[], None]) -> None:
         """Start it. There can be one only: when the program starts its own, this one ends, and ``gives_way`` is called."""
         device = next((name for name in ("cuda", "npu", "xpu") if _available(name)), None)
-        self._profile = profiler.profile(use_kineto=True, use_cpu=True, use_device=device)
+        self._profile = profiler.profile(use_kineto=True, use_cpu=True, use_device=device, record_shapes=self._shapes)
         with _quiet():
             self._profile.__enter__()  # type: ignore[no-untyped-call]
         before: Any = getattr(profiler.profile, "_prepare_trace", None)
@@ -139,8 +149,19 @@ def _event(seen: Any) -> Event:
     return Event(
         name, _kind(seen, name), int(seen.start_thread_id()), start, end,
         mark=int(mark) if mark != name and mark.isdigit() else -1, id=int(seen.correlation_id()), sequence=sequence,
-        forward_thread=int(seen.fwd_thread_id()),
+        forward_thread=int(seen.fwd_thread_id()), inputs=_inputs(seen),
     )  # fmt: skip
+
+
+def _inputs(seen: Any) -> tuple[tuple[str, list[int]], ...]:
+    """Return dtype (of torch's, "" in a list of tensors) and shape of each tensor."""
+    found: list[tuple[str, list[int]]] = []
+    for place, dtype in enumerate(seen.dtypes()):
+        if dtype == "TensorList" and hasattr(seen, "structured_input_shapes"):
+            found += [("", list(shape)) for shape in seen.structured_input_shapes()[place]]
+        elif dtype and not dtype.startswith(("Scalar", "TensorList", "GenericList")):
+            found.append((_DTYPES.get(dtype, dtype.removeprefix("c10::").lower()), list(seen.shapes()[place])))
+    return tuple(found)
 
 
 def _kind(seen: Any, name: str) -> str:

@@ -38,6 +38,7 @@ class Followed:
         self.said: set[tuple[str, int]] = set()  # calls of which the dump says already what node they are
         self.checked: set[tuple[Any, ...]] = set()
         self.needed: list[str] = []
+        self.ran: list[int] = []  # root calls in which ours ran
 
     def path(self, path: str) -> str:
         """Return the path of a module of it in the run."""

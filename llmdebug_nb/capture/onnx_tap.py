@@ -23,13 +23,14 @@ from llmdebug_nb.errors import CaptureError
 class Tap:
     """A session that gives what every node of another one gives. ``graph``: what it runs. ``same``: it computes what the other one does."""
 
-    def __init__(self, session: Any) -> None:
-        """Raises CaptureError where nothing of the session can be made again."""
+    def __init__(self, session: Any, times: bool = False) -> None:
+        """``times``: have onnxruntime profile it. Raises CaptureError where nothing of the session can be made again."""
         import onnx
 
         self._remake = Remake(session)
         self._folder = tempfile.TemporaryDirectory(prefix="llmdebug-onnx-", ignore_cleanup_errors=True)
         self.problem: str | None = None
+        self._times = os.path.join(self._folder.name, "times") if times else None
         self.same = True
         try:
             model = self._exported(onnx)
@@ -90,7 +91,7 @@ class Tap:
                 if value and value not in known:
                     known.add(value)
                     graph.output.append(onnx.ValueInfoProto(name=value))
-        self._session = self._remake.as_it_is(model.SerializeToString(), folder)
+        self._session = self._remake.as_it_is(model.SerializeToString(), folder, self._times)
         self.kinds = {one.name: one.type for one in self._session.get_outputs() if compat_onnxrt.is_tensor(one.type)}
         self.hidden = [one.name for one in self._session.get_outputs() if not compat_onnxrt.is_tensor(one.type)]
         self.plain = all(compat_onnxrt.is_plain(kind) for kind in self.kinds.values()) and not self.hidden
@@ -104,6 +105,10 @@ class Tap:
         else:
             values = compat_onnxrt.values_of(self._session, names, feed)
         return dict(zip(names, values, strict=True))
+
+    def profile(self) -> str | None:
+        """End the profile and return its file, which goes with `close`; None where there is none."""
+        return None if self._times is None else str(self._session.end_profiling())
 
     def constant(self, name: str) -> torch.Tensor | None:
         """Return the values of an initializer; None where torch has no such dtype. Raises ValueError, OSError: its external data is gone."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from llmdebug_nb import records
-from llmdebug_nb.capture import compat_onnxrt, onnx_calls, selection
+from llmdebug_nb.capture import compat_onnxrt, onnx_calls, onnx_times, selection
 from llmdebug_nb.capture.compat_onnxrt import tensor_of
 from llmdebug_nb.capture.onnx_calls import Calls, Followed
 from llmdebug_nb.capture.onnx_graph import Graph, Module, Node
@@ -63,6 +63,7 @@ class Sessions:
         compat_onnxrt.listeners.remove(self)
         for followed in self._followed.values():
             if followed.tap is not None:
+                onnx_times.write(self._host, followed)
                 followed.tap.close()
 
     @property
@@ -83,7 +84,7 @@ class Sessions:
     def _follow(self, session: Any, may_fail: bool = True) -> Followed:
         tap = None
         try:
-            tap = Tap(session)
+            tap = Tap(session, "kernel" in self._options.profile)
             if tap.problem:
                 self._host.problems[tap.problem] += 1
         except CaptureError as error:
@@ -225,6 +226,7 @@ class Sessions:
 
     def _run(self, followed: Followed, feed: Mapping[str, Any], options: Any) -> dict[str, Any]:
         assert followed.tap is not None
+        followed.ran.append(self._host.thread.root_call)
         return followed.tap.run(followed.needed, feed, options)
 
     def _agree(self, tap: Tap, ours: list[Any], theirs: list[Any]) -> list[Any]:

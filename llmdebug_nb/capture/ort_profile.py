@@ -19,6 +19,7 @@ from llmdebug_nb.errors import CorruptDumpError
 
 _MOST = 1 << 30  # bytes
 _SUFFIX = "_kernel_time"
+_DTYPES = {"float": "float32", "double": "float64"}
 _CPU = "CPUExecutionProvider"
 
 
@@ -58,8 +59,18 @@ def _numbered(found: list[tuple[int, list[Any]]]) -> list[tuple[int, list[Any]]]
         device = "cpu" if provider in ("", _CPU) else provider.removesuffix("ExecutionProvider").lower()
         number = counts[at, node]
         counts[at, node] += 1
-        rows.append((at, [f"/{node}", number, "forward", op, f"{op}:{node}", None, device, 0, start, duration]))
+        tensors = (_tensors(arguments.get(name)) for name in ("input_type_shape", "output_type_shape"))
+        rows.append(
+            (at, [f"/{node}", number, "forward", op, f"{op}:{node}", None, device, 0, start, duration, *tensors])
+        )
     return rows
+
+
+def _tensors(said: Any) -> str | None:
+    """Return ``[{"float": [2, 3]}]`` as `records.LAUNCH` has it."""
+    pairs = [item for one in said if isinstance(one, dict) for item in one.items()] if isinstance(said, list) else []
+    found = [(_DTYPES.get(dtype, dtype), shape) for dtype, shape in pairs if isinstance(shape, list)]
+    return json.dumps(found) if found else None
 
 
 def _arguments(event: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -34,7 +34,7 @@ class Profile:
         self._kernels = "kernel" in options.profile
         self._host = "host" in options.profile
         self._sink, self._notes = sink, notes
-        self._profiler = compat_profiler.Profiler()
+        self._profiler = compat_profiler.Profiler(shapes="op" in options.profile)
         self._here = threading.local()
         self._numbers = itertools.count()
         self._said: dict[int, list[Said]] = {}

@@ -509,20 +509,20 @@ class Session:
         return self.observer.backward and torch.is_grad_enabled()
 
     def guarded(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Do our own work without ever disturbing the program: an error of ours is noted, not raised."""
+        """Do our own work without ever disturbing the program: an error of ours is noted, not raised, and no time of it is the program's."""
+        return self._guarded(work, *args) if self.profile is None else self.profile.ours(self._guarded, work, *args)
+
+    def _guarded(self, work: Callable[..., Any], *args: Any) -> Any:
         if not self.active or os.getpid() != self._pid:
             return None
         try:
             if compat.watched():
                 with compat.unseen():
-                    return self._ours(work, args)
-            return self._ours(work, args)
+                    return work(*args)
+            return work(*args)
         except Exception as error:  # the program must go on as if nobody watched; the dump says it
             self.problems[f"{type(error).__name__} while recording: {str(error).partition(chr(10))[0]}"] += 1
             return None
-
-    def _ours(self, work: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        return work(*args) if self.profile is None else self.profile.ours(work, *args)
 
 
 _NO_ORDERS = Orders()

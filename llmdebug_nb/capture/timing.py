@@ -7,6 +7,7 @@ in no duration and in no gap; what is left of it is the call of a hook itself.
 from __future__ import annotations
 
 import bisect
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -130,6 +131,7 @@ class _Reading:
         self.launches: list[tuple[int, list[Any]]] = []  # with the place of the operator's row
         self.dropped: set[int] = set()
         self.operators: dict[int, int] = {}  # id of an event -> the row of the operator that it is in
+        self.given: dict[int, str | None] = {}  # id of an event -> what it was given
         self.calls: list[tuple[Said, int]] = []
         self.open: list[_Open] = []
         self.number = -1  # of the thread
@@ -194,6 +196,7 @@ class _Reading:
         if around is None:
             around = self._outermost(event, start, end)
         self.operators[event.id] = around
+        self.given[event.id] = _json(event)
         opened = _Open(event, around)
         if self.step.computes(event.name) or "::" not in event.name:
             self._kernel(opened, around, start, end)
@@ -219,7 +222,9 @@ class _Reading:
             self.dropped.add(outer.kernel)
         opened.kernel = len(self.launches)
         code = launch.code if launch is not None else None
-        self.launches.append((row, [*self._site(row), _bare(name), code, "cpu", 0, start, end - start]))
+        self.launches.append(
+            (row, [*self._site(row), _bare(name), code, "cpu", 0, start, end - start, _json(opened.event), None])
+        )
 
     def _site(self, row: int) -> tuple[str, int, str, str]:
         """Return path, number, phase and name of the operator that launches: the recorded one, if there is one, else the outermost."""
@@ -237,7 +242,10 @@ class _Reading:
         path, number, phase, _, op = self.rows[row][:5]
         self.dropped.update(at for at, (of, launch) in enumerate(self.launches) if of == row and launch[6] == "cpu")
         when = self.clock(event.start), event.end - event.start
-        self.launches.append((row, [path, number, phase, op, event.name, None, event.device, event.stream, *when]))
+        given = self.given.get(event.launched_by)
+        self.launches.append(
+            (row, [path, number, phase, op, event.name, None, event.device, event.stream, *when, given, None])
+        )
 
     def result(self) -> Timed:
         """Return the rows in order of their start."""
@@ -250,6 +258,10 @@ class _Reading:
 
 def _of_autograd(event: Event) -> bool:
     return event.kind == "node" or event.name.startswith("autograd::")
+
+
+def _json(event: Event) -> str | None:
+    return json.dumps(event.inputs) if event.inputs else None
 
 
 def _bare(name: str) -> str:

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from llmdebug_nb.errors import OptionError
+from llmdebug_nb.launching import products
 from llmdebug_nb.launching.program import LEVELS
 from llmdebug_nb.options import GRAPHS, PHASES, TOKENS, DumpOptions
 
@@ -71,6 +72,7 @@ def declare_options(parser: argparse.ArgumentParser) -> None:
     add("--logits", action="store_true", help="only the last logits of each step")
     add("--graph", choices=[*GRAPHS], help="compile the model, and record its graph, its kernels, or both")
     add("--fusion-switch", metavar="F", help="with --graph: JSON file that says which fusions are off")
+    add("-tiling", "--tiling", action="store_true", help="with --graph fused or both: launch configurations of kernels")
     add("--force-eager", action="store_true", help="run what torch.compile compiled eagerly meanwhile")
 
     add = parser.add_argument_group("when").add_argument
@@ -122,14 +124,14 @@ def _flag(text: str) -> bool:
 
 
 def options(given: dict[str, Any]) -> dict[str, Any]:
-    """Return what `DumpOptions` takes, of what was parsed. Raises OptionError: two that contradict each other."""
+    """Return what `launch` takes, of what was parsed. Raises OptionError: two that contradict each other."""
     names = DumpOptions.names()
     chosen = {
         name: value
         for name, value in given.items()
         if name in names and value is not None and (value is not False or name == "children")
     }
-    types = set(given.get("type") or ("tensor", "model"))
+    types = set(given.get("type") or ("tensor",))
     if chosen.get("part") in ("0", "1", "2"):
         chosen["part"] = ("in", "out", "both")[int(chosen["part"])]
     if "stats" in types and given.get("type") and "tensor" not in types:
@@ -139,10 +141,13 @@ def options(given: dict[str, Any]) -> dict[str, Any]:
     if "rounds" not in chosen and "tokens" not in chosen:
         chosen["rounds"] = "0,0"
     _refuse_contradictions(given, chosen, types)
+    chosen["files"] = [name for name in products.KNOWN if name in types or (name == "tiling" and given.get("tiling"))]
     return chosen
 
 
 def _refuse_contradictions(given: dict[str, Any], chosen: dict[str, Any], types: set[str]) -> None:
+    if given.get("tiling") and given.get("graph") not in ("fused", "both"):
+        raise OptionError("-tiling is of fused kernels: add --graph fused, or both")
     if given.get("rounds") is not None and given.get("tokens") is not None:
         raise OptionError("-er (--range) and --tokens exclude each other: rounds and tokens both say which steps")
     for name in ("slice", "reduce"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -19,9 +20,9 @@ def begin(package: str) -> None:
     if handover is None:
         return
     handover.reached(package)
-    if _waiting is None and package == "torch":
+    if _waiting is None:  # ONNX Runtime is recorded by means of torch, which is imported then
         _waiting = Waiting(handover)
-        _waiting.listen()
+        _waiting.begin()
         os.register_at_fork(after_in_child=_waiting.forked)
 
 
@@ -32,8 +33,6 @@ class Waiting:
     """
 
     def __init__(self, handover: Handover) -> None:
-        from llmdebug_nb import determinism
-
         self._handover = handover
         self._orders = handover.orders()
         self._recording: Any = None
@@ -41,14 +40,23 @@ class Waiting:
         self.enter: Any = None  # what the recording is told of the `generate` during which it begins
         self.announce: Any = None
         self.leave: Any = None
+        self._seeded: Any = None
+
+    def begin(self) -> None:
+        """Seed what is asked to be, and listen."""
+        from llmdebug_nb import determinism
+
         seed = self._orders.get("seed")
         self._seeded = None if seed is None else determinism.seed_only(seed)
+        self.listen()
 
     def listen(self) -> None:
-        from llmdebug_nb.capture import compat, generation
+        from llmdebug_nb.capture import compat, compat_onnxrt, generation
 
-        self._undo = [compat.before_first_call(self._begin), lambda: generation.listeners.remove(self)]
-        generation.listeners.add(self)
+        self._undo = [compat.before_first_call(self._runs)]
+        for listeners in (generation.listeners, compat_onnxrt.listeners):
+            listeners.add(self)
+            self._undo.append(functools.partial(listeners.remove, self))
 
     def forked(self) -> None:
         """This process is a copy of one that was waiting or recording: it is on its own from here."""
@@ -57,17 +65,24 @@ class Waiting:
             recording.abandon()
             self.listen()
 
-    def _begin(self, model: Any) -> bool:
-        """Start recording, as ``model`` is about to run. False where that is none of ours."""
-        from llmdebug_nb.errors import LLMDebugError
+    def _runs(self, model: Any) -> bool:
+        """A module is about to run: record, unless it is none of ours."""
+        return self._recording is not None or (
+            not _loads_data() and next(model.parameters(), None) is not None and self._start(model)
+        )
 
-        if self._recording is not None:
-            return True
-        if _loads_data() or next(model.parameters(), None) is None:
-            return False
+    def _start(self, model: Any) -> bool:
+        """Start recording, as ``model`` is about to run. Always true: what could not start is said, and not tried again."""
+        from llmdebug_nb.errors import LLMDebugError
+        from llmdebug_nb.launching.shared import SharedRecording
+        from llmdebug_nb.options import DumpOptions
+
         self._stop_listening()
         try:
-            self._recording = self._recorded(model)
+            options = DumpOptions.of(**self._orders)
+            # what is compiled has to be known beforehand; all else is found as it runs
+            given = model if options.graph is not None else None
+            self._recording = SharedRecording(given, options, self._handover, self._seeded)
             self._recording.start()
         except (LLMDebugError, OSError, ImportError) as error:
             self._handover.say(f"nothing was recorded: {error}")
@@ -75,26 +90,37 @@ class Waiting:
             _at_end_of_worker(self._recording.at_exit)
         return True
 
-    def _recorded(self, model: Any) -> Any:
-        from llmdebug_nb.launching.shared import SharedRecording
-        from llmdebug_nb.options import DumpOptions
-
-        options = DumpOptions.of(**self._orders)
-        # what is compiled has to be known beforehand; all else is found as it runs
-        return SharedRecording(model if options.graph is not None else None, options, self._handover, self._seeded)
-
     def _stop_listening(self) -> None:
         while self._undo:
             self._undo.pop()()
 
     def follow(self, model: Any) -> Any:
         """A `generate` begins. The recording listens to the next ones itself."""
-        begun = self._begin(model) and self._recording is not None and self._recording.running
-        if not begun:
+        if not self._runs(model) or not self._is_on:
             return None
         tracker = self._recording.generations
         self.enter, self.announce, self.leave = tracker.enter, tracker.announce, tracker.leave
         return tracker.follow(model)
+
+    def ran(self, session: Any, *given: Any) -> Any:
+        """A session of ONNX Runtime is run for the first time; ``given`` ends with what runs it as the program wants it."""
+        return self._told(session, "ran", *given)
+
+    def ran_unseen(self, session: Any, *given: Any) -> Any:
+        return self._told(session, "ran_unseen", *given)
+
+    def _told(self, session: Any, how: str, *given: Any) -> Any:
+        if _loads_data() or self._orders.get("graph"):  # which is of what `torch.compile` compiles
+            return given[-1]()
+        if self._recording is None:
+            self._start(session)
+        if not self._is_on:
+            return given[-1]()
+        return getattr(self._recording.sessions, how)(session, *given)
+
+    @property
+    def _is_on(self) -> bool:
+        return self._recording is not None and self._recording.running
 
 
 def _loads_data() -> bool:

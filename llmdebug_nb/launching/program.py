@@ -12,12 +12,14 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from llmdebug_nb.capture.control import Control
 from llmdebug_nb.errors import DumpWriteError, OptionError, UnknownRunError
+from llmdebug_nb.launching import products
 from llmdebug_nb.launching.children import Unreached, below, why_unreached
 from llmdebug_nb.launching.environment import PthFile, environment
 from llmdebug_nb.launching.handover import Handover
@@ -86,25 +88,37 @@ def words_of(command: str | Sequence[str]) -> list[str]:
 
 
 def launch(
-    command: str | Sequence[str], *, pth: bool = False, output: Callable[[str, str], Any] | None = None, **options: Any
+    command: str | Sequence[str],
+    *,
+    files: Collection[str] = (),
+    pth: bool = False,
+    output: Callable[[str, str], Any] | None = None,
+    **options: Any,
 ) -> Launched:
     """Run a command, and record what models compute in all Python processes of it, into one run.
 
     ``command``: a text, split as a shell does, or its words. No shell runs it. The command's input and output are ours; with
     ``output``, it has no input, and ``output(stream, text)`` is called with what it writes to ``stdout`` and ``stderr``.
-    ``pth``: also reach Pythons that ignore PYTHONPATH, by a file in their site-packages for as long as the program runs.
+    ``files``: what is written into the run's folder at the end, in the places of msit's dumps: any of `products.KNOWN` (``model``, ``layer``,
+    ``onnx``, ``op``, ``kernel``, ``cpu_profiling``, ``tiling``). ``pth``: also reach Pythons that ignore PYTHONPATH, by a file in their site-packages for as long as the program runs.
     ``options``: those of `DumpOptions`. Interrupts go to the program, whose recording is kept.
 
         done = ld.launch("python generate.py --prompt 'a b'", name="golden", tokens="0-3")
         done.status, done.run
 
     Raises:
-        OptionError: an option or a command that makes no sense. DumpWriteError: less than 2 GB are free.
+        OptionError: an option, a control file or a command that makes no sense. DumpWriteError: less than 2 GB are free.
     """
     words = words_of(command)
+    unknown = next((each for each in files if each not in products.KNOWN), None)
+    if unknown is not None:
+        raise OptionError(f"files {unknown!r} is not known; known: {', '.join(products.KNOWN)}")
     ordered = DumpOptions.of(**options)
+    ordered = DumpOptions.of(**options, **products.needed(files, ordered))
     if os.name != "posix":
         raise OptionError("a program can only be launched on Linux and macOS; record inside it, by ld.dump")
+    if ordered.control is not None:
+        Control(ordered.control)  # what is wrong with the file is said before anything starts
     parent = (runs_folder() if ordered.path is None else Path(ordered.path)).absolute()
     _refuse_full_disk(parent, ordered)
     with tempfile.TemporaryDirectory(prefix="llmdebug-") as folder:
@@ -113,10 +127,13 @@ def launch(
         variables = environment(handover, os.environ, ordered.seed)
         file = PthFile(words) if pth else None
         try:
-            return _run(words, variables, handover, pth, output)
+            done = _run(words, variables, handover, pth, output)
         finally:
             if file is not None:
                 file.remove()
+    if files and done.path is not None:
+        done.messages += products.write(done.path, files)
+    return done
 
 
 def _plain(options: DumpOptions) -> dict[str, Any]:

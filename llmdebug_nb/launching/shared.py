@@ -29,6 +29,11 @@ class SharedRecording(Recording):
         """What is told of each `generate`."""
         return self._running().generations
 
+    @property
+    def sessions(self) -> Any:
+        """What is told of each run of ONNX Runtime."""
+        return self._running().sessions
+
     def at_exit(self) -> None:
         """The process ends, for whatever reason it still can say."""
         if not self.running:

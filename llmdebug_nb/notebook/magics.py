@@ -136,6 +136,9 @@ class LLMDebugMagics(Magics):
     @argument("--html", metavar="F", help="write the report as one HTML page to this file")
     @argument("--map", metavar="F", help="YAML or JSON file (or a variable): which module of golden is which of mine")
     @argument("--no-explain", action="store_true", help="skip the search for what is to blame")
+    @argument("--expect", metavar="GLOB", action="append", help="mark what such modules make as expected, from now on")
+    @argument("--comment", metavar="TEXT", default="", help="why that is expected")
+    @argument("--unexpect", metavar="GLOB", action="append", help="take a mark back: its glob as it was given")
     @line_magic
     def llmcompare(self, line: str) -> Report:
         """Compare two runs: verdict, first divergence, what is to blame, explorer.
@@ -153,6 +156,10 @@ class LLMDebugMagics(Magics):
                 calibrate=[self.known_run(name) for name in args.calibrate or ()],
                 metrics=[self.shell.user_ns.get(name, name) for name in args.metric or ()],
             )
+            for glob in args.unexpect or ():
+                report.unexpect(glob)
+            for glob in args.expect or ():
+                report.expect(glob, args.comment)
             explore.show_report(report, self.shell)
             for target, write in ((args.csv, report.to_csv), (args.html, report.to_html)):
                 if target:
@@ -317,11 +324,20 @@ _NAMES = ("llmdump", "llmcompare", "llmexplore", "llmruns", "llmstep")
 def parse(magic: Any, line: str) -> Any:
     """Parse a magic's line; an option that it does not know is answered with the nearest ones."""
     try:
-        return parse_argstring(magic, line)
+        args = parse_argstring(magic, line)
     except UsageError as error:
         unknown = re.search(r"unrecognized arguments: (--[\w-]+)", str(error))
         known = [name for action in magic.parser._actions for name in action.option_strings if name.startswith("--")]
         raise UsageError(f"{error}{nearest(unknown[1], known) if unknown else ''}") from None
+    for name, value in vars(args).items():
+        setattr(args, name, [_unquoted(one) for one in value] if isinstance(value, list) else _unquoted(value))
+    return args
+
+
+def _unquoted(value: Any) -> Any:
+    """Return a word without the quotes around it, which IPython leaves there."""
+    quoted = isinstance(value, str) and re.fullmatch(r"(['\"])(.*)\1", value, re.S)
+    return quoted[2] if quoted else value
 
 
 def _outside_functions(tree: ast.AST) -> Iterator[ast.AST]:

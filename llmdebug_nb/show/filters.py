@@ -2,7 +2,7 @@
 
 ``nan``, ``inf``: the tensor holds one. ``>1e3``: its maximum is greater; ``<1e-3``: its minimum is less; ``abs>1e3``,
 ``abs<1e-3``: its largest magnitude is; ``mean`` and ``l2norm`` likewise. Anything else is a word of the row. All must hold. A tensor
-with a NaN in it has no minimum, maximum, mean or norm, and no bound holds of it.
+with a NaN in it has no minimum, maximum, mean or norm, and no bound holds of it. ``id:3_1``: of the call with this execution id, or of one in it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from llmdebug_nb.errors import LLMDebugError
 from llmdebug_nb.records import Summary
 
+_ID = re.compile(r"id:(\d{1,9}(?:_\d{1,9})*(?:\.\d{1,9})?|\.\d{1,9})")
 _BOUND = re.compile(r"(\w*)([<>]=?)(.*)")
 _HOLDS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
@@ -45,6 +46,7 @@ _COUNTS = ("nan", "inf")
 Kind = tuple[str, str, str, str]
 KIND = "role, slot, op, dtype"
 _PARTS = ", ".join(f"json_extract(value, '$[{place}]')" for place in range(4))
+_CALLED = "(phase = 'forward' OR path NOT LIKE '%/%') AND (rank, generation, step, path, call) IN (SELECT rank, generation, step, path, call FROM call_rows WHERE id = ? OR id GLOB ?)"
 _WORD = f"(path LIKE ? ESCAPE '\\' OR ({KIND}) IN (SELECT {_PARTS} FROM json_each(?)))"
 
 
@@ -71,11 +73,12 @@ class Bound(NamedTuple):
 
 
 class Filter(NamedTuple):
-    """``counts``: of `_COUNTS`, those that must not be 0."""
+    """``counts``: of `_COUNTS`, those that must not be 0. ``ids``: execution ids, in one of which the call must be."""
 
     words: tuple[str, ...]
     counts: tuple[str, ...]
     bounds: tuple[Bound, ...]
+    ids: tuple[str, ...] = ()
 
     def sql(self, kinds: Sequence[Kind]) -> tuple[list[str], list[Any]]:
         """Return clauses over the index, and their values; ``kinds``: all that the index has.
@@ -84,12 +87,17 @@ class Filter(NamedTuple):
         """
         clauses = [f"{name} > 0" for name in self.counts]
         clauses += [f"{_FIGURES[bound.figure][0]} {bound.sign} ?" for bound in self.bounds]
+        if self.ids:
+            clauses.append(f"(({') OR ('.join(_CALLED for _ in self.ids)}))")
         clauses += [_WORD for _ in self.words]  # last, as they take longest
         found = [(_like(word), json.dumps([kind for kind in kinds if word in shown("", *kind)])) for word in self.words]
-        return clauses, [*(bound.value for bound in self.bounds), *(value for pair in found for value in pair)]
+        called = [value for one in self.ids for value in (one, f"{one}[._]*")]
+        return clauses, [*(bound.value for bound in self.bounds), *called, *(value for pair in found for value in pair)]
 
-    def passes(self, shown: str, summaries: Iterable[Summary]) -> bool:
-        """Does a row pass? ``shown``: its text in lower case; ``summaries``: of its tensors, of which one must pass."""
+    def passes(self, shown: str, summaries: Iterable[Summary], id_: Callable[[], str] = str) -> bool:
+        """Does a row pass? ``shown``: its text in lower case; ``summaries``: of its tensors, of which one must pass; ``id_()``: of its call."""
+        if self.ids and not any(re.fullmatch(rf"{re.escape(one)}([._].*)?", id_()) for one in self.ids):
+            return False
         if not all(word in shown for word in self.words):
             return False
         return not (self.counts or self.bounds) or any(map(self._measured, summaries))
@@ -103,9 +111,10 @@ def read(text: str) -> Filter:
     """Return what ``text`` asks for. Raises FilterError."""
     parts = text.lower().split()
     bounds = {part: _bound(part) for part in parts}
+    ids = {part: _id(part) for part in parts}
     counts = tuple(part for part in parts if part in _COUNTS)
-    words = tuple(part for part in parts if part not in _COUNTS and bounds[part] is None)
-    return Filter(words, counts, tuple(bound for bound in bounds.values() if bound))
+    words = tuple(part for part in parts if part not in _COUNTS and bounds[part] is None and ids[part] is None)
+    return Filter(words, counts, tuple(filter(None, bounds.values())), tuple(filter(None, ids.values())))
 
 
 def problem(text: str) -> str:
@@ -115,6 +124,18 @@ def problem(text: str) -> str:
     except FilterError as error:
         return str(error)
     return ""
+
+
+def _id(part: str) -> str | None:
+    """Return the execution id that ``part`` asks for, or None."""
+    if not part.startswith("id:"):
+        return None
+    found = _ID.fullmatch(part)
+    if found is None:
+        raise FilterError(
+            f"can't read the filter {part!r}: an execution id belongs behind id:, as in id:3_1 or id:3_1.4"
+        )
+    return found[1]
 
 
 def _bound(part: str) -> Bound | None:

@@ -52,6 +52,7 @@ class ReportView(View):
         for name in ("tree", "layer_errors", "_by_site", "_columns"):
             self.__dict__.pop(name, None)
         self._list = functools.lru_cache(maxsize=16)(self._listing)
+        self._ids = functools.lru_cache(maxsize=64)(lambda run, *place: run.ids(*place))
         for watch in self.watchers:
             watch()
 
@@ -130,10 +131,21 @@ class ReportView(View):
         if text.strip():
             for i in np.flatnonzero(wanted).tolist():
                 d = self.differences[i]
-                wanted[i] = narrowed.passes(_shown(d), (r.summary for r in (d.pair.golden, d.pair.mine) if r))
+                wanted[i] = narrowed.passes(
+                    _shown(d), (r.summary for r in (d.pair.golden, d.pair.mine) if r), functools.partial(self._id_of, d)
+                )
         order = columns.order(sort, descending)
         found: Array = order[wanted[order]]
         return found
+
+    def _id_of(self, d: Difference) -> str:
+        """Return the execution id of a row's call: golden's, where there is one."""
+        run = self.golden if d.pair.golden else self.mine
+        s = d.site
+        if s.phase != "forward" and "/" in s.path:
+            return ""  # what a backward pass runs has none
+        ids: dict[tuple[str, int], str] = self._ids(run, s.step, s.generation, s.rank)
+        return ids.get((s.path, s.call), "")
 
     def _list_of(self, request: wire.Listed, step: int) -> Array:
         step = -1 if request["every"] else step

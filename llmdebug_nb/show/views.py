@@ -202,6 +202,7 @@ def side_view(which: wire.Which, run: Any, record: Record) -> wire.Side:
     code = f"{name}.tensor({s.path!r}, step={s.step}, role={s.role!r}, slot={s.slot!r}{extra})"
     return {
         "which": which,
+        "call_id": run.id_of(s) or "",
         "kept": record.payload is not None,
         "why": why,
         "part": record.kept or "",

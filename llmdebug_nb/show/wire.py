@@ -212,10 +212,11 @@ class KernelView(TypedDict):
 class Side(TypedDict):
     """One side of a row. ``kept`` says that values can be asked for; ``why`` says why not, ``part`` of what ("": all of it).
 
-    ``axes``: of what was kept. ``code``: what gives this tensor in a cell. ``kernel``: of compiled code, the one that writes or reads it.
+    ``call_id``: the execution id of its call, "" where there is none. ``axes``: of what was kept. ``code``: what gives this tensor in a cell. ``kernel``: of compiled code, the one that writes or reads it.
     """
 
     which: Which
+    call_id: str
     kept: bool
     why: str
     part: str

@@ -46,13 +46,14 @@ CREATE TABLE calls(root_call INT, path TEXT, call INT, id TEXT);
 CREATE TABLE timings(id INTEGER PRIMARY KEY, root_call INT, path TEXT, call INT, phase TEXT, level TEXT, op TEXT, thread INT,
     start INT, duration INT, gap INT);
 CREATE TABLE launches(id INTEGER PRIMARY KEY, root_call INT, path TEXT, call INT, phase TEXT, op TEXT, kernel TEXT, code TEXT,
-    device TEXT, stream INT, start INT, duration INT);
+    device TEXT, stream INT, start INT, duration INT, inputs TEXT, outputs TEXT);
 CREATE TABLE tilings(name TEXT, configuration TEXT);
 """
 INDEXES = """
 CREATE INDEX by_step ON records(root_call);
 CREATE INDEX by_path ON records(path);
 CREATE INDEX by_producer ON records(producer);
+CREATE INDEX calls_by_path ON calls(path);
 """
 KERNEL = ("name", "nodes", "source")
 CALLED = ("root_call", "path", "call", "id")

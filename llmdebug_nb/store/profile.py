@@ -9,14 +9,16 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from llmdebug_nb.errors import CorruptDumpError
 from llmdebug_nb.store import tiling as tilings
 
 if TYPE_CHECKING:
     import pandas
 
 _HOST = ("rank", "generation", "step", "path", "call", "phase", "level", "op", "thread", "start", "duration", "gap")
-_KERNELS = ("rank", "generation", "step", "path", "call", "phase", "op", "kernel", "code", "device", "stream", "start", "duration")  # fmt: skip
+_KERNELS = ("rank", "generation", "step", "path", "call", "phase", "op", "kernel", "code", "device", "stream", "start", "duration", "inputs", "outputs")  # fmt: skip
 _SITE = ("rank", "generation", "step", "phase", "path", "call")
+_TEXTS = frozenset({"path", "phase", "level", "op", "kernel", "device"})
 _US = 1000.0
 _Site = tuple[Any, ...]
 
@@ -28,20 +30,38 @@ class Run(Protocol):
 def host(run: Run) -> pandas.DataFrame:
     """Return `Run.host`."""
     frame = _frame(run, "all_timings", _HOST, "level != 'recording'")
-    frame["gap"] = frame["gap"].astype("float64") / _US
-    return _in_us(frame)
+    return _in_us(frame, ("start", "duration", "gap"))
 
 
 def kernels(run: Run) -> pandas.DataFrame:
     """Return `Run.kernels`."""
-    return _in_us(_frame(run, "all_launches", _KERNELS, "1"))
+    return _with_tensors(_in_us(_frame(run, "all_launches", _KERNELS, "1")))
+
+
+def _with_tensors(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """Have dtypes and shapes as lists, as in `ops`; empty where they were not noted."""
+    for side, column in (("in", "inputs"), ("out", "outputs")):
+        tensors = [_tensors(text) for text in frame.pop(column)]
+        frame[f"{side}_dtype"] = [[dtype for dtype, _ in one] for one in tensors]
+        frame[f"{side}_shape"] = [[shape for _, shape in one] for one in tensors]
+    return frame
+
+
+def _tensors(text: Any) -> list[tuple[str, tuple[int, ...]]]:
+    try:
+        return [(str(dtype), tuple(int(size) for size in shape)) for dtype, shape in json.loads(text or "[]")]
+    except (ValueError, TypeError, RecursionError, OverflowError):
+        return []
 
 
 def _frame(run: Run, view: str, columns: tuple[str, ...], where: str) -> pandas.DataFrame:
     import pandas
 
     rows = run.query(f"SELECT {','.join(columns)} FROM {view} WHERE {where} ORDER BY rank, root_call, start, id")
-    return _with_ids(run, pandas.DataFrame(rows, columns=list(columns)))
+    frame = pandas.DataFrame(rows, columns=list(columns))
+    for name in _TEXTS.intersection(columns):
+        frame[name] = frame[name].fillna("").astype(str)
+    return _with_ids(run, frame)
 
 
 def _with_ids(run: Run, frame: pandas.DataFrame) -> pandas.DataFrame:
@@ -54,9 +74,13 @@ def _with_ids(run: Run, frame: pandas.DataFrame) -> pandas.DataFrame:
     return frame
 
 
-def _in_us(frame: pandas.DataFrame) -> pandas.DataFrame:
-    for name in ("start", "duration"):
-        frame[name] = frame[name].astype("float64") / _US
+def _in_us(frame: pandas.DataFrame, columns: tuple[str, ...] = ("start", "duration")) -> pandas.DataFrame:
+    """Raise CorruptDumpError where a time is no number."""
+    for name in columns:
+        try:
+            frame[name] = frame[name].astype("float64") / _US
+        except (ValueError, TypeError) as error:
+            raise CorruptDumpError(f"the table of times is damaged: {name} holds something else ({error})") from None
     return frame
 
 
@@ -118,7 +142,5 @@ def kernel_frame(found: Iterable[tuple[int, list[Any]]]) -> pandas.DataFrame:
     """Return rows as `records.LAUNCH` has them, each with its step, as `Run.kernels` does."""
     import pandas
 
-    rows = []
-    for step, (path, call, phase, op, kernel, code, device, stream, start, duration) in found:
-        rows.append((0, 0, step, path, call, phase, op, kernel, code, device, stream, start, duration))
-    return _in_us(pandas.DataFrame(rows, columns=list(_KERNELS)))
+    rows = [(0, 0, step, *row) for step, row in found]
+    return _with_tensors(_in_us(pandas.DataFrame(rows, columns=list(_KERNELS))))

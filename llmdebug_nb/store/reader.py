@@ -54,7 +54,7 @@ _CALLED = """SELECT i.rowid + {base} AS seq, {rank} AS rank, c.generation{later}
 _TIMINGS = """SELECT t.id + {base} AS id, {rank} AS rank, c.generation{later} AS generation, c.step, t.path, t.call, t.phase, t.level, t.op, t.thread, t.start,
  t.duration, t.gap, t.root_call FROM timings t LEFT JOIN main.root_calls c ON c.idx = t.root_call"""
 _LAUNCHES = """SELECT l.id + {base} AS id, {rank} AS rank, c.generation{later} AS generation, c.step, l.path, l.call, l.phase, l.op, l.kernel, l.code, l.device,
- l.stream, l.start, l.duration, l.root_call FROM launches l LEFT JOIN main.root_calls c ON c.idx = l.root_call"""
+ l.stream, l.start, l.duration, l.inputs, l.outputs, l.root_call FROM launches l LEFT JOIN main.root_calls c ON c.idx = l.root_call"""
 _TILINGS = "SELECT name, configuration FROM tilings"
 _VIEWS = {
     "rows": _ROWS,
@@ -114,9 +114,8 @@ class Process:
             tables = {row[0] for row in self.db.execute("SELECT name FROM sqlite_master WHERE type != 'index'")}
             if not tables >= fmt.TABLES - fmt.LATER.keys() or tables - fmt.TABLES:
                 raise CorruptDumpError(f"{folder / fmt.INDEX}: expected the tables {', '.join(sorted(fmt.TABLES))}")
-            for table in fmt.LATER.keys() - tables:
-                columns = ", ".join(f"NULL AS {c}" for c in ("rowid", *fmt.LATER[table]))
-                self.db.execute(f"CREATE TEMP VIEW {table} AS SELECT {columns} WHERE 0")
+            self._absent = fmt.LATER.keys() - tables
+            self.stand_in(self.db)
             self.meta = {key: json.loads(value) for key, value in self.db.execute("SELECT key, value FROM meta")}
             self.rank, self._covered = int(self.meta.get("rank", 0)), int(self.meta.get("bytes", 0))
             self.begun = float(self.meta.get("begun", 0.0))
@@ -131,6 +130,12 @@ class Process:
                 self._add_tail()
             except (sqlite3.Error, OverflowError, TypeError) as error:
                 raise CorruptDumpError(f"{payload}: a payload frame is damaged ({error})") from None
+
+    def stand_in(self, db: sqlite3.Connection) -> None:
+        """Give the index, or a copy of it, empty tables in the place of those that an older dump does not have."""
+        for table in self._absent:
+            columns = ", ".join(f"NULL AS {c}" for c in ("rowid", *fmt.LATER[table]))
+            db.execute(f"CREATE TEMP VIEW {table} AS SELECT {columns} WHERE 0")
 
     def _missing_values(self) -> int:
         """Count the records whose bytes the payload file, cut short since, no longer has."""
@@ -259,7 +264,7 @@ def _open_native(path: Path, marker: dict[str, Any]) -> Source:
         layout=fmt.FORMAT,
         nbytes=sum(p.nbytes for p in found),
         complete=all(p.complete for p in found),
-        processes=[{"rank": p.rank, "folder": p.folder.name, **p.meta} for p in found],
+        processes=[{"rank": p.rank, "folder": p.folder.name, "later": p.later, **p.meta} for p in found],
         meta=meta,
         outdated=lambda: any(p.outdated() for p in found),
     )
@@ -283,6 +288,7 @@ def _merged(processes: list[Process]) -> sqlite3.Connection:
     for process in processes:
         scratch = sqlite3.connect(":memory:", check_same_thread=False)
         process.db.backup(scratch)
+        process.stand_in(scratch)
         _make_views(scratch, process)
         for name in _VIEWS:
             rows = scratch.execute(f"SELECT * FROM {name}")

@@ -313,7 +313,7 @@ class Run(Shown, Tabular):
     def kernels(self) -> pandas.DataFrame:
         """Return one row a kernel that ran, in order of its start; none where the run was recorded without ``profile="kernel"``.
 
-        ``path``, ``call``, ``op``: the operator that launched it. ``code``: its name among the fused kernels. ``start``, ``duration``: microseconds
+        ``path``, ``call``, ``op``: the operator that launched it. ``in_dtype``, ``in_shape``: of what it was given, where the profile has ``op`` as well. ``code``: its name among the fused kernels. ``start``, ``duration``: microseconds
         of the program's clock, from the beginning of the step; that clock stands while work of ours is under way.
         """
         return profile.kernels(self)
@@ -385,6 +385,15 @@ class Run(Shown, Tabular):
         sql = f"SELECT path, call, id FROM call_rows WHERE generation = ? AND step = ? AND rank = {chosen} ORDER BY seq"
         values = (generation, step, *(() if rank is None else (rank,)))
         return {(path, call): str(id_) for path, call, id_ in self.query(sql, values)}
+
+    def id_of(self, site: Site) -> str | None:
+        """Return the execution id of the call that a tensor was seen at, see `ids`; None where there is none."""
+        sql = (
+            "SELECT id FROM call_rows WHERE path = ? AND call = ? AND generation = ? AND step = ? AND rank = ? LIMIT 1"
+        )
+        found = self.query(sql, (site.path, site.call, site.generation, site.step, site.rank))
+        has = site.role in ("input", "output") and (site.phase == "forward" or "/" not in site.path)
+        return str(found[0][0]) if found and has else None
 
     # -- tensors ------------------------------------------------------------------------------
 

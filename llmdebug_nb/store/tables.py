@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmdebug_nb.errors import StoreError
+from llmdebug_nb.errors import DumpWriteError, StoreError
 from llmdebug_nb.store.run import STRIDE, Run
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ OP_COLUMNS = (
     "DataGenType", "DataGenRange", "InTensorFile", "OutTensorFile", "TestType", "TestLevel", "FromModel", "SocVersion", "ExpectedError",
 )  # fmt: skip
 KERNEL_COLUMNS = (*OP_COLUMNS, "Device", "Stream", "StartUs", "DurationUs")
+_BAR = "|"
+_BREAKS = re.compile(r"[|\r\n\v\f\x1c-\x1e\x85\u2028\u2029]")  # what would end a column or a line
 _FORMAT = "nd"  # tensors are kept in row-major order, without a layout of their own
 _Row = Mapping[str, Any]
 
@@ -34,7 +37,7 @@ def write_tables(run: Run, folder: Path) -> list[Path]:
     """Write what tables a run has below ``folder``; return the files.
 
     Raises:
-        StoreError: the run has none, or the folder can't be written to.
+        StoreError: the run has none. DumpWriteError: the folder can't be written to.
     """
     ops, kernels, host = run.ops(), run.kernels(), run.host()
     model = next((node.type for node in run.nodes if not node.path), "")
@@ -47,24 +50,29 @@ def write_tables(run: Run, folder: Path) -> list[Path]:
                     folder / "operation_io_tensors" / where.format("operation_tensors"),
                     OP_COLUMNS,
                     _ops(rows, model),
-                    "|",
+                    _BAR,
                 )
             )
         for where, rows in _files(run, kernels):
             table = _kernels(rows, given, model)
             written.append(
-                _write(folder / "kernel_io_tensors" / where.format("kernel_tensors"), KERNEL_COLUMNS, table, "|")
+                _write(folder / "kernel_io_tensors" / where.format("kernel_tensors"), KERNEL_COLUMNS, table, _BAR)
             )
         for where, rows in _files(run, host):
             columns, table = _statistics(rows)
             written.append(_write(folder / "cpu_profiling" / where.format("operation_statistic"), columns, table, ","))
     except OSError as error:
-        raise StoreError(f"can't write {folder}: {error.strerror or error}") from None
+        raise DumpWriteError(f"can't write {folder}: {error.strerror or error}; choose another folder") from None
     if not written:
         raise StoreError(
             f"{run.label} has no tables: nothing was recorded of calls; record it with profile='op+kernel+host'"
         )
     return written
+
+
+def _name(row: _Row) -> str:
+    """Return what a call is called: its path, with ``#1`` for the second call of it in the step, as in topologies."""
+    return str(row["path"]) + (f"#{row['call']}" if row["call"] else "")
 
 
 def _rows(frame: pandas.DataFrame) -> list[_Row]:
@@ -99,21 +107,28 @@ def _pids(run: Run) -> dict[tuple[int, int], int]:
 def _write(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]], separator: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, delimiter=separator, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(rows)
+        if separator == _BAR:  # nothing is quoted in these
+            file.writelines(_BAR.join(map(_plain, row)) + "\n" for row in (columns, *rows))
+        else:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(columns)
+            writer.writerows(rows)
     return path
+
+
+def _plain(cell: Any) -> str:
+    return _BREAKS.sub(" ", str(cell))
 
 
 def _ops(rows: Iterable[_Row], model: str) -> Iterable[list[Any]]:
     for number, row in enumerate(rows, 1):
-        yield _case(number, row["path"] or model, row["op"], row, model)
+        yield _case(number, row["op"], _name(row) or model, row, model)
 
 
 def _kernels(rows: Iterable[_Row], given: Mapping[tuple[Any, ...], _Row], model: str) -> Iterable[list[Any]]:
     for number, row in enumerate(rows, 1):
         yield [
-            *_case(number, row["path"], row["kernel"], given.get(_call(row), {}), model),
+            *_case(number, _name(row), row["kernel"], given.get(_call(row), row), model),
             row["device"], row["stream"], f"{row['start']:.3f}", f"{row['duration']:.3f}",
         ]  # fmt: skip
 
@@ -125,8 +140,7 @@ def _case(number: int, name: str, op: str, given: _Row, model: str) -> list[Any]
         dtypes, shapes = given.get(f"{side}_dtype", []), given.get(f"{side}_shape", [])
         sizes = ";".join(",".join(map(str, shape)) for shape in shapes)
         sides += [len(dtypes), ";".join(dtypes), ";".join([_FORMAT] * len(dtypes)), sizes]
-    parameters = json.dumps(given.get("parameters", {}), ensure_ascii=False)
-    name, op = (text.replace("\r", " ") for text in (name, op))  # which csv does not quote
+    parameters = json.dumps(given.get("parameters", {})).replace(_BAR, "\\u007c")
     return [number, name, op, parameters, *sides, *[""] * 6, model, "", ""]
 
 
@@ -136,6 +150,5 @@ def _statistics(rows: Sequence[_Row]) -> tuple[list[str], list[list[Any]]]:
     table = []
     for row in rows:
         gap = "" if row["gap"] != row["gap"] else f"{row['gap']:.3f}"
-        name = (row["path"] or row["op"]) + (f"#{row['call']}" if row["call"] else "")
-        table.append([name, 1, f"{row['start']:.3f}", f"{row['duration']:.3f}", gap])
+        table.append([_name(row) or row["op"], 1, f"{row['start']:.3f}", f"{row['duration']:.3f}", gap])
     return columns, table

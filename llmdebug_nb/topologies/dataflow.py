@@ -61,7 +61,7 @@ class _Call:
 
 
 def topology(run: Any, step: int | None = None, generation: int = 0, rank: int | None = None) -> Topology:
-    """Return the topology of a step of a run; ``step`` None: the first that was recorded. ``rank`` None: the lowest.
+    """Return the topology of a step of a run; ``step`` None: the first that was recorded, from that generation on. ``rank`` None: the lowest.
 
     Raises:
         TensorLookupError: there is no such step.
@@ -72,7 +72,7 @@ def topology(run: Any, step: int | None = None, generation: int = 0, rank: int |
 
 def _place(run: Any, step: int | None, generation: int, rank: int | None) -> tuple[int, int, int]:
     sql = "SELECT DISTINCT generation, step, rank FROM rows WHERE phase = 'forward' AND role IN ('input', 'output')"
-    there = sorted(run.query(sql), key=lambda row: (row[0] < 0, *row))
+    there = sorted(run.query(sql), key=lambda row: (row[0] < generation, *row))
     fitting = [p for p in there if (step is None or p[:2] == (generation, step)) and rank in (None, p[2])]
     if not fitting:
         known = ", ".join(dict.fromkeys(f"{s}" if g == 0 else f"{s} of generation {g}" for g, s, _ in there[:40]))

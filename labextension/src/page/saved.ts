@@ -75,7 +75,7 @@ export class Saved implements Link {
   }
 
   private rows({ step, start, n, ...narrow }: Ops['rows']['request']): Ops['rows']['answer'] {
-    if (/(^|\s)(nan|inf)(\s|$)|[<>]/i.test(narrow.text)) return { total: 0, start: 0, rows: [], problem: T.wordsOnly };
+    if (/(^|\s)(nan|inf)(\s|$)|[<>]|(^|\s)id:/i.test(narrow.text)) return { total: 0, start: 0, rows: [], problem: T.wordsOnly };
     const found = this.list(narrow.every ? -1 : step, narrow);
     return { total: found.length, start, rows: found.slice(start, start + n), problem: '' };
   }

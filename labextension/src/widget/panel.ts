@@ -81,7 +81,7 @@ export class Panel {
     const name = h('button', { class: 'llmdebug-link', type: 'button', title: T.showInTree, onclick: () => this.events.tree(row.path) }, pathText(row.path));
     const lines: HTMLElement[] = [
       h('h3', {}, name, ' ', h('span', { class: 'llmdebug-slot' }, slotText(row))),
-      h('div', { class: 'llmdebug-dim' }, `${row.op} · ${row.dtype} ${shapeText(row.shape)} · ${T.place(row.seq, this.stepLabel(row.step), row.call)}`),
+      h('div', { class: 'llmdebug-dim' }, `${row.op} · ${row.dtype} ${shapeText(row.shape)} · ${T.place(row.seq, this.stepLabel(row.step), row.call)}${T.callId(sides[0]?.call_id ?? '')}`),
     ];
     for (const side of sides) {
       const whose = sides.length > 1 ? `${SIDES[side.which]}: ` : '';

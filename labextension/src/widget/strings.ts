@@ -93,7 +93,7 @@ export const T = {
   filter: 'Filter records',
   filterHint: 'filter: path, op, nan, >1e3…',
   filterHelp: `Words of path, role, op or dtype; nan or inf: the tensor holds one; >1e3: its maximum is greater; <1e-3: its minimum is less;
-abs>1e3, abs<1e-3: its largest magnitude is; mean and l2norm likewise. Of a pair, one side must pass. A tensor with a NaN has no such figure.`,
+abs>1e3, abs<1e-3: its largest magnitude is; mean and l2norm likewise. Of a pair, one side must pass. A tensor with a NaN has no such figure. id:3_1: of the call with this execution id, or of one in it.`,
   mismatches: 'mismatches only',
   every: 'all tokens',
   everyHint: 'List the records of all tokens at once',
@@ -124,6 +124,7 @@ abs>1e3, abs<1e-3: its largest magnitude is; mean and l2norm likewise. Of a pair
   keys: 'n / p  next and previous record · N / P  next and previous mismatch · e  mark as expected · ← →  token, in the token bar',
   unreadable: 'can’t be read: see below',
   showInTree: 'Show this module in the tree',
+  callId: (id: string) => (id ? ` · id ${id}` : ''),
   place: (seq: number, step: string, call: number) => `#${seq} · ${step}${call ? ` · call ${call}` : ''}`,
   errorLimit: (error: string, limit: string) => `error ${error}, limit ${limit}`,
   part: (part: string) => `only ${part} was kept; the figures are those of the whole tensor`,

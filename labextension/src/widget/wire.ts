@@ -196,10 +196,11 @@ export interface KernelView {
 /**
  * One side of a row. ``kept`` says that values can be asked for; ``why`` says why not, ``part`` of what ("": all of it).
  *
- * ``axes``: of what was kept. ``code``: what gives this tensor in a cell. ``kernel``: of compiled code, the one that writes or reads it.
+ * ``call_id``: the execution id of its call, "" where there is none. ``axes``: of what was kept. ``code``: what gives this tensor in a cell. ``kernel``: of compiled code, the one that writes or reads it.
  */
 export interface Side {
   which: Which;
+  call_id: string;
   kept: boolean;
   why: string;
   part: string;
