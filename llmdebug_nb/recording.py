@@ -235,7 +235,7 @@ def recordable(model: Any) -> tuple[Any, ...]:
     """Return the modules and the sessions of ONNX Runtime in ``model``: none, one, or several."""
     from llmdebug_nb.capture.compat_onnxrt import is_session
 
-    return _checked(model, is_session, "a torch.nn.Module (or a session of ONNX Runtime)")
+    return _checked(model, is_session, "a torch.nn.Module or an onnxruntime.InferenceSession")
 
 
 def _checked(model: Any, also: Callable[[Any], bool], expected: str) -> tuple[Any, ...]:

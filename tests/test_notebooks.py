@@ -30,6 +30,12 @@ SAY = {
         "blamed": ["first: backward of model.layers.1.mlp.act_fn", "blamed: model.layers.1.mlp.act_fn, introduced"],
         "fix": ["within_noise"],
     },
+    "onnxruntime": {
+        "nodes": ["model.layers.0.mlp.down_proj/Onnx.MatMul"],
+        "compare": ["agree within noise"],
+        "break": ["is transposed"],
+        "blamed": ["diverged: model.layers.1.self_attn, wrong input: mask", "node node_Add_", "modeling_llama.py"],
+    },
     "torch_compile": {
         "fx": ["the same bits as eager code: True"],
         "same": ["match"],

@@ -35,6 +35,7 @@ class Followed:
         self.plan: list[tuple[str, Any]] = tap.graph.plan() if tap is not None else []
         self.kept: dict[str, bool] = {}
         self.weighed = False
+        self.said: set[tuple[str, int]] = set()  # calls of which the dump says already what node they are
         self.checked: set[tuple[Any, ...]] = set()
         self.needed: list[str] = []
         self.ran: list[int] = []  # root calls in which ours ran
@@ -128,7 +129,9 @@ class Calls:
         recorder.operator(
             [call.root_call, call.path, call.number, "forward", LEVEL, call.op, source, *within, None, None]
         )
-        recorder.see(call, LEVEL, self._said(node))
+        if (call.path, call.number) not in self._followed.said:  # it is the same in each run
+            self._followed.said.add((call.path, call.number))
+            recorder.see(call, LEVEL, self._said(node))
         tensors = [(str(at), self.values[name]) for at, name in enumerate(node.inputs) if name in self.values]
         self._observer.begins(call, [*tensors, *node.given])
         self._observer.ended(

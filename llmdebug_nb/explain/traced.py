@@ -59,8 +59,8 @@ class Graph:
         step = (key.generation, key.step)
         if step not in self._steps:
             found: dict[tuple[str, int], dict[str, Scalar]] = {}
-            sql = "SELECT path, call, slot, type, value FROM scalar_rows WHERE generation = ? AND step = ? AND role = ?"
-            for path, call, slot, kind, text in self._side.run.query(sql, (*step, ROLE)):
+            sql = "SELECT path, call, slot, type, value FROM scalar_rows WHERE role = ?"
+            for path, call, slot, kind, text in self._side.run.query(sql, (ROLE,)):
                 found.setdefault((path, call), {})[slot] = (kind, text)
             self._steps[step] = [
                 Node(Key(key.rank, *step, "forward", path, call), said["node"][1] or "", _joined(said), said)
