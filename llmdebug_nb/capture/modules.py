@@ -59,7 +59,7 @@ class Watch:
     """One module under observation.
 
     ``entry``: calls of it from outside the root's other modules begin a root call; its hooks then stay
-    for the whole session. ``kept``: the filters ask for it. ``places``: its places in the model's tree, as ``0_3_1``.
+    for the whole session. ``kept``: the filters ask for it. ``counted``: its calls count, for the ids of those that are kept.
     ``fused``: it is part of a module that takes a faster path only as long as none of its parts has hooks.
     ``hooked``: what has the hooks: the module, and what `torch.compile` made of it.
     """
@@ -68,7 +68,7 @@ class Watch:
         self.session, self.root, self.module, self.path, self.names = session, root, module, path, names
         self.op = type(module).__name__
         self.hooked: list[nn.Module] = [module]
-        self.kept = self.entry = self.fused = False
+        self.kept = self.counted = self.entry = self.fused = False
         self._handles: list[RemovableHandle | _Shared | _Around] = []
 
     def attach(self) -> None:

@@ -88,6 +88,32 @@ def places(nodes: Sequence[Node]) -> dict[str, tuple[str, ...]]:
     return found
 
 
+def is_called_nowhere(module: nn.Module) -> bool:
+    """Tell whether a module only holds others, which are called by the one around it: a ModuleList."""
+    return isinstance(module, (nn.ModuleList, nn.ModuleDict))
+
+
+def counted(paths: Sequence[str], kept: Sequence[bool], holders: Sequence[bool]) -> list[bool]:
+    """Tell of each module whether the execution ids of those kept are numbered by its calls: itself kept, or called by a module around one.
+
+    ``holders``: modules that only hold others. All in the order of the tree, the root first.
+    """
+    held = {path for path, holds in zip(paths, holders, strict=True) if holds}
+
+    def caller(path: str) -> str:
+        path = path.rpartition(".")[0]
+        while path in held:
+            path = path.rpartition(".")[0]
+        return path
+
+    around: set[str] = set()
+    for path, keep in zip(paths, kept, strict=True):
+        while keep and path and caller(path) not in around:
+            path = caller(path)
+            around.add(path)
+    return [keep or (path not in held and caller(path) in around) for path, keep in zip(paths, kept, strict=True)]
+
+
 def why_compiled(root: nn.Module) -> str | None:
     """Return why a model can't be recorded as it is: parts of it are compiled. None where none is."""
     for name, module in root.named_modules():

@@ -294,11 +294,21 @@ class Session:
         """What is compiled can be recorded all the same."""
         return self.options.force_eager
 
-    def _select(self, watches: Iterable[Watch]) -> None:
+    def _select(self, watches: Sequence[Watch]) -> None:
         places = selection.places(self._nodes)
         for watch in watches:
             asked = selection.keeps(self.options, watch.names, type(watch.module))
             watch.kept = asked and self._orders.asks_for(watch.path, places.get(watch.path, ()))
+        for watch, counted in zip(watches, self._counted(watches), strict=True):
+            watch.counted = counted
+
+    def _counted(self, watches: Sequence[Watch]) -> Iterable[bool]:
+        """Tell of each module whether its calls count, as it is recorded or ids are numbered by it."""
+        alone = [selection.is_called_nowhere(watch.module) for watch in watches]
+        shared = any(node.aliases for node in self._nodes)  # may be called inside any other
+        if self.follows_calls or self.options.ids or shared or self._orders.calls:
+            return [True] * len(watches)
+        return selection.counted([watch.path for watch in watches], [watch.kept for watch in watches], alone)
 
     def _refuse_empty_selection(self) -> None:
         if self.control is None and not self._keeps_any:
@@ -475,15 +485,14 @@ class Session:
         return self._orders.steps or self.options.tokens
 
     def _hook(self, root: nn.Module, on: bool) -> None:
-        """Hook the modules, or none: a step that wasn't asked for costs nothing. Those that the filters leave out are hooked too, as calls are
-        numbered within the ones around them."""
+        """Hook the modules that are recorded or counted, or none: a step that wasn't asked for costs nothing."""
         threads = self._recording.setdefault(id(root), set())
         if (threading.get_ident() in threads) == on and self.control is None:
             return
         with self._lock:
             (threads.add if on else threads.discard)(threading.get_ident())
             for watch in self._watches[id(root)]:
-                if threads:
+                if threads and watch.counted:
                     watch.attach()
                 elif not watch.entry:
                     watch.detach()
