@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from llmdebug_nb.errors import OptionError, nearest
-from llmdebug_nb.options import DumpOptions, TokenSet
+from llmdebug_nb.notation import TokenSet
+from llmdebug_nb.options import DumpOptions
 
 _MODES = {"L0": "module", "L1": "api", "mix": "module+api", "debug": "module"}
 _OTHER_LEVELS = {"L2": "kernels of the device are not seen; use level L1, or ld.dump(mode='aten') for the dispatcher"}

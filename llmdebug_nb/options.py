@@ -4,218 +4,29 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from numbers import Integral
 from pathlib import Path
 from typing import Any
 
+from llmdebug_nb import notation
 from llmdebug_nb.errors import OptionError, nearest
+from llmdebug_nb.notation import TokenSet
 from llmdebug_nb.rounds import Rounds
 
 TOKENS = "0-3"
 RUNS_FOLDER = "llmdebug_runs"
 PARTS = {"both": ("input", "output"), "in": ("input",), "out": ("output",), "input": ("input",), "output": ("output",)}
 PHASES = {"both": ("forward", "backward"), "forward": ("forward",), "backward": ("backward",)}
-MODES = ("module", "api", "aten")
 GRAPHS = ("fx", "fused", "both")
-PROFILES = ("op", "kernel", "host", "tiling")
 FINGERPRINTS = ("xxh3", "crc32", "xor")
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-_ID = re.compile(r"\d{1,9}(_\d{1,9})*(\.\d{1,9})?|\.\d{1,9}")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}")
 
 
 def runs_folder() -> Path:
     """Return the folder in which runs are kept and looked up by name: ``$LLMDEBUG_RUNS``, else ./llmdebug_runs."""
     return Path(os.environ.get("LLMDEBUG_RUNS") or RUNS_FOLDER)
-
-
-@dataclass(frozen=True, slots=True)
-class TokenSet:
-    """A set of step numbers: inclusive ranges, the last of which may be open (``hi`` None)."""
-
-    ranges: tuple[tuple[int, int | None], ...]
-
-    @classmethod
-    def parse(cls, spec: Any, option: str = "tokens") -> TokenSet:
-        """Read ``"0-3"``, ``"0,2,5-7"``, ``"4-"``, ``"all"``, a number, numbers or texts like these, or None (all).
-
-        Raises:
-            OptionError: anything else, an empty set, or a range that runs backwards.
-        """
-        if spec is None or spec == "all":
-            return cls(((0, None),))
-        if isinstance(spec, (range, list, tuple, set, frozenset)):
-            spec = ",".join(str(item) for item in spec)
-        ranges = []
-        for part in str(spec).split(","):
-            found = re.fullmatch(r"\s*(\d{1,9})\s*(?:(-)\s*(\d{1,9})?)?\s*", part)
-            if not found:
-                raise OptionError(f"{option} {spec!r}: {part.strip()!r} is no number; write 0-3, 0,2,5-7, 4- or all")
-            low = int(found[1])
-            high = int(found[3]) if found[3] else None if found[2] else low
-            if high is not None and high < low:
-                raise OptionError(f"{option} {spec!r}: the range {part.strip()} runs backwards; write {high}-{low}")
-            ranges.append((low, high))
-        return cls(tuple(sorted(ranges)))
-
-    def __contains__(self, step: int) -> bool:
-        return any(low <= step and (high is None or step <= high) for low, high in self.ranges)
-
-    @property
-    def last(self) -> int | None:
-        """The highest step, or None when open."""
-        highs = [high for _, high in self.ranges]
-        return None if None in highs else max(h for h in highs if h is not None)
-
-    def __str__(self) -> str:
-        return ",".join(
-            f"{low}-" if high is None else str(low) if low == high else f"{low}-{high}" for low, high in self.ranges
-        )
-
-
-def _names(value: Any, option: str) -> tuple[str, ...]:
-    """Read a name, a comma list or a sequence of names."""
-    if value is None:
-        return ()
-    items = value.split(",") if isinstance(value, str) else list(value) if isinstance(value, Iterable) else [value]
-    if not all(isinstance(item, str) and item.strip() for item in items):
-        raise OptionError(f"{option} {value!r}: expected a name or a glob, or several of them")
-    return tuple(item.strip() for item in items)
-
-
-def _apis(value: Any) -> tuple[str, ...]:
-    """Read names, globs and functions of operators, ``!`` in front of those to leave out, or a YAML file of them."""
-    if isinstance(value, (str, os.PathLike)) and str(value).endswith((".yaml", ".yml")):
-        return _apis_in(Path(value))
-    items = [value] if callable(value) else value
-    if isinstance(items, (list, tuple, set, frozenset)):
-        items = [getattr(item, "__name__", item) for item in items]
-    return _names(items, "apis")
-
-
-def _apis_in(path: Path) -> tuple[str, ...]:
-    import yaml
-
-    expected = f"expected a YAML file with lists `include` and `exclude`, as in {path.name}: include: [linear, 'soft*']"
-    try:
-        lists = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise OptionError(f"apis {str(path)!r}: {str(error).partition(chr(10))[0]}; {expected}") from None
-    if not isinstance(lists, dict) or not lists.keys() <= {"include", "exclude"}:
-        raise OptionError(f"apis {str(path)!r}: {expected}")
-    return (*_names(lists.get("include"), "include"), *("!" + n for n in _names(lists.get("exclude"), "exclude")))
-
-
-def _scope(value: Any) -> tuple[str, ...]:
-    names = _names(value, "scope")
-    if len(names) not in (0, 2):
-        raise OptionError(f"scope {value!r}: expected two full names, of the first and the last call")
-    return names
-
-
-def execution_ids(value: Any) -> tuple[str, ...]:
-    """Read ``"2,3_1"``, a number, or several of either; None is none. Raises OptionError."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        value = str(value)
-    ids = _names(value, "ids")
-    for one in ids:
-        if not _ID.fullmatch(one):
-            raise OptionError(
-                f"ids {one!r}: expected execution ids such as 2, 3_1 or 3_1.4, several as 2,3_1; llmdebug topology RUN shows them"
-            )
-    return ids
-
-
-def _slice(value: Any) -> str | None:
-    """Check an index such as ``0, :, -4:``: whole numbers, slices and one ``...``."""
-    if value is None:
-        return None
-    items = [item.strip() for item in str(value).strip("[] ").split(",")]
-    one = re.compile(r"\.\.\.|-?\d+|(-?\d+)?\s*:\s*(-?\d+)?(\s*:\s*([1-9]\d*)?)?")
-    if not all(one.fullmatch(item) for item in items) or items.count("...") > 1:
-        raise OptionError(f"slice {value!r}: expected an index such as '0, :, -4:' or '..., :8'")
-    return ",".join(item.replace(" ", "") for item in items)
-
-
-def _reduce(value: Any) -> str | None:
-    """Check ``minmax`` or ``quantile`` with the number of points, 2 to 10,001: ``quantile:101``."""
-    if value is None or value == "minmax":
-        return value  # type: ignore[no-any-return]
-    found = re.fullmatch(r"quantiles?(?::(\d{1,5}))?", str(value))
-    count = int(found[1] or 101) if found else 0
-    if not 2 <= count <= 10_001:
-        raise OptionError(f"reduce {value!r} is not known; known: minmax, quantile:N with N from 2 to 10001 points")
-    return f"quantile:{count}"
-
-
-def _types(value: Any) -> tuple[type | str, ...]:
-    """Read a module class, its name, or several of either."""
-    if value is None:
-        return ()
-    if isinstance(value, str):
-        return _names(value, "types")
-    items = [value] if isinstance(value, type) or not isinstance(value, Iterable) else list(value)
-    for item in items:
-        if not isinstance(item, (type, str)):
-            raise OptionError(f"types {value!r}: {item!r} is neither a module class nor the name of one")
-    return tuple(items)
-
-
-def _modes(value: Any) -> tuple[str, ...]:
-    """Read one level or several (``"module+aten"``, ``"api,aten"``, a list), in the order of `MODES`."""
-    items = re.split(r"[+,]", value) if isinstance(value, str) else list(value) if isinstance(value, Iterable) else []
-    wanted = [item.strip() if isinstance(item, str) else item for item in items]
-    unknown = next((item for item in wanted if item not in MODES), None)
-    if unknown is not None or not wanted:
-        raise OptionError(f"mode {value!r} is not known; known: {', '.join(MODES)}, or several as in module+aten")
-    return tuple(mode for mode in MODES if mode in wanted)
-
-
-def _profile(value: Any) -> tuple[str, ...]:
-    """Read one table or several (``"op+kernel"``, ``"host,kernel"``, a list), in the order of `PROFILES`; None is none."""
-    if value is None or value == ():
-        return ()
-    items = re.split(r"[+,]", value) if isinstance(value, str) else value if isinstance(value, Iterable) else [value]
-    wanted = [item.strip() if isinstance(item, str) else item for item in items]
-    if not wanted or not all(item in PROFILES for item in wanted):
-        known = ", ".join(PROFILES)
-        raise OptionError(f"profile {value!r} is not known; known: {known}, or several as in op+kernel")
-    return tuple(one for one in PROFILES if one in wanted)
-
-
-def _one_of(value: Any, known: Iterable[str], option: str) -> str:
-    if not isinstance(value, str) or value not in known:
-        raise OptionError(f"{option} {value!r} is not known; known: {', '.join(known)}")
-    return value
-
-
-def device_name(value: Any, option: str = "device") -> str:
-    """Read the name of a device as a dump's folder has it: ``cpu``, ``cuda0``, ``npu1``; or the number of an accelerator.
-
-    Raises:
-        OptionError: anything else.
-    """
-    text = str(value).strip().lower().replace(":", "")
-    if isinstance(value, bool) or not re.fullmatch(r"[a-z]*\d{0,4}", text) or not text:
-        raise OptionError(f"{option} {value!r}: expected a device such as cpu, cuda0 or npu1, or the number of one")
-    return text
-
-
-def parse_bytes(value: Any, option: str = "max_bytes") -> int | None:
-    """Read a number of bytes: ``2_000_000``, ``"500MB"``, ``"2 GiB"``; None is none.
-
-    Raises:
-        OptionError: anything else, or less than one byte.
-    """
-    if value is None:
-        return None
-    found = re.fullmatch(r"\s*([\d_]*\.?\d+)\s*([kmgt]i?)?b?\s*", str(value).lower())
-    size = int(float(found[1].replace("_", "")) * _UNITS[found[2] or ""]) if found else 0
-    if size < 1 or isinstance(value, bool):
-        raise OptionError(f"{option} {value!r}: expected a number of bytes such as 500MB or 2GiB")
-    return size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,23 +131,23 @@ class DumpOptions:
         for option, value in (
             ("tokens", TokenSet.parse(self.tokens)),
             ("rounds", None if self.rounds is None else Rounds.parse(self.rounds)),
-            ("opname", tuple(name.lower() for name in _names(self.opname, "opname"))),
-            ("device", None if self.device is None else device_name(self.device)),
+            ("opname", tuple(name.lower() for name in notation.names(self.opname, "opname"))),
+            ("device", None if self.device is None else notation.device_name(self.device)),
             ("ranks", None if self.ranks is None else TokenSet.parse(self.ranks, "ranks")),
-            ("mode", _modes(self.mode)),
-            ("phase", _one_of(self.phase, PHASES, "phase")),
-            ("part", _one_of(self.part, PARTS, "part")),
-            ("fingerprint", _one_of(self.fingerprint, FINGERPRINTS, "fingerprint")),
-            ("layers", _names(self.layers, "layers")),
-            ("types", _types(self.types)),
-            ("apis", _apis(self.apis)),
-            ("contains", _names(self.contains, "contains")),
-            ("scope", _scope(self.scope)),
-            ("ids", execution_ids(self.ids)),
-            ("slice", _slice(self.slice)),
-            ("reduce", _reduce(self.reduce)),
-            ("max_bytes", parse_bytes(self.max_bytes)),
-            ("profile", _profile(self.profile)),
+            ("mode", notation.modes(self.mode)),
+            ("phase", notation.one_of(self.phase, PHASES, "phase")),
+            ("part", notation.one_of(self.part, PARTS, "part")),
+            ("fingerprint", notation.one_of(self.fingerprint, FINGERPRINTS, "fingerprint")),
+            ("layers", notation.names(self.layers, "layers")),
+            ("types", notation.types(self.types)),
+            ("apis", notation.apis(self.apis)),
+            ("contains", notation.names(self.contains, "contains")),
+            ("scope", notation.scope(self.scope)),
+            ("ids", notation.execution_ids(self.ids)),
+            ("slice", notation.index(self.slice)),
+            ("reduce", notation.reduction(self.reduce)),
+            ("max_bytes", notation.parse_bytes(self.max_bytes)),
+            ("profile", notation.profiles(self.profile)),
             ("seed", None if self.seed is None else int(self.seed)),
         ):
             object.__setattr__(self, option, value)
@@ -354,7 +165,7 @@ class DumpOptions:
             raise OptionError("rounds and tokens exclude each other: both say which steps are recorded")
 
     def _check_graph(self) -> None:
-        if "tiling" in _profile(self.profile) and self.graph not in ("fused", "both"):
+        if "tiling" in notation.profiles(self.profile) and self.graph not in ("fused", "both"):
             raise OptionError(
                 f"profile {self.profile!r}: tiling is of fused kernels, so say graph='fused', or 'both', as well"
             )
@@ -363,8 +174,8 @@ class DumpOptions:
                 if getattr(self, option) is not None:
                     raise OptionError(f"{option} is for compiled code: say graph='fused', or 'both', as well")
             return
-        _one_of(self.graph, GRAPHS, "graph")
-        if _modes(self.mode) != ("module",):
+        notation.one_of(self.graph, GRAPHS, "graph")
+        if notation.modes(self.mode) != ("module",):
             raise OptionError(
                 f"mode {self.mode!r}: of compiled code, graph={self.graph!r} says what is recorded; leave mode out"
             )

@@ -23,7 +23,8 @@ from llmdebug_nb.comparison.engine import error
 from llmdebug_nb.errors import CaptureError, CompareError, LLMDebugError, OptionError, nearest
 from llmdebug_nb.kernels.raw import unreadable
 from llmdebug_nb.kernels.summary import summarize
-from llmdebug_nb.options import DumpOptions, TokenSet
+from llmdebug_nb.notation import TokenSet
+from llmdebug_nb.options import DumpOptions
 from llmdebug_nb.recording import Recording
 from llmdebug_nb.records import Record, RootCall, Shown, Site
 from llmdebug_nb.show.run_view import RunView

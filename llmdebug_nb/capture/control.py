@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from llmdebug_nb.errors import OptionError, nearest
-from llmdebug_nb.options import TokenSet, device_name, execution_ids
+from llmdebug_nb.notation import TokenSet, device_name, execution_ids
 from llmdebug_nb.rounds import Rounds
 
 FIELDS = ("enable", "steps", "ids", "ranks")
