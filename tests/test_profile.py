@@ -330,6 +330,19 @@ def test_launch_configurations_say_how_the_loops_of_the_source_go(fused):
         assert row["threads"] == 1 or "omp parallel" in source
 
 
+def test_launch_configurations_are_written_a_row_a_kernel(fused, tmp_path):
+    run, _, _ = fused
+    (file,) = [path for path in ld.write_tables(run, tmp_path) if path.name == "kernel_tiling.csv"]
+    assert file.parent == tmp_path / "tiling"
+    with open(file, newline="", encoding="utf-8") as text:
+        rows = {row["kernel"]: row for row in csv.DictReader(text)}
+    sources = dict(run.query("SELECT name, source FROM all_kernels WHERE source != ''"))
+    assert rows.keys() == sources.keys()
+    for name, row in rows.items():
+        assert len(row["loops"].split(";")) == sources[name].count("for(int64_t ")
+        assert row["registers"] == ""  # of Triton's kernels
+
+
 @given(
     st.lists(
         st.tuples(st.sampled_from(["x0", "x1", "x2"]), st.integers(0, 9), st.one_of(st.integers(1, 4096).map(str), st.just("ks0")), st.sampled_from([1, 8, 16])),

@@ -3,6 +3,7 @@
     operation_io_tensors/{pid}/operation_tensors_{n}.csv    what each call was given and gave; columns separated by ``|``
     kernel_io_tensors/{pid}/kernel_tensors_{n}.csv          the same of the kernels that ran, and when
     cpu_profiling/{pid}/operation_statistic_{n}.csv         host time of each call
+    tiling/kernel_tiling.csv                                launch configurations of the fused kernels, of which msit keeps raw bytes
 
 ``n`` is the step, ``generation_step`` from the second generation on. Columns that have no meaning here are there, and empty.
 """
@@ -39,7 +40,7 @@ def write_tables(run: Run, folder: Path) -> list[Path]:
     Raises:
         StoreError: the run has none. DumpWriteError: the folder can't be written to.
     """
-    ops, kernels, host = run.ops(), run.kernels(), run.host()
+    ops, kernels, host, tiling = run.ops(), run.kernels(), run.host(), run.tiling()
     model = next((node.type for node in run.nodes if not node.path), "")
     given = {_call(row): row for row in _rows(ops)}
     written = []
@@ -61,6 +62,9 @@ def write_tables(run: Run, folder: Path) -> list[Path]:
         for where, rows in _files(run, host):
             columns, table = _statistics(rows)
             written.append(_write(folder / "cpu_profiling" / where.format("operation_statistic"), columns, table, ","))
+        if len(tiling):
+            cells = ([_cell(value) for value in row.values()] for row in _rows(tiling))
+            written.append(_write(folder / "tiling" / "kernel_tiling.csv", list(tiling.columns), cells, ","))
     except OSError as error:
         raise DumpWriteError(f"can't write {folder}: {error.strerror or error}; choose another folder") from None
     if not written:
@@ -114,6 +118,15 @@ def _write(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]], se
             writer.writerow(columns)
             writer.writerows(rows)
     return path
+
+
+def _cell(value: Any) -> Any:
+    """Return what is written for a value: nothing where it is not known, of a list its parts, with ``;`` between them."""
+    if isinstance(value, (list, tuple)):
+        return ";".join(map(str, value))
+    if isinstance(value, dict):
+        return ";".join(f"{name}={part}" for name, part in value.items())
+    return "" if value is None or value != value else value
 
 
 def _plain(cell: Any) -> str:
