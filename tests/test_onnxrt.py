@@ -595,3 +595,24 @@ def test_a_quantised_model_is_compared_with_the_float_one(tmp_path):
         assert 1e-4 < linear.error < 0.1  # of int8, once it is a float again
         paired, all_ = boundaries(report)
         assert paired >= 0.75 * all_  # a quantiser drops the metadata of what it replaces
+
+
+def test_a_model_quantised_by_nodes_around_its_operators_is_compared_with_the_float_one(tmp_path):
+    from onnxruntime.quantization import CalibrationDataReader, quantize_static
+
+    class Once(CalibrationDataReader):
+        def __init__(self):
+            self.left = [FEED]
+
+        def get_next(self):
+            return self.left.pop() if self.left else None
+
+    source, target = save(exported("llama"), tmp_path / "float.onnx"), str(tmp_path / "qdq.onnx")
+    quantize_static(source, target, Once(), op_types_to_quantize=["MatMul"])
+    mine = recorded(target, NONE)
+    assert any(record.op == "Onnx.DequantizeLinear" for record in mine.records())
+    for other in (golden("llama"), recorded(source, name="float")):
+        report = ld.compare(other, mine)
+        rows = {d.site.path: d for d in report.differences if d.pair.golden and d.pair.mine and d.site.role == "output"}
+        assert 1e-4 < rows["model.layers.0.mlp.gate_proj"].error < 0.2
+        assert report.verdict == "diverged"
