@@ -172,7 +172,7 @@ class CompiledSession(Session):
             self.commit()
         kwargs = dict(frame.f_locals.get("kwargs", {})) if frame is not None else {}
         call = self._tracker.begin(watch.root, "", True, (), kwargs)
-        self.thread.begin(call, self._wants(call, watch.root))
+        self.thread.begin(call, self.demand.root_call(call, watch.root))
 
     def enter(self, watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().enter(watch, args, kwargs)

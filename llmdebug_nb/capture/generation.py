@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, Protocol
@@ -46,12 +47,34 @@ class _Watched:
 
     def __init__(self, listener: Listener, root: torch.nn.Module, model: Any, prompt: int | None) -> None:
         self._listener, self._root, self._model, self._prompt = listener, root, model, prompt
-        self._before: Any = None
 
     def __enter__(self) -> None:
-        listener, generation = self._listener, self._listener.enter(self._root, self._prompt)
-        self._before = vars(self._model).get("prepare_inputs_for_generation")
-        original = self._model.prepare_inputs_for_generation
+        told = self._listener, self._listener.enter(self._root, self._prompt)
+        with _lock:
+            preparing = _preparing.get(id(self._model))
+            if preparing is None:
+                preparing = _preparing[id(self._model)] = _Preparing(self._model)
+            preparing.told.setdefault(threading.get_ident(), []).append(told)
+
+    def __exit__(self, *_: object) -> None:
+        with _lock:
+            preparing, thread = _preparing[id(self._model)], threading.get_ident()
+            preparing.told[thread].pop()
+            if not preparing.told[thread]:
+                del preparing.told[thread]
+            if not preparing.told:
+                _preparing.pop(id(self._model)).restore()
+        self._listener.leave(self._root)
+
+
+class _Preparing:
+    """`prepare_inputs_for_generation` of a model while any thread generates with it. ``told``: by thread, who is told of its calls, and of which
+    generation; the innermost last."""
+
+    def __init__(self, model: Any) -> None:
+        self.told: dict[int, list[tuple[Listener, Any]]] = {}
+        self._model, self._before = model, vars(model).get("prepare_inputs_for_generation")
+        original = model.prepare_inputs_for_generation
 
         @functools.wraps(original)
         def prepare(input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -59,20 +82,22 @@ class _Watched:
             with compat.unseen():
                 total = rows(input_ids)
                 query = next((sizes[1] for sizes in map(rows, map(inputs.get, ROWS)) if sizes), None)
-            if total:
-                listener.announce(generation, total[1], query)
+            innermost = {id(told[0]): told for told in self.told.get(threading.get_ident(), ())}
+            for listener, generation in innermost.values() if total else ():
+                listener.announce(generation, total[1], query)  # type: ignore[index]
             return inputs
 
-        self._model.prepare_inputs_for_generation = prepare
+        model.prepare_inputs_for_generation = prepare
 
-    def __exit__(self, *_: object) -> None:
+    def restore(self) -> None:
         if self._before is None:
             vars(self._model).pop("prepare_inputs_for_generation", None)
         else:
             self._model.prepare_inputs_for_generation = self._before
-        self._listener.leave(self._root)
 
 
+_preparing: dict[int, _Preparing] = {}  # by id of the model
+_lock = threading.RLock()
 # also if transformers is only imported later
 listeners: Listeners[Listener] = Listeners(lambda: compat.with_generation_mixin(_wrap))
 

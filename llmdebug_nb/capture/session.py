@@ -15,7 +15,7 @@ from torch import nn
 from llmdebug_nb.capture import compat, engine, generation, selection
 from llmdebug_nb.capture.calls import Call, Thread
 from llmdebug_nb.capture.compat_onnxrt import is_session
-from llmdebug_nb.capture.control import Control, Orders
+from llmdebug_nb.capture.demand import Demand
 from llmdebug_nb.capture.modules import Watch, attributes_of, find_entries, find_fused, weights_of
 from llmdebug_nb.capture.observer import Observer
 from llmdebug_nb.capture.onnxrt import Sessions
@@ -25,7 +25,6 @@ from llmdebug_nb.capture.steps import StepTracker
 from llmdebug_nb.errors import CaptureError, EmptyDumpError
 from llmdebug_nb.options import DumpOptions
 from llmdebug_nb.records import Node, RootCall
-from llmdebug_nb.rounds import Rounds
 
 
 class Session:
@@ -54,14 +53,12 @@ class Session:
         self.problems: Counter[str] = Counter()  # what went wrong in our own work -> how often
         self.notes: list[str] = []  # what else is to be known of the recording
         self.thread = Thread()
-        self.control = Control(options.control) if options.control is not None else None
         self.profile = Profile.of(options, sink, self.notes)
         self.follows_calls = options.operators or options.logits or self.profile is not None
         self.observer = Observer(self, options, bool(models), not models or any(map(_is_module, models)))
         self._describe = describe
         self._models = tuple(filter(_is_module, models))
         self._any = not models  # whatever runs is recorded
-        self._rank = rank
         self._labelled = 0
         self._nodes: list[Node] = []
         self._watches: dict[int, list[Watch]] = {}  # id of root -> its modules
@@ -70,10 +67,10 @@ class Session:
         self._recording: dict[int, set[int]] = {}  # id of root -> threads that need its hooks
         self._lock = threading.RLock()
         self._tracker = StepTracker(options.warmup, self._follow)
+        self.demand = Demand(options, rank, self._tracker.round_of)
         self._finder: Any = None
         self._undo: list[Callable[[], None]] = []
         self.sessions: Any = None
-        self._paused = False
         self._pid = os.getpid()
         try:
             for model in self._models:
@@ -89,7 +86,7 @@ class Session:
 
     def start(self) -> None:
         self.active = True
-        self._choose_calls()
+        self.observer.choose(*self.demand.calls)
         if self.options.force_eager:
             self._undo.append(compat.force_eager())
         self._tracker.start()
@@ -108,8 +105,8 @@ class Session:
         """
         self._unhook()
         self.notes += self.observer.ids.notes()
-        if self.control is not None and self.control.trouble:
-            self.problems[self.control.trouble] += 1
+        if self.demand.trouble:
+            self.problems[self.demand.trouble] += 1
         self.commit()
         failure = next((recorder.failure for recorder in self.recorders if recorder.failure is not None), None)
         ended_by = ended_by or (str(failure) if failure else next(iter(self.problems), None))
@@ -167,12 +164,12 @@ class Session:
 
     def pause(self, backward: bool = False) -> None:
         """Record nothing more until `resume`; with ``backward``, still the gradients of what was recorded."""
-        self._paused = True
+        self.demand.paused = True
         self.thread.after = False
         self.observer.deaf = not backward
 
     def resume(self) -> None:
-        self._paused = self.observer.deaf = False
+        self.demand.paused = self.observer.deaf = False
 
     def halt(self, told: Callable[[Call, RootCall, list[tuple[str, Any]]], None]) -> None:
         """Tell of each recorded call when it has ended: the call, the root call that it is in, and what it gave, by slot."""
@@ -194,7 +191,7 @@ class Session:
     def save(self, name: str, value: Any, gradients: bool = True) -> None:
         """Record the tensors in ``value`` as the output of ``save/name``, and their gradients; also during a pause."""
         call = self._tracker.here()
-        if self._wants_step(call) and self._orders.enable and self._wants_rank():
+        if self.demand.step(call):
             self.guarded(self.observer.saved, f"save/{name}", value, call, gradients)
 
     def followed(self) -> list[tuple[str, nn.Module]]:
@@ -204,7 +201,7 @@ class Session:
     def progress(self) -> tuple[list[int], int, int, bool]:
         """Return the steps of all root calls so far, how many tensors were recorded and bytes kept, and whether it rests."""
         steps = [call.step for call in self._tracker.calls]
-        return steps, self.recorder.records, self.recorder.written, self._paused or not self._orders.enable
+        return steps, self.recorder.records, self.recorder.written, self.demand.paused or not self.demand.enabled
 
     def refusal(self) -> CaptureError | None:
         """Return the error that explains an empty recording, or None where something was recorded."""
@@ -222,11 +219,11 @@ class Session:
             names=self.observer.seen,
             ids=self.observer.ids,
             operators=self.sessions.operators,
-            enabled=self._orders.enable,
+            enabled=self.demand.enabled,
             devices=[
                 str(p.device) for root in self._roots.values() for p in [next(root.parameters(), None)] if p is not None
             ],
-            rank=self._rank if self._wants_rank() else None,
+            rank=self.demand.rank,
         )
         return EmptyDumpError(f"nothing was recorded: {why}")
 
@@ -295,10 +292,9 @@ class Session:
         return self.options.force_eager
 
     def _select(self, watches: Sequence[Watch]) -> None:
-        places = selection.places(self._nodes)
-        for watch in watches:
-            asked = selection.keeps(self.options, watch.names, type(watch.module))
-            watch.kept = asked and self._orders.asks_for(watch.path, places.get(watch.path, ()))
+        asked = self.demand.modules([watch.path for watch in watches], self._nodes)
+        for watch, is_asked in zip(watches, asked, strict=True):
+            watch.kept = is_asked and selection.keeps(self.options, watch.names, type(watch.module))
         for watch, counted in zip(watches, self._counted(watches), strict=True):
             watch.counted = counted
 
@@ -306,12 +302,12 @@ class Session:
         """Tell of each module whether its calls count, as it is recorded or ids are numbered by it."""
         alone = [selection.is_called_nowhere(watch.module) for watch in watches]
         shared = any(node.aliases for node in self._nodes)  # may be called inside any other
-        if self.follows_calls or self.options.ids or shared or self._orders.calls:
+        if self.follows_calls or shared or self.demand.calls[0]:
             return [True] * len(watches)
         return selection.counted([watch.path for watch in watches], [watch.kept for watch in watches], alone)
 
     def _refuse_empty_selection(self) -> None:
-        if self.control is None and not self._keeps_any:
+        if not self.demand.may_change and not self._keeps_any:
             raise EmptyDumpError(f"nothing to record: {selection.nothing_matches(self.options, self._nodes)}")
 
     @property
@@ -351,12 +347,12 @@ class Session:
         self.thread.inside.append((watch, compat.call_frame()))
         if not outermost:
             return
-        if self.control is not None and self.control.changed():
-            self._choose_calls()
+        if self.demand.changed():
+            self.observer.choose(*self.demand.calls)
             for watches in self._watches.values():
                 self._select(watches)
         call = self._tracker.begin(watch.root, watch.path, watch.module is watch.root, args, kwargs)
-        on = self._wants(call, watch.root)
+        on = self.demand.root_call(call, watch.root)
         self.thread.begin(call, on, self._watches[id(watch.root)][0].path)
         self._hook(watch.root, on)
         self.observer.root_begins(on)
@@ -364,14 +360,6 @@ class Session:
             self.profile.root_begins(call.index, self.thread.within, on)
         if on:
             self._observe_parameters(watch.root)
-
-    def _choose_calls(self) -> None:
-        orders = self._orders
-        by_options = orders.calls is None
-        self.observer.choose(
-            self.options.ids if by_options else orders.calls or (),
-            self.options.children if by_options else orders.children,
-        )
 
     def leave(self, watch: Watch) -> None:
         """An entry module's call is over: the outermost one's ends the root call."""
@@ -399,17 +387,16 @@ class Session:
 
     def asks_for(self, path: str) -> bool:
         """Tell whether the control file asks for a module."""
-        ids = self._orders.ids
-        return ids is None or self._orders.asks_for(path, selection.places(self._nodes).get(path, ()))
+        return self.demand.modules([path], self._nodes)[0]
 
     def begin_run(self, session: Any, root: str, given: dict[str, Any]) -> tuple[RootCall, bool]:
         """Number a run of a session that begins, and tell whether it is recorded. ``root``: its path. ``given``: its inputs by name, and what is known of its cache."""
-        if self.control is not None and self.control.changed():
+        if self.demand.changed():
             self.sessions.select_all()
         if given.get("use_cache") and given.get("past_key_values") is None:
             self._tracker.ends_series(session)  # with an empty cache, another text begins
         call = self._tracker.begin(session, "", True, (), given)
-        on = self._wants(call)
+        on = self.demand.root_call(call)
         self.thread.begin(call, on, root)
         return call, on
 
@@ -424,8 +411,8 @@ class Session:
 
     def _over(self) -> bool:
         """Tell whether the last step that was asked for is over."""
-        last = (self._rounds or self._tokens).last
-        return self.control is None and last is not None and self.thread.step >= last and not self._tracker.manual
+        last = self.demand.last
+        return last is not None and self.thread.step >= last and not self._tracker.manual
 
     def _rest(self) -> None:
         """Go out of the way until the next generation: what is left are the hooks that notice its root calls."""
@@ -454,40 +441,10 @@ class Session:
             self.profile.ends_here()
         self.observer.backward_ends(pushed)
 
-    def _wants(self, call: RootCall, root: nn.Module | None = None) -> bool:
-        if self._paused or not self._orders.enable or not self._wants_rank():
-            return False
-        return self._wants_step(call) and (root is None or self._wants_device(root))
-
-    def _wants_step(self, call: RootCall) -> bool:
-        rounds = self._rounds
-        return call.step in self._tokens if rounds is None else self._tracker.round_of(call) in rounds
-
-    def _wants_device(self, root: nn.Module) -> bool:
-        device = self.options.device if self._orders.device is None else self._orders.device
-        first = next(root.parameters(), None)
-        return not device or first is None or selection.is_device(first.device, device)
-
-    def _wants_rank(self) -> bool:
-        ranks = self._orders.ranks or self.options.ranks
-        return ranks is None or self._rank in ranks
-
-    @property
-    def _orders(self) -> Orders:
-        return self.control.orders if self.control is not None else _NO_ORDERS
-
-    @property
-    def _rounds(self) -> Rounds | None:
-        return self._orders.rounds or (None if self._orders.steps else self.options.rounds)
-
-    @property
-    def _tokens(self) -> Any:
-        return self._orders.steps or self.options.tokens
-
     def _hook(self, root: nn.Module, on: bool) -> None:
         """Hook the modules that are recorded or counted, or none: a step that wasn't asked for costs nothing."""
         threads = self._recording.setdefault(id(root), set())
-        if (threading.get_ident() in threads) == on and self.control is None:
+        if (threading.get_ident() in threads) == on and not self.demand.may_change:
             return
         with self._lock:
             (threads.add if on else threads.discard)(threading.get_ident())
@@ -532,9 +489,6 @@ class Session:
         except Exception as error:  # the program must go on as if nobody watched; the dump says it
             self.problems[f"{type(error).__name__} while recording: {str(error).partition(chr(10))[0]}"] += 1
             return None
-
-
-_NO_ORDERS = Orders()
 
 
 def _is_module(model: Any) -> bool:
