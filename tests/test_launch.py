@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import re
@@ -272,8 +273,9 @@ except KeyboardInterrupt:
 """
     )
     command = [sys.executable, "-m", "llmdebug_nb.cli", "dump", "--name", "r", "--", "python", "slow.py"]
+    heeded = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a background job's is ignored
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heeded
     ) as launched:
         assert launched.stdout.readline() == "ran\n"
         launched.send_signal(signal.SIGINT)
