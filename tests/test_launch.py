@@ -169,10 +169,23 @@ def test_topology_and_tables_are_written_in_the_places_of_msits_with_a_row_for_e
 
     (here / "call.py").write_text(MODEL + "given = torch.ones(1, 3); model(given); model(given)")
     done = _dump(
-        "--exec", "python call.py", "--name", "r", "-er", "0,1", "--type", "onnx", "op", "kernel", "cpu_profiling"
+        "--exec",
+        "python call.py",
+        "--name",
+        "r",
+        "-er",
+        "0,1",
+        "--type",
+        "model",
+        "onnx",
+        "op",
+        "kernel",
+        "cpu_profiling",
     )
     assert "files in the places of msit's: 2 in model/" in done.stderr
     run = ld.open_run("r")
+    ids = done.stderr.partition("execution ids, for -ids:\n")[2]
+    assert set(run.ids().values()) - {""} <= set(ids.split())
     pid = run.source.processes[0]["pid"]
     files = {str(file.relative_to(run.path)) for file in run.path.rglob("*.*") if str(pid) in file.parent.name}
     files -= {f"rank0_{pid}/index.sqlite", f"rank0_{pid}/tensors.bin"}

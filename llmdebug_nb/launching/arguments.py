@@ -44,7 +44,13 @@ def declare_options(parser: argparse.ArgumentParser) -> None:
     """Declare what to record: for the command line and for ``%llmdump --exec``."""
     usual = DumpOptions()
     add = parser.add_argument_group("what is recorded").add_argument
-    add("--type", nargs="+", choices=TYPES, metavar="T", help=f"any of {' '.join(TYPES)} (default: tensor model)")
+    add(
+        "--type",
+        nargs="+",
+        choices=TYPES,
+        metavar="T",
+        help=f"any of {' '.join(TYPES)} (default: tensor); what is no tensor is written to files once the program has ended",
+    )
     add("--mode", help="module, api, aten, or several: module+aten (default: module)")
     add("--phase", choices=[*PHASES], help="forward, backward or both (default: both)")
     add("-stp", "--part", metavar="P", help="0 or in: inputs, 1 or out: outputs, 2 or both (default: both)")

@@ -16,6 +16,7 @@ TABLES = {
     "tiling": "tiling",
 }  # their names in `DumpOptions.profile`
 KNOWN = (*TOPOLOGY, *TABLES)
+_SHOWN = 40  # lines
 _OPERATORS = frozenset((*TOPOLOGY, "op"))  # what is only whole if operators are recorded
 
 
@@ -51,3 +52,14 @@ def write(run: Path, files: Collection[str]) -> Iterator[tuple[str, str]]:
             places[place] = places.get(place, 0) + 1
         said = ", ".join(f"{count} in {place}" for place, count in places.items())
         yield "info", f"files in the places of msit's: {said}"
+        if "model" in files:
+            yield "info", _calls(run)
+
+
+def _calls(run: Path) -> str:
+    """Return what the first step of a run calls, with the execution ids that ``-ids`` takes: as much as fits a screen."""
+    from llmdebug_nb import wiring
+
+    lines = str(wiring.topology(run)).splitlines()
+    more = [f"… {len(lines) - _SHOWN:,} more lines: llmdebug topology {run}"] if len(lines) > _SHOWN else []
+    return "\n".join(["execution ids, for -ids:", *lines[:_SHOWN], *more])
