@@ -29,6 +29,8 @@ _NAMESPACES: dict[str, tuple[str, Any]] = {
     "Torch": ("torch", torch),
     "VF": ("torch._VF", torch._VF),
 }
+# what an operator may raise for arguments that do not suit it
+FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AttributeError, AssertionError)
 _ROOM = 64  # times the elements that a call took and gave, for one on other tensors
 _NEVER = frozenset(
     {"from_file", "apply_", "map_", "map2_", "set_", "resize_", "resize_as_", "data_ptr", "backward", "share_memory_"}
@@ -123,15 +125,7 @@ class Replayed:
             self._check(args, kwargs, strict)
             with quiet(seed):
                 result = self.function(*args, **kwargs)
-        except (
-            RuntimeError,
-            TypeError,
-            ValueError,
-            IndexError,
-            NotImplementedError,
-            AttributeError,
-            AssertionError,
-        ) as error:
+        except FAILURES as error:
             raise NotAgain(f"{self.name} fails when it is called again: {str(error).partition(chr(10))[0]}") from None
         return dict(arguments.results(args[0] if result is None and args else result))
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from llmdebug_nb.explain.calls import Key
-from llmdebug_nb.explain.replay import operator, quiet
+from llmdebug_nb.explain.replay import FAILURES, operator, quiet
 from llmdebug_nb.explain.runs import NotAgain, Scalar, Side
 from llmdebug_nb.kernels.raw import DTYPES
 from llmdebug_nb.records import Record, within
@@ -181,15 +181,7 @@ class Values:
                 raise NotAgain(f"{name} gives something else")
             with quiet():
                 result = function(*given, **named)
-        except (
-            RuntimeError,
-            TypeError,
-            ValueError,
-            IndexError,
-            NotImplementedError,
-            AttributeError,
-            AssertionError,
-        ) as error:
+        except FAILURES as error:
             raise NotAgain(f"{name} fails: {str(error).partition(chr(10))[0]}") from None
         found: torch.Tensor = result.reshape(made.summary.shape)
         return found
