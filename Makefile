@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 MODULES := labextension/node_modules/.types
 # an editable install is made from these, and made anew when one of them changes
-SOURCES := pyproject.toml constraints.txt hatch_build.py llmdebug_nb/kernels/summary.c $(wildcard labextension/*.* labextension/src/*/* labextension/schema/*)
+SOURCES := pyproject.toml constraints.txt hatch_build.py llmdebug_nb/core/kernels/summary.c llmdebug_nb/core/kernels/look.c $(wildcard labextension/*.* labextension/src/*/* labextension/schema/*)
 # where there is no Node.js, it comes as a wheel into .venv
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
@@ -48,7 +48,7 @@ screenshots: $(VENV)/test $(VENV)/browser $(MODULES)  ## take the pictures of th
 clean:  ## remove .venv and all that was built or recorded here
 	rm -rf $(VENV) build dist out labextension/node_modules labextension/lib notebooks/llmdebug_runs notebooks/tiny-llama
 	rm -rf .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
-	rm -f notebooks/*.html llmdebug_nb/static/*.js llmdebug_nb/static/*.sha256 llmdebug_nb/kernels/_summary.so
+	rm -f notebooks/*.html llmdebug_nb/show/static/*.js llmdebug_nb/show/static/*.sha256 llmdebug_nb/core/kernels/_summary.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # -- what they need -----------------------------------------------------------------------------

@@ -22,15 +22,22 @@ from packaging.tags import platform_tags
 
 ROOT = Path(__file__).resolve().parent
 FRONT_END = ROOT / "labextension"
-BUNDLES = [ROOT / "llmdebug_nb" / "static" / name for name in ("widget.js", "page.js")]
+BUNDLES = [ROOT / "llmdebug_nb" / "show" / "static" / name for name in ("widget.js", "page.js")]
 EXTENSION = FRONT_END / "lib" / "package.json"
 STAMP = BUNDLES[0].with_name("sources.sha256")
 CONFIGURATION = ("build.mjs", "container.mjs", "package.json", "package-lock.json", "tsconfig.json")
 
-KERNELS = [ROOT / "llmdebug_nb" / "kernels" / name for name in ("summary.c", "look.c")]
+KERNELS = [ROOT / "llmdebug_nb" / "core" / "kernels" / name for name in ("summary.c", "look.c")]
 LIBRARY = KERNELS[0].with_name("_summary.so")  # on every platform: it is opened by its path
 # no -ffast-math, as NaN and infinity are to be counted; what is given up instead are errno and exception flags
-FLAGS = ["-std=c11", "-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
+FLAGS = [
+    "-std=c11",
+    "-O3",
+    "-fopenmp-simd",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+]
 FLAGS += ["-shared", "-fvisibility=hidden", *(["-fPIC"] if os.name == "posix" else [])]
 LIBRARIES = ["-lm"] if os.name == "posix" else []
 
@@ -38,7 +45,12 @@ LIBRARIES = ["-lm"] if os.name == "posix" else []
 def sources_hash() -> str:
     """Return a hash of all that the front end is made from, the same on every platform."""
     digest = hashlib.sha256()
-    files = [path for folder in ("src", "schema") for path in (FRONT_END / folder).rglob("*") if path.is_file()]
+    files = [
+        path
+        for folder in ("src", "schema")
+        for path in (FRONT_END / folder).rglob("*")
+        if path.is_file()
+    ]
     files += [FRONT_END / name for name in CONFIGURATION]
     for path in sorted(files, key=lambda path: path.relative_to(FRONT_END).as_posix()):
         digest.update(path.relative_to(FRONT_END).as_posix().encode() + b"\0")
@@ -75,10 +87,18 @@ def build_front_end() -> None:
     """Install the locked packages if they are not there, and bundle. JupyterLab's own, the peers, are for their types alone, and what is for development for tests."""
     stamp = sources_hash()
     node, npm = node_commands()
-    environment = {**os.environ, "PATH": os.pathsep.join([str(Path(node[0]).parent), os.environ.get("PATH", "")])}
-    installed, lock = FRONT_END / "node_modules" / ".package-lock.json", FRONT_END / "package-lock.json"
+    environment = {
+        **os.environ,
+        "PATH": os.pathsep.join([str(Path(node[0]).parent), os.environ.get("PATH", "")]),
+    }
+    installed, lock = (
+        FRONT_END / "node_modules" / ".package-lock.json",
+        FRONT_END / "package-lock.json",
+    )
     if not installed.is_file() or installed.stat().st_mtime < lock.stat().st_mtime:
-        subprocess.run([*npm, "ci", "--omit=peer", "--omit=dev"], cwd=FRONT_END, env=environment, check=True)
+        subprocess.run(
+            [*npm, "ci", "--omit=peer", "--omit=dev"], cwd=FRONT_END, env=environment, check=True
+        )
     subprocess.run([*node, "build.mjs"], cwd=FRONT_END, env=environment, check=True)
     STAMP.write_text(stamp + "\n", encoding="utf-8")
 
@@ -89,7 +109,16 @@ def build_library() -> str | None:
     compiler = shlex.split(os.environ.get("CC", "")) or [*found][:1]
     flags, libraries = (shlex.split(os.environ.get(name, "")) for name in ("CFLAGS", "LDFLAGS"))
     fresh = LIBRARY.with_name(f"_summary.{os.getpid()}")
-    command = [*compiler, *FLAGS, *flags, *map(str, KERNELS), "-o", str(fresh), *libraries, *LIBRARIES]
+    command = [
+        *compiler,
+        *FLAGS,
+        *flags,
+        *map(str, KERNELS),
+        "-o",
+        str(fresh),
+        *libraries,
+        *LIBRARIES,
+    ]
     try:
         if not compiler:
             raise FileNotFoundError("there is no C compiler")
@@ -131,5 +160,7 @@ class BuildHook(BuildHookInterface):
         build_data["artifacts"].append(LIBRARY.relative_to(ROOT).as_posix())
         build_data["pure_python"] = False
         # manylinux and musllinux promise what nobody has checked here
-        platform = next(tag for tag in platform_tags() if not tag.startswith(("manylinux", "musllinux")))
+        platform = next(
+            tag for tag in platform_tags() if not tag.startswith(("manylinux", "musllinux"))
+        )
         build_data["tag"] = f"py3-none-{platform}"

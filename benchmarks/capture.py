@@ -31,7 +31,7 @@ from peers import PEERS, Run, Work
 from transformers import LlamaConfig, LlamaForCausalLM, logging
 
 import llmdebug_nb as ld
-from llmdebug_nb.kernels import native
+from llmdebug_nb.core.kernels import native
 
 logging.set_verbosity_error()
 SIZES = {
@@ -40,7 +40,14 @@ SIZES = {
 }  # fmt: skip
 PROMPT, DECODE = 128, 8
 NOISE = os.urandom(1 << 18)
-COLUMNS = ("variant", "while recording", "with start and stop", "lowest–highest", "ms", "bytes on disk / of tensors")
+COLUMNS = (
+    "variant",
+    "while recording",
+    "with start and stop",
+    "lowest–highest",
+    "ms",
+    "bytes on disk / of tensors",
+)
 
 
 # -- the work -----------------------------------------------------------------------------------
@@ -49,7 +56,13 @@ COLUMNS = ("variant", "while recording", "with start and stop", "lowest–highes
 def build(size: str, dtype: torch.dtype) -> LlamaForCausalLM:
     """Return the model of that size, the same one every time."""
     torch.manual_seed(0)
-    config = LlamaConfig(**SIZES[size], max_position_embeddings=512, bos_token_id=1, eos_token_id=None, pad_token_id=0)
+    config = LlamaConfig(
+        **SIZES[size],
+        max_position_embeddings=512,
+        bos_token_id=1,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
     return LlamaForCausalLM(config).to(dtype).eval()
 
 
@@ -60,7 +73,9 @@ def prompt() -> torch.Tensor:
 def generate(model: LlamaForCausalLM) -> None:
     """Prefill and greedy decode steps."""
     ids = prompt()
-    model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=DECODE + 1, do_sample=False)
+    model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=DECODE + 1, do_sample=False
+    )
 
 
 def forward(model: LlamaForCausalLM) -> None:
@@ -129,8 +144,13 @@ def plain_write(folder: Path, nbytes: int, work: Work) -> None:
 def room(model: LlamaForCausalLM, folder: Path, options: dict[str, Any]) -> tuple[int, int]:
     """Return what a run takes on the disk, and what the tensors that it recorded take, in bytes."""
     recorded(model, folder, options, partial(generate, model))
-    rows = ld.open_run(folder / "run").query("SELECT shape, dtype, count(*) FROM rows GROUP BY shape, dtype")
-    tensors = sum(math.prod(json.loads(shape)) * getattr(torch, dtype).itemsize * n for shape, dtype, n in rows)
+    rows = ld.open_run(folder / "run").query(
+        "SELECT shape, dtype, count(*) FROM rows GROUP BY shape, dtype"
+    )
+    tensors = sum(
+        math.prod(json.loads(shape)) * getattr(torch, dtype).itemsize * n
+        for shape, dtype, n in rows
+    )
     disk = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     shutil.rmtree(folder)
     return disk, tensors
@@ -169,7 +189,10 @@ def beside(name: str, size: str, dtype: torch.dtype, folder: Path) -> list[Varia
     work = {"generate": generate, "forward": forward}[PEERS[name].work]
     model, base = build(size, dtype), "uninstrumented"
     run = PEERS[name].start(model, forward_inputs(), folder)
-    return [Variant(base, partial(work, build(size, dtype)), plain), Variant(name, partial(work, model), run, base)]
+    return [
+        Variant(base, partial(work, build(size, dtype)), plain),
+        Variant(name, partial(work, model), run, base),
+    ]
 
 
 # -- measuring ----------------------------------------------------------------------------------
@@ -234,11 +257,19 @@ def measure_peer(name: str, args: argparse.Namespace, folder: Path) -> Row:
 def measure_peer_apart(name: str, size: str, args: argparse.Namespace) -> Row:
     """Measure another tool in a process of its own."""
     print(name, file=sys.stderr)
-    said = {"peer": name, "size": size, "dtype": args.dtype, "threads": args.threads, "peer-rounds": args.peer_rounds}
+    said = {
+        "peer": name,
+        "size": size,
+        "dtype": args.dtype,
+        "threads": args.threads,
+        "peer-rounds": args.peer_rounds,
+    }
     options = [str(word) for option, value in said.items() for word in (f"--{option}", value)]
     command = [sys.executable, __file__, *options]
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=args.patience, check=True)
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, text=True, timeout=args.patience, check=True
+        )
         return Row(**json.loads(done.stdout.splitlines()[-1]))
     except subprocess.TimeoutExpired:
         return Row(name, said=f"given up after {args.patience} s")
@@ -281,10 +312,16 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--size", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--peer-rounds", type=int, default=2, help="of other tools; 0 leaves them out")
-    parser.add_argument("--patience", type=int, default=1800, help="seconds that another tool may take")
+    parser.add_argument(
+        "--peer-rounds", type=int, default=2, help="of other tools; 0 leaves them out"
+    )
+    parser.add_argument(
+        "--patience", type=int, default=1800, help="seconds that another tool may take"
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--peer", choices=PEERS, help="measure this one alone, and print its row as JSON")
+    parser.add_argument(
+        "--peer", choices=PEERS, help="measure this one alone, and print its row as JSON"
+    )
     return parser.parse_args()
 
 
@@ -297,7 +334,9 @@ def main() -> None:
             print(json.dumps(asdict(measure_peer(args.peer, args, folder))))
             return
         for size in args.size:
-            rows = measure(ours(build(size, getattr(torch, args.dtype)), folder), folder, args.rounds)
+            rows = measure(
+                ours(build(size, getattr(torch, args.dtype)), folder), folder, args.rounds
+            )
             if args.peer_rounds:
                 rows += [measure_peer_apart(name, size, args) for name in PEERS]
             print(table(size, rows, args), flush=True)

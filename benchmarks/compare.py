@@ -26,7 +26,16 @@ import llmdebug_nb as ld
 logging.set_verbosity_error()
 LAYERS, PROMPT, TOKENS = 12, 32, 4
 MODES = {"module": ("module",), "module + api": ("module", "api")}
-COLUMNS = ("hidden", "recorded", "rows", "MB", "two forward passes, s", "reading, s", "compare and blame, s", "ratio")
+COLUMNS = (
+    "hidden",
+    "recorded",
+    "rows",
+    "MB",
+    "two forward passes, s",
+    "reading, s",
+    "compare and blame, s",
+    "ratio",
+)
 
 
 def build(hidden: int) -> LlamaForCausalLM:
@@ -42,7 +51,9 @@ def build(hidden: int) -> LlamaForCausalLM:
 def generate(model: LlamaForCausalLM) -> None:
     ids = torch.randint(3, 1000, (1, PROMPT), generator=torch.Generator().manual_seed(0))
     with contextlib.redirect_stderr(io.StringIO()):
-        model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False)
+        model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False
+        )
 
 
 def seconds(work: Callable[[], Any]) -> float:
@@ -75,19 +86,32 @@ def line(hidden: int, kind: str, rounds: int) -> tuple[str, ...]:
             runs = [ld.open_run(Path(folder, name)) for name in ("golden", "mine")]
             reports: list[Any] = []
             compared = seconds(
-                lambda runs=runs, reports=reports: reports.append(ld.compare(*runs, model=mine, progress=False))
+                lambda runs=runs, reports=reports: reports.append(
+                    ld.compare(*runs, model=mine, progress=False)
+                )
             )
             figures.append((passes, reading, compared))
         rows = len(reports[0].differences)
         nbytes = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
     assert reports[0].findings, "nothing was blamed"
     medians = [statistics.median(column) for column in zip(*figures[1:], strict=True)]
-    ratio = statistics.median(compared / (passes + reading) for passes, reading, compared in figures[1:])
-    return str(hidden), kind, f"{rows:,}", f"{nbytes / 1e6:.0f}", *(f"{m:.2f}" for m in medians), f"{ratio:.2f}"
+    ratio = statistics.median(
+        compared / (passes + reading) for passes, reading, compared in figures[1:]
+    )
+    return (
+        str(hidden),
+        kind,
+        f"{rows:,}",
+        f"{nbytes / 1e6:.0f}",
+        *(f"{m:.2f}" for m in medians),
+        f"{ratio:.2f}",
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--hidden", type=int, nargs="+", default=[256, 1024])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())

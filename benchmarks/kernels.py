@@ -15,10 +15,10 @@ from collections.abc import Callable
 
 import torch
 
-from llmdebug_nb.kernels import native
-from llmdebug_nb.kernels.fingerprint import fingerprint
-from llmdebug_nb.kernels.raw import memory, to_bytes
-from llmdebug_nb.kernels.summary import figures, torch_figures
+from llmdebug_nb.core.kernels import native
+from llmdebug_nb.core.kernels.fingerprint import fingerprint
+from llmdebug_nb.core.kernels.raw import memory, to_bytes
+from llmdebug_nb.core.kernels.summary import figures, torch_figures
 
 SHAPES = [(1, 1, 256), (1, 1, 1024), (1, 128, 1024)]
 DTYPES = [torch.float32, torch.bfloat16]
@@ -54,16 +54,23 @@ def main() -> None:
     if native.why_not():
         print(f"No C kernel: {native.why_not()}\n")
     names = list(variants(torch.zeros(1)))
-    print(f"torch {torch.__version__}, {args.threads} thread(s), median of {args.rounds} rounds, µs\n")
+    print(
+        f"torch {torch.__version__}, {args.threads} thread(s), median of {args.rounds} rounds, µs\n"
+    )
     print(f"|tensor|{'|'.join(names)}|\n|---|{'---|' * len(names)}")
     for shape in SHAPES:
         for dtype in DTYPES:
             tensor = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
             work = variants(tensor)
             times = max(10, 100_000 // tensor.numel())
-            rounds = [{name: microseconds(work[name], times) for name in names} for _ in range(args.rounds)]
+            rounds = [
+                {name: microseconds(work[name], times) for name in names}
+                for _ in range(args.rounds)
+            ]
             medians = [statistics.median(row[name] for row in rounds) for name in names]
-            print(f"|{shape} {str(dtype).removeprefix('torch.')}|{'|'.join(f'{m:.2f}' for m in medians)}|")
+            print(
+                f"|{shape} {str(dtype).removeprefix('torch.')}|{'|'.join(f'{m:.2f}' for m in medians)}|"
+            )
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from llmdebug_nb.kernels.summary import summarize
-from llmdebug_nb.records import AT, COLUMNS, Difference, Node, Pair, RootCall, Row
+from llmdebug_nb.core.kernels.summary import summarize
+from llmdebug_nb.core.records import AT, COLUMNS, Difference, Node, Pair, RootCall, Row
 from llmdebug_nb.show.report_view import ReportView
 from llmdebug_nb.store.run import Run
 from llmdebug_nb.store.writer import Writer, create_run
@@ -30,7 +30,10 @@ def nodes() -> list[Node]:
             parent = len(found)
             path = f"layers.{layer}.block{block}"
             found.append(Node(path, f"block{block}", "Block", above))
-            found += [Node(f"{path}.part{p}", f"part{p}", KINDS[p % len(KINDS)], parent) for p in range(PARTS)]
+            found += [
+                Node(f"{path}.part{p}", f"part{p}", KINDS[p % len(KINDS)], parent)
+                for p in range(PARTS)
+            ]
     return found
 
 
@@ -44,7 +47,9 @@ def sites(folder: Path, name: str, error: float = 0.0) -> Path:
     parts = [node for node in tree if ".part" in node.path]
     figures = random.lognormal(-2, 2, (len(parts), 2))
     rows = []
-    for number, (node, role) in enumerate((node, role) for node in parts for role in ("input", "output")):
+    for number, (node, role) in enumerate(
+        (node, role) for node in parts for role in ("input", "output")
+    ):
         reach = float(figures[number // 2, number % 2]) * (1 + error * (number % 7 == 0))
         rows.append(row(number, node, role, reach))
     writer.commit(rows, [RootCall(0, kind="prefill")])
@@ -83,8 +88,17 @@ def report(golden: Run, mine: Run) -> ReportView:
     random = np.random.default_rng(1)
     errors = random.lognormal(-9, 2, len(golden))
     differences = [
-        Difference(number, Pair(a, b, "same site"), verdict(error), float(error), LIMIT, {"rel_l2": float(error)})
-        for number, (a, b, error) in enumerate(zip(golden.records(), mine.records(), errors, strict=True))
+        Difference(
+            number,
+            Pair(a, b, "same site"),
+            verdict(error),
+            float(error),
+            LIMIT,
+            {"rel_l2": float(error)},
+        )
+        for number, (a, b, error) in enumerate(
+            zip(golden.records(), mine.records(), errors, strict=True)
+        )
     ]
     said = [f"{len(differences):,} pairs"]
     compared = SimpleNamespace(

@@ -15,9 +15,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from llmdebug_nb.launching.environment import environment
-from llmdebug_nb.launching.handover import Handover
-from llmdebug_nb.options import DumpOptions
+from llmdebug_nb.app.launching.environment import environment
+from llmdebug_nb.app.launching.handover import Handover
+from llmdebug_nb.core.options import DumpOptions
 
 PROGRAMS = {
     "a Python that imports nothing": "pass",
@@ -30,7 +30,9 @@ DUMP = "import sys; from llmdebug_nb.cli import main; sys.exit(main(sys.argv[1:]
 def _seconds(command: list[str], variables: dict[str, str]) -> tuple[float, float]:
     """Return wall and CPU seconds."""
     before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    subprocess.run(command, env=variables, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    subprocess.run(
+        command, env=variables, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     wall, after = time.perf_counter() - begun, resource.getrusage(resource.RUSAGE_CHILDREN)
     return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -53,7 +55,10 @@ def measure(program: str, rounds: int, folder: Path) -> dict[str, tuple[float, f
             seconds = _seconds(words, variables)
             if number:  # the first round warms the disk
                 taken[way].append(seconds)
-    return {way: (_middle([w for w, _ in all_]), _middle([c for _, c in all_])) for way, all_ in taken.items()}
+    return {
+        way: (_middle([w for w, _ in all_]), _middle([c for _, c in all_]))
+        for way, all_ in taken.items()
+    }
 
 
 def _middle(seconds: list[float]) -> float:
@@ -62,7 +67,9 @@ def _middle(seconds: list[float]) -> float:
 
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 15
-    print("| program | plain, wall / CPU | inside a launched program | launched |\n| --- | --- | --- | --- |")
+    print(
+        "| program | plain, wall / CPU | inside a launched program | launched |\n| --- | --- | --- | --- |"
+    )
     for name, program in PROGRAMS.items():
         with tempfile.TemporaryDirectory() as folder:
             found = measure(program, rounds, Path(folder))

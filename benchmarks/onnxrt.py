@@ -36,7 +36,9 @@ def exported(hidden: int, layers: int, ids: torch.Tensor, folder: str) -> str:
         pad_token_id=0,
     )
     model = LlamaForCausalLM(config).eval()
-    program = torch.onnx.export(model, (), kwargs={"input_ids": ids, "use_cache": False}, dynamo=True, verbose=False)
+    program = torch.onnx.export(
+        model, (), kwargs={"input_ids": ids, "use_cache": False}, dynamo=True, verbose=False
+    )
     program.save(f"{folder}/model.onnx")
     return f"{folder}/model.onnx"
 
@@ -61,8 +63,15 @@ def main() -> None:
         variants: dict[str, Callable[[], object]] = {"ONNX Runtime": lambda: plain.run(None, feed)}
         kept: dict[str, dict[str, object]] = {
             "recorded, step not asked for": {"tokens": "1000000"},
-            "statistics of modules and nodes, outputs": {"tokens": "all", "part": "out", "stats_only": True},
-            "statistics of modules and nodes, inputs and outputs": {"tokens": "all", "stats_only": True},
+            "statistics of modules and nodes, outputs": {
+                "tokens": "all",
+                "part": "out",
+                "stats_only": True,
+            },
+            "statistics of modules and nodes, inputs and outputs": {
+                "tokens": "all",
+                "stats_only": True,
+            },
             "all tensors of modules and nodes": {"tokens": "all"},
         }
         recordings = []
@@ -80,13 +89,19 @@ def main() -> None:
                 times[name] = time.perf_counter() - begun
             if number >= WARM:
                 for name, took in times.items():
-                    ratios[name].append(took / times["ONNX Runtime"] if name != "ONNX Runtime" else took)
+                    ratios[name].append(
+                        took / times["ONNX Runtime"] if name != "ONNX Runtime" else took
+                    )
         print("| | ratio |\n| --- | --- |")
         for name, found in ratios.items():
             middle = statistics.median(found)
-            print(f"| {name} | {f'{1000 * middle:.0f} ms' if name == 'ONNX Runtime' else f'×{middle:.2f}'} |")
+            print(
+                f"| {name} | {f'{1000 * middle:.0f} ms' if name == 'ONNX Runtime' else f'×{middle:.2f}'} |"
+            )
         for recording in recordings:
-            with contextlib.suppress(ld.EmptyDumpError):  # the one of which no step was asked for
+            with contextlib.suppress(
+                ld.errors.EmptyDumpError
+            ):  # the one of which no step was asked for
                 recording.stop()
 
 

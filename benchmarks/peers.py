@@ -27,7 +27,9 @@ class Peer(NamedTuple):
     start: Callable[[torch.nn.Module, dict[str, Any], Path], Run]
 
 
-def debug_mode(model: torch.nn.Module, inputs: dict[str, Any], folder: Path, hashes: bool = False) -> Run:
+def debug_mode(
+    model: torch.nn.Module, inputs: dict[str, Any], folder: Path, hashes: bool = False
+) -> Run:
     """PyTorch's log of every operator, in memory; with ``hashes``, a norm of all that goes in and comes out.
 
     The API is private and may change with any release.

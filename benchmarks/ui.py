@@ -107,7 +107,10 @@ DRAWN = "document.querySelector('.llmdebug-canvas[aria-busy=false]')?.ariaLabel"
 
 def opened(level: int) -> Measure:
     item = ".llmdebug-tree [role=treeitem][aria-level='{}']"
-    return clicked(f"{item.format(level)} .llmdebug-chevron", f"document.querySelector(`{item.format(level + 1)}`)")
+    return clicked(
+        f"{item.format(level)} .llmdebug-chevron",
+        f"document.querySelector(`{item.format(level + 1)}`)",
+    )
 
 
 def typed(text: str) -> Measure:
@@ -131,7 +134,9 @@ def sorted_by(column: str) -> Measure:
     head = f"{heads}.find(one => one.textContent.startsWith('{column}'))"
     first = "document.querySelector('.llmdebug-record[aria-rowindex=\"2\"]')?.dataset.row"
     act = f"window.before = {first}; ({head}.querySelector('button') ?? {head}).click()"
-    return until(act, f"/ing$/.test({head}.ariaSort) && {first} && {first} !== window.before", 5_000)
+    return until(
+        act, f"/ing$/.test({head}.ariaSort) && {first} && {first} !== window.before", 5_000
+    )
 
 
 def frame_work(page: Page) -> float:
@@ -152,7 +157,10 @@ LIST = (
     Figure("scrolling the list", "frames/s", "≥ 50", lambda page: page.evaluate(SCROLL, GRID)),
     Figure("work of the page for a frame of that", "ms", "≤ 20", frame_work),
     Figure(
-        "elements after that", "", "", lambda page: page.evaluate("document.querySelectorAll('.llmdebug *').length")
+        "elements after that",
+        "",
+        "",
+        lambda page: page.evaluate("document.querySelectorAll('.llmdebug *').length"),
     ),
 )
 FILTERS = (
@@ -230,7 +238,9 @@ TABLE = "document.querySelectorAll('.jp-OutputArea tbody tr').length > 4"
 
 def unfolded(n: int, done: str) -> tuple[Figure, ...]:
     return (
-        Figure("first paint", "ms", "", shown(f"document.querySelectorAll('{HEADER}').length >= {n}")),
+        Figure(
+            "first paint", "ms", "", shown(f"document.querySelectorAll('{HEADER}').length >= {n}")
+        ),
         Figure("open a module", "ms", "", clicked(HEADER, done)),
     )
 
@@ -293,7 +303,10 @@ def measured(lab: Lab, browser: Browser, case: Case) -> list[float | None]:
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.set_default_timeout(LIMIT_MS + 10_000)
     received: list[int] = []
-    page.on("websocket", lambda socket: socket.on("framereceived", lambda data: received.append(len(data))))
+    page.on(
+        "websocket",
+        lambda socket: socket.on("framereceived", lambda data: received.append(len(data))),
+    )
     try:
         lab.open(page, lab.write_notebook("case.ipynb", case.setup, case.show))
         lab.run_cell(page)
@@ -340,7 +353,12 @@ def explorers(lab: Lab, browser: Browser, names: Iterable[str], rounds: int) -> 
             text(nbytes, "kB"),
             "≤ 2,000 kB" if name == "tensor" else "",
         )
-    line("all", "widget bundle, gzipped", f"{len(gzip.compress(WIDGET.read_bytes())) / 1000:.1f} kB", "≤ 60 kB")
+    line(
+        "all",
+        "widget bundle, gzipped",
+        f"{len(gzip.compress(WIDGET.read_bytes())) / 1000:.1f} kB",
+        "≤ 60 kB",
+    )
 
 
 def rivals(lab: Lab, browser: Browser, rounds: int) -> None:
@@ -355,12 +373,22 @@ def rivals(lab: Lab, browser: Browser, rounds: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", nargs="+", choices=[*EXPLORERS, "rivals"], default=[*EXPLORERS, "rivals"])
+    parser.add_argument(
+        "--only", nargs="+", choices=[*EXPLORERS, "rivals"], default=[*EXPLORERS, "rivals"]
+    )
     given = parser.parse_args()
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
-    with tempfile.TemporaryDirectory() as folder, running_lab(Path(folder)) as lab, sync_playwright() as playwright:
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(HERE), os.environ.get("PYTHONPATH")])
+    )
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running_lab(Path(folder)) as lab,
+        sync_playwright() as playwright,
+    ):
         runs = lab.root / "llmdebug_runs"
         large.sites(runs, "golden")
         large.sites(runs, "mine", error=0.01)

@@ -15,8 +15,8 @@ const common = {
   legalComments: 'none',
   logLevel: 'warning',
 };
-const widget = { ...common, entryPoints: ['src/widget/index.ts'], outfile: '../llmdebug_nb/static/widget.js', format: 'esm' };
-const page = { ...common, entryPoints: ['src/page/index.ts'], outfile: '../llmdebug_nb/static/page.js', format: 'iife' };
+const widget = { ...common, entryPoints: ['src/widget/index.ts'], outfile: '../llmdebug_nb/show/static/widget.js', format: 'esm' };
+const page = { ...common, entryPoints: ['src/page/index.ts'], outfile: '../llmdebug_nb/show/static/page.js', format: 'iife' };
 const plugin = {
   ...common,
   entryPoints: ['src/plugin/index.ts'],

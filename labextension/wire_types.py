@@ -101,7 +101,12 @@ def generate(source: str) -> str:
         for op, (request, answer) in module.ANSWERS.items()
     ]
     blocks += [["/** What each op asks and answers. */", "export interface Ops {", *ops, "}"]]
-    return HEADER.format(source=source) + "\n" + "\n\n".join("\n".join(block) for block in blocks) + "\n"
+    return (
+        HEADER.format(source=source)
+        + "\n"
+        + "\n\n".join("\n".join(block) for block in blocks)
+        + "\n"
+    )
 
 
 def main(args: list[str]) -> int:
@@ -116,7 +121,10 @@ def main(args: list[str]) -> int:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text, encoding="utf-8")
         elif not target.is_file() or target.read_text(encoding="utf-8") != text:
-            print(f"{target.name} of {source} is out of date: run `python labextension/wire_types.py`", file=sys.stderr)
+            print(
+                f"{target.name} of {source} is out of date: run `python labextension/wire_types.py`",
+                file=sys.stderr,
+            )
             old = 1
     return old
 

@@ -12,152 +12,104 @@ In a notebook: ``%load_ext llmdebug_nb``, then ``%%llmdump``, ``%llmcompare``, `
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from llmdebug_nb.core import errors as errors
+from llmdebug_nb.core.errors import LLMDebugError as LLMDebugError
 
 __version__ = "0.1.0"
 
 # resolved at first use: `import llmdebug_nb` loads neither torch nor a notebook package
 _HOMES = {
-    "CaptureError": "errors",
-    "CompareError": "errors",
-    "CorruptDumpError": "errors",
-    "DumpConfig": "msit_config",
-    "DumpOptions": "options",
-    "DumpWriteError": "errors",
-    "EmptyDumpError": "errors",
-    "LLMDebugError": "errors",
-    "MissingPackageError": "errors",
-    "NotADumpError": "errors",
-    "OptionError": "errors",
-    "PrecisionDebugger": "debugger",
-    "Report": "report",
+    "DumpOptions": "core.options",
+    "Report": "app.report",
     "Run": "store.run",
-    "StoreError": "errors",
-    "TensorLookupError": "errors",
-    "Topology": "topologies.document",
-    "UnknownRunError": "errors",
-    "atb_json_to_onnx": "wiring",
-    "compare": "api",
-    "convert": "api",
-    "delete_run": "api",
-    "dump": "api",
+    "compare": "app.api",
+    "delete_run": "app.api",
+    "dump": "app.api",
     "explore": "notebook.explore",
-    "export": "api",
-    "fx_backend": "compiled",
-    "get_fx_dump_config": "compiled",
-    "get_ge_dump_config": "compiled",
-    "inductor_backend": "compiled",
-    "launch": "launching.program",
-    "open_run": "api",
-    "ort_kernels": "api",
-    "reduce_run": "api",
-    "register_hook": "msit",
-    "runs": "api",
-    "seed_all": "determinism",
-    "step": "stepping",
-    "timeline": "api",
-    "to_onnx": "wiring",
-    "topology": "wiring",
-    "write_tables": "api",
-    "write_topology": "wiring",
+    "export": "app.api",
+    "fx_backend": "app.torch_compile",
+    "inductor_backend": "app.torch_compile",
+    "launch": "app.launching.program",
+    "open_run": "app.api",
+    "ort_kernels": "app.api",
+    "reduce_run": "app.api",
+    "runs": "app.api",
+    "seed_all": "core.determinism",
+    "step": "app.stepping",
+    "timeline": "app.api",
+    "to_onnx": "app.topology",
+    "topology": "app.topology",
+    "write_tables": "app.api",
+    "write_topology": "app.topology",
 }
-__all__ = [
-    "CaptureError",
-    "CompareError",
-    "CorruptDumpError",
-    "DumpConfig",
-    "DumpOptions",
-    "DumpWriteError",
-    "EmptyDumpError",
-    "LLMDebugError",
-    "MissingPackageError",
-    "NotADumpError",
-    "OptionError",
-    "PrecisionDebugger",
-    "Report",
-    "Run",
-    "StoreError",
-    "TensorLookupError",
-    "Topology",
-    "UnknownRunError",
-    "atb_json_to_onnx",
-    "compare",
-    "convert",
-    "delete_run",
-    "dump",
-    "explore",
-    "export",
-    "fx_backend",
-    "get_fx_dump_config",
-    "get_ge_dump_config",
-    "inductor_backend",
-    "launch",
-    "open_run",
-    "ort_kernels",
-    "reduce_run",
-    "register_hook",
-    "runs",
-    "seed_all",
-    "step",
-    "timeline",
-    "to_onnx",
-    "topology",
-    "write_tables",
-    "write_topology",
-]
+# names of 0.1 that moved; they keep working, with a DeprecationWarning, until 0.2
+_MOVED = {
+    "CaptureError": "core.errors",
+    "CompareError": "core.errors",
+    "CorruptDumpError": "core.errors",
+    "DumpConfig": "msit",
+    "DumpWriteError": "core.errors",
+    "EmptyDumpError": "core.errors",
+    "MissingPackageError": "core.errors",
+    "NotADumpError": "core.errors",
+    "OptionError": "core.errors",
+    "PrecisionDebugger": "msprobe",
+    "StoreError": "core.errors",
+    "TensorLookupError": "core.errors",
+    "Topology": "store.topology.document",
+    "UnknownRunError": "core.errors",
+    "atb_json_to_onnx": "msit",
+    "convert": "torchair",
+    "get_fx_dump_config": "torchair",
+    "get_ge_dump_config": "torchair",
+    "register_hook": "msit",
+}
+__all__ = ["LLMDebugError", "errors", *_HOMES]  # noqa: PLE0604
 
 if TYPE_CHECKING:
-    from llmdebug_nb.api import compare as compare
-    from llmdebug_nb.api import convert as convert
-    from llmdebug_nb.api import delete_run as delete_run
-    from llmdebug_nb.api import dump as dump
-    from llmdebug_nb.api import export as export
-    from llmdebug_nb.api import open_run as open_run
-    from llmdebug_nb.api import ort_kernels as ort_kernels
-    from llmdebug_nb.api import reduce_run as reduce_run
-    from llmdebug_nb.api import runs as runs
-    from llmdebug_nb.api import timeline as timeline
-    from llmdebug_nb.api import write_tables as write_tables
-    from llmdebug_nb.compiled import fx_backend as fx_backend
-    from llmdebug_nb.compiled import get_fx_dump_config as get_fx_dump_config
-    from llmdebug_nb.compiled import get_ge_dump_config as get_ge_dump_config
-    from llmdebug_nb.compiled import inductor_backend as inductor_backend
-    from llmdebug_nb.debugger import PrecisionDebugger as PrecisionDebugger
-    from llmdebug_nb.determinism import seed_all as seed_all
-    from llmdebug_nb.errors import CaptureError as CaptureError
-    from llmdebug_nb.errors import CompareError as CompareError
-    from llmdebug_nb.errors import CorruptDumpError as CorruptDumpError
-    from llmdebug_nb.errors import DumpWriteError as DumpWriteError
-    from llmdebug_nb.errors import EmptyDumpError as EmptyDumpError
-    from llmdebug_nb.errors import LLMDebugError as LLMDebugError
-    from llmdebug_nb.errors import MissingPackageError as MissingPackageError
-    from llmdebug_nb.errors import NotADumpError as NotADumpError
-    from llmdebug_nb.errors import OptionError as OptionError
-    from llmdebug_nb.errors import StoreError as StoreError
-    from llmdebug_nb.errors import TensorLookupError as TensorLookupError
-    from llmdebug_nb.errors import UnknownRunError as UnknownRunError
-    from llmdebug_nb.launching.program import launch as launch
-    from llmdebug_nb.msit import register_hook as register_hook
-    from llmdebug_nb.msit_config import DumpConfig as DumpConfig
+    from llmdebug_nb.app.api import compare as compare
+    from llmdebug_nb.app.api import delete_run as delete_run
+    from llmdebug_nb.app.api import dump as dump
+    from llmdebug_nb.app.api import export as export
+    from llmdebug_nb.app.api import open_run as open_run
+    from llmdebug_nb.app.api import ort_kernels as ort_kernels
+    from llmdebug_nb.app.api import reduce_run as reduce_run
+    from llmdebug_nb.app.api import runs as runs
+    from llmdebug_nb.app.api import timeline as timeline
+    from llmdebug_nb.app.api import write_tables as write_tables
+    from llmdebug_nb.app.launching.program import launch as launch
+    from llmdebug_nb.app.report import Report as Report
+    from llmdebug_nb.app.stepping import step as step
+    from llmdebug_nb.app.topology import to_onnx as to_onnx
+    from llmdebug_nb.app.topology import topology as topology
+    from llmdebug_nb.app.topology import write_topology as write_topology
+    from llmdebug_nb.app.torch_compile import fx_backend as fx_backend
+    from llmdebug_nb.app.torch_compile import inductor_backend as inductor_backend
+    from llmdebug_nb.core.determinism import seed_all as seed_all
+    from llmdebug_nb.core.options import DumpOptions as DumpOptions
     from llmdebug_nb.notebook.explore import explore as explore
-    from llmdebug_nb.options import DumpOptions as DumpOptions
-    from llmdebug_nb.report import Report as Report
-    from llmdebug_nb.stepping import step as step
     from llmdebug_nb.store.run import Run as Run
-    from llmdebug_nb.topologies.document import Topology as Topology
-    from llmdebug_nb.wiring import atb_json_to_onnx as atb_json_to_onnx
-    from llmdebug_nb.wiring import to_onnx as to_onnx
-    from llmdebug_nb.wiring import topology as topology
-    from llmdebug_nb.wiring import write_topology as write_topology
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name) or _MOVED.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{home}"), name)
     if name in _HOMES:
-        value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
         globals()[name] = value
-        return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    else:
+        where = "llmdebug_nb.errors" if home == "core.errors" else f"llmdebug_nb.{home}"
+        warnings.warn(
+            f"llmdebug_nb.{name} is now {where}.{name}; the old name goes in 0.2",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+    return value
 
 
 def __dir__() -> list[str]:

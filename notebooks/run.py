@@ -29,7 +29,11 @@ class Runner(NotebookClient):
 
     def process_message(self, msg: dict[str, Any], cell: Any, cell_index: int) -> Any:
         if msg["msg_type"] == "stream" and "live" in tags(cell):
-            print("".join(f"        {line}\n" for line in msg["content"]["text"].splitlines()), end="", flush=True)
+            print(
+                "".join(f"        {line}\n" for line in msg["content"]["text"].splitlines()),
+                end="",
+                flush=True,
+            )
         return super().process_message(msg, cell, cell_index)
 
 
@@ -40,7 +44,9 @@ def tags(cell: Any) -> list[str]:
 def printed(cell: Any) -> str:
     """Return what a cell printed."""
     return "".join(
-        output.text for output in cell.get("outputs", []) if output.output_type == "stream" and output.name == "stdout"
+        output.text
+        for output in cell.get("outputs", [])
+        if output.output_type == "stream" and output.name == "stdout"
     )
 
 
@@ -58,7 +64,9 @@ def execute(path: Path, quiet: bool = False) -> Any:
     notebook = nbformat.read(path, as_version=4)
     codes = [index for index, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
     # no kernel folders: a kernel of that name elsewhere on the machine would be another Python
-    manager = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=KernelSpecManager(kernel_dirs=[]))
+    manager = AsyncKernelManager(
+        kernel_name="python3", kernel_spec_manager=KernelSpecManager(kernel_dirs=[])
+    )
     started = 0.0
 
     def on_start(cell: Any, cell_index: int) -> None:
@@ -87,7 +95,9 @@ def execute(path: Path, quiet: bool = False) -> Any:
         on_cell_start=on_start,
         on_cell_executed=on_done,
     )
-    return client.execute(cleanup_kc=True)  # the manager is ours, so by default its kernel would be left running
+    return client.execute(
+        cleanup_kc=True
+    )  # the manager is ours, so by default its kernel would be left running
 
 
 def main(argv: list[str]) -> int:

@@ -59,9 +59,13 @@ MODEL = """async ({esm, state}) => {
 def launch_args(defaults: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments that start this machine's Chromium."""
     names = ("chromium", "chromium-browser", "google-chrome")
-    executable = os.environ.get("LLMDEBUG_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    executable = os.environ.get("LLMDEBUG_CHROMIUM") or next(
+        filter(None, map(shutil.which, names)), None
+    )
     if executable is None:
-        raise RuntimeError("these tests drive a browser: install chromium, or name one in LLMDEBUG_CHROMIUM")
+        raise RuntimeError(
+            "these tests drive a browser: install chromium, or name one in LLMDEBUG_CHROMIUM"
+        )
     return {**defaults, "executable_path": executable, "args": CHROMIUM_ARGS}
 
 
@@ -82,7 +86,9 @@ def mount(page: Page, explorer: Any, head: str = "") -> None:
     page.expose_function("pyMessage", message)
     page.expose_function("pySet", from_page)
     page.set_content(f"<!doctype html><meta charset=utf-8>{head}<body><main></main></body>")
-    page.evaluate(MODEL, {"esm": explorer._esm, "state": {name: getattr(explorer, name) for name in SYNCED}})
+    page.evaluate(
+        MODEL, {"esm": explorer._esm, "state": {name: getattr(explorer, name) for name in SYNCED}}
+    )
 
 
 def from_python(page: Page, explorer: Any, name: str, value: object) -> None:
@@ -121,7 +127,9 @@ def click_value(scope: Page | Locator, pattern: str) -> None:
     for attempt in range(5):
         scope.locator(".llmdebug-canvas[aria-busy=false]").click()
         try:
-            expect(scope.locator(".llmdebug-value")).to_have_text(re.compile(pattern), timeout=4_000)
+            expect(scope.locator(".llmdebug-value")).to_have_text(
+                re.compile(pattern), timeout=4_000
+            )
         except AssertionError:
             if attempt == 4:
                 raise

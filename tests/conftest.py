@@ -15,8 +15,8 @@ from playwright.sync_api import Page
 from browser import Mount, launch_args
 from browser import mount as mount_in
 from lab_server import Lab, running_lab
-from llmdebug_nb import recording
-from llmdebug_nb.errors import LLMDebugError
+from llmdebug_nb.app import recording
+from llmdebug_nb.core.errors import LLMDebugError
 
 # --- runs ---------------------------------------------------------------------------------------
 
@@ -62,7 +62,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     page = getattr(item, "funcargs", {}).get("page")
     if report.when == "call" and report.failed and isinstance(page, Page):
         SCREENSHOTS.mkdir(exist_ok=True)
-        page.screenshot(path=SCREENSHOTS / (re.sub(r"\W+", "_", item.name) + ".png"), full_page=True)
+        page.screenshot(
+            path=SCREENSHOTS / (re.sub(r"\W+", "_", item.name) + ".png"), full_page=True
+        )
     return report
 
 

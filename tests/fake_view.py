@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from llmdebug_nb.errors import DumpWriteError, TensorLookupError
-from llmdebug_nb.records import Summary
+from llmdebug_nb.core.errors import DumpWriteError, TensorLookupError
+from llmdebug_nb.core.records import Summary
 from llmdebug_nb.show import filters, wire
 from llmdebug_nb.show.series import line
 from llmdebug_nb.show.tensors import errors, heads, scatter, worst
@@ -48,13 +48,22 @@ class FakeView:
     points = 4096  # of a scatter plot at most
 
     def __init__(
-        self, report: bool = False, layers: int = 3, steps: int = 4, extra: tuple[str, ...] = (), records: int = 0
+        self,
+        report: bool = False,
+        layers: int = 3,
+        steps: int = 4,
+        extra: tuple[str, ...] = (),
+        records: int = 0,
     ) -> None:
         self.report = report
         self.calls: list[tuple[str, int]] = []
         self.paths = {"model.embed_tokens": "Embedding"}
-        self.paths |= {f"model.layers.{n}.{leaf}": kind for n in range(layers) for leaf, kind in LEAVES.items()}
-        self.paths |= {"model.norm": "RMSNorm", "lm_head": "Linear"} | dict.fromkeys(extra, "Hostile")
+        self.paths |= {
+            f"model.layers.{n}.{leaf}": kind for n in range(layers) for leaf, kind in LEAVES.items()
+        }
+        self.paths |= {"model.norm": "RMSNorm", "lm_head": "Linear"} | dict.fromkeys(
+            extra, "Hostile"
+        )
         self.steps = [self._step(index) for index in range(steps)]
         self.data: list[wire.Row] = []
         for step in self.steps:
@@ -150,14 +159,18 @@ class FakeView:
                 "id": number,
                 "label": path.rpartition(".")[2] or "LlamaForCausalLM",
                 "path": path,
-                "type": self.paths.get(path) or TYPES.get(path) or TYPES.get(path.rpartition(".")[2], "DecoderLayer"),
+                "type": self.paths.get(path)
+                or TYPES.get(path)
+                or TYPES.get(path.rpartition(".")[2], "DecoderLayer"),
                 "children": len(self.kids.get(path, ())),
                 "rows": rows[path],
                 "bad": bad[path],
                 "unmatched": 0,
                 "expected": expected[path],
                 "verdict": worst[path],
-                "note": "" if not expected[path] else f"{expected[path]} expected: {self.marks[0]['comment']}",
+                "note": ""
+                if not expected[path]
+                else f"{expected[path]} expected: {self.marks[0]['comment']}",
             }
             for path, number in self.ids.items()
         ]
@@ -172,7 +185,9 @@ class FakeView:
             "title": "tiny-llama, eager vs compiled" if self.report else "tiny-llama, eager",
             "golden": "runs/eager" if self.report else "",
             "mine": "runs/compiled" if self.report else "",
-            "verdict": ("diverged" if bad else "expected" if self.marks else "match") if self.report else None,
+            "verdict": ("diverged" if bad else "expected" if self.marks else "match")
+            if self.report
+            else None,
             "notes": [],
             "lines": [f"{len(self.data):,} records in {len(self.steps)} steps"]
             + [f"{len(bad)} pairs diverged, 0 unmatched"] * self.report,
@@ -241,9 +256,12 @@ class FakeView:
             np.array([0 if row is None else STATES[row["verdict"]] for row in cells], "u1"),
         ]
         layers: list[wire.Layer] = [
-            {"path": path, "type": "Layer", "node": self.ids[path] if path else -1} for path in paths
+            {"path": path, "type": "Layer", "node": self.ids[path] if path else -1}
+            for path in paths
         ]
-        return {"layers": layers, "steps": len(self.steps)}, [memoryview(array.tobytes()) for array in arrays]
+        return {"layers": layers, "steps": len(self.steps)}, [
+            memoryview(array.tobytes()) for array in arrays
+        ]
 
     def worst(self, request: wire.WorstRequest) -> wire.Worst:
         golden, mine = (self.tensor(request["row"], which) for which in ("golden", "mine"))
@@ -263,12 +281,20 @@ class FakeView:
         self.calls.append(("expect", request["row"]))
         if request["comment"] == "boom":
             raise DumpWriteError("can't write expected.json: read-only")
-        number = request["row"] if request["row"] >= 0 else next(r["id"] for r in self.data if r["path"] == BROKEN)
+        number = (
+            request["row"]
+            if request["row"] >= 0
+            else next(r["id"] for r in self.data if r["path"] == BROKEN)
+        )
         path = self.data[number]["path"]
         self.marks.append({"text": path, "comment": request["comment"], "rows": 0})
         for row in self.data:
             if row["path"] == path and row["verdict"] == "diverged":
-                row |= {"verdict": "expected", "expected": request["comment"] or path, "mark": len(self.marks) - 1}
+                row |= {
+                    "verdict": "expected",
+                    "expected": request["comment"] or path,
+                    "mark": len(self.marks) - 1,
+                }
                 self.steps[row["step"]]["bad"] -= 1
                 self.marks[-1]["rows"] += 1
         self.tree = self._tree()
@@ -290,7 +316,10 @@ class FakeView:
         self.calls.append(("children", request["parent"]))
         return {
             "total": len(kids),
-            "nodes": [self.tree[self.ids[path]] for path in kids[request["start"] : request["start"] + request["n"]]],
+            "nodes": [
+                self.tree[self.ids[path]]
+                for path in kids[request["start"] : request["start"] + request["n"]]
+            ],
         }
 
     def _listed(self, request, step: int = -1) -> list[wire.Row]:
@@ -305,7 +334,11 @@ class FakeView:
             and wanted.passes(f"{row['path']} {row['op']} {row['dtype']}".lower(), [summary(row)])
         ]
         sort = request["sort"]
-        return sorted(found, key=lambda row: row[sort], reverse=request["descending"]) if sort else found
+        return (
+            sorted(found, key=lambda row: row[sort], reverse=request["descending"])
+            if sort
+            else found
+        )
 
     def rows(self, request: wire.RowsRequest) -> wire.Page:
         self.calls.append(("rows", request["start"]))
@@ -322,7 +355,11 @@ class FakeView:
         }
 
     def _located(self, request, row: wire.Row | None) -> wire.Located:
-        listed = self._listed(request, row["step"]) if row and not filters.problem(request["text"]) else []
+        listed = (
+            self._listed(request, row["step"])
+            if row and not filters.problem(request["text"])
+            else []
+        )
         return {"row": row, "index": listed.index(row) if row in listed else -1}
 
     def locate(self, request: wire.LocateRequest) -> wire.Located:
@@ -332,7 +369,9 @@ class FakeView:
             return self._located(request, rows[at] if 0 <= at < len(rows) else None)
         rows = self._listed(request)
         if request["delta"] > 0:
-            return self._located(request, next((row for row in rows if row["id"] > request["row"]), None))
+            return self._located(
+                request, next((row for row in rows if row["id"] > request["row"]), None)
+            )
         before = [row for row in rows if row["id"] < request["row"] or request["row"] < 0]
         return self._located(request, before[-1] if before else None)
 
@@ -363,7 +402,9 @@ class FakeView:
     def _side(self, row: wire.Row, which: wire.Which) -> wire.Side:
         tensor = self.tensor(row["id"], which)
         finite = tensor[np.isfinite(tensor)].astype(float)
-        names = ["batch", "head", "query", "key"] if tensor.ndim == 4 else ["batch", "token", "hidden"]
+        names = (
+            ["batch", "head", "query", "key"] if tensor.ndim == 4 else ["batch", "token", "hidden"]
+        )
         return {
             "which": which,
             "kept": row["kept"],
@@ -371,7 +412,9 @@ class FakeView:
             "part": self.part,
             "dtype": row["dtype"],
             "shape": row["shape"],
-            "axes": [{"name": name, "size": size} for name, size in zip(names, row["shape"], strict=True)],
+            "axes": [
+                {"name": name, "size": size} for name, size in zip(names, row["shape"], strict=True)
+            ],
             "device": "cpu",
             "min": float(finite.min()),
             "max": float(finite.max()),
@@ -394,7 +437,8 @@ class FakeView:
         return {
             "row": row,
             "sides": [
-                self._side(row, which) for which in (("golden", "mine", "difference") if self.report else ("golden",))
+                self._side(row, which)
+                for which in (("golden", "mine", "difference") if self.report else ("golden",))
             ],
             "metrics": [
                 {"name": "max_abs", "value": 0.93},
@@ -412,21 +456,43 @@ class FakeView:
         """An input makes the output behind it, which the input behind that one takes, and 7 more."""
         relation: wire.Relation = "outputs" if row["role"] == "input" else "consumers"
         rows = self.data[row["id"] + 1 : row["id"] + 2]
-        links: list[wire.Link] = [{"row": one["id"], "label": f"{one['path']} {one['role']}[0]"} for one in rows]
+        links: list[wire.Link] = [
+            {"row": one["id"], "label": f"{one['path']} {one['role']}[0]"} for one in rows
+        ]
         return (
-            [{"relation": relation, "links": links, "total": len(rows) + 7 * (relation == "consumers")}] if rows else []
+            [
+                {
+                    "relation": relation,
+                    "links": links,
+                    "total": len(rows) + 7 * (relation == "consumers"),
+                }
+            ]
+            if rows
+            else []
         )
 
     def series(self, request: wire.SeriesRequest) -> wire.Series:
         row = self.data[request["row"]]
-        same = [one for one in self.data if (one["path"], one["role"]) == (row["path"], row["role"])]
+        same = [
+            one for one in self.data if (one["path"], one["role"]) == (row["path"], row["role"])
+        ]
         figure = "error" if self.report else "max"
-        return {"lines": [line(figure, [(one["step"], one["id"], float(one[figure])) for one in same], request["n"])]}
+        return {
+            "lines": [
+                line(
+                    figure,
+                    [(one["step"], one["id"], float(one[figure])) for one in same],
+                    request["n"],
+                )
+            ]
+        }
 
     def view(self, request: wire.ViewRequest) -> tuple[wire.View, list[memoryview]]:
         tensor = self.tensor(request["row"], request["which"])
         axes, size = request["axes"], request["size"]
-        plane = tensor[tuple(slice(None) if axis in axes else at for axis, at in enumerate(request["fixed"]))]
+        plane = tensor[
+            tuple(slice(None) if axis in axes else at for axis, at in enumerate(request["fixed"]))
+        ]
         if axes[0] > axes[1]:
             plane = plane.T
         rows, cols = plane.shape
@@ -454,7 +520,12 @@ class FakeView:
         self.calls.append(("heads", request["row"]))
         tensor = self.tensor(request["row"], request["which"])
         view, cells = heads(
-            tensor, request["axis"], request["axes"], request["fixed"], request["size"], request["first"]
+            tensor,
+            request["axis"],
+            request["axes"],
+            request["fixed"],
+            request["size"],
+            request["first"],
         )
         return view, [memoryview(cells.tobytes())]
 

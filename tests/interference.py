@@ -65,7 +65,11 @@ def differences(name: str, dtype: str, work: str, mode: str) -> list[str]:
             continue
         with ld.dump(None if options.pop("found", False) else model, **options) as run:
             outcomes.append(_run(name, model, work))
-        after = hooks_left(model), torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
+        after = (
+            hooks_left(model),
+            torch._C._len_torch_function_stack(),
+            torch._C._len_torch_dispatch_stack(),
+        )
         outcomes[1]["hooks and modes gone"] = after == (0, 0, 0)
         outcomes[1]["recorded whole"] = run.info()["complete"]
     outcomes[0] |= {"hooks and modes gone": True, "recorded whole": True}
@@ -76,7 +80,14 @@ def _run(name: str, model: Any, work: str) -> dict[str, Any]:
     for seed in (torch.manual_seed, random.seed, np.random.seed):
         seed(7)
     outcome = _inference(name, model) if work == "inference" else _training(name, model)
-    return {**outcome, "random numbers": (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state())}
+    return {
+        **outcome,
+        "random numbers": (
+            random.getstate(),
+            np.random.get_state()[1].tolist(),
+            torch.get_rng_state(),
+        ),
+    }
 
 
 def _inference(name: str, model: Any) -> dict[str, Any]:
@@ -111,11 +122,19 @@ def _training(name: str, model: Any) -> dict[str, Any]:
         optimizer.zero_grad()
     state = [value for slots in optimizer.state.values() for value in slots.values()]
     weights = [p.detach() for p in model.parameters()]
-    return {"loss": losses, "gradients": gradients, "weights": weights, "optimizer state": state, "graph": graph}
+    return {
+        "loss": losses,
+        "gradients": gradients,
+        "weights": weights,
+        "optimizer state": state,
+        "graph": graph,
+    }
 
 
 def _images(model: Any) -> torch.Tensor:
-    return torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1)).to(model.head.weight.dtype)
+    return torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1)).to(
+        model.head.weight.dtype
+    )
 
 
 def _graph(loss: torch.Tensor) -> Counter[str]:
@@ -128,7 +147,8 @@ def _graph(loss: torch.Tensor) -> Counter[str]:
             todo += [parent for parent, _ in node.next_functions]
     names = (node.name().removesuffix("0") for node in seen)
     return Counter(
-        {"ReshapeAliasBackward": "ViewBackward", "UnsafeViewBackward": "ViewBackward"}.get(n, n) for n in names
+        {"ReshapeAliasBackward": "ViewBackward", "UnsafeViewBackward": "ViewBackward"}.get(n, n)
+        for n in names
     )
 
 
@@ -142,7 +162,10 @@ def _equal(a: Any, b: Any) -> bool:
 
 def table() -> str:
     """Return the matrix as Markdown: ``=`` where nothing differs, else what does."""
-    lines = ["| model | dtype | work | " + " | ".join(MODES) + " |", "|---" * (3 + len(MODES)) + "|"]
+    lines = [
+        "| model | dtype | work | " + " | ".join(MODES) + " |",
+        "|---" * (3 + len(MODES)) + "|",
+    ]
     for name in MODELS:
         for dtype in DTYPES:
             for work in WORKS:

@@ -47,8 +47,14 @@ class Lab:
 
     def write_notebook(self, name: str, *cells: str) -> str:
         """Write a notebook of code cells; return its name."""
-        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-        notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+        notebook = nbformat.v4.new_notebook(
+            cells=[nbformat.v4.new_code_cell(cell) for cell in cells]
+        )
+        notebook.metadata.kernelspec = {
+            "name": "python3",
+            "display_name": "Python 3",
+            "language": "python",
+        }
         nbformat.write(notebook, self.root / name)
         return name
 
@@ -67,12 +73,18 @@ class Lab:
     def kernel_eval(self, name: str, expression: str) -> str:
         """Return the repr of an expression in the notebook's kernel, past the page."""
         session = next(one for one in self._api("sessions") if one["path"] == name)
-        client = BlockingKernelClient(connection_file=str(self.runtime / f"kernel-{session['kernel']['id']}.json"))
+        client = BlockingKernelClient(
+            connection_file=str(self.runtime / f"kernel-{session['kernel']['id']}.json")
+        )
         client.load_connection_file()
         client.start_channels()
         try:
             reply = client.execute(
-                "", user_expressions={"value": expression}, store_history=False, reply=True, timeout=60
+                "",
+                user_expressions={"value": expression},
+                store_history=False,
+                reply=True,
+                timeout=60,
             )
             value = reply["content"]["user_expressions"]["value"]
             assert value["status"] == "ok", value
@@ -107,9 +119,13 @@ def running_lab(base: Path) -> Iterator[Lab]:
         (base / name).mkdir()
     (base / "labextensions" / "llmdebug-nb").symlink_to(REPOSITORY / "labextension" / "lib")
     (base / "settings" / "overrides.json").write_text(json.dumps(QUIET))
-    lab = Lab(f"http://127.0.0.1:{free_port()}", secrets.token_hex(16), base / "root", base / "runtime")
+    lab = Lab(
+        f"http://127.0.0.1:{free_port()}", secrets.token_hex(16), base / "root", base / "runtime"
+    )
     with open(base / "server.log", "w") as log:
-        server = subprocess.Popen(command(lab, base), env=environment(lab, base), stdout=log, stderr=subprocess.STDOUT)
+        server = subprocess.Popen(
+            command(lab, base), env=environment(lab, base), stdout=log, stderr=subprocess.STDOUT
+        )
         try:
             wait_until_up(lab, server, base / "server.log")
             yield lab
@@ -146,7 +162,9 @@ def environment(lab: Lab, base: Path) -> dict[str, str]:
         "JUPYTER_CONFIG_DIR": str(base / "config"),
         "JUPYTER_RUNTIME_DIR": str(lab.runtime),
         "JUPYTER_DATA_DIR": str(base / "data"),
-        "JUPYTER_PATH": str(base),  # the extension as it was built here goes before one that is installed
+        "JUPYTER_PATH": str(
+            base
+        ),  # the extension as it was built here goes before one that is installed
         "IPYTHONDIR": str(base / "ipython"),
         "JUPYTER_PLATFORM_DIRS": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
@@ -161,7 +179,9 @@ def wait_until_up(lab: Lab, server: subprocess.Popen[bytes], log: Path) -> None:
             return
         except OSError:
             if server.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the Jupyter server did not start:\n{log.read_text()}") from None
+                raise RuntimeError(
+                    f"the Jupyter server did not start:\n{log.read_text()}"
+                ) from None
             time.sleep(0.2)
 
 

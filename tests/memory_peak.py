@@ -36,7 +36,10 @@ if sys.argv[1:]:
         step()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     shapes = run.to_pandas()["shape"]
-    found = {"kept": run.info()["bytes"], "largest": max(torch.Size(shape).numel() for shape in shapes) * 4}
+    found = {
+        "kept": run.info()["bytes"],
+        "largest": max(torch.Size(shape).numel() for shape in shapes) * 4,
+    }
 else:
     step()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

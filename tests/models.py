@@ -22,7 +22,12 @@ from transformers import (
 
 transformers.logging.set_verbosity_error()
 VOCABULARY = 96
-_COMMON: dict[str, Any] = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
 _DECODER = {
     **_COMMON,
     "hidden_size": 32,
@@ -46,7 +51,9 @@ def qwen2(seed: int = 0, **changes: Any) -> Qwen2ForCausalLM:
 
 def gpt2(seed: int = 0, **changes: Any) -> GPT2LMHeadModel:
     torch.manual_seed(seed)
-    config = GPT2Config(**{**_COMMON, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, **changes})
+    config = GPT2Config(
+        **{**_COMMON, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, **changes}
+    )
     return GPT2LMHeadModel(config).eval()
 
 
@@ -72,19 +79,33 @@ def t5(seed: int = 0) -> T5ForConditionalGeneration:
     return T5ForConditionalGeneration(config).eval()
 
 
-ARCHITECTURES: dict[str, Callable[..., Any]] = {"llama": llama, "qwen2": qwen2, "gpt2": gpt2, "mixtral": mixtral}
+ARCHITECTURES: dict[str, Callable[..., Any]] = {
+    "llama": llama,
+    "qwen2": qwen2,
+    "gpt2": gpt2,
+    "mixtral": mixtral,
+}
 
 
-def prompt(length: int = 7, batch: int = 1, seed: int = 0, vocabulary: int = VOCABULARY) -> torch.Tensor:
+def prompt(
+    length: int = 7, batch: int = 1, seed: int = 0, vocabulary: int = VOCABULARY
+) -> torch.Tensor:
     """Return token ids [batch, length]."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(3, vocabulary, (batch, length), generator=generator)
 
 
-def generate(model: Any, ids: torch.Tensor | None = None, new: int = 5, **options: Any) -> torch.Tensor:
+def generate(
+    model: Any, ids: torch.Tensor | None = None, new: int = 5, **options: Any
+) -> torch.Tensor:
     """Return prompt and ``new`` generated tokens, greedily unless ``options`` say otherwise."""
     ids = prompt() if ids is None else ids
-    settings = {"max_new_tokens": new, "do_sample": False, "attention_mask": torch.ones_like(ids), **options}
+    settings = {
+        "max_new_tokens": new,
+        "do_sample": False,
+        "attention_mask": torch.ones_like(ids),
+        **options,
+    }
     result: torch.Tensor = model.generate(ids, **settings)
     return result
 
@@ -93,5 +114,8 @@ def hooks_left(model: torch.nn.Module) -> int:
     """Count every hook on the model and every global module hook."""
     from torch.nn.modules import module as internals
 
-    own = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks or ()) for m in model.modules())
+    own = sum(
+        len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks or ())
+        for m in model.modules()
+    )
     return own + len(internals._global_forward_pre_hooks) + len(internals._global_forward_hooks)

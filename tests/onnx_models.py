@@ -46,7 +46,9 @@ class Step(torch.nn.Module):
         super().__init__()
         self.m = llama()
 
-    def forward(self, input_ids: torch.Tensor, past: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
+    def forward(
+        self, input_ids: torch.Tensor, past: list[tuple[torch.Tensor, torch.Tensor]]
+    ) -> Any:
         cache = DynamicCache()
         for layer, (key, value) in enumerate(past):
             cache.update(key, value, layer)
@@ -58,7 +60,9 @@ class Step(torch.nn.Module):
 def with_cache() -> bytes:
     """Return a model that takes keys and values of any length and gives the new ones."""
     moves = torch.export.Dim.DYNAMIC
-    past = [(torch.randn(1, HEADS, 4, WIDTH), torch.randn(1, HEADS, 4, WIDTH)) for _ in range(LAYERS)]
+    past = [
+        (torch.randn(1, HEADS, 4, WIDTH), torch.randn(1, HEADS, 4, WIDTH)) for _ in range(LAYERS)
+    ]
     return _export(
         Step().eval(),
         (torch.randint(3, 90, (1, 3)), past),
@@ -70,7 +74,11 @@ def with_cache() -> bytes:
 
 def generate(session: Any, ids: torch.Tensor, new: int) -> list[int]:
     """Return the tokens that a text-generation loop with a cache makes."""
-    tokens, feed, made = ids.numpy(), {name: np.zeros((1, HEADS, 0, WIDTH), np.float32) for name in PAST}, []
+    tokens, feed, made = (
+        ids.numpy(),
+        {name: np.zeros((1, HEADS, 0, WIDTH), np.float32) for name in PAST},
+        [],
+    )
     for _ in range(new):
         logits, *present = session.run(None, {"input_ids": tokens, **feed})
         tokens = logits[:, -1:].argmax(-1)
@@ -93,12 +101,17 @@ def strip(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def initializer(model: onnx.ModelProto, name: str) -> np.ndarray:
-    return np.array(numpy_helper.to_array(next(one for one in model.graph.initializer if one.name == name)))
+    return np.array(
+        numpy_helper.to_array(next(one for one in model.graph.initializer if one.name == name))
+    )
 
 
 def put(model: onnx.ModelProto, name: str, values: np.ndarray) -> None:
     """Set an initializer, a new one if there is none of that name."""
-    found = next((one for one in model.graph.initializer if one.name == name), None) or model.graph.initializer.add()
+    found = (
+        next((one for one in model.graph.initializer if one.name == name), None)
+        or model.graph.initializer.add()
+    )
     found.CopyFrom(numpy_helper.from_array(values, name))
 
 
@@ -106,9 +119,12 @@ def node_of(model: onnx.ModelProto, scope: str, kind: str, place: int = 0) -> on
     """Return the n-th node of that kind in a module."""
     key = "pkg.torch.onnx.name_scopes"
     scopes = {
-        node.name: next((p.value for p in node.metadata_props if p.key == key), "[]") for node in model.graph.node
+        node.name: next((p.value for p in node.metadata_props if p.key == key), "[]")
+        for node in model.graph.node
     }
-    return [n for n in model.graph.node if n.op_type == kind and f"'{scope}'," in scopes[n.name]][place]
+    return [n for n in model.graph.node if n.op_type == kind and f"'{scope}'," in scopes[n.name]][
+        place
+    ]
 
 
 def save(model: onnx.ModelProto, path: Path) -> str:

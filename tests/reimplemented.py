@@ -12,7 +12,12 @@ class Attention(nn.Module):
 
     def __init__(self, size, heads, kv_heads, bias, fused=False, interleaved=False):
         super().__init__()
-        self.heads, self.kv_heads, self.fused, self.interleaved = heads, kv_heads, fused, interleaved
+        self.heads, self.kv_heads, self.fused, self.interleaved = (
+            heads,
+            kv_heads,
+            fused,
+            interleaved,
+        )
         self.width = width = size // heads
         if fused:
             self.wqkv = nn.Linear(size, (heads + 2 * kv_heads) * width, bias=bias)
@@ -29,11 +34,14 @@ class Attention(nn.Module):
         elif self.interleaved:
             q, k, v = self.wqkv(x).view(b, t, self.heads, 3, self.width).unbind(3)
         else:
-            q, k, v = self.wqkv(x).split([n * self.width for n in (self.heads, self.kv_heads, self.kv_heads)], -1)
+            q, k, v = self.wqkv(x).split(
+                [n * self.width for n in (self.heads, self.kv_heads, self.kv_heads)], -1
+            )
         q, k, v = (y.reshape(b, t, -1, self.width).transpose(1, 2) for y in (q, k, v))
         if rope is not None:
             q, k = (
-                y * rope[0] + torch.cat((-y[..., self.width // 2 :], y[..., : self.width // 2]), -1) * rope[1]
+                y * rope[0]
+                + torch.cat((-y[..., self.width // 2 :], y[..., : self.width // 2]), -1) * rope[1]
                 for y in (q, k)
             )
         k, v = (y.repeat_interleave(self.heads // self.kv_heads, 1) for y in (k, v))
@@ -62,8 +70,13 @@ class GPT(nn.Module):
     def __init__(self, theirs, **attention):
         super().__init__()
         c = theirs.config
-        self.tokens, self.positions = nn.Embedding(c.vocab_size, c.n_embd), nn.Embedding(c.n_positions, c.n_embd)
-        self.blocks = nn.ModuleList(GPTBlock(c.n_embd, c.n_head, **attention) for _ in range(c.n_layer))
+        self.tokens, self.positions = (
+            nn.Embedding(c.vocab_size, c.n_embd),
+            nn.Embedding(c.n_positions, c.n_embd),
+        )
+        self.blocks = nn.ModuleList(
+            GPTBlock(c.n_embd, c.n_head, **attention) for _ in range(c.n_layer)
+        )
         self.final = nn.LayerNorm(c.n_embd)
         self.head = nn.Linear(c.n_embd, c.vocab_size, bias=False)
         self.load(theirs.transformer)
@@ -101,7 +114,10 @@ class GPT(nn.Module):
                 attention.wqkv.bias.copy_(bias)
                 continue
             for ours, w, b in zip(
-                (attention.wq, attention.wk, attention.wv), weight.chunk(3), bias.chunk(3), strict=True
+                (attention.wq, attention.wk, attention.wv),
+                weight.chunk(3),
+                bias.chunk(3),
+                strict=True,
             ):
                 ours.weight.copy_(w)
                 ours.bias.copy_(b)
@@ -131,7 +147,9 @@ class LlamaBlock(nn.Module):
     def __init__(self, c):
         super().__init__()
         self.attention_norm = Norm(c.hidden_size, c.rms_norm_eps)
-        self.attention = Attention(c.hidden_size, c.num_attention_heads, c.num_key_value_heads, False, fused=True)
+        self.attention = Attention(
+            c.hidden_size, c.num_attention_heads, c.num_key_value_heads, False, fused=True
+        )
         self.ffn_norm = Norm(c.hidden_size, c.rms_norm_eps)
         self.feed_forward = FeedForward(c.hidden_size, c.intermediate_size)
 
@@ -154,7 +172,9 @@ class Llama(nn.Module):
 
     def forward(self, ids):
         width = self.config.hidden_size // self.config.num_attention_heads
-        angles = torch.arange(ids.shape[1])[:, None] / 10000.0 ** (torch.arange(0, width, 2) / width)
+        angles = torch.arange(ids.shape[1])[:, None] / 10000.0 ** (
+            torch.arange(0, width, 2) / width
+        )
         angles = torch.cat((angles, angles), -1)
         x = self.tok_embeddings(ids)
         for layer in self.layers:
@@ -170,7 +190,9 @@ class Llama(nn.Module):
             block.attention_norm.scale.copy_(layer.input_layernorm.weight)
             block.ffn_norm.scale.copy_(layer.post_attention_layernorm.weight)
             a, m = layer.self_attn, layer.mlp
-            block.attention.wqkv.weight.copy_(torch.cat([a.q_proj.weight, a.k_proj.weight, a.v_proj.weight]))
+            block.attention.wqkv.weight.copy_(
+                torch.cat([a.q_proj.weight, a.k_proj.weight, a.v_proj.weight])
+            )
             _copy(block.attention.wo, a.o_proj)
             block.feed_forward.w13.weight.copy_(torch.cat([m.gate_proj.weight, m.up_proj.weight]))
             _copy(block.feed_forward.w2, m.down_proj)

@@ -18,7 +18,9 @@ from llmdebug_nb.notebook.widgets import Explorer
 def test_an_explorer_has_no_accessibility_violation(page: Page, scheme: Any, report: bool) -> None:
     page.emulate_media(color_scheme=scheme)
     view = FakeView(report=report)
-    wanted = next(row["id"] for row in view.data if row["op"] == "Softmax" and row["role"] == "output")
+    wanted = next(
+        row["id"] for row in view.data if row["op"] == "Softmax" and row["role"] == "output"
+    )
     mount_in(page, Explorer(view, selected=wanted))
     expect(page.locator(".llmdebug-canvas[aria-busy=false]").first).to_be_visible()
     expect(page.locator(".llmdebug-histogram rect").first).to_be_visible()

@@ -12,8 +12,8 @@ from torch import nn
 import llmdebug_nb as ld
 import reimplemented
 from llmdebug_nb.align import pairing
-from llmdebug_nb.kernels.summary import summarize
-from llmdebug_nb.records import Record, Site
+from llmdebug_nb.core.kernels.summary import summarize
+from llmdebug_nb.core.records import Record, Site
 from models import gpt2, llama, prompt
 
 
@@ -30,11 +30,19 @@ def _partners(report):
         s = record.site
         return f"{s.path}#{s.call}" if "/" in s.path else s.path, s.role, s.slot
 
-    return {(site(d.pair.golden), site(d.pair.mine)) for d in report.differences if d.pair.golden and d.pair.mine}
+    return {
+        (site(d.pair.golden), site(d.pair.mine))
+        for d in report.differences
+        if d.pair.golden and d.pair.mine
+    }
 
 
 def _alone(report, side):
-    return {d.site.path for d in report.differences if d.verdict == "unmatched" and getattr(d.pair, side)}
+    return {
+        d.site.path
+        for d in report.differences
+        if d.verdict == "unmatched" and getattr(d.pair, side)
+    }
 
 
 def _modules(pairs):
@@ -58,11 +66,16 @@ GPT = {
 
 @pytest.mark.parametrize("weights", [False, True])
 @pytest.mark.parametrize("mode", ["module", "module+api"])
-def test_gpt2_and_its_port_with_other_names_and_separate_projections_pair_module_by_module(mode, weights):
+def test_gpt2_and_its_port_with_other_names_and_separate_projections_pair_module_by_module(
+    mode, weights
+):
     theirs = gpt2()
     ours = reimplemented.GPT(theirs)
     report = ld.compare(
-        *(_run(n, m, prompt(), mode=mode, weights=weights) for n, m in (("golden", theirs), ("mine", ours)))
+        *(
+            _run(n, m, prompt(), mode=mode, weights=weights)
+            for n, m in (("golden", theirs), ("mine", ours))
+        )
     )
     assert _modules(_partners(report)) == {(g, m) for g, all_m in GPT.items() for m in all_m}
     assert report.verdict == "within_noise"
@@ -71,7 +84,9 @@ def test_gpt2_and_its_port_with_other_names_and_separate_projections_pair_module
 
 def test_what_is_fused_is_compared_part_by_part_and_the_part_is_named():
     theirs = gpt2()
-    report = ld.compare(_run("golden", theirs, prompt()), _run("mine", reimplemented.GPT(theirs), prompt()))
+    report = ld.compare(
+        _run("golden", theirs, prompt()), _run("mine", reimplemented.GPT(theirs), prompt())
+    )
     parts = {
         d.pair.mine.site.path: d
         for d in report.differences
@@ -83,19 +98,26 @@ def test_what_is_fused_is_compared_part_by_part_and_the_part_is_named():
         "wv": "64-95 of 96 along axis -1 of golden",
     }
     assert all(
-        d.pair.why == "fused module: one in golden is 3 in mine" and d.verdict == "match" for d in parts.values()
+        d.pair.why == "fused module: one in golden is 3 in mine" and d.verdict == "match"
+        for d in parts.values()
     )
 
 
 def test_a_fused_projection_whose_heads_are_interleaved_is_seen_through():
     theirs = gpt2()
     golden = _run("golden", reimplemented.GPT(theirs), prompt(), weights=True)
-    mine = _run("mine", reimplemented.GPT(theirs, fused=True, interleaved=True), prompt(), weights=True)
+    mine = _run(
+        "mine", reimplemented.GPT(theirs, fused=True, interleaved=True), prompt(), weights=True
+    )
     for report in (ld.compare(golden, mine), ld.compare(mine, golden)):
         assert {d.verdict for d in report.differences} == {"match"}
-        says = {d.pair.fit.says for d in report.differences if d.pair.fit and d.site.role == "output"}
+        says = {
+            d.pair.fit.says for d in report.differences if d.pair.fit and d.site.role == "output"
+        }
         assert len(says) == 3
-        assert all(word.startswith(("0-7", "8-15", "16-23")) and "of each 24" in word for word in says)
+        assert all(
+            word.startswith(("0-7", "8-15", "16-23")) and "of each 24" in word for word in says
+        )
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -126,7 +148,9 @@ def test_a_wrong_weight_in_a_renamed_and_fused_port_is_blamed_on_the_part():
     ours = reimplemented.Llama(theirs)
     with torch.no_grad():
         ours.layers[1].feed_forward.w13.weight[70] *= 1.5
-    report = ld.compare(_run("golden", theirs, prompt(), weights=True), _run("mine", ours, prompt(), weights=True))
+    report = ld.compare(
+        _run("golden", theirs, prompt(), weights=True), _run("mine", ours, prompt(), weights=True)
+    )
     assert report.findings[0].path == "model.layers.1.mlp.up_proj"
 
 
@@ -163,7 +187,9 @@ def _adapted(model):
     return _Wrapper(_Wrapper(model))
 
 
-@pytest.mark.parametrize("wrap", [_Wrapper, _wrapped_layers, _adapted, lambda m: _Wrapper(_Wrapper(m))])
+@pytest.mark.parametrize(
+    "wrap", [_Wrapper, _wrapped_layers, _adapted, lambda m: _Wrapper(_Wrapper(m))]
+)
 def test_a_wrapped_model_pairs_completely_and_only_the_wrapping_stays_alone(wrap):
     plain = llama()
     golden = _run("golden", plain, prompt(), weights=True)
@@ -171,7 +197,11 @@ def test_a_wrapped_model_pairs_completely_and_only_the_wrapping_stays_alone(wrap
     assert report.verdict == "match"
     assert _alone(report, "golden") == set()
     assert Counter(d.verdict for d in report.differences)["match"] == len(golden)
-    assert all(d.reason == f"only in mine: {pairing.NO_PATH}" for d in report.differences if d.verdict == "unmatched")
+    assert all(
+        d.reason == f"only in mine: {pairing.NO_PATH}"
+        for d in report.differences
+        if d.verdict == "unmatched"
+    )
 
 
 def test_a_bare_model_pairs_with_the_one_that_has_a_head():
@@ -179,7 +209,11 @@ def test_a_bare_model_pairs_with_the_one_that_has_a_head():
     report = ld.compare(_run("golden", model.model, prompt()), _run("mine", model, prompt()))
     assert _alone(report, "golden") == set()
     assert _alone(report, "mine") == {"", "lm_head"}
-    assert all(d.pair.why.startswith("same path below a wrapper 'model'") for d in report.differences if d.pair.golden)
+    assert all(
+        d.pair.why.startswith("same path below a wrapper 'model'")
+        for d in report.differences
+        if d.pair.golden
+    )
 
 
 # --- operators ---------------------------------------------------------------------------------
@@ -201,14 +235,21 @@ class _TwoMatmuls(nn.Module):
 def test_a_linear_replaced_by_two_matmuls_shifts_nothing_and_is_no_error(mode):
     plain, other = llama(), llama()
     other.model.layers[0].mlp.down_proj = _TwoMatmuls(other.model.layers[0].mlp.down_proj)
-    report = ld.compare(_run("golden", plain, prompt(), mode=mode), _run("mine", other, prompt(), mode=mode))
+    report = ld.compare(
+        _run("golden", plain, prompt(), mode=mode), _run("mine", other, prompt(), mode=mode)
+    )
     assert report.verdict == "within_noise"
     place = "model.layers.0.mlp.down_proj"
-    assert {path.partition("/")[0] for side in ("golden", "mine") for path in _alone(report, side)} == {place}
+    assert {
+        path.partition("/")[0] for side in ("golden", "mine") for path in _alone(report, side)
+    } == {place}
     result = [
         d
         for d in report.differences
-        if d.site.path.startswith(place + "/") and d.site.role == "output" and d.pair.golden and d.pair.mine
+        if d.site.path.startswith(place + "/")
+        and d.site.role == "output"
+        and d.pair.golden
+        and d.pair.mine
     ]
     assert [d.verdict for d in result] == ["within_noise"]
     assert result[0].pair.why.endswith("with the same result")
@@ -223,11 +264,14 @@ def test_eager_attention_against_sdpa_leaves_what_is_inside_alone_and_pairs_the_
     report = ld.compare(*runs)
     assert report.verdict == "within_noise"
     for side in ("golden", "mine"):
-        assert not any("mlp" in path or "norm" in path or "proj" in path for path in _alone(report, side))
+        assert not any(
+            "mlp" in path or "norm" in path or "proj" in path for path in _alone(report, side)
+        )
     pairs = _partners(report)
     for i in (0, 1):
         last, fused = (
-            f"model.layers.{i}.self_attn/{op}" for op in ("Torch.matmul#1", "Functional.scaled_dot_product_attention#0")
+            f"model.layers.{i}.self_attn/{op}"
+            for op in ("Torch.matmul#1", "Functional.scaled_dot_product_attention#0")
         )
         both = (last, fused) if names[0] == "eager" else (fused, last)
         assert tuple((path, "output", "0") for path in both) in pairs
@@ -238,7 +282,10 @@ def test_one_more_operator_in_front_shifts_no_call_number_even_after_a_bug(after
     class Net(nn.Module):
         def __init__(self, extra):
             super().__init__()
-            self.extra, self.w = extra, nn.Parameter(torch.randn(3, 16, 16, generator=torch.Generator().manual_seed(0)))
+            self.extra, self.w = (
+                extra,
+                nn.Parameter(torch.randn(3, 16, 16, generator=torch.Generator().manual_seed(0))),
+            )
 
         def forward(self, x):
             if self.extra:
@@ -249,7 +296,9 @@ def test_one_more_operator_in_front_shifts_no_call_number_even_after_a_bug(after
             return x
 
     x = torch.randn(2, 16, generator=torch.Generator().manual_seed(1))
-    report = ld.compare(*(_run(str(extra), Net(extra), x, mode="module+api") for extra in (False, True)))
+    report = ld.compare(
+        *(_run(str(extra), Net(extra), x, mode="module+api") for extra in (False, True))
+    )
     linear = {(g[0], m[0]) for g, m in _partners(report) if "linear" in g[0]}
     assert linear == {(f"/Functional.linear#{i}", f"/Functional.linear#{i + 1}") for i in range(3)}
     assert "/Functional.linear" in _alone(report, "mine")
@@ -267,8 +316,12 @@ def test_operands_in_another_order_pair_with_each_other():
             return torch.add(*(parts[::-1] if self.turned else parts))
 
     x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
-    report = ld.compare(*(_run(str(turned), Sum(turned), x, mode="module+api") for turned in (False, True)))
-    added = [d for d in report.differences if d.site.path == "/Torch.add" and d.site.role == "input"]
+    report = ld.compare(
+        *(_run(str(turned), Sum(turned), x, mode="module+api") for turned in (False, True))
+    )
+    added = [
+        d for d in report.differences if d.site.path == "/Torch.add" and d.site.role == "input"
+    ]
     assert [(d.pair.golden.site.slot, d.pair.mine.site.slot, d.verdict) for d in added] == [
         ("0", "1", "match"),
         ("1", "0", "match"),
@@ -278,7 +331,9 @@ def test_operands_in_another_order_pair_with_each_other():
 
 def test_runs_of_modules_and_of_operators_say_which_level_the_other_lacks():
     model = llama()
-    report = ld.compare(_run("golden", model, prompt()), _run("mine", model, prompt(), mode="module+api"))
+    report = ld.compare(
+        _run("golden", model, prompt()), _run("mine", model, prompt(), mode="module+api")
+    )
     alone = [d for d in report.differences if d.verdict == "unmatched"]
     assert alone
     assert {d.reason for d in alone} == {f"only in mine: {pairing.NO_LEVEL}"}
@@ -291,7 +346,9 @@ def test_runs_of_modules_and_of_operators_say_which_level_the_other_lacks():
 @pytest.mark.parametrize("row", [0, 1])
 def test_batch_1_is_compared_with_its_row_of_batch_2(mode, row):
     model, ids = llama(), prompt(batch=2)
-    report = ld.compare(_run("golden", model, ids[row : row + 1], mode=mode), _run("mine", model, ids, mode=mode))
+    report = ld.compare(
+        _run("golden", model, ids[row : row + 1], mode=mode), _run("mine", model, ids, mode=mode)
+    )
     assert report.verdict in ("match", "within_noise")
     assert _alone(report, "golden") == _alone(report, "mine") == set()
     says = {d.pair.fit.says for d in report.differences if d.pair.fit}
@@ -318,19 +375,34 @@ def test_a_prompt_padded_on_the_left_is_compared_token_by_token_prefill_and_deco
     mine = _generated("mine", model, padded, attention_mask=(padded > 0).long(), mode=mode)
     report = ld.compare(_generated("golden", model, ids, mode=mode), mine)
     assert report.verdict == "within_noise"
-    judged = [d for d in report.differences if d.site.path == "model.layers.1" and d.site.role == "output"]
+    judged = [
+        d for d in report.differences if d.site.path == "model.layers.1" and d.site.role == "output"
+    ]
     assert len(judged) == 3
     assert {d.verdict for d in judged} <= {"match", "within_noise"}
     assert judged[0].pair.fit.says == "tokens 0-6 of golden against 3-9 of mine"
 
 
 def test_padding_on_the_left_and_on_the_right_is_compared_row_by_row():
-    model, short, long, pad = llama(), prompt(5, seed=1), prompt(7, seed=2), torch.zeros(1, 2, dtype=torch.long)
+    model, short, long, pad = (
+        llama(),
+        prompt(5, seed=1),
+        prompt(7, seed=2),
+        torch.zeros(1, 2, dtype=torch.long),
+    )
     runs = []
     for name, row in (("left", [pad, short]), ("right", [short, pad])):
         ids = torch.cat([torch.cat(row, 1), long])
         mask = (ids > 0).long()
-        runs.append(_run(name, model, ids, attention_mask=mask, position_ids=(mask.cumsum(-1) - 1).clamp(min=0)))
+        runs.append(
+            _run(
+                name,
+                model,
+                ids,
+                attention_mask=mask,
+                position_ids=(mask.cumsum(-1) - 1).clamp(min=0),
+            )
+        )
     report = ld.compare(*runs)
     assert {d.verdict for d in report.differences} <= {"match", "within_noise"}
     assert {d.pair.fit.says for d in report.differences} == {
@@ -379,7 +451,9 @@ def _fitted(golden, mine, role="output", ops=("A", "B")):
     return pair.fit.says, *pair.fit(golden, mine)
 
 
-X = torch.randn(2, 4, 6, 8, generator=torch.Generator().manual_seed(0))  # batch, heads, tokens, width
+X = torch.randn(
+    2, 4, 6, 8, generator=torch.Generator().manual_seed(0)
+)  # batch, heads, tokens, width
 
 
 @pytest.mark.parametrize(
@@ -429,8 +503,12 @@ def test_a_quantised_weight_is_compared_dequantised(offset, group):
     pairs = _pairs({("weight", "weight", "Linear", 0): w}, mine)
     both = next(p for p in pairs if p.golden and p.mine)
     g, m = both.fit(w, q)
-    assert both.fit.says.startswith("dequantised: " + ("w * scale" if offset is None else "(w - offset) * scale"))
-    expected = ((q.double().reshape(blocks.shape) - (offset or 0)) * scale[..., None].double()).reshape(6, 16)
+    assert both.fit.says.startswith(
+        "dequantised: " + ("w * scale" if offset is None else "(w - offset) * scale")
+    )
+    expected = (
+        (q.double().reshape(blocks.shape) - (offset or 0)) * scale[..., None].double()
+    ).reshape(6, 16)
     assert torch.allclose(m, expected, rtol=0, atol=1e-12)
     assert (g - m).abs().max() <= scale.max() / 2 + 1e-6  # half a step of rounding
 
@@ -447,4 +525,7 @@ def test_shards_are_compared_with_their_part_of_the_whole(axis):
         assert torch.equal(g, m)
         size = w.shape[axis] // 2
         start = size * p.mine.site.rank
-        assert p.fit.says == f"{start}-{start + size - 1} of {2 * size} along axis {axis - 2} of golden"
+        assert (
+            p.fit.says
+            == f"{start}-{start + size - 1} of {2 * size} along axis {axis - 2} of golden"
+        )

@@ -27,7 +27,9 @@ MODES = ("module", "module+api", "module+aten")
 
 
 def record(model, name, mode="module", work=None, **options):
-    with ld.dump(model, name=name, mode=mode, **{"tokens": "0-1", "phase": "forward", **options}) as run:
+    with ld.dump(
+        model, name=name, mode=mode, **{"tokens": "0-1", "phase": "forward", **options}
+    ) as run:
         (work or (lambda m: generate(m, new=2)))(model)
     return run
 
@@ -36,7 +38,9 @@ def pair(model, plant, mode="module", **options):
     """Record a model and a changed copy of it."""
     broken = copy.deepcopy(model)
     plant(broken)
-    report = ld.compare(record(model, "golden", mode, **options), record(broken, "mine", mode, **options))
+    report = ld.compare(
+        record(model, "golden", mode, **options), record(broken, "mine", mode, **options)
+    )
     report.models = model, broken  # held, so that the live one is there
     return report
 
@@ -58,7 +62,8 @@ def one(report):
 
 
 @pytest.mark.parametrize(
-    ("mode", "path"), [("module", ""), ("module+api", "/Tensor.add"), ("module+aten", "/Aten.add.Tensor")]
+    ("mode", "path"),
+    [("module", ""), ("module+api", "/Tensor.add"), ("module+aten", "/Aten.add.Tensor")],
 )
 def test_another_eps_is_a_scalar_argument_that_differs(mode, path):
     def plant(model):
@@ -89,11 +94,17 @@ def test_a_broken_kernel_is_found_by_calling_the_operator_again():
             out = func(*args, **(kwargs or {}))
             return out * 1.001 if func is torch.ops.aten.silu.default else out
 
-    with Broken() as broken, ld.dump(model, name="mine", mode="module+api", tokens="0", phase="forward") as mine:
+    with (
+        Broken() as broken,
+        ld.dump(model, name="mine", mode="module+api", tokens="0", phase="forward") as mine,
+    ):
         assert broken is not None
         generate(model, new=1)
     finding = one(ld.compare(golden, mine))
-    assert (finding.path, finding.cause) == ("model.layers.0.mlp.act_fn/Functional.silu", causes.INTRODUCED)
+    assert (finding.path, finding.cause) == (
+        "model.layers.0.mlp.act_fn/Functional.silu",
+        causes.INTRODUCED,
+    )
     assert "× eps/2 off float64, golden's 0." in finding.evidence
 
 
@@ -113,7 +124,9 @@ def test_a_wrong_mask_is_said_to_be_received(mode):
     def plant(model):
         layer = model.model.layers[1]
         right = layer.forward
-        layer.forward = lambda x, attention_mask=None, **rest: right(x, attention_mask=attention_mask * 0, **rest)
+        layer.forward = lambda x, attention_mask=None, **rest: right(
+            x, attention_mask=attention_mask * 0, **rest
+        )
 
     finding = one(pair(eager(), plant, mode, work=lambda m: m(prompt(), use_cache=False)))
     assert finding.cause == causes.WRONG_MASK
@@ -122,7 +135,11 @@ def test_a_wrong_mask_is_said_to_be_received(mode):
 
 def test_other_positions_are_said_to_be_received():
     golden = record(llama(), "golden", work=lambda m: m(prompt(), use_cache=False))
-    mine = record(llama(), "mine", work=lambda m: m(prompt(), position_ids=torch.arange(7)[None] + 3, use_cache=False))
+    mine = record(
+        llama(),
+        "mine",
+        work=lambda m: m(prompt(), position_ids=torch.arange(7)[None] + 3, use_cache=False),
+    )
     finding = one(ld.compare(golden, mine))
     assert finding.cause == causes.WRONG_POSITION
 
@@ -139,7 +156,11 @@ def test_a_dropped_soft_cap_is_an_operator_that_only_golden_has():
         "num_key_value_heads": 2,
     }
     config = Gemma2Config(
-        **shape, intermediate_size=64, head_dim=8, attn_logit_softcapping=0.01, attn_implementation="eager"
+        **shape,
+        intermediate_size=64,
+        head_dim=8,
+        attn_logit_softcapping=0.01,
+        attn_implementation="eager",
     )
     model = Gemma2ForCausalLM(config).eval()
 
@@ -166,7 +187,10 @@ def test_dropout_left_on_is_a_scalar_that_differs(mode, path):
 def test_dropout_that_is_on_in_both_is_nondeterministic_and_no_bug(mode):
     model = gpt2()
     model.transformer.h[1].mlp.dropout.train()
-    runs = [record(model, name, mode, seed=seed, tokens="0") for seed, name in enumerate(("golden", "mine"))]
+    runs = [
+        record(model, name, mode, seed=seed, tokens="0")
+        for seed, name in enumerate(("golden", "mine"))
+    ]
     report = ld.compare(*runs)
     assert report.verdict == "nondeterministic"
     assert {f.cause for f in report.findings} == {causes.NONDETERMINISTIC}
@@ -202,7 +226,12 @@ def test_overflow_starts_where_finite_values_became_infinite(mode, path):
 def test_an_extra_operator_is_named():
     def plant(model):
         mlp = model.model.layers[1].mlp
-        patched(mlp, lambda self, x: self.down_proj(torch.tanh(self.act_fn(self.gate_proj(x)) * self.up_proj(x))))
+        patched(
+            mlp,
+            lambda self, x: self.down_proj(
+                torch.tanh(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+            ),
+        )
 
     finding = one(pair(llama(initializer_range=0.3), plant, "module+api"))
     assert (finding.path, finding.cause) == ("model.layers.1.mlp/Torch.tanh", causes.OTHER_OPS)
@@ -236,7 +265,10 @@ def test_memory_that_nothing_was_written_to_is_not_held_against_anything(mode, m
 
     runs = []
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
-    for name, filled in (("golden", True), ("mine", False)):  # deterministic algorithms fill it with NaN
+    for name, filled in (
+        ("golden", True),
+        ("mine", False),
+    ):  # deterministic algorithms fill it with NaN
         torch.use_deterministic_algorithms(filled)
         try:
             runs.append(record(nn.Sequential(Fill()), name, mode, lambda m: m(torch.ones(2, 3))))
@@ -257,16 +289,23 @@ def test_another_eps_is_blamed_though_noise_hides_what_it_does(mode):
 
     golden, mine = llama(initializer_range=0.5), llama(initializer_range=0.5).bfloat16()
     plant(mine)
-    report = ld.compare(record(golden, "golden", mode, tokens="0"), record(mine, "mine", mode, tokens="0"))
+    report = ld.compare(
+        record(golden, "golden", mode, tokens="0"), record(mine, "mine", mode, tokens="0")
+    )
     assert report.first_divergence is None
     assert report.verdict == "diverged"
     (finding,) = report.findings
-    assert (finding.path.partition("/")[0], finding.cause) == ("model.layers.1.input_layernorm", causes.SCALAR)
+    assert (finding.path.partition("/")[0], finding.cause) == (
+        "model.layers.1.input_layernorm",
+        causes.SCALAR,
+    )
     assert "are not set to the same" in report.summary()
 
 
 def test_every_cause_is_one_of_the_closed_set():
-    assert set(causes.CAUSES) == {value for name, value in vars(causes).items() if name.isupper() and name != "CAUSES"}
+    assert set(causes.CAUSES) == {
+        value for name, value in vars(causes).items() if name.isupper() and name != "CAUSES"
+    }
 
 
 # -- calling again ---------------------------------------------------------------------------------
@@ -325,7 +364,8 @@ def test_only_operators_of_torch_are_called(name):
 
 
 @pytest.mark.parametrize(
-    "text", ["(__import__('os').system('x'),)", "[open('x')]", "slice(exit())", "(1,", "(lambda: 1,)"]
+    "text",
+    ["(__import__('os').system('x'),)", "[open('x')]", "slice(exit())", "(1,", "(lambda: 1,)"],
 )
 def test_what_a_dump_says_is_never_evaluated(text):
     with pytest.raises(NotAgain):
@@ -420,15 +460,23 @@ def test_the_run_keeps_the_model_only_as_long_as_somebody_else_does():
     broken = llama()
     plant(broken)
     golden, mine = record(llama(), "golden"), record(broken, "mine")
-    assert "the live module alone on golden's inputs" in ld.compare(golden, mine).findings[0].evidence
-    assert "the live module alone on golden's inputs" in ld.compare("golden", "mine").findings[0].evidence
+    assert (
+        "the live module alone on golden's inputs" in ld.compare(golden, mine).findings[0].evidence
+    )
+    assert (
+        "the live module alone on golden's inputs"
+        in ld.compare("golden", "mine").findings[0].evidence
+    )
     del broken
     gc.collect()
     assert "live" not in ld.compare(golden, mine).findings[0].evidence
     again = llama()
     plant(again)
-    assert "the live module alone on golden's inputs" in ld.compare(golden, mine, model=again).findings[0].evidence
-    with pytest.raises(ld.OptionError, match=r"expected a torch.nn.Module, got str"):
+    assert (
+        "the live module alone on golden's inputs"
+        in ld.compare(golden, mine, model=again).findings[0].evidence
+    )
+    with pytest.raises(ld.errors.OptionError, match=r"expected a torch.nn.Module, got str"):
         ld.compare(golden, mine, model="again")
 
 
@@ -465,7 +513,10 @@ def test_the_repro_runs_and_says_whose_theerror_is(mode, tmp_path):
     finding = one(pair(llama(), plant, mode))
     script = finding.save_repro(tmp_path / "repro.py")
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
-    figures = {line.rpartition(" ")[0].strip(): float(line.rpartition(" ")[2]) for line in done.stdout.splitlines()}
+    figures = {
+        line.rpartition(" ")[0].strip(): float(line.rpartition(" ")[2])
+        for line in done.stdout.splitlines()
+    }
     assert figures["output, mine against golden:"] > 1e-3
     if mode == "module+api":
         assert figures["golden's call again, against what golden recorded:"] == 0.0
@@ -489,7 +540,10 @@ def test_the_repro_of_an_operator_that_only_one_run_calls_makes_that_call(tmp_pa
     assert (finding.path, finding.cause) == ("0/Torch.sigmoid", causes.OTHER_OPS)
     script = finding.save_repro(tmp_path / "repro.py")
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
-    figures = {line.rpartition(" ")[0].strip(): float(line.rpartition(" ")[2]) for line in done.stdout.splitlines()}
+    figures = {
+        line.rpartition(" ")[0].strip(): float(line.rpartition(" ")[2])
+        for line in done.stdout.splitlines()
+    }
     assert figures["the call that only mine makes, against what it recorded:"] == 0.0
     assert figures["input 0 of 0/Tensor.mul, mine against golden:"] == pytest.approx(
         1 - 1 / (1 + 2.718281828**-1), rel=1e-5
@@ -515,7 +569,7 @@ def test_without_values_there_is_no_repro_and_it_says_so(tmp_path):
 
     finding = one(pair(llama(), plant, stats_only=True))
     assert finding.cause == causes.SCALAR
-    with pytest.raises(ld.StoreError, match="its tensors were not recorded"):
+    with pytest.raises(ld.errors.StoreError, match="its tensors were not recorded"):
         finding.save_repro(tmp_path / "repro.py")
 
 
@@ -524,7 +578,9 @@ def test_the_summary_is_three_sentences():
         model.model.norm.variance_epsilon = 1e-2
 
     text = pair(llama(), plant).summary()
-    assert text.startswith("golden and mine first differ in step 0, at the forward output 0 of model.norm")
+    assert text.startswith(
+        "golden and mine first differ in step 0, at the forward output 0 of model.norm"
+    )
     assert "The error is made in model.norm (LlamaRMSNorm), by what it is told" in text
     assert "Give it golden's value and compare again" in text
     fine = pair(llama(), lambda model: None).summary()
@@ -538,6 +594,10 @@ def test_attributes_and_fingerprints_are_recorded_once():
         "SELECT count(*) FROM scalar_rows WHERE role = 'attribute' AND path = 'model.norm' AND slot = 'variance_epsilon'"
     )
     assert attributes == [(1,)]
-    weights = dict(run.query("SELECT path, value FROM scalar_rows WHERE role = 'weight' AND slot = 'weight'"))
-    assert len(weights) == len([name for name, _ in llama().named_parameters() if name.endswith("weight")])
+    weights = dict(
+        run.query("SELECT path, value FROM scalar_rows WHERE role = 'weight' AND slot = 'weight'")
+    )
+    assert len(weights) == len(
+        [name for name, _ in llama().named_parameters() if name.endswith("weight")]
+    )
     assert all(value.startswith("xxh3:") for value in weights.values())

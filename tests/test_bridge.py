@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fake_view import FakeView
-from llmdebug_nb.errors import TensorLookupError
+from llmdebug_nb.core.errors import TensorLookupError
 from llmdebug_nb.notebook import widgets
 from llmdebug_nb.notebook.bridge import Bridge
 from llmdebug_nb.show import bundle, wire
@@ -82,7 +82,9 @@ def test_a_view_answers_with_its_floats_in_one_buffer() -> None:
         ),
     ],
 )
-def test_a_request_that_wire_does_not_describe_gets_one_clear_line(content: object, expected: str) -> None:
+def test_a_request_that_wire_does_not_describe_gets_one_clear_line(
+    content: object, expected: str
+) -> None:
     assert expected in error(content)
 
 
@@ -122,7 +124,10 @@ def test_requests_take_turns() -> None:
             return {}
 
     bridge = Bridge(Slow())
-    threads = [threading.Thread(target=bridge.answer, args=({"op": "detail", "re": n, "row": n},)) for n in range(4)]
+    threads = [
+        threading.Thread(target=bridge.answer, args=({"op": "detail", "re": n, "row": n},))
+        for n in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -131,7 +136,9 @@ def test_requests_take_turns() -> None:
 
 
 def test_a_bundle_that_was_not_built_is_named_with_what_to_do(tmp_path: Any) -> None:
-    with pytest.raises(bundle.FrontEndMissingError, match=r"widget\.js is missing.*npm ci && npm run build"):
+    with pytest.raises(
+        bundle.FrontEndMissingError, match=r"widget\.js is missing.*npm ci && npm run build"
+    ):
         bundle.bundle(tmp_path / "widget.js")
 
 

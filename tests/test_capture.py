@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import llmdebug_nb as ld
+from llmdebug_nb import msit
 from models import generate, hooks_left, llama, prompt
 
 
@@ -63,12 +64,31 @@ class Root(nn.Module):
 
 def test_every_argument_and_every_output_has_its_slot():
     x = torch.randn(2, 3)
-    run = _record(Root(Everything()), x, x + 10, scale=0.5, mask=x > 0, nested={"a": [x, None, x + 1]})
-    assert _slots(run, "inner", "input") == ["0", "1", "kwargs.mask", "kwargs.nested.a.0", "kwargs.nested.a.2"]
-    assert _slots(run, "inner", "output") == ["plain", "tuple.0", "tuple.2.0", "tuple.2.1.deep", "pair.left"]
+    run = _record(
+        Root(Everything()), x, x + 10, scale=0.5, mask=x > 0, nested={"a": [x, None, x + 1]}
+    )
+    assert _slots(run, "inner", "input") == [
+        "0",
+        "1",
+        "kwargs.mask",
+        "kwargs.nested.a.0",
+        "kwargs.nested.a.2",
+    ]
+    assert _slots(run, "inner", "output") == [
+        "plain",
+        "tuple.0",
+        "tuple.2.0",
+        "tuple.2.1.deep",
+        "pair.left",
+    ]
     assert torch.equal(run.tensor("inner", slot="tuple.2.1.deep"), x + 3)
     scalars = run.scalars("inner")
-    assert list(scalars[scalars.role == "output"].slot) == ["nothing", "tuple.1", "pair.right", "count"]
+    assert list(scalars[scalars.role == "output"].slot) == [
+        "nothing",
+        "tuple.1",
+        "pair.right",
+        "count",
+    ]
     assert scalars[scalars.slot == "kwargs.scale"].value.item() == "0.5"
 
 
@@ -143,7 +163,9 @@ def test_what_a_module_changes_in_place_is_recorded_as_it_was_before_the_call():
 
     with torch.no_grad():
         run = _record(Outer(), torch.ones(3))
-    values = [run.tensor(path, role=role)[0].item() for path in ("a", "b") for role in ("input", "output")]
+    values = [
+        run.tensor(path, role=role)[0].item() for path in ("a", "b") for role in ("input", "output")
+    ]
     assert values == [1, 2, 2, 4]
     assert run.tensor("")[0].item() == 5
 
@@ -224,7 +246,10 @@ def _bits(tensor):
     [
         (torch.eye(3).to_sparse(), "sparse_coo"),
         (torch.randn(3, 4, device="meta"), "meta"),
-        (torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)], layout=torch.jagged), ""),
+        (
+            torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)], layout=torch.jagged),
+            "",
+        ),
     ],
     ids=["sparse", "meta", "nested"],
 )
@@ -233,21 +258,25 @@ def test_what_cannot_be_kept_is_counted_and_said(value, why):
     lost = run.meta["lost"]
     assert sum(lost.values()) == run.info()["lost"] >= 1
     assert any(why in reason for reason in lost)
-    with pytest.raises(ld.TensorLookupError, match="has no values"):
+    with pytest.raises(ld.errors.TensorLookupError, match="has no values"):
         run.tensor("inner")
-    from llmdebug_nb.api import kept_line
+    from llmdebug_nb.app.api import kept_line
 
     assert "not kept" in kept_line(run)
 
 
 def test_filters_by_path_type_and_part():
     model = llama()
-    with ld.dump(model, name="r", layers="model.layers.*.mlp.*", types=nn.Linear, part="out") as run:
+    with ld.dump(
+        model, name="r", layers="model.layers.*.mlp.*", types=nn.Linear, part="out"
+    ) as run:
         model(prompt())
     frame = run.to_pandas()
     assert set(frame.role) == {"output"}
     assert set(frame.op) == {"Linear"}
-    assert set(frame.path) == {f"model.layers.{i}.mlp.{n}_proj" for i in range(2) for n in ("gate", "up", "down")}
+    assert set(frame.path) == {
+        f"model.layers.{i}.mlp.{n}_proj" for i in range(2) for n in ("gate", "up", "down")
+    }
     with ld.dump(model, name="r", types=["LlamaRMSNorm", nn.Embedding], part="in") as run:
         model(prompt())
     assert set(run.to_pandas().op) == {"LlamaRMSNorm", "Embedding"}
@@ -261,7 +290,7 @@ def test_statistics_only_keeps_no_values_and_the_same_figures():
     columns = ["path", "role", "slot", "min", "max", "mean", "l2norm", "zero", "fingerprint"]
     assert run.to_pandas()[columns].equals(whole.to_pandas()[columns])
     assert run.info()["payloads"] == 0
-    with pytest.raises(ld.TensorLookupError, match="statistics only"):
+    with pytest.raises(ld.errors.TensorLookupError, match="statistics only"):
         run.tensor("lm_head")
 
 
@@ -276,7 +305,10 @@ def test_a_seed_makes_sampling_repeatable():
 
 def test_two_sessions_at_once_record_both():
     model = llama()
-    with ld.dump(model, name="outer") as outer, ld.dump(model, name="inner", layers="lm_head") as inner:
+    with (
+        ld.dump(model, name="outer") as outer,
+        ld.dump(model, name="inner", layers="lm_head") as inner,
+    ):
         model(prompt())
     assert set(inner.to_pandas().path) == {"lm_head"}
     assert len(outer) > len(inner)
@@ -296,19 +328,24 @@ def test_hooks_of_the_user_are_seen_in_what_is_recorded():
     model = llama()
     model.model.layers[0].mlp.register_forward_hook(lambda module, args, output: output * 2)
     run = _record(model, prompt())
-    assert torch.equal(run.tensor("model.layers.0.mlp"), run.tensor("model.layers.0.mlp.down_proj") * 2)
+    assert torch.equal(
+        run.tensor("model.layers.0.mlp"), run.tensor("model.layers.0.mlp.down_proj") * 2
+    )
 
 
 def test_a_filter_that_matches_nothing_is_refused_before_the_model_runs():
     model = llama()
     ran = []
     with (
-        pytest.raises(ld.EmptyDumpError, match=r"model\.layer\.\*.*nearest: model\.layers"),
+        pytest.raises(ld.errors.EmptyDumpError, match=r"model\.layer\.\*.*nearest: model\.layers"),
         ld.dump(model, layers="model.layer.*"),
     ):
         ran.append(model(prompt()))
     assert not ran
-    with pytest.raises(ld.EmptyDumpError, match=r"types 'Linaer'.*Linear"), ld.dump(model, types="Linaer"):
+    with (
+        pytest.raises(ld.errors.EmptyDumpError, match=r"types 'Linaer'.*Linear"),
+        ld.dump(model, types="Linaer"),
+    ):
         pass
     assert hooks_left(model) == 0
     assert ld.runs() == []
@@ -316,16 +353,22 @@ def test_a_filter_that_matches_nothing_is_refused_before_the_model_runs():
 
 def test_empty_dumps_explain_themselves_and_leave_nothing():
     model = llama()
-    with pytest.raises(ld.EmptyDumpError, match="no module was called"), ld.dump(name="r"):
+    with pytest.raises(ld.errors.EmptyDumpError, match="no module was called"), ld.dump(name="r"):
         pass
     with (
-        pytest.raises(ld.EmptyDumpError, match=r"tokens 5-9 never came; steps seen: 0-2"),
+        pytest.raises(ld.errors.EmptyDumpError, match=r"tokens 5-9 never came; steps seen: 0-2"),
         ld.dump(model, name="r", tokens="5-9"),
     ):
         generate(model, new=3)
-    with pytest.raises(ld.EmptyDumpError, match=r"goes past hooks"), ld.dump(model, name="r"):
+    with (
+        pytest.raises(ld.errors.EmptyDumpError, match=r"goes past hooks"),
+        ld.dump(model, name="r"),
+    ):
         pass
-    with pytest.raises(ld.EmptyDumpError, match="matches none"), ld.dump(name="r", layers="nowhere"):
+    with (
+        pytest.raises(ld.errors.EmptyDumpError, match="matches none"),
+        ld.dump(name="r", layers="nowhere"),
+    ):
         model(prompt())
     assert ld.runs() == []
     assert hooks_left(model) == 0
@@ -333,7 +376,7 @@ def test_empty_dumps_explain_themselves_and_leave_nothing():
 
 def test_a_compiled_model_is_refused_with_a_sentence():
     model = torch.compile(llama())
-    with pytest.raises(ld.CaptureError, match=r"compiled by torch\.compile"), ld.dump(model):
+    with pytest.raises(ld.errors.CaptureError, match=r"compiled by torch\.compile"), ld.dump(model):
         pass
 
 
@@ -352,21 +395,28 @@ def test_a_compiled_model_is_refused_with_a_sentence():
     ],
 )
 def test_options_that_make_no_sense_are_named(options, message):
-    with pytest.raises(ld.OptionError, match=message):
+    with pytest.raises(ld.errors.OptionError, match=message):
         ld.dump(llama(), **options)
 
 
 def test_something_that_is_no_model_is_refused():
-    with pytest.raises(ld.OptionError, match=r"expected a torch.nn.Module or an onnxruntime.InferenceSession, got int"):
+    with pytest.raises(
+        ld.errors.OptionError,
+        match=r"expected a torch.nn.Module or an onnxruntime.InferenceSession, got int",
+    ):
         ld.dump([1])
 
 
 def test_dump_config_and_register_hook_record_the_same(tmp_path):
     model = llama()
-    config = ld.DumpConfig(
-        dump_path=tmp_path, token_range=[0, 2], module_list=[nn.Linear], tensor_part=1, layer_name="*mlp*"
+    config = msit.DumpConfig(
+        dump_path=tmp_path,
+        token_range=[0, 2],
+        module_list=[nn.Linear],
+        tensor_part=1,
+        layer_name="*mlp*",
     )
-    hook = ld.register_hook(model, config)
+    hook = msit.register_hook(model, config)
     generate(model, new=4)
     run = hook.stop()
     frame = run.to_pandas()
@@ -374,7 +424,7 @@ def test_dump_config_and_register_hook_record_the_same(tmp_path):
     assert set(frame.role) == {"output"}
     assert set(frame.op) == {"Linear"}
     assert ld.open_run(tmp_path).path == run.path
-    again = ld.register_hook(model, ld.DumpConfig(dump_path=tmp_path, dump_statistics_mode=1))
+    again = msit.register_hook(model, msit.DumpConfig(dump_path=tmp_path, dump_statistics_mode=1))
     generate(model, new=2)
     second = again.remove()
     assert second.path != run.path
@@ -393,15 +443,15 @@ def test_dump_config_and_register_hook_record_the_same(tmp_path):
     ],
 )
 def test_dump_config_refuses_what_it_does_not_carry_out(arguments, message):
-    with pytest.raises(ld.OptionError, match=message):
-        ld.DumpConfig(**arguments)
+    with pytest.raises(ld.errors.OptionError, match=message):
+        msit.DumpConfig(**arguments)
 
 
 def test_a_registered_hook_is_finished_when_the_process_ends(tmp_path):
     script = (
-        "import torch, llmdebug_nb as ld\n"
+        "import torch, llmdebug_nb.msit\n"
         "model = torch.nn.Sequential(torch.nn.Linear(3, 3))\n"
-        f"ld.register_hook(model, ld.DumpConfig(dump_path={str(tmp_path)!r}))\n"
+        f"llmdebug_nb.msit.register_hook(model, llmdebug_nb.msit.DumpConfig(dump_path={str(tmp_path)!r}))\n"
         "model(torch.ones(1, 3))\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
@@ -413,7 +463,10 @@ def test_a_registered_hook_is_finished_when_the_process_ends(tmp_path):
 def test_a_forked_child_does_not_write_into_the_dump():
     import os
 
-    model, x = Root(nn.Identity()), torch.ones(3)  # no matrix product: OpenMP hangs in forked children
+    model, x = (
+        Root(nn.Identity()),
+        torch.ones(3),
+    )  # no matrix product: OpenMP hangs in forked children
     with ld.dump(model, name="r", tokens="all") as run:
         model(x)
         pid = os.fork()
@@ -431,7 +484,9 @@ def test_gradient_checkpointing_recomputes_without_being_recorded_twice():
     with ld.dump(model, name="r", tokens="all") as run:
         model(input_ids=prompt(), labels=prompt()).loss.backward()
     frame = run.to_pandas()
-    outputs = frame[(frame.path == "model.layers.0.mlp") & (frame.role == "output") & (frame.phase == "forward")]
+    outputs = frame[
+        (frame.path == "model.layers.0.mlp") & (frame.role == "output") & (frame.phase == "forward")
+    ]
     assert list(outputs.call) == [0]
 
 
@@ -473,7 +528,9 @@ def test_threads_on_one_model_lose_nothing_and_number_their_own_calls():
     model = llama()
     generate(model)
     with ld.dump(model, name="r", tokens="0-1") as run:
-        threads = [threading.Thread(target=generate, args=(model,), kwargs={"new": 6}) for _ in range(3)]
+        threads = [
+            threading.Thread(target=generate, args=(model,), kwargs={"new": 6}) for _ in range(3)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -529,7 +586,12 @@ def test_tensors_in_any_container_are_found():
     from types import SimpleNamespace
 
     def pack(x):
-        return deque([x]), {"a": x + 1}.values(), SimpleNamespace(left=x + 2, note="text"), [[x + 3]]
+        return (
+            deque([x]),
+            {"a": x + 1}.values(),
+            SimpleNamespace(left=x + 2, note="text"),
+            [[x + 3]],
+        )
 
     run = _record(Root(Step(pack)), torch.ones(3))
     assert _slots(run, "inner", "output") == ["0.0", "1.0", "2.left", "3.0.0"]
@@ -562,8 +624,13 @@ def test_transformers_imported_inside_the_block_is_watched_too(tmp_path):
         "assert 'llmdebug' not in GenerationMixin.generate.__code__.co_filename\n"
         "assert not [finder for finder in sys.meta_path if 'llmdebug' in type(finder).__module__]\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
-    assert done.stdout.strip() == "[(0, 0, 'prefill'), (0, 1, 'decode'), (1, 0, 'prefill'), (1, 1, 'decode')]"
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    )
+    assert (
+        done.stdout.strip()
+        == "[(0, 0, 'prefill'), (0, 1, 'decode'), (1, 0, 'prefill'), (1, 1, 'decode')]"
+    )
 
 
 def test_registrations_may_end_in_any_order(tmp_path):
@@ -572,7 +639,10 @@ def test_registrations_may_end_in_any_order(tmp_path):
     before = GenerationMixin.generate
     model = llama()
     first, second = (
-        ld.register_hook(model, ld.DumpConfig(name=name, token_range=[0, 1], dump_path=tmp_path)) for name in ("a", "b")
+        msit.register_hook(
+            model, msit.DumpConfig(name=name, token_range=[0, 1], dump_path=tmp_path)
+        )
+        for name in ("a", "b")
     )
     generate(model, new=2)
     first.stop()
@@ -640,14 +710,14 @@ def test_lazy_modules_are_recorded_and_scripted_ones_refused():
     with ld.dump(name="r") as run:
         lazy(torch.ones(1, 3))
     assert run.tensor("0").shape == (1, 4)
-    with pytest.raises(ld.CaptureError, match="TorchScript"):
+    with pytest.raises(ld.errors.CaptureError, match="TorchScript"):
         ld.dump(torch.jit.script(nn.Sequential(nn.Linear(2, 2)))).start()
 
 
 def test_a_refused_recording_leaves_no_file_open():
     model = llama()
     for _ in range(3):
-        with pytest.raises(ld.EmptyDumpError):
+        with pytest.raises(ld.errors.EmptyDumpError):
             ld.dump(model, layers="nowhere").start()
     runs = os.environ["LLMDEBUG_RUNS"]
     opened = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
@@ -671,7 +741,9 @@ def test_the_way_of_accelerator_tensors_gives_the_same_records(monkeypatch, stat
     original = recorder.kernel.read_back
     monkeypatch.setattr(recorder, "on_host", lambda tensor: False)
     monkeypatch.setattr(
-        recorder.kernel, "read_back", lambda vectors: (read_backs.append(len(vectors)), original(vectors))[1]
+        recorder.kernel,
+        "read_back",
+        lambda vectors: (read_backs.append(len(vectors)), original(vectors))[1],
     )
     device = record("device")
     assert len(read_backs) == 3  # once a step

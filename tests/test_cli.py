@@ -33,7 +33,12 @@ def test_info_as_json_has_the_promised_keys(runs, capsys):
     assert main(["info", "golden", "--json"]) == 0
     info = json.loads(capsys.readouterr().out)
     assert {"layout", "records", "steps", "ranks", "processes", "bytes", "complete"} <= set(info)
-    assert (info["layout"], info["records"], info["steps"], info["complete"]) == ("llmdebug-run", 78, 1, True)
+    assert (info["layout"], info["records"], info["steps"], info["complete"]) == (
+        "llmdebug-run",
+        78,
+        1,
+        True,
+    )
     assert info["bytes"] == sum(f.stat().st_size for f in Path(info["path"]).rglob("tensors.bin"))
 
 
@@ -62,13 +67,18 @@ def test_report_writes_a_page_that_needs_nothing_else(runs, tmp_path, capsys):
         assert not re.findall(r"(?:src|href|url)\s*[=(]\s*[\"']?(?!data:)[a-z]+:", page)
         assert "default-src 'none'" in html.unescape(page)
         assert "<script" not in page
-    assert page.count("data:image/png;base64,") == 3  # of the layers, of the tensor to blame and of its errors
+    assert (
+        page.count("data:image/png;base64,") == 3
+    )  # of the layers, of the tensor to blame and of its errors
 
 
 def test_errors_are_one_line_and_status_2(tmp_path):
     for arguments in (["info", str(tmp_path)], ["compare", "a", "b"], ["report", "a"]):
         done = subprocess.run(
-            [sys.executable, "-m", "llmdebug_nb.cli", *arguments], capture_output=True, text=True, check=False
+            [sys.executable, "-m", "llmdebug_nb.cli", *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 2
         assert done.stderr.startswith("llmdebug: ")
@@ -77,18 +87,25 @@ def test_errors_are_one_line_and_status_2(tmp_path):
 
 def test_the_command_is_installed_and_shows_its_version():
     done = subprocess.run(
-        [Path(sys.executable).parent / "llmdebug", "--version"], capture_output=True, text=True, check=True
+        [Path(sys.executable).parent / "llmdebug", "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.startswith(f"llmdebug {ld.__version__}, ")
 
 
 def test_the_version_says_whether_the_c_kernel_is_used():
-    from llmdebug_nb.kernels import native
+    from llmdebug_nb.core.kernels import native
 
     command = [sys.executable, "-m", "llmdebug_nb.cli", "--version"]
     with_it = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     without = subprocess.run(
-        command, check=True, capture_output=True, text=True, env={**os.environ, "LLMDEBUG_NATIVE": "0"}
+        command,
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "LLMDEBUG_NATIVE": "0"},
     ).stdout
     assert with_it.startswith(f"llmdebug {ld.__version__}, torch {torch.__version__}, ")
     assert ("with the C kernel" in with_it) == (native.why_not() is None)

@@ -11,14 +11,27 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from llmdebug_nb.records import Difference, Pair, Record, Site, Summary, within
+from llmdebug_nb.core.paths import within
+from llmdebug_nb.core.records import Difference, Pair, Record, Site, Summary
 from llmdebug_nb.show import tensors
 from llmdebug_nb.show.columns import Columns
 
 VERDICTS = ["diverged", "unmatched", "expected", "within_noise", "match"]
-PATHS = ["", "model", "layers.2.mlp", "layers.10.mlp", "layers.2", "layers.2/Aten.add", "<img src=x>"]
+PATHS = [
+    "",
+    "model",
+    "layers.2.mlp",
+    "layers.10.mlp",
+    "layers.2",
+    "layers.2/Aten.add",
+    "<img src=x>",
+]
 FIGURES = st.none() | st.just(math.nan) | st.floats(0)
-ROWS = st.lists(st.tuples(st.sampled_from(PATHS), st.integers(0, 2), st.sampled_from(VERDICTS), FIGURES, FIGURES))
+ROWS = st.lists(
+    st.tuples(
+        st.sampled_from(PATHS), st.integers(0, 2), st.sampled_from(VERDICTS), FIGURES, FIGURES
+    )
+)
 SORTS = ["step", "seq", "path", "op", "dtype", "shape", "error", "limit", "verdict"]
 
 
@@ -79,7 +92,8 @@ def test_rows_are_narrowed_to_a_module_and_to_mismatches(rows, path):
 VALUES = hnp.arrays(
     np.float32,
     (3, 5),
-    elements=st.floats(-(2.0**99), 2.0**99, width=32) | st.sampled_from([np.nan, np.inf, -np.inf, 0.0]),
+    elements=st.floats(-(2.0**99), 2.0**99, width=32)
+    | st.sampled_from([np.nan, np.inf, -np.inf, 0.0]),
 )
 
 
@@ -97,9 +111,14 @@ def test_every_element_is_counted_once_by_the_size_of_its_error(golden, mine, bi
     assert sum(found["counts"]) == 15 - same.sum() - broken.sum()
     decades = np.log10(size[~same & ~broken])
     if decades.size:
-        assert (found["lo"], found["hi"]) == (decades.min(), max(decades.max(), decades.min() + 1e-6))
+        assert (found["lo"], found["hi"]) == (
+            decades.min(),
+            max(decades.max(), decades.min() + 1e-6),
+        )
         edges = np.linspace(found["lo"], found["hi"], bins + 1)
-        wide = 1e-9 * max(1.0, abs(found["lo"]), abs(found["hi"]))  # what lies on an edge may fall either way
+        wide = 1e-9 * max(
+            1.0, abs(found["lo"]), abs(found["hi"])
+        )  # what lies on an edge may fall either way
         for bar, count in enumerate(found["counts"]):
             inside = (decades > edges[bar] + wide) & (decades < edges[bar + 1] - wide)
             near = (decades >= edges[bar] - wide) & (decades <= edges[bar + 1] + wide)
@@ -108,7 +127,9 @@ def test_every_element_is_counted_once_by_the_size_of_its_error(golden, mine, bi
 
 @settings(deadline=None)
 @given(VALUES, VALUES, st.integers(1, 20), st.sampled_from([0, 14, 15]))
-def test_the_scatter_plot_holds_every_finite_pair_as_a_point_or_in_its_cell(golden, mine, size, points):
+def test_the_scatter_plot_holds_every_finite_pair_as_a_point_or_in_its_cell(
+    golden, mine, size, points
+):
     view, buffers = tensors.scatter(golden, mine, points, size)
     fine = np.isfinite(golden) & np.isfinite(mine)
     assert (view["count"], view["broken"]) == (fine.sum(), 15 - fine.sum())

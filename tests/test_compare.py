@@ -11,7 +11,7 @@ from torch import nn
 
 import llmdebug_nb as ld
 from llmdebug_nb.align import pairing
-from llmdebug_nb.records import Record, Site, Summary
+from llmdebug_nb.core.records import Record, Site, Summary
 from models import ARCHITECTURES, generate, gpt2, llama, prompt
 
 
@@ -28,7 +28,9 @@ def _pair(model, change, tokens="0-2", **options):
 
 
 def _scaled(path, factor):
-    return lambda model: model.get_submodule(path).register_forward_hook(lambda module, args, out: out * factor)
+    return lambda model: model.get_submodule(path).register_forward_hook(
+        lambda module, args, out: out * factor
+    )
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -43,7 +45,13 @@ def test_a_run_matches_itself(architecture):
 
 @pytest.mark.parametrize(
     "path",
-    ["model.layers.1.mlp.act_fn", "model.layers.0.self_attn.q_proj", "model.norm", "lm_head", "model.embed_tokens"],
+    [
+        "model.layers.1.mlp.act_fn",
+        "model.layers.0.self_attn.q_proj",
+        "model.norm",
+        "lm_head",
+        "model.embed_tokens",
+    ],
 )
 def test_a_wrong_leaf_is_blamed_and_nothing_that_inherits(path):
     report = ld.compare(*_pair(llama(), _scaled(path, 1.001)))
@@ -63,7 +71,9 @@ def test_code_between_the_modules_is_blamed_on_the_module_it_belongs_to(monkeypa
         generate(model, new=4)
     rotate = modeling_llama.apply_rotary_pos_emb
     monkeypatch.setattr(
-        modeling_llama, "apply_rotary_pos_emb", lambda q, k, cos, sin, **rest: rotate(q, k, cos, -sin, **rest)
+        modeling_llama,
+        "apply_rotary_pos_emb",
+        lambda q, k, cos, sin, **rest: rotate(q, k, cos, -sin, **rest),
     )
     with ld.dump(model, name="mine", tokens="0-2") as mine:
         generate(model, new=4)
@@ -96,7 +106,11 @@ def test_the_same_weights_in_bf16_are_within_noise_and_a_bug_in_bf16_is_not():
     golden, mine = _pair(llama(), lambda m: m.to(torch.bfloat16), tokens="0")
     report = ld.compare(golden, mine)
     assert report.verdict == "within_noise"
-    broken = _pair(llama(), lambda m: (_scaled("model.layers.0.mlp.act_fn", 1.5)(m), m.to(torch.bfloat16)), tokens="0")
+    broken = _pair(
+        llama(),
+        lambda m: (_scaled("model.layers.0.mlp.act_fn", 1.5)(m), m.to(torch.bfloat16)),
+        tokens="0",
+    )
     report = ld.compare(*broken)
     assert report.verdict == "diverged"
     assert report.findings[0].path == "model.layers.0.mlp.act_fn"
@@ -124,7 +138,11 @@ def test_rows_without_a_partner_stay_visible_on_both_sides_with_a_reason():
                 module(torch.ones(1, 3))
         runs.append(run)
     report = ld.compare(*runs)
-    reasons = {(d.pair.golden is None, d.site.path): d.reason for d in report.differences if d.verdict == "unmatched"}
+    reasons = {
+        (d.pair.golden is None, d.site.path): d.reason
+        for d in report.differences
+        if d.verdict == "unmatched"
+    }
     assert reasons[False, "b"] == f"only in golden: {pairing.NO_PATH}"
     assert reasons[False, "a"] == f"only in golden: {pairing.NO_CALL}"
     assert reasons[True, "a"] == f"only in mine: {pairing.NO_STEP}"
@@ -134,7 +152,10 @@ def test_rows_without_a_partner_stay_visible_on_both_sides_with_a_reason():
 
 def test_differing_shapes_are_diverged_and_say_so():
     model, runs = llama(), []
-    for name, seed, length in (("golden", 0, 7), ("mine", 1, 5)):  # other tokens: no part of one is the other
+    for name, seed, length in (
+        ("golden", 0, 7),
+        ("mine", 1, 5),
+    ):  # other tokens: no part of one is the other
         with ld.dump(model, name=name, layers="lm_head") as run:
             model(prompt(length, seed=seed))
         runs.append(run)
@@ -148,7 +169,8 @@ def test_runs_without_a_common_site_cannot_be_compared():
         with ld.dump(model, name=name, layers="*.mlp.*"):
             model(prompt())
     with pytest.raises(
-        ld.CompareError, match=r"no site in common: a has e.g. model.layers.0.mlp.*b transformer.h.0.mlp"
+        ld.errors.CompareError,
+        match=r"no site in common: a has e.g. model.layers.0.mlp.*b transformer.h.0.mlp",
     ):
         ld.compare("a", "b")
 
@@ -159,7 +181,7 @@ def test_models_that_share_nothing_but_being_models_cannot_be_compared():
     for name, model, shape in (("a", linear, (2, 4)), ("b", convolution, (1, 3))):
         with ld.dump(model, name=name):
             model(torch.zeros(shape))
-    with pytest.raises(ld.CompareError, match="no site in common"):
+    with pytest.raises(ld.errors.CompareError, match="no site in common"):
         ld.compare("a", "b")
 
 
@@ -230,7 +252,7 @@ def test_the_table_and_the_files_say_the_same(tmp_path):
     assert "lm_head" in page
     assert "http://" not in page
     assert "https://" not in page
-    with pytest.raises(ld.StoreError, match="can't write"):
+    with pytest.raises(ld.errors.StoreError, match="can't write"):
         report.to_csv(tmp_path / "no" / "such" / "folder.csv")
 
 
@@ -243,7 +265,8 @@ def test_runs_and_reports_are_tables_for_what_reads_arrow():
     except ImportError:
         for table in (golden, report, report.differences):
             with pytest.raises(
-                ld.MissingPackageError, match=r"needs pyarrow, which is not installed: pip install pyarrow"
+                ld.errors.MissingPackageError,
+                match=r"needs pyarrow, which is not installed: pip install pyarrow",
             ):
                 table.__arrow_c_stream__()
         return
@@ -352,10 +375,15 @@ def test_two_roots_in_one_block_do_not_explain_each_other():
 
 @pytest.mark.parametrize(
     ("part", "planted", "blamed", "cause"),
-    [("out", "lm_head", "lm_head", "introduced or inherited"), ("in", "model.norm", "", "introduced before")],
+    [
+        ("out", "lm_head", "lm_head", "introduced or inherited"),
+        ("in", "model.norm", "", "introduced before"),
+    ],
 )
 def test_with_half_of_the_tensors_the_blame_says_what_it_rests_on(part, planted, blamed, cause):
-    finding, *more = ld.compare(*_pair(llama(), _scaled(planted, 1.01), part=part, tokens="0")).findings
+    finding, *more = ld.compare(
+        *_pair(llama(), _scaled(planted, 1.01), part=part, tokens="0")
+    ).findings
     assert not more
     assert (finding.path, finding.cause) == (blamed, cause)
 
@@ -395,7 +423,8 @@ def test_the_same_model_called_in_another_way_is_said_to_be():
         model(prompt())
     report = ld.compare(generated, called)
     ids, logits = (
-        next(d for d in report.differences if d.site.path == "" and d.site.role == role) for role in ("input", "output")
+        next(d for d in report.differences if d.site.path == "" and d.site.role == role)
+        for role in ("input", "output")
     )
     assert ids.pair.why == "same site; input[kwargs.input_ids] is input[0] there"
     assert logits.pair.fit.says == "6 of 7 along axis -2 of mine"

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import llmdebug_nb as ld
-from llmdebug_nb.api import kept_line
-from llmdebug_nb.capture.fusion import _OFF, FusionSwitch
+from llmdebug_nb import torchair
+from llmdebug_nb.app.api import kept_line
+from llmdebug_nb.capture.compiled.fusion_switches import _OFF, FusionSwitch
 
 MODEL_DIM = 32
 
@@ -136,9 +137,15 @@ def test_every_node_says_its_module_and_the_line_of_the_program_that_it_comes_fr
     net = model()
     with ld.dump(net, name="fx", graph="fx") as run:
         net(example())
-    line = next(i for i, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "torch.rsqrt(" in text)
+    line = next(
+        i
+        for i, text in enumerate(Path(__file__).read_text().splitlines(), 1)
+        if "torch.rsqrt(" in text
+    )
     assert run.stack("layers.1.norm/Aten.rsqrt")[0] == f"{__file__}:{line} forward"
-    assert {"layers.0.norm/Aten.rsqrt", "layers.0/Aten.silu", "layers.1.down/Aten.addmm"} <= paths(run)
+    assert {"layers.0.norm/Aten.rsqrt", "layers.0/Aten.silu", "layers.1.down/Aten.addmm"} <= paths(
+        run
+    )
 
 
 @torch.no_grad()
@@ -178,7 +185,9 @@ def test_steps_are_calls_of_the_model_whatever_the_number_of_graphs(broken: bool
 @torch.no_grad()
 def test_filters_by_layer_operator_and_part_hold_for_graphs():
     net = model()
-    with ld.dump(net, name="fx", graph="fx", layers="layers.1", apis="rsqrt,silu", part="out") as run:
+    with ld.dump(
+        net, name="fx", graph="fx", layers="layers.1", apis="rsqrt,silu", part="out"
+    ) as run:
         net(example())
     assert {(r.site.path, r.site.role) for r in run.records()} == {
         ("layers.1.norm/Aten.rsqrt", "output"),
@@ -243,10 +252,12 @@ def test_a_compiled_function_is_a_root_too_and_each_call_of_it_a_step():
 def test_two_recordings_in_one_place_are_two_runs(tmp_path: Path):
     net = model()
     for _ in range(2):
-        config = ld.get_fx_dump_config(tmp_path)
+        config = torchair.get_fx_dump_config(tmp_path)
         torch.compile(net, backend=config.backend)(example())
         run = config.stop()
-    assert sorted(folder.name for folder in tmp_path.iterdir() if folder.name.startswith("msit")) == [
+    assert sorted(
+        folder.name for folder in tmp_path.iterdir() if folder.name.startswith("msit")
+    ) == [
         "msit_fx_dump",
         "msit_fx_dump.2",
     ]
@@ -260,7 +271,8 @@ def test_generate_of_a_compiled_module_which_runs_uncompiled_is_said_so():
     compiled = torch.compile(net, backend=backend)
     compiled.generate(torch.tensor([[3, 5, 7]]), max_new_tokens=2, do_sample=False)
     with pytest.raises(
-        ld.EmptyDumpError, match=r"generate\(\) of what torch.compile returned runs the model uncompiled"
+        ld.errors.EmptyDumpError,
+        match=r"generate\(\) of what torch.compile returned runs the model uncompiled",
     ):
         backend.stop()
 
@@ -273,7 +285,11 @@ def test_generate_of_a_model_whose_forward_is_compiled_counts_its_tokens():
     expected = net.generate(prompt, max_new_tokens=3, do_sample=False)
     with ld.dump(net, name="fx", graph="fx") as run:
         assert torch.equal(net.generate(prompt, max_new_tokens=3, do_sample=False), expected)
-    assert [(call.step, call.kind) for call in run.root_calls()] == [(0, "prefill"), (1, "decode"), (2, "decode")]
+    assert [(call.step, call.kind) for call in run.root_calls()] == [
+        (0, "prefill"),
+        (1, "decode"),
+        (2, "decode"),
+    ]
     assert {r.site.step for r in run.records("path = 'lm_head/Aten.mm'")} == {0, 1, 2}
 
 
@@ -298,12 +314,12 @@ def test_what_runs_uncompiled_in_the_block_is_said():
     ],
 )  # fmt: skip
 def test_options_that_make_no_sense_for_graphs_are_refused(options, says: str):
-    with pytest.raises(ld.OptionError, match=re.escape(says)):
+    with pytest.raises(ld.errors.OptionError, match=re.escape(says)):
         ld.dump(model(), name="x", **options).start()
 
 
 def test_compiling_needs_to_be_told_the_model():
-    with pytest.raises(ld.OptionError, match=r"name it, as in dump\(model, graph='fx'\)"):
+    with pytest.raises(ld.errors.OptionError, match=r"name it, as in dump\(model, graph='fx'\)"):
         ld.dump(graph="fx")
 
 
@@ -336,16 +352,26 @@ def test_every_buffer_is_mapped_to_a_node_and_agrees_with_it_up_to_rounding(fuse
     _, _, run, folder = fused
     for golden in ("k.fx", "fx"):
         report = ld.compare(folder / golden, run)
-        written = [d for d in report.differences if d.site.role == "output" and "/" in d.site.path and d.pair.mine]
+        written = [
+            d
+            for d in report.differences
+            if d.site.role == "output" and "/" in d.site.path and d.pair.mine
+        ]
         assert report.verdict == "within_noise"
-        assert len(written) == 2 * 11  # two norms (sum and result), two activations, four products, the last sum
+        assert (
+            len(written) == 2 * 11
+        )  # two norms (sum and result), two activations, four products, the last sum
         assert all(d.pair.golden is not None for d in written)
 
 
 def test_a_buffer_that_holds_the_sum_of_a_mean_is_understood(fused):
     _, _, run, folder = fused
     report = ld.compare(folder / "k.fx", run)
-    sums = [d for d in report.differences if d.pair.mine and d.pair.mine.site.slot == f"0 sum of {MODEL_DIM}"]
+    sums = [
+        d
+        for d in report.differences
+        if d.pair.mine and d.pair.mine.site.slot == f"0 sum of {MODEL_DIM}"
+    ]
     assert len(sums) == 4
     for d in sums:
         assert d.verdict in ("match", "within_noise")
@@ -356,7 +382,10 @@ def test_a_buffer_that_holds_the_sum_of_a_mean_is_understood(fused):
 
 def test_a_kernel_is_kept_with_its_nodes_and_its_code(fused):
     _, _, run, _ = fused
-    kernels = {name: (nodes.split(", "), source) for name, nodes, source in run.query("SELECT * FROM all_kernels")}
+    kernels = {
+        name: (nodes.split(", "), source)
+        for name, nodes, source in run.query("SELECT * FROM all_kernels")
+    }
     name = next(name for name in kernels if "silu" in name and "#" not in name)
     assert {"exp", "neg", "div"} <= set(kernels[name][0])
     assert "exp()" in kernels[name][1]
@@ -368,7 +397,9 @@ def test_a_kernel_is_kept_with_its_nodes_and_its_code(fused):
 def test_a_buffer_is_shown_with_the_kernel_that_writes_it(fused):
     _, _, _, folder = fused
     view = ld.compare(folder / "k.fx", folder / "k").view()
-    row = next(d.index for d in view.differences if d.pair.golden and d.pair.mine and d.op == "Aten.silu")
+    row = next(
+        d.index for d in view.differences if d.pair.golden and d.pair.mine and d.op == "Aten.silu"
+    )
     golden, mine = view.detail({"op": "detail", "row": row})["sides"][:2]
     assert golden["kernel"] is None  # of the graph, no kernel is called
     assert mine["kernel"] is not None
@@ -378,10 +409,15 @@ def test_a_buffer_is_shown_with_the_kernel_that_writes_it(fused):
 
 
 # 1 / sqrt(x) as kernels have it on processors without and with vectors, and 1 % more
-ROOTS = {"1 / std::sqrt(": "1.01f / std::sqrt(", ".rsqrt()": ".rsqrt() * at::vec::Vectorized<float>(1.01f)"}
+ROOTS = {
+    "1 / std::sqrt(": "1.01f / std::sqrt(",
+    ".rsqrt()": ".rsqrt() * at::vec::Vectorized<float>(1.01f)",
+}
 
 
-def test_a_wrong_kernel_is_named_with_its_nodes_module_and_line(monkeypatch: pytest.MonkeyPatch, fused):
+def test_a_wrong_kernel_is_named_with_its_nodes_module_and_line(
+    monkeypatch: pytest.MonkeyPatch, fused
+):
     from torch._inductor.codegen.cpp import CppScheduling
 
     original, seen = CppScheduling.define_kernel, []
@@ -428,14 +464,21 @@ class Mirrored(nn.Module):
 @torch.no_grad()
 def test_the_fused_kernel_that_reads_what_it_has_already_overwritten_is_found():
     torch.manual_seed(0)
-    net, x, index, values = Mirrored(), torch.randn(4096), torch.randperm(4096)[:64], torch.randn(64)
+    net, x, index, values = (
+        Mirrored(),
+        torch.randn(4096),
+        torch.randperm(4096)[:64],
+        torch.randn(64),
+    )
     right, wrong = net(x.clone(), index, values), torch.compile(net)(x.clone(), index, values)
     if torch.equal(right, wrong):
         pytest.skip("this version of PyTorch computes it rightly")
     with ld.dump(net, name="eager", mode="aten"):
         net(x.clone(), index, values)
     with ld.dump(net, name="k", graph="both"):
-        assert not torch.equal(net(x.clone(), index, values), right)  # which wrong values depends on the threads
+        assert not torch.equal(
+            net(x.clone(), index, values), right
+        )  # which wrong values depends on the threads
     for golden in ("eager", "k.fx"):
         (finding,) = ld.compare(golden, "k").findings
         assert {"index_put", "rev", "add", "copy_"} <= set(finding.kernel.nodes)
@@ -443,10 +486,14 @@ def test_the_fused_kernel_that_reads_what_it_has_already_overwritten_is_found():
 
 
 @torch.no_grad()
-def test_with_all_fusion_off_every_operator_is_its_own_kernel_and_bits_are_those_of_eager_code(tmp_path: Path):
+def test_with_all_fusion_off_every_operator_is_its_own_kernel_and_bits_are_those_of_eager_code(
+    tmp_path: Path,
+):
     net, x = model(), example()
     switch = tmp_path / "switch.json"
-    switch.write_text(json.dumps({"Switch": {"GraphFusion": {"ALL": "off"}, "UBFusion": {"ALL": "off"}}}))
+    switch.write_text(
+        json.dumps({"Switch": {"GraphFusion": {"ALL": "off"}, "UBFusion": {"ALL": "off"}}})
+    )
     expected = net(x)
     with ld.dump(net, name="off", graph="fused", fusion_switch=switch) as run:
         assert torch.equal(net(x), expected)
@@ -463,7 +510,7 @@ def test_with_all_fusion_off_every_operator_is_its_own_kernel_and_bits_are_those
 @torch.no_grad()
 def test_ge_config_takes_the_parameters_that_msit_has(tmp_path: Path):
     net = model()
-    config = ld.get_ge_dump_config(
+    config = torchair.get_ge_dump_config(
         dump_path=tmp_path, dump_mode="output", fusion_switch_file=None, dump_token=[1], dump_layer="layers.1",
         compiler_config={"fallback_by_default": True},
     )  # fmt: skip
@@ -474,10 +521,12 @@ def test_ge_config_takes_the_parameters_that_msit_has(tmp_path: Path):
     assert steps(run) == [1]
     assert {r.site.role for r in run.records()} == {"output"}
     assert {r.site.path.partition("/")[0].split(".")[0:2][-1] for r in run.records()} == {"1"}
-    with pytest.raises(ld.OptionError, match="dump_mode 'inputs' is not known; known: input, output, all"):
-        ld.get_ge_dump_config(tmp_path, dump_mode="inputs")
-    with pytest.raises(ld.OptionError, match="compiler_config: expected a mapping"):
-        ld.get_fx_dump_config(tmp_path, compiler_config=[])
+    with pytest.raises(
+        ld.errors.OptionError, match="dump_mode 'inputs' is not known; known: input, output, all"
+    ):
+        torchair.get_ge_dump_config(tmp_path, dump_mode="inputs")
+    with pytest.raises(ld.errors.OptionError, match="compiler_config: expected a mapping"):
+        torchair.get_fx_dump_config(tmp_path, compiler_config=[])
 
 
 # -- the fusion switch ----------------------------------------------------------------------------------
@@ -488,7 +537,9 @@ def test_a_rule_that_is_said_to_be_on_stays_on_and_all_stands_for_the_others(rul
     switch = FusionSwitch.read({"Switch": {"UBFusion": rules}})
     everything = rules.get("ALL") == "off"
     for rule in ("vertical", "horizontal"):
-        assert getattr(switch, rule) == (rules.get(rule) == "on" or (rule not in rules and not everything))
+        assert getattr(switch, rule) == (
+            rules.get(rule) == "on" or (rule not in rules and not everything)
+        )
     assert switch.config.get("epilogue_fusion", True) == (
         rules.get("epilogue") == "on" or ("epilogue" not in rules and not everything)
     )
@@ -506,12 +557,14 @@ def test_a_rule_that_is_said_to_be_on_stays_on_and_all_stands_for_the_others(rul
     ],
 )  # fmt: skip
 def test_a_switch_that_makes_no_sense_says_what_would(switch, says: str):
-    with pytest.raises(ld.OptionError, match=re.escape(says)):
+    with pytest.raises(ld.errors.OptionError, match=re.escape(says)):
         FusionSwitch.read(switch)
 
 
 def test_an_operator_can_be_kept_out_of_all_kernels():
-    assert FusionSwitch.read({"Switch": {"UBFusion": {"aten.rsqrt": "off"}}}).apart == {"aten.rsqrt"}
+    assert FusionSwitch.read({"Switch": {"UBFusion": {"aten.rsqrt": "off"}}}).apart == {
+        "aten.rsqrt"
+    }
 
 
 # -- torchair's folders ---------------------------------------------------------------------------------
@@ -546,21 +599,27 @@ def fields(message: bytes) -> dict[int, list[int | bytes]]:
 
 def test_a_run_is_written_in_the_folders_of_fx_dumps_of_both_generations(fused, tmp_path: Path):
     run = ld.open_run(fused[3] / "fx")
-    written = ld.convert(run, tmp_path / "new")
+    written = torchair.convert(run, tmp_path / "new")
     token = tmp_path / "new" / "worldsize1_global_rank0" / "Model" / "1"
     (file,) = token.glob("rsqrt_1-aten.rsqrt.default.OUTPUT.0.*.npy")
     assert np.array_equal(np.load(file), run.tensor("layers.1.norm/Aten.rsqrt", step=1).numpy())
     assert written.tensors == len(list((tmp_path / "new").rglob("*.npy")))
     assert not written.left_out
-    ld.convert(run, tmp_path / "old", to="fx-old")
+    torchair.convert(run, tmp_path / "old", to="fx-old")
     assert {folder.name for folder in (tmp_path / "old" / "data_dump").iterdir()} == {"1", "2"}
-    assert len(list((tmp_path / "old" / "data_dump" / "2").glob("gm_*_dump/*.npy"))) == len(list(token.iterdir()))
+    assert len(list((tmp_path / "old" / "data_dump" / "2").glob("gm_*_dump/*.npy"))) == len(
+        list(token.iterdir())
+    )
 
 
-def test_a_run_is_written_in_the_files_of_ge_dumps_with_a_graph_that_names_fx_tensors(fused, tmp_path: Path):
+def test_a_run_is_written_in_the_files_of_ge_dumps_with_a_graph_that_names_fx_tensors(
+    fused, tmp_path: Path
+):
     run = fused[2]
-    ld.convert(run, tmp_path / "ge", to="ge")
-    (file,) = (tmp_path / "ge").glob("worldsize1_global_rank0/*/0/Model/1/1/AutomaticBufferFusionOp.mul_3.*")
+    torchair.convert(run, tmp_path / "ge", to="ge")
+    (file,) = (tmp_path / "ge").glob(
+        "worldsize1_global_rank0/*/0/Model/1/1/AutomaticBufferFusionOp.mul_3.*"
+    )
     assert len(file.name.split(".")) == 5
     data = file.read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
@@ -569,7 +628,9 @@ def test_a_run_is_written_in_the_files_of_ge_dumps_with_a_graph_that_names_fx_te
     (output,) = map(fields, message[3])
     expected = run.tensor("layers.1.norm/Aten.mul.Tensor", step=1, call=1)
     assert (output[1], output[6]) == ([1], [4 * expected.numel()])
-    assert fields(output[3][0])[1] == [bytes(expected.shape)]  # packed; sizes below 128 are a byte each
+    assert fields(output[3][0])[1] == [
+        bytes(expected.shape)
+    ]  # packed; sizes below 128 are a byte each
     assert fields(output[4][0])[1] == [b"mul_3-aten.mul.Tensor"]
     before = sum(fields(one)[5][0] for one in message[4])
     assert data[8 + length + before :] == expected.numpy().tobytes()
@@ -577,7 +638,9 @@ def test_a_run_is_written_in_the_files_of_ge_dumps_with_a_graph_that_names_fx_te
     assert 's: "mul_3-aten.mul.Tensor.OUTPUT.0"' in graph.read_text()
 
 
-def test_converting_says_what_can_not_be_written(fused, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_converting_says_what_can_not_be_written(
+    fused, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     from llmdebug_nb.cli import main
 
     net = model()

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import llmdebug_nb as ld
-from llmdebug_nb.capture.control import Control, read_orders
+from llmdebug_nb.capture.control_file import Control, read_orders
 from models import hooks_left
 
 
@@ -90,7 +90,10 @@ def test_modules_can_be_named_by_their_place_in_the_tree(control):
 
 def test_ranks_that_are_not_asked_for_record_nothing_and_say_so(model, control, monkeypatch):
     control.write({"ranks": "1-3"})
-    with pytest.raises(ld.EmptyDumpError, match="rank"), ld.dump(model, name="r", control=control.path):
+    with (
+        pytest.raises(ld.errors.EmptyDumpError, match="rank"),
+        ld.dump(model, name="r", control=control.path),
+    ):
         model(torch.ones(1, 3))
     monkeypatch.setenv("RANK", "2")
     with ld.dump(model, name="r", control=control.path) as run:
@@ -123,22 +126,25 @@ def test_a_file_that_is_not_read_again_costs_one_stat(control, monkeypatch):
     ],
 )
 def test_orders_that_make_no_sense_are_refused_at_the_start(model, control, text, message):
-    with pytest.raises(ld.OptionError, match=message):
+    with pytest.raises(ld.errors.OptionError, match=message):
         read_orders(text)
     control.write(text)
-    with pytest.raises(ld.OptionError, match=message):
+    with pytest.raises(ld.errors.OptionError, match=message):
         ld.dump(model, control=control.path).start()
     assert hooks_left(model) == 0
 
 
 def test_a_missing_file_is_refused_at_the_start(model, control):
-    with pytest.raises(ld.OptionError, match=r"No such file.*write one such as"):
+    with pytest.raises(ld.errors.OptionError, match=r"No such file.*write one such as"):
         ld.dump(model, control=control.path).start()
 
 
 def test_a_recording_that_was_never_enabled_says_so(model, control):
     control.write({"enable": False})
-    with pytest.raises(ld.EmptyDumpError, match="switched it off"), ld.dump(model, name="r", control=control.path):
+    with (
+        pytest.raises(ld.errors.EmptyDumpError, match="switched it off"),
+        ld.dump(model, name="r", control=control.path),
+    ):
         model(torch.ones(1, 3))
 
 
@@ -157,10 +163,15 @@ def test_msits_file_is_obeyed_while_the_program_runs(control):
             control.write(order)
             model(torch.ones(1, 3))
     seen = run.to_pandas().groupby("step").path.unique()
-    assert {step: sorted(paths) for step, paths in seen.items()} == {1: ["1", "1.0", "1.1"], 2: ["1"]}
+    assert {step: sorted(paths) for step, paths in seen.items()} == {
+        1: ["1", "1.0", "1.1"],
+        2: ["1"],
+    }
 
 
-def test_a_mistake_is_said_once_and_when_it_is_made_and_what_was_said_before_holds(model, control, capsys):
+def test_a_mistake_is_said_once_and_when_it_is_made_and_what_was_said_before_holds(
+    model, control, capsys
+):
     control.write({"dump_enable": "true", "er": "all"})
     with ld.dump(model, name="r", control=control.path) as run:
         control.write({"dump_enable": "true", "er": "x"})

@@ -19,7 +19,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 import llmdebug_nb as ld
-from llmdebug_nb.debugger_config import _COMMON, _IDLE, _INSTEAD, _OTHER_TASKS, _SECTIONS, read_config
+from llmdebug_nb import msit, msprobe
+from llmdebug_nb.app.upstream.precision_debugger_config import (
+    _COMMON,
+    _IDLE,
+    _INSTEAD,
+    _OTHER_TASKS,
+    _SECTIONS,
+    read_config,
+)
 from models import generate, hooks_left, llama
 
 UPSTREAM_DEFAULT = {
@@ -47,7 +55,12 @@ OLD_DEFAULT = {
     "overflow_check": {"overflow_nums": 1, "check_mode": "all"},
     "run_ut": {"white_list": [], "black_list": [], "error_data_path": "./"},
     "grad_probe": {"grad_level": "L1", "param_list": [], "bounds": [-1, 0, 1]},
-    "free_benchmark": {"scope": [], "list": [], "fuzz_device": "npu", "pert_mode": "improve_precision"},
+    "free_benchmark": {
+        "scope": [],
+        "list": [],
+        "fuzz_device": "npu",
+        "pert_mode": "improve_precision",
+    },
 }
 
 
@@ -77,7 +90,7 @@ def train(debugger, model, steps, given=True):
 
 
 def modules(**given):
-    return ld.PrecisionDebugger(**{"task": "tensor", "level": "L0", **given})
+    return msprobe.PrecisionDebugger(**{"task": "tensor", "level": "L0", **given})
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +107,9 @@ def test_all_steps_of_a_loop_are_in_one_run():
     model, debugger = mlp(), modules()
     outputs = train(debugger, model, 4)
     run = debugger.close()
-    assert [run.tensor("", step=step).tolist() for step in range(4)] == [output.tolist() for output in outputs]
+    assert [run.tensor("", step=step).tolist() for step in range(4)] == [
+        output.tolist() for output in outputs
+    ]
     assert run.info()["steps"] == 4
     assert run.info()["complete"]
     assert ld.open_run("debugger").path == run.path
@@ -115,7 +130,9 @@ def test_only_the_steps_asked_for_are_recorded_and_the_last_one_finishes_the_run
 def test_steps_that_are_not_asked_for_leave_no_hook_on_the_modules_inside():
     model, debugger = mlp(), modules(step=[1])
     counts = []
-    watcher = model[0].register_forward_pre_hook(lambda *_: counts.append(len(model[1]._forward_hooks)))
+    watcher = model[0].register_forward_pre_hook(
+        lambda *_: counts.append(len(model[1]._forward_hooks))
+    )
     train(debugger, model, 3)
     watcher.remove()
     assert counts == [0, 1, 0]
@@ -129,7 +146,9 @@ def test_training_comes_out_as_without_a_debugger():
         optimizer.step()
         optimizer.zero_grad()
     train(modules(), watched, 3)
-    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), watched.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(plain.parameters(), watched.parameters(), strict=True)
+    )
 
 
 def test_the_model_may_be_given_at_once_or_not_at_all():
@@ -186,11 +205,13 @@ def test_start_and_stop_may_come_often_within_a_step():
         model(batch(3))
     debugger.step()
     run = debugger.close()
-    assert [call.tolist() for call in (run.tensor("0", role="input", call=n)[0] for n in (0, 1))] == [
+    assert [
+        call.tolist() for call in (run.tensor("0", role="input", call=n)[0] for n in (0, 1))
+    ] == [
         [2.0] * 3,
         [4.0] * 3,
     ]
-    with pytest.raises(ld.TensorLookupError):
+    with pytest.raises(ld.errors.TensorLookupError):
         run.tensor("0", call=2)
 
 
@@ -232,7 +253,7 @@ def test_a_debugger_is_a_context():
 
 
 def test_statistics_are_the_default_and_keep_no_tensors():
-    model, debugger = mlp(), ld.PrecisionDebugger(level="L0")
+    model, debugger = mlp(), msprobe.PrecisionDebugger(level="L0")
     train(debugger, model, 1)
     run = debugger.close()
     assert run.info()["payloads"] == 0
@@ -286,7 +307,11 @@ def test_after_forward_backward_dump_end_only_the_backward_pass_is_recorded():
     assert set(frame[frame.phase == "forward"].call) == {0}
     assert 78.0 not in set(frame["max"])
     assert {(step, "2") for step in (0, 1)} <= set(
-        zip(frame[frame.phase == "backward"].step, frame[frame.phase == "backward"].path, strict=True)
+        zip(
+            frame[frame.phase == "backward"].step,
+            frame[frame.phase == "backward"].path,
+            strict=True,
+        )
     )
 
 
@@ -302,16 +327,18 @@ def test_a_backward_pass_between_start_and_stop_is_recorded_and_one_after_it_is_
     assert set(after.close().to_pandas().phase) == {"forward"}
 
 
-@pytest.mark.parametrize(("level", "there"), [("L0", {False}), ("L1", {True}), ("mix", {False, True})])
+@pytest.mark.parametrize(
+    ("level", "there"), [("L0", {False}), ("L1", {True}), ("mix", {False, True})]
+)
 def test_levels_are_modules_operators_or_both(level, there):
-    model, debugger = mlp(), ld.PrecisionDebugger(task="tensor", level=level)
+    model, debugger = mlp(), msprobe.PrecisionDebugger(task="tensor", level=level)
     train(debugger, model, 1)
     paths = debugger.close().to_pandas().path
     assert {"/" in path for path in paths} == there
 
 
 def test_overflow_check_records_the_calls_with_nan_or_infinity():
-    model, debugger = mlp(), ld.PrecisionDebugger(task="overflow_check", level="L0")
+    model, debugger = mlp(), msprobe.PrecisionDebugger(task="overflow_check", level="L0")
     with debugger.start(model):
         model(batch())
         model(torch.full((2, 3), float("inf")))
@@ -325,7 +352,7 @@ def test_overflow_check_records_the_calls_with_nan_or_infinity():
 
 
 def test_level_debug_records_what_is_saved_and_nothing_else():
-    model, debugger = mlp(), ld.PrecisionDebugger(task="tensor", level="debug")
+    model, debugger = mlp(), msprobe.PrecisionDebugger(task="tensor", level="debug")
     for number in range(2):
         debugger.start(model)
         output = model(batch(number))
@@ -342,7 +369,7 @@ def test_level_debug_records_what_is_saved_and_nothing_else():
 
 
 def test_level_debug_needs_no_start_and_knows_its_steps():
-    debugger = ld.PrecisionDebugger(task="tensor", level="debug", step=[1, 2])
+    debugger = msprobe.PrecisionDebugger(task="tensor", level="debug", step=[1, 2])
     for number in range(5):
         debugger.save(torch.tensor([float(number)]), "x")
         debugger.step()
@@ -364,7 +391,7 @@ def test_saving_works_at_every_level_between_start_and_stop():
 
 
 def test_the_gradient_of_what_is_saved_comes_later_unless_it_is_not_wanted():
-    debugger = ld.PrecisionDebugger(task="tensor", level="debug")
+    debugger = msprobe.PrecisionDebugger(task="tensor", level="debug")
     x = torch.ones(2, requires_grad=True)
     with_gradient, without = x * 2, [(x * 3, {"deep": x * 4})]
     debugger.save(with_gradient, "with_gradient")
@@ -378,23 +405,27 @@ def test_the_gradient_of_what_is_saved_comes_later_unless_it_is_not_wanted():
 
 def test_saving_outside_of_a_step_is_said():
     debugger = modules()
-    with pytest.warns(UserWarning, match=r"save\('x'\) was not recorded: call it between start\(\) and stop\(\)"):
+    with pytest.warns(
+        UserWarning, match=r"save\('x'\) was not recorded: call it between start\(\) and stop\(\)"
+    ):
         debugger.save(torch.ones(1), "x")
-    with pytest.raises(ld.EmptyDumpError):
+    with pytest.raises(ld.errors.EmptyDumpError):
         debugger.close()
     with pytest.warns(UserWarning, match="is closed"):
         debugger.save(torch.ones(1), "x")
-    closed = ld.PrecisionDebugger(task="tensor", level="debug")
+    closed = msprobe.PrecisionDebugger(task="tensor", level="debug")
     closed.save(torch.ones(1), "x")
     closed.close()
     with pytest.warns(UserWarning, match="is closed"):
         closed.save(torch.ones(1), "x")
 
 
-@pytest.mark.parametrize("arguments", [(torch.ones(1), 3), (torch.ones(1), ""), (torch.ones(1), "x", "yes")])
+@pytest.mark.parametrize(
+    "arguments", [(torch.ones(1), 3), (torch.ones(1), ""), (torch.ones(1), "x", "yes")]
+)
 def test_save_refuses_names_that_are_none(arguments):
-    with pytest.raises(ld.OptionError, match=r"save"):
-        ld.PrecisionDebugger(level="debug").save(*arguments)
+    with pytest.raises(ld.errors.OptionError, match=r"save"):
+        msprobe.PrecisionDebugger(level="debug").save(*arguments)
 
 
 # -- calls in the wrong place -----------------------------------------------------------------------
@@ -423,7 +454,9 @@ def test_a_step_between_start_and_stop_loses_nothing():
     model, debugger = mlp(), modules(step=[0, 1])
     debugger.start(model)
     model(batch(0))
-    with pytest.warns(UserWarning, match=r"step\(\) between start\(\) and stop\(\): recording goes on as step 1"):
+    with pytest.warns(
+        UserWarning, match=r"step\(\) between start\(\) and stop\(\): recording goes on as step 1"
+    ):
         debugger.step()
     model(batch(1))
     with pytest.warns(UserWarning, match="as step 2"):
@@ -444,7 +477,9 @@ def test_a_second_start_is_said_and_changes_nothing():
     model(batch(2))
     debugger.stop()
     debugger.step()
-    assert sorted(set(debugger.close().to_pandas().query("path == '0' and role == 'input'")["max"])) == [1.0, 2.0, 3.0]
+    assert sorted(
+        set(debugger.close().to_pandas().query("path == '0' and role == 'input'")["max"])
+    ) == [1.0, 2.0, 3.0]
 
 
 def _fail_after(model, x):
@@ -491,14 +526,18 @@ def test_an_exception_is_not_hidden_by_an_empty_run():
 
 @pytest.mark.parametrize(
     ("ending", "message"),
-    [("", ""), ("raise ValueError('theirs')", "ValueError: theirs"), ("import sys; sys.exit(3)", "")],
+    [
+        ("", ""),
+        ("raise ValueError('theirs')", "ValueError: theirs"),
+        ("import sys; sys.exit(3)", ""),
+    ],
     ids=["end", "exception", "exit"],
 )
 def test_the_end_of_the_process_finishes_the_run(tmp_path, ending, message):
     script = (
         "import torch, llmdebug_nb as ld\n"
         "model = torch.nn.Sequential(torch.nn.Linear(3, 3))\n"
-        f"debugger = ld.PrecisionDebugger(task='tensor', level='L0', dump_path={str(tmp_path)!r})\n"
+        f"debugger = msprobe.PrecisionDebugger(task='tensor', level='L0', dump_path={str(tmp_path)!r})\n"
         "debugger.start(model); model(torch.ones(1, 3)); debugger.stop(); debugger.step()\n"
         "debugger.start(model); model(torch.ones(1, 3))\n" + ending
     )
@@ -514,7 +553,7 @@ def test_a_killed_process_keeps_what_was_recorded(tmp_path):
     script = (
         "import os, signal, torch, llmdebug_nb as ld\n"
         "model = torch.nn.Sequential(torch.nn.Linear(3, 3))\n"
-        f"debugger = ld.PrecisionDebugger(task='tensor', level='L0', dump_path={str(tmp_path)!r})\n"
+        f"debugger = msprobe.PrecisionDebugger(task='tensor', level='L0', dump_path={str(tmp_path)!r})\n"
         "for _ in range(2):\n"
         "    debugger.start(model); model(torch.ones(1, 3)); debugger.stop(); debugger.step()\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -540,31 +579,39 @@ def test_a_process_that_recorded_nothing_says_so_at_its_end(tmp_path, lines, sai
     script = (
         "import torch, llmdebug_nb as ld\n"
         "model = torch.nn.Sequential(torch.nn.Linear(3, 3))\n"
-        f"debugger = ld.PrecisionDebugger(level='L0', step=[5], dump_path={str(tmp_path)!r})\n" + lines
+        f"debugger = msprobe.PrecisionDebugger(level='L0', step=[5], dump_path={str(tmp_path)!r})\n"
+        + lines
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert f"nothing was recorded: {said}" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_debugger_that_recorded_nothing_says_why():
     model = mlp()
-    with pytest.raises(ld.EmptyDumpError, match=r"start\(\) was never called"):
+    with pytest.raises(ld.errors.EmptyDumpError, match=r"start\(\) was never called"):
         modules().close()
-    with pytest.raises(ld.EmptyDumpError, match=r"save\(\) was never called"):
-        ld.PrecisionDebugger(level="debug").close()
+    with pytest.raises(ld.errors.EmptyDumpError, match=r"save\(\) was never called"):
+        msprobe.PrecisionDebugger(level="debug").close()
     late = modules(step=[7])
     train(late, model, 2)
-    with pytest.raises(ld.CaptureError, match=r"there is no run yet: step 7 never came: step\(\) was called 2 times"):
+    with pytest.raises(
+        ld.errors.CaptureError,
+        match=r"there is no run yet: step 7 never came: step\(\) was called 2 times",
+    ):
         late.run  # noqa: B018
-    with pytest.raises(ld.EmptyDumpError, match=r"step 7 never came: step\(\) was called 2 times"):
+    with pytest.raises(
+        ld.errors.EmptyDumpError, match=r"step 7 never came: step\(\) was called 2 times"
+    ):
         late.close()
     idle = modules()
     idle.start(model)
     idle.stop()
-    with pytest.raises(ld.EmptyDumpError, match="nothing was recorded"):
+    with pytest.raises(ld.errors.EmptyDumpError, match="nothing was recorded"):
         idle.close()
-    with pytest.raises(ld.EmptyDumpError, match="nothing was recorded"):
+    with pytest.raises(ld.errors.EmptyDumpError, match="nothing was recorded"):
         idle.run  # noqa: B018
     assert ld.runs() == []
 
@@ -578,7 +625,7 @@ def test_an_empty_run_does_not_end_the_programs_loop():
     debugger.start(model)
     debugger.stop()
     debugger.step()
-    with pytest.raises(ld.EmptyDumpError):
+    with pytest.raises(ld.errors.EmptyDumpError):
         debugger.close()
 
 
@@ -587,7 +634,7 @@ def test_a_closed_debugger_does_not_begin_again():
     train(debugger, model, 1)
     run = debugger.close()
     assert debugger.close() is run
-    with pytest.raises(ld.CaptureError, match="is closed; make a new one"):
+    with pytest.raises(ld.errors.CaptureError, match="is closed; make a new one"):
         debugger.start(model)
     with pytest.warns(UserWarning, match="closed"):
         debugger.step()
@@ -606,50 +653,54 @@ def test_closing_between_start_and_stop_finishes_the_run():
 
 @pytest.mark.parametrize("model", [3, "model", [3], {"a": 1}])
 def test_something_that_is_no_model_is_refused(model):
-    with pytest.raises(ld.OptionError, match=r"model: expected a torch\.nn\.Module"):
+    with pytest.raises(ld.errors.OptionError, match=r"model: expected a torch\.nn\.Module"):
         modules(model=model)
-    with pytest.raises(ld.OptionError, match=r"model: expected a torch\.nn\.Module"):
+    with pytest.raises(ld.errors.OptionError, match=r"model: expected a torch\.nn\.Module"):
         modules().start(model)
 
 
 def test_a_model_twice_in_a_list_is_refused():
     model = mlp()
-    with pytest.raises(ld.OptionError, match="twice"):
+    with pytest.raises(ld.errors.OptionError, match="twice"):
         modules().start([model, model])
 
 
 def test_another_model_than_before_is_refused():
     model, other = mlp(), mlp()
-    with pytest.raises(ld.OptionError, match=r"another model than before \(which was Sequential\)"):
+    with pytest.raises(
+        ld.errors.OptionError, match=r"another model than before \(which was Sequential\)"
+    ):
         modules(model=model).start(other)
     debugger = modules()
     train(debugger, model, 1)
-    with pytest.raises(ld.OptionError, match="another model than before"):
+    with pytest.raises(ld.errors.OptionError, match="another model than before"):
         debugger.start([model, other])
     debugger.close()
     unnamed = modules()
     train(unnamed, model, 1, given=False)
-    with pytest.raises(ld.OptionError, match=r"which was none"):
+    with pytest.raises(ld.errors.OptionError, match=r"which was none"):
         unnamed.start(model)
     unnamed.close()
 
 
-@pytest.mark.parametrize("token_range", [3, [1], [2, 1], [-1, 2], ["0", "1"], [0, 1, 2], [0.0, 1.0], [True, True]])
+@pytest.mark.parametrize(
+    "token_range", [3, [1], [2, 1], [-1, 2], ["0", "1"], [0, 1, 2], [0.0, 1.0], [True, True]]
+)
 def test_a_token_range_that_is_none_is_refused(token_range):
-    with pytest.raises(ld.OptionError, match=r"token_range"):
+    with pytest.raises(ld.errors.OptionError, match=r"token_range"):
         modules().start(mlp(), token_range)
 
 
 def test_a_token_range_needs_one_model():
-    with pytest.raises(ld.OptionError, match="of one model"):
+    with pytest.raises(ld.errors.OptionError, match="of one model"):
         modules().start(token_range=[0, 1])
-    with pytest.raises(ld.OptionError, match="of one model"):
+    with pytest.raises(ld.errors.OptionError, match="of one model"):
         modules().start([mlp(), mlp()], [0, 1])
 
 
 @pytest.mark.parametrize("rank", [-1, "0", 1.0, True])
 def test_a_rank_that_is_none_is_refused(rank):
-    with pytest.raises(ld.OptionError, match="rank_id"):
+    with pytest.raises(ld.errors.OptionError, match="rank_id"):
         modules().start(mlp(), rank_id=rank)
 
 
@@ -658,7 +709,7 @@ def test_a_model_that_can_not_be_recorded_is_refused_and_nothing_is_left():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own
         compiled = torch.compile(model)
-    with pytest.raises(ld.CaptureError, match=r"torch\.compile"):
+    with pytest.raises(ld.errors.CaptureError, match=r"torch\.compile"):
         debugger.start(compiled)
     train(debugger, model, 1)
     assert len(debugger.close())
@@ -667,20 +718,22 @@ def test_a_model_that_can_not_be_recorded_is_refused_and_nothing_is_left():
 
 def test_a_rank_that_was_not_asked_for_records_nothing_and_says_so_once(tmp_path, monkeypatch):
     config = _file(tmp_path, {"rank": ["1-2"], "level": "L0", "dump_path": str(tmp_path / "runs")})
-    model, debugger = mlp(), ld.PrecisionDebugger(config)
-    with pytest.warns(UserWarning, match="this process is rank 0, and rank 1-2 was asked for") as said:
+    model, debugger = mlp(), msprobe.PrecisionDebugger(config)
+    with pytest.warns(
+        UserWarning, match="this process is rank 0, and rank 1-2 was asked for"
+    ) as said:
         train(debugger, model, 3)
     assert len(said) == 1
     assert debugger.close() is None
     assert not (tmp_path / "runs").exists()
     monkeypatch.setenv("RANK", "2")
-    train(there := ld.PrecisionDebugger(config), model, 1)
+    train(there := msprobe.PrecisionDebugger(config), model, 1)
     assert len(there.close())
 
 
 def test_a_rank_given_to_start_is_the_rank_of_the_process(tmp_path):
     config = _file(tmp_path, {"rank": [3], "level": "L0", "dump_path": str(tmp_path / "runs")})
-    model, debugger = mlp(), ld.PrecisionDebugger(config)
+    model, debugger = mlp(), msprobe.PrecisionDebugger(config)
     with debugger.start(model, rank_id=3):
         model(batch())
     debugger.step()
@@ -701,7 +754,7 @@ def _options(folder, values):
 
 
 def _refusal(folder, values):
-    with pytest.raises(ld.OptionError) as caught:
+    with pytest.raises(ld.errors.OptionError) as caught:
         read_config(_file(folder, values))
     message = str(caught.value)
     assert "\n" not in message
@@ -709,19 +762,35 @@ def _refusal(folder, values):
     return message
 
 
-@pytest.mark.parametrize("values", [UPSTREAM_DEFAULT, OLD_DEFAULT, {}], ids=["26.x", "8.3.3", "empty"])
+@pytest.mark.parametrize(
+    "values", [UPSTREAM_DEFAULT, OLD_DEFAULT, {}], ids=["26.x", "8.3.3", "empty"]
+)
 def test_upstreams_own_config_files_are_taken(tmp_path, values):
     config = read_config(_file(tmp_path, values))
     options = config.options
-    assert (options.mode, options.stats_only, str(options.tokens), options.ranks) == (("api",), True, "0-", None)
+    assert (options.mode, options.stats_only, str(options.tokens), options.ranks) == (
+        ("api",),
+        True,
+        "0-",
+        None,
+    )
     assert options.path == values.get("dump_path")
-    assert (options.phase, options.part, options.contains, options.scope) == ("both", "both", (), ())
+    assert (options.phase, options.part, options.contains, options.scope) == (
+        "both",
+        "both",
+        (),
+        (),
+    )
     assert not config.saves_only
     assert config.switch.is_on()
 
 
 def test_without_a_file_the_defaults_are_the_same(tmp_path):
-    assert read_config().options == _options(tmp_path, {}) == _options(tmp_path, dict.fromkeys(_COMMON))
+    assert (
+        read_config().options
+        == _options(tmp_path, {})
+        == _options(tmp_path, dict.fromkeys(_COMMON))
+    )
 
 
 @pytest.mark.parametrize(
@@ -761,7 +830,10 @@ def test_without_a_file_the_defaults_are_the_same(tmp_path):
             ("Torch.a.0.forward", "Torch.b.1.backward"),
         ),
         (
-            {"level": "mix", "statistics": {"scope": ["Module.a.Linear.forward.0", "Torch.b.1.forward"]}},
+            {
+                "level": "mix",
+                "statistics": {"scope": ["Module.a.Linear.forward.0", "Torch.b.1.forward"]},
+            },
             "scope",
             ("Module.a.Linear.forward.0", "Torch.b.1.forward"),
         ),
@@ -773,8 +845,16 @@ def test_without_a_file_the_defaults_are_the_same(tmp_path):
         ({"statistics": {"data_mode": ["output"]}}, "phase", "both"),
         ({"statistics": {"data_mode": ["forward", "backward"]}}, "phase", "both"),
         ({"statistics": {"data_mode": ["input", "output", "forward"]}}, "part", "both"),
-        ({"task": "tensor", "tensor": {"slice": [{"dim": 1, "begin": 0, "end": 4}]}}, "slice", ":,0:4"),
-        ({"task": "tensor", "tensor": {"slice": [{"begin": 2}, {"dim": 2, "end": -1}]}}, "slice", "2:,:,0:-1"),
+        (
+            {"task": "tensor", "tensor": {"slice": [{"dim": 1, "begin": 0, "end": 4}]}},
+            "slice",
+            ":,0:4",
+        ),
+        (
+            {"task": "tensor", "tensor": {"slice": [{"begin": 2}, {"dim": 2, "end": -1}]}},
+            "slice",
+            "2:,:,0:-1",
+        ),
         ({"task": "tensor", "tensor": {"slice": []}}, "slice", None),
     ],
 )
@@ -788,9 +868,16 @@ def test_level_debug_records_saves_only(tmp_path):
 
 
 def test_arguments_go_before_the_file(tmp_path):
-    path = _file(tmp_path, {"task": "statistics", "level": "mix", "dump_path": "there", "step": [1]})
-    options = ld.PrecisionDebugger(str(path), "tensor", "here", "L0", None, [2]).options
-    assert (options.stats_only, options.mode, options.path, str(options.tokens)) == (False, ("module",), "here", "2")
+    path = _file(
+        tmp_path, {"task": "statistics", "level": "mix", "dump_path": "there", "step": [1]}
+    )
+    options = msprobe.PrecisionDebugger(str(path), "tensor", "here", "L0", None, [2]).options
+    assert (options.stats_only, options.mode, options.path, str(options.tokens)) == (
+        False,
+        ("module",),
+        "here",
+        "2",
+    )
     assert options.name == "debugger"
 
 
@@ -802,7 +889,7 @@ def test_a_file_configures_a_whole_recording(tmp_path):
         "dump_path": str(tmp_path / "out"),
         "tensor": {"data_mode": ["forward", "output"]},
     }
-    model, debugger = mlp(), ld.PrecisionDebugger(_file(tmp_path, values))
+    model, debugger = mlp(), msprobe.PrecisionDebugger(_file(tmp_path, values))
     train(debugger, model, 3)
     frame = ld.open_run(tmp_path / "out").to_pandas()
     assert (set(frame.step), set(frame.role), set(frame.phase)) == ({1}, {"output"}, {"forward"})
@@ -810,11 +897,15 @@ def test_a_file_configures_a_whole_recording(tmp_path):
 
 def test_list_and_scope_select_calls(tmp_path):
     model = mlp()
-    listed = ld.PrecisionDebugger(_file(tmp_path, {"task": "tensor", "level": "L0", "tensor": {"list": ["ReLU"]}}))
+    listed = msprobe.PrecisionDebugger(
+        _file(tmp_path, {"task": "tensor", "level": "L0", "tensor": {"list": ["ReLU"]}})
+    )
     train(listed, model, 1)
     assert set(listed.close().to_pandas().path) == {"1"}
     scope = ["Module.1.ReLU.forward.0", "Module.2.Linear.forward.0"]
-    scoped = ld.PrecisionDebugger(_file(tmp_path, {"task": "tensor", "level": "L0", "tensor": {"scope": scope}}))
+    scoped = msprobe.PrecisionDebugger(
+        _file(tmp_path, {"task": "tensor", "level": "L0", "tensor": {"scope": scope}})
+    )
     train(scoped, model, 1)
     frame = scoped.close().to_pandas()
     assert set(frame[frame.phase == "forward"].path) == {"1", "2"}
@@ -826,9 +917,17 @@ def test_list_and_scope_select_calls(tmp_path):
 @pytest.mark.parametrize("name", _IDLE)
 def test_fields_without_effect_are_taken_and_checked(tmp_path, name):
     for value in (*_IDLE[name], None):
-        values = {"task": "tensor", "tensor": {name: value}} if name in _SECTIONS["tensor"] else {name: value}
+        values = (
+            {"task": "tensor", "tensor": {name: value}}
+            if name in _SECTIONS["tensor"]
+            else {name: value}
+        )
         assert _options(tmp_path, values)
-    values = {"task": "tensor", "tensor": {name: "odd"}} if name in _SECTIONS["tensor"] else {name: "odd"}
+    values = (
+        {"task": "tensor", "tensor": {name: "odd"}}
+        if name in _SECTIONS["tensor"]
+        else {name: "odd"}
+    )
     assert f"{name} 'odd': expected" in _refusal(tmp_path, values)
 
 
@@ -849,8 +948,8 @@ def test_fields_that_are_not_supported_are_refused_with_what_to_do(tmp_path, nam
 @pytest.mark.parametrize("task", _OTHER_TASKS)
 def test_tasks_that_are_not_supported_are_refused_with_what_to_do(tmp_path, task):
     assert _refusal(tmp_path, {"task": task}).endswith(_OTHER_TASKS[task])
-    with pytest.raises(ld.OptionError, match=f"^task '{task}' is not supported"):
-        ld.PrecisionDebugger(task=task)
+    with pytest.raises(ld.errors.OptionError, match=f"^task '{task}' is not supported"):
+        msprobe.PrecisionDebugger(task=task)
     assert _options(tmp_path, {task: {"anything": 1}})  # a section of a task that was not chosen
 
 
@@ -864,14 +963,29 @@ def test_tasks_that_are_not_supported_are_refused_with_what_to_do(tmp_path, task
         ({"task": "tensr"}, "task 'tensr' is not known; nearest: tensor"),
         ({"level": "L3"}, "level 'L3' is not known; nearest: L1"),
         ({"level": "l1"}, "level 'l1' is not known"),
-        ({"statistics": {"summary_mode": "sha"}}, "statistics.summary_mode 'sha' is not known; nearest: "),
-        ({"statistics": {"data_mode": ["forwards"]}}, "statistics.data_mode 'forwards' is not known; nearest: forward"),
-        ({"task": "tensor", "tensor": {"slice": [{"dims": 1}]}}, "tensor.slice.dims: no such field; nearest: dim"),
+        (
+            {"statistics": {"summary_mode": "sha"}},
+            "statistics.summary_mode 'sha' is not known; nearest: ",
+        ),
+        (
+            {"statistics": {"data_mode": ["forwards"]}},
+            "statistics.data_mode 'forwards' is not known; nearest: forward",
+        ),
+        (
+            {"task": "tensor", "tensor": {"slice": [{"dims": 1}]}},
+            "tensor.slice.dims: no such field; nearest: dim",
+        ),
         # not supported
-        ({"level": "L2"}, "level 'L2' is not supported: kernels of the device are not seen; use level L1"),
+        (
+            {"level": "L2"},
+            "level 'L2' is not supported: kernels of the device are not seen; use level L1",
+        ),
         ({"risk_level": "CORE"}, "risk_level 'CORE' is not supported"),
         ({"risk_level": "FOCUS"}, "risk_level 'FOCUS' is not supported"),
-        ({"statistics": {"list": ["name-regex(a.*)"]}}, "statistics.list: name-regex(…) is not supported"),
+        (
+            {"statistics": {"list": ["name-regex(a.*)"]}},
+            "statistics.list: name-regex(…) is not supported",
+        ),
         (
             {"task": "overflow_check", "overflow_check": {"check_mode": "aicore"}},
             "check_mode 'aicore' is not supported: use all",
@@ -902,7 +1016,10 @@ def test_tasks_that_are_not_supported_are_refused_with_what_to_do(tmp_path, task
         ({"statistics": {"scope": "x"}}, "statistics.scope 'x': expected a list of texts"),
         ({"statistics": {"list": [1]}}, "statistics.list [1]: expected a list of texts"),
         ({"statistics": {"list": [""]}}, "statistics.list ['']: expected a list of texts"),
-        ({"statistics": {"data_mode": "all"}}, "statistics.data_mode 'all': expected a list of texts"),
+        (
+            {"statistics": {"data_mode": "all"}},
+            "statistics.data_mode 'all': expected a list of texts",
+        ),
         (
             {"task": "overflow_check", "overflow_check": {"overflow_nums": 0}},
             "overflow_nums 0: expected how many calls",
@@ -915,31 +1032,61 @@ def test_tasks_that_are_not_supported_are_refused_with_what_to_do(tmp_path, task
             {"task": "overflow_check", "overflow_check": {"overflow_nums": "1"}},
             "overflow_nums '1': expected how many calls",
         ),
-        ({"task": "tensor", "tensor": {"slice": {"dim": 0}}}, "tensor.slice {'dim': 0}: expected a list"),
-        ({"task": "tensor", "tensor": {"slice": [{"dim": -1}]}}, "tensor.slice.dim -1: expected a dimension"),
-        ({"task": "tensor", "tensor": {"slice": [{"dim": 10**8}]}}, "expected a dimension from 0 to 63"),
-        ({"task": "tensor", "tensor": {"slice": [{"begin": "0"}]}}, "tensor.slice.begin '0': expected a whole number"),
+        (
+            {"task": "tensor", "tensor": {"slice": {"dim": 0}}},
+            "tensor.slice {'dim': 0}: expected a list",
+        ),
+        (
+            {"task": "tensor", "tensor": {"slice": [{"dim": -1}]}},
+            "tensor.slice.dim -1: expected a dimension",
+        ),
+        (
+            {"task": "tensor", "tensor": {"slice": [{"dim": 10**8}]}},
+            "expected a dimension from 0 to 63",
+        ),
+        (
+            {"task": "tensor", "tensor": {"slice": [{"begin": "0"}]}},
+            "tensor.slice.begin '0': expected a whole number",
+        ),
         # contradictions
         ({"statistics": {"data_mode": ["all", "input"]}}, "all can't be combined with others"),
         ({"statistics": {"scope": ["Torch.a.0.forward"]}}, "expected two full names"),
-        ({"statistics": {"scope": ["Module.a.Linear.forward.0"] * 2}}, "level L1 records operators"),
-        ({"level": "L0", "statistics": {"scope": ["Torch.a.0.forward"] * 2}}, "level L0 records modules"),
+        (
+            {"statistics": {"scope": ["Module.a.Linear.forward.0"] * 2}},
+            "level L1 records operators",
+        ),
+        (
+            {"level": "L0", "statistics": {"scope": ["Torch.a.0.forward"] * 2}},
+            "level L0 records modules",
+        ),
         (
             {"task": "tensor", "tensor": {"summary_mode": "md5"}},
             "summary_mode 'md5' (which is CRC-32 of the bytes) goes with task statistics, not with task tensor",
         ),
-        ({"statistics": {"slice": [{"dim": 0, "end": 1}]}}, "slice goes with task tensor, not with task statistics"),
-        ({"task": "overflow_check", "level": "debug"}, "task overflow_check and level debug exclude each other"),
+        (
+            {"statistics": {"slice": [{"dim": 0, "end": 1}]}},
+            "slice goes with task tensor, not with task statistics",
+        ),
+        (
+            {"task": "overflow_check", "level": "debug"},
+            "task overflow_check and level debug exclude each other",
+        ),
         (
             {"level": "debug", "statistics": {"scope": ["a", "b"]}},
             "statistics.scope and level debug exclude each other",
         ),
-        ({"level": "debug", "statistics": {"list": ["a"]}}, "statistics.list and level debug exclude each other"),
+        (
+            {"level": "debug", "statistics": {"list": ["a"]}},
+            "statistics.list and level debug exclude each other",
+        ),
         (
             {"level": "debug", "statistics": {"data_mode": ["input"]}},
             "statistics.data_mode and level debug exclude each other",
         ),
-        ({"task": "tensor", "tensor": {"slice": [{"dim": 0, "begin": 2, "end": 2}]}}, "from 2 to 2 there is nothing"),
+        (
+            {"task": "tensor", "tensor": {"slice": [{"dim": 0, "begin": 2, "end": 2}]}},
+            "from 2 to 2 there is nothing",
+        ),
         ({"task": "tensor", "tensor": {"slice": [{"dim": 0}, {"dim": 0}]}}, "each one once"),
     ],
 )
@@ -981,7 +1128,8 @@ _JSON = st.recursive(
     | st.text()
     | st.sampled_from(["tensor", "debug", "1-2", "all"]),
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["dim", "begin", "end", "x"]) | st.text(), inner)
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["dim", "begin", "end", "x"]) | st.text(), inner)
     ),
     max_leaves=8,
 )
@@ -992,7 +1140,9 @@ _IN_SECTIONS = sorted({name for section in _SECTIONS.values() for name in sectio
 @settings(max_examples=100, deadline=None)
 @given(
     st.dictionaries(
-        st.sampled_from(_FIELDS), _JSON | st.dictionaries(st.sampled_from(_IN_SECTIONS), _JSON), max_size=3
+        st.sampled_from(_FIELDS),
+        _JSON | st.dictionaries(st.sampled_from(_IN_SECTIONS), _JSON),
+        max_size=3,
     ),
     st.sampled_from([None, "statistics", "tensor", "overflow_check"]),
 )
@@ -1000,24 +1150,24 @@ def test_whatever_a_file_says_is_taken_or_refused_in_one_line(tmp_path_factory, 
     path = _file(tmp_path_factory.getbasetemp(), values, "fuzzed.json")
     try:
         read_config(path, task=task)
-    except ld.OptionError as error:
+    except ld.errors.OptionError as error:
         said = str(error)
         assert said.isprintable(), said
 
 
 def test_files_that_are_none_are_refused(tmp_path):
-    with pytest.raises(ld.OptionError, match=r"nowhere\.json: there is no such file"):
+    with pytest.raises(ld.errors.OptionError, match=r"nowhere\.json: there is no such file"):
         read_config(tmp_path / "nowhere.json")
-    with pytest.raises(ld.OptionError, match="there is no such file"):
+    with pytest.raises(ld.errors.OptionError, match="there is no such file"):
         read_config(tmp_path)
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00\x01")
-    with pytest.raises(ld.OptionError, match=r"binary\.json"):
+    with pytest.raises(ld.errors.OptionError, match=r"binary\.json"):
         read_config(tmp_path / "binary.json")
     for odd in (3, ["config.json"], b"config.json"):
-        with pytest.raises(ld.OptionError, match="config_path"):
-            ld.PrecisionDebugger(odd)
+        with pytest.raises(ld.errors.OptionError, match="config_path"):
+            msprobe.PrecisionDebugger(odd)
     os.mkfifo(tmp_path / "pipe.json")
-    with pytest.raises(ld.OptionError, match="there is no such file"):
+    with pytest.raises(ld.errors.OptionError, match="there is no such file"):
         read_config(tmp_path / "pipe.json")
 
 
@@ -1042,13 +1192,13 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path):
     ],
 )
 def test_arguments_that_make_no_sense_are_named(given, message):
-    with pytest.raises(ld.OptionError, match=message):
-        ld.PrecisionDebugger(**given)
+    with pytest.raises(ld.errors.OptionError, match=message):
+        msprobe.PrecisionDebugger(**given)
 
 
 def test_every_field_and_every_parameter_has_its_place_in_the_documentation():
     text = (Path(__file__).parent.parent / "docs" / "precision_debugger.md").read_text()
-    parameters = inspect.signature(ld.DumpConfig).parameters.keys() - {"name"}
+    parameters = inspect.signature(msit.DumpConfig).parameters.keys() - {"name"}
     fields = {
         *_COMMON,
         *_IDLE,
@@ -1071,9 +1221,14 @@ def _change(path, values):
 
 
 def test_dump_enable_switches_recording_on_and_off_while_the_loop_runs(tmp_path):
-    values = {"task": "tensor", "level": "L0", "dump_path": str(tmp_path / "out"), "dump_enable": False}
+    values = {
+        "task": "tensor",
+        "level": "L0",
+        "dump_path": str(tmp_path / "out"),
+        "dump_enable": False,
+    }
     path = _file(tmp_path, values)
-    model, debugger = mlp(), ld.PrecisionDebugger(path)
+    model, debugger = mlp(), msprobe.PrecisionDebugger(path)
     for number in range(6):
         if number in (2, 4):
             _change(path, {**values, "dump_enable": number == 2})
@@ -1084,8 +1239,10 @@ def test_dump_enable_switches_recording_on_and_off_while_the_loop_runs(tmp_path)
 
 
 def test_dump_enable_that_stays_off_records_nothing_and_says_so(tmp_path):
-    path = _file(tmp_path, {"level": "L0", "dump_path": str(tmp_path / "out"), "dump_enable": False})
-    model, debugger = mlp(), ld.PrecisionDebugger(path)
+    path = _file(
+        tmp_path, {"level": "L0", "dump_path": str(tmp_path / "out"), "dump_enable": False}
+    )
+    model, debugger = mlp(), msprobe.PrecisionDebugger(path)
     with pytest.warns(UserWarning, match="nothing is recorded: dump_enable is false") as said:
         train(debugger, model, 2)
     assert len(said) == 1
@@ -1094,9 +1251,14 @@ def test_dump_enable_that_stays_off_records_nothing_and_says_so(tmp_path):
 
 
 def test_a_file_that_breaks_while_the_loop_runs_changes_nothing_but_is_said(tmp_path):
-    values = {"task": "tensor", "level": "L0", "dump_path": str(tmp_path / "out"), "dump_enable": True}
+    values = {
+        "task": "tensor",
+        "level": "L0",
+        "dump_path": str(tmp_path / "out"),
+        "dump_enable": True,
+    }
     path = _file(tmp_path, values)
-    model, debugger = mlp(), ld.PrecisionDebugger(path)
+    model, debugger = mlp(), msprobe.PrecisionDebugger(path)
     train(debugger, model, 1)
     _change(path, "{")
     with pytest.warns(UserWarning, match=r"config\.json.*recording stays on"):
@@ -1108,9 +1270,14 @@ def test_a_file_that_breaks_while_the_loop_runs_changes_nothing_but_is_said(tmp_
 
 
 def test_only_dump_enable_is_read_again(tmp_path):
-    values = {"task": "tensor", "level": "L0", "dump_path": str(tmp_path / "out"), "dump_enable": True}
+    values = {
+        "task": "tensor",
+        "level": "L0",
+        "dump_path": str(tmp_path / "out"),
+        "dump_enable": True,
+    }
     path = _file(tmp_path, values)
-    model, debugger = mlp(), ld.PrecisionDebugger(path)
+    model, debugger = mlp(), msprobe.PrecisionDebugger(path)
     train(debugger, model, 1)
     _change(path, {**values, "level": "L1", "step": [0]})
     with pytest.warns(UserWarning, match="only dump_enable is read again, not level, step"):
@@ -1120,7 +1287,7 @@ def test_only_dump_enable_is_read_again(tmp_path):
 
 def test_a_file_without_dump_enable_is_read_once(tmp_path):
     path = _file(tmp_path, {"task": "tensor", "level": "L0", "dump_path": str(tmp_path / "out")})
-    model, debugger = mlp(), ld.PrecisionDebugger(path)
+    model, debugger = mlp(), msprobe.PrecisionDebugger(path)
     train(debugger, model, 1)
     _change(path, {"dump_enable": False})
     train(debugger, model, 1)

@@ -76,14 +76,19 @@ def test_runs_are_listed_by_folder_with_the_newest_first(served):
     run = answer["folders"][1]["runs"][0]
     assert run["place"] == "sub/llmdebug_runs/other"
     assert (run["steps"], run["records"], run["state"]) == (1, 2, "complete")
-    assert run["bytes"] == (Path(run["path"]) / next(Path(run["path"]).glob("rank*")) / fmt.PAYLOAD).stat().st_size
+    assert (
+        run["bytes"]
+        == (Path(run["path"]) / next(Path(run["path"]).glob("rank*")) / fmt.PAYLOAD).stat().st_size
+    )
 
 
 def test_the_environment_variable_goes_before_the_setting(served, tmp_path_factory, monkeypatch):
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     record(elsewhere, "golden")
     monkeypatch.setenv("LLMDEBUG_RUNS", str(elsewhere / "llmdebug_runs"))
-    [folder] = opened(desk.Desk, served).ask(op="runs", folders=["", "sub"], name="other")["folders"]
+    [folder] = opened(desk.Desk, served).ask(op="runs", folders=["", "sub"], name="other")[
+        "folders"
+    ]
     assert folder["folder"] == str(elsewhere / "llmdebug_runs")
     assert folder["runs"][0]["place"] == ""
 
@@ -108,7 +113,9 @@ def test_our_html_pages_are_listed_as_reports_and_no_others(served):
     comm = opened(desk.Desk, served)
     runs, reports = comm.ask(op="runs", folders=["", "sub"], name="")["folders"]
     assert (runs["kind"], reports["kind"], reports["folder"]) == ("run", "report", "/")
-    assert [(one["name"], one["place"]) for one in reports["runs"]] == [("report.html", "report.html")]
+    assert [(one["name"], one["place"]) for one in reports["runs"]] == [
+        ("report.html", "report.html")
+    ]
     assert "error" in comm.ask(op="delete", path=str(served / "page.html"))
     assert (served / "page.html").exists()
     comm.ask(op="delete", path=str(served / "report.html"))
@@ -120,13 +127,19 @@ def test_a_reports_file_opens_as_its_page_and_runs_no_script_but_ours(served):
     plain, saved = report.to_html(served / "plain.html"), ld.export(report, served / "saved.html")
     comm = opened(desk.Tab, served)
     answer = comm.ask(op="open", golden="plain.html", mine="")
-    assert (answer["title"], answer["page"], answer["scripts"]) == ("plain.html", plain.read_text(), False)
+    assert (answer["title"], answer["page"], answer["scripts"]) == (
+        "plain.html",
+        plain.read_text(),
+        False,
+    )
     text = saved.read_text().replace("<main>", "<script>alert(1)</script><main>")
     saved.write_text(text)
     answer = comm.ask(op="open", golden="saved.html", mine="")
     assert answer["scripts"]
     assert "alert(1)" not in answer["page"]
-    assert re.search('id="saved">(.*?)<', answer["page"])[1] == re.search('id="saved">(.*?)<', text)[1]
+    assert (
+        re.search('id="saved">(.*?)<', answer["page"])[1] == re.search('id="saved">(.*?)<', text)[1]
+    )
     (served / "page.html").write_text("<h1>of someone else</h1>")
     answer = comm.ask(op="open", golden="page.html", mine="")
     assert answer["error"] == "page.html is no page that llmdebug wrote"

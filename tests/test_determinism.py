@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 import llmdebug_nb as ld
+from llmdebug_nb import msit, msprobe
 
 WATCHED = (
     "PYTHONHASHSEED",
@@ -24,9 +25,18 @@ WATCHED = (
 
 
 def _state():
-    flags = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    flags = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
     cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
-    return [os.environ.get(name) for name in WATCHED], flags, cudnn, functional.dropout, functional.dropout2d
+    return (
+        [os.environ.get(name) for name in WATCHED],
+        flags,
+        cudnn,
+        functional.dropout,
+        functional.dropout2d,
+    )
 
 
 def _draws():
@@ -86,7 +96,10 @@ def test_on_cuda_its_libraries_are_switched_too(monkeypatch):
     try:
         with ld.seed_all(3) as said:
             assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-            assert (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark) == (True, False)
+            assert (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark) == (
+                True,
+                False,
+            )
         assert torch.backends.cudnn.benchmark
         assert "torch.backends.cudnn.benchmark off" in said
         monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")  # repeats as well
@@ -123,7 +136,8 @@ def test_switches_may_be_nested_and_restored_twice():
 
 
 @pytest.mark.parametrize(
-    "kind", [nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout]
+    "kind",
+    [nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout],
 )
 def test_without_dropout_nothing_is_dropped_in_training(kind):
     x = (
@@ -146,13 +160,13 @@ def test_an_impossible_dropout_is_still_an_error():
 
 @pytest.mark.parametrize("seed", [-1, 2**32, 1.5, "7", None, True])
 def test_a_seed_that_not_all_can_take_is_refused(seed):
-    with pytest.raises(ld.OptionError, match="seed"):
+    with pytest.raises(ld.errors.OptionError, match="seed"):
         ld.seed_all(seed)
 
 
 @pytest.mark.parametrize("flags", [{"mode": 1}, {"rm_dropout": "yes"}])
 def test_a_flag_is_true_or_false(flags):
-    with pytest.raises(ld.OptionError, match=next(iter(flags))):
+    with pytest.raises(ld.errors.OptionError, match=next(iter(flags))):
         ld.seed_all(3, **flags)
 
 
@@ -162,7 +176,7 @@ def test_any_whole_number_is_a_seed():
 
 
 def test_the_debugger_offers_the_same():
-    assert ld.PrecisionDebugger.seed_all is ld.seed_all
+    assert msprobe.PrecisionDebugger.seed_all is ld.seed_all
 
 
 # -- in a recording -------------------------------------------------------------------------------
@@ -193,7 +207,7 @@ def test_without_a_seed_nothing_is_noted():
 
 def test_a_seed_in_dump_config_switches_determinism_on_until_the_recording_stops(tmp_path):
     model = _model()
-    hook = ld.register_hook(model, ld.DumpConfig(dump_path=tmp_path, seed=4))
+    hook = msit.register_hook(model, msit.DumpConfig(dump_path=tmp_path, seed=4))
     assert torch.are_deterministic_algorithms_enabled()
     assert os.environ["PYTHONHASHSEED"] == "4"
     model(torch.ones(1, 3))
@@ -204,8 +218,8 @@ def test_a_seed_in_dump_config_switches_determinism_on_until_the_recording_stops
 
 def test_an_empty_or_refused_recording_takes_its_switches_back(tmp_path):
     model = _model()
-    with pytest.raises(ld.EmptyDumpError):
-        ld.register_hook(model, ld.DumpConfig(dump_path=tmp_path, seed=4)).stop()
+    with pytest.raises(ld.errors.EmptyDumpError):
+        msit.register_hook(model, msit.DumpConfig(dump_path=tmp_path, seed=4)).stop()
     assert not torch.are_deterministic_algorithms_enabled()
-    with pytest.raises(ld.EmptyDumpError):
-        ld.register_hook(model, ld.DumpConfig(dump_path=tmp_path, seed=4, layer_name="nowhere"))
+    with pytest.raises(ld.errors.EmptyDumpError):
+        msit.register_hook(model, msit.DumpConfig(dump_path=tmp_path, seed=4, layer_name="nowhere"))

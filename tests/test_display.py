@@ -10,8 +10,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from nbclient import NotebookClient
 
 import llmdebug_nb as ld
+from llmdebug_nb.app.report import report_of
 from llmdebug_nb.notebook import display
-from llmdebug_nb.report import report_of
 from llmdebug_nb.show import bundle
 from models import llama, prompt
 

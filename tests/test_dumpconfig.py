@@ -13,13 +13,14 @@ from torch.nn import functional
 
 import llmdebug_nb as ld
 from llmdebug_nb import msit
-from llmdebug_nb.msit_config import _without_root
-from llmdebug_nb.options import runs_folder
+from llmdebug_nb.app.upstream import register_hook
+from llmdebug_nb.app.upstream.dump_config import _without_root
+from llmdebug_nb.core.options import runs_folder
 from models import generate, hooks_left, llama, prompt
 
 
 def _options(**given):
-    return ld.DumpConfig(**given).options
+    return msit.DumpConfig(**given).options
 
 
 # -- what each parameter means ----------------------------------------------------------------------
@@ -97,13 +98,13 @@ def test_operators_may_be_listed_in_a_file(tmp_path):
     ],
 )
 def test_what_makes_no_sense_is_named_as_it_was_given(given, message):
-    with pytest.raises(ld.OptionError, match=message) as caught:
-        ld.DumpConfig(**given)
+    with pytest.raises(ld.errors.OptionError, match=message) as caught:
+        msit.DumpConfig(**given)
     assert "\n" not in str(caught.value)
 
 
 def test_two_configs_are_two_configs():
-    first, second = ld.DumpConfig(token_range=[0]), ld.DumpConfig(token_range=[1])
+    first, second = msit.DumpConfig(token_range=[0]), msit.DumpConfig(token_range=[1])
     assert first is not second
     assert [str(c.options.tokens) for c in (first, second)] == ["0", "1"]
 
@@ -157,7 +158,7 @@ def test_many_stars_are_one():
 def test_layer_name_selects_modules():
     model = llama()
     for name in ("root.model.layers.1.mlp*", "model.layers.1.mlp*"):
-        hook = ld.register_hook(model, ld.DumpConfig(dump_path=runs_folder(), layer_name=name))
+        hook = msit.register_hook(model, msit.DumpConfig(dump_path=runs_folder(), layer_name=name))
         model(prompt())
         paths = set(hook.stop().to_pandas().path)
         assert paths
@@ -169,10 +170,15 @@ def test_layer_name_selects_modules():
 
 def test_tokens_parts_types_and_statistics(tmp_path):
     model = llama()
-    config = ld.DumpConfig(
-        tmp_path, token_range=[0, 2], module_list=[nn.Linear], tensor_part=1, layer_name="*mlp*", dump_statistics_mode=1
+    config = msit.DumpConfig(
+        tmp_path,
+        token_range=[0, 2],
+        module_list=[nn.Linear],
+        tensor_part=1,
+        layer_name="*mlp*",
+        dump_statistics_mode=1,
     )
-    hook = ld.register_hook(model, config)
+    hook = msit.register_hook(model, config)
     generate(model, new=4)
     run = hook.stop()
     frame = run.to_pandas()
@@ -188,22 +194,26 @@ def test_tokens_parts_types_and_statistics(tmp_path):
 def test_statistics_are_there_in_every_mode(tmp_path):
     model = llama()
     for mode in (0, 1, 2):
-        hook = ld.register_hook(model, ld.DumpConfig(tmp_path, dump_statistics_mode=mode, layer_name="*norm"))
+        hook = msit.register_hook(
+            model, msit.DumpConfig(tmp_path, dump_statistics_mode=mode, layer_name="*norm")
+        )
         model(prompt())
         assert hook.stop().to_pandas().l2norm.notna().all()
 
 
 def test_tokens_that_never_came_are_said(tmp_path):
     model = llama()
-    hook = ld.register_hook(model, ld.DumpConfig(tmp_path, token_range=[7]))
+    hook = msit.register_hook(model, msit.DumpConfig(tmp_path, token_range=[7]))
     generate(model, new=2)
-    with pytest.raises(ld.EmptyDumpError, match="7 never came; steps seen: 0-1"):
+    with pytest.raises(ld.errors.EmptyDumpError, match="7 never came; steps seen: 0-1"):
         hook.stop()
 
 
 def test_operators_of_the_model_are_recorded(tmp_path):
     model = llama()
-    hook = ld.register_hook(model, ld.DumpConfig(tmp_path, mode=["module", "api"], api_list=[functional.linear]))
+    hook = msit.register_hook(
+        model, msit.DumpConfig(tmp_path, mode=["module", "api"], api_list=[functional.linear])
+    )
     model(prompt())
     paths = set(hook.stop().to_pandas().path)
     assert any("linear" in path and "/" in path for path in paths)
@@ -212,7 +222,9 @@ def test_operators_of_the_model_are_recorded(tmp_path):
 
 def test_weights_are_recorded(tmp_path):
     model = llama()
-    hook = ld.register_hook(model, ld.DumpConfig(tmp_path, dump_weight=True, layer_name="root.lm_head"))
+    hook = msit.register_hook(
+        model, msit.DumpConfig(tmp_path, dump_weight=True, layer_name="root.lm_head")
+    )
     model(prompt())
     run = hook.stop()
     assert torch.equal(run.tensor("lm_head", role="weight"), model.lm_head.weight)
@@ -220,7 +232,9 @@ def test_weights_are_recorded(tmp_path):
 
 def test_only_the_last_logits_are_recorded(tmp_path):
     model = llama()
-    hook = ld.register_hook(model, ld.DumpConfig(tmp_path, dump_last_logits=True, token_range=[0, 1]))
+    hook = msit.register_hook(
+        model, msit.DumpConfig(tmp_path, dump_last_logits=True, token_range=[0, 1])
+    )
     generate(model, new=2)
     frame = hook.stop().to_pandas()
     assert set(zip(frame.path, frame.step, frame.role, strict=True)) == {
@@ -231,7 +245,7 @@ def test_only_the_last_logits_are_recorded(tmp_path):
 
 def test_a_forward_pass_in_training_gives_forward_records_only(tmp_path):
     model = llama().train()
-    hook = ld.register_hook(model, ld.DumpConfig(tmp_path))
+    hook = msit.register_hook(model, msit.DumpConfig(tmp_path))
     model(input_ids=prompt(), labels=prompt()).loss.backward()
     assert set(hook.stop().to_pandas().phase) == {"forward"}
 
@@ -239,16 +253,18 @@ def test_a_forward_pass_in_training_gives_forward_records_only(tmp_path):
 def test_an_aliased_module_list_and_no_config_at_all_work(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model = llama()
-    hook = ld.register_hook(model)
+    hook = msit.register_hook(model)
     model(prompt())
     assert hook.remove().path == tmp_path / "msit_dump"
 
 
-@pytest.mark.parametrize(("model", "config"), [(None, None), (3, None), ([], None), ("model", {"token_range": [0]})])
+@pytest.mark.parametrize(
+    ("model", "config"), [(None, None), (3, None), ([], None), ("model", {"token_range": [0]})]
+)
 def test_register_hook_refuses_what_is_no_model_or_no_config(model, config):
     model = llama() if model == "model" else model
-    with pytest.raises(ld.OptionError, match="expected a"):
-        ld.register_hook(model, config)
+    with pytest.raises(ld.errors.OptionError, match="expected a"):
+        msit.register_hook(model, config)
 
 
 # -- device_id --------------------------------------------------------------------------------------
@@ -256,9 +272,13 @@ def test_register_hook_refuses_what_is_no_model_or_no_config(model, config):
 
 def test_a_process_on_another_device_records_nothing_and_says_so(tmp_path, monkeypatch):
     model = llama()
-    monkeypatch.setattr(msit, "_device_index", lambda model: 1)
-    with pytest.warns(UserWarning, match="device_id=0: this process runs on device 1 and records nothing"):
-        hook = ld.register_hook(model, ld.DumpConfig(tmp_path, device_id=0, analyze=True, seed=3))
+    monkeypatch.setattr(register_hook, "_device_index", lambda model: 1)
+    with pytest.warns(
+        UserWarning, match="device_id=0: this process runs on device 1 and records nothing"
+    ):
+        hook = msit.register_hook(
+            model, msit.DumpConfig(tmp_path, device_id=0, analyze=True, seed=3)
+        )
     model(prompt())
     with pytest.warns(UserWarning, match="nothing to stop: device_id=0"):
         assert hook.stop() is None
@@ -271,8 +291,8 @@ def test_a_process_on_another_device_records_nothing_and_says_so(tmp_path, monke
 def test_the_device_asked_for_and_the_cpu_record(tmp_path, monkeypatch):
     model = llama()
     for index in (None, 0):
-        monkeypatch.setattr(msit, "_device_index", lambda model, index=index: index)
-        hook = ld.register_hook(model, ld.DumpConfig(tmp_path, device_id=0))
+        monkeypatch.setattr(register_hook, "_device_index", lambda model, index=index: index)
+        hook = msit.register_hook(model, msit.DumpConfig(tmp_path, device_id=0))
         model(prompt())
         assert len(hook.stop()) > 0
 
@@ -287,7 +307,7 @@ def _analysis(run):
 
 def test_analyze_leaves_a_table_of_all_tensors_in_the_run(tmp_path):
     model = llama()
-    hook = ld.register_hook(model, ld.DumpConfig(tmp_path, analyze=True, token_range=[0, 1]))
+    hook = msit.register_hook(model, msit.DumpConfig(tmp_path, analyze=True, token_range=[0, 1]))
     generate(model, new=2)
     run = hook.stop()
     rows = _analysis(run)
@@ -304,7 +324,9 @@ def test_analyze_leaves_a_table_of_all_tensors_in_the_run(tmp_path):
     ]
     assert len(rows) == len(run)
     assert {row["Node Name"] for row in rows} >= {"root", "root.lm_head", "root.model.layers.0.mlp"}
-    row = next(row for row in rows if row["Node Name"] == "root.lm_head" and "output" in row["Tensor Path"])
+    row = next(
+        row for row in rows if row["Node Name"] == "root.lm_head" and "output" in row["Tensor Path"]
+    )
     assert (row["Node Type"], row["dtype"]) == ("Linear", "torch.float32")
     tensor = eval(row["Tensor Path"], {"ld": ld})
     assert row["shape"] == str(tensor.shape)
@@ -315,7 +337,7 @@ def test_analyze_leaves_a_table_of_all_tensors_in_the_run(tmp_path):
 
 def test_every_tensor_path_reads_its_tensor_back(tmp_path):
     model = llama()
-    hook = ld.register_hook(model, ld.DumpConfig(tmp_path, analyze=True, layer_name="*mlp*"))
+    hook = msit.register_hook(model, msit.DumpConfig(tmp_path, analyze=True, layer_name="*mlp*"))
     model(prompt())
     for row in _analysis(hook.stop()):
         assert str(eval(row["Tensor Path"], {"ld": ld}).shape) == row["shape"]
@@ -333,8 +355,15 @@ class Awkward(nn.Module):
 
 def test_figures_that_do_not_exist_are_empty_and_none_stops_the_table(tmp_path):
     model = Awkward()
-    hook = ld.register_hook(model, ld.DumpConfig(tmp_path, analyze=True, module_list=[nn.Identity], tensor_part=1))
-    model(torch.tensor(2.0), torch.empty(0, 3), torch.full((4,), 3e38).double() ** 4, torch.tensor([1.0, float("nan")]))
+    hook = msit.register_hook(
+        model, msit.DumpConfig(tmp_path, analyze=True, module_list=[nn.Identity], tensor_part=1)
+    )
+    model(
+        torch.tensor(2.0),
+        torch.empty(0, 3),
+        torch.full((4,), 3e38).double() ** 4,
+        torch.tensor([1.0, float("nan")]),
+    )
     rows = _analysis(hook.stop())
     assert [row["shape"] for row in rows] == [
         "torch.Size([])",
@@ -349,14 +378,18 @@ def test_figures_that_do_not_exist_are_empty_and_none_stops_the_table(tmp_path):
 
 def test_a_constant_has_no_variance(tmp_path):
     model = Awkward()
-    hook = ld.register_hook(model, ld.DumpConfig(tmp_path, analyze=True, module_list=[nn.Identity], tensor_part=1))
+    hook = msit.register_hook(
+        model, msit.DumpConfig(tmp_path, analyze=True, module_list=[nn.Identity], tensor_part=1)
+    )
     model(torch.full((1000,), 0.1))
     assert 0 <= float(_analysis(hook.stop())[0]["variance"]) < 1e-12
 
 
 def test_with_statistics_only_the_table_has_no_paths(tmp_path):
     model = llama()
-    hook = ld.register_hook(model, ld.DumpConfig(tmp_path, analyze=True, dump_statistics_mode=1))
+    hook = msit.register_hook(
+        model, msit.DumpConfig(tmp_path, analyze=True, dump_statistics_mode=1)
+    )
     model(prompt())
     rows = _analysis(hook.stop())
     assert rows
@@ -365,10 +398,10 @@ def test_with_statistics_only_the_table_has_no_paths(tmp_path):
 
 def test_the_table_does_not_disturb_reading_and_is_absent_when_not_asked_for(tmp_path):
     model = llama()
-    hook = ld.register_hook(model, ld.DumpConfig(tmp_path, analyze=True))
+    hook = msit.register_hook(model, msit.DumpConfig(tmp_path, analyze=True))
     model(prompt())
     with_table = hook.stop()
     assert ld.open_run(with_table.path).info()["complete"]
-    hook = ld.register_hook(model, ld.DumpConfig(tmp_path))
+    hook = msit.register_hook(model, msit.DumpConfig(tmp_path))
     model(prompt())
     assert not (hook.stop().path / "tensor_analyze.csv").exists()

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 import llmdebug_nb as ld
 from llmdebug_nb.cli import main
-from llmdebug_nb.errors import CorruptDumpError, DumpWriteError, OptionError
+from llmdebug_nb.core.errors import CorruptDumpError, DumpWriteError, OptionError
+from llmdebug_nb.core.paths import within
+from llmdebug_nb.core.records import Expectation, Site
 from llmdebug_nb.notebook.bridge import Bridge
 from llmdebug_nb.notebook.widgets import Explorer
-from llmdebug_nb.records import Expectation, Site, within
 from llmdebug_nb.show import html
 from llmdebug_nb.show.text import EVERYTHING, notebook_text, report_text
 from llmdebug_nb.store import expected as marks
@@ -51,7 +52,9 @@ def model():
 @pytest.fixture
 def one(model, tmp_path):
     """Golden, and mine with one deviation."""
-    return _record(model, "golden", tmp_path), _record(_broken(model, **{KERNEL: 1.003}), "mine", tmp_path)
+    return _record(model, "golden", tmp_path), _record(
+        _broken(model, **{KERNEL: 1.003}), "mine", tmp_path
+    )
 
 
 @pytest.fixture
@@ -68,7 +71,9 @@ def _verdicts(report):
 # --- the verdict ---
 
 
-def test_a_marked_module_and_what_follows_from_it_are_expected_and_everything_says_how_many(one, tmp_path):
+def test_a_marked_module_and_what_follows_from_it_are_expected_and_everything_says_how_many(
+    one, tmp_path
+):
     report = ld.compare(*one, progress=False)
     before = _verdicts(report)
     bad = [i for i, verdict in before.items() if verdict == "diverged"]
@@ -81,7 +86,12 @@ def test_a_marked_module_and_what_follows_from_it_are_expected_and_everything_sa
     assert {d.site.path for d in marked} == {KERNEL, "model.layers.0.self_attn"}
     counted = f"{len(bad):,} as expected"
     said = f"{mark} (fused kernel {HOSTILE}): {len(marked)} rows; {len(bad) - len(marked)} rows more follow from that"
-    for text in (str(report), report_text(report.view()), notebook_text(report.view()), report.summary()):
+    for text in (
+        str(report),
+        report_text(report.view()),
+        notebook_text(report.view()),
+        report.summary(),
+    ):
         assert "expected" in text
         assert "fused kernel" in text
     assert counted in str(report)
@@ -125,7 +135,10 @@ def test_an_error_before_what_is_expected_is_found(two):
 
 @pytest.mark.parametrize("factor", [1.3, float("nan")])
 def test_however_large_it_is_nothing_behind_it_is_blamed(model, tmp_path, factor):
-    runs = _record(model, "golden", tmp_path), _record(_broken(model, **{KERNEL: factor}), "mine", tmp_path)
+    runs = (
+        _record(model, "golden", tmp_path),
+        _record(_broken(model, **{KERNEL: factor}), "mine", tmp_path),
+    )
     report = ld.compare(*runs, progress=False)
     report.expect(report.findings[0])
     assert report.verdict == "expected"
@@ -134,7 +147,10 @@ def test_however_large_it_is_nothing_behind_it_is_blamed(model, tmp_path, factor
 
 def test_operators_of_one_run_alone_are_expected_with_what_is_made_from_them(model, tmp_path):
     options = {"path": tmp_path, "mode": "module+aten"}
-    runs = _record(model, "golden", **options), _record(_broken(model, **{KERNEL: 1.003}), "mine", **options)
+    runs = (
+        _record(model, "golden", **options),
+        _record(_broken(model, **{KERNEL: 1.003}), "mine", **options),
+    )
     report = ld.compare(*runs, progress=False)
     finding = report.findings[0]
     assert finding.path == f"{KERNEL}/Aten.mul.Tensor"
@@ -201,7 +217,9 @@ def test_the_next_comparison_and_a_new_recording_of_that_name_know_it(model, one
     assert anew.path != one[1].path
     assert ld.compare(one[0], anew, progress=False).verdict == "expected"
     other = _record(model, "another", tmp_path)
-    assert ld.compare(other, anew, progress=False).verdict == "diverged"  # held against another golden
+    assert (
+        ld.compare(other, anew, progress=False).verdict == "diverged"
+    )  # held against another golden
     good = _record(model, "mine", tmp_path)
     mended = ld.compare(one[0], good, progress=False)
     assert mended.verdict == "match"
@@ -290,9 +308,13 @@ MARKS = st.builds(
 
 @settings(deadline=None)
 @given(st.lists(MARKS, max_size=5), st.lists(MARKS, max_size=5), st.booleans())
-def test_marks_are_read_as_they_were_written_beside_those_of_other_goldens(tmp_path_factory, first, second, twice):
+def test_marks_are_read_as_they_were_written_beside_those_of_other_goldens(
+    tmp_path_factory, first, second, twice
+):
     folder = tmp_path_factory.mktemp("marks")
-    golden, other, mine = (Run(name, folder / name, lambda: None) for name in ("golden", "other", "mine"))
+    golden, other, mine = (
+        Run(name, folder / name, lambda: None) for name in ("golden", "other", "mine")
+    )
     marks.write(other, mine, second)
     for _ in range(1 + twice):
         marks.write(golden, mine, first)
@@ -305,7 +327,8 @@ JSON = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.dictionaries(
-            st.sampled_from(["format", "version", "expected", "golden", "path", "comment", "step"]), inner
+            st.sampled_from(["format", "version", "expected", "golden", "path", "comment", "step"]),
+            inner,
         )
     ),
     max_leaves=12,
@@ -328,10 +351,22 @@ def test_whatever_a_file_holds_it_is_read_or_refused(tmp_path_factory, whole, en
         assert all(isinstance(mark.path, str) for mark in found)
 
 
-PATHS = ["", "model", "model.layers.1", "model.layers.1.mlp", "model.layers.10", "model.layers.1/Aten.add", "lm_head"]
+PATHS = [
+    "",
+    "model",
+    "model.layers.1",
+    "model.layers.1.mlp",
+    "model.layers.10",
+    "model.layers.1/Aten.add",
+    "lm_head",
+]
 
 
-@given(st.sampled_from(PATHS[1:]), st.sampled_from(PATHS), st.sampled_from(["input", "output", "weight"]))
+@given(
+    st.sampled_from(PATHS[1:]),
+    st.sampled_from(PATHS),
+    st.sampled_from(["input", "output", "weight"]),
+)
 def test_a_module_is_what_it_makes_and_all_inside_and_not_what_it_is_given(marked, path, role):
     covered = Expectation(marked).covers(Site(path, role=role))
     assert covered == (within(path, marked) and (path != marked or role != "input"))
@@ -352,11 +387,15 @@ def _ask(view):
     return ask, bridge
 
 
-@pytest.mark.parametrize(("scope", "covers"), [("tensor", [0, 1]), ("step", [1]), ("module", [0, 1])])
+@pytest.mark.parametrize(
+    ("scope", "covers"), [("tensor", [0, 1]), ("step", [1]), ("module", [0, 1])]
+)
 def test_the_explorer_marks_a_row_and_takes_it_back(one, scope, covers):
     report = ld.compare(*one, progress=False)
     ask, bridge = _ask(report.view())
-    row = [d.index for d in report.differences if d.site.path == KERNEL and d.site.role == "output"][-1]
+    row = [
+        d.index for d in report.differences if d.site.path == KERNEL and d.site.role == "output"
+    ][-1]
     overview = ask("expect", row=row, finding=-1, scope=scope, comment="fused kernel")
     (mark,) = overview["marks"]
     assert (mark["rows"], mark["comment"]) == (len(covers), "fused kernel")
@@ -366,8 +405,14 @@ def test_the_explorer_marks_a_row_and_takes_it_back(one, scope, covers):
     assert (shown["verdict"], shown["expected"], shown["mark"]) == ("expected", "fused kernel", 0)
     ids = ask("path", path=KERNEL)["ids"]
     nodes = ask("children", parent=ids[-2], start=0, n=99)["nodes"]
-    assert next(n["note"] for n in nodes if n["path"] == KERNEL) == f"{len(covers)} expected: fused kernel"
-    assert "no longer marked" in bridge.answer({"op": "unexpect", "re": 1, "mark": 0, "text": "else"})[0]["error"]
+    assert (
+        next(n["note"] for n in nodes if n["path"] == KERNEL)
+        == f"{len(covers)} expected: fused kernel"
+    )
+    assert (
+        "no longer marked"
+        in bridge.answer({"op": "unexpect", "re": 1, "mark": 0, "text": "else"})[0]["error"]
+    )
     assert ask("unexpect", mark=0, text=mark["text"])["marks"] == []
     assert report.verdict == "diverged"
 
@@ -376,9 +421,14 @@ def test_the_explorer_marks_a_finding_and_lists_what_is_left(two):
     report = ld.compare(*two, progress=False)
     ask, _ = _ask(report.view())
     overview = ask("expect", row=-1, finding=0, scope="module", comment="")
-    assert [(f["path"], f["expected"], f["mark"]) for f in overview["findings"]] == [(BUG, "", -1), (KERNEL, KERNEL, 0)]
+    assert [(f["path"], f["expected"], f["mark"]) for f in overview["findings"]] == [
+        (BUG, "", -1),
+        (KERNEL, KERNEL, 0),
+    ]
     mismatches = ask("rows", step=-1, start=0, n=999, **{**EVERYTHING, "mismatch": True})
-    assert mismatches["total"] == sum(d.verdict in ("diverged", "unmatched") for d in report.differences)
+    assert mismatches["total"] == sum(
+        d.verdict in ("diverged", "unmatched") for d in report.differences
+    )
     assert overview["first_bad"] == mismatches["rows"][0]["id"]
 
 

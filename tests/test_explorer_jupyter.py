@@ -26,7 +26,9 @@ THEME = "name => window.jupyterapp.commands.execute('apputils:change-theme', {th
 
 
 @pytest.mark.parametrize("app", ["lab", "notebook"])
-def test_a_cell_shows_an_explorer_that_page_and_kernel_share(lab: Lab, page: Page, app: str) -> None:
+def test_a_cell_shows_an_explorer_that_page_and_kernel_share(
+    lab: Lab, page: Page, app: str
+) -> None:
     outside: list[str] = []
     page.on(
         "request",
@@ -37,7 +39,10 @@ def test_a_cell_shows_an_explorer_that_page_and_kernel_share(lab: Lab, page: Pag
         ),
     )
     notebook = lab.write_notebook(
-        f"explorer_{app}.ipynb", CELL, "explorer.position = 4; explorer.path = ''", "assert False, 'do not delete me'"
+        f"explorer_{app}.ipynb",
+        CELL,
+        "explorer.position = 4; explorer.path = ''",
+        "assert False, 'do not delete me'",
     )
     lab.open(page, notebook, app)
     lab.run_cell(page)
@@ -60,7 +65,9 @@ def test_a_cell_shows_an_explorer_that_page_and_kernel_share(lab: Lab, page: Pag
     record.click()
     expect(page.locator(".llmdebug-place")).to_contain_text("model.layers.1.mlp.down_proj")
     expect(page.locator(".llmdebug-place")).to_contain_text(f"#{selected} ·")
-    expect(page.locator(".llmdebug-record[aria-selected=true]")).to_have_attribute("data-row", selected)
+    expect(page.locator(".llmdebug-record[aria-selected=true]")).to_have_attribute(
+        "data-row", selected
+    )
     lab.kernel_comes_to(notebook, "explorer.selected", selected)
     click_value(page, r"\[0, 0, \d+\] = ")
     page.screenshot(path=SCREENSHOTS / f"explorer_{app}.png")
@@ -70,7 +77,9 @@ def test_a_cell_shows_an_explorer_that_page_and_kernel_share(lab: Lab, page: Pag
     page.get_by_role("grid", name="Records").press("d")
     page.get_by_role("grid", name="Records").press("x")
     page.get_by_role("grid", name="Records").press("N")
-    expect(page.locator(".llmdebug-record[aria-selected=true]")).not_to_have_attribute("data-row", selected)
+    expect(page.locator(".llmdebug-record[aria-selected=true]")).not_to_have_attribute(
+        "data-row", selected
+    )
     assert page.locator(".jp-Notebook .jp-CodeCell").count() == 3
 
     lab.run_cell(page, 1)
@@ -85,7 +94,9 @@ def test_a_cell_shows_an_explorer_that_page_and_kernel_share(lab: Lab, page: Pag
 
 
 def test_an_answer_comes_while_a_cell_runs(lab: Lab, page: Page) -> None:
-    notebook = lab.write_notebook("busy.ipynb", CELL, "import time\nprint('started')\nwhile True: time.sleep(0.05)")
+    notebook = lab.write_notebook(
+        "busy.ipynb", CELL, "import time\nprint('started')\nwhile True: time.sleep(0.05)"
+    )
     lab.open(page, notebook)
     lab.run_cell(page)
     # from here on the kernel answers beside its cells: the first requests of a widget may wait for the running one
@@ -123,7 +134,10 @@ def test_a_runs_explorer_follows_the_theme_comes_back_after_a_reload_and_says_wh
     notebook = lab.write_notebook(f"run_{app}.ipynb", RUN)
     lab.open(page, notebook, app)
     lab.run_cell(page)
-    status, total = page.get_by_role("status").filter(has_text="kernel"), page.locator(".llmdebug-total")
+    status, total = (
+        page.get_by_role("status").filter(has_text="kernel"),
+        page.locator(".llmdebug-total"),
+    )
 
     # the main path: token, filter by a figure, module, tensor, value
     expect(total).to_have_text("8 records", timeout=60_000)
@@ -146,12 +160,18 @@ def test_a_runs_explorer_follows_the_theme_comes_back_after_a_reload_and_says_wh
 
     save(page)
     page.reload()
-    expect(page.locator(".llmdebug-step[aria-current]")).to_contain_text("2 forward", timeout=60_000)
+    expect(page.locator(".llmdebug-step[aria-current]")).to_contain_text(
+        "2 forward", timeout=60_000
+    )
     expect(total).to_have_text("2 records")
     expect(page.locator(".llmdebug-place")).to_contain_text("output[0]")
 
-    page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
-    expect(status).to_contain_text("the kernel was restarted or shut down: run this cell again", timeout=60_000)
+    page.evaluate(
+        "() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()"
+    )
+    expect(status).to_contain_text(
+        "the kernel was restarted or shut down: run this cell again", timeout=60_000
+    )
     expect(page.get_by_role("button", name="Next record")).to_be_disabled()
     expect(page.get_by_label("Filter records")).to_be_disabled()
     expect(page.locator("h2", has_text="Run small")).to_be_visible()
@@ -162,17 +182,23 @@ def test_a_runs_explorer_follows_the_theme_comes_back_after_a_reload_and_says_wh
 
 
 @pytest.mark.usefixtures("small")
-def test_a_notebook_that_was_saved_with_its_widgets_opens_without_their_kernel(lab: Lab, page: Page) -> None:
+def test_a_notebook_that_was_saved_with_its_widgets_opens_without_their_kernel(
+    lab: Lab, page: Page
+) -> None:
     notebook = lab.write_notebook("saved.ipynb", RUN)
     lab.open(page, notebook)
     lab.run_cell(page)
     expect(page.locator(".llmdebug-total")).to_have_text("8 records", timeout=60_000)
-    page.evaluate("() => window.jupyterapp.commands.execute('@jupyter-widgets/jupyterlab-manager:saveWidgetState')")
+    page.evaluate(
+        "() => window.jupyterapp.commands.execute('@jupyter-widgets/jupyterlab-manager:saveWidgetState')"
+    )
     save(page)
     lab.shut_down("notebook")
     page.reload()
     expect(page.locator("h2", has_text="Run small")).to_be_visible(timeout=60_000)
-    expect(page.get_by_role("toolbar", name="Token stepper").get_by_text("2 forward")).to_be_visible()
+    expect(
+        page.get_by_role("toolbar", name="Token stepper").get_by_text("2 forward")
+    ).to_be_visible()
     expect(page.get_by_role("status").filter(has_text="run this cell again")).to_be_visible()
     expect(page.get_by_role("button", name="Next record")).to_be_disabled()
     lab.run_cell(page)

@@ -90,8 +90,12 @@ def play(page: Page) -> Locator:
     return page.get_by_role("button", name="Play tokens")
 
 
-@pytest.mark.parametrize(("motion", "seconds"), [("no-preference", "0.25s, 0.25s"), ("reduce", "0s")])
-def test_play_passes_token_by_token_and_stops_at_the_end(page: Page, motion: Any, seconds: str) -> None:
+@pytest.mark.parametrize(
+    ("motion", "seconds"), [("no-preference", "0.25s, 0.25s"), ("reduce", "0s")]
+)
+def test_play_passes_token_by_token_and_stops_at_the_end(
+    page: Page, motion: Any, seconds: str
+) -> None:
     page.emulate_media(reduced_motion=motion)
     explorer = Explorer(FakeView(steps=5))
     mount_in(page, explorer)
@@ -152,7 +156,10 @@ def test_the_tree_fetches_children_when_a_module_is_opened(mount: Mount) -> None
     view = FakeView()
     page = mount(Explorer(view))
     expect(page.get_by_role("treeitem")).to_have_count(3)  # the lone root is open
-    assert [call for call in view.calls if call[0] == "children"] == [("children", -1), ("children", 0)]
+    assert [call for call in view.calls if call[0] == "children"] == [
+        ("children", -1),
+        ("children", 0),
+    ]
     page.get_by_role("treeitem", name="model").locator(".llmdebug-chevron").click()
     expect(page.get_by_role("treeitem", name="layers")).to_be_visible()
     assert [call for call in view.calls if call[0] == "children"][2:] == [("children", 1)]
@@ -312,7 +319,11 @@ def test_a_bound_typed_into_the_filter_keeps_the_tensors_that_reach_it(mount: Mo
     page = mount(Explorer(view))
     box = page.get_by_label("Filter records")
     box.fill("up_proj >3.1")
-    wanted = [r["id"] for r in view.data if r["step"] == 1 and "up_proj" in r["path"] and float(r["max"] or 0) > 3.1]
+    wanted = [
+        r["id"]
+        for r in view.data
+        if r["step"] == 1 and "up_proj" in r["path"] and float(r["max"] or 0) > 3.1
+    ]
     expect(page.locator(".llmdebug-total")).to_have_text(f"{len(wanted)} records")
     expect(row_at(page, wanted[0])).to_be_visible()
     assert "largest magnitude" in (box.get_attribute("title") or "")
@@ -323,7 +334,9 @@ def test_a_filter_that_can_not_be_read_says_why_and_a_jump_drops_it(mount: Mount
     box, grid = page.get_by_label("Filter records"), page.get_by_role("grid", name="Records")
     box.fill("abs><img")
     expect(box).to_have_attribute("aria-invalid", "true")
-    expect(grid).to_have_attribute("data-none", re.compile("^can't read the filter 'abs><img': a number belongs"))
+    expect(grid).to_have_attribute(
+        "data-none", re.compile("^can't read the filter 'abs><img': a number belongs")
+    )
     box.fill("abs>1")
     expect(box).to_have_attribute("aria-invalid", "false")
     box.fill("abs>")
@@ -367,7 +380,9 @@ def test_the_dataflow_is_walked_forwards_link_by_link(mount: Mount) -> None:
 
 
 @pytest.mark.parametrize("report", [False, True])
-def test_the_curve_over_steps_leads_to_the_same_tensor_at_another_step(mount: Mount, report: bool) -> None:
+def test_the_curve_over_steps_leads_to_the_same_tensor_at_another_step(
+    mount: Mount, report: bool
+) -> None:
     view = FakeView(report=report, steps=7)
     at = [row["id"] for row in view.data if row["path"] == "lm_head" and row["role"] == "output"]
     explorer = Explorer(view, selected=at[3])
@@ -412,9 +427,15 @@ def test_a_part_is_called_one(mount: Mount) -> None:
     )
 
 
-def test_the_kernel_of_compiled_code_is_beside_its_buffer_and_open_where_that_diverges(mount: Mount) -> None:
+def test_the_kernel_of_compiled_code_is_beside_its_buffer_and_open_where_that_diverges(
+    mount: Mount,
+) -> None:
     view = FakeView(report=True)
-    view.kernel = {"name": "graph0/cpp_fused_mul_1", "nodes": ["mul_1", HOSTILE], "code": f"out[0] = 2; // {HOSTILE}"}
+    view.kernel = {
+        "name": "graph0/cpp_fused_mul_1",
+        "nodes": ["mul_1", HOSTILE],
+        "code": f"out[0] = 2; // {HOSTILE}",
+    }
     explorer = Explorer(view)
     page = mount(explorer)
     kernel = page.locator(".llmdebug-kernel")
@@ -425,7 +446,9 @@ def test_the_kernel_of_compiled_code_is_beside_its_buffer_and_open_where_that_di
     expect(kernel).to_contain_text(f"computes 2 nodes: mul_1, {HOSTILE}")
     expect(page.get_by_label("Code of the kernel")).to_have_text(f"out[0] = 2; // {HOSTILE}")
     view.kernel = {"name": "graph0/extern:mm", "nodes": ["mm"], "code": ""}
-    fine = next(row for row in view.data if row["verdict"] == "match" and row["id"] > diverged["id"])
+    fine = next(
+        row for row in view.data if row["verdict"] == "match" and row["id"] > diverged["id"]
+    )
     from_python(page, explorer, "selected", fine["id"])
     expect(kernel.locator("summary")).to_have_text("mine: kernel graph0/extern:mm")
     expect(kernel).not_to_have_attribute("open", "")
@@ -472,7 +495,9 @@ def test_a_report_shows_verdict_findings_errors_and_metrics(mount: Mount) -> Non
         ["#", "tensor", "op", "type", "shape", "error", "limit", "verdict"]
     )
     expect(page.locator(".llmdebug-metrics")).to_contain_text("cosine")
-    expect(page.locator(".llmdebug-summary tr.llmdebug-differs th[scope=row]")).to_have_text(["fingerprint"])
+    expect(page.locator(".llmdebug-summary tr.llmdebug-differs th[scope=row]")).to_have_text(
+        ["fingerprint"]
+    )
 
 
 # --- layers and tokens ---
@@ -490,15 +515,21 @@ def test_a_click_in_the_map_goes_to_the_worst_row_of_that_layer_and_token(mount:
     explorer = Explorer(view)
     page = mount(explorer)
     body = page.locator(".llmdebug-layer-body")
-    expect(page.get_by_role("gridcell", name="model.layers.1 · 1 decode: diverged")).to_be_attached()
+    expect(
+        page.get_by_role("gridcell", name="model.layers.1 · 1 decode: diverged")
+    ).to_be_attached()
     body.click(position=at_cell(page, 4, 3, 6, 4))  # model.norm in the second decode step
-    worst = next(row["id"] for row in view.data if row["path"] == "model.norm" and row["step"] == 3 and row["reason"])
+    worst = next(
+        row["id"]
+        for row in view.data
+        if row["path"] == "model.norm" and row["step"] == 3 and row["reason"]
+    )
     shown(page, worst)
     assert (explorer.position, explorer.selected, explorer.path) == (3, worst, "model.norm")
     expect(page.locator(".llmdebug-total")).to_have_text("2 records")
-    expect(page.get_by_role("treeitem", name=re.compile("^norm RMSNorm diverged"))).to_have_attribute(
-        "aria-selected", "true"
-    )
+    expect(
+        page.get_by_role("treeitem", name=re.compile("^norm RMSNorm diverged"))
+    ).to_have_attribute("aria-selected", "true")
 
 
 def test_the_map_obeys_arrow_keys_and_enter_and_says_where_they_stand(mount: Mount) -> None:
@@ -509,7 +540,8 @@ def test_the_map_obeys_arrow_keys_and_enter_and_says_where_they_stand(mount: Mou
     expect(grid).to_have_attribute("aria-colcount", "4")
     cell = page.locator(f"[id='{grid.get_attribute('aria-activedescendant')}']")
     expect(cell).to_have_attribute(
-        "aria-label", re.compile(r"^model.layers.1 · 1 decode: diverged, error 0.31, limit 0.012, 26 ×")
+        "aria-label",
+        re.compile(r"^model.layers.1 · 1 decode: diverged, error 0.31, limit 0.012, 26 ×"),
     )
     for key in ("ArrowRight", "ArrowDown", "ArrowDown", "ArrowDown", "ArrowDown"):
         grid.press(key)
@@ -551,14 +583,18 @@ def test_diverged_unmatched_and_unrecorded_cells_differ_by_more_than_colour(moun
     explorer = Explorer(Sparse(report=True))
     page = mount(explorer)
     expect(page.get_by_role("gridcell", name="model.layers.1 · 1 decode")).to_be_attached()
-    nothing, unmatched, fine, bad = (colours(page, *cell, 6, 4) for cell in ((0, 0), (0, 1), (1, 1), (2, 2)))
+    nothing, unmatched, fine, bad = (
+        colours(page, *cell, 6, 4) for cell in ((0, 0), (0, 1), (1, 1), (2, 2))
+    )
     assert {colour[3] for colour in nothing} == {0}
     assert (0, 0, 0, 0) in unmatched  # a frame around nothing
     assert len(unmatched) > 1
     assert len({colour for colour in fine if colour[3] == 255}) == 1
     assert len({colour for colour in bad if colour[3] == 255}) > 1  # a cross in it
     page.locator(".llmdebug-layer-body").hover(position=at_cell(page, 0, 0, 6, 4))
-    expect(page.locator(".llmdebug-told")).to_have_text("model.embed_tokens · warm-up: nothing recorded")
+    expect(page.locator(".llmdebug-told")).to_have_text(
+        "model.embed_tokens · warm-up: nothing recorded"
+    )
     page.locator(".llmdebug-layer-body").click(position=at_cell(page, 0, 0, 6, 4))
     expect(step(page, 0)).to_have_attribute("aria-current", "step")
     page.locator(".llmdebug-layer-body").hover(position=at_cell(page, 0, 1, 6, 4))
@@ -580,12 +616,16 @@ class Deep(FakeView):
         return {"layers": layers, "steps": 1000}, [memoryview(array.tobytes()) for array in arrays]
 
 
-def test_a_hundred_layers_and_a_thousand_tokens_come_at_once_and_stay_few_elements(mount: Mount) -> None:
+def test_a_hundred_layers_and_a_thousand_tokens_come_at_once_and_stay_few_elements(
+    mount: Mount,
+) -> None:
     view = Deep(report=True, layers=0, steps=1000)
     explorer = Explorer(view)
     page = mount(explorer)
     grid = page.get_by_role("grid", name="Error over limit")
-    expect(page.get_by_role("gridcell", name="model.layers.99 · 998 decode: diverged")).to_be_attached()
+    expect(
+        page.get_by_role("gridcell", name="model.layers.99 · 998 decode: diverged")
+    ).to_be_attached()
     assert [call for call in view.calls if call[0] == "layers"] == [("layers", 0)]
     assert page.locator(".llmdebug-layers *").count() < 500
     cursor = page.locator(".llmdebug-layer-cursor")
@@ -602,11 +642,15 @@ def test_a_hundred_layers_and_a_thousand_tokens_come_at_once_and_stay_few_elemen
     shown(page, 3)
 
 
-def test_the_growth_of_the_error_has_a_line_for_each_token_and_a_click_goes_there(mount: Mount) -> None:
+def test_the_growth_of_the_error_has_a_line_for_each_token_and_a_click_goes_there(
+    mount: Mount,
+) -> None:
     view = FakeView(report=True)
     explorer = Explorer(view)
     page = mount(explorer)
-    plot = page.get_by_role("img", name="Error along depth, 1 decode: 3 layers diverged, first model.layers.1")
+    plot = page.get_by_role(
+        "img", name="Error along depth, 1 decode: 3 layers diverged, first model.layers.1"
+    )
     expect(plot).to_be_visible()
     expect(plot.locator(".llmdebug-growth-point")).to_have_count(6)
     expect(plot.locator(".llmdebug-growth-bad")).to_have_count(3)
@@ -616,12 +660,16 @@ def test_the_growth_of_the_error_has_a_line_for_each_token_and_a_click_goes_ther
     point = plot.locator(".llmdebug-growth-point[data-layer='5']").bounding_box()
     assert point
     page.mouse.move(point["x"] + point["width"] / 2, point["y"] + point["height"] / 2)
-    expect(page.locator(".llmdebug-told")).to_contain_text("lm_head · 1 decode: diverged, error 0.31")
+    expect(page.locator(".llmdebug-told")).to_contain_text(
+        "lm_head · 1 decode: diverged, error 0.31"
+    )
     page.mouse.click(point["x"] + point["width"] / 2, point["y"] + point["height"] / 2)
     expect(page.locator(".llmdebug-place")).to_contain_text("lm_head output[0]")
     assert (explorer.position, explorer.path) == (2, "lm_head")
     step(page, 0).click()
-    expect(page.get_by_role("img", name="Error along depth, warm-up: no layer diverged")).to_be_visible()
+    expect(
+        page.get_by_role("img", name="Error along depth, warm-up: no layer diverged")
+    ).to_be_visible()
 
 
 def test_a_run_has_no_map_of_errors(mount: Mount) -> None:
@@ -642,7 +690,9 @@ def test_the_tree_says_each_verdict_by_mark_and_rolls_mismatches_up(mount: Mount
     expect(badge("norm RMSNorm diverged")).to_have_text("2")
     expect(page.get_by_role("treeitem", name="1 DecoderLayer diverged")).to_be_visible()
     expect(page.get_by_role("treeitem", name="0 DecoderLayer within noise")).to_be_visible()
-    expect(page.get_by_role("treeitem", name="layers ModuleList").locator(".llmdebug-node-verdict")).to_have_text("✗")
+    expect(
+        page.get_by_role("treeitem", name="layers ModuleList").locator(".llmdebug-node-verdict")
+    ).to_have_text("✗")
 
 
 def test_a_module_whose_rows_have_no_partner_says_how_many(mount: Mount) -> None:
@@ -699,7 +749,9 @@ def test_a_finding_opens_to_evidence_sentences_candidates_and_its_script(mount: 
     )
 
 
-def test_a_finding_keeps_its_words_where_the_script_could_not_be_read_and_asks_for_it_again(mount: Mount) -> None:
+def test_a_finding_keeps_its_words_where_the_script_could_not_be_read_and_asks_for_it_again(
+    mount: Mount,
+) -> None:
     view = FakeView(report=True)
     page = mount(Explorer(view))
     finding = view.finding
@@ -723,7 +775,10 @@ def test_the_worst_elements_lead_to_their_place_in_the_heat_map(mount: Mount) ->
     page = mount(Explorer(view, selected=softmax))
     difference = view.tensor(softmax, "mine").astype(float) - view.tensor(softmax, "golden")
     worst = np.unravel_index(np.argsort(-np.abs(difference), axis=None)[:10], difference.shape)
-    places = [f"[{', '.join(map(str, at))}]" for at in zip(*(axis.tolist() for axis in worst), strict=True)]
+    places = [
+        f"[{', '.join(map(str, at))}]"
+        for at in zip(*(axis.tolist() for axis in worst), strict=True)
+    ]
     expect(page.locator(".llmdebug-worst button")).to_have_text(places)
     page.locator(".llmdebug-worst button").nth(3).click()
     expect(page.locator(".llmdebug-value")).to_have_text(re.compile(rf"^{re.escape(places[3])} = "))
@@ -739,18 +794,27 @@ class Turned(FakeView):
         side = super()._side(row, which)
         if which == "mine":
             shape = [2 * size for size in row["shape"]]
-            axes = [{"name": name, "size": size} for name, size in zip(("a", "b", "c"), shape, strict=False)]
+            axes = [
+                {"name": name, "size": size}
+                for name, size in zip(("a", "b", "c"), shape, strict=False)
+            ]
             side.update(shape=shape, axes=axes)
         return side
 
 
-def test_a_side_that_lies_differently_has_its_own_slice_and_is_not_put_beside_the_others(mount: Mount) -> None:
+def test_a_side_that_lies_differently_has_its_own_slice_and_is_not_put_beside_the_others(
+    mount: Mount,
+) -> None:
     page = mount(Explorer(Turned(report=True), selected=100))
     expect(page.get_by_role("combobox", name="rows")).to_have_value("1")
-    expect(page.get_by_role("combobox", name="rows").locator("option:checked")).to_have_text("token (12)")
+    expect(page.get_by_role("combobox", name="rows").locator("option:checked")).to_have_text(
+        "token (12)"
+    )
     expect(page.get_by_role("tab")).to_have_text(["golden", "mine", "difference"])
     page.get_by_role("tab", name="mine").click()
-    expect(page.get_by_role("combobox", name="rows").locator("option:checked")).to_have_text("b (24)")
+    expect(page.get_by_role("combobox", name="rows").locator("option:checked")).to_have_text(
+        "b (24)"
+    )
     page.locator(".llmdebug-worst button").first.click()
     expect(page.get_by_role("tab", name="difference")).to_have_attribute("aria-selected", "true")
     place = page.locator(".llmdebug-worst button").first.text_content() or ""
@@ -767,20 +831,29 @@ def test_side_by_side_links_pointer_window_and_click_of_all_three(mount: Mount) 
     box = maps.first.bounding_box()
     assert box
     maps.first.hover(position={"x": 10.5 * box["width"] / 64, "y": 3.5 * box["height"] / 12})
-    golden, mine, difference = (view.tensor(row, which)[0, 3, 10] for which in ("golden", "mine", "difference"))
+    golden, mine, difference = (
+        view.tensor(row, which)[0, 3, 10] for which in ("golden", "mine", "difference")
+    )
     line = page.locator(".llmdebug-linked")
     expect(line).to_contain_text("[0, 3, 10]: golden ")
-    figures = [float(part.rpartition(" ")[2]) for part in (line.text_content() or "").partition(": ")[2].split(" · ")]
+    figures = [
+        float(part.rpartition(" ")[2])
+        for part in (line.text_content() or "").partition(": ")[2].split(" · ")
+    ]
     assert figures == pytest.approx([float(golden), float(mine), float(difference)], rel=1e-4)
     maps.first.click(position={"x": 10.5 * box["width"] / 64, "y": 3.5 * box["height"] / 12})
     expect(page.locator(".llmdebug-value")).to_have_text([re.compile(r"^\[0, 3, 10\] = ")] * 3)
     maps.nth(1).press("+")
-    expect(page.locator(".llmdebug-trio .llmdebug-caption")).to_have_text(["rows 3–8, columns 16–47"] * 3)
+    expect(page.locator(".llmdebug-trio .llmdebug-caption")).to_have_text(
+        ["rows 3–8, columns 16–47"] * 3
+    )
     high = page.locator(".llmdebug-trio .llmdebug-legend span:nth-child(3)")
     assert high.nth(0).text_content() == high.nth(1).text_content()  # one scale for golden and mine
     page.locator(".llmdebug-worst button").first.click()
     place = page.locator(".llmdebug-worst button").first.text_content() or ""
-    expect(page.locator(".llmdebug-value")).to_have_text([re.compile(rf"^{re.escape(place)} = ")] * 3)
+    expect(page.locator(".llmdebug-value")).to_have_text(
+        [re.compile(rf"^{re.escape(place)} = ")] * 3
+    )
 
 
 def pixel(page: Page, fx: float, fy: float) -> list[int]:
@@ -878,7 +951,9 @@ def test_values_of_one_sign_get_a_scale_from_lowest_to_highest(mount: Mount) -> 
     softmax = next(row["id"] for row in view.data if row["op"] == "Softmax")
     page = mount(Explorer(view, selected=softmax))
     plane = view.tensor(softmax, "golden")[0, 0]
-    expect(page.locator(".llmdebug-legend span").nth(0)).to_have_text(f"{float(f'{plane.min():.3g}')}")
+    expect(page.locator(".llmdebug-legend span").nth(0)).to_have_text(
+        f"{float(f'{plane.min():.3g}')}"
+    )
 
 
 def test_any_two_axes_make_the_slice_and_the_others_have_an_index(mount: Mount) -> None:
@@ -915,13 +990,20 @@ def test_the_heads_of_an_attention_are_seen_at_once_and_a_click_opens_one(mount:
     click_at(page, 0.5, 0.5)
     place, value = picked(page)
     assert place.startswith("[0, 2, ")
-    assert np.float32(value) == view.tensor(softmax, "golden")[tuple(int(i) for i in place.strip("[]").split(","))]
+    assert (
+        np.float32(value)
+        == view.tensor(softmax, "golden")[tuple(int(i) for i in place.strip("[]").split(","))]
+    )
     heads.nth(2).press("ArrowRight")
     expect(heads.nth(3)).to_be_focused()
     expect(page.get_by_label("Index on axis head").last).to_have_value("3")
-    assert view.calls.count(("heads", softmax)) == 1  # another head is another frame, not another answer
+    assert (
+        view.calls.count(("heads", softmax)) == 1
+    )  # another head is another frame, not another answer
     page.get_by_role("combobox", name="rows").select_option(label="head (4)")
-    expect(page.get_by_role("radiogroup", name="query by query").get_by_role("radio")).to_have_count(12)
+    expect(
+        page.get_by_role("radiogroup", name="query by query").get_by_role("radio")
+    ).to_have_count(12)
 
 
 def test_more_heads_than_a_page_holds_are_turned_by_button_and_by_key(mount: Mount) -> None:
@@ -1080,7 +1162,9 @@ def test_a_slow_kernel_is_said_to_be_busy(mount: Mount) -> None:
     shown(page, 74)
 
 
-def test_requests_that_wait_behind_a_cell_are_sent_again_and_late_answers_change_nothing(mount: Mount) -> None:
+def test_requests_that_wait_behind_a_cell_are_sent_again_and_late_answers_change_nothing(
+    mount: Mount,
+) -> None:
     page = mount(Explorer(FakeView()))
     expect(row_at(page, 72)).to_be_visible()
     hold(page)
@@ -1154,14 +1238,26 @@ def test_without_a_kernel_the_snapshot_stays_and_the_page_says_so(page: Page) ->
 
 def test_hostile_names_are_text(mount: Mount) -> None:
     view = FakeView(report=True, extra=(HOSTILE,))
-    finding = {**view.overview({"op": "overview"})["findings"][0], "path": HOSTILE, "op": HOSTILE, "evidence": HOSTILE}
-    hostile = {"title": HOSTILE, "lines": [HOSTILE], "summary": HOSTILE, "findings": [finding, finding]}
+    finding = {
+        **view.overview({"op": "overview"})["findings"][0],
+        "path": HOSTILE,
+        "op": HOSTILE,
+        "evidence": HOSTILE,
+    }
+    hostile = {
+        "title": HOSTILE,
+        "lines": [HOSTILE],
+        "summary": HOSTILE,
+        "findings": [finding, finding],
+    }
     view.overview = lambda request, plain=view.overview: {**plain(request), **hostile}  # type: ignore[method-assign]
     view._layer = lambda path: path  # type: ignore[method-assign]
     detail = {"script": HOSTILE, "why": "", "save": HOSTILE, "source": HOSTILE}
     view.finding = lambda request: detail  # type: ignore[method-assign,assignment,return-value]
     row = next(row["id"] for row in view.data if row["path"] == HOSTILE)
-    view.flow = lambda row: [{"relation": "consumers", "links": [{"row": 1, "label": HOSTILE}], "total": 1}]  # type: ignore[method-assign]
+    view.flow = lambda row: [
+        {"relation": "consumers", "links": [{"row": 1, "label": HOSTILE}], "total": 1}
+    ]  # type: ignore[method-assign]
     explorer = Explorer(view, selected=row)
     page = mount(explorer)
     shown(page, row)
@@ -1180,7 +1276,11 @@ def test_hostile_names_are_text_in_the_explorer_of_a_run(mount: Mount) -> None:
     view = FakeView(extra=(HOSTILE,))
     for step in view.steps:
         step["label"] = HOSTILE
-    view.overview = lambda request, plain=view.overview: {**plain(request), "title": HOSTILE, "notes": [HOSTILE]}  # type: ignore[method-assign]
+    view.overview = lambda request, plain=view.overview: {
+        **plain(request),
+        "title": HOSTILE,
+        "notes": [HOSTILE],
+    }  # type: ignore[method-assign]
     wanted = next(row["id"] for row in view.data if row["path"] == HOSTILE)
     page = mount(Explorer(view, selected=wanted))
     shown(page, wanted)
@@ -1229,7 +1329,9 @@ def test_a_row_is_marked_by_key_with_a_comment_and_everything_follows(mount: Mou
     expect(page.locator(".llmdebug-title")).to_contain_text("diverged")
     expect(page.locator(SELECTED).locator(".llmdebug-verdict")).to_have_text("☑ expected")
     expect(page.locator(SELECTED)).to_contain_text(f"expected: fused kernel, N and p {HOSTILE}")
-    expect(page.locator(".llmdebug-place")).to_contain_text(f"expected: fused kernel, N and p {HOSTILE}")
+    expect(page.locator(".llmdebug-place")).to_contain_text(
+        f"expected: fused kernel, N and p {HOSTILE}"
+    )
     expect(step(page, 2).locator(".llmdebug-badge")).to_have_text("2")
     expect(page.get_by_role("treeitem", name="down_proj")).to_have_attribute(
         "title", re.compile("2 expected: fused kernel")
@@ -1286,17 +1388,29 @@ def test_what_matches_is_not_marked(mount: Mount) -> None:
     shown(page, 1)
     page.get_by_role("grid", name="Records").press("e")
     expect(page.locator(".llmdebug-status")).to_contain_text("only a mismatch can be marked")
-    expect(page.locator(".llmdebug-place").get_by_role("button", name="Mark as expected")).to_have_count(0)
+    expect(
+        page.locator(".llmdebug-place").get_by_role("button", name="Mark as expected")
+    ).to_have_count(0)
 
 
 def test_an_open_explorer_follows_marks_made_in_python_and_stays_where_it_is(mount: Mount) -> None:
     view = FakeView(report=True)
     explorer = Explorer(view)
     page = mount(explorer)
-    expect(page.get_by_role("treeitem", name="embed_tokens")).to_be_visible()  # the tree opens behind the records
+    expect(
+        page.get_by_role("treeitem", name="embed_tokens")
+    ).to_be_visible()  # the tree opens behind the records
     page.get_by_role("treeitem", name="lm_head").click()
     expect(page.locator(".llmdebug-total")).to_have_text("2 records")
-    view.expect({"op": "expect", "row": explorer.selected, "finding": -1, "scope": "tensor", "comment": "known"})
+    view.expect(
+        {
+            "op": "expect",
+            "row": explorer.selected,
+            "finding": -1,
+            "scope": "tensor",
+            "comment": "known",
+        }
+    )
     from_python(page, explorer, "snapshot", view.overview({"op": "overview"}))
     expect(marked(page)).to_contain_text("1 mark")
     expect(page.locator(".llmdebug-total")).to_have_text("2 records")
@@ -1314,7 +1428,9 @@ def column(page: Page, name: str) -> Locator:
 def ids_in_view(page: Page) -> list[int]:
     return [
         int(row)
-        for row in page.locator(".llmdebug-record[data-row]").evaluate_all("all => all.map(el => el.dataset.row)")
+        for row in page.locator(".llmdebug-record[data-row]").evaluate_all(
+            "all => all.map(el => el.dataset.row)"
+        )
     ]
 
 
@@ -1326,12 +1442,16 @@ def test_a_column_sorts_down_then_up_then_not_at_all_by_click_and_by_key(mount: 
     header.get_by_role("button").click()
     expect(header).to_have_attribute("aria-sort", "descending")
     bad = [row["id"] for row in view.data if row["step"] == 2 and row["verdict"] == "diverged"]
-    expect(page.locator(".llmdebug-record[data-row]").first).to_have_attribute("data-row", str(bad[0]))
+    expect(page.locator(".llmdebug-record[data-row]").first).to_have_attribute(
+        "data-row", str(bad[0])
+    )
     assert ids_in_view(page)[:3] == bad
     expect(header.get_by_role("button")).to_be_focused()
     page.keyboard.press("Enter")
     expect(header).to_have_attribute("aria-sort", "ascending")
-    expect(page.locator(".llmdebug-record[data-row]").first).not_to_have_attribute("data-row", str(bad[0]))
+    expect(page.locator(".llmdebug-record[data-row]").first).not_to_have_attribute(
+        "data-row", str(bad[0])
+    )
     page.keyboard.press("Enter")
     expect(header).to_have_attribute("aria-sort", "none")
     column(page, "tensor").get_by_role("button").click()
@@ -1352,8 +1472,12 @@ def test_all_tokens_are_one_sorted_table_and_n_walks_down_it(mount: Mount) -> No
     page.get_by_label("mismatches only").check()
     expect(page.locator(".llmdebug-total")).to_have_text("6 records")
     column(page, "tensor").get_by_role("button").click()
-    wanted = sorted((row for row in view.data if row["verdict"] == "diverged"), key=lambda row: row["path"])
-    expect(page.locator(".llmdebug-record[data-row]").first).to_have_attribute("data-row", str(wanted[0]["id"]))
+    wanted = sorted(
+        (row for row in view.data if row["verdict"] == "diverged"), key=lambda row: row["path"]
+    )
+    expect(page.locator(".llmdebug-record[data-row]").first).to_have_attribute(
+        "data-row", str(wanted[0]["id"])
+    )
     assert ids_in_view(page) == [row["id"] for row in wanted]
     page.locator(f".llmdebug-record[data-row='{wanted[0]['id']}']").click()
     shown(page, wanted[0]["id"])
@@ -1363,7 +1487,9 @@ def test_all_tokens_are_one_sorted_table_and_n_walks_down_it(mount: Mount) -> No
     assert explorer.position == wanted[1]["step"]
 
 
-def test_sorting_a_hundred_thousand_rows_asks_for_one_page_and_keeps_few_elements(mount: Mount) -> None:
+def test_sorting_a_hundred_thousand_rows_asks_for_one_page_and_keeps_few_elements(
+    mount: Mount,
+) -> None:
     view = FakeView(report=True, records=100_000)
     page = mount(Explorer(view))
     page.get_by_label("all tokens").check()
@@ -1389,7 +1515,9 @@ def test_the_differences_have_a_histogram_with_the_limit_in_it(mount: Mount) -> 
     page = mount(Explorer(FakeView(report=True)))
     figure = page.locator(".llmdebug-error-histogram")
     expect(figure.locator("rect")).to_have_count(64)
-    expect(figure).to_contain_text("64 of 64 elements differ · dashed: the limit, spread evenly (0.012)")
+    expect(figure).to_contain_text(
+        "64 of 64 elements differ · dashed: the limit, spread evenly (0.012)"
+    )
     x = float(figure.locator("line").get_attribute("x1") or "nan")
     left, _, width, _ = map(float, (figure.locator("svg").get_attribute("viewBox") or "").split())
     assert left <= x <= left + width
@@ -1399,13 +1527,17 @@ def test_the_differences_have_a_histogram_with_the_limit_in_it(mount: Mount) -> 
 
 
 @pytest.mark.parametrize(("points", "kind"), [(4096, "points"), (10, "density")])
-def test_golden_against_mine_is_points_or_where_they_are_many_a_density(mount: Mount, points: int, kind: str) -> None:
+def test_golden_against_mine_is_points_or_where_they_are_many_a_density(
+    mount: Mount, points: int, kind: str
+) -> None:
     view = FakeView(report=True)
     view.points = points
     page = mount(Explorer(view))
     plot = page.locator(".llmdebug-scatter-plot")
     expect(plot).to_have_attribute("data-kind", kind)
-    expect(plot).to_have_attribute("aria-label", re.compile("^Golden against mine, 64 elements from "))
+    expect(plot).to_have_attribute(
+        "aria-label", re.compile("^Golden against mine, 64 elements from ")
+    )
     drawn = """el => { const {width, height} = el; const data = el.getContext('2d').getImageData(0, 0, width, height).data;
       const words = new Set(new Uint32Array(data.buffer)); return words.size; }"""
     page.wait_for_function(
@@ -1413,7 +1545,10 @@ def test_golden_against_mine_is_points_or_where_they_are_many_a_density(mount: M
     )
     plot.hover(position={"x": 5, "y": 5})
     expect(page.locator(".llmdebug-scatter-told")).to_have_text(
-        re.compile(r"^golden -?[\d.e-]+ · mine -?[\d.e-]+" + (r" · \d+ elements?$" if kind == "density" else "$"))
+        re.compile(
+            r"^golden -?[\d.e-]+ · mine -?[\d.e-]+"
+            + (r" · \d+ elements?$" if kind == "density" else "$")
+        )
     )
 
 

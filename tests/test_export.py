@@ -19,7 +19,7 @@ import llmdebug_nb as ld
 from browser import click_value
 from browser import mount as mount_in
 from llmdebug_nb.cli import main
-from llmdebug_nb.errors import OptionError
+from llmdebug_nb.core.errors import OptionError
 from llmdebug_nb.notebook.explore import explore
 from llmdebug_nb.show import bundle, figure, html, saved_page
 from llmdebug_nb.show.run_view import RunView
@@ -53,7 +53,12 @@ class Wide(nn.Module):
     """Gives a tensor of heads with more cells than a picture has, and a NaN."""
 
     def forward(self, x):
-        out = torch.sin(torch.arange(2 * 300 * 520, dtype=torch.float32) * 0.37).reshape(1, 2, 300, 520) * x
+        out = (
+            torch.sin(torch.arange(2 * 300 * 520, dtype=torch.float32) * 0.37).reshape(
+                1, 2, 300, 520
+            )
+            * x
+        )
         out[0, 1, 7, 9] = torch.nan
         return out
 
@@ -71,9 +76,17 @@ def opened(page: Page):
     """Open a file as a double click does, with the network cut; nothing may be asked for, and no script may fail."""
     wrong: list[str] = []
     page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
     page.on(
-        "request", lambda request: wrong.append(request.url) if not request.url.startswith(("file:", "blob:")) else None
+        "console",
+        lambda message: (
+            wrong.append(message.text) if message.type in ("error", "warning") else None
+        ),
+    )
+    page.on(
+        "request",
+        lambda request: (
+            wrong.append(request.url) if not request.url.startswith(("file:", "blob:")) else None
+        ),
     )
     page.context.set_offline(True)
 
@@ -89,7 +102,9 @@ def opened(page: Page):
 
 
 def test_a_page_shows_what_the_explorer_showed(opened, report, tmp_path):
-    path = ld.export(report, tmp_path / "state.html", at=BROKEN, step=1, side="golden", slice="0,:,:")
+    path = ld.export(
+        report, tmp_path / "state.html", at=BROKEN, step=1, side="golden", slice="0,:,:"
+    )
     page = opened(path)
     expect(page.locator("h2")).to_have_text("golden against mine")
     expect(page.locator(".llmdebug-step[aria-current]")).to_contain_text("1 decode")
@@ -114,11 +129,17 @@ def test_a_page_is_walked_and_narrowed_as_the_explorer_is(opened, report, tmp_pa
     page.locator(".llmdebug-record", has_text="act_fn").click()
     expect(page.locator(".llmdebug-place h3")).to_contain_text(BROKEN)
     page.get_by_label("Filter records").fill(">1e3")
-    expect(page.locator("[data-none]")).to_have_attribute("data-none", "in a saved page, the filter takes words only")
+    expect(page.locator("[data-none]")).to_have_attribute(
+        "data-none", "in a saved page, the filter takes words only"
+    )
     page.get_by_label("Filter records").fill("")
     page.get_by_label("mismatches only").uncheck()
     page.get_by_role("treeitem", name="self_attn").click()
-    inside = [d for d in report.differences if d.site.path.startswith("model.layers.1.self_attn") and d.site.step == 2]
+    inside = [
+        d
+        for d in report.differences
+        if d.site.path.startswith("model.layers.1.self_attn") and d.site.step == 2
+    ]
     expect(total).to_have_text(f"{len(inside)} records")
     page.get_by_role("button", name="First mismatch").click()
     expect(page.locator(".llmdebug-place h3")).to_contain_text(BROKEN)
@@ -134,7 +155,8 @@ def test_the_page_draws_what_the_explorer_draws(opened, wide, tmp_path):
     """Pixel by pixel: cells that cover many elements, a window of them, and the heads."""
     path = ld.export(wide, tmp_path / "wide.html", at="0", slice="0,1,:,:")
     assert "array" in {
-        kept["key"].split()[0] for kept in saved_page.contents(RunView(wide), state_of(RunView(wide), "0"))["answers"]
+        kept["key"].split()[0]
+        for kept in saved_page.contents(RunView(wide), state_of(RunView(wide), "0"))["answers"]
     }
     live = page = opened(path)
     seen = []
@@ -156,7 +178,9 @@ def test_the_page_draws_what_the_explorer_draws(opened, wide, tmp_path):
         canvas.focus()
         pictures = [
             canvas.evaluate("el => el.toDataURL()"),
-            *live.locator(".llmdebug-thumb canvas").evaluate_all("all => all.map(el => el.toDataURL())"),
+            *live.locator(".llmdebug-thumb canvas").evaluate_all(
+                "all => all.map(el => el.toDataURL())"
+            ),
         ]
         canvas.press("+")
         expect(live.locator(".llmdebug-heatmap .llmdebug-caption")).to_have_text(
@@ -180,10 +204,14 @@ def test_what_is_not_in_the_page_is_said(opened, runs, tmp_path, monkeypatch):
     page = opened(ld.export(runs[0], tmp_path / "run.html", at="lm_head", step=0))
     expect(page.locator(".llmdebug-place h3")).to_contain_text("lm_head")
     page.get_by_role("button", name="Previous record").click()
-    expect(page.locator(STATUS)).to_have_text("not in this page: open the run in a notebook for that")
+    expect(page.locator(STATUS)).to_have_text(
+        "not in this page: open the run in a notebook for that"
+    )
 
 
-def test_a_tensor_without_curves_in_the_page_is_shown_without_a_word(opened, runs, tmp_path, monkeypatch):
+def test_a_tensor_without_curves_in_the_page_is_shown_without_a_word(
+    opened, runs, tmp_path, monkeypatch
+):
     monkeypatch.setattr(saved_page, "_CURVES", 1)
     page = opened(ld.export(runs[0], tmp_path / "run.html", at="lm_head", step=0))
     expect(page.locator(".llmdebug-sparkline")).to_have_count(2)
@@ -193,14 +221,18 @@ def test_a_tensor_without_curves_in_the_page_is_shown_without_a_word(opened, run
     expect(page.locator(STATUS)).to_have_text("")
 
 
-def test_large_tensors_are_one_slice_and_many_rows_a_step(opened, wide, runs, tmp_path, monkeypatch):
+def test_large_tensors_are_one_slice_and_many_rows_a_step(
+    opened, wide, runs, tmp_path, monkeypatch
+):
     monkeypatch.setattr(saved_page, "_ELEMENTS", 1000)
     monkeypatch.setattr(html, "MAX_ROWS", 20)
     page = opened(ld.export(wide, tmp_path / "wide.html", at="0"))
     expect(page.locator(".llmdebug-heatmap .llmdebug-caption")).to_contain_text("rows 0–299")
     expect(page.locator(".llmdebug-histogram rect").first).to_be_attached()
     page.locator(".llmdebug-heatmap canvas").press("+")
-    expect(page.locator(STATUS)).to_have_text("not in this page: open the run in a notebook for that")
+    expect(page.locator(STATUS)).to_have_text(
+        "not in this page: open the run in a notebook for that"
+    )
     page.locator(".llmdebug-heatmap canvas").press("0")  # what was on show still is
     expect(page.locator(".llmdebug-heatmap .llmdebug-caption")).to_contain_text("rows 0–299")
     page = opened(ld.export(runs[0], tmp_path / "run.html", step=1))
@@ -214,7 +246,9 @@ def test_large_tensors_are_one_slice_and_many_rows_a_step(opened, wide, runs, tm
 def test_the_page_is_light_and_dark(opened, runs, page, scheme, tmp_path):
     page.emulate_media(color_scheme=scheme)
     opened(ld.export(runs[0], tmp_path / "run.html"))
-    colour = page.locator("main").evaluate("el => getComputedStyle(el.querySelector('.llmdebug')).backgroundColor")
+    colour = page.locator("main").evaluate(
+        "el => getComputedStyle(el.querySelector('.llmdebug')).backgroundColor"
+    )
     assert (max(map(int, re.findall(r"\d+", colour))) > 128) == (scheme == "light")
 
 
@@ -250,7 +284,9 @@ def test_without_scripts_the_page_still_says_what_came_out(report, browser, tmp_
 # --- the buttons ---
 
 
-def test_the_buttons_save_what_is_shown_beside_the_notebook(mount, page, opened, report, tmp_path, monkeypatch):
+def test_the_buttons_save_what_is_shown_beside_the_notebook(
+    mount, page, opened, report, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     mount(explore(report))
     page.get_by_role("tab", name="mine").click()
@@ -261,7 +297,9 @@ def test_the_buttons_save_what_is_shown_beside_the_notebook(mount, page, opened,
             re.compile(rf"saved: golden_mine_step-0-prefill_{BROKEN}\.{suffix.lower()}")
         )
     buttons.get_by_role("button").filter(has_text="HTML").press("Enter")
-    expect(page.locator(STATUS)).to_have_text(re.compile(r"\.2\.html"))  # the first one is left as it is
+    expect(page.locator(STATUS)).to_have_text(
+        re.compile(r"\.2\.html")
+    )  # the first one is left as it is
     files = sorted(path.suffix for path in tmp_path.iterdir())
     assert files == [".html", ".html", ".png", ".svg"]
     opened(next(tmp_path.glob("*.2.html")))
@@ -271,7 +309,9 @@ def test_the_buttons_save_what_is_shown_beside_the_notebook(mount, page, opened,
 def test_a_folder_that_can_not_be_written_is_said(mount, page, runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        Path, "write_text", lambda *_, **__: (_ for _ in ()).throw(OSError(30, "Read-only file system"))
+        Path,
+        "write_text",
+        lambda *_, **__: (_ for _ in ()).throw(OSError(30, "Read-only file system")),
     )
     mount(explore(runs[0]))
     page.get_by_role("group", name="Save what is shown").get_by_role("button").first.click()
@@ -281,9 +321,15 @@ def test_a_folder_that_can_not_be_written_is_said(mount, page, runs, tmp_path, m
 # --- figures ---
 
 
-@pytest.mark.parametrize(("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
-def test_the_suffix_decides_and_the_same_state_gives_the_same_bytes(report, tmp_path, suffix, start):
-    first, second = (ld.export(report, tmp_path / f"{name}{suffix}", show="heatmap") for name in "ab")
+@pytest.mark.parametrize(
+    ("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")]
+)
+def test_the_suffix_decides_and_the_same_state_gives_the_same_bytes(
+    report, tmp_path, suffix, start
+):
+    first, second = (
+        ld.export(report, tmp_path / f"{name}{suffix}", show="heatmap") for name in "ab"
+    )
     assert first.read_bytes().startswith(start)
     assert first.read_bytes() == second.read_bytes()
 
@@ -295,8 +341,17 @@ def titles(figure_):
 def test_a_figure_has_what_the_state_has(runs, report):
     view, run = report.view(), RunView(runs[0])
     whole = titles(figure.state_figure(view, state_of(view)))
-    assert whole[:2] == ["error / limit (powers of ten), x: diverged", "error along depth, a line for each step"]
-    assert whole[2:] == ["golden", "mine", "difference", "values, how often", "error over limit over all steps"]
+    assert whole[:2] == [
+        "error / limit (powers of ten), x: diverged",
+        "error along depth, a line for each step",
+    ]
+    assert whole[2:] == [
+        "golden",
+        "mine",
+        "difference",
+        "values, how often",
+        "error over limit over all steps",
+    ]
     one = state_of(view, BROKEN, 1, side="difference")
     assert titles(figure.state_figure(view, one, ["heatmap"])) == ["difference"]
     assert titles(figure.state_figure(run, state_of(run, "lm_head"))) == [
@@ -343,7 +398,10 @@ def test_what_was_not_kept_is_not_drawn_and_that_is_said(tmp_path):
     model = nn.Sequential(nn.Linear(2, 2))
     with ld.dump(model, name="figures", path=tmp_path, stats_only=True) as run:
         model(torch.ones(1, 2))
-    for show, why in (("heatmap", "its values were not kept"), ("curves", "it is there in one step only")):
+    for show, why in (
+        ("heatmap", "its values were not kept"),
+        ("curves", "it is there in one step only"),
+    ):
         with pytest.raises(OptionError, match=f"no {show} to show: {why}"):
             ld.export(run, tmp_path / "x.png", at="0", show=show)
     with pytest.raises(OptionError, match="nothing to draw: its values were not kept"):
@@ -359,9 +417,13 @@ def test_a_tensor_is_named_by_path_difference_finding_or_number(report):
     last = state_of(view, BROKEN, 2)
     assert (report.differences[last["selected"]].site.step, last["position"]) == (2, 2)
     assert state_of(view, "lm_head", 0, "input")["which"] == "all"
-    with pytest.raises(ld.TensorLookupError, match="the report has no 'lm_hat'; nearest: lm_head"):
+    with pytest.raises(
+        ld.errors.TensorLookupError, match="the report has no 'lm_hat'; nearest: lm_head"
+    ):
         state_of(view, "lm_hat")
-    with pytest.raises(ld.TensorLookupError, match="no output of 'lm_head' in step 7; there is input step 0"):
+    with pytest.raises(
+        ld.errors.TensorLookupError, match="no output of 'lm_head' in step 7; there is input step 0"
+    ):
         state_of(view, "lm_head", 7)
 
 
@@ -374,7 +436,9 @@ def test_a_slice_names_two_axes_at_most_and_where_the_others_stand(parts):
             _axes(text)
         return
     axes, fixed = _axes(text)
-    assert [axis for axis in axes if axis >= 0] == [axis for axis, part in enumerate(parts) if part == ":"]
+    assert [axis for axis in axes if axis >= 0] == [
+        axis for axis, part in enumerate(parts) if part == ":"
+    ]
     assert [str(at) for at, part in zip(fixed, parts, strict=True) if part != ":"] == [
         part for part in parts if part != ":"
     ]
@@ -393,7 +457,9 @@ def test_an_explorer_exports_its_own_state(report, tmp_path):
 def test_the_command_line_exports(runs, tmp_path, capsys):
     golden, mine = (str(run.path) for run in runs)
     target = tmp_path / "x.svg"
-    assert main(["export", golden, mine, "-o", str(target), "--at", BROKEN, "--show", "heatmap"]) == 0
+    assert (
+        main(["export", golden, mine, "-o", str(target), "--at", BROKEN, "--show", "heatmap"]) == 0
+    )
     assert f"written: {target}" in capsys.readouterr().out
     assert main(["export", golden, "-o", str(tmp_path / "x.gif")]) == 2
     assert "expected a name that ends in" in capsys.readouterr().err

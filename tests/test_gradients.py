@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import llmdebug_nb as ld
-from llmdebug_nb.options import DumpOptions
-from llmdebug_nb.recording import Recording
+from llmdebug_nb.app.recording import Recording
+from llmdebug_nb.core.options import DumpOptions
 from models import llama, prompt
 
 
@@ -38,7 +38,9 @@ def test_gradients_of_parameters_are_those_that_backward_adds():
     run = record(model, lambda: step(model, ids))
     for name, parameter in model.named_parameters():
         path, _, slot = name.rpartition(".")
-        assert torch.equal(run.tensor(path, phase="backward", role="grad", slot=slot), parameter.grad)
+        assert torch.equal(
+            run.tensor(path, phase="backward", role="grad", slot=slot), parameter.grad
+        )
 
 
 def test_gradients_of_module_inputs_and_outputs_equal_those_of_autograd():
@@ -50,7 +52,10 @@ def test_gradients_of_module_inputs_and_outputs_equal_those_of_autograd():
         def hook(module, args, kwargs, output):
             tensor = output[0] if isinstance(output, tuple) else output
             inputs = [*args, *kwargs.values()]
-            seen[path] = tensor, [x for x in inputs if isinstance(x, torch.Tensor) and x.requires_grad]
+            seen[path] = (
+                tensor,
+                [x for x in inputs if isinstance(x, torch.Tensor) and x.requires_grad],
+            )
 
         return hook
 
@@ -70,7 +75,9 @@ def test_gradients_of_module_inputs_and_outputs_equal_those_of_autograd():
         arrived = run.tensor(path, phase="backward", role="input")
         rows = backward(run, "output").query(f"path == '{path}'")
         (expected,) = torch.autograd.grad(output, inputs[0], arrived, retain_graph=True)
-        assert torch.allclose(run.tensor(path, phase="backward", slot=rows.slot.iloc[0]), expected, atol=1e-7), path
+        assert torch.allclose(
+            run.tensor(path, phase="backward", slot=rows.slot.iloc[0]), expected, atol=1e-7
+        ), path
 
 
 def test_a_module_called_twice_has_its_gradients_apart():
@@ -121,8 +128,12 @@ def test_operators_have_the_gradients_of_their_own_arguments():
     run = record(model, lambda: F.mse_loss(model(x), y).backward(), mode="api")
     arrived = run.tensor("/Functional.linear", phase="backward", role="input")
     assert torch.allclose(arrived, (model(x).detach() - y) / 4)
-    assert torch.equal(run.tensor("/Functional.linear", phase="backward", slot="1"), model.weight.grad)
-    assert torch.equal(run.tensor("/Functional.linear", phase="backward", slot="2"), model.bias.grad)
+    assert torch.equal(
+        run.tensor("/Functional.linear", phase="backward", slot="1"), model.weight.grad
+    )
+    assert torch.equal(
+        run.tensor("/Functional.linear", phase="backward", slot="2"), model.bias.grad
+    )
 
 
 def test_operators_of_the_backward_pass_name_their_forward_operator():
@@ -144,7 +155,9 @@ def test_checkpointed_layers_have_the_gradients_of_plain_ones(mode, reentrant):
     model.enable_input_require_grads()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+        model.gradient_checkpointing_enable(
+            gradient_checkpointing_kwargs={"use_reentrant": reentrant}
+        )
     saved = record(model, lambda: step(model, ids), mode=mode)
 
     def table(run):
@@ -166,11 +179,15 @@ def test_gradient_accumulation_keeps_each_pass_apart():
         for x in inputs:
             before = None if model.weight.grad is None else model.weight.grad.clone()
             model(x).sum().backward()
-            grads.append(model.weight.grad.clone() if before is None else model.weight.grad - before)
+            grads.append(
+                model.weight.grad.clone() if before is None else model.weight.grad - before
+            )
 
     run = record(model, work)
     for at, grad in enumerate(grads):
-        assert torch.allclose(run.tensor("", step=at, phase="backward", role="grad", slot="weight"), grad, atol=1e-6)
+        assert torch.allclose(
+            run.tensor("", step=at, phase="backward", role="grad", slot="weight"), grad, atol=1e-6
+        )
 
 
 def test_parameters_are_not_copied_by_the_engine_because_we_look():
@@ -184,7 +201,9 @@ def test_only_the_phases_asked_for_are_recorded():
     model, ids = llama().train(), prompt(batch=2)
     for phase in ("forward", "backward"):
         for mode in ("module", "api", "aten"):
-            assert set(record(model, lambda: step(model, ids), phase=phase, mode=mode).to_pandas().phase) == {phase}
+            assert set(
+                record(model, lambda: step(model, ids), phase=phase, mode=mode).to_pandas().phase
+            ) == {phase}
 
 
 def test_steps_counted_by_hand_hold_several_calls():
@@ -228,7 +247,10 @@ def test_saved_variables_and_their_gradients_are_recorded():
     recording.stop()
     assert torch.equal(run.tensor("save/hidden", slot="value"), hidden)
     assert torch.equal(run.tensor("save/hidden", slot="twice.0"), hidden * 2)
-    assert torch.equal(run.tensor("save/hidden", slot="value", phase="backward", role="input"), torch.full((3, 1), 3.0))
+    assert torch.equal(
+        run.tensor("save/hidden", slot="value", phase="backward", role="input"),
+        torch.full((3, 1), 3.0),
+    )
 
 
 def test_no_hook_outlives_the_recording_on_a_graph_that_is_kept():

@@ -46,7 +46,11 @@ def counted(model: nn.Module, run: Any) -> dict[tuple[str, int], str]:
             open_.append(own)
 
         handles.append(module.register_forward_pre_hook(begins))
-        handles.append(module.register_forward_hook(lambda *_: setattr(model, "_last", open_.pop()), always_call=True))
+        handles.append(
+            module.register_forward_hook(
+                lambda *_: setattr(model, "_last", open_.pop()), always_call=True
+            )
+        )
     run()
     for handle in handles:
         handle.remove()
@@ -54,7 +58,9 @@ def counted(model: nn.Module, run: Any) -> dict[tuple[str, int], str]:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_ids_are_those_that_plain_hooks_count_and_the_same_in_each_token(name: str, tmp_path: Path) -> None:
+def test_ids_are_those_that_plain_hooks_count_and_the_same_in_each_token(
+    name: str, tmp_path: Path
+) -> None:
     model = ARCHITECTURES[name]()
     with ld.dump(model, path=tmp_path, tokens="all", stats_only=True) as run:
         generate(model, new=3)
@@ -77,7 +83,9 @@ def test_ids_are_those_that_plain_hooks_count_and_the_same_in_each_token(name: s
     ],
     ids=lambda options: ",".join(options),
 )
-def test_ids_of_modules_do_not_depend_on_filters_or_mode(options: dict[str, Any], tmp_path: Path) -> None:
+def test_ids_of_modules_do_not_depend_on_filters_or_mode(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
     model = llama()
     with ld.dump(model, path=tmp_path, stats_only=True) as whole:
         generate(model, new=2)
@@ -106,7 +114,9 @@ def test_ids_of_operators_do_not_depend_on_which_are_asked_for(level: str, tmp_p
 
 def test_operators_count_within_the_call_around_them(tmp_path: Path) -> None:
     class Counter_(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             names.append(func._schema.name)
             return func(*args, **(kwargs or {}))
 
@@ -118,7 +128,9 @@ def test_operators_count_within_the_call_around_them(tmp_path: Path) -> None:
     with torch.no_grad(), Counter_():
         layer(x)
     computing = [
-        name for name in names if name not in ("aten::t", "aten::view", "aten::_unsafe_view", "aten::transpose")
+        name
+        for name in names
+        if name not in ("aten::t", "aten::view", "aten::_unsafe_view", "aten::transpose")
     ]
     operators = {value: path for (path, _), value in run.ids().items() if "/" in path}
     assert len(operators) == len(computing)
@@ -129,7 +141,9 @@ def test_operators_count_within_the_call_around_them(tmp_path: Path) -> None:
 def test_only_asked_ids_are_recorded_with_and_without_what_lies_below(tmp_path: Path) -> None:
     model = llama()
     for children in (True, False):
-        with ld.dump(model, path=tmp_path, ids=["0_2_0", "0_3"], children=children, mode="module+aten") as run:
+        with ld.dump(
+            model, path=tmp_path, ids=["0_2_0", "0_3"], children=children, mode="module+aten"
+        ) as run:
             generate(model, new=2)
         for step in (0, 1):
             ids = run.ids(step)
@@ -157,7 +171,7 @@ def test_one_operator_is_recorded_by_its_id(tmp_path: Path) -> None:
 def test_an_id_that_does_not_exist_names_the_nearest(ids: str, said: str, tmp_path: Path) -> None:
     model = llama()
     with (
-        pytest.raises(ld.EmptyDumpError, match="nothing was recorded") as error,
+        pytest.raises(ld.errors.EmptyDumpError, match="nothing was recorded") as error,
         ld.dump(model, path=tmp_path, ids=ids),
     ):
         generate(model, new=2)
@@ -172,9 +186,11 @@ def test_some_ids_that_do_not_exist_are_a_note(tmp_path: Path) -> None:
     assert run.meta["notes"] == ["no call has the id 7; nearest: 0 to 1 in the root"]
 
 
-@pytest.mark.parametrize("ids", ["a", "1_", "_1", "1__2", "1.2.3", "1;2", ["1", 2.5], "", "1,,2", True, -1, "1" * 20])
+@pytest.mark.parametrize(
+    "ids", ["a", "1_", "_1", "1__2", "1.2.3", "1;2", ["1", 2.5], "", "1,,2", True, -1, "1" * 20]
+)
 def test_ids_that_make_no_sense_are_refused_in_one_line(ids: Any) -> None:
-    with pytest.raises(ld.OptionError, match="ids") as error:
+    with pytest.raises(ld.errors.OptionError, match="ids") as error:
         ld.DumpOptions(ids=ids)
     assert "\n" not in str(error.value)
 
@@ -218,7 +234,9 @@ class Tree(nn.Module):
 
 TREES = st.recursive(
     st.builds(Tree, st.just([]), st.just([])),
-    lambda inner: st.builds(Tree, st.lists(inner, min_size=1, max_size=3), st.lists(st.integers(0, 5), max_size=4)),
+    lambda inner: st.builds(
+        Tree, st.lists(inner, min_size=1, max_size=3), st.lists(st.integers(0, 5), max_size=4)
+    ),
     max_leaves=8,
 )
 
@@ -243,7 +261,9 @@ def test_in_any_tree_a_module_that_is_recorded_alone_has_the_id_that_it_has_amon
     x = torch.ones(2)
     every = counted(tree, lambda: tree(x))
     path = data.draw(st.sampled_from(sorted({path for path, _ in every} - {""}) or [""]))
-    with ld.dump(tree, path=tmp_path_factory.mktemp("ids"), stats_only=True, layers=path or None) as run:
+    with ld.dump(
+        tree, path=tmp_path_factory.mktemp("ids"), stats_only=True, layers=path or None
+    ) as run:
         tree(x)
     found = run.ids()
     assert found.items() <= every.items()
@@ -262,8 +282,8 @@ def test_a_recording_of_one_layer_leaves_the_insides_of_the_others_alone(tmp_pat
 
 def test_processes_of_one_rank_have_ids_in_their_own_generations(tmp_path: Path) -> None:
     code = (
-        "import llmdebug_nb as ld, torch; from llmdebug_nb.options import DumpOptions; from llmdebug_nb.recording import Recording\n"
-        "import llmdebug_nb.store.writer as w, llmdebug_nb.recording as r, sys; from pathlib import Path\n"
+        "import llmdebug_nb as ld, torch; from llmdebug_nb.core.options import DumpOptions; from llmdebug_nb.app.recording import Recording\n"
+        "import llmdebug_nb.store.writer as w, llmdebug_nb.app.recording as r, sys; from pathlib import Path\n"
         "made = r.create_run\n"
         "def again(parent, name, details):\n"
         "    return Path(parent) / name if (Path(parent) / name).exists() else made(parent, name, details)\n"
@@ -276,7 +296,9 @@ def test_processes_of_one_rank_have_ids_in_their_own_generations(tmp_path: Path)
     run = ld.open_run(tmp_path / "run")
     assert [len(run.ids(0, generation)) for generation in (0, 1)] == [3, 4]
     files = ld.write_topology(run, tmp_path / "out")
-    assert sorted(len(json.loads(file.read_text())["nodes"]) for file in files if "model" in file.parts) == [2, 3]
+    assert sorted(
+        len(json.loads(file.read_text())["nodes"]) for file in files if "model" in file.parts
+    ) == [2, 3]
 
 
 def test_a_dump_from_before_there_were_ids_opens_without(tmp_path: Path) -> None:
@@ -328,7 +350,11 @@ def test_explorers_show_ids_and_are_narrowed_by_them(tmp_path: Path) -> None:
     views = [RunView(run), ld.compare(run, tmp_path / "mine", explain=False).view()]
     ids = run.ids()
     for view in views:
-        expected = {path for (path, _), one in ids.items() if one == "0_2_0" or one.startswith(("0_2_0_", "0_2_0."))}
+        expected = {
+            path
+            for (path, _), one in ids.items()
+            if one == "0_2_0" or one.startswith(("0_2_0_", "0_2_0."))
+        }
         assert listed(view, "id:0_2_0") == expected
         assert listed(view, "id:0_2_0.1") == {"model.layers.0.input_layernorm/Aten.mean.dim"}
         assert listed(view, "id:0_2_0.1 id:1") == {
@@ -347,7 +373,9 @@ def test_explorers_show_ids_and_are_narrowed_by_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options", [{"ids": "0_2_1"}, {"layers": "lm_head"}, {"ids": "0_2_1", "mode": "aten"}], ids=str
 )
-def test_counting_changes_nothing_of_what_is_computed(options: dict[str, Any], tmp_path: Path) -> None:
+def test_counting_changes_nothing_of_what_is_computed(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
     model = llama().train()
 
     def step() -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from llmdebug_nb.kernels import raw
-from llmdebug_nb.kernels.fingerprint import fingerprint, same
-from llmdebug_nb.kernels.summary import device_figures, figures, read_back, summarize
+from llmdebug_nb.core.dtypes import DTYPES
+from llmdebug_nb.core.kernels import raw
+from llmdebug_nb.core.kernels.fingerprint import fingerprint, same
+from llmdebug_nb.core.kernels.summary import device_figures, figures, read_back, summarize
 
 FLOATS = hnp.arrays(
     np.float32,
@@ -32,7 +33,13 @@ def independent(values: np.ndarray) -> list[float]:
     if nan:
         return [math.nan] * 4 + [nan, inf, zero]
     if inf:
-        total = math.nan if math.inf in flat and -math.inf in flat else math.inf if math.inf in flat else -math.inf
+        total = (
+            math.nan
+            if math.inf in flat and -math.inf in flat
+            else math.inf
+            if math.inf in flat
+            else -math.inf
+        )
         return [min(flat), max(flat), total, math.inf, nan, inf, zero]
     return [
         min(flat),
@@ -96,7 +103,10 @@ def test_large_half_precision_values_do_not_overflow_the_norm():
         (torch.tensor([3, -4]), [-4, 3, -0.5, 5, 0, 0, 0]),
         (torch.tensor([3 + 4j, 0j]), [0, 5, 2.5, 5, 0, 0, 1]),
         (torch.tensor([1.5, -2.0]).to(torch.float8_e4m3fn), [-2, 1.5, -0.25, 2.5, 0, 0, 0]),
-        (torch.tensor([1, 65535], dtype=torch.uint16), [1, 65535, 32768, math.hypot(1, 65535), 0, 0, 0]),
+        (
+            torch.tensor([1, 65535], dtype=torch.uint16),
+            [1, 65535, 32768, math.hypot(1, 65535), 0, 0, 0],
+        ),
         (torch.tensor(2.5), [2.5, 2.5, 2.5, 2.5, 0, 0, 0]),
         (torch.empty(0, 3), [None] * 7),
     ],
@@ -109,7 +119,12 @@ def test_figures_of(tensor, expected):
 
 def test_what_cannot_be_read_is_described_by_dtype_and_shape_alone():
     summary = summarize(torch.eye(3).to_sparse())
-    assert (summary.dtype, summary.shape, summary.min, summary.fingerprint) == ("float32", (3, 3), None, None)
+    assert (summary.dtype, summary.shape, summary.min, summary.fingerprint) == (
+        "float32",
+        (3, 3),
+        None,
+        None,
+    )
     assert summarize(torch.randn(2, device="meta")).nan is None
 
 
@@ -128,12 +143,12 @@ def test_fingerprints_tell_order_and_answer_only_for_their_own_kind():
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
 @given(
-    st.sampled_from(sorted(raw.DTYPES)),
+    st.sampled_from(sorted(DTYPES)),
     st.lists(st.integers(0, 5), max_size=3),
     st.randoms(use_true_random=False),
 )
 def test_bytes_come_back_as_the_same_tensor(name, shape, random):
-    dtype = raw.DTYPES[name]
+    dtype = DTYPES[name]
     size = math.prod(shape) * dtype.itemsize
     data = bytes(random.randrange(2 if name == "bool" else 256) for _ in range(size))
     tensor = raw.from_bytes(data, name, tuple(shape))
@@ -143,7 +158,8 @@ def test_bytes_come_back_as_the_same_tensor(name, shape, random):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "shape", "data"), [("float32", (2,), b"123"), ("float99", (0,), b""), ("int8", (-1,), b"")]
+    ("dtype", "shape", "data"),
+    [("float32", (2,), b"123"), ("float99", (0,), b""), ("int8", (-1,), b"")],
 )
 def test_bytes_that_make_no_tensor_are_refused(dtype, shape, data):
     with pytest.raises(ValueError, match=r"do not make|unknown dtype"):

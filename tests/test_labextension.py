@@ -37,29 +37,48 @@ def test_the_extension_has_the_version_of_the_package() -> None:
 
 
 @pytest.mark.parametrize("kind", ["standard", "editable"])
-def test_wheel_and_sdist_carry_the_extension_and_are_built_without_node(tmp_path: Path, kind: str) -> None:
+def test_wheel_and_sdist_carry_the_extension_and_are_built_without_node(
+    tmp_path: Path, kind: str
+) -> None:
     checkout, built = tmp_path / "checkout", tmp_path / "built"
     skip = shutil.ignore_patterns("node_modules", "__pycache__")
     for folder in ("llmdebug_nb", "labextension"):
         shutil.copytree(REPOSITORY / folder, checkout / folder, ignore=skip)
     for file in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(REPOSITORY / file, checkout)
-    command = [sys.executable, "-m", "hatchling", "build", "-d", str(built), "-t", f"wheel:{kind}", "-t", "sdist"]
+    command = [
+        sys.executable,
+        "-m",
+        "hatchling",
+        "build",
+        "-d",
+        str(built),
+        "-t",
+        f"wheel:{kind}",
+        "-t",
+        "sdist",
+    ]
     environment = {**os.environ, "PATH": "", "CC": "false"}
-    done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=checkout, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
     [wheel], [sdist] = built.glob("*.whl"), built.glob("*.tar.gz")
     with zipfile.ZipFile(wheel) as archive:
         home = f"llmdebug_nb-{ld.__version__}.data/data/share/jupyter/labextensions/llmdebug-nb/"
-        shipped = {name.removeprefix(home): name for name in archive.namelist() if name.startswith(home)}
+        shipped = {
+            name.removeprefix(home): name for name in archive.namelist() if name.startswith(home)
+        }
         assert {"install.json", "package.json", "schemas/llmdebug-nb/plugin.json"} <= shipped.keys()
         load = json.loads(archive.read(shipped["package.json"]))["jupyterlab"]["_build"]["load"]
         assert load in shipped
         assert not [name for name in archive.namelist() if name.startswith("labextension/")]
     with tarfile.open(sdist) as archive:
         assert any(name.endswith(f"/labextension/lib/{load}") for name in archive.getnames())
-        assert any(name.endswith("/labextension/src/plugin/index.ts") for name in archive.getnames())
+        assert any(
+            name.endswith("/labextension/src/plugin/index.ts") for name in archive.getnames()
+        )
 
 
 # --- in JupyterLab ------------------------------------------------------------------------------
@@ -114,7 +133,9 @@ def show_runs(page: Page) -> Locator:
 
 
 def action(page: Page, name: str) -> Locator:
-    return page.get_by_role("group", name="Actions on what is selected").get_by_role("button", name=name)
+    return page.get_by_role("group", name="Actions on what is selected").get_by_role(
+        "button", name=name
+    )
 
 
 def tab(page: Page) -> Locator:
@@ -127,14 +148,18 @@ def test_the_sidebar_lists_the_runs_of_the_workspace(lab: Lab, page: Page) -> No
     expect(options.filter(has_text="golden")).to_contain_text("1 step · 6 tensors")
     expect(options.filter(has_text="other")).to_have_count(0)
     lab.write_notebook("sub/beside.ipynb", "1")
-    page.evaluate("() => { void window.jupyterapp.commands.execute('docmanager:open', {path: 'sub/beside.ipynb'}); }")
+    page.evaluate(
+        "() => { void window.jupyterapp.commands.execute('docmanager:open', {path: 'sub/beside.ipynb'}); }"
+    )
     expect(options.filter(has_text="other")).to_have_count(1, timeout=30_000)
     expect(page.get_by_role("group", name="sub/llmdebug_runs")).to_be_visible()
     SCREENSHOTS.mkdir(exist_ok=True)
     page.screenshot(path=SCREENSHOTS / "labextension_runs.png")
 
 
-def test_a_run_opens_in_a_tab_by_keyboard_and_comes_back_after_a_reload(lab: Lab, page: Page) -> None:
+def test_a_run_opens_in_a_tab_by_keyboard_and_comes_back_after_a_reload(
+    lab: Lab, page: Page
+) -> None:
     open_lab(lab, page)
     listed = show_runs(page)
     listed.press("End")
@@ -155,10 +180,14 @@ def test_two_selected_runs_are_compared_and_the_first_one_is_golden(lab: Lab, pa
     expect(action(page, "Compare")).to_be_disabled()
     run_row(page, "mine").click()
     run_row(page, "golden").click(modifiers=["Control"])
-    expect(page.get_by_role("status").filter(has_text="Golden:")).to_have_text("Golden: mine. Held against it: golden.")
+    expect(page.get_by_role("status").filter(has_text="Golden:")).to_have_text(
+        "Golden: mine. Held against it: golden."
+    )
     expect(action(page, "Open")).to_be_disabled()
     action(page, "Compare").click()
-    expect(tab(page).get_by_role("heading", name="mine against golden")).to_be_visible(timeout=60_000)
+    expect(tab(page).get_by_role("heading", name="mine against golden")).to_be_visible(
+        timeout=60_000
+    )
     expect(tab(page)).to_contain_text("diverged")
 
 
@@ -174,7 +203,9 @@ def test_a_report_is_listed_and_opens(lab: Lab, page: Page) -> None:
         expect(action(page, "Compare")).to_be_disabled()
         report.dblclick()
         shown = tab(page).frame_locator("iframe")
-        expect(shown.get_by_role("heading", name="golden against mine")).to_be_visible(timeout=60_000)
+        expect(shown.get_by_role("heading", name="golden against mine")).to_be_visible(
+            timeout=60_000
+        )
     finally:
         file.unlink()
 
@@ -184,10 +215,14 @@ def test_a_saved_explorer_opens_from_the_file_browser_and_is_walked(lab: Lab, pa
     file = ld.export(ld.compare(golden, mine), lab.root / "saved.html")
     try:
         open_lab(lab, page)
-        page.locator(".jp-DirListing-item", has_text="saved.html").click(button="right", timeout=60_000)
+        page.locator(".jp-DirListing-item", has_text="saved.html").click(
+            button="right", timeout=60_000
+        )
         page.get_by_role("menuitem", name="Open with llmdebug").click()
         shown = tab(page).frame_locator("iframe")
-        expect(shown.get_by_role("heading", name="golden against mine")).to_be_visible(timeout=60_000)
+        expect(shown.get_by_role("heading", name="golden against mine")).to_be_visible(
+            timeout=60_000
+        )
         shown.get_by_role("button", name="Next mismatch").click()
         expect(shown.locator(".llmdebug-place h3")).to_be_visible()
     finally:
@@ -266,7 +301,11 @@ def test_palette_and_launcher_lead_to_the_sidebar(lab: Lab, page: Page) -> None:
     run_row(page, "golden").click()
     page.keyboard.press("Control+Shift+C")
     page.get_by_role("textbox", name="SEARCH").fill("llmdebug")
-    for name in ("Recorded Runs", "Delete Selected Runs and Reports", "Reveal Selected Run or Report"):
+    for name in (
+        "Recorded Runs",
+        "Delete Selected Runs and Reports",
+        "Reveal Selected Run or Report",
+    ):
         expect(page.locator(".lm-CommandPalette-item", has_text=name)).to_be_visible()
     expect(page.locator(".lm-CommandPalette-item", has_text="Compare Selected Runs")).to_be_hidden()
     page.locator(".lm-CommandPalette-item", has_text="Open Selected Run or Report").click()
@@ -292,11 +331,17 @@ def test_the_notebooks_button_records_the_cell_and_takes_it_back(lab: Lab, page:
     notebook = lab.write_notebook("button.ipynb", MODEL, "model(torch.ones(2, 4)).shape")
     lab.open(page, notebook)
     lab.run_cell(page)
-    button = page.locator(".jp-NotebookPanel-toolbar").get_by_role("button", name="Record what the model")
+    button = page.locator(".jp-NotebookPanel-toolbar").get_by_role(
+        "button", name="Record what the model"
+    )
     expect(button).to_have_attribute("aria-pressed", "false")
     button.click()  # the second cell is the active one
     expect(button).to_have_attribute("aria-pressed", "true")
-    assert notebook_cells(page) == [MODEL, "%load_ext llmdebug_nb", "%%llmdump\nmodel(torch.ones(2, 4)).shape"]
+    assert notebook_cells(page) == [
+        MODEL,
+        "%load_ext llmdebug_nb",
+        "%%llmdump\nmodel(torch.ones(2, 4)).shape",
+    ]
     lab.run_cell(page, 2)
     expect(page.locator(".jp-Notebook")).to_contain_text("run: 2 tensors of 1 step", timeout=60_000)
     expect(page.locator(".jp-Notebook")).to_contain_text("torch.Size([2, 4])")
@@ -330,10 +375,14 @@ def test_the_settings_say_what_the_button_writes_and_where_runs_are(lab: Lab, pa
 
 
 def test_the_pointer_over_a_magic_shows_what_its_options_mean(lab: Lab, page: Page) -> None:
-    notebook = lab.write_notebook("hover.ipynb", "%load_ext llmdebug_nb", "%%llmdump model --tokens 0-3\nmodel(1)")
+    notebook = lab.write_notebook(
+        "hover.ipynb", "%load_ext llmdebug_nb", "%%llmdump model --tokens 0-3\nmodel(1)"
+    )
     lab.open(page, notebook)
     lab.run_cell(page)
-    expect(page.locator(".jp-CodeCell").first.locator(".jp-InputPrompt")).to_have_text("[1]:", timeout=60_000)
+    expect(page.locator(".jp-CodeCell").first.locator(".jp-InputPrompt")).to_have_text(
+        "[1]:", timeout=60_000
+    )
     line = page.locator(".cm-line", has_text="%%llmdump")
     box = line.bounding_box()
     assert box is not None
@@ -341,7 +390,10 @@ def test_the_pointer_over_a_magic_shows_what_its_options_mean(lab: Lab, page: Pa
         "line => { const r = document.createRange(); r.selectNodeContents(line); return r.getBoundingClientRect().width; }",
         line.element_handle(),
     ) / len("%%llmdump model --tokens 0-3")
-    for letter, text in ((19, "--tokens TOKENS\nsteps: 0-3"), (5, "Record what the model in this cell computes")):
+    for letter, text in (
+        (19, "--tokens TOKENS\nsteps: 0-3"),
+        (5, "Record what the model in this cell computes"),
+    ):
         page.mouse.move(0, 0)
         page.mouse.move(box["x"] + per_letter * letter, box["y"] + box["height"] / 2)
         page.mouse.move(box["x"] + per_letter * (letter + 0.5), box["y"] + box["height"] / 2)
@@ -368,13 +420,17 @@ def test_the_sidebar_follows_a_recording(lab: Lab, page: Page) -> None:
 @pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
 def test_the_sidebar_has_no_accessibility_violation(lab: Lab, page: Page, theme: str) -> None:
     open_lab(lab, page, "/tree/sub")
-    page.evaluate("name => window.jupyterapp.commands.execute('apputils:change-theme', {theme: name})", theme)
+    page.evaluate(
+        "name => window.jupyterapp.commands.execute('apputils:change-theme', {theme: name})", theme
+    )
     page.locator("#jupyterlab-splash").wait_for(state="detached")
     show_runs(page)
     run_row(page, "golden").click()
     assert violations(page, "#jp-llmdebug-panel") == []
     page.screenshot(path=SCREENSHOTS / f"labextension_{theme.rpartition(' ')[2].lower()}.png")
-    page.evaluate("() => window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Light'})")
+    page.evaluate(
+        "() => window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Light'})"
+    )
 
 
 def test_the_list_is_used_by_keyboard_alone(lab: Lab, page: Page) -> None:
@@ -413,7 +469,9 @@ def test_a_kernel_without_the_package_is_named(lab: Lab, page: Page, tmp_path: P
         restored(page)
         execute(page, "llmdebug:show-runs")
         alert = page.locator("#jp-llmdebug-panel").get_by_role("alert")
-        expect(alert).to_contain_text('The kernel "bare" has no llmdebug-nb (ImportError: not here)', timeout=60_000)
+        expect(alert).to_contain_text(
+            'The kernel "bare" has no llmdebug-nb (ImportError: not here)', timeout=60_000
+        )
     finally:
         settle(page)
         shutil.rmtree(home)
@@ -435,7 +493,9 @@ def test_the_sidebar_and_a_tab_recover_when_their_kernel_is_shut_down(lab: Lab, 
     shutil.rmtree(path)
 
 
-def test_a_notebook_in_notebook_7_has_the_sidebar_and_opens_runs_below(lab: Lab, page: Page) -> None:
+def test_a_notebook_in_notebook_7_has_the_sidebar_and_opens_runs_below(
+    lab: Lab, page: Page
+) -> None:
     notebook = lab.write_notebook("seven.ipynb", "1 + 1")
     lab.open(page, notebook, "notebook")
     expect(page.get_by_role("button", name="Record what the model")).to_be_visible()
@@ -447,7 +507,9 @@ def test_a_notebook_in_notebook_7_has_the_sidebar_and_opens_runs_below(lab: Lab,
 
 def test_the_files_of_notebook_7_have_open_with(lab: Lab, page: Page) -> None:
     page.goto(f"{lab.url}/tree/llmdebug_runs?token={lab.token}")
-    page.locator(".jp-DirListing-item", has_text="golden").first.click(button="right", timeout=60_000)
+    page.locator(".jp-DirListing-item", has_text="golden").first.click(
+        button="right", timeout=60_000
+    )
     page.get_by_role("menuitem", name="Open with llmdebug").click()
     opens_below(page)
 

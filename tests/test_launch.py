@@ -18,12 +18,12 @@ import torch
 from torch import nn
 
 import llmdebug_nb as ld
+from llmdebug_nb.app.launching import arguments, children, program
+from llmdebug_nb.app.launching.environment import is_python
+from llmdebug_nb.app.launching.handover import Handover
+from llmdebug_nb.app.launching.shared import SharedRecording
 from llmdebug_nb.cli import main
-from llmdebug_nb.launching import arguments, children, program
-from llmdebug_nb.launching.environment import is_python
-from llmdebug_nb.launching.handover import Handover
-from llmdebug_nb.launching.shared import SharedRecording
-from llmdebug_nb.options import DumpOptions
+from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.show.run_view import RunView
 from llmdebug_nb.store.writer import create_run
 from models import generate, llama
@@ -67,12 +67,25 @@ def test_a_generate_script_is_recorded_by_token_with_its_arguments_output_and_st
         "print(sys.argv[1:], sys.stdin.read()); print(generate(llama(), new=4).tolist()); print('e', file=sys.stderr)\n"
         "sys.exit(3)"
     )
-    done = _dump("--exec", """python 'a program.py' "a b" "'c'" """, "--name", "g", "-er", "0,1", input="typed")
+    done = _dump(
+        "--exec",
+        """python 'a program.py' "a b" "'c'" """,
+        "--name",
+        "g",
+        "-er",
+        "0,1",
+        input="typed",
+    )
     assert done.returncode == 3
     assert done.stdout == f"""['a b', "'c'"] typed\n{generate(llama(), new=4).tolist()}\n"""
     assert done.stderr.startswith("e\nllmdebug: g: ")
     run = ld.open_run("g")
-    assert [(c.step, c.kind) for c in run.root_calls()] == [(0, "prefill"), (1, "decode"), (2, "decode"), (3, "decode")]
+    assert [(c.step, c.kind) for c in run.root_calls()] == [
+        (0, "prefill"),
+        (1, "decode"),
+        (2, "decode"),
+        (3, "decode"),
+    ]
     assert sorted(set(run.to_pandas().step)) == [0, 1, 2]  # rounds 0 and 1
     assert f"{len(run):,} tensors" in done.stderr
     assert "0 prefill (round 0), 1 decode (round 0), 2 decode (round 1)" in RunView(run).text()
@@ -92,10 +105,16 @@ dist.destroy_process_group()
     done = ld.launch("torchrun --nproc-per-node 2 train.py", name="ddp")
     assert done.status == 0
     run = done.run
-    assert (run.info()["ranks"], run.info()["processes"], run.info()["complete"]) == ([0, 1], 2, True)
+    assert (run.info()["ranks"], run.info()["processes"], run.info()["complete"]) == (
+        [0, 1],
+        2,
+        True,
+    )
     assert _inputs(run) == [(0, 0, 0, 1), (1, 0, 0, 2)]
     assert [node.path for node in run.nodes] == ["", "0", "1"]
-    gradients = [run.tensor("0", role="grad", slot="weight", phase="backward", rank=rank) for rank in (0, 1)]
+    gradients = [
+        run.tensor("0", role="grad", slot="weight", phase="backward", rank=rank) for rank in (0, 1)
+    ]
     assert all(g.shape == (3, 3) for g in gradients)
 
 
@@ -142,7 +161,13 @@ if __name__ == "__main__":
 """
     )
     done = ld.launch("python load.py", name="r", tokens="all")
-    assert _inputs(done.run) == [(0, 0, 0, 2), (0, 0, 1, 7), (0, 1, 0, 4), (0, 2, 0, 5), (0, 3, 0, 6)]
+    assert _inputs(done.run) == [
+        (0, 0, 0, 2),
+        (0, 0, 1, 7),
+        (0, 1, 0, 4),
+        (0, 2, 0, 5),
+        (0, 3, 0, 6),
+    ]
     assert all(process["complete"] for process in done.run.source.processes)
 
 
@@ -159,7 +184,9 @@ state = [p.detach().numpy().tobytes() for p in model.parameters()] + [torch.get_
 print(hashlib.sha256(b"".join(state)).hexdigest(), torch.nn.Module.__call__.__qualname__)
 """
     )
-    plain = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, check=True).stdout
+    plain = subprocess.run(
+        [sys.executable, "train.py"], capture_output=True, text=True, check=True
+    ).stdout
     recorded = _dump("--mode", "module+api+aten", "-time", "2", "--", "python", "train.py")
     assert recorded.stdout == plain
 
@@ -187,7 +214,11 @@ def test_topology_and_tables_are_written_in_the_places_of_msits_with_a_row_for_e
     ids = done.stderr.partition("execution ids, for -ids:\n")[2]
     assert set(run.ids().values()) - {""} <= set(ids.split())
     pid = run.source.processes[0]["pid"]
-    files = {str(file.relative_to(run.path)) for file in run.path.rglob("*.*") if str(pid) in file.parent.name}
+    files = {
+        str(file.relative_to(run.path))
+        for file in run.path.rglob("*.*")
+        if str(pid) in file.parent.name
+    }
     files -= {f"rank0_{pid}/index.sqlite", f"rank0_{pid}/tensors.bin"}
     tables = ("operation_io_tensors/{}/operation_tensors", "kernel_io_tensors/{}/kernel_tensors", "cpu_profiling/{}/operation_statistic")  # fmt: skip
     expected = {f"{table.format(pid)}_{step}.csv" for table in tables for step in (0, 1)}
@@ -203,12 +234,18 @@ def test_topology_and_tables_are_written_in_the_places_of_msits_with_a_row_for_e
         nn.Sequential(nn.Linear(3, 3), nn.ReLU())(torch.ones(1, 3))
     computed = [e.name for e in seen.events() if e.name in ("aten::addmm", "aten::relu")]
     for step in (0, 1):
-        lines = (run.path / f"operation_io_tensors/{pid}/operation_tensors_{step}.csv").read_text().splitlines()
+        lines = (
+            (run.path / f"operation_io_tensors/{pid}/operation_tensors_{step}.csv")
+            .read_text()
+            .splitlines()
+        )
         assert len(lines) - 1 == 3 + len(computed)  # the model and its two modules
     onnx.checker.check_model(onnx.load(run.path / f"model/{pid}/Sequential.onnx"))
 
 
-def test_a_session_of_onnx_runtime_is_recorded_from_its_first_run_without_torch_in_the_program(here):
+def test_a_session_of_onnx_runtime_is_recorded_from_its_first_run_without_torch_in_the_program(
+    here,
+):
     import numpy as np
     import onnx
     from onnx import helper
@@ -217,7 +254,10 @@ def test_a_session_of_onnx_runtime_is_recorded_from_its_first_run_without_torch_
     ends = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 3]) for name in "xy"]
     weight = onnx.numpy_helper.from_array(np.eye(3, dtype=np.float32) * 2, "w")
     graph = helper.make_graph(nodes, "tiny", ends[:1], ends[1:], [weight])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), here / "tiny.onnx")
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9),
+        here / "tiny.onnx",
+    )
     (here / "run.py").write_text(
         "import numpy as np, onnxruntime\nsession = onnxruntime.InferenceSession('tiny.onnx')\n"
         "print([session.run(None, {'x': np.full((1, 3), n, np.float32)})[0].tolist() for n in range(3)])"
@@ -237,18 +277,26 @@ def test_a_python_that_could_not_be_reached_is_named_with_the_reason(here):
     overwritten = f"PYTHONPATH=/nowhere {sys.executable} call.py"
     done = ld.launch(["bash", "-c", f"{overwritten}; exit 5"], name="r")
     assert (done.status, done.path) == (5, None)
-    assert any(f"{sys.executable} call.py: PYTHONPATH was overwritten" in line for line in done.lines())
+    assert any(
+        f"{sys.executable} call.py: PYTHONPATH was overwritten" in line for line in done.lines()
+    )
     isolated = ld.launch(["python", "-I", "call.py"], name="r")
-    assert any("-I (isolated mode)" in line and "--pth" in line for line in isolated.lines("warning"))
+    assert any(
+        "-I (isolated mode)" in line and "--pth" in line for line in isolated.lines("warning")
+    )
 
 
 def test_a_pth_file_reaches_an_isolated_python_and_is_gone_afterwards(here):
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--system-site-packages", "own"], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", "--system-site-packages", "own"], check=True
+    )
     site = next((here / "own").glob("lib/python*/site-packages"))
     for place in sys.path:  # the packages of this environment, which a venv of a venv does not see
         if place.endswith("site-packages"):
             (site / "beside.pth").write_text(place + "\n")
-    (here / "call.py").write_text(MODEL + f"import os; print(os.listdir({str(site)!r})); model(torch.ones(1, 3))")
+    (here / "call.py").write_text(
+        MODEL + f"import os; print(os.listdir({str(site)!r})); model(torch.ones(1, 3))"
+    )
     done = ld.launch(["own/bin/python", "-I", "call.py"], name="r", pth=True)
     assert len(_inputs(done.run)) == 1
     assert [file.name for file in site.iterdir()] == ["beside.pth"]
@@ -285,10 +333,27 @@ except KeyboardInterrupt:
     raise SystemExit(9)
 """
     )
-    command = [sys.executable, "-m", "llmdebug_nb.cli", "dump", "--name", "r", "--", "python", "slow.py"]
-    heeded = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a background job's is ignored
+    command = [
+        sys.executable,
+        "-m",
+        "llmdebug_nb.cli",
+        "dump",
+        "--name",
+        "r",
+        "--",
+        "python",
+        "slow.py",
+    ]
+    heeded = functools.partial(
+        signal.signal, signal.SIGINT, signal.SIG_DFL
+    )  # a background job's is ignored
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heeded
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=heeded,
     ) as launched:
         assert launched.stdout.readline() == "ran\n"
         launched.send_signal(signal.SIGINT)
@@ -300,7 +365,8 @@ except KeyboardInterrupt:
 
 def test_a_termination_reaches_what_a_script_has_started(here):
     (here / "slow.py").write_text(
-        MODEL + "import os, time\nmodel(torch.ones(1, 3)); print(os.getpid(), flush=True)\ntime.sleep(60)"
+        MODEL
+        + "import os, time\nmodel(torch.ones(1, 3)); print(os.getpid(), flush=True)\ntime.sleep(60)"
     )
     command = [
         sys.executable,
@@ -314,7 +380,9 @@ def test_a_termination_reaches_what_a_script_has_started(here):
         "-c",
         "python slow.py; true",
     ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launched:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as launched:
         pid = int(launched.stdout.readline())
         launched.terminate()
         _, said = launched.communicate(timeout=30)
@@ -329,8 +397,13 @@ def test_a_termination_reaches_what_a_script_has_started(here):
 
 @pytest.mark.parametrize("status", [0, 4])
 def test_a_program_that_runs_no_model_says_so_and_keeps_its_status(here, capfd, status):
-    assert main(["dump", "--exec", f"{sys.executable} -c 'import sys; sys.exit({status})'"]) == status
-    assert "nothing was recorded: no Python that could be reached imported torch" in capfd.readouterr().err
+    assert (
+        main(["dump", "--exec", f"{sys.executable} -c 'import sys; sys.exit({status})'"]) == status
+    )
+    assert (
+        "nothing was recorded: no Python that could be reached imported torch"
+        in capfd.readouterr().err
+    )
     assert ld.runs() == []
 
 
@@ -338,16 +411,22 @@ def test_a_filter_that_matches_nothing_says_so_and_leaves_no_run(here):
     (here / "call.py").write_text(MODEL + "model(torch.ones(1, 3))")
     done = ld.launch("python call.py", name="r", opname="attention")
     assert (done.status, done.path, ld.runs()) == (0, None, [])
-    assert any("opname 'attention' begins none of the module types" in line for line in done.lines())
-    with pytest.raises(ld.UnknownRunError, match="nothing was recorded"):
+    assert any(
+        "opname 'attention' begins none of the module types" in line for line in done.lines()
+    )
+    with pytest.raises(ld.errors.UnknownRunError, match="nothing was recorded"):
         _ = done.run
 
 
 def test_a_users_own_sitecustomize_still_runs(here, monkeypatch):
     (here / "own").mkdir()
     (here / "own" / "sitecustomize.py").write_text("import builtins; builtins.OWN = 'own'")
-    monkeypatch.setenv("PYTHONPATH", f"{here / 'own'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    done = ld.launch([sys.executable, "-c", "import sys; sys.exit({'own': 6}[OWN] + ('torch' in sys.modules))"])
+    monkeypatch.setenv(
+        "PYTHONPATH", f"{here / 'own'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    )
+    done = ld.launch(
+        [sys.executable, "-c", "import sys; sys.exit({'own': 6}[OWN] + ('torch' in sys.modules))"]
+    )
     assert done.status == 6
 
 
@@ -374,8 +453,14 @@ def test_a_command_that_is_not_there_is_one_line_and_127(here, capsys):
         (["--exec", "python a | tee b"], r"there is no shell to understand '\|'"),
         (["-er", "1,0", "--", "true"], "the pair 1,0 runs backwards"),
         (["-er", "1,2,3", "--", "true"], "expected pairs of first and last"),
-        (["-er", "0,0", "--tokens", "3", "--", "true"], r"-er \(--range\) and --tokens exclude each other"),
-        (["-sd", "--slice", "0", "--", "true"], r"--slice and -sd \(--save-desc\) exclude each other"),
+        (
+            ["-er", "0,0", "--tokens", "3", "--", "true"],
+            r"-er \(--range\) and --tokens exclude each other",
+        ),
+        (
+            ["-sd", "--slice", "0", "--", "true"],
+            r"--slice and -sd \(--save-desc\) exclude each other",
+        ),
         (["--type", "stats", "--reduce", "minmax", "--", "true"], "--reduce and --type stats"),
         (["-time", "0", "-stp", "1", "--", "true"], "time=0 and part='out' exclude each other"),
         (["-ids", "a_b", "--", "true"], "ids 'a_b': expected execution ids"),
@@ -383,7 +468,10 @@ def test_a_command_that_is_not_there_is_one_line_and_127(here, capsys):
         (["-config", "nowhere.json", "--", "true"], "control file nowhere.json: .*No such file"),
         (["-device", "?", "--", "true"], "device '\\?': expected a device such as cpu"),
         (["--graph", "fx", "--mode", "aten", "--", "true"], "graph='fx' says what is recorded"),
-        (["--slice", "0", "--reduce", "minmax", "--", "true"], "slice and reduce exclude each other"),
+        (
+            ["--slice", "0", "--reduce", "minmax", "--", "true"],
+            "slice and reduce exclude each other",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_starts(capsys, arguments, message):
@@ -411,12 +499,24 @@ def test_the_short_names_of_msit_mean_what_they_mean_there():
     assert given.pop("files") == []
     options = DumpOptions.of(**given)
     assert str(options.rounds) == "1,3,5,7"
-    assert (options.time, options.part, options.opname, options.device) == (2, "out", ("linear",), "3")
+    assert (options.time, options.part, options.opname, options.device) == (
+        2,
+        "out",
+        ("linear",),
+        "3",
+    )
     assert (options.ids, options.children) == (("2", "3_1"), False)
-    assert (options.seed, options.stats_only, options.path, options.control) == (2024, True, "d", "c.json")
+    assert (options.seed, options.stats_only, options.path, options.control) == (
+        2024,
+        True,
+        "d",
+        "c.json",
+    )
     usual = arguments.options(vars(parser.parse_args(["--exec", "x"])))
     assert usual == {"rounds": "0,0", "files": []}
-    files = arguments.options(vars(parser.parse_args("--type onnx kernel --graph fused -tiling".split())))  # noqa: SIM905
+    files = arguments.options(
+        vars(parser.parse_args(["--type", "onnx", "kernel", "--graph", "fused", "-tiling"]))
+    )
     assert (files["files"], files["stats_only"]) == (["onnx", "kernel", "tiling"], True)
 
 
@@ -427,17 +527,31 @@ def test_options_reach_the_program_as_they_were_given():
     assert again == options
 
 
-def test_processes_of_one_rank_count_on_also_behind_warm_ups_and_keep_what_only_one_of_them_has(tmp_path, monkeypatch):
+def test_processes_of_one_rank_count_on_also_behind_warm_ups_and_keep_what_only_one_of_them_has(
+    tmp_path, monkeypatch
+):
     handover = Handover(tmp_path / "handover")
     handover.folder.mkdir()
-    for pid, rows, model in ((3, 1, nn.Sequential(nn.Linear(2, 2))), (1, 2, nn.Sequential(nn.ReLU(), nn.Linear(2, 2)))):
+    for pid, rows, model in (
+        (3, 1, nn.Sequential(nn.Linear(2, 2))),
+        (1, 2, nn.Sequential(nn.ReLU(), nn.Linear(2, 2))),
+    ):
         monkeypatch.setattr(os, "getpid", lambda pid=pid: pid)
-        with SharedRecording(None, DumpOptions(name="r", warmup=1, path=tmp_path / "runs"), handover, None):
+        with SharedRecording(
+            None, DumpOptions(name="r", warmup=1, path=tmp_path / "runs"), handover, None
+        ):
             for _ in range(3):
                 model(torch.ones(rows, 2))
     run = ld.open_run(tmp_path / "runs" / "r")
     assert [p["pid"] for p in run.source.processes] == [3, 1]  # as they began
-    assert _inputs(run) == [(0, -1, 0, 1), (0, 0, 0, 1), (0, 0, 1, 1), (0, 1, 0, 2), (0, 2, 0, 2), (0, 2, 1, 2)]
+    assert _inputs(run) == [
+        (0, -1, 0, 1),
+        (0, 0, 0, 1),
+        (0, 0, 1, 1),
+        (0, 1, 0, 2),
+        (0, 2, 0, 2),
+        (0, 2, 1, 2),
+    ]
     assert [(c.generation, c.step, c.kind) for c in run.steps()][3] == (1, 0, "warmup")
     assert [node.path for node in run.nodes] == ["", "0", "1"]
     assert run.nodes[2].parent == 0
@@ -473,5 +587,5 @@ def test_a_run_that_is_damaged_between_processes_is_still_refused(here):
     folder = create_run(here, "r", {})
     (folder / "rank0_1").mkdir()
     (folder / "rank0_1" / "index.sqlite").write_bytes(b"no index")
-    with pytest.raises(ld.CorruptDumpError):
+    with pytest.raises(ld.errors.CorruptDumpError):
         _ = ld.open_run(folder).source

@@ -20,10 +20,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from llmdebug_nb.errors import CorruptDumpError, NotADumpError
-from llmdebug_nb.kernels.raw import DTYPES, to_bytes
-from llmdebug_nb.kernels.summary import summarize
-from llmdebug_nb.records import Record
+from llmdebug_nb.core.dtypes import DTYPES
+from llmdebug_nb.core.errors import CorruptDumpError, NotADumpError
+from llmdebug_nb.core.kernels.raw import to_bytes
+from llmdebug_nb.core.kernels.summary import summarize
+from llmdebug_nb.core.records import Record
 from llmdebug_nb.store import layouts
 from llmdebug_nb.store.layouts import Contents, atb, files, msit, msprobe, plain
 
@@ -42,10 +43,16 @@ def write(file: Path, data: bytes | str) -> Path:
     return file
 
 
-def at(contents: Contents, path: str, role: str = "output", slot: str = "0", step: int = 0, **more: Any) -> Record:
+def at(
+    contents: Contents, path: str, role: str = "output", slot: str = "0", step: int = 0, **more: Any
+) -> Record:
     """Return the one record of a site."""
     wanted = {"path": path, "role": role, "slot": slot, "step": step, **more}
-    found = [r for r in contents.records if all(getattr(r.site, name) == value for name, value in wanted.items())]
+    found = [
+        r
+        for r in contents.records
+        if all(getattr(r.site, name) == value for name, value in wanted.items())
+    ]
     assert len(found) == 1, (wanted, [str(r.site) for r in contents.records])
     return found[0]
 
@@ -81,7 +88,12 @@ def msit_process(folder: Path, tokens: tuple[int, ...] = (0, 1)) -> Path:
     model = tree(
         "root",
         "LlamaForCausalLM",
-        tree("root.model", "LlamaModel", tree("root.model.norm2", "LlamaRMSNorm"), tree("root.model.fc", "Linear")),
+        tree(
+            "root.model",
+            "LlamaModel",
+            tree("root.model.norm2", "LlamaRMSNorm"),
+            tree("root.model.fc", "Linear"),
+        ),
         tree("root.lm_head", "Linear"),
     )
     write(folder / "model_tree.json", json.dumps(model))
@@ -105,14 +117,21 @@ def msit_dump(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("inside", ["", "torch_tensors", "torch_tensors/cpu_4242"])
-def test_msit_reads_the_same_from_dump_tensors_and_process_folder(msit_dump: Path, inside: str) -> None:
+def test_msit_reads_the_same_from_dump_tensors_and_process_folder(
+    msit_dump: Path, inside: str
+) -> None:
     path = msit_dump / inside
     assert layouts.detect(path) is msit
     contents = msit.read(path)
     check_numbering(contents)
     assert at(contents, "model.norm2", step=1).summary == summarize(X * 2 + 1)
-    assert at(contents, "model.fc", "weight", "weight").summary.fingerprint == summarize(X).fingerprint
-    assert [(c.index, c.step, c.kind) for c in contents.calls] == [(0, 0, "prefill"), (1, 1, "decode")]
+    assert (
+        at(contents, "model.fc", "weight", "weight").summary.fingerprint == summarize(X).fingerprint
+    )
+    assert [(c.index, c.step, c.kind) for c in contents.calls] == [
+        (0, 0, "prefill"),
+        (1, 1, "decode"),
+    ]
 
 
 def test_msit_strips_the_root_prefix_and_dots_nested_slots(msit_dump: Path) -> None:
@@ -194,7 +213,12 @@ def test_msit_statistics_rows_become_records_without_payload(tmp_path: Path) -> 
     contents = msit.read(tmp_path / "cpu_1")
     row = at(contents, "fc", "input")
     assert (row.op, row.payload, row.lost) == ("Linear", None, None)
-    assert (row.summary.dtype, row.summary.shape, row.summary.max, row.summary.l2norm) == ("float16", (2, 3), 5.0, 7.41)
+    assert (row.summary.dtype, row.summary.shape, row.summary.max, row.summary.l2norm) == (
+        "float16",
+        (2, 3),
+        5.0,
+        7.41,
+    )
     assert row.summary.nan is None
     first = at(contents, "fc", call=0).summary
     assert first.shape == (4,)
@@ -223,7 +247,9 @@ def test_msit_parent_folder_of_two_dumps_is_refused_rather_than_mixed(tmp_path: 
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"name": 1, "type": "x"}', "[" * 100_000])
-def test_msit_damaged_tree_leaves_the_tensors_readable_and_is_not_silent(msit_dump: Path, text: str) -> None:
+def test_msit_damaged_tree_leaves_the_tensors_readable_and_is_not_silent(
+    msit_dump: Path, text: str
+) -> None:
     write(msit_dump / "torch_tensors/cpu_4242/model_tree.json", text)
     contents = msit.read(msit_dump)
     assert at(contents, "model.fc").lost is None
@@ -250,7 +276,10 @@ def leaf(tensor: torch.Tensor, **more: Any) -> dict[str, Any]:
 
 ENTRIES: dict[str, Any] = {
     "Functional.linear.0.forward": {
-        "input_args": [leaf(X, data_name="Functional.linear.0.forward.input.0.pt"), {"type": "int", "value": 3}],
+        "input_args": [
+            leaf(X, data_name="Functional.linear.0.forward.input.0.pt"),
+            {"type": "int", "value": 3},
+        ],
         "input_kwargs": {"bias": leaf(X + 1), "flag": {"type": "bool", "value": True}},
         "output": [leaf(X * 2, data_name="Functional.linear.0.forward.output.0.pt")],
     },
@@ -337,13 +366,20 @@ def test_msprobe_without_construct_leaves_an_api_at_its_own_name_and_count(tmp_p
 
 def test_msprobe_construct_that_runs_in_circles_ends(tmp_path: Path) -> None:
     folder = msprobe_rank(tmp_path / "step0/rank0")
-    write(folder / "construct.json", json.dumps({"Functional.relu.0.forward": "a", "a": "b", "b": "a"}))
+    write(
+        folder / "construct.json",
+        json.dumps({"Functional.relu.0.forward": "a", "a": "b", "b": "a"}),
+    )
     assert at(msprobe.read(tmp_path), "Functional.relu").summary.max == 5.0
 
 
 def test_msprobe_slots_are_dotted_and_scalars_left_out(tmp_path: Path) -> None:
     contents = msprobe.read(msprobe_rank(tmp_path / "step0/rank0"))
-    sites = [r.site for r in contents.records if r.site.path == "layers.0.fc1" and r.site.phase == "forward"]
+    sites = [
+        r.site
+        for r in contents.records
+        if r.site.path == "layers.0.fc1" and r.site.phase == "forward"
+    ]
     slots = {(site.role, site.slot) for site in sites}
     assert slots == {
         ("input", "0"),
@@ -353,7 +389,11 @@ def test_msprobe_slots_are_dotted_and_scalars_left_out(tmp_path: Path) -> None:
         ("output", "1"),
         ("weight", "weight"),
     }
-    linear = [(r.site.role, r.site.slot) for r in contents.records if r.site.path == "layers.0.fc1/Functional.linear"]
+    linear = [
+        (r.site.role, r.site.slot)
+        for r in contents.records
+        if r.site.path == "layers.0.fc1/Functional.linear"
+    ]
     assert linear == [("input", "0"), ("input", "kwargs.bias"), ("output", "0")]
     assert at(contents, "head", slot="hidden_states.1").summary.max == 25.0
 
@@ -409,10 +449,24 @@ def test_msprobe_bare_nan_and_infinity_are_numbers(tmp_path: Path) -> None:
 
 
 def test_msprobe_statistics_of_a_bool_are_zero_and_one(tmp_path: Path) -> None:
-    flag = {"type": "torch.Tensor", "dtype": "torch.bool", "shape": [2], "Max": True, "Min": False, "Mean": None}
-    msprobe_rank(tmp_path / "step0/rank0", {"Torch.gt.0.forward": {"output": [flag]}}, task="statistics")
+    flag = {
+        "type": "torch.Tensor",
+        "dtype": "torch.bool",
+        "shape": [2],
+        "Max": True,
+        "Min": False,
+        "Mean": None,
+    }
+    msprobe_rank(
+        tmp_path / "step0/rank0", {"Torch.gt.0.forward": {"output": [flag]}}, task="statistics"
+    )
     record = at(msprobe.read(tmp_path), "Torch.gt")
-    assert (record.summary.max, record.summary.min, record.summary.mean, record.payload) == (1.0, 0.0, None, None)
+    assert (record.summary.max, record.summary.min, record.summary.mean, record.payload) == (
+        1.0,
+        0.0,
+        None,
+        None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -424,7 +478,9 @@ def test_msprobe_statistics_of_a_bool_are_zero_and_one(tmp_path: Path) -> None:
         ("not hex", None),
     ],
 )
-def test_msprobe_checksum_is_called_what_it_is(tmp_path: Path, stored: str, expected: str | None) -> None:
+def test_msprobe_checksum_is_called_what_it_is(
+    tmp_path: Path, stored: str, expected: str | None
+) -> None:
     entry = {"type": "torch.Tensor", "dtype": "torch.bfloat16", "shape": [3], "md5": stored}
     msprobe_rank(tmp_path / "step0/rank0", {"Torch.add.0.forward": {"output": [entry]}})
     record = at(msprobe.read(tmp_path), "Torch.add")
@@ -435,7 +491,9 @@ def test_msprobe_checksum_is_called_what_it_is(tmp_path: Path, stored: str, expe
 @pytest.mark.parametrize("file", ["../secret.pt", "/etc/passwd", "absent.pt", "a\0b.pt", "..", "."])
 def test_msprobe_data_name_never_leaves_its_folder(tmp_path: Path, file: str) -> None:
     save(X, tmp_path / "step0/rank0/secret.pt")
-    entries = {"Torch.add.0.forward": {"input_args": [leaf(X)], "output": [leaf(X, data_name=file)]}}
+    entries = {
+        "Torch.add.0.forward": {"input_args": [leaf(X)], "output": [leaf(X, data_name=file)]}
+    }
     record = at(msprobe.read(msprobe_rank(tmp_path / "step0/rank0", entries)), "Torch.add")
     assert record.payload is None
     assert record.lost
@@ -453,7 +511,9 @@ def test_msprobe_data_name_never_leaves_its_folder(tmp_path: Path, file: str) ->
         {"shape": [1 << 70]},
     ],
 )
-def test_msprobe_impossible_shape_is_lost_and_the_rest_is_read(tmp_path: Path, bad: dict[str, Any]) -> None:
+def test_msprobe_impossible_shape_is_lost_and_the_rest_is_read(
+    tmp_path: Path, bad: dict[str, Any]
+) -> None:
     entries = {"Torch.add.0.forward": {"input_args": [leaf(X)], "output": [{**leaf(X), **bad}]}}
     contents = msprobe.read(msprobe_rank(tmp_path / "step0/rank0", entries))
     assert "no shape" in (at(contents, "Torch.add").lost or "")
@@ -476,7 +536,10 @@ def test_msprobe_that_is_damaged_as_a_whole_is_refused_by_name(tmp_path: Path, t
 
 
 def test_msprobe_half_characters_in_names_can_be_stored(tmp_path: Path) -> None:
-    msprobe_rank(tmp_path / "step0/rank0", {"Torch.\ud800.0.forward": {"output": [{**leaf(X), "dtype": "\ud800"}]}})
+    msprobe_rank(
+        tmp_path / "step0/rank0",
+        {"Torch.\ud800.0.forward": {"output": [{**leaf(X), "dtype": "\ud800"}]}},
+    )
     record = msprobe.read(tmp_path).records[0]
     f"{record.site} {record.op} {record.summary.dtype}".encode()
 
@@ -509,7 +572,14 @@ def bin_bytes(tensor: torch.Tensor, **changed: Any) -> bytes:
 
 def bin_header(**fields: Any) -> bytes:
     """A header without data."""
-    head = {"$Version": "1.0", "$Object.Count": 0, "$Object.Length": 0, "format": 2, "dtype": 0, "dims": "2,3"} | fields
+    head = {
+        "$Version": "1.0",
+        "$Object.Count": 0,
+        "$Object.Length": 0,
+        "format": 2,
+        "dtype": 0,
+        "dims": "2,3",
+    } | fields
     return "".join(f"{key}={value}\n" for key, value in head.items()).encode() + b"$End=1\n"
 
 
@@ -549,7 +619,9 @@ def test_atb_reads_the_example_of_the_format(tmp_path: Path) -> None:
     shape=st.lists(st.integers(0, 5), max_size=5),
     data=st.data(),
 )
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_atb_any_dtype_and_shape_comes_back_bit_for_bit(
     tmp_path: Path,
     dtype: str,
@@ -561,7 +633,9 @@ def test_atb_any_dtype_and_shape_comes_back_bit_for_bit(
     raw = bytes(b & 1 for b in raw) if dtype == "bool" else raw
     tensor = torch.empty(shape, dtype=DTYPES[dtype])
     if nbytes:
-        tensor = torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(DTYPES[dtype]).reshape(shape)
+        tensor = (
+            torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(DTYPES[dtype]).reshape(shape)
+        )
     write(tmp_path / "0_1/0/0_Add/after/outtensor0.bin", bin_bytes(tensor))
     contents = atb.read(tmp_path)
     found = contents.load(contents.records[0])
@@ -585,7 +659,10 @@ def test_atb_both_writers_layouts_are_read(atb_dump: Path) -> None:
     assert layouts.detect(atb_dump) is atb
     contents = atb.read(atb_dump)
     check_numbering(contents)
-    assert [(c.index, c.step, c.kind) for c in contents.calls] == [(0, 0, "forward"), (1, 1, "forward")]
+    assert [(c.index, c.step, c.kind) for c in contents.calls] == [
+        (0, 0, "forward"),
+        (1, 1, "forward"),
+    ]
     record = at(contents, "10_Prefill_layer.1_LinearOperation", slot="2", step=1)
     assert (record.op, record.device) == ("LinearOperation", "npu:0")
     assert torch.equal(contents.load(record), X * 3)
@@ -641,14 +718,25 @@ def test_atb_tensor_seen_on_the_other_side_has_a_slot_of_its_own(tmp_path: Path)
 def test_atb_description_alone_has_no_payload_and_is_not_lost(tmp_path: Path) -> None:
     write(tmp_path / "0_1/0/0_Add/after/outtensor0.bin", bin_header(dtype=27))
     record = atb.read(tmp_path).records[0]
-    assert (record.summary.dtype, record.summary.shape, record.payload, record.lost) == ("bfloat16", (2, 3), None, None)
+    assert (record.summary.dtype, record.summary.shape, record.payload, record.lost) == (
+        "bfloat16",
+        (2, 3),
+        None,
+        None,
+    )
 
 
 def test_atb_statistics_file_gives_its_figures(tmp_path: Path) -> None:
     text = b"format=nd\ntype=float\ndims=2x3\nmax=5\nmin=0\nmean=2.5\nl2norm=7.4162\n$End=1"
     write(tmp_path / "0_1/0/0_Add/after/outtensor0.bin", text)
     summary = atb.read(tmp_path).records[0].summary
-    assert (summary.dtype, summary.shape, summary.max, summary.mean, summary.nan) == ("float32", (2, 3), 5.0, 2.5, None)
+    assert (summary.dtype, summary.shape, summary.max, summary.mean, summary.nan) == (
+        "float32",
+        (2, 3),
+        5.0,
+        2.5,
+        None,
+    )
 
 
 STATISTIC = """Device and PID,Execution Count,Op Name,Op Type,Op Id,Input/Output,Index,Dtype,Format,Shape,Max,Min,Mean,\
@@ -662,14 +750,23 @@ def test_atb_statistic_table_gives_records_at_the_paths_of_the_folders(tmp_path:
     write(tmp_path / "0_1/0/statistic.csv", STATISTIC)
     write(tmp_path / "0_1/0/3_Layer/1_Linear/before/intensor0.bin", bin_bytes(X))
     contents = atb.read(tmp_path)
-    assert at(contents, "3_Layer.1_Linear", "input").summary == summarize(X), "exact, not of six decimals"
+    assert at(contents, "3_Layer.1_Linear", "input").summary == summarize(X), (
+        "exact, not of six decimals"
+    )
     row = at(contents, "3_Layer.1_Linear", "output")
-    assert (row.summary.dtype, row.summary.shape, row.summary.max, row.lost) == ("int4", (2, 3), None, None)
+    assert (row.summary.dtype, row.summary.shape, row.summary.max, row.lost) == (
+        "int4",
+        (2, 3),
+        None,
+        None,
+    )
     assert sum(r.lost is not None for r in contents.records) == 1
 
 
 @pytest.mark.parametrize(("code", "name"), [(29, "int4"), (34, "hifloat8"), (99, "acl_99")])
-def test_atb_dtype_that_torch_lacks_is_described_and_lost(tmp_path: Path, code: int, name: str) -> None:
+def test_atb_dtype_that_torch_lacks_is_described_and_lost(
+    tmp_path: Path, code: int, name: str
+) -> None:
     write(tmp_path / "0_1/0/0_Add/after/outtensor0.bin", bin_bytes(X, dtype=code))
     record = atb.read(tmp_path).records[0]
     assert (record.summary.dtype, record.summary.shape, record.payload) == (name, (2, 3), None)
@@ -679,13 +776,18 @@ def test_atb_dtype_that_torch_lacks_is_described_and_lost(tmp_path: Path, code: 
 def test_atb_writer_that_appended_gives_several_calls(tmp_path: Path) -> None:
     write(tmp_path / "0_1/0/0_Add/after/outtensor0.bin", bin_bytes(X) + bin_bytes(X * 2))
     contents = atb.read(tmp_path)
-    assert [contents.load(at(contents, "0_Add", call=call))[1, 2].item() for call in (0, 1)] == [5.0, 10.0]
+    assert [contents.load(at(contents, "0_Add", call=call))[1, 2].item() for call in (0, 1)] == [
+        5.0,
+        10.0,
+    ]
 
 
 def test_atb_alias_is_read_from_the_file_it_names_and_tells_the_producer(tmp_path: Path) -> None:
     folder = atb_round(tmp_path / "0_4242") / "10_Prefill_layer"
     write(folder / "1_LinearOperation/before/intensor0.bin", bin_header(data="10_0_outtensor0.bin"))
-    write(folder / "0_RmsNormOperation/before/outtensor0.bin", bin_bytes(X - 99))  # not yet computed
+    write(
+        folder / "0_RmsNormOperation/before/outtensor0.bin", bin_bytes(X - 99)
+    )  # not yet computed
     contents = atb.read(tmp_path)
     record = at(contents, "10_Prefill_layer.1_LinearOperation", "input")
     assert torch.equal(contents.load(record), X * 2)
@@ -705,7 +807,9 @@ def test_atb_alias_is_read_from_the_file_it_names_and_tells_the_producer(tmp_pat
         "10_0_intensor0.bin",  # another shape
     ],
 )
-def test_atb_alias_that_leads_nowhere_or_out_is_lost_with_a_reason(tmp_path: Path, name: str) -> None:
+def test_atb_alias_that_leads_nowhere_or_out_is_lost_with_a_reason(
+    tmp_path: Path, name: str
+) -> None:
     write(tmp_path / "secret.bin", EXAMPLE)
     folder = atb_round(tmp_path / "tensors/0_4242") / "10_Prefill_layer"
     write(folder / "0_RmsNormOperation/before/intensor0.bin", bin_bytes(torch.zeros(7)))
@@ -739,7 +843,9 @@ def test_atb_alias_that_leads_nowhere_or_out_is_lost_with_a_reason(tmp_path: Pat
         (bin_bytes(X, extra="a" * 9000), "no $End=1"),
     ],
 )
-def test_atb_damaged_file_is_lost_by_name_and_hides_no_other(tmp_path: Path, damaged: bytes, why: str) -> None:
+def test_atb_damaged_file_is_lost_by_name_and_hides_no_other(
+    tmp_path: Path, damaged: bytes, why: str
+) -> None:
     write(tmp_path / "0_1/0/0_Add/after/outtensor0.bin", damaged)
     write(tmp_path / "0_1/0/1_Add/after/outtensor0.bin", EXAMPLE)
     contents = atb.read(tmp_path)
@@ -912,11 +1018,14 @@ def torch_bytes(value: Any, **options: Any) -> bytes:
         ("bad.safetensors", struct.pack("<Q", 1 << 60) + b"{}"),
         (
             "bad.safetensors",
-            struct.pack("<Q", 64) + b'{"a":{"dtype":"F32","shape":[9],"data_offsets":[0,36]}}'.ljust(64),
+            struct.pack("<Q", 64)
+            + b'{"a":{"dtype":"F32","shape":[9],"data_offsets":[0,36]}}'.ljust(64),
         ),
     ],
 )
-def test_plain_damaged_file_is_lost_by_name_and_hides_no_other(tmp_path: Path, name: str, data: bytes) -> None:
+def test_plain_damaged_file_is_lost_by_name_and_hides_no_other(
+    tmp_path: Path, name: str, data: bytes
+) -> None:
     write(tmp_path / name, data)
     save(X, tmp_path / "good.pt")
     contents = plain.read(tmp_path)
@@ -942,7 +1051,9 @@ def test_pickled_code_is_never_run(tmp_path: Path, where: str, legacy: bool) -> 
     assert "system" in lost
 
 
-def test_plain_container_that_holds_itself_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_container_that_holds_itself_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(files, "_ITEMS_LIMIT", 1000)
     ring: list[Any] = []
     ring.append(ring)
@@ -980,7 +1091,9 @@ def test_link_that_leads_out_of_the_folder_is_lost_and_one_inside_is_followed(
     data = EXAMPLE if file.endswith(".bin") else torch_bytes(X)
     secret = write(tmp_path / "secret", data)
     folder = tmp_path / "dump" / base
-    good = write(folder / file.replace("fc", "good").replace("Add", "Good").replace("x.", "good."), data)
+    good = write(
+        folder / file.replace("fc", "good").replace("Add", "Good").replace("x.", "good."), data
+    )
     inside = folder / file.replace("fc", "linked").replace("Add", "Linked").replace("x.", "linked.")
     out = folder / file
     for link, target in ((inside, good), (out, secret)):
@@ -1022,7 +1135,12 @@ def test_pipe_named_like_a_tensor_does_not_block(tmp_path: Path) -> None:
 
 
 def test_every_layout_has_a_name_of_its_own_and_none_claims_an_empty_folder(tmp_path: Path) -> None:
-    assert [layout.NAME for layout in layouts.layouts()] == ["msprobe", "msit-torch", "atb", "files"]
+    assert [layout.NAME for layout in layouts.layouts()] == [
+        "msprobe",
+        "msit-torch",
+        "atb",
+        "files",
+    ]
     assert layouts.detect(tmp_path) is None
 
 
@@ -1042,7 +1160,9 @@ def test_shape_is_read_in_every_notation(text: Any, shape: tuple[int, ...]) -> N
     assert files.sizes(text) == shape
 
 
-@pytest.mark.parametrize("text", ["2,,3", "-1", "2.5", "x", "(2", "1e3", ["2"], {"a": 1}, None, str(1 << 64)])
+@pytest.mark.parametrize(
+    "text", ["2,,3", "-1", "2.5", "x", "(2", "1e3", ["2"], {"a": 1}, None, str(1 << 64)]
+)
 def test_shape_that_is_none_is_refused(text: Any) -> None:
     with pytest.raises(CorruptDumpError, match="no shape"):
         files.sizes(text)

@@ -13,15 +13,17 @@ from hypothesis import strategies as st
 import llmdebug_nb as ld
 from llmdebug_nb.capture import recorder
 from llmdebug_nb.capture.calls import Call
-from llmdebug_nb.kernels import look, native
-from llmdebug_nb.kernels.fingerprint import fingerprint
-from llmdebug_nb.kernels.raw import dtype_name, to_bytes
-from llmdebug_nb.kernels.summary import figures
-from llmdebug_nb.options import DumpOptions
-from llmdebug_nb.records import AT
+from llmdebug_nb.core.kernels import look, native
+from llmdebug_nb.core.kernels.fingerprint import fingerprint
+from llmdebug_nb.core.kernels.raw import dtype_name, to_bytes
+from llmdebug_nb.core.kernels.summary import figures
+from llmdebug_nb.core.options import DumpOptions
+from llmdebug_nb.core.records import AT
 from llmdebug_nb.store.writer import Writer, create_run
 
-pytestmark = pytest.mark.skipif(look.arena() is None, reason=str(native.why_not() or "torch has no such function"))
+pytestmark = pytest.mark.skipif(
+    look.arena() is None, reason=str(native.why_not() or "torch has no such function")
+)
 
 DTYPES = [*native.KINDS]
 
@@ -39,7 +41,11 @@ def tensors(draw):
     raw = np.frombuffer(
         draw(st.binary(min_size=numel * dtype.itemsize, max_size=numel * dtype.itemsize)), np.uint8
     ).copy()
-    tensor = torch.from_numpy(raw & 1).bool() if dtype is torch.bool else torch.from_numpy(raw).view(dtype)
+    tensor = (
+        torch.from_numpy(raw & 1).bool()
+        if dtype is torch.bool
+        else torch.from_numpy(raw).view(dtype)
+    )
     tensor = tensor.reshape(shape).permute(draw(st.permutations(range(len(shape)))))
     for dim in range(tensor.dim()):
         start = draw(st.integers(0, tensor.shape[dim] - 1))
@@ -112,10 +118,14 @@ def test_what_is_not_for_it_is_left_to_the_other_way(tensor):
     assert seen(arena, torch.ones(1)) == 0
 
 
-@pytest.mark.parametrize("options", [{}, {"stats_only": True}, {"fingerprint": "crc32"}, {"part": "out"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"stats_only": True}, {"fingerprint": "crc32"}, {"part": "out"}], ids=str
+)
 def test_a_recording_is_the_same_with_and_without_it(options, tmp_path, monkeypatch):
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU(), torch.nn.Flatten(0), torch.nn.Identity())
+    model = torch.nn.Sequential(
+        torch.nn.Linear(4, 4), torch.nn.GELU(), torch.nn.Flatten(0), torch.nn.Identity()
+    )
     given = torch.randn(3, 4).t().contiguous().t()
 
     def rows(name):
@@ -144,7 +154,12 @@ def test_a_weight_is_read_again_once_it_was_changed_in_any_way(tmp_path):
     torch.manual_seed(0)
     model = torch.nn.Linear(256, 256, bias=False)
     assert model.weight.nbytes > look.LARGEST
-    with ld.dump(model, name="run", path=tmp_path, tokens="all", mode="aten", stats_only=True) as run, torch.no_grad():
+    with (
+        ld.dump(
+            model, name="run", path=tmp_path, tokens="all", mode="aten", stats_only=True
+        ) as run,
+        torch.no_grad(),
+    ):
         model(torch.ones(1, 256))
         model(torch.ones(1, 256))
         model.weight.mul_(2)
@@ -158,7 +173,9 @@ def test_a_weight_is_read_again_once_it_was_changed_in_any_way(tmp_path):
     norm = model.weight.new_tensor(0)
     assert len(weights) == 5
     first = weights.l2norm.iloc[0]
-    assert weights.l2norm.tolist() == pytest.approx([first, first, 2 * first, 4 * first, float(norm)])
+    assert weights.l2norm.tolist() == pytest.approx(
+        [first, first, 2 * first, 4 * first, float(norm)]
+    )
     assert weights.fingerprint.nunique() == 4
 
 
@@ -183,4 +200,6 @@ def test_an_interrupt_while_rows_are_made_mixes_none_up(tmp_path):
     for path, value in list(values.items())[4:]:
         made.tensor(Call(path, "Op", "module", None, 0, 0), "output", "0", torch.full((3,), value))
     made._write_down()
-    assert {row[AT["path"]]: row[AT["max"]] for row in made._rows} == {p: v for p, v in values.items() if p != "m2"}
+    assert {row[AT["path"]]: row[AT["max"]] for row in made._rows} == {
+        p: v for p, v in values.items() if p != "m2"
+    }

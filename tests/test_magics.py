@@ -46,8 +46,14 @@ def _line(text):
     return lines[0]
 
 
-def test_the_cell_runs_in_the_users_namespace_its_result_shows_and_one_line_says_what_was_kept(shell, capsys):
-    result, text = _run(shell, capsys, "%%llmdump model --tokens 0-3 --name golden\nout = model(ids)\nout.logits.shape")
+def test_the_cell_runs_in_the_users_namespace_its_result_shows_and_one_line_says_what_was_kept(
+    shell, capsys
+):
+    result, text = _run(
+        shell,
+        capsys,
+        "%%llmdump model --tokens 0-3 --name golden\nout = model(ids)\nout.logits.shape",
+    )
     assert result.success
     assert result.result == torch.Size([1, 7, 96])
     assert "Out[" in text
@@ -79,7 +85,9 @@ def test_compare_says_verdict_first_divergence_and_blame_once(shell, capsys, tmp
     _run(shell, capsys, "%%llmdump model --name golden\nmodel(ids)")
     _run(shell, capsys, "%%llmdump --name mine\nbroken(ids)")
     files = tmp_path / "d.csv", tmp_path / "r.html"
-    result, text = _run(shell, capsys, f"%llmcompare golden mine --csv {files[0]} --html {files[1]}")
+    result, text = _run(
+        shell, capsys, f"%llmcompare golden mine --csv {files[0]} --html {files[1]}"
+    )
     assert isinstance(result.result, ld.Report)
     assert text.count("golden against mine: diverged") == 1
     assert "First to diverge: model.layers.1.mlp.act_fn" in text
@@ -92,7 +100,9 @@ def test_compare_says_verdict_first_divergence_and_blame_once(shell, capsys, tmp
 def test_what_is_expected_is_said_and_taken_back_on_the_line_that_compares(shell, capsys):
     _run(shell, capsys, "%%llmdump model --name golden\nmodel(ids)")
     _run(shell, capsys, "%%llmdump --name mine\nbroken(ids)")
-    result, text = _run(shell, capsys, "%llmcompare golden mine --expect 'model.layers.1*' --comment 'a known bug'")
+    result, text = _run(
+        shell, capsys, "%llmcompare golden mine --expect 'model.layers.1*' --comment 'a known bug'"
+    )
     assert result.result is not None, text
     assert result.result.expected[0].comment == "a known bug"
     assert text.startswith("golden against mine: ")
@@ -101,17 +111,25 @@ def test_what_is_expected_is_said_and_taken_back_on_the_line_that_compares(shell
     result, text = _run(shell, capsys, "%llmcompare golden mine --unexpect model.layers.1*")
     assert result.result.expected == []
     assert "diverged" in text
-    assert "not marked as expected" in _line(_run(shell, capsys, "%llmcompare golden mine --unexpect nothing.*")[1])
+    assert "not marked as expected" in _line(
+        _run(shell, capsys, "%llmcompare golden mine --unexpect nothing.*")[1]
+    )
 
 
-def test_in_a_notebook_verdict_and_findings_come_first_then_the_table_then_the_explorer(shell, capsys, monkeypatch):
+def test_in_a_notebook_verdict_and_findings_come_first_then_the_table_then_the_explorer(
+    shell, capsys, monkeypatch
+):
     _run(shell, capsys, "%%llmdump model --name golden\nmodel(ids)")
     _run(shell, capsys, "%%llmdump --name mine\nbroken(ids)")
     report, shown = ld.compare("golden", "mine"), []
-    monkeypatch.setattr("IPython.display.display", lambda what: shown.append((capsys.readouterr().out, what)))
+    monkeypatch.setattr(
+        "IPython.display.display", lambda what: shown.append((capsys.readouterr().out, what))
+    )
     show_report(report, SimpleNamespace(kernel=object()))
     [(text, explorer)] = shown
-    assert text.startswith(f"golden against mine: diverged\n{report.summary()}\n→ model.layers.1.mlp.act_fn")
+    assert text.startswith(
+        f"golden against mine: diverged\n{report.summary()}\n→ model.layers.1.mlp.act_fn"
+    )
     assert text.index("→ model") < text.index("\nstep  ") < text.rindex("diverged")
     assert type(explorer).__name__ == "Explorer"
 
@@ -151,7 +169,10 @@ def test_runs_are_listed_and_deleted(shell, capsys):
         ("%%llmdump model --types Linaer\nmodel(ids)", "Linear"),
         ("%%llmdump model --tokens 9\nmodel(ids)", "tokens 9 never came; steps seen: 0"),
         ("%%llmdump nosuch\nmodel(ids)", "NameError"),
-        ("%%llmdump ids\nmodel(ids)", "expected a torch.nn.Module or an onnxruntime.InferenceSession, got Tensor"),
+        (
+            "%%llmdump ids\nmodel(ids)",
+            "expected a torch.nn.Module or an onnxruntime.InferenceSession, got Tensor",
+        ),
         ("%%llmdump model --name a/b\nmodel(ids)", "name 'a/b'"),
         ("%%llmdump --nosuch\n1", "unrecognized arguments"),
         ("%%llmdump --tokns 1\n1", "nearest: --tokens"),
@@ -319,7 +340,9 @@ def test_an_error_of_a_call_is_one_line_in_a_notebook(shell, capsys):
     assert lines[0].endswith("(line 2)")
 
 
-def test_a_command_is_run_shown_and_recorded_and_its_run_is_a_variable(shell, capsys, tmp_path, monkeypatch):
+def test_a_command_is_run_shown_and_recorded_and_its_run_is_a_variable(
+    shell, capsys, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a program.py").write_text(
         "import sys, torch; torch.nn.Linear(2, 2)(torch.ones(1, 2)); print(sys.argv[1:]); print('e', file=sys.stderr); sys.exit(3)"

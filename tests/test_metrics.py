@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from llmdebug_nb.comparison import metrics, tolerance
-from llmdebug_nb.kernels.summary import summarize
+from llmdebug_nb.core.kernels.summary import summarize
 
 FINITE = st.floats(-50, 50, width=32, allow_subnormal=False)
 
@@ -36,8 +36,14 @@ def independent(g32: np.ndarray, m32: np.ndarray) -> dict[str, float]:
         kl = float((softmax[0] * (np.log(softmax[0]) - np.log(softmax[1]))).sum())
     distance = float(np.linalg.norm(d))
     return {
-        "cosine_similarity": float(g @ m / norm_g / norm_m) if norm_g and norm_m else float(norm_g == norm_m),
-        "relative_euclidean_distance": 0.0 if distance == 0 else distance / norm_g if norm_g else math.inf,
+        "cosine_similarity": float(g @ m / norm_g / norm_m)
+        if norm_g and norm_m
+        else float(norm_g == norm_m),
+        "relative_euclidean_distance": 0.0
+        if distance == 0
+        else distance / norm_g
+        if norm_g
+        else math.inf,
         "scale_error": float(g @ (m - g)) / norm_g**2 if norm_g else math.inf if norm_m else 0.0,
         "rmse": float(np.sqrt((d**2).mean())),
         "max_absolute_error": float(d.max()),
@@ -137,7 +143,18 @@ def test_all_zero_tensors_are_alike_and_a_single_zero_one_is_not():
         torch.tensor([1.0, math.nan]),
         torch.tensor(2.0),
     ],
-    ids=["fp32", "bf16", "int", "bool", "empty", "complex", "fp8", "nothing finite", "a nan", "0-d"],
+    ids=[
+        "fp32",
+        "bf16",
+        "int",
+        "bool",
+        "empty",
+        "complex",
+        "fp8",
+        "nothing finite",
+        "a nan",
+        "0-d",
+    ],
 )
 def test_identical_is_what_comparing_a_tensor_with_itself_gives(tensor):
     measured = metrics.compare(tensor, tensor)
@@ -145,17 +162,28 @@ def test_identical_is_what_comparing_a_tensor_with_itself_gives(tensor):
     for name in metrics.FIELDS:
         if name in ("max_ulp", "mean_ulp") and measured[name] is None:
             continue  # no ulp in dtypes without one
-        assert declared[name] == measured[name] or declared[name] == pytest.approx(measured[name]), name
+        assert declared[name] == measured[name] or declared[name] == pytest.approx(
+            measured[name]
+        ), name
 
 
 def test_statistics_alone_give_absolute_and_relative_errors():
-    got = metrics.statistics(summarize(torch.tensor([1.0, 2.0])), summarize(torch.tensor([1.0, 3.0])))
+    got = metrics.statistics(
+        summarize(torch.tensor([1.0, 2.0])), summarize(torch.tensor([1.0, 3.0]))
+    )
     assert got["max_stat_absolute_error"] == 1.0
     assert got["max_stat_relative_error"] == 0.5
     assert got["min_stat_relative_error"] == 0.0
     assert got["stat_error"] == 0.5  # of the four gaps that of the maximum, 1 of 2
-    assert metrics.statistics(summarize(torch.empty(0)), summarize(torch.empty(0)))["max_stat_absolute_error"] is None
-    tiny = metrics.statistics(summarize(torch.tensor([1e-9, 1.0])), summarize(torch.tensor([2e-9, 1.0])))
+    assert (
+        metrics.statistics(summarize(torch.empty(0)), summarize(torch.empty(0)))[
+            "max_stat_absolute_error"
+        ]
+        is None
+    )
+    tiny = metrics.statistics(
+        summarize(torch.tensor([1e-9, 1.0])), summarize(torch.tensor([2e-9, 1.0]))
+    )
     assert tiny["min_stat_relative_error"] == pytest.approx(1)
     assert tiny["stat_error"] < 1e-8
 
@@ -212,5 +240,7 @@ def test_tokens_that_are_ruled_out_do_not_count_in_the_distribution():
 
 def test_the_gap_of_the_largest_logits_is_in_units_of_their_last_place():
     g = torch.tensor([[1.0, 4.0]], dtype=torch.bfloat16)
-    m = torch.tensor([[1.0, 4.03125]], dtype=torch.bfloat16)  # one bfloat16 above 4: eps 2**-7, times 4
+    m = torch.tensor(
+        [[1.0, 4.03125]], dtype=torch.bfloat16
+    )  # one bfloat16 above 4: eps 2**-7, times 4
     assert metrics.compare(g, m, logits=True)["max_gap_ulp"] == 1.0

@@ -46,10 +46,16 @@ def test_the_first_rule_that_fits_counts_and_null_leaves_out():
 
 
 def test_a_list_is_what_a_fused_module_answers_to():
-    assert _resolved({"transformer.h.0.mlp.act": ["q", "k"]}) == {"transformer.h.0.mlp.act": ("q", "k")}
+    assert _resolved({"transformer.h.0.mlp.act": ["q", "k"]}) == {
+        "transformer.h.0.mlp.act": ("q", "k")
+    }
 
 
-@given(st.lists(st.from_regex(r"[a-z]{1,3}(\.[a-z0-9]{1,3}){0,3}", fullmatch=True), min_size=1, unique=True))
+@given(
+    st.lists(
+        st.from_regex(r"[a-z]{1,3}(\.[a-z0-9]{1,3}){0,3}", fullmatch=True), min_size=1, unique=True
+    )
+)
 def test_a_star_for_everything_maps_every_path_to_itself_below_a_prefix(paths):
     mine = [f"w.{path}" for path in paths]
     assert _resolved({"*": "w.*"}, paths, mine) == {path: (f"w.{path}",) for path in paths}
@@ -67,9 +73,15 @@ def test_the_map_wins_over_everything_and_every_pair_says_which_rule_it_was(tmp_
         "# crossed on purpose\nmodel.layers.0.mlp.up_proj: model.layers.0.mlp.gate_proj\n'*.act_fn': null\n"
     )
     report = ld.compare(*runs, mapping=path)
-    crossed = [d for d in report.differences if d.site.path == "model.layers.0.mlp.up_proj" and d.pair.golden]
+    crossed = [
+        d
+        for d in report.differences
+        if d.site.path == "model.layers.0.mlp.up_proj" and d.pair.golden
+    ]
     assert {d.pair.mine.site.path for d in crossed} == {"model.layers.0.mlp.gate_proj"}
-    where = f"user map: {path}, line 2, 'model.layers.0.mlp.up_proj' -> model.layers.0.mlp.gate_proj"
+    where = (
+        f"user map: {path}, line 2, 'model.layers.0.mlp.up_proj' -> model.layers.0.mlp.gate_proj"
+    )
     assert {d.pair.why for d in crossed} == {where}
     left = [d for d in report.differences if d.site.path.endswith("act_fn") and d.pair.golden]
     assert {d.reason for d in left} == {"only in golden: the map leaves it out"}
@@ -81,10 +93,16 @@ def test_the_command_line_takes_a_map(tmp_path, capsys):
         with ld.dump(model, name=name), torch.no_grad():
             model(prompt())
     path = tmp_path / "map.json"
-    path.write_text(json.dumps({"transformer.h.*.mlp.act": "blocks.*.gelu", "transformer.drop": None}, indent="\t"))
+    path.write_text(
+        json.dumps(
+            {"transformer.h.*.mlp.act": "blocks.*.gelu", "transformer.drop": None}, indent="\t"
+        )
+    )
     table = tmp_path / "table.csv"
     assert main(["compare", "golden", "mine", "--map", str(path), "-o", str(table)]) == 0
-    assert f"user map: {path}, line 2, 'transformer.h.*.mlp.act' -> blocks.*.gelu" in table.read_text()
+    assert (
+        f"user map: {path}, line 2, 'transformer.h.*.mlp.act' -> blocks.*.gelu" in table.read_text()
+    )
     path.write_text('{\n\t"transformer.x": "blocks"\n}')
     assert main(["compare", "golden", "mine", "--map", str(path)]) == 2
     said = capsys.readouterr().err
@@ -99,7 +117,9 @@ def test_types_that_are_one_may_be_said_and_msits_own_file_says_them(tmp_path):
         "LinearOperation": "Linear", "CommonLayer_outtensor0": ["GLMBlock_output_0", "BloomBlock_output_0"],
     }))  # fmt: skip
     read = names.read(tmp_path)
-    assert read.kind("LinearOperation") == read.kind("QuantLinear") == read.kind("Linear")  # any part of the name
+    assert (
+        read.kind("LinearOperation") == read.kind("QuantLinear") == read.kind("Linear")
+    )  # any part of the name
     assert read.kind("GLMBlock") == read.kind("BloomBlock") != read.kind("Linear")
     assert read.same_output(("GLMBlock", "0"), ("CommonLayer", "0"))
     assert not read.same_output(("GLMBlock", "1"), ("CommonLayer", "0"))
@@ -127,13 +147,16 @@ def test_types_that_are_one_may_be_said_and_msits_own_file_says_them(tmp_path):
             "transformer.g: model\n",
             "line 1, 'transformer.g' -> model: golden has no transformer.g; nearest: transformer",
         ),
-        ("layers.0.ffn: transformer.h.0.mlp\n", "only mine has layers.0.ffn; golden's name comes first"),
+        (
+            "layers.0.ffn: transformer.h.0.mlp\n",
+            "only mine has layers.0.ffn; golden's name comes first",
+        ),
     ],
 )
 def test_a_mistake_is_named_with_its_line_and_key(tmp_path, text, said):
     path = tmp_path / "map.yaml"
     path.write_text(text)
-    with pytest.raises(ld.OptionError) as error:
+    with pytest.raises(ld.errors.OptionError) as error:
         _resolved(path)
     message = str(error.value)
     assert str(path) in message
@@ -142,16 +165,20 @@ def test_a_mistake_is_named_with_its_line_and_key(tmp_path, text, said):
 
 
 def test_a_map_that_is_not_there_or_no_map_is_said():
-    with pytest.raises(ld.OptionError, match=r"mapping 'nowhere.yaml' can't be read: No such file"):
+    with pytest.raises(
+        ld.errors.OptionError, match=r"mapping 'nowhere.yaml' can't be read: No such file"
+    ):
         names.read("nowhere.yaml")
-    with pytest.raises(ld.OptionError, match="mapping 5: expected a dict, or a YAML or JSON file"):
+    with pytest.raises(
+        ld.errors.OptionError, match="mapping 5: expected a dict, or a YAML or JSON file"
+    ):
         names.read(5)
-    with pytest.raises(ld.OptionError, match="mapping 'a': 3 is no name"):
+    with pytest.raises(ld.errors.OptionError, match="mapping 'a': 3 is no name"):
         names.read({"a": 3})
 
 
 def test_a_map_is_data_and_never_code(tmp_path):
     path = tmp_path / "map.yaml"
     path.write_text("a: !!python/object/apply:os.system ['touch /tmp/never']\n")
-    with pytest.raises(ld.OptionError, match="line 1"):
+    with pytest.raises(ld.errors.OptionError, match="line 1"):
         names.read(path)

@@ -18,16 +18,37 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from llmdebug_nb.kernels import native, raw
-from llmdebug_nb.kernels.summary import figures, torch_figures
+from llmdebug_nb.core.dtypes import DTYPE_NAMES
+from llmdebug_nb.core.kernels import native, raw
+from llmdebug_nb.core.kernels.summary import figures, torch_figures
 
 needs_kernel = pytest.mark.skipif(native.kernel() is None, reason=str(native.why_not()))
 
-DTYPES = {raw.DTYPE_NAMES[dtype]: dtype for dtype in native.KINDS}
+DTYPES = {DTYPE_NAMES[dtype]: dtype for dtype in native.KINDS}
 # what is special of each floating-point dtype, as bits without the sign: 0, subnormals, 1, the largest, infinity, NaNs
 SPECIAL = {
-    "float32": (0, 1, 0x7FFFFF, 0x800000, 0x3F800000, 0x7F7FFFFF, 0x7F800000, 0x7F800001, 0x7FC00000),
-    "float64": (0, 1, (1 << 52) - 1, 1 << 52, 1023 << 52, (2047 << 52) - 1, 2047 << 52, (2047 << 52) + 1, 4095 << 51),
+    "float32": (
+        0,
+        1,
+        0x7FFFFF,
+        0x800000,
+        0x3F800000,
+        0x7F7FFFFF,
+        0x7F800000,
+        0x7F800001,
+        0x7FC00000,
+    ),
+    "float64": (
+        0,
+        1,
+        (1 << 52) - 1,
+        1 << 52,
+        1023 << 52,
+        (2047 << 52) - 1,
+        2047 << 52,
+        (2047 << 52) + 1,
+        4095 << 51,
+    ),
     "float16": (0, 1, 0x3FF, 0x400, 0x3C00, 0x7BFF, 0x7C00, 0x7C01, 0x7E00),
     "bfloat16": (0, 1, 0x7F, 0x80, 0x3F80, 0x7F7F, 0x7F80, 0x7F81, 0x7FC0),
 }
@@ -58,9 +79,13 @@ def bit_patterns(draw, name):
     else:
         sign = 1 << (width - 1)
         special = SPECIAL.get(name, (0, 1, sign - 1))
-        elements = st.sampled_from([*special, *(bits | sign for bits in special)]) | st.integers(0, (1 << width) - 1)
+        elements = st.sampled_from([*special, *(bits | sign for bits in special)]) | st.integers(
+            0, (1 << width) - 1
+        )
         if draw(st.booleans()):  # without NaN, which would hide what else is wrong
-            elements = elements.filter(lambda bits: bits & (sign - 1) <= special[-3] or name not in SPECIAL)
+            elements = elements.filter(
+                lambda bits: bits & (sign - 1) <= special[-3] or name not in SPECIAL
+            )
     return draw(hnp.arrays(f"uint{width}", draw(SIZES), elements=elements))
 
 
@@ -74,7 +99,9 @@ def values_of(bits: np.ndarray, name: str) -> np.ndarray:
 
 def by_numpy(values: np.ndarray) -> tuple:
     """Return the seven figures of ``float64[n]``."""
-    nan, inf, zero = (int(np.count_nonzero(x)) for x in (np.isnan(values), np.isinf(values), values == 0))
+    nan, inf, zero = (
+        int(np.count_nonzero(x)) for x in (np.isnan(values), np.isinf(values), values == 0)
+    )
     if not len(values):
         return (None,) * 7
     if nan:
@@ -92,7 +119,9 @@ def agree(got: tuple, expected: tuple, values: np.ndarray) -> bool:
         magnitude = float(np.abs(values[np.isfinite(values)]).sum()) / len(values)
     same = [a == b or (a != a and b != b) for a, b in zip(got, expected, strict=True)]
     same[2] |= abs(got[2] - expected[2]) <= 1e-12 * magnitude or not math.isfinite(magnitude)
-    same[3] |= abs(got[3] - expected[3]) <= 1e-12 * expected[3] + 1e-159  # squares below leave float64's normal range
+    same[3] |= (
+        abs(got[3] - expected[3]) <= 1e-12 * expected[3] + 1e-159
+    )  # squares below leave float64's normal range
     negative_zero = any(x == 0 and math.copysign(1, x) < 0 for x in got[:2])
     types = [type(x) for x in got] == [float] * 4 + [int] * 3
     return all(same) and not negative_zero and types
@@ -132,7 +161,9 @@ def test_they_agree_on_large_tensors(name, finite):
         bits = random.integers(0, 2 if name == "bool" else 1 << width, size, f"uint{width}")
         values = values_of(bits, name)
         if name == "float64":  # whose own sums leave float64's range otherwise
-            bits = (random.standard_normal(size) * 10.0 ** random.integers(-20, 20, size)).view(np.uint64)
+            bits = (random.standard_normal(size) * 10.0 ** random.integers(-20, 20, size)).view(
+                np.uint64
+            )
             values = values_of(bits, name)
         if finite:
             bits[~np.isfinite(values)] = 0
@@ -153,14 +184,28 @@ def compiled_for(level: str, folder: Path) -> Path:
         f"EXPORT int llmdebug_summary(Call *call) {{ kernels_{level}[call->kind]((const unsigned char *)"
         "(uintptr_t)call->address, call->nbytes, &call->summary); return 0; }\n"
     )
-    flags = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fopenmp-simd", "-fPIC", "-shared", "-lm"]
+    flags = [
+        "-std=c11",
+        "-O2",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-fopenmp-simd",
+        "-fPIC",
+        "-shared",
+        "-lm",
+    ]
     subprocess.run(["cc", str(source), "-o", str(folder / "level.so"), *flags], check=True)
     return folder / "level.so"
 
 
-@pytest.mark.skipif(not shutil.which("cc") or platform.machine() != "x86_64", reason="needs cc on x86-64")
+@pytest.mark.skipif(
+    not shutil.which("cc") or platform.machine() != "x86_64", reason="needs cc on x86-64"
+)
 @pytest.mark.parametrize("level", ["any", "avx2"])
-def test_processors_with_narrower_vectors_get_the_same_figures(level, tmp_path, monkeypatch, afresh):
+def test_processors_with_narrower_vectors_get_the_same_figures(
+    level, tmp_path, monkeypatch, afresh
+):
     if level == "avx2" and torch.backends.cpu.get_cpu_capability() == "DEFAULT":
         pytest.skip("this processor has no AVX2")
     monkeypatch.setattr(native, "LIBRARY", compiled_for(level, tmp_path))
@@ -231,9 +276,15 @@ def test_what_wraps_values_is_left_to_torch():
 @pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
 def test_a_tensor_is_read_while_torch_traces_without_a_trace_of_it():
     seen = []
-    traced = torch.jit.trace(lambda x: (seen.append(raw.to_bytes(x).tobytes()), x + 1)[1], torch.ones(3))
+    traced = torch.jit.trace(
+        lambda x: (seen.append(raw.to_bytes(x).tobytes()), x + 1)[1], torch.ones(3)
+    )
     assert seen[0] == np.ones(3, np.float32).tobytes()
-    assert [node.kind() for node in traced.graph.nodes()] == ["prim::Constant", "prim::Constant", "aten::add"]
+    assert [node.kind() for node in traced.graph.nodes()] == [
+        "prim::Constant",
+        "prim::Constant",
+        "aten::add",
+    ]
 
 
 @needs_kernel
@@ -243,7 +294,9 @@ def test_threads_do_not_disturb_each_other():
 
     def work(tensor):
         expected = torch_figures(tensor)
-        wrong.extend(got for got in (figures(tensor) for _ in range(2000)) if got[:2] != expected[:2])
+        wrong.extend(
+            got for got in (figures(tensor) for _ in range(2000)) if got[:2] != expected[:2]
+        )
 
     threads = [threading.Thread(target=work, args=(tensor,)) for tensor in tensors]
     for thread in threads:
@@ -297,9 +350,12 @@ def hook(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("compiler", "why"), [("false", "false failed"), ("nonesuch -m64", "nonesuch"), ("", "there is no C compiler")]
+    ("compiler", "why"),
+    [("false", "false failed"), ("nonesuch -m64", "nonesuch"), ("", "there is no C compiler")],
 )
-def test_without_a_working_compiler_the_build_says_why_and_leaves_no_library(hook, monkeypatch, compiler, why):
+def test_without_a_working_compiler_the_build_says_why_and_leaves_no_library(
+    hook, monkeypatch, compiler, why
+):
     hook.LIBRARY.write_text("one of other sources")
     monkeypatch.setenv("CC", compiler)
     monkeypatch.setattr(hook.shutil, "which", lambda name: None)

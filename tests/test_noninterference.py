@@ -28,7 +28,9 @@ def test_nothing_of_what_is_measured_differs_by_a_bit(model, dtype, work, mode):
 def test_the_table_in_the_docs_is_that_of_this_matrix():
     text = (Path(__file__).parent.parent / "docs" / "capture.md").read_text()
     rows = [line for line in text.splitlines() if line.startswith("| ") and " | = |" in line]
-    assert len(rows) == len(interference.MODELS) * len(interference.DTYPES) * len(interference.WORKS)
+    assert len(rows) == len(interference.MODELS) * len(interference.DTYPES) * len(
+        interference.WORKS
+    )
     assert all(row.count(" = ") == len(interference.MODES) for row in rows)
 
 
@@ -36,10 +38,16 @@ def test_recording_all_tensors_needs_no_more_memory_than_the_largest_of_them(tmp
     """Peak of a forward and backward pass, recorded and not, in a process each. Payloads go straight to the disk."""
     program = Path(__file__).parent / "memory_peak.py"
     # what is freed goes back at once: else the peak is that of the allocator's gaps, which differ from run to run
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
+    environment = {
+        **os.environ,
+        "MALLOC_MMAP_THRESHOLD_": "131072",
+        "MALLOC_TRIM_THRESHOLD_": "131072",
+    }
 
     def measured(*args):
-        done = subprocess.run([sys.executable, program, *args], env=environment, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, program, *args], env=environment, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 

@@ -30,7 +30,9 @@ CELLS = (
 @pytest.mark.parametrize("app", ["lab", "notebook"])
 def test_a_newcomer_finds_the_planted_bug(lab: Lab, page: Page, app: str) -> None:
     outside: list[str] = []
-    page.on("request", lambda request: None if _ours(request.url, lab) else outside.append(request.url))
+    page.on(
+        "request", lambda request: None if _ours(request.url, lab) else outside.append(request.url)
+    )
     notebook = lab.write_notebook(f"journey_{app}.ipynb", *CELLS)
     lab.open(page, notebook, app)
     cells = page.locator(".jp-Notebook .jp-CodeCell")

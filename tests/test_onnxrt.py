@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from onnx import helper
 
 import llmdebug_nb as ld
-from llmdebug_nb.capture import compat_onnxrt
+from llmdebug_nb.capture.compat import onnxruntime_api
 from models import ARCHITECTURES, llama, prompt
 from onnx_models import exported, generate, initializer, node_of, put, save, strip, with_cache
 
@@ -31,7 +31,9 @@ def session(model, level=ALL, **options):
     chosen.graph_optimization_level = level
     for option, value in options.items():
         setattr(chosen, option, value)
-    return ort.InferenceSession(model if isinstance(model, (str, bytes)) else model.SerializeToString(), chosen)
+    return ort.InferenceSession(
+        model if isinstance(model, (str, bytes)) else model.SerializeToString(), chosen
+    )
 
 
 def recorded(model, level=ALL, name="mine", **options):
@@ -51,7 +53,11 @@ def golden(name, **options):
 
 def boundaries(report):
     """Return how many outputs of golden's modules have a partner, and of how many."""
-    rows = [d for d in report.differences if d.pair.golden and "/" not in d.site.path and d.site.role == "output"]
+    rows = [
+        d
+        for d in report.differences
+        if d.pair.golden and "/" not in d.site.path and d.site.role == "output"
+    ]
     return sum(d.verdict != "unmatched" for d in rows), len(rows)
 
 
@@ -75,7 +81,9 @@ def test_every_value_of_the_graph_that_runs_is_in_the_dump(level, tmp_path):
     ran = onnx.load(file) if level == ALL else exported("llama")
     run = recorded(one)
     seen = Counter(record.op for record in run.records("role = 'output' AND path LIKE '%/%'"))
-    assert seen == Counter(f"Onnx.{node.op_type}" for node in ran.graph.node for value in node.output if value)
+    assert seen == Counter(
+        f"Onnx.{node.op_type}" for node in ran.graph.node for value in node.output if value
+    )
     assert run.meta["problems"] == {}
     assert run.meta["notes"] == []
 
@@ -97,7 +105,7 @@ def test_the_program_gets_the_same_bits_as_without_a_recording(name, level):
 def test_where_ours_gives_other_bits_the_program_keeps_its_own(monkeypatch):
     one = session(exported("llama"))
     wanted = one.run(None, FEED)
-    monkeypatch.setattr("llmdebug_nb.capture.onnxrt._same", lambda a, b: False)
+    monkeypatch.setattr("llmdebug_nb.capture.onnx.sessions._same", lambda a, b: False)
     with ld.dump(one) as run:
         given = [one.run(None, FEED) for _ in range(3)]
     assert all(np.array_equal(outputs[0], wanted[0]) for outputs in given)
@@ -119,7 +127,11 @@ def test_a_run_of_a_session_looks_like_a_run_of_the_module():
     assert node.summary == module.summary
     (given,) = run.records("role = 'input' AND path = ?", [f"{mlp}.down_proj"])
     assert given.producer is not None  # the dataflow is there
-    said = dict(run.query("SELECT slot, value FROM scalar_rows WHERE role = 'onnx' AND path = ?", [node.site.path]))
+    said = dict(
+        run.query(
+            "SELECT slot, value FROM scalar_rows WHERE role = 'onnx' AND path = ?", [node.site.path]
+        )
+    )
     assert said["node"] == "node_linear_6"
     assert said["provider"] == "CPUExecutionProvider"
     assert "aten.linear" in said["fx"]
@@ -239,12 +251,15 @@ def test_ids_do_not_depend_on_filters():
 )
 def test_an_empty_recording_explains_itself(options, says):
     one = session(exported("llama"))
-    with pytest.raises(ld.EmptyDumpError, match=says), ld.dump(one, **options):
+    with pytest.raises(ld.errors.EmptyDumpError, match=says), ld.dump(one, **options):
         one.run(None, FEED)
 
 
 def test_a_session_that_was_not_run_is_said():
-    with pytest.raises(ld.EmptyDumpError, match=r"run\(\) was never called"), ld.dump(session(exported("llama"))):
+    with (
+        pytest.raises(ld.errors.EmptyDumpError, match=r"run\(\) was never called"),
+        ld.dump(session(exported("llama"))),
+    ):
         pass
 
 
@@ -280,7 +295,12 @@ def test_inputs_that_only_the_program_knows_are_said():
     binding = one.io_binding()
     binding.bind_input("x", "cpu", 0, np.float32, (2, 3), X["x"].ctypes.data)
     binding.bind_output("y")
-    with pytest.raises(ld.CaptureError, match="bound before the recording began, or by address"), ld.dump(one):
+    with (
+        pytest.raises(
+            ld.errors.CaptureError, match="bound before the recording began, or by address"
+        ),
+        ld.dump(one),
+    ):
         one.run_with_iobinding(binding)
     assert np.array_equal(binding.copy_outputs_to_cpu()[0], np.maximum(X["x"], 0))
 
@@ -305,7 +325,8 @@ def test_types_that_numpy_lacks_and_values_that_are_no_tensors():
 
 def test_random_nodes_leave_the_program_its_own_numbers():
     model = small(
-        helper.make_node("RandomNormalLike", ["x"], ["r"], seed=3.0), helper.make_node("Add", ["x", "r"], ["y"])
+        helper.make_node("RandomNormalLike", ["x"], ["r"], seed=3.0),
+        helper.make_node("Add", ["x", "r"], ["y"]),
     )
     plain, one = session(model), session(model)
     wanted = [plain.run(None, X)[0] for _ in range(3)]
@@ -317,22 +338,33 @@ def test_random_nodes_leave_the_program_its_own_numbers():
 
 def test_options_of_the_session_are_left_as_they_were():
     chosen = ort.SessionOptions()
-    chosen.intra_op_num_threads, chosen.graph_optimization_level, chosen.log_severity_level = 1, ALL, 2
+    chosen.intra_op_num_threads, chosen.graph_optimization_level, chosen.log_severity_level = (
+        1,
+        ALL,
+        2,
+    )
     one = ort.InferenceSession(exported("llama").SerializeToString(), chosen)
     with ld.dump(one):
         one.run(None, FEED)
-    assert (chosen.intra_op_num_threads, chosen.graph_optimization_level, chosen.log_severity_level) == (1, ALL, 2)
+    assert (
+        chosen.intra_op_num_threads,
+        chosen.graph_optimization_level,
+        chosen.log_severity_level,
+    ) == (1, ALL, 2)
     assert chosen.optimized_model_filepath == ""
     assert one.get_session_options().graph_optimization_level == ALL
 
 
 def test_nothing_stays_on_the_class_also_after_an_exception():
-    before = {name: vars(ort.InferenceSession).get(name) for name in ("run", "run_with_iobinding", "run_async")}
+    before = {
+        name: vars(ort.InferenceSession).get(name)
+        for name in ("run", "run_with_iobinding", "run_async")
+    }
     one = session(exported("llama"))
     with pytest.raises(ZeroDivisionError), ld.dump(one):
         raise ZeroDivisionError(one.run(None, FEED))
     assert {name: vars(ort.InferenceSession).get(name) for name in before} == before
-    assert not list(compat_onnxrt.listeners)
+    assert not list(onnxruntime_api.listeners)
 
 
 def test_an_error_of_the_program_is_the_one_that_it_would_have_had():
@@ -352,10 +384,19 @@ def test_an_error_of_the_program_is_the_one_that_it_would_have_had():
 @given(data=st.data())
 def test_any_chain_of_nodes_gives_the_same_bits_and_one_record_a_node(data):
     kinds = data.draw(
-        st.lists(st.sampled_from(["Relu", "Neg", "Sigmoid", "Tanh", "Abs", "Exp"]), min_size=1, max_size=8)
+        st.lists(
+            st.sampled_from(["Relu", "Neg", "Sigmoid", "Tanh", "Abs", "Exp"]),
+            min_size=1,
+            max_size=8,
+        )
     )
-    nodes = [helper.make_node(kind, [f"v{at}" if at else "x"], [f"v{at + 1}"]) for at, kind in enumerate(kinds)]
-    one = session(small(*nodes, outputs=(f"v{len(kinds)}",)), data.draw(st.sampled_from([ALL, NONE])))
+    nodes = [
+        helper.make_node(kind, [f"v{at}" if at else "x"], [f"v{at + 1}"])
+        for at, kind in enumerate(kinds)
+    ]
+    one = session(
+        small(*nodes, outputs=(f"v{len(kinds)}",)), data.draw(st.sampled_from([ALL, NONE]))
+    )
     wanted = one.run(None, X)[0]
     with ld.dump(one, name="chain") as run:
         given_ = one.run(None, X)[0]
@@ -389,11 +430,14 @@ def test_a_model_that_is_gone_is_said_at_once(tmp_path):
     one = session(file)
     (tmp_path / "gone.onnx").unlink()
     with (
-        pytest.raises(ld.CaptureError, match=r"'gone\.onnx' that the session was made of is no longer there"),
+        pytest.raises(
+            ld.errors.CaptureError,
+            match=r"'gone\.onnx' that the session was made of is no longer there",
+        ),
         ld.dump(one),
     ):
         one.run(None, FEED)
-    with pytest.raises(ld.CaptureError, match="no longer there"):
+    with pytest.raises(ld.errors.CaptureError, match="no longer there"):
         ld.dump(one).start()
     assert one.run(None, FEED)
 
@@ -412,7 +456,13 @@ def test_a_model_that_was_overwritten_is_recorded_by_what_goes_in_and_out(tmp_pa
 
 def test_external_data_that_is_missing_is_said(tmp_path):
     file = tmp_path / "model.onnx"
-    onnx.save(exported("llama"), file, save_as_external_data=True, location="model.data", size_threshold=500)
+    onnx.save(
+        exported("llama"),
+        file,
+        save_as_external_data=True,
+        location="model.data",
+        size_threshold=500,
+    )
     one = session(str(file))
     (tmp_path / "model.data").unlink()
     with ld.dump(one) as run:
@@ -422,7 +472,9 @@ def test_external_data_that_is_missing_is_said(tmp_path):
 
 
 def test_compiling_is_for_modules():
-    with pytest.raises(ld.OptionError, match=r"expected a torch\.nn\.Module, got InferenceSession"):
+    with pytest.raises(
+        ld.errors.OptionError, match=r"expected a torch\.nn\.Module, got InferenceSession"
+    ):
         ld.dump(session(exported("llama")), graph="fx")
 
 
@@ -433,7 +485,9 @@ def test_metadata_that_makes_no_sense_is_only_text():
         ("class_hierarchy", "[" * 500),
         ("fx_node", "%y : " + "x" * 5000),
     ):
-        node.metadata_props.append(onnx.StringStringEntryProto(key=f"pkg.torch.onnx.{key}", value=value))
+        node.metadata_props.append(
+            onnx.StringStringEntryProto(key=f"pkg.torch.onnx.{key}", value=value)
+        )
     with ld.dump(one := session(small(node), NONE)) as run:
         one.run(None, X)
     assert {record.site.path for record in run.records()} == {"", "/Onnx.Relu"}
@@ -446,7 +500,9 @@ def test_without_onnxruntime_all_else_works():
         "with ld.dump(model, name='plain') as run: model(torch.ones(1, 2))\n"
         "print(len(list(run.records())))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert done.stdout.strip() == "2", done.stderr
 
 
@@ -456,7 +512,9 @@ def test_without_onnxruntime_all_else_works():
 def test_a_text_generation_loop_counts_tokens_as_generate_does():
     model, one = llama(), session(with_cache())
     with ld.dump(model, name="golden", tokens="all") as expected:
-        made = model.generate(prompt(), max_new_tokens=4, do_sample=False, attention_mask=torch.ones_like(prompt()))
+        made = model.generate(
+            prompt(), max_new_tokens=4, do_sample=False, attention_mask=torch.ones_like(prompt())
+        )
     with ld.dump(one, name="mine", tokens="all") as run:
         mine = [generate(one, prompt(), 4) for _ in range(2)]
     assert mine == [made[0, 7:].tolist()] * 2
@@ -465,7 +523,11 @@ def test_a_text_generation_loop_counts_tokens_as_generate_does():
     assert kinds == [(generation, step, kind) for generation in (0, 1) for step, kind in loop]
     report = ld.compare(expected, run)
     for step in range(4):
-        rows = [d for d in report.differences if d.pair.golden and d.site.step == step and d.site.role == "output"]
+        rows = [
+            d
+            for d in report.differences
+            if d.pair.golden and d.site.step == step and d.site.role == "output"
+        ]
         paired = [d for d in rows if d.verdict in ("match", "within_noise")]
         assert len(paired) >= 0.9 * len(rows)
     assert not report.findings
@@ -512,7 +574,9 @@ def test_two_recordings_of_one_session_are_the_same():
 
 def altered_weight(name):
     model = exported(name)
-    scope, kind = {"gpt2": ("transformer.h.1.mlp.c_fc", "Gemm")}.get(name, ("model.layers.1.mlp.down_proj", "MatMul"))
+    scope, kind = {"gpt2": ("transformer.h.1.mlp.c_fc", "Gemm")}.get(
+        name, ("model.layers.1.mlp.down_proj", "MatMul")
+    )
     node = node_of(model, scope, kind)
     values = initializer(model, node.input[1])
     values[3] *= 1.3
@@ -536,14 +600,23 @@ def altered_epsilon(name):
 def swapped_mask(name):
     model = exported(name)
     scope = {"gpt2": "transformer.h.1.attn"}.get(name, "model.layers.1.self_attn")
-    node = next(n for n in (node_of(model, scope, "Add", at) for at in range(9)) if initializer_of(model, n))
+    node = next(
+        n for n in (node_of(model, scope, "Add", at) for at in range(9)) if initializer_of(model, n)
+    )
     put(model, "mask", np.ascontiguousarray(np.swapaxes(initializer(model, node.input[1]), 2, 3)))
     node.input[1] = "mask"
     return model, node, scope, "wrong input: mask"
 
 
 def initializer_of(model, node):
-    return next((one for one in model.graph.initializer if one.name == node.input[1] and len(one.dims) == 4), None)
+    return next(
+        (
+            one
+            for one in model.graph.initializer
+            if one.name == node.input[1] and len(one.dims) == 4
+        ),
+        None,
+    )
 
 
 @LEVELS
@@ -572,7 +645,11 @@ def test_against_another_session_it_is_blamed_on_its_node_too(plant):
 
 def test_without_metadata_an_altered_weight_is_still_blamed_on_its_node():
     model, _, scope, _ = altered_weight("llama")
-    at = next(at for at, node in enumerate(model.graph.node) if node.name == node_of(model, scope, "MatMul").name)
+    at = next(
+        at
+        for at, node in enumerate(model.graph.node)
+        if node.name == node_of(model, scope, "MatMul").name
+    )
     report = ld.compare(golden("llama"), recorded(strip(model)))
     assert report.findings[0].path == scope
     assert f"node n{at} (" in report.findings[0].evidence
@@ -590,7 +667,11 @@ def test_a_quantised_model_is_compared_with_the_float_one(tmp_path):
     assert any("Integer" in record.op for record in mine.records())  # it computes in int8
     for other in (golden("llama"), recorded(source, name="float")):
         report = ld.compare(other, mine)
-        rows = {d.site.path: d for d in report.differences if d.pair.golden and d.pair.mine and d.site.role == "output"}
+        rows = {
+            d.site.path: d
+            for d in report.differences
+            if d.pair.golden and d.pair.mine and d.site.role == "output"
+        }
         linear = rows["model.layers.0.mlp.gate_proj"]
         assert 1e-4 < linear.error < 0.1  # of int8, once it is a float again
         paired, all_ = boundaries(report)
@@ -613,6 +694,10 @@ def test_a_model_quantised_by_nodes_around_its_operators_is_compared_with_the_fl
     assert any(record.op == "Onnx.DequantizeLinear" for record in mine.records())
     for other in (golden("llama"), recorded(source, name="float")):
         report = ld.compare(other, mine)
-        rows = {d.site.path: d for d in report.differences if d.pair.golden and d.pair.mine and d.site.role == "output"}
+        rows = {
+            d.site.path: d
+            for d in report.differences
+            if d.pair.golden and d.pair.mine and d.site.role == "output"
+        }
         assert 1e-4 < rows["model.layers.0.mlp.gate_proj"].error < 0.2
         assert report.verdict == "diverged"

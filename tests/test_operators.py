@@ -80,9 +80,15 @@ def test_linear_attention_norms_and_embedding_are_seen():
     model = llama()
     run = record(model, lambda: forward_only(model, prompt()), mode="api")
     seen = set(run.operators().op)
-    assert {"Functional.linear", "Functional.scaled_dot_product_attention", "Functional.embedding"} <= seen
+    assert {
+        "Functional.linear",
+        "Functional.scaled_dot_product_attention",
+        "Functional.embedding",
+    } <= seen
     layer_norm, group_norm = nn.LayerNorm(4), nn.RMSNorm(4)
-    norms = record([layer_norm, group_norm], lambda: group_norm(layer_norm(torch.randn(2, 4))), mode="api")
+    norms = record(
+        [layer_norm, group_norm], lambda: group_norm(layer_norm(torch.randn(2, 4))), mode="api"
+    )
     assert list(norms.operators().op) == ["Functional.layer_norm", "Functional.rms_norm"]
 
 
@@ -131,7 +137,9 @@ def test_a_write_through_an_index_has_the_written_tensor_as_output():
 def test_scalar_arguments_are_recorded():
     model = Block()
     run = record(model, lambda: forward_only(model, torch.randn(4, 4)), mode="api")
-    scalars = {(s["path"], s["slot"]): s["value"] for s in map(dict, run.scalars().to_dict("records"))}
+    scalars = {
+        (s["path"], s["slot"]): s["value"] for s in map(dict, run.scalars().to_dict("records"))
+    }
     assert scalars["/Torch.add", "kwargs.alpha"] == "3"
     assert scalars["/Functional.dropout", "kwargs.p"] == "0.1"
 
@@ -144,7 +152,9 @@ def test_each_operator_knows_its_source_line():
     assert frames[0] == f"{__file__}:{line} forward"
     assert any("test_each_operator_knows_its_source_line" in frame for frame in frames)
     assert run.operators().source[0] == frames[0]
-    silent = record(model, lambda: forward_only(model, torch.randn(4, 4)), mode="api", sources=False)
+    silent = record(
+        model, lambda: forward_only(model, torch.randn(4, 4)), mode="api", sources=False
+    )
     assert silent.operators().source.isna().all()
 
 
@@ -152,7 +162,9 @@ def test_an_input_names_the_record_that_produced_it():
     model = Block()
     run = record(model, lambda: forward_only(model, torch.randn(4, 4)), mode="api")
     records = {record.id: record for record in run.records()}
-    softmax = next(r for r in records.values() if r.op == "Functional.softmax" and r.site.role == "input")
+    softmax = next(
+        r for r in records.values() if r.op == "Functional.softmax" and r.site.role == "input"
+    )
     assert records[softmax.producer].op == "Functional.linear"
 
 
@@ -171,7 +183,10 @@ def test_several_levels_record_the_union_of_each_alone(grad):
         table = record(model, work, mode=mode).to_pandas()
         return table.groupby(["path", "phase", "role"]).size()
 
-    alone = sum(len(counts(level).index) for level in LEVELS), sum(counts(level).sum() for level in LEVELS)
+    alone = (
+        sum(len(counts(level).index) for level in LEVELS),
+        sum(counts(level).sum() for level in LEVELS),
+    )
     together = counts("module+api+aten")
     assert (len(together.index), together.sum()) == alone
 
@@ -243,7 +258,9 @@ class Attention(nn.Module):
 
 @pytest.mark.parametrize("mode", [*LEVELS, "module+api+aten"])
 def test_fused_paths_of_attention_and_encoder_layers_stay_taken(mode):
-    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), 2).eval()
+    encoder = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), 2
+    ).eval()
     x = torch.randn(2, 5, 16)
     for model, operator in (
         (encoder, "_transformer_encoder_layer_fwd"),
@@ -251,7 +268,9 @@ def test_fused_paths_of_attention_and_encoder_layers_stay_taken(mode):
     ):
         expected = forward_only(model, x)
         found = []
-        run = record(model, lambda model=model, found=found: found.append(forward_only(model, x)), mode=mode)
+        run = record(
+            model, lambda model=model, found=found: found.append(forward_only(model, x)), mode=mode
+        )
         assert torch.equal(found[0], expected)
         with torch.profiler.profile() as profile, ld.dump(model, name="p", mode=mode):
             forward_only(model, x)
@@ -263,7 +282,9 @@ def test_fused_paths_of_attention_and_encoder_layers_stay_taken(mode):
 def test_recordings_that_overlap_leave_torch_as_it_was():
     asked, ran = torch.overrides.has_torch_function, torch.autograd._engine_run_backward
     model, x = Attention().eval(), torch.ones(1, 2, 16)
-    first, second = (ld.dump(model, name=name, mode="module+api+aten") for name in ("first", "second"))
+    first, second = (
+        ld.dump(model, name=name, mode="module+api+aten") for name in ("first", "second")
+    )
     runs = [first.start(), second.start()]
     expected = forward_only(model, x)
     first.stop()
@@ -309,8 +330,15 @@ def test_only_operators_of_the_steps_asked_for_are_recorded_and_the_rest_costs_n
 def test_tokens_before_the_first_one_asked_for_run_without_modes_too():
     model = llama()
     stacks = []
-    handle = model.lm_head.register_forward_pre_hook(lambda *_: stacks.append(torch._C._len_torch_dispatch_stack()))
-    record(model, lambda: model.generate(prompt(), max_new_tokens=3, do_sample=False), mode="aten", tokens="2")
+    handle = model.lm_head.register_forward_pre_hook(
+        lambda *_: stacks.append(torch._C._len_torch_dispatch_stack())
+    )
+    record(
+        model,
+        lambda: model.generate(prompt(), max_new_tokens=3, do_sample=False),
+        mode="aten",
+        tokens="2",
+    )
     handle.remove()
     assert stacks == [0, 0, 1]
 
@@ -415,11 +443,14 @@ def test_compiled_code_is_refused_by_name_or_run_eagerly_on_request():
     compiled = torch.compile(llama(), backend="aot_eager")
     with torch.no_grad():
         expected = compiled(ids).logits
-    with pytest.raises(ld.CaptureError, match="force_eager=True"):
+    with pytest.raises(ld.errors.CaptureError, match="force_eager=True"):
         ld.dump(compiled).start()
     results = []
     run = record(
-        compiled, lambda: results.append(forward_only(compiled, ids).logits), mode="module+aten", force_eager=True
+        compiled,
+        lambda: results.append(forward_only(compiled, ids).logits),
+        mode="module+aten",
+        force_eager=True,
     )
     assert "model.layers.0.mlp" in set(run.to_pandas().path)
     assert torch.allclose(results[0], expected, atol=1e-6)
@@ -437,7 +468,7 @@ def test_a_compiled_function_inside_a_model_is_named():
         def forward(self, x):
             return self.act(self.inner(x))
 
-    with pytest.raises(ld.CaptureError, match="the function 'act' of Holds is compiled"):
+    with pytest.raises(ld.errors.CaptureError, match="the function 'act' of Holds is compiled"):
         ld.dump(Holds()).start()
 
 
@@ -456,7 +487,9 @@ def test_operators_are_chosen_by_name_glob_function_or_file(tmp_path):
 
 def test_operators_count_with_the_modules_that_they_run_in():
     model = llama()
-    run = record(model, lambda: forward_only(model, prompt()), mode="aten", layers="model.layers.0.mlp")
+    run = record(
+        model, lambda: forward_only(model, prompt()), mode="aten", layers="model.layers.0.mlp"
+    )
     assert {path.partition("/")[0] for path in run.operators().path} == {
         "model.layers.0.mlp",
         *(f"model.layers.0.mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj", "act_fn")),
@@ -472,7 +505,9 @@ def test_calls_are_chosen_by_full_name_and_by_scope():
         "model.layers.1.mlp",
         "model.layers.1.mlp.act_fn/Functional.silu",
     }
-    scope = record(model, work, mode="api", scope="Functional.linear.4.forward,Functional.silu.0.forward")
+    scope = record(
+        model, work, mode="api", scope="Functional.linear.4.forward,Functional.silu.0.forward"
+    )
     assert list(scope.operators().op) == ["Functional.linear", "Functional.silu"]
     output = scope.to_pandas().query("op == 'Functional.silu' and role == 'output'")
     assert len(output) == 1  # the last call of the scope is whole
@@ -481,7 +516,10 @@ def test_calls_are_chosen_by_full_name_and_by_scope():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mode": "api", "apis": "liner"}, "no operator of level api is called 'liner'; nearest: linear"),
+        (
+            {"mode": "api", "apis": "liner"},
+            "no operator of level api is called 'liner'; nearest: linear",
+        ),
         ({"mode": "aten", "apis": "Aten.addm"}, "nearest: .*Aten.addmm"),
         ({"mode": "api", "apis": "conv2d"}, "none of the operators 'conv2d' ran"),
         (
@@ -494,7 +532,7 @@ def test_calls_are_chosen_by_full_name_and_by_scope():
 )
 def test_a_selection_that_matches_nothing_is_explained(options, message):
     model = llama()
-    with pytest.raises(ld.EmptyDumpError, match=message):
+    with pytest.raises(ld.errors.EmptyDumpError, match=message):
         record(model, lambda: forward_only(model, prompt()), **options)
 
 
@@ -510,7 +548,7 @@ def test_a_selection_that_matches_nothing_is_explained(options, message):
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, message):
-    with pytest.raises(ld.OptionError, match=message):
+    with pytest.raises(ld.errors.OptionError, match=message):
         ld.dump(llama(), **options)
 
 
@@ -533,7 +571,11 @@ def test_only_the_last_logits_of_each_step_are_recorded():
         model,
         lambda: results.append(
             model.generate(
-                prompt(), max_new_tokens=3, do_sample=False, output_logits=True, return_dict_in_generate=True
+                prompt(),
+                max_new_tokens=3,
+                do_sample=False,
+                output_logits=True,
+                return_dict_in_generate=True,
             )
         ),
         logits=True,
@@ -546,7 +588,9 @@ def test_only_the_last_logits_of_each_step_are_recorded():
 
 def test_weights_are_recorded_once_under_their_names():
     model = llama()
-    run = record(model, lambda: model.generate(prompt(), max_new_tokens=2, do_sample=False), weights=True)
+    run = record(
+        model, lambda: model.generate(prompt(), max_new_tokens=2, do_sample=False), weights=True
+    )
     weights = run.to_pandas().query("role == 'weight'")
     named = {f"{p}.{s}" if p else s for p, s in zip(weights.path, weights.slot, strict=True)}
     assert {name for name, _ in model.named_parameters()} <= named

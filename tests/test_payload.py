@@ -22,9 +22,9 @@ import llmdebug_nb as ld
 from llmdebug_nb.capture import payload, recorder
 from llmdebug_nb.capture.calls import Call
 from llmdebug_nb.capture.recorder import Recorder
-from llmdebug_nb.kernels import fingerprint, partial
-from llmdebug_nb.options import DumpOptions
-from llmdebug_nb.records import RootCall
+from llmdebug_nb.core.kernels import fingerprint, partial
+from llmdebug_nb.core.options import DumpOptions
+from llmdebug_nb.core.records import RootCall
 from llmdebug_nb.store import format as fmt
 from llmdebug_nb.store import reader, writer
 from llmdebug_nb.store.writer import Writer, create_run
@@ -53,7 +53,9 @@ def record(place: Path, tensors, close=True, **options):
 def _indices(draw):
     number = st.integers(-4, 4)
     piece = st.builds(
-        lambda a, b, c: f"{'' if a is None else a}:{'' if b is None else b}" + ("" if c is None else f":{c}"),
+        lambda a, b, c: (
+            f"{'' if a is None else a}:{'' if b is None else b}" + ("" if c is None else f":{c}")
+        ),
         st.none() | number,
         st.none() | number,
         st.none() | st.integers(1, 3),
@@ -112,7 +114,9 @@ def test_both_ways_to_sort_agree(dtype):
     values = torch.randn(501, generator=torch.Generator().manual_seed(0)).to(dtype)
     values[7], values[8] = math.inf, -math.inf
     places = [np.array([0, 3, 250]), np.array([500])]
-    for there, here in zip(partial._sorted_there(values, places), partial._sorted_here(values, places), strict=True):
+    for there, here in zip(
+        partial._sorted_there(values, places), partial._sorted_here(values, places), strict=True
+    ):
         assert np.array_equal(there, here)
         assert there.dtype == here.dtype == np.float64
 
@@ -152,7 +156,9 @@ def test_a_slice_is_kept_and_the_statistics_are_of_the_whole(tmp_path, dtype, on
     assert torch.equal(part.load(one), values[0, :, -2:])
     assert part.load(one).dtype == dtype
     assert one.summary == two.summary == next(whole.records()).summary
-    assert (one.payload == two.payload) == on_host  # on a device equal contents are not known to be equal
+    assert (
+        one.payload == two.payload
+    ) == on_host  # on a device equal contents are not known to be equal
     assert (made.kept, made.lost) == (2, {})
     frame = part.to_pandas()
     assert list(frame.kept) == ["slice[0,:,-2:]"] * 2
@@ -173,7 +179,9 @@ def test_figures_are_kept_in_place_of_the_tensor(tmp_path, on_host, monkeypatch)
     quantiles, _ = record(tmp_path, [values], reduce="quantile:11")
     ends, _ = record(tmp_path, [values, torch.arange(3), torch.empty(0)], reduce="minmax")
     assert quantiles.find("m0").kept == "quantile[11]"
-    assert np.allclose(quantiles.tensor("m0"), np.quantile(values.double().numpy(), np.linspace(0, 1, 11)))
+    assert np.allclose(
+        quantiles.tensor("m0"), np.quantile(values.double().numpy(), np.linspace(0, 1, 11))
+    )
     assert quantiles.tensor("m0").dtype == torch.float64
     assert ends.tensor("m0").tolist() == [values.min(), values.max()]
     assert ends.tensor("m1").tolist() == [0.0, 2.0]
@@ -183,12 +191,14 @@ def test_figures_are_kept_in_place_of_the_tensor(tmp_path, on_host, monkeypatch)
 
 
 def test_a_slice_that_does_not_fit_is_said_and_the_statistics_are_there(tmp_path):
-    run, made = record(tmp_path, [torch.ones(2), torch.zeros(2, 3), torch.ones(2), torch.ones(9, 9)], slice=":, 5")
+    run, made = record(
+        tmp_path, [torch.ones(2), torch.zeros(2, 3), torch.ones(2), torch.ones(9, 9)], slice=":, 5"
+    )
     why = "slice[:,5] asks for 2 dimensions, the tensor has 1"
     assert made.lost == {why: 2, "slice[:,5] lies beyond the tensor": 1}
     assert [r.kept for r in run.records()] == [None, None, None, "slice[:,5]"]
     assert run.find("m0").summary.max == 1.0
-    with pytest.raises(ld.TensorLookupError, match=r"asks for 2 dimensions"):
+    with pytest.raises(ld.errors.TensorLookupError, match=r"asks for 2 dimensions"):
         run.tensor("m0")
 
 
@@ -199,7 +209,9 @@ def test_values_that_cannot_be_read_have_no_figures_and_that_is_said(tmp_path):
     assert (count, why.partition(":")[0]) == (1, "no minmax of torch.float4_e2m1fn_x2")
 
 
-@pytest.mark.parametrize("options", [{"slice": "...,:2"}, {"reduce": "minmax"}, {"reduce": "quantile:5"}])
+@pytest.mark.parametrize(
+    "options", [{"slice": "...,:2"}, {"reduce": "minmax"}, {"reduce": "quantile:5"}]
+)
 def test_a_killed_recording_of_parts_is_whole_up_to_where_it_was_killed(tmp_path, options):
     tensors = [
         torch.tensor([[1.0, math.nan, math.inf]]),
@@ -210,7 +222,20 @@ def test_a_killed_recording_of_parts_is_whole_up_to_where_it_was_killed(tmp_path
     torn, made = record(tmp_path, tensors, close=False, **options)
     made.sink._write_held()  # as a kill leaves it a page of repeated records later
     whole, _ = record(tmp_path, tensors, **options)
-    columns = ["path", "min", "max", "mean", "l2norm", "nan", "inf", "zero", "fingerprint", "payload", "kept", "shape"]
+    columns = [
+        "path",
+        "min",
+        "max",
+        "mean",
+        "l2norm",
+        "nan",
+        "inf",
+        "zero",
+        "fingerprint",
+        "payload",
+        "kept",
+        "shape",
+    ]
     assert not torn.info()["complete"]
     assert torn.to_pandas()[columns].equals(whole.to_pandas()[columns])
     for number in range(4):
@@ -233,7 +258,9 @@ def test_a_model_recorded_in_parts_opens_everywhere(tmp_path):
     for shown in (view, ld.compare(run, run).view()):
         shown.detail({"op": "detail", "row": 0})
     detail = _view(run).detail({"op": "detail", "row": row})
-    assert [axis["size"] for axis in detail["sides"][0]["axes"]] == list(run.find("lm_head").payload_shape)
+    assert [axis["size"] for axis in detail["sides"][0]["axes"]] == list(
+        run.find("lm_head").payload_shape
+    )
     assert "<img" in ld.compare(*runs).to_html(tmp_path / "report.html").read_text()
 
 
@@ -276,7 +303,10 @@ def test_equal_parts_are_measured_and_the_statistics_notice_the_rest(tmp_path):
 def test_figures_are_compared_as_figures(tmp_path):
     golden = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
     difference = _compared(tmp_path, golden, golden * 1.01, {"reduce": "quantile:9"})
-    assert (difference.verdict, difference.reason) == ("diverged", "judged by quantile[9] and statistics")
+    assert (difference.verdict, difference.reason) == (
+        "diverged",
+        "judged by quantile[9] and statistics",
+    )
     assert difference.metrics["max_ulp"] is None
     assert difference.error == pytest.approx(0.01, rel=0.05)
 
@@ -301,7 +331,7 @@ def test_different_parts_are_never_held_against_each_other(tmp_path, mine, said)
 def test_no_difference_is_drawn_of_different_parts(tmp_path):
     golden = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     runs = [record(tmp_path, [golden], slice=str(row))[0] for row in (0, 1)]
-    with pytest.raises(ld.TensorLookupError, match=r"slice\[0\] against slice\[1\]"):
+    with pytest.raises(ld.errors.TensorLookupError, match=r"slice\[0\] against slice\[1\]"):
         ld.compare(*runs).view().load(0, "difference")
 
 
@@ -327,7 +357,10 @@ def test_gradients_are_records_of_their_own_and_pair_with_gradients(tmp_path):
         ("backward", "output"): "diverged",
         ("backward", "grad"): "diverged",
     }
-    assert str(runs[0].find("m", role="grad", phase="backward").site) == "m backward grad[weight] step 0"
+    assert (
+        str(runs[0].find("m", role="grad", phase="backward").site)
+        == "m backward grad[weight] step 0"
+    )
 
 
 # -- room -------------------------------------------------------------------------------------
@@ -338,17 +371,25 @@ def _numbered(count, size=1000):
 
 
 @pytest.mark.parametrize("on_host", [True, False], ids=["host", "device"])
-def test_beyond_the_budget_only_statistics_are_kept_and_nothing_small_slips_in(tmp_path, on_host, monkeypatch):
+def test_beyond_the_budget_only_statistics_are_kept_and_nothing_small_slips_in(
+    tmp_path, on_host, monkeypatch
+):
     monkeypatch.setattr(recorder, "on_host", lambda tensor: on_host)
     tensors = [*_numbered(3), torch.ones(2), torch.full((1000,), 1.0)]
     run, made = record(tmp_path, tensors, max_bytes="8.5kB")
     why = "over the budget of 8.5 kB (max_bytes)"
     held = [r.payload is not None for r in run.records()]
-    assert held == [True, True, False, False, on_host]  # the last repeats a kept one, which is known on the host
+    assert held == [
+        True,
+        True,
+        False,
+        False,
+        on_host,
+    ]  # the last repeats a kept one, which is known on the host
     assert made.lost == {why: 5 - sum(held)}
     assert [r.summary.max for r in run.records()] == [0.0, 1.0, 2.0, 1.0, 1.0]
     assert made.distinct == 2
-    with pytest.raises(ld.TensorLookupError, match="over the budget"):
+    with pytest.raises(ld.errors.TensorLookupError, match="over the budget"):
         run.tensor("m2")
 
 
@@ -404,14 +445,27 @@ def test_one_payload_that_is_larger_than_what_is_left_is_not_begun(tmp_path, mon
 @pytest.mark.parametrize(
     ("options", "free", "message"),
     [
-        ({}, (256 << 20) - 1, r"255 MiB are free and 256 MiB are needed; free some, .*path=.*stats_only=True.*16 MiB"),
-        ({"stats_only": True}, (16 << 20) - 1, r"15 MiB are free and 16 MiB are needed; free some, .*path=$"),
+        (
+            {},
+            (256 << 20) - 1,
+            r"255 MiB are free and 256 MiB are needed; free some, .*path=.*stats_only=True.*16 MiB",
+        ),
+        (
+            {"stats_only": True},
+            (16 << 20) - 1,
+            r"15 MiB are free and 16 MiB are needed; free some, .*path=$",
+        ),
     ],
 )
-def test_a_nearly_full_disk_is_refused_before_the_model_runs(tmp_path, monkeypatch, options, free, message):
+def test_a_nearly_full_disk_is_refused_before_the_model_runs(
+    tmp_path, monkeypatch, options, free, message
+):
     monkeypatch.setattr(writer, "free_space", lambda folder: free)
     model, ran = nn.Linear(2, 2), []
-    with pytest.raises(ld.DumpWriteError, match=message), ld.dump(model, path=tmp_path / "deep", **options):
+    with (
+        pytest.raises(ld.errors.DumpWriteError, match=message),
+        ld.dump(model, path=tmp_path / "deep", **options),
+    ):
         ran.append(1)
     assert not ran
     assert not (tmp_path / "deep").exists()
@@ -432,7 +486,9 @@ def test_free_space_is_asked_of_the_nearest_folder_that_is_there(tmp_path, monke
     class Usage:
         total, free = 100, 7
 
-    monkeypatch.setattr(writer.shutil, "disk_usage", lambda place: (asked.append(Path(place)), Usage)[1])
+    monkeypatch.setattr(
+        writer.shutil, "disk_usage", lambda place: (asked.append(Path(place)), Usage)[1]
+    )
     assert writer.free_space(tmp_path / "a" / "b") == 7
     assert asked == [tmp_path]
     Usage.total = 0
@@ -480,7 +536,9 @@ def test_another_fingerprint_is_shown_while_contents_are_told_apart_by_their_own
 
 def test_fingerprints_of_different_kinds_say_nothing_of_equality(tmp_path):
     values = torch.tensor([1.0, 2.0])
-    difference = _compared(tmp_path, values, values.clone(), {"fingerprint": "crc32"}, {"fingerprint": "xor"})
+    difference = _compared(
+        tmp_path, values, values.clone(), {"fingerprint": "crc32"}, {"fingerprint": "xor"}
+    )
     assert (difference.verdict, difference.reason) == ("match", None)
 
 
@@ -510,7 +568,7 @@ def test_lies_about_a_part_are_refused(tmp_path, sql):
     with sqlite3.connect(next(run.path.glob("rank*")) / fmt.INDEX) as db:
         db.execute(sql)
     db.close()
-    with pytest.raises(ld.CorruptDumpError) as error:
+    with pytest.raises(ld.errors.CorruptDumpError) as error:
         reader.native(run.path).tensor("m0")
     assert len(str(error.value)) < 500
 
@@ -531,7 +589,7 @@ def test_a_frame_of_nonsense_is_refused_and_never_a_crash(tmp_path_factory, fiel
     (sink.folder / fmt.PAYLOAD).write_bytes(len(header).to_bytes(8, "little") + header)
     try:
         list(reader.native(folder).records())
-    except ld.CorruptDumpError:
+    except ld.errors.CorruptDumpError:
         pass
     finally:
         sink.close({})

@@ -19,9 +19,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import llmdebug_nb as ld
-from llmdebug_nb.capture import compat_profiler, compat_triton, ort_profile
-from llmdebug_nb.capture.compat_profiler import Event
-from llmdebug_nb.capture.timing import Clock, Said, Step, timed
+from llmdebug_nb.capture.compat import torch_profiler, triton
+from llmdebug_nb.capture.compat.torch_profiler import Event
+from llmdebug_nb.capture.timing import ort_profile
+from llmdebug_nb.capture.timing.program_clock import Clock, Said, Step, timed
 from llmdebug_nb.cli import main
 from llmdebug_nb.show import html
 from llmdebug_nb.show.run_view import RunView
@@ -49,7 +50,12 @@ class Slow(nn.Module):
 def run(tmp_path_factory):
     """Two steps of a Llama with all tables that eager code has."""
     model = llama()
-    with torch.no_grad(), ld.dump(model, name="p", path=tmp_path_factory.mktemp("p"), profile="op+kernel+host") as run:
+    with (
+        torch.no_grad(),
+        ld.dump(
+            model, name="p", path=tmp_path_factory.mktemp("p"), profile="op+kernel+host"
+        ) as run,
+    ):
         model(prompt())
         model(prompt())
     return run
@@ -87,7 +93,10 @@ def test_the_kernels_of_a_step_are_those_that_the_dispatcher_runs(run):
 
 def test_host_times_of_operators_lie_inside_their_module_and_never_overlap(run):
     host = run.host().query("step == 1")
-    spans = {row.path: (row.start, row.start + row.duration) for row in host[host["level"] == "module"].itertuples()}
+    spans = {
+        row.path: (row.start, row.start + row.duration)
+        for row in host[host["level"] == "module"].itertuples()
+    }
     ops = host[host["level"] == "op"]
     assert len(ops) > 100
     for row in ops.itertuples():
@@ -102,7 +111,9 @@ def test_host_times_of_operators_lie_inside_their_module_and_never_overlap(run):
 
 
 def test_kernels_run_inside_the_operators_that_launch_them(run):
-    ops = {(row.step, row.path, row.call): row for row in run.host().itertuples() if row.level == "op"}
+    ops = {
+        (row.step, row.path, row.call): row for row in run.host().itertuples() if row.level == "op"
+    }
     kernels = run.kernels()
     for row in kernels.itertuples():
         around = ops[row.step, row.path, row.call]
@@ -122,7 +133,9 @@ def test_every_module_that_runs_has_its_time_once_a_step(run):
     assert Counter(modules["path"]) == ran
 
 
-def test_what_the_program_does_between_operators_is_the_gap_and_what_recording_does_is_not(tmp_path):
+def test_what_the_program_does_between_operators_is_the_gap_and_what_recording_does_is_not(
+    tmp_path,
+):
     model = Slow()
     big = torch.randn(2000, 8)
     began = time.perf_counter()
@@ -174,7 +187,7 @@ def test_outputs_gradients_and_randomness_are_the_same_bits_with_a_profile(mode,
     plain = train(None)
     profiled = train({"mode": mode, "profile": "op+kernel+host"})
     assert all(torch.equal(a, b) for a, b in zip(plain, profiled, strict=True))
-    assert not compat_profiler.enabled()
+    assert not torch_profiler.enabled()
 
 
 def test_backward_operators_stand_where_the_forward_ones_did(tmp_path):
@@ -185,12 +198,17 @@ def test_backward_operators_stand_where_the_forward_ones_did(tmp_path):
     assert {"2/Aten.mm", "1/Aten.threshold_backward", "0/Aten.mm"} <= set(backward["path"])
     forward = run.host().query("phase == 'forward' and level == 'op'")
     assert backward["start"].min() >= (forward["start"] + forward["duration"]).max()
-    assert {"aten::mm", "aten::threshold_backward"} <= set(run.kernels().query("phase == 'backward'")["kernel"])
+    assert {"aten::mm", "aten::threshold_backward"} <= set(
+        run.kernels().query("phase == 'backward'")["kernel"]
+    )
 
 
 def test_with_operators_recorded_a_kernel_names_the_recorded_call(tmp_path):
     model = llama()
-    with torch.no_grad(), ld.dump(model, name="a", path=tmp_path, mode="module+aten", profile="kernel+host") as run:
+    with (
+        torch.no_grad(),
+        ld.dump(model, name="a", path=tmp_path, mode="module+aten", profile="kernel+host") as run,
+    ):
         model(prompt())
     recorded = {(row.path, row.call) for row in run.operators().itertuples()}
     kernels = run.kernels()
@@ -202,7 +220,10 @@ def test_with_operators_recorded_a_kernel_names_the_recorded_call(tmp_path):
 
 def test_only_steps_that_are_asked_for_have_times(tmp_path):
     model = llama()
-    with torch.no_grad(), ld.dump(model, name="s", path=tmp_path, tokens="1", profile="host") as run:
+    with (
+        torch.no_grad(),
+        ld.dump(model, name="s", path=tmp_path, tokens="1", profile="host") as run,
+    ):
         for _ in range(3):
             model(prompt())
     assert set(run.host()["step"]) == {1}
@@ -219,9 +240,12 @@ def test_a_model_that_fails_fails_with_its_own_error_and_leaves_no_profiler_behi
             return self.b(self.a(x))
 
     model = Fails()
-    with pytest.raises(RuntimeError, match="shapes"), ld.dump(model, name="f", path=tmp_path, profile="kernel+host"):
+    with (
+        pytest.raises(RuntimeError, match="shapes"),
+        ld.dump(model, name="f", path=tmp_path, profile="kernel+host"),
+    ):
         model(torch.ones(1, 2))
-    assert not compat_profiler.enabled()
+    assert not torch_profiler.enabled()
     assert hooks_left(model) == 0
     run = ld.open_run(tmp_path / "f")
     assert "a/Aten.linear" in set(run.host()["path"])
@@ -290,7 +314,13 @@ def fused(tmp_path_factory):
     model, x = Small().eval(), torch.randn(4, 64)
     with (
         torch.no_grad(),
-        ld.dump(model, name="k", path=tmp_path_factory.mktemp("k"), graph="fused", profile="kernel+host+tiling") as run,
+        ld.dump(
+            model,
+            name="k",
+            path=tmp_path_factory.mktemp("k"),
+            graph="fused",
+            profile="kernel+host+tiling",
+        ) as run,
     ):
         outputs = [model(x), model(x)]
     with torch.no_grad():
@@ -313,7 +343,10 @@ def test_fused_kernels_are_those_of_the_kernels_table_each_once_a_step(fused):
 
 def test_compiling_is_no_time_of_the_program(fused):
     run, _, _ = fused
-    ours = run.query("SELECT duration FROM all_timings WHERE level = 'recording' AND step = 0")[0][0] / 1e3
+    ours = (
+        run.query("SELECT duration FROM all_timings WHERE level = 'recording' AND step = 0")[0][0]
+        / 1e3
+    )
     first = float(run.host().query("step == 0 and path == ''")["duration"].iloc[0])
     assert first < ours  # seconds of compilation
 
@@ -356,7 +389,8 @@ def test_any_nest_of_loops_is_read_back(nest):
         source += f"for(int64_t {name}=static_cast<int64_t>({low}L); {name}<static_cast<int64_t>({bound}); {name}+=static_cast<int64_t>({step}L))\n{{\n"
     source += "at::vec::Vectorized<float> v;\n" + "}\n" * (len(nest) + 1)
     expected = [
-        "  " * depth + f"{name}: {low} to {high} by {step}" for depth, (name, low, high, step) in enumerate(nest)
+        "  " * depth + f"{name}: {low} to {high} by {step}"
+        for depth, (name, low, high, step) in enumerate(nest)
     ]
     assert tiling.loops(source) == expected
     assert tiling.vector(source) == max(step for *_, step in nest)
@@ -373,22 +407,34 @@ def test_a_triton_kernel_tells_grid_blocks_warps_and_registers():
     config = SimpleNamespace(kwargs={"XBLOCK": 128, "YBLOCK": 4}, num_warps=4, num_stages=1)
     launcher = SimpleNamespace(config=config, n_regs=24, n_spills=0, shared=512)
     autotuner = SimpleNamespace(
-        launchers=[launcher], inductor_meta={"grid_type": "Grid2D"}, triton_meta={"signature": {"in_ptr0": "*fp32"}}
+        launchers=[launcher],
+        inductor_meta={"grid_type": "Grid2D"},
+        triton_meta={"signature": {"in_ptr0": "*fp32"}},
     )
     code: dict = {"triton_poi_fused_add_0": autotuner, "empty": object()}
     exec("def call(args): ...", code)
-    found = dict(compat_triton.configurations(SimpleNamespace(current_callable=code["call"])))
-    (row,) = tiling.rows([], [("graph0/triton_poi_fused_add_0", json.dumps(found["triton_poi_fused_add_0"]))])
+    found = dict(triton.configurations(SimpleNamespace(current_callable=code["call"])))
+    (row,) = tiling.rows(
+        [], [("graph0/triton_poi_fused_add_0", json.dumps(found["triton_poi_fused_add_0"]))]
+    )
     assert row["grid"][:2] == ["ceil(xnumel / 128)", "ceil(ynumel / 4)"]
     assert (row["block"], row["warps"], row["stages"]) == ({"XBLOCK": 128, "YBLOCK": 4}, 4, 1)
-    assert (row["registers"], row["spills"], row["shared"], row["language"]) == (24, 0, 512, "triton")
+    assert (row["registers"], row["spills"], row["shared"], row["language"]) == (
+        24,
+        0,
+        512,
+        "triton",
+    )
     assert row["arguments"] == ["*fp32 in_ptr0"]
 
 
 # -- the clock, and events that only an accelerator has -------------------------------------------------
 
 
-@given(st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 50))), st.lists(st.integers(0, 1100), min_size=2))
+@given(
+    st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 50))),
+    st.lists(st.integers(0, 1100), min_size=2),
+)
 def test_the_clock_counts_every_nanosecond_outside_of_what_is_ours(stands, moments):
     intervals = [(start, start + length) for start, length in stands]
     clock = Clock(intervals, 0)
@@ -399,7 +445,9 @@ def test_the_clock_counts_every_nanosecond_outside_of_what_is_ours(stands, momen
 
 
 def _call(path, op, number=0):
-    return SimpleNamespace(path=path, number=number, op=op, level="module", module=path, phase="forward")
+    return SimpleNamespace(
+        path=path, number=number, op=op, level="module", module=path, phase="forward"
+    )
 
 
 def _timed(events, said):
@@ -450,14 +498,24 @@ def test_calls_left_open_by_an_error_end_with_the_one_around_them():
 
 @given(
     st.lists(
-        st.tuples(st.integers(0, 500), st.integers(0, 80), st.sampled_from(["aten::mm", "aten::add", "frame"])),
+        st.tuples(
+            st.integers(0, 500),
+            st.integers(0, 80),
+            st.sampled_from(["aten::mm", "aten::add", "frame"]),
+        ),
         max_size=30,
     )
 )
 def test_gaps_and_durations_are_never_negative_however_events_lie(spans):
     root = _call("", "Model")
-    events = [Event(name, "op", 1, start, start + length, id=at) for at, (start, length, name) in enumerate(spans)]
-    events += [Event("llmdebug 0", "mark", 1, 0, 5, mark=0), Event("llmdebug 1", "mark", 1, 600, 610, mark=1)]
+    events = [
+        Event(name, "op", 1, start, start + length, id=at)
+        for at, (start, length, name) in enumerate(spans)
+    ]
+    events += [
+        Event("llmdebug 0", "mark", 1, 0, 5, mark=0),
+        Event("llmdebug 1", "mark", 1, 600, 610, mark=1),
+    ]
     found = _timed(events, {0: [Said(True, root)], 1: [Said(False, root)]})
     assert all(row[7] >= 0 and (row[8] is None or row[8] >= 0) for row in found.timings)
     assert all(row[9] >= 0 for row in found.launches)
@@ -478,7 +536,7 @@ def test_gaps_and_durations_are_never_negative_however_events_lie(spans):
     ],
 )
 def test_a_profile_that_makes_no_sense_is_one_readable_line(given_, said):
-    with pytest.raises(ld.OptionError, match=said) as error:
+    with pytest.raises(ld.errors.OptionError, match=said) as error:
         ld.DumpOptions(profile=given_)
     assert "\n" not in str(error.value)
 
@@ -521,9 +579,9 @@ def test_a_dump_with_nonsense_in_its_tables_is_read_or_refused_in_one_line(run, 
         db.close()
         opened = ld.open_run(bad)
         if number < 2:
-            with pytest.raises(ld.CorruptDumpError, match="table of times"):
+            with pytest.raises(ld.errors.CorruptDumpError, match="table of times"):
                 ld.timeline(opened)
-            with pytest.raises(ld.CorruptDumpError, match="table of times"):
+            with pytest.raises(ld.errors.CorruptDumpError, match="table of times"):
                 ld.write_tables(opened, tmp_path / "csv")
         else:
             assert "<img" in ld.timeline(opened)._repr_html_()
@@ -558,8 +616,13 @@ def test_a_second_process_of_a_rank_goes_on_counting_and_its_files_have_its_numb
         db.execute("UPDATE meta SET value = '99999999' WHERE key = 'pid'")
     db.close()
     opened = ld.open_run(both)
-    assert dict(opened.host().groupby("generation").size()) == {0: len(run.host()), 1: len(run.host())}
-    names = {f"{path.parent.name}/{path.name}" for path in ld.write_tables(opened, tmp_path / "csv")}
+    assert dict(opened.host().groupby("generation").size()) == {
+        0: len(run.host()),
+        1: len(run.host()),
+    }
+    names = {
+        f"{path.parent.name}/{path.name}" for path in ld.write_tables(opened, tmp_path / "csv")
+    }
     assert f"{first.name.rpartition('_')[2]}/operation_statistic_1.csv" in names
     assert "99999999/operation_statistic_1_1.csv" in names
 
@@ -596,12 +659,19 @@ def test_tables_lie_where_upstream_puts_them_and_say_what_was_recorded(run, tmp_
         ("kernel_io_tensors", "kernel_tensors"),
         ("cpu_profiling", "operation_statistic"),
     ]
-    places = [tmp_path / folder / str(pid) / f"{name}_{step}.csv" for folder, name in kinds for step in (0, 1)]
+    places = [
+        tmp_path / folder / str(pid) / f"{name}_{step}.csv"
+        for folder, name in kinds
+        for step in (0, 1)
+    ]
     assert written == places
     ops = _read(places[0], "|")
     assert tuple(ops[0]) == tables.OP_COLUMNS
     assert len(ops) == len(
-        {(r.site.path, r.site.call) for r in run.records("step = 0 AND role IN ('input', 'output')")}
+        {
+            (r.site.path, r.site.call)
+            for r in run.records("step = 0 AND role IN ('input', 'output')")
+        }
     )
     linear = next(row for row in ops if row["OpName"] == "model.layers.0.mlp.up_proj")
     assert (linear["CaseName"], linear["InDType"], linear["InFormat"], linear["InShape"], linear["OutShape"]) == (
@@ -620,7 +690,9 @@ def test_tables_lie_where_upstream_puts_them_and_say_what_was_recorded(run, tmp_
     assert len(statistics) == len(run.host().query("step == 0"))
 
 
-_texts = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\x00"), max_size=20)
+_texts = st.text(
+    st.characters(blacklist_categories=["Cs"], blacklist_characters="\x00"), max_size=20
+)
 
 
 @settings(max_examples=50)
@@ -630,7 +702,9 @@ _texts = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters
         max_size=4,
     )
 )  # fmt: skip
-def test_whatever_names_and_parameters_are_a_table_reads_back_as_it_was_written(tmp_path_factory, cases):
+def test_whatever_names_and_parameters_are_a_table_reads_back_as_it_was_written(
+    tmp_path_factory, cases
+):
     rows = [
         {
             "path": path,
@@ -644,10 +718,13 @@ def test_whatever_names_and_parameters_are_a_table_reads_back_as_it_was_written(
         }
         for path, op, said, shapes in cases
     ]
-    path = tables._write(tmp_path_factory.mktemp("t") / "t.csv", tables.OP_COLUMNS, tables._ops(rows, "M"), "|")
+    path = tables._write(
+        tmp_path_factory.mktemp("t") / "t.csv", tables.OP_COLUMNS, tables._ops(rows, "M"), "|"
+    )
     back = _read(path, "|")
     assert [(row["OpName"], row["CaseName"], json.loads(row["OpParam"])) for row in back] == [
-        (tables._BREAKS.sub(" ", path or "M"), tables._BREAKS.sub(" ", op), said) for path, op, said, _ in cases
+        (tables._BREAKS.sub(" ", path or "M"), tables._BREAKS.sub(" ", op), said)
+        for path, op, said, _ in cases
     ]
     assert [row["InShape"] for row in back] == [
         ";".join(",".join(map(str, shape)) for shape in shapes) for *_, shapes in cases
@@ -656,9 +733,9 @@ def test_whatever_names_and_parameters_are_a_table_reads_back_as_it_was_written(
 
 def test_a_run_without_tables_and_a_folder_that_cannot_be_are_said_in_one_line(run, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ld.StoreError, match="can't write"):
+    with pytest.raises(ld.errors.StoreError, match="can't write"):
         ld.write_tables(run, tmp_path / "file")
-    with pytest.raises(ld.UnknownRunError):
+    with pytest.raises(ld.errors.UnknownRunError):
         ld.write_tables("nowhere", tmp_path)
 
 
@@ -680,7 +757,7 @@ def test_a_timeline_says_what_took_most_and_where_the_host_was_slow(tmp_path):
     assert shown.save(tmp_path / "t.svg").stat().st_size > 1000
     trace = json.loads(shown.save(tmp_path / "t.json").read_text())["traceEvents"]
     assert len(trace) == len(shown.host) + len(shown.kernels)
-    with pytest.raises(ld.OptionError, match=r"\.png"):
+    with pytest.raises(ld.errors.OptionError, match=r"\.png"):
         shown.save(tmp_path / "t.txt")
 
 
@@ -698,11 +775,11 @@ def test_a_timeline_of_kernels_alone_and_one_of_nothing(tmp_path):
         model(torch.ones(1, 2))
     assert list(ld.timeline(run).top["kernel"]) == ["aten::addmm"]
     assert "kernels" in ld.timeline(run)._repr_html_()
-    with pytest.raises(ld.TensorLookupError, match="step 7"):
+    with pytest.raises(ld.errors.TensorLookupError, match="step 7"):
         ld.timeline(run, step=7)
     with ld.dump(model, name="n", path=tmp_path) as plain:
         model(torch.ones(1, 2))
-    with pytest.raises(ld.TensorLookupError, match="profile="):
+    with pytest.raises(ld.errors.TensorLookupError, match="profile="):
         ld.timeline(plain)
 
 
@@ -730,19 +807,29 @@ def test_the_profile_of_onnx_runtime_has_each_node_once_a_run(tmp_path):
     x, z = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in "xz")
     w = helper.make_tensor("w", TensorProto.FLOAT, [3, 3], np.eye(3, dtype="f").ravel())
     model = helper.make_model(
-        helper.make_graph(nodes, "g", [x], [z], [w]), opset_imports=[helper.make_opsetid("", 17)], ir_version=9
+        helper.make_graph(nodes, "g", [x], [z], [w]),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=9,
     )
     options = onnxruntime.SessionOptions()
     options.enable_profiling, options.profile_file_prefix = True, str(tmp_path / "ort")
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
     for _ in range(3):
         session.run(None, {"x": np.ones((2, 3), "f")})
     table = ld.ort_kernels(session.end_profiling())
     assert [(row.step, row.path, row.op, row.device) for row in table.itertuples()] == [
-        (step, path, op, "cpu") for step in range(3) for path, op in (("/mm", "MatMul"), ("/act", "Relu"))
+        (step, path, op, "cpu")
+        for step in range(3)
+        for path, op in (("/mm", "MatMul"), ("/act", "Relu"))
     ]
     assert (table["start"] >= 0).all()
-    assert table.loc[0, ["in_dtype", "in_shape", "out_shape"]].tolist() == [["float32"], [(2, 3)], [(2, 3)]]
+    assert table.loc[0, ["in_dtype", "in_shape", "out_shape"]].tolist() == [
+        ["float32"],
+        [(2, 3)],
+        [(2, 3)],
+    ]
 
 
 def test_the_nodes_of_a_recorded_session_have_their_times(tmp_path):
@@ -750,11 +837,17 @@ def test_the_nodes_of_a_recorded_session_have_their_times(tmp_path):
     import onnxruntime
 
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).eval()
-    torch.onnx.export(model, (torch.ones(3, 4),), str(tmp_path / "m.onnx"), dynamo=True, verbose=False)
-    session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"])
+    torch.onnx.export(
+        model, (torch.ones(3, 4),), str(tmp_path / "m.onnx"), dynamo=True, verbose=False
+    )
+    session = onnxruntime.InferenceSession(
+        str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"]
+    )
     feed = {session.get_inputs()[0].name: np.ones((3, 4), "f")}
     plain = session.run(None, feed)[0]
-    with ld.dump(session, name="o", path=tmp_path, mode="module+aten", profile="op+kernel+host") as run:
+    with ld.dump(
+        session, name="o", path=tmp_path, mode="module+aten", profile="op+kernel+host"
+    ) as run:
         seen = [session.run(None, feed)[0] for _ in range(3)]
     assert all((one == plain).all() for one in seen)
     recorded = {(row.step, row.path, row.call) for row in run.operators().itertuples()}
@@ -792,9 +885,9 @@ def test_a_profile_that_was_cut_short_is_read_as_far_as_it_goes(tmp_path):
 def test_what_is_no_profile_of_onnx_runtime_is_said_by_name(text, tmp_path):
     file = tmp_path / "bad.json"
     file.write_bytes(text.encode("latin-1"))
-    with pytest.raises(ld.CorruptDumpError, match=r"bad\.json"):
+    with pytest.raises(ld.errors.CorruptDumpError, match=r"bad\.json"):
         ld.ort_kernels(file)
-    with pytest.raises(ld.CorruptDumpError, match="no such file"):
+    with pytest.raises(ld.errors.CorruptDumpError, match="no such file"):
         ld.ort_kernels(tmp_path / "none.json")
 
 
@@ -812,6 +905,6 @@ def test_any_json_is_read_or_refused(tmp_path_factory, events):
     file.write_text(json.dumps(events))
     try:
         rows = ort_profile.launches(file)
-    except ld.CorruptDumpError:
+    except ld.errors.CorruptDumpError:
         return
     assert all(len(row) == len(fmt.LATER["launches"]) - 2 and row[9] >= 0 for _, row in rows)

@@ -47,7 +47,9 @@ def executed(runner: ModuleType, place: Path) -> dict[str, str]:
 
 
 def test_the_model_learns_its_text(executed: dict[str, str]) -> None:
-    losses = [float(line.rsplit(" ", 1)[1]) for line in executed["train"].splitlines() if "loss" in line]
+    losses = [
+        float(line.rsplit(" ", 1)[1]) for line in executed["train"].splitlines() if "loss" in line
+    ]
     assert losses[0] > 4
     assert losses[-1] < 0.5
     assert "compared two runs of the model." in executed["load"]
@@ -73,14 +75,21 @@ def test_the_report_is_one_page_that_loads_nothing(executed: dict[str, str], pla
 
 
 def test_runs_go_beside_the_notebook(executed: dict[str, str], place: Path) -> None:
-    assert {folder.name for folder in (place / "llmdebug_runs").iterdir()} == {"golden", "mine", "fixed"}
+    assert {folder.name for folder in (place / "llmdebug_runs").iterdir()} == {
+        "golden",
+        "mine",
+        "fixed",
+    }
     assert [line.split()[0] for line in executed["runs"].splitlines()] == ["name", "golden", "mine"]
 
 
 def test_a_failing_cell_is_shown_and_fails_the_run(
     runner: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cells = [nbformat.v4.new_code_cell(source) for source in ("print('before')", "int('no number')", "print('after')")]
+    cells = [
+        nbformat.v4.new_code_cell(source)
+        for source in ("print('before')", "int('no number')", "print('after')")
+    ]
     nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "broken.ipynb")
     assert runner.main([str(tmp_path / "broken.ipynb")]) == 1
     said = capsys.readouterr()

@@ -39,7 +39,9 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_python_and_then_the_shell_lines_run(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_python_and_then_the_shell_lines_run(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     names: dict[str, Any] = {}
     exec(MODELS, names)
     for block in blocks("python"):
@@ -48,7 +50,12 @@ def test_the_python_and_then_the_shell_lines_run(workplace: Path, capsys: pytest
     assert names["report"].findings[0].path == "model.layers.1.mlp.act_fn"
     assert (workplace / "report.html").is_file()
 
-    lines = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("llmdebug ")]
+    lines = [
+        line
+        for block in blocks("sh")
+        for line in block.splitlines()
+        if line.startswith("llmdebug ")
+    ]
     assert len(lines) == 4
     for line in lines:
         capsys.readouterr()
@@ -62,9 +69,14 @@ def test_the_notebook_cells_run(workplace: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
     cells = blocks("ipython")
     assert len(cells) == 5
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in (MODELS, *cells)])
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(cell) for cell in (MODELS, *cells)]
+    )
     client = NotebookClient(
-        notebook, kernel_name="python3", timeout=120, resources={"metadata": {"path": str(workplace)}}
+        notebook,
+        kernel_name="python3",
+        timeout=120,
+        resources={"metadata": {"path": str(workplace)}},
     )
     client.execute()
     assert (workplace / "report.html").is_file()
@@ -75,7 +87,14 @@ def test_what_it_names_is_there() -> None:
     root = Path(__file__).parent.parent
     for place in re.findall(r"\]\(([A-Za-z0-9_./-]+)\)", README):
         assert (root / place).exists(), place
-    targets = set(re.findall(r"^([a-z]+):", (root / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    targets = set(
+        re.findall(r"^([a-z]+):", (root / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    )
     assert (
-        set(re.findall(r"`?make ([a-z]+)", "\n".join(re.findall(r"`[^`]+`|^make.*", README, re.MULTILINE)))) <= targets
+        set(
+            re.findall(
+                r"`?make ([a-z]+)", "\n".join(re.findall(r"`[^`]+`|^make.*", README, re.MULTILINE))
+            )
+        )
+        <= targets
     )

@@ -83,7 +83,11 @@ def test_adapters_have_places_of_their_own():
         model(input_ids=ids, labels=ids).loss.backward()
     paths = set(run.to_pandas().path)
     place = "model.layers.1.self_attn.q_proj"
-    assert {f"{place}.base_layer", f"{place}.lora_A/Functional.linear", f"{place}/Tensor.mul"} <= paths
+    assert {
+        f"{place}.base_layer",
+        f"{place}.lora_A/Functional.linear",
+        f"{place}/Tensor.mul",
+    } <= paths
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -130,7 +134,10 @@ def test_two_models_in_one_process_are_recorded_apart_or_together():
             target = teacher(x)
         F.mse_loss(student(x), target).backward()
 
-    with ld.dump(teacher, name="t", mode="module+aten") as one, ld.dump(student, name="s", mode="module+aten") as other:
+    with (
+        ld.dump(teacher, name="t", mode="module+aten") as one,
+        ld.dump(student, name="s", mode="module+aten") as other,
+    ):
         distil()
     assert list(one.operators().query("phase == 'forward'").path) == [
         "/Aten.addmm",
@@ -147,7 +154,7 @@ def test_two_models_in_one_process_are_recorded_apart_or_together():
 
 def test_a_module_given_twice_is_refused():
     model = nn.Linear(2, 2)
-    with pytest.raises(ld.OptionError, match="the same Linear is given twice"):
+    with pytest.raises(ld.errors.OptionError, match="the same Linear is given twice"):
         ld.dump([model, model])
 
 
@@ -162,7 +169,9 @@ def test_collectives_are_recorded_with_the_prefix_of_their_namespace(tmp_path):
             torch.distributed.all_reduce(x)
             return x
 
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
     try:
         original = torch.distributed.all_reduce
         model = Reduces()

@@ -22,7 +22,11 @@ def record(name: str = "whole", **options):
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    return {
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
 
 
 def test_a_reduced_run_is_what_recording_with_reduce_would_have_kept_and_the_old_one_is_untouched():
@@ -38,9 +42,13 @@ def test_a_reduced_run_is_what_recording_with_reduce_would_have_kept_and_the_old
         assert (new.site, new.summary, new.producer) == (old.site, old.summary, old.producer)
         assert (new.kept, new.kept_shape) == (there.kept, there.kept_shape)
         if new.payload is not None:
-            assert torch.allclose(small.load(new), direct.load(there), rtol=0, atol=0, equal_nan=True)
+            assert torch.allclose(
+                small.load(new), direct.load(there), rtol=0, atol=0, equal_nan=True
+            )
             if old.summary.numel:
-                assert torch.equal(small.load(new), torch.stack(torch.aminmax(run.load(old).double())))
+                assert torch.equal(
+                    small.load(new), torch.stack(torch.aminmax(run.load(old).double()))
+                )
     assert small.operators().equals(run.operators())
     assert small.scalars().equals(run.scalars())
     assert small.nodes == run.nodes
@@ -53,7 +61,9 @@ def test_quantiles_and_a_name_can_be_asked_for():
     record_ = next(small.records("role = 'output' AND path = 'lm_head'"))
     assert record_.kept == "quantile[5]"
     values = run.load(next(run.records("role = 'output' AND path = 'lm_head'"))).flatten()
-    assert torch.allclose(small.load(record_).float(), torch.quantile(values, torch.linspace(0, 1, 5)))
+    assert torch.allclose(
+        small.load(record_).float(), torch.quantile(values, torch.linspace(0, 1, 5))
+    )
     assert ld.open_run("five").name == "five"
 
 
@@ -66,7 +76,9 @@ def test_what_was_kept_in_part_stays_as_it_is():
             assert torch.equal(small.load(new), run.load(old))
 
 
-def test_the_old_run_goes_only_when_the_new_one_is_whole_on_the_disk(monkeypatch: pytest.MonkeyPatch):
+def test_the_old_run_goes_only_when_the_new_one_is_whole_on_the_disk(
+    monkeypatch: pytest.MonkeyPatch,
+):
     run = record()
     before, written = files(run.path), []
     payload = writing.Writer.payload
@@ -85,7 +97,9 @@ def test_the_old_run_goes_only_when_the_new_one_is_whole_on_the_disk(monkeypatch
     assert [folder.name for folder in run.path.parent.iterdir()] == ["whole"]
     small = ld.reduce_run(run, replace=True)
     assert small.path == run.path
-    assert {record_.kept for record_ in ld.open_run("whole").records() if record_.payload} == {"minmax"}
+    assert {record_.kept for record_ in ld.open_run("whole").records() if record_.payload} == {
+        "minmax"
+    }
 
 
 def test_a_reduced_run_compares_with_the_one_it_was_made_from():

@@ -10,7 +10,7 @@ from torch import nn
 
 import llmdebug_nb as ld
 from llmdebug_nb.capture.selection import begins, is_device
-from llmdebug_nb.rounds import Rounds, round_of
+from llmdebug_nb.core.msit_rounds import Rounds, round_of
 from models import generate, hooks_left, llama, prompt
 
 
@@ -28,7 +28,9 @@ class Doubling(nn.Module):
 # -- rounds ------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(sorted), min_size=1, max_size=6))
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(sorted), min_size=1, max_size=6)
+)
 def test_pairs_are_inclusive_ranges_and_come_back_from_their_text(pairs):
     rounds = Rounds.parse(",".join(f"{low},{high}" for low, high in pairs))
     wanted = {number for low, high in pairs for number in range(low, high + 1)}
@@ -43,18 +45,22 @@ def test_nothing_is_round_0_and_all_has_no_end():
     assert Rounds.parse("all").last is None
 
 
-@pytest.mark.parametrize("text", ["1", "1,2,3", "2,1", "a,b", "0-3", "-1,0", "1,", "1,1," * 130 + "1,1"])
+@pytest.mark.parametrize(
+    "text", ["1", "1,2,3", "2,1", "a,b", "0-3", "-1,0", "1,", "1,1," * 130 + "1,1"]
+)
 def test_what_are_no_pairs_is_refused(text):
-    with pytest.raises(ld.OptionError, match="pair"):
+    with pytest.raises(ld.errors.OptionError, match="pair"):
         ld.DumpOptions(rounds=text)
 
 
 def test_rounds_and_tokens_exclude_each_other():
-    with pytest.raises(ld.OptionError, match="rounds and tokens exclude each other"):
+    with pytest.raises(ld.errors.OptionError, match="rounds and tokens exclude each other"):
         ld.DumpOptions(rounds="0,0", tokens="5")
 
 
-@pytest.mark.parametrize(("warmed", "tokens"), [(False, [[0, 1], [2], [3]]), (True, [[], [0, 1], [2], [3]])])
+@pytest.mark.parametrize(
+    ("warmed", "tokens"), [(False, [[0, 1], [2], [3]]), (True, [[], [0, 1], [2], [3]])]
+)
 def test_tokens_of_each_round_as_msit_counts_them(warmed, tokens):
     kinds = ["prefill", "decode", "decode", "decode"]
     found = [[] for _ in tokens]
@@ -65,23 +71,30 @@ def test_tokens_of_each_round_as_msit_counts_them(warmed, tokens):
 
 
 @pytest.mark.parametrize(
-    ("rounds", "recorded"), [("0,0", {(0, 0), (0, 1)}), ("1,1", {(0, 2)}), ("1,1,3,9", {(0, 2), (0, 4)})]
+    ("rounds", "recorded"),
+    [("0,0", {(0, 0), (0, 1)}), ("1,1", {(0, 2)}), ("1,1,3,9", {(0, 2), (0, 4)})],
 )
 def test_a_generation_is_recorded_by_rounds(rounds, recorded):
     model = llama()
     with ld.dump(model, name="r", rounds=rounds) as run:
         generate(model, new=5)
-    assert {(g, t) for g, t in zip(run.to_pandas().generation, run.to_pandas().step, strict=True)} == recorded
+    assert {
+        (g, t) for g, t in zip(run.to_pandas().generation, run.to_pandas().step, strict=True)
+    } == recorded
     assert hooks_left(model) == 0
 
 
-@pytest.mark.parametrize(("rounds", "recorded"), [("0,0", {(-1, 0)}), ("1,1", {(0, 0), (0, 1)}), ("2,2", {(0, 2)})])
+@pytest.mark.parametrize(
+    ("rounds", "recorded"), [("0,0", {(-1, 0)}), ("1,1", {(0, 0), (0, 1)}), ("2,2", {(0, 2)})]
+)
 def test_where_there_is_a_warm_up_it_is_round_0(rounds, recorded):
     model = llama()
     with ld.dump(model, name="r", rounds=rounds, warmup=1) as run:
         generate(model, new=1)
         generate(model, new=4)
-    assert {(g, t) for g, t in zip(run.to_pandas().generation, run.to_pandas().step, strict=True)} == recorded
+    assert {
+        (g, t) for g, t in zip(run.to_pandas().generation, run.to_pandas().step, strict=True)
+    } == recorded
 
 
 def test_a_model_that_generates_nothing_makes_a_round_of_each_call():
@@ -138,9 +151,11 @@ def test_looking_at_other_times_leaves_gradients_as_they_are(time):
     assert all(map(torch.equal, trained(True), trained(False)))
 
 
-@pytest.mark.parametrize("options", [{"time": 4}, {"time": True}, {"time": "1"}, {"time": 0, "part": "out"}])
+@pytest.mark.parametrize(
+    "options", [{"time": 4}, {"time": True}, {"time": "1"}, {"time": 0, "part": "out"}]
+)
 def test_times_that_make_no_sense_are_refused(options):
-    with pytest.raises(ld.OptionError, match="time"):
+    with pytest.raises(ld.errors.OptionError, match="time"):
         ld.DumpOptions(**options)
 
 
@@ -174,7 +189,9 @@ def test_devices_are_known_by_name_or_number(device, wanted, same):
 def test_a_model_on_another_device_is_left_out_and_that_is_said():
     model = nn.Linear(2, 2)
     with (
-        pytest.raises(ld.EmptyDumpError, match="device cuda0 was asked for, and the models ran on cpu"),
+        pytest.raises(
+            ld.errors.EmptyDumpError, match="device cuda0 was asked for, and the models ran on cpu"
+        ),
         ld.dump(model, name="r", device="cuda:0"),
     ):
         model(torch.ones(1, 2))

@@ -38,7 +38,9 @@ def test_pictures_of_explorers_stepping_and_sidebar_in_both_themes(lab: Lab, pag
     for index in range(4):
         lab.run_cell(page, index)
     compare = cells.nth(3)
-    expect(compare.locator(".llmdebug-finding").first).to_contain_text("model.layers.3.mlp.act_fn", timeout=60_000)
+    expect(compare.locator(".llmdebug-finding").first).to_contain_text(
+        "model.layers.3.mlp.act_fn", timeout=60_000
+    )
     compare.get_by_role("tab", name="side by side").click()
     expect(compare.locator(".llmdebug-canvas[aria-busy=false]")).to_have_count(3)
 
@@ -52,7 +54,9 @@ def test_pictures_of_explorers_stepping_and_sidebar_in_both_themes(lab: Lab, pag
 
     lab.run_cell(page, 5)
     stepping = cells.nth(5)
-    expect(stepping.locator(".jp-OutputArea")).to_contain_text("model.layers.3.mlp.act_fn", timeout=60_000)
+    expect(stepping.locator(".jp-OutputArea")).to_contain_text(
+        "model.layers.3.mlp.act_fn", timeout=60_000
+    )
     expect(stepping.get_by_role("button", name="replace")).to_be_visible()
     for theme in themes(page):
         picture(compare.locator(".llmdebug"), f"compare_{theme}", 1500)
@@ -71,7 +75,9 @@ def themes(page: Page) -> Iterator[str]:
     """Show the page in each theme, and in the light one again at the end."""
     for theme in ("dark", "light"):
         page.evaluate(THEME, f"JupyterLab {theme.title()}")
-        expect(page.locator("body")).to_have_attribute("data-jp-theme-light", str(theme == "light").lower())
+        expect(page.locator("body")).to_have_attribute(
+            "data-jp-theme-light", str(theme == "light").lower()
+        )
         expect(page.locator("#jupyterlab-splash")).to_have_count(0)
         yield theme
 
@@ -83,5 +89,7 @@ def picture(what: Locator, name: str, height: int = 3000) -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     file = OUT / f"{name}.png"
     image = image.crop((0, 0, image.width, min(height, image.height)))
-    image.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=2, dither=Image.Dither.NONE).save(file, optimize=True)
+    image.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=2, dither=Image.Dither.NONE).save(
+        file, optimize=True
+    )
     assert file.stat().st_size < LARGEST

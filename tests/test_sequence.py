@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from llmdebug_nb.align import pairing
 from llmdebug_nb.align.sequence import Token, agreement, align
-from llmdebug_nb.records import Record, Site, Summary
+from llmdebug_nb.core.records import Record, Site, Summary
 
 OPS = ("linear", "matmul", "add", "mul", "softmax", "silu")
 
@@ -18,11 +18,27 @@ OPS = ("linear", "matmul", "add", "mul", "softmax", "silu")
 def _value(seed, exact=True):
     """Return a summary of a tensor of its own; not ``exact``: the same up to rounding, with other bytes."""
     draw = random.Random(seed)
-    figures = [draw.uniform(-3, -1), draw.uniform(1, 3), draw.uniform(-0.5, 0.5), draw.uniform(20, 40)]
+    figures = [
+        draw.uniform(-3, -1),
+        draw.uniform(1, 3),
+        draw.uniform(-0.5, 0.5),
+        draw.uniform(20, 40),
+    ]
     noise = 0.0 if exact else 1e-6
-    low, high, mean, norm = (x * (1 + noise * random.Random(seed + i).random()) for i, x in enumerate(figures))
+    low, high, mean, norm = (
+        x * (1 + noise * random.Random(seed + i).random()) for i, x in enumerate(figures)
+    )
     return Summary(
-        "float32", (2, 8, 32), low, high, mean, norm, 0, 0, 0, f"xxh3:{seed:016x}" if exact else f"xxh3:n{seed:015x}"
+        "float32",
+        (2, 8, 32),
+        low,
+        high,
+        mean,
+        norm,
+        0,
+        0,
+        0,
+        f"xxh3:{seed:016x}" if exact else f"xxh3:n{seed:015x}",
     )
 
 
@@ -38,7 +54,9 @@ def _edited(draw):
     for i, call in enumerate(golden):
         what = draw(st.sampled_from(["keep"] * 6 + ["insert", "drop", "replace"]))
         if what in ("insert", "replace"):
-            mine += [(draw(st.sampled_from(OPS)), fresh + n) for n in range(draw(st.integers(1, 3)))]
+            mine += [
+                (draw(st.sampled_from(OPS)), fresh + n) for n in range(draw(st.integers(1, 3)))
+            ]
             fresh += 10
         if what in ("insert", "keep"):
             truth.append((i, len(mine)))
@@ -48,11 +66,15 @@ def _edited(draw):
 
 @settings(deadline=None)
 @given(_edited(), st.booleans())
-def test_calls_that_are_the_same_find_each_other_whatever_was_inserted_removed_or_replaced(edited, exact):
+def test_calls_that_are_the_same_find_each_other_whatever_was_inserted_removed_or_replaced(
+    edited, exact
+):
     golden, mine, truth = edited
     found = align([_token(op, n) for op, n in golden], [_token(op, n, exact) for op, n in mine])
     assert set(truth) <= set(found)
-    assert all(golden[i][0] == mine[j][0] for i, j in found)  # what else is paired is at least the same operator
+    assert all(
+        golden[i][0] == mine[j][0] for i, j in found
+    )  # what else is paired is at least the same operator
 
 
 @settings(deadline=None)
@@ -75,12 +97,24 @@ def test_a_sequence_is_aligned_with_itself_whatever_its_values(ops):
 
 def test_an_inserted_call_of_the_same_operator_shifts_nothing_after_a_bug():
     golden = [_token("linear", 1), _token("silu", 2), _token("mul", 3), _token("linear", 4)]
-    mine = [_token("norm", 99), _token("linear", 11), _token("silu", 12), _token("mul", 13), _token("linear", 14)]
+    mine = [
+        _token("norm", 99),
+        _token("linear", 11),
+        _token("silu", 12),
+        _token("mul", 13),
+        _token("linear", 14),
+    ]
     assert align(golden, mine) == [(0, 1), (1, 2), (2, 3), (3, 4)]
 
 
 def test_another_operator_with_the_same_result_takes_the_place_of_three():
-    golden = [_token("linear", 1), _token("matmul", 2), _token("softmax", 3), _token("matmul", 4), _token("linear", 5)]
+    golden = [
+        _token("linear", 1),
+        _token("matmul", 2),
+        _token("softmax", 3),
+        _token("matmul", 4),
+        _token("linear", 5),
+    ]
     mine = [_token("linear", 1), _token("sdpa", 4, exact=False), _token("linear", 5)]
     assert align(golden, mine) == [(0, 0), (3, 1), (4, 2)]
 
@@ -93,7 +127,9 @@ def test_long_sequences_take_the_same_way_as_short_ones():
         mine.insert(draw.randrange(len(mine)), (draw.choice(OPS), 5000 + draw.randrange(10**6)))
     places = {call: j for j, call in enumerate(mine)}
     truth = {(i, places[call]) for i, call in enumerate(golden) if call in places}
-    assert truth <= set(align([_token(op, n) for op, n in golden], [_token(op, n) for op, n in mine]))
+    assert truth <= set(
+        align([_token(op, n) for op, n in golden], [_token(op, n) for op, n in mine])
+    )
 
 
 def test_digits_of_agreement_count_the_worst_of_the_statistics():
@@ -102,7 +138,9 @@ def test_digits_of_agreement_count_the_worst_of_the_statistics():
     assert agreement(base, base) == 6.0
     assert round(agreement(base, near), 6) == 3.0
     assert agreement(base, Summary("float32", (50,), -2.0, 2.0, 0.1, 10.0)) == 0.0
-    assert agreement(Summary("float32", (100,), 1.0, 1.0, 1.0, 10.0), base) == 0.0  # a constant tells nothing
+    assert (
+        agreement(Summary("float32", (100,), 1.0, 1.0, 1.0, 10.0), base) == 0.0
+    )  # a constant tells nothing
 
 
 # --- whole runs --------------------------------------------------------------------------------
@@ -159,11 +197,16 @@ def test_operators_of_equal_values_pair_whatever_their_call_numbers(sides):
 def test_a_run_pairs_with_itself_completely(sides):
     records = _records(sides[0])
     pairs = pairing.pair(records, records)
-    assert [(p.golden.id, p.mine.id, p.why) for p in pairs] == [(r.id, r.id, pairing.SAME_SITE) for r in records]
+    assert [(p.golden.id, p.mine.id, p.why) for p in pairs] == [
+        (r.id, r.id, pairing.SAME_SITE) for r in records
+    ]
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(0, 30), min_size=3, max_size=12, unique=True), st.permutations(list("abcdefghijkl")))
+@given(
+    st.lists(st.integers(0, 30), min_size=3, max_size=12, unique=True),
+    st.permutations(list("abcdefghijkl")),
+)
 def test_renaming_every_module_pairs_completely(values, letters):
     golden = _records([(f"layers.{i}", "", n) for i, n in enumerate(values)])
     mine = _records([(f"blocks.{letters[i]}", "", n) for i, n in enumerate(values)])

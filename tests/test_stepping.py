@@ -12,8 +12,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from torch import nn
 
 import llmdebug_nb as ld
+from llmdebug_nb.app.stepping import COMMANDS
 from llmdebug_nb.notebook.stepping import Buttons
-from llmdebug_nb.stepping import COMMANDS
 from models import generate, hooks_left, llama, prompt
 
 
@@ -58,7 +58,11 @@ def test_what_a_call_took_and_gave_is_an_explorer_beside_golden(broken):
     assert (view.array(row, "golden") == stop.golden["0"].numpy()).all()
     assert "rows could not be compared" not in " ".join(overview["notes"])
     codes = [side["code"] for side in view.detail({"op": "detail", "row": row})["sides"]]
-    assert codes == ["stop.golden['0']", "stop.outputs['0']", "stop.outputs['0'] - stop.golden['0']"]
+    assert codes == [
+        "stop.golden['0']",
+        "stop.outputs['0']",
+        "stop.outputs['0'] - stop.golden['0']",
+    ]
     data, _ = stop._repr_mimebundle_()
     assert data["text/plain"] == repr(stop)
 
@@ -132,11 +136,16 @@ def test_whatever_a_call_gives_can_be_shown_and_tested(make):
 
 def test_every_kind_of_condition_that_is_given_must_hold():
     model = llama()
-    stepper = ld.step(model, at="model.layers.*.mlp, Functional.softmax", tokens="1", mode="module+api")
+    stepper = ld.step(
+        model, at="model.layers.*.mlp, Functional.softmax", tokens="1", mode="module+api"
+    )
     stepper.start(lambda: generate(model, new=3))
     halts = to_the_end(stepper)
     assert {stop.step for stop in halts} == {1}
-    assert {stop.path for stop in halts if "/" not in stop.path} == {"model.layers.0.mlp", "model.layers.1.mlp"}
+    assert {stop.path for stop in halts if "/" not in stop.path} == {
+        "model.layers.0.mlp",
+        "model.layers.1.mlp",
+    }
 
 
 def test_without_a_condition_it_halts_at_every_call_that_a_recording_has():
@@ -150,7 +159,10 @@ def test_without_a_condition_it_halts_at_every_call_that_a_recording_has():
 def test_steps_go_by_operator_layer_and_token():
     model = llama()
     stepper = ld.step(model)
-    assert stepper.start(lambda: generate(model, new=3)).path == "model.embed_tokens/Functional.embedding"
+    assert (
+        stepper.start(lambda: generate(model, new=3)).path
+        == "model.embed_tokens/Functional.embedding"
+    )
     assert stepper.go("op").path == "model.embed_tokens"
     layers = [stepper.go("layer") for _ in range(3)]
     assert [(stop.path, stop.step) for stop in layers] == [
@@ -251,7 +263,7 @@ def test_what_is_written_to_a_live_tensor_the_program_goes_on_with(golden):
 def test_where_golden_has_nothing_replacing_is_refused_and_the_program_stays_halted(golden):
     stepper = ld.step(golden, at="lm_head", mode="module")
     stepper.start(lambda: run(golden))
-    with pytest.raises(ld.CaptureError, match="golden has no values of lm_head"):
+    with pytest.raises(ld.errors.CaptureError, match="golden has no values of lm_head"):
         stepper.go("replace")
     assert stepper.go() is None
 
@@ -266,7 +278,7 @@ def test_a_view_that_cannot_be_written_to_says_so_and_the_program_stays_halted()
         model(torch.ones(1, 2))
     stepper = ld.step(model, at="0", golden="golden", mode="module")
     stepper.start(lambda: model(torch.zeros(1, 2)))
-    with pytest.raises(ld.CaptureError, match="can't be written to"):
+    with pytest.raises(ld.errors.CaptureError, match="can't be written to"):
         stepper.go("replace")
     assert stepper.stop is not None
     assert stepper.go() is None
@@ -340,21 +352,23 @@ def test_an_interrupt_halts_a_running_program_at_its_next_call(monkeypatch):
     ],
 )
 def test_a_condition_that_makes_no_sense_is_refused(given, says):
-    with pytest.raises(ld.OptionError, match=says):
+    with pytest.raises(ld.errors.OptionError, match=says):
         ld.step(nn.Identity(), **given)
 
 
 def test_a_command_that_does_not_exist_or_comes_at_the_wrong_time_is_refused(golden):
     stepper = ld.step(golden, at="lm_head")
-    with pytest.raises(ld.CaptureError, match="not halted"):
+    with pytest.raises(ld.errors.CaptureError, match="not halted"):
         stepper.go()
     stepper.start(lambda: run(golden))
-    with pytest.raises(ld.OptionError, match=r"unknown command 'contine'; nearest: continue"):
+    with pytest.raises(
+        ld.errors.OptionError, match=r"unknown command 'contine'; nearest: continue"
+    ):
         stepper.go("contine")
     stepper.abort()
-    with pytest.raises(ld.CaptureError, match="it has ended"):
+    with pytest.raises(ld.errors.CaptureError, match="it has ended"):
         stepper.go()
-    with pytest.raises(ld.CaptureError, match="already"):
+    with pytest.raises(ld.errors.CaptureError, match="already"):
         stepper.start(lambda: None)
 
 
@@ -381,7 +395,9 @@ def _cell(shell, capsys, text):
 
 def test_a_cell_halts_and_later_cells_tell_it_how_to_go_on(shell, capsys):
     _, text = _cell(
-        shell, capsys, "%%llmstep model --when diverges --golden golden\nout = model(ids)\nout.logits.shape"
+        shell,
+        capsys,
+        "%%llmstep model --when diverges --golden golden\nout = model(ids)\nout.logits.shape",
     )
     assert text.startswith("model.layers.1.mlp.act_fn (GELU), step 0: 0 is")
     result, _ = _cell(shell, capsys, "stop.inputs['0'].shape")
@@ -403,7 +419,10 @@ def test_a_cell_halts_and_later_cells_tell_it_how_to_go_on(shell, capsys):
         (["%llmstep op"], "nothing is stepped through"),
         (["%llmstep opp"], "nearest: op"),
         (["%%llmstep model --when nann\nmodel(ids)"], "when: expected nan"),
-        (["%%llmstep model --at lm_head\nmodel(ids)", "%%llmstep model\nmodel(ids)"], "another program is halted"),
+        (
+            ["%%llmstep model --at lm_head\nmodel(ids)", "%%llmstep model\nmodel(ids)"],
+            "another program is halted",
+        ),
         (["%%llmstep modle\nmodel(ids)"], "nearest: model"),
         (["%%llmstep model --att lm_head\nmodel(ids)"], "--at"),
     ],

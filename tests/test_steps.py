@@ -29,7 +29,11 @@ def test_greedy_prefill_is_0_and_each_decode_one_more(architecture):
 
 @pytest.mark.parametrize(
     "options",
-    [{"do_sample": True}, {"num_beams": 3}, {"cache_implementation": "static", "disable_compile": True}],
+    [
+        {"do_sample": True},
+        {"num_beams": 3},
+        {"cache_implementation": "static", "disable_compile": True},
+    ],
     ids=["sampling", "beams", "static cache"],
 )
 def test_steps_are_the_same_with(options):
@@ -58,7 +62,11 @@ def test_chunks_of_one_prefill_share_step_0_and_are_told_apart_by_call():
     assert chunks == 3  # 3 + 3 + 1 tokens; the last chunk has one row and is no decode
     assert steps == [0] * chunks + [1, 2]
     assert [run.tensor("lm_head", step=0, call=i).shape[0] for i in range(chunks)] == [1] * chunks
-    assert [run.tensor("model.embed_tokens", step=0, call=i).shape[1] for i in range(chunks)] == [3, 3, 1]
+    assert [run.tensor("model.embed_tokens", step=0, call=i).shape[1] for i in range(chunks)] == [
+        3,
+        3,
+        1,
+    ]
 
 
 def test_assisted_decoding_numbers_the_iterations_of_the_main_model():
@@ -116,7 +124,9 @@ def test_bare_calls_before_a_generate_are_warm_ups_and_do_not_shift_its_steps():
         model(prompt())
         generate(model, new=3)
     assert _steps(run) == [(-1, 0, "warmup"), (0, 0, "prefill"), (0, 1, "decode"), (0, 2, "decode")]
-    assert {(g, s) for g, s in zip(run.to_pandas().generation, run.to_pandas().step, strict=True)} == {
+    assert {
+        (g, s) for g, s in zip(run.to_pandas().generation, run.to_pandas().step, strict=True)
+    } == {
         (-1, 0),
         (0, 0),
         (0, 1),

@@ -24,8 +24,8 @@ from torch import nn
 import llmdebug_nb as ld
 from llmdebug_nb.capture.calls import Call
 from llmdebug_nb.capture.recorder import Recorder
-from llmdebug_nb.options import DumpOptions
-from llmdebug_nb.records import AT, COLUMNS, OPERATOR, RootCall
+from llmdebug_nb.core.options import DumpOptions
+from llmdebug_nb.core.records import AT, COLUMNS, OPERATOR, RootCall
 from llmdebug_nb.store import format as fmt
 from llmdebug_nb.store import reader
 from llmdebug_nb.store.writer import Writer, create_run
@@ -71,7 +71,15 @@ def test_a_frame_is_these_bytes():
 
 
 def test_a_frame_of_a_part_says_its_shape_and_the_figures_of_the_whole():
-    figures = {"min": -1.0, "max": float("inf"), "mean": float("nan"), "l2norm": 2.5, "nan": 1, "inf": 1, "zero": 0}
+    figures = {
+        "min": -1.0,
+        "max": float("inf"),
+        "mean": float("nan"),
+        "l2norm": 2.5,
+        "nan": 1,
+        "inf": 1,
+        "zero": 0,
+    }
     header = fmt.encode_header(_row(7, kept="slice[0,:2]", kept_shape="[2]", **figures), 8)
     text = (
         '{"__metadata__":{"record":"[7, 0, \\"a\\", 0, \\"forward\\", \\"output\\", \\"0\\", \\"Linear\\", \\"float32\\", '
@@ -102,7 +110,9 @@ def test_each_payload_is_a_safetensors_document_that_others_can_read(recorded):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(["payload", "duplicate"]), st.integers(0, 40)), max_size=12))
+@given(
+    st.lists(st.tuples(st.sampled_from(["payload", "duplicate"]), st.integers(0, 40)), max_size=12)
+)
 def test_frames_come_back_in_order_and_stop_at_a_torn_one(tmp_path_factory, steps):
     run = create_run(tmp_path_factory.mktemp("frames"), "r", {})
     writer = Writer(run)
@@ -123,7 +133,10 @@ def test_frames_come_back_in_order_and_stop_at_a_torn_one(tmp_path_factory, step
     with open(file, "rb") as stream:
         assert list(fmt.scan_frames(stream, 0, size)) == rows
         for end in range(0, size, max(1, size // 17)):
-            assert list(fmt.scan_frames(stream, 0, end)) == rows[: len(list(fmt.scan_frames(stream, 0, end)))]
+            assert (
+                list(fmt.scan_frames(stream, 0, end))
+                == rows[: len(list(fmt.scan_frames(stream, 0, end)))]
+            )
     assert size % fmt.ALIGN == 0
     writer.close({"complete": True})
 
@@ -192,10 +205,14 @@ def test_kill_9_loses_nothing_that_had_been_written(options):
     if not options:
         # of the call that was cut short: everything up to the module where the process died
         dead = expected.reset_index(drop=True)
-        cut = dead[(dead.step == 2) & (dead.path == "model.layers.1.mlp") & (dead.role == "input")].index[0]
+        cut = dead[
+            (dead.step == 2) & (dead.path == "model.layers.1.mlp") & (dead.role == "input")
+        ].index[0]
         assert len(got) == cut > done
         assert got.equals(expected.iloc[:cut])
-        assert torch.equal(run.tensor("model.layers.0.mlp", step=2), whole.tensor("model.layers.0.mlp", step=2))
+        assert torch.equal(
+            run.tensor("model.layers.0.mlp", step=2), whole.tensor("model.layers.0.mlp", step=2)
+        )
     before = {p: p.read_bytes() for p in run.path.rglob("*") if p.is_file()}
     ld.open_run("killed").to_pandas()
     assert {p: p.read_bytes() for p in run.path.rglob("*") if p.is_file()} == before
@@ -221,7 +238,9 @@ def test_a_killed_run_is_opened_once_for_many_looks(monkeypatch):
     subprocess.run([sys.executable, "-c", script], check=False)
     opened = []
     original = reader.Process._add_tail
-    monkeypatch.setattr(reader.Process, "_add_tail", lambda self: (opened.append(1), original(self))[1])
+    monkeypatch.setattr(
+        reader.Process, "_add_tail", lambda self: (opened.append(1), original(self))[1]
+    )
     run = ld.open_run("killed")
     for record in run.records():
         run.load(record)
@@ -243,7 +262,7 @@ def test_a_newer_run_of_the_same_name_is_found_whoever_recorded_it():
 
 @pytest.mark.parametrize("name", ["", "a" * 300, "no/such/place"])
 def test_names_that_cannot_be_runs_are_unknown_runs(name):
-    with pytest.raises(ld.UnknownRunError, match="no run"):
+    with pytest.raises(ld.errors.UnknownRunError, match="no run"):
         ld.open_run(name)
 
 
@@ -257,10 +276,14 @@ def test_a_name_used_again_never_overwrites_and_opens_the_newest():
             model(prompt(seed=seed))
     assert run.path.name == "twice.2"
     assert torch.equal(ld.open_run("twice").tensor("", role="input"), prompt(seed=1))
-    assert torch.equal(ld.open_run(run.path.parent / "twice").tensor("", role="input"), prompt(seed=0))
+    assert torch.equal(
+        ld.open_run(run.path.parent / "twice").tensor("", role="input"), prompt(seed=0)
+    )
 
 
-def test_runs_open_by_name_by_path_by_the_folder_that_holds_them_and_as_they_are(tmp_path, recorded):
+def test_runs_open_by_name_by_path_by_the_folder_that_holds_them_and_as_they_are(
+    tmp_path, recorded
+):
     for where in ("golden", recorded.path, str(recorded.path), recorded.path.parent, recorded):
         assert len(ld.open_run(where)) == len(recorded)
     model = llama()
@@ -270,20 +293,22 @@ def test_runs_open_by_name_by_path_by_the_folder_that_holds_them_and_as_they_are
     assert ld.open_run(tmp_path / "deep" / "er").path == tmp_path / "deep" / "er" / "elsewhere"
     with ld.dump(model, name="second", path=tmp_path / "deep" / "er"):
         model(prompt())
-    with pytest.raises(ld.NotADumpError, match=r"several runs; name one of elsewhere, second"):
+    with pytest.raises(
+        ld.errors.NotADumpError, match=r"several runs; name one of elsewhere, second"
+    ):
         ld.open_run(tmp_path / "deep" / "er")
 
 
 def test_unknown_runs_say_what_there_is(recorded):
-    with pytest.raises(ld.UnknownRunError, match=r"no run 'goldne'.*golden"):
+    with pytest.raises(ld.errors.UnknownRunError, match=r"no run 'goldne'.*golden"):
         ld.open_run("goldne")
-    with pytest.raises(ld.NotADumpError, match="not by int"):
+    with pytest.raises(ld.errors.NotADumpError, match="not by int"):
         ld.open_run(3)
 
 
 def test_a_folder_that_is_no_dump_is_refused(tmp_path):
     (tmp_path / "readme.txt").write_text("hello")
-    with pytest.raises(ld.NotADumpError, match=r"is no dump.*known: "):
+    with pytest.raises(ld.errors.NotADumpError, match=r"is no dump.*known: "):
         ld.open_run(tmp_path)
 
 
@@ -291,7 +316,10 @@ def test_a_read_only_place_is_said_before_the_model_runs(tmp_path):
     target = tmp_path / "file"
     target.write_text("in the way")
     ran = []
-    with pytest.raises(ld.DumpWriteError, match="can't write the dump"), ld.dump(llama(), path=target / "below"):
+    with (
+        pytest.raises(ld.errors.DumpWriteError, match="can't write the dump"),
+        ld.dump(llama(), path=target / "below"),
+    ):
         ran.append(1)
     assert not ran
 
@@ -310,7 +338,10 @@ def test_a_full_disk_never_stops_the_program_and_is_said(monkeypatch):
         return writev(*args)
 
     monkeypatch.setattr(os, "writev", full)
-    with pytest.raises(ld.DumpWriteError, match="no space left"), ld.dump(model, name="full") as run:
+    with (
+        pytest.raises(ld.errors.DumpWriteError, match="no space left"),
+        ld.dump(model, name="full") as run,
+    ):
         got = model(prompt()).logits
     assert torch.equal(got, expected)
     run = ld.open_run("full")
@@ -358,7 +389,7 @@ def _copy(recorded, tmp_path):
 def test_a_damaged_dump_is_refused_in_one_line(recorded, tmp_path, damage, message):
     path = _copy(recorded, tmp_path)
     damage(path)
-    with pytest.raises(ld.CorruptDumpError, match=message) as error:
+    with pytest.raises(ld.errors.CorruptDumpError, match=message) as error:
         ld.open_run(path).to_pandas()
     assert "\n" not in str(error.value)
 
@@ -385,7 +416,7 @@ def _sql(path: Path, sql: str) -> None:
 def test_lying_fields_are_refused_before_anything_is_allocated(recorded, tmp_path, sql):
     path = _copy(recorded, tmp_path)
     _sql(path, sql)
-    with pytest.raises(ld.CorruptDumpError):
+    with pytest.raises(ld.errors.CorruptDumpError):
         ld.open_run(path).tensor("lm_head")
 
 
@@ -393,7 +424,7 @@ def test_a_process_folder_that_is_a_link_out_of_the_run_is_not_followed(recorded
     path = _copy(recorded, tmp_path)
     shutil.move(_process(path), tmp_path / "outside")
     (path / "rank0_1").symlink_to(tmp_path / "outside", target_is_directory=True)
-    with pytest.raises(ld.CorruptDumpError, match="no recording"):
+    with pytest.raises(ld.errors.CorruptDumpError, match="no recording"):
         ld.open_run(path).to_pandas()
 
 
@@ -402,7 +433,7 @@ def test_a_process_folder_that_is_a_link_out_of_the_run_is_not_followed(recorded
 def test_arbitrary_bytes_as_frames_are_refused_or_ignored(tmp_path_factory, data, start):
     file = tmp_path_factory.mktemp("bytes") / "tensors.bin"
     file.write_bytes(data)
-    with open(file, "rb") as stream, contextlib.suppress(ld.CorruptDumpError):
+    with open(file, "rb") as stream, contextlib.suppress(ld.errors.CorruptDumpError):
         list(fmt.scan_frames(stream, start, len(data)))
 
 
@@ -421,8 +452,12 @@ def with_operators(tmp_path):
         call = Call(_LINEAR, "linear", "api", "model.norm", 0, step)
         recorder.tensor(call, "output", "0", torch.ones(2))
         source = recorder.source(list(_STACK))
-        recorder.operator([step, _LINEAR, 0, "forward", "api", "linear", source, "model.norm", 0, None, None])
-        recorder.operator([step, _ADD, 0, "forward", "aten", "aten.add", None, _LINEAR, 0, None, None])
+        recorder.operator(
+            [step, _LINEAR, 0, "forward", "api", "linear", source, "model.norm", 0, None, None]
+        )
+        recorder.operator(
+            [step, _ADD, 0, "forward", "aten", "aten.add", None, _LINEAR, 0, None, None]
+        )
         recorder.end_call([RootCall(step, step=step)])
     other = recorder.source(["engine.py:1 backward"])
     recorder.operator([1, _LINEAR, 0, "backward", "api", "linear", other, None, None, _LINEAR, 0])
@@ -439,7 +474,13 @@ def test_operator_calls_come_back_in_execution_order_with_where_they_were_called
     ]  # fmt: skip
     assert list(table.step) == [0, 0, 1, 1, 1]
     assert list(table.path) == [_LINEAR, _ADD, _LINEAR, _ADD, _LINEAR]
-    assert table.source.fillna("").tolist() == [_STACK[0], "", _STACK[0], "", "engine.py:1 backward"]
+    assert table.source.fillna("").tolist() == [
+        _STACK[0],
+        "",
+        _STACK[0],
+        "",
+        "engine.py:1 backward",
+    ]
     assert list(table.within)[:2] == ["model.norm", _LINEAR]
     assert table.within_call.isna().tolist() == [False] * 4 + [True]
     assert (table.forward_path[4], table.forward_call[4]) == (_LINEAR, 0)
@@ -462,7 +503,7 @@ def test_a_call_stack_is_written_once(with_operators):
     ],
 )  # fmt: skip
 def test_an_operator_that_is_not_there_is_answered_by_what_is(with_operators, asked, message):
-    with pytest.raises(ld.TensorLookupError, match=message):
+    with pytest.raises(ld.errors.TensorLookupError, match=message):
         with_operators.stack(**asked)
 
 
@@ -473,7 +514,7 @@ def test_a_run_of_modules_and_a_foreign_dump_have_no_operators(recorded, tmp_pat
     for run in (recorded, ld.open_run(tmp_path)):
         assert run.operators().empty
         assert "source" in run.operators().columns
-        with pytest.raises(ld.TensorLookupError, match="recorded without operators"):
+        with pytest.raises(ld.errors.TensorLookupError, match="recorded without operators"):
             run.stack("lm_head")
 
 
@@ -496,7 +537,9 @@ def test_operators_are_there_while_the_recording_goes_on(tmp_path):
     run = reader.native(sink.folder.parent)
     for number in range(2):
         source = recorder.source([f"a.py:{number} f"])
-        recorder.operator([0, _LINEAR, number, "forward", "api", "linear", source, None, None, None, None])
+        recorder.operator(
+            [0, _LINEAR, number, "forward", "api", "linear", source, None, None, None, None]
+        )
         recorder.end_call([RootCall(0)])
         assert run.stack(_LINEAR, call=number) == [f"a.py:{number} f"]
     sink.close({})
@@ -509,7 +552,7 @@ def test_stacks_that_could_not_be_written_are_written_with_the_next_rows(tmp_pat
     commit = sink.commit
 
     def full(*args, **more):
-        raise ld.DumpWriteError("no space left for the dump; free some")
+        raise ld.errors.DumpWriteError("no space left for the dump; free some")
 
     monkeypatch.setattr(sink, "commit", full)
     recorder.end_call([RootCall(0)])
@@ -527,7 +570,7 @@ def test_call_stacks_that_are_none_are_refused(with_operators, frames):
     db.close()
     run = reader.native(with_operators.path)
     for look in (run.operators, lambda: run.stack(_LINEAR)):
-        with pytest.raises(ld.CorruptDumpError, match="a call stack is damaged"):
+        with pytest.raises(ld.errors.CorruptDumpError, match="a call stack is damaged"):
             look()
 
 
@@ -546,7 +589,7 @@ def test_operators_of_nonsense_are_shown_or_refused_and_never_a_crash(with_opera
     _sql(with_operators.path, sql)
     run = reader.native(with_operators.path)
     for look in (run.operators, lambda: run.stack(_LINEAR)):
-        with contextlib.suppress(ld.CorruptDumpError, ld.TensorLookupError):
+        with contextlib.suppress(ld.errors.CorruptDumpError, ld.errors.TensorLookupError):
             look()
 
 
@@ -570,17 +613,29 @@ def test_several_processes_are_one_run(recorded):
 def test_opening_100_000_records_reads_a_page_and_not_all(tmp_path):
     run = create_run(tmp_path, "large", {})
     writer = Writer(run)
-    from llmdebug_nb.records import RootCall
+    from llmdebug_nb.core.records import RootCall
 
     rows = [
-        _row(i, path=f"model.layers.{i % 500}", min=0.0, max=1.0, mean=0.5, l2norm=1.0, nan=0, inf=0, zero=0)
+        _row(
+            i,
+            path=f"model.layers.{i % 500}",
+            min=0.0,
+            max=1.0,
+            mean=0.5,
+            l2norm=1.0,
+            nan=0,
+            inf=0,
+            zero=0,
+        )
         for i in range(100_000)
     ]
     writer.commit(rows, [RootCall(0)])
     writer.close({"complete": True})
     read = []
     opened = ld.open_run(run)
-    opened.source.db.set_progress_handler(lambda: read.append(1), 1000)  # called once per 1000 steps of SQLite's engine
+    opened.source.db.set_progress_handler(
+        lambda: read.append(1), 1000
+    )  # called once per 1000 steps of SQLite's engine
     assert len(list(opened.records(n=100))) == 100
     assert len(read) < 30
     assert len(opened) == 100_000

@@ -22,11 +22,12 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import llmdebug_nb as ld
+from llmdebug_nb import msit
+from llmdebug_nb.app.recording import Recording
 from llmdebug_nb.cli import main
-from llmdebug_nb.options import DumpOptions
-from llmdebug_nb.recording import Recording
-from llmdebug_nb.topologies import onnx_model
-from llmdebug_nb.topologies.document import DEPTH, Operation, Topology, read
+from llmdebug_nb.core.options import DumpOptions
+from llmdebug_nb.store.topology import onnx_model
+from llmdebug_nb.store.topology.document import DEPTH, Operation, Topology, read
 from models import ARCHITECTURES, generate, gpt2, llama, prompt, t5
 from test_screenshots import LARGEST, OUT
 
@@ -41,12 +42,22 @@ class Trace(TorchDispatchMode):
         self._kept: list[Any] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = [x for x in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        makers = {self._makers[place] for x in given if (place := x.untyped_storage()._cdata) in self._makers}
+        given = [
+            x
+            for x in torch.utils._pytree.tree_leaves((args, kwargs))
+            if isinstance(x, torch.Tensor)
+        ]
+        makers = {
+            self._makers[place]
+            for x in given
+            if (place := x.untyped_storage()._cdata) in self._makers
+        }
         result = func(*args, **(kwargs or {}))
         made = [x for x in torch.utils._pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
         places = {x.untyped_storage()._cdata for x in given}
-        if made and (func._schema.is_mutable or not {x.untyped_storage()._cdata for x in made} & places):
+        if made and (
+            func._schema.is_mutable or not {x.untyped_storage()._cdata for x in made} & places
+        ):
             self._kept += [x.untyped_storage() for x in made]
             self._makers |= {x.untyped_storage()._cdata: len(self.operators) for x in made}
             self.operators.append((func._schema.name.removeprefix("aten::"), makers))
@@ -78,15 +89,22 @@ def test_edges_are_those_of_an_independent_trace(name: str, tmp_path: Path) -> N
             assert made_by == trace.operators[number][1], op.name
             made_by = {number}
             number += 1
-        maker |= dict.fromkeys(op.outputs, made_by)  # a module that hands on what it is given makes nothing
+        maker |= dict.fromkeys(
+            op.outputs, made_by
+        )  # a module that hands on what it is given makes nothing
     assert number == len(trace.operators)
 
 
 def test_residual_adds_of_a_layer_are_operations_in_it(tmp_path: Path) -> None:
     with ld.dump(model := llama(), path=tmp_path, mode="module+aten") as run:
         model(prompt())
-    layer = next(each for each in ld.topology(run).layers() if each.root.name == "model.layers.1").root
-    names = [op.name.rpartition("/")[2] if "/" in op.name else op.name.rpartition(".")[2] for op in layer.nodes]
+    layer = next(
+        each for each in ld.topology(run).layers() if each.root.name == "model.layers.1"
+    ).root
+    names = [
+        op.name.rpartition("/")[2] if "/" in op.name else op.name.rpartition(".")[2]
+        for op in layer.nodes
+    ]
     assert names == [
         "input_layernorm",
         "self_attn",
@@ -108,10 +126,17 @@ def test_weights_and_arguments_are_where_they_belong(tmp_path: Path) -> None:
         model(prompt())
     topology = ld.topology(run)
     ops = {op.name: op for _, op in topology.root.walk()}
-    assert ops["model.layers.0.self_attn.q_proj/Aten.mm"].weights == ["model.layers.0.self_attn.q_proj.weight"]
-    assert ops["model.layers.1.input_layernorm/Aten.mean.dim"].param == {"dim": "[-1]", "keepdim": True}
+    assert ops["model.layers.0.self_attn.q_proj/Aten.mm"].weights == [
+        "model.layers.0.self_attn.q_proj.weight"
+    ]
+    assert ops["model.layers.1.input_layernorm/Aten.mean.dim"].param == {
+        "dim": "[-1]",
+        "keepdim": True,
+    }
     assert ops["model.norm"].param["variance_epsilon"] == pytest.approx(1e-6)
-    assert set(topology.root.weights) == {name for name, _ in model.named_parameters()} | {"model.rotary_emb.inv_freq"}
+    assert set(topology.root.weights) == {name for name, _ in model.named_parameters()} | {
+        "model.rotary_emb.inv_freq"
+    }
     assert topology.tensors["lm_head.weight"] == ("float32", (96, 32))
 
 
@@ -168,10 +193,25 @@ def test_json_has_upstreams_keys_and_comes_back_as_it_was(tmp_path: Path) -> Non
     assert files[0] == whole
     assert {file.parent for file in files[1:]} == {tmp_path / f"out/layer/{pid}"}
     said = json.loads(whole.read_text())
-    assert {"modelName", "inTensors", "outTensors", "internalTensors", "weightTensors", "nodes"} <= said.keys()
+    assert {
+        "modelName",
+        "inTensors",
+        "outTensors",
+        "internalTensors",
+        "weightTensors",
+        "nodes",
+    } <= said.keys()
     layer = json.loads((tmp_path / f"out/layer/{pid}/transformer.h.0.json").read_text())
     assert layer.keys() == said["nodes"][0].keys() | {"edges", "tensors"}
-    assert {"opName", "opType", "param", "inTensors", "outTensors", "internalTensors", "nodes"} <= layer.keys()
+    assert {
+        "opName",
+        "opType",
+        "param",
+        "inTensors",
+        "outTensors",
+        "internalTensors",
+        "nodes",
+    } <= layer.keys()
     for file in files:
         found = read(file.read_text(), file.name)
         assert found.to_json() == json.loads(file.read_text())
@@ -192,9 +232,15 @@ def test_every_level_is_a_valid_onnx_model_with_the_operations_of_that_depth(
             made = onnx_model.model(topology, level)
             onnx.checker.check_model(made, full_check=True)
             depths = [(depth, op) for depth, op in topology.root.walk()]
-            deep = [op for depth, op in depths if depth == level or (not op.nodes and (level == -1 or depth < level))]
+            deep = [
+                op
+                for depth, op in depths
+                if depth == level or (not op.nodes and (level == -1 or depth < level))
+            ]
             assert [node.op_type for node in made.graph.node] == [_bare(op) for op in deep]
-            assert {value.name for value in made.graph.output} <= {n for node in made.graph.node for n in node.output}
+            assert {value.name for value in made.graph.output} <= {
+                n for node in made.graph.node for n in node.output
+            }
 
 
 def test_onnx_keeps_names_dtypes_shapes_and_attributes(tmp_path: Path) -> None:
@@ -202,15 +248,28 @@ def test_onnx_keeps_names_dtypes_shapes_and_attributes(tmp_path: Path) -> None:
         model(prompt())
     made = onnx.load(ld.to_onnx(run, tmp_path / "deep/er/m.onnx"))
     mean = next(node for node in made.graph.node if node.name == "model.norm/Aten.mean.dim")
-    assert (mean.domain, mean.op_type, mean.overload, mean.doc_string) == ("llmdebug.aten", "mean", "dim", "0_4.1")
-    assert {a.name: onnx.helper.get_attribute_value(a) for a in mean.attribute} == {"dim": b"[-1]", "keepdim": 1}
-    declared = {v.name: v.type.tensor_type for v in (*made.graph.input, *made.graph.output, *made.graph.value_info)}
+    assert (mean.domain, mean.op_type, mean.overload, mean.doc_string) == (
+        "llmdebug.aten",
+        "mean",
+        "dim",
+        "0_4.1",
+    )
+    assert {a.name: onnx.helper.get_attribute_value(a) for a in mean.attribute} == {
+        "dim": b"[-1]",
+        "keepdim": 1,
+    }
+    declared = {
+        v.name: v.type.tensor_type
+        for v in (*made.graph.input, *made.graph.output, *made.graph.value_info)
+    }
     output = declared[made.graph.output[0].name]
     assert output.elem_type == onnx.TensorProto.FLOAT
     for record in run.records("role = 'output' AND op LIKE 'Aten.%'"):
         name = f"{record.site.path}{f'#{record.site.call}' if record.site.call else ''}_output_{record.site.slot}"
         name = name if name[0] != "/" else f"LlamaForCausalLM{name}"
-        assert [dim.dim_value for dim in declared[name].shape.dim] == list(record.summary.shape), name
+        assert [dim.dim_value for dim in declared[name].shape.dim] == list(record.summary.shape), (
+            name
+        )
 
 
 @pytest.fixture
@@ -236,11 +295,15 @@ def test_netron_shows_the_operations_of_a_layer(served: str, page: Page) -> None
     page.goto(served)
     kinds = page.locator("#target .node-item text")  # no text is read: the page takes eval away
     for name, count in {"LlamaRMSNorm": 2, "LlamaAttention": 1, "LlamaMLP": 1, "add": 2}.items():
-        expect(kinds.filter(has_text=re.compile(f"^{re.escape(name)}$"))).to_have_count(count, timeout=60_000)
+        expect(kinds.filter(has_text=re.compile(f"^{re.escape(name)}$"))).to_have_count(
+            count, timeout=60_000
+        )
     for _ in range(3):
         page.get_by_title("Zoom Out").click()
     image = Image.open(io.BytesIO(page.screenshot(animations="disabled"))).convert("RGB")
-    image = image.crop((0, 60, image.width, image.height - 100)).resize((1400, 400), Image.Resampling.LANCZOS)
+    image = image.crop((0, 60, image.width, image.height - 100)).resize(
+        (1400, 400), Image.Resampling.LANCZOS
+    )
     OUT.mkdir(parents=True, exist_ok=True)
     image.quantize(64, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
         OUT / "netron_light.png", optimize=True
@@ -251,7 +314,9 @@ def test_netron_shows_the_operations_of_a_layer(served: str, page: Page) -> None
 # -- files of ATB's tools ---------------------------------------------------------------------
 
 
-def atb(name: str, ins: list[str], outs: list[str], nodes: list[Any] | None = None, **param: Any) -> dict[str, Any]:
+def atb(
+    name: str, ins: list[str], outs: list[str], nodes: list[Any] | None = None, **param: Any
+) -> dict[str, Any]:
     return {"opName": name, "opType": f"{name}Operation", "param": param, "inTensors": ins, "outTensors": outs,
             "internalTensors": [], "nodes": nodes or []}  # fmt: skip
 
@@ -279,17 +344,23 @@ LAYER = atb(
 
 
 @pytest.mark.parametrize(
-    ("level", "types"), [(-1, ["Norm", "Linear"]), (0, ["Chat"]), (1, ["Layer_0"]), (2, ["Norm", "Linear"])]
+    ("level", "types"),
+    [(-1, ["Norm", "Linear"]), (0, ["Chat"]), (1, ["Layer_0"]), (2, ["Norm", "Linear"])],
 )
-def test_upstreams_json_becomes_onnx_at_each_level(level: int, types: list[str], tmp_path: Path) -> None:
-    target = ld.atb_json_to_onnx(atb_model(tmp_path, LAYER), model_level=level)
+def test_upstreams_json_becomes_onnx_at_each_level(
+    level: int, types: list[str], tmp_path: Path
+) -> None:
+    target = msit.atb_json_to_onnx(atb_model(tmp_path, LAYER), model_level=level)
     assert target == tmp_path / "model/4242/Chat.onnx"
     made = onnx.load(target)
     onnx.checker.check_model(made)
     assert [node.op_type.removesuffix("Operation") for node in made.graph.node] == types
     assert {node.domain for node in made.graph.node} == {"llmdebug.atb"}
     if level == -1:
-        kept = [{a.name: onnx.helper.get_attribute_value(a) for a in node.attribute} for node in made.graph.node]
+        kept = [
+            {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+            for node in made.graph.node
+        ]
         assert kept[0] == {
             "epsilon": pytest.approx(1e-6),
             "kind": b"rms",
@@ -300,7 +371,9 @@ def test_upstreams_json_becomes_onnx_at_each_level(level: int, types: list[str],
         assert kept[1] == {"transposeA": 0, "huge": str(2**70).encode()}
 
 
-def test_shapes_come_from_the_table_of_operations_beside_it_and_are_read_once(tmp_path: Path) -> None:
+def test_shapes_come_from_the_table_of_operations_beside_it_and_are_read_once(
+    tmp_path: Path,
+) -> None:
     path = atb_model(tmp_path, LAYER)
     table = tmp_path / "operation_io_tensors/4242/operation_tensors_0.csv"
     table.parent.mkdir(parents=True)
@@ -308,7 +381,7 @@ def test_shapes_come_from_the_table_of_operations_beside_it_and_are_read_once(tm
         "CaseNum|OpName|InDType|InShape|OutDType|OutShape\n1|Norm|float16;bf16|2,3;3|float16|2,3\n2|Linear|no|1;2;3|float|oops\n"
     )
     cache: dict[str, Any] = {}
-    made = onnx.load(ld.atb_json_to_onnx(path, cache=cache))
+    made = onnx.load(msit.atb_json_to_onnx(path, cache=cache))
     shapes = {
         v.name: (v.type.tensor_type.elem_type, [d.dim_value for d in v.type.tensor_type.shape.dim])
         for v in (*made.graph.input, *made.graph.value_info)
@@ -320,14 +393,18 @@ def test_shapes_come_from_the_table_of_operations_beside_it_and_are_read_once(tm
     }
     table.unlink()
     assert list(cache) == [str(table.resolve())]
-    ld.atb_json_to_onnx(path, cache=cache)
+    msit.atb_json_to_onnx(path, cache=cache)
 
 
-def test_operations_out_of_order_are_sorted_and_writing_again_makes_a_new_tensor(tmp_path: Path) -> None:
+def test_operations_out_of_order_are_sorted_and_writing_again_makes_a_new_tensor(
+    tmp_path: Path,
+) -> None:
     path = atb_model(tmp_path, atb("B", ["n"], ["y"]), atb("A", ["x"], ["n"]))
-    assert [node.name for node in onnx.load(ld.atb_json_to_onnx(path)).graph.node] == ["A", "B"]
-    path = atb_model(tmp_path, atb("A", ["x"], ["y"]), atb("B", ["y"], ["y"]), atb("C", ["y"], ["x"]))
-    made = onnx.load(ld.atb_json_to_onnx(path)).graph
+    assert [node.name for node in onnx.load(msit.atb_json_to_onnx(path)).graph.node] == ["A", "B"]
+    path = atb_model(
+        tmp_path, atb("A", ["x"], ["y"]), atb("B", ["y"], ["y"]), atb("C", ["y"], ["x"])
+    )
+    made = onnx.load(msit.atb_json_to_onnx(path)).graph
     assert [(list(node.input), list(node.output)) for node in made.node] == [
         (["x"], ["y"]),
         (["y"], ["y:1"]),
@@ -356,33 +433,48 @@ def nested(depth: int) -> dict[str, Any]:
         (atb("A", ["x"] * 500_001, []), "more than 500,000"),
     ],
 )  # fmt: skip
-def test_a_file_that_is_no_topology_is_refused_in_one_line(node: Any, said: str, tmp_path: Path) -> None:
-    with pytest.raises(ld.CorruptDumpError, match=r"Chat\.json is no topology") as error:
-        ld.atb_json_to_onnx(atb_model(tmp_path, node))
+def test_a_file_that_is_no_topology_is_refused_in_one_line(
+    node: Any, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ld.errors.CorruptDumpError, match=r"Chat\.json is no topology") as error:
+        msit.atb_json_to_onnx(atb_model(tmp_path, node))
     assert said in str(error.value)
     assert len(str(error.value)) < 400
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "null", "{}", '{"modelName": 3}', "[" * 100_000, '{"a":' * 100_000, "\x00", "{'a': 1}"]
+    "text",
+    [
+        "",
+        "[]",
+        "null",
+        "{}",
+        '{"modelName": 3}',
+        "[" * 100_000,
+        '{"a":' * 100_000,
+        "\x00",
+        "{'a': 1}",
+    ],
 )
 def test_text_that_is_no_topology_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text(text)
-    with pytest.raises(ld.CorruptDumpError, match=r"x\.json is no topology"):
-        ld.atb_json_to_onnx(path)
+    with pytest.raises(ld.errors.CorruptDumpError, match=r"x\.json is no topology"):
+        msit.atb_json_to_onnx(path)
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ld.CorruptDumpError, match="no text"):
-        ld.atb_json_to_onnx(path)
-    with pytest.raises(ld.UnknownRunError, match="can't read the topology"):
-        ld.atb_json_to_onnx(tmp_path / "nosuch.json")
+    with pytest.raises(ld.errors.CorruptDumpError, match="no text"):
+        msit.atb_json_to_onnx(path)
+    with pytest.raises(ld.errors.UnknownRunError, match="can't read the topology"):
+        msit.atb_json_to_onnx(tmp_path / "nosuch.json")
 
 
 def test_a_circle_is_named(tmp_path: Path) -> None:
-    path = atb_model(tmp_path, atb("A", ["b"], ["a"]), atb("B", ["a"], ["b"]), atb("C", ["x"], ["y"]))
-    with pytest.raises(ld.CorruptDumpError, match=r"in a circle: A, B$"):
-        ld.atb_json_to_onnx(path)
+    path = atb_model(
+        tmp_path, atb("A", ["b"], ["a"]), atb("B", ["a"], ["b"]), atb("C", ["x"], ["y"])
+    )
+    with pytest.raises(ld.errors.CorruptDumpError, match=r"in a circle: A, B$"):
+        msit.atb_json_to_onnx(path)
 
 
 def test_names_never_lead_out_of_the_folder(tmp_path: Path) -> None:
@@ -417,18 +509,24 @@ NAMES = st.lists(st.sampled_from(["x", "y", "w", "n", "", "x:1"]), max_size=3)
 
 @settings(max_examples=60, deadline=None)
 @given(
-    ops=st.lists(st.tuples(NAMES, NAMES, st.dictionaries(st.text(max_size=3), VALUES, max_size=3)), max_size=5),
+    ops=st.lists(
+        st.tuples(NAMES, NAMES, st.dictionaries(st.text(max_size=3), VALUES, max_size=3)),
+        max_size=5,
+    ),
     level=st.integers(-1, 3),
 )
 def test_any_document_gives_a_checked_model_or_one_clear_error(
     ops: list[Any], level: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    nodes = [atb(f"op{i}", ins, outs, None) | {"param": param} for i, (ins, outs, param) in enumerate(ops)]
+    nodes = [
+        atb(f"op{i}", ins, outs, None) | {"param": param}
+        for i, (ins, outs, param) in enumerate(ops)
+    ]
     path = atb_model(tmp_path_factory.mktemp("any"), *nodes)
     refused = None
     try:
-        onnx.checker.check_model(onnx.load(ld.atb_json_to_onnx(path, level)))
-    except ld.StoreError as error:
+        onnx.checker.check_model(onnx.load(msit.atb_json_to_onnx(path, level)))
+    except ld.errors.StoreError as error:
         refused = str(error)
     assert refused is None or ("\n" not in refused and len(refused) < 400)
 
@@ -436,7 +534,9 @@ def test_any_document_gives_a_checked_model_or_one_clear_error(
 # -- the command line -------------------------------------------------------------------------
 
 
-def test_command_line_prints_and_writes_topologies(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_command_line_prints_and_writes_topologies(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     with ld.dump(model := llama(), name="golden", mode="module+aten"):
         model(prompt())
     assert main(["topology", "golden"]) == 0

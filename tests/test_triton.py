@@ -17,8 +17,14 @@ PROGRAM = Path(__file__).with_name("triton_program.py")
 def program(tmp_path_factory: pytest.TempPathFactory):
     """What the program found: Triton has to be told before it is imported, so that is a process of its own."""
     folder = tmp_path_factory.mktemp("triton")
-    env = {**os.environ, "LLMDEBUG_RUNS": str(folder / "runs"), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
-    done = subprocess.run([sys.executable, str(PROGRAM)], env=env, capture_output=True, text=True, timeout=280)
+    env = {
+        **os.environ,
+        "LLMDEBUG_RUNS": str(folder / "runs"),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+    }
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM)], env=env, capture_output=True, text=True, timeout=280
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -28,7 +34,9 @@ def test_seeing_triton_kernels_changes_no_bit_of_output_and_gradients(program):
     assert program["faithful"]["problems"] == []
 
 
-def test_every_buffer_of_triton_kernels_is_mapped_to_a_node_and_agrees_with_it_forward_and_backward(program):
+def test_every_buffer_of_triton_kernels_is_mapped_to_a_node_and_agrees_with_it_forward_and_backward(
+    program,
+):
     found = program["faithful"]
     assert found["verdict"] == "within_noise"
     assert found["phases"] == ["backward", "forward"]

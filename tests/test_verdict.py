@@ -15,7 +15,7 @@ from torch import nn
 import llmdebug_nb as ld
 from llmdebug_nb.comparison import noise, tolerance
 from llmdebug_nb.comparison.limits import Limits
-from llmdebug_nb.records import Pair, Record, Site, Summary
+from llmdebug_nb.core.records import Pair, Record, Site, Summary
 from models import generate, gpt2, llama, mixtral, prompt, qwen2
 
 SEEDS = (0, 1, 2)
@@ -43,7 +43,11 @@ def _changed(model, change, **options):
 
 def _down(model):
     """Return a linear layer of the second layer's MLP."""
-    return model.transformer.h[1].mlp.c_proj if hasattr(model, "transformer") else model.model.layers[1].mlp.down_proj
+    return (
+        model.transformer.h[1].mlp.c_proj
+        if hasattr(model, "transformer")
+        else model.model.layers[1].mlp.down_proj
+    )
 
 
 def _in_two_matmuls(model):
@@ -62,7 +66,9 @@ def _in_two_matmuls(model):
 @every_model
 @pytest.mark.parametrize("mode", ["module", "module+api"])
 def test_the_same_weights_in_bfloat16_are_noise(architecture, seed, mode):
-    report = _changed(MODELS[architecture](seed), lambda m: m.to(torch.bfloat16), mode=mode, weights=True)
+    report = _changed(
+        MODELS[architecture](seed), lambda m: m.to(torch.bfloat16), mode=mode, weights=True
+    )
     assert report.verdict == "within_noise", report.first_divergence
     assert report.findings == []
 
@@ -101,7 +107,10 @@ def test_a_token_chosen_otherwise_at_a_near_tie_is_no_bug():
         def __init__(self, nudge):
             super().__init__()
             torch.manual_seed(0)
-            self.embed, self.nudge = nn.Embedding(8, 16), [nudge]  # no plain attribute: that would be blamed
+            self.embed, self.nudge = (
+                nn.Embedding(8, 16),
+                [nudge],
+            )  # no plain attribute: that would be blamed
 
         def forward(self, ids):
             x = self.embed(ids)[:, -1:]
@@ -119,7 +128,11 @@ def test_a_token_chosen_otherwise_at_a_near_tie_is_no_bug():
         runs.append(run)
     report = _compare(*runs)
     assert report.verdict == "within_noise"
-    (token,) = [d for d in report.differences if d.site.role == "input" and d.site.step == 1 and d.site.path == ""]
+    (token,) = [
+        d
+        for d in report.differences
+        if d.site.role == "input" and d.site.step == 1 and d.site.path == ""
+    ]
     assert (token.verdict, token.reason) == ("unmatched", tolerance.NEAR_TIE)
 
 
@@ -132,15 +145,23 @@ def _blamed(report):
 
 
 def _act(model):
-    return "transformer.h.1.mlp.act" if hasattr(model, "transformer") else "model.layers.1.mlp.act_fn"
+    return (
+        "transformer.h.1.mlp.act" if hasattr(model, "transformer") else "model.layers.1.mlp.act_fn"
+    )
 
 
 def _norm(model):
-    return "transformer.h.1.ln_2" if hasattr(model, "transformer") else "model.layers.1.post_attention_layernorm"
+    return (
+        "transformer.h.1.ln_2"
+        if hasattr(model, "transformer")
+        else "model.layers.1.post_attention_layernorm"
+    )
 
 
 def _scaled(path, factor):
-    return lambda model: model.get_submodule(path).register_forward_hook(lambda module, args, out: out * factor)
+    return lambda model: model.get_submodule(path).register_forward_hook(
+        lambda module, args, out: out * factor
+    )
 
 
 def _other_eps(model):
@@ -183,7 +204,12 @@ def test_a_wrong_eps_is_found_behind_another_attention_kernel(architecture, seed
 def test_four_percent_in_bfloat16_against_float32_are_diverged(architecture, seed):
     model = MODELS[architecture](seed)
     path = _act(model)
-    assert _blamed(_changed(model, lambda m: (_scaled(path, 1.04)(m), m.to(torch.bfloat16)), tokens="0")) == path
+    assert (
+        _blamed(
+            _changed(model, lambda m: (_scaled(path, 1.04)(m), m.to(torch.bfloat16)), tokens="0")
+        )
+        == path
+    )
 
 
 def test_an_embedding_scale_rounded_to_bfloat16_is_diverged_though_below_one_eps():
@@ -210,14 +236,27 @@ def test_an_embedding_scale_rounded_to_bfloat16_is_diverged_though_below_one_eps
 # -- the rules by themselves ---------------------------------------------------------------------------
 
 
-def _row(i, path, role="output", error=0.0, dtype="float32", shape=(8, 64), step=0, slot="0", op="Op", **values):
+def _row(
+    i,
+    path,
+    role="output",
+    error=0.0,
+    dtype="float32",
+    shape=(8, 64),
+    step=0,
+    slot="0",
+    op="Op",
+    **values,
+):
     record = Record(i, Site(path, step=step, role=role, slot=slot), i, op, Summary(dtype, shape))
     values = {"relative_euclidean_distance": error, **values}
     return tolerance.Measured(i, Pair(record, record, "same site"), values)
 
 
 def _judged(*rows, **options):
-    return tolerance.Judging([_row(i, *row[0], **row[1]) for i, row in enumerate(rows)], **options).plain
+    return tolerance.Judging(
+        [_row(i, *row[0], **row[1]) for i, row in enumerate(rows)], **options
+    ).plain
 
 
 def _at(path, role="output", **values):
@@ -231,20 +270,29 @@ EPS = 2.0**-23
 def test_without_noise_in_its_inputs_a_call_may_only_round(error, dtype):
     (_, row) = _judged(_at("a", "input", dtype=dtype), _at("a", error=error, dtype=dtype))
     eps = torch.finfo(getattr(torch, dtype)).eps
-    assert row.limit == pytest.approx(eps + 1 * min(eps, EPS))  # a longest axis of 64: sqrt(64) / 8 = 1
-    assert row.verdict == ("match" if error == 0 else "within_noise" if error <= row.limit else "diverged")
+    assert row.limit == pytest.approx(
+        eps + 1 * min(eps, EPS)
+    )  # a longest axis of 64: sqrt(64) / 8 = 1
+    assert row.verdict == (
+        "match" if error == 0 else "within_noise" if error <= row.limit else "diverged"
+    )
 
 
 @given(st.floats(0, EPS), st.floats(0, EPS))
 def test_more_noise_in_never_means_less_allowed_out(first, second):
     low, high = sorted((first, second))
-    limits = [_judged(_at("", "input"), _at("a", "input", error=e), _at("a", error=0.0))[-1].limit for e in (low, high)]
+    limits = [
+        _judged(_at("", "input"), _at("a", "input", error=e), _at("a", error=0.0))[-1].limit
+        for e in (low, high)
+    ]
     assert limits[0] <= limits[1]
 
 
 def test_noise_excuses_what_follows_and_an_error_beyond_its_limit_does_not():
     quiet = _judged(_at("a"), _at("b", "input"), _at("b", error=5 * EPS))[-1]
-    noisy = _judged(_at("a", error=1.5 * EPS), _at("b", "input", error=1.5 * EPS), _at("b", error=5 * EPS))[-1]
+    noisy = _judged(
+        _at("a", error=1.5 * EPS), _at("b", "input", error=1.5 * EPS), _at("b", error=5 * EPS)
+    )[-1]
     broken = _judged(_at("a", error=0.1), _at("b", "input", error=0.1), _at("b", error=0.1))
     assert (quiet.verdict, noisy.verdict) == ("diverged", "within_noise")
     assert [d.verdict for d in broken] == ["diverged"] * 3
@@ -252,7 +300,9 @@ def test_noise_excuses_what_follows_and_an_error_beyond_its_limit_does_not():
 
 
 def test_integers_have_no_noise_of_their_own():
-    rows = _judged(_at("a", "input", error=EPS), _at("a.b", "input", error=0.1, dtype="int64", mismatched=3))
+    rows = _judged(
+        _at("a", "input", error=EPS), _at("a.b", "input", error=0.1, dtype="int64", mismatched=3)
+    )
     assert rows[-1].verdict == "diverged"
 
 
@@ -312,7 +362,9 @@ def _dropped(name, change=lambda model: None, seed=None):
 
 
 def test_a_program_that_varies_from_run_to_run_is_noise_once_a_second_golden_says_so():
-    golden, again, mine = (_dropped(name, seed=seed) for seed, name in enumerate(("golden", "again", "mine")))
+    golden, again, mine = (
+        _dropped(name, seed=seed) for seed, name in enumerate(("golden", "again", "mine"))
+    )
     assert _compare(golden, mine, explain=False).verdict == "diverged"
     report = _compare(golden, mine, calibrate=again)
     assert report.verdict == "within_noise"
@@ -322,14 +374,19 @@ def test_a_program_that_varies_from_run_to_run_is_noise_once_a_second_golden_say
 
 def test_calibration_excuses_no_bug_where_golden_does_not_vary():
     golden, again = _dropped("golden", seed=0), _dropped("again", seed=1)
-    mine = _dropped("mine", lambda model: model.a.register_forward_hook(lambda m, a, out: out * 1.001), seed=2)
+    mine = _dropped(
+        "mine", lambda model: model.a.register_forward_hook(lambda m, a, out: out * 1.001), seed=2
+    )
     report = _compare(golden, mine, calibrate=[again.name, _dropped("third", seed=3)])
     assert report.first_divergence.site.path == "a"
 
 
 def test_a_coarser_golden_run_calibrates_a_finer_comparison():
     model = llama()
-    golden, coarse = _record(model, "golden"), _record(copy.deepcopy(model).to(torch.bfloat16), "coarse")
+    golden, coarse = (
+        _record(model, "golden"),
+        _record(copy.deepcopy(model).to(torch.bfloat16), "coarse"),
+    )
     run = _record(copy.deepcopy(model).to(torch.bfloat16).float(), "mine")
     assert _compare(golden, run).verdict == "diverged"
     assert _compare(golden, run, calibrate=coarse).verdict == "within_noise"
@@ -350,10 +407,14 @@ def test_fixed_limits_hold_where_their_glob_fits_and_the_report_says_so():
     golden, mine = _lm_head_off_by(1.01)
     assert _compare(golden, mine).verdict == "diverged"
     assert (
-        _compare(golden, mine, limits={"lm_head": {"cosine": 0.999}, "": {"relative_l2": 0.02}}).verdict
+        _compare(
+            golden, mine, limits={"lm_head": {"cosine": 0.999}, "": {"relative_l2": 0.02}}
+        ).verdict
         == "within_noise"
     )
-    report = _compare(golden, mine, limits={"*": {"relative_l2": 0.02}, "lm_head": {"relative_l2": 0.005}})
+    report = _compare(
+        golden, mine, limits={"*": {"relative_l2": 0.02}, "lm_head": {"relative_l2": 0.005}}
+    )
     bad = [d for d in report.differences if d.verdict == "diverged"]
     assert [d.site.path for d in bad] == ["lm_head"]
     assert (bad[0].error, bad[0].limit) == (pytest.approx(0.01, rel=1e-3), 0.005)
@@ -375,11 +436,19 @@ def test_upstreams_rules_are_there_by_name():
 
 
 def test_the_same_limits_from_yaml_and_from_json(tmp_path):
-    rules = {"*": {"relative_l2": 0.02}, "lm_head": [{"cosine": 0.9, "max_abs": 1e-3}, {"kl": 1e-9}]}
+    rules = {
+        "*": {"relative_l2": 0.02},
+        "lm_head": [{"cosine": 0.9, "max_abs": 1e-3}, {"kl": 1e-9}],
+    }
     (tmp_path / "l.json").write_text(json.dumps(rules))
-    (tmp_path / "l.yaml").write_text("'*': {relative_l2: 0.02}\nlm_head:\n- cosine: 0.9\n  max_abs: 1e-3\n- kl: 1e-9\n")
+    (tmp_path / "l.yaml").write_text(
+        "'*': {relative_l2: 0.02}\nlm_head:\n- cosine: 0.9\n  max_abs: 1e-3\n- kl: 1e-9\n"
+    )
     golden, mine = _lm_head_off_by(1.01)
-    reports = [_compare(golden, mine, limits=x) for x in (rules, tmp_path / "l.json", str(tmp_path / "l.yaml"))]
+    reports = [
+        _compare(golden, mine, limits=x)
+        for x in (rules, tmp_path / "l.json", str(tmp_path / "l.yaml"))
+    ]
     assert len({tuple((d.verdict, d.error, d.limit) for d in r.differences) for r in reports}) == 1
     assert "fixed by l.yaml for" in reports[2].limits
 
@@ -387,7 +456,10 @@ def test_the_same_limits_from_yaml_and_from_json(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("a: {relative_l2: 0.1}\nb:\n  cosin: 0.9\n", r"l.yaml, line 3: b > cosin: .*is no metric; nearest: cosine"),
+        (
+            "a: {relative_l2: 0.1}\nb:\n  cosin: 0.9\n",
+            r"l.yaml, line 3: b > cosin: .*is no metric; nearest: cosine",
+        ),
         ("a: {max_abs: often}\n", r"l.yaml, line 1: a > max_abs: 'often' is no limit"),
         ("\na: msprob\n", r"l.yaml, line 2: a: 'msprob' is no rule; nearest: msprobe"),
         ("a: {max_abs: 1}\na: {max_abs: 2}\n", r"l.yaml, line 2: a stands on line 1 already"),
@@ -400,7 +472,7 @@ def test_the_same_limits_from_yaml_and_from_json(tmp_path):
 )
 def test_an_error_in_a_limits_file_names_key_and_line(tmp_path, text, says):
     (tmp_path / "l.yaml").write_text(text)
-    with pytest.raises(ld.OptionError, match=says):
+    with pytest.raises(ld.errors.OptionError, match=says):
         Limits.read(tmp_path / "l.yaml")
 
 
@@ -413,7 +485,7 @@ def test_an_error_in_a_limits_file_names_key_and_line(tmp_path, text, says):
     ],
 )
 def test_limits_that_make_no_sense_are_refused(given, says):
-    with pytest.raises(ld.OptionError, match=says):
+    with pytest.raises(ld.errors.OptionError, match=says):
         Limits.read(given)
 
 
@@ -442,7 +514,9 @@ def test_a_users_metric_is_measured_beside_ours_and_may_be_limited():
 
     golden, mine = _lm_head_off_by(1.01)
     report = _compare(golden, mine, metrics=worst, limits={"lm_head": {"worst": 1e-9}})
-    row = next(d for d in report.differences if d.site.path == "lm_head" and d.site.role == "output")
+    row = next(
+        d for d in report.differences if d.site.path == "lm_head" and d.site.role == "output"
+    )
     assert row.metrics["worst"] == pytest.approx(row.metrics["max_absolute_error"])
     assert "worst" in report.differences.to_pandas()
     assert row.reason.startswith("worst ")
@@ -476,7 +550,7 @@ def test_an_error_in_a_users_metric_is_one_line_and_ends_nothing():
 )
 def test_metrics_that_make_no_sense_are_refused(given, says):
     golden = _dropped("golden")
-    with pytest.raises(ld.OptionError, match=says):
+    with pytest.raises(ld.errors.OptionError, match=says):
         _compare(golden, golden, metrics=given)
 
 
@@ -485,7 +559,9 @@ def test_limits_calibration_and_metrics_on_the_command_line(tmp_path, capsys):
 
     golden, mine = (str(run.path) for run in _lm_head_off_by(1.01))
     (tmp_path / "l.yaml").write_text("'*': {relative_l2: 0.02}\n")
-    (tmp_path / "m.py").write_text("def off(golden, mine):\n    return float((golden - mine).abs().max())\n")
+    (tmp_path / "m.py").write_text(
+        "def off(golden, mine):\n    return float((golden - mine).abs().max())\n"
+    )
     assert main(["compare", golden, mine]) == 1
     metric = f"{tmp_path / 'm.py'}:off"
     options = [
@@ -547,14 +623,19 @@ def test_one_operator_in_bfloat16_is_no_excuse_for_bfloat16s_rounding():
 
 
 def test_a_mine_that_is_finer_than_golden_here_and_there_is_noise():
-    assert _compare(_blocks("golden", coarse=range(4)), _blocks("mine", coarse=[0, 1, 3])).verdict == "within_noise"
+    assert (
+        _compare(_blocks("golden", coarse=range(4)), _blocks("mine", coarse=[0, 1, 3])).verdict
+        == "within_noise"
+    )
 
 
 def test_a_dtype_that_is_coarser_than_at_all_siblings_is_diverged_within_any_noise():
     def layers(dtypes):
         for i, dtype in enumerate(dtypes):
             for role in ("input", "output"):
-                golden = Record(i, Site(f"l.{i}.f", role=role), i, "Op", Summary("float32", (8, 64)))
+                golden = Record(
+                    i, Site(f"l.{i}.f", role=role), i, "Op", Summary("float32", (8, 64))
+                )
                 mine = Record(i, Site(f"l.{i}.f", role=role), i, "Op", Summary(dtype, (8, 64)))
                 values = {"relative_euclidean_distance": 1e-3}
                 yield tolerance.Measured(i, Pair(golden, mine, "same site"), values)
@@ -610,7 +691,10 @@ def test_statistics_alone_and_parts_are_judged_by_the_same_limits():
         broken = copy.deepcopy(model)
         _scaled("model.layers.1.mlp.act_fn", 1.001)(broken)
         assert _compare(golden, same).verdict == "match"
-        assert _blamed(_compare(golden, _record(broken, "mine", **options))) == "model.layers.1.mlp.act_fn"
+        assert (
+            _blamed(_compare(golden, _record(broken, "mine", **options)))
+            == "model.layers.1.mlp.act_fn"
+        )
 
 
 def test_nothing_to_compare_in_an_empty_tensor():

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import llmdebug_nb as ld
+from llmdebug_nb.core.records import Difference, Node, Pair, Record, Site, Summary
 from llmdebug_nb.notebook.bridge import Bridge
-from llmdebug_nb.records import Difference, Node, Pair, Record, Site, Summary
 from llmdebug_nb.show import html, series, tensors
 from llmdebug_nb.show.figure import layer_pictures
 from llmdebug_nb.show.layers import layer_errors, layer_nodes
@@ -82,7 +82,12 @@ def _rows(ask, **changes):
 
 def test_the_overview_marks_warm_ups_and_counts_rows(ask, runs):
     overview = ask("overview")
-    assert [s["label"] for s in overview["steps"]] == ["warmup -1", "0 prefill", "1 decode", "2 decode"]
+    assert [s["label"] for s in overview["steps"]] == [
+        "warmup -1",
+        "0 prefill",
+        "1 decode",
+        "2 decode",
+    ]
     assert sum(s["rows"] for s in overview["steps"]) == overview["rows"] == len(runs[0])
 
 
@@ -96,7 +101,9 @@ def test_the_tree_unfolds_to_every_module_and_rolls_counts_up(ask, runs):
     assert [n["path"] for n in nodes] == [n.path for n in runs[0].nodes]
     frame = runs[0].to_pandas()
     for node in nodes:
-        inside = frame.path.eq(node["path"]) | frame.path.str.startswith(node["path"] + "." if node["path"] else "")
+        inside = frame.path.eq(node["path"]) | frame.path.str.startswith(
+            node["path"] + "." if node["path"] else ""
+        )
         assert node["rows"] == inside.sum(), node["path"]
     assert ask("path", path=BROKEN)["ids"] == [
         next(n["id"] for n in nodes if n["path"] == p)
@@ -119,20 +126,27 @@ def test_rows_come_by_step_node_text_and_page_in_execution_order(ask):
     assert {row["path"] for row in _rows(ask, text="1.mlp.act_")["rows"]} == {BROKEN}
     assert _rows(ask, text="%")["total"] == 0
     filtered = _rows(ask, text="mlp.down_proj out[")["rows"]
-    assert {(row["path"].rpartition(".")[2], row["role"]) for row in filtered} == {("down_proj", "output")}
+    assert {(row["path"].rpartition(".")[2], row["role"]) for row in filtered} == {
+        ("down_proj", "output")
+    }
 
 
 @pytest.mark.parametrize(
-    "word", ["linear", "LINEAR", "in[0]", "input[", "out[", "float32", "kwargs.", "q_proj", "%", "_", "1"]
+    "word",
+    ["linear", "LINEAR", "in[0]", "input[", "out[", "float32", "kwargs.", "q_proj", "%", "_", "1"],
 )
 def test_a_word_finds_the_rows_whose_text_holds_it(ask, view, word):
     everything = _rows(ask)["rows"]
     shown = {
-        r["id"]: f"{r['path']} {r['role']}[{r['slot']}] {'in' if r['role'] == 'input' else 'out'}[{r['slot']}]"
+        r[
+            "id"
+        ]: f"{r['path']} {r['role']}[{r['slot']}] {'in' if r['role'] == 'input' else 'out'}[{r['slot']}]"
         for r in everything
     }
     extra = {r["id"]: f" {r['op']} {r['dtype']} {r['verdict'] or ''}" for r in everything}
-    wanted = [number for number, text in shown.items() if word.lower() in (text + extra[number]).lower()]
+    wanted = [
+        number for number, text in shown.items() if word.lower() in (text + extra[number]).lower()
+    ]
     assert [row["id"] for row in _rows(ask, text=word)["rows"]] == wanted
 
 
@@ -178,7 +192,9 @@ def test_a_long_prompt_shows_its_end_and_what_has_no_ids_shows_none():
     assert step["text"] == "…" + " ".join(map(str, range(36, 100)))
     with ld.dump(model[1], name="none"):
         model[1](torch.ones(1, 4))
-    assert [step["text"] for step in RunView(ld.open_run("none"), Spelled()).overview()["steps"]] == [""]
+    assert [
+        step["text"] for step in RunView(ld.open_run("none"), Spelled()).overview()["steps"]
+    ] == [""]
 
 
 def test_a_tokenizer_that_can_not_decode_is_refused_in_a_line(runs):
@@ -186,9 +202,13 @@ def test_a_tokenizer_that_can_not_decode_is_refused_in_a_line(runs):
         def decode(self, ids):
             raise KeyError(ids[0])
 
-    with pytest.raises(ld.OptionError, match=r"expected one with a method decode\(ids\), got int"):
+    with pytest.raises(
+        ld.errors.OptionError, match=r"expected one with a method decode\(ids\), got int"
+    ):
         RunView(runs[0], 3)
-    with pytest.raises(ld.OptionError, match=r"Wrong can't decode the ids of step 0 \(KeyError"):
+    with pytest.raises(
+        ld.errors.OptionError, match=r"Wrong can't decode the ids of step 0 \(KeyError"
+    ):
         RunView(runs[0], Wrong())
 
 
@@ -203,9 +223,15 @@ def test_the_dataflow_is_walked_both_ways(ask):
     at = {(r["step"], r["path"], r["role"], r["slot"]): r["id"] for r in _rows(ask)["rows"]}
     norm = "model.layers.1.input_layernorm"
     normed = at[1, norm, "output", "0"]
-    attention = [("self_attn", "kwargs.hidden_states"), *((f"self_attn.{x}_proj", "0") for x in "qkv")]
+    attention = [
+        ("self_attn", "kwargs.hidden_states"),
+        *((f"self_attn.{x}_proj", "0") for x in "qkv"),
+    ]
     takers = [at[1, f"model.layers.1.{path}", "input", slot] for path, slot in attention]
-    assert _flow(ask, normed) == {"inputs": ([at[1, norm, "input", "0"]], 1), "consumers": (takers, 4)}
+    assert _flow(ask, normed) == {
+        "inputs": ([at[1, norm, "input", "0"]], 1),
+        "consumers": (takers, 4),
+    }
     query = at[1, "model.layers.1.self_attn.q_proj", "input", "0"]
     assert ask("detail", row=query)["producer"] == normed
     assert _flow(ask, query) == {
@@ -244,7 +270,10 @@ def test_each_edge_of_a_run_is_a_link_from_both_ends(runs):
 class Fan(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.first, self.rest = torch.nn.ReLU(), torch.nn.ModuleList(torch.nn.ReLU() for _ in range(30))
+        self.first, self.rest = (
+            torch.nn.ReLU(),
+            torch.nn.ModuleList(torch.nn.ReLU() for _ in range(30)),
+        )
 
     def forward(self, x):
         made = self.first(x)
@@ -257,7 +286,14 @@ def test_a_tensor_that_is_taken_often_has_a_few_links_and_their_count():
         model(torch.ones(2))
     made = run.query("SELECT id FROM rows WHERE path = 'first' AND role = 'output'")[0][0]
     for view in (RunView(run), ld.compare(run, run).view()):
-        row = next(i for i in range(99) if view.detail({"op": "detail", "row": i})["row"]["path"] == "first") + 1
+        row = (
+            next(
+                i
+                for i in range(99)
+                if view.detail({"op": "detail", "row": i})["row"]["path"] == "first"
+            )
+            + 1
+        )
         (inputs, consumers) = view.detail({"op": "detail", "row": row})["flow"]
         assert (inputs["relation"], inputs["total"]) == ("inputs", 1)
         assert (len(consumers["links"]), consumers["total"]) == (12, 30)
@@ -282,22 +318,31 @@ def test_the_same_tensor_over_all_steps_leads_to_its_record_at_each(view, runs):
     rows = [r for r in view.rows(request)["rows"] if {name: r[name] for name in wanted} == wanted]
     assert [r["step"] for r in rows] == [0, 1, 2, 3]
     lines = {
-        one["figure"]: one["points"] for one in view.series({"op": "series", "row": rows[2]["id"], "n": 99})["lines"]
+        one["figure"]: one["points"]
+        for one in view.series({"op": "series", "row": rows[2]["id"], "n": 99})["lines"]
     }
     for points in lines.values():
         assert [(p["step"], p["row"]) for p in points] == [(r["step"], r["id"]) for r in rows]
     if view.kind == "run":
         values = [runs[0].load(runs[0].record(r["id"])).double() for r in rows]
-        assert [p["value"] for p in lines["l2norm"]] == pytest.approx([float(v.norm()) for v in values])
-        assert [p["value"] for p in lines["max abs"]] == pytest.approx([float(v.abs().max()) for v in values])
+        assert [p["value"] for p in lines["l2norm"]] == pytest.approx(
+            [float(v.norm()) for v in values]
+        )
+        assert [p["value"] for p in lines["max abs"]] == pytest.approx(
+            [float(v.abs().max()) for v in values]
+        )
     else:
-        assert [p["value"] for p in lines["error over limit"]] == pytest.approx([r["error"] / r["limit"] for r in rows])
+        assert [p["value"] for p in lines["error over limit"]] == pytest.approx(
+            [r["error"] / r["limit"] for r in rows]
+        )
         assert any(p["value"] > 1 for p in lines["error over limit"])
 
 
 @given(st.lists(st.one_of(st.none(), st.floats()), max_size=50), st.integers(1, 12))
 def test_a_long_series_keeps_its_peaks_in_few_points(values, most):
-    points = series.line("f", [(i, 10 * i, value) for i, value in enumerate(values)], most)["points"]
+    points = series.line("f", [(i, 10 * i, value) for i, value in enumerate(values)], most)[
+        "points"
+    ]
     assert len(points) <= most
     assert all(point["row"] == 10 * point["step"] for point in points)
     assert [point["step"] for point in points] == sorted({point["step"] for point in points})
@@ -336,11 +381,21 @@ def _summaries(runs, view, row):
 )
 def test_figures_filter_rows_as_the_recorded_summaries_say(ask, view, runs, text, passes):
     everything = [row["id"] for row in _rows(ask)["rows"]]
-    wanted = [row for row in everything if any(passes(summary) for summary in _summaries(runs, view, row))]
-    assert [row["id"] for row in _rows(ask, text=text)["rows"]] == wanted
-    found = ask("locate", row=-1, delta=1, node=-1, mismatch=False, text=text, every=False, sort="", descending=False)[
-        "row"
+    wanted = [
+        row for row in everything if any(passes(summary) for summary in _summaries(runs, view, row))
     ]
+    assert [row["id"] for row in _rows(ask, text=text)["rows"]] == wanted
+    found = ask(
+        "locate",
+        row=-1,
+        delta=1,
+        node=-1,
+        mismatch=False,
+        text=text,
+        every=False,
+        sort="",
+        descending=False,
+    )["row"]
     assert (found and found["id"]) == (wanted[0] if wanted else None)
 
 
@@ -351,7 +406,9 @@ def poisoned():
     found = []
     for name, shift in (("golden", 0.0), ("mine", 4.0)):
         model = torch.nn.Sequential(torch.nn.Identity(), torch.nn.ReLU())
-        model[1].register_forward_hook(lambda module, args, out, shift=shift: torch.log(args[0] + shift))
+        model[1].register_forward_hook(
+            lambda module, args, out, shift=shift: torch.log(args[0] + shift)
+        )
         with ld.dump(model, name=name) as run:
             model(given)
         found.append(run)
@@ -440,7 +497,15 @@ def test_next_and_previous_walk_the_whole_list_there_and_back(ask):
     seen, row = [], -1
     while True:
         found = ask(
-            "locate", row=row, delta=1, node=-1, mismatch=False, text="", every=False, sort="", descending=False
+            "locate",
+            row=row,
+            delta=1,
+            node=-1,
+            mismatch=False,
+            text="",
+            every=False,
+            sort="",
+            descending=False,
         )
         if found["row"] is None:
             break
@@ -448,45 +513,93 @@ def test_next_and_previous_walk_the_whole_list_there_and_back(ask):
         seen.append(row)
         assert _rows(ask, step=found["row"]["step"])["rows"][found["index"]]["id"] == row
     assert seen == ids
-    last = ask("locate", row=-1, delta=-1, node=-1, mismatch=False, text="", every=False, sort="", descending=False)[
-        "row"
-    ]["id"]
+    last = ask(
+        "locate",
+        row=-1,
+        delta=-1,
+        node=-1,
+        mismatch=False,
+        text="",
+        every=False,
+        sort="",
+        descending=False,
+    )["row"]["id"]
     assert last == ids[-1]
     assert (
-        ask("locate", row=last, delta=-1, node=-1, mismatch=False, text="", every=False, sort="", descending=False)[
-            "row"
-        ]["id"]
+        ask(
+            "locate",
+            row=last,
+            delta=-1,
+            node=-1,
+            mismatch=False,
+            text="",
+            every=False,
+            sort="",
+            descending=False,
+        )["row"]["id"]
         == ids[-2]
     )
 
 
 def test_detail_names_axes_code_and_producer(ask, runs):
     row = next(
-        r for r in _rows(ask, step=1)["rows"] if r["path"] == "model.layers.0.mlp.down_proj" and r["role"] == "input"
+        r
+        for r in _rows(ask, step=1)["rows"]
+        if r["path"] == "model.layers.0.mlp.down_proj" and r["role"] == "input"
     )
     detail = ask("detail", row=row["id"])
     assert [axis["name"] for axis in detail["sides"][0]["axes"]] == ["batch", "token", "feature"]
     code = detail["sides"][0]["code"]
-    assert torch.equal(eval(code, {"golden": runs[0]}), runs[0].tensor("model.layers.0.mlp.down_proj", role="input"))
+    assert torch.equal(
+        eval(code, {"golden": runs[0]}),
+        runs[0].tensor("model.layers.0.mlp.down_proj", role="input"),
+    )
     norm = next(
-        r for r in _rows(ask, step=1)["rows"] if r["path"] == "model.layers.0.input_layernorm" and r["role"] == "input"
+        r
+        for r in _rows(ask, step=1)["rows"]
+        if r["path"] == "model.layers.0.input_layernorm" and r["role"] == "input"
     )
     detail = ask("detail", row=norm["id"])
     assert detail["producer_label"].startswith("model.embed_tokens output[0]")
     assert (
-        ask("row", row=detail["producer"], node=-1, mismatch=False, text="", every=False, sort="", descending=False)[
-            "row"
-        ]["path"]
+        ask(
+            "row",
+            row=detail["producer"],
+            node=-1,
+            mismatch=False,
+            text="",
+            every=False,
+            sort="",
+            descending=False,
+        )["row"]["path"]
         == "model.embed_tokens"
     )
 
 
 def test_a_window_holds_the_values_themselves_when_it_is_small(ask, runs):
-    row = next(r for r in _rows(ask, step=1)["rows"] if r["path"] == "lm_head" and r["role"] == "output")
-    view, (buffer,) = ask(
-        "view", row=row["id"], which="golden", axes=[1, 2], fixed=[0, 0, 0], y0=0, x0=4, y1=1, x1=9, size=64
+    row = next(
+        r for r in _rows(ask, step=1)["rows"] if r["path"] == "lm_head" and r["role"] == "output"
     )
-    assert (view["h"], view["w"], view["fy"], view["fx"], view["rows"], view["cols"]) == (1, 5, 1, 1, 1, 96)
+    view, (buffer,) = ask(
+        "view",
+        row=row["id"],
+        which="golden",
+        axes=[1, 2],
+        fixed=[0, 0, 0],
+        y0=0,
+        x0=4,
+        y1=1,
+        x1=9,
+        size=64,
+    )
+    assert (view["h"], view["w"], view["fy"], view["fx"], view["rows"], view["cols"]) == (
+        1,
+        5,
+        1,
+        1,
+        1,
+        96,
+    )
     got = np.frombuffer(buffer, "<f4")
     assert np.array_equal(got, runs[0].tensor("lm_head", as_numpy=True)[0, 0, 4:9])
     counts = ask("histogram", row=row["id"], which="golden", bins=10)
@@ -515,7 +628,17 @@ def test_a_window_holds_the_values_themselves_when_it_is_small(ask, runs):
         ),
         (
             "view",
-            {"row": 5, "which": "golden", "axes": [7, 8], "fixed": [], "y0": 0, "x0": 0, "y1": 0, "x1": 0, "size": 9},
+            {
+                "row": 5,
+                "which": "golden",
+                "axes": [7, 8],
+                "fixed": [],
+                "y0": 0,
+                "x0": 0,
+                "y1": 0,
+                "x1": 0,
+                "size": 9,
+            },
             "axes",
         ),
         ("nosuch", {}, "unknown op"),
@@ -561,7 +684,8 @@ def test_a_report_leads_to_the_blamed_row_and_its_mismatches(runs):
         for which in ("golden", "mine", "difference")
     }  # fmt: skip
     golden, mine, difference = (
-        np.frombuffer(cells[which], "<f4").astype(float) for which in ("golden", "mine", "difference")
+        np.frombuffer(cells[which], "<f4").astype(float)
+        for which in ("golden", "mine", "difference")
     )
     assert np.allclose(mine - golden, difference, atol=1e-7)
 
@@ -576,7 +700,11 @@ def test_two_runs_of_several_generations_are_told_apart_in_the_stepper():
 
 @settings(max_examples=60, deadline=None)
 @given(
-    hnp.arrays(np.float32, st.tuples(st.integers(1, 30), st.integers(1, 30)), elements=st.floats(-9, 9, width=32)),
+    hnp.arrays(
+        np.float32,
+        st.tuples(st.integers(1, 30), st.integers(1, 30)),
+        elements=st.floats(-9, 9, width=32),
+    ),
     st.integers(1, 12),
 )
 def test_every_cell_shows_the_element_of_largest_magnitude_that_it_covers(values, size):
@@ -585,7 +713,9 @@ def test_every_cell_shows_the_element_of_largest_magnitude_that_it_covers(values
     assert max(cells.shape) <= size
     for y in range(view["h"]):
         for x in range(view["w"]):
-            block = values[y * view["fy"] : (y + 1) * view["fy"], x * view["fx"] : (x + 1) * view["fx"]]
+            block = values[
+                y * view["fy"] : (y + 1) * view["fy"], x * view["fx"] : (x + 1) * view["fx"]
+            ]
             assert abs(cells[y, x]) == np.abs(block).max()
             assert cells[y, x] in block
 
@@ -676,7 +806,12 @@ def _nodes(model):
     """The topology of a model, as a recording writes it."""
     at = {path: i for i, (path, _) in enumerate(model.named_modules())}
     return [
-        Node(path, path.rpartition(".")[2], type(module).__name__, at[path.rpartition(".")[0]] if path else -1)
+        Node(
+            path,
+            path.rpartition(".")[2],
+            type(module).__name__,
+            at[path.rpartition(".")[0]] if path else -1,
+        )
         for path, module in model.named_modules()
     ]
 
@@ -731,19 +866,37 @@ PLACES = [
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(PLACES), st.integers(0, 3), st.sampled_from(VERDICTS), FIGURES, FIGURES)))
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(PLACES), st.integers(0, 3), st.sampled_from(VERDICTS), FIGURES, FIGURES
+        )
+    )
+)
 def test_each_cell_holds_the_worst_row_of_its_layer_and_step(rows):
-    nodes = [Node("", "", "M", -1), Node("embed", "embed", "E", 0), Node("layers", "layers", "ModuleList", 0)]
+    nodes = [
+        Node("", "", "M", -1),
+        Node("embed", "embed", "E", 0),
+        Node("layers", "layers", "ModuleList", 0),
+    ]
     nodes += [Node(f"layers.{n}", str(n), "L", 2) for n in (0, 1)]
-    nodes += [Node("layers.0.mlp", "mlp", "F", 3), Node("layers.1.attn", "attn", "A", 4), Node("head", "head", "H", 0)]
+    nodes += [
+        Node("layers.0.mlp", "mlp", "F", 3),
+        Node("layers.1.attn", "attn", "A", 4),
+        Node("head", "head", "H", 0),
+    ]
     differences = [
         Difference(i, Pair(Record(i, Site(path, step=step), i, "op", Summary("float32", (1,))), None, ""), verdict, error, limit)
         for i, (path, step, verdict, error, limit) in enumerate(rows)
     ]  # fmt: skip
-    found = layer_errors(Tree(nodes, Counter(), Counter()), differences, {(0, step): step for step in range(4)})
+    found = layer_errors(
+        Tree(nodes, Counter(), Counter()), differences, {(0, step): step for step in range(4)}
+    )
     seen = {}
     for path, step, verdict, error, limit in rows:
-        layer = next((own for own in ("embed", "layers.0", "layers.1", "head") if path.startswith(own)), "")
+        layer = next(
+            (own for own in ("embed", "layers.0", "layers.1", "head") if path.startswith(own)), ""
+        )
         seen.setdefault(layer, {}).setdefault(step, []).append((verdict, error, limit))
     order = [layer for layer in seen if layer] + ["" for layer in seen if not layer]
     assert [layer["path"] for layer in found.layers] == order
@@ -758,10 +911,14 @@ def test_each_cell_holds_the_worst_row_of_its_layer_and_step(rows):
             chosen = rows[found.row[y, x]]
             assert chosen[1] == x
             assert rank[chosen[2]] == found.state[y, x]
-            worst = max(_beyond(error, limit) for verdict, error, limit in cell if verdict == chosen[2])
+            worst = max(
+                _beyond(error, limit) for verdict, error, limit in cell if verdict == chosen[2]
+            )
             assert _beyond(chosen[3], chosen[4]) == worst
             for array, value in ((found.error, chosen[3]), (found.limit, chosen[4])):
-                assert np.array_equal(array[y, x], np.float32("nan" if value is None else value), equal_nan=True)
+                assert np.array_equal(
+                    array[y, x], np.float32("nan" if value is None else value), equal_nan=True
+                )
 
 
 def _beyond(error, limit):
@@ -807,10 +964,14 @@ def test_a_large_map_is_made_quickly_enough_to_be_asked_for():
         Difference(i, Pair(Record(i, Site(f"layers.{i % 100}", step=i // 100), i, "L", summary), None, ""), "match", 0.0, 1.0)
         for i in range(100_000)
     ]  # fmt: skip
-    found = layer_errors(Tree(nodes, Counter(), Counter()), differences, {(0, step): step for step in range(1000)})
+    found = layer_errors(
+        Tree(nodes, Counter(), Counter()), differences, {(0, step): step for step in range(1000)}
+    )
     assert found.row.shape == (100, 1000)
     assert np.array_equal(found.row, np.arange(100_000).reshape(1000, 100).T)
-    assert sum(part.nbytes for part in (found.error, found.limit, found.row, found.state)) < 2_000_000
+    assert (
+        sum(part.nbytes for part in (found.error, found.limit, found.row, found.state)) < 2_000_000
+    )
 
 
 # --- tree ---
@@ -819,25 +980,40 @@ def test_a_large_map_is_made_quickly_enough_to_be_asked_for():
 def test_a_module_counts_what_diverged_and_stayed_alone_below_it_and_has_the_worst_verdict(runs):
     view = ld.compare(*runs).view()
     for i, node in enumerate(view.tree.nodes):
-        below = [d for d in view.differences if f"{d.site.path}.".startswith(f"{node.path}." if node.path else "")]
+        below = [
+            d
+            for d in view.differences
+            if f"{d.site.path}.".startswith(f"{node.path}." if node.path else "")
+        ]
         shown = view.tree._view(i)
         assert shown["rows"] == len(below), node.path
         assert shown["bad"] == sum(d.verdict == "diverged" for d in below)
         assert shown["unmatched"] == sum(d.verdict == "unmatched" for d in below)
         assert shown["verdict"] == next(
-            (v for v in ("diverged", "within_noise", "match") if v in {d.verdict for d in below}), None
+            (v for v in ("diverged", "within_noise", "match") if v in {d.verdict for d in below}),
+            None,
         )
 
 
 def test_operators_count_where_they_were_called_and_parameters_of_no_module_nowhere():
     nodes = [Node("", "", "M", -1), Node("a", "a", "A", 0), Node("a.b", "b", "B", 1)]
     rows = Counter(
-        {"a.b/aten.mul.Tensor": 2, "a/aten.add.Tensor": 3, "/aten.cat": 4, "a.gone.deeper": 5, "Other~1.x": 6}
+        {
+            "a.b/aten.mul.Tensor": 2,
+            "a/aten.add.Tensor": 3,
+            "/aten.cat": 4,
+            "a.gone.deeper": 5,
+            "Other~1.x": 6,
+        }
     )
     near, alone = Counter({"a/aten.add.Tensor": 1}), Counter({"a.b/aten.mul.Tensor": 2})
     tree = Tree(nodes, rows, Counter(), near, alone)
     assert [tree._view(i)["rows"] for i in range(3)] == [14, 10, 2]
-    assert [tree._view(i)["verdict"] for i in range(3)] == ["within_noise", "within_noise", "unmatched"]
+    assert [tree._view(i)["verdict"] for i in range(3)] == [
+        "within_noise",
+        "within_noise",
+        "unmatched",
+    ]
 
 
 def test_a_single_run_has_no_verdicts_in_its_tree(runs):
@@ -865,8 +1041,16 @@ def test_a_finding_brings_its_script_and_says_why_there_is_none(runs):
 
 @settings(max_examples=100, deadline=None)
 @given(
-    hnp.arrays(np.float32, (2, 3, 4), elements=st.floats(-9, 9, width=32) | st.sampled_from([np.nan, np.inf])),
-    hnp.arrays(np.float32, (2, 3, 4), elements=st.floats(-9, 9, width=32) | st.sampled_from([np.nan, np.inf])),
+    hnp.arrays(
+        np.float32,
+        (2, 3, 4),
+        elements=st.floats(-9, 9, width=32) | st.sampled_from([np.nan, np.inf]),
+    ),
+    hnp.arrays(
+        np.float32,
+        (2, 3, 4),
+        elements=st.floats(-9, 9, width=32) | st.sampled_from([np.nan, np.inf]),
+    ),
     st.integers(1, 30),
 )
 def test_the_worst_elements_are_those_of_largest_difference(golden, mine, n):
@@ -895,7 +1079,11 @@ def test_worst_elements_of_any_shape_and_of_none():
 
 
 def test_what_only_a_comparison_has_is_an_error_of_a_run(runs):
-    for request in ({"op": "layers"}, {"op": "finding", "finding": 0}, {"op": "worst", "row": 1, "n": 5}):
+    for request in (
+        {"op": "layers"},
+        {"op": "finding", "finding": 0},
+        {"op": "worst", "row": 1, "n": 5},
+    ):
         answer, _ = Bridge(RunView(runs[0])).answer({**request, "re": 1})
         assert "compare it with another one" in answer["error"]
 
@@ -925,10 +1113,14 @@ def test_pictures_of_layers_are_drawn_whatever_is_in_them():
         [("", "diverged", 0.5, 0.1), ("$a^", "within_noise", 0.01, 0.1)],
     ):
         differences = [
-            Difference(i, Pair(Record(i, Site(path), i, "op", Summary("float32", (1,))), None, ""), *judged)
+            Difference(
+                i, Pair(Record(i, Site(path), i, "op", Summary("float32", (1,))), None, ""), *judged
+            )
             for i, (path, *judged) in enumerate(rows)
         ]
-        errors = layer_errors(Tree(nodes, Counter(), Counter()), differences, {(0, 0): 0, (0, 1): 1})
+        errors = layer_errors(
+            Tree(nodes, Counter(), Counter()), differences, {(0, 0): 0, (0, 1): 1}
+        )
         assert layer_pictures(errors, ["$0", "1 decode"]).startswith("data:image/png;base64,")
 
 
@@ -936,14 +1128,20 @@ def test_sides_that_lie_differently_have_axes_of_their_own_and_worst_elements_of
     model, ids = llama(), prompt()
     broken = copy.deepcopy(model)
     broken.get_submodule(BROKEN).register_forward_hook(lambda module, args, out: out * 1.5)
-    for name, each, tokens in (("golden", model, torch.cat([ids.flip(1), ids])), ("mine", broken, ids)):
+    for name, each, tokens in (
+        ("golden", model, torch.cat([ids.flip(1), ids])),
+        ("mine", broken, ids),
+    ):
         with ld.dump(each, name=name), torch.no_grad():
             each(tokens)
     view = ld.compare("golden", "mine").view()
     row = view.findings[0].difference.index
     sides = {side["which"]: side for side in view.detail({"op": "detail", "row": row})["sides"]}
     for which, batch in (("golden", 2), ("mine", 1), ("difference", 1)):
-        assert [axis["size"] for axis in sides[which]["axes"]] == [batch, *view.array(row, "mine").shape[1:]]
+        assert [axis["size"] for axis in sides[which]["axes"]] == [
+            batch,
+            *view.array(row, "mine").shape[1:],
+        ]
     elements = view.worst({"op": "worst", "row": row, "n": 5})["elements"]
     golden, mine = view.array(row, "golden")[1:], view.array(row, "mine")
     for element in elements:

@@ -32,7 +32,9 @@ def test_the_committed_typescript_is_what_the_script_writes(wire_types: ModuleTy
 def test_check_fails_when_a_file_is_out_of_date(
     wire_types: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire_types, "TARGETS", dict.fromkeys([*wire_types.TARGETS][:1], tmp_path / "wire.ts"))
+    monkeypatch.setattr(
+        wire_types, "TARGETS", dict.fromkeys([*wire_types.TARGETS][:1], tmp_path / "wire.ts")
+    )
     assert wire_types.main(["--check"]) == 1
     assert wire_types.main([]) == 0
     assert wire_types.main(["--check"]) == 0

@@ -15,7 +15,9 @@ from zoo.sets import SETS
 
 ENTRIES = {entry.number: entry for entries in SETS.values() for entry in entries}
 SCALE = Case(ENTRIES["8"], "llama", "fp32", 0)
-RIGHT = Seen("model.layers.1.self_attn/Tensor.mul", functions=frozenset({"eager_attention_forward"}))
+RIGHT = Seen(
+    "model.layers.1.self_attn/Tensor.mul", functions=frozenset({"eager_attention_forward"})
+)
 ANSWER = Answer.at("model.layers.1.self_attn/Tensor.mul@eager_attention_forward")
 
 
@@ -43,7 +45,9 @@ def test_a_planted_bug_is_found_and_an_equal_program_raises_no_alarm() -> None:
         ("P4", "llama", "bf16", 0),  # what agrees around it leaves one operator of mine
     ],
 )  # fmt: skip
-def test_bugs_that_rounding_or_a_rewrite_hides_are_named(number, architecture, precision, seed) -> None:
+def test_bugs_that_rounding_or_a_rewrite_hides_are_named(
+    number, architecture, precision, seed
+) -> None:
     ours = score.score(Case(ENTRIES[number], architecture, precision, seed))[0]
     assert ours.exact, ours.blamed
     assert ours.step, ours.blamed
@@ -60,17 +64,31 @@ def test_bugs_that_rounding_or_a_rewrite_hides_are_named(number, architecture, p
         ("D3", "qwen2_moe", "fp32", 2),  # a single element whose terms cancel
     ],
 )  # fmt: skip
-def test_what_is_the_same_in_other_words_raises_no_alarm(number, architecture, precision, seed) -> None:
+def test_what_is_the_same_in_other_words_raises_no_alarm(
+    number, architecture, precision, seed
+) -> None:
     ours = score.score(Case(ENTRIES[number], architecture, precision, seed))[0]
     assert not ours.alarm, ours.blamed
 
 
 def test_a_right_answer_counts_and_a_wrong_one_does_not() -> None:
     right = score.mark(SCALE, ANSWER, "", "diverged", [RIGHT])
-    assert (right.exact, right.top3, right.module, right.step, right.silent) == (True, True, True, True, False)
+    assert (right.exact, right.top3, right.module, right.step, right.silent) == (
+        True,
+        True,
+        True,
+        True,
+        False,
+    )
     other_module = RIGHT._replace(path="model.layers.2.mlp")
     wrong = score.mark(SCALE, ANSWER, "", "diverged", [other_module._replace(step=1), RIGHT])
-    assert (wrong.exact, wrong.top3, wrong.module, wrong.step, wrong.silent) == (False, True, False, False, False)
+    assert (wrong.exact, wrong.top3, wrong.module, wrong.step, wrong.silent) == (
+        False,
+        True,
+        False,
+        False,
+        False,
+    )
     nothing = score.mark(SCALE, ANSWER, "", "within_noise", [])
     assert (nothing.exact, nothing.top3, nothing.module, nothing.step, nothing.silent) == (
         False,
@@ -115,7 +133,10 @@ def test_a_backward_answer_is_no_forward_step() -> None:
     ],
 )
 def test_a_target_names_a_path_a_call_or_a_function(target: str, hit: bool) -> None:
-    assert answers(target, Seen("a/Tensor.mul", calls=frozenset({1}), functions=frozenset({"f"}))) is hit
+    assert (
+        answers(target, Seen("a/Tensor.mul", calls=frozenset({1}), functions=frozenset({"f"})))
+        is hit
+    )
 
 
 def logits(program: object) -> torch.Tensor:
@@ -135,6 +156,8 @@ def test_golden_and_mine_are_the_same_model_but_for_what_is_planted(number: str)
 
 def test_the_table_counts_bugs_and_controls_apart() -> None:
     right = score.mark(SCALE, ANSWER, score.OURS, "diverged", [RIGHT])
-    alarm = score.mark(Case(ENTRIES["C0"], "llama", "fp32", 0), Answer(), score.OURS, "diverged", [RIGHT])
+    alarm = score.mark(
+        Case(ENTRIES["C0"], "llama", "fp32", 0), Answer(), score.OURS, "diverged", [RIGHT]
+    )
     total = score.table([right, alarm]).splitlines()[-1].split("|")
     assert total[1:9] == ["**llmdebug_nb**", "2", "1/1", "1/1", "1/1", "1/1", "0/1", "1/1"]

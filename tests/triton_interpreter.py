@@ -28,7 +28,9 @@ class _LibDevice:
 
     def __getattr__(self, name: str) -> Callable[[Any], Any]:
         own, theirs = getattr(tl.math, name, None), getattr(np, name, None)
-        return own or (lambda x: tl.core.tensor(TensorHandle(theirs(x.handle.data), x.handle.dtype), x.type))
+        return own or (
+            lambda x: tl.core.tensor(TensorHandle(theirs(x.handle.data), x.handle.dtype), x.type)
+        )
 
 
 class _Kernel:
@@ -58,8 +60,13 @@ class _Kernel:
 
     def run(self, *args: Any, stream: Any = None) -> None:
         blocks = {name: BLOCK for name in self.signature if name.endswith("BLOCK")}
-        given = dict(zip((name for name in self.signature if name not in blocks), args, strict=True))
-        grid = [math.ceil(given.get(f"{axis}numel", 1) / blocks.get(f"{axis.upper()}BLOCK", 1)) for axis in "xyz"]
+        given = dict(
+            zip((name for name in self.signature if name not in blocks), args, strict=True)
+        )
+        grid = [
+            math.ceil(given.get(f"{axis}numel", 1) / blocks.get(f"{axis.upper()}BLOCK", 1))
+            for axis in "xyz"
+        ]
         self.function[tuple(grid)](**given, **blocks)
 
 

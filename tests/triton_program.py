@@ -20,7 +20,11 @@ def step(net: torch.nn.Module, forward: Any) -> list[torch.Tensor]:
 
 
 def buffers(report: Any) -> list[Any]:
-    return [d for d in report.differences if d.site.role == "output" and "/" in d.site.path and d.pair.mine]
+    return [
+        d
+        for d in report.differences
+        if d.site.role == "output" and "/" in d.site.path and d.pair.mine
+    ]
 
 
 def faithful() -> dict[str, Any]:

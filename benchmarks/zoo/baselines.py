@@ -19,12 +19,23 @@ def rows(golden: Any, mine: Any) -> Iterator[tuple[float, Seen]]:
         other = theirs.get(record.site)
         if other is None or other.summary.shape != record.summary.shape or not record.summary.numel:
             continue
-        if record.summary.fingerprint == other.summary.fingerprint and record.summary.dtype == other.summary.dtype:
+        if (
+            record.summary.fingerprint == other.summary.fingerprint
+            and record.summary.dtype == other.summary.dtype
+        ):
             continue
         a, b = golden.load(record).double(), mine.load(other).double()
         error = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, (a - b).abs()).max().item()
         error = float("inf") if error != error else error  # NaN on one side
-        yield error, Seen(record.site.path, record.site.step, record.site.phase, frozenset((record.site.call,)))
+        yield (
+            error,
+            Seen(
+                record.site.path,
+                record.site.step,
+                record.site.phase,
+                frozenset((record.site.call,)),
+            ),
+        )
 
 
 def blame(golden: Any, mine: Any) -> dict[str, Seen | None]:

@@ -21,36 +21,53 @@ BUGS = Zoo()
 ATTEND = "eager_attention_forward"
 
 
-@BUGS.add("1", "RoPE interleaved instead of half-split", on="llama qwen2")  # nanotron#427, transformers#25199
+@BUGS.add(
+    "1", "RoPE interleaved instead of half-split", on="llama qwen2"
+)  # nanotron#427, transformers#25199
 def interleaved(model: Model, case: Case) -> Answer:
     def turned(x: torch.Tensor) -> torch.Tensor:
         return torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
 
     def apply_rotary_pos_emb(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
         half = cos.shape[-1] // 2
-        cos, sin = (x[..., :half].repeat_interleave(2, dim=-1).unsqueeze(unsqueeze_dim) for x in (cos, sin))
+        cos, sin = (
+            x[..., :half].repeat_interleave(2, dim=-1).unsqueeze(unsqueeze_dim) for x in (cos, sin)
+        )
         return q * cos + turned(q) * sin, k * cos + turned(k) * sin
 
     rebind(case.part(model, "attn"), apply_rotary_pos_emb=apply_rotary_pos_emb)
     attn = case.path("attn")
-    return Answer.at(*(f"{attn}/*@{name}" for name in ("apply_rotary_pos_emb", "rotate_half", "turned", "<genexpr>")))
+    return Answer.at(
+        *(
+            f"{attn}/*@{name}"
+            for name in ("apply_rotary_pos_emb", "rotate_half", "turned", "<genexpr>")
+        )
+    )
 
 
-@BUGS.add("3", "positions cast to bf16", on="llama phi3", work=models.far)  # keras-hub#1494, transformers#29285
+@BUGS.add(
+    "3", "positions cast to bf16", on="llama phi3", work=models.far
+)  # keras-hub#1494, transformers#29285
 def coarse_positions(model: Model, case: Case) -> Answer:
     rotary = case.part(model, "body").rotary_emb
     right = rotary.forward
     rotary.forward = lambda x, position_ids: right(x, position_ids.to(torch.bfloat16))
     path = f"{case.path('body')}.rotary_emb"
-    return Answer.at(f"{path}/Tensor.to@<lambda>", f"{path}/Tensor.float", f"{path}/Tensor.bfloat16")
+    return Answer.at(
+        f"{path}/Tensor.to@<lambda>", f"{path}/Tensor.float", f"{path}/Tensor.bfloat16"
+    )
 
 
-@BUGS.add("4a", "position off by one once the cache is filled", on="llama qwen2 gpt2")  # llama.cpp#23400
+@BUGS.add(
+    "4a", "position off by one once the cache is filled", on="llama qwen2 gpt2"
+)  # llama.cpp#23400
 def off_by_one(model: Model, case: Case) -> Answer:
     body = case.part(model, "body")
     right = body.forward
 
-    def forward(input_ids: torch.Tensor | None = None, past_key_values: Any = None, **given: Any) -> Any:
+    def forward(
+        input_ids: torch.Tensor | None = None, past_key_values: Any = None, **given: Any
+    ) -> Any:
         seen = past_key_values.get_seq_length() if past_key_values is not None else 0
         if seen and input_ids is not None:
             given["position_ids"] = (torch.arange(input_ids.shape[1]) + seen + 1)[None]
@@ -58,28 +75,43 @@ def off_by_one(model: Model, case: Case) -> Answer:
 
     body.forward = forward
     path = case.path("body")
-    reader = f"{path}.wpe" if case.architecture == "gpt2" else f"{path}.rotary_emb"  # is given wrong positions
+    reader = (
+        f"{path}.wpe" if case.architecture == "gpt2" else f"{path}.rotary_emb"
+    )  # is given wrong positions
     return Answer.at(f"{path}/Torch.arange@forward", f"{path}/Tensor.add@forward", reader, step=1)
 
 
-@BUGS.add("4b", "left padding counted in positions", on="gpt2", work=models.padded)  # mosaicml/examples#257
+@BUGS.add(
+    "4b", "left padding counted in positions", on="gpt2", work=models.padded
+)  # mosaicml/examples#257
 def padding_counted(model: Model, case: Case) -> Answer:
     wrong = {"positions": lambda mask: torch.arange(mask.shape[1]).expand_as(mask)}
     return Answer.at("", f"{case.path('body')}", f"{case.path('body')}.wpe", program=wrong)
 
 
 @BUGS.add(
-    "5a", "causal mask top-left in SDPA when lengths differ", on="qwen2", config={"num_key_value_heads": 4}
+    "5a",
+    "causal mask top-left in SDPA when lengths differ",
+    on="qwen2",
+    config={"num_key_value_heads": 4},
 )  # pytorch#108108
 def top_left_sdpa(model: Model, case: Case) -> Answer:
-    def sdpa(query: Any, key: Any, value: Any, attn_mask: Any = None, is_causal: bool = False, **given: Any) -> Any:
+    def sdpa(
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        is_causal: bool = False,
+        **given: Any,
+    ) -> Any:
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, **given)
 
     attn = case.part(model, "attn")
     attend(
         attn,
         with_globals(
-            attention_function(attn), torch=stand_in(torch, "nn.functional.scaled_dot_product_attention", sdpa)
+            attention_function(attn),
+            torch=stand_in(torch, "nn.functional.scaled_dot_product_attention", sdpa),
         ),
     )
     return Answer.at(f"{case.path('attn')}/Functional.scaled_dot_product_attention", step=1)
@@ -94,7 +126,9 @@ def top_left(model: Model, case: Case) -> Answer:
         mask = torch.full((query.shape[2], length), torch.finfo(query.dtype).min, dtype=query.dtype)
         return mask.triu(1)[None, None]
 
-    def attention(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **given: Any) -> Any:
+    def attention(
+        module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **given: Any
+    ) -> Any:
         if query.shape[2] != key.shape[2]:
             attention_mask = aligned(query, key.shape[2])
         return right(module, query, key, value, attention_mask, **given)
@@ -108,14 +142,23 @@ def top_left(model: Model, case: Case) -> Answer:
 def no_soft_cap(model: Model, case: Case) -> Answer:
     case.part(model, "attn").attn_logit_softcapping = None
     path = case.path("attn")
-    return Answer.at(f"{path}/Tensor.div", f"{path}/Tensor.truediv", f"{path}/*.tanh", f"{path}/Tensor.mul@{ATTEND}")
+    return Answer.at(
+        f"{path}/Tensor.div",
+        f"{path}/Tensor.truediv",
+        f"{path}/*.tanh",
+        f"{path}/Tensor.mul@{ATTEND}",
+    )
 
 
-@BUGS.add("8", "query scale without the square root", on="llama qwen2 gpt2")  # mlx-swift-examples#99
+@BUGS.add(
+    "8", "query scale without the square root", on="llama qwen2 gpt2"
+)  # mlx-swift-examples#99
 def wrong_scale(model: Model, case: Case) -> Answer:
     case.part(model, "attn").scaling **= 2
     path = case.path("attn")
-    return Answer.at(f"{path}/Tensor.mul@{ATTEND}", f"{path}/Functional.scaled_dot_product_attention")
+    return Answer.at(
+        f"{path}/Tensor.mul@{ATTEND}", f"{path}/Functional.scaled_dot_product_attention"
+    )
 
 
 # in bf16 the kernel computes in float32 inside: the same bits as the right program's
@@ -125,8 +168,12 @@ def coarse_softmax(model: Model, case: Case) -> Answer:
         return F.softmax(x.to(torch.bfloat16), dim=dim)
 
     attn = case.part(model, "attn")
-    attend(attn, with_globals(attention_function(attn), nn=stand_in(nn, "functional.softmax", softmax)))
-    return Answer.at(f"{case.path('attn')}/Functional.softmax", f"{case.path('attn')}/Tensor.to@softmax")
+    attend(
+        attn, with_globals(attention_function(attn), nn=stand_in(nn, "functional.softmax", softmax))
+    )
+    return Answer.at(
+        f"{case.path('attn')}/Functional.softmax", f"{case.path('attn')}/Tensor.to@softmax"
+    )
 
 
 def large_scores(model: Model, case: Case) -> None:
@@ -140,18 +187,24 @@ def large_scores(model: Model, case: Case) -> None:
             attn.k_proj.weight *= 200
 
 
-@BUGS.add("11", "scores overflow fp16", on="llama gpt2", precisions=("fp16",), setup=large_scores)  # transformers#33317
+@BUGS.add(
+    "11", "scores overflow fp16", on="llama gpt2", precisions=("fp16",), setup=large_scores
+)  # transformers#33317
 def overflow(model: Model, case: Case) -> Answer:
     return Answer.at(f"{case.path('attn')}/Torch.matmul#0")
 
 
-@BUGS.add("13", "norm eps ten times too large", on="llama gpt2 gemma2 mixtral")  # llama#771, tvm#15856
+@BUGS.add(
+    "13", "norm eps ten times too large", on="llama gpt2 gemma2 mixtral"
+)  # llama#771, tvm#15856
 def wrong_eps(model: Model, case: Case) -> Answer:
     norm = case.part(model, "norm")
     name = next(name for name in ("variance_epsilon", "eps") if hasattr(norm, name))
     setattr(norm, name, 10 * getattr(norm, name))
     path = case.path("norm")
-    return Answer.at(path, f"{path}/Tensor.add", f"{path}/Torch.rsqrt", f"{path}/Functional.layer_norm")
+    return Answer.at(
+        path, f"{path}/Tensor.add", f"{path}/Torch.rsqrt", f"{path}/Functional.layer_norm"
+    )
 
 
 @BUGS.add("15a", "(1 + w) norm computed in bf16", on="gemma2 gemma3")  # transformers#29402
@@ -163,18 +216,24 @@ def coarse_norm(model: Model, case: Case) -> Answer:
     norm = case.part(model, "norm")
     norm.forward = types.MethodType(forward, norm)
     path = case.path("norm")
-    return Answer.at(*(f"{path}/Tensor.{op}@forward" for op in ("mul", "to", "add", "radd", "float")))
+    return Answer.at(
+        *(f"{path}/Tensor.{op}@forward" for op in ("mul", "to", "add", "radd", "float"))
+    )
 
 
 # in bf16 the right program rounds it as well
-@BUGS.add("15b", "embedding scale rounded to bf16", on="gemma2 gemma3", precisions=("fp32",))  # litgpt#1031
+@BUGS.add(
+    "15b", "embedding scale rounded to bf16", on="gemma2 gemma3", precisions=("fp32",)
+)  # litgpt#1031
 def coarse_scale(model: Model, case: Case) -> Answer:
     embed = case.part(model, "embed")
     embed.embed_scale = embed.embed_scale.to(torch.bfloat16).float()
     return Answer.at(case.path("embed"), f"{case.path('embed')}/Tensor.mul")
 
 
-@BUGS.add("17", "gate and up split at the wrong boundary", on="phi3 llama mixtral")  # Megatron PR#520
+@BUGS.add(
+    "17", "gate and up split at the wrong boundary", on="phi3 llama mixtral"
+)  # Megatron PR#520
 def wrong_split(model: Model, case: Case) -> Answer:
     """Two ranks took the first and the second half of the fused weight, and each halved that into gate and up."""
     mlp, path = case.part(model, "mlp"), case.path("mlp")
@@ -196,7 +255,9 @@ def wrong_split(model: Model, case: Case) -> Answer:
         )
     fused = halves(torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)))
     mlp.gate_proj.weight.data, mlp.up_proj.weight.data = fused.chunk(2)
-    return Answer.at(*(f"{path}.{name}{op}" for name in ("gate_proj", "up_proj") for op in ("", "/*")))
+    return Answer.at(
+        *(f"{path}.{name}{op}" for name in ("gate_proj", "up_proj") for op in ("", "/*"))
+    )
 
 
 @BUGS.add("18", "QKV in the wrong order", on="gpt2 phi3")  # ChatLearn#277, tt-mlir#8973
@@ -223,7 +284,9 @@ def _by_rank(fused: torch.Tensor, sizes: list[int], ranks: int = 2) -> list[torc
 )  # transformers#43429
 def untied(model: Model, case: Case) -> Answer:
     head = case.part(model, "head")
-    weight = torch.randn(head.weight.shape, generator=torch.Generator().manual_seed(case.seed)) * 0.12
+    weight = (
+        torch.randn(head.weight.shape, generator=torch.Generator().manual_seed(case.seed)) * 0.12
+    )
     head.weight = nn.Parameter(weight.to(head.weight.dtype))
     return Answer.at(case.path("head"), f"{case.path('head')}/*")
 
@@ -274,16 +337,23 @@ def dropout_on(model: Model, case: Case) -> Answer:
     attn = case.part(model, "attn")
     attn.training, attn.attention_dropout = True, 0.1
     path = case.path("attn")
-    return Answer.at(f"{path}/Functional.dropout", f"{path}/Functional.scaled_dot_product_attention")
+    return Answer.at(
+        f"{path}/Functional.dropout", f"{path}/Functional.scaled_dot_product_attention"
+    )
 
 
-@BUGS.add("28a", "gradient accumulation as mean of means", on="llama gpt2", work=models.train)  # hf/blog#2414
+@BUGS.add(
+    "28a", "gradient accumulation as mean of means", on="llama gpt2", work=models.train
+)  # hf/blog#2414
 def mean_of_means(model: Model, case: Case) -> Answer:
     def loss(model: Model, labels: torch.Tensor, count: int, parts: int) -> torch.Tensor:
         return model(labels.clamp(min=3), labels=labels, use_cache=False).loss / parts
 
     return Answer.at(
-        "*Functional.cross_entropy", "*Tensor.div@fixed_cross_entropy", modules=("",), program={"loss": loss}
+        "*Functional.cross_entropy",
+        "*Tensor.div@fixed_cross_entropy",
+        modules=("",),
+        program={"loss": loss},
     )
 
 
@@ -292,11 +362,16 @@ def sharded_norm(norm: Any, reduced: bool = True) -> None:
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         weights = (norm.weight, norm.weight if reduced else norm.weight.detach())
-        return torch.cat([normed(part, weight) for part, weight in zip(x.chunk(2, dim=1), weights, strict=True)], dim=1)
+        return torch.cat(
+            [normed(part, weight) for part, weight in zip(x.chunk(2, dim=1), weights, strict=True)],
+            dim=1,
+        )
 
     def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         wide = x.float()
-        return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon)).to(x.dtype)
+        return weight * (
+            wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon)
+        ).to(x.dtype)
 
     norm.forward = forward
 
@@ -306,8 +381,14 @@ def sharded(model: Model, case: Case) -> None:
 
 
 @BUGS.add(
-    "28b", "gradient of a replicated norm not reduced", on="llama qwen2", work=models.train, setup=sharded
+    "28b",
+    "gradient of a replicated norm not reduced",
+    on="llama qwen2",
+    work=models.train,
+    setup=sharded,
 )  # Megatron#1446
 def not_reduced(model: Model, case: Case) -> Answer:
     sharded_norm(case.part(model, "final"), reduced=False)
-    return Answer.at(case.path("final"), f"{case.path('final')}/Tensor.mul*@normed", phase="backward")
+    return Answer.at(
+        case.path("final"), f"{case.path('final')}/Tensor.mul*@normed", phase="backward"
+    )

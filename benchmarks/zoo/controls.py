@@ -16,13 +16,19 @@ CONTROLS = Zoo()
 ALL = "llama qwen2 gpt2 gemma2 gemma3 mixtral phi3"
 
 
-@CONTROLS.add("C0", "the same twice", on="llama gpt2 mixtral", precisions=("fp32", "bf16/bf16"), benign=True)
+@CONTROLS.add(
+    "C0", "the same twice", on="llama gpt2 mixtral", precisions=("fp32", "bf16/bf16"), benign=True
+)
 def same(model: Model, case: Case) -> None:
     pass
 
 
 @CONTROLS.add(
-    "C1", "fused kernel keeps fp32 temporaries", on="llama phi3", precisions=("bf16/bf16",), benign=True
+    "C1",
+    "fused kernel keeps fp32 temporaries",
+    on="llama phi3",
+    precisions=("bf16/bf16",),
+    benign=True,
 )  # pytorch#168186
 def fused(model: Model, case: Case) -> None:
     for n in range(models.LAYERS):
@@ -35,7 +41,9 @@ def _gated(mlp: Any) -> Any:
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         gate, up = (
-            mlp.gate_up_proj(x).chunk(2, dim=-1) if hasattr(mlp, "gate_up_proj") else (mlp.gate_proj(x), mlp.up_proj(x))
+            mlp.gate_up_proj(x).chunk(2, dim=-1)
+            if hasattr(mlp, "gate_up_proj")
+            else (mlp.gate_proj(x), mlp.up_proj(x))
         )
         return mlp.down_proj((F.silu(gate.float()) * up.float()).to(x.dtype))
 
@@ -43,13 +51,23 @@ def _gated(mlp: Any) -> Any:
 
 
 @CONTROLS.add(
-    "C3a", "eager attention against SDPA", on="llama gpt2 phi3", precisions=("fp32", "bf16/bf16"), benign=True
+    "C3a",
+    "eager attention against SDPA",
+    on="llama gpt2 phi3",
+    precisions=("fp32", "bf16/bf16"),
+    benign=True,
 )
 def sdpa(model: Model, case: Case) -> None:
     model.set_attn_implementation("sdpa")
 
 
-@CONTROLS.add("C3b", "another batch size", on="llama qwen2 gpt2", precisions=("fp32", "bf16/bf16"), benign=True)
+@CONTROLS.add(
+    "C3b",
+    "another batch size",
+    on="llama qwen2 gpt2",
+    precisions=("fp32", "bf16/bf16"),
+    benign=True,
+)
 def larger_batch(model: Model, case: Case) -> Answer:
     return Answer(program={"batch": 2})
 
@@ -63,7 +81,14 @@ def dropping(model: Model, case: Case) -> None:
         attn.training, attn.attention_dropout = True, 0.1
 
 
-@CONTROLS.add("C4", "the same random program twice", on="llama gpt2", precisions=("fp32",), setup=dropping, benign=True)
+@CONTROLS.add(
+    "C4",
+    "the same random program twice",
+    on="llama gpt2",
+    precisions=("fp32",),
+    setup=dropping,
+    benign=True,
+)
 def random_twice(model: Model, case: Case) -> None:
     pass
 
@@ -84,6 +109,11 @@ class Pair(nn.Linear):
         return total if self.bias is None else total + self.bias
 
 
-@CONTROLS.add("C6", "a linear layer as a pair of matrix products", on="llama qwen2 gemma2 mixtral", benign=True)
+@CONTROLS.add(
+    "C6",
+    "a linear layer as a pair of matrix products",
+    on="llama qwen2 gemma2 mixtral",
+    benign=True,
+)
 def pair(model: Model, case: Case) -> None:
     case.part(model, "attn").o_proj.__class__ = Pair

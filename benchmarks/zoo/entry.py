@@ -43,7 +43,11 @@ def answers(target: str, seen: Seen) -> bool:
     path, _, call = path.partition("#")
     if not fnmatchcase(seen.path, path) or (call and seen.calls and int(call) not in seen.calls):
         return False
-    return not function or not seen.functions or any(fnmatchcase(name, function) for name in seen.functions)
+    return (
+        not function
+        or not seen.functions
+        or any(fnmatchcase(name, function) for name in seen.functions)
+    )
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,9 @@ class Answer:
         return any(answers(target, seen) for target in self.exact)
 
     def is_module(self, seen: Seen) -> bool:
-        return self.is_exact(seen) or any(fnmatchcase(seen.path.partition("/")[0], glob) for glob in self.modules)
+        return self.is_exact(seen) or any(
+            fnmatchcase(seen.path.partition("/")[0], glob) for glob in self.modules
+        )
 
     def is_step(self, seen: Seen) -> bool:
         return (seen.step, seen.phase) == (self.step, self.phase)
@@ -149,7 +155,9 @@ class Case:
         """Return the changed program, and what is to blame."""
         model = self._model(1)
         answer = self.entry.plant(model, self) or Answer()
-        return Program(self, model if answer.model is None else answer.model, 1, answer.program), answer
+        return Program(
+            self, model if answer.model is None else answer.model, 1, answer.program
+        ), answer
 
     def _model(self, side: int) -> models.Model:
         model = models.build(self.architecture, self.seed, **self.entry.config)
@@ -167,5 +175,7 @@ class Program(NamedTuple):
     given: dict[str, Any]
 
     def __call__(self) -> None:
-        torch.manual_seed(1000 * self.side + self.case.seed)  # two processes draw different random numbers
+        torch.manual_seed(
+            1000 * self.side + self.case.seed
+        )  # two processes draw different random numbers
         self.case.entry.work(self.model, self.case.seed, **self.given)

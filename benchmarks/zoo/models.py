@@ -17,7 +17,13 @@ import transformers
 transformers.logging.set_verbosity_error()
 LAYERS, VOCABULARY, PROMPT, DECODE = 3, 96, 8, 2
 Model = Any
-_STYLE = {"vocab_size": VOCABULARY, "initializer_range": 0.12, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_STYLE = {
+    "vocab_size": VOCABULARY,
+    "initializer_range": 0.12,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 _DECODER: dict[str, Any] = {
     **_STYLE,
     "hidden_size": 64,
@@ -56,7 +62,9 @@ class Architecture(NamedTuple):
     head: str = "lm_head"
 
     @classmethod
-    def of(cls, kind: str, attention: str, settings: dict[str, Any] | None = None, **named: str) -> Architecture:
+    def of(
+        cls, kind: str, attention: str, settings: dict[str, Any] | None = None, **named: str
+    ) -> Architecture:
         """Return one whose settings and names are those of most decoders, but for what is given."""
         names: dict[str, Any] = {"config": f"{kind}Config", "model": f"{kind}ForCausalLM", **named}
         return cls(attention=attention, settings={**_DECODER, **(settings or {})}, **names)
@@ -118,8 +126,14 @@ ARCHITECTURES: dict[str, Architecture] = {
 def build(name: str, seed: int, **changes: Any) -> Model:
     """Return the model with the weights of that seed, in float32, in evaluation mode. ``changes``: of its configuration."""
     architecture = ARCHITECTURES[name]
-    settings = {key: value for key, value in {**architecture.settings, **changes}.items() if value is not None}
-    config = getattr(transformers, architecture.config)(**settings, attn_implementation=architecture.attention)
+    settings = {
+        key: value
+        for key, value in {**architecture.settings, **changes}.items()
+        if value is not None
+    }
+    config = getattr(transformers, architecture.config)(
+        **settings, attn_implementation=architecture.attention
+    )
     torch.manual_seed(seed)
     model = getattr(transformers, architecture.model)(config)
     with torch.no_grad():
@@ -144,7 +158,9 @@ def with_globals(function: Callable[..., Any], **names: Any) -> Callable[..., An
     """Return the function with other values for some of the global names that it uses."""
     function = inspect.unwrap(function)
     scope = {**function.__globals__, **names}
-    copy = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
+    copy = types.FunctionType(
+        function.__code__, scope, function.__name__, function.__defaults__, function.__closure__
+    )
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
 
@@ -195,7 +211,9 @@ class _StandIn:
 def stand_in(original: Any, path: str, value: Any) -> Any:
     """Return what looks like the namespace ``original`` but for what the dotted ``path`` in it names."""
     name, _, rest = path.partition(".")
-    return _StandIn(original, name, stand_in(getattr(original, name), rest, value) if rest else value)
+    return _StandIn(
+        original, name, stand_in(getattr(original, name), rest, value) if rest else value
+    )
 
 
 # -- the work ------------------------------------------------------------------------------------
@@ -205,7 +223,9 @@ def stand_in(original: Any, path: str, value: Any) -> Any:
 def tokens(seed: int, batch: int = 1, length: int = PROMPT + DECODE) -> torch.Tensor:
     """Return token ids [batch, length]; the first rows are the same for every ``batch``."""
     rows = [
-        torch.randint(3, VOCABULARY, (1, length), generator=torch.Generator().manual_seed(100 * seed + row))
+        torch.randint(
+            3, VOCABULARY, (1, length), generator=torch.Generator().manual_seed(100 * seed + row)
+        )
         for row in range(batch)
     ]
     return torch.cat(rows)
@@ -246,7 +266,9 @@ def places(mask: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def padded(model: Model, seed: int, positions: Callable[[torch.Tensor], torch.Tensor] = places) -> None:
+def padded(
+    model: Model, seed: int, positions: Callable[[torch.Tensor], torch.Tensor] = places
+) -> None:
     """A prefill of two rows, the first of them padded on the left."""
     ids = tokens(seed, 2)[:, :PROMPT]
     mask = torch.ones_like(ids)
@@ -256,7 +278,9 @@ def padded(model: Model, seed: int, positions: Callable[[torch.Tensor], torch.Te
 
 def share(model: Model, labels: torch.Tensor, count: int, parts: int) -> torch.Tensor:
     """Return a micro-batch's share in the loss: the sum over its targets, by the number of targets of the whole batch."""
-    return model(labels.clamp(min=3), labels=labels, num_items_in_batch=torch.tensor(count), use_cache=False).loss
+    return model(
+        labels.clamp(min=3), labels=labels, num_items_in_batch=torch.tensor(count), use_cache=False
+    ).loss
 
 
 def train(model: Model, seed: int, loss: Callable[..., torch.Tensor] = share) -> None:

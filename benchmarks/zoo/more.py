@@ -23,15 +23,26 @@ def wrong_repeat(model: Model, case: Case) -> Answer:
         return x.repeat(1, times, 1, 1)
 
     attn = case.part(model, "attn")
-    attend(attn, with_globals(attention_function(attn), repeat_kv=repeat_kv, use_gqa_in_sdpa=lambda *_: False))
-    return Answer.at(f"{case.path('attn')}/*@repeat_kv", f"{case.path('attn')}/Functional.scaled_dot_product_attention")
+    attend(
+        attn,
+        with_globals(
+            attention_function(attn), repeat_kv=repeat_kv, use_gqa_in_sdpa=lambda *_: False
+        ),
+    )
+    return Answer.at(
+        f"{case.path('attn')}/*@repeat_kv",
+        f"{case.path('attn')}/Functional.scaled_dot_product_attention",
+    )
 
 
 @MORE.add("M2", "sliding window off by one", on="mistral")
 def wider_window(model: Model, case: Case) -> Answer:
     model.config.sliding_window += 1
     body = case.path("body")
-    window = (f"{body}/Torch.tensor@__init__", f"{body}/*@inner_mask")  # in the cache, and in the mask
+    window = (
+        f"{body}/Torch.tensor@__init__",
+        f"{body}/*@inner_mask",
+    )  # in the cache, and in the mask
     return Answer.at(*window, f"{body}/Tensor.sub", f"{body}/Tensor.gt")
 
 
@@ -47,7 +58,9 @@ def no_residual(model: Model, case: Case) -> Answer:
     layer = case.part(model)
 
     def forward(hidden_states: torch.Tensor, **given: Any) -> torch.Tensor:
-        attended = layer.post_attention_layernorm(layer.self_attn(hidden_states=hidden_states, **given)[0])
+        attended = layer.post_attention_layernorm(
+            layer.self_attn(hidden_states=hidden_states, **given)[0]
+        )
         return layer.post_feedforward_layernorm(layer.mlp(hidden_states + attended))
 
     layer.forward = forward
@@ -59,7 +72,9 @@ def norm_after(model: Model, case: Case) -> Answer:
     layer = case.part(model)
 
     def forward(hidden_states: torch.Tensor, **given: Any) -> torch.Tensor:
-        hidden_states = hidden_states + layer.input_layernorm(layer.self_attn(hidden_states=hidden_states, **given)[0])
+        hidden_states = hidden_states + layer.input_layernorm(
+            layer.self_attn(hidden_states=hidden_states, **given)[0]
+        )
         return hidden_states + layer.mlp(layer.post_attention_layernorm(hidden_states))
 
     layer.forward = forward
@@ -83,7 +98,8 @@ def other_gelu(model: Model, case: Case) -> Answer:
 def width_scale(model: Model, case: Case) -> Answer:
     case.part(model, "attn").scaling = model.config.hidden_size**-0.5
     return Answer.at(
-        f"{case.path('attn')}/Tensor.mul@{ATTEND}", f"{case.path('attn')}/Functional.scaled_dot_product_attention"
+        f"{case.path('attn')}/Tensor.mul@{ATTEND}",
+        f"{case.path('attn')}/Functional.scaled_dot_product_attention",
     )
 
 
@@ -122,7 +138,9 @@ def wrong_buckets(model: Model, case: Case) -> Answer:
         relative, bidirectional=True, **given
     )
     path = case.path("attn", 0)
-    return Answer.at(f"{path}/*@_relative_position_bucket", f"{path}/Tensor.to@_relative_position_bucket")
+    return Answer.at(
+        f"{path}/*@_relative_position_bucket", f"{path}/Tensor.to@_relative_position_bucket"
+    )
 
 
 @MORE.add("M12", "bias of the last norm not loaded", on="gpt_neox starcoder2")
@@ -163,10 +181,16 @@ def rolled(model: Model, case: Case) -> Answer:
     right = attn.forward
 
     def forward(*args: Any, past_key_values: Any = None, **given: Any) -> Any:
-        return right(*args, past_key_values=None if past_key_values is None else Rolled(past_key_values), **given)
+        return right(
+            *args,
+            past_key_values=None if past_key_values is None else Rolled(past_key_values),
+            **given,
+        )
 
     attn.forward = forward
-    return Answer.at(f"{case.path('attn')}/Tensor.roll", f"{case.path('attn')}/Torch.cat@update", step=1)
+    return Answer.at(
+        f"{case.path('attn')}/Tensor.roll", f"{case.path('attn')}/Torch.cat@update", step=1
+    )
 
 
 @MORE.add("M15", "base of RoPE 500,000 instead of 10,000", on="qwen3 starcoder2")
@@ -175,15 +199,33 @@ def wrong_base(model: Model, case: Case) -> Answer:
     size = 2 * rotary.inv_freq.shape[0]
     rotary.inv_freq = 500_000.0 ** -(torch.arange(0, size, 2) / size)
     path = f"{case.path('body')}.rotary_emb"
-    return Answer.at(path, f"{path}/Torch.matmul", f"{path}/Tensor.mul#0", f"{path}/Tensor.float", f"{path}/Tensor.to")
+    return Answer.at(
+        path,
+        f"{path}/Torch.matmul",
+        f"{path}/Tensor.mul#0",
+        f"{path}/Tensor.float",
+        f"{path}/Tensor.to",
+    )
 
 
-@MORE.add("M16", "frequencies of RoPE rounded to bf16", on="mistral gpt_neox", precisions=("fp32",), work=models.far)
+@MORE.add(
+    "M16",
+    "frequencies of RoPE rounded to bf16",
+    on="mistral gpt_neox",
+    precisions=("fp32",),
+    work=models.far,
+)
 def coarse_frequencies(model: Model, case: Case) -> Answer:
     rotary = case.part(model, "body").rotary_emb
     rotary.inv_freq = rotary.inv_freq.to(torch.bfloat16)
     path = f"{case.path('body')}.rotary_emb"
-    return Answer.at(path, f"{path}/Torch.matmul", f"{path}/Tensor.mul#0", f"{path}/Tensor.float", f"{path}/Tensor.to")
+    return Answer.at(
+        path,
+        f"{path}/Torch.matmul",
+        f"{path}/Tensor.mul#0",
+        f"{path}/Tensor.float",
+        f"{path}/Tensor.to",
+    )
 
 
 # -- benign --------------------------------------------------------------------------------------
@@ -197,10 +239,18 @@ def coarse_frequencies(model: Model, case: Case) -> Answer:
     benign=True,
 )
 def other_attention(model: Model, case: Case) -> None:
-    model.set_attn_implementation("sdpa" if model.config._attn_implementation == "eager" else "eager")
+    model.set_attn_implementation(
+        "sdpa" if model.config._attn_implementation == "eager" else "eager"
+    )
 
 
-@MORE.add("D5", "the same weights in fp32 and bf16", on=f"{DECODERS} t5", precisions=("bf16",), benign=True)
+@MORE.add(
+    "D5",
+    "the same weights in fp32 and bf16",
+    on=f"{DECODERS} t5",
+    precisions=("bf16",),
+    benign=True,
+)
 def half(model: Model, case: Case) -> None:
     pass
 
@@ -212,9 +262,10 @@ def divided(model: Model, case: Case) -> None:
     def forward(x: torch.Tensor) -> torch.Tensor:
         wide = x.float()
         # rounded once, at the end: never coarser than any of these models' own
-        return (norm.weight * (wide / torch.sqrt((wide * wide).mean(-1, keepdim=True) + norm.variance_epsilon))).to(
-            x.dtype
-        )
+        return (
+            norm.weight
+            * (wide / torch.sqrt((wide * wide).mean(-1, keepdim=True) + norm.variance_epsilon))
+        ).to(x.dtype)
 
     norm.forward = forward
 

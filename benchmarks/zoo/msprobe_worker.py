@@ -89,7 +89,9 @@ def places(folder: Path) -> dict[str, dict[str, Any]]:
     data = json.loads((folder / "dump.json").read_text())["data"]
     parents = json.loads((folder / "construct.json").read_text())
     stacks = {
-        name: frames for names, frames in json.loads((folder / "stack.json").read_text()).values() for name in names
+        name: frames
+        for names, frames in json.loads((folder / "stack.json").read_text()).values()
+        for name in names
     }
     counts: Counter[tuple[str, str]] = Counter()
     found = {}
@@ -103,13 +105,20 @@ def places(folder: Path) -> dict[str, dict[str, Any]]:
         counts[path, phase] += 1
         frames = [frame for frame in stacks.get(name, []) if "msprobe" not in frame]
         function = re.search(r", in (\S+?),", frames[0]) if frames else None
-        found[name] = {"path": path, "phase": phase, "calls": [call], "functions": [function[1]] if function else []}
+        found[name] = {
+            "path": path,
+            "phase": phase,
+            "calls": [call],
+            "functions": [function[1]] if function else [],
+        }
     return found
 
 
 def module_path(name: str | None) -> str | None:
     """Return the path in ``Module.model.layers.0.mlp.LlamaMLP.forward.0``; None if it is no module's name."""
-    found = re.match(r"Module\.(.*)\.[^.]+\.(forward|backward|parameters_grad)(\.\d+)?$", name or "")
+    found = re.match(
+        r"Module\.(.*)\.[^.]+\.(forward|backward|parameters_grad)(\.\d+)?$", name or ""
+    )
     return found[1] if found else None
 
 
@@ -117,7 +126,11 @@ def compare(golden: Path, mine: Path, out: Path) -> None:
     """Compare two dumps step by step, into a folder a step."""
     for folder in golden.glob("step*"):
         dumps = [next(side.glob(f"{folder.name}/*/dump.json")) for side in (mine, golden)]
-        paths = {"npu_path": str(dumps[0]), "bench_path": str(dumps[1]), "is_print_compare_log": False}
+        paths = {
+            "npu_path": str(dumps[0]),
+            "bench_path": str(dumps[1]),
+            "is_print_compare_log": False,
+        }
         (out / folder.name).mkdir(parents=True)
         pt_compare(paths, str(out / folder.name), **OPTIONS)
 
@@ -153,20 +166,29 @@ def answer(case: Case, folder: Path) -> dict[str, Any]:
     dumped = time.perf_counter()
     in_a_fork(lambda: compare(golden, mine, out))
     figures = {"recording": dumped - start, "seconds": time.perf_counter() - dumped}
-    nbytes = sum(file.stat().st_size for side in (golden, mine) for file in side.rglob("*") if file.is_file())
+    nbytes = sum(
+        file.stat().st_size for side in (golden, mine) for file in side.rglob("*") if file.is_file()
+    )
     return {"blamed": first_error(golden, mine, out), "nbytes": nbytes, **figures}
 
 
 def main() -> None:
     torch.set_num_threads(1)
     for number, *which in json.load(sys.stdin):
-        entry = next(entry for entries in SETS.values() for entry in entries if entry.number == number)
+        entry = next(
+            entry for entries in SETS.values() for entry in entries if entry.number == number
+        )
         case = Case(entry, *which)
         with tempfile.TemporaryDirectory() as folder:
             try:
                 said = answer(case, Path(folder))
             except Exception as error:
-                said = {"failed": f"{type(error).__name__}: {error}", "recording": 0.0, "seconds": 0.0, "nbytes": 0}
+                said = {
+                    "failed": f"{type(error).__name__}: {error}",
+                    "recording": 0.0,
+                    "seconds": 0.0,
+                    "nbytes": 0,
+                }
         print(json.dumps(said), flush=True)
 
 

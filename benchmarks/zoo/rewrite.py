@@ -36,14 +36,18 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor, angles: torch.Tensor, cache: Cache, n: int) -> torch.Tensor:
         batch, length, width = x.shape
         heads = self.wqkv(x).view(batch, length, -1, self.size)
-        q, k, v = heads.split((width // self.size, *[(heads.shape[2] - width // self.size) // 2] * 2), dim=2)
+        q, k, v = heads.split(
+            (width // self.size, *[(heads.shape[2] - width // self.size) // 2] * 2), dim=2
+        )
         q, k, v = (part.transpose(1, 2) for part in (self.turn(q, angles), self.turn(k, angles), v))
         if n < len(cache):
             k, v = torch.cat((cache[n][0], k), dim=2), torch.cat((cache[n][1], v), dim=2)
             cache[n] = (k, v)
         else:
             cache.append((k, v))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=length > 1, scale=self.scale, enable_gqa=True)
+        y = F.scaled_dot_product_attention(
+            q, k, v, is_causal=length > 1, scale=self.scale, enable_gqa=True
+        )
         return self.wo(y.transpose(1, 2).reshape(batch, length, -1))
 
 
@@ -60,7 +64,10 @@ class FeedForward(nn.Module):
 class Norm(nn.Module):
     def __init__(self, theirs: Any) -> None:
         super().__init__()
-        self.weight, self.eps = nn.Parameter(theirs.weight.detach().clone()), theirs.variance_epsilon
+        self.weight, self.eps = (
+            nn.Parameter(theirs.weight.detach().clone()),
+            theirs.variance_epsilon,
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
@@ -70,7 +77,10 @@ class Block(nn.Module):
     def __init__(self, theirs: Any) -> None:
         super().__init__()
         self.attention, self.feed_forward = Attention(theirs.self_attn), FeedForward(theirs.mlp)
-        self.attention_norm, self.ffn_norm = Norm(theirs.input_layernorm), Norm(theirs.post_attention_layernorm)
+        self.attention_norm, self.ffn_norm = (
+            Norm(theirs.input_layernorm),
+            Norm(theirs.post_attention_layernorm),
+        )
 
     def forward(self, x: torch.Tensor, angles: torch.Tensor, cache: Cache, n: int) -> torch.Tensor:
         x = x + self.attention(self.attention_norm(x), angles, cache, n)
@@ -87,12 +97,18 @@ class Port(nn.Module):
         )
         self.blocks = nn.ModuleList(Block(layer) for layer in theirs.model.layers)
         self.norm, self.output = Norm(theirs.model.norm), _linear(theirs.lm_head)
-        self.register_buffer("frequencies", theirs.model.rotary_emb.inv_freq.clone(), persistent=False)
+        self.register_buffer(
+            "frequencies", theirs.model.rotary_emb.inv_freq.clone(), persistent=False
+        )
 
-    def forward(self, input_ids: torch.Tensor, past_key_values: Cache | None = None, use_cache: bool = True) -> Any:
+    def forward(
+        self, input_ids: torch.Tensor, past_key_values: Cache | None = None, use_cache: bool = True
+    ) -> Any:
         cache: Cache = [] if past_key_values is None else past_key_values
         seen = cache[0][0].shape[2] if cache else 0
-        angles = torch.outer(torch.arange(seen, seen + input_ids.shape[1]).float(), self.frequencies)
+        angles = torch.outer(
+            torch.arange(seen, seen + input_ids.shape[1]).float(), self.frequencies
+        )
         x = self.tok_embeddings(input_ids)
         for n, block in enumerate(self.blocks):
             x = block(x, angles, cache, n)
@@ -110,7 +126,9 @@ def _linear(*theirs: Any) -> nn.Linear:
 def _both(case: Case, *pairs: tuple[str, str]) -> tuple[str, ...]:
     """Return the targets below the changed layer, by the original's names and by the port's."""
     layers = (f"model.layers.{case.n}", f"blocks.{case.n}")
-    return tuple(f"{layer}.{name}" for pair in pairs for layer, name in zip(layers, pair, strict=True))
+    return tuple(
+        f"{layer}.{name}" for pair in pairs for layer, name in zip(layers, pair, strict=True)
+    )
 
 
 @PORTS.add("P0", "port, renamed and fused", on="llama", benign=True)
@@ -122,7 +140,10 @@ def port(model: Model, case: Case) -> Answer:
 def port_interleaved(model: Model, case: Case) -> Answer:
     mine = Port(model)
     mine.blocks[case.n].attention.interleaved = True
-    names = ("self_attn/*@apply_rotary_pos_emb", "attention/*@turn"), ("self_attn/*@rotate_half", "attention/*@turn")
+    names = (
+        ("self_attn/*@apply_rotary_pos_emb", "attention/*@turn"),
+        ("self_attn/*@rotate_half", "attention/*@turn"),
+    )
     return Answer.at(*_both(case, *names), model=mine)
 
 
@@ -153,5 +174,6 @@ def port_scale(model: Model, case: Case) -> Answer:
     mine.blocks[case.n].attention.scale = 1.0
     sdpa = "Functional.scaled_dot_product_attention"
     return Answer.at(
-        *_both(case, (f"self_attn/Tensor.mul@{'eager_attention_forward'}", f"attention/{sdpa}")), model=mine
+        *_both(case, (f"self_attn/Tensor.mul@{'eager_attention_forward'}", f"attention/{sdpa}")),
+        model=mine,
     )

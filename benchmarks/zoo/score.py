@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import llmdebug_nb as ld
 import llmdebug_nb.errors
+
+import llmdebug_nb as ld
 from zoo import baselines
 from zoo.entry import HARMLESS, Answer, Case, Entry, Program, Seen
 from zoo.sets import SETS
@@ -56,11 +57,21 @@ class Mark:
     failed: str | None = None
 
 
-def mark(case: Case, answer: Answer, tool: str, said: str, seen: Sequence[Seen], **figures: Any) -> Mark:
+def mark(
+    case: Case, answer: Answer, tool: str, said: str, seen: Sequence[Seen], **figures: Any
+) -> Mark:
     """Hold a verdict and what is blamed, the worst first, against what is known. ``said``: match, diverged ..."""
-    blamed = [f"{s.path or '(root)'} step {s.step}{'' if s.phase == 'forward' else ' ' + s.phase}" for s in seen[:3]]
+    blamed = [
+        f"{s.path or '(root)'} step {s.step}{'' if s.phase == 'forward' else ' ' + s.phase}"
+        for s in seen[:3]
+    ]
     result = Mark(
-        str(case), f"{case.entry.number} {case.entry.name}", case.entry.benign, tool, blamed=[said, *blamed], **figures
+        str(case),
+        f"{case.entry.number} {case.entry.name}",
+        case.entry.benign,
+        tool,
+        blamed=[said, *blamed],
+        **figures,
     )
     if case.entry.benign:
         result.alarm = said not in HARMLESS or bool(seen)
@@ -94,18 +105,30 @@ def seen_of(finding: Any, runs: Sequence[Any]) -> Seen:
         return Seen(finding.path, finding.step)
     pair = difference.pair
     sides = [
-        (run, record.site) for run, record in zip(runs, (pair.golden, pair.mine), strict=True) if record is not None
+        (run, record.site)
+        for run, record in zip(runs, (pair.golden, pair.mine), strict=True)
+        if record is not None
     ]
     sides = [(run, site) for run, site in sides if "/" in site.path and site.path == finding.path]
     functions = frozenset(function for run, site in sides for function in called_from(run, site))
-    return Seen(finding.path, finding.step, difference.site.phase, frozenset(site.call for _, site in sides), functions)
+    return Seen(
+        finding.path,
+        finding.step,
+        difference.site.phase,
+        frozenset(site.call for _, site in sides),
+        functions,
+    )
 
 
 def called_from(run: Any, site: Any) -> list[str]:
     """Return the innermost function that an operator was called from; its gradients have no call of their own at level api."""
     for phase in (site.phase, "forward"):
         try:
-            return [run.stack(site.path, site.step, site.call, phase, site.generation)[0].rpartition(" ")[2]]
+            return [
+                run.stack(site.path, site.step, site.call, phase, site.generation)[0].rpartition(
+                    " "
+                )[2]
+            ]
         except ld.errors.TensorLookupError:
             continue
     return []
@@ -131,10 +154,25 @@ def score(case: Case) -> list[Mark]:
             "nbytes": nbytes,
             "failed": failed,
         }
-        marks = [mark(case, answer, OURS, said, [seen_of(finding, (golden, mine)) for finding in found[:3]], **figures)]
+        marks = [
+            mark(
+                case,
+                answer,
+                OURS,
+                said,
+                [seen_of(finding, (golden, mine)) for finding in found[:3]],
+                **figures,
+            )
+        ]
         for tool, seen in baselines.blame(golden, mine).items():
             marks.append(
-                mark(case, answer, tool, "match" if seen is None else "diverged", [] if seen is None else [seen])
+                mark(
+                    case,
+                    answer,
+                    tool,
+                    "match" if seen is None else "diverged",
+                    [] if seen is None else [seen],
+                )
             )
     return marks
 
@@ -142,7 +180,12 @@ def score(case: Case) -> list[Mark]:
 def msprobe(python: Path, cases: Sequence[Case]) -> list[Mark]:
     """Return msprobe's marks, from a process of that Python; none, with a message, where it has no msprobe."""
     tried = (
-        subprocess.run([str(python), "-c", "import msprobe, transformers"], capture_output=True, text=True, check=False)
+        subprocess.run(
+            [str(python), "-c", "import msprobe, transformers"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if python.exists()
         else None
     )
@@ -150,14 +193,27 @@ def msprobe(python: Path, cases: Sequence[Case]) -> list[Mark]:
         why = "no such file" if tried is None else tried.stderr.strip().rpartition("\n")[2]
         print(f"msprobe is left out: {python}: {why}", file=sys.stderr)
         return []
-    asked = json.dumps([[case.entry.number, case.architecture, case.precision, case.seed] for case in cases])
+    asked = json.dumps(
+        [[case.entry.number, case.architecture, case.precision, case.seed] for case in cases]
+    )
     worker = Path(__file__).with_name("msprobe_worker.py")
-    told = subprocess.run([str(python), str(worker)], input=asked, stdout=subprocess.PIPE, text=True, check=True).stdout
+    told = subprocess.run(
+        [str(python), str(worker)], input=asked, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
     marks = []
     for case, said in zip(cases, map(json.loads, told.splitlines()), strict=True):
         place, failed = said.get("blamed"), said.get("failed")
         seen = (
-            [Seen(**{name: frozenset(x) if isinstance(x, list) else x for name, x in place.items()})] if place else []
+            [
+                Seen(
+                    **{
+                        name: frozenset(x) if isinstance(x, list) else x
+                        for name, x in place.items()
+                    }
+                )
+            ]
+            if place
+            else []
         )
         verdict = "failed" if failed else "diverged" if seen else "match"
         figures = {
@@ -172,7 +228,19 @@ def msprobe(python: Path, cases: Sequence[Case]) -> list[Mark]:
 
 # -- the table -----------------------------------------------------------------------------------
 
-COLUMNS = ("", "cases", "exact", "top-3", "module", "step", "silent", "false alarms", "s compare", "s record", "MB")
+COLUMNS = (
+    "",
+    "cases",
+    "exact",
+    "top-3",
+    "module",
+    "step",
+    "silent",
+    "false alarms",
+    "s compare",
+    "s record",
+    "MB",
+)
 
 
 def line(name: str, marks: Sequence[Mark]) -> tuple[str, ...]:
@@ -201,7 +269,10 @@ def line(name: str, marks: Sequence[Mark]) -> tuple[str, ...]:
 def table(marks: Sequence[Mark]) -> str:
     """Return our lines by entry, and the totals of each tool, as Markdown."""
     ours = [m for m in marks if m.tool == OURS]
-    lines = [line(entry, [m for m in ours if m.entry == entry]) for entry in dict.fromkeys(m.entry for m in ours)]
+    lines = [
+        line(entry, [m for m in ours if m.entry == entry])
+        for entry in dict.fromkeys(m.entry for m in ours)
+    ]
     for tool in dict.fromkeys(m.tool for m in marks):
         lines.append(line(f"**{tool}**", [m for m in marks if m.tool == tool]))
     return "\n".join(f"|{'|'.join(cells)}|" for cells in (COLUMNS, ["---"] * len(COLUMNS), *lines))
@@ -223,12 +294,15 @@ def chosen(entries: Iterable[Entry], given: argparse.Namespace) -> list[Case]:
     cases = [
         case
         for entry in entries
-        if not given.only or any(name == entry.number or name.lower() in entry.name.lower() for name in given.only)
+        if not given.only
+        or any(name == entry.number or name.lower() in entry.name.lower() for name in given.only)
         for case in entry.cases(given.seeds)
         if not given.on or {case.architecture, case.precision} & set(given.on)
     ]
     if given.quick:
-        return list({(case.entry.number, case.seed): case for case in reversed(cases)}.values())[::-1]
+        return list({(case.entry.number, case.seed): case for case in reversed(cases)}.values())[
+            ::-1
+        ]
     return cases
 
 
@@ -239,28 +313,46 @@ def run(cases: Sequence[Case], jobs: int) -> list[Mark]:
         each = pool.map(score, cases) if jobs > 1 else map(score, cases)
         for number, some in enumerate(each, 1):
             marks += some
-            print(f"\r{number} of {len(cases)} cases", end="\n" * (number == len(cases)), file=sys.stderr, flush=True)
+            print(
+                f"\r{number} of {len(cases)} cases",
+                end="\n" * (number == len(cases)),
+                file=sys.stderr,
+                flush=True,
+            )
     return marks
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--set", choices=[*SETS, "all"], default="zoo")
     parser.add_argument(
-        "--only", action="append", default=[], help="number of an entry, or text in its name; repeatable"
+        "--only",
+        action="append",
+        default=[],
+        help="number of an entry, or text in its name; repeatable",
     )
-    parser.add_argument("--on", action="append", default=[], help="architecture or precision; repeatable")
-    parser.add_argument("--quick", action="store_true", help="one architecture and one precision an entry")
+    parser.add_argument(
+        "--on", action="append", default=[], help="architecture or precision; repeatable"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="one architecture and one precision an entry"
+    )
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write every mark there")
-    parser.add_argument("--msprobe", type=Path, help="a Python with mindstudio-probe, torch and transformers")
+    parser.add_argument(
+        "--msprobe", type=Path, help="a Python with mindstudio-probe, torch and transformers"
+    )
     return parser.parse_args()
 
 
 def main() -> None:
     given = arguments()
-    cases = {name: chosen(entries, given) for name, entries in SETS.items() if given.set in (name, "all")}
+    cases = {
+        name: chosen(entries, given) for name, entries in SETS.items() if given.set in (name, "all")
+    }
     if not any(cases.values()):
         raise SystemExit("no entry is called that: " + ", ".join(given.only + given.on))
     marks = {name: run(some, given.jobs) for name, some in cases.items() if some}
@@ -270,7 +362,8 @@ def main() -> None:
         print(f"## {name}, {given.seeds} seed(s)\n\n{table(some)}\n\n{misses(some)}\n")
     if given.json:
         given.json.write_text(
-            json.dumps([asdict(m) for some in marks.values() for m in some], indent=1), encoding="utf-8"
+            json.dumps([asdict(m) for some in marks.values() for m in some], indent=1),
+            encoding="utf-8",
         )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from llmdebug_nb.align import sequence
 from llmdebug_nb.align.names import Names
 from llmdebug_nb.align.sequence import Leeway, Token
-from llmdebug_nb.records import IN_KERNEL, Record, Summary, summed
+from llmdebug_nb.core.records import IN_KERNEL, Record, Summary, summed
 
 Pass = tuple[int, int, int, str]  # rank, generation, step, phase
 Kind = Callable[["Call"], str]
@@ -60,7 +60,9 @@ def passes(records: Iterable[Record]) -> dict[Pass, list[Call]]:
     return {key: list(calls.values()) for key, calls in found.items()}
 
 
-Numbers = tuple[dict[int, int], dict[int, int]]  # id of a call -> number, on both sides; paired calls have the same
+Numbers = tuple[
+    dict[int, int], dict[int, int]
+]  # id of a call -> number, on both sides; paired calls have the same
 
 
 def modules(golden: list[Call], mine: list[Call]) -> Iterator[tuple[Call, Call]]:
@@ -71,7 +73,12 @@ def modules(golden: list[Call], mine: list[Call]) -> Iterator[tuple[Call, Call]]
 
 
 def operators(
-    golden: list[Call], mine: list[Call], kinds: tuple[Kind, Kind], paired: Numbers, leeway: Leeway, alike: Alike
+    golden: list[Call],
+    mine: list[Call],
+    kinds: tuple[Kind, Kind],
+    paired: Numbers,
+    leeway: Leeway,
+    alike: Alike,
 ) -> Iterator[tuple[Call, Call, str]]:
     """Yield the calls of operators that answer to each other, out of the calls within one module, and how they are alike.
 
@@ -86,7 +93,9 @@ def operators(
     how: dict[tuple[int, int], str] = {}
     found: list[tuple[int, int]] = []
     for _ in range(_ROUNDS):
-        found = sequence.align(sides[0], sides[1], leeway, {pair for pair, says in how.items() if not says})
+        found = sequence.align(
+            sides[0], sides[1], leeway, {pair for pair, says in how.items() if not says}
+        )
         found = [(i, j) for i, j in found if not sides[0][i].anchor]
         new = [pair for pair in found if pair not in how]
         how |= {(i, j): alike(golden[i], mine[j]) for i, j in new}
@@ -97,7 +106,9 @@ def operators(
             yield golden[i], mine[j], how[i, j]
 
 
-def slots(golden: Call, mine: Call, names: Names, replaced: bool, sure: float) -> Iterator[tuple[Record, Record, str]]:
+def slots(
+    golden: Call, mine: Call, names: Names, replaced: bool, sure: float
+) -> Iterator[tuple[Record, Record, str]]:
     """Yield the tensors of two calls that answer to each other, and in what they differ, or "".
 
     By role and slot; those left by what the map says, by value, and where a role has but one left of a shape, by that.
@@ -113,7 +124,11 @@ def slots(golden: Call, mine: Call, names: Names, replaced: bool, sure: float) -
         if record.id in swapped:
             other = swapped[record.id]
             del theirs[other.site.role, other.site.slot]
-            yield record, other, f"{record.site.slot} is {other.site.slot} there: operands in another order"
+            yield (
+                record,
+                other,
+                f"{record.site.slot} is {other.site.slot} there: operands in another order",
+            )
             continue
         same_slot = not replaced or record.site.role == "output"
         partner = theirs.pop((record.site.role, record.site.slot), None) if same_slot else None
@@ -138,7 +153,8 @@ def _outputs(golden: Call, mine: Call) -> Iterator[tuple[Record, Record, str]]:
             yield from (
                 (record, r, "")
                 for r in theirs
-                if r in same or ((not same or not summed(record.site.slot)) and _bare(r) == _bare(record))
+                if r in same
+                or ((not same or not summed(record.site.slot)) and _bare(r) == _bare(record))
             )
 
 
@@ -189,7 +205,9 @@ def telling(record: Record) -> bool:
     return s.fingerprint is not None and s.min is not None and s.min != s.max and s.numel > 3
 
 
-def _other_slot(record: Record, theirs: list[Record], rivals: list[Record], names: Names) -> Record | None:
+def _other_slot(
+    record: Record, theirs: list[Record], rivals: list[Record], names: Names
+) -> Record | None:
     s, value = record.site, record.summary
     free = [r for r in theirs if r.site.role == s.role]
     for other in free:

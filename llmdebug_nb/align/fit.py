@@ -24,7 +24,9 @@ class Fit:
     mine: tuple[Move, ...] = ()
     whole: bool = False
 
-    def __call__(self, golden: torch.Tensor, mine: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(
+        self, golden: torch.Tensor, mine: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return both, in equal shapes where the two fit. Raises ValueError where what was read has another shape than was said."""
         try:
             for move in self.golden:

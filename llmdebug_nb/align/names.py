@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmdebug_nb.errors import OptionError, nearest
+from llmdebug_nb.core.errors import OptionError, nearest
 
 UPSTREAM = "op_mapping_file.json"  # the one name that msit reads
 _SECTIONS = ("paths", "types")
@@ -43,7 +43,9 @@ def _glob(pattern: str) -> re.Pattern[str]:
 def _filled(target: str, texts: Sequence[str]) -> str:
     """Put the texts that the stars of golden's side stood for in the place of mine's."""
     parts = target.split("*")
-    return "".join(part + text for part, text in zip(parts, [*texts[: len(parts) - 1], ""], strict=True))
+    return "".join(
+        part + text for part, text in zip(parts, [*texts[: len(parts) - 1], ""], strict=True)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,9 @@ class Names:
     def same_output(self, golden: _Output, mine: _Output) -> bool:
         """Tell whether the map says of two outputs, by type and slot, that they are one."""
         return any(
-            (g[1], m[1]) == (golden[1], mine[1]) and self._meant(g[0], golden[0]) and self._meant(m[0], mine[0])
+            (g[1], m[1]) == (golden[1], mine[1])
+            and self._meant(g[0], golden[0])
+            and self._meant(m[0], mine[0])
             for pair in self.outputs
             for g, m in (pair, pair[::-1])
         )
@@ -76,7 +80,9 @@ class Names:
     def _meant(self, name: str, op: str) -> bool:
         return name == op or (self.parts and name in op)
 
-    def resolve(self, golden: Iterable[str], mine: Iterable[str]) -> dict[str, tuple[tuple[str, ...], str]]:
+    def resolve(
+        self, golden: Iterable[str], mine: Iterable[str]
+    ) -> dict[str, tuple[tuple[str, ...], str]]:
         """Return path of golden -> paths of mine and why. What is said of a module holds for what is in it.
 
         Raises:
@@ -162,11 +168,15 @@ def _entries(path: Path) -> tuple[list[tuple[Any, Any]], Said]:
             line = key_node.start_mark.line + 1
             key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
             if key in [k for k, _ in found]:
-                raise OptionError(f"mapping {path}, line {line}, {key!r}: a second time, after line {lines[key]}")
+                raise OptionError(
+                    f"mapping {path}, line {line}, {key!r}: a second time, after line {lines[key]}"
+                )
             lines[key] = line
             section = key in _SECTIONS and isinstance(value_node, yaml.MappingNode)
             value = (
-                entries(value_node, said(key)) if section else yaml.SafeLoader("").construct_object(value_node, True)
+                entries(value_node, said(key))
+                if section
+                else yaml.SafeLoader("").construct_object(value_node, True)
             )
             found.append((key, value))
         return found
@@ -184,7 +194,9 @@ def _entries(path: Path) -> tuple[list[tuple[Any, Any]], Said]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
-        raise OptionError(f"mapping {path}{line}: {getattr(error, 'problem', None) or error}; {_HELP}") from None
+        raise OptionError(
+            f"mapping {path}{line}: {getattr(error, 'problem', None) or error}; {_HELP}"
+        ) from None
 
 
 def _names(entries: list[tuple[Any, Any]], said: Said, upstream: bool) -> Names:
@@ -197,7 +209,10 @@ def _names(entries: list[tuple[Any, Any]], said: Said, upstream: bool) -> Names:
         and all(isinstance(k, str) and k in _SECTIONS for k in keys)
         and not any(isinstance(v, str) for _, v in entries)
     ):
-        sections |= {key: list(value.items()) if isinstance(value, Mapping) else value for key, value in entries}
+        sections |= {
+            key: list(value.items()) if isinstance(value, Mapping) else value
+            for key, value in entries
+        }
     else:
         sections["paths"] = entries
     rules = tuple(_rule(key, value, said) for key, value in sections["paths"])
@@ -243,6 +258,8 @@ def _texts(key: Any, value: Any, said: Said) -> tuple[str, ...]:
 def _type(text: str, key: str, said: Said) -> tuple[str, str]:
     found = _TYPE.fullmatch(text)
     if not found or not found[1]:
-        what = "expected a type such as LinearOperation, LinearOperation_outtensor0 or Linear_output_0"
+        what = (
+            "expected a type such as LinearOperation, LinearOperation_outtensor0 or Linear_output_0"
+        )
         raise OptionError(f"mapping {said(key)}: {text!r}; {what}")
     return found[1], found[2] or ""

@@ -15,13 +15,33 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from llmdebug_nb.align import exported, tree
-from llmdebug_nb.align.calls import Call, Numbers, Pass, modules, operators, passes, share_inputs, slots, telling
+from llmdebug_nb.align.calls import (
+    Call,
+    Numbers,
+    Pass,
+    modules,
+    operators,
+    passes,
+    share_inputs,
+    slots,
+    telling,
+)
 from llmdebug_nb.align.names import Names
 from llmdebug_nb.align.reshape import Fitter
 from llmdebug_nb.align.sequence import Leeway
 from llmdebug_nb.align.tokens import Load
 from llmdebug_nb.align.tree import FUSED, SAME_PATH, Tree, above
-from llmdebug_nb.records import FOLDED, IN_KERNEL, INNER, INSIDE, READ, WRITTEN, Node, Pair, Record
+from llmdebug_nb.core.records import (
+    FOLDED,
+    IN_KERNEL,
+    INNER,
+    INSIDE,
+    READ,
+    WRITTEN,
+    Node,
+    Pair,
+    Record,
+)
 
 SAME_SITE = SAME_PATH
 SEQUENCE = "sequence of operators"
@@ -74,7 +94,9 @@ class _Pairing:
     ) -> None:  # fmt: skip
         self._traced = traced
         self._sides, self._names, self._fitter = sides, names, fitter
-        trees = [Tree(tree_nodes, records) for tree_nodes, records in zip(nodes, sides, strict=True)]
+        trees = [
+            Tree(tree_nodes, records) for tree_nodes, records in zip(nodes, sides, strict=True)
+        ]
         paths = [
             [*t.modules, *{r.site.path for r in records if "/" in r.site.path}]
             for t, records in zip(trees, sides, strict=True)
@@ -84,7 +106,9 @@ class _Pairing:
         self._exported = any(graphs)
         given = names.resolve(*paths) if names.rules else {}
         self._given = given
-        self._leeway = Leeway.of(*([record.summary.dtype for record in records] for records in sides))
+        self._leeway = Leeway.of(
+            *([record.summary.dtype for record in records] for records in sides)
+        )
         self._partners = tree.partners(
             trees[0], trees[1], {p: who for p, who in given.items() if "/" not in p}, names.kind
         )
@@ -103,7 +127,9 @@ class _Pairing:
 
     def _pass(self, golden: list[Call], mine: list[Call]) -> None:
         """Pair the calls of one pass over the model."""
-        by_module = [_grouped((c.module, c) for c in calls if not c.operator) for calls in (golden, mine)]
+        by_module = [
+            _grouped((c.module, c) for c in calls if not c.operator) for calls in (golden, mine)
+        ]
         paired: Numbers = {}, {}
         s = golden[0].records[0].site
         loose = self._fitter.relaid(s.generation, s.step)
@@ -114,12 +140,16 @@ class _Pairing:
                     self._calls(left, right, why)
                     if len(partners) == 1 and not why.startswith(FUSED):
                         paired[0][id(left)] = paired[1][id(right)] = len(paired[0]) + 1
-                        loose |= bool(left.output and right.output and left.output.shape != right.output.shape)
+                        loose |= bool(
+                            left.output and right.output and left.output.shape != right.output.shape
+                        )
         self._operators(golden, mine, paired, replace(self._leeway, loose=loose))
         self._by_value(golden, mine)
         if self._crossed:
             alone = self._left(golden, self._of), self._left(mine, self._mine)
-            nameless = 2 * sum(not c.operator for c in alone[0]) > sum(not c.operator for c in golden)
+            nameless = 2 * sum(not c.operator for c in alone[0]) > sum(
+                not c.operator for c in golden
+            )
             for one, other, why, alike in exported.by_result(*alone, self._leeway, nameless):
                 if alike:
                     self._calls(one, other, why)
@@ -130,28 +160,49 @@ class _Pairing:
 
     def _left(self, calls: list[Call], done: Collection[int]) -> list[Call]:
         """Return the calls of which the first result has no partner, and which the map says nothing of."""
-        return [c for c in calls if c.made is not None and c.made.id not in done and c.path not in self._given]
+        return [
+            c
+            for c in calls
+            if c.made is not None and c.made.id not in done and c.path not in self._given
+        ]
 
     def _handed_on(self, golden: list[Call], mine: list[Call]) -> None:
         """Pair what is the same tensor as one that is paired: what a module takes that another one gave, or gives as it was given."""
-        pairs = [pair for call in golden for record in call.records for pair in self._of.get(record.id, ())]
-        there = [(pair.golden, pair.mine) for pair in pairs if pair.golden is not None and pair.mine is not None]
+        pairs = [
+            pair
+            for call in golden
+            for record in call.records
+            for pair in self._of.get(record.id, ())
+        ]
+        there = [
+            (pair.golden, pair.mine)
+            for pair in pairs
+            if pair.golden is not None and pair.mine is not None
+        ]
         for left, right, why in [*exported.handed_on(golden, self._of, there)]:
             self._add(left, right, why)
         for right, left, why in [*exported.handed_on(mine, self._mine, [(m, g) for g, m in there])]:
             self._add(left, right, why)
 
-    def _operators(self, golden: list[Call], mine: list[Call], paired: Numbers, leeway: Leeway) -> None:
+    def _operators(
+        self, golden: list[Call], mine: list[Call], paired: Numbers, leeway: Leeway
+    ) -> None:
         """Align the operators within each module, the calls of inner modules between them."""
         kinds = self._kind, lambda call: self._kind_of(call.op)
         golden, mine = self._by_node(golden, mine)
         sides = [_by_holder(calls) for calls in (golden, mine)]
         for path, calls in sides[0].items():
             partners, why = self._partners.get(path, ((), ""))
-            theirs = sides[1].get(partners[0]) if len(partners) == 1 and not why.startswith(FUSED) else None
+            theirs = (
+                sides[1].get(partners[0])
+                if len(partners) == 1 and not why.startswith(FUSED)
+                else None
+            )
             if theirs is None:
                 continue
-            shared = {paired[0].get(id(c)) for c in calls} & {paired[1].get(id(c)) for c in theirs} - {None}
+            shared = {paired[0].get(id(c)) for c in calls} & {
+                paired[1].get(id(c)) for c in theirs
+            } - {None}
             known: Any = tuple({id(c): n[id(c)] for c in side if n.get(id(c)) in shared}
                                for side, n in zip((calls, theirs), paired, strict=True))  # fmt: skip
             for left, right, how in operators(
@@ -165,10 +216,16 @@ class _Pairing:
         if not all(self._traced):
             return golden, mine
         sides = [
-            {node: call for call in calls if call.operator and (node := traced.get(_node_key(call))) is not None}
+            {
+                node: call
+                for call in calls
+                if call.operator and (node := traced.get(_node_key(call))) is not None
+            }
             for calls, traced in zip((golden, mine), self._traced, strict=True)
         ]
-        found = {node: (call, sides[1][node]) for node, call in sides[0].items() if node in sides[1]}
+        found = {
+            node: (call, sides[1][node]) for node, call in sides[0].items() if node in sides[1]
+        }
         for left, right in found.values():
             if not self._misfits(left, right):
                 self._calls(left, right, SAME_NODE)
@@ -201,16 +258,30 @@ class _Pairing:
             other = "given something else" if golden.op == mine.op else f"replaced by {mine.op}"
             return f"{SEQUENCE}: {golden.op} is {other}, with the same result"
         sites = [(c.path, c.records[0].site.call) for c in (golden, mine)]
-        return SAME_SITE if sites[0] == sites[1] else f"{SEQUENCE}; {why}" if why != SAME_SITE else SEQUENCE
+        return (
+            SAME_SITE
+            if sites[0] == sites[1]
+            else f"{SEQUENCE}; {why}"
+            if why != SAME_SITE
+            else SEQUENCE
+        )
 
     def _same_output(self, golden: Call, mine: Call) -> bool:
         outputs = golden.made, mine.made
-        return outputs[0] is not None and outputs[1] is not None and self._fitter.agree(outputs[0], outputs[1])
+        return (
+            outputs[0] is not None
+            and outputs[1] is not None
+            and self._fitter.agree(outputs[0], outputs[1])
+        )
 
     def _misfits(self, golden: Call, mine: Call) -> bool:
         """Tell whether two calls of one operator give tensors of different shapes, and nothing says how one is found in the other."""
         outputs = golden.made, mine.made
-        if outputs[0] is None or outputs[1] is None or outputs[0].summary.shape == outputs[1].summary.shape:
+        if (
+            outputs[0] is None
+            or outputs[1] is None
+            or outputs[0].summary.shape == outputs[1].summary.shape
+        ):
             return False
         return self._fitter.fit(outputs[0], outputs[1]) is None
 
@@ -233,7 +304,9 @@ class _Pairing:
         ):
             sides = []
             for calls, done in ((golden, self._of), (mine, self._mine)):
-                left = (r for call in calls for r in call.records if r.id not in done and telling(r))
+                left = (
+                    r for call in calls for r in call.records if r.id not in done and telling(r)
+                )
                 sides.append(_grouped((key(r), r) for r in left if r.site.path not in self._given))
             for print_, records in sides[0].items():
                 others = sides[1].get(print_, [])
@@ -245,7 +318,13 @@ class _Pairing:
     def in_order(self) -> list[Pair]:
         """Return all pairs, and the records without a partner where they ran."""
         pairs = [pair for several in self._of.values() for pair in several]
-        if len(pairs) == len(self._sides[0]) == len(self._sides[1]) == len(self._mine) == len(self._of):
+        if (
+            len(pairs)
+            == len(self._sides[0])
+            == len(self._sides[1])
+            == len(self._mine)
+            == len(self._of)
+        ):
             return [self._of[record.id][0] for record in self._sides[0]]
         last: dict[int, int] = {}  # id of a record of mine -> golden's of the pair it is in
         for pair in pairs:
@@ -253,8 +332,16 @@ class _Pairing:
                 last.setdefault(pair.mine.id, pair.golden.id)
         there = [(path, other) for path, (others, _) in self._partners.items() for other in others]
         left_out = {path for path, (others, _) in self._given.items() if not others}
-        golden = _Reasons(self._sides, 0, [p.golden for p in pairs if p.golden], _grouped(there), left_out)
-        mine = _Reasons(self._sides, 1, [p.mine for p in pairs if p.mine], _grouped((m, g) for g, m in there), set())
+        golden = _Reasons(
+            self._sides, 0, [p.golden for p in pairs if p.golden], _grouped(there), left_out
+        )
+        mine = _Reasons(
+            self._sides,
+            1,
+            [p.mine for p in pairs if p.mine],
+            _grouped((m, g) for g, m in there),
+            set(),
+        )
         after: dict[int | None, list[Pair]] = defaultdict(list)
         place: int | None = None
         for record in self._sides[1]:
@@ -292,7 +379,9 @@ def _by_holder(calls: list[Call]) -> dict[str, list[Call]]:
 
     def holder(path: str) -> str | None:
         if path not in holders:
-            holders[path] = next((outer for outer in above(path) if outer != path and outer in called), None)
+            holders[path] = next(
+                (outer for outer in above(path) if outer != path and outer in called), None
+            )
         return holders[path]
 
     found: dict[str, list[Call]] = {}
@@ -344,11 +433,16 @@ class _Reasons:
             (len(self._ranks) > 1 and s.rank not in self._ranks, NO_RANK),
             (s.slot.startswith(IN_KERNEL), READ),
             (
-                bool(operator) and self._fused and (s.generation, s.step) in self._steps and s.phase in self._phases,
+                bool(operator)
+                and self._fused
+                and (s.generation, s.step) in self._steps
+                and s.phase in self._phases,
                 INSIDE,
             ),
             (
-                bool(self._excuse) and (s.generation, s.step) in self._steps and s.phase in self._phases,
+                bool(self._excuse)
+                and (s.generation, s.step) in self._steps
+                and s.phase in self._phases,
                 self._excuse or "",
             ),
             (module not in self._known, NO_PATH),

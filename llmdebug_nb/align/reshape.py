@@ -5,10 +5,8 @@ What may be is told by shapes and statistics; where values are kept they decide,
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -17,8 +15,9 @@ from llmdebug_nb.align import fit as moves
 from llmdebug_nb.align.fit import Fit
 from llmdebug_nb.align.sequence import TELLING, agreement
 from llmdebug_nb.align.tokens import Frame, Frames, Load
-from llmdebug_nb.errors import CorruptDumpError, TensorLookupError
-from llmdebug_nb.records import Record, Summary, summed
+from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
+from llmdebug_nb.core.paths import any_layer
+from llmdebug_nb.core.records import Record, Summary, summed
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +36,9 @@ Shape = tuple[int, ...]
 class Fitter:
     """Finds how the tensors of pairs lie, and remembers it for the next ones."""
 
-    def __init__(self, sides: tuple[list[Record], list[Record]], load: tuple[Load, Load] | None) -> None:
+    def __init__(
+        self, sides: tuple[list[Record], list[Record]], load: tuple[Load, Load] | None
+    ) -> None:
         self._load = load
         self._frames = Frames(sides, load)
         self._weights: dict[str, list[Record]] = {}
@@ -61,14 +62,28 @@ class Fitter:
         if a.shape == b.shape and golden.op == mine.op:
             return None  # one kind of module lays its tensors out in one way: what is turned there is a bug
         if a.shape == b.shape:
-            known = s.role == "weight" and (a.shape, b.shape, _any_layer(s.path)) in self._known
-            return self._of_same_size(golden, mine) if len(a.shape) > 1 and (known or _same_elements(a, b)) else None
+            known = s.role == "weight" and (a.shape, b.shape, any_layer(s.path)) in self._known
+            return (
+                self._of_same_size(golden, mine)
+                if len(a.shape) > 1 and (known or _same_elements(a, b))
+                else None
+            )
         if math.prod(a.shape) == math.prod(b.shape):
             return self._of_same_size(golden, mine)
         sharded = golden.site.rank != mine.site.rank
         apart = [(x, y) for x, y in zip(a.shape, b.shape, strict=False) if x != y]
-        key = "part", _any_layer(s.path), _any_layer(mine.site.path), mine.site.rank, s.role, s.slot, *apart
-        return self._best(key, golden, mine, _parts(a.shape, b.shape, s.role == "weight"), sure=fused or sharded)
+        key = (
+            "part",
+            any_layer(s.path),
+            any_layer(mine.site.path),
+            mine.site.rank,
+            s.role,
+            s.slot,
+            *apart,
+        )
+        return self._best(
+            key, golden, mine, _parts(a.shape, b.shape, s.role == "weight"), sure=fused or sharded
+        )
 
     def agree(self, golden: Record, mine: Record) -> bool:
         """Tell whether two tensors hold the same, as laid out in `fit`; False where it can't be seen."""
@@ -95,12 +110,17 @@ class Fitter:
 
     def relaid(self, generation: int, step: int) -> bool:
         """Tell whether the two runs were given their tokens in other places, or other ones beside them."""
-        return self._frames.of(generation, step) is not None or self._frames.of(generation, 0) is not None
+        return (
+            self._frames.of(generation, step) is not None
+            or self._frames.of(generation, 0) is not None
+        )
 
     def _of_same_size(self, golden: Record, mine: Record) -> Fit | None:
         a, b = golden.summary, mine.summary
-        key = a.shape, b.shape, _any_layer(golden.site.path)
-        found = self._best(key, golden, mine, _layouts(a.shape, b.shape), sure=agreement(a, b) >= TELLING)
+        key = a.shape, b.shape, any_layer(golden.site.path)
+        found = self._best(
+            key, golden, mine, _layouts(a.shape, b.shape), sure=agreement(a, b) >= TELLING
+        )
         return found if found is not None and found.golden + found.mine else None
 
     def _dequantised(self, golden: Record, mine: Record) -> Fit | None:
@@ -111,18 +131,23 @@ class Fitter:
             return None
         offset = beside["offset"]
         read = self._load[1]
-        spread = moves.dequantised(read(scale), None if offset is None or offset.payload is None else read(offset))
+        spread = moves.dequantised(
+            read(scale), None if offset is None or offset.payload is None else read(offset)
+        )
         formula = "(w - offset) * scale" if offset is not None else "w * scale"
         ways = [Fit(f"dequantised: {formula}", (), (spread,)),
                 Fit(f"dequantised: {formula}, transposed", (), (spread, lambda x: x.t()))]  # fmt: skip
         ways = ways[
             : 1
-            if golden.summary.shape == mine.summary.shape and golden.summary.shape[0] != golden.summary.shape[-1]
+            if golden.summary.shape == mine.summary.shape
+            and golden.summary.shape[0] != golden.summary.shape[-1]
             else 2
         ]
         return self._best(None, golden, mine, ways, sure=False)
 
-    def _best(self, key: Any, golden: Record, mine: Record, ways: Iterable[Fit], sure: bool) -> Fit | None:
+    def _best(
+        self, key: Any, golden: Record, mine: Record, ways: Iterable[Fit], sure: bool
+    ) -> Fit | None:
         """Return the way in which the two agree best; where values can't say, the one found for others that lie like them.
 
         ``sure``: something else says that they belong together, so without values the likeliest way is taken.
@@ -134,7 +159,11 @@ class Fitter:
         for way in itertools.islice(ways, _MOST_WAYS):
             error = self._error(golden, mine, way)
             if error is None:
-                return replace(way, says=f"{way.says}, assumed" if way.whole else UNSEEN) if sure else None
+                return (
+                    replace(way, says=f"{way.says}, assumed" if way.whole else UNSEEN)
+                    if sure
+                    else None
+                )
             errors.append((error, way))
             if error == 0.0:
                 break
@@ -150,7 +179,9 @@ class Fitter:
 
     def _error(self, golden: Record, mine: Record, way: Fit) -> float | None:
         """Return |m - g| / |g| in the middle of a search, None if the values are not there, inf where they don't fit."""
-        if self._load is None or any(r.payload is None or r.kept is not None for r in (golden, mine)):
+        if self._load is None or any(
+            r.payload is None or r.kept is not None for r in (golden, mine)
+        ):
             return None
         tensors = self._read(golden, mine)
         if tensors is None:
@@ -172,7 +203,10 @@ class Fitter:
         if getattr(self, "_last", (None,))[0] != key:
             assert self._load is not None
             try:
-                g, m = (load(r).to(torch.float64) for load, r in zip(self._load, (golden, mine), strict=True))
+                g, m = (
+                    load(r).to(torch.float64)
+                    for load, r in zip(self._load, (golden, mine), strict=True)
+                )
             except (CorruptDumpError, TensorLookupError, RuntimeError):
                 return None
             fine = torch.finfo(torch.float32).max / 2  # masks
@@ -185,29 +219,34 @@ def _completed(way: Fit, golden: Shape, mine: Shape) -> Iterator[Fit]:
     import torch
 
     try:
-        shapes = [tuple(x.shape) for x in way(torch.empty(golden, device="meta"), torch.empty(mine, device="meta"))]
+        shapes = [
+            tuple(x.shape)
+            for x in way(torch.empty(golden, device="meta"), torch.empty(mine, device="meta"))
+        ]
     except ValueError:
         return
     if shapes[0] == shapes[1]:
         yield way
         return
     same_size = math.prod(shapes[0]) == math.prod(shapes[1])
-    for rest in _layouts(shapes[0], shapes[1]) if same_size else _parts(shapes[0], shapes[1], False):
+    for rest in (
+        _layouts(shapes[0], shapes[1]) if same_size else _parts(shapes[0], shapes[1], False)
+    ):
         yield Fit(f"{way.says}; {rest.says}", (*way.golden, *rest.golden), (*way.mine, *rest.mine))
 
 
 def _same_elements(golden: Summary, mine: Summary) -> bool:
     """Tell whether two tensors of one dtype may hold the same elements in another order."""
-    if (golden.min, golden.max, golden.dtype) != (mine.min, mine.max, mine.dtype) or golden.min == golden.max:
+    if (golden.min, golden.max, golden.dtype) != (
+        mine.min,
+        mine.max,
+        mine.dtype,
+    ) or golden.min == golden.max:
         return False
-    gaps = ((getattr(golden, name) or 0.0) - (getattr(mine, name) or 0.0) for name in ("l2norm", "mean"))
+    gaps = (
+        (getattr(golden, name) or 0.0) - (getattr(mine, name) or 0.0) for name in ("l2norm", "mean")
+    )
     return all(abs(gap) <= 1e-6 * (golden.l2norm or 0.0) for gap in gaps)
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def _any_layer(path: str) -> str:
-    """Return a path without its numbers: layers lie alike."""
-    return re.sub(r"\d+", "*", path)
 
 
 def _divided(golden: Record, mine: Record) -> Fit | None:
@@ -218,25 +257,39 @@ def _divided(golden: Record, mine: Record) -> Fit | None:
     sides = []
     for one, shape in zip(sums, (None, golden.summary.shape), strict=True):
         sides.append(
-            (*((moves.divided(one[1]),) if one else ()), *((moves.viewed(shape),) if shape is not None else ()))
+            (
+                *((moves.divided(one[1]),) if one else ()),
+                *((moves.viewed(shape),) if shape is not None else ()),
+            )
         )
     says = " and ".join(
-        f"{side}'s is the sum over {one[1]}" for side, one in zip(("golden", "mine"), sums, strict=True) if one
+        f"{side}'s is the sum over {one[1]}"
+        for side, one in zip(("golden", "mine"), sums, strict=True)
+        if one
     )
     return Fit(f"{says}, which its reader divides", sides[0], sides[1])
 
 
 def _layouts(golden: Shape, mine: Shape) -> Iterator[Fit]:
     """Yield ways in which tensors of as many elements may lie: reshaped, transposed, heads flattened or split."""
-    yield Fit("" if golden == mine else "reshaped", () if golden == mine else (moves.viewed(mine),), whole=True)
+    yield Fit(
+        "" if golden == mine else "reshaped",
+        () if golden == mine else (moves.viewed(mine),),
+        whole=True,
+    )
     for turned, shape, other in (("golden", golden, mine), ("mine", mine, golden)):
         if not 2 <= len(shape) <= 4 or (turned == "mine" and len(golden) == len(mine)):
             continue
-        orders = sorted(itertools.permutations(range(len(shape))), key=lambda o: sum(a != i for i, a in enumerate(o)))
+        orders = sorted(
+            itertools.permutations(range(len(shape))),
+            key=lambda o: sum(a != i for i, a in enumerate(o)),
+        )
         for order in orders[1:]:
             if _merges(tuple(shape[a] for a in order), other):
                 done = moves.permuted(order), moves.viewed(other)
-                says = "transposed" if len(order) == 2 == len(other) else f"axes {order} of {turned}"
+                says = (
+                    "transposed" if len(order) == 2 == len(other) else f"axes {order} of {turned}"
+                )
                 says += (
                     ""
                     if len(golden) == len(mine)
@@ -244,12 +297,20 @@ def _layouts(golden: Shape, mine: Shape) -> Iterator[Fit]:
                     if len(shape) > len(other)
                     else ", then split"
                 )
-                yield Fit(says, done if turned == "golden" else (), () if turned == "golden" else done, whole=True)
+                yield Fit(
+                    says,
+                    done if turned == "golden" else (),
+                    () if turned == "golden" else done,
+                    whole=True,
+                )
 
 
 def _merges(shape: Shape, other: Shape) -> bool:
     """Tell whether one shape comes of the other by merging or splitting axes that are next to each other."""
-    ends = [set(itertools.accumulate((n for n in sizes if n != 1), lambda a, b: a * b)) for sizes in (shape, other)]
+    ends = [
+        set(itertools.accumulate((n for n in sizes if n != 1), lambda a, b: a * b))
+        for sizes in (shape, other)
+    ]
     return ends[0] <= ends[1] or ends[1] <= ends[0] if len(shape) != len(other) else shape == other
 
 
@@ -274,8 +335,12 @@ def _blocks(golden: Shape, mine: Shape, weight: bool) -> Iterator[Fit]:
         large, small = max(golden[axis], mine[axis]), min(golden[axis], mine[axis])
         if not small:
             return
-        whole = weight or axis == -1 or large - small >= _MOST_STARTS  # features come in equal blocks, tokens anywhere
-        choices.append(range(0, large - small + 1, math.gcd(large, small) if whole else 1)[:_MOST_STARTS])
+        whole = (
+            weight or axis == -1 or large - small >= _MOST_STARTS
+        )  # features come in equal blocks, tokens anywhere
+        choices.append(
+            range(0, large - small + 1, math.gcd(large, small) if whole else 1)[:_MOST_STARTS]
+        )
     for starts in itertools.product(*choices):
         sides: tuple[list[Any], list[Any]] = [], []
         said = []
@@ -283,7 +348,9 @@ def _blocks(golden: Shape, mine: Shape, weight: bool) -> Iterator[Fit]:
             side, length = int(golden[axis] < mine[axis]), min(golden[axis], mine[axis])
             sides[side].append(moves.narrowed(axis, start, length))
             where = f"{start}-{start + length - 1}" if length > 1 else str(start)
-            said.append(f"{where} of {max(golden[axis], mine[axis])} along axis {axis} of {('golden', 'mine')[side]}")
+            said.append(
+                f"{where} of {max(golden[axis], mine[axis])} along axis {axis} of {('golden', 'mine')[side]}"
+            )
         yield Fit("; ".join(said), tuple(sides[0]), tuple(sides[1]))
 
 

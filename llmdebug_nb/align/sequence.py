@@ -13,12 +13,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmdebug_nb.kernels.raw import DTYPES
-from llmdebug_nb.records import Summary
+from llmdebug_nb.core.dtypes import DTYPES
+from llmdebug_nb.core.records import Summary
 
 _CELLS = 1 << 20  # of a table that is kept whole
 # how alike two calls are; only their order and rough proportion matter
-_SAME_OP, _SAME_SHAPE, _OTHER_SHAPE, _SAME_NAME, _SAME_OUTPUT, _SAME_BYTES, _DIGIT = 15, 25, 5, 15, 5, 75, 10
+_SAME_OP, _SAME_SHAPE, _OTHER_SHAPE, _SAME_NAME, _SAME_OUTPUT, _SAME_BYTES, _DIGIT = (
+    15,
+    25,
+    5,
+    15,
+    5,
+    75,
+    10,
+)
 _CERTAIN = 10_000  # more than any number of calls that have only their operators in common
 _ANCHOR = 1_000 * _CERTAIN
 TELLING = 2.0  # digits of agreement that two unrelated tensors don't have by chance
@@ -73,18 +81,27 @@ def _eps(dtypes: Sequence[str]) -> float:
     import torch
 
     kinds = [DTYPES[name] for name in dtypes if name in DTYPES]
-    found = sorted((torch.finfo(kind).eps for kind in kinds if kind.is_floating_point), reverse=True)
+    found = sorted(
+        (torch.finfo(kind).eps for kind in kinds if kind.is_floating_point), reverse=True
+    )
     return found[len(found) // 4] if found else _FINE
 
 
 def align(
-    golden: Sequence[Token], mine: Sequence[Token], leeway: Leeway = Leeway(), apart: Collection[tuple[int, int]] = ()
+    golden: Sequence[Token],
+    mine: Sequence[Token],
+    leeway: Leeway = Leeway(),
+    apart: Collection[tuple[int, int]] = (),
 ) -> list[tuple[int, int]]:
     """Return the places of the calls that answer to each other, rising on both sides.
 
     ``apart``: places that do not answer to each other.
     """
-    same = not apart and len(golden) == len(mine) and all(g.label == m.label for g, m in zip(golden, mine, strict=True))
+    same = (
+        not apart
+        and len(golden) == len(mine)
+        and all(g.label == m.label for g, m in zip(golden, mine, strict=True))
+    )
     if same and not _moved(golden, mine, leeway.sure):
         return [(i, i) for i in range(len(golden))]
     start, end = 0, 0
@@ -160,7 +177,10 @@ class _Side:
     @classmethod
     def of(cls, tokens: Sequence[Token], codes: dict[Hashable, int]) -> _Side:
         def coded(what: str, values: Iterable[Hashable]) -> np.ndarray:
-            return np.array([codes.setdefault((what, v), len(codes) + 1) if v else 0 for v in values], dtype=np.int64)
+            return np.array(
+                [codes.setdefault((what, v), len(codes) + 1) if v else 0 for v in values],
+                dtype=np.int64,
+            )
 
         figures = _figures([t.value for t in tokens])
         known = figures[:, 0] > 3  # a constant's bytes say nothing

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmdebug_nb.align.fit import Fit, Move
-from llmdebug_nb.records import Record
+from llmdebug_nb.core.records import Record
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +42,9 @@ class Frame:
     mine: tuple[int, int]
     runs: tuple[Run, ...]
 
-    def fits(self, golden: tuple[int, ...], mine: tuple[int, ...], before: Frame | None) -> Iterable[Fit]:
+    def fits(
+        self, golden: tuple[int, ...], mine: tuple[int, ...], before: Frame | None
+    ) -> Iterable[Fit]:
         """Yield ways to bring tensors of these shapes to the same rows and tokens, the likeliest first; other axes stay.
 
         ``before``: the frame of the generation's first step, which says where the keys of later ones begin.
@@ -50,7 +52,10 @@ class Frame:
         if len(golden) != len(mine) or not golden:
             return
         batched = (golden[0], mine[0]) == (self.golden[0], self.mine[0])
-        flat = (golden[0], mine[0]) == (self.golden[0] * self.golden[1], self.mine[0] * self.mine[1])
+        flat = (golden[0], mine[0]) == (
+            self.golden[0] * self.golden[1],
+            self.mine[0] * self.mine[1],
+        )
         if flat and not batched and len(golden) < 3:
             yield self._fit(True, (1,), self.golden, self.mine)
             return
@@ -58,14 +63,23 @@ class Frame:
             return
         for axes in self._axes(golden, mine):
             keys = None
-            if before is not None and len(before.runs) == 1 and before.runs[0].start != before.runs[0].my_start:
+            if (
+                before is not None
+                and len(before.runs) == 1
+                and before.runs[0].start != before.runs[0].my_start
+            ):
                 first = before.runs[0]
                 keys = next(((a, first.start, first.my_start, golden[a] - first.start) for a in range(1, len(golden))
                              if a not in axes and golden[a] - first.start == mine[a] - first.my_start > 0), None)  # fmt: skip
             if (
                 axes
                 or keys
-                or (batched and (self.golden[0] != self.mine[0] or any(r.row != r.my_row for r in self.runs)))
+                or (
+                    batched
+                    and (
+                        self.golden[0] != self.mine[0] or any(r.row != r.my_row for r in self.runs)
+                    )
+                )
             ):
                 yield self._fit(batched, axes, keys=keys)
 
@@ -81,10 +95,17 @@ class Frame:
         if tokens[0] != tokens[1]:
             yield found
             return
-        if all((r.start, r.my_start, r.length) == (0, 0, tokens[0]) for r in self.runs):  # all tokens, where they are
+        if all(
+            (r.start, r.my_start, r.length) == (0, 0, tokens[0]) for r in self.runs
+        ):  # all tokens, where they are
             yield ()
             return
-        for axes in ((2, 3) if len(golden) == 4 else (), (2,) if len(golden) == 4 else (), (1,), ()):
+        for axes in (
+            (2, 3) if len(golden) == 4 else (),
+            (2,) if len(golden) == 4 else (),
+            (1,),
+            (),
+        ):
             if all(a in found for a in axes):
                 yield axes
 
@@ -112,7 +133,9 @@ class Frame:
                         f"{'row' if len(rows) == 1 else 'rows'} {', '.join(map(str, sorted(rows)))} of {size} of {name}'s batch"
                     )
         if tokens and any(
-            (r.start, r.my_start) != (0, 0) or (r.length, r.length) != (self.golden[1], self.mine[1]) for r in self.runs
+            (r.start, r.my_start) != (0, 0)
+            or (r.length, r.length) != (self.golden[1], self.mine[1])
+            for r in self.runs
         ):
             r = self.runs[0]
             said.append(f"tokens {_range(r.start, r.length)} of golden against {_range(r.my_start, r.length)} of mine"
@@ -153,7 +176,10 @@ Masks = tuple["np.ndarray | None", "np.ndarray | None"]
 
 
 def frame(
-    golden: np.ndarray, mine: np.ndarray, masks: Masks = (None, None), rows: dict[int, int] | None = None
+    golden: np.ndarray,
+    mine: np.ndarray,
+    masks: Masks = (None, None),
+    rows: dict[int, int] | None = None,
 ) -> Frame | None:
     """Return how token ids [batch, tokens] lie in others; None if alike, or if a row is in none of the others.
 
@@ -177,7 +203,11 @@ def frame(
     alike = golden.shape == mine.shape and all(
         (r.row, r.start, r.length) == (r.my_row, r.my_start, golden.shape[1]) for r in runs
     )
-    return None if alike else Frame((golden.shape[0], golden.shape[1]), (mine.shape[0], mine.shape[1]), tuple(runs))
+    return (
+        None
+        if alike
+        else Frame((golden.shape[0], golden.shape[1]), (mine.shape[0], mine.shape[1]), tuple(runs))
+    )
 
 
 def _same_mask(golden: np.ndarray | None, mine: np.ndarray | None) -> bool:
@@ -191,14 +221,21 @@ def _longest(
 
     Nothing but padding may stand beside it where the two overlap: another token is another input, no other layout.
     """
-    masks = [np.ones(len(ids), bool) if m is None else m != 0 for ids, m in ((golden, mask), (mine, my_mask))]
+    masks = [
+        np.ones(len(ids), bool) if m is None else m != 0
+        for ids, m in ((golden, mask), (mine, my_mask))
+    ]
     best = (0, 0, 0)
     for shift in range(-len(golden) + 1, len(mine)):
         start, my_start = max(0, -shift), max(0, shift)
         n = min(len(golden) - start, len(mine) - my_start)
         here, there = slice(start, start + n), slice(my_start, my_start + n)
         real = np.flatnonzero(masks[0][here] & masks[1][there])
-        if real.size == 0 or real[-1] - real[0] + 1 != real.size or np.any(golden[here][real] != mine[there][real]):
+        if (
+            real.size == 0
+            or real[-1] - real[0] + 1 != real.size
+            or np.any(golden[here][real] != mine[there][real])
+        ):
             continue
         best = max(best, (int(real.size), start + int(real[0]), my_start + int(real[0])))
     return best if best[0] >= max(1, _ENOUGH * min(int(m.sum()) for m in masks)) else (0, 0, 0)
@@ -207,7 +244,9 @@ def _longest(
 class Frames:
     """The frames of two runs, one a step, found when they are first asked for."""
 
-    def __init__(self, sides: tuple[list[Record], list[Record]], load: tuple[Load, Load] | None) -> None:
+    def __init__(
+        self, sides: tuple[list[Record], list[Record]], load: tuple[Load, Load] | None
+    ) -> None:
         self._load = load
         self._ids: list[dict[tuple[int, int], list[Record]]] = [{}, {}]
         for place, records in zip(self._ids, sides, strict=True):
@@ -240,10 +279,18 @@ class Frames:
                  for side, (found, x) in enumerate(zip(given, ids, strict=True)) if x is not None]  # fmt: skip
         first = self.of(key[0], 0) if key[1] else None
         return frame(
-            ids[0], ids[1], (masks[0], masks[1]), None if first is None else {r.row: r.my_row for r in first.runs}
+            ids[0],
+            ids[1],
+            (masks[0], masks[1]),
+            None if first is None else {r.row: r.my_row for r in first.runs},
         )
 
     def _read(self, record: Record | None, side: int) -> np.ndarray | None:
-        if record is None or record.payload is None or record.kept is not None or self._load is None:
+        if (
+            record is None
+            or record.payload is None
+            or record.kept is not None
+            or self._load is None
+        ):
             return None
         return np.asarray(self._load[side](record).numpy())

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from llmdebug_nb.align import sequence
 from llmdebug_nb.align.sequence import Token
-from llmdebug_nb.records import Node, Record, Summary
+from llmdebug_nb.core.records import Node, Record, Summary
 
 SAME_PATH = "same site"
 WRAPPED = "same path below a wrapper"
@@ -69,7 +69,9 @@ class Tree:
                     module.output = module.output or record.summary
         self.leaves = [path for path, module in self.modules.items() if not module.children]
         ran = sum(self.modules[leaf].place < float("inf") for leaf in self.leaves)
-        if ran * 2 > len(self.leaves):  # the order of registration says less than the order of calls
+        if ran * 2 > len(
+            self.leaves
+        ):  # the order of registration says less than the order of calls
             self.leaves.sort(key=lambda leaf: self.modules[leaf].place)
         for leaf in self.leaves:
             for path in above(leaf):
@@ -88,7 +90,9 @@ class Tree:
         """Return a leaf as it is recognised; ``params``: by its parameters' shapes, which both models have."""
         m = self.modules[path]
         shape = m.params if params and m.params else (m.output.shape if m.output else ())
-        return Token(kind(m.type), shape, m.name, m.weight or m.output, telling=bool(params and m.params))
+        return Token(
+            kind(m.type), shape, m.name, m.weight or m.output, telling=bool(params and m.params)
+        )
 
 
 def above(path: str) -> Iterable[str]:
@@ -104,7 +108,9 @@ def _shapes(sizes: Iterable[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
     return tuple(sorted(tuple(sorted(size)) for size in sizes))
 
 
-def partners(golden: Tree, mine: Tree, given: Partners, kind: Callable[[str], str] = str) -> Partners:
+def partners(
+    golden: Tree, mine: Tree, given: Partners, kind: Callable[[str], str] = str
+) -> Partners:
     """Return what answers to each module of golden that has a partner. ``given``: by the user, and final."""
     found: Partners = dict(given)
     taken = {path for paths, _ in given.values() for path in paths}
@@ -154,7 +160,9 @@ def _wrapper(golden: Tree, mine: Tree) -> tuple[str, str] | None:
 Match = Callable[[str, str, str], None]
 
 
-def _leaves(golden: Tree, mine: Tree, found: Partners, match: Match, kind: Callable[[str], str]) -> bool:
+def _leaves(
+    golden: Tree, mine: Tree, found: Partners, match: Match, kind: Callable[[str], str]
+) -> bool:
     """Align the leaves as they ran; those that have a partner already stay where they are. False: the models have too little in common."""
     params = all(any(m.params for m in tree.modules.values()) for tree in (golden, mine))
     places = {leaf: j for j, leaf in enumerate(mine.leaves)}
@@ -168,12 +176,16 @@ def _leaves(golden: Tree, mine: Tree, found: Partners, match: Match, kind: Calla
             number = numbers.get(place(leaf, -1), 0)
             sides[-1].append(Token("", anchor=number) if number else tree.token(leaf, kind, params))
     pairs = [(golden.leaves[i], mine.leaves[j]) for i, j in sequence.align(sides[0], sides[1])]
-    smaller = min(sum(bool(t.modules[leaf].params) or not params for leaf in t.leaves) for t in (golden, mine))
+    smaller = min(
+        sum(bool(t.modules[leaf].params) or not params for leaf in t.leaves) for t in (golden, mine)
+    )
     matched = [pair for pair in pairs if golden.modules[pair[0]].params or not params]
     if len(matched) < _ENOUGH * smaller:
         return False
     for left, right in pairs:
-        match(left, right, f"{RENAMED}: {_alike(golden.modules[left], mine.modules[right], params)}")
+        match(
+            left, right, f"{RENAMED}: {_alike(golden.modules[left], mine.modules[right], params)}"
+        )
     return True
 
 
@@ -204,7 +216,9 @@ def _inner(golden: Tree, mine: Tree, found: Partners, taken: set[str], match: Ma
     for held, paths in groups.items():
         left = [path for path in paths if path not in found]
         right = [path for path in chains.get(held, ()) if path not in taken]
-        for path, partner in _chain([golden.modules[p] for p in left], [mine.modules[p] for p in right]):
+        for path, partner in _chain(
+            [golden.modules[p] for p in left], [mine.modules[p] for p in right]
+        ):
             match(path, partner, f"{RENAMED}: it holds the same modules")
 
 
@@ -218,7 +232,9 @@ def _chain(golden: list[Module], mine: list[Module]) -> list[tuple[str, str]]:
     return [(golden[i].path, mine[j].path) for i, j in pairs]
 
 
-def _fused(whole: Tree, split: Tree, found: Partners, taken: set[str], turned: bool = False) -> None:
+def _fused(
+    whole: Tree, split: Tree, found: Partners, taken: set[str], turned: bool = False
+) -> None:
     """Find the leaves of which several are one in the other model; ``turned``: it is golden that has the several."""
     forth = {paths[0]: path for path, (paths, _) in found.items() if paths} if turned else {
         path: paths[0] for path, (paths, _) in found.items() if paths
@@ -228,10 +244,16 @@ def _fused(whole: Tree, split: Tree, found: Partners, taken: set[str], turned: b
         module = whole.modules[leaf]
         if leaf in forth or not module.params:
             continue
-        holder = next((forth[path] for path in above(leaf.rpartition(".")[0]) if path in forth), None)
+        holder = next(
+            (forth[path] for path in above(leaf.rpartition(".")[0]) if path in forth), None
+        )
         if holder is None:
             continue
-        free = [path for path in split.modules[holder].leaves if path not in used and split.modules[path].params]
+        free = [
+            path
+            for path in split.modules[holder].leaves
+            if path not in used and split.modules[path].params
+        ]
         parts = _parts(module, [split.modules[path] for path in free])
         if parts and turned:
             for part in parts:
@@ -258,7 +280,10 @@ def _adds_up(whole: tuple[tuple[int, ...], ...], parts: list[tuple[tuple[int, ..
     if len(matrix) != 2 or any(len(piece) != 2 for piece in pieces):
         return False
     for kept, summed in (matrix, matrix[::-1]):
-        rest = [piece[0] if piece[1] == kept else piece[1] if piece[0] == kept else 0 for piece in pieces]
+        rest = [
+            piece[0] if piece[1] == kept else piece[1] if piece[0] == kept else 0
+            for piece in pieces
+        ]
         if all(rest) and sum(rest) == summed:
             return True
     return False

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from llmdebug_nb.capture import compat
-from llmdebug_nb.records import RootCall
+from llmdebug_nb.capture.compat import pytorch
+from llmdebug_nb.core.records import RootCall
 
 
 class Call:
@@ -28,7 +28,9 @@ class Call:
 
     given: list[tuple[str, Any]]
 
-    def __init__(self, path: str, op: str, level: str, module: str | None, number: int, root_call: int) -> None:
+    def __init__(
+        self, path: str, op: str, level: str, module: str | None, number: int, root_call: int
+    ) -> None:
         self.path, self.op, self.level, self.module = path, op, level, module
         self.number, self.root_call = number, root_call
         self.name, self.phase = "", "forward"
@@ -70,7 +72,9 @@ class Thread(threading.local):
         self._within: Any = None  # root, generation and step: what numbers count within
         self._next: dict[str, int] = {}
         self._again: dict[str, int] = {}
-        self._below: dict[tuple[str, str], int] = {}  # id of a module call, level -> how many calls there were in it
+        self._below: dict[
+            tuple[str, str], int
+        ] = {}  # id of a module call, level -> how many calls there were in it
         self._ids: dict[tuple[str, int], str] = {}  # path and number of a call -> its id
 
     @property
@@ -80,13 +84,19 @@ class Thread(threading.local):
 
     def outermost(self) -> bool:
         """Tell whether no root call is running. An interrupt may have left one without an end."""
-        while self.inside and not compat.is_running(self.inside[-1][1]):
+        while self.inside and not pytorch.is_running(self.inside[-1][1]):
             self.inside.pop()
         return not self.inside
 
     def begin(self, call: RootCall, on: bool, root: str = "") -> None:
         """A root call begins: of ``root``, or of a part of it."""
-        self.on, self.after, self.root_call, self.step, self.root = on, False, call.index, call.step, root
+        self.on, self.after, self.root_call, self.step, self.root = (
+            on,
+            False,
+            call.index,
+            call.step,
+            root,
+        )
         within = (call.root, call.generation, call.step)
         if within != self._within:
             self._within = within

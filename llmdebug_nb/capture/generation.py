@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from llmdebug_nb.capture import compat
+from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.listeners import Listeners
 
 # the arguments that carry one row a token; a decoder's own come before its encoder's
@@ -35,7 +35,9 @@ def _wrap(mixin: Any) -> Callable[[], None]:
             for listener in listeners:
                 root = listener.follow(model)
                 if root is not None:
-                    stack.enter_context(_Watched(listener, root, model, _prompt(model, args, kwargs)))
+                    stack.enter_context(
+                        _Watched(listener, root, model, _prompt(model, args, kwargs))
+                    )
             return original(model, *args, **kwargs)
 
     mixin.generate = generate
@@ -45,7 +47,9 @@ def _wrap(mixin: Any) -> Callable[[], None]:
 class _Watched:
     """A running `generate`, with `prepare_inputs_for_generation` of its model announcing each call."""
 
-    def __init__(self, listener: Listener, root: torch.nn.Module, model: Any, prompt: int | None) -> None:
+    def __init__(
+        self, listener: Listener, root: torch.nn.Module, model: Any, prompt: int | None
+    ) -> None:
         self._listener, self._root, self._model, self._prompt = listener, root, model, prompt
 
     def __enter__(self) -> None:
@@ -79,9 +83,11 @@ class _Preparing:
         @functools.wraps(original)
         def prepare(input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             inputs = original(input_ids, *args, **kwargs)
-            with compat.unseen():
+            with pytorch.unseen():
                 total = rows(input_ids)
-                query = next((sizes[1] for sizes in map(rows, map(inputs.get, ROWS)) if sizes), None)
+                query = next(
+                    (sizes[1] for sizes in map(rows, map(inputs.get, ROWS)) if sizes), None
+                )
             innermost = {id(told[0]): told for told in self.told.get(threading.get_ident(), ())}
             for listener, generation in innermost.values() if total else ():
                 listener.announce(generation, total[1], query)  # type: ignore[index]
@@ -99,7 +105,7 @@ class _Preparing:
 _preparing: dict[int, _Preparing] = {}  # by id of the model
 _lock = threading.RLock()
 # also if transformers is only imported later
-listeners: Listeners[Listener] = Listeners(lambda: compat.with_generation_mixin(_wrap))
+listeners: Listeners[Listener] = Listeners(lambda: pytorch.with_generation_mixin(_wrap))
 
 
 def rows(value: Any) -> tuple[int, int] | None:
@@ -113,7 +119,10 @@ def _prompt(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int
     """Return the prompt length that `generate` was given, or None where its first call will tell."""
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return None
-    given = next((v for v in (kwargs.get("inputs"), kwargs.get("input_ids"), *args[:1]) if v is not None), None)
-    with compat.unseen():
+    given = next(
+        (v for v in (kwargs.get("inputs"), kwargs.get("input_ids"), *args[:1]) if v is not None),
+        None,
+    )
+    with pytorch.unseen():
         sizes = rows(given)
     return sizes[1] if sizes else None

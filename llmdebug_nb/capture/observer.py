@@ -9,19 +9,19 @@ from typing import Any, Protocol
 
 import torch
 
-from llmdebug_nb.capture import compat
 from llmdebug_nb.capture.calls import Call, Thread
-from llmdebug_nb.capture.gradients import Gradients
-from llmdebug_nb.capture.ids import Ids
-from llmdebug_nb.capture.operators import Levels, Operator, name_of
-from llmdebug_nb.capture.profile import Profile
+from llmdebug_nb.capture.compat import pytorch
+from llmdebug_nb.capture.execution_ids import Ids
+from llmdebug_nb.capture.hooks.gradients import Gradients
+from llmdebug_nb.capture.operators.call_stacks import Sources
+from llmdebug_nb.capture.operators.modes import Levels, Operator, name_of
 from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.capture.selection import begins
-from llmdebug_nb.capture.sources import Sources
+from llmdebug_nb.capture.timing.profiler import Profile
 from llmdebug_nb.capture.walk import arguments, given, leaves
-from llmdebug_nb.kernels.overflow import overflows
-from llmdebug_nb.options import DumpOptions
-from llmdebug_nb.records import RootCall
+from llmdebug_nb.core.kernels.overflow import overflows
+from llmdebug_nb.core.options import DumpOptions
+from llmdebug_nb.core.records import RootCall
 
 _NAMES = 10_000  # of calls, remembered to explain a filter that matched none
 
@@ -45,7 +45,9 @@ class Observer:
     ``see(call, role, found)``: records what a call was given or gave. ``halt(call, output)``: is told of each call that was recorded, when it has ended, and may keep the program waiting.
     """
 
-    def __init__(self, session: Host, options: DumpOptions, given: bool, watches: bool = True) -> None:
+    def __init__(
+        self, session: Host, options: DumpOptions, given: bool, watches: bool = True
+    ) -> None:
         """``given``: only certain models are recorded. ``watches``: operators of PyTorch are. Raises EmptyDumpError for an operator that does not exist."""
         self.backward = "backward" in options.phases
         self.deaf = self.weighed = False
@@ -59,7 +61,9 @@ class Observer:
         self._filtered = bool(options.layers or options.types)
         self._opname = options.opname
         self._before = options.time != 1  # inputs are looked at before the call
-        self._after = {1: "input", 2: "after"}.get(options.time)  # role of inputs as the call has left them
+        self._after = {1: "input", 2: "after"}.get(
+            options.time
+        )  # role of inputs as the call has left them
         self.choose(options.ids, options.children)
         operators = tuple(level for level in options.mode if level != "module")
         self.see = self._hold if options.overflow is not None else session.recorder.see
@@ -71,7 +75,9 @@ class Observer:
         self._sources = Sources(session.recorder.source) if options.sources else None
         self._latest: int | None = None  # the root call that backward passes belong to
         self._since = 0  # the autograd clock when that began
-        self._forwards: dict[int, Call] = {}  # sequence number of an autograd node -> the operator that made it
+        self._forwards: dict[
+            int, Call
+        ] = {}  # sequence number of an autograd node -> the operator that made it
         self._spent = False  # a backward pass has used these
         self._counts: dict[tuple[Any, ...], int] = {}
         self._lock = threading.Lock()
@@ -107,7 +113,7 @@ class Observer:
     def root_begins(self, on: bool) -> None:
         here = self.thread
         self._latest = here.root_call if on else None
-        self._since = compat.autograd_clock()
+        self._since = pytorch.autograd_clock()
         if self._spent:
             self._forwards.clear()
             self._spent = False
@@ -130,14 +136,16 @@ class Observer:
 
     def listening(self) -> bool:
         """Tell whether operators count now: in a recorded root call and its backward pass, and for the loss between."""
-        if compat.in_backward():
+        if pytorch.in_backward():
             return self._latest is not None
         here = self.thread
         return here.on or (here.after and torch.is_grad_enabled())
 
     # -- modules ------------------------------------------------------------------------------
 
-    def module_begins(self, path: str, op: str, kept: bool, args: Any, kwargs: Any, again: bool) -> None:
+    def module_begins(
+        self, path: str, op: str, kept: bool, args: Any, kwargs: Any, again: bool
+    ) -> None:
         """A module is called. ``again``: by a checkpoint, only for the sake of the graph."""
         here = self.thread
         above = here.open[-1] if here.open else None
@@ -155,7 +163,11 @@ class Observer:
         """A call has ended that `module_begins` or `operator_begins` gave, and `Thread.leave` took."""
         if self._profile is not None:
             self._profile.ends(call)
-        if self._options.logits and self.thread.open and any(isinstance(x, torch.Tensor) for _, x in leaves(output)):
+        if (
+            self._options.logits
+            and self.thread.open
+            and any(isinstance(x, torch.Tensor) for _, x in leaves(output))
+        ):
             self.thread.last = call, output
         if not call.kept:
             return
@@ -186,7 +198,12 @@ class Observer:
         """A call that is kept begins. ``inputs``: what it is given, by slot."""
         if self.halt is not None or self._after:
             inputs = call.given = list(inputs)
-        if call.phase == "forward" and self.backward and call.level != "aten" and torch.is_grad_enabled():
+        if (
+            call.phase == "forward"
+            and self.backward
+            and call.level != "aten"
+            and torch.is_grad_enabled()
+        ):
             inputs = list(inputs)
             self._gradients.begin(call, inputs)
         if self._before and not call.again and self._looks(call) and "input" in self._roles:
@@ -198,10 +215,12 @@ class Observer:
 
     # -- operators ----------------------------------------------------------------------------
 
-    def operator_begins(self, operator: Operator, level: str, args: Any, kwargs: Any) -> Call | None:
+    def operator_begins(
+        self, operator: Operator, level: str, args: Any, kwargs: Any
+    ) -> Call | None:
         """An operator is called; None where it is not asked for. It counts all the same: ids do not depend on what is recorded."""
         here = self.thread
-        again = compat.in_backward()
+        again = pytorch.in_backward()
         if again and not (here.open and torch.is_grad_enabled()):
             return self._backward_begins(operator, args, kwargs) if level == "aten" else None
         above = here.open[-1] if here.open else None
@@ -232,7 +251,7 @@ class Observer:
 
     def tell_forward(self, function: Any) -> None:
         """An operator that is not recorded ran: its gradient may be computed by some that are."""
-        if not self.backward or not self._is_new(compat.autograd_clock() - 1):
+        if not self.backward or not self._is_new(pytorch.autograd_clock() - 1):
             return
         above = self.thread.open[-1] if self.thread.open else None
         if not self._belongs(above):
@@ -244,12 +263,12 @@ class Observer:
     def _belongs(self, above: Call | None) -> bool:
         """Tell whether an operator right below that call is asked for; outside of all calls, none of another model is."""
         if above is None:
-            return not self._filtered and not compat.in_model()
+            return not self._filtered and not pytorch.in_model()
         return above.inherited or not self._filtered
 
     def _pair(self, call: Call) -> None:
         """Remember which autograd node an operator has just made, if it made one: the first to run after it did."""
-        node = compat.autograd_clock() - 1
+        node = pytorch.autograd_clock() - 1
         if self.backward and self._is_new(node):
             self._forwards.setdefault(node, call)
 
@@ -261,8 +280,8 @@ class Observer:
         """An operator of a backward pass: it belongs where the forward operator ran whose gradient it computes."""
         if not self.backward or self._latest is None or self.deaf:
             return None
-        node = compat.running_node()
-        forward = self._forwards.get(compat.clock_of(node)) if node is not None else None
+        node = pytorch.running_node()
+        forward = self._forwards.get(pytorch.clock_of(node)) if node is not None else None
         if forward is None and (self._filtered or self._given):
             self.unpaired += 1  # of another model, or a sum that the engine makes for itself
             return None
@@ -282,10 +301,22 @@ class Observer:
         """Record the call itself: where in the program it stands, and what it is a part or the gradient of."""
         source = None
         if self._sources and call.phase == "forward":
-            source = self._sources.here([one.outside() for one in self.thread.open if one.level == "module"])
+            source = self._sources.here(
+                [one.outside() for one in self.thread.open if one.level == "module"]
+            )
         within = (above.path, above.number) if above is not None else (None, None)
         pair = (forward.path, forward.number) if forward is not None else (None, None)
-        row = [call.root_call, call.path, call.number, call.phase, call.level, call.op, source, *within, *pair]
+        row = [
+            call.root_call,
+            call.path,
+            call.number,
+            call.phase,
+            call.level,
+            call.op,
+            source,
+            *within,
+            *pair,
+        ]
         self._session.recorder.operator(row)
         if call.phase == "forward":
             self._session.recorder.called(call)
@@ -299,14 +330,19 @@ class Observer:
     def backward_ends(self, pushed: list[Any]) -> None:
         if pushed and self._levels:
             self._levels.pop(pushed)
-        if not compat.in_backward():
+        if not pytorch.in_backward():
             self.thread.after = False  # what follows is no loss, but an optimizer or the next batch
             self._gradients.finish()
             self._session.recorder.flush()
 
-    def module(self, path: str, op: str, attributes: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+    def module(
+        self, path: str, op: str, attributes: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+    ) -> None:
         """Observe what a module is set to (eps, scaling, dropout rates, training or not) and its weights."""
-        call, recorder = Call(path, op, "module", path, 0, self.thread.root_call), self._session.recorder
+        call, recorder = (
+            Call(path, op, "module", path, 0, self.thread.root_call),
+            self._session.recorder,
+        )
         recorder.see(call, "attribute", attributes.items())
         if self._options.weights:
             recorder.see(call, "weight", tensors.items())
@@ -318,7 +354,9 @@ class Observer:
         """Observe the gradients of a module's parameters."""
         for name, tensor in tensors.items():
             if self.backward and torch.is_grad_enabled() and "module" in self._options.mode:
-                self._gradients.parameter(functools.partial(self._parameter, path, op, name), name, tensor)
+                self._gradients.parameter(
+                    functools.partial(self._parameter, path, op, name), name, tensor
+                )
 
     def _parameter(self, path: str, op: str, name: str) -> Call | None:
         if self._latest is None or (self._by_name and path not in self._chosen):
@@ -364,7 +402,8 @@ class Observer:
         held, call.held = call.held, ()
         most = self._options.overflow or 0
         if 0 < most <= self._overflowing or not any(
-            role == "output" and isinstance(leaf, torch.Tensor) and overflows(leaf) for role, _, leaf in held
+            role == "output" and isinstance(leaf, torch.Tensor) and overflows(leaf)
+            for role, _, leaf in held
         ):
             return
         for role, slot, leaf in held:
@@ -392,7 +431,9 @@ class Observer:
         if options.scope and _is(call.name, options.scope[0]):
             here.scoped = True
         inside = not options.scope or here.scoped
-        chosen = inside and (not options.contains or any(text in call.name for text in options.contains))
+        chosen = inside and (
+            not options.contains or any(text in call.name for text in options.contains)
+        )
         chosen = chosen and self.ids.asks_for(call.id)
         if chosen:
             self._chosen.add(call.path)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from llmdebug_nb.kernels import partial
-from llmdebug_nb.options import DumpOptions
+from llmdebug_nb.core.kernels import partial
+from llmdebug_nb.core.options import DumpOptions
 
 LOOK_AGAIN = 1 << 26  # bytes written between two looks at the disk
 
@@ -34,12 +34,18 @@ class Policy:
         self._over: str | None = None
         if options.slice is not None:
             index = partial.parse_index(options.slice)
-            self.kept, self._take = f"slice[{options.slice}]", lambda tensor: partial.cut(tensor, index)
+            self.kept, self._take = (
+                f"slice[{options.slice}]",
+                lambda tensor: partial.cut(tensor, index),
+            )
         elif options.reduce == "minmax":
             self.kept, self._take = "minmax", partial.minmax
         elif options.reduce is not None:
             count = int(options.reduce.partition(":")[2])
-            self.kept, self._take = f"quantile[{count}]", lambda tensor: partial.quantiles(tensor, count)
+            self.kept, self._take = (
+                f"quantile[{count}]",
+                lambda tensor: partial.quantiles(tensor, count),
+            )
 
     def part(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return what is to be kept of a tensor: itself where ``kept`` is None.
@@ -54,7 +60,9 @@ class Policy:
         except IndexError as error:
             raise NotKept(f"{self.kept} {error}") from None
         except (RuntimeError, NotImplementedError) as error:
-            raise NotKept(f"no {self.kept} of {tensor.dtype}: {str(error).partition(chr(10))[0]}") from None
+            raise NotKept(
+                f"no {self.kept} of {tensor.dtype}: {str(error).partition(chr(10))[0]}"
+            ) from None
 
     def admit(self, nbytes: int) -> None:
         """Count a payload that is about to be written.

@@ -20,16 +20,16 @@ from typing import Any, Protocol
 
 import torch
 
-from llmdebug_nb.capture import compat
+from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.payload import NotKept, Policy
 from llmdebug_nb.capture.walk import scalar_text
-from llmdebug_nb.errors import StoreError
-from llmdebug_nb.kernels import look
-from llmdebug_nb.kernels import summary as kernel
-from llmdebug_nb.kernels.fingerprint import ALGORITHM, ALGORITHMS, fingerprint
-from llmdebug_nb.kernels.raw import dtype_name, memory, plain, to_bytes, unreadable, view
-from llmdebug_nb.options import DumpOptions
-from llmdebug_nb.records import AT, COLUMNS, Node, RootCall, Row
+from llmdebug_nb.core.errors import StoreError
+from llmdebug_nb.core.kernels import look
+from llmdebug_nb.core.kernels import summary as kernel
+from llmdebug_nb.core.kernels.fingerprint import ALGORITHM, ALGORITHMS, fingerprint
+from llmdebug_nb.core.kernels.raw import dtype_name, memory, plain, to_bytes, unreadable, view
+from llmdebug_nb.core.options import DumpOptions
+from llmdebug_nb.core.records import AT, COLUMNS, Node, RootCall, Row
 
 _MIN, _ZERO = AT["min"], AT["zero"]
 _FINGERPRINT, _OFFSET, _LENGTH, _LOST = AT["fingerprint"], AT["offset"], AT["length"], AT["lost"]
@@ -100,7 +100,9 @@ class Recorder:
         self.records = self.kept = self.distinct = 0
         self.lost: Counter[str] = Counter()
         self.failure: StoreError | None = None
-        self.knows_by_place = True  # a tensor on an accelerator is known again by its place and version
+        self.knows_by_place = (
+            True  # a tensor on an accelerator is known again by its place and version
+        )
         self._policy = Policy(options, sink.shortage)
         self._shown = None if options.fingerprint == ALGORITHM else ALGORITHMS[options.fingerprint]
         self._lock = threading.RLock()
@@ -110,11 +112,19 @@ class Recorder:
         self._sources: dict[tuple[str, ...], int] = {}
         self._new_sources: list[tuple[int, str]] = []
         self._scalars: list[tuple[Any, ...]] = []
-        self._contents: dict[tuple[Any, ...], Row] = {}  # XXH3, dtype, shape -> the row that describes it
+        self._contents: dict[
+            tuple[Any, ...], Row
+        ] = {}  # XXH3, dtype, shape -> the row that describes it
         self._seen: dict[tuple[Any, ...], Row] = {}  # the same by identity, within one root call
-        self._weights: dict[int, Any] = {}  # numbers of storages of weights, and what keeps them their own
-        self._standing: dict[tuple[Any, ...], tuple[bytes, Row]] = {}  # by identity: a sample of a weight, and its row
-        self._makers: dict[int | None, int] = {}  # number of a storage -> the record that put it out last
+        self._weights: dict[
+            int, Any
+        ] = {}  # numbers of storages of weights, and what keeps them their own
+        self._standing: dict[
+            tuple[Any, ...], tuple[bytes, Row]
+        ] = {}  # by identity: a sample of a weight, and its row
+        self._makers: dict[
+            int | None, int
+        ] = {}  # number of a storage -> the record that put it out last
         self._held: list[int] = []  # numbers that stay the storages' own meanwhile
         self._shapes = _Shapes()
         self._vectors: dict[torch.device, list[tuple[Row, torch.Tensor]]] = defaultdict(list)
@@ -130,24 +140,33 @@ class Recorder:
                 self.tensor(call, role, slot, leaf, call.phase)
             else:
                 with self._lock:
-                    self._scalars.append((call.root_call, call.path, call.number, role, slot, *scalar_text(leaf)))
+                    self._scalars.append(
+                        (call.root_call, call.path, call.number, role, slot, *scalar_text(leaf))
+                    )
 
     def say(self, call: Call, role: str, texts: Iterable[tuple[str, str]]) -> None:
         """Record what is known of a call, slot and text."""
         with self._lock:
-            self._scalars += [(call.root_call, call.path, call.number, role, slot, "str", text) for slot, text in texts]
+            self._scalars += [
+                (call.root_call, call.path, call.number, role, slot, "str", text)
+                for slot, text in texts
+            ]
 
-    def tensor(self, call: Call, role: str, slot: str, tensor: torch.Tensor, phase: str = "forward") -> None:
+    def tensor(
+        self, call: Call, role: str, slot: str, tensor: torch.Tensor, phase: str = "forward"
+    ) -> None:
         """Record a tensor as it is now. Never raises on account of the tensor: what can't be kept is counted."""
         with self._lock:
             number = self.records
             self.records = number + 1
             place, seen = None, look.NOT_FOR_THIS
             try:
-                if compat.is_wrapped(tensor):
-                    tensor = compat.plain(tensor)
+                if pytorch.is_wrapped(tensor):
+                    tensor = pytorch.plain(tensor)
                 storage = tensor.untyped_storage()
-                place = compat.hold_number(storage) if role == "output" else compat.number_of(storage)
+                place = (
+                    pytorch.hold_number(storage) if role == "output" else pytorch.number_of(storage)
+                )
                 if self._arena is not None and on_host(tensor):
                     seen = self._arena.look(tensor, storage)
                     if seen == look.NO_ROOM:
@@ -163,7 +182,9 @@ class Recorder:
                     self._write_down()  # at once: a program that crashes leaves all that it had computed
             else:
                 self._at_once(
-                    tensor, place, [number, call.root_call, call.path, call.number, phase, role, slot, call.op]
+                    tensor,
+                    place,
+                    [number, call.root_call, call.path, call.number, phase, role, slot, call.op],
                 )
 
     def _at_once(self, tensor: torch.Tensor, place: int | None, site: list[Any]) -> None:
@@ -221,7 +242,9 @@ class Recorder:
             work(row, *given)
         except StoreError as error:
             self.failure = error
-            if row[_OFFSET] is None:  # a duplicate whose frame could not be written still has its payload
+            if (
+                row[_OFFSET] is None
+            ):  # a duplicate whose frame could not be written still has its payload
                 self._lose(row, str(error).partition(";")[0])
         except (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError) as error:
             self._lose(row, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
@@ -235,9 +258,14 @@ class Recorder:
         """Record the fingerprint of a weight that lies in the host's memory in one piece; of others, nothing."""
         found = memory(tensor) if on_host(tensor) and not tensor.is_nested else None
         if found is not None:
-            kind, content = f"{dtype_name(tensor)} {self._shapes[tensor.shape]}", fingerprint(view(tensor, found))
+            kind, content = (
+                f"{dtype_name(tensor)} {self._shapes[tensor.shape]}",
+                fingerprint(view(tensor, found)),
+            )
             with self._lock:
-                self._scalars.append((call.root_call, call.path, call.number, "weight", slot, kind, content))
+                self._scalars.append(
+                    (call.root_call, call.path, call.number, "weight", slot, kind, content)
+                )
 
     def called(self, call: Call) -> None:
         """Record that a call began, recorded or not, and its execution id. In execution order."""
@@ -264,7 +292,7 @@ class Recorder:
         """Name the weights of a model, which are only read anew where they seem to have changed."""
         with self._lock:
             for weight in weights:
-                storage = compat.storage_of(weight) if on_host(weight) else None
+                storage = pytorch.storage_of(weight) if on_host(weight) else None
                 if storage is not None:
                     self._weights.setdefault(storage.cdata, storage)
 
@@ -310,7 +338,9 @@ class Recorder:
         if self._policy.wanted:
             self._keep_part(row, tensor, data)
 
-    def _is_known(self, row: Row, known_by: dict[tuple[Any, ...], Row], key: tuple[Any, ...]) -> bool:
+    def _is_known(
+        self, row: Row, known_by: dict[tuple[Any, ...], Row], key: tuple[Any, ...]
+    ) -> bool:
         """Describe a row as the one of an equal tensor is described, if there is one; else it will be that one."""
         known = known_by.get(key)
         if known is None:
@@ -384,7 +414,7 @@ class Recorder:
             self.flush(calls)
             self._makers.clear()
             held, self._held = self._held, []
-            compat.let_go(held)
+            pytorch.let_go(held)
             self._seen.clear()
 
     def flush(self, calls: Iterable[RootCall] = ()) -> None:
@@ -392,7 +422,9 @@ class Recorder:
         with self._lock:
             self._write_down()
             for pending in self._vectors.values():
-                for (row, _), figures in zip(pending, kernel.read_back([v for _, v in pending]), strict=True):
+                for (row, _), figures in zip(
+                    pending, kernel.read_back([v for _, v in pending]), strict=True
+                ):
                     row[_MIN : _ZERO + 1] = figures
             for row, known in self._copies:
                 row[_MIN : _ZERO + 1] = known[_MIN : _ZERO + 1]
@@ -402,7 +434,14 @@ class Recorder:
             self._vectors.clear()
             self._copies.clear()
             try:
-                self.sink.commit(rows, calls, scalars, operators=operators, sources=self._new_sources, called=called)
+                self.sink.commit(
+                    rows,
+                    calls,
+                    scalars,
+                    operators=operators,
+                    sources=self._new_sources,
+                    called=called,
+                )
                 self._new_sources.clear()
             except StoreError as error:
                 self.failure = error
@@ -416,11 +455,19 @@ def on_host(tensor: torch.Tensor) -> bool:
 
 def _identity(tensor: torch.Tensor) -> tuple[Any, ...] | None:
     """Return what tells a tensor and its state from others, or None where torch does not keep track."""
-    storage, version = compat.storage_of(tensor), compat.version_of(tensor)
+    storage, version = pytorch.storage_of(tensor), pytorch.version_of(tensor)
     if storage is None or version is None:
         return None
     flags = (tensor.is_conj(), tensor.is_neg())
-    return storage, version, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, flags
+    return (
+        storage,
+        version,
+        tensor.storage_offset(),
+        tensor.shape,
+        tensor.stride(),
+        tensor.dtype,
+        flags,
+    )
 
 
 def _shape_text(tensor: torch.Tensor) -> str:

@@ -9,17 +9,19 @@ from fnmatch import fnmatchcase
 import torch
 from torch import nn
 
-from llmdebug_nb.capture import compat
-from llmdebug_nb.capture.ids import Ids
-from llmdebug_nb.capture.operators import Wanted
-from llmdebug_nb.errors import nearest
-from llmdebug_nb.options import DumpOptions
-from llmdebug_nb.records import Node
+from llmdebug_nb.capture.compat import pytorch
+from llmdebug_nb.capture.execution_ids import Ids
+from llmdebug_nb.capture.operators.modes import Wanted
+from llmdebug_nb.core.errors import nearest
+from llmdebug_nb.core.options import DumpOptions
+from llmdebug_nb.core.records import Node
 
 
 def keeps(options: DumpOptions, names: Iterable[str], kind: type | str) -> bool:
     """Tell whether a module of these names (path and aliases) and of this class, or of a class of that name, is asked for."""
-    if options.layers and not any(fnmatchcase(name, glob) for glob in options.layers for name in names):
+    if options.layers and not any(
+        fnmatchcase(name, glob) for glob in options.layers for name in names
+    ):
         return False
     if (
         options.opname
@@ -56,7 +58,9 @@ def nothing_matches(options: DumpOptions, nodes: list[Node]) -> str:
     """Say which filter matched no module, with the nearest names that would have."""
     paths = [name for node in nodes for name in (node.path, *node.aliases) if name]
     kinds = sorted({node.type for node in nodes})
-    if options.layers and not any(fnmatchcase(path, glob) for glob in options.layers for path in (*paths, "")):
+    if options.layers and not any(
+        fnmatchcase(path, glob) for glob in options.layers for path in (*paths, "")
+    ):
         globs = ", ".join(options.layers)
         near = nearest(options.layers[0].replace("*", ""), paths)
         return f"layers {globs!r} matches none of the {len(paths)} modules{near}"
@@ -65,9 +69,7 @@ def nothing_matches(options: DumpOptions, nodes: list[Node]) -> str:
         within = " under layers " + ", ".join(options.layers) if options.layers else ""
         return f"types {wanted!r} matches none of the module types{within}{nearest(wanted, kinds)}"
     if options.opname:
-        return (
-            f"opname {', '.join(options.opname)!r} begins none of the module types{nearest(options.opname[0], kinds)}"
-        )
+        return f"opname {', '.join(options.opname)!r} begins none of the module types{nearest(options.opname[0], kinds)}"
     return "the model has no modules"
 
 
@@ -111,17 +113,20 @@ def counted(paths: Sequence[str], kept: Sequence[bool], holders: Sequence[bool])
         while keep and path and caller(path) not in around:
             path = caller(path)
             around.add(path)
-    return [keep or (path not in held and caller(path) in around) for path, keep in zip(paths, kept, strict=True)]
+    return [
+        keep or (path not in held and caller(path) in around)
+        for path, keep in zip(paths, kept, strict=True)
+    ]
 
 
 def why_compiled(root: nn.Module) -> str | None:
     """Return why a model can't be recorded as it is: parts of it are compiled. None where none is."""
     for name, module in root.named_modules():
         where = f"its module {name!r}" if name else type(root).__name__
-        functions = [] if compat.is_compiled(module) else compat.compiled_parts(module)
+        functions = [] if pytorch.is_compiled(module) else pytorch.compiled_parts(module)
         if functions:
             where = f"the function {functions[0]!r} of {where}"
-        if functions or compat.is_compiled(module):
+        if functions or pytorch.is_compiled(module):
             return (
                 f"{where} is compiled by torch.compile, where hooks would be traced or never fire; record with"
                 " force_eager=True, which runs it eagerly while it is recorded, or record the original module"
@@ -165,10 +170,10 @@ def why_empty(
         return f"the control file {options.control} switched it off"
     if not kept and (sessions or not options.operators):
         return nothing_matches(options, nodes)
-    if options.device is not None and not any(is_device(torch.device(each), options.device) for each in devices):
-        return (
-            f"device {options.device} was asked for, and the models ran on {', '.join(sorted(set(devices))) or 'none'}"
-        )
+    if options.device is not None and not any(
+        is_device(torch.device(each), options.device) for each in devices
+    ):
+        return f"device {options.device} was asked for, and the models ran on {', '.join(sorted(set(devices))) or 'none'}"
     if options.rounds is not None:
         return f"rounds {options.rounds} never came; steps seen: {steps[0]} to {steps[-1]}"
     if not any(step in options.tokens for step in steps):
@@ -178,7 +183,9 @@ def why_empty(
         wanted = getattr(options, option)
         if wanted and names:
             near = nearest(wanted[0], sorted(names))
-            return f"{option} {', '.join(wanted)!r} matches none of the {len(names)} calls seen{near}"
+            return (
+                f"{option} {', '.join(wanted)!r} matches none of the {len(names)} calls seen{near}"
+            )
     if ids.unmatched:
         return ids.why_none()
     if options.overflow is not None:
@@ -186,9 +193,7 @@ def why_empty(
     if sessions and options.apis and not any(one in Wanted(options.apis) for one in operators):
         return f"apis {', '.join(options.apis)!r} matches none of the graph's operators{nearest(options.apis[0], operators, 6)}"
     if options.opname:
-        return (
-            f"no module or operator that begins with {', '.join(options.opname)!r} ran in the steps that were asked for"
-        )
+        return f"no module or operator that begins with {', '.join(options.opname)!r} ran in the steps that were asked for"
     if options.operators and options.apis:
         return f"none of the operators {', '.join(options.apis)!r} ran in the modules and steps that were asked for"
     return "the modules that were asked for did not run in the steps that were"

@@ -12,19 +12,27 @@ from typing import Any
 import torch
 from torch import nn
 
-from llmdebug_nb.capture import compat, engine, generation, selection
+from llmdebug_nb.capture import generation, selection
 from llmdebug_nb.capture.calls import Call, Thread
-from llmdebug_nb.capture.compat_onnxrt import is_session
-from llmdebug_nb.capture.demand import Demand
-from llmdebug_nb.capture.modules import Watch, attributes_of, find_entries, find_fused, weights_of
+from llmdebug_nb.capture.compat import pytorch
+from llmdebug_nb.capture.compat.onnxruntime_api import is_session
+from llmdebug_nb.capture.hooks import autograd
+from llmdebug_nb.capture.hooks.modules import (
+    Watch,
+    attributes_of,
+    find_entries,
+    find_fused,
+    weights_of,
+)
 from llmdebug_nb.capture.observer import Observer
-from llmdebug_nb.capture.onnxrt import Sessions
-from llmdebug_nb.capture.profile import Profile
+from llmdebug_nb.capture.onnx.sessions import Sessions
 from llmdebug_nb.capture.recorder import Recorder, Sink
+from llmdebug_nb.capture.recording_filter import Demand
 from llmdebug_nb.capture.steps import StepTracker
-from llmdebug_nb.errors import CaptureError, EmptyDumpError
-from llmdebug_nb.options import DumpOptions
-from llmdebug_nb.records import Node, RootCall
+from llmdebug_nb.capture.timing.profiler import Profile
+from llmdebug_nb.core.errors import CaptureError, EmptyDumpError
+from llmdebug_nb.core.options import DumpOptions
+from llmdebug_nb.core.records import Node, RootCall
 
 
 class Session:
@@ -55,7 +63,9 @@ class Session:
         self.thread = Thread()
         self.profile = Profile.of(options, sink, self.notes)
         self.follows_calls = options.operators or options.logits or self.profile is not None
-        self.observer = Observer(self, options, bool(models), not models or any(map(_is_module, models)))
+        self.observer = Observer(
+            self, options, bool(models), not models or any(map(_is_module, models))
+        )
         self._describe = describe
         self._models = tuple(filter(_is_module, models))
         self._any = not models  # whatever runs is recorded
@@ -75,7 +85,9 @@ class Session:
         try:
             for model in self._models:
                 self._adopt(model)
-            self.sessions = Sessions(self, [model for model in models if is_session(model)], bool(models))
+            self.sessions = Sessions(
+                self, [model for model in models if is_session(model)], bool(models)
+            )
             if models:
                 self._refuse_empty_selection()
         except BaseException:
@@ -88,11 +100,11 @@ class Session:
         self.active = True
         self.observer.choose(*self.demand.calls)
         if self.options.force_eager:
-            self._undo.append(compat.force_eager())
+            self._undo.append(pytorch.force_eager())
         self._tracker.start()
         self.observer.start()
         if self.observer.backward:
-            engine.listeners.add(self)
+            autograd.listeners.add(self)
         self.sessions.start()
         if self._any:
             self._finder = nn.modules.module.register_module_forward_pre_hook(self._find_root)
@@ -108,7 +120,9 @@ class Session:
         if self.demand.trouble:
             self.problems[self.demand.trouble] += 1
         self.commit()
-        failure = next((recorder.failure for recorder in self.recorders if recorder.failure is not None), None)
+        failure = next(
+            (recorder.failure for recorder in self.recorders if recorder.failure is not None), None
+        )
         ended_by = ended_by or (str(failure) if failure else next(iter(self.problems), None))
         for recorder in self.recorders:
             meta = {
@@ -152,7 +166,7 @@ class Session:
         self._tracker.stop()
         if self.sessions is not None:
             self.sessions.stop()
-        engine.listeners.remove(self)
+        autograd.listeners.remove(self)
         self.observer.stop()
         if self._finder is not None:
             self._finder.remove()
@@ -173,7 +187,9 @@ class Session:
 
     def halt(self, told: Callable[[Call, RootCall, list[tuple[str, Any]]], None]) -> None:
         """Tell of each recorded call when it has ended: the call, the root call that it is in, and what it gave, by slot."""
-        self.observer.halt = lambda call, output: told(call, self._tracker.calls[call.root_call], output)
+        self.observer.halt = lambda call, output: told(
+            call, self._tracker.calls[call.root_call], output
+        )
 
     @property
     def nodes(self) -> list[Node]:
@@ -201,7 +217,12 @@ class Session:
     def progress(self) -> tuple[list[int], int, int, bool]:
         """Return the steps of all root calls so far, how many tensors were recorded and bytes kept, and whether it rests."""
         steps = [call.step for call in self._tracker.calls]
-        return steps, self.recorder.records, self.recorder.written, self.demand.paused or not self.demand.enabled
+        return (
+            steps,
+            self.recorder.records,
+            self.recorder.written,
+            self.demand.paused or not self.demand.enabled,
+        )
 
     def refusal(self) -> CaptureError | None:
         """Return the error that explains an empty recording, or None where something was recorded."""
@@ -221,7 +242,10 @@ class Session:
             operators=self.sessions.operators,
             enabled=self.demand.enabled,
             devices=[
-                str(p.device) for root in self._roots.values() for p in [next(root.parameters(), None)] if p is not None
+                str(p.device)
+                for root in self._roots.values()
+                for p in [next(root.parameters(), None)]
+                if p is not None
             ],
             rank=self.demand.rank,
         )
@@ -231,8 +255,8 @@ class Session:
 
     def _adopt(self, root: nn.Module) -> bool:
         """Follow a root module. False where it can't be, with the reason noted."""
-        root = compat.unwrapped(root)
-        root = compat.compiled_root(root) if self._sees_compiled else root
+        root = pytorch.unwrapped(root)
+        root = pytorch.compiled_root(root) if self._sees_compiled else root
         if id(root) in self._roots:
             return True
         why = None if self._sees_compiled else selection.why_compiled(root)
@@ -257,7 +281,15 @@ class Session:
         """Add the modules of a root to the topology."""
         start = len(self._nodes)
         nodes = [
-            Node(n.path, n.name, n.type, n.parent + start if n.parent >= 0 else -1, n.params, n.aliases, n.root)
+            Node(
+                n.path,
+                n.name,
+                n.type,
+                n.parent + start if n.parent >= 0 else -1,
+                n.params,
+                n.aliases,
+                n.root,
+            )
             for n in nodes
         ]
         for recorder in self.recorders:
@@ -304,11 +336,15 @@ class Session:
         shared = any(node.aliases for node in self._nodes)  # may be called inside any other
         if self.follows_calls or shared or self.demand.calls[0]:
             return [True] * len(watches)
-        return selection.counted([watch.path for watch in watches], [watch.kept for watch in watches], alone)
+        return selection.counted(
+            [watch.path for watch in watches], [watch.kept for watch in watches], alone
+        )
 
     def _refuse_empty_selection(self) -> None:
         if not self.demand.may_change and not self._keeps_any:
-            raise EmptyDumpError(f"nothing to record: {selection.nothing_matches(self.options, self._nodes)}")
+            raise EmptyDumpError(
+                f"nothing to record: {selection.nothing_matches(self.options, self._nodes)}"
+            )
 
     @property
     def _keeps_any(self) -> bool:
@@ -330,21 +366,25 @@ class Session:
 
     def _find_root(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Global pre-hook: an outermost module with parameters that is not yet followed is a new root."""
-        if not compat.tracing() and not compat.in_backward():
+        if not pytorch.tracing() and not pytorch.in_backward():
             self.guarded(self._follow_outermost, module, args)
 
     def _follow_outermost(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if not self.thread.outermost() or id(module) in self._owners or next(module.parameters(), None) is None:
+        if (
+            not self.thread.outermost()
+            or id(module) in self._owners
+            or next(module.parameters(), None) is None
+        ):
             return
         if self._adopt(module) and id(module) in self._watches:
-            self._watches[id(module)][0].begin_late(args, compat.hooked_kwargs())
+            self._watches[id(module)][0].begin_late(args, pytorch.hooked_kwargs())
 
     # -- root calls ---------------------------------------------------------------------------
 
     def enter(self, watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An entry module is called: outermost, it begins a root call."""
         outermost = self.thread.outermost()
-        self.thread.inside.append((watch, compat.call_frame()))
+        self.thread.inside.append((watch, pytorch.call_frame()))
         if not outermost:
             return
         if self.demand.changed():
@@ -428,16 +468,16 @@ class Session:
             yield
         finally:
             self.guarded(self._backward_ends, pushed)
-            if self.active and self._over() and not compat.in_backward():
+            if self.active and self._over() and not pytorch.in_backward():
                 self._rest()
 
     def _backward_begins(self) -> list[Any]:
-        if self.profile is not None and not compat.in_backward():
+        if self.profile is not None and not pytorch.in_backward():
             self.profile.backward_begins()
         return self.observer.backward_begins()
 
     def _backward_ends(self, pushed: list[Any]) -> None:
-        if self.profile is not None and not compat.in_backward():
+        if self.profile is not None and not pytorch.in_backward():
             self.profile.ends_here()
         self.observer.backward_ends(pushed)
 
@@ -476,18 +516,24 @@ class Session:
 
     def guarded(self, work: Callable[..., Any], *args: Any) -> Any:
         """Do our own work without ever disturbing the program: an error of ours is noted, not raised, and no time of it is the program's."""
-        return self._guarded(work, *args) if self.profile is None else self.profile.ours(self._guarded, work, *args)
+        return (
+            self._guarded(work, *args)
+            if self.profile is None
+            else self.profile.ours(self._guarded, work, *args)
+        )
 
     def _guarded(self, work: Callable[..., Any], *args: Any) -> Any:
         if not self.active or os.getpid() != self._pid:
             return None
         try:
-            if compat.watched():
-                with compat.unseen():
+            if pytorch.watched():
+                with pytorch.unseen():
                     return work(*args)
             return work(*args)
         except Exception as error:  # the program must go on as if nobody watched; the dump says it
-            self.problems[f"{type(error).__name__} while recording: {str(error).partition(chr(10))[0]}"] += 1
+            self.problems[
+                f"{type(error).__name__} while recording: {str(error).partition(chr(10))[0]}"
+            ] += 1
             return None
 
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from llmdebug_nb import rounds
 from llmdebug_nb.capture import generation
-from llmdebug_nb.records import WARMUP, RootCall
+from llmdebug_nb.core import msit_rounds
+from llmdebug_nb.core.records import WARMUP, RootCall
 
 _Place = tuple[int, int, str, int | None]  # generation, step, kind, total
 
@@ -28,7 +28,9 @@ class _Generation:
     number: int
     prompt: int | None
     step: int | None = None
-    announced: tuple[int, int | None] | None = None  # (prompt + generated, rows) of the call to come
+    announced: tuple[int, int | None] | None = (
+        None  # (prompt + generated, rows) of the call to come
+    )
 
 
 @dataclass
@@ -40,14 +42,18 @@ class _Counter:
     generations: int = 0
     loop: int | None = None
     loop_step: int = 0
-    ran: set[str] = field(default_factory=set)  # entries that were called in this step of the series
+    ran: set[str] = field(
+        default_factory=set
+    )  # entries that were called in this step of the series
     generated: bool = False
 
 
 class StepTracker:
     """Tells generation, step and kind of every root call; listens to `generate` between `start` and `stop`."""
 
-    def __init__(self, warmup: int, follow: Callable[[torch.nn.Module], torch.nn.Module | None]) -> None:
+    def __init__(
+        self, warmup: int, follow: Callable[[torch.nn.Module], torch.nn.Module | None]
+    ) -> None:
         """``follow(model)``: the root that a `generate` of ``model`` concerns, or None."""
         self.calls: list[RootCall] = []
         self.follow = follow
@@ -126,7 +132,9 @@ class StepTracker:
 
     # -- numbering ----------------------------------------------------------------------------
 
-    def begin(self, root: Any, path: str, whole: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> RootCall:
+    def begin(
+        self, root: Any, path: str, whole: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> RootCall:
         """Number a root call that is about to run. ``path``: what is called, ``whole``: it is the root itself.
 
         The generation returned counts warm-ups from 0 like all others, so that it never changes; `calls` has
@@ -146,7 +154,9 @@ class StepTracker:
             number, step, kind, total = place
             call = RootCall(len(self.calls), number, step, kind, query, total, batch, counter.name)
             warm = call.generation < counter.warmups
-            shown = replace(call, generation=number - counter.warmups, kind=WARMUP if warm else kind)
+            shown = replace(
+                call, generation=number - counter.warmups, kind=WARMUP if warm else kind
+            )
             self.calls.append(shown)
             return call
 
@@ -154,7 +164,7 @@ class StepTracker:
         """Return the round of a root call that `begin` gave."""
         with self._lock:
             warmups = next((c.warmups for c in self._counters.values() if c.name == call.root), 0)
-        return rounds.round_of(call.step, call.kind, call.generation < warmups, warmups > 0)
+        return msit_rounds.round_of(call.step, call.kind, call.generation < warmups, warmups > 0)
 
     def _relabel(self, counter: _Counter) -> None:
         """Turn the bare calls seen so far into warm-ups: only now is it known that they were."""
@@ -177,7 +187,9 @@ class StepTracker:
 
 def _in_generate(now: _Generation, query: int | None) -> _Place:
     announced = now.announced
-    if announced is None or (announced[1] is not None and query is not None and announced[1] != query):
+    if announced is None or (
+        announced[1] is not None and query is not None and announced[1] != query
+    ):
         return now.number, now.step or 0, "encoder" if now.step is None else "extra", None
     now.announced = None
     total = announced[0]
@@ -199,7 +211,9 @@ def _by_hand(counter: _Counter, step: int) -> _Place:
     return counter.loop, step, "forward", None
 
 
-def _bare(counter: _Counter, path: str, whole: bool, query: int | None, kwargs: Mapping[str, Any]) -> _Place:
+def _bare(
+    counter: _Counter, path: str, whole: bool, query: int | None, kwargs: Mapping[str, Any]
+) -> _Place:
     """Place a call outside `generate`: a new step, unless it is another part of the model in the same one."""
     root = counter.name
     if counter.loop is None or counter.loop < counter.warmups:
@@ -213,5 +227,11 @@ def _bare(counter: _Counter, path: str, whole: bool, query: int | None, kwargs: 
     kind = "forward"
     if query is not None and kwargs.get("use_cache") is not False:
         cached = kwargs.get("past_key_values") is not None and counter.loop_step > 0
-        kind = "decode" if cached and query == 1 else "prefill" if kwargs.get("use_cache") and not cached else "forward"
+        kind = (
+            "decode"
+            if cached and query == 1
+            else "prefill"
+            if kwargs.get("use_cache") and not cached
+            else "forward"
+        )
     return counter.loop, counter.loop_step, kind, None

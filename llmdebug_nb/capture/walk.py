@@ -47,7 +47,11 @@ def _parts(value: Any) -> Iterable[tuple[Any, Any]] | None:
     if dataclasses.is_dataclass(value):
         return [(f.name, getattr(value, f.name, None)) for f in dataclasses.fields(value)]
     # a plain object that holds tensors itself; deeper ones (key-value caches) stay closed
-    return vars(value).items() if any(isinstance(part, torch.Tensor) for part in vars(value).values()) else None
+    return (
+        vars(value).items()
+        if any(isinstance(part, torch.Tensor) for part in vars(value).values())
+        else None
+    )
 
 
 def arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -74,7 +78,9 @@ def given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[st
     ):
         if type(value) in _LEAVES or isinstance(value, torch.Tensor):
             yield name, value
-        elif isinstance(value, (list, tuple)) and any(isinstance(part, torch.Tensor) for part in value):
+        elif isinstance(value, (list, tuple)) and any(
+            isinstance(part, torch.Tensor) for part in value
+        ):
             yield from leaves(value, name)
         else:
             yield name, str(value) if isinstance(value, (list, tuple, slice)) else value

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from llmdebug_nb.app.launching import arguments
 from llmdebug_nb.cli import dump
-from llmdebug_nb.errors import LLMDebugError
-from llmdebug_nb.launching import arguments
+from llmdebug_nb.core.errors import LLMDebugError
 
 _DUMP = "Run a command as it is, and record what the models in it compute: in all its Python processes, into one run."
 MATCH, DIVERGED, FAILED, PIPE_CLOSED = 0, 1, 2, 141
@@ -47,20 +47,29 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="llmdebug", description="Numerical debugger for LLMs: look at dumps and compare them."
     )
-    parser.add_argument("--version", action=_Version, nargs=0, help="versions, and whether the C kernel is used")
+    parser.add_argument(
+        "--version", action=_Version, nargs=0, help="versions, and whether the C kernel is used"
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     dumping = commands.add_parser(
-        "dump", allow_abbrev=False, help="run a command, and record what its models compute", description=_DUMP
+        "dump",
+        allow_abbrev=False,
+        help="run a command, and record what its models compute",
+        description=_DUMP,
     )
     arguments.declare(dumping)
     dumping.set_defaults(run=dump.run)
 
-    info = commands.add_parser("info", help="say what a dump holds", description="Say what a dump holds.")
+    info = commands.add_parser(
+        "info", help="say what a dump holds", description="Say what a dump holds."
+    )
     info.add_argument("path", metavar="RUN", help="name or path of a run, or a foreign dump folder")
     info.add_argument("--json", action="store_true", help="one JSON object")
     info.add_argument(
-        "--ids", action="store_true", help="the calls of a step with their execution ids, types and shapes"
+        "--ids",
+        action="store_true",
+        help="the calls of a step with their execution ids, types and shapes",
     )
     info.set_defaults(run=_info)
 
@@ -71,9 +80,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     compare.add_argument("golden", metavar="GOLDEN", help="the run to hold against")
     compare.add_argument("mine", metavar="MINE", help="the run in question")
-    compare.add_argument("--limits", metavar="F", help="fixed limits by path and dtype: a YAML or JSON file")
     compare.add_argument(
-        "--calibrate", metavar="RUN", action="append", help="another recording of golden: what they differ by is noise"
+        "--limits", metavar="F", help="fixed limits by path and dtype: a YAML or JSON file"
+    )
+    compare.add_argument(
+        "--calibrate",
+        metavar="RUN",
+        action="append",
+        help="another recording of golden: what they differ by is noise",
     )
     compare.add_argument(
         "--metric",
@@ -83,15 +97,23 @@ def _parser() -> argparse.ArgumentParser:
     )
     compare.add_argument("-o", "--csv", metavar="CSV", help="write the table of differences")
     compare.add_argument("--html", metavar="F", help="write the report as one HTML page")
-    compare.add_argument("--map", metavar="F", help="YAML or JSON file: which module of GOLDEN is which of MINE")
-    compare.add_argument("--no-explain", action="store_true", help="skip the search for what is to blame")
+    compare.add_argument(
+        "--map", metavar="F", help="YAML or JSON file: which module of GOLDEN is which of MINE"
+    )
+    compare.add_argument(
+        "--no-explain", action="store_true", help="skip the search for what is to blame"
+    )
     compare.add_argument(
         "--expect", metavar="GLOB", action="append", default=[],
         help="mark what such modules make as expected, in this comparison and those to come",
     )  # fmt: skip
     compare.add_argument("--comment", metavar="TEXT", default="", help="why that is expected")
     compare.add_argument(
-        "--unexpect", metavar="GLOB", action="append", default=[], help="take a mark back: its glob as it was given"
+        "--unexpect",
+        metavar="GLOB",
+        action="append",
+        default=[],
+        help="take a mark back: its glob as it was given",
     )
     compare.set_defaults(run=_compare)
 
@@ -101,9 +123,15 @@ def _parser() -> argparse.ArgumentParser:
         description="Write one self-contained HTML page: of one dump, or of two dumps compared.",
     )
     report.add_argument("golden", metavar="RUN", help="name or path of a run")
-    report.add_argument("mine", metavar="MINE", nargs="?", help="a second run to compare with the first")
     report.add_argument(
-        "-o", "--output", metavar="F", default="llmdebug_report.html", help="the file (default: %(default)s)"
+        "mine", metavar="MINE", nargs="?", help="a second run to compare with the first"
+    )
+    report.add_argument(
+        "-o",
+        "--output",
+        metavar="F",
+        default="llmdebug_report.html",
+        help="the file (default: %(default)s)",
     )
     report.set_defaults(run=_report)
 
@@ -113,9 +141,13 @@ def _parser() -> argparse.ArgumentParser:
         description="Write a smaller run: least and greatest value, or quantiles, of each tensor in place of all its values.",
     )
     reduce.add_argument("golden", metavar="RUN", help="name or path of a run")
-    reduce.add_argument("--to", metavar="R", default="minmax", help="minmax or quantile:N (default: %(default)s)")
+    reduce.add_argument(
+        "--to", metavar="R", default="minmax", help="minmax or quantile:N (default: %(default)s)"
+    )
     reduce.add_argument("--name", metavar="NAME", help="of the new run (default: RUN.minmax)")
-    reduce.add_argument("--replace", action="store_true", help="remove the old run once the new one is on the disk")
+    reduce.add_argument(
+        "--replace", action="store_true", help="remove the old run once the new one is on the disk"
+    )
     reduce.set_defaults(run=_reduce)
 
     convert = commands.add_parser(
@@ -124,7 +156,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Write a run of compiled code in the folders of torchair's FX or GE dumps.",
     )
     convert.add_argument("golden", metavar="RUN", help="name or path of a run")
-    convert.add_argument("--to", metavar="L", default="fx", help="fx, fx-old or ge (default: %(default)s)")
+    convert.add_argument(
+        "--to", metavar="L", default="fx", help="fx, fx-old or ge (default: %(default)s)"
+    )
     convert.add_argument("-o", "--output", metavar="DIR", required=True, help="a new folder")
     convert.set_defaults(run=_convert)
 
@@ -134,14 +168,26 @@ def _parser() -> argparse.ArgumentParser:
         description="Write what an explorer shows: as one HTML page that needs no kernel, or as a figure. The suffix of F decides.",
     )
     export.add_argument("golden", metavar="RUN", help="name or path of a run")
-    export.add_argument("mine", metavar="MINE", nargs="?", help="a second run to compare with the first")
-    export.add_argument("-o", "--output", metavar="F", required=True, help="the file: .html, .png, .svg or .pdf")
+    export.add_argument(
+        "mine", metavar="MINE", nargs="?", help="a second run to compare with the first"
+    )
+    export.add_argument(
+        "-o", "--output", metavar="F", required=True, help="the file: .html, .png, .svg or .pdf"
+    )
     export.add_argument("--at", metavar="PATH", help="show the tensor of this module")
-    export.add_argument("--role", default="output", help="input or output, of that module (default: %(default)s)")
+    export.add_argument(
+        "--role", default="output", help="input or output, of that module (default: %(default)s)"
+    )
     export.add_argument("--step", type=int, metavar="N", help="at this generated token")
     export.add_argument("--side", metavar="S", help="golden, mine, difference or all")
     export.add_argument("--slice", metavar="INDEX", help="which part of the tensor: 0,3,:,:")
-    export.add_argument("--show", metavar="P", action="append", default=[], help="only this picture; may be repeated")
+    export.add_argument(
+        "--show",
+        metavar="P",
+        action="append",
+        default=[],
+        help="only this picture; may be repeated",
+    )
     export.set_defaults(run=_export)
 
     tables = commands.add_parser(
@@ -151,7 +197,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     tables.add_argument("golden", metavar="RUN", help="name or path of a run")
     tables.add_argument(
-        "-o", "--output", metavar="DIR", default="llmdebug_tables", help="the folder (default: %(default)s)"
+        "-o",
+        "--output",
+        metavar="DIR",
+        default="llmdebug_tables",
+        help="the folder (default: %(default)s)",
     )
     tables.set_defaults(run=_tables)
 
@@ -161,7 +211,12 @@ def _parser() -> argparse.ArgumentParser:
         description="Print what took most time in a step of a run recorded with profile, and the longest gaps between operators.",
     )
     timeline.add_argument("golden", metavar="RUN", help="name or path of a run")
-    timeline.add_argument("--step", type=int, metavar="N", help="of this generated token (default: the first recorded)")
+    timeline.add_argument(
+        "--step",
+        type=int,
+        metavar="N",
+        help="of this generated token (default: the first recorded)",
+    )
     timeline.add_argument("-o", "--output", metavar="F", help="also draw it: .png, .svg or .pdf")
     timeline.set_defaults(run=_timeline)
     _add_topologies(commands)
@@ -174,12 +229,22 @@ def _add_topologies(commands: Any) -> None:
         help="print what calls what in a dump, or write it as JSON",
         description="Print the calls of a step with their execution ids, types and shapes, or write them as ATB's topology JSON.",
     )
-    topology.add_argument("path", metavar="RUN", help="name or path of a run, or a topology that was written as JSON")
     topology.add_argument(
-        "-o", "--output", metavar="DIR", help="write model/PID/NAME.json and layer/PID/NAME.json there"
+        "path", metavar="RUN", help="name or path of a run, or a topology that was written as JSON"
+    )
+    topology.add_argument(
+        "-o",
+        "--output",
+        metavar="DIR",
+        help="write model/PID/NAME.json and layer/PID/NAME.json there",
     )
     topology.add_argument("--json", action="store_true", help="one JSON object, of the model")
-    topology.add_argument("--step", type=int, metavar="N", help="of this generated token (default: the first recorded)")
+    topology.add_argument(
+        "--step",
+        type=int,
+        metavar="N",
+        help="of this generated token (default: the first recorded)",
+    )
     topology.set_defaults(run=_topology)
 
     onnx = commands.add_parser(
@@ -187,13 +252,20 @@ def _add_topologies(commands: Any) -> None:
         help="write the topology of a dump as an ONNX model, for Netron",
         description="Write the topology of a dump, or one that ATB's tools wrote, as an ONNX model to look at in Netron.",
     )
-    onnx.add_argument("path", metavar="RUN|X.json", help="name or path of a run, or a topology as JSON")
+    onnx.add_argument(
+        "path", metavar="RUN|X.json", help="name or path of a run, or a topology as JSON"
+    )
     onnx.add_argument("-o", "--output", metavar="F", help="the file (default: X.onnx, or RUN.onnx)")
     onnx.add_argument(
         "--level", type=int, default=-1, metavar="N",
         help="1: layers, 2: what runs in them, …, -1: the innermost operations (default: %(default)s)",
     )  # fmt: skip
-    onnx.add_argument("--step", type=int, metavar="N", help="of this generated token (default: the first recorded)")
+    onnx.add_argument(
+        "--step",
+        type=int,
+        metavar="N",
+        help="of this generated token (default: the first recorded)",
+    )
     onnx.set_defaults(run=_onnx)
 
 
@@ -203,7 +275,7 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         import torch
 
-        from llmdebug_nb.kernels import native
+        from llmdebug_nb.core.kernels import native
 
         why = native.why_not()
         kernel = f"without the C kernel ({why})" if why else "with the C kernel"
@@ -212,16 +284,16 @@ class _Version(argparse.Action):
 
 
 def _info(args: argparse.Namespace) -> int:
-    from llmdebug_nb import api
+    from llmdebug_nb.app import api
 
     run = api.open_run(args.path)
     if args.json:
         print(json.dumps(run.info()))
         return MATCH
     if args.ids:
-        from llmdebug_nb import wiring
+        from llmdebug_nb.app import topology
 
-        print(wiring.topology(run))
+        print(topology.topology(run))
         return MATCH
     from llmdebug_nb.show.run_view import RunView
 
@@ -232,8 +304,8 @@ def _info(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from llmdebug_nb import api
-    from llmdebug_nb.records import EXPECTED
+    from llmdebug_nb.app import api
+    from llmdebug_nb.core.records import EXPECTED
 
     report = api.compare(
         args.golden,
@@ -256,7 +328,7 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from llmdebug_nb import api
+    from llmdebug_nb.app import api
 
     target = api.write_report(args.golden, args.mine, args.output)
     print(f"written: {target}")
@@ -264,7 +336,7 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _reduce(args: argparse.Namespace) -> int:
-    from llmdebug_nb import api
+    from llmdebug_nb.app import api
 
     run = api.reduce_run(args.golden, to=args.to, name=args.name, replace=args.replace)
     print(api.kept_line(run))
@@ -272,7 +344,7 @@ def _reduce(args: argparse.Namespace) -> int:
 
 
 def _convert(args: argparse.Namespace) -> int:
-    from llmdebug_nb import api
+    from llmdebug_nb.app import api
     from llmdebug_nb.show.words import count_text
 
     written = api.convert(args.golden, args.output, args.to)
@@ -282,7 +354,7 @@ def _convert(args: argparse.Namespace) -> int:
 
 
 def _export(args: argparse.Namespace) -> int:
-    from llmdebug_nb import api
+    from llmdebug_nb.app import api
 
     what = api.compare(args.golden, args.mine) if args.mine else args.golden
     state = {name: getattr(args, name) for name in ("at", "role", "step", "side", "slice", "show")}
@@ -291,7 +363,7 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _tables(args: argparse.Namespace) -> int:
-    from llmdebug_nb import api
+    from llmdebug_nb.app import api
 
     for path in api.write_tables(args.golden, args.output):
         print(f"written: {path}")
@@ -299,7 +371,7 @@ def _tables(args: argparse.Namespace) -> int:
 
 
 def _timeline(args: argparse.Namespace) -> int:
-    from llmdebug_nb import api
+    from llmdebug_nb.app import api
 
     shown = api.timeline(args.golden, args.step)
     print(shown)
@@ -309,20 +381,22 @@ def _timeline(args: argparse.Namespace) -> int:
 
 
 def _topology(args: argparse.Namespace) -> int:
-    from llmdebug_nb import wiring
+    from llmdebug_nb.app import topology
 
     if args.output:
-        files = wiring.write_topology(args.path, args.output, args.step)
+        files = topology.write_topology(args.path, args.output, args.step)
         print(f"written: {len(files)} files in {args.output}, the first one {files[0]}")
         return MATCH
-    found = wiring.read(args.path, args.step)
+    found = topology.read(args.path, args.step)
     print(json.dumps(found.to_json()) if args.json else found)
     return MATCH
 
 
 def _onnx(args: argparse.Namespace) -> int:
-    from llmdebug_nb import wiring
+    from llmdebug_nb.app import topology
 
-    target = args.output or os.path.splitext(os.path.basename(os.path.normpath(args.path)))[0] + ".onnx"
-    print(f"written: {wiring.to_onnx(args.path, target, args.level, args.step)}")
+    target = (
+        args.output or os.path.splitext(os.path.basename(os.path.normpath(args.path)))[0] + ".onnx"
+    )
+    print(f"written: {topology.to_onnx(args.path, target, args.level, args.step)}")
     return MATCH

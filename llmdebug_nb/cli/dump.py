@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from llmdebug_nb.errors import OptionError
+from llmdebug_nb.core.errors import OptionError
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
@@ -19,13 +19,15 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
 
 def run(args: argparse.Namespace) -> int:
     """Launch the command, say what became of it, and return its exit status."""
-    from llmdebug_nb.launching.arguments import options
-    from llmdebug_nb.launching.program import launch
+    from llmdebug_nb.app.launching.arguments import options
+    from llmdebug_nb.app.launching.program import launch
 
     chosen, command = options(vars(args)), args.command
     if (args.exec is None) == (command is None):
         both = "--exec and -- exclude each other" if command is not None else "no command"
-        raise OptionError(f"{both}: say llmdebug dump --exec 'python run.py', or llmdebug dump -- python run.py")
+        raise OptionError(
+            f"{both}: say llmdebug dump --exec 'python run.py', or llmdebug dump -- python run.py"
+        )
     done = launch(args.exec if command is None else command, pth=args.pth, **chosen)
     for line in done.lines(args.log_level):
         print(f"llmdebug: {line}", file=sys.stderr)

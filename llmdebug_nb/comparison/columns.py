@@ -24,7 +24,10 @@ UPSTREAM: dict[str, tuple[str, str]] = {
         "msit gives 0 where |golden| <= 2**-23, here inf unless mine is 0 too",
     ),
     "l1_norm": ("l1_norm", FLOAT32),
-    "ulp_max_diff": ("max_gap_ulp", "msit writes |max m - max g| and the ulp in two columns; here one over the other"),
+    "ulp_max_diff": (
+        "max_gap_ulp",
+        "msit writes |max m - max g| and the ulp in two columns; here one over the other",
+    ),
     # msprobe
     "Cosine": ("cosine_similarity", ""),
     "EucDist": ("euclidean_distance", ""),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.comparison.metrics import FIELDS, LOGITS, Metrics
-from llmdebug_nb.errors import OptionError
+from llmdebug_nb.core.errors import OptionError
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +41,9 @@ class Custom:
 
     def measure(self, golden: torch.Tensor, mine: torch.Tensor, where: object) -> Metrics:
         """Return each metric as a float; None where it raised, or returned no number. Each gets tensors of its own."""
-        return {name: self._value(name, golden.clone(), mine.clone(), where) for name in self._functions}
+        return {
+            name: self._value(name, golden.clone(), mine.clone(), where) for name in self._functions
+        }
 
     def notes(self) -> list[str]:
         """Return a line for each metric that failed anywhere."""
@@ -50,14 +52,21 @@ class Custom:
             for name, (count, first) in self._failed.items()
         ]
 
-    def _value(self, name: str, golden: torch.Tensor, mine: torch.Tensor, where: object) -> float | None:
+    def _value(
+        self, name: str, golden: torch.Tensor, mine: torch.Tensor, where: object
+    ) -> float | None:
         try:
             value = self._functions[name](golden, mine)
-            return float(value[0] if isinstance(value, tuple) else value)  # msit's return (value, message)
+            return float(
+                value[0] if isinstance(value, tuple) else value
+            )  # msit's return (value, message)
         except Exception as error:
             count, first = self._failed.get(name, (0, ""))
             says = str(error).partition("\n")[0]
-            self._failed[name] = count + 1, first or f"{where}: {type(error).__name__}{': ' if says else ''}{says}"
+            self._failed[name] = (
+                count + 1,
+                first or f"{where}: {type(error).__name__}{': ' if says else ''}{says}",
+            )
             return None
 
 
@@ -72,7 +81,9 @@ def _named(given: Any) -> Iterator[tuple[str, Metric]]:
     for name, item in pairs:
         function = _from_file(item) if isinstance(item, (str, os.PathLike)) else item
         if not callable(function) or not isinstance(name, (str, type(None))):
-            raise OptionError(f"metrics: {item!r} is no callable (golden, mine) -> float, and no 'file.py:function'")
+            raise OptionError(
+                f"metrics: {item!r} is no callable (golden, mine) -> float, and no 'file.py:function'"
+            )
         yield str(name or getattr(function, "__name__", type(function).__name__)), function
 
 
@@ -81,7 +92,9 @@ def _from_file(spec: str | os.PathLike[str]) -> Any:
     place, _, name = os.fspath(spec).rpartition(":")
     path = Path(place)
     if not name or not path.is_file():
-        raise OptionError(f"metrics {os.fspath(spec)!r}: expected a file and a function in it, such as mine.py:psnr")
+        raise OptionError(
+            f"metrics {os.fspath(spec)!r}: expected a file and a function in it, such as mine.py:psnr"
+        )
     module_spec = importlib.util.spec_from_file_location(path.stem, path)
     if module_spec is None or module_spec.loader is None:
         raise OptionError(f"metrics {os.fspath(spec)!r}: {path.name} is no Python file")
@@ -89,7 +102,9 @@ def _from_file(spec: str | os.PathLike[str]) -> Any:
     try:
         module_spec.loader.exec_module(module)
     except Exception as error:
-        raise OptionError(f"metrics: {path} can't be run: {type(error).__name__}: {error}") from None
+        raise OptionError(
+            f"metrics: {path} can't be run: {type(error).__name__}: {error}"
+        ) from None
     if not hasattr(module, name):
         raise OptionError(f"metrics: {path} has no function {name!r}")
     return getattr(module, name)

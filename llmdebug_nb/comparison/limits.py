@@ -22,14 +22,17 @@ from typing import Any
 
 from llmdebug_nb.comparison.columns import ALIASES
 from llmdebug_nb.comparison.metrics import FIELDS, LOGITS, STATISTICS, Metrics, coarser
-from llmdebug_nb.errors import OptionError, nearest
-from llmdebug_nb.records import Pair
+from llmdebug_nb.core.errors import OptionError, nearest
+from llmdebug_nb.core.records import Pair
 
 AT_LEAST = ("cosine_similarity", "one_thousandth_err_ratio", "five_thousandths_err_ratio")
 # upstream's verdicts, where they are on one pair of tensors: any of these sets of conditions holds
 RULES: dict[str, list[dict[str, float]]] = {
     # msit compare -cl logits
-    "msit_logits": [{"cosine_similarity": 0.999, "kl_divergence": 1e-4, "l1_norm": 0.01}, {"max_gap_ulp": 1}],
+    "msit_logits": [
+        {"cosine_similarity": 0.999, "kl_divergence": 1e-4, "l1_norm": 0.01},
+        {"max_gap_ulp": 1},
+    ],
     # msprobe up to 8.3: "Accuracy Reached or Not"
     "msprobe": [
         {"cosine_similarity": 0.99, "max_absolute_error": 1.0},
@@ -60,7 +63,10 @@ class _Rule:
 
     def judge(self, metrics: Metrics) -> Judged | None:
         """Return what the easiest set of conditions says, None if no set has all its figures."""
-        sets = [[_condition(name, metrics.get(name), bound) for name, bound in one.items()] for one in self.any_of]
+        sets = [
+            [_condition(name, metrics.get(name), bound) for name, bound in one.items()]
+            for one in self.any_of
+        ]
         known = [max(one, key=_excess) for one in sets if all(c is not None for c in one)]  # type: ignore[arg-type]
         if not known:
             return None
@@ -111,7 +117,9 @@ class Limits:
         if isinstance(given, Mapping):
             return cls(list(_Reader("limits", {}, custom).rules(given)), "limits")
         if not isinstance(given, (str, os.PathLike)):
-            raise OptionError(f"limits {given!r}: expected a mapping of path globs, or a YAML or JSON file of one")
+            raise OptionError(
+                f"limits {given!r}: expected a mapping of path globs, or a YAML or JSON file of one"
+            )
         path = Path(given)
         tree, lines = _load(path)
         return cls(list(_Reader(path.name, lines, custom).rules(tree)), path.name)
@@ -120,7 +128,9 @@ class Limits:
 class _Reader:
     """Reads rules out of nested mappings. ``lines``: key path -> line of the file."""
 
-    def __init__(self, name: str, lines: Mapping[tuple[str, ...], int], custom: Iterable[str]) -> None:
+    def __init__(
+        self, name: str, lines: Mapping[tuple[str, ...], int], custom: Iterable[str]
+    ) -> None:
         self._name, self._lines = name, lines
         self._known = [
             *FIELDS,
@@ -142,7 +152,10 @@ class _Reader:
             ):
                 for dtype, inner in value.items():
                     yield _Rule(
-                        str(path), str(dtype), self._any_of(inner, (*at, str(dtype))), self._where((*at, str(dtype)))
+                        str(path),
+                        str(dtype),
+                        self._any_of(inner, (*at, str(dtype))),
+                        self._where((*at, str(dtype))),
                     )
             else:
                 yield _Rule(str(path), "*", self._any_of(value, at), self._where(at))
@@ -155,13 +168,19 @@ class _Reader:
         items = value if isinstance(value, list) else [value]
         if not items or not all(isinstance(item, Mapping) and item for item in items):
             raise self._error(
-                at, f"expected metric: number, a rule ({', '.join(RULES)}) or a list of these, not {_short(value)}"
+                at,
+                f"expected metric: number, a rule ({', '.join(RULES)}) or a list of these, not {_short(value)}",
             )
-        return [dict(self._condition(name, bound, (*at, str(name))) for name, bound in item.items()) for item in items]
+        return [
+            dict(self._condition(name, bound, (*at, str(name))) for name, bound in item.items())
+            for item in items
+        ]
 
     def _condition(self, name: Any, bound: Any, at: tuple[str, ...]) -> tuple[str, float]:
         if not self._is_metric(name):
-            raise self._error(at, f"{_short(name)} is no metric{nearest(str(name), [*self._known, *ALIASES])}")
+            raise self._error(
+                at, f"{_short(name)} is no metric{nearest(str(name), [*self._known, *ALIASES])}"
+            )
         try:
             number = float(bound)  # YAML reads 1e-3 as a text
         except (TypeError, ValueError):
@@ -174,15 +193,23 @@ class _Reader:
         return isinstance(name, str) and (name in self._known or name in ALIASES)
 
     def _where(self, at: tuple[str, ...]) -> str:
-        line = next((self._lines[at[:n]] for n in range(len(at), 0, -1) if at[:n] in self._lines), None)
-        return f"{self._name}{f', line {line}' if line else ''}: {' > '.join(at)}" if at else self._name
+        line = next(
+            (self._lines[at[:n]] for n in range(len(at), 0, -1) if at[:n] in self._lines), None
+        )
+        return (
+            f"{self._name}{f', line {line}' if line else ''}: {' > '.join(at)}"
+            if at
+            else self._name
+        )
 
     def _error(self, at: tuple[str, ...], says: str) -> OptionError:
         return OptionError(f"{self._where(at)}: {says}")
 
 
 def _scalars(value: Mapping[Any, Any]) -> bool:
-    return any(not isinstance(inner, (Mapping, list, str)) or _is_number(inner) for inner in value.values())
+    return any(
+        not isinstance(inner, (Mapping, list, str)) or _is_number(inner) for inner in value.values()
+    )
 
 
 def _is_number(value: Any) -> bool:
@@ -205,14 +232,18 @@ def _load(path: Path) -> tuple[Any, dict[tuple[str, ...], int]]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"limits {str(path)!r} can't be read: {getattr(error, 'strerror', None) or error}") from None
+        raise OptionError(
+            f"limits {str(path)!r} can't be read: {getattr(error, 'strerror', None) or error}"
+        ) from None
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         tree = yaml.safe_load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
-        raise OptionError(f"{path.name}{line}: {getattr(error, 'problem', None) or 'no YAML or JSON'}") from None
+        raise OptionError(
+            f"{path.name}{line}: {getattr(error, 'problem', None) or 'no YAML or JSON'}"
+        ) from None
     return tree, dict(_lines(node, (), path.name))
 
 

@@ -16,8 +16,8 @@ import math
 import numpy as np
 import torch
 
-from llmdebug_nb.kernels.raw import DTYPES
-from llmdebug_nb.records import Summary
+from llmdebug_nb.core.dtypes import DTYPES
+from llmdebug_nb.core.records import Summary
 
 Metrics = dict[str, float | int | None]
 
@@ -93,7 +93,11 @@ def identical(summary: Summary, logits: bool = False) -> Metrics:
     if empty:
         values = dict.fromkeys(FIELDS)
     else:
-        values |= {"cosine_similarity": 1.0, "one_thousandth_err_ratio": 1.0, "five_thousandths_err_ratio": 1.0}
+        values |= {
+            "cosine_similarity": 1.0,
+            "one_thousandth_err_ratio": 1.0,
+            "five_thousandths_err_ratio": 1.0,
+        }
         values["max_ulp"] = 0
         if len(summary.shape) < 2 or summary.dtype.startswith("complex"):
             values["worst_row_error"] = None
@@ -112,7 +116,9 @@ def statistics(golden: Summary, mine: Summary) -> Metrics:
     gaps: dict[str, float] = {}
     for name in STATISTICS:
         g, m = getattr(golden, name), getattr(mine, name)
-        gap = None if g is None or m is None else 0.0 if g == m or (g != g and m != m) else abs(m - g)
+        gap = (
+            None if g is None or m is None else 0.0 if g == m or (g != g and m != m) else abs(m - g)
+        )
         values[f"{name}_stat_absolute_error"] = gap
         values[f"{name}_stat_relative_error"] = None if gap is None else ratio(gap, abs(g))
         if gap is not None:
@@ -120,7 +126,12 @@ def statistics(golden: Summary, mine: Summary) -> Metrics:
     if len(gaps) < len(STATISTICS):
         return values | {"stat_error": max(gaps.values(), default=None)}
     reach, norm = max(abs(golden.max or 0.0), abs(golden.min or 0.0)), golden.l2norm or 0.0
-    sizes = {"max": reach, "min": reach, "mean": norm / math.sqrt(golden.numel or 1), "l2norm": norm}
+    sizes = {
+        "max": reach,
+        "min": reach,
+        "mean": norm / math.sqrt(golden.numel or 1),
+        "l2norm": norm,
+    }
     return values | {"stat_error": max(ratio(gap, sizes[name]) for name, gap in gaps.items())}
 
 
@@ -180,7 +191,9 @@ def _line(bits: torch.Tensor) -> np.ndarray:
     low = np.int64(-(1 << (bits.dtype.itemsize * 8 - 1)))  # the sign bit: -0
     middle = np.uint64(1 << 63)
     # a negative pattern is the sign bit plus a magnitude
-    return np.where(wide < 0, middle - (wide - low).astype(np.uint64), middle + wide.astype(np.uint64))
+    return np.where(
+        wide < 0, middle - (wide - low).astype(np.uint64), middle + wide.astype(np.uint64)
+    )
 
 
 class _Sums:
@@ -194,7 +207,9 @@ class _Sums:
         self.row_d: list[np.ndarray] = []
         self.row_g: list[np.ndarray] = []
         self.count = self.finite = self.sizeable = self.mismatched = self.nan = self.inf = 0
-        self.gg = self.mm = self.gm = self.dd = self.abs_d = self.abs_g = self.abs_m = self.rel = self.ulp = 0.0
+        self.gg = self.mm = self.gm = self.dd = self.abs_d = self.abs_g = self.abs_m = self.rel = (
+            self.ulp
+        ) = 0.0
         self.gd = self.gd_gd = self.max_d = self.max_rel = self.max_ulp = 0.0
         self.below1 = self.below5 = 0
         self.has_ulp = False
@@ -229,9 +244,14 @@ class _Sums:
             self.max_ulp = max(self.max_ulp, float(ulp.max()))
             self.ulp += float(ulp.sum())
 
-    def _strike(self, g: np.ndarray, m: np.ndarray, ulp: np.ndarray | None, fine: np.ndarray) -> tuple[np.ndarray, ...]:
+    def _strike(
+        self, g: np.ndarray, m: np.ndarray, ulp: np.ndarray | None, fine: np.ndarray
+    ) -> tuple[np.ndarray, ...]:
         """Count the positions that are not finite on both sides, and leave them out."""
-        a, b = (np.where(np.abs(x) >= self.huge, np.copysign(math.inf, x), x) for x in (g[~fine], m[~fine]))
+        a, b = (
+            np.where(np.abs(x) >= self.huge, np.copysign(math.inf, x), x)
+            for x in (g[~fine], m[~fine])
+        )
         both_nan = np.isnan(a) & np.isnan(b)
         one_nan = np.isnan(a) ^ np.isnan(b)
         self.nan += int(one_nan.sum())
@@ -242,7 +262,8 @@ class _Sums:
     def _rows(self, g: np.ndarray, m: np.ndarray, fine: np.ndarray) -> None:
         """Take the norms of whole rows, without the positions that are left out."""
         g, d = (
-            np.where(fine, x, 0.0).reshape(-1, self.width) for x in (g, np.where(fine, m, 0.0) - np.where(fine, g, 0.0))
+            np.where(fine, x, 0.0).reshape(-1, self.width)
+            for x in (g, np.where(fine, m, 0.0) - np.where(fine, g, 0.0))
         )
         self.row_g.append(np.linalg.norm(g, axis=1))
         self.row_d.append(np.linalg.norm(d, axis=1))
@@ -291,7 +312,9 @@ class _Sums:
             "one_thousandth_err_ratio": self.below1 / self.sizeable if self.sizeable else 1.0,
             "five_thousandths_err_ratio": self.below5 / self.sizeable if self.sizeable else 1.0,
             "euclidean_distance": d_norm,
-            "l1_norm": (self.abs_m - self.abs_g) / self.abs_g if self.abs_g else ratio(self.abs_m, 0.0),
+            "l1_norm": (self.abs_m - self.abs_g) / self.abs_g
+            if self.abs_g
+            else ratio(self.abs_m, 0.0),
             "max_ulp": int(self.max_ulp) if self.has_ulp else None,
             "mean_ulp": self.ulp / n if self.has_ulp else None,
             "mismatched": self.mismatched,

@@ -29,15 +29,23 @@ from dataclasses import dataclass, field
 
 import torch
 
-from llmdebug_nb.kernels.raw import DTYPES
-from llmdebug_nb.records import Record, Site, ancestors
+from llmdebug_nb.core.dtypes import DTYPES
+from llmdebug_nb.core.paths import ancestors, any_layer
+from llmdebug_nb.core.records import Record, Site
 
 SINGLE = 2.0**-23  # eps of float32, in which sums of narrower dtypes are accumulated
 GLUE = 2.0  # code between the modules is several operators
-AMPLIFIES, LEAST, MOST = 3.0, 1.75, 8.0  # where no siblings tell, and the range of what they may tell
+AMPLIFIES, LEAST, MOST = (
+    3.0,
+    1.75,
+    8.0,
+)  # where no siblings tell, and the range of what they may tell
 SLACK = 2.25  # times what siblings do
 CHANCE = 4.0  # standard errors of the norm of so many random elements
-EVEN_T, EVEN_SHARE = 8.0, 0.25  # a scale error is even: in standard errors, and as a share of the error
+EVEN_T, EVEN_SHARE = (
+    8.0,
+    0.25,
+)  # a scale error is even: in standard errors, and as a share of the error
 EVEN_BY_CHANCE = 0.2  # as much of the noise that a call passes on may have become even
 FEW = 8  # elements, of which all may be small by chance
 _NUMBER = re.compile(r"\d+")
@@ -112,7 +120,9 @@ class _Call:
     seen: set[str] = field(default_factory=set)
     eps: float = 0.0
     length: int = 1
-    otherwise: bool = False  # it is given something that has no partner: the other run computes it in another way
+    otherwise: bool = (
+        False  # it is given something that has no partner: the other run computes it in another way
+    )
 
 
 @dataclass(slots=True)
@@ -136,14 +146,18 @@ class Flow:
         self._so_far: dict[tuple[int, int], Level] = defaultdict(Level)
         self._weights: dict[tuple[int, str], Level] = defaultdict(Level)
 
-    def explain(self, site: Site, eps: float, shape: tuple[int, ...], replaced: bool = False) -> Explained:
+    def explain(
+        self, site: Site, eps: float, shape: tuple[int, ...], replaced: bool = False
+    ) -> Explained:
         """Return what explains an error of the tensor at a site. ``eps``: the coarser of both sides. ``replaced``: other operators made it."""
         length = max(shape, default=1)
         if site.role == "weight":
             return Explained(Level(), floor(eps, 1), scale_floor(eps, 1))
         if site.role == "input":
             around = self._enclosing(site)
-            if around is None:  # given from outside: by what ran before, an encoder say, if by anything
+            if (
+                around is None
+            ):  # given from outside: by what ran before, an encoder say, if by anything
                 return _explained(self._so_far[site.rank, site.generation], eps, 1, 1.0)
             return _explained(_sum(around.inside, around.before), eps, length, GLUE)
         call = self._call(site)
@@ -152,16 +166,27 @@ class Flow:
             around = self._enclosing(site)
             level = _sum(level, *([around.inside, around.before] if around is not None else []))
         hidden = max(0, self._size(site.path) - len(call.seen))
-        steps = GLUE * math.sqrt(1 + hidden) if hidden or call.seen or replaced or call.otherwise else 1.0
+        steps = (
+            GLUE * math.sqrt(1 + hidden)
+            if hidden or call.seen or replaced or call.otherwise
+            else 1.0
+        )
         return _explained(
-            level, max(eps, call.eps), call.length if call.has_inputs else max(length, call.length), steps
+            level,
+            max(eps, call.eps),
+            call.length if call.has_inputs else max(length, call.length),
+            steps,
         )
 
     def pass_by(self, site: Site, eps: float, shape: tuple[int, ...]) -> None:
         """Take in an input that has no partner: how long the sums of its call are, though not how much noise there was."""
         if site.role == "input" and eps:
             call = self._call(site)
-            call.eps, call.length, call.otherwise = max(call.eps, eps), max(call.length, *shape, 1), True
+            call.eps, call.length, call.otherwise = (
+                max(call.eps, eps),
+                max(call.length, *shape, 1),
+                True,
+            )
 
     def note(self, site: Site, level: Level, eps: float, shape: tuple[int, ...]) -> None:
         """Take in how much noise there was in the tensor last explained."""
@@ -227,9 +252,13 @@ class Siblings:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[str, ...], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        self._seen: dict[tuple[str, ...], dict[str, list[float]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
         self._told: dict[tuple[tuple[str, ...], str], float] = {}
-        self._sizes: dict[tuple[str, ...], list[float]] = defaultdict(list)  # root mean square of each tensor
+        self._sizes: dict[tuple[str, ...], list[float]] = defaultdict(
+            list
+        )  # root mean square of each tensor
         self._usual: dict[tuple[str, ...], float] = {}
 
     def see(self, record: Record, error: float, explained: Explained) -> None:
@@ -254,7 +283,11 @@ class Siblings:
     def _told_of(self, record: Record) -> float:
         kind, path = kind_of(record), record.site.path
         if (kind, path) not in self._told:
-            others = [statistics.median(ratios) for other, ratios in self._seen[kind].items() if other != path]
+            others = [
+                statistics.median(ratios)
+                for other, ratios in self._seen[kind].items()
+                if other != path
+            ]
             told = SLACK * statistics.median(others) if len(others) > 1 else AMPLIFIES
             self._told[kind, path] = min(max(told, LEAST), MOST)
         return self._told[kind, path]
@@ -267,9 +300,4 @@ def _rms(record: Record) -> float:
 def kind_of(record: Record) -> tuple[str, ...]:
     """Return what siblings have in common: op, place in the model whatever the layer, and slot."""
     s = record.site
-    return record.op, _any_layer(s.path), s.phase, s.role, s.slot
-
-
-@functools.lru_cache(100_000)
-def _any_layer(path: str) -> str:
-    return _NUMBER.sub("*", path)
+    return record.op, any_layer(s.path), s.phase, s.role, s.slot

@@ -15,12 +15,33 @@ from dataclasses import dataclass, field, replace
 
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.metrics import Metrics
-from llmdebug_nb.comparison.noise import EVEN_SHARE, EVEN_T, Explained, Flow, Level, Siblings, eps_of, floor, kind_of
-from llmdebug_nb.records import EXPECTED, MISMATCHES, Difference, Expectation, Pair, Record, Site, covering
+from llmdebug_nb.comparison.noise import (
+    EVEN_SHARE,
+    EVEN_T,
+    Explained,
+    Flow,
+    Level,
+    Siblings,
+    eps_of,
+    floor,
+    kind_of,
+)
+from llmdebug_nb.core.records import (
+    EXPECTED,
+    MISMATCHES,
+    Difference,
+    Expectation,
+    Pair,
+    Record,
+    Site,
+    covering,
+)
 
 _ROW_SHARE = 4
 _CALIBRATED = 3.0  # times what two recordings of golden differ by: two draws of the same noise differ by chance
-_THROUGHOUT = 0.25  # of the tensors that round are coarser on one side: the program is, not some call in it
+_THROUGHOUT = (
+    0.25  # of the tensors that round are coarser on one side: the program is, not some call in it
+)
 _TIES = 0.25  # no larger share of choices can be near ties
 UNMATCHED = "unmatched"
 NEAR_TIE = "another choice at a near tie: what it was made from differs within noise"
@@ -73,7 +94,9 @@ class Calibration:
 
     def limits(self, golden: Record) -> tuple[float, float]:
         """Return the limits of error and scale error: those of the record, else of its place in other steps; 0 if not known."""
-        error, scale = self._spread.get(golden.id) or self._spread.get(_place(golden.site), (0.0, 0.0))
+        error, scale = self._spread.get(golden.id) or self._spread.get(
+            _place(golden.site), (0.0, 0.0)
+        )
         return _CALIBRATED * error, _CALIBRATED * scale
 
 
@@ -143,7 +166,11 @@ class Judging:
 
         A mismatch that is expected says so, and so does one that is no larger than what follows from those.
         """
-        marks = {d.index: mark for d in self.plain if d.verdict in MISMATCHES and (mark := covering(expected, d))}
+        marks = {
+            d.index: mark
+            for d in self.plain
+            if d.verdict in MISMATCHES and (mark := covering(expected, d))
+        }
         if not marks:
             return self.plain
         follows = _made_from(self.plain, marks.keys())
@@ -154,11 +181,15 @@ class Judging:
         ]
 
     def _judged(self, expected: Collection[int]) -> list[Difference]:
-        judge = _Judge(self._size, self._unit, self._siblings, self._limits, self._calibration, expected)
+        judge = _Judge(
+            self._size, self._unit, self._siblings, self._limits, self._calibration, expected
+        )
         return [judge.difference(m) for m in self._measured]
 
 
-def _excused(plain: Difference, again: Difference, mark: Expectation | None, follows: bool) -> Difference:
+def _excused(
+    plain: Difference, again: Difference, mark: Expectation | None, follows: bool
+) -> Difference:
     """Return a difference as it is with expectations: ``again``, where what is expected passes its error on."""
     if mark is not None:
         return replace(plain, verdict=EXPECTED, expected=mark)
@@ -166,7 +197,11 @@ def _excused(plain: Difference, again: Difference, mark: Expectation | None, fol
         return replace(plain, verdict=EXPECTED, reason=FOLLOWS)
     if plain.verdict != "diverged":
         return plain
-    return again if again.verdict == "diverged" else replace(plain, verdict=EXPECTED, limit=again.limit, reason=FOLLOWS)
+    return (
+        again
+        if again.verdict == "diverged"
+        else replace(plain, verdict=EXPECTED, limit=again.limit, reason=FOLLOWS)
+    )
 
 
 def _made_from(differences: Sequence[Difference], marked: Collection[int]) -> set[int]:
@@ -178,12 +213,18 @@ def _made_from(differences: Sequence[Difference], marked: Collection[int]) -> se
     made: set[tuple[bool, int]] = set()  # side and record
     calls: set[tuple[object, ...]] = set()  # of one side alone, that were given such
     for d in differences:
-        sides = [(record is d.pair.mine, record) for record in (d.pair.golden, d.pair.mine) if record is not None]
+        sides = [
+            (record is d.pair.mine, record)
+            for record in (d.pair.golden, d.pair.mine)
+            if record is not None
+        ]
         alone = len(sides) == 1
         for side, record in sides:
             s = record.site
             call = (side, s.rank, s.generation, s.step, s.phase, s.path, s.call)
-            from_it = (side, record.producer) in made or (alone and s.role != "input" and call in calls)
+            from_it = (side, record.producer) in made or (
+                alone and s.role != "input" and call in calls
+            )
             if from_it and d.verdict in MISMATCHES and d.index not in marked:
                 found.add(d.index)
             if alone and (d.index in found or d.index in marked):
@@ -200,7 +241,11 @@ class _Unit:
     """
 
     def __init__(self, measured: Sequence[Measured]) -> None:
-        units = [self.both(m.pair) for m in measured if m.pair.golden is not None and m.pair.mine is not None]
+        units = [
+            self.both(m.pair)
+            for m in measured
+            if m.pair.golden is not None and m.pair.mine is not None
+        ]
         units = [unit for unit in units if all(unit)]
         self._throughout = sum(mine > golden for golden, mine in units) >= _THROUGHOUT * len(units)
         self._kinds: dict[tuple[object, ...], dict[str, float]] = defaultdict(dict)
@@ -219,13 +264,20 @@ class _Unit:
         golden, mine = self.both(pair)
         if pair.golden is None or not golden or mine <= golden:
             return False
-        others = [eps for path, eps in self._kinds[_call_kind(pair.golden)].items() if path != pair.golden.site.path]
+        others = [
+            eps
+            for path, eps in self._kinds[_call_kind(pair.golden)].items()
+            if path != pair.golden.site.path
+        ]
         return len(others) > 1 and mine > max(others)
 
     @staticmethod
     def both(pair: Pair) -> tuple[float, float]:
         """Return golden's and mine's."""
-        golden, mine = (0.0 if record is None else eps_of(record.summary.dtype) for record in (pair.golden, pair.mine))
+        golden, mine = (
+            0.0 if record is None else eps_of(record.summary.dtype)
+            for record in (pair.golden, pair.mine)
+        )
         return golden, mine
 
 
@@ -246,7 +298,10 @@ def _siblings(measured: Sequence[Measured], size: Callable[[str], int], unit: _U
             siblings.see(record, m.error, explained)
             scale = scale_of(m.metrics)
             flow.note(
-                record.site, Level(error=m.error if m.error < math.inf else 0.0, scale=scale), eps, record.summary.shape
+                record.site,
+                Level(error=m.error if m.error < math.inf else 0.0, scale=scale),
+                eps,
+                record.summary.shape,
             )
         else:
             flow.note(record.site, Level(), 0.0, record.summary.shape)
@@ -284,7 +339,9 @@ class _Judge:
         limit, scale_limit = self._noise(m.pair, explained, eps)
         known = m.index in self._expected
         level = (
-            Level(error=m.error, scale=scale_of(metrics), expected=known or explained.level.expected)
+            Level(
+                error=m.error, scale=scale_of(metrics), expected=known or explained.level.expected
+            )
             if m.error <= limit or known
             else Level(cap=limit, scale_cap=scale_limit)
         )
@@ -293,14 +350,18 @@ class _Judge:
             follows = explained.level.expected and m.error <= limit
             beyond = fixed.error > fixed.limit and not follows
             verdict = "diverged" if beyond else "within_noise" if m.error else "match"
-            found = Difference(m.index, m.pair, verdict, fixed.error, fixed.limit, metrics, fixed.says)
+            found = Difference(
+                m.index, m.pair, verdict, fixed.error, fixed.limit, metrics, fixed.says
+            )
         elif m.error and (why := self._tie(m, explained, limit)):
             level = Level(error=math.inf)
             found = Difference(m.index, m.pair, UNMATCHED, m.error, limit, metrics, why)
         elif m.error <= limit and scale_of(metrics) > scale_limit and _is_even(metrics, m.error):
             if not known:
                 level = Level(cap=limit, scale_cap=scale_limit)
-            found = Difference(m.index, m.pair, "diverged", scale_of(metrics), scale_limit, metrics, TOO_EVEN)
+            found = Difference(
+                m.index, m.pair, "diverged", scale_of(metrics), scale_limit, metrics, TOO_EVEN
+            )
         elif 0.0 < m.error <= limit and self._unit.is_odd(m.pair):
             finer = floor(min(self._unit.both(m.pair)), max(record.summary.shape, default=1))
             found = Difference(m.index, m.pair, "diverged", m.error, finer, metrics, COARSER)
@@ -317,10 +378,17 @@ class _Judge:
         if not eps:  # what does not round has no noise of its own
             return error, scale
         level, amplification = explained.level, self._siblings.amplification(pair.either)
-        error = max(error, level.limit(amplification, explained.floor) * self._siblings.smallness(pair.either))
+        error = max(
+            error,
+            level.limit(amplification, explained.floor) * self._siblings.smallness(pair.either),
+        )
         golden, mine = self._unit.both(pair)
-        cast = 0.0 if golden == mine else eps / 5  # where only one side rounds, regular values may all round one way
-        return error, max(scale, math.hypot(level.scale_limit(amplification, explained.scale_floor), cast))
+        cast = (
+            0.0 if golden == mine else eps / 5
+        )  # where only one side rounds, regular values may all round one way
+        return error, max(
+            scale, math.hypot(level.scale_limit(amplification, explained.scale_floor), cast)
+        )
 
     def _tie(self, m: Measured, explained: Explained, limit: float) -> str | None:
         """Say so where an index or a token differs because noise decided between two that were as good, or follows such a one."""
@@ -330,7 +398,10 @@ class _Judge:
         if self._unit.of(m.pair) or not m.metrics or m.error <= limit or level.cap:
             return None
         if record.site.role == "input":
-            given = self._flow.is_outermost(record.site) and (record.site.rank, record.site.generation) in self._flips
+            given = (
+                self._flow.is_outermost(record.site)
+                and (record.site.rank, record.site.generation) in self._flips
+            )
             return NEAR_TIE if given else None
         # values that are as good as golden's, or a few others among many
         few = (m.metrics.get("mismatched") or math.inf) <= max(1.0, _TIES * record.summary.numel)
@@ -338,7 +409,10 @@ class _Judge:
 
 
 def _by_noise(m: Measured, limit: float) -> Difference:
-    verdict, remark = "match" if m.error == 0.0 else "within_noise" if m.error <= limit else "diverged", m.remark
+    verdict, remark = (
+        "match" if m.error == 0.0 else "within_noise" if m.error <= limit else "diverged",
+        m.remark,
+    )
     if verdict != "diverged" and m.same_bytes is False and remark:
         verdict, remark = "within_noise", f"{remark}; they agree, though the bytes do not"
     return Difference(m.index, m.pair, verdict, m.error, limit, m.metrics or {}, remark)

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from llmdebug_nb.core.dtypes import DTYPES
+from llmdebug_nb.core.records import Record
 from llmdebug_nb.explain.calls import Key
 from llmdebug_nb.explain.runs import NotAgain, Scalar, Side
-from llmdebug_nb.kernels.raw import DTYPES
-from llmdebug_nb.records import Record
 
 _SHORTENED = 200  # a text of that length may have been cut when it was recorded
 _DOT = re.compile(r"(?<!\\)\.")
@@ -55,17 +55,25 @@ def given(records: list[Record], scalars: Mapping[str, Scalar], caches: bool = F
                 raise NotAgain(f"argument {slot} contradicts another")
         at[last] = leaf
     named = root.pop("kwargs", {})
-    if sorted(root, key=_order) != [str(i) for i in range(len(root))] or not isinstance(named, dict):
+    if sorted(root, key=_order) != [str(i) for i in range(len(root))] or not isinstance(
+        named, dict
+    ):
         raise NotAgain("an argument was not recorded")
-    return [_built(root[str(i)]) for i in range(len(root))], {name: _built(value) for name, value in named.items()}
+    return [_built(root[str(i)]) for i in range(len(root))], {
+        name: _built(value) for name, value in named.items()
+    }
 
 
 def is_cache(slot: str, scalar: Scalar) -> bool:
     """Tell whether an argument holds keys and values of earlier tokens."""
-    return scalar[1] is None and (scalar[0].endswith("Cache") or bool(re.search(r"past|cache", slot)))
+    return scalar[1] is None and (
+        scalar[0].endswith("Cache") or bool(re.search(r"past|cache", slot))
+    )
 
 
-def filled(arguments: Given, load: Callable[[str], torch.Tensor], floating: torch.dtype | None = None) -> Given:
+def filled(
+    arguments: Given, load: Callable[[str], torch.Tensor], floating: torch.dtype | None = None
+) -> Given:
     """Return the arguments with their tensors, each a copy. ``floating``: the dtype that floating ones are turned to."""
 
     def fill(value: Any) -> Any:
@@ -77,7 +85,9 @@ def filled(arguments: Given, load: Callable[[str], torch.Tensor], floating: torc
             return floating if floating is not None and value.is_floating_point else value
         if isinstance(value, tuple):
             return tuple(fill(part) for part in value)
-        return {name: fill(part) for name, part in value.items()} if isinstance(value, dict) else value
+        return (
+            {name: fill(part) for name, part in value.items()} if isinstance(value, dict) else value
+        )
 
     args, kwargs = arguments
     return [fill(value) for value in args], {name: fill(value) for name, value in kwargs.items()}
@@ -153,7 +163,10 @@ def _literal(text: str) -> Any:
     """Read the text of a tuple, list, size or slice of plain values. Raises ValueError, SyntaxError."""
     return _node(
         ast.parse(
-            text.removeprefix("torch.Size(").removesuffix(")") if text.startswith("torch") else text, mode="eval"
+            text.removeprefix("torch.Size(").removesuffix(")")
+            if text.startswith("torch")
+            else text,
+            mode="eval",
         ).body
     )
 
@@ -167,8 +180,17 @@ def _node(node: ast.expr) -> Any:
         return -_node(node.operand)
     if isinstance(node, ast.Name) and node.id == "Ellipsis":
         return ...
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "torch":
+    if (
+        isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "torch"
+    ):
         return DTYPES[node.attr]
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "slice" and not node.keywords:
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "slice"
+        and not node.keywords
+    ):
         return slice(*(_node(part) for part in node.args))
     raise ValueError("no plain value")

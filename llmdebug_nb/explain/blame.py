@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from llmdebug_nb.core.paths import within
+from llmdebug_nb.core.records import EXPECTED, Difference, Finding, Kernel
 from llmdebug_nb.explain import causes, nodes, overflow, repro, scalars, verify
 from llmdebug_nb.explain.calls import AGREES, Call, Calls, first_divergence, same_operator
 from llmdebug_nb.explain.edges import Edge, by_producer, is_root, kind_of, look_inside
 from llmdebug_nb.explain.runs import Runs
 from llmdebug_nb.explain.weights import Weights
-from llmdebug_nb.records import EXPECTED, Difference, Finding, Kernel, within
 
 _TESTED = 8  # suspects that are called again
 _BEFORE = 24  # calls before a suspect that are, where it only magnifies
@@ -54,7 +55,13 @@ class _Blamed:
 class _Search:
     """The search for what is to blame in one comparison."""
 
-    def __init__(self, differences: Sequence[Difference], start: Difference, runs: Runs, crossed: bool = False) -> None:
+    def __init__(
+        self,
+        differences: Sequence[Difference],
+        start: Difference,
+        runs: Runs,
+        crossed: bool = False,
+    ) -> None:
         self.differences, self.start, self.runs = differences, start, runs
         self.calls = Calls(differences, start.site.phase)
         self.weights = Weights(differences, runs)
@@ -80,7 +87,9 @@ class _Search:
         first = self._at_start(suspects)
         if first is not None:
             later = found.get(first.call.path)
-            found[first.call.path] = replace(first, steps=later.steps + 1) if later is not None else first
+            found[first.call.path] = (
+                replace(first, steps=later.steps + 1) if later is not None else first
+            )
             self.made = True
         blames = [b for b in found.values() if b.cause not in self.follows or not self.made]
         ranked = sorted(blames, key=lambda b: (b.cause in _LAST, b.row.index))
@@ -102,9 +111,15 @@ class _Search:
             if not call.is_operator and (call.is_rewritten or call.path not in self.calls.operated):
                 other += scalars.constants(scalars.of_module(call, self.runs))
             if unjudged and not call.is_operator:
-                other += [each for each in scalars.flags(scalars.of_module(call, self.runs)) if each not in other]
+                other += [
+                    each
+                    for each in scalars.flags(scalars.of_module(call, self.runs))
+                    if each not in other
+                ]
             if other:
-                found[call.path] = _Blamed(call, causes.SCALAR, f"{scalars.words(other)}; {_after(row)}", row)
+                found[call.path] = _Blamed(
+                    call, causes.SCALAR, f"{scalars.words(other)}; {_after(row)}", row
+                )
         return [self._finding(b) for b in found.values()]
 
     def _suspects(self) -> list[Call]:
@@ -116,7 +131,11 @@ class _Search:
         paths: dict[tuple[int, int, int], set[str]] = {}
         for call in makers:
             paths.setdefault(call.key[:3], set()).add(call.path)
-        inner = [c for c in makers if not any(p != c.path and within(p, c.path) for p in paths[c.key[:3]])]
+        inner = [
+            c
+            for c in makers
+            if not any(p != c.path and within(p, c.path) for p in paths[c.key[:3]])
+        ]
         return sorted(inner, key=lambda call: call.place)
 
     # -- one suspect --------------------------------------------------------------------------------
@@ -137,13 +156,19 @@ class _Search:
     def _at_start(self, suspects: list[Call]) -> _Blamed | None:
         """Say what the first row that differs leads to, where no suspect explains it: what it spoils may be within noise."""
         call, s = self.calls.of(self.start), self.start.site
-        if call is None or any(call is suspect or self.calls.is_inside(call, suspect) for suspect in suspects):
+        if call is None or any(
+            call is suspect or self.calls.is_inside(call, suspect) for suspect in suspects
+        ):
             return None
         if s.role == "weight":
             return self._told(call)
         holder = self.calls.holder(call)
         edge = look_inside(holder, self.calls) if holder is not None else None
-        return self._at_edge(holder, edge, self.start) if holder is not None and edge is not None else None
+        return (
+            self._at_edge(holder, edge, self.start)
+            if holder is not None and edge is not None
+            else None
+        )
 
     def _told(self, call: Call) -> _Blamed | None:
         """Blame what is not computed: another weight, another scalar argument or attribute, another operator."""
@@ -159,7 +184,9 @@ class _Search:
             told = scalars.of_module(owner, self.runs) if owner.is_rewritten else []
             if told:
                 return _Blamed(owner, causes.SCALAR, scalars.words(told), owner.bad_output or row)
-            return _Blamed(call, causes.OTHER_OPS, f"it is {golden} in golden and {mine} in mine", row)
+            return _Blamed(
+                call, causes.OTHER_OPS, f"it is {golden} in golden and {mine} in mine", row
+            )
         if call.is_rewritten:
             return None  # what another class is told and set to says nothing
         given = scalars.of_call(call, self.runs)
@@ -177,7 +204,12 @@ class _Search:
         if not call.is_operator:
             return call
         return next(
-            (c for c in self.calls.all if c.path == call.module and c.key[:4] == call.key[:4] and c.bad_output), call
+            (
+                c
+                for c in self.calls.all
+                if c.path == call.module and c.key[:4] == call.key[:4] and c.bad_output
+            ),
+            call,
         )
 
     def _at_edge(self, suspect: Call, edge: Edge, row: Difference) -> _Blamed:
@@ -212,7 +244,10 @@ class _Search:
         tested = verify.test(suspect, self.calls, self.runs)
         if tested.kind == verify.RANDOM:
             return _Blamed(
-                suspect, causes.NONDETERMINISTIC, f"{tested.words}, with nothing else in which the runs differ", row
+                suspect,
+                causes.NONDETERMINISTIC,
+                f"{tested.words}, with nothing else in which the runs differ",
+                row,
             )
         if tested.kind == verify.PASSES_ON:
             source = None if self.made else self._before(suspect)
@@ -254,7 +289,9 @@ class _Search:
                         return _Blamed(edge.call, edge.cause, words, edge.row)
                     told = self._told(call)
                     if told is not None:
-                        return replace(told, evidence=f"{told.evidence}; {suspect.path} magnifies its error")
+                        return replace(
+                            told, evidence=f"{told.evidence}; {suspect.path} magnifies its error"
+                        )
                     tested = verify.test(call, self.calls, self.runs)
                     if tested.score > max(verify.CLEAN, best[0] if best else 0.0):
                         best = tested.score, call, tested.words
@@ -262,7 +299,9 @@ class _Search:
             return None
         _, call, words = best
         row = max(call.outputs, key=lambda d: d.error or 0.0)
-        return _Blamed(call, causes.INTRODUCED, f"{words}; {suspect.path} magnifies that beyond the limit", row)
+        return _Blamed(
+            call, causes.INTRODUCED, f"{words}; {suspect.path} magnifies that beyond the limit", row
+        )
 
     # -- where no call is to blame --------------------------------------------------------------------
 
@@ -316,8 +355,12 @@ class _Search:
         script = repro.script(b.call, self.runs, b.cause, evidence, shows=self.start)
         kernel = self._kernel(b.call)
         if kernel is not None:
-            evidence = f"{evidence}; computed by kernel {kernel.name} (nodes {', '.join(kernel.nodes)})"
-        return Finding(b.call.path, b.call.op, b.call.key.step, cause, evidence, b.row, source, script, kernel)
+            evidence = (
+                f"{evidence}; computed by kernel {kernel.name} (nodes {', '.join(kernel.nodes)})"
+            )
+        return Finding(
+            b.call.path, b.call.op, b.call.key.step, cause, evidence, b.row, source, script, kernel
+        )
 
     def _kernel(self, call: Call) -> Kernel | None:
         """Return the kernel of compiled code that computes a call: in mine, or in golden where mine's is none."""
@@ -335,13 +378,21 @@ def _hides(row: Difference) -> bool:
 
 def _given(call: Call) -> str:
     """Say how the inputs agree."""
-    alone = [f"{d.site.slot} ({(d.reason or '').partition(':')[0]})" for d in call.inputs if d.verdict not in AGREES]
+    alone = [
+        f"{d.site.slot} ({(d.reason or '').partition(':')[0]})"
+        for d in call.inputs
+        if d.verdict not in AGREES
+    ]
     if alone:
         return f"it was called with other arguments: {', '.join(alone[:3])}"
     worst = max((d.error or 0.0 for d in call.inputs), default=0.0)
     if any(d.verdict == EXPECTED for d in call.inputs):
         return f"its inputs differ by no more than is expected ({worst:.2g})"
-    return "its tensor inputs are identical" if worst == 0.0 else f"its inputs agree (error {worst:.2g})"
+    return (
+        "its tensor inputs are identical"
+        if worst == 0.0
+        else f"its inputs agree (error {worst:.2g})"
+    )
 
 
 def _after(row: Difference) -> str:

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from llmdebug_nb.records import EXPECTED, IN_KERNEL, Difference, Record, within
+from llmdebug_nb.core.paths import within
+from llmdebug_nb.core.records import EXPECTED, IN_KERNEL, Difference, Record
 
 AGREES = ("match", "within_noise", EXPECTED)
 _IN_PLACE = re.compile(r"(?<=[A-Za-z0-9])_(?=\.|$)")
@@ -78,7 +79,9 @@ class Call:
     @property
     def ops(self) -> tuple[str | None, str | None]:
         """Golden's and mine's operator, or class of the module."""
-        return _op(row.pair.golden for row in self.rows()), _op(row.pair.mine for row in self.rows())
+        return _op(row.pair.golden for row in self.rows()), _op(
+            row.pair.mine for row in self.rows()
+        )
 
     @property
     def one_sided(self) -> bool:
@@ -151,7 +154,9 @@ class Calls:
         seen: set[int] = set()
         for d in rows:
             call = self._join(d)
-            {"input": call.inputs, "weight": call.weights}.get(d.pair.either.site.role, call.outputs).append(d)
+            {"input": call.inputs, "weight": call.weights}.get(
+                d.pair.either.site.role, call.outputs
+            ).append(d)
             if id(call) not in seen:
                 seen.add(id(call))
                 self.all.append(call)
@@ -161,7 +166,12 @@ class Calls:
             call.span = _span(call)
         self._starts = [call.span[0] for call in self.all]  # rising, as rows are in order
         for call in self.all:
-            if any(_in_kernel(r) for d in call.inputs for r in (d.pair.golden, d.pair.mine) if r is not None):
+            if any(
+                _in_kernel(r)
+                for d in call.inputs
+                for r in (d.pair.golden, d.pair.mine)
+                if r is not None
+            ):
                 call.reads = call.inputs
         for call in self.all:
             if call.reads:
@@ -174,7 +184,9 @@ class Calls:
         if call is None:
             there = self._mine.get(mine) if mine else None
             # what is several calls in golden, and one that is fused in mine, stays several
-            call = there if there is not None and (golden is None or there.golden is None) else Call()
+            call = (
+                there if there is not None and (golden is None or there.golden is None) else Call()
+            )
         if golden is not None and call.golden is None:
             call.golden = golden
             self._golden[golden] = call
@@ -186,7 +198,11 @@ class Calls:
     def _made_of(self, call: Call) -> Iterator[Difference]:
         """Yield the rows in which what a kernel reads was made: these are compared, while only one run reads it like that."""
         side = 1 if any(d.pair.mine and _in_kernel(d.pair.mine) for d in call.reads) else 0
-        queue = [d for d in call.reads if (r := (d.pair.golden, d.pair.mine)[side]) is not None and _in_kernel(r)]
+        queue = [
+            d
+            for d in call.reads
+            if (r := (d.pair.golden, d.pair.mine)[side]) is not None and _in_kernel(r)
+        ]
         seen: set[int] = set()
         while queue:
             made = self.producers(queue.pop(0))[side]
@@ -203,13 +219,19 @@ class Calls:
     def of(self, d: Difference) -> Call | None:
         """Return the call that a row belongs to."""
         pair = d.pair
-        return self._golden.get(Key.of(pair.golden)) if pair.golden else self._mine.get(Key.of(pair.either))
+        return (
+            self._golden.get(Key.of(pair.golden))
+            if pair.golden
+            else self._mine.get(Key.of(pair.either))
+        )
 
     def producers(self, d: Difference) -> tuple[Difference | None, Difference | None]:
         """Return the rows of the tensors that golden's and mine's side of ``d`` were made of, where they were recorded."""
         golden, mine = d.pair.golden, d.pair.mine
         return (
-            self._made_golden.get(golden.producer) if golden and golden.producer is not None else None,
+            self._made_golden.get(golden.producer)
+            if golden and golden.producer is not None
+            else None,
             self._made_mine.get(mine.producer) if mine and mine.producer is not None else None,
         )
 
@@ -226,7 +248,9 @@ class Calls:
     def inside(self, call: Call) -> list[Call]:
         """Return the calls that run within a module call, in execution order."""
         first, last = call.span
-        places = slice(bisect.bisect_left(self._starts, first), bisect.bisect_right(self._starts, last))
+        places = slice(
+            bisect.bisect_left(self._starts, first), bisect.bisect_right(self._starts, last)
+        )
         return [other for other in self.all[places] if self.is_inside(other, call)]
 
     def is_inside(self, other: Call, call: Call) -> bool:

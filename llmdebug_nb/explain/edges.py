@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from llmdebug_nb.core.dtypes import DTYPES
+from llmdebug_nb.core.paths import within
+from llmdebug_nb.core.records import EXPECTED, Difference, Record
 from llmdebug_nb.explain import causes
 from llmdebug_nb.explain.calls import Call, Calls
-from llmdebug_nb.kernels.raw import DTYPES
-from llmdebug_nb.records import EXPECTED, Difference, Record, within
 
 _KINDS = (
     (re.compile(r"mask"), causes.WRONG_MASK),
@@ -32,7 +33,9 @@ class Edge:
 def look_inside(module: Call, calls: Calls) -> Edge | None:
     """Return the first thing that is wrong inside a module call, or None where nothing that was recorded in it is."""
     inner = calls.inside(module)
-    bad = [(row.index, call, row) for call in inner for row in call.rows() if row.verdict == "diverged"]
+    bad = [
+        (row.index, call, row) for call in inner for row in call.rows() if row.verdict == "diverged"
+    ]
     if not bad:
         return _alone(inner, module, None)
     _, call, row = min(bad, key=lambda each: each[0])
@@ -41,8 +44,14 @@ def look_inside(module: Call, calls: Calls) -> Edge | None:
     kind = kind_of(row)
     if kind is not None:
         call, row = _deepest(call, row, calls)
-        return Edge(call, row, kind, f"{call.path} was given another {row.site.slot}{_made_by(row, calls)}")
-    return by_producer(row, calls) or _alone(inner, module, row) or _other_part(module, call, row, calls)
+        return Edge(
+            call, row, kind, f"{call.path} was given another {row.site.slot}{_made_by(row, calls)}"
+        )
+    return (
+        by_producer(row, calls)
+        or _alone(inner, module, row)
+        or _other_part(module, call, row, calls)
+    )
 
 
 def _given_less(module: Call, call: Call, row: Difference) -> Edge:
@@ -64,19 +73,31 @@ def kind_of(row: Difference) -> str | None:
     for pattern, cause in _KINDS:
         if pattern.search(row.site.slot):
             return cause
-    return causes.WRONG_MASK if any(_masks(r) for r in (row.pair.golden, row.pair.mine) if r is not None) else None
+    return (
+        causes.WRONG_MASK
+        if any(_masks(r) for r in (row.pair.golden, row.pair.mine) if r is not None)
+        else None
+    )
 
 
 def _masks(record: Record) -> bool:
     """Tell whether a tensor is a mask of attention: flags, or the lowest number of a dtype, the same for all heads."""
     summary, kind = record.summary, DTYPES.get(record.summary.dtype)
-    if len(summary.shape) < 2 or kind is None or (len(summary.shape) == 4 and summary.shape[1] != 1):
+    if (
+        len(summary.shape) < 2
+        or kind is None
+        or (len(summary.shape) == 4 and summary.shape[1] != 1)
+    ):
         return False
     if summary.dtype == "bool":
         return True
     import torch
 
-    return kind.is_floating_point and summary.min is not None and summary.min <= 0.5 * torch.finfo(kind).min
+    return (
+        kind.is_floating_point
+        and summary.min is not None
+        and summary.min <= 0.5 * torch.finfo(kind).min
+    )
 
 
 def is_root(row: Difference, differences: Sequence[Difference]) -> bool:
@@ -97,7 +118,9 @@ def by_producer(row: Difference, calls: Calls) -> Edge | None:
     for producer in producers[::-1] if holder is not None and holder.is_rewritten else producers:
         chain = [(c, d) for c, d in _one_sided(producer, calls) if not _widens(c)]
         if chain:  # the first that takes what both sides have, rather than what it is given along with that
-            call, made = next(((c, d) for c, d in reversed(chain) if _takes_common(c, calls)), chain[-1])
+            call, made = next(
+                ((c, d) for c, d in reversed(chain) if _takes_common(c, calls)), chain[-1]
+            )
             words = f"only {_who(call)} calls {call.op} there, on the way to {row.site.slot} of {row.op}"
             return Edge(call, made, causes.OTHER_OPS, words)
     return None
@@ -121,13 +144,20 @@ def _changes_nothing(call: Call) -> bool:
 
     Of a backward call with one gradient nothing says that it does more.
     """
-    given, made = ([r.summary for d in rows if (r := d.pair.either)] for rows in (call.inputs[:1], call.outputs))
+    given, made = (
+        [r.summary for d in rows if (r := d.pair.either)]
+        for rows in (call.inputs[:1], call.outputs)
+    )
     if call.key.phase == "backward" and not made:
         return True
     if len(given) != 1 or len(made) != 1 or given[0].numel != made[0].numel:
         return False
     norms = given[0].l2norm, made[0].l2norm
-    kinds = [kind for s in (*given, *made) if (kind := DTYPES.get(s.dtype)) is not None and kind.is_floating_point]
+    kinds = [
+        kind
+        for s in (*given, *made)
+        if (kind := DTYPES.get(s.dtype)) is not None and kind.is_floating_point
+    ]
     if None in norms or not kinds:
         return False
     return abs((norms[0] or 0.0) - (norms[1] or 0.0)) <= max(map(_eps, kinds)) * (norms[0] or 0.0)
@@ -136,7 +166,8 @@ def _changes_nothing(call: Call) -> bool:
 def _widens(call: Call) -> bool:
     """Tell whether an operator only casts to a finer dtype, which loses nothing."""
     given, made = (
-        [DTYPES.get(r.summary.dtype) for d in rows if (r := d.pair.either)] for rows in (call.inputs, call.outputs)
+        [DTYPES.get(r.summary.dtype) for d in rows if (r := d.pair.either)]
+        for rows in (call.inputs, call.outputs)
     )
     if len(given) != 1 or len(made) != 1 or None in (*given, *made) or given == made:
         return False
@@ -151,7 +182,9 @@ def _eps(kind: Any) -> float:
 
 
 def _takes_common(call: Call, calls: Calls) -> bool:
-    return any(p is not None and p.verdict != "unmatched" for d in call.inputs for p in calls.producers(d))
+    return any(
+        p is not None and p.verdict != "unmatched" for d in call.inputs for p in calls.producers(d)
+    )
 
 
 def _alone(inner: list[Call], module: Call, row: Difference | None) -> Edge | None:
@@ -170,7 +203,9 @@ def _alone(inner: list[Call], module: Call, row: Difference | None) -> Edge | No
     if not alone:
         return None
     call = alone[0]
-    return Edge(call, next(call.rows()), causes.OTHER_OPS, f"only {_who(call)} calls {call.op} there")
+    return Edge(
+        call, next(call.rows()), causes.OTHER_OPS, f"only {_who(call)} calls {call.op} there"
+    )
 
 
 def _other_part(module: Call, call: Call, row: Difference, calls: Calls) -> Edge:
@@ -201,7 +236,11 @@ def _deepest(call: Call, row: Difference, calls: Calls) -> tuple[Call, Differenc
 
 def _made_by(row: Difference, calls: Calls) -> str:
     golden, mine = calls.producers(row)
-    names = [f"{p.site.path} in {side}" for p, side in ((golden, "golden"), (mine, "mine")) if p is not None]
+    names = [
+        f"{p.site.path} in {side}"
+        for p, side in ((golden, "golden"), (mine, "mine"))
+        if p is not None
+    ]
     return f" (it comes from {' and '.join(dict.fromkeys(names))})" if names else ""
 
 

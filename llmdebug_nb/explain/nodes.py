@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import torch
 
+from llmdebug_nb.core.records import EXPORTED, FOLDED, INNER, Difference, Record
 from llmdebug_nb.explain import causes
 from llmdebug_nb.explain.calls import Call, Key
 from llmdebug_nb.explain.replay import quiet, rounding
 from llmdebug_nb.explain.runs import NotAgain, Runs, Side
 from llmdebug_nb.explain.traced import Fx, Graph, Node, Values, read
-from llmdebug_nb.records import EXPORTED, FOLDED, INNER, Difference, Record
 
 _WRONG = 64.0  # units of rounding: nodes may be several steps of one operator
 _ATTENTION = "scaled_dot_product_attention"
@@ -50,7 +50,9 @@ class Search:
         self._runs = runs
         self._graphs = Graph(runs.golden), Graph(runs.mine)
 
-    def find(self, call: Call, cause: str, weights: list[str], rows: list[Difference]) -> Blamed | None:
+    def find(
+        self, call: Call, cause: str, weights: list[str], rows: list[Difference]
+    ) -> Blamed | None:
         """Return the node that is to blame for a call; None where there is none, or where it can't be told.
 
         ``weights``: the names of those that differ. ``rows``: those inside of it that diverge.
@@ -66,7 +68,10 @@ class Search:
                 return next((Blamed(node) for node in nodes if node.key == key), None)
             other = self._runs.golden if side is self._runs.mine else self._runs.mine
             known = [
-                r for d in rows for r in (d.pair.golden if side is self._runs.mine else d.pair.mine,) if r is not None
+                r
+                for d in rows
+                for r in (d.pair.golden if side is self._runs.mine else d.pair.mine,)
+                if r is not None
             ]
             return self._in_module(key, graph, side, cause, weights, _Reference(other, known))
         return None
@@ -79,7 +84,9 @@ class Search:
             initializer = graph.weight(key.path, name)
             for node in nodes:
                 if initializer is not None and any(
-                    text == initializer for slot, (_, text) in node.said.items() if slot.startswith("initializer.")
+                    text == initializer
+                    for slot, (_, text) in node.said.items()
+                    if slot.startswith("initializer.")
                 ):
                     return Blamed(node, f"whose initializer {initializer} that is")
         eps = side.attributes.get(key.path, {}).get("eps")
@@ -89,9 +96,13 @@ class Search:
                     return Blamed(node)
         if cause in (causes.WEIGHT, causes.SCALAR):
             return Blamed(nodes[0]) if len(nodes) == 1 else None
-        return self._checked(nodes, graph, side, key, reference) or (Blamed(nodes[0]) if len(nodes) == 1 else None)
+        return self._checked(nodes, graph, side, key, reference) or (
+            Blamed(nodes[0]) if len(nodes) == 1 else None
+        )
 
-    def _checked(self, nodes: list[Node], graph: Graph, side: Side, key: Key, reference: _Reference) -> Blamed | None:
+    def _checked(
+        self, nodes: list[Node], graph: Graph, side: Side, key: Key, reference: _Reference
+    ) -> Blamed | None:
         """Return the first node that does not give what the operator does that it is made of, called on what the graph computed."""
         groups: dict[str, list[Node]] = {}
         for node in nodes:
@@ -116,7 +127,9 @@ class Search:
         return None
 
     def _units(self, wanted: torch.Tensor, recorded: torch.Tensor) -> float:
-        return self._runs.error(wanted, recorded) / (rounding([str(wanted.dtype), str(recorded.dtype)]) / 2)
+        return self._runs.error(wanted, recorded) / (
+            rounding([str(wanted.dtype), str(recorded.dtype)]) / 2
+        )
 
     def _masked(
         self, group: list[Node], said: Fx, values: Values, made: Record, reference: _Reference
@@ -124,12 +137,15 @@ class Search:
         """Return the node of an attention that has a mask of its own, where the causal one in its place gives what the other run has, and its own does not."""
         if not said[1].startswith(_ATTENTION):
             return None
-        node, mask = next(((n, m) for n in group if (m := values.mask(n)) is not None), (None, None))
+        node, mask = next(
+            ((n, m) for n in group if (m := values.mask(n)) is not None), (None, None)
+        )
         if node is None or mask is None:
             return None
         scale = re.search(r"scale: ([\d.e-]+)", said[3])
         attend: Callable[..., torch.Tensor] = functools.partial(
-            torch.nn.functional.scaled_dot_product_attention, scale=float(scale[1]) if scale else None
+            torch.nn.functional.scaled_dot_product_attention,
+            scale=float(scale[1]) if scale else None,
         )
         causal = torch.ones(mask.shape[-2:], dtype=torch.bool).tril(mask.shape[-1] - mask.shape[-2])
         recorded = values.load(made)
@@ -145,7 +161,8 @@ class Search:
                     continue
                 rows = right.transpose(1, 2).flatten(2)
                 if any(
-                    one.numel() == rows.numel() and self._units(one.reshape(rows.shape).to(rows.dtype), rows) <= _WRONG
+                    one.numel() == rows.numel()
+                    and self._units(one.reshape(rows.shape).to(rows.dtype), rows) <= _WRONG
                     for one in reference.tensors()
                 ):
                     return Blamed(

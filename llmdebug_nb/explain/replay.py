@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
+from llmdebug_nb.core.dtypes import DTYPES
+from llmdebug_nb.core.records import Record
 from llmdebug_nb.explain import arguments
 from llmdebug_nb.explain.calls import Key
 from llmdebug_nb.explain.runs import NotAgain, Runs, Side
-from llmdebug_nb.kernels.raw import DTYPES
-from llmdebug_nb.records import Record
 
 _NAMESPACES: dict[str, tuple[str, Any]] = {
     "Functional": ("torch.nn.functional", torch.nn.functional),
@@ -30,10 +30,29 @@ _NAMESPACES: dict[str, tuple[str, Any]] = {
     "VF": ("torch._VF", torch._VF),
 }
 # what an operator may raise for arguments that do not suit it
-FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AttributeError, AssertionError)
+FAILURES = (
+    RuntimeError,
+    TypeError,
+    ValueError,
+    IndexError,
+    NotImplementedError,
+    AttributeError,
+    AssertionError,
+)
 _ROOM = 64  # times the elements that a call took and gave, for one on other tensors
 _NEVER = frozenset(
-    {"from_file", "apply_", "map_", "map2_", "set_", "resize_", "resize_as_", "data_ptr", "backward", "share_memory_"}
+    {
+        "from_file",
+        "apply_",
+        "map_",
+        "map2_",
+        "set_",
+        "resize_",
+        "resize_as_",
+        "data_ptr",
+        "backward",
+        "share_memory_",
+    }
 )
 
 
@@ -57,23 +76,31 @@ def operator(name: str) -> tuple[str, Callable[..., Any]]:
         where, home = _NAMESPACES.get(prefix, ("", None))
         for each in (bare, f"__{bare}__"):  # x / y is recorded as Tensor.truediv
             function = (
-                home.__dict__.get(each, getattr(home, each, None)) if home is not None and each.isidentifier() else None
+                home.__dict__.get(each, getattr(home, each, None))
+                if home is not None and each.isidentifier()
+                else None
             )
-            if callable(function) and (id(function) in _overridable() or _is_method(function, each)):
+            if callable(function) and (
+                id(function) in _overridable() or _is_method(function, each)
+            ):
                 return f"{where}.{each}", function
     raise NotAgain(f"{name} is no operator of torch that can be called again")
 
 
 def _is_method(function: Any, name: str) -> bool:
     """Tell whether it is a method that tensors get from C: those are not always the very object that torch lists."""
-    return type(function).__name__ in ("method_descriptor", "wrapper_descriptor") and hasattr(torch.Tensor, name)
+    return type(function).__name__ in ("method_descriptor", "wrapper_descriptor") and hasattr(
+        torch.Tensor, name
+    )
 
 
 def _aten(bare: str) -> tuple[str, Callable[..., Any]]:
     name, _, overload = bare.partition(".")
     if name.isidentifier() and f"aten::{bare if overload else name}" in _dispatched():
         packet = getattr(torch.ops.aten, name)
-        return f"torch.ops.aten.{name}.{overload or 'default'}", getattr(packet, overload or "default")
+        return f"torch.ops.aten.{name}.{overload or 'default'}", getattr(
+            packet, overload or "default"
+        )
     raise NotAgain(f"Aten.{bare} is no operator of this torch")
 
 
@@ -99,22 +126,34 @@ class Replayed:
         self.records: list[Record] = side.records(key, "input")
         made = side.records(key, "output")
         if key.phase != "forward" or not made:
-            raise NotAgain("calls of backward passes are not made again" if made else "its output was not recorded")
+            raise NotAgain(
+                "calls of backward passes are not made again"
+                if made
+                else "its output was not recorded"
+            )
         self.op = made[0].op
         self.name, self.function = operator(self.op)
         self.given = arguments.given(self.records, side.scalars(key))
         self._shapes = {record.site.slot: record.summary.shape for record in made}
 
-    def run(self, tensors: Replayed | None = None, wide: bool = False, seed: int = 0) -> dict[str, torch.Tensor]:
+    def run(
+        self, tensors: Replayed | None = None, wide: bool = False, seed: int = 0
+    ) -> dict[str, torch.Tensor]:
         """Return what the call gives, by slot, on its own tensors or those of another call; ``wide``: in float64.
 
         Raises NotAgain.
         """
         source = tensors or self
-        return self.run_on(arguments.loader(source.side, source.records), wide, seed, strict=tensors is None)
+        return self.run_on(
+            arguments.loader(source.side, source.records), wide, seed, strict=tensors is None
+        )
 
     def run_on(
-        self, load: Callable[[str], torch.Tensor], wide: bool = False, seed: int = 0, strict: bool = True
+        self,
+        load: Callable[[str], torch.Tensor],
+        wide: bool = False,
+        seed: int = 0,
+        strict: bool = True,
     ) -> dict[str, torch.Tensor]:
         """Return what the call gives on the tensors that ``load`` gives for its slots. ``strict``: of the recorded shapes.
 
@@ -126,7 +165,9 @@ class Replayed:
             with quiet(seed):
                 result = self.function(*args, **kwargs)
         except FAILURES as error:
-            raise NotAgain(f"{self.name} fails when it is called again: {str(error).partition(chr(10))[0]}") from None
+            raise NotAgain(
+                f"{self.name} fails when it is called again: {str(error).partition(chr(10))[0]}"
+            ) from None
         return dict(arguments.results(args[0] if result is None and args else result))
 
     def _check(self, args: list[Any], kwargs: dict[str, Any], strict: bool) -> None:
@@ -141,10 +182,14 @@ class Replayed:
                 return tuple(meta(part) for part in value)
             return value
 
-        result = self.function(*map(meta, args), **{name: meta(value) for name, value in kwargs.items()})
+        result = self.function(
+            *map(meta, args), **{name: meta(value) for name, value in kwargs.items()}
+        )
         shapes = {
             slot: tuple(tensor.shape)
-            for slot, tensor in arguments.results(meta(args[0]) if result is None and args else result)
+            for slot, tensor in arguments.results(
+                meta(args[0]) if result is None and args else result
+            )
         }
         taken = sum(math.prod(record.summary.shape) for record in self.records)
         most = _ROOM * (taken + sum(map(math.prod, self._shapes.values())) + 1)
@@ -161,7 +206,9 @@ class Replayed:
         worst = [
             runs.error(reference[slot], tensor) / (rounding([*given, str(tensor.dtype)]) / 2)
             for slot, tensor in made.items()
-            if slot in reference and tensor.is_floating_point() and reference[slot].shape == tensor.shape
+            if slot in reference
+            and tensor.is_floating_point()
+            and reference[slot].shape == tensor.shape
         ]
         if not worst:
             raise NotAgain("it gives no floating-point values")
@@ -172,7 +219,8 @@ def rounding(dtypes: list[str]) -> float:
     """Return the machine epsilon of the coarsest floating dtype."""
     kinds = [DTYPES.get(name.removeprefix("torch.")) for name in dtypes]
     return max(
-        (torch.finfo(kind).eps for kind in kinds if kind is not None and kind.is_floating_point), default=2.0**-52
+        (torch.finfo(kind).eps for kind in kinds if kind is not None and kind.is_floating_point),
+        default=2.0**-52,
     )
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
+from llmdebug_nb.core.records import Difference
 from llmdebug_nb.explain import arguments, replay
 from llmdebug_nb.explain.arguments import Tensor
 from llmdebug_nb.explain.calls import Call, Key
 from llmdebug_nb.explain.runs import NotAgain, Runs, Side
-from llmdebug_nb.records import Difference
 
 _SCRIPT = '''"""{title}
 
@@ -113,7 +113,9 @@ theirs, ours = golden.tensor(role={role}, slot={golden_slot}, **{golden_site}), 
 say({what}, theirs, ours)"""
 
 
-def script(call: Call, runs: Runs, cause: str, evidence: str, shows: Difference | None = None) -> str | None:
+def script(
+    call: Call, runs: Runs, cause: str, evidence: str, shows: Difference | None = None
+) -> str | None:
     """Return the script, or None where the call's tensors are not there on both sides.
 
     Of an operator that only one run calls: on its own, and beside the row ``shows``, where the difference is first seen.
@@ -147,13 +149,18 @@ def _operator(call: Call, runs: Runs) -> str:
     assert call.golden is not None
     assert call.mine is not None
     slot = _slot(call)
-    golden, mine = (replay.Replayed(side, key) for side, key in ((runs.golden, call.golden), (runs.mine, call.mine)))
+    golden, mine = (
+        replay.Replayed(side, key)
+        for side, key in ((runs.golden, call.golden), (runs.mine, call.mine))
+    )
     calls = [f"{each.name}({_arguments(each.given)})" for each in (golden, mine)]
     return _OPERATOR.format(golden=calls[0], mine=calls[1], slot=slot)
 
 
 def _alone(call: Call, runs: Runs, shows: Difference | None) -> str:
-    name, side, key = ("golden", runs.golden, call.golden) if call.golden else ("mine", runs.mine, call.mine)
+    name, side, key = (
+        ("golden", runs.golden, call.golden) if call.golden else ("mine", runs.mine, call.mine)
+    )
     assert key is not None
     again = replay.Replayed(side, key)
     kept = [r for r in side.records(key, "output") if r.payload is not None and r.kept is None]
@@ -162,7 +169,12 @@ def _alone(call: Call, runs: Runs, shows: Difference | None) -> str:
     code = f"{again.name}({_arguments(again.given)})"
     body = _ALONE.format(call=code, side=name, slot=ascii(kept[0].site.slot))
     pair = shows.pair if shows is not None else None
-    if pair is None or pair.golden is None or pair.mine is None or not (pair.golden.payload and pair.mine.payload):
+    if (
+        pair is None
+        or pair.golden is None
+        or pair.mine is None
+        or not (pair.golden.payload and pair.mine.payload)
+    ):
         return body
     s = pair.golden.site
     return body + _SHOWS.format(
@@ -187,8 +199,16 @@ def _module(call: Call, runs: Runs) -> str:
 
 
 def _slot(call: Call) -> str:
-    rows = [d for d in (call.bad_output, *call.outputs) if d is not None and d.pair.golden and d.pair.mine]
-    kept = [d for d in rows if d.pair.golden and d.pair.golden.payload and d.pair.mine and d.pair.mine.payload]
+    rows = [
+        d
+        for d in (call.bad_output, *call.outputs)
+        if d is not None and d.pair.golden and d.pair.mine
+    ]
+    kept = [
+        d
+        for d in rows
+        if d.pair.golden and d.pair.golden.payload and d.pair.mine and d.pair.mine.payload
+    ]
     if not kept:
         raise NotAgain("its output was not kept")
     return ascii(kept[0].site.slot)
@@ -202,13 +222,20 @@ def _site(key: Key | None) -> str:
     if key is None:
         return "None  # it does not make this call"
     names = ("rank", "generation", "step", "phase", "path", "call")
-    return "dict(" + ", ".join(f"{name}={value!a}" for name, value in zip(names, key, strict=True)) + ")"
+    return (
+        "dict("
+        + ", ".join(f"{name}={value!a}" for name, value in zip(names, key, strict=True))
+        + ")"
+    )
 
 
 def _arguments(given: arguments.Given) -> str:
     args, kwargs = given
     return ", ".join(
-        [*map(_code, args), *(f"{name}={_code(value)}" for name, value in kwargs.items() if name.isidentifier())]
+        [
+            *map(_code, args),
+            *(f"{name}={_code(value)}" for name, value in kwargs.items() if name.isidentifier()),
+        ]
     )
 
 

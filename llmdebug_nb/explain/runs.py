@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
-from llmdebug_nb.errors import CorruptDumpError, TensorLookupError
+from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
+from llmdebug_nb.core.records import Kernel, Record, Site
 from llmdebug_nb.explain.calls import Key
-from llmdebug_nb.records import Kernel, Record, Site
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +39,9 @@ class Run(Protocol):
 class Side:
     """One of the two runs."""
 
-    def __init__(self, run: Run, kernels: Callable[[Site], Kernel | None] = lambda site: None) -> None:
+    def __init__(
+        self, run: Run, kernels: Callable[[Site], Kernel | None] = lambda site: None
+    ) -> None:
         """``kernels(site)``: the kernel that computed what a call gave."""
         self.run, self.kernels = run, kernels
         self._steps: dict[tuple[int, int], dict[tuple[str, int], dict[str, Scalar]]] = {}
@@ -93,7 +95,9 @@ class Side:
         """Return where in the program an operator was called: the innermost frame."""
         sql = """SELECT s.frames FROM operator_rows o JOIN all_sources s ON s.idx = o.source WHERE o.path = ? AND o.call = ?
  AND o.phase = ? AND o.generation = ? AND o.step = ? LIMIT 1"""
-        for (frames,) in self.run.query(sql, (key.path, key.call, key.phase, key.generation, key.step)):
+        for (frames,) in self.run.query(
+            sql, (key.path, key.call, key.phase, key.generation, key.step)
+        ):
             try:
                 return str(json.loads(frames)[0])
             except (ValueError, TypeError, LookupError):
@@ -102,7 +106,9 @@ class Side:
 
     def kernel(self, key: Key) -> Kernel | None:
         """Return the kernel of compiled code that computed what a call gave, or None."""
-        return self.kernels(Site(key.path, key.step, key.call, key.phase, generation=key.generation))
+        return self.kernels(
+            Site(key.path, key.step, key.call, key.phase, generation=key.generation)
+        )
 
 
 @dataclass

@@ -29,7 +29,9 @@ class Differing(NamedTuple):
 
 _NUMBERS = ("bool", "int", "float")
 _SAME = 1e-6  # numbers this close are the same, computed in another way
-_KINDS = [torch.finfo(kind) for kind in (torch.float16, torch.bfloat16, torch.float32, torch.float64)]
+_KINDS = [
+    torch.finfo(kind) for kind in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+]
 _LIMITS = {limit for kind in _KINDS for limit in (kind.max, kind.eps, kind.tiny)}
 _OF_TRAINING = ("training", "gradient_checkpointing")
 _ABSENT: Scalar = ("", None)
@@ -43,7 +45,8 @@ def of_call(call: Call, runs: Runs) -> list[Differing]:
     golden, mine = runs.golden.scalars(call.golden), runs.mine.scalars(call.mine)
     tensors = {d.pair.either.site.slot for d in call.inputs}
     cast = any(
-        d.pair.golden and d.pair.mine and d.pair.golden.summary.dtype != d.pair.mine.summary.dtype for d in call.inputs
+        d.pair.golden and d.pair.mine and d.pair.golden.summary.dtype != d.pair.mine.summary.dtype
+        for d in call.inputs
     )
     found = []
     for slot in dict.fromkeys((*golden, *mine)):
@@ -67,10 +70,23 @@ def _default(op: str, name: str) -> Scalar:
         value = inspect.signature(function).parameters[name].default
     except (KeyError, TypeError, ValueError):  # written in C: no signature
         packet = getattr(torch.ops.aten, op.partition(".")[2], None)
-        schemas = [getattr(packet, overload)._schema for overload in packet.overloads()] if packet is not None else []
-        given = [a for schema in schemas[:1] for a in schema.arguments if a.name == name and a.has_default_value()]
+        schemas = (
+            [getattr(packet, overload)._schema for overload in packet.overloads()]
+            if packet is not None
+            else []
+        )
+        given = [
+            a
+            for schema in schemas[:1]
+            for a in schema.arguments
+            if a.name == name and a.has_default_value()
+        ]
         value = given[0].default_value if given else inspect.Parameter.empty
-    return (type(value).__name__, str(value)) if isinstance(value, (bool, int, float, str)) else _ABSENT
+    return (
+        (type(value).__name__, str(value))
+        if isinstance(value, (bool, int, float, str))
+        else _ABSENT
+    )
 
 
 def of_module(call: Call, runs: Runs) -> list[Differing]:
@@ -84,7 +100,9 @@ def of_module(call: Call, runs: Runs) -> list[Differing]:
     found = [
         Differing(name, _said(golden[name]), _said(mine[name]), golden[name][0])
         for name in golden
-        if name in mine and not _equal(golden[name], mine[name]) and not _is_size(call, golden[name], mine[name])
+        if name in mine
+        and not _equal(golden[name], mine[name])
+        and not _is_size(call, golden[name], mine[name])
     ]
     found = [each for each in found if each.name != "training"] or found
     return found or _of_another_class(golden, mine)  # of one class, but told by an exported graph
@@ -93,14 +111,17 @@ def of_module(call: Call, runs: Runs) -> list[Differing]:
 def _of_another_class(golden: dict[str, Scalar], mine: dict[str, Scalar]) -> list[Differing]:
     """Return what two classes are told alike but for its name, and differently: their eps."""
     names = [
-        [name for name, value in side.items() if _EPS.search(name) and value[0] == "float"] for side in (golden, mine)
+        [name for name, value in side.items() if _EPS.search(name) and value[0] == "float"]
+        for side in (golden, mine)
     ]
     if [len(each) for each in names] != [1, 1]:
         return []
     (one,), (other,) = names
     said = one if one == other else f"{one} ({other} in mine)"
     return (
-        [] if _equal(golden[one], mine[other]) else [Differing(said, _said(golden[one]), _said(mine[other]), "float")]
+        []
+        if _equal(golden[one], mine[other])
+        else [Differing(said, _said(golden[one]), _said(mine[other]), "float")]
     )
 
 
@@ -109,7 +130,8 @@ def constants(differing: list[Differing]) -> list[Differing]:
     return [
         each
         for each in differing
-        if _is_mode(each) or (_is_constant(each.golden) and _is_constant(each.mine) and not _near(each))
+        if _is_mode(each)
+        or (_is_constant(each.golden) and _is_constant(each.mine) and not _near(each))
     ]
 
 
@@ -148,7 +170,8 @@ def _is_size(call: Call, golden: Scalar, mine: Scalar) -> bool:
 def words(differing: list[Differing]) -> str:
     """Return ``eps is 1e-06 in golden and 1e-05 in mine``."""
     return ", ".join(
-        f"{name} is {golden} in golden and {mine} in mine" for name, golden, mine, _ in dict.fromkeys(differing[:4])
+        f"{name} is {golden} in golden and {mine} in mine"
+        for name, golden, mine, _ in dict.fromkeys(differing[:4])
     )
 
 
@@ -156,7 +179,11 @@ def _equal(a: Scalar, b: Scalar) -> bool:
     """Tell whether two are the same; what has no text (a cache, say) is not held against anything."""
     if a == b or _is_opaque(a) or _is_opaque(b):
         return True
-    if {a, b} <= {_ABSENT, ("None", None), ("bool", "False")}:  # left out, or given as what it is anyway
+    if {a, b} <= {
+        _ABSENT,
+        ("None", None),
+        ("bool", "False"),
+    }:  # left out, or given as what it is anyway
         return True
     if a[0] in _NUMBERS and b[0] in _NUMBERS:
         return _number(a) == _number(b)

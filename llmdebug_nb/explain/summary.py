@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llmdebug_nb.core.records import EXPECTED, Difference, Finding
 from llmdebug_nb.explain import causes
-from llmdebug_nb.records import EXPECTED, Difference, Finding
 
 _MADE = {
     causes.INTRODUCED: "The error is made in {where}",
@@ -44,7 +44,10 @@ _SCRIPT = "run the script that findings[0].save_repro('repro.py') writes"
 
 
 def sentences(
-    labels: tuple[str, str], verdict: str, differences: Sequence[Difference], findings: Sequence[Finding]
+    labels: tuple[str, str],
+    verdict: str,
+    differences: Sequence[Difference],
+    findings: Sequence[Finding],
 ) -> str:
     """Return the three sentences; ``labels``: of golden and mine."""
     first = next((d for d in differences if d.verdict == "diverged"), None)
@@ -61,7 +64,9 @@ def sentences(
     if not findings:
         return f"{seen} What is to blame was not looked for. Compare again with explain=True."
     finding = findings[0]
-    made = _MADE.get(finding.cause, "To blame is {where}").format(where=f"{finding.path or 'the model'} ({finding.op})")
+    made = _MADE.get(finding.cause, "To blame is {where}").format(
+        where=f"{finding.path or 'the model'} ({finding.op})"
+    )
     script = _SCRIPT if finding.repro else ""
     advice = _NEXT.get(finding.cause, "Look at the code there")
     more = f" (and {len(findings) - 1} more in findings)" if len(findings) > 1 else ""
@@ -94,7 +99,9 @@ def _as_expected(labels: tuple[str, str], differences: Sequence[Difference]) -> 
     expected = [d for d in differences if d.verdict == EXPECTED]
     marked = [d.expected for d in expected if d.expected]
     text = f"{labels[0]} and {labels[1]} differ in {len(expected):,} tensors, and in all of them as expected: "
-    text += f"{len(marked):,} marked so, and {len(expected) - len(marked):,} that follow from those."
+    text += (
+        f"{len(marked):,} marked so, and {len(expected) - len(marked):,} that follow from those."
+    )
     said = list(dict.fromkeys(mark.comment or str(mark) for mark in marked))
     if not expected:
         text = f"{labels[0]} and {labels[1]} are not set to the same, which is expected."

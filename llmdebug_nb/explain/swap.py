@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
+from llmdebug_nb.core.dtypes import DTYPES
+from llmdebug_nb.core.records import Record
 from llmdebug_nb.explain import arguments
 from llmdebug_nb.explain.calls import Call, Calls, Key
 from llmdebug_nb.explain.replay import Replayed, apart, quiet, same
 from llmdebug_nb.explain.runs import NotAgain, Runs
-from llmdebug_nb.kernels.raw import DTYPES
-from llmdebug_nb.records import Record
 
 _HOOKS = (
     "_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called",
@@ -50,7 +50,9 @@ def swap(call: Call, calls: Calls, runs: Runs) -> Swapped:
     """
     if call.golden is None or call.mine is None or call.key.phase != "forward":
         raise NotAgain(
-            "only one run made this call" if call.one_sided else "calls of backward passes are not made again"
+            "only one run made this call"
+            if call.one_sided
+            else "calls of backward passes are not made again"
         )
     try:
         return _live(call, runs)
@@ -92,10 +94,14 @@ def _live(call: Call, runs: Runs) -> Swapped:
     if not random and apart(made, again, runs) > limit:
         raise NotAgain("the model no longer computes what was recorded")
     result = _called(module, arguments.filled(given, as_mine))
-    return Swapped(apart(arguments.outputs(runs.golden, call.golden), result, runs), random, "live", cache)
+    return Swapped(
+        apart(arguments.outputs(runs.golden, call.golden), result, runs), random, "live", cache
+    )
 
 
-def _called(module: torch.nn.Module, given: arguments.Given, seed: int = 0) -> dict[str, torch.Tensor]:
+def _called(
+    module: torch.nn.Module, given: arguments.Given, seed: int = 0
+) -> dict[str, torch.Tensor]:
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     args, kwargs = (
         [_to(value, device) for value in given[0]],
@@ -135,7 +141,9 @@ def untouched(module: torch.nn.Module) -> Iterator[None]:
             for tensor, before in buffers:
                 if not torch.equal(tensor, before):
                     tensor.copy_(before)
-        for part, before_attributes, (own_buffers, own_parameters) in zip(parts, attributes, own, strict=True):
+        for part, before_attributes, (own_buffers, own_parameters) in zip(
+            parts, attributes, own, strict=True
+        ):
             vars(part).clear()
             vars(part).update(before_attributes)
             part._buffers.update(own_buffers)
@@ -172,7 +180,9 @@ class _Flow:
     def __init__(self, calls: Calls, runs: Runs) -> None:
         self._calls = calls
         self._runs = runs
-        self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # id of record -> recorded, made
+        self._made: dict[
+            int, tuple[torch.Tensor, torch.Tensor]
+        ] = {}  # id of record -> recorded, made
         self._first: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def put(self, number: int | None, recorded: torch.Tensor, made: torch.Tensor) -> None:
@@ -187,7 +197,10 @@ class _Flow:
         """Make an operator again; one that is given nothing new gave what is recorded."""
         side = self._runs.mine
         records = side.records(key, "input")
-        values = {record.site.slot: (load := side.load(record), self.taken(record, load)) for record in records}
+        values = {
+            record.site.slot: (load := side.load(record), self.taken(record, load))
+            for record in records
+        }
         made = [(record, side.load(record)) for record in side.records(key, "output")]
         if all(recorded is new for recorded, new in values.values()):
             result = {record.site.slot: recorded for record, recorded in made}
@@ -199,13 +212,19 @@ class _Flow:
     def taken(self, record: Record, recorded: torch.Tensor) -> torch.Tensor:
         """Return what a recorded tensor is now: the same elements of what it was taken from; itself if it is from elsewhere."""
         producer = record.producer
-        while producer is not None and producer not in self._made:  # what a module gave is what was made inside it
+        while (
+            producer is not None and producer not in self._made
+        ):  # what a module gave is what was made inside it
             giver = self._calls.of_mine(producer)
             producer = giver.producer if giver is not None else None
         source = self._made.get(producer) if producer is not None else None
         if source is None:
             source = next(
-                (each for each in self._first if each[0].shape == recorded.shape and torch.equal(each[0], recorded)),
+                (
+                    each
+                    for each in self._first
+                    if each[0].shape == recorded.shape and torch.equal(each[0], recorded)
+                ),
                 None,
             )
         return recorded if source is None else _same_elements(*source, recorded)
@@ -223,14 +242,20 @@ def _same_elements(before: torch.Tensor, after: torch.Tensor, view: torch.Tensor
         return _same_order(before, after, view)
     at = torch.searchsorted(values, view.reshape(-1)).clamp(max=len(values) - 1)
     if not torch.equal(values[at], view.reshape(-1)):
-        raise NotAgain("an operator was given something else than what is in the storage that it shares")
+        raise NotAgain(
+            "an operator was given something else than what is in the storage that it shares"
+        )
     return after.reshape(-1)[order[at]].reshape(view.shape)
 
 
 def _same_order(before: torch.Tensor, after: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
     """Return ``after`` with its dimensions in the order in which ``view`` has those of ``before``. Raises NotAgain."""
     found: list[torch.Tensor] = []
-    orders = itertools.permutations(range(before.dim())) if before.numel() == view.numel() and before.dim() < 6 else ()
+    orders = (
+        itertools.permutations(range(before.dim()))
+        if before.numel() == view.numel() and before.dim() < 6
+        else ()
+    )
     for order in orders:
         if torch.equal(before.permute(order).reshape(view.shape), view):
             found.append(after.permute(order).reshape(view.shape))

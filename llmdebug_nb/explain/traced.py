@@ -17,15 +17,17 @@ from typing import Any
 
 import torch
 
+from llmdebug_nb.core.dtypes import DTYPES
+from llmdebug_nb.core.paths import within
+from llmdebug_nb.core.records import Record
 from llmdebug_nb.explain.calls import Key
 from llmdebug_nb.explain.replay import FAILURES, operator, quiet
 from llmdebug_nb.explain.runs import NotAgain, Scalar, Side
-from llmdebug_nb.kernels.raw import DTYPES
-from llmdebug_nb.records import Record, within
 
 ROLE = "onnx"  # of the scalars that say what a node is
 _CALLED = re.compile(
-    r"%(\w+) : .*?call_function\[target=torch\.ops\.aten\.([\w.]+)\]\(args = (.*), kwargs = (\{.*\})\)", re.DOTALL
+    r"%(\w+) : .*?call_function\[target=torch\.ops\.aten\.([\w.]+)\]\(args = (.*), kwargs = (\{.*\})\)",
+    re.DOTALL,
 )
 _VALUE = re.compile(r"%(\w+)")
 _NAMED = re.compile(r"(?<=[{ ])(\w+): ")
@@ -74,7 +76,10 @@ class Graph:
     def weight(self, module: str, name: str) -> str | None:
         """Return the initializer that a weight of a module is."""
         sql = "SELECT value FROM scalar_rows WHERE role = ? AND path = ? AND slot = ? LIMIT 1"
-        return next((text for (text,) in self._side.run.query(sql, (ROLE, module, f"initializer.{name}"))), None)
+        return next(
+            (text for (text,) in self._side.run.query(sql, (ROLE, module, f"initializer.{name}"))),
+            None,
+        )
 
     def made(self, node: Node) -> Record | None:
         return next(iter(self._side.records(node.key, "output")), None)
@@ -150,14 +155,21 @@ class Values:
             yield tuple(t for t in found if t is not None)
             return
         inner = {r.id for node in group for r in self._side.records(node.key, "output")}
-        for record in [r for node in group for r in self._side.records(node.key, "input") if r.producer not in inner]:
+        for record in [
+            r
+            for node in group
+            for r in self._side.records(node.key, "input")
+            if r.producer not in inner
+        ]:
             if math.prod(record.summary.shape) != like.numel():
                 continue
             tensor = self._side.load(record)
             ways = [tensor.reshape(like.shape)]
             if tensor.dim() == 4:
                 ways += [
-                    w for order in itertools.permutations(range(4)) if (w := tensor.permute(order)).shape == like.shape
+                    w
+                    for order in itertools.permutations(range(4))
+                    if (w := tensor.permute(order)).shape == like.shape
                 ]
             for way in ways:
                 yield tuple(way if t is None else t for t in found)
@@ -177,7 +189,9 @@ class Values:
             raise NotAgain(f"the arguments of {name} can't be read")
         try:
             shape = function(*_meta(given), **_meta(named))
-            if not isinstance(shape, torch.Tensor) or math.prod(shape.shape) != math.prod(made.summary.shape):
+            if not isinstance(shape, torch.Tensor) or math.prod(shape.shape) != math.prod(
+                made.summary.shape
+            ):
                 raise NotAgain(f"{name} gives something else")
             with quiet():
                 result = function(*given, **named)

@@ -45,7 +45,13 @@ def _operator(call: Call, runs: Runs) -> Tested:
     if ours > CLEAN and ours > _APART * theirs:
         return Tested(MAKES, figures, ours)
     identical = all(d.verdict == "match" for d in call.inputs)
-    if golden.name == mine.name and golden.given == mine.given and ours <= CLEAN and theirs <= CLEAN and not identical:
+    if (
+        golden.name == mine.name
+        and golden.given == mine.given
+        and ours <= CLEAN
+        and theirs <= CLEAN
+        and not identical
+    ):
         return Tested(PASSES_ON, f"{figures}: it magnifies what it was given", ours)
     return Tested(UNKNOWN, figures, ours)
 
@@ -53,9 +59,16 @@ def _operator(call: Call, runs: Runs) -> Tested:
 def _module(call: Call, calls: Calls, runs: Runs) -> Tested:
     done = swap(call, calls, runs)
     bad = call.bad_output
-    total = bad.error if bad and bad.error is not None else max((d.error or 0.0 for d in call.outputs), default=0.0)
+    total = (
+        bad.error
+        if bad and bad.error is not None
+        else max((d.error or 0.0 for d in call.outputs), default=0.0)
+    )
     limit = max((d.limit or 0.0 for d in call.outputs), default=0.0)
-    unit = rounding([r.summary.dtype for d in call.outputs for r in (d.pair.golden, d.pair.mine) if r]) / 2
+    unit = (
+        rounding([r.summary.dtype for d in call.outputs for r in (d.pair.golden, d.pair.mine) if r])
+        / 2
+    )
     if done.random:
         return Tested(RANDOM, "called twice on the same inputs it gives two results")
     words = f"{_how(done)} on golden's inputs it is {done.error:.2g} off, of {total:.2g} in all"

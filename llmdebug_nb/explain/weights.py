@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llmdebug_nb.core.records import Difference
 from llmdebug_nb.explain.calls import Call
 from llmdebug_nb.explain.runs import Runs
-from llmdebug_nb.records import Difference
 
 
 class Weights:
@@ -31,7 +31,10 @@ class Weights:
         judged = self._judged.get(golden)
         if judged is not None:
             return [slot for slot, d in judged.items() if d.verdict == "diverged"]
-        ours, theirs = self._runs.golden.fingerprints.get(golden, {}), self._runs.mine.fingerprints.get(mine, {})
+        ours, theirs = (
+            self._runs.golden.fingerprints.get(golden, {}),
+            self._runs.mine.fingerprints.get(mine, {}),
+        )
         return [
             name for name in ours
             if name in theirs and ours[name][0] == theirs[name][0] and ours[name][1] != theirs[name][1]

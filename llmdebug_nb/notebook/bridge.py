@@ -8,7 +8,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from llmdebug_nb.errors import LLMDebugError
+from llmdebug_nb.core.errors import LLMDebugError
 from llmdebug_nb.show import wire
 
 Answers = dict[str, tuple[type, type]]  # op -> request, answer
@@ -38,7 +38,9 @@ class Bridge:
             with self._lock:
                 result = getattr(self._view, request["op"])(request)
             answer, buffers = result if isinstance(result, tuple) else (result, [])
-            json.dumps(answer, allow_nan=False)  # else the message is lost on its way, without a word
+            json.dumps(
+                answer, allow_nan=False
+            )  # else the message is lost on its way, without a word
             return {"re": re, **answer}, [memoryview(buffer) for buffer in buffers]
         except LLMDebugError as error:
             return {"re": re, "error": one_line(str(error))}, []

@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmdebug_nb.errors import CorruptDumpError, NotADumpError
+from llmdebug_nb.core.errors import CorruptDumpError, NotADumpError
+from llmdebug_nb.core.options import RUNS_FOLDER
 from llmdebug_nb.notebook import desk_wire as wire
 from llmdebug_nb.notebook.bridge import Bridge
-from llmdebug_nb.options import RUNS_FOLDER
 from llmdebug_nb.store import catalog
 from llmdebug_nb.store.progress import progress
 
@@ -68,7 +68,10 @@ class Desk(_Answering):
         name = os.environ.get("LLMDEBUG_RUNS") or request["name"] or RUNS_FOLDER
         folders = dict.fromkeys((self.served / folder).resolve() for folder in request["folders"])
         homes = dict.fromkeys((folder / name).resolve() for folder in folders)
-        groups = [self._group("run", home, map(self._row, reversed(catalog.runs_in(home)))) for home in homes]
+        groups = [
+            self._group("run", home, map(self._row, reversed(catalog.runs_in(home))))
+            for home in homes
+        ]
         groups += [self._group("report", folder, self._reports(folder)) for folder in folders]
         return {"folders": [group for group in groups if group["runs"]]}
 
@@ -77,12 +80,16 @@ class Desk(_Answering):
         if path.is_file() and self._is_report(path):
             path.unlink()
             return {"path": str(path)}
-        from llmdebug_nb import api
+        from llmdebug_nb.app import api
 
         return {"path": str(api.delete_run(path))}
 
-    def _group(self, kind: wire.Kind, folder: Path, rows: Iterable[wire.RunRow | None]) -> wire.RunsFolder:
-        shown = "/" if folder == self.served.resolve() else place(folder, self.served) or str(folder)
+    def _group(
+        self, kind: wire.Kind, folder: Path, rows: Iterable[wire.RunRow | None]
+    ) -> wire.RunsFolder:
+        shown = (
+            "/" if folder == self.served.resolve() else place(folder, self.served) or str(folder)
+        )
         return {"kind": kind, "folder": shown, "runs": [row for row in rows if row is not None]}
 
     def _reports(self, folder: Path) -> list[wire.RunRow]:
@@ -141,15 +148,21 @@ class Tab(_Answering):
     _bridge: Bridge | None = None
 
     def open(self, request: wire.OpenRequest) -> wire.Opened:
-        from llmdebug_nb import api
+        from llmdebug_nb.app import api
         from llmdebug_nb.show.bundle import bundle
         from llmdebug_nb.show.run_view import RunView
         from llmdebug_nb.show.state import first_stop
 
-        golden, mine = (str(self.served / path) if path else "" for path in (request["golden"], request["mine"]))
+        golden, mine = (
+            str(self.served / path) if path else "" for path in (request["golden"], request["mine"])
+        )
         if Path(golden).is_file() and not mine:
             return self._page(Path(golden))
-        view: View = api.compare(golden, mine, progress=False).view() if mine else RunView(api.open_run(golden))
+        view: View = (
+            api.compare(golden, mine, progress=False).view()
+            if mine
+            else RunView(api.open_run(golden))
+        )
         overview = view.overview({"op": "overview"})
         self._bridge = Bridge(view)
         traits = {
@@ -158,7 +171,13 @@ class Tab(_Answering):
             "selected": overview["first_bad"],
             "path": "",
         }
-        return {"title": overview["title"], "code": bundle(), "traits": traits, "page": "", "scripts": False}
+        return {
+            "title": overview["title"],
+            "code": bundle(),
+            "traits": traits,
+            "page": "",
+            "scripts": False,
+        }
 
     def _page(self, file: Path) -> wire.Opened:
         """Return the page of a report."""
@@ -169,7 +188,13 @@ class Tab(_Answering):
         text = file.read_text(encoding="utf-8")
         explorer = again(text)
         page = text if explorer is None else explorer
-        return {"title": file.name, "code": "", "traits": {}, "page": page, "scripts": explorer is not None}
+        return {
+            "title": file.name,
+            "code": "",
+            "traits": {},
+            "page": page,
+            "scripts": explorer is not None,
+        }
 
     def bridge_for(self, content: object) -> Bridge | None:
         opens = isinstance(content, dict) and content.get("op") == "open"

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from llmdebug_nb.app.report import Report, report_of
+from llmdebug_nb.app.stepping import Stop
+from llmdebug_nb.core.records import Difference, Finding
 from llmdebug_nb.notebook.explore import explore, explore_stop
-from llmdebug_nb.records import Difference, Finding
-from llmdebug_nb.report import Report, report_of
 from llmdebug_nb.show import html, text
 from llmdebug_nb.show.bundle import FrontEndMissingError
 from llmdebug_nb.show.run_view import RunView
-from llmdebug_nb.stepping import Stop
 
 if TYPE_CHECKING:
     from llmdebug_nb.notebook.widgets import Explorer
@@ -26,13 +26,18 @@ def bundle(what: Any) -> Bundle:
         static = {"text/plain": text.finding_text(what), "text/html": html.finding_fragment(what)}
         return _with_explorer_of(what.difference, static)
     if isinstance(what, Difference):
-        static = {"text/plain": text.difference_text(what), "text/html": html.difference_fragment(what)}
+        static = {
+            "text/plain": text.difference_text(what),
+            "text/html": html.difference_fragment(what),
+        }
         return _with_explorer_of(what, static)
     if isinstance(what, Stop):
         static = {"text/plain": repr(what), "text/html": f"<pre>{escape(repr(what))}</pre>"}
         return _with_explorer(lambda: explore_stop(what), static)
     view = what.view() if isinstance(what, Report) else RunView(what)
-    return _with_explorer(lambda: explore(what), {"text/plain": view.text(), "text/html": html.fragment(view)})
+    return _with_explorer(
+        lambda: explore(what), {"text/plain": view.text(), "text/html": html.fragment(view)}
+    )
 
 
 def _with_explorer_of(row: Difference | None, static: dict[str, str]) -> Bundle:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from llmdebug_nb.api import open_run
-from llmdebug_nb.report import Report
+from llmdebug_nb.app.api import open_run
+from llmdebug_nb.app.report import Report
 from llmdebug_nb.show.run_view import RunView
 from llmdebug_nb.show.text import notebook_text, report_text
 from llmdebug_nb.store.run import Run
 
 if TYPE_CHECKING:
+    from llmdebug_nb.app.stepping import Stop
     from llmdebug_nb.notebook.widgets import Explorer
-    from llmdebug_nb.stepping import Stop
 
 
 def explore(what: Run | Report | str | os.PathLike[str], tokenizer: Any = None) -> Explorer:
@@ -26,7 +26,9 @@ def explore(what: Run | Report | str | os.PathLike[str], tokenizer: Any = None) 
     """
     from llmdebug_nb.notebook.widgets import Explorer
 
-    return Explorer(what.view(tokenizer) if isinstance(what, Report) else RunView(open_run(what), tokenizer))
+    return Explorer(
+        what.view(tokenizer) if isinstance(what, Report) else RunView(open_run(what), tokenizer)
+    )
 
 
 def show_report(report: Report, shell: Any) -> None:
@@ -46,4 +48,7 @@ def explore_stop(stop: Stop) -> Explorer:
 
     view = stop.view()
     bad = view.overview()["first_bad"]
-    return Explorer(view, selected=view.find(stop.path, stop.step, "output") if bad < 0 and stop.outputs else bad)
+    return Explorer(
+        view,
+        selected=view.find(stop.path, stop.step, "output") if bad < 0 and stop.outputs else bad,
+    )

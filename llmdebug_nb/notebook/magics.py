@@ -14,21 +14,31 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
-from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
+from IPython.core.completer import (
+    CompletionContext,
+    SimpleCompletion,
+    SimpleMatcherResult,
+    context_matcher,
+)
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
-from IPython.core.magic_arguments import MagicArgumentParser, argument, magic_arguments, parse_argstring
+from IPython.core.magic_arguments import (
+    MagicArgumentParser,
+    argument,
+    magic_arguments,
+    parse_argstring,
+)
 
-from llmdebug_nb import api
-from llmdebug_nb.errors import LLMDebugError, nearest
-from llmdebug_nb.launching import arguments
-from llmdebug_nb.launching.program import launch
+from llmdebug_nb.app import api
+from llmdebug_nb.app.launching import arguments
+from llmdebug_nb.app.launching.program import launch
+from llmdebug_nb.app.report import Report
+from llmdebug_nb.app.stepping import COMMANDS
+from llmdebug_nb.core.errors import LLMDebugError, nearest
+from llmdebug_nb.core.options import GRAPHS, PARTS, PHASES, TOKENS, DumpOptions
 from llmdebug_nb.notebook import explore
-from llmdebug_nb.options import GRAPHS, PARTS, PHASES, TOKENS, DumpOptions
-from llmdebug_nb.report import Report
 from llmdebug_nb.show.text import table
 from llmdebug_nb.show.words import size_text
-from llmdebug_nb.stepping import COMMANDS
 from llmdebug_nb.store.run import Run
 
 _DEFAULTS = DumpOptions()
@@ -48,37 +58,93 @@ def _dump_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
     parts = [part for part in PARTS if len(part) < 5]
     for declare in reversed(
         [
-            argument("model", nargs="?", metavar="MODEL_EXPR", help="the model; without it, whatever module runs"),
             argument(
-                "--name", default=_DEFAULTS.name, help="name of the run and of its variable (default: %(default)s)"
+                "model",
+                nargs="?",
+                metavar="MODEL_EXPR",
+                help="the model; without it, whatever module runs",
             ),
-            argument("--tokens", default=TOKENS, help="steps: 0-3, 0,2,5-7, 4- or all (default: %(default)s)"),
             argument(
-                "--mode", default="module", help="module, api, aten, or several: module+aten (default: %(default)s)"
+                "--name",
+                default=_DEFAULTS.name,
+                help="name of the run and of its variable (default: %(default)s)",
             ),
-            argument("--phase", choices=[*PHASES], default=_DEFAULTS.phase, help="forward, backward or both"),
-            argument("--part", choices=parts, default=_DEFAULTS.part, help="inputs, outputs or both"),
+            argument(
+                "--tokens",
+                default=TOKENS,
+                help="steps: 0-3, 0,2,5-7, 4- or all (default: %(default)s)",
+            ),
+            argument(
+                "--mode",
+                default="module",
+                help="module, api, aten, or several: module+aten (default: %(default)s)",
+            ),
+            argument(
+                "--phase",
+                choices=[*PHASES],
+                default=_DEFAULTS.phase,
+                help="forward, backward or both",
+            ),
+            argument(
+                "--part", choices=parts, default=_DEFAULTS.part, help="inputs, outputs or both"
+            ),
             argument("--layers", help="glob(s) over module paths, with commas: model.layers.*.mlp"),
             argument("--types", help="module class name(s), with commas: Linear,LlamaRMSNorm"),
-            argument("--apis", help="operators: names or globs with commas, ! in front leaves out; or a YAML file"),
-            argument("--contains", help="only calls whose full name holds one of these texts, with commas"),
+            argument(
+                "--apis",
+                help="operators: names or globs with commas, ! in front leaves out; or a YAML file",
+            ),
+            argument(
+                "--contains",
+                help="only calls whose full name holds one of these texts, with commas",
+            ),
             argument("--scope", help="only calls from one full name to another, with a comma"),
             argument("--weights", action="store_true", help="also the parameters, once"),
             argument("--logits", action="store_true", help="only the last logits of each step"),
-            argument("--overflow", type=int, metavar="N", help="only calls with NaN or infinity, N of them (0: all)"),
+            argument(
+                "--overflow",
+                type=int,
+                metavar="N",
+                help="only calls with NaN or infinity, N of them (0: all)",
+            ),
             argument("--stats-only", action="store_true", help="record summaries, not the tensors"),
             argument("--slice", metavar="INDEX", help="keep a part of each tensor: 0,:,-1"),
-            argument("--reduce", metavar="R", help="keep figures of each tensor: minmax or quantile:N"),
-            argument("--max-bytes", metavar="N", help="keep no more payload than this: 500MB, 2GiB"),
-            argument("--seed", type=int, help="seed Python, NumPy and torch before the cell runs"),
-            argument("--warmup", type=int, default=_DEFAULTS.warmup, help="generations at the start that are warm-ups"),
-            argument("--force-eager", action="store_true", help="run what torch.compile compiled eagerly meanwhile"),
             argument(
-                "--graph", choices=[*GRAPHS], help="compile the model, and record its graph, its kernels, or both"
+                "--reduce", metavar="R", help="keep figures of each tensor: minmax or quantile:N"
             ),
-            argument("--fusion-switch", metavar="F", help="with --graph: JSON file that says which fusions are off"),
-            argument("--profile", metavar="T", help="also tables of times: op, kernel, host, tiling, joined by +"),
-            argument("--control", metavar="F", help="JSON file that switches recording while it runs"),
+            argument(
+                "--max-bytes", metavar="N", help="keep no more payload than this: 500MB, 2GiB"
+            ),
+            argument("--seed", type=int, help="seed Python, NumPy and torch before the cell runs"),
+            argument(
+                "--warmup",
+                type=int,
+                default=_DEFAULTS.warmup,
+                help="generations at the start that are warm-ups",
+            ),
+            argument(
+                "--force-eager",
+                action="store_true",
+                help="run what torch.compile compiled eagerly meanwhile",
+            ),
+            argument(
+                "--graph",
+                choices=[*GRAPHS],
+                help="compile the model, and record its graph, its kernels, or both",
+            ),
+            argument(
+                "--fusion-switch",
+                metavar="F",
+                help="with --graph: JSON file that says which fusions are off",
+            ),
+            argument(
+                "--profile",
+                metavar="T",
+                help="also tables of times: op, kernel, host, tiling, joined by +",
+            ),
+            argument(
+                "--control", metavar="F", help="JSON file that switches recording while it runs"
+            ),
             argument("--path", help="folder that will hold the run (default: llmdebug_runs)"),
             argument(
                 "--exec",
@@ -128,17 +194,39 @@ class LLMDebugMagics(Magics):
     @argument("golden", help="name or path of the run to hold against, or a variable")
     @argument("mine", help="name or path of the run in question, or a variable")
     @argument("--limits", metavar="F", help="fixed limits: a YAML or JSON file, or a variable")
-    @argument("--calibrate", metavar="RUN", action="append", help="another recording of golden; may be repeated")
     @argument(
-        "--metric", metavar="F", action="append", help="a metric: file.py:function, or a variable; may be repeated"
+        "--calibrate",
+        metavar="RUN",
+        action="append",
+        help="another recording of golden; may be repeated",
+    )
+    @argument(
+        "--metric",
+        metavar="F",
+        action="append",
+        help="a metric: file.py:function, or a variable; may be repeated",
     )
     @argument("--csv", metavar="F", help="write the table of differences to this file")
     @argument("--html", metavar="F", help="write the report as one HTML page to this file")
-    @argument("--map", metavar="F", help="YAML or JSON file (or a variable): which module of golden is which of mine")
+    @argument(
+        "--map",
+        metavar="F",
+        help="YAML or JSON file (or a variable): which module of golden is which of mine",
+    )
     @argument("--no-explain", action="store_true", help="skip the search for what is to blame")
-    @argument("--expect", metavar="GLOB", action="append", help="mark what such modules make as expected, from now on")
+    @argument(
+        "--expect",
+        metavar="GLOB",
+        action="append",
+        help="mark what such modules make as expected, from now on",
+    )
     @argument("--comment", metavar="TEXT", default="", help="why that is expected")
-    @argument("--unexpect", metavar="GLOB", action="append", help="take a mark back: its glob as it was given")
+    @argument(
+        "--unexpect",
+        metavar="GLOB",
+        action="append",
+        help="take a mark back: its glob as it was given",
+    )
     @line_magic
     def llmcompare(self, line: str) -> Report:
         """Compare two runs: verdict, first divergence, what is to blame, explorer.
@@ -169,7 +257,9 @@ class LLMDebugMagics(Magics):
 
     @magic_arguments()
     @argument("name", help="name or path of a run, or a variable that holds a run or a report")
-    @argument("--tokenizer", metavar="EXPR", help="a tokenizer: steps show the text that they were given")
+    @argument(
+        "--tokenizer", metavar="EXPR", help="a tokenizer: steps show the text that they were given"
+    )
     @line_magic
     def llmexplore(self, line: str) -> Any:
         """Open the explorer of a run or a report.
@@ -180,7 +270,9 @@ class LLMDebugMagics(Magics):
         tokenizer = self.value(args.tokenizer, "%llmexplore")
         with one_line():
             held = self.shell.user_ns.get(args.name)
-            return explore.explore(held if isinstance(held, Report) else self.known_run(args.name), tokenizer)
+            return explore.explore(
+                held if isinstance(held, Report) else self.known_run(args.name), tokenizer
+            )
 
     @magic_arguments()
     @argument("--delete", metavar="NAME", help="delete this run from disk")
@@ -192,7 +284,10 @@ class LLMDebugMagics(Magics):
             if args.delete:
                 gone = api.delete_run(args.delete)
                 left = [run.label for run in api.runs() if run.name == args.delete]
-                print(f"deleted: {gone}" + (f"; of that name there are still {', '.join(left)}" if left else ""))
+                print(
+                    f"deleted: {gone}"
+                    + (f"; of that name there are still {', '.join(left)}" if left else "")
+                )
                 return
             rows = [_listed(run) for run in api.runs()]
         head = ["name", "recorded", "tensors", "steps", "size", "state", "path"]
@@ -203,7 +298,9 @@ class LLMDebugMagics(Magics):
     def _recording_of(self, line: str) -> api.Recording:
         options = vars(parse(self.llmdump, line))
         if options.pop("exec") is not None:
-            raise UsageError("%%llmdump: --exec runs a command in place of a cell: %llmdump --exec 'python run.py'")
+            raise UsageError(
+                "%%llmdump: --exec runs a command in place of a cell: %llmdump --exec 'python run.py'"
+            )
         model = self.value(options.pop("model"))
         with one_line():
             return api.dump(model, **options)
@@ -215,11 +312,17 @@ class LLMDebugMagics(Magics):
         try:
             given = parser.parse_args(shlex.split(line))
         except ValueError as error:
-            raise UsageError(f"%llmdump: {error}; quote the command as in --exec 'python run.py'") from None
+            raise UsageError(
+                f"%llmdump: {error}; quote the command as in --exec 'python run.py'"
+            ) from None
         if given.exec is None:
-            raise UsageError("%llmdump: expected a command behind --exec, as in %llmdump --exec 'python run.py'")
+            raise UsageError(
+                "%llmdump: expected a command behind --exec, as in %llmdump --exec 'python run.py'"
+            )
         with one_line():
-            done = launch(given.exec, pth=given.pth, output=_write, **arguments.options(vars(given)))
+            done = launch(
+                given.exec, pth=given.pth, output=_write, **arguments.options(vars(given))
+            )
             for text in done.lines("warning"):
                 print(f"llmdump: {text}", file=sys.stderr)
             if done.status:
@@ -234,17 +337,25 @@ class LLMDebugMagics(Magics):
             raise UsageError(
                 f"%llmdump {command}: expected on, off or status{near}; %%llmdump records one cell, --exec a command"
             )
-        now = self._switched_on if self._switched_on is not None and self._switched_on.running else None
+        now = (
+            self._switched_on
+            if self._switched_on is not None and self._switched_on.running
+            else None
+        )
         if command == "on":
             if now is not None:
-                raise UsageError(f"%llmdump on: {now.options.name} is being recorded; %llmdump off ends that")
+                raise UsageError(
+                    f"%llmdump on: {now.options.name} is being recorded; %llmdump off ends that"
+                )
             recording = self._recording_of(rest)
             with one_line():
                 recording.start()
             self._switched_on = recording
             print(f"{recording.options.name}: recording until %llmdump off")
         elif now is None:
-            raise UsageError(f"%llmdump {command}: nothing is being recorded; %llmdump on starts it")
+            raise UsageError(
+                f"%llmdump {command}: nothing is being recorded; %llmdump on starts it"
+            )
         elif command == "status":
             print(now.status())
         else:
@@ -259,8 +370,13 @@ class LLMDebugMagics(Magics):
         source = shell.transform_cell(cell)
         name = shell.compile.cache(source, shell.execution_count, raw_code=cell)
         tree = shell.transform_ast(ast.parse(source, name))
-        if any(isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith) for node in _outside_functions(tree)):
-            raise UsageError("%%llmdump: no await at the top of the cell; use `with ld.dump(...)` in a plain cell")
+        if any(
+            isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith)
+            for node in _outside_functions(tree)
+        ):
+            raise UsageError(
+                "%%llmdump: no await at the top of the cell; use `with ld.dump(...)` in a plain cell"
+            )
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
         body = shell.compile(tree, name, "exec")
         value = None if last is None else shell.compile(ast.Expression(last.value), name, "eval")
@@ -291,7 +407,9 @@ class LLMDebugMagics(Magics):
             return eval(expression, self.shell.user_ns)
         except Exception as error:
             near = nearest(expression, _modules(self.shell)) if isinstance(error, NameError) else ""
-            raise UsageError(f"{magic}: can't evaluate {expression!r}: {type(error).__name__}: {error}{near}") from None
+            raise UsageError(
+                f"{magic}: can't evaluate {expression!r}: {type(error).__name__}: {error}{near}"
+            ) from None
 
     def known_run(self, name: str) -> Any:
         """Return the Run in the variable of that name, else the name to open it by."""
@@ -302,7 +420,11 @@ class LLMDebugMagics(Magics):
         """Say what was kept, and put the run into the user's namespace unless its name holds something else."""
         note = ""
         held = self.shell.user_ns.get(run.name)
-        if not run.name.isidentifier() or keyword.iskeyword(run.name) or hasattr(builtins, run.name):
+        if (
+            not run.name.isidentifier()
+            or keyword.iskeyword(run.name)
+            or hasattr(builtins, run.name)
+        ):
             note = f"; open it with ld.open_run({run.name!r})"
         elif held is not None and not isinstance(held, Run):
             note = f"; the variable {run.name!r} is yours ({type(held).__name__}) and was left alone: ld.open_run({run.name!r})"
@@ -327,10 +449,19 @@ def parse(magic: Any, line: str) -> Any:
         args = parse_argstring(magic, line)
     except UsageError as error:
         unknown = re.search(r"unrecognized arguments: (--[\w-]+)", str(error))
-        known = [name for action in magic.parser._actions for name in action.option_strings if name.startswith("--")]
+        known = [
+            name
+            for action in magic.parser._actions
+            for name in action.option_strings
+            if name.startswith("--")
+        ]
         raise UsageError(f"{error}{nearest(unknown[1], known) if unknown else ''}") from None
     for name, value in vars(args).items():
-        setattr(args, name, [_unquoted(one) for one in value] if isinstance(value, list) else _unquoted(value))
+        setattr(
+            args,
+            name,
+            [_unquoted(one) for one in value] if isinstance(value, list) else _unquoted(value),
+        )
     return args
 
 
@@ -354,12 +485,22 @@ def _listed(run: Run) -> list[str]:
     when = f"{datetime.fromtimestamp(run.meta['created']):%Y-%m-%d %H:%M:%S}"
     state = "complete" if info["complete"] else "incomplete"
     place = os.path.relpath(info["path"])
-    return [run.label, when, f"{info['records']:,}", str(info["steps"]), size_text(info["bytes"]), state, place]
+    return [
+        run.label,
+        when,
+        f"{info['records']:,}",
+        str(info["steps"]),
+        size_text(info["bytes"]),
+        state,
+        place,
+    ]
 
 
 # -- display and completion -------------------------------------------------------------------
 
-_shown: list[tuple[int, Report]] = []  # what a magic has shown in this cell: as the cell's value it is not shown again
+_shown: list[
+    tuple[int, Report]
+] = []  # what a magic has shown in this cell: as the cell's value it is not shown again
 
 
 def _display_report(shell: Any) -> Callable[[Report], None]:
@@ -381,7 +522,12 @@ def _completions(shell: Any, magics: LLMDebugMagics, before: str) -> list[tuple[
         return []
     if done and not before.endswith(" "):
         done.pop()
-    options = {name: action for action in parser._actions for name in action.option_strings if name.startswith("--")}
+    options = {
+        name: action
+        for action in parser._actions
+        for name in action.option_strings
+        if name.startswith("--")
+    }
     last = options.get(done[-1]) if done else None
     if last is not None and last.nargs != 0:
         values = last.choices or _values(shell, last.dest)
@@ -394,7 +540,11 @@ def _completions(shell: Any, magics: LLMDebugMagics, before: str) -> list[tuple[
         return found + [(name, "model") for name in _modules(shell)]
     named = set(_run_names(shell))
     if word[1] == "llmexplore":
-        named |= {name for name, value in shell.user_ns.items() if isinstance(value, Report) and name[0] != "_"}
+        named |= {
+            name
+            for name, value in shell.user_ns.items()
+            if isinstance(value, Report) and name[0] != "_"
+        }
     return [(name, "run") for name in sorted(named)] + found
 
 
@@ -410,7 +560,9 @@ def _modules(shell: Any) -> dict[str, Any]:
 
 def _values(shell: Any, option: str) -> list[str]:
     """Return what an option that takes a value can be offered."""
-    parts = {part for module in _modules(shell).values() for part in module.named_modules() if part[0]}
+    parts = {
+        part for module in _modules(shell).values() for part in module.named_modules() if part[0]
+    }
     if option in ("layers", "at"):
         return sorted({path for path, _ in parts})
     if option == "types":
@@ -431,7 +583,9 @@ _OFFERS = {
 
 def _run_names(shell: Any) -> list[str]:
     """Return the names that open a run: those on disk, and variables."""
-    held = {name for name, value in shell.user_ns.items() if isinstance(value, Run) and name[0] != "_"}
+    held = {
+        name for name, value in shell.user_ns.items() if isinstance(value, Run) and name[0] != "_"
+    }
     return sorted(held | {run.name for run in api.runs()})
 
 
@@ -451,7 +605,11 @@ def _matcher(shell: Any, magics: LLMDebugMagics) -> Any:
             for text, kind in _completions(shell, magics, found[1])
             if text.startswith(token)
         ]
-        return {"completions": completions, "suppress": bool(completions), "matched_fragment": token}
+        return {
+            "completions": completions,
+            "suppress": bool(completions),
+            "matched_fragment": token,
+        }
 
     return match
 

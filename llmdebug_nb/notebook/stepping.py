@@ -9,10 +9,10 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from llmdebug_nb.errors import LLMDebugError, nearest
+from llmdebug_nb.app.stepping import COMMANDS, Stepper, Stop, step
+from llmdebug_nb.core.errors import LLMDebugError, nearest
 from llmdebug_nb.notebook.explore import explore_stop
 from llmdebug_nb.notebook.magics import LLMDebugMagics, one_line, parse
-from llmdebug_nb.stepping import COMMANDS, Stepper, Stop, step
 
 STATUS = "status"
 BOUND = "stop"  # the variable that holds where the program is halted
@@ -28,14 +28,32 @@ class StepMagics(Magics):
         self._stepper: Stepper | None = None
 
     @magic_arguments()
-    @argument("model", nargs="?", metavar="MODEL_EXPR", help="the model; without it, whatever module runs")
-    @argument("--at", metavar="G", help="halt at these module paths or operators: globs, with commas")
-    @argument("--tokens", default="all", help="halt in these steps: 0-3, 0,2,5-7, 4- or all (default: %(default)s)")
-    @argument("--when", metavar="C", help="halt when values are so: nan, inf, abs>1e4, diverges, diverges>1e-3")
-    @argument("--golden", metavar="RUN", help="name or path of a run to hold against, or a variable")
-    @argument("--name", default="stepped", help="name of the run that is recorded (default: %(default)s)")
     @argument(
-        "--mode", default="module+api", help="what is a call: module, api, aten, or several (default: %(default)s)"
+        "model", nargs="?", metavar="MODEL_EXPR", help="the model; without it, whatever module runs"
+    )
+    @argument(
+        "--at", metavar="G", help="halt at these module paths or operators: globs, with commas"
+    )
+    @argument(
+        "--tokens",
+        default="all",
+        help="halt in these steps: 0-3, 0,2,5-7, 4- or all (default: %(default)s)",
+    )
+    @argument(
+        "--when",
+        metavar="C",
+        help="halt when values are so: nan, inf, abs>1e4, diverges, diverges>1e-3",
+    )
+    @argument(
+        "--golden", metavar="RUN", help="name or path of a run to hold against, or a variable"
+    )
+    @argument(
+        "--name", default="stepped", help="name of the run that is recorded (default: %(default)s)"
+    )
+    @argument(
+        "--mode",
+        default="module+api",
+        help="what is a call: module, api, aten, or several (default: %(default)s)",
     )
     @line_cell_magic
     def llmstep(self, line: str, cell: str | None = None) -> Any:
@@ -49,7 +67,9 @@ class StepMagics(Magics):
         if cell is None:
             return self._go(line.strip())
         if self._stepper is not None and self._stepper.running:
-            raise UsageError(f"%%llmstep: another program is halted: {self._where()}; end it with %llmstep abort")
+            raise UsageError(
+                f"%%llmstep: another program is halted: {self._where()}; end it with %llmstep abort"
+            )
         options = vars(parse(self.llmstep, line))
         model = self._cells.value(options.pop("model"))
         golden = options.pop("golden")
@@ -61,7 +81,9 @@ class StepMagics(Magics):
     def _go(self, command: str) -> Any:
         if command not in (*COMMANDS, STATUS):
             says = ", ".join(f"{name} ({what})" for name, what in COMMANDS.items())
-            raise UsageError(f"%llmstep {command}: expected {STATUS} or one of {says}{nearest(command, COMMANDS)}")
+            raise UsageError(
+                f"%llmstep {command}: expected {STATUS} or one of {says}{nearest(command, COMMANDS)}"
+            )
         if self._stepper is None:
             raise UsageError(f"%llmstep {command}: nothing is stepped through; %%llmstep begins it")
         if command == STATUS:
@@ -73,7 +95,13 @@ class StepMagics(Magics):
     def _where(self) -> str:
         assert self._stepper is not None
         stop = self._stepper.stop
-        return repr(stop).partition("\n")[0] if stop is not None else "running" if self._stepper.running else "ended"
+        return (
+            repr(stop).partition("\n")[0]
+            if stop is not None
+            else "running"
+            if self._stepper.running
+            else "ended"
+        )
 
     def _shown(self, stop: Stop | None, panel: bool = False) -> Any:
         """Show where the program is halted, or that it has ended: then return what its cell gives."""
@@ -83,7 +111,11 @@ class StepMagics(Magics):
         if stop is None:
             if stepper.note:
                 print(stepper.note)
-            if stepper.run is not None and stepper.run.path is not None and stepper.run.path.exists():
+            if (
+                stepper.run is not None
+                and stepper.run.path is not None
+                and stepper.run.path.exists()
+            ):
                 self._cells.bind(stepper.run)
             return stepper.result
         if panel and getattr(self.shell, "kernel", None) is not None:

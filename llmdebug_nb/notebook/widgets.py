@@ -35,9 +35,9 @@ class Explorer(anywidget.AnyWidget):
     Setting one moves the page, and using the page sets it.
     """
 
-    snapshot = traitlets.Dict(help="the Overview: the first paint, and what is left when the kernel is gone").tag(
-        sync=True
-    )
+    snapshot = traitlets.Dict(
+        help="the Overview: the first paint, and what is left when the kernel is gone"
+    ).tag(sync=True)
     position = traitlets.Int(0).tag(sync=True)
     selected = traitlets.Int(-1, min=-1).tag(sync=True)
     path = traitlets.Unicode("").tag(sync=True)
@@ -71,7 +71,9 @@ class Explorer(anywidget.AnyWidget):
         """Write what is shown to a file: ``.html`` or ``.png``, ``.svg``, ``.pdf``; see `llmdebug_nb.export`, also for errors."""
         shown = {name: getattr(self, name) for name in ("position", "selected", "path")}
         state: State = {**opening(self.snapshot), **shown}  # type: ignore[typeddict-item]
-        return export.export(self._view, state, Path(path), [show] if isinstance(show, str) else show)
+        return export.export(
+            self._view, state, Path(path), [show] if isinstance(show, str) else show
+        )
 
     def __repr__(self) -> str:
         """Return the view as text: for terminals, and for notebooks that are not trusted."""

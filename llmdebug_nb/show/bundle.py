@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llmdebug_nb.errors import LLMDebugError
+from llmdebug_nb.core.errors import LLMDebugError
 
-_STATIC = Path(__file__).parent.parent / "static"
+_STATIC = Path(__file__).parent / "static"
 WIDGET, PAGE = _STATIC / "widget.js", _STATIC / "page.js"
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from llmdebug_nb.records import Difference, within
+from llmdebug_nb.core.paths import within
+from llmdebug_nb.core.records import Difference
 from llmdebug_nb.show.tensors import Array
 
 _NUMBER = re.compile(r"\d+")
@@ -35,7 +36,9 @@ def _path_ranks(paths: Sequence[str]) -> Array:
     """Return each path's place, name by name: layers.2 before layers.2.mlp before layers.10."""
     if not paths:
         return np.empty(0)
-    names: list[str] = []  # of all in a row: a list for each of many thousands makes the garbage collector work
+    names: list[
+        str
+    ] = []  # of all in a row: a list for each of many thousands makes the garbage collector work
     for path in paths:
         names += path.replace("/", ".").split(".")
     place = {name: rank for rank, name in enumerate(sorted(set(names), key=_natural), 1)}

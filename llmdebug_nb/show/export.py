@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from llmdebug_nb.errors import OptionError, StoreError
+from llmdebug_nb.core.errors import OptionError, StoreError
 from llmdebug_nb.show import figure, saved_page, wire
 
 PAGES, FIGURES = (".html", ".htm"), (".png", ".svg", ".pdf")
@@ -22,7 +22,9 @@ def export(view: Any, state: wire.State, path: Path, show: Sequence[str] = ()) -
     """
     suffix = path.suffix.lower()
     if suffix not in PAGES + FIGURES:
-        raise OptionError(f"export to {path.name!r}: expected a name that ends in {', '.join((PAGES[0], *FIGURES))}")
+        raise OptionError(
+            f"export to {path.name!r}: expected a name that ends in {', '.join((PAGES[0], *FIGURES))}"
+        )
     if suffix in PAGES and show:
         raise OptionError("show chooses the pictures of a figure; a page shows everything")
     try:
@@ -43,7 +45,10 @@ def beside(view: Any, state: wire.State, kind: str, folder: Path) -> Path:
         names.append("step " + overview["steps"][state["position"]]["label"])
     if state["selected"] >= 0:
         names.append(view.detail({"op": "detail", "row": state["selected"]})["row"]["path"])
-    stem = "_".join(filter(None, (re.sub(r"[^\w.-]+", "-", name).strip("-.") for name in names)))[:120] or "llmdebug"
+    stem = (
+        "_".join(filter(None, (re.sub(r"[^\w.-]+", "-", name).strip("-.") for name in names)))[:120]
+        or "llmdebug"
+    )
     path, number = folder / f"{stem}.{kind}", 2
     while path.exists():
         path, number = folder / f"{stem}.{number}.{kind}", number + 1

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from llmdebug_nb.errors import LLMDebugError, OptionError, nearest
+from llmdebug_nb.core.errors import LLMDebugError, OptionError, nearest
 from llmdebug_nb.show import wire
 from llmdebug_nb.show.layers import AROUND, DIVERGED, MATCH, UNMATCHED, LayerErrors
 from llmdebug_nb.show.tensors import Array, default_axes, plane, window
@@ -37,7 +37,9 @@ def heatmaps(panels: Sequence[tuple[str, Array]]) -> str:
     return _url(figure)
 
 
-def errors_picture(errors: wire.ErrorHistogram, scatter: wire.Scatter, buffers: Sequence[memoryview]) -> str:
+def errors_picture(
+    errors: wire.ErrorHistogram, scatter: wire.Scatter, buffers: Sequence[memoryview]
+) -> str:
     """Return how many elements differ by how much, and golden against mine, as a ``data:`` URL of a PNG."""
     from matplotlib.figure import Figure
 
@@ -47,7 +49,12 @@ def errors_picture(errors: wire.ErrorHistogram, scatter: wire.Scatter, buffers: 
     width = (high - low) / max(1, len(counts))
     left.bar(low + width * np.arange(len(counts)), counts, width, align="edge", color="tab:blue")
     if isinstance(errors["limit"], float) and errors["limit"] > 0:
-        left.axvline(np.log10(errors["limit"]), color="tab:orange", linestyle="--", label="limit, spread evenly")
+        left.axvline(
+            np.log10(errors["limit"]),
+            color="tab:orange",
+            linestyle="--",
+            label="limit, spread evenly",
+        )
         left.legend(fontsize=7)
     if any(counts):  # else matplotlib warns
         left.set_yscale("log")
@@ -65,7 +72,14 @@ def _scatter(axis: Any, scatter: wire.Scatter, buffers: Sequence[memoryview]) ->
     if scatter["size"]:
         cells = np.frombuffer(buffers[0], "<u4").reshape(scatter["size"], scatter["size"])
         shown = np.ma.masked_equal(cells, 0)
-        axis.imshow(shown, norm=LogNorm(), origin="lower", extent=(low, high, low, high), cmap="viridis", aspect="auto")
+        axis.imshow(
+            shown,
+            norm=LogNorm(),
+            origin="lower",
+            extent=(low, high, low, high),
+            cmap="viridis",
+            aspect="auto",
+        )
     else:
         golden, mine = (np.frombuffer(buffer, "<f4") for buffer in buffers)
         axis.scatter(golden, mine, s=4, linewidths=0, alpha=0.6)
@@ -113,7 +127,9 @@ def _layers_height(errors: LayerErrors) -> float:
 
 
 def _layer_names(errors: LayerErrors) -> list[str]:
-    return [_plain(layer["path"]) if layer["node"] != AROUND else "(around)" for layer in errors.layers]
+    return [
+        _plain(layer["path"]) if layer["node"] != AROUND else "(around)" for layer in errors.layers
+    ]
 
 
 def _map(axis: Any, errors: LayerErrors, steps: Sequence[str]) -> None:
@@ -126,12 +142,24 @@ def _map(axis: Any, errors: LayerErrors, steps: Sequence[str]) -> None:
     told = np.where(np.isnan(decades), np.where(errors.state == DIVERGED, np.inf, -np.inf), decades)
     shown = np.where(errors.state >= MATCH, np.clip(told, -reach, reach), np.nan)
     picture = axis.imshow(
-        shown, cmap=colormaps["RdBu_r"], vmin=-reach, vmax=reach, aspect="auto", interpolation="nearest"
+        shown,
+        cmap=colormaps["RdBu_r"],
+        vmin=-reach,
+        vmax=reach,
+        aspect="auto",
+        interpolation="nearest",
     )
     for state, mark in ((DIVERGED, "x"), (UNMATCHED, "s")):
         layer, step = np.nonzero(errors.state == state)
         style = {"c": "black"} if mark == "x" else {"facecolors": "none", "edgecolors": "grey"}
-        axis.scatter(step, layer, s=min(30.0, 4000 / max(errors.state.shape)), marker=mark, linewidths=0.7, **style)
+        axis.scatter(
+            step,
+            layer,
+            s=min(30.0, 4000 / max(errors.state.shape)),
+            marker=mark,
+            linewidths=0.7,
+            **style,
+        )
     axis.set_title("error / limit (powers of ten), x: diverged", fontsize=9)
     axis.figure.colorbar(picture, ax=axis).ax.tick_params(labelsize=7)
     _ticks(axis.set_xticks, [_plain(step) for step in steps], 16)
@@ -141,7 +169,9 @@ def _map(axis: Any, errors: LayerErrors, steps: Sequence[str]) -> None:
 def _growth(axis: Any, errors: LayerErrors, steps: Sequence[str], step: int | None = None) -> None:
     depth = sum(layer["node"] != AROUND for layer in errors.layers)
     bad = (errors.state[:depth] == DIVERGED).sum(axis=0)
-    chosen = int(np.argmax(bad > 0)) if step is None else step  # the first step that diverged, or the first
+    chosen = (
+        int(np.argmax(bad > 0)) if step is None else step
+    )  # the first step that diverged, or the first
     error = errors.error[:depth].astype(float)
     error[error == 0] = np.nan  # no error at all has no place on a log scale
     others = np.arange(0, len(steps), -(-len(steps) // _LINES))
@@ -182,24 +212,36 @@ def state_figure(view: Any, state: wire.State, show: Sequence[str] = ()) -> Any:
 
     for name in show:
         if name not in PICTURES:
-            raise OptionError(f"show {name!r}: expected some of {', '.join(PICTURES)}{nearest(name, PICTURES)}")
+            raise OptionError(
+                f"show {name!r}: expected some of {', '.join(PICTURES)}{nearest(name, PICTURES)}"
+            )
     overview: wire.Overview = view.overview()
     lines = [
         line
-        for line in (_layers_line(view, overview, state, show), *_tensor_lines(view, overview, state, show))
+        for line in (
+            _layers_line(view, overview, state, show),
+            *_tensor_lines(view, overview, state, show),
+        )
         if line
     ]
-    missing = [name for name in show if not any(name == told for _, line in lines for told, _ in line)]
+    missing = [
+        name for name in show if not any(name == told for _, line in lines for told, _ in line)
+    ]
     if missing or not lines:
         raise OptionError(_nothing(overview, state, missing))
     sizes = [(4.4 * len(line), height) for height, line in lines]
     figure = Figure(
-        figsize=(max(width for width, _ in sizes), sum(height for _, height in sizes) + 0.3), layout="constrained"
+        figsize=(max(width for width, _ in sizes), sum(height for _, height in sizes) + 0.3),
+        layout="constrained",
     )
     figure.suptitle(_title(view, overview, state), fontsize=10)
-    parts = figure.subfigures(len(lines), 1, squeeze=False, height_ratios=[height for _, height in sizes])[:, 0]
+    parts = figure.subfigures(
+        len(lines), 1, squeeze=False, height_ratios=[height for _, height in sizes]
+    )[:, 0]
     for part, (_, line) in zip(parts, lines, strict=True):
-        for axis, (_, draw) in zip(part.subplots(1, len(line), squeeze=False)[0], line, strict=True):
+        for axis, (_, draw) in zip(
+            part.subplots(1, len(line), squeeze=False)[0], line, strict=True
+        ):
             draw(axis)
     return figure
 
@@ -209,8 +251,13 @@ def save(figure: Any, path: Path) -> None:
     from matplotlib import rc_context
 
     dated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-    with rc_context({"svg.hashsalt": "llmdebug", "svg.fonttype": "path"}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # a name may be in any script
+    with (
+        rc_context({"svg.hashsalt": "llmdebug", "svg.fonttype": "path"}),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings(
+            "ignore", "Glyph .* missing", UserWarning
+        )  # a name may be in any script
         figure.savefig(path, dpi=160, metadata=dated.get(path.suffix.lower()))
 
 
@@ -218,10 +265,14 @@ def _nothing(overview: wire.Overview, state: wire.State, missing: list[str]) -> 
     """Say why there is nothing to draw, or not all that was asked for."""
     what = f"no {missing[0]} to show" if missing else "nothing to draw"
     if set(missing) & {"layers", "growth"}:
-        return f"{what}: " + ("a single run has no errors" if overview["kind"] == "run" else "it has no layers")
+        return f"{what}: " + (
+            "a single run has no errors" if overview["kind"] == "run" else "it has no layers"
+        )
     if state["selected"] < 0:
         return f"{what}: no tensor is selected; name one with at="
-    return f"{what}: " + ("it is there in one step only" if missing == ["curves"] else "its values were not kept")
+    return f"{what}: " + (
+        "it is there in one step only" if missing == ["curves"] else "its values were not kept"
+    )
 
 
 def _title(view: Any, overview: wire.Overview, state: wire.State) -> str:
@@ -235,7 +286,9 @@ def _title(view: Any, overview: wire.Overview, state: wire.State) -> str:
 Line = tuple[float, list[tuple[str, Draw]]]  # height, and pictures beside each other
 
 
-def _layers_line(view: Any, overview: wire.Overview, state: wire.State, show: Sequence[str]) -> Line | None:
+def _layers_line(
+    view: Any, overview: wire.Overview, state: wire.State, show: Sequence[str]
+) -> Line | None:
     if overview["kind"] == "run" or not view.layer_errors.layers:
         return None
     errors, steps = view.layer_errors, [step["label"] for step in overview["steps"]]
@@ -246,17 +299,29 @@ def _layers_line(view: Any, overview: wire.Overview, state: wire.State, show: Se
     return _chosen(_layers_height(errors), line, show)
 
 
-def _tensor_lines(view: Any, overview: wire.Overview, state: wire.State, show: Sequence[str]) -> Iterator[Line | None]:
+def _tensor_lines(
+    view: Any, overview: wire.Overview, state: wire.State, show: Sequence[str]
+) -> Iterator[Line | None]:
     row = state["selected"]
     if row < 0:
         return
     values = dict(_values(view, state))
     cuts = [(which, _cut(array, state)) for which, array in values.items()]
-    yield _chosen(3.4, [("heatmap", _heatmap_of(which, cut)) for which, cut in cuts if cut.size], show)
+    yield _chosen(
+        3.4, [("heatmap", _heatmap_of(which, cut)) for which, cut in cuts if cut.size], show
+    )
     spread = [("histogram", lambda axis: _histogram(axis, values))] if values else []
-    curves = [line for line in view.series({"op": "series", "row": row, "n": 400})["lines"] if len(line["points"]) > 1]
+    curves = [
+        line
+        for line in view.series({"op": "series", "row": row, "n": 400})["lines"]
+        if len(line["points"]) > 1
+    ]
     labels = [step["label"] for step in overview["steps"]]
-    yield _chosen(3.0, [*spread, *(("curves", _curve_of(line, labels, state["position"])) for line in curves)], show)
+    yield _chosen(
+        3.0,
+        [*spread, *(("curves", _curve_of(line, labels, state["position"])) for line in curves)],
+        show,
+    )
 
 
 def _chosen(height: float, line: list[tuple[str, Draw]], show: Sequence[str]) -> Line | None:
@@ -301,7 +366,10 @@ def _histogram(axis: Any, values: dict[str, Array]) -> None:
 
 def _curve_of(line: wire.Line, steps: list[str], here: int) -> Draw:
     def draw(axis: Any) -> None:
-        heights = [math.nan if point["value"] is None else float(point["value"]) for point in line["points"]]
+        heights = [
+            math.nan if point["value"] is None else float(point["value"])
+            for point in line["points"]
+        ]
         axis.plot([point["step"] for point in line["points"]], heights, marker=".", linewidth=1)
         axis.axvline(here, color="grey", linestyle=":", linewidth=1)
         axis.set_title(f"{_plain(line['figure'])} over all steps", fontsize=9)

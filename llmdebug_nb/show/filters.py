@@ -15,8 +15,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from llmdebug_nb.errors import LLMDebugError
-from llmdebug_nb.records import Summary
+from llmdebug_nb.core.errors import LLMDebugError
+from llmdebug_nb.core.records import Summary
 
 _ID = re.compile(r"id:(\d{1,9}(?:_\d{1,9})*(?:\.\d{1,9})?|\.\d{1,9})")
 _BOUND = re.compile(r"(\w*)([<>]=?)(.*)")
@@ -90,20 +90,33 @@ class Filter(NamedTuple):
         if self.ids:
             clauses.append(f"(({') OR ('.join(_CALLED for _ in self.ids)}))")
         clauses += [_WORD for _ in self.words]  # last, as they take longest
-        found = [(_like(word), json.dumps([kind for kind in kinds if word in shown("", *kind)])) for word in self.words]
+        found = [
+            (_like(word), json.dumps([kind for kind in kinds if word in shown("", *kind)]))
+            for word in self.words
+        ]
         called = [value for one in self.ids for value in (one, f"{one}[._]*")]
-        return clauses, [*(bound.value for bound in self.bounds), *called, *(value for pair in found for value in pair)]
+        return clauses, [
+            *(bound.value for bound in self.bounds),
+            *called,
+            *(value for pair in found for value in pair),
+        ]
 
-    def passes(self, shown: str, summaries: Iterable[Summary], id_: Callable[[], str] = str) -> bool:
+    def passes(
+        self, shown: str, summaries: Iterable[Summary], id_: Callable[[], str] = str
+    ) -> bool:
         """Does a row pass? ``shown``: its text in lower case; ``summaries``: of its tensors, of which one must pass; ``id_()``: of its call."""
-        if self.ids and not any(re.fullmatch(rf"{re.escape(one)}([._].*)?", id_()) for one in self.ids):
+        if self.ids and not any(
+            re.fullmatch(rf"{re.escape(one)}([._].*)?", id_()) for one in self.ids
+        ):
             return False
         if not all(word in shown for word in self.words):
             return False
         return not (self.counts or self.bounds) or any(map(self._measured, summaries))
 
     def _measured(self, summary: Summary) -> bool:
-        return all(getattr(summary, name) for name in self.counts) and all(each.holds(summary) for each in self.bounds)
+        return all(getattr(summary, name) for name in self.counts) and all(
+            each.holds(summary) for each in self.bounds
+        )
 
 
 @functools.lru_cache(maxsize=32)
@@ -113,8 +126,12 @@ def read(text: str) -> Filter:
     bounds = {part: _bound(part) for part in parts}
     ids = {part: _id(part) for part in parts}
     counts = tuple(part for part in parts if part in _COUNTS)
-    words = tuple(part for part in parts if part not in _COUNTS and bounds[part] is None and ids[part] is None)
-    return Filter(words, counts, tuple(filter(None, bounds.values())), tuple(filter(None, ids.values())))
+    words = tuple(
+        part for part in parts if part not in _COUNTS and bounds[part] is None and ids[part] is None
+    )
+    return Filter(
+        words, counts, tuple(filter(None, bounds.values())), tuple(filter(None, ids.values()))
+    )
 
 
 def problem(text: str) -> str:
@@ -154,7 +171,9 @@ def _bound(part: str) -> Bound | None:
     except ValueError:
         value = math.nan
     if math.isnan(value):
-        raise FilterError(f"can't read the filter {part!r}: a number belongs behind {sign}, as in >1e3 or abs<1e-3")
+        raise FilterError(
+            f"can't read the filter {part!r}: a number belongs behind {sign}, as in >1e3 or abs<1e-3"
+        )
     return Bound(figure, sign, value)
 
 

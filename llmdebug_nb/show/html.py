@@ -5,8 +5,8 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from llmdebug_nb.errors import LLMDebugError, TensorLookupError
-from llmdebug_nb.records import Difference, Finding
+from llmdebug_nb.core.errors import LLMDebugError, TensorLookupError
+from llmdebug_nb.core.records import Difference, Finding
 from llmdebug_nb.show import wire
 from llmdebug_nb.show.figure import errors_picture, heatmaps, layer_pictures
 from llmdebug_nb.show.tensors import number
@@ -62,7 +62,9 @@ def fragment(view: Any) -> str:
     """Return head, findings and the first rows (of a report, mismatches), for an output cell of a notebook."""
     overview: wire.Overview = view.overview({"op": "overview"})
     mismatch = overview["first_bad"] >= 0 and overview["kind"] == "report"
-    rows = _table(view, overview, "First mismatches" if mismatch else "First rows", mismatch, ROWS, 4)
+    rows = _table(
+        view, overview, "First mismatches" if mismatch else "First rows", mismatch, ROWS, 4
+    )
     return f"<div>{_head(overview, 3)}{_sentences(overview)}{_findings(overview)}{_notes(overview)}{rows}</div>"
 
 
@@ -77,12 +79,16 @@ def finding_fragment(finding: Finding) -> str:
 def difference_fragment(difference: Difference) -> str:
     """Return a row of a report with both sides' figures and the metrics, for an output cell."""
     metrics = [[name, figure(number(value))] for name, value in difference.metrics.items()]
-    tables = _cells(*side_cells(difference)) + (_cells(["metric", "value"], metrics) if metrics else "")
+    tables = _cells(*side_cells(difference)) + (
+        _cells(["metric", "value"], metrics) if metrics else ""
+    )
     return f"<div><b>{escape(difference_line(difference))}</b>{tables}</div>"
 
 
 def _cells(head: list[str], lines: list[list[str]]) -> str:
-    rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in line)}</tr>" for line in lines)
+    rows = "".join(
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in line)}</tr>" for line in lines
+    )
     return f"<table><thead><tr>{''.join(f'<th>{escape(name)}</th>' for name in head)}</tr></thead>{rows}</table>"
 
 
@@ -102,7 +108,9 @@ def _notes(overview: wire.Overview) -> str:
 
 
 def _findings(overview: wire.Overview) -> str:
-    items = [f"<li>{escape(finding_line(finding, overview))}</li>" for finding in overview["findings"]]
+    items = [
+        f"<li>{escape(finding_line(finding, overview))}</li>" for finding in overview["findings"]
+    ]
     return f'<h4>To blame</h4><ol class="findings">{"".join(items)}</ol>' if items else ""
 
 
@@ -212,15 +220,35 @@ def _expected(overview: wire.Overview) -> str:
 def _rows(view: Any, overview: wire.Overview) -> str:
     if overview["kind"] == "run":
         return _table(view, overview, "Rows in execution order", False)
-    mismatches = _table(view, overview, "Mismatches in execution order", True) if overview["first_bad"] >= 0 else ""
+    mismatches = (
+        _table(view, overview, "Mismatches in execution order", True)
+        if overview["first_bad"] >= 0
+        else ""
+    )
     everything = _table(view, overview, "All rows in execution order", False)
     return f"{mismatches}<details><summary>All rows</summary>{everything}</details>"
 
 
-def _table(view: Any, overview: wire.Overview, title: str, mismatch: bool, most: int = MAX_ROWS, level: int = 2) -> str:
+def _table(
+    view: Any,
+    overview: wire.Overview,
+    title: str,
+    mismatch: bool,
+    most: int = MAX_ROWS,
+    level: int = 2,
+) -> str:
     report = overview["kind"] == "report"
     figures = ("error", "limit") if report else ("min", "max", "mean", "l2norm")
-    heads = ["step", "path", "tensor", "op", "dtype", "shape", *figures, *(("verdict",) if report else ())]
+    heads = [
+        "step",
+        "path",
+        "tensor",
+        "op",
+        "dtype",
+        "shape",
+        *figures,
+        *(("verdict",) if report else ()),
+    ]
     lines: list[str] = []
     total = 1
     while len(lines) < min(total, most):

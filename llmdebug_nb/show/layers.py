@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from llmdebug_nb.records import EXPECTED, Difference
+from llmdebug_nb.core.records import EXPECTED, Difference
 from llmdebug_nb.show import wire
 from llmdebug_nb.show.tensors import Array
 from llmdebug_nb.show.tree import Tree
@@ -69,7 +69,9 @@ def layer_nodes(tree: Tree) -> list[int]:
 
 def _is_stack(tree: Tree, i: int) -> bool:
     kids = tree.kids.get(i)
-    return bool(kids) and (tree.nodes[i].type in _STACKS or all(tree.nodes[kid].name.isdigit() for kid in kids or ()))
+    return bool(kids) and (
+        tree.nodes[i].type in _STACKS or all(tree.nodes[kid].name.isdigit() for kid in kids or ())
+    )
 
 
 def _outermost(tree: Tree, nodes: Iterable[int], around: set[int]) -> Iterator[int]:
@@ -82,13 +84,17 @@ def _outermost(tree: Tree, nodes: Iterable[int], around: set[int]) -> Iterator[i
             yield i
 
 
-def layer_errors(tree: Tree, differences: Sequence[Difference], steps: Mapping[tuple[int, int], int]) -> LayerErrors:
+def layer_errors(
+    tree: Tree, differences: Sequence[Difference], steps: Mapping[tuple[int, int], int]
+) -> LayerErrors:
     """Return the worst row of each layer that was recorded, and of what lies around the layers, at each step.
 
     Worst is by verdict, then by error over limit; of equal ones it is the first.
     """
     sites = [d.site for d in differences]
-    ran = sorted(sites, key=lambda site: site.role == "weight")  # weights are recorded before anything runs
+    ran = sorted(
+        sites, key=lambda site: site.role == "weight"
+    )  # weights are recorded before anything runs
     owners = _owners(tree, dict.fromkeys(site.path for site in ran))
     found = list(dict.fromkeys(owners.values()))  # in execution order
     if AROUND in found:
@@ -96,7 +102,9 @@ def layer_errors(tree: Tree, differences: Sequence[Difference], steps: Mapping[t
     place = {path: found.index(owner) for path, owner in owners.items()}
     shape = (len(found), max(len(steps), 1))
     layer = np.array([place[site.path] for site in sites], np.int64)
-    cell = layer * shape[1] + np.array([steps.get((site.generation, site.step), 0) for site in sites], np.int64)
+    cell = layer * shape[1] + np.array(
+        [steps.get((site.generation, site.step), 0) for site in sites], np.int64
+    )
     state = np.array([_STATES.get(d.verdict, UNMATCHED) for d in differences], np.uint8)
     error = np.array([np.nan if d.error is None else d.error for d in differences])
     limit = np.array([np.nan if d.limit is None else d.limit for d in differences])

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from llmdebug_nb.errors import LLMDebugError, StoreError, TensorLookupError, nearest
-from llmdebug_nb.kernels import summary as kernel
-from llmdebug_nb.records import EXPECTED, Difference, Expectation, Finding
+from llmdebug_nb.core.errors import LLMDebugError, StoreError, TensorLookupError, nearest
+from llmdebug_nb.core.kernels import summary as kernel
+from llmdebug_nb.core.records import EXPECTED, Difference, Expectation, Finding
 from llmdebug_nb.show import filters, tensors, wire
 from llmdebug_nb.show.columns import Columns
 from llmdebug_nb.show.flow import flow
@@ -36,7 +36,10 @@ class ReportView(View):
     def __init__(self, report: Any, tokenizer: Any = None) -> None:
         golden, mine = report.golden, report.mine
         seen = {(call.generation, call.step): call for call in (*mine.steps(), *golden.steps())}
-        super().__init__([seen[key] for key in sorted(seen)], {**texts(mine, tokenizer), **texts(golden, tokenizer)})
+        super().__init__(
+            [seen[key] for key in sorted(seen)],
+            {**texts(mine, tokenizer), **texts(golden, tokenizer)},
+        )
         self._report = report
         self.golden, self.mine = golden, mine
         self._row_of = {
@@ -75,7 +78,9 @@ class ReportView(View):
 
     def overview(self, request: Any = None) -> wire.Overview:
         rows = Counter((d.site.generation, d.site.step) for d in self.differences)
-        bad = Counter((d.site.generation, d.site.step) for d in self.differences if d.verdict == "diverged")
+        bad = Counter(
+            (d.site.generation, d.site.step) for d in self.differences if d.verdict == "diverged"
+        )
         first = next((d.index for d in self.differences if d.verdict == "diverged"), -1)
         covered = Counter(d.expected for d in self.differences if d.expected)
         verdict: Any = self._report.verdict
@@ -104,7 +109,8 @@ class ReportView(View):
                 for f in self.findings
             ],
             "marks": [
-                {"text": str(mark), "comment": mark.comment, "rows": covered[mark]} for mark in self._report.expected
+                {"text": str(mark), "comment": mark.comment, "rows": covered[mark]}
+                for mark in self._report.expected
             ],
             "kept": self._report.kept_in,
             "first_bad": first,
@@ -116,11 +122,19 @@ class ReportView(View):
         return self._report.expected.index(mark) if mark in self._report.expected else -1
 
     def _listing(
-        self, step: int, node: int, mismatch: bool, text: str, sort: str = "", descending: bool = False
+        self,
+        step: int,
+        node: int,
+        mismatch: bool,
+        text: str,
+        sort: str = "",
+        descending: bool = False,
     ) -> Array:
         """Return the indices of what is listed; ``step`` -1: of all steps."""
         columns, narrowed = self._columns, filters.read(text)
-        path = self.tree.path(node) if node != -1 else None  # of a large model the tree takes a second
+        path = (
+            self.tree.path(node) if node != -1 else None
+        )  # of a large model the tree takes a second
         wanted = np.ones(len(self.differences), bool)
         if step >= 0:
             wanted &= columns.step == min(step, len(self.steps) - 1)
@@ -132,7 +146,9 @@ class ReportView(View):
             for i in np.flatnonzero(wanted).tolist():
                 d = self.differences[i]
                 wanted[i] = narrowed.passes(
-                    _shown(d), (r.summary for r in (d.pair.golden, d.pair.mine) if r), functools.partial(self._id_of, d)
+                    _shown(d),
+                    (r.summary for r in (d.pair.golden, d.pair.mine) if r),
+                    functools.partial(self._id_of, d),
                 )
         order = columns.order(sort, descending)
         found: Array = order[wanted[order]]
@@ -150,7 +166,12 @@ class ReportView(View):
     def _list_of(self, request: wire.Listed, step: int) -> Array:
         step = -1 if request["every"] else step
         return self._list(
-            step, request["node"], request["mismatch"], request["text"], request["sort"], request["descending"]
+            step,
+            request["node"],
+            request["mismatch"],
+            request["text"],
+            request["sort"],
+            request["descending"],
         )
 
     def listed(self, request: wire.RowsRequest) -> wire.Page:
@@ -167,7 +188,9 @@ class ReportView(View):
     def locate(self, request: wire.LocateRequest) -> wire.Located:
         row, delta = request["row"], -1 if request["delta"] < 0 else 1
         if request["sort"]:
-            found = self._list_of(request, self.stop(self.differences[self._check(row)].site) if row >= 0 else -1)
+            found = self._list_of(
+                request, self.stop(self.differences[self._check(row)].site) if row >= 0 else -1
+            )
             at = np.flatnonzero(found == row)
             place = int(at[0]) + delta if len(at) else 0 if delta > 0 else len(found) - 1
         else:
@@ -211,13 +234,17 @@ class ReportView(View):
         sides += [side_view("mine", self.mine, mine)] if mine else []
         if golden and mine:
             sides.append(self._difference(d.index, sides))
-        run, row_of = (self.golden, self._row_of["golden"]) if golden else (self.mine, self._row_of["mine"])
+        run, row_of = (
+            (self.golden, self._row_of["golden"]) if golden else (self.mine, self._row_of["mine"])
+        )
         made_by = d.pair.either.producer
         producer = row_of.get(made_by, -1) if made_by is not None else -1
         return {
             "row": self._difference_row(d.index),
             "sides": sides,
-            "metrics": [{"name": name, "value": number(value)} for name, value in d.metrics.items()],
+            "metrics": [
+                {"name": name, "value": number(value)} for name, value in d.metrics.items()
+            ],
             "producer": producer,
             "producer_label": str(self.differences[producer].site) if producer >= 0 else "",
             "flow": flow(run, d.pair.either, row_of.get),
@@ -254,7 +281,14 @@ class ReportView(View):
         save = f'report.findings[{at}].save_repro("repro.py")'
         source, kernel = self.findings[at].source or "", self.findings[at].kernel
         name, code = (kernel.name, kernel.source) if kernel is not None else ("", "")
-        return {"script": script, "why": why, "save": save, "source": source, "kernel": name, "code": code}
+        return {
+            "script": script,
+            "why": why,
+            "save": save,
+            "source": source,
+            "kernel": name,
+            "code": code,
+        }
 
     @functools.cached_property
     def layer_errors(self) -> LayerErrors:
@@ -275,19 +309,27 @@ class ReportView(View):
             for values in ([d.error for d in found], [d.limit for d in found])
         )
         times = [
-            None if d.error is None else float(ratio) for d, ratio in zip(found, ratios(error, limit), strict=True)
+            None if d.error is None else float(ratio)
+            for d, ratio in zip(found, ratios(error, limit), strict=True)
         ]
-        points = [(self.stop(d.site), d.index, value) for d, value in zip(found, times, strict=True)]
+        points = [
+            (self.stop(d.site), d.index, value) for d, value in zip(found, times, strict=True)
+        ]
         return {"lines": [line("error over limit", points, request["n"])]}
 
     def layers(self, request: Any = None) -> Answer:
         found = self.layer_errors
-        buffers = [memoryview(cells.tobytes()) for cells in (found.error, found.limit, found.row, found.state)]
+        buffers = [
+            memoryview(cells.tobytes())
+            for cells in (found.error, found.limit, found.row, found.state)
+        ]
         answer: wire.LayerMap = {"layers": found.layers, "steps": len(self.steps)}
         return answer, buffers
 
     def worst(self, request: wire.WorstRequest) -> wire.Worst:
-        elements, differing = tensors.worst(*self._fitted(request["row"]), max(1, min(request["n"], 100)))
+        elements, differing = tensors.worst(
+            *self._fitted(request["row"]), max(1, min(request["n"], 100))
+        )
         return {"elements": elements, "differing": differing}
 
     def errors(self, request: wire.ErrorsRequest) -> wire.ErrorHistogram:
@@ -299,10 +341,22 @@ class ReportView(View):
     def _limit_of_each(d: Difference) -> float | None:
         """Return the root mean square error that a row's limit allows; None where its limit is not one of the relative L2 error."""
         golden, error = d.pair.golden, d.metrics.get("relative_euclidean_distance")
-        if golden is None or d.limit is None or golden.summary.l2norm is None or d.error is None or error is None:
+        if (
+            golden is None
+            or d.limit is None
+            or golden.summary.l2norm is None
+            or d.error is None
+            or error is None
+        ):
             return None
-        judged = d.error == math.inf or error <= d.error <= max(error, d.metrics.get("worst_row_error") or 0.0)
-        return d.limit * golden.summary.l2norm / math.sqrt(golden.summary.numel or 1) if judged else None
+        judged = d.error == math.inf or error <= d.error <= max(
+            error, d.metrics.get("worst_row_error") or 0.0
+        )
+        return (
+            d.limit * golden.summary.l2norm / math.sqrt(golden.summary.numel or 1)
+            if judged
+            else None
+        )
 
     def scatter(self, request: wire.ScatterRequest) -> Answer:
         golden, mine = self._fitted(request["row"])
@@ -314,7 +368,9 @@ class ReportView(View):
         comment, row = request["comment"], request["row"]
         if row < 0:
             if not 0 <= request["finding"] < len(self.findings):
-                raise TensorLookupError(f"the report has no finding {request['finding']}; it has {len(self.findings)}")
+                raise TensorLookupError(
+                    f"the report has no finding {request['finding']}; it has {len(self.findings)}"
+                )
             self._report.expect(self.findings[request["finding"]], comment)
             return self.overview()
         difference = self.differences[self._check(row)]
@@ -322,7 +378,9 @@ class ReportView(View):
         if request["scope"] == "module":
             self._report.expect(path, comment)
         elif request["scope"] == "step":
-            self._report.expect(path, comment, role=site.role, slot=site.slot, phase=site.phase, step=site.step)
+            self._report.expect(
+                path, comment, role=site.role, slot=site.slot, phase=site.phase, step=site.step
+            )
         else:
             self._report.expect(difference, comment)
         return self.overview()
@@ -331,7 +389,9 @@ class ReportView(View):
         marks = self._report.expected
         at, text = request["mark"], request["text"]
         if not 0 <= at < len(marks) or str(marks[at]) != text:
-            raise TensorLookupError(f"{text:.200} is no longer marked as expected: it was taken back elsewhere")
+            raise TensorLookupError(
+                f"{text:.200} is no longer marked as expected: it was taken back elsewhere"
+            )
         self._report.unexpect(marks[at])
         return self.overview()
 
@@ -348,7 +408,9 @@ class ReportView(View):
         else:
             golden, mine = self.array(row, "golden"), self.array(row, "mine")
         if golden.shape != mine.shape:
-            raise TensorLookupError(f"no difference to show: shape {list(golden.shape)} against {list(mine.shape)}")
+            raise TensorLookupError(
+                f"no difference to show: shape {list(golden.shape)} against {list(mine.shape)}"
+            )
         return golden, mine
 
     def load(self, row: int, which: str) -> Array:
@@ -368,10 +430,16 @@ class ReportView(View):
             raise TensorLookupError(
                 f"the report has no {path!r}{nearest(path, (d.site.path for d in self.differences))}"
             )
-        found = [d for d in sites if d.site.role == role and d.site.step == (d.site.step if step is None else step)]
+        found = [
+            d
+            for d in sites
+            if d.site.role == role and d.site.step == (d.site.step if step is None else step)
+        ]
         if not found:
             there = ", ".join(sorted({f"{d.site.role} step {d.site.step}" for d in sites})[:12])
-            raise TensorLookupError(f"the report has no {role} of {path!r} in step {step}; there is {there}")
+            raise TensorLookupError(
+                f"the report has no {role} of {path!r} in step {step}; there is {there}"
+            )
         return next((d for d in found if d.verdict == "diverged" and step is None), found[0]).index
 
     def text(self) -> str:

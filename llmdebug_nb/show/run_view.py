@@ -38,7 +38,8 @@ class RunView(View):
     def tree(self) -> Tree:
         # two queries: the index by path answers the first one alone
         every, bad = (
-            self.run.query(f"SELECT path, count(*) FROM rows WHERE {where} GROUP BY path") for where in ("1", self._BAD)
+            self.run.query(f"SELECT path, count(*) FROM rows WHERE {where} GROUP BY path")
+            for where in ("1", self._BAD)
         )
         return Tree(self.run.nodes, Counter(dict(every)), Counter(dict(bad)))
 
@@ -70,7 +71,8 @@ class RunView(View):
             "summary": "",
             "notes": [made_text(self.run)],
             "steps": self.step_views(
-                Counter({(g, s): n for g, s, n, _ in counted}), Counter({(g, s): b for g, s, _, b in counted})
+                Counter({(g, s): n for g, s, n, _ in counted}),
+                Counter({(g, s): b for g, s, _, b in counted}),
             ),
             "findings": [],
             "marks": [],
@@ -106,7 +108,13 @@ class RunView(View):
         """Return the ids of what is listed, in order: pages and places are cut from them."""
         where, values = self._where(step, node, mismatch, text)
         return array(
-            "q", (number for (number,) in self.run.query(f"SELECT id FROM rows WHERE {where} ORDER BY id", values))
+            "q",
+            (
+                number
+                for (number,) in self.run.query(
+                    f"SELECT id FROM rows WHERE {where} ORDER BY id", values
+                )
+            ),
         )
 
     def _cached(self, find: Callable[..., Any], *asked: Any) -> Any:
@@ -122,14 +130,23 @@ class RunView(View):
         found = self._cached(self._ids, step, request["node"], request["mismatch"], request["text"])
         start = max(0, request["start"])
         page = found[start : start + max(0, min(request["n"], 1000))]
-        records = self.run.records("id IN (SELECT value FROM json_each(?))", [json.dumps(page.tolist())])
-        return {"total": len(found), "start": start, "rows": [self.row_view(r.id, r) for r in records], "problem": ""}
+        records = self.run.records(
+            "id IN (SELECT value FROM json_each(?))", [json.dumps(page.tolist())]
+        )
+        return {
+            "total": len(found),
+            "start": start,
+            "rows": [self.row_view(r.id, r) for r in records],
+            "problem": "",
+        }
 
     def locate(self, request: wire.LocateRequest) -> wire.Located:
         where, values = self._where(-1, request["node"], request["mismatch"], request["text"])
         aim, end = ("max", "<") if request["delta"] < 0 else ("min", ">")
         start = request["row"] if request["row"] >= 0 or request["delta"] > 0 else 1 << 60
-        found = self.run.query(f"SELECT {aim}(id) FROM rows WHERE {where} AND id {end} ?", [*values, start])[0][0]
+        found = self.run.query(
+            f"SELECT {aim}(id) FROM rows WHERE {where} AND id {end} ?", [*values, start]
+        )[0][0]
         if found is None:
             return {"row": None, "index": -1}
         return self.row({**request, "op": "row", "row": found})  # type: ignore[typeddict-item]
@@ -141,7 +158,10 @@ class RunView(View):
         step = -1 if request["every"] else row["step"]
         found = self._cached(self._ids, step, request["node"], request["mismatch"], request["text"])
         place = bisect.bisect_left(found, row["id"])
-        return {"row": row, "index": place if place < len(found) and found[place] == row["id"] else -1}
+        return {
+            "row": row,
+            "index": place if place < len(found) and found[place] == row["id"] else -1,
+        }
 
     def detail(self, request: wire.DetailRequest) -> wire.Detail:
         record = self.run.record(request["row"])
@@ -161,7 +181,11 @@ class RunView(View):
         figures = {"l2norm": lambda summary: summary.l2norm, "max abs": filters.largest}
         return {
             "lines": [
-                line(name, [(self.stop(r.site), r.id, figure(r.summary)) for r in found], request["n"])
+                line(
+                    name,
+                    [(self.stop(r.site), r.id, figure(r.summary)) for r in found],
+                    request["n"],
+                )
                 for name, figure in figures.items()
             ]
         }

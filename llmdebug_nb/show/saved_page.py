@@ -19,19 +19,23 @@ from typing import Any
 
 import numpy as np
 
-from llmdebug_nb.errors import LLMDebugError
+from llmdebug_nb.core.errors import LLMDebugError
 from llmdebug_nb.show import html, wire
 from llmdebug_nb.show.bundle import PAGE, bundle
 from llmdebug_nb.show.text import EVERYTHING
 
 _DETAILS = 500  # tensors that are told of in full
-_CURVES = 100  # of these, those with their figures over all steps: each is a look through the whole run
+_CURVES = (
+    100  # of these, those with their figures over all steps: each is a look through the whole run
+)
 _ELEMENTS = 1 << 20  # of tensors that are held whole, all together
 _CELLS = 256
 _BINS, _POINTS, _WORST = 64, 400, 20
 _SCATTERED, _GRID = 1024, 64  # elements that are points, cells of a side where there are more
 _STYLE = ":root{color-scheme:light dark}body{margin:0;background:Canvas;color:CanvasText;font:14px/1.45 system-ui,sans-serif}"
-_SAVED = re.compile(r'<script type="application/octet-stream" id="saved">([A-Za-z0-9+/=]*)</script>')
+_SAVED = re.compile(
+    r'<script type="application/octet-stream" id="saved">([A-Za-z0-9+/=]*)</script>'
+)
 _NEEDS = "This page needs scripts to be allowed. In JupyterLab: Trust HTML."
 
 
@@ -73,9 +77,17 @@ def contents(view: Any, state: wire.State) -> wire.SavedPage:
     for row in islice(_wanted(overview, state, rows), _DETAILS):
         answers.tell_of(row)
     if len(rows) < overview["rows"]:
-        which = "those of the step that it was saved at" + (", and mismatches" if overview["kind"] == "report" else "")
-        overview["notes"].insert(0, f"This page holds {len(rows):,} of {overview['rows']:,} rows: {which}.")
-    nodes = [node for parent in (-1, *view.tree.kids) for node in view.tree.children(parent, 0, 1 << 30)["nodes"]]
+        which = "those of the step that it was saved at" + (
+            ", and mismatches" if overview["kind"] == "report" else ""
+        )
+        overview["notes"].insert(
+            0, f"This page holds {len(rows):,} of {overview['rows']:,} rows: {which}."
+        )
+    nodes = [
+        node
+        for parent in (-1, *view.tree.kids)
+        for node in view.tree.children(parent, 0, 1 << 30)["nodes"]
+    ]
     nodes = sorted({node["id"]: node for node in nodes}.values(), key=lambda node: node["id"])
     return {
         "state": state,
@@ -102,18 +114,38 @@ def _listed(view: Any, step: int, mismatch: bool) -> Iterator[wire.Row]:
     while start < min(total, html.MAX_ROWS):
         n = min(1000, html.MAX_ROWS - start)
         found: wire.Page = view.rows(
-            {"op": "rows", "step": step, **EVERYTHING, "every": step < 0, "mismatch": mismatch, "start": start, "n": n}
+            {
+                "op": "rows",
+                "step": step,
+                **EVERYTHING,
+                "every": step < 0,
+                "mismatch": mismatch,
+                "start": start,
+                "n": n,
+            }
         )
         yield from found["rows"]
         start, total = start + n, found["total"]
 
 
-def _wanted(overview: wire.Overview, state: wire.State, rows: dict[int, wire.Row]) -> Iterator[wire.Row]:
+def _wanted(
+    overview: wire.Overview, state: wire.State, rows: dict[int, wire.Row]
+) -> Iterator[wire.Row]:
     """Yield rows, what is looked at and what leads to the error first, each once."""
-    first = [state["selected"], overview["first_bad"], *(finding["row"] for finding in overview["findings"])]
-    bad = [row["id"] for row in rows.values() if row["verdict"] == "diverged" or row["nan"] or row["inf"]]
+    first = [
+        state["selected"],
+        overview["first_bad"],
+        *(finding["row"] for finding in overview["findings"]),
+    ]
+    bad = [
+        row["id"]
+        for row in rows.values()
+        if row["verdict"] == "diverged" or row["nan"] or row["inf"]
+    ]
     here = [row["id"] for row in rows.values() if row["step"] == state["position"]]
-    yield from (rows[number] for number in dict.fromkeys([*first, *bad, *here, *rows]) if number in rows)
+    yield from (
+        rows[number] for number in dict.fromkeys([*first, *bad, *here, *rows]) if number in rows
+    )
 
 
 class _Answers:
@@ -154,7 +186,11 @@ class _Answers:
             if whole:
                 values = np.ascontiguousarray(self._view.array(row["id"], which), "<f4")
                 self._room -= values.size
-                self._keep(f"array {row['id']} {which}", {"shape": list(values.shape)}, [memoryview(values.tobytes())])
+                self._keep(
+                    f"array {row['id']} {which}",
+                    {"shape": list(values.shape)},
+                    [memoryview(values.tobytes())],
+                )
             else:
                 self._slice(row["id"], side)
             if which == "difference":
@@ -167,7 +203,9 @@ class _Answers:
         axes = self._state["axes"] or [last - 1, last]
         fixed = self._state["fixed"] or [0] * (last + 1)
         window = dict.fromkeys(("y0", "x0", "y1", "x1"), 0)
-        self.ask("view", row=row, which=side["which"], axes=axes, fixed=fixed, size=_CELLS, **window)
+        self.ask(
+            "view", row=row, which=side["which"], axes=axes, fixed=fixed, size=_CELLS, **window
+        )
 
     def _keep(self, key: str, answer: Any, buffers: list[memoryview]) -> None:
         texts = [base64.b64encode(buffer).decode() for buffer in buffers]
@@ -177,5 +215,9 @@ class _Answers:
 def _key(op: str, request: dict[str, Any]) -> str:
     """Return what a request is found by: what it asks for, and not in how many cells or points."""
     named = [request.get(name) for name in ("row", "finding", "which", "axes", "fixed")]
-    parts = [",".join(map(str, part)) if isinstance(part, list) else str(part) for part in named if part is not None]
+    parts = [
+        ",".join(map(str, part)) if isinstance(part, list) else str(part)
+        for part in named
+        if part is not None
+    ]
     return " ".join([op, *parts])

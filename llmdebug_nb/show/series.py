@@ -6,11 +6,18 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from llmdebug_nb.records import Record, Site
+from llmdebug_nb.core.records import Record, Site
 from llmdebug_nb.show import wire
 from llmdebug_nb.show.tensors import number
 
-SAME = ("rank", "path", "call", "phase", "role", "slot")  # what makes a site the same one at another step
+SAME = (
+    "rank",
+    "path",
+    "call",
+    "phase",
+    "role",
+    "slot",
+)  # what makes a site the same one at another step
 Point = tuple[int, int, float | None]  # step, row, value
 
 
@@ -29,7 +36,9 @@ def line(figure: str, points: Iterable[Point], most: int) -> wire.Line:
     every = list(points)
     stride = max(1, -(-len(every) // max(1, most)))
     kept = [max(every[i : i + stride], key=_size) for i in range(0, len(every), stride)]
-    views: list[wire.Point] = [{"step": step, "row": row, "value": number(value)} for step, row, value in kept]
+    views: list[wire.Point] = [
+        {"step": step, "row": row, "value": number(value)} for step, row, value in kept
+    ]
     return {"figure": figure, "points": views}
 
 

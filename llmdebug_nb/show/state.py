@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from llmdebug_nb.errors import OptionError, nearest
-from llmdebug_nb.records import Difference, Finding
+from llmdebug_nb.core.errors import OptionError, nearest
+from llmdebug_nb.core.records import Difference, Finding
 from llmdebug_nb.show import wire
 
 _SIDES = get_args(wire.Tab)
@@ -28,7 +28,10 @@ def opening(overview: wire.Overview) -> wire.State:
 def first_stop(overview: wire.Overview) -> int:
     """Return the step to open at: the first with a mismatch, else the first that is no warm-up."""
     steps = overview["steps"]
-    for wanted in ([step for step in steps if step["bad"]], [step for step in steps if step["kind"] != "warmup"]):
+    for wanted in (
+        [step for step in steps if step["bad"]],
+        [step for step in steps if step["kind"] != "warmup"],
+    ):
         if wanted:
             return steps.index(wanted[0])
     return 0
@@ -46,7 +49,9 @@ def state_of(
     state = opening(overview)
     if side is not None:
         if side not in _SIDES:
-            raise OptionError(f"side {side!r}: expected one of {', '.join(_SIDES)}{nearest(side, _SIDES)}")
+            raise OptionError(
+                f"side {side!r}: expected one of {', '.join(_SIDES)}{nearest(side, _SIDES)}"
+            )
         state["which"] = side  # type: ignore[typeddict-item]
     elif overview["kind"] == "report":
         state["which"] = "all"
@@ -68,7 +73,9 @@ def _row(view: Any, at: Any, step: int | None, role: str) -> int:
     if isinstance(at, Difference):
         at = at.index
     if isinstance(at, bool) or not isinstance(at, (int, str)):
-        raise OptionError(f"at: expected the path of a module, a difference, a finding or a row's number, not {at!r}")
+        raise OptionError(
+            f"at: expected the path of a module, a difference, a finding or a row's number, not {at!r}"
+        )
     return at if isinstance(at, int) else int(view.find(at, step, role))
 
 
@@ -89,5 +96,7 @@ def _axes(cut: str) -> tuple[list[int], list[int]]:
         fixed = [-1]
     shown = [axis for axis, part in enumerate(parts) if part == ":"]
     if len(shown) > 2 or min(fixed) < 0:
-        raise OptionError(f"slice {cut!r}: expected an index for each axis, and : for rows and columns: 0, 3, :, :")
+        raise OptionError(
+            f"slice {cut!r}: expected an index for each axis, and : for rows and columns: 0, 3, :, :"
+        )
     return [*[-1] * (2 - len(shown)), *shown], fixed

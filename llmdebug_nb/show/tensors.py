@@ -32,7 +32,11 @@ def as_array(tensor: torch.Tensor) -> Array:
     if tensor.is_complex():
         tensor = (tensor.to(torch.complex64) if tensor.dtype == torch.complex32 else tensor).abs()
     if tensor.dtype not in (torch.float32, torch.float64):
-        wide = torch.float32 if tensor.is_floating_point() or tensor.dtype == torch.bool else torch.float64
+        wide = (
+            torch.float32
+            if tensor.is_floating_point() or tensor.dtype == torch.bool
+            else torch.float64
+        )
         tensor = tensor.to(wide)
     return tensor.numpy()
 
@@ -44,7 +48,9 @@ def plane(values: Array, axes: list[int], fixed: list[int]) -> Array:
     """
     row, column = axes
     index = tuple(
-        slice(None) if axis in (row, column) else max(0, min(fixed[axis] if axis < len(fixed) else 0, size - 1))
+        slice(None)
+        if axis in (row, column)
+        else max(0, min(fixed[axis] if axis < len(fixed) else 0, size - 1))
         for axis, size in enumerate(values.shape)
     )
     cut = values[index]
@@ -63,7 +69,9 @@ def window(values: Array, y0: int, x0: int, y1: int, x1: int, size: int) -> tupl
     y1, x1 = (min(y1, rows) if y1 > y0 else rows), (min(x1, cols) if x1 > x0 else cols)
     part = values[y0:y1, x0:x1]
     fy, fx = max(1, -(-part.shape[0] // size)), max(1, -(-part.shape[1] // size))
-    cells = _extremes(part, fy, fx).astype("<f4", copy=False) if part.size else np.zeros((0, 0), "<f4")
+    cells = (
+        _extremes(part, fy, fx).astype("<f4", copy=False) if part.size else np.zeros((0, 0), "<f4")
+    )
     fine = cells[np.isfinite(cells)]
     view: wire.View = {
         "h": cells.shape[0],
@@ -89,7 +97,10 @@ def heads(
     at = [fixed[i] if i < len(fixed) else 0 for i in range(values.ndim)]
     first = max(0, min(first, values.shape[axis]))
     count = min(values.shape[axis] - first, HEADS)
-    planes = (plane(values, axes, [*at[:axis], head, *at[axis + 1 :]]) for head in range(first, first + count))
+    planes = (
+        plane(values, axes, [*at[:axis], head, *at[axis + 1 :]])
+        for head in range(first, first + count)
+    )
     cells = [window(cut, 0, 0, 0, 0, size)[1] for cut in planes]
     stacked = np.stack(cells) if cells else np.zeros((0, 0, 0), "<f4")
     fine = stacked[np.isfinite(stacked)]
@@ -121,7 +132,11 @@ def _blocks(pick: Any, values: Array, axis: int, step: int) -> Array:
     body, rest = np.split(values, [whole], axis=axis)
     shape = [*values.shape[:axis], whole // step, step, *values.shape[axis + 1 :]]
     picked = pick(body.reshape(shape), axis=axis + 1)  # far faster than ufunc.reduceat
-    return np.concatenate([picked, pick(rest, axis=axis, keepdims=True)], axis=axis) if rest.size else picked
+    return (
+        np.concatenate([picked, pick(rest, axis=axis, keepdims=True)], axis=axis)
+        if rest.size
+        else picked
+    )
 
 
 def worst(golden: Array, mine: Array, n: int) -> tuple[list[wire.Element], int]:
@@ -156,7 +171,9 @@ def histogram(values: Array, bins: int) -> wire.Histogram:
     finite = np.isfinite(flat)
     fine = flat if finite.all() else flat[finite]
     nan = int(np.isnan(flat).sum()) if fine.size < flat.size else 0
-    counts, edges = np.histogram(fine, bins=bins) if fine.size else (np.zeros(bins, int), np.zeros(2))
+    counts, edges = (
+        np.histogram(fine, bins=bins) if fine.size else (np.zeros(bins, int), np.zeros(2))
+    )
     return {
         "lo": number(float(edges[0])),
         "hi": number(float(edges[-1])),
@@ -171,7 +188,10 @@ def _parts(golden: Array, mine: Array) -> Iterator[tuple[Array, Array]]:
     """Yield both, flat, in pieces of a size that a cache holds."""
     a, b = golden.reshape(-1), mine.reshape(-1)
     for start in range(0, a.size, _PIECE):
-        yield a[start : start + _PIECE].astype(np.float64), b[start : start + _PIECE].astype(np.float64)
+        yield (
+            a[start : start + _PIECE].astype(np.float64),
+            b[start : start + _PIECE].astype(np.float64),
+        )
 
 
 def _decades(golden: Array, mine: Array) -> tuple[Array, int, int]:
@@ -229,7 +249,13 @@ def scatter(golden: Array, mine: Array, points: int, size: int) -> tuple[wire.Sc
             if values.size:
                 low, high = min(low, float(values.min())), max(high, float(values.max()))
     low, high = _around(low, high)
-    view: wire.Scatter = {"lo": low, "hi": high, "size": 0, "count": fine, "broken": int(golden.size) - fine}
+    view: wire.Scatter = {
+        "lo": low,
+        "hi": high,
+        "size": 0,
+        "count": fine,
+        "broken": int(golden.size) - fine,
+    }
     if fine <= points:
         a, b = golden.reshape(-1), mine.reshape(-1)
         both = np.isfinite(a) & np.isfinite(b)
@@ -238,10 +264,14 @@ def scatter(golden: Array, mine: Array, points: int, size: int) -> tuple[wire.Sc
     cells = np.zeros(size * size, np.int64)
     for a, b in _parts(golden, mine):
         both = np.isfinite(a) & np.isfinite(b)
-        part = 1.0 if high - low < math.inf else 0.5  # the two ends may lie further apart than float64 goes
+        part = (
+            1.0 if high - low < math.inf else 0.5
+        )  # the two ends may lie further apart than float64 goes
         reach = high * part - low * part
         x, y = (((v[both] * part - low * part) / reach * size).astype(np.int64) for v in (a, b))
-        cells += np.bincount(np.minimum(y, size - 1) * size + np.minimum(x, size - 1), minlength=size * size)
+        cells += np.bincount(
+            np.minimum(y, size - 1) * size + np.minimum(x, size - 1), minlength=size * size
+        )
     return {**view, "size": size}, [np.minimum(cells, 2**32 - 1).astype("<u4")]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from llmdebug_nb.records import Difference, Finding
+from llmdebug_nb.core.records import Difference, Finding
 from llmdebug_nb.show import wire
 from llmdebug_nb.show.tensors import number
 
@@ -28,7 +28,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [list(head), *(list(row) for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
     )
 
 
@@ -53,20 +54,36 @@ def run_text(view: Any) -> str:
     body = table(
         ["step", "path", "tensor", "op", "dtype", "shape", "min", "max", "mean", "l2norm"],
         [
-            [*row_cells(row, overview["steps"]), *(figure(row[name]) for name in ("min", "max", "mean", "l2norm"))]
+            [
+                *row_cells(row, overview["steps"]),
+                *(figure(row[name]) for name in ("min", "max", "mean", "l2norm")),
+            ]
             for row in rows
         ],
     )
-    steps = ", ".join(step["label"] for step in overview["steps"][:8]) + (" …" if len(overview["steps"]) > 8 else "")
+    steps = ", ".join(step["label"] for step in overview["steps"][:8]) + (
+        " …" if len(overview["steps"]) > 8 else ""
+    )
     left = overview["rows"] - len(rows)
     more = f"\n… {left:,} more rows: run.to_pandas()" if left else ""
-    return "\n".join([overview["title"], *overview["lines"], f"steps: {steps}", *overview["notes"], "", body]) + more
+    return (
+        "\n".join(
+            [overview["title"], *overview["lines"], f"steps: {steps}", *overview["notes"], "", body]
+        )
+        + more
+    )
 
 
 def summary_text(view: Any) -> str:
     """Return verdict, first divergence and findings of a report."""
     overview: wire.Overview = view.overview()
-    return "\n".join([f"{overview['title']}: {overview['verdict']}", *overview["lines"], *finding_lines(overview)])
+    return "\n".join(
+        [
+            f"{overview['title']}: {overview['verdict']}",
+            *overview["lines"],
+            *finding_lines(overview),
+        ]
+    )
 
 
 def report_text(view: Any) -> str:
@@ -78,24 +95,37 @@ def report_text(view: Any) -> str:
 def notebook_text(view: Any) -> str:
     """Return what stays in a saved notebook above the explorer: verdict, sentences, findings, and the first mismatches."""
     overview: wire.Overview = view.overview()
-    head = [f"{overview['title']}: {overview['verdict']}", overview["summary"], *finding_lines(overview)]
+    head = [
+        f"{overview['title']}: {overview['verdict']}",
+        overview["summary"],
+        *finding_lines(overview),
+    ]
     return "\n".join([*head, *mismatch_lines(view, overview)])
 
 
 def mismatch_lines(view: Any, overview: wire.Overview) -> list[str]:
     """Return the table of the first mismatches, if there are any."""
-    page = view.rows({"op": "rows", "step": -1, **EVERYTHING, "mismatch": True, "start": 0, "n": ROWS})
+    page = view.rows(
+        {"op": "rows", "step": -1, **EVERYTHING, "mismatch": True, "start": 0, "n": ROWS}
+    )
     if not page["rows"]:
         return []
     head = ["step", "path", "tensor", "op", "dtype", "shape", "error", "limit", "verdict"]
     lines = ["", table(head, [_mismatch_cells(row, overview) for row in page["rows"]])]
     if page["total"] > len(page["rows"]):
-        lines.append(f"… {page['total'] - len(page['rows']):,} more mismatches: report.differences.to_pandas()")
+        lines.append(
+            f"… {page['total'] - len(page['rows']):,} more mismatches: report.differences.to_pandas()"
+        )
     return lines
 
 
 def _mismatch_cells(row: wire.Row, overview: wire.Overview) -> list[str]:
-    return [*row_cells(row, overview["steps"]), figure(row["error"]), figure(row["limit"]), verdict_cell(row)]
+    return [
+        *row_cells(row, overview["steps"]),
+        figure(row["error"]),
+        figure(row["limit"]),
+        verdict_cell(row),
+    ]
 
 
 def verdict_cell(row: wire.Row) -> str:
@@ -108,7 +138,10 @@ def verdict_cell(row: wire.Row) -> str:
 def finding_lines(overview: wire.Overview) -> list[str]:
     """Return one line per finding, the first one that is not expected marked."""
     first = next((f for f in overview["findings"] if not f["expected"]), None)
-    return [f"{'→' if f is first else ' '} {finding_line(f, overview)}" for f in overview["findings"][:5]]
+    return [
+        f"{'→' if f is first else ' '} {finding_line(f, overview)}"
+        for f in overview["findings"][:5]
+    ]
 
 
 def finding_line(finding: wire.FindingView, overview: wire.Overview) -> str:
@@ -120,9 +153,16 @@ def finding_line(finding: wire.FindingView, overview: wire.Overview) -> str:
 
 def finding_text(finding: Finding) -> str:
     """Return what is to blame, why, where it is called, and how to call it again."""
-    lines = [f"{finding.path or '(root)'} ({finding.op}), step {finding.step}: {finding.cause}", finding.evidence]
+    lines = [
+        f"{finding.path or '(root)'} ({finding.op}), step {finding.step}: {finding.cause}",
+        finding.evidence,
+    ]
     lines += [f"called at {finding.source}"] if finding.source else []
-    lines += ["a script that calls it again: .script(), .save_repro(path)"] if finding.repro is not None else []
+    lines += (
+        ["a script that calls it again: .script(), .save_repro(path)"]
+        if finding.repro is not None
+        else []
+    )
     return "\n".join(lines)
 
 
@@ -130,14 +170,23 @@ def difference_text(difference: Difference) -> str:
     """Return a row of a report: both sides' figures, the metrics, and what was judged."""
     lines = [difference_line(difference), "", table(*side_cells(difference))]
     if difference.metrics:
-        lines += ["", ", ".join(f"{name} {figure(number(value))}" for name, value in difference.metrics.items())]
+        lines += [
+            "",
+            ", ".join(
+                f"{name} {figure(number(value))}" for name, value in difference.metrics.items()
+            ),
+        ]
     return "\n".join(lines)
 
 
 def difference_line(difference: Difference) -> str:
     """Return where a row is and what was judged."""
     d = difference
-    judged = "" if d.error is None else f", error {figure(number(d.error))} (limit {figure(number(d.limit))})"
+    judged = (
+        ""
+        if d.error is None
+        else f", error {figure(number(d.error))} (limit {figure(number(d.limit))})"
+    )
     said = "; ".join(filter(None, (d.reason, d.pair.fit.says if d.pair.fit else None)))
     return f"{d.verdict.replace('_', ' ')}: {d.site}{judged}{'; ' + said if said else ''}"
 

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmdebug_nb.errors import OptionError, StoreError, TensorLookupError
+from llmdebug_nb.core.errors import OptionError, StoreError, TensorLookupError
 
 if TYPE_CHECKING:
     import pandas
@@ -37,7 +37,11 @@ class Timeline:
     def duration(self) -> float:
         """Microseconds from the first row to the end of the last one."""
         return max(
-            (float((rows["start"] + rows["duration"]).max()) for rows in (self.host, self.kernels) if len(rows)),
+            (
+                float((rows["start"] + rows["duration"]).max())
+                for rows in (self.host, self.kernels)
+                if len(rows)
+            ),
             default=0.0,
         )
 
@@ -45,7 +49,9 @@ class Timeline:
     def top(self) -> pandas.DataFrame:
         """What took most time: operators by name, or kernels where only these were recorded; ``share`` is of all of them."""
         rows, by = (self._ops, "op") if len(self._ops) else (self.kernels, "kernel")
-        table = rows.groupby(by)["duration"].agg(count="size", total="sum", longest="max").reset_index()
+        table = (
+            rows.groupby(by)["duration"].agg(count="size", total="sum", longest="max").reset_index()
+        )
         table["share"] = table["total"] / max(float(table["total"].sum()), 1e-9)
         return table.sort_values("total", ascending=False, ignore_index=True)
 
@@ -75,7 +81,9 @@ class Timeline:
         for at, (_, rows) in enumerate(lanes):
             spans = list(zip(rows["start"] / 1e3, rows["duration"] / 1e3, strict=True))
             shades = [colours.get(_module(path), "#999999") for path in rows["path"]]
-            axis.broken_barh(spans, (at - 0.4, 0.8), facecolors=shades, edgecolors=_FAINT, linewidth=0.3)
+            axis.broken_barh(
+                spans, (at - 0.4, 0.8), facecolors=shades, edgecolors=_FAINT, linewidth=0.3
+            )
             self._name(axis, at, rows)
         axis.set_yticks(range(len(lanes)), [name for name, _ in lanes])
         axis.invert_yaxis()
@@ -91,13 +99,17 @@ class Timeline:
         modules = self.host[self.host["level"] == "module"]
         depths = _depths(modules)
         last = min(depth, max(depths, default=-1) + 1)
-        lanes = [("" if at else "modules", modules[[one == at for one in depths]]) for at in range(last)]
+        lanes = [
+            ("" if at else "modules", modules[[one == at for one in depths]]) for at in range(last)
+        ]
         lanes += [
             ("host ops" if thread == 0 else f"host ops, thread {thread}", rows)
             for thread, rows in self._ops.groupby("thread")
         ]
         for (device, stream), rows in self.kernels.groupby(["device", "stream"]):
-            lanes.append((f"kernels {device}" + (f" stream {stream}" if device != "cpu" else ""), rows))
+            lanes.append(
+                (f"kernels {device}" + (f" stream {stream}" if device != "cpu" else ""), rows)
+            )
         return [(name, rows) for name, rows in lanes if len(rows)]
 
     def _name(self, axis: Any, at: int, rows: pandas.DataFrame) -> None:
@@ -157,7 +169,9 @@ class Timeline:
 
     def _repr_html_(self) -> str:
         return f"<div>{self.picture()}<b>most time</b> (µs){_table(self.top)}" + (
-            f"<b>longest gaps before an operator</b> (µs){_table(self.gaps)}</div>" if len(self.gaps) else "</div>"
+            f"<b>longest gaps before an operator</b> (µs){_table(self.gaps)}</div>"
+            if len(self.gaps)
+            else "</div>"
         )
 
     def picture(self) -> str:
@@ -216,10 +230,16 @@ def timeline(run: Any, step: int | None = None, generation: int = 0) -> Timeline
     """
     frames = run.host(), run.kernels()
     steps = sorted(
-        {(int(g), int(s)) for frame in frames for g, s in zip(frame["generation"], frame["step"], strict=True)}
+        {
+            (int(g), int(s))
+            for frame in frames
+            for g, s in zip(frame["generation"], frame["step"], strict=True)
+        }
     )
     if not steps:
-        raise TensorLookupError(f"run {run.label!r} has no times: record it with profile='kernel+host'")
+        raise TensorLookupError(
+            f"run {run.label!r} has no times: record it with profile='kernel+host'"
+        )
     first = next((one for one in steps if one[0] >= 0), steps[0])
     wanted = first if step is None else (generation, step)
     if wanted not in steps:
@@ -227,8 +247,12 @@ def timeline(run: Any, step: int | None = None, generation: int = 0) -> Timeline
         raise TensorLookupError(
             f"run {run.label!r} has no times of step {step} of generation {generation}; there is {known}"
         )
-    host, kernels = (frame[(frame["generation"] == wanted[0]) & (frame["step"] == wanted[1])] for frame in frames)
-    return Timeline(run.label, wanted, host, kernels, float(run.query(_OURS, wanted)[0][0] or 0) / 1e3)
+    host, kernels = (
+        frame[(frame["generation"] == wanted[0]) & (frame["step"] == wanted[1])] for frame in frames
+    )
+    return Timeline(
+        run.label, wanted, host, kernels, float(run.query(_OURS, wanted)[0][0] or 0) / 1e3
+    )
 
 
 def _depths(modules: pandas.DataFrame) -> list[int]:
@@ -256,4 +280,6 @@ def _text(frame: pandas.DataFrame, n: int) -> str:
 
 
 def _table(frame: pandas.DataFrame) -> str:
-    return str(frame.head(_TOP).to_html(index=False, float_format=lambda number: f"{number:.2f}", border=0))
+    return str(
+        frame.head(_TOP).to_html(index=False, float_format=lambda number: f"{number:.2f}", border=0)
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmdebug_nb.errors import LLMDebugError, OptionError
+from llmdebug_nb.core.errors import LLMDebugError, OptionError
 
 _MOST = 64  # tokens of a prompt: its last ones
 # what the model was given as ids, by name, or what its first embedding was
@@ -17,7 +17,9 @@ Texts = dict[tuple[int, int], str]  # generation and step -> text
 def checked(tokenizer: Any) -> Any:
     """Return a tokenizer. Raises OptionError unless it can decode."""
     if tokenizer is not None and not callable(getattr(tokenizer, "decode", None)):
-        raise OptionError(f"tokenizer: expected one with a method decode(ids), got {type(tokenizer).__name__}")
+        raise OptionError(
+            f"tokenizer: expected one with a method decode(ids), got {type(tokenizer).__name__}"
+        )
     return tokenizer
 
 
@@ -29,13 +31,19 @@ def texts(run: Any, tokenizer: Any) -> Texts:
     if checked(tokenizer) is None:
         return {}
     found: Texts = {}
-    first = run.query(f"SELECT generation, step, min(id) FROM rows WHERE {_IDS} GROUP BY generation, step")
+    first = run.query(
+        f"SELECT generation, step, min(id) FROM rows WHERE {_IDS} GROUP BY generation, step"
+    )
     for generation, step, number in first:
         try:
             ids = run.load(run.record(number))
         except LLMDebugError:  # a damaged payload shows itself where it is looked at
             continue
-        row = ids.reshape(-1, ids.shape[-1])[0].tolist() if ids.ndim and ids.numel() else ids.reshape(-1).tolist()
+        row = (
+            ids.reshape(-1, ids.shape[-1])[0].tolist()
+            if ids.ndim and ids.numel()
+            else ids.reshape(-1).tolist()
+        )
         try:
             text = str(tokenizer.decode(row[-_MOST:]))
         except Exception as error:

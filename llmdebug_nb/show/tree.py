@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from llmdebug_nb.errors import TensorLookupError
-from llmdebug_nb.records import Node, within
+from llmdebug_nb.core.errors import TensorLookupError
+from llmdebug_nb.core.paths import within
+from llmdebug_nb.core.records import Node
 from llmdebug_nb.show import wire
 
 _SAID = 3  # comments of a note
@@ -92,7 +93,10 @@ class Tree:
         if self.expected[i]:
             said = list(self._said.get(i, ()))
             more = f" and {len(said) - _SAID} more" if len(said) > _SAID else ""
-            notes.append(f"{self.expected[i]:,} expected" + (f": {'; '.join(said[:_SAID])}{more}" if said else ""))
+            notes.append(
+                f"{self.expected[i]:,} expected"
+                + (f": {'; '.join(said[:_SAID])}{more}" if said else "")
+            )
         return {
             "id": i,
             "label": node.name,
@@ -132,10 +136,19 @@ def _from_paths(paths: Iterable[str]) -> list[Node]:
         every.update(".".join(parts[: i + 1]) for i in range(len(parts)))
     order = sorted(
         every,
-        key=lambda path: [(not p.isdigit(), int(p) if p.isdigit() else 0, p) for p in path.split(".")] if path else [],
+        key=lambda path: (
+            [(not p.isdigit(), int(p) if p.isdigit() else 0, p) for p in path.split(".")]
+            if path
+            else []
+        ),
     )
     at = {path: i for i, path in enumerate(order)}
     return [
-        Node(path, path.rpartition(".")[2] or "(root)", "", at[path.rpartition(".")[0]] if path else -1)
+        Node(
+            path,
+            path.rpartition(".")[2] or "(root)",
+            "",
+            at[path.rpartition(".")[0]] if path else -1,
+        )
         for path in order
     ]

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from llmdebug_nb.errors import TensorLookupError
-from llmdebug_nb.records import Kernel, Record, RootCall, Site
-from llmdebug_nb.rounds import round_of
+from llmdebug_nb.core.errors import TensorLookupError
+from llmdebug_nb.core.msit_rounds import round_of
+from llmdebug_nb.core.records import Kernel, Record, RootCall, Site
 from llmdebug_nb.show import export, filters, tensors, wire
 from llmdebug_nb.show.tensors import Array, number
 from llmdebug_nb.show.tokens import Texts
@@ -79,7 +79,12 @@ class View(ABC):
         axes = _checked(request["axes"], values)
         cut = tensors.plane(values, axes, request["fixed"])
         view, cells = tensors.window(
-            cut, request["y0"], request["x0"], request["y1"], request["x1"], max(1, min(request["size"], 1024))
+            cut,
+            request["y0"],
+            request["x0"],
+            request["y1"],
+            request["x1"],
+            max(1, min(request["size"], 1024)),
         )
         return view, [memoryview(cells.tobytes())]
 
@@ -87,7 +92,9 @@ class View(ABC):
         values, axis = self.array(request["row"], request["which"]), request["axis"]
         axes = _checked(request["axes"], values)
         if not 0 <= axis < values.ndim or axis in axes:
-            raise TensorLookupError(f"axis {axis}: expected one of a {values.ndim}-d tensor beside {axes}")
+            raise TensorLookupError(
+                f"axis {axis}: expected one of a {values.ndim}-d tensor beside {axes}"
+            )
         size = max(1, min(request["size"], 128))
         view, cells = tensors.heads(values, axis, axes, request["fixed"], size, request["first"])
         return view, [memoryview(cells.tobytes())]
@@ -126,14 +133,20 @@ class View(ABC):
         """Return the stepper index of a site."""
         return self.step_index.get((site.generation, site.step), 0)
 
-    def step_views(self, rows: Counter[tuple[int, int]], bad: Counter[tuple[int, int]]) -> list[wire.Step]:
+    def step_views(
+        self, rows: Counter[tuple[int, int]], bad: Counter[tuple[int, int]]
+    ) -> list[wire.Step]:
         views: list[wire.Step] = []
         warmed = any(call.generation < 0 for call in self.steps)
         for i, call in enumerate(self.steps):
             key = (call.generation, call.step)
             label = f"{call.step} {call.kind}"
             if call.generation < 0:
-                label = f"warmup {call.generation}.{call.step}" if call.step else f"warmup {call.generation}"
+                label = (
+                    f"warmup {call.generation}.{call.step}"
+                    if call.step
+                    else f"warmup {call.generation}"
+                )
             elif self._several:
                 label = f"{call.generation}·{label}"
             if self.by_round:
@@ -184,7 +197,9 @@ class View(ABC):
 
 def _checked(axes: list[int], values: Array) -> list[int]:
     if len(axes) != 2 or any(not -1 <= a < values.ndim for a in axes) or (axes[0] == axes[1] != -1):
-        raise TensorLookupError(f"axes {axes}: expected two different axes of a {values.ndim}-d tensor, or -1")
+        raise TensorLookupError(
+            f"axes {axes}: expected two different axes of a {values.ndim}-d tensor, or -1"
+        )
     return axes
 
 
@@ -193,7 +208,11 @@ def side_view(which: wire.Which, run: Any, record: Record) -> wire.Side:
     why = "" if record.payload is not None else record.lost or "recorded with statistics only"
     extra = "".join(
         f", {name}={value!r}"
-        for name, value, usual in (("call", s.call, 0), ("generation", s.generation, 0), ("phase", s.phase, "forward"))
+        for name, value, usual in (
+            ("call", s.call, 0),
+            ("generation", s.generation, 0),
+            ("phase", s.phase, "forward"),
+        )
         if value != usual
     )
     codes = run.meta.get("code") if run.path is None else None  # of tensors that are in memory

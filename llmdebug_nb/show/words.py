@@ -5,14 +5,20 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from llmdebug_nb.records import EXPECTED, Difference
+from llmdebug_nb.core.records import EXPECTED, Difference
 
 
 def made_text(run: Any) -> str:
     """Return when and with which versions a run was recorded."""
     created = run.meta.get("created")
-    when = f" recorded {datetime.fromtimestamp(created):%Y-%m-%d %H:%M:%S}" if isinstance(created, (int, float)) else ""
-    versions = ", ".join(f"{name} {version}" for name, version in (run.meta.get("environment") or {}).items())
+    when = (
+        f" recorded {datetime.fromtimestamp(created):%Y-%m-%d %H:%M:%S}"
+        if isinstance(created, (int, float))
+        else ""
+    )
+    versions = ", ".join(
+        f"{name} {version}" for name, version in (run.meta.get("environment") or {}).items()
+    )
     return (
         f"{run.label}:{when}{' with ' + versions if versions else ''}"
         if when or versions

@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from llmdebug_nb.errors import CorruptDumpError, NotADumpError, UnknownRunError
-from llmdebug_nb.options import runs_folder
+from llmdebug_nb.core.errors import CorruptDumpError, NotADumpError, UnknownRunError
+from llmdebug_nb.core.options import runs_folder
 from llmdebug_nb.store import format as fmt
 
 _MAX_MARKER = 1 << 22
@@ -31,7 +31,9 @@ def read_marker(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise CorruptDumpError(f"{file} is damaged: {error}") from None
     if marker.get("version") != fmt.VERSION:
-        raise CorruptDumpError(f"{file}: format version {marker.get('version')!r}; this release reads {fmt.VERSION}")
+        raise CorruptDumpError(
+            f"{file}: format version {marker.get('version')!r}; this release reads {fmt.VERSION}"
+        )
     return marker
 
 
@@ -83,12 +85,20 @@ def _there(home: Path, wanted: str) -> str:
         return f"nearest: {', '.join(close)}"
     more = f" and {len(names) - 12} more" if len(names) > 12 else ""
     verb = "is" if len(names) == 1 else "are"
-    return f"in {home} there {verb} {', '.join(names[:12])}{more}" if names else f"{home} holds none"
+    return (
+        f"in {home} there {verb} {', '.join(names[:12])}{more}" if names else f"{home} holds none"
+    )
 
 
 def _by_name(home: Path, name: str) -> Path | None:
-    named = [child for child in runs_in(home) if child.name.rpartition(".")[0] == name or child.name == name]
-    exact = [child for child in named if child.name == name or read_marker(child).get("name") == name]
+    named = [
+        child
+        for child in runs_in(home)
+        if child.name.rpartition(".")[0] == name or child.name == name
+    ]
+    exact = [
+        child for child in named if child.name == name or read_marker(child).get("name") == name
+    ]
     return exact[-1] if exact else None
 
 
@@ -99,5 +109,7 @@ def _one_run(path: Path) -> Path:
     inside = runs_in(path)
     names = {read_marker(child).get("name") for child in inside}
     if len(names) > 1:
-        raise NotADumpError(f"{path} holds several runs; name one of {', '.join(child.name for child in inside)}")
+        raise NotADumpError(
+            f"{path} holds several runs; name one of {', '.join(child.name for child in inside)}"
+        )
     return inside[-1] if inside else path

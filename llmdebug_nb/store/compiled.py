@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from llmdebug_nb.records import Kernel, Site
+from llmdebug_nb.core.records import Kernel, Site
 
 _Key = tuple[int, int, str, str, int]  # generation, step, phase, path, call
 _ROLES = {"graph": "forward", "graph.backward": "backward"}
@@ -42,7 +42,9 @@ def _said(run: Run, slot: str) -> dict[_Key, str]:
     sql = "SELECT generation, step, role, path, call, value FROM scalar_rows WHERE role IN ('graph', 'graph.backward') AND slot = ?"
     rows = run.query(sql, (slot,))
     return {
-        (generation, step, _ROLES[role], path, call): text for generation, step, role, path, call, text in rows if text
+        (generation, step, _ROLES[role], path, call): text
+        for generation, step, role, path, call, text in rows
+        if text
     }
 
 
@@ -54,4 +56,10 @@ def kernel(run: Run, site: Site) -> Kernel | None:
     sql = """SELECT k.name, k.nodes, k.source FROM scalar_rows s JOIN all_kernels k ON k.name = s.value WHERE s.generation = ? AND s.step = ?
  AND s.role = ? AND s.path = ? AND s.call = ? AND s.slot = 'kernel' LIMIT 1"""
     found = run.query(sql, (site.generation, site.step, role, site.path, site.call))
-    return next((Kernel(str(name), tuple(str(names).split(", ")), str(source)) for name, names, source in found), None)
+    return next(
+        (
+            Kernel(str(name), tuple(str(names).split(", ")), str(source))
+            for name, names, source in found
+        ),
+        None,
+    )

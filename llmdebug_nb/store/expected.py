@@ -14,8 +14,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from llmdebug_nb.errors import CorruptDumpError, DumpWriteError, OptionError
-from llmdebug_nb.records import Expectation
+from llmdebug_nb.core.errors import CorruptDumpError, DumpWriteError, OptionError
+from llmdebug_nb.core.records import Expectation
 from llmdebug_nb.store.run import Run
 
 FORMAT, VERSION = "llmdebug-expected", 1
@@ -29,7 +29,9 @@ def file_of(mine: Run) -> Path | None:
     """Return where it is kept for runs named as ``mine`` is; None for a run that is in no folder."""
     if mine.path is None:
         return None
-    name = mine.name if _PLAIN.fullmatch(mine.name) else mine.path.name  # a dump may call itself anything
+    name = (
+        mine.name if _PLAIN.fullmatch(mine.name) else mine.path.name
+    )  # a dump may call itself anything
     return mine.path.absolute().parent / f"{name}.expected.json"
 
 
@@ -40,9 +42,13 @@ def checked(mark: Expectation) -> Expectation:
         if value is None and name not in ("path", "comment"):
             continue
         if not isinstance(value, str) or len(value) > _LONGEST or not _is_text(value):
-            raise OptionError(f"{name} {value!r:.60}: expected a text of at most {_LONGEST:,} characters")
+            raise OptionError(
+                f"{name} {value!r:.60}: expected a text of at most {_LONGEST:,} characters"
+            )
         if name in _TEXTS and value not in _TEXTS[name]:
-            raise OptionError(f"{name} {value!r:.60} is not known; known: {', '.join(_TEXTS[name])}")
+            raise OptionError(
+                f"{name} {value!r:.60} is not known; known: {', '.join(_TEXTS[name])}"
+            )
     if mark.step is not None and (type(mark.step) is not int or mark.step < 0):
         raise OptionError(f"step {mark.step!r:.60}: expected a number of a step, or None for all")
     if mark.path == "" and mark.role is None and mark.slot is None:
@@ -78,11 +84,22 @@ def write(golden: Run, mine: Run, marks: Sequence[Expectation]) -> Path | None:
     entries = [
         {
             "golden": name,
-            **{key: value for key, value in asdict(mark).items() if value not in (None, "") or key == "path"},
+            **{
+                key: value
+                for key, value in asdict(mark).items()
+                if value not in (None, "") or key == "path"
+            },
         }
         for name, mark in [*kept, *((golden.name, mark) for mark in marks)]
     ]
-    text = json.dumps({"format": FORMAT, "version": VERSION, "expected": entries}, indent=1, ensure_ascii=False) + "\n"
+    text = (
+        json.dumps(
+            {"format": FORMAT, "version": VERSION, "expected": entries},
+            indent=1,
+            ensure_ascii=False,
+        )
+        + "\n"
+    )
     try:
         if entries:
             _replace(file, text)
@@ -133,12 +150,18 @@ def _checked_entries(data: Any) -> list[tuple[str, Expectation]]:
 
 
 def _checked_entry(at: int, entry: Any) -> tuple[str, Expectation]:
-    if not isinstance(entry, dict) or not isinstance(entry.get("golden"), str) or "path" not in entry:
+    if (
+        not isinstance(entry, dict)
+        or not isinstance(entry.get("golden"), str)
+        or "path" not in entry
+    ):
         raise ValueError(f"mark {at} must be an object with 'golden' and 'path'")
     unknown = next((name for name in entry if name not in (*_NAMES, "golden")), None)
     if unknown is not None:
         raise ValueError(f"mark {at} has an unknown key {unknown!r:.60}")
     try:
-        return entry["golden"], checked(Expectation(**{name: entry[name] for name in _NAMES if name in entry}))
+        return entry["golden"], checked(
+            Expectation(**{name: entry[name] for name in _NAMES if name in entry})
+        )
     except OptionError as error:
         raise ValueError(f"mark {at}: {error}") from None

@@ -17,8 +17,8 @@ import struct
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from llmdebug_nb.errors import CorruptDumpError
-from llmdebug_nb.records import AT, COLUMNS, LAUNCH, TIMING, Row
+from llmdebug_nb.core.errors import CorruptDumpError
+from llmdebug_nb.core.records import AT, COLUMNS, LAUNCH, TIMING, Row
 
 FORMAT = "llmdebug-run"
 VERSION = 1
@@ -59,8 +59,16 @@ KERNEL = ("name", "nodes", "source")
 CALLED = ("root_call", "path", "call", "id")
 TILING = ("name", "configuration")
 # not in older dumps; with their columns
-LATER = {"kernels": KERNEL, "calls": CALLED, "timings": TIMING, "launches": LAUNCH, "tilings": TILING}
-TABLES = frozenset({"meta", "root_calls", "nodes", "records", "scalars", "operators", "sources", *LATER})
+LATER = {
+    "kernels": KERNEL,
+    "calls": CALLED,
+    "timings": TIMING,
+    "launches": LAUNCH,
+    "tilings": TILING,
+}
+TABLES = frozenset(
+    {"meta", "root_calls", "nodes", "records", "scalars", "operators", "sources", *LATER}
+)
 
 # safetensors has no name for the others: they travel as U8 under their true name in the metadata
 SAFETENSORS = {
@@ -155,7 +163,9 @@ def _decode(header: bytes, name: str) -> tuple[Row, int | None]:
         row = json.loads(fields["__metadata__"]["record"])
         tensor = fields.get("tensor")
         nbytes = None if tensor is None else tensor["data_offsets"][1]
-        if len(row) != len(COLUMNS) or (nbytes is not None and not (isinstance(nbytes, int) and nbytes >= 0)):
+        if len(row) != len(COLUMNS) or (
+            nbytes is not None and not (isinstance(nbytes, int) and nbytes >= 0)
+        ):
             raise ValueError("fields are missing")
         if not all(field is None or isinstance(field, (str, int, float)) for field in row):
             raise ValueError("a field is no text and no number")

@@ -9,13 +9,26 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from llmdebug_nb.errors import CorruptDumpError
+from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.store import tiling as tilings
 
 if TYPE_CHECKING:
     import pandas
 
-_HOST = ("rank", "generation", "step", "path", "call", "phase", "level", "op", "thread", "start", "duration", "gap")
+_HOST = (
+    "rank",
+    "generation",
+    "step",
+    "path",
+    "call",
+    "phase",
+    "level",
+    "op",
+    "thread",
+    "start",
+    "duration",
+    "gap",
+)
 _KERNELS = ("rank", "generation", "step", "path", "call", "phase", "op", "kernel", "code", "device", "stream", "start", "duration", "inputs", "outputs")  # fmt: skip
 _SITE = ("rank", "generation", "step", "phase", "path", "call")
 _TEXTS = frozenset({"path", "phase", "level", "op", "kernel", "device"})
@@ -49,7 +62,10 @@ def _with_tensors(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 def _tensors(text: Any) -> list[tuple[str, tuple[int, ...]]]:
     try:
-        return [(str(dtype), tuple(int(size) for size in shape)) for dtype, shape in json.loads(text or "[]")]
+        return [
+            (str(dtype), tuple(int(size) for size in shape))
+            for dtype, shape in json.loads(text or "[]")
+        ]
     except (ValueError, TypeError, RecursionError, OverflowError):
         return []
 
@@ -57,7 +73,9 @@ def _tensors(text: Any) -> list[tuple[str, tuple[int, ...]]]:
 def _frame(run: Run, view: str, columns: tuple[str, ...], where: str) -> pandas.DataFrame:
     import pandas
 
-    rows = run.query(f"SELECT {','.join(columns)} FROM {view} WHERE {where} ORDER BY rank, root_call, start, id")
+    rows = run.query(
+        f"SELECT {','.join(columns)} FROM {view} WHERE {where} ORDER BY rank, root_call, start, id"
+    )
     frame = pandas.DataFrame(rows, columns=list(columns))
     for name in _TEXTS.intersection(columns):
         frame[name] = frame[name].fillna("").astype(str)
@@ -67,20 +85,28 @@ def _frame(run: Run, view: str, columns: tuple[str, ...], where: str) -> pandas.
 def _with_ids(run: Run, frame: pandas.DataFrame) -> pandas.DataFrame:
     """Add the execution id of each call, "" where it has none: as in a backward pass, and for operators that were not recorded."""
     ids = {
-        tuple(row[:-1]): row[-1] for row in run.query("SELECT rank, generation, step, path, call, id FROM call_rows")
+        tuple(row[:-1]): row[-1]
+        for row in run.query("SELECT rank, generation, step, path, call, id FROM call_rows")
     }
-    sites = zip(*(frame[name] for name in ("rank", "generation", "step", "path", "call", "phase")), strict=True)
+    sites = zip(
+        *(frame[name] for name in ("rank", "generation", "step", "path", "call", "phase")),
+        strict=True,
+    )
     frame["id"] = [ids.get(tuple(site), "") if phase == "forward" else "" for *site, phase in sites]
     return frame
 
 
-def _in_us(frame: pandas.DataFrame, columns: tuple[str, ...] = ("start", "duration")) -> pandas.DataFrame:
+def _in_us(
+    frame: pandas.DataFrame, columns: tuple[str, ...] = ("start", "duration")
+) -> pandas.DataFrame:
     """Raise CorruptDumpError where a time is no number."""
     for name in columns:
         try:
             frame[name] = frame[name].astype("float64") / _US
         except (ValueError, TypeError) as error:
-            raise CorruptDumpError(f"the table of times is damaged: {name} holds something else ({error})") from None
+            raise CorruptDumpError(
+                f"the table of times is damaged: {name} holds something else ({error})"
+            ) from None
     return frame
 
 
@@ -97,7 +123,10 @@ def ops(run: Run) -> pandas.DataFrame:
     """Return `Run.ops`."""
     import pandas
 
-    levels = {row[:-1]: row[-1] for row in run.query(f"SELECT {','.join(_SITE)}, level FROM operator_rows")}
+    levels = {
+        row[:-1]: row[-1]
+        for row in run.query(f"SELECT {','.join(_SITE)}, level FROM operator_rows")
+    }
     found: dict[_Site, dict[str, Any]] = {}
     for *site, op, role, dtype, shape in run.query(
         f"SELECT {','.join(_SITE)}, op, role, dtype, shape FROM rows WHERE role IN ('input', 'output') ORDER BY id"
@@ -105,13 +134,29 @@ def ops(run: Run) -> pandas.DataFrame:
         key = tuple(site)
         row = found.get(key)
         if row is None:
-            row = found[key] = {**dict(zip(_SITE, key, strict=True)), "level": levels.get(key, "module"), "op": op}
-            row |= {"parameters": {}, **{f"{side}_{what}": [] for side in ("in", "out") for what in ("dtype", "shape")}}
+            row = found[key] = {
+                **dict(zip(_SITE, key, strict=True)),
+                "level": levels.get(key, "module"),
+                "op": op,
+            }
+            row |= {
+                "parameters": {},
+                **{f"{side}_{what}": [] for side in ("in", "out") for what in ("dtype", "shape")},
+            }
         side = "in" if role == "input" else "out"
         row[f"{side}_dtype"].append(dtype)
         row[f"{side}_shape"].append(_sizes(shape))
     _add_parameters(run, found)
-    columns = [*_SITE, "level", "op", "parameters", "in_dtype", "in_shape", "out_dtype", "out_shape"]
+    columns = [
+        *_SITE,
+        "level",
+        "op",
+        "parameters",
+        "in_dtype",
+        "in_shape",
+        "out_dtype",
+        "out_shape",
+    ]
     return _with_ids(run, pandas.DataFrame(list(found.values()), columns=columns))
 
 
@@ -135,7 +180,10 @@ def _add_parameters(run: Run, found: dict[_Site, dict[str, Any]]) -> None:
             given.setdefault((generation, step, path, call), {})[slot] = value
     for row in found.values():
         own = given.get((row["generation"], row["step"], row["path"], row["call"]), {})
-        row["parameters"] = {**(attributes.get(row["path"], {}) if row["level"] == "module" else {}), **own}
+        row["parameters"] = {
+            **(attributes.get(row["path"], {}) if row["level"] == "module" else {}),
+            **own,
+        }
 
 
 def kernel_frame(found: Iterable[tuple[int, list[Any]]]) -> pandas.DataFrame:

@@ -48,7 +48,9 @@ class Part:
     ended_by: str | None
 
 
-_known: dict[Path, tuple[object, Progress, float]] = {}  # what was seen, what that meant, when to look again
+_known: dict[
+    Path, tuple[object, Progress, float]
+] = {}  # what was seen, what that meant, when to look again
 
 
 def parts(run: Path) -> list[Part]:
@@ -58,7 +60,9 @@ def parts(run: Path) -> list[Part]:
         payload = _stat(folder / fmt.PAYLOAD)
         records, _, complete, ended_by = _figures(folder)
         rank = folder.name.partition("_")[0].removeprefix("rank")
-        found.append(Part(folder.name, rank, payload.st_size if payload else 0, records, complete, ended_by))
+        found.append(
+            Part(folder.name, rank, payload.st_size if payload else 0, records, complete, ended_by)
+        )
     return found
 
 
@@ -69,8 +73,16 @@ def _processes(run: Path) -> list[Path]:
 def progress(run: Path) -> Progress:
     """Return how far the run in that folder is; what can't be read counts as incomplete, and never raises."""
     processes = _processes(run)
-    files = [folder / name for folder in processes for name in (fmt.INDEX, f"{fmt.INDEX}-wal", fmt.PAYLOAD)]
-    seen = [(file.name, stat.st_size, stat.st_mtime) for file in files if (stat := _stat(file)) is not None]
+    files = [
+        folder / name
+        for folder in processes
+        for name in (fmt.INDEX, f"{fmt.INDEX}-wal", fmt.PAYLOAD)
+    ]
+    seen = [
+        (file.name, stat.st_size, stat.st_mtime)
+        for file in files
+        if (stat := _stat(file)) is not None
+    ]
     written = [folder for folder in processes if (folder / f"{fmt.INDEX}-wal").is_file()]
     recording = any(_writer_lives(folder, seen) for folder in written)
     nbytes = sum(size for name, size, _ in seen if name == fmt.PAYLOAD)
@@ -80,7 +92,9 @@ def progress(run: Path) -> Progress:
     if before is not None and recording and time.monotonic() < before[2]:
         return replace(before[1], bytes=nbytes)
     records, steps, complete, _ = _figures(processes[0]) if processes else (None, None, False, None)
-    state: State = "recording" if recording else "complete" if complete and not written else "incomplete"
+    state: State = (
+        "recording" if recording else "complete" if complete and not written else "incomplete"
+    )
     now = Progress(nbytes, records, steps, state)
     copied = sum(size for name, size, _ in seen if name != fmt.PAYLOAD)
     _known[run] = ((seen, recording), now, time.monotonic() + copied / _COPY_RATE)
@@ -115,7 +129,9 @@ def _figures(process: Path) -> tuple[int | None, int | None, bool, str | None]:
     log = index.with_name(f"{index.name}-wal")
     try:
         with tempfile.TemporaryDirectory() as scratch:
-            if log.is_file():  # read from a copy: a reader in place would be in the way of the writer's last step
+            if (
+                log.is_file()
+            ):  # read from a copy: a reader in place would be in the way of the writer's last step
                 if index.stat().st_size + log.stat().st_size > _MAX_COPY:
                     return None, None, False, None
                 shutil.copyfile(index, Path(scratch) / index.name)

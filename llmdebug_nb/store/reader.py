@@ -15,10 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmdebug_nb.errors import CorruptDumpError, NotADumpError
-from llmdebug_nb.kernels.raw import from_bytes
-from llmdebug_nb.kernels.summary import summarize
-from llmdebug_nb.records import AT, COLUMNS, Record
+from llmdebug_nb.core.errors import CorruptDumpError, NotADumpError
+from llmdebug_nb.core.kernels.raw import from_bytes
+from llmdebug_nb.core.kernels.summary import summarize
+from llmdebug_nb.core.records import AT, COLUMNS, Record
 from llmdebug_nb.store import catalog, layouts
 from llmdebug_nb.store import format as fmt
 from llmdebug_nb.store.layouts import Contents
@@ -89,7 +89,9 @@ def open_run(where: str | os.PathLike[str] | Run) -> Run:
     layout = layouts.detect(path)
     if layout is None:
         known = ", ".join(each.NAME for each in layouts.layouts())
-        raise NotADumpError(f"{path} is no dump: no {fmt.MARKER} in it, and no layout matches (known: {known})")
+        raise NotADumpError(
+            f"{path} is no dump: no {fmt.MARKER} in it, and no layout matches (known: {known})"
+        )
     run = Run(path.name, path, lambda: _foreign(layout, path))
     run.source  # noqa: B018 - what can't be read is said now, not at the first look
     return run
@@ -111,15 +113,29 @@ class Process:
         self._seen = self._state()
         self.db = _connect(folder / fmt.INDEX, self.settled)
         try:
-            tables = {row[0] for row in self.db.execute("SELECT name FROM sqlite_master WHERE type != 'index'")}
+            tables = {
+                row[0]
+                for row in self.db.execute("SELECT name FROM sqlite_master WHERE type != 'index'")
+            }
             if not tables >= fmt.TABLES - fmt.LATER.keys() or tables - fmt.TABLES:
-                raise CorruptDumpError(f"{folder / fmt.INDEX}: expected the tables {', '.join(sorted(fmt.TABLES))}")
+                raise CorruptDumpError(
+                    f"{folder / fmt.INDEX}: expected the tables {', '.join(sorted(fmt.TABLES))}"
+                )
             self._absent = fmt.LATER.keys() - tables
             self.stand_in(self.db)
-            self.meta = {key: json.loads(value) for key, value in self.db.execute("SELECT key, value FROM meta")}
+            self.meta = {
+                key: json.loads(value)
+                for key, value in self.db.execute("SELECT key, value FROM meta")
+            }
             self.rank, self._covered = int(self.meta.get("rank", 0)), int(self.meta.get("bytes", 0))
             self.begun = float(self.meta.get("begun", 0.0))
-        except (sqlite3.DatabaseError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        except (
+            sqlite3.DatabaseError,
+            ValueError,
+            TypeError,
+            OverflowError,
+            RecursionError,
+        ) as error:
             raise CorruptDumpError(f"{folder / fmt.INDEX} is damaged: {error}") from None
         payload = folder / fmt.PAYLOAD
         self.nbytes = payload.stat().st_size if payload.is_file() else 0
@@ -144,8 +160,15 @@ class Process:
 
     def _state(self) -> list[tuple[int, int]]:
         """Return size and time of change of each file: what tells that the recording went on."""
-        files = (self.folder / fmt.INDEX, _log_of(self.folder / fmt.INDEX), self.folder / fmt.PAYLOAD)
-        return [(stat.st_size, stat.st_mtime_ns) for stat in (file.stat() for file in files if file.is_file())]
+        files = (
+            self.folder / fmt.INDEX,
+            _log_of(self.folder / fmt.INDEX),
+            self.folder / fmt.PAYLOAD,
+        )
+        return [
+            (stat.st_size, stat.st_mtime_ns)
+            for stat in (file.stat() for file in files if file.is_file())
+        ]
 
     def outdated(self) -> bool:
         """Tell whether more was recorded since this was opened."""
@@ -158,20 +181,31 @@ class Process:
         known = {row[0] for row in self.db.execute("SELECT idx FROM root_calls")}
         for row in rows:
             if row[AT["root_call"]] not in known:
-                last = self.db.execute("SELECT max(generation), max(step) FROM root_calls").fetchone()
+                last = self.db.execute(
+                    "SELECT max(generation), max(step) FROM root_calls"
+                ).fetchone()
                 step = 0 if last[1] is None else last[1] + 1
                 call = (row[AT["root_call"]], last[0] or 0, step, "forward", None, None, None, "")
                 self.db.execute("INSERT INTO root_calls VALUES(?,?,?,?,?,?,?,?)", call)
                 known.add(row[AT["root_call"]])
             if row[AT["length"]] is not None and row[AT["kept"]] is None:
-                tensor = self.read(*(row[AT[name]] for name in ("offset", "length", "dtype", "shape")))
+                tensor = self.read(
+                    *(row[AT[name]] for name in ("offset", "length", "dtype", "shape"))
+                )
                 summary = summarize(tensor)
                 for name in ("min", "max", "mean", "l2norm", "nan", "inf", "zero"):
                     row[AT[name]] = getattr(summary, name)
-            self.db.execute(f"INSERT OR IGNORE INTO records VALUES({','.join('?' * len(COLUMNS))})", row)
+            self.db.execute(
+                f"INSERT OR IGNORE INTO records VALUES({','.join('?' * len(COLUMNS))})", row
+            )
 
     def read(
-        self, offset: int, length: int, dtype: str, shape: str | tuple[int, ...], kept: str | None = None
+        self,
+        offset: int,
+        length: int,
+        dtype: str,
+        shape: str | tuple[int, ...],
+        kept: str | None = None,
     ) -> torch.Tensor:
         """Read one payload: ``kept`` of a ``dtype`` tensor, of ``shape``.
 
@@ -204,7 +238,9 @@ def _connect(index: Path, settled: bool) -> sqlite3.Connection:
         raise CorruptDumpError(f"{index} is missing")
     try:
         if settled:
-            db = sqlite3.connect(f"{index.resolve().as_uri()}?mode=ro&immutable=1", uri=True, check_same_thread=False)
+            db = sqlite3.connect(
+                f"{index.resolve().as_uri()}?mode=ro&immutable=1", uri=True, check_same_thread=False
+            )
         else:
             with tempfile.TemporaryDirectory() as scratch:
                 copy = Path(scratch) / fmt.INDEX
@@ -223,11 +259,15 @@ def _connect(index: Path, settled: bool) -> sqlite3.Connection:
 
 def processes(path: Path) -> list[Process]:
     """Return what each process recorded of a native run. Raises CorruptDumpError."""
-    folders = sorted(child for child in path.iterdir() if child.is_dir() and (child / fmt.INDEX).exists())
+    folders = sorted(
+        child for child in path.iterdir() if child.is_dir() and (child / fmt.INDEX).exists()
+    )
     folders = [folder for folder in folders if path.resolve() in folder.resolve().parents]
     if not folders:
         raise CorruptDumpError(f"{path} holds no recording: no rank*/{fmt.INDEX} in it")
-    found = sorted((Process(folder, 0) for folder in folders), key=lambda p: (p.rank, p.begun, p.folder.name))
+    found = sorted(
+        (Process(folder, 0) for folder in folders), key=lambda p: (p.rank, p.begun, p.folder.name)
+    )
     for number, process in enumerate(found):
         process.number = number
     _count_on(found)
@@ -238,10 +278,14 @@ def _count_on(processes: list[Process]) -> None:
     """Have processes of one rank, which were one after the other or apart from each other, count generations on."""
     free: dict[int, int] = {}
     for process in processes:
-        low, high = process.db.execute("SELECT min(generation), max(generation) FROM root_calls").fetchone()
+        low, high = process.db.execute(
+            "SELECT min(generation), max(generation) FROM root_calls"
+        ).fetchone()
         if process.rank in free and low is not None:
             process.later = free[process.rank] - min(low, 0)
-        free[process.rank] = max(free.get(process.rank, 0), (high if high is not None else -1) + 1 + process.later)
+        free[process.rank] = max(
+            free.get(process.rank, 0), (high if high is not None else -1) + 1 + process.later
+        )
 
 
 def _open_native(path: Path, marker: dict[str, Any]) -> Source:
@@ -252,10 +296,15 @@ def _open_native(path: Path, marker: dict[str, Any]) -> Source:
 
     def load(record: Record) -> torch.Tensor:
         number, offset, length = (int(part) for part in str(record.payload).split(","))
-        return found[number].read(offset, length, record.summary.dtype, record.payload_shape, record.kept)
+        return found[number].read(
+            offset, length, record.summary.dtype, record.payload_shape, record.kept
+        )
 
     missing = sum(p.missing for p in found)
-    meta = {**marker, **{k: v for k, v in found[0].meta.items() if k not in ("rank", "pid", "bytes")}}
+    meta = {
+        **marker,
+        **{k: v for k, v in found[0].meta.items() if k not in ("rank", "pid", "bytes")},
+    }
     if missing:
         meta["ended_by"] = f"{fmt.PAYLOAD} is cut short, {missing:,} tensors have lost their values"
     return Source(
@@ -264,7 +313,9 @@ def _open_native(path: Path, marker: dict[str, Any]) -> Source:
         layout=fmt.FORMAT,
         nbytes=sum(p.nbytes for p in found),
         complete=all(p.complete for p in found),
-        processes=[{"rank": p.rank, "folder": p.folder.name, "later": p.later, **p.meta} for p in found],
+        processes=[
+            {"rank": p.rank, "folder": p.folder.name, "later": p.later, **p.meta} for p in found
+        ],
         meta=meta,
         outdated=lambda: any(p.outdated() for p in found),
     )
@@ -277,7 +328,13 @@ def _make_views(db: sqlite3.Connection, process: Process) -> None:
     )  # bare: found by index
     for name, query in _VIEWS.items():
         later = f" + {process.later}" if process.later else ""  # bare: found by index
-        values = {"id": number, "producer": producer, "base": base, "rank": process.rank, "process": process.number}
+        values = {
+            "id": number,
+            "producer": producer,
+            "base": base,
+            "rank": process.rank,
+            "process": process.number,
+        }
         query = query.format(**values, later=later)
         db.execute(f"CREATE TEMP VIEW {name} AS {query}")
 
@@ -295,19 +352,28 @@ def _merged(processes: list[Process]) -> sqlite3.Connection:
             columns = [column[0] for column in rows.description]
             if process.number == 0:
                 db.execute(f"CREATE TABLE {name}({quoted(columns)})")
-            values = _further(db, name, list(rows), process) if name in _NEW and process.number else rows
+            values = (
+                _further(db, name, list(rows), process) if name in _NEW and process.number else rows
+            )
             db.executemany(f"INSERT INTO {name} VALUES({','.join('?' * len(columns))})", values)
         scratch.close()
     db.execute("CREATE INDEX by_id ON rows(id)")
     return db
 
 
-def _further(db: sqlite3.Connection, name: str, rows: list[tuple[Any, ...]], process: Process) -> list[tuple[Any, ...]]:
+def _further(
+    db: sqlite3.Connection, name: str, rows: list[tuple[Any, ...]], process: Process
+) -> list[tuple[Any, ...]]:
     """Return the root calls, or the modules, of a further process that those before it do not have, numbered on."""
     if name == "all_calls":
         known = set(db.execute("SELECT generation, step FROM all_calls"))
-        return [(row[0] + process.number * STRIDE, *row[1:]) for row in rows if row[1:3] not in known]
-    places = {path: place for place, (path,) in enumerate(db.execute("SELECT path FROM all_nodes ORDER BY idx"))}
+        return [
+            (row[0] + process.number * STRIDE, *row[1:]) for row in rows if row[1:3] not in known
+        ]
+    places = {
+        path: place
+        for place, (path,) in enumerate(db.execute("SELECT path FROM all_nodes ORDER BY idx"))
+    }
     new = []
     for _, path, label, kind, parent, *rest in rows:
         if path not in places:
@@ -354,19 +420,35 @@ def _indexed(contents: Contents, layout: str, nbytes: int) -> Source:
     )
     db.executemany(
         "INSERT INTO all_calls VALUES(?,?,?,?,?,?,?,?)",
-        ((c.index, c.generation, c.step, c.kind, c.query, c.total, c.batch, c.root) for c in contents.calls),
+        (
+            (c.index, c.generation, c.step, c.kind, c.query, c.total, c.batch, c.root)
+            for c in contents.calls
+        ),
     )
     db.executemany(
         "INSERT INTO all_nodes VALUES(?,?,?,?,?,?,?,?)",
         (
-            (i, n.path, n.name, n.type, n.parent, json.dumps(n.params), json.dumps(n.aliases), n.root)
+            (
+                i,
+                n.path,
+                n.name,
+                n.type,
+                n.parent,
+                json.dumps(n.params),
+                json.dumps(n.aliases),
+                n.root,
+            )
             for i, n in enumerate(contents.nodes)
         ),
     )
-    sites = dict.fromkeys((s.rank, s.generation, s.step, s.path, s.call) for s in (r.site for r in contents.records))
+    sites = dict.fromkeys(
+        (s.rank, s.generation, s.step, s.path, s.call) for s in (r.site for r in contents.records)
+    )
     called = [(*site, contents.ids[site[3]]) for site in sites if contents.ids.get(site[3])]
     called.sort(key=lambda row: (row[:3], [int(number) for number in row[5].split("_")]))
-    db.executemany("INSERT INTO call_rows VALUES(?,?,?,?,?,?,?)", ((i, *row) for i, row in enumerate(called)))
+    db.executemany(
+        "INSERT INTO call_rows VALUES(?,?,?,?,?,?,?)", ((i, *row) for i, row in enumerate(called))
+    )
     load: Callable[[Record], torch.Tensor] = lambda record: contents.load(by_id[record.id])  # noqa: E731
     return Source(
         db,
@@ -375,7 +457,8 @@ def _indexed(contents: Contents, layout: str, nbytes: int) -> Source:
         nbytes=nbytes,
         complete=bool(contents.meta.get("complete", True)),
         meta=contents.meta,
-        processes=[{"rank": rank} for rank in sorted({r.site.rank for r in contents.records})] or [{"rank": 0}],
+        processes=[{"rank": rank} for rank in sorted({r.site.rank for r in contents.records})]
+        or [{"rank": 0}],
     )
 
 

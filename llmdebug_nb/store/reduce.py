@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmdebug_nb.errors import DumpWriteError
-from llmdebug_nb.kernels.raw import to_bytes
-from llmdebug_nb.records import AT, COLUMNS, OPERATOR, Node, RootCall, Row
+from llmdebug_nb.core.errors import DumpWriteError
+from llmdebug_nb.core.kernels.raw import to_bytes
+from llmdebug_nb.core.records import AT, COLUMNS, OPERATOR, Node, RootCall, Row
 from llmdebug_nb.store import catalog, reader
 from llmdebug_nb.store import format as fmt
 from llmdebug_nb.store.writer import Writer, create_run
@@ -33,7 +33,9 @@ _OFFSET, _LENGTH, _DTYPE, _SHAPE, _KEPT, _KEPT_SHAPE = (
 _LOST = AT["lost"]
 
 
-def reduced(run: Path, parent: Path, name: str, kept: str, figures: Figures, progress: Callable[[int], None]) -> Path:
+def reduced(
+    run: Path, parent: Path, name: str, kept: str, figures: Figures, progress: Callable[[int], None]
+) -> Path:
     """Write a run ``name`` below ``parent`` that keeps ``figures`` (float64[n], called ``kept``) of what ``run`` keeps whole; return its folder.
 
     What ``run`` keeps only in part stays as it is. ``progress(n)`` is told of every n tensors.
@@ -43,7 +45,9 @@ def reduced(run: Path, parent: Path, name: str, kept: str, figures: Figures, pro
     """
     marker = catalog.read_marker(run)
     options = {**(marker.get("options") or {}), "reduce": kept}
-    folder = create_run(parent, name, {"options": options, "environment": marker.get("environment", {})})
+    folder = create_run(
+        parent, name, {"options": options, "environment": marker.get("environment", {})}
+    )
     try:
         for process in reader.processes(run):
             _copy(process, Writer(folder, process.rank), kept, figures, progress)
@@ -62,7 +66,11 @@ def replace(old: Path, new: Path) -> Path:
 
 
 def _copy(
-    process: reader.Process, writer: Writer, kept: str, figures: Figures, progress: Callable[[int], None]
+    process: reader.Process,
+    writer: Writer,
+    kept: str,
+    figures: Figures,
+    progress: Callable[[int], None],
 ) -> None:
     read = process.db.execute
     try:
@@ -86,11 +94,15 @@ def _copy(
             writer.commit(rows)
             progress(len(rows))
     finally:
-        meta = {key: value for key, value in process.meta.items() if key not in ("rank", "pid", "bytes")}
+        meta = {
+            key: value for key, value in process.meta.items() if key not in ("rank", "pid", "bytes")
+        }
         writer.close(meta)
 
 
-def _reduce(row: Row, process: reader.Process, writer: Writer, kept: str, figures: Figures, copied: _Copied) -> None:
+def _reduce(
+    row: Row, process: reader.Process, writer: Writer, kept: str, figures: Figures, copied: _Copied
+) -> None:
     """Write what is kept of a tensor; of one that was seen before, where that lies."""
     offset, length = row[_OFFSET], row[_LENGTH]
     if offset is None:

@@ -9,8 +9,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmdebug_nb.errors import CorruptDumpError, TensorLookupError, nearest
-from llmdebug_nb.records import LAUNCH, TIMING, Kernel, Node, Record, RootCall, Shown, Site, Summary, Tabular, within
+from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError, nearest
+from llmdebug_nb.core.paths import within
+from llmdebug_nb.core.records import (
+    LAUNCH,
+    TIMING,
+    Kernel,
+    Node,
+    Record,
+    RootCall,
+    Shown,
+    Site,
+    Summary,
+    Tabular,
+)
 from llmdebug_nb.store import compiled, profile
 from llmdebug_nb.store.format import FORMAT, payload_dtype, shape_of
 
@@ -91,7 +103,9 @@ class Run(Shown, Tabular):
     @property
     def label(self) -> str:
         """The name that opens this very run: that of its folder, ``golden.2`` for a second ``golden``."""
-        return self.path.name if self.path is not None and self.source.layout == FORMAT else self.name
+        return (
+            self.path.name if self.path is not None and self.source.layout == FORMAT else self.name
+        )
 
     # -- what it is ---------------------------------------------------------------------------
 
@@ -116,9 +130,9 @@ class Run(Shown, Tabular):
     def info(self) -> dict[str, Any]:
         """Return layout, name, records, steps, ranks, processes, bytes, complete and more, ready for JSON."""
         source = self.source
-        steps = self.query("SELECT count(*) FROM (SELECT DISTINCT generation, step FROM rows WHERE role != 'weight')")[
-            0
-        ][0]
+        steps = self.query(
+            "SELECT count(*) FROM (SELECT DISTINCT generation, step FROM rows WHERE role != 'weight')"
+        )[0][0]
         kept, lost = self.query("SELECT count(payload), count(lost) FROM rows")[0]
         return {
             "layout": source.layout,
@@ -145,7 +159,11 @@ class Run(Shown, Tabular):
 
     def __repr__(self) -> str:
         info = self.info()
-        state = "" if info["complete"] else f", incomplete ({info['ended_by'] or 'the process ended early'})"
+        state = (
+            ""
+            if info["complete"]
+            else f", incomplete ({info['ended_by'] or 'the process ended early'})"
+        )
         return f"Run {self.label!r}: {info['records']:,} tensors, steps: {info['steps']}{state}, {self.path or 'in memory'}"
 
     # -- records ------------------------------------------------------------------------------
@@ -158,7 +176,9 @@ class Run(Shown, Tabular):
             except sqlite3.DatabaseError as error:
                 raise CorruptDumpError(f"{self.path}: the index can't be read ({error})") from None
 
-    def records(self, where: str = "1", values: Sequence[Any] = (), start: int = 0, n: int = -1) -> Iterator[Record]:
+    def records(
+        self, where: str = "1", values: Sequence[Any] = (), start: int = 0, n: int = -1
+    ) -> Iterator[Record]:
         """Yield records in execution order; ``where``: SQL over `ROW_COLUMNS`, ``n`` -1: all."""
         sql = f"SELECT {','.join(ROW_COLUMNS)} FROM rows WHERE {where} ORDER BY id LIMIT ? OFFSET ?"
         for row in self.query(sql, (*values, n, start)):
@@ -207,13 +227,19 @@ class Run(Shown, Tabular):
         try:
             sizes = json.loads(shape)
             low, high, mean, norm = _figures((low, high, mean, norm), nan)
-            summary = Summary(dtype, tuple(sizes), low, high, mean, norm, nan, inf, zero, fingerprint)
+            summary = Summary(
+                dtype, tuple(sizes), low, high, mean, norm, nan, inf, zero, fingerprint
+            )
         except (ValueError, TypeError):
-            raise CorruptDumpError(f"{self.path}: record {number} has no valid shape ({shape!r})") from None
+            raise CorruptDumpError(
+                f"{self.path}: record {number} has no valid shape ({shape!r})"
+            ) from None
         if kept is not None or kept_shape is not None:
             kept_shape = self._kept_shape(number, kept, kept_shape)
         site = Site(path, step, call, phase, role, slot, rank, generation)
-        return Record(number, site, seq, op, summary, device, producer, payload, lost, kept, kept_shape)
+        return Record(
+            number, site, seq, op, summary, device, producer, payload, lost, kept, kept_shape
+        )
 
     def _kept_shape(self, number: int, kept: Any, text: Any) -> tuple[int, ...]:
         try:
@@ -223,7 +249,9 @@ class Run(Shown, Tabular):
             return shape_of(text)
         except (ValueError, TypeError):
             said = f"kept {str(kept)[:60]!r} of shape {str(text)[:60]!r}"
-            raise CorruptDumpError(f"{self.path}: record {number} says no valid part ({said})") from None
+            raise CorruptDumpError(
+                f"{self.path}: record {number} says no valid part ({said})"
+            ) from None
 
     def root_calls(self) -> list[RootCall]:
         """Return the forward calls of outermost modules that were seen, recorded or not."""
@@ -232,7 +260,10 @@ class Run(Shown, Tabular):
     def steps(self) -> list[RootCall]:
         """Return the first root call of each recorded step, in order: what a token stepper shows."""
         recorded = {
-            tuple(row) for row in self.query("SELECT DISTINCT generation, step FROM rows WHERE role != 'weight'")
+            tuple(row)
+            for row in self.query(
+                "SELECT DISTINCT generation, step FROM rows WHERE role != 'weight'"
+            )
         }
         first: dict[tuple[int, int], RootCall] = {}
         for call in self.root_calls():
@@ -250,7 +281,18 @@ class Run(Shown, Tabular):
 
         records = list(self.records())
         kinds = {(c.generation, c.step): c.kind for c in reversed(self.root_calls())}
-        fields = ("dtype", "shape", "min", "max", "mean", "l2norm", "nan", "inf", "zero", "fingerprint")
+        fields = (
+            "dtype",
+            "shape",
+            "min",
+            "max",
+            "mean",
+            "l2norm",
+            "nan",
+            "inf",
+            "zero",
+            "fingerprint",
+        )
         columns: dict[str, list[Any]] = {
             name: [getattr(r.site, name) for r in records]
             for name in ("rank", "generation", "step", "path", "call", "phase", "role", "slot")
@@ -266,13 +308,17 @@ class Run(Shown, Tabular):
         columns["lost"] = [r.lost for r in records]
         frame = pandas.DataFrame(columns, index=pandas.Index([r.id for r in records], name="id"))
         counts = dict.fromkeys(("nan", "inf", "zero", "producer"), "Int64")
-        return self._typed(frame, dict.fromkeys(("min", "max", "mean", "l2norm"), "float64") | counts)
+        return self._typed(
+            frame, dict.fromkeys(("min", "max", "mean", "l2norm"), "float64") | counts
+        )
 
     def _typed(self, frame: pandas.DataFrame, dtypes: dict[str, str]) -> pandas.DataFrame:
         try:
             return frame.astype(dtypes)
         except (ValueError, TypeError) as error:
-            raise CorruptDumpError(f"{self.path}: a column of numbers holds something else ({error})") from None
+            raise CorruptDumpError(
+                f"{self.path}: a column of numbers holds something else ({error})"
+            ) from None
 
     def scalars(self, path: str | None = None) -> pandas.DataFrame:
         """Return the arguments and outputs that are no tensors (None, numbers, flags, caches), one row each.
@@ -283,7 +329,9 @@ class Run(Shown, Tabular):
 
         names = ["generation", "step", "path", "call", "role", "slot", "type", "value"]
         where, values = ("", ()) if path is None else ("WHERE path = ?", (path,))
-        return pandas.DataFrame(self.query(f"SELECT {','.join(names)} FROM scalar_rows {where}", values), columns=names)
+        return pandas.DataFrame(
+            self.query(f"SELECT {','.join(names)} FROM scalar_rows {where}", values), columns=names
+        )
 
     # -- operators ----------------------------------------------------------------------------
 
@@ -297,11 +345,20 @@ class Run(Shown, Tabular):
         import pandas
 
         rows = self.query(f"SELECT {quoted(OPERATOR_COLUMNS)} FROM operator_rows ORDER BY id")
-        stacks = {number: self._frames(text) for number, text in self.query("SELECT idx, frames FROM all_sources")}
-        columns: dict[str, list[Any]] = {name: [row[i] for row in rows] for i, name in enumerate(OPERATOR_COLUMNS)}
-        columns["source"] = [next(iter(stacks.get(number, ())), None) for number in columns["source"]]
+        stacks = {
+            number: self._frames(text)
+            for number, text in self.query("SELECT idx, frames FROM all_sources")
+        }
+        columns: dict[str, list[Any]] = {
+            name: [row[i] for row in rows] for i, name in enumerate(OPERATOR_COLUMNS)
+        }
+        columns["source"] = [
+            next(iter(stacks.get(number, ())), None) for number in columns["source"]
+        ]
         del columns["id"]
-        return self._typed(pandas.DataFrame(columns), dict.fromkeys(("within_call", "forward_call"), "Int64"))
+        return self._typed(
+            pandas.DataFrame(columns), dict.fromkeys(("within_call", "forward_call"), "Int64")
+        )
 
     def ops(self) -> pandas.DataFrame:
         """Return one row a recorded call of a module or operator, in execution order: its parameters, and dtype and shape of each tensor that went in and out.
@@ -348,7 +405,13 @@ class Run(Shown, Tabular):
             TensorLookupError: no such call, or recorded without its stack; says what is there instead.
             CorruptDumpError: the stack is damaged.
         """
-        wanted = {"path": path, "phase": phase, "generation": generation, "step": step, "call": call}
+        wanted = {
+            "path": path,
+            "phase": phase,
+            "generation": generation,
+            "step": step,
+            "call": call,
+        }
         if rank is not None:
             wanted["rank"] = rank
         clause = " AND ".join(f"{name} = ?" for name in wanted)
@@ -358,7 +421,9 @@ class Run(Shown, Tabular):
         if not found:
             raise TensorLookupError(self._missing(wanted, "operator_rows"))
         if found[0][0] is None:
-            raise TensorLookupError(f"run {self.name!r} has no call stacks: it was recorded with sources=False")
+            raise TensorLookupError(
+                f"run {self.name!r} has no call stacks: it was recorded with sources=False"
+            )
         return self._frames(found[0][1])
 
     def _frames(self, text: Any) -> list[str]:
@@ -370,7 +435,9 @@ class Run(Shown, Tabular):
             raise CorruptDumpError(f"{self.path}: a call stack is damaged ({error})") from None
         return frames
 
-    def ids(self, step: int | None = None, generation: int = 0, rank: int | None = None) -> dict[tuple[str, int], str]:
+    def ids(
+        self, step: int | None = None, generation: int = 0, rank: int | None = None
+    ) -> dict[tuple[str, int], str]:
         """Return the execution ids of the calls of a step, by path and call, in execution order; step None: of the first recorded one.
 
         ``3_1`` is the second call in the fourth call in the root, ``3_1.4`` the fifth operator of its level in ``3_1``; the root has "". Calls that
@@ -378,7 +445,8 @@ class Run(Shown, Tabular):
         """
         if step is None:
             found = self.query(
-                "SELECT generation, step FROM call_rows WHERE generation >= ? ORDER BY 1, 2 LIMIT 1", (generation,)
+                "SELECT generation, step FROM call_rows WHERE generation >= ? ORDER BY 1, 2 LIMIT 1",
+                (generation,),
             )
             generation, step = found[0] if found else (generation, 0)
         chosen = "(SELECT min(rank) FROM call_rows)" if rank is None else "?"
@@ -388,9 +456,7 @@ class Run(Shown, Tabular):
 
     def id_of(self, site: Site) -> str | None:
         """Return the execution id of the call that a tensor was seen at, see `ids`; None where there is none."""
-        sql = (
-            "SELECT id FROM call_rows WHERE path = ? AND call = ? AND generation = ? AND step = ? AND rank = ? LIMIT 1"
-        )
+        sql = "SELECT id FROM call_rows WHERE path = ? AND call = ? AND generation = ? AND step = ? AND rank = ? LIMIT 1"
         found = self.query(sql, (site.path, site.call, site.generation, site.step, site.rank))
         has = site.role in ("input", "output") and (site.phase == "forward" or "/" not in site.path)
         return str(found[0][0]) if found and has else None
@@ -425,7 +491,10 @@ class Run(Shown, Tabular):
             wanted["slot"] = str(slot)
         if rank is not None:
             wanted["rank"] = rank
-        found = next(self.records(" AND ".join(f"{k} = ?" for k in wanted), tuple(wanted.values()), n=1), None)
+        found = next(
+            self.records(" AND ".join(f"{k} = ?" for k in wanted), tuple(wanted.values()), n=1),
+            None,
+        )
         if found is None:
             raise TensorLookupError(self._missing(wanted))
         return found
@@ -482,9 +551,14 @@ class Run(Shown, Tabular):
                 continue
             seen.append(name)
             clause = " AND ".join(f"{k} = ?" for k in seen)
-            if not self.query(f"SELECT 1 FROM {view} WHERE {clause} LIMIT 1", [wanted[k] for k in seen]):
+            if not self.query(
+                f"SELECT 1 FROM {view} WHERE {clause} LIMIT 1", [wanted[k] for k in seen]
+            ):
                 before = " AND ".join(f"{k} = ?" for k in seen[:-1]) or "1"
-                there = self.query(f"SELECT DISTINCT {name} FROM {view} WHERE {before}", [wanted[k] for k in seen[:-1]])
+                there = self.query(
+                    f"SELECT DISTINCT {name} FROM {view} WHERE {before}",
+                    [wanted[k] for k in seen[:-1]],
+                )
                 known = [str(value) for (value,) in there]
                 hint = (
                     nearest(str(wanted[name]), known)
@@ -525,13 +599,20 @@ class Source:
         outdated: Callable[[], bool] = lambda: False,
     ) -> None:
         self.db, self.load, self.layout, self.nbytes = db, load, layout, nbytes
-        self.complete, self.processes, self.meta, self.outdated = complete, processes, meta, outdated
+        self.complete, self.processes, self.meta, self.outdated = (
+            complete,
+            processes,
+            meta,
+            outdated,
+        )
         self._nodes: list[Node] | None = None
         db.create_function("within", 2, within, deterministic=True)
 
     def nodes(self) -> list[Node]:
         if self._nodes is None:
-            rows = self.db.execute("SELECT path, name, type, parent, params, aliases, root FROM all_nodes ORDER BY idx")
+            rows = self.db.execute(
+                "SELECT path, name, type, parent, params, aliases, root FROM all_nodes ORDER BY idx"
+            )
             self._nodes = [
                 Node(
                     path,

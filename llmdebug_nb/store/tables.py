@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmdebug_nb.errors import DumpWriteError, StoreError
+from llmdebug_nb.core.errors import DumpWriteError, StoreError
 from llmdebug_nb.store.run import STRIDE, Run
 
 if TYPE_CHECKING:
@@ -57,16 +57,32 @@ def write_tables(run: Run, folder: Path) -> list[Path]:
         for where, rows in _files(run, kernels):
             table = _kernels(rows, given, model)
             written.append(
-                _write(folder / "kernel_io_tensors" / where.format("kernel_tensors"), KERNEL_COLUMNS, table, _BAR)
+                _write(
+                    folder / "kernel_io_tensors" / where.format("kernel_tensors"),
+                    KERNEL_COLUMNS,
+                    table,
+                    _BAR,
+                )
             )
         for where, rows in _files(run, host):
             columns, table = _statistics(rows)
-            written.append(_write(folder / "cpu_profiling" / where.format("operation_statistic"), columns, table, ","))
+            written.append(
+                _write(
+                    folder / "cpu_profiling" / where.format("operation_statistic"),
+                    columns,
+                    table,
+                    ",",
+                )
+            )
         if len(tiling):
             cells = ([_cell(value) for value in row.values()] for row in _rows(tiling))
-            written.append(_write(folder / "tiling" / "kernel_tiling.csv", list(tiling.columns), cells, ","))
+            written.append(
+                _write(folder / "tiling" / "kernel_tiling.csv", list(tiling.columns), cells, ",")
+            )
     except OSError as error:
-        raise DumpWriteError(f"can't write {folder}: {error.strerror or error}; choose another folder") from None
+        raise DumpWriteError(
+            f"can't write {folder}: {error.strerror or error}; choose another folder"
+        ) from None
     if not written:
         raise StoreError(
             f"{run.label} has no tables: nothing was recorded of calls; record it with profile='op+kernel+host'"
@@ -108,7 +124,9 @@ def _pids(run: Run) -> dict[tuple[int, int], int]:
     return pids
 
 
-def _write(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]], separator: str) -> Path:
+def _write(
+    path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]], separator: str
+) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w", newline="", encoding="utf-8") as file:
         if separator == _BAR:  # nothing is quoted in these
@@ -138,7 +156,9 @@ def _ops(rows: Iterable[_Row], model: str) -> Iterable[list[Any]]:
         yield _case(number, row["op"], _name(row) or model, row, model)
 
 
-def _kernels(rows: Iterable[_Row], given: Mapping[tuple[Any, ...], _Row], model: str) -> Iterable[list[Any]]:
+def _kernels(
+    rows: Iterable[_Row], given: Mapping[tuple[Any, ...], _Row], model: str
+) -> Iterable[list[Any]]:
     for number, row in enumerate(rows, 1):
         yield [
             *_case(number, _name(row), row["kernel"], given.get(_call(row), row), model),
@@ -163,5 +183,7 @@ def _statistics(rows: Sequence[_Row]) -> tuple[list[str], list[list[Any]]]:
     table = []
     for row in rows:
         gap = "" if row["gap"] != row["gap"] else f"{row['gap']:.3f}"
-        table.append([_name(row) or row["op"], 1, f"{row['start']:.3f}", f"{row['duration']:.3f}", gap])
+        table.append(
+            [_name(row) or row["op"], 1, f"{row['start']:.3f}", f"{row['duration']:.3f}", gap]
+        )
     return columns, table

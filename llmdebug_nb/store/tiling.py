@@ -20,14 +20,19 @@ _SIGNATURE = re.compile(r'extern "C"[^(]*\((?P<arguments>[^)]*)\)')
 _MOST = 200  # loops that are read of one kernel
 
 
-def rows(kernels: Iterable[tuple[str, str]], noted: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
+def rows(
+    kernels: Iterable[tuple[str, str]], noted: Iterable[tuple[str, str]]
+) -> list[dict[str, Any]]:
     """Return one dict of `COLUMNS` a kernel; figures that it does not have are None. ``threads`` is "all" where OpenMP decides.
 
     ``kernels``: name and source. ``noted``: name and configuration (JSON) of those whose launcher was seen.
     """
     seen = {name: _configuration(text) for name, text in noted}
     found = [{**_source(name, source), **seen.pop(name, {})} for name, source in kernels if source]
-    found += [{**dict.fromkeys(COLUMNS), "kernel": name, **configuration} for name, configuration in seen.items()]
+    found += [
+        {**dict.fromkeys(COLUMNS), "kernel": name, **configuration}
+        for name, configuration in seen.items()
+    ]
     return [{column: row.get(column) for column in COLUMNS} for row in found]
 
 
@@ -37,7 +42,9 @@ def _source(name: str, source: str) -> dict[str, Any]:
     if row["language"] != "cpp":
         return row
     signature = _SIGNATURE.search(source)
-    arguments = [" ".join(part.split()) for part in signature["arguments"].split(",")] if signature else []
+    arguments = (
+        [" ".join(part.split()) for part in signature["arguments"].split(",")] if signature else []
+    )
     parallel = _PARALLEL.search(source)
     return row | {
         "arguments": [part for part in arguments if part],
@@ -73,7 +80,9 @@ def _plain(text: str) -> str:
 
 def vector(source: str) -> int:
     """Return how many elements a C++ kernel works on at once, at most: the widest step of its loops; 1 for scalar code."""
-    steps = [int(line.rpartition(" ")[2]) for line in loops(source) if line.rpartition(" ")[2].isdigit()]
+    steps = [
+        int(line.rpartition(" ")[2]) for line in loops(source) if line.rpartition(" ")[2].isdigit()
+    ]
     return max(steps, default=1) if "Vectorized<" in source else 1
 
 
@@ -82,4 +91,8 @@ def _configuration(text: str) -> dict[str, Any]:
         noted = json.loads(text)
     except (ValueError, TypeError, RecursionError):
         return {}
-    return {name: noted[name] for name in COLUMNS[1:] if name in noted} if isinstance(noted, dict) else {}
+    return (
+        {name: noted[name] for name in COLUMNS[1:] if name in noted}
+        if isinstance(noted, dict)
+        else {}
+    )

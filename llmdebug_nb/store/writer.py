@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from llmdebug_nb.errors import DumpWriteError
-from llmdebug_nb.records import AT, COLUMNS, OPERATOR, Node, RootCall, Row
+from llmdebug_nb.core.errors import DumpWriteError
+from llmdebug_nb.core.records import AT, COLUMNS, OPERATOR, Node, RootCall, Row
 from llmdebug_nb.store import format as fmt
 
 FLOOR = 256 << 20  # bytes that a dump leaves free on the disk: the program and others need some too
@@ -39,12 +39,16 @@ def _refusal(error: OSError | sqlite3.Error, folder: Path) -> DumpWriteError:
         return DumpWriteError(
             f"no space left for the dump in {folder}; free some, or record less (tokens, layers, stats_only)"
         )
-    return DumpWriteError(f"can't write the dump to {folder}: {error}; choose another place with path=")
+    return DumpWriteError(
+        f"can't write the dump to {folder}: {error}; choose another place with path="
+    )
 
 
 def free_space(folder: Path) -> int:
     """Return how many bytes may still be written below ``folder``, which need not exist yet; no limit where that can't be told."""
-    there = next((place for place in (folder, *folder.absolute().parents) if place.exists()), Path())
+    there = next(
+        (place for place in (folder, *folder.absolute().parents) if place.exists()), Path()
+    )
     try:
         usage = shutil.disk_usage(there)
     except OSError:
@@ -56,7 +60,11 @@ def _refuse_full_disk(parent: Path, options: dict[str, Any]) -> None:
     stats_only = bool(options.get("stats_only"))
     free, need = free_space(parent), STATS_FLOOR if stats_only else FLOOR
     if free < need:
-        less = "" if stats_only else f", or record with stats_only=True, for which {STATS_FLOOR >> 20} MiB are enough"
+        less = (
+            ""
+            if stats_only
+            else f", or record with stats_only=True, for which {STATS_FLOOR >> 20} MiB are enough"
+        )
         raise DumpWriteError(
             f"not enough space for a dump in {parent}: {free >> 20:,} MiB are free and {need >> 20:,} MiB are needed;"
             f" free some, choose another place with path={less}"
@@ -107,8 +115,12 @@ class Writer:
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_EXCL | getattr(os, "O_BINARY", 0)
             self._file = os.open(self.folder / fmt.PAYLOAD, flags, 0o644)
             self._held = bytearray()
-            self._db = sqlite3.connect(self.folder / fmt.INDEX, check_same_thread=False, isolation_level=None)
-            self._db.execute("PRAGMA synchronous=OFF")  # an empty index is not worth waiting for the disk
+            self._db = sqlite3.connect(
+                self.folder / fmt.INDEX, check_same_thread=False, isolation_level=None
+            )
+            self._db.execute(
+                "PRAGMA synchronous=OFF"
+            )  # an empty index is not worth waiting for the disk
             self._db.executescript(fmt.SCHEMA)
             # the log is folded in once, at close: until then the file never changes under a reader
             for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "wal_autocheckpoint=0"):
@@ -119,7 +131,11 @@ class Writer:
 
     def shortage(self, nbytes: int) -> str | None:
         """Say why the disk should not take so many more bytes of payload, or None. Asks the system: not for every tensor."""
-        return None if free_space(self.folder) - nbytes >= FLOOR else f"the disk has less than {FLOOR >> 20} MiB left"
+        return (
+            None
+            if free_space(self.folder) - nbytes >= FLOOR
+            else f"the disk has less than {FLOOR >> 20} MiB left"
+        )
 
     def payload(self, row: Row, data: np.ndarray | memoryview) -> None:
         """Append ``uint8[n]`` as a frame and set the row's ``offset`` and ``length``.
@@ -156,7 +172,11 @@ class Writer:
         try:
             while views:
                 whole = hasattr(os, "writev") and sum(map(len, views)) <= _MAX_WRITE
-                done = os.writev(self._file, views) if whole else os.write(self._file, views[0][:_MAX_WRITE])
+                done = (
+                    os.writev(self._file, views)
+                    if whole
+                    else os.write(self._file, views[0][:_MAX_WRITE])
+                )
                 while views and done >= len(views[0]):
                     done -= len(views.pop(0))
                 if views and done:
@@ -183,13 +203,16 @@ class Writer:
             DumpWriteError: they could not be written.
         """
         db = self._db
-        with contextlib.suppress(DumpWriteError):  # only there for a crash: what follows makes them part of the index
+        with contextlib.suppress(
+            DumpWriteError
+        ):  # only there for a crash: what follows makes them part of the index
             self._write_held()
         try:
             db.execute("BEGIN")
             db.executemany(_INSERT, rows)
             db.executemany(
-                "INSERT OR REPLACE INTO root_calls VALUES(?,?,?,?,?,?,?,?)", (tuple(asdict(c).values()) for c in calls)
+                "INSERT OR REPLACE INTO root_calls VALUES(?,?,?,?,?,?,?,?)",
+                (tuple(asdict(c).values()) for c in calls),
             )
             db.executemany("INSERT INTO scalars VALUES(?,?,?,?,?,?,?)", scalars)
             db.executemany(_INSERT_OPERATOR, operators)
@@ -207,12 +230,23 @@ class Writer:
         self.commit(meta=meta)
 
     def _put_meta(self, meta: dict[str, Any]) -> None:
-        self._db.executemany("INSERT OR REPLACE INTO meta VALUES(?,?)", ((k, json.dumps(v)) for k, v in meta.items()))
+        self._db.executemany(
+            "INSERT OR REPLACE INTO meta VALUES(?,?)", ((k, json.dumps(v)) for k, v in meta.items())
+        )
 
     def nodes(self, nodes: Iterable[Node], start: int) -> None:
         """Add topology rows; ``start``: how many are there already."""
         rows = [
-            (start + i, n.path, n.name, n.type, n.parent, json.dumps(n.params), json.dumps(n.aliases), n.root)
+            (
+                start + i,
+                n.path,
+                n.name,
+                n.type,
+                n.parent,
+                json.dumps(n.params),
+                json.dumps(n.aliases),
+                n.root,
+            )
             for i, n in enumerate(nodes)
         ]
         try:
@@ -223,7 +257,9 @@ class Writer:
     def table(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
         """Add rows to a table of `format.LATER`."""
         try:
-            self._db.executemany(f"INSERT INTO {name} VALUES({','.join('?' * len(fmt.LATER[name]))})", rows)
+            self._db.executemany(
+                f"INSERT INTO {name} VALUES({','.join('?' * len(fmt.LATER[name]))})", rows
+            )
         except sqlite3.Error as error:
             raise _refusal(error, self.folder) from None
 

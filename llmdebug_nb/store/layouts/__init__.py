@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from llmdebug_nb.records import Node, Record, RootCall
+from llmdebug_nb.core.records import Node, Record, RootCall
 
 if TYPE_CHECKING:
     import torch

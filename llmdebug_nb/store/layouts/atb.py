@@ -23,9 +23,10 @@ from typing import BinaryIO
 
 import torch
 
-from llmdebug_nb.errors import CorruptDumpError
-from llmdebug_nb.kernels.raw import DTYPES, from_bytes
-from llmdebug_nb.records import Site, Summary
+from llmdebug_nb.core.dtypes import DTYPES
+from llmdebug_nb.core.errors import CorruptDumpError
+from llmdebug_nb.core.kernels.raw import from_bytes
+from llmdebug_nb.core.records import Site, Summary
 from llmdebug_nb.store.layouts import Contents
 from llmdebug_nb.store.layouts.files import (
     Draft,
@@ -94,10 +95,25 @@ _ALIAS_DEPTH = 16  # a file may stand for one that stands for another
 
 _ROUND = r"(?P<base>(?:[^/]+/)*?)(?:(?P<process>[0-9]+_[0-9]+)/)?(?:(?P<round>[0-9]{1,9})/)?"
 _OPS = r"(?P<ops>(?:[0-9]+_(?![0-9]+/)[^/]+/)+)(?P<when>before|after)/"
-_TENSOR = re.compile(_ROUND + _OPS + r"(?P<io>in|out)tensor(?P<index>[0-9]{1,9})\.bin", re.IGNORECASE)
+_TENSOR = re.compile(
+    _ROUND + _OPS + r"(?P<io>in|out)tensor(?P<index>[0-9]{1,9})\.bin", re.IGNORECASE
+)
 _TABLE = re.compile(_ROUND + r"statistic\.csv")
-_ALIAS = re.compile(r"(?P<ids>[0-9]+(?:_[0-9]+)*)_(?P<tensor>(?:in|out)tensor[0-9]+)\.bin", re.IGNORECASE)
-_COLUMNS = ("Op Name", "Op Id", "Input/Output", "Index", "Dtype", "Shape", "Max", "Min", "Mean", "Norm")
+_ALIAS = re.compile(
+    r"(?P<ids>[0-9]+(?:_[0-9]+)*)_(?P<tensor>(?:in|out)tensor[0-9]+)\.bin", re.IGNORECASE
+)
+_COLUMNS = (
+    "Op Name",
+    "Op Id",
+    "Input/Output",
+    "Index",
+    "Dtype",
+    "Shape",
+    "Max",
+    "Min",
+    "Mean",
+    "Norm",
+)
 
 
 # -- one .bin -----------------------------------------------------------------------------------
@@ -156,7 +172,9 @@ def parse(name: str, stream: BinaryIO, size: int, offset: int = 0) -> Object:
     )
     alias = fields.get("data") or None
     if alias or "$object.data" not in fields:
-        return replace(made, alias=alias, lost=None if total == 0 else f"{name} has {total} bytes of no object")
+        return replace(
+            made, alias=alias, lost=None if total == 0 else f"{name} has {total} bytes of no object"
+        )
     return _with_data(name, made, fields["$object.data"], total, size)
 
 
@@ -201,7 +219,9 @@ def objects(folder: Folder, name: str) -> Iterator[Object]:
             elif made.lost:
                 return  # its header said little that was true, so neither did it say where it ends
             else:
-                raise CorruptDumpError(f"{name} has {size - made.end} bytes after its data, and no header there")
+                raise CorruptDumpError(
+                    f"{name} has {size - made.end} bytes after its data, and no header there"
+                )
 
 
 def _open(folder: Folder, place: Place) -> torch.Tensor:
@@ -251,12 +271,18 @@ class _File:
         """Return where it was seen; what is seen on the other side (an input, after) has a slot of its own."""
         role, index = f"{self.parts['io'].lower()}put", self.parts["index"]
         slot = index if self.usual else f"{self.parts['when'].lower()}.{index}"
-        return Site(".".join(self.ops), int(self.parts["round"] or 0), role=role, slot=slot, rank=rank)
+        return Site(
+            ".".join(self.ops), int(self.parts["round"] or 0), role=role, slot=slot, rank=rank
+        )
 
 
 def _named(folder: Folder, name: str, kind: re.Pattern[str]) -> _File | None:
     found = kind.fullmatch(folder.context + name)
-    return _File(name, {key: value or "" for key, value in found.groupdict().items()}) if found else None
+    return (
+        _File(name, {key: value or "" for key, value in found.groupdict().items()})
+        if found
+        else None
+    )
 
 
 def detect(path: Path) -> bool:
@@ -285,16 +311,29 @@ def read(path: Path) -> Contents:
     ranks = {process: rank for rank, process in enumerate(processes)}
     by_key = {file.key: file for file in sorted(files, key=lambda file: file.usual)}
     formats: set[str] = set()
-    drafts = [d for file in files for d in _drafts(folder, file, ranks[file.parts["process"]], by_key, formats)]
+    drafts = [
+        d
+        for file in files
+        for d in _drafts(folder, file, ranks[file.parts["process"]], by_key, formats)
+    ]
     kept = {draft.site for draft in drafts}
     for table in tables:
-        drafts += (row for row in _table(folder, table, ranks[table.parts["process"]]) if row.site not in kept)
+        drafts += (
+            row
+            for row in _table(folder, table, ranks[table.parts["process"]])
+            if row.site not in kept
+        )
     drafts.sort(key=_moment)
     types = {d.site.path: d.op for d in drafts if d.op}
     unread = [missing(name, why) for name, why in left_out.items()]
     meta = {"formats": sorted(formats)}
-    read = contents(folder, [*unread, *drafts], lambda place: _open(folder, place), types=types, meta=meta)
-    return replace(read, ids={record.site.path: id_of(record.site.path) for record in read.records if record.op})
+    read = contents(
+        folder, [*unread, *drafts], lambda place: _open(folder, place), types=types, meta=meta
+    )
+    return replace(
+        read,
+        ids={record.site.path: id_of(record.site.path) for record in read.records if record.op},
+    )
 
 
 def id_of(path: str) -> str:
@@ -305,7 +344,14 @@ def id_of(path: str) -> str:
 def _moment(draft: Draft) -> tuple[object, ...]:
     site = draft.site
     leaving = (site.role == "output") != site.slot.startswith(("before.", "after."))
-    return site.rank, site.step, moment(site.path, leaving), site.role, natural(site.slot), site.call
+    return (
+        site.rank,
+        site.step,
+        moment(site.path, leaving),
+        site.role,
+        natural(site.slot),
+        site.call,
+    )
 
 
 def _drafts(
@@ -316,7 +362,11 @@ def _drafts(
     formats: set[str],
 ) -> Iterator[Draft]:
     """Yield the tensors of one ``.bin``; ``formats`` gathers theirs."""
-    site, op, device = file.site(rank), file.ops[-1].partition("_")[2], f"npu:{file.parts['process'].partition('_')[0]}"
+    site, op, device = (
+        file.site(rank),
+        file.ops[-1].partition("_")[2],
+        f"npu:{file.parts['process'].partition('_')[0]}",
+    )
     call = 0
     try:
         for made in objects(folder, file.name):
@@ -326,24 +376,35 @@ def _drafts(
             except CorruptDumpError as error:
                 lost = str(error)
             formats.add(made.format)
-            yield Draft(replace(site, call=call), op, place, None if place else made.summary, lost, device)
+            yield Draft(
+                replace(site, call=call), op, place, None if place else made.summary, lost, device
+            )
             call += 1
     except CorruptDumpError as error:
         yield Draft(replace(site, call=call), op, lost=str(error), device=device)
 
 
-def _follow(folder: Folder, file: _File, made: Object, by_key: Mapping[tuple[str, str, str, str], _File]) -> Place:
+def _follow(
+    folder: Folder, file: _File, made: Object, by_key: Mapping[tuple[str, str, str, str], _File]
+) -> Place:
     """Return the place of the tensor that an alias stands for: of an operation of the same round, never a path."""
     at, wanted = file, made
     for _ in range(_ALIAS_DEPTH):
         named = _ALIAS.fullmatch(at_name := wanted.alias or "")
         target = by_key.get((*file.group, named["ids"], named["tensor"].lower())) if named else None
         if target is None:
-            raise CorruptDumpError(f"{at.name} stands for {at_name[:80]!r}, which is no tensor of its round")
+            raise CorruptDumpError(
+                f"{at.name} stands for {at_name[:80]!r}, which is no tensor of its round"
+            )
         at, wanted = target, next(objects(folder, target.name))
         if wanted.kept:
-            if (wanted.summary.dtype, wanted.summary.shape) != (made.summary.dtype, made.summary.shape):
-                raise CorruptDumpError(f"{file.name} stands for {at.name}, which has another dtype or shape")
+            if (wanted.summary.dtype, wanted.summary.shape) != (
+                made.summary.dtype,
+                made.summary.shape,
+            ):
+                raise CorruptDumpError(
+                    f"{file.name} stands for {at.name}, which has another dtype or shape"
+                )
             return Place(at.name, wanted.offset)
         if not wanted.alias:
             break
@@ -365,7 +426,9 @@ def _table(folder: Folder, table: _File, rank: int) -> Iterator[Draft]:
         try:
             if site.role not in ("input", "output") or len(ids) != len(names) or not row["Norm"]:
                 raise CorruptDumpError("a row is cut short")
-            low, high, mean, norm = (number(row[column]) for column in ("Min", "Max", "Mean", "Norm"))
+            low, high, mean, norm = (
+                number(row[column]) for column in ("Min", "Max", "Mean", "Norm")
+            )
             summary = Summary(dtype_named(row["Dtype"]), sizes(row["Shape"]), low, high, mean, norm)
             yield Draft(site, names[-1], summary=summary, device=device)
         except CorruptDumpError as error:

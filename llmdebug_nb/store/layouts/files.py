@@ -20,20 +20,24 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from llmdebug_nb.errors import CorruptDumpError, NotADumpError
-from llmdebug_nb.kernels.summary import summarize
-from llmdebug_nb.records import Node, Record, RootCall, Site, Summary
+from llmdebug_nb.core.errors import CorruptDumpError, NotADumpError
+from llmdebug_nb.core.kernels.summary import summarize
+from llmdebug_nb.core.records import Node, Record, RootCall, Site, Summary
 from llmdebug_nb.store.layouts import Contents
 
 UNKNOWN = Summary("unknown", ())
 _SCAN_LIMIT = 20_000  # names looked at before a layout is given up: detection has to stay cheap
-_EXPANSION = 1 << 30  # bytes a small file may expand to: saved views may repeat their storage, bombs may not
+_EXPANSION = (
+    1 << 30
+)  # bytes a small file may expand to: saved views may repeat their storage, bombs may not
 _ITEMS_LIMIT = 1_000_000  # entries of one unpickled container: it may refer to itself
 
 
 def natural(text: str) -> list[str | int]:
     """Return a sort key under which ``layers.2`` comes before ``layers.10``."""
-    return [int(part) if number % 2 else part for number, part in enumerate(re.split(r"([0-9]+)", text))]
+    return [
+        int(part) if number % 2 else part for number, part in enumerate(re.split(r"([0-9]+)", text))
+    ]
 
 
 class Folder:
@@ -54,10 +58,16 @@ class Folder:
         """
         try:
             real = (self.path / name).resolve(strict=True)
-        except (OSError, RuntimeError, ValueError):  # absent; a loop of links; a name with a zero byte
+        except (
+            OSError,
+            RuntimeError,
+            ValueError,
+        ):  # absent; a loop of links; a name with a zero byte
             raise CorruptDumpError(f"{name} is not there") from None
         if not real.is_relative_to(self.path):
-            raise CorruptDumpError(f"{name} is a link that leads out of the folder, and is not followed")
+            raise CorruptDumpError(
+                f"{name} is a link that leads out of the folder, and is not followed"
+            )
         if not real.is_file():
             raise CorruptDumpError(f"{name} is not a regular file")
         return real
@@ -80,7 +90,9 @@ class Folder:
             for folder in folders:
                 if os.path.islink(os.path.join(at, folder)) and not self._holds(Path(at, folder)):
                     name = (base / folder).as_posix()
-                    left_out[name] = f"{name} is a link that leads out of the folder, and is not followed"
+                    left_out[name] = (
+                        f"{name} is a link that leads out of the folder, and is not followed"
+                    )
         return sorted(names, key=natural), left_out
 
     def _holds(self, path: Path) -> bool:
@@ -115,7 +127,9 @@ def reading(name: str) -> Iterator[None]:
         # torch's own text goes on to advise loading it with code execution on
         found = re.search(r"GLOBAL ([\w.]+)", str(error))
         what = f"it needs {found[1]}" if found else str(error).splitlines()[0][:120]
-        raise CorruptDumpError(f"{name} holds more than tensors, and no pickled code is run ({what})") from None
+        raise CorruptDumpError(
+            f"{name} holds more than tensors, and no pickled code is run ({what})"
+        ) from None
     except Exception as error:  # decoders of hostile bytes raise nearly anything
         why = next(iter(str(error).splitlines()), "")[:200]
         raise CorruptDumpError(f"{name} can't be read ({type(error).__name__}: {why})") from None
@@ -129,7 +143,10 @@ def read_json(folder: Folder, name: str) -> Any:
 
 def read_csv(folder: Folder, name: str, columns: Iterable[str]) -> list[dict[str, str]]:
     """Return the rows of a table that has at least these columns; a row that was cut short has empty ones."""
-    with reading(name), folder.file(name).open(encoding="utf-8", errors="replace", newline="") as stream:
+    with (
+        reading(name),
+        folder.file(name).open(encoding="utf-8", errors="replace", newline="") as stream,
+    ):
         reader = csv.DictReader(stream)
         absent = set(columns) - set(reader.fieldnames or ())
         if absent:
@@ -147,7 +164,9 @@ def read_object(folder: Folder, name: str, mapped: bool = False) -> Any:
         zipped = zipfile.is_zipfile(file)
         if zipped:
             with zipfile.ZipFile(file) as archive:
-                _check_size(name, sum(entry.file_size for entry in archive.infolist()), file.stat().st_size)
+                _check_size(
+                    name, sum(entry.file_size for entry in archive.infolist()), file.stat().st_size
+                )
         return torch.load(file, map_location="cpu", weights_only=True, mmap=mapped and zipped)
 
 
@@ -187,7 +206,11 @@ def checked(folder: Folder, name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 def check_members(name: str, archive: zipfile.ZipFile, size: int) -> None:
     """Raise CorruptDumpError if a compressed archive would unfold out of all proportion to its ``size``."""
-    _check_size(name, max((entry.file_size for entry in archive.infolist()), default=0), max(size, _EXPANSION))
+    _check_size(
+        name,
+        max((entry.file_size for entry in archive.infolist()), default=0),
+        max(size, _EXPANSION),
+    )
 
 
 def _check_size(name: str, claimed: int, limit: int) -> None:
@@ -246,8 +269,12 @@ def sizes(value: Any) -> tuple[int, ...]:
         inner = value.strip().removeprefix("torch.Size")
         for brackets in ("()", "[]"):
             inner = inner[1:-1] if inner[:1] + inner[-1:] == brackets else inner
-        found = [int(size) for size in re.findall("[0-9]+", inner)] if _SIZES.fullmatch(inner) else None
-    if not isinstance(found, list) or not all(type(size) is int and 0 <= size < 1 << 63 for size in found):
+        found = (
+            [int(size) for size in re.findall("[0-9]+", inner)] if _SIZES.fullmatch(inner) else None
+        )
+    if not isinstance(found, list) or not all(
+        type(size) is int and 0 <= size < 1 << 63 for size in found
+    ):
         raise CorruptDumpError(f"{str(value)[:80]!r} is no shape")
     return tuple(found)
 
@@ -288,7 +315,10 @@ def moment(path: str, leaving: bool, order: Mapping[str, int] | None = None) -> 
     order = order or {}
     parts = path.replace("/", ".").split(".") if path else []
     prefixes = [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
-    keys = ((1, order.get(prefix, len(order)), natural(part)) for prefix, part in zip(prefixes, parts, strict=True))
+    keys = (
+        (1, order.get(prefix, len(order)), natural(part))
+        for prefix, part in zip(prefixes, parts, strict=True)
+    )
     return (*keys, (2,) if leaving else (0,))
 
 
@@ -296,7 +326,9 @@ def one_dump(folder: Folder, bases: Iterable[str]) -> None:
     """Raise NotADumpError if the files come from several dumps, whose processes would pass for ranks of one."""
     found = sorted({base.removeprefix(folder.context).rstrip("/") for base in bases}, key=natural)
     if len(found) > 1:
-        raise NotADumpError(f"{folder.path} holds {len(found)} dumps: open one of {', '.join(found[:8])}")
+        raise NotADumpError(
+            f"{folder.path} holds {len(found)} dumps: open one of {', '.join(found[:8])}"
+        )
 
 
 def tree_of(types: Mapping[str, str], records: Sequence[Record]) -> list[Node]:
@@ -315,7 +347,9 @@ def tree_of(types: Mapping[str, str], records: Sequence[Record]) -> list[Node]:
             if prefix not in index:
                 index[prefix] = len(nodes)
                 name = parts[depth - 1] if depth else ""
-                nodes.append(Node(prefix, name, types.get(prefix, ""), parent, params.get(prefix, {})))
+                nodes.append(
+                    Node(prefix, name, types.get(prefix, ""), parent, params.get(prefix, {}))
+                )
             parent = index[prefix]
     return nodes
 
@@ -339,7 +373,9 @@ def contents(
     records: list[Record] = []
     described: dict[Place, Summary] = {}
     made: dict[Place, int] = {}
-    for draft in tqdm(drafts, desc=f"reading {folder.path.name}", unit=" tensors", delay=1, leave=False):
+    for draft in tqdm(
+        drafts, desc=f"reading {folder.path.name}", unit=" tensors", delay=1, leave=False
+    ):
         record = _describe(len(records), draft, open_, described, made)
         records.append(record)
     if records and all(record.summary is UNKNOWN for record in records):
@@ -347,7 +383,13 @@ def contents(
     steps = sorted({record.site.step for record in records if record.site.role != "weight"})
     kinds = ("prefill", "decode") if tokens else ("forward", "forward")
     calls = [RootCall(step, step=step, kind=kinds[step > 0]) for step in steps]
-    return Contents(records, calls, tree_of(types or {}, records), lambda record: open_(record.payload), meta or {})
+    return Contents(
+        records,
+        calls,
+        tree_of(types or {}, records),
+        lambda record: open_(record.payload),
+        meta or {},
+    )
 
 
 def _describe(
@@ -370,7 +412,17 @@ def _describe(
     elif place is not None and draft.site.role == "output":
         made[place] = number
     site = replace(draft.site, path=_text(draft.site.path), slot=_text(draft.site.slot))
-    return Record(number, site, number, _text(draft.op), summary or UNKNOWN, draft.device, producer, place, lost)
+    return Record(
+        number,
+        site,
+        number,
+        _text(draft.op),
+        summary or UNKNOWN,
+        draft.device,
+        producer,
+        place,
+        lost,
+    )
 
 
 def _text(name: str) -> str:

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmdebug_nb.errors import CorruptDumpError
-from llmdebug_nb.records import Site, Summary
+from llmdebug_nb.core.errors import CorruptDumpError
+from llmdebug_nb.core.records import Site, Summary
 from llmdebug_nb.store.layouts import Contents
 from llmdebug_nb.store.layouts.files import (
     Draft,
@@ -45,7 +45,18 @@ _TENSOR = re.compile(_MODULE + r"(?P<role>input|output)(?P<slot>(?:_[0-9]+)*)\.p
 _TABLE = re.compile(_MODULE + r"statistics\.csv")
 _WEIGHT = re.compile(_PROCESS + r"weights/root\.(?P<weight>[^/]+)\.pth")
 _TREE = re.compile(_PROCESS + r"model_tree\.json")
-_COLUMNS = ("NodeName", "NodeType", "InputOutput", "Index", "DataType", "Shape", "Max", "Min", "Mean", "L2Norm")
+_COLUMNS = (
+    "NodeName",
+    "NodeType",
+    "InputOutput",
+    "Index",
+    "DataType",
+    "Shape",
+    "Max",
+    "Min",
+    "Mean",
+    "L2Norm",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +112,10 @@ def read(path: Path) -> Contents:
     names, left_out = folder.walk()
     files = [file for name in names if (file := _named(folder, name))]
     one_dump(folder, (file.parts["base"] or "" for file in files))
-    ranks = {process: rank for rank, process in enumerate(sorted({file.process for file in files}, key=natural))}
+    ranks = {
+        process: rank
+        for rank, process in enumerate(sorted({file.process for file in files}, key=natural))
+    }
     unread = [missing(name, why) for name, why in left_out.items()]
     types: dict[str, str] = {}
     for file in (file for file in files if file.kind is _TREE):
@@ -110,7 +124,9 @@ def read(path: Path) -> Contents:
         except CorruptDumpError as error:
             unread.append(missing(file.name, error, rank=ranks[file.process]))
     kept = {(file.folder, file.parts["role"]) for file in files if file.kind is _TENSOR}
-    drafts = [draft for file in files for draft in _drafts(folder, file, ranks[file.process], types, kept)]
+    drafts = [
+        draft for file in files for draft in _drafts(folder, file, ranks[file.process], types, kept)
+    ]
     order = {module: position for position, module in enumerate(types)}
     drafts.sort(key=lambda draft: _moment(draft, order))
     return contents(
@@ -135,7 +151,9 @@ def _tree(folder: Folder, name: str) -> dict[str, str]:
     while stack:
         node = stack.pop()
         children = node.get("children", []) if isinstance(node, dict) else None
-        if not isinstance(children, list) or not all(isinstance(node.get(key), str) for key in ("name", "type")):
+        if not isinstance(children, list) or not all(
+            isinstance(node.get(key), str) for key in ("name", "type")
+        ):
             raise CorruptDumpError(f"{name} is no module tree: a node is {str(node)[:80]!r}")
         types[node["name"].removeprefix("root").removeprefix(".")] = node["type"]
         stack += reversed(children)
@@ -200,8 +218,12 @@ def _table(
         try:
             if role not in ("input", "output") or not row["L2Norm"]:
                 raise CorruptDumpError("a row is cut short")
-            low, high, mean, norm = (number(row[column]) for column in ("Min", "Max", "Mean", "L2Norm"))
-            summary = Summary(dtype_named(row["DataType"]), sizes(row["Shape"]), low, high, mean, norm)
+            low, high, mean, norm = (
+                number(row[column]) for column in ("Min", "Max", "Mean", "L2Norm")
+            )
+            summary = Summary(
+                dtype_named(row["DataType"]), sizes(row["Shape"]), low, high, mean, norm
+            )
             yield Draft(site, op or row["NodeType"], summary=summary, device=device)
         except CorruptDumpError as error:
             yield Draft(site, op or row["NodeType"], lost=f"{file.name}: {error}", device=device)

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from llmdebug_nb.errors import CorruptDumpError
-from llmdebug_nb.records import Site, Summary
+from llmdebug_nb.core.errors import CorruptDumpError
+from llmdebug_nb.core.records import Site, Summary
 from llmdebug_nb.store.layouts import Contents
 from llmdebug_nb.store.layouts.files import (
     Draft,
@@ -66,7 +66,9 @@ class _Entry:
 
 def _dumps(folder: Folder) -> Iterator[tuple[str, dict[str, str | None]]]:
     for depth in ("", "*/", "*/*/"):
-        for file in sorted(folder.path.glob(f"{depth}dump.json"), key=lambda file: natural(str(file))):
+        for file in sorted(
+            folder.path.glob(f"{depth}dump.json"), key=lambda file: natural(str(file))
+        ):
             name = file.relative_to(folder.path).as_posix()
             if found := _DUMP.fullmatch(folder.context + name):
                 yield name, found.groupdict()
@@ -106,7 +108,9 @@ def read(path: Path) -> Contents:
             continue
         meta = {key: str(document.get(key)) for key in ("task", "level", "framework")}
         drafts += _read_one(folder, name, document["data"], types, step, rank)
-    return contents(folder, drafts, lambda place: read_tensor(folder, place.file), types=types, meta=meta)
+    return contents(
+        folder, drafts, lambda place: read_tensor(folder, place.file), types=types, meta=meta
+    )
 
 
 def _read_one(
@@ -140,7 +144,9 @@ def _read_one(
             role, prefix = usual if entry.kind == "grads" else _GROUPS.get(group, usual)
             for slot, leaf in _leaves(value, bare=group == "output"):
                 slot = f"{prefix}{slot}"
-                site = replace(at, role=role, slot=slot.removesuffix(".0") if role == "weight" else slot)
+                site = replace(
+                    at, role=role, slot=slot.removesuffix(".0") if role == "weight" else slot
+                )
                 yield _draft(folder, f"{beside}dump_tensor_data/", site, entry.op, leaf)
 
 
@@ -150,9 +156,15 @@ def _entries(data: dict[str, Any], construct: dict[str, Any]) -> dict[str, _Entr
     numbers: dict[str, set[int]] = defaultdict(set)
     for entry in entries.values():
         numbers[entry.path].add(entry.call)
-    nth = {(path, call): nth for path, calls in numbers.items() for nth, call in enumerate(sorted(calls))}
+    nth = {
+        (path, call): nth
+        for path, calls in numbers.items()
+        for nth, call in enumerate(sorted(calls))
+    }
     return {
-        key: replace(entry, call=nth[entry.path, entry.call]) if entry.kind == "api" and "/" in entry.path else entry
+        key: replace(entry, call=nth[entry.path, entry.call])
+        if entry.kind == "api" and "/" in entry.path
+        else entry
         for key, entry in entries.items()
     }
 
@@ -186,7 +198,13 @@ def _leaves(value: Any, bare: bool) -> Iterator[tuple[str, dict[str, Any]]]:
 
     ``bare``: a value that is one mapping comes as a list of one; its slots are the mapping's keys.
     """
-    if bare and isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict) and not _is_leaf(value[0]):
+    if (
+        bare
+        and isinstance(value, list)
+        and len(value) == 1
+        and isinstance(value[0], dict)
+        and not _is_leaf(value[0])
+    ):
         value = value[0]
     stack: list[tuple[str, Any]] = [("", value)]
     while stack:
@@ -218,7 +236,13 @@ def _draft(folder: Folder, data_folder: str, site: Site, op: str, leaf: dict[str
             place = Place(data_folder + file)
     except CorruptDumpError as error:
         lost = str(error)
-    if place and summary and summary.fingerprint is None and summary.max is None and summary.l2norm is None:
+    if (
+        place
+        and summary
+        and summary.fingerprint is None
+        and summary.max is None
+        and summary.l2norm is None
+    ):
         summary = None  # the dump has no figures, though it has the values
     return Draft(site, op, place, summary, lost)
 
@@ -231,4 +255,12 @@ def _summary(leaf: dict[str, Any]) -> Summary:
     elif isinstance(checksum, str) and re.fullmatch(r"-?0x[0-9a-fA-F]{1,16}", checksum):
         # of a 0-d tensor, upstream writes the value itself
         fingerprint = f"xor:{int(checksum, 16) & (1 << 64) - 1:#018x}" if leaf["shape"] else None
-    return Summary(dtype_named(leaf["dtype"]), sizes(leaf["shape"]), low, high, mean, norm, fingerprint=fingerprint)
+    return Summary(
+        dtype_named(leaf["dtype"]),
+        sizes(leaf["shape"]),
+        low,
+        high,
+        mean,
+        norm,
+        fingerprint=fingerprint,
+    )

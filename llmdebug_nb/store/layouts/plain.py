@@ -19,9 +19,9 @@ import torch
 from safetensors import safe_open
 from tqdm.auto import tqdm
 
-from llmdebug_nb.errors import CorruptDumpError
-from llmdebug_nb.kernels.summary import summarize
-from llmdebug_nb.records import Site
+from llmdebug_nb.core.errors import CorruptDumpError
+from llmdebug_nb.core.kernels.summary import summarize
+from llmdebug_nb.core.records import Site
 from llmdebug_nb.store.layouts import Contents
 from llmdebug_nb.store.layouts.files import (
     Draft,
@@ -75,7 +75,10 @@ def read(path: Path) -> Contents:
             if draft.place is not None:
                 files_of[draft.site.path].add(name)
             drafts.append(draft)
-    drafts = [_told_apart(draft) if len(files_of.get(draft.site.path, ())) > 1 else draft for draft in drafts]
+    drafts = [
+        _told_apart(draft) if len(files_of.get(draft.site.path, ())) > 1 else draft
+        for draft in drafts
+    ]
     return contents(folder, drafts, lambda place: _load(folder, place))
 
 
@@ -83,7 +86,10 @@ def _told_apart(draft: Draft) -> Draft:
     if draft.place is None:
         return draft
     file, key = draft.place.file, draft.place.key
-    return replace(draft, site=replace(draft.site, path=file if key is None else f"{_stem(file)}/{draft.site.path}"))
+    return replace(
+        draft,
+        site=replace(draft.site, path=file if key is None else f"{_stem(file)}/{draft.site.path}"),
+    )
 
 
 def _stem(name: str) -> str:

@@ -1,0 +1,381 @@
+"""Recording a training loop step by step, in the form that msprobe users know."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import warnings
+import weakref
+from contextlib import AbstractContextManager, ExitStack
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from llmdebug_nb.app.recording import Recording, checked, rank_here
+from llmdebug_nb.app.upstream.precision_debugger_config import read_config
+from llmdebug_nb.core import determinism
+from llmdebug_nb.core.errors import CaptureError, EmptyDumpError, LLMDebugError, OptionError
+from llmdebug_nb.show.words import count_text
+
+if TYPE_CHECKING:
+    import torch
+
+    from llmdebug_nb.store.run import Run
+
+_debuggers: weakref.WeakSet[PrecisionDebugger] = weakref.WeakSet()
+
+
+class PrecisionDebugger:
+    """Records the steps of a loop into one run.
+
+        debugger = PrecisionDebugger(task="tensor", level="mix", step=[0, 5])
+        for batch in batches:
+            debugger.start(model)
+            loss = model(batch).sum()
+            loss.backward()
+            debugger.stop()
+            debugger.step()
+        run = debugger.close()
+
+    An ordinary object: any number may work side by side. Steps count the calls of `step`; those not asked for cost
+    next to nothing. The run ends with `close`, with the ``with`` block, after the last step that was asked for, or
+    with the process, and can be read all the while (`run`). What is called in the wrong place is warned about and
+    loses nothing that was recorded.
+
+    ``config_path``: msprobe's config.json; arguments go before what it says. ``task``: statistics (the default),
+    tensor or overflow_check. ``level``: L0 (modules), L1 (operators, the default), mix (both) or debug (only what
+    `save` is given). ``dump_path``: the folder that will hold the run. ``model``: one or several modules, if not given
+    to `start`; without any, whatever outermost modules run. ``step``: numbers and ranges, ``[0, "4-6"]``. ``name``: of
+    the run. See docs/precision_debugger.md.
+
+    Raises:
+        OptionError: an argument or a field of the file that makes no sense, or is not supported.
+    """
+
+    def __init__(
+        self,
+        config_path: str | os.PathLike[str] | None = None,
+        task: str | None = None,
+        dump_path: str | os.PathLike[str] | None = None,
+        level: str | None = None,
+        model: Any = None,
+        step: Any = None,
+        *,
+        name: str = "debugger",
+    ) -> None:
+        config = read_config(
+            config_path, task=task, dump_path=dump_path, level=level, step=step, name=name
+        )
+        self.options = config.options
+        self._saves_only, self._switch = config.saves_only, config.switch
+        self._models = checked(model)
+        self._rank: int | None = None
+        self._recording: Recording | None = None
+        self._window: _Window | None = None
+        self._step = 0
+        self._used = False  # start or save was called
+        self._started = self._on = False  # between start and stop, and in a step that is recorded
+        self._ended = self._closed = False  # the run is finished, and that by hand
+        self._told_off: str | None = None  # why nothing was to be recorded here
+        self._failure: LLMDebugError | None = None
+        _debuggers.add(self)
+
+    # -- the loop -----------------------------------------------------------------------------
+
+    def start(
+        self, model: Any = None, token_range: Any = None, rank_id: int | None = None
+    ) -> AbstractContextManager[Any]:
+        """Record from here to `stop`, or to the end of ``with debugger.start(model):``.
+
+        ``model``: one module or several, the same in every step. ``token_range``: first and last of the model's
+        forward calls to record, counted from here. ``rank_id``: the rank of this process, where torch can't tell.
+
+        Raises:
+            OptionError: an argument that makes no sense, or another model than before.
+            CaptureError: the model can't be recorded, its filters match nothing, or the debugger is closed.
+            StoreError: the run can't be written.
+        """
+        models = self._agreed(model)
+        window = _window(token_range, models)
+        if self._closed:
+            raise CaptureError("this PrecisionDebugger is closed; make a new one for another run")
+        block = ExitStack()
+        if self._started:
+            warnings.warn("start() again before stop(): it has no effect", stacklevel=2)
+            return block
+        before, self._models = self._models, models
+        self._rank, self._used = _rank(rank_id, self._rank), True
+        try:
+            if not self._saves_only and self._wanted():
+                self._go_on(window)
+        except BaseException:
+            self._models = before  # so that it can be started with another one
+            raise
+        self._started = True
+        block.callback(self.stop)
+        return block
+
+    def stop(self) -> None:
+        """Record nothing from here to the next `start`."""
+        if not self._started:
+            warnings.warn("stop() without start(): nothing was being recorded", stacklevel=2)
+        self._halt()
+
+    def forward_backward_dump_end(self) -> None:
+        """Record no further forward call of this step, but the backward pass of those recorded. `stop` follows."""
+        if not self._started:
+            warnings.warn(
+                "forward_backward_dump_end() without start(): nothing was being recorded",
+                stacklevel=2,
+            )
+        self._close_window()
+        if self._on and self._recording is not None:
+            self._recording.pause(backward=True)
+
+    def step(self) -> None:
+        """Count a step; what follows belongs to the next one. After the last one asked for, the run is finished."""
+        if self._closed:
+            warnings.warn("step() of a closed PrecisionDebugger has no effect", stacklevel=2)
+            return
+        started = self._started
+        if started:
+            text = f"step() between start() and stop(): recording goes on as step {self._step + 1}; call stop() first"
+            warnings.warn(text, stacklevel=2)
+            self._halt()
+        elif not (self._used or self._step or self._saves_only):
+            warnings.warn(
+                "step() before the first start(): counted, so that start() begins with step 1",
+                stacklevel=2,
+            )
+        self._step += 1
+        if self._recording is not None and not self._ended:
+            self._recording.step()
+        last = self.options.tokens.last
+        if last is not None and self._step > last and not self._ended:
+            self._finish()
+            if self._failure is not None:  # raised by `close`; here it would end the program's loop
+                warnings.warn(str(self._failure), stacklevel=2)
+        if started:
+            self.start()
+
+    def save(self, variable: Any, name: str, save_backward: bool = True) -> None:
+        """Record the tensors in a variable as ``save/NAME``; ``save_backward``: and their gradients, once there.
+
+        At level debug anywhere, at others between `start` and `stop`.
+
+        Raises:
+            OptionError: the name is no text, or save_backward neither True nor False.
+        """
+        if not isinstance(name, str) or not name:
+            raise OptionError(f"save(variable, name): expected a text to call it by, got {name!r}")
+        if not isinstance(save_backward, bool):
+            raise OptionError(f"save_backward {save_backward!r}: expected True or False")
+        self._used = True
+        if self._closed or not (self._saves_only or self._started):
+            why = (
+                "the PrecisionDebugger is closed"
+                if self._closed
+                else "call it between start() and stop()"
+            )
+            warnings.warn(
+                f"save({name!r}) was not recorded: {why}, or use level debug", stacklevel=2
+            )
+        elif self._wanted() if self._saves_only else self._on:
+            self._opened().save(name, variable, gradients=save_backward)
+
+    seed_all = staticmethod(determinism.seed_all)
+
+    # -- the run ------------------------------------------------------------------------------
+
+    @property
+    def run(self) -> Run:
+        """What was recorded so far; it grows while recording goes on. Raises CaptureError as long as there is nothing."""
+        run = None if self._recording is None else self._recording.run
+        if run is None or isinstance(self._failure, EmptyDumpError):
+            raise self._failure or CaptureError(f"there is no run yet: {self._why_nothing()}")
+        return run
+
+    def close(self) -> Run | None:
+        """Finish the run and return it; None where nothing was to be recorded in this process, which was warned about.
+
+        Raises:
+            EmptyDumpError: what was asked for never came; the message says why.
+            DumpWriteError: the run could not be completed (disk full); what was written stays readable.
+        """
+        self._closed = True
+        self._finish()
+        if self._failure is not None:
+            raise self._failure
+        return None if self._recording is None else self._recording.run
+
+    def __enter__(self) -> PrecisionDebugger:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+            return
+        self._closed = True
+        self._finish(kind.__name__)
+        if self._failure is not None:  # the program's own exception is the news
+            warnings.warn(str(self._failure), stacklevel=2)
+
+    # -- within -------------------------------------------------------------------------------
+
+    def _agreed(self, model: Any) -> tuple[Any, ...]:
+        """Return the models to record: those given now, which have to be those of before."""
+        models = checked(model)
+        if not models or models == self._models:
+            return self._models
+        if not self._models and self._recording is None:
+            return models
+        before = ", ".join(type(each).__name__ for each in self._models) or "none"
+        raise OptionError(
+            f"start(model): another model than before (which was {before}); give all of them each time, as in"
+            " start([actor, critic])"
+        )
+
+    def _wanted(self) -> bool:
+        """Tell whether this step is to be recorded in this process."""
+        rank = rank_here() if self._rank is None else self._rank
+        if self.options.ranks is not None and rank not in self.options.ranks:
+            self._tell_off(
+                f"this process is rank {rank}, and rank {self.options.ranks} was asked for"
+            )
+            return False
+        if self._step not in self.options.tokens or self._ended:
+            return False
+        if not self._switch.is_on():
+            self._tell_off("dump_enable is false")
+            return False
+        return True
+
+    def _tell_off(self, why: str) -> None:
+        if self._recording is None and why != self._told_off:
+            warnings.warn(f"nothing is recorded: {why}", stacklevel=4)
+            self._told_off = why
+
+    def _opened(self) -> Recording:
+        """Return the recording, begun by the first step that is recorded."""
+        if self._recording is None:
+            recording = Recording(self._models, self.options, manual=True, rank=self._rank)
+            recording.start()
+            self._recording = recording
+            for _ in range(self._step):
+                recording.step()
+            if self._saves_only:
+                recording.pause(backward=True)
+        return self._recording
+
+    def _go_on(self, window: _Window | None) -> None:
+        if self._recording is not None:
+            self._recording.resume()
+        recording, self._on = self._opened(), True
+        if window is not None:
+            self._window = window
+            window.open(recording)
+
+    def _halt(self) -> None:
+        self._close_window()
+        if self._on and self._recording is not None:
+            self._recording.pause()
+        self._started = self._on = False
+
+    def _close_window(self) -> None:
+        if self._window is not None:
+            self._window.close()
+            self._window = None
+
+    def _finish(self, ended_by: str | None = None) -> None:
+        """End the run, once; `_failure` says what went wrong."""
+        if self._ended:
+            return
+        self._halt()
+        self._ended = True
+        try:
+            if self._recording is not None:
+                self._recording.stop(ended_by)
+            elif self._told_off is None:
+                self._failure = EmptyDumpError(f"nothing was recorded: {self._why_nothing()}")
+        except LLMDebugError as error:
+            self._failure = error
+
+    def _why_nothing(self) -> str:
+        if not self._used:
+            return f"{'save' if self._saves_only else 'start'}() was never called"
+        if self._told_off is not None:
+            return self._told_off
+        return f"step {self.options.tokens} never came: step() was called {count_text(self._step, 'time')}"
+
+
+class _Window:
+    """Lets a recording see the calls ``first`` to ``last`` of a model, counted from `open`."""
+
+    def __init__(
+        self, model: torch.nn.Module | None = None, first: int = -1, last: int = -2
+    ) -> None:
+        self._model, self._first, self._last = model, first, last
+        self._next = 0  # number of the call to come
+        self._recording: Recording | None = None
+        self._handle: Any = None
+
+    def open(self, recording: Recording) -> None:
+        self._recording = recording
+        if self._first > 0:
+            recording.pause()
+        self._watch()
+
+    def close(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+
+    def _watch(self) -> None:
+        """Hook the model behind the recording's own hooks, which have to see the end of the last call."""
+        self.close()
+        if self._model is not None:
+            self._handle = self._model.register_forward_hook(self._after, always_call=True)
+
+    def _after(self, *_: Any) -> None:
+        self._next += 1
+        if self._recording is not None and self._next == self._first:
+            self._recording.resume()
+            self._watch()
+        elif self._recording is not None and self._next == self._last + 1:
+            self._recording.pause()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Window, ()  # a copy of the model is not recorded
+
+
+def _window(token_range: Any, models: tuple[Any, ...]) -> _Window | None:
+    if token_range is None:
+        return None
+    given = list(token_range) if isinstance(token_range, (list, tuple)) else []
+    if len(given) != 2 or not all(type(n) is int for n in given) or not 0 <= given[0] <= given[1]:
+        raise OptionError(
+            f"token_range {token_range!r}: expected the first and the last forward call, as in [0, 3]"
+        )
+    if len(models) != 1:
+        raise OptionError(
+            "token_range counts the forward calls of one model: give it one, as in start(model, [0, 3])"
+        )
+    return _Window(models[0], given[0], given[1])
+
+
+def _rank(given: Any, before: int | None) -> int | None:
+    if given is not None and (type(given) is not int or given < 0):
+        raise OptionError(f"rank_id {given!r}: expected the rank of this process, 0 or more")
+    return before if given is None else given
+
+
+@atexit.register
+def _say_what_never_came() -> None:
+    """At the end of the process: recordings finish themselves, and a debugger that never began one says so."""
+    for debugger in tuple(_debuggers):
+        if not debugger._ended and debugger._recording is None and debugger._told_off is None:
+            print(
+                f"llmdebug: {debugger.options.name}: nothing was recorded: {debugger._why_nothing()}",
+                file=sys.stderr,
+            )

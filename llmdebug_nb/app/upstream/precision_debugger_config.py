@@ -1,0 +1,443 @@
+"""Reading msprobe's ``config.json`` (26.x and earlier) into the options of a recording.
+
+Every field is carried out, or has no effect here (`_IDLE`, and the sections of tasks that were not chosen),
+or is refused by name (`_INSTEAD`, `_OTHER_TASKS`, `_OTHER_LEVELS`); docs/precision_debugger.md has the table.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import reprlib
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmdebug_nb.core.errors import OptionError, nearest
+from llmdebug_nb.core.option_parsing import TokenSet
+from llmdebug_nb.core.options import DumpOptions
+
+_MODES = {"L0": "module", "L1": "api", "mix": "module+api", "debug": "module"}
+_OTHER_LEVELS = {
+    "L2": "kernels of the device are not seen; use level L1, or ld.dump(mode='aten') for the dispatcher"
+}
+_SELECTION = ("scope", "list", "data_mode")
+_SECTIONS = {
+    "statistics": (*_SELECTION, "summary_mode", "tensor_list", "slice", "request_id"),
+    "tensor": (
+        *_SELECTION,
+        "summary_mode",
+        "slice",
+        "request_id",
+        "bench_path",
+        "diff_nums",
+        "file_format",
+    ),
+    "overflow_check": (*_SELECTION, "overflow_nums", "check_mode"),
+}
+_COMPARE = "record both runs, then ld.compare(golden, mine)"
+_OTHER_TASKS = {
+    "structure": "run.nodes of any recording is the model tree; use task statistics",
+    "nan_check": "use task overflow_check, which records the calls with NaN or infinity in them",
+    "exception_dump": "use task overflow_check, which records the calls with NaN or infinity in them",
+    "acc_check": f"operators are not run again on another device; {_COMPARE}",
+    "run_ut": f"operators are not run again on another device; {_COMPARE}",
+    "free_benchmark": f"inputs are not perturbed; {_COMPARE}",
+    "diff_check": f"two runs are not compared while they run; {_COMPARE}",
+    "grad_probe": "use task statistics with data_mode ['backward']",
+}
+_COMMON = (
+    "task",
+    "dump_path",
+    "rank",
+    "step",
+    "level",
+    "dump_enable",
+    "extra_info",
+    "async_dump",
+    "precision",
+    "risk_level",
+    "enable_dataloader",
+    "custom_op_namespaces",
+    "load",
+)
+_IDLE: dict[str, tuple[Any, ...]] = {
+    "async_dump": (True, False),  # nothing ever waits for the device within a step
+    "precision": ("low", "high"),  # mean and norm are always accumulated in float64
+    "file_format": ("npy", "bin"),  # runs have one format; run.tensor() gives torch or NumPy
+}
+_INSTEAD = {
+    "enable_dataloader": "call start(), stop() and step() in your loop",
+    "custom_op_namespaces": "ld.dump(mode='aten') sees the operators of every namespace",
+    "load": "inputs are only recorded, never replaced",
+    "tensor_list": "use task tensor with these names as its list",
+    "request_id": "the requests in a batch are not told apart; use slice",
+    "bench_path": _COMPARE,
+    "diff_nums": _COMPARE,
+}
+_FINGERPRINTS = {"statistics": "xxh3", "md5": "crc32", "xor": "xor"}
+_DATA_MODES = ("all", "forward", "backward", "input", "output")
+_MAX_FILE = 1 << 20
+_MAX_DIM = 63
+
+
+@dataclass(frozen=True, slots=True)
+class DebuggerConfig:
+    """What a debugger is to do. ``saves_only``: level debug, nothing but what `save` is given."""
+
+    options: DumpOptions
+    saves_only: bool
+    switch: DumpSwitch
+
+
+class DumpSwitch:
+    """``dump_enable`` of a config.json. Where the file sets it, it is read again whenever the file has changed."""
+
+    def __init__(self, path: Path | None, values: dict[str, Any]) -> None:
+        self._path, self._values = path, values
+        self._is_on = _flag(values.get("dump_enable"), f"{path}: dump_enable", True)
+        self._seen = self._state()
+
+    def is_on(self) -> bool:
+        """Tell whether recording is switched on now. A file that can't be read changes nothing and is warned about."""
+        if (
+            self._path is None
+            or self._values.get("dump_enable") is None
+            or self._state() == self._seen
+        ):
+            return self._is_on
+        self._seen = self._state()
+        try:
+            values = _load(self._path)
+            self._is_on = _flag(
+                values.get("dump_enable"), f"{self._path}: dump_enable", self._is_on
+            )
+        except OptionError as error:
+            warnings.warn(
+                f"{error}; recording stays {'on' if self._is_on else 'off'}", stacklevel=4
+            )
+            return self._is_on
+        changed = [
+            name
+            for name in values.keys() | self._values.keys()
+            if values.get(name) != self._values.get(name)
+        ]
+        if set(changed) - {"dump_enable"}:
+            names = ", ".join(sorted(set(changed) - {"dump_enable"}))
+            warnings.warn(
+                f"{self._path}: only dump_enable is read again, not {names}", stacklevel=4
+            )
+        self._values = {**values, "dump_enable": self._is_on}
+        return self._is_on
+
+    def _state(self) -> tuple[int, int] | None:
+        try:
+            stat = None if self._path is None else self._path.stat()
+        except OSError:
+            return None
+        return None if stat is None else (stat.st_mtime_ns, stat.st_size)
+
+
+def read_config(
+    config_path: str | os.PathLike[str] | None = None,
+    *,
+    task: str | None = None,
+    dump_path: str | os.PathLike[str] | None = None,
+    level: str | None = None,
+    step: Any = None,
+    name: str = "debugger",
+) -> DebuggerConfig:
+    """Read a config.json; what is given by argument goes before what the file says.
+
+    Without either: task statistics, level L1, every step, in the runs folder.
+
+    Raises:
+        OptionError: a file that can't be read, a field that is unknown, refused, of the wrong type, or at odds
+            with another one; one line that says what was seen, what was expected, and what to do.
+    """
+    path = _path(config_path)
+    values = {} if path is None else _load(path)
+    common = _Fields(
+        values, "" if path is None else f"{path}: ", (*_COMMON, *_SECTIONS, *_OTHER_TASKS)
+    )
+    task = _known(*common.or_given("task", task), _SECTIONS, _OTHER_TASKS, "statistics")
+    level = _known(*common.or_given("level", level), _MODES, _OTHER_LEVELS, "L1")
+    common.read("risk_level", _all_risks, None)
+    if dump_path is None:
+        dump_path = common.read("dump_path", _place, None)
+    for section in (*_SECTIONS, *_OTHER_TASKS):
+        common.read(section, _section, {})
+    chosen = _Fields(common.read(task, _section, {}), f"{common.where}{task}.", _SECTIONS[task])
+    _refuse_contradictions(chosen, task, level)
+    phase, part = chosen.read("data_mode", _data_mode, ("both", "both"))
+    options = DumpOptions(
+        name=name,
+        path=dump_path,
+        tokens=_steps(*common.or_given("step", step), "all"),
+        ranks=common.read("rank", _steps, None),
+        mode=_MODES[level],
+        phase=phase,
+        part=part,
+        contains=chosen.read("list", _list, None),
+        scope=chosen.read("scope", _texts, None),
+        slice=chosen.read("slice", _slice, None),
+        stats_only=task == "statistics",
+        overflow=chosen.read("overflow_nums", _overflow_nums, 1)
+        if task == "overflow_check"
+        else None,
+        fingerprint=_FINGERPRINTS[chosen.read("summary_mode", _summary_mode, "statistics")],
+        sources=common.read("extra_info", _flag, True),
+    )
+    return DebuggerConfig(options, level == "debug", DumpSwitch(path, values))
+
+
+class _Fields:
+    """The fields of one section, all of them known; None counts as absent. ``where``: what to put before a name."""
+
+    def __init__(self, values: dict[str, Any], where: str, known: Iterable[str]) -> None:
+        self.values, self.where, known = values, where, tuple(known)
+        for name, value in values.items():
+            if name not in known:
+                raise _no_field(where, name, known)
+            if name in _IDLE and value is not None and value not in _IDLE[name]:
+                raise OptionError(
+                    f"{where}{name} {reprlib.repr(value)}: expected {_either(_IDLE[name])}"
+                )
+            if name in _INSTEAD and value:
+                raise OptionError(f"{where}{name} is not supported: {_INSTEAD[name]}")
+
+    def read(self, name: str, check: Callable[[Any, str, Any], Any], default: Any) -> Any:
+        return check(self.values.get(name), self.where + name, default)
+
+    def or_given(self, name: str, given: Any) -> tuple[Any, str]:
+        """Return the argument, or else the field; and what a message calls it."""
+        return (self.values.get(name), self.where + name) if given is None else (given, name)
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def _path(value: Any) -> Path | None:
+    if value is not None and not isinstance(value, (str, os.PathLike)):
+        raise OptionError(f"config_path {reprlib.repr(value)}: expected the path of a config.json")
+    return None if value is None else Path(value)
+
+
+def _load(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file. Raises OptionError."""
+    try:
+        if not path.is_file():
+            raise OSError("there is no such file")
+        if path.stat().st_size > _MAX_FILE:
+            raise ValueError("it is larger than 1 MiB")
+        values = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_once)
+        if not isinstance(values, dict):
+            raise ValueError(f"it holds a {type(values).__name__}")
+    except (OSError, ValueError, RecursionError) as error:
+        why = str(getattr(error, "strerror", None) or error).partition("\n")[0]
+        raise OptionError(
+            f"{path}: {why}; expected a JSON object with fields such as task, level and step"
+        ) from None
+    return values
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(
+            f"{next(name for name in names if names.count(name) > 1)!r} is there twice"
+        )
+    return values
+
+
+# -- values: each check takes the value, what a message calls it, and what None means --------------
+
+
+def _either(known: Iterable[Any]) -> str:
+    return " or ".join(json.dumps(each) for each in known)
+
+
+def _wrong(what: str, value: Any, expected: str) -> OptionError:
+    return OptionError(f"{what} {reprlib.repr(value)}: expected {expected}")
+
+
+def _no_field(where: str, name: str, known: Iterable[str]) -> OptionError:
+    shown = name if name.isidentifier() else reprlib.repr(name)
+    return OptionError(f"{where}{shown[:60]}: no such field{nearest(name[:60], known)}")
+
+
+def _known(
+    value: Any, what: str, known: Iterable[str], refused: dict[str, str], default: str
+) -> str:
+    if value is None:
+        return default
+    if not isinstance(value, str):
+        raise _wrong(what, value, f"one of {', '.join(known)}")
+    if value in refused:
+        raise OptionError(f"{what} {value!r} is not supported: {refused[value]}")
+    if value not in known:
+        raise OptionError(f"{what} {reprlib.repr(value)} is not known{nearest(value[:60], known)}")
+    return value
+
+
+def _place(value: Any, what: str, default: Any) -> Any:
+    if value is not None and (not isinstance(value, str) or not value or not value.isprintable()):
+        raise _wrong(what, value, "a path")
+    return default if value is None else value
+
+
+def _flag(value: Any, what: str, default: bool) -> bool:
+    if value is not None and not isinstance(value, bool):
+        raise _wrong(what, value, "true or false")
+    return default if value is None else value
+
+
+def _section(value: Any, what: str, default: Any) -> Any:
+    if value is not None and not isinstance(value, dict):
+        raise _wrong(what, value, "an object with the fields of that task")
+    return default if value is None else value
+
+
+def _texts(value: Any, what: str, default: Any) -> Any:
+    if value is None or value == []:
+        return default
+    if not isinstance(value, list) or not all(
+        isinstance(item, str) and item.strip() for item in value
+    ):
+        raise _wrong(what, value, "a list of texts")
+    return value
+
+
+def _list(value: Any, what: str, default: Any) -> Any:
+    names = _texts(value, what, default)
+    if any(name.startswith("name-regex(") for name in names or ()):
+        raise OptionError(
+            f"{what}: name-regex(…) is not supported: give parts of names, as in ['relu', 'layers.3.mlp']"
+        )
+    return names
+
+
+def _steps(value: Any, what: str, default: Any) -> Any:
+    """Read numbers and inclusive ranges: ``[0, 2, "4-6"]``; an empty list is all of them."""
+    items = (
+        list(value) if isinstance(value, (list, tuple, range)) else [] if value is None else [value]
+    )
+    if not all(
+        _is_number(item) or (isinstance(item, str) and re.fullmatch(r"\d{1,9}(-\d{1,9})?", item))
+        for item in items
+    ):
+        raise _wrong(what, value, 'a list of numbers and ranges such as [0, 2, "4-6"]')
+    return TokenSet.parse(items, what) if items else default
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**9
+
+
+def _all_risks(value: Any, what: str, default: Any) -> Any:
+    if value in ("CORE", "FOCUS"):
+        raise OptionError(
+            f"{what} {value!r} is not supported: operators have no classes here; name them in list"
+        )
+    if value not in (None, "ALL"):
+        raise _wrong(what, value, '"ALL"')
+    return default
+
+
+def _summary_mode(value: Any, what: str, default: str) -> str:
+    return _known(value, what, _FINGERPRINTS, {}, default)
+
+
+def _data_mode(value: Any, what: str, default: tuple[str, str]) -> tuple[str, str]:
+    """Return phase and part: of each pair of words, both or neither mean both."""
+    words = _texts(value, what, ["all"])
+    unknown = next((word for word in words if word not in _DATA_MODES), None)
+    if unknown is not None:
+        raise OptionError(
+            f"{what} {reprlib.repr(unknown)} is not known{nearest(unknown[:60], _DATA_MODES)}"
+        )
+    if "all" in words and len(words) > 1:
+        raise OptionError(
+            f"{what} {words!r}: all can't be combined with others; leave it out, or the others"
+        )
+    phases = [word for word in ("forward", "backward") if word in words]
+    parts = [word for word in ("input", "output") if word in words]
+    return phases[0] if len(phases) == 1 else default[0], parts[0] if len(parts) == 1 else default[
+        1
+    ]
+
+
+def _overflow_nums(value: Any, what: str, default: int) -> int:
+    """Return how many calls to record; 0 is any number, upstream's -1."""
+    if value is not None and value != -1 and not (_is_number(value) and value):
+        raise _wrong(what, value, "how many calls to record, 1 or more, or -1 for all")
+    return default if value is None else max(value, 0)
+
+
+def _slice(value: Any, what: str, default: Any) -> Any:
+    """Return upstream's ``[{dim, begin, end}, …]`` as an index: ``:, 0:4``."""
+    if value is None or value == []:
+        return default
+    known, ranges = ("dim", "size", "begin", "end"), dict[int, str]()
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise _wrong(what, value, 'a list such as [{"dim": 0, "begin": 0, "end": 4}]')
+    for item in value:
+        for name, number in item.items():
+            if name not in known:
+                raise _no_field(f"{what}.", name, known)
+            if not isinstance(number, int) or isinstance(number, bool) or abs(number) >= 10**9:
+                raise _wrong(f"{what}.{name}", number, "a whole number")
+        if "size" in item:
+            raise OptionError(
+                f"{what}.size is not supported: tensors are not chosen by their size; leave it out"
+            )
+        dim, begin, end = item.get("dim", 0), item.get("begin", 0), item.get("end")
+        if not 0 <= dim <= _MAX_DIM or dim in ranges:
+            raise _wrong(f"{what}.dim", dim, f"a dimension from 0 to {_MAX_DIM}, each one once")
+        if end is not None and (begin < 0) == (end < 0) and end <= begin:
+            raise OptionError(
+                f"{what}: from {begin} to {end} there is nothing; end is not included"
+            )
+        ranges[dim] = f"{begin}:{'' if end is None else end}"
+    return ", ".join(ranges.get(dim, ":") for dim in range(max(ranges) + 1))
+
+
+def _refuse_contradictions(chosen: _Fields, task: str, level: str) -> None:
+    """Refuse fields that are right each but can't be carried out together; names both."""
+    where = chosen.where
+    summary = chosen.read("summary_mode", _summary_mode, "statistics")
+    if summary != "statistics" and task != "statistics":
+        what = " (which is CRC-32 of the bytes)" if summary == "md5" else ""
+        raise OptionError(
+            f"{where}summary_mode {summary!r}{what} goes with task statistics, not with task {task}"
+        )
+    if chosen.values.get("slice") and task != "tensor":
+        raise OptionError(
+            f"{where}slice goes with task tensor, not with task {task}: statistics are of whole tensors"
+        )
+    if chosen.values.get("check_mode") not in (None, "all"):
+        raise OptionError(
+            f"{where}check_mode {reprlib.repr(chosen.values['check_mode'])} is not supported: use all"
+        )
+    if level == "debug":
+        if task == "overflow_check":
+            raise OptionError(
+                "task overflow_check and level debug exclude each other: debug records what save() is given"
+            )
+        for name in (*_SELECTION, "slice"):
+            if chosen.values.get(name) not in (None, [], ["all"]):
+                raise OptionError(
+                    f"{where}{name} and level debug exclude each other: debug records what save() is given"
+                )
+    for name in chosen.read("scope", _texts, []):
+        if level in ("L0", "L1") and name.startswith(("Module.", "Cell.")) != (level == "L0"):
+            kind = (
+                "modules, as in Module.fc1.Linear.forward.0"
+                if level == "L0"
+                else "operators, as in Functional.relu.0.forward"
+            )
+            raise OptionError(f"{where}scope {reprlib.repr(name)}: level {level} records {kind}")

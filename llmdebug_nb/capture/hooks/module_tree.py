@@ -1,0 +1,53 @@
+"""The module tree of a model, as rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llmdebug_nb.core.records import Node
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+def build(root: nn.Module, prefix: str = "") -> list[Node]:
+    """Return the modules of ``root`` in registration order, parents before children.
+
+    ``prefix`` goes before every path (``""``: paths as `named_modules` gives them). A module
+    registered in several places is one row under its first name; the others are its aliases.
+    """
+    names: dict[int, list[str]] = {}
+    for path, module in root.named_modules(remove_duplicate=False):
+        names.setdefault(id(module), []).append(path)
+    at: dict[str, int] = {}
+    nodes: list[Node] = []
+    label = prefix.rstrip(".") or type(root).__name__
+    for path, module in root.named_modules():
+        owned = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        parent, _, name = path.rpartition(".")
+        at[path] = len(nodes)
+        nodes.append(
+            Node(
+                path=_join(prefix, path),
+                name=name or label,
+                type=type(module).__name__,
+                parent=at[parent] if path else -1,
+                params={key: _sizes(tensor) for key, tensor in owned},
+                aliases=tuple(_join(prefix, other) for other in names[id(module)] if other != path),
+                root=label,
+            )
+        )
+    return nodes
+
+
+def _sizes(tensor: torch.Tensor) -> list[int]:
+    """Return the sizes of a parameter or buffer; none for a lazy one that has none yet."""
+    try:
+        return list(tensor.shape)
+    except RuntimeError:
+        return []
+
+
+def _join(prefix: str, path: str) -> str:
+    return f"{prefix}{path}" if path else prefix.rstrip(".")

@@ -1,0 +1,93 @@
+"""Everything llmdebug_nb raises on purpose.
+
+    LLMDebugError
+    ├── OptionError          an argument, option or mapping that makes no sense (also a ValueError)
+    ├── CaptureError         recording could not start or go on
+    │   └── EmptyDumpError   the block ran, and nothing that was asked for came by
+    ├── StoreError           a dump could not be written or read
+    │   ├── UnknownRunError  no run of that name or at that place (also a LookupError)
+    │   ├── NotADumpError    the folder holds nothing that any reader knows
+    │   ├── CorruptDumpError bytes that contradict the format; names the file
+    │   └── DumpWriteError   read-only place, full disk
+    ├── TensorLookupError    a run has no such tensor, or has it without its payload (also a LookupError)
+    ├── CompareError         two runs that can't be compared
+    └── MissingPackageError  an optional package that is not installed (also an ImportError)
+
+`show/` adds FrontEndMissingError (the explorer was not built) and FilterError (what was typed above the list can't be read), `notebook/`
+BadRequestError (a message from the page that makes no sense); the last two never leave the explorer. Each message
+says what was seen, what was expected and what to do next, in one line.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import traceback
+from collections.abc import Iterable
+
+# where this package's own code lies: frames in it are never the user's
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+class LLMDebugError(Exception):
+    """Base of every error that llmdebug_nb raises on purpose."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows in place of a traceback: the message, and the line of the program that led here."""
+        line = ""
+        for frame, number in traceback.walk_tb(self.__traceback__):
+            file = frame.f_code.co_filename
+            if not file.startswith(PACKAGE):
+                line = f" ({os.path.basename(file) + ', ' if os.path.isfile(file) else ''}line {number})"
+        return [f"{type(self).__name__}: {self}{line}"]
+
+
+class OptionError(LLMDebugError, ValueError):
+    """An argument, option or mapping that makes no sense."""
+
+
+class CaptureError(LLMDebugError):
+    """Recording could not start or go on."""
+
+
+class EmptyDumpError(CaptureError):
+    """The block ran, and nothing that was asked for came by."""
+
+
+class StoreError(LLMDebugError):
+    """A dump could not be written or read."""
+
+
+class UnknownRunError(StoreError, LookupError):
+    """No run of that name or at that place."""
+
+
+class NotADumpError(StoreError):
+    """The folder holds nothing that any reader knows."""
+
+
+class CorruptDumpError(StoreError):
+    """Bytes that contradict the format."""
+
+
+class DumpWriteError(StoreError):
+    """The place is read-only, or the disk is full."""
+
+
+class TensorLookupError(LLMDebugError, LookupError):
+    """A run has no such tensor, or has it without its payload."""
+
+
+class CompareError(LLMDebugError):
+    """Two runs that can't be compared."""
+
+
+class MissingPackageError(LLMDebugError, ImportError):
+    """An optional package that is not installed."""
+
+
+def nearest(wanted: str, known: Iterable[str], limit: int = 3) -> str:
+    """Return a clause such as ``; nearest: a, b`` for an error message, or an empty string. The root has no name to be near to."""
+    names = [name for name in dict.fromkeys(known) if name]
+    close = difflib.get_close_matches(wanted, names, n=limit, cutoff=0.3) or names[:limit]
+    return f"; nearest: {', '.join(close)}" if close else ""

@@ -1,0 +1,153 @@
+"""Small CPU tensors, looked at in one call of C (`look.c`) and written down later, many at a time.
+
+A program pushes code and data of ours out of the caches between two of its hooks, so that every step there costs
+several times what it does in a loop. So as little as possible is done while the program waits: its elements are copied
+and described. What needs Python follows in `Arena.take`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from llmdebug_nb.core.kernels import native
+from llmdebug_nb.core.kernels.native import Figures
+from llmdebug_nb.core.kernels.raw import memory_at
+
+# dtype name, shape, figures, and the elements' bytes in row-major order, there until `Arena.clear`
+Looked = tuple[str, tuple[int, ...], Figures, memoryview]
+
+ROOM, MANY, LARGEST = 1 << 20, 4096, 64 << 10  # bytes, tensors, bytes of one tensor
+NO_ROOM, NOT_FOR_THIS = -1, -2  # as in look.c
+_KINDS = (*native.TABLE, "bool")  # as in look.c
+_LOOK = struct.Struct("=12q4d3q")
+_DIMS = 8
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def sample(tensor: torch.Tensor) -> bytes | None:
+    """Return 64 words out of a CPU tensor's storage, evenly spread; None where it has fewer, or can't be read."""
+    try:
+        words = (
+            tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.element_size()
+        ) // 8
+        address = tensor.data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return None
+    if words < 64 or not address:
+        return None
+    return np.frombuffer(memory_at(address), np.int64, words)[:: words // 64].tobytes()
+
+
+class _Head(ctypes.Structure):
+    """The beginning of DLPack's ``DLPackExchangeAPI`` (dlpack.h, 1.3): its version and functions, in order."""
+
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("previous", ctypes.c_void_p),
+        ("managed_tensor_allocator", ctypes.c_void_p),
+        ("managed_tensor_from_py_object_no_sync", ctypes.c_void_p),
+        ("managed_tensor_to_py_object_no_sync", ctypes.c_void_p),
+        ("dltensor_from_py_object_no_sync", ctypes.c_void_p),
+    )
+
+
+class _Arena(ctypes.Structure):
+    """The Arena of look.c."""
+
+    _fields_ = (
+        ("view", ctypes.c_void_p),
+        ("room", ctypes.c_void_p),
+        ("size", ctypes.c_int64),
+        ("used", ctypes.c_int64),
+        ("looks", ctypes.c_void_p),
+        ("most", ctypes.c_int64),
+        ("count", ctypes.c_int64),
+        ("largest", ctypes.c_int64),
+    )
+
+
+class Arena:
+    """Copies of tensors, and what they are. Not thread-safe: its owner holds a lock, and Python's."""
+
+    def __init__(
+        self, function: Any, view: int, room: int = ROOM, many: int = MANY, largest: int = LARGEST
+    ) -> None:
+        """``function``: ``llmdebug_look``. ``view``: address of torch's function that tells what a tensor is."""
+        self._room = np.empty(room, np.uint8)
+        self._looks, self._view = np.empty(many * _LOOK.size, np.uint8), self._room.data
+        self._arena = _Arena(
+            view, self._room.ctypes.data, room, 0, self._looks.ctypes.data, many, 0, largest
+        )
+        self._function, self._address = function, ctypes.addressof(self._arena)
+
+    def look(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> int:
+        """Copy and describe a tensor with that storage. Return the number of the look, NO_ROOM, or NOT_FOR_THIS.
+
+        The last are those on other devices, of classes and dtypes with rules of their own, empty, large or freed ones. A small
+        strided one is copied in row-major order.
+        """
+        if type(tensor) not in _PLAIN or tensor.is_neg():
+            return NOT_FOR_THIS
+        seen: int = self._function(self._address, tensor, storage.nbytes())
+        return seen
+
+    def take(self, number: int) -> Looked:
+        """Return what a look of that number saw."""
+        kind, start, nbytes, dims, *rest = _LOOK.unpack_from(self._looks.data, number * _LOOK.size)
+        return (
+            _KINDS[kind],
+            tuple(rest[:dims]),
+            tuple(rest[_DIMS:]),
+            self._view[start : start + nbytes],
+        )
+
+    def clear(self) -> None:
+        """Make room; what was taken is no longer there."""
+        self._arena.used = self._arena.count = 0
+
+
+def arena() -> Arena | None:
+    """Return a new arena, or None where there can be none: the C kernel isn't used, or torch shows no such function."""
+    parts = _parts()
+    return None if parts is None else Arena(*parts)
+
+
+@cache
+def _parts() -> tuple[Any, int] | None:
+    """Return ``llmdebug_look`` and torch's function for it, both tried."""
+    capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if native.kernel() is None or capsule is None:
+        return None
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    head = _Head.from_address(pointer(capsule, b"dlpack_exchange_api"))
+    if head.major != 1 or not head.dltensor_from_py_object_no_sync:
+        return None
+    try:
+        function = ctypes.PyDLL(
+            str(native.LIBRARY)
+        ).llmdebug_look  # holds Python's lock, as torch's function needs
+    except (OSError, AttributeError):
+        return None  # a library of an older version
+    function.restype = ctypes.c_int64
+    function.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_int64]
+    parts = function, head.dltensor_from_py_object_no_sync
+    return parts if _is_right(Arena(*parts)) else None
+
+
+def _is_right(arena: Arena) -> bool:
+    """Try a strided tensor. Not made by torch's factories, which a mode may be watching."""
+    values = np.array([[1, 2], [3, 4]], np.float32)
+    tensor = torch.from_numpy(values).t()
+    if arena.look(tensor, tensor.untyped_storage()) != 0:
+        return False
+    dtype, shape, figures, data = arena.take(0)
+    right = (dtype, shape, figures[:2], figures[4:]) == ("float32", (2, 2), (1.0, 4.0), (0, 0, 0))
+    return right and data.tobytes() == values.T.tobytes()

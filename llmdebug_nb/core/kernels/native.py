@@ -1,0 +1,126 @@
+"""The C kernel (`summary.c`): found, checked and called here. It is optional, and the torch path gives the same figures.
+
+The build hook compiles it where there is a C compiler; it is never compiled at run time.
+``LLMDEBUG_NATIVE=0`` in the environment turns it off.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import struct
+import threading
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+Figures = tuple[
+    float | None, float | None, float | None, float | None, int | None, int | None, int | None
+]
+
+LIBRARY = Path(__file__).with_name("_summary.so")  # on every platform: it is opened by its path
+# those of summary.c
+TABLE = (
+    "float32",
+    "float64",
+    "float16",
+    "bfloat16",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+)
+KINDS: dict[torch.dtype, int] = {getattr(torch, name): kind for kind, name in enumerate(TABLE)}
+KINDS[torch.bool] = KINDS[torch.uint8]
+
+# the Call of summary.c: address, nbytes, kind; then its Summary: low, high, mean, norm, nan, inf, zero
+_QUESTION, _ANSWER = struct.Struct("=Qqq"), struct.Struct("=4d3q")
+Kernel = Callable[[int, int, int], Figures]
+
+
+class _Room(threading.local):
+    """A Call, one a thread."""
+
+    def __init__(self) -> None:
+        self.call = ctypes.create_string_buffer(_QUESTION.size + _ANSWER.size)
+
+
+@cache
+def kernel() -> Kernel | None:
+    """Return the C kernel, or None where it isn't used.
+
+    It takes an address (aligned or not), how many bytes of elements are there (not none) and one of
+    `KINDS`, and returns (min, max, mean, l2norm, nan, inf, zero). Other threads run meanwhile.
+    """
+    return _load()[0]
+
+
+def why_not() -> str | None:
+    """Return why the C kernel isn't used, or None if it is."""
+    return _load()[1]
+
+
+@cache
+def _load() -> tuple[Kernel | None, str | None]:
+    """Return the kernel, or why there is none."""
+    if os.environ.get("LLMDEBUG_NATIVE") == "0":
+        return None, "LLMDEBUG_NATIVE=0 turns it off"
+    if not LIBRARY.is_file():
+        return (
+            None,
+            f"{LIBRARY.name} was not built: llmdebug_nb was installed without a working C compiler",
+        )
+    try:
+        function = ctypes.CDLL(str(LIBRARY)).llmdebug_summary
+    except (OSError, AttributeError) as error:
+        return None, f"{LIBRARY.name} can't be loaded: {error}"
+    room, ask, answer, at = _Room(), _QUESTION.pack_into, _ANSWER.unpack_from, _QUESTION.size
+
+    def kernel(address: int, nbytes: int, kind: int) -> Figures:
+        call = room.call
+        ask(call, 0, address, nbytes, kind)
+        if function(call):
+            raise ValueError(f"there is no kernel {kind}")
+        return answer(call, at)
+
+    wrong = [name for name in TABLE if not _is_right(kernel, name)]
+    return (
+        (None, f"{LIBRARY.name} gives wrong figures of {', '.join(wrong)}")
+        if wrong
+        else (kernel, None)
+    )
+
+
+def _is_right(kernel: Kernel, name: str) -> bool:
+    """Try numbers that every dtype holds, as many as no vector is long; NaN and infinity where it has them."""
+    kind = TABLE.index(name)
+
+    def got(values: list[float]) -> Figures:
+        # not by torch, which may be under a mode here that makes tensors on a device, or none at all
+        wide = np.array(values, np.float32 if name == "bfloat16" else name)
+        data = (wide.view(np.uint32) >> 16).astype(np.uint16) if name == "bfloat16" else wide
+        return kernel(data.ctypes.data, data.nbytes, kind)
+
+    values = [1.0, 0.0, 1.0, 1.0] * 41 + [0.0]
+    right = got(values) == (0, 1, 123 / 165, math.sqrt(123), 0, 0, 42)
+    if "float" not in name:
+        return right
+    values[7], values[-1] = math.inf, -2
+    right &= got(values) == (-2, math.inf, math.inf, math.inf, 0, 1, 41)
+    low, high, mean, norm, *counts = got([*values, math.nan])
+    return (
+        right
+        and low != low
+        and high != high
+        and mean != mean
+        and norm != norm
+        and counts == [1, 1, 41]
+    )

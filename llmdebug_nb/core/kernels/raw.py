@@ -1,0 +1,141 @@
+"""Tensors as raw bytes and back: the one way in and out of a payload."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+
+from llmdebug_nb.core.dtypes import DTYPE_NAMES, DTYPES
+
+_QUANTISED = {torch.qint8: "int8", torch.quint8: "uint8", torch.qint32: "int32"}
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """Return the dtype's torch name without the prefix; a quantised tensor is named by its integers."""
+    return (
+        DTYPE_NAMES.get(tensor.dtype)
+        or _QUANTISED.get(tensor.dtype)
+        or str(tensor.dtype).removeprefix("torch.")
+    )
+
+
+def unreadable(tensor: torch.Tensor) -> str | None:
+    """Return why the bytes of ``tensor`` can't be read (sparse, meta, wrapped …), or None if they can."""
+    if tensor.layout is not torch.strided:
+        return f"layout {str(tensor.layout).removeprefix('torch.')} has no row-major bytes"
+    if tensor.is_nested:
+        return "nested tensors have no row-major bytes"
+    if tensor.device.type == "meta":
+        return "meta tensors hold no values"
+    if type(tensor) not in _PLAIN and hasattr(type(tensor), "__tensor_flatten__"):
+        return f"{type(tensor).__name__} wraps its values"
+    if tensor.dtype not in DTYPE_NAMES and tensor.dtype not in _QUANTISED:
+        return f"dtype {dtype_name(tensor)} is not supported"
+    return None
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_SIZES = {dtype: dtype.itemsize for name, dtype in DTYPES.items() if not name.startswith("complex")}
+
+
+def memory(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """Return (address, nbytes) of a tensor whose elements lie in this process's memory in row-major order.
+
+    None if they don't, or if it can't be told for certain: empty, strided, on a device, freed, wrapped, conjugate.
+    """
+    if type(tensor) not in _PLAIN or not tensor.is_cpu:
+        return None
+    size = _SIZES.get(tensor.dtype)
+    try:
+        if not size or not tensor.is_contiguous() or tensor.is_neg():
+            return None
+        nbytes = tensor.numel() * size
+        if type(nbytes) is not int:  # torch.jit.trace makes a traced tensor of it
+            nbytes = tensor.nbytes
+        # a freed storage (FSDP does that) would leave the tensor with an address of nothing
+        if not 0 < nbytes <= tensor.untyped_storage().nbytes() - tensor.storage_offset() * size:
+            return None
+        address = tensor.data_ptr()
+    except RuntimeError:  # torch.func's wrappers, compressed sparse layouts
+        return None
+    return (address, nbytes) if address else None
+
+
+class _Memory(ctypes.Array[ctypes.c_char]):
+    """All of the memory from an address on, of which a view takes as much as it knows to be there.
+
+    One class for all sizes, as making classes is slow; ``owner`` keeps what lies there alive.
+    """
+
+    __slots__ = ("owner",)
+    _type_ = ctypes.c_char
+    _length_ = sys.maxsize
+    owner: torch.Tensor
+
+
+def memory_at(address: int) -> Any:
+    """Return a buffer that begins at an address, of which nobody knows how much is there, or for how long."""
+    return _Memory.from_address(address)
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the values as a contiguous CPU tensor without gradient; a quantised tensor's as its integers.
+
+    Shares memory with a contiguous CPU tensor. Strided layouts of every dtype, from any device;
+    conjugate and negative views are resolved.
+    """
+    t = tensor.detach()
+    if t.is_quantized:
+        t = t.int_repr()
+    if t.is_conj():
+        t = t.resolve_conj()
+    if t.is_neg():
+        t = t.resolve_neg()
+    if t.device.type != "cpu":
+        t = t.cpu()
+    return t.contiguous()
+
+
+def to_bytes(tensor: torch.Tensor) -> np.ndarray:
+    """Return the elements of ``tensor`` (see `plain`) in row-major order as ``uint8[nbytes]``.
+
+    Shares memory with a contiguous CPU tensor, and keeps it alive: use it before the tensor can change.
+    """
+    found = memory(tensor)
+    if found is not None:
+        return view(tensor, found)
+    if tensor.numel() == 0:
+        return np.empty(0, np.uint8)
+    # a size-1 dimension may have any stride and still count as contiguous, which view(uint8) refuses
+    t = plain(tensor)
+    return t.as_strided((t.numel(),), (1,)).view(torch.uint8).numpy()
+
+
+def view(tensor: torch.Tensor, found: tuple[int, int]) -> np.ndarray:
+    """Return what `to_bytes` does of a tensor that `memory` has ``found``."""
+    room = memory_at(found[0])
+    room.owner = tensor
+    return np.frombuffer(room, np.uint8, found[1])
+
+
+def from_bytes(
+    data: bytes | bytearray | memoryview, dtype: str, shape: tuple[int, ...]
+) -> torch.Tensor:
+    """Return a CPU tensor of ``shape`` that owns a copy of ``data``.
+
+    Raises:
+        ValueError: unknown dtype, or ``data`` is not as long as shape and dtype say.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"unknown dtype {dtype!r}")
+    kind = DTYPES[dtype]
+    count = int(np.prod(shape, dtype=object)) if shape else 1
+    if any(size < 0 for size in shape) or count * kind.itemsize != len(data):
+        raise ValueError(f"{len(data)} bytes do not make a {dtype} tensor of shape {list(shape)}")
+    if count == 0:
+        return torch.empty(shape, dtype=kind)
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(kind).reshape(shape)

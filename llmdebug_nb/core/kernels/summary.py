@@ -1,0 +1,153 @@
+"""Summaries: what every recorded tensor is described by.
+
+Mean and norm are accumulated in float64, so that half-precision tensors neither overflow nor
+drift. On the CPU the figures are read at once, by a C kernel (`native`) or else by torch, to the same
+numbers (sums may differ in their last digits); on an accelerator they stay there as one float64
+vector per tensor, to be read back together (`device_figures`), so that recording never waits for it.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import torch
+
+from llmdebug_nb.core.kernels import native
+from llmdebug_nb.core.kernels.fingerprint import fingerprint
+from llmdebug_nb.core.kernels.native import Figures
+from llmdebug_nb.core.kernels.raw import dtype_name, memory, plain, to_bytes, unreadable
+from llmdebug_nb.core.records import Summary
+
+_CHUNK = 1 << 17  # elements: their float64 copy stays in the second-level cache
+_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_NO_FIGURES: Figures = (None,) * 7
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the values as a real tensor that reductions accept: magnitudes of complex numbers, wider fp8."""
+    if tensor.dtype in _FLOATS:
+        return tensor
+    if tensor.is_quantized:
+        return tensor.dequantize()
+    if tensor.is_complex():
+        return (tensor.to(torch.complex64) if tensor.dtype == torch.complex32 else tensor).abs()
+    if tensor.dtype == torch.bool:
+        return tensor.to(torch.uint8)
+    return tensor.to(torch.float32 if tensor.is_floating_point() else torch.float64)
+
+
+def figures(tensor: torch.Tensor, found: tuple[int, int] | None = None) -> Figures:
+    """Return (min, max, mean, l2norm, nan, inf, zero) of a readable CPU tensor, all None if it is empty.
+
+    ``found``: what `raw.memory` says of it, where that is known.
+    A NaN makes the first four NaN; a mean whose sum leaves float64 is infinite or NaN. No zero is negative.
+    """
+    kernel, kind = native.kernel(), native.KINDS.get(tensor.dtype)
+    if kernel is not None and kind is not None:
+        # a strided one is copied rather than walked, so that equal tensors have equal figures whatever their strides
+        found = found or memory(tensor) or memory(tensor := plain(tensor))
+        if found is not None:
+            address, nbytes = found
+            return kernel(address, nbytes, kind)
+    return torch_figures(tensor)
+
+
+def torch_figures(tensor: torch.Tensor) -> Figures:
+    """Return what `figures` does, by torch alone, of a CPU tensor of any dtype that torch can read."""
+    count = tensor.numel()
+    if count == 0:
+        return _NO_FIGURES
+    values = _real(tensor.detach())
+    flat = values.reshape(-1) if values.dim() != 1 else values
+    low, high, total, squares, nonzero = math.inf, -math.inf, 0.0, 0.0, 0
+    nan = inf = 0
+    for part in torch.split(flat, _CHUNK) if count > _CHUNK else (flat,):
+        part_low, part_high = (x.item() for x in torch.aminmax(part))
+        wide = _wide(part)
+        total += wide.sum().item()
+        squares += torch.dot(wide, wide).item()
+        nonzero += int(torch.count_nonzero(part))
+        if not (math.isfinite(part_low) and math.isfinite(part_high)):
+            part_nan = int(torch.isnan(part).sum())
+            nan += part_nan
+            inf += int(torch.isinf(part).sum())
+        # not min(): a NaN must win, whichever side it stands on
+        low = part_low if part_low != part_low or part_low < low else low
+        high = part_high if part_high != part_high or part_high > high else high
+    if nan:
+        low = high = math.nan
+    norm = math.sqrt(squares) if squares == squares else math.nan
+    # + 0.0: whether a zero found among others is negative is chance
+    return low + 0.0, high + 0.0, total / count, norm, nan, inf, count - nonzero
+
+
+class _Scratch(threading.local):
+    """Room for a chunk in float64, one a thread: fresh memory would cost more than the sums."""
+
+    def __init__(self) -> None:
+        self.room = torch.empty(0, dtype=torch.float64)
+
+
+_scratch = _Scratch()
+
+
+def _wide(part: torch.Tensor) -> torch.Tensor:
+    """Return a 1-d chunk in float64, in memory that the next call uses again."""
+    if _scratch.room.numel() < part.numel():
+        with torch.inference_mode(
+            False
+        ):  # else it could not be written to outside of inference mode
+            _scratch.room = torch.empty(_CHUNK, dtype=torch.float64)
+    return _scratch.room[: part.numel()].copy_(part)
+
+
+def summarize(tensor: torch.Tensor) -> Summary:
+    """Describe a tensor of any kind; figures are None where its values can't be read."""
+    name, shape = dtype_name(tensor), tuple(tensor.shape)
+    if unreadable(tensor) is not None:
+        return Summary(name, shape)
+    data = to_bytes(tensor)
+    local = tensor if tensor.device.type == "cpu" else tensor.cpu()
+    return Summary(name, shape, *_safe(local), fingerprint(data))
+
+
+def _safe(tensor: torch.Tensor) -> Figures:
+    """Return the figures, or none where this build of torch can't read the dtype (packed fp4)."""
+    try:
+        return figures(tensor)
+    except (RuntimeError, NotImplementedError):
+        return _NO_FIGURES
+
+
+def device_figures(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return float64[7] on the tensor's device, in the order of `figures`, without waiting for it.
+
+    None for an empty tensor. Nothing is read back here: stack the vectors of a step, then copy once.
+    """
+    count = tensor.numel()
+    if count == 0:
+        return None
+    values = _real(tensor.detach())
+    low, high = torch.aminmax(values)
+    wide = torch.float64 if values.device.type != "mps" else torch.float32
+    nonzero = torch.count_nonzero(values)
+    return torch.stack(
+        [
+            low.to(wide),
+            high.to(wide),
+            values.sum(dtype=wide) / count,
+            torch.linalg.vector_norm(values.to(wide)),
+            torch.isnan(values).sum().to(wide),
+            torch.isinf(values).sum().to(wide),
+            (count - nonzero).to(wide),
+        ]
+    )
+
+
+def read_back(vectors: list[torch.Tensor]) -> list[Figures]:
+    """Copy the vectors of `device_figures` (one device) to the host at once; counts become integers."""
+    if not vectors:
+        return []
+    rows = torch.stack(vectors).cpu().tolist()
+    return [(a, b, m, n, int(x), int(y), int(z)) for a, b, m, n, x, y, z in rows]

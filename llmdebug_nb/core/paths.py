@@ -1,0 +1,56 @@
+"""Paths of modules and operators: ``model.layers.0.mlp`` and ``model.layers.0.mlp/Torch.addmm``.
+
+Dots separate modules; the part behind a slash is an operator that ran in the module. The root module's path is ``""``;
+paths of a second root start with its label: ``Llama~1.model``.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from fnmatch import fnmatchcase
+
+_CACHE = 100_000  # paths: more than a model of a thousand layers has
+_OTHER_ROOT = re.compile(r"[^.~]*~\d+(\.|$)")
+_NUMBER = re.compile(r"\d+")
+
+
+def is_operator(path: str) -> bool:
+    """Tell whether a path is that of an operator, not of a module."""
+    return "/" in path
+
+
+def module_of(path: str) -> str:
+    """Return the module that a path is, or that its operator ran in."""
+    return path.partition("/")[0]
+
+
+def operator_of(path: str) -> str:
+    """Return the operator's name, with those of the operators around it; "" for a module."""
+    return path.partition("/")[2]
+
+
+def within(path: str, ancestor: str) -> bool:
+    """Tell whether ``path`` is ``ancestor`` or lies below it."""
+    if ancestor == "":
+        return _OTHER_ROOT.match(path) is None
+    return path == ancestor or path.startswith((ancestor + ".", ancestor + "/"))
+
+
+@functools.lru_cache(_CACHE)
+def ancestors(path: str) -> list[str]:
+    """Return the paths that hold this one, the innermost first; they end with the root's ``""``."""
+    found = [path[: mark.start()] for mark in re.finditer(r"[./]", path)][::-1]
+    return [*found, ""] if path and within(path, "") else found
+
+
+@functools.lru_cache(_CACHE)
+def any_layer(path: str) -> str:
+    """Return a path with ``*`` for its numbers: the same for the same place in all layers."""
+    return _NUMBER.sub("*", path)
+
+
+@functools.lru_cache(_CACHE)
+def matches(glob: str, path: str) -> tuple[bool, bool]:
+    """Tell whether a glob matches a path, and whether it matches one that holds it."""
+    return fnmatchcase(path, glob), any(fnmatchcase(above, glob) for above in ancestors(path))

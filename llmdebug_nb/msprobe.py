@@ -1,0 +1,6 @@
+"""The names that users of msprobe type: ``from llmdebug_nb.msprobe import PrecisionDebugger``."""
+
+from llmdebug_nb.app.upstream.precision_debugger import PrecisionDebugger
+from llmdebug_nb.core.determinism import seed_all
+
+__all__ = ["PrecisionDebugger", "seed_all"]

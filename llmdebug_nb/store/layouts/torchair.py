@@ -1,0 +1,243 @@
+"""Writing a run of compiled code in the folders of torchair's dumps, so that tools which read those go on to work.
+
+FX: one ``.npy`` a tensor, ``worldsizeN_global_rankR/MODEL/TOKEN/NODE-aten.OP.OVERLOAD.OUTPUT.0.TIME.npy``; in the older layout
+``data_dump/TOKEN+1/gm_TIME_dump/``. GE: one file a call, ``[worldsizeN_global_rankR/]TIME/DEVICE/MODEL/ID/TOKEN/TYPE.NAME.TASK.STREAM.TIME``: a
+length (uint64), a message ``toolkit.dumpdata.DumpData`` and the bytes of inputs and outputs; beside it the graph as text, which says of
+each output which tensor of the FX dump it is (``_fx_tensor_name``).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmdebug_nb.core.errors import StoreError, TensorLookupError
+from llmdebug_nb.core.kernels.raw import to_bytes
+from llmdebug_nb.core.records import IN_KERNEL, Record
+
+if TYPE_CHECKING:
+    import torch
+
+LAYOUTS = ("fx", "fx-old", "ge")
+# of toolkit.dumpdata.OutputDataType
+_TYPES = {
+    "float32": 1, "float16": 2, "int8": 3, "uint8": 4, "int16": 5, "uint16": 6, "int32": 7, "int64": 8, "uint32": 9, "uint64": 10,
+    "bool": 11, "float64": 12, "complex64": 16, "complex128": 17, "bfloat16": 27, "float8_e5m2": 34, "float8_e4m3fn": 35,
+}  # fmt: skip
+_ND = 2  # a format without an order of axes of its own
+_DIRECTIONS = {"input": "INPUT", "output": "OUTPUT"}
+
+
+@dataclass
+class Written:
+    """``folder``: what was written to, ``tensors``: how many. ``left_out``: why -> how many were not."""
+
+    folder: Path
+    tensors: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """``fx``: the stem of its files: ``mm-aten.mm.default``. ``time``: microseconds, rising."""
+
+    records: list[Record]
+    fx: str
+    time: int
+
+    @property
+    def step(self) -> int:
+        return self.records[0].site.step
+
+    @property
+    def rank(self) -> int:
+        return self.records[0].site.rank
+
+
+def write(
+    records: Iterable[Record], load: Callable[[Record], torch.Tensor], names: Callable[[Record], str | None], folder: Path, layout: str,
+    model: str, begun: float,
+) -> Written:  # fmt: skip
+    """Write the operators of a run in a new folder. ``names(record)``: its node in the graph. ``begun``: when the run was, in seconds since 1970.
+
+    Raises:
+        StoreError: there is something in the folder already, it can't be written to, or nothing can be written of the run.
+    """
+    written = Written(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise StoreError(
+                f"{folder} is not empty: name a new folder, so that no two dumps are mixed up"
+            )
+        calls = list(_calls(records, names, int(begun * 1e6)))
+        ranks = 1 + max((call.rank for call in calls), default=0)
+        for call in calls:
+            home = _home(folder, call, layout, model, ranks, begun)
+            (_ge if layout == "ge" else _fx)(call, load, home, written)
+        if layout == "ge":
+            _graph(calls, folder, begun)
+    except OSError as error:
+        raise StoreError(f"can't write {folder}: {error.strerror or error}") from None
+    if not written.tensors:
+        why = (
+            "; ".join(f"{count:,} {reason}" for reason, count in written.left_out.items())
+            or "it holds no calls of compiled code"
+        )
+        raise StoreError(f"nothing was written to {folder}: {why}")
+    return written
+
+
+def _calls(
+    records: Iterable[Record], names: Callable[[Record], str | None], begun: int
+) -> Iterator[_Call]:
+    found: dict[
+        tuple[Any, ...], list[Record]
+    ] = {}  # a kernel's calls run together: their records lie among each other
+    for record in records:
+        if "/" in record.site.path and record.site.role in _DIRECTIONS:
+            found.setdefault(_key(record), []).append(record)
+    for number, group in enumerate(found.values()):
+        node = names(group[0])
+        if node is not None:
+            yield _Call(group, f"{node}-{_aten(group[0].op)}", begun + number)
+
+
+def _key(record: Record) -> tuple[Any, ...]:
+    s = record.site
+    return s.rank, s.generation, s.step, s.phase, s.path, s.call
+
+
+def _aten(op: str) -> str:
+    """Return ``aten.mm.default`` for ``Aten.mm``."""
+    bare = op.removeprefix("Aten.") if op.startswith("Aten.") else op
+    return f"aten.{bare}" if "." in bare else f"aten.{bare}.default"
+
+
+def _home(folder: Path, call: _Call, layout: str, model: str, ranks: int, begun: float) -> Path:
+    if layout == "fx-old":
+        return folder / "data_dump" / str(call.step + 1) / f"gm_{int(begun)}_dump"
+    rank = folder / f"worldsize{ranks}_global_rank{call.rank}"
+    if layout == "fx":
+        return rank / model / str(call.step)
+    return rank / str(int(begun)) / str(call.rank) / model / "1" / str(call.step)
+
+
+def _values(
+    record: Record, load: Callable[[Record], torch.Tensor], written: Written
+) -> torch.Tensor | None:
+    if record.payload is None or record.kept is not None:
+        written.left_out["whose values were not kept"] += 1
+        return None
+    try:
+        return load(record)
+    except (StoreError, TensorLookupError) as error:
+        written.left_out[str(error)] += 1
+        return None
+
+
+def _fx(call: _Call, load: Callable[[Record], torch.Tensor], home: Path, written: Written) -> None:
+    import numpy as np
+
+    home.mkdir(parents=True, exist_ok=True)
+    for (role, number), record in _numbered(call):
+        values = _values(record, load, written)
+        if values is None:
+            continue
+        if not hasattr(np, str(values.dtype).partition(".")[2].replace("bool", "bool_")):
+            values = values.float()  # bfloat16 and float8, which .npy has not
+        np.save(
+            home / f"{call.fx}.{_DIRECTIONS[role]}.{number}.{call.time}.npy",
+            values.numpy(),
+            allow_pickle=False,
+        )
+        written.tensors += 1
+
+
+def _numbered(call: _Call) -> Iterator[tuple[tuple[str, int], Record]]:
+    counts: Counter[str] = Counter()
+    for record in call.records:
+        role = record.site.role
+        yield (role, counts[role]), record
+        counts[role] += 1
+
+
+def _ge(call: _Call, load: Callable[[Record], torch.Tensor], home: Path, written: Written) -> None:
+    parts: dict[str, list[bytes]] = {"input": [], "output": []}
+    data: dict[str, list[bytes]] = {"input": [], "output": []}
+    for (role, number), record in _numbered(call):
+        values = _values(record, load, written)
+        kind = _TYPES.get(record.summary.dtype)
+        if kind is None:
+            written.left_out[f"of dtype {record.summary.dtype}, which GE dumps have not"] += 1
+        if values is None or kind is None:
+            continue
+        held = bytes(to_bytes(values))
+        shape = _message(1, b"".join(map(_varint, record.summary.shape)))
+        described = _number(1, kind) + _number(2, _ND) + _message(3, shape)
+        if role == "output":
+            original = _message(1, call.fx.encode()) + _number(2, number)
+            described += _message(4, original) + _number(6, len(held)) + _message(7, shape)
+        else:
+            described += _number(5, len(held)) + _message(6, shape)
+        parts[role].append(described)
+        data[role].append(held)
+        written.tensors += 1
+    if not parts["input"] and not parts["output"]:
+        return
+    operator, name = _named(call)
+    message = _message(1, b"1.0") + _number(2, call.time)
+    message += b"".join(_message(3, part) for part in parts["output"]) + b"".join(
+        _message(4, part) for part in parts["input"]
+    )
+    message += _message(6, name.encode())
+    home.mkdir(parents=True, exist_ok=True)
+    file = home / f"{operator}.{name}.{call.time % 100_000}.0.{call.time}"
+    file.write_bytes(
+        struct.pack("<Q", len(message)) + message + b"".join([*data["input"], *data["output"]])
+    )
+
+
+def _named(call: _Call) -> tuple[str, str]:
+    """Return type and name of a call, without the dots that part a file's name."""
+    fused = any(r.site.slot.startswith(IN_KERNEL) for r in call.records)
+    kind = call.records[0].op.partition(".")[2] or call.records[0].op
+    return ("AutomaticBufferFusionOp" if fused else kind.replace(".", "_")), call.fx.partition("-")[
+        0
+    ].replace(".", "_")
+
+
+def _graph(calls: list[_Call], folder: Path, begun: float) -> None:
+    """Write the graph as text: of each output, which tensor of an FX dump it is."""
+    lines = ["graph {", '  name: "graph_1"']
+    for call in {call.fx: call for call in reversed(calls)}.values():
+        kind, name = _named(call)
+        lines += ["  op {", f'    name: "{name}"', f'    type: "{kind}"']
+        for (role, number), _ in _numbered(call):
+            if role == "output":
+                tensor = f"{call.fx}.OUTPUT.{number}"
+                attribute = f'attr {{ key: "_fx_tensor_name" value {{ s: "{tensor}" }} }}'
+                lines += [f"    output_desc {{ {attribute} }}"]
+        lines += ["  }"]
+    file = folder / f"dynamo_original_graph_1_rank_0_pid_0_ts_{int(begun)}.txt"
+    file.write_text("\n".join([*lines, "}", ""]), encoding="utf-8")
+
+
+def _varint(number: int) -> bytes:
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*found, number])
+
+
+def _number(tag: int, value: int) -> bytes:
+    return _varint(tag << 3) + _varint(value)
+
+
+def _message(tag: int, value: bytes) -> bytes:
+    return _varint(tag << 3 | 2) + _varint(len(value)) + value

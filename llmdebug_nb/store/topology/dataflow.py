@@ -1,0 +1,419 @@
+"""The topology of one step of a run: its calls, nested, and the tensors that go between them.
+
+An edge is a storage: what a call takes is what the record put out whose storage it is (`Record.producer`). A tensor that nothing
+recorded put out comes from outside: an argument of the root, a parameter (known by its bytes, or by its shape among those of
+the module) or what an earlier step left. Two such are one if dtype and bytes are equal. Where a run has modules only, what computes between
+them is not recorded: an operation ``Unrecorded`` stands for it, and takes what nothing recorded takes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmdebug_nb.core.errors import TensorLookupError
+from llmdebug_nb.core.paths import ancestors
+from llmdebug_nb.core.records import Node
+from llmdebug_nb.store.topology.document import Operation, Topology
+from llmdebug_nb.store.topology.weights import Weights
+
+UNRECORDED = "Unrecorded"
+OF_OPERATORS = "by storage, between recorded operators"
+OF_MODULES = (
+    f"by storage, between modules; what runs between them was not recorded: {UNRECORDED} stands for it, and takes what nothing recorded takes"
+    " (record with mode='module+aten' for every edge)"
+)
+Key = tuple[str, int]  # path and call
+
+
+@dataclass(slots=True)
+class _Row:
+    """A tensor of the step."""
+
+    id: int
+    key: Key
+    role: str
+    slot: str
+    dtype: str
+    shape: tuple[int, ...]
+    fingerprint: str | None
+    producer: int | None
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call, and the values that go in and out: as recorded, and by what runs in it."""
+
+    key: Key
+    op: Operation
+    parent: _Call | None = None
+    inside: list[_Call] = field(default_factory=list)
+    takes: list[str] = field(default_factory=list)
+    gives: list[str] = field(default_factory=list)
+
+    def is_in(self, other: _Call) -> bool:
+        at: _Call | None = self
+        while at is not None and at is not other:
+            at = at.parent
+        return at is other
+
+
+def topology(
+    run: Any, step: int | None = None, generation: int = 0, rank: int | None = None
+) -> Topology:
+    """Return the topology of a step of a run; ``step`` None: the first that was recorded, from that generation on. ``rank`` None: the lowest.
+
+    Raises:
+        TensorLookupError: there is no such step.
+    """
+    at = _place(run, step, generation, rank)
+    return _Step(run, *at).topology()
+
+
+def _place(run: Any, step: int | None, generation: int, rank: int | None) -> tuple[int, int, int]:
+    sql = "SELECT DISTINCT generation, step, rank FROM rows WHERE phase = 'forward' AND role IN ('input', 'output')"
+    there = sorted(run.query(sql), key=lambda row: (row[0] < generation, *row))
+    fitting = [
+        p for p in there if (step is None or p[:2] == (generation, step)) and rank in (None, p[2])
+    ]
+    if not fitting:
+        known = ", ".join(
+            dict.fromkeys(f"{s}" if g == 0 else f"{s} of generation {g}" for g, s, _ in there[:40])
+        )
+        raise TensorLookupError(
+            f"run {run.name!r} has no step {step} with tensors; there is {known or 'none'}"
+        )
+    return fitting[0]  # type: ignore[no-any-return]
+
+
+class _Step:
+    """Builds the topology of one step."""
+
+    def __init__(self, run: Any, generation: int, step: int, rank: int) -> None:
+        self._run, self._where = run, (generation, step, rank)
+        self._nodes: dict[str, Node] = {node.path: node for node in run.nodes}
+        self._rows = self._read_rows()
+        self._operators = self._read_operators()
+        self._tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
+        self._weights = Weights(run, self._nodes)
+        self._calls = self._tree()
+        self._values: dict[int, str] = {}  # id of an output's record -> its value
+        self._makers: dict[str, _Call] = {}  # value -> the call that made it
+        self._outside: dict[
+            tuple[str, str, int], str
+        ] = {}  # what comes from outside, by its content
+        self._unmade: list[
+            tuple[_Call, str, _Call | None]
+        ] = []  # call that it is made in, value, the child that takes it
+        self._taken: set[str] = set()
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def _read_rows(self) -> list[_Row]:
+        sql = """SELECT id, path, call, role, slot, dtype, shape, fingerprint, producer FROM rows WHERE phase = 'forward' AND role IN ('input',
+ 'output') AND generation = ? AND step = ? AND rank = ? ORDER BY id"""
+        return [
+            _Row(
+                i, (path, call), role, slot, dtype, tuple(json.loads(shape)), fingerprint, producer
+            )
+            for i, path, call, role, slot, dtype, shape, fingerprint, producer in self._run.query(
+                sql, self._where
+            )
+        ]
+
+    def _read_operators(self) -> dict[Key, tuple[str, Key | None]]:
+        """Return level and enclosing call of each operator."""
+        sql = """SELECT path, call, level, "within", within_call FROM operator_rows WHERE phase = 'forward' AND generation = ? AND step = ?
+ AND rank = ? ORDER BY id"""
+        rows = self._run.query(sql, self._where)
+        return {
+            (path, call): (level, None if w is None else (w, wc))
+            for path, call, level, w, wc in rows
+        }
+
+    def _tree(self) -> dict[Key, _Call]:
+        generation, step, rank = self._where
+        ids: dict[Key, str] = self._run.ids(step, generation, rank)
+        keys = dict.fromkeys([*ids, *(row.key for row in self._rows)])
+        calls = {
+            key: _Call(key, self._operation(key, ids.get(key, "")))
+            for key in keys
+            if not key[0].startswith("save/")
+        }
+        latest: dict[
+            tuple[str, str], _Call
+        ] = {}  # root and id -> the last call so far: each call of a root has the id ""
+        for key, call in calls.items():
+            _, around = self._operators.get(key, ("", None))
+            root = _root_of(key[0])
+            if around in calls:
+                call.parent = calls[around]  # type: ignore[index]
+            elif ids.get(key):
+                above = ids[key].rpartition("." if "." in ids[key] else "_")[0]
+                call.parent = latest.get((root, above))
+            if key in ids and "/" not in key[0]:
+                latest[root, ids[key]] = call
+            if call.parent is None and key not in ids:
+                call.parent = next(
+                    (
+                        calls[up, n]
+                        for up in ancestors(key[0])
+                        for n in (key[1], 0)
+                        if (up, n) in calls
+                    ),
+                    None,
+                )
+            if call.parent is not None:
+                call.parent.inside.append(call)
+        params = self._params()
+        for key, call in calls.items():
+            call.op.param = {**params.get((key[0], None), {}), **params.get(key, {})}
+        return calls
+
+    def _operation(self, key: Key, id_: str) -> Operation:
+        path, call = key
+        node = self._nodes.get(path)
+        if "/" in path:
+            kind = path.rpartition("/")[2].partition(".")[2] or path.rpartition("/")[2]
+            domain = self._operators.get(key, ("api", None))[0]
+        else:
+            kind, domain = (node.type if node else path.rpartition(".")[2] or "model"), "module"
+        name = (
+            path
+            if path and path[0] != "/"
+            else f"{self._nodes[''].type if '' in self._nodes else 'model'}{path}"
+        )
+        return Operation(f"{name}#{call}" if call else name, kind, domain=domain, id=id_)
+
+    def _params(self) -> dict[tuple[str, int | None], dict[str, Any]]:
+        """Return what calls were given that is no tensor, and what modules are set to (call None)."""
+        found: dict[tuple[str, int | None], dict[str, Any]] = defaultdict(dict)
+        sql = """SELECT path, call, role, slot, type, value FROM scalar_rows WHERE value IS NOT NULL AND (role = 'attribute'
+ OR (role = 'input' AND generation = ? AND step = ?))"""
+        for path, call, role, slot, kind, text in self._run.query(sql, self._where[:2]):
+            if role == "attribute":
+                found[path, None][slot] = _value(kind, text)
+            else:
+                found[path, call][_argument(path, slot)] = _value(kind, text)
+        return found
+
+    # -- values -------------------------------------------------------------------------------
+
+    def topology(self) -> Topology:
+        for row in self._rows:
+            call = self._calls.get(row.key)
+            if call is None:
+                continue
+            if row.role == "input":
+                call.takes.append(self._input(call, row))
+            else:
+                call.gives.append(self._output(call, row))
+        for call in self._calls.values():
+            if not call.inside:
+                self._own_weights(call)
+                self._taken.update(call.takes)
+        if not self._operators:
+            self._stand_ins()
+        tops = [call for call in self._calls.values() if call.parent is None]
+        root = self._root(tops)
+        self._close(root)
+        return Topology(root.op, self._tensors, OF_OPERATORS if self._operators else OF_MODULES)
+
+    def _name(self, call: _Call, row: _Row) -> str:
+        name = f"{call.op.name}_{row.role}_{row.slot.removeprefix('kwargs.')}"
+        self._tensors.setdefault(name, (row.dtype, row.shape))
+        return name
+
+    def _input(self, call: _Call, row: _Row) -> str:
+        if row.producer in self._values:
+            return self._values[row.producer]
+        weight = self._weights.find(call.key[0], row.dtype, row.shape, row.fingerprint)
+        if weight is not None:
+            self._tensors.setdefault(weight, (row.dtype, self._weights.shapes[weight]))
+            return weight
+        content = _content(row)
+        if content not in self._outside:
+            self._outside[content] = self._name(call, row)
+            if call.parent is not None:
+                self._unmade.append((call.parent, self._outside[content], call))
+        return self._outside[content]
+
+    def _output(self, call: _Call, row: _Row) -> str:
+        made = self._values.get(row.producer) if row.producer is not None else None
+        if call.inside and made is not None:
+            maker = self._makers.get(made)
+            if (maker is not None and maker.is_in(call)) or made in call.takes:
+                self._values[row.id] = made
+                return made
+        passed = self._outside.get(_content(row)) if call.inside and made is None else None
+        if passed in call.takes:
+            self._values[row.id] = passed
+            return passed
+        name = self._values[row.id] = self._name(call, row)
+        self._makers[name] = call
+        if call.inside:
+            self._unmade.append((call, name, None))
+        return name
+
+    def _own_weights(self, call: _Call) -> None:
+        """A module in which nothing else was recorded takes its own parameters."""
+        for name, dtype, shape in self._weights.of(call.key[0]):
+            self._tensors.setdefault(name, (dtype, shape))
+            call.takes.append(name)
+
+    def _stand_ins(self) -> None:
+        """Put an operation in the place of what computes between recorded modules."""
+        number: dict[int, int] = defaultdict(int)
+        for call, value, before in self._unmade:
+            at = call.inside.index(before) if before is not None else len(call.inside)
+            known = [*call.takes, *(v for one in call.inside[:at] for v in one.gives)]
+            loose = [v for v in dict.fromkeys(known) if v not in self._taken and v != value] or [
+                v for v in dict.fromkeys(call.takes) if v != value
+            ]
+            if not loose:
+                continue
+            name = f"{call.op.name}/unrecorded{number[id(call)]}"
+            number[id(call)] += 1
+            made = _Call((name, 0), Operation(name, UNRECORDED), call, takes=loose, gives=[value])
+            self._makers[value] = made
+            self._taken.update(loose)
+            call.inside.insert(at, made)
+
+    # -- the whole ----------------------------------------------------------------------------
+
+    def _root(self, tops: list[_Call]) -> _Call:
+        """Return the call that holds all: that of the root, or what stands for several calls of it."""
+        if len(tops) == 1:
+            root = tops[0]
+        else:
+            kind = next((node.type for node in self._run.nodes), "model")
+            root = _Call(("", 0), Operation(kind, kind))
+            for top in tops:
+                self._adopt(root, top)
+        layers = _layers(list(self._nodes.values()))
+        root.inside = [one for call in root.inside for one in _flat(call, layers)]
+        return root
+
+    @staticmethod
+    def _adopt(root: _Call, top: _Call) -> None:
+        whole = not top.key[0] and top.inside  # a further call of the root: what runs in it
+        root.takes += top.takes if whole else []
+        root.gives += top.gives if whole else []
+        for call in top.inside if whole else [top]:
+            call.parent = root
+            root.inside.append(call)
+
+    def _close(self, root: _Call) -> None:
+        """Fill in what each operation takes, gives and keeps to itself."""
+        if not root.gives:  # not recorded: what the last call gave
+            last = next((call for call in reversed(_walk(root)) if call.gives), root)
+            root.gives = list(last.gives)
+        users: dict[str, list[_Call]] = defaultdict(list)
+        for value in root.gives:
+            users[value].append(root)
+        for call in _walk(root):
+            if not call.inside:
+                for value in call.takes:
+                    users[value].append(call)
+        self._fill(root, users)
+        made = set(root.op.internal) | set(root.op.outputs)
+        known = self._weights.shapes.keys()
+        root.op.inputs.sort(key=known.__contains__)  # weights last
+        for call in _walk(root):
+            call.op.weights = [v for v in call.op.inputs if v in known and v not in made]
+
+    def _fill(self, call: _Call, users: dict[str, list[_Call]]) -> tuple[set[str], list[str]]:
+        """Return what is made below a call, and what is taken there, in order."""
+        takes, gives = list(dict.fromkeys(call.takes)), list(dict.fromkeys(call.gives))
+        if not call.inside:
+            call.op.inputs, call.op.outputs = takes, gives
+            return set(gives), takes
+        below = [self._fill(one, users) for one in call.inside]
+        made = {v: None for values, _ in below for v in sorted(values)}
+        taken = [v for _, values in below for v in values]
+        inner = {id(one) for one in _walk(call)}
+        leaving = [v for v in made if any(id(user) not in inner for user in users[v])]
+        call.op.nodes = [one.op for one in call.inside]
+        call.op.inputs = list(dict.fromkeys(v for v in [*takes, *taken] if v not in made))
+        call.op.outputs = list(dict.fromkeys([*gives, *leaving]))
+        call.op.internal = [v for v in made if v not in set(call.op.outputs)]
+        return set(made), call.op.inputs
+
+
+def _root_of(path: str) -> str:
+    """Return what the paths of a further root begin with, "" for the first one."""
+    found = re.match(r"[^.~/]*~\d+", path)
+    return found[0] if found else ""
+
+
+def _content(row: _Row) -> tuple[str, str, int]:
+    """Return what tells a tensor from others by its bytes alone, whatever its shape."""
+    return row.fingerprint or f"#{row.id}", row.dtype, math.prod(row.shape)
+
+
+def _walk(call: _Call) -> list[_Call]:
+    found, open_ = [], [call]
+    while open_:
+        at = open_.pop()
+        found.append(at)
+        open_ += reversed(at.inside)
+    return found
+
+
+def _layers(nodes: list[Node]) -> set[str]:
+    """Return the paths of the model's layers: several of one class in a list, the outermost ones, in all its parts."""
+    kinds: dict[tuple[int, str], list[str]] = defaultdict(list)
+    for node in nodes:
+        if node.name.isdigit():
+            kinds[node.parent, node.type].append(node.path)
+    groups = [
+        (nodes[above].path.count("."), -len(paths), kind, paths)
+        for (above, kind), paths in kinds.items()
+        if above >= 0 and len(paths) > 1
+    ]
+    holders = [
+        one for one in groups if any(node.path.startswith(f"{one[3][0]}.") for node in nodes)
+    ] or groups
+    if not holders:
+        return set()
+    depth, _, kind, _ = min(holders)
+    return {path for one in holders if (one[0], one[2]) == (depth, kind) for path in one[3]}
+
+
+def _flat(call: _Call, layers: set[str]) -> list[_Call]:
+    """Return a call, or what runs in it where that holds the layers: wrappers are no layers."""
+    around = any(path.startswith(f"{call.key[0]}.") for path in layers)
+    if not around or call.key[0] in layers or not call.inside:
+        return [call]
+    return [one for inner in call.inside for one in _flat(inner, layers)]
+
+
+def _value(kind: str, text: str) -> Any:
+    """Return a value that was written down as text; what is no number or flag stays text."""
+    try:
+        if kind == "bool":
+            return text == "True"
+        return int(text) if kind == "int" else float(text) if kind == "float" else text
+    except ValueError:
+        return text
+
+
+def _argument(path: str, slot: str) -> str:
+    """Return the name of an argument: a dispatcher operator's by its schema, others by their place."""
+    if slot.startswith("kwargs."):
+        return slot[len("kwargs.") :]
+    names = _schema(path.rpartition("/")[2]) if "/Aten." in path else []
+    return names[int(slot)] if slot.isdecimal() and int(slot) < len(names) else f"arg{slot}"
+
+
+def _schema(name: str) -> list[str]:
+    """Return the names of an operator's arguments: ``Aten.add.Tensor``."""
+    import torch
+
+    _, op, overload = (*name.split("."), "default")[:3]
+    found = getattr(getattr(torch.ops.aten, op, None), overload, None)
+    return [argument.name for argument in found._schema.arguments] if found is not None else []

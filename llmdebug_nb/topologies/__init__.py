@@ -1,1 +1,0 @@
-"""The structure of a model: its module tree."""
