@@ -8,8 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from llmdebug_nb.core.columns import AT, COLUMNS, Row
+from llmdebug_nb.core.findings import Difference, Pair
 from llmdebug_nb.core.kernels.summary import summarize
-from llmdebug_nb.core.records import AT, COLUMNS, Difference, Node, Pair, RootCall, Row
+from llmdebug_nb.core.records import Node, RootCall
 from llmdebug_nb.show.report_view import ReportView
 from llmdebug_nb.store.run import Run
 from llmdebug_nb.store.writer import Writer, create_run

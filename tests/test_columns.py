@@ -11,8 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from llmdebug_nb.core.findings import Difference, Pair
 from llmdebug_nb.core.paths import within
-from llmdebug_nb.core.records import Difference, Pair, Record, Site, Summary
+from llmdebug_nb.core.records import Record, Site, Summary
 from llmdebug_nb.show import tensors
 from llmdebug_nb.show.columns import Columns
 

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 import llmdebug_nb as ld
 from llmdebug_nb.cli import main
 from llmdebug_nb.core.errors import CorruptDumpError, DumpWriteError, OptionError
+from llmdebug_nb.core.findings import Expectation
 from llmdebug_nb.core.paths import within
-from llmdebug_nb.core.records import Expectation, Site
+from llmdebug_nb.core.records import Site
 from llmdebug_nb.notebook.bridge import Bridge
 from llmdebug_nb.notebook.widgets import Explorer
 from llmdebug_nb.show import html

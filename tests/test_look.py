@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 import llmdebug_nb as ld
 from llmdebug_nb.capture import recorder
 from llmdebug_nb.capture.calls import Call
+from llmdebug_nb.core.columns import AT
 from llmdebug_nb.core.kernels import look, native
 from llmdebug_nb.core.kernels.fingerprint import fingerprint
 from llmdebug_nb.core.kernels.raw import dtype_name, to_bytes
 from llmdebug_nb.core.kernels.summary import figures
 from llmdebug_nb.core.options import DumpOptions
-from llmdebug_nb.core.records import AT
 from llmdebug_nb.store.writer import Writer, create_run
 
 pytestmark = pytest.mark.skipif(

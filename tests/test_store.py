@@ -24,8 +24,9 @@ from torch import nn
 import llmdebug_nb as ld
 from llmdebug_nb.capture.calls import Call
 from llmdebug_nb.capture.recorder import Recorder
+from llmdebug_nb.core.columns import AT, COLUMNS, OPERATOR
 from llmdebug_nb.core.options import DumpOptions
-from llmdebug_nb.core.records import AT, COLUMNS, OPERATOR, RootCall
+from llmdebug_nb.core.records import RootCall
 from llmdebug_nb.store import format as fmt
 from llmdebug_nb.store import reader
 from llmdebug_nb.store.writer import Writer, create_run

@@ -15,7 +15,8 @@ from torch import nn
 import llmdebug_nb as ld
 from llmdebug_nb.comparison import noise, tolerance
 from llmdebug_nb.comparison.limits import Limits
-from llmdebug_nb.core.records import Pair, Record, Site, Summary
+from llmdebug_nb.core.findings import Pair
+from llmdebug_nb.core.records import Record, Site, Summary
 from models import generate, gpt2, llama, mixtral, prompt, qwen2
 
 SEEDS = (0, 1, 2)

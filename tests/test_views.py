@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import llmdebug_nb as ld
-from llmdebug_nb.core.records import Difference, Node, Pair, Record, Site, Summary
+from llmdebug_nb.core.findings import Difference, Pair
+from llmdebug_nb.core.records import Node, Record, Site, Summary
 from llmdebug_nb.notebook.bridge import Bridge
 from llmdebug_nb.show import html, series, tensors
 from llmdebug_nb.show.figure import layer_pictures

@@ -31,17 +31,8 @@ from llmdebug_nb.align.reshape import Fitter
 from llmdebug_nb.align.sequence import Leeway
 from llmdebug_nb.align.tokens import Load
 from llmdebug_nb.align.tree import FUSED, SAME_PATH, Tree, above
-from llmdebug_nb.core.records import (
-    FOLDED,
-    IN_KERNEL,
-    INNER,
-    INSIDE,
-    READ,
-    WRITTEN,
-    Node,
-    Pair,
-    Record,
-)
+from llmdebug_nb.core.findings import FOLDED, INNER, INSIDE, READ, WRITTEN, Pair
+from llmdebug_nb.core.records import IN_KERNEL, Node, Record
 
 SAME_SITE = SAME_PATH
 SEQUENCE = "sequence of operators"

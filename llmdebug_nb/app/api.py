@@ -29,9 +29,9 @@ from llmdebug_nb.comparison.custom import Custom
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.tolerance import Calibration, says
 from llmdebug_nb.core.errors import CompareError, OptionError, StoreError, UnknownRunError
+from llmdebug_nb.core.findings import Difference, Finding, Pair
 from llmdebug_nb.core.kernels import partial
 from llmdebug_nb.core.options import CompareOptions, DumpOptions, runs_folder
-from llmdebug_nb.core.records import Difference, Finding, Pair
 from llmdebug_nb.explain import blame
 from llmdebug_nb.explain.runs import Runs, Side
 from llmdebug_nb.show import export as exporting

@@ -12,16 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 from weakref import WeakSet
 
+from llmdebug_nb.core.display import Shown, Tabular
 from llmdebug_nb.core.errors import CorruptDumpError, OptionError, StoreError, nearest
-from llmdebug_nb.core.records import (
-    EXPECTED,
-    Difference,
-    Expectation,
-    Finding,
-    Shown,
-    Tabular,
-    covering,
-)
+from llmdebug_nb.core.findings import EXPECTED, Difference, Expectation, Finding, covering
 from llmdebug_nb.explain import causes
 from llmdebug_nb.explain.calls import first_divergence
 from llmdebug_nb.explain.summary import sentences

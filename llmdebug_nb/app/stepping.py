@@ -21,12 +21,13 @@ from llmdebug_nb.align.tree import Tree, partners
 from llmdebug_nb.app.api import compare, open_run
 from llmdebug_nb.app.recording import Recording
 from llmdebug_nb.comparison.engine import error
+from llmdebug_nb.core.display import Shown
 from llmdebug_nb.core.errors import CaptureError, CompareError, LLMDebugError, OptionError, nearest
 from llmdebug_nb.core.kernels.raw import unreadable
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.option_parsing import TokenSet
 from llmdebug_nb.core.options import DumpOptions
-from llmdebug_nb.core.records import Record, RootCall, Shown, Site
+from llmdebug_nb.core.records import Record, RootCall, Site
 from llmdebug_nb.show.run_view import RunView
 from llmdebug_nb.store.layouts import Contents
 from llmdebug_nb.store.reader import held

@@ -23,13 +23,14 @@ import torch
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.payload import NotKept, Policy
 from llmdebug_nb.capture.walk import scalar_text
+from llmdebug_nb.core.columns import AT, COLUMNS, Row
 from llmdebug_nb.core.errors import StoreError
 from llmdebug_nb.core.kernels import look
 from llmdebug_nb.core.kernels import summary as kernel
 from llmdebug_nb.core.kernels.fingerprint import ALGORITHM, ALGORITHMS, fingerprint
 from llmdebug_nb.core.kernels.raw import dtype_name, memory, plain, to_bytes, unreadable, view
 from llmdebug_nb.core.options import DumpOptions
-from llmdebug_nb.core.records import AT, COLUMNS, Node, RootCall, Row
+from llmdebug_nb.core.records import Node, RootCall
 
 _MIN, _ZERO = AT["min"], AT["zero"]
 _FINGERPRINT, _OFFSET, _LENGTH, _LOST = AT["fingerprint"], AT["offset"], AT["length"], AT["lost"]

@@ -305,7 +305,7 @@ def _info(args: argparse.Namespace) -> int:
 
 def _compare(args: argparse.Namespace) -> int:
     from llmdebug_nb.app import api
-    from llmdebug_nb.core.records import EXPECTED
+    from llmdebug_nb.core.findings import EXPECTED
 
     report = api.compare(
         args.golden,

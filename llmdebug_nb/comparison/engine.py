@@ -16,9 +16,10 @@ from llmdebug_nb.comparison.custom import Custom
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.tolerance import UNMATCHED, Calibration, Judging, Measured, error_of
 from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
+from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.kernels.fingerprint import same
 from llmdebug_nb.core.paths import within
-from llmdebug_nb.core.records import Node, Pair, Record, Summary
+from llmdebug_nb.core.records import Node, Record, Summary
 
 if TYPE_CHECKING:
     import torch

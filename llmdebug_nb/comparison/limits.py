@@ -23,7 +23,7 @@ from typing import Any
 from llmdebug_nb.comparison.columns import ALIASES
 from llmdebug_nb.comparison.metrics import FIELDS, LOGITS, STATISTICS, Metrics, coarser
 from llmdebug_nb.core.errors import OptionError, nearest
-from llmdebug_nb.core.records import Pair
+from llmdebug_nb.core.findings import Pair
 
 AT_LEAST = ("cosine_similarity", "one_thousandth_err_ratio", "five_thousandths_err_ratio")
 # upstream's verdicts, where they are on one pair of tensors: any of these sets of conditions holds

@@ -26,16 +26,8 @@ from llmdebug_nb.comparison.noise import (
     floor,
     kind_of,
 )
-from llmdebug_nb.core.records import (
-    EXPECTED,
-    MISMATCHES,
-    Difference,
-    Expectation,
-    Pair,
-    Record,
-    Site,
-    covering,
-)
+from llmdebug_nb.core.findings import EXPECTED, MISMATCHES, Difference, Expectation, Pair, covering
+from llmdebug_nb.core.records import Record, Site
 
 _ROW_SHARE = 4
 _CALIBRATED = 3.0  # times what two recordings of golden differ by: two draws of the same noise differ by chance

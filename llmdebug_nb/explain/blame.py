@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from llmdebug_nb.core.findings import EXPECTED, Difference, Finding
 from llmdebug_nb.core.paths import within
-from llmdebug_nb.core.records import EXPECTED, Difference, Finding, Kernel
+from llmdebug_nb.core.records import Kernel
 from llmdebug_nb.explain import causes, nodes, overflow, repro, scalars, verify
 from llmdebug_nb.explain.calls import AGREES, Call, Calls, first_divergence, same_operator
 from llmdebug_nb.explain.edges import Edge, by_producer, is_root, kind_of, look_inside

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from llmdebug_nb.core.findings import EXPECTED, Difference
 from llmdebug_nb.core.paths import within
-from llmdebug_nb.core.records import EXPECTED, IN_KERNEL, Difference, Record
+from llmdebug_nb.core.records import IN_KERNEL, Record
 
 AGREES = ("match", "within_noise", EXPECTED)
 _IN_PLACE = re.compile(r"(?<=[A-Za-z0-9])_(?=\.|$)")

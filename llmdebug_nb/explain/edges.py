@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmdebug_nb.core.dtypes import DTYPES
+from llmdebug_nb.core.findings import EXPECTED, Difference
 from llmdebug_nb.core.paths import within
-from llmdebug_nb.core.records import EXPECTED, Difference, Record
+from llmdebug_nb.core.records import Record
 from llmdebug_nb.explain import causes
 from llmdebug_nb.explain.calls import Call, Calls
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from llmdebug_nb.core.records import EXPORTED, FOLDED, INNER, Difference, Record
+from llmdebug_nb.core.findings import FOLDED, INNER, Difference
+from llmdebug_nb.core.records import EXPORTED, Record
 from llmdebug_nb.explain import causes
 from llmdebug_nb.explain.calls import Call, Key
 from llmdebug_nb.explain.replay import quiet, rounding

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from llmdebug_nb.core.records import Difference
+from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.explain.calls import Call
 
 

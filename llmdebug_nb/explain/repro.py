@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from llmdebug_nb.core.records import Difference
+from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.explain import arguments, replay
 from llmdebug_nb.explain.arguments import Tensor
 from llmdebug_nb.explain.calls import Call, Key

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmdebug_nb.core.records import EXPECTED, Difference, Finding
+from llmdebug_nb.core.findings import EXPECTED, Difference, Finding
 from llmdebug_nb.explain import causes
 
 _MADE = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.app.report import Report, report_of
 from llmdebug_nb.app.stepping import Stop
-from llmdebug_nb.core.records import Difference, Finding
+from llmdebug_nb.core.findings import Difference, Finding
 from llmdebug_nb.notebook.explore import explore, explore_stop
 from llmdebug_nb.show import html, text
 from llmdebug_nb.show.bundle import FrontEndMissingError

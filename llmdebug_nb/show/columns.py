@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.paths import within
-from llmdebug_nb.core.records import Difference
 from llmdebug_nb.show.tensors import Array
 
 _NUMBER = re.compile(r"\d+")

@@ -6,7 +6,7 @@ from html import escape
 from typing import Any
 
 from llmdebug_nb.core.errors import LLMDebugError, TensorLookupError
-from llmdebug_nb.core.records import Difference, Finding
+from llmdebug_nb.core.findings import Difference, Finding
 from llmdebug_nb.show import wire
 from llmdebug_nb.show.figure import errors_picture, heatmaps, layer_pictures
 from llmdebug_nb.show.tensors import number

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from llmdebug_nb.core.records import EXPECTED, Difference
+from llmdebug_nb.core.findings import EXPECTED, Difference
 from llmdebug_nb.show import wire
 from llmdebug_nb.show.tensors import Array
 from llmdebug_nb.show.tree import Tree

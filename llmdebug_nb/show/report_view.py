@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from llmdebug_nb.core.errors import LLMDebugError, StoreError, TensorLookupError, nearest
+from llmdebug_nb.core.findings import EXPECTED, Difference, Expectation, Finding
 from llmdebug_nb.core.kernels import summary as kernel
-from llmdebug_nb.core.records import EXPECTED, Difference, Expectation, Finding
 from llmdebug_nb.show import filters, tensors, wire
 from llmdebug_nb.show.columns import Columns
 from llmdebug_nb.show.flow import flow

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from llmdebug_nb.core.errors import OptionError, nearest
-from llmdebug_nb.core.records import Difference, Finding
+from llmdebug_nb.core.findings import Difference, Finding
 from llmdebug_nb.show import wire
 
 _SIDES = get_args(wire.Tab)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from llmdebug_nb.core.records import Difference, Finding
+from llmdebug_nb.core.findings import Difference, Finding
 from llmdebug_nb.show import wire
 from llmdebug_nb.show.tensors import number
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from llmdebug_nb.core.records import EXPECTED, Difference
+from llmdebug_nb.core.findings import EXPECTED, Difference
 
 
 def made_text(run: Any) -> str:

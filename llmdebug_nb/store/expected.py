@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from llmdebug_nb.core.errors import CorruptDumpError, DumpWriteError, OptionError
-from llmdebug_nb.core.records import Expectation
+from llmdebug_nb.core.findings import Expectation
 from llmdebug_nb.store.run import Run
 
 FORMAT, VERSION = "llmdebug-expected", 1

@@ -17,8 +17,8 @@ import struct
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from llmdebug_nb.core.columns import AT, COLUMNS, LAUNCH, TIMING, Row
 from llmdebug_nb.core.errors import CorruptDumpError
-from llmdebug_nb.core.records import AT, COLUMNS, LAUNCH, TIMING, Row
 
 FORMAT = "llmdebug-run"
 VERSION = 1

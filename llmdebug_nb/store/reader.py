@@ -15,10 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmdebug_nb.core.columns import AT, COLUMNS
 from llmdebug_nb.core.errors import CorruptDumpError, NotADumpError
 from llmdebug_nb.core.kernels.raw import from_bytes
 from llmdebug_nb.core.kernels.summary import summarize
-from llmdebug_nb.core.records import AT, COLUMNS, Record
+from llmdebug_nb.core.records import Record
 from llmdebug_nb.store import catalog, layouts
 from llmdebug_nb.store import format as fmt
 from llmdebug_nb.store.layouts import Contents

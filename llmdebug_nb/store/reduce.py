@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmdebug_nb.core.columns import AT, COLUMNS, OPERATOR, Row
 from llmdebug_nb.core.errors import DumpWriteError
 from llmdebug_nb.core.kernels.raw import to_bytes
-from llmdebug_nb.core.records import AT, COLUMNS, OPERATOR, Node, RootCall, Row
+from llmdebug_nb.core.records import Node, RootCall
 from llmdebug_nb.store import catalog, reader
 from llmdebug_nb.store import format as fmt
 from llmdebug_nb.store.writer import Writer, create_run

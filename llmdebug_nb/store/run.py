@@ -9,20 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmdebug_nb.core.columns import LAUNCH, TIMING
+from llmdebug_nb.core.display import Shown, Tabular
 from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError, nearest
 from llmdebug_nb.core.paths import within
-from llmdebug_nb.core.records import (
-    LAUNCH,
-    TIMING,
-    Kernel,
-    Node,
-    Record,
-    RootCall,
-    Shown,
-    Site,
-    Summary,
-    Tabular,
-)
+from llmdebug_nb.core.records import Kernel, Node, Record, RootCall, Site, Summary
 from llmdebug_nb.store import compiled, profile
 from llmdebug_nb.store.format import FORMAT, payload_dtype, shape_of
 

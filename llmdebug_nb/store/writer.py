@@ -22,8 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from llmdebug_nb.core.columns import AT, COLUMNS, OPERATOR, Row
 from llmdebug_nb.core.errors import DumpWriteError
-from llmdebug_nb.core.records import AT, COLUMNS, OPERATOR, Node, RootCall, Row
+from llmdebug_nb.core.records import Node, RootCall
 from llmdebug_nb.store import format as fmt
 
 FLOOR = 256 << 20  # bytes that a dump leaves free on the disk: the program and others need some too
