@@ -15,8 +15,18 @@ const common = {
   legalComments: 'none',
   logLevel: 'warning',
 };
-const widget = { ...common, entryPoints: ['src/widget/index.ts'], outfile: '../llmdebug_nb/show/static/widget.js', format: 'esm' };
-const page = { ...common, entryPoints: ['src/page/index.ts'], outfile: '../llmdebug_nb/show/static/page.js', format: 'iife' };
+const widget = {
+  ...common,
+  entryPoints: ['src/widget/index.ts'],
+  outfile: '../llmdebug_nb/show/static/widget.js',
+  format: 'esm',
+};
+const page = {
+  ...common,
+  entryPoints: ['src/page/index.ts'],
+  outfile: '../llmdebug_nb/show/static/page.js',
+  format: 'iife',
+};
 const plugin = {
   ...common,
   entryPoints: ['src/plugin/index.ts'],
@@ -31,8 +41,12 @@ const plugin = {
 /** Write `lib/` anew: container, settings, and the package.json that tells JupyterLab where they are. */
 function writeExtension({ outputFiles, metafile, errors }) {
   if (errors.length) return;
-  const { dependencies, devDependencies, scripts, ...about } = JSON.parse(readFileSync('package.json', 'utf8'));
-  const shared = Object.values(metafile.outputs).flatMap(output => output.imports.map(one => one.path));
+  const { dependencies, devDependencies, scripts, ...about } = JSON.parse(
+    readFileSync('package.json', 'utf8'),
+  );
+  const shared = Object.values(metafile.outputs).flatMap(output =>
+    output.imports.map(one => one.path),
+  );
   const code = container(about.name, [...new Set(shared)].sort(), outputFiles[0].text);
   const entry = `static/remoteEntry.${createHash('sha256').update(code).digest('hex').slice(0, 20)}.js`;
   rmSync('lib', { recursive: true, force: true });

@@ -23,11 +23,14 @@ test('a tensor of one value has a colour of the scale', () => {
 });
 
 test('what is written on a colour can be read: 4.5 to 1 at least, as WCAG counts', () => {
-  const linear = (c: number) => (c / 255 <= 0.03928 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4);
+  const linear = (c: number) =>
+    c / 255 <= 0.03928 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4;
   for (const scale of [new Scale(-1, 1), new Scale(0, 1)])
     for (let at = scale.lo; at <= scale.hi; at += 1 / 64) {
       const [r, g, b] = rgb(scale.word(at)).map(linear) as [number, number, number];
       const light = 0.2126 * r + 0.7152 * g + 0.0722 * b;
-      expect(scale.ink(at) === '#fff' ? 1.05 / (light + 0.05) : (light + 0.05) / 0.05).toBeGreaterThan(4.5);
+      expect(
+        scale.ink(at) === '#fff' ? 1.05 / (light + 0.05) : (light + 0.05) / 0.05,
+      ).toBeGreaterThan(4.5);
     }
 });

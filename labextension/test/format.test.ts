@@ -1,10 +1,29 @@
 import { expect, test } from 'vitest';
-import { exactFloat32, figure, numeric, shortPath, shortSlot, shortType } from '../src/widget/format';
+import {
+  exactFloat32,
+  figure,
+  numeric,
+  shortPath,
+  shortSlot,
+  shortType,
+} from '../src/widget/format';
 import type { Row } from '../src/widget/wire';
 
 test.each([
-  [null, '–'], ['nan', 'nan'], ['-inf', '-inf'], [NaN, 'nan'], [-Infinity, '-inf'],
-  [0, '0'], [-0, '0'], [42, '42'], [1e6, '1e6'], [123456.789, '123500'], [0.001, '0.001'], [0.00099996, '1e-3'], [-1.5e-9, '-1.5e-9'], [1.25e20, '1.25e20'],
+  [null, '–'],
+  ['nan', 'nan'],
+  ['-inf', '-inf'],
+  [NaN, 'nan'],
+  [-Infinity, '-inf'],
+  [0, '0'],
+  [-0, '0'],
+  [42, '42'],
+  [1e6, '1e6'],
+  [123456.789, '123500'],
+  [0.001, '0.001'],
+  [0.00099996, '1e-3'],
+  [-1.5e-9, '-1.5e-9'],
+  [1.25e20, '1.25e20'],
 ])('the figure %s is written %s', (value, text) => {
   expect(figure(value)).toBe(text);
 });
@@ -20,7 +39,13 @@ test('a float32 is written so that reading it gives the same float32, as short a
 });
 
 test('what the kernel writes for numbers that JSON lacks is read back', () => {
-  expect([numeric('nan'), numeric('inf'), numeric('-inf'), numeric(null), numeric(2)]).toEqual([NaN, Infinity, -Infinity, NaN, 2]);
+  expect([numeric('nan'), numeric('inf'), numeric('-inf'), numeric(null), numeric(2)]).toEqual([
+    NaN,
+    Infinity,
+    -Infinity,
+    NaN,
+    2,
+  ]);
 });
 
 test('a path gives up its first names, and never says more than there is room for', () => {
@@ -29,12 +54,17 @@ test('a path gives up its first names, and never says more than there is room fo
   expect(shortPath(path, 'model.layers.10', 40)).toBe('self_attn.q_proj');
   expect(shortPath(path, 'model.layers.1', 40)).toBe(path);
   expect(shortPath(path, path, 40)).toBe('.');
-  for (let room = 9; room < 40; room++) expect(shortPath(path, '', room).length).toBeLessThanOrEqual(room);
+  for (let room = 9; room < 40; room++)
+    expect(shortPath(path, '', room).length).toBeLessThanOrEqual(room);
   expect(shortPath(path, '', 18)).toBe('…self_attn.q_proj');
 });
 
 test('types and slots have short names', () => {
-  expect(['bfloat16', 'float8_e4m3fn', 'int64', 'uint8', 'bool', 'complex64'].map(shortType)).toEqual(['bf16', 'f8_e4m3fn', 'i64', 'u8', 'bool', 'c64']);
+  expect(
+    ['bfloat16', 'float8_e4m3fn', 'int64', 'uint8', 'bool', 'complex64'].map(shortType),
+  ).toEqual(['bf16', 'f8_e4m3fn', 'i64', 'u8', 'bool', 'c64']);
   expect(shortSlot({ role: 'input', slot: '0', call: 2 } as Row)).toBe('in[0] #2');
-  expect(shortSlot({ role: 'backward output', slot: 'kwargs.x', call: 0 } as Row)).toBe('backward output[kwargs.x]');
+  expect(shortSlot({ role: 'backward output', slot: 'kwargs.x', call: 0 } as Row)).toBe(
+    'backward output[kwargs.x]',
+  );
 });

@@ -9,18 +9,34 @@ function errors(): LayerErrors {
     room.set(new Uint8Array(array.buffer), 3);
     return new DataView(room.buffer, 3);
   };
-  const layers = [{ path: 'a.0', type: 'Layer', node: 1 }, { path: 'a.1', type: 'Layer', node: 2 }, { path: '', type: '', node: -1 }];
+  const layers = [
+    { path: 'a.0', type: 'Layer', node: 1 },
+    { path: 'a.1', type: 'Layer', node: 2 },
+    { path: '', type: '', node: -1 },
+  ];
   const buffers = [
-    new Float32Array([0, 0.5, 0.2, 3, NaN, NaN]), new Float32Array([0, 1, 0.1, 0, NaN, NaN]),
-    new Int32Array([0, 1, 2, 3, -1, 4]), new Uint8Array([MATCH, MATCH, DIVERGED, DIVERGED, NOTHING, UNMATCHED]),
+    new Float32Array([0, 0.5, 0.2, 3, NaN, NaN]),
+    new Float32Array([0, 1, 0.1, 0, NaN, NaN]),
+    new Int32Array([0, 1, 2, 3, -1, 4]),
+    new Uint8Array([MATCH, MATCH, DIVERGED, DIVERGED, NOTHING, UNMATCHED]),
   ].map(place);
-  return new LayerErrors({ answer: { layers, steps: 2 }, buffers }, [{ label: '0 prefill' }, { label: '1 decode' }] as Step[]);
+  return new LayerErrors({ answer: { layers, steps: 2 }, buffers }, [
+    { label: '0 prefill' },
+    { label: '1 decode' },
+  ] as Step[]);
 }
 
 test('error over limit: nothing over nothing is 0, something over nothing is infinite, no figure is NaN', () => {
   const all = errors();
   const ratios = [0, 1, 2].flatMap(layer => [0, 1].map(step => all.ratio({ layer, step })));
-  expect(ratios.map(ratio => Math.round(ratio * 1000) / 1000)).toEqual([0, 0.5, 2, Infinity, NaN, NaN]);
+  expect(ratios.map(ratio => Math.round(ratio * 1000) / 1000)).toEqual([
+    0,
+    0.5,
+    2,
+    Infinity,
+    NaN,
+    NaN,
+  ]);
 });
 
 test('the first mismatch is that of the earliest step', () => {

@@ -4,7 +4,10 @@ import { Pages } from '../src/widget/pages';
 function counting(total: number, asked: number[]): Pages<number> {
   return new Pages(10, async (start, n) => {
     asked.push(start);
-    return { total, items: Array.from({ length: Math.max(0, Math.min(n, total - start)) }, (_, i) => start + i) };
+    return {
+      total,
+      items: Array.from({ length: Math.max(0, Math.min(n, total - start)) }, (_, i) => start + i),
+    };
   });
 }
 

@@ -12,10 +12,27 @@ interface Sent {
 function channel() {
   const [sent, waits, errors]: [Sent[], string[], string[]] = [[], [], []];
   const heard = new Map<string, (content: object) => void>();
-  const model = { on: (event: string, then: (content: object) => void) => heard.set(event, then), off: (event: string) => heard.delete(event), send: (message: Sent) => sent.push(message) };
-  const rpc = new Rpc(model as unknown as AnyModel, wait => waits.push(wait), text => errors.push(text));
-  const answer = (re: number, more: object = {}) => heard.get('msg:custom')?.({ re, ids: [re], ...more });
-  return { rpc, sent, waits, errors, heard, answer, close: () => heard.get('comm_live_update')?.({}) };
+  const model = {
+    on: (event: string, then: (content: object) => void) => heard.set(event, then),
+    off: (event: string) => heard.delete(event),
+    send: (message: Sent) => sent.push(message),
+  };
+  const rpc = new Rpc(
+    model as unknown as AnyModel,
+    wait => waits.push(wait),
+    text => errors.push(text),
+  );
+  const answer = (re: number, more: object = {}) =>
+    heard.get('msg:custom')?.({ re, ids: [re], ...more });
+  return {
+    rpc,
+    sent,
+    waits,
+    errors,
+    heard,
+    answer,
+    close: () => heard.get('comm_live_update')?.({}),
+  };
 }
 
 beforeEach(() => void vi.useFakeTimers());
@@ -29,7 +46,9 @@ test('each answer goes to who asked, in whatever order they come', async () => {
   answer(numbers[0]!);
   expect(sent.at(-1)!.path).toBe('b'); // overtaken, so it is sent again
   answer(numbers[1]!);
-  expect((await Promise.all(asked)).map(reply => reply!.answer.ids)).toEqual(numbers.map(re => [re]));
+  expect((await Promise.all(asked)).map(reply => reply!.answer.ids)).toEqual(
+    numbers.map(re => [re]),
+  );
   expect(rpc.idle).toBe(true);
 });
 

@@ -23,7 +23,9 @@ async function start(): Promise<void> {
 
 async function unpacked(text: string): Promise<SavedPage> {
   const bytes = Uint8Array.from(atob(text), char => char.charCodeAt(0));
-  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'))).json();
+  return new Response(
+    new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip')),
+  ).json();
 }
 
 void start();

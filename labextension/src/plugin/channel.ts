@@ -70,5 +70,7 @@ export class Channel {
 }
 
 function bytes(buffer: ArrayBuffer | ArrayBufferView): DataView {
-  return ArrayBuffer.isView(buffer) ? new DataView(buffer.buffer, buffer.byteOffset, buffer.byteLength) : new DataView(buffer);
+  return ArrayBuffer.isView(buffer)
+    ? new DataView(buffer.buffer, buffer.byteOffset, buffer.byteLength)
+    : new DataView(buffer);
 }

@@ -61,12 +61,25 @@ export class Desk {
     const model = await sessions.findByPath(PATH);
     const fits = model?.kernel?.name === name;
     if (model && !fits) await sessions.shutdown(model.id);
-    const session = model && fits
-      ? sessions.connectTo({ model })
-      : await sessions.startNew({ path: PATH, name: 'llmdebug', type: 'llmdebug', kernel: { name } });
-    const reply = await session.kernel!.requestExecute({ code: START, silent: true, store_history: false }).done;
+    const session =
+      model && fits
+        ? sessions.connectTo({ model })
+        : await sessions.startNew({
+            path: PATH,
+            name: 'llmdebug',
+            type: 'llmdebug',
+            kernel: { name },
+          });
+    const reply = await session.kernel!.requestExecute({
+      code: START,
+      silent: true,
+      store_history: false,
+    }).done;
     if (reply.content.status === 'ok') return session;
-    const why = reply.content.status === 'error' ? `${reply.content.ename}: ${reply.content.evalue}` : reply.content.status;
+    const why =
+      reply.content.status === 'error'
+        ? `${reply.content.ename}: ${reply.content.evalue}`
+        : reply.content.status;
     await session.shutdown();
     throw new Error(this.t.notInstalled(name, why));
   }

@@ -50,7 +50,10 @@ export class ExplorerTab extends Widget {
       URL.revokeObjectURL(url);
       if (this.isDisposed) return this.leave();
       this.node.replaceChildren();
-      this.unmount = code.default.render({ model: new PageModel(opened.traits, this.channel).asModel(), el: this.node });
+      this.unmount = code.default.render({
+        model: new PageModel(opened.traits, this.channel).asModel(),
+        el: this.node,
+      });
     } catch (error) {
       this.leave();
       if (!this.isDisposed) this.fail((error as Error).message);

@@ -1,5 +1,10 @@
 /** The JupyterLab extension: sidebar, commands, tabs, and a button in notebooks. */
-import { ILabShell, ILayoutRestorer, type JupyterFrontEnd, type JupyterFrontEndPlugin } from '@jupyterlab/application';
+import {
+  ILabShell,
+  ILayoutRestorer,
+  type JupyterFrontEnd,
+  type JupyterFrontEndPlugin,
+} from '@jupyterlab/application';
 import { ICommandPalette, MainAreaWidget, WidgetTracker } from '@jupyterlab/apputils';
 import { IEditorExtensionRegistry } from '@jupyterlab/codemirror';
 import { IDefaultFileBrowser, IFileBrowserFactory } from '@jupyterlab/filebrowser';
@@ -49,7 +54,9 @@ function activate(
   document.head.append(style);
 
   const open = (shown: Shown): void => {
-    let tab = tabs.find(one => one.content.shown.golden === shown.golden && one.content.shown.mine === shown.mine);
+    let tab = tabs.find(
+      one => one.content.shown.golden === shown.golden && one.content.shown.mine === shown.mine,
+    );
     if (!tab) {
       tab = new MainAreaWidget({ content: new ExplorerTab(shown, desk, t) });
       tab.toolbar.hide();
@@ -60,10 +67,16 @@ function activate(
     shell.activateById(tab.id);
   };
 
-  const panel = new RunsPanel(desk, commands, () => ({ folders: workspace(shell, browser), name: settings.runsFolder }), t);
+  const panel = new RunsPanel(
+    desk,
+    commands,
+    () => ({ folders: workspace(shell, browser), name: settings.runsFolder }),
+    t,
+  );
   addRunCommands(app, panel, browser, open, t);
   const selected = () => [...(browsers?.tracker.currentWidget?.selectedItems() ?? [])];
-  const folders = () => (selected().length === 1 ? selected() : selected().filter(item => item.type === 'directory')); // one may be a report
+  const folders = () =>
+    selected().length === 1 ? selected() : selected().filter(item => item.type === 'directory'); // one may be a report
   commands.addCommand(COMMANDS.openFolder, {
     label: () => (folders().length === 2 ? t.compareWith : t.openWith),
     icon,
@@ -105,7 +118,10 @@ function activate(
   launcher?.add({ command: COMMANDS.show, category: t.other });
 
   const help = magicHelp(() => codeNotebook(shell.currentWidget)?.sessionContext.session?.kernel);
-  editors?.addExtension({ name: 'llmdebug-nb:help', factory: () => ({ instance: () => help, reconfigure: () => null }) });
+  editors?.addExtension({
+    name: 'llmdebug-nb:help',
+    factory: () => ({ instance: () => help, reconfigure: () => null }),
+  });
 
   void registry?.load(ID).then(loaded => {
     const read = (): void => {
@@ -133,7 +149,14 @@ const plugin: JupyterFrontEndPlugin<void> = {
   description: 'Runs of llmdebug_nb in JupyterLab.',
   autoStart: true,
   optional: [
-    ILabShell, ILayoutRestorer, ICommandPalette, ILauncher, ITranslator, ISettingRegistry, IFileBrowserFactory, IDefaultFileBrowser,
+    ILabShell,
+    ILayoutRestorer,
+    ICommandPalette,
+    ILauncher,
+    ITranslator,
+    ISettingRegistry,
+    IFileBrowserFactory,
+    IDefaultFileBrowser,
     IEditorExtensionRegistry,
   ],
   activate,

@@ -15,9 +15,20 @@ export function magicHelp(kernel: () => Kernel.IKernelConnection | null | undefi
     if (!asked) return '';
     const before = known.get(asked)?.get(magic);
     if (before) return before;
-    const reply = await asked.requestInspect({ code: `%${magic}`, cursor_pos: magic.length + 1, detail_level: 0 });
-    const found = reply.content.status === 'ok' && reply.content.found ? String(reply.content.data['text/plain']) : '';
-    const text = found.replace(COLOURS, '').replace(/^Docstring:\s*(::\s*)?/, '').replace(/^File:[^]*/m, '').trim();
+    const reply = await asked.requestInspect({
+      code: `%${magic}`,
+      cursor_pos: magic.length + 1,
+      detail_level: 0,
+    });
+    const found =
+      reply.content.status === 'ok' && reply.content.found
+        ? String(reply.content.data['text/plain'])
+        : '';
+    const text = found
+      .replace(COLOURS, '')
+      .replace(/^Docstring:\s*(::\s*)?/, '')
+      .replace(/^File:[^]*/m, '')
+      .trim();
     if (text) known.set(asked, (known.get(asked) ?? new Map<string, string>()).set(magic, text));
     return text;
   };
@@ -58,5 +69,8 @@ function optionOf(help: string, option: string): string {
   const rest = lines.slice(first + 1);
   const end = rest.findIndex(line => !/^ {8}/.test(line));
   const more = end < 0 ? rest : rest.slice(0, end);
-  return [lines[first]!, ...more].map(line => line.trim()).join(' ').replace(/ {2,}/g, '\n');
+  return [lines[first]!, ...more]
+    .map(line => line.trim())
+    .join(' ')
+    .replace(/ {2,}/g, '\n');
 }

@@ -13,7 +13,13 @@ interface Signal {
 interface Notebook extends Widget {
   sessionContext: ISessionContext;
   content: {
-    activeCell: { model: { type: string; contentChanged: Signal; sharedModel: { getSource(): string; setSource(source: string): void } } } | null;
+    activeCell: {
+      model: {
+        type: string;
+        contentChanged: Signal;
+        sharedModel: { getSource(): string; setSource(source: string): void };
+      };
+    } | null;
     activeCellChanged: Signal;
     activeCellIndex: number;
     model: {
@@ -27,7 +33,9 @@ interface Notebook extends Widget {
 
 export function codeNotebook(widget: Widget | null): Notebook | null {
   const notebook = widget as Notebook | null;
-  return notebook?.content?.activeCell?.model.type === 'code' && notebook.content.model ? notebook : null;
+  return notebook?.content?.activeCell?.model.type === 'code' && notebook.content.model
+    ? notebook
+    : null;
 }
 
 export function isRecording(widget: Widget | null): boolean {
@@ -61,5 +69,9 @@ export function toggleRecording({ content, sessionContext }: Notebook, options: 
   if (notebook.cells.some(one => one.getSource().includes('load_ext llmdebug_nb'))) return;
   notebook.insertCell(content.activeCellIndex, { cell_type: 'code', source: LOAD });
   // the cell says it for the next time; for this time it is done
-  sessionContext.session?.kernel?.requestExecute({ code: LOAD, silent: true, store_history: false });
+  sessionContext.session?.kernel?.requestExecute({
+    code: LOAD,
+    silent: true,
+    store_history: false,
+  });
 }

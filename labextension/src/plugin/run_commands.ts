@@ -63,7 +63,10 @@ export function addRunCommands(
     execute: async () => {
       const runs = selection();
       if (!runs.length) return;
-      const buttons = [Dialog.cancelButton({ label: t.cancel }), Dialog.warnButton({ label: t.delete })];
+      const buttons = [
+        Dialog.cancelButton({ label: t.cancel }),
+        Dialog.warnButton({ label: t.delete }),
+      ];
       const { button } = await showDialog({
         title: t.deleteTitle,
         body: t.deleteBody(runs.map(run => run.name).join(', ')),

@@ -44,15 +44,26 @@ export class RunList {
     this.chosen = this.chosen.filter(path => known.has(path));
     if (!known.has(this.active)) this.active = '';
     this.options.clear();
-    this.root.replaceChildren(...folders.map((folder, index) => this.group(folder, index, folders.length > 1, rates)));
+    this.root.replaceChildren(
+      ...folders.map((folder, index) => this.group(folder, index, folders.length > 1, rates)),
+    );
     this.mark();
     if (this.chosen.length !== before) this.on.selected();
   }
 
-  private group(folder: RunsFolder, index: number, titled: boolean, rates: Map<string, number>): HTMLElement {
+  private group(
+    folder: RunsFolder,
+    index: number,
+    titled: boolean,
+    rates: Map<string, number>,
+  ): HTMLElement {
     const group = element('div', '');
     if (titled) {
-      const title = element('div', 'jp-llmdebug-folder', folder.kind === 'run' ? folder.folder : this.t.reports(folder.folder));
+      const title = element(
+        'div',
+        'jp-llmdebug-folder',
+        folder.kind === 'run' ? folder.folder : this.t.reports(folder.folder),
+      );
       title.id = `jp-llmdebug-folder-${index}`;
       group.setAttribute('role', 'group');
       group.setAttribute('aria-labelledby', title.id);
@@ -72,8 +83,11 @@ export class RunList {
     const name = element('span', 'jp-llmdebug-name', run.name);
     option.append(name);
     if (run.state !== 'complete') {
-      const speed = run.state === 'recording' && rate !== undefined ? ` · ${this.t.rate(size(rate))}` : '';
-      option.append(element('span', `jp-llmdebug-state jp-llmdebug-${run.state}`, this.t[run.state] + speed));
+      const speed =
+        run.state === 'recording' && rate !== undefined ? ` · ${this.t.rate(size(rate))}` : '';
+      option.append(
+        element('span', `jp-llmdebug-state jp-llmdebug-${run.state}`, this.t[run.state] + speed),
+      );
     }
     const figures = [
       run.created ? new Date(1000 * run.created).toLocaleString() : '',
@@ -107,12 +121,14 @@ export class RunList {
     const move = moves[event.key];
     if (move !== undefined) {
       this.move(move);
-      if (event.shiftKey) this.choose([...this.chosen.filter(path => path !== this.active), this.active]);
+      if (event.shiftKey)
+        this.choose([...this.chosen.filter(path => path !== this.active), this.active]);
       else if (!event.ctrlKey) this.choose([this.active]);
     } else if (event.key === ' ' && this.active) this.toggle(this.active);
     else if (event.key === 'Enter') this.on.open();
     else if (event.key === 'Delete') this.on.delete();
-    else if (event.key === 'a' && (event.ctrlKey || event.metaKey)) this.choose(this.rows.map(row => row.path));
+    else if (event.key === 'a' && (event.ctrlKey || event.metaKey))
+      this.choose(this.rows.map(row => row.path));
     else return;
     event.preventDefault();
     event.stopPropagation();
@@ -127,7 +143,9 @@ export class RunList {
   }
 
   private toggle(path: string): void {
-    this.choose(this.chosen.includes(path) ? this.chosen.filter(one => one !== path) : [...this.chosen, path]);
+    this.choose(
+      this.chosen.includes(path) ? this.chosen.filter(one => one !== path) : [...this.chosen, path],
+    );
   }
 
   private choose(paths: string[]): void {

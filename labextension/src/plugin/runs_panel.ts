@@ -44,7 +44,8 @@ export class RunsPanel extends Widget {
     this.node.setAttribute('aria-label', t.panel);
     this.list = new RunList(t, {
       selected: () => this.follow(),
-      open: () => void commands.execute(this.selection.length === 2 ? COMMANDS.compare : COMMANDS.open),
+      open: () =>
+        void commands.execute(this.selection.length === 2 ? COMMANDS.compare : COMMANDS.open),
       delete: () => void commands.execute(COMMANDS.delete),
     });
     this.line.setAttribute('role', 'status');
@@ -131,7 +132,11 @@ export class RunsPanel extends Widget {
     const sizes = new Map(recording.map(run => [run.path, { bytes: run.bytes, time }]));
     for (const run of recording) {
       const before = this.sizes.get(run.path);
-      if (before) rates.set(run.path, Math.max(0, (1000 * (run.bytes - before.bytes)) / (time - before.time)));
+      if (before)
+        rates.set(
+          run.path,
+          Math.max(0, (1000 * (run.bytes - before.bytes)) / (time - before.time)),
+        );
     }
     this.sizes = sizes;
     return rates;
@@ -161,7 +166,8 @@ export class RunsPanel extends Widget {
   }
 
   private follow(): void {
-    for (const [command, button] of this.buttons) button.disabled = !this.commands.isEnabled(command);
+    for (const [command, button] of this.buttons)
+      button.disabled = !this.commands.isEnabled(command);
     const [golden, mine] = this.selection;
     const n = this.selection.length;
     const compared = golden && mine && this.commands.isEnabled(COMMANDS.compare);

@@ -26,7 +26,10 @@ export function strings(trans: TranslationBundle) {
     openWith: trans.__('Open with llmdebug'),
     compareWith: trans.__('Compare with llmdebug'),
     recordCell: trans.__('Record This Cell with %1', MAGIC),
-    recordCellCaption: trans.__('Record what the model in this cell computes, or stop doing so (%1)', MAGIC),
+    recordCellCaption: trans.__(
+      'Record what the model in this cell computes, or stop doing so (%1)',
+      MAGIC,
+    ),
 
     panel: trans.__('Runs and reports of llmdebug'),
     actions: trans.__('Actions on what is selected'),
@@ -35,7 +38,8 @@ export function strings(trans: TranslationBundle) {
     other: trans.__('Other'),
     loading: trans.__('Looking for runs…'),
     noRuns: trans.__('No runs yet. Record one with %1 in a notebook.', MAGIC),
-    willCompare: (golden: string, mine: string) => trans.__('Golden: %1. Held against it: %2.', golden, mine),
+    willCompare: (golden: string, mine: string) =>
+      trans.__('Golden: %1. Held against it: %2.', golden, mine),
     selected: (n: number) => trans._n('%1 selected', '%1 selected', n),
     failed: (text: string) => trans.__('Failed: %1', text),
     tensors: (n: number) => trans._n('%1 tensor', '%1 tensors', n),
@@ -53,7 +57,11 @@ export function strings(trans: TranslationBundle) {
     retry: trans.__('Try again'),
     noKernel: trans.__('There is no kernel to read the runs with.'),
     notInstalled: (kernel: string, error: string) =>
-      trans.__('The kernel "%1" has no llmdebug-nb (%2). Install it there, or name another kernel in the settings.', kernel, error),
+      trans.__(
+        'The kernel "%1" has no llmdebug-nb (%2). Install it there, or name another kernel in the settings.',
+        kernel,
+        error,
+      ),
     gone: trans.__('The kernel behind this was shut down.'),
   };
 }

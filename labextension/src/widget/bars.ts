@@ -4,12 +4,28 @@ import { svg } from './dom';
 export const BARS_HEIGHT = 64;
 
 /** `rise`: how high a count is drawn. More pictures may be added to the one returned: a bar is 1 wide, and 0 is on top. */
-export function bars(counts: number[], label: string, rise: (count: number) => number, title: (bar: number) => string): SVGElement {
+export function bars(
+  counts: number[],
+  label: string,
+  rise: (count: number) => number,
+  title: (bar: number) => string,
+): SVGElement {
   const top = rise(Math.max(1, ...counts));
-  const picture = svg('svg', { viewBox: `0 0 ${counts.length || 1} ${BARS_HEIGHT}`, preserveAspectRatio: 'none', role: 'img', 'aria-label': label });
+  const picture = svg('svg', {
+    viewBox: `0 0 ${counts.length || 1} ${BARS_HEIGHT}`,
+    preserveAspectRatio: 'none',
+    role: 'img',
+    'aria-label': label,
+  });
   counts.forEach((n, i) => {
     const height = n ? Math.max(1, (rise(n) / top) * BARS_HEIGHT) : 0;
-    picture.append(svg('rect', { x: i, y: BARS_HEIGHT - height, width: 0.9, height }, svg('title', {}, title(i))));
+    picture.append(
+      svg(
+        'rect',
+        { x: i, y: BARS_HEIGHT - height, width: 0.9, height },
+        svg('title', {}, title(i)),
+      ),
+    );
   });
   return picture;
 }

@@ -2,8 +2,20 @@
 
 type Rgb = readonly [number, number, number];
 
-const DIVERGING: Rgb[] = [[33, 60, 120], [96, 152, 206], [244, 244, 242], [226, 136, 96], [140, 25, 35]];
-const SEQUENTIAL: Rgb[] = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
+const DIVERGING: Rgb[] = [
+  [33, 60, 120],
+  [96, 152, 206],
+  [244, 244, 242],
+  [226, 136, 96],
+  [140, 25, 35],
+];
+const SEQUENTIAL: Rgb[] = [
+  [68, 1, 84],
+  [59, 82, 139],
+  [33, 145, 140],
+  [94, 201, 98],
+  [253, 231, 37],
+];
 export const NAN_COLOUR = '#ff00ff';
 const NAN_WORD = 0xffff00ff;
 
@@ -11,7 +23,9 @@ function table(stops: Rgb[]): Uint32Array {
   return Uint32Array.from({ length: 256 }, (_, i) => {
     const x = (i / 255) * (stops.length - 1);
     const k = Math.min(stops.length - 2, Math.floor(x));
-    const [r, g, b] = [0, 1, 2].map(c => Math.round(stops[k]![c]! * (1 - x + k) + stops[k + 1]![c]! * (x - k))) as [number, number, number];
+    const [r, g, b] = [0, 1, 2].map(c =>
+      Math.round(stops[k]![c]! * (1 - x + k) + stops[k + 1]![c]! * (x - k)),
+    ) as [number, number, number];
     return ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
   });
 }
@@ -55,7 +69,10 @@ export class Scale {
   /** Black or white, whichever can be read on the value's colour. */
   ink(value: number): string {
     const word = this.word(value);
-    const light = 0.2126 * linear(word & 255) + 0.7152 * linear((word >> 8) & 255) + 0.0722 * linear((word >> 16) & 255);
+    const light =
+      0.2126 * linear(word & 255) +
+      0.7152 * linear((word >> 8) & 255) +
+      0.0722 * linear((word >> 16) & 255);
     return light > 0.179 ? '#000' : '#fff';
   }
 }

@@ -5,7 +5,11 @@ import { T } from './strings';
 export type Say = (text: string) => void;
 
 export function copyButton(label: string, text: string, say: Say): HTMLElement {
-  return h('button', { class: 'llmdebug-button', type: 'button', onclick: () => void copy(text, say) }, label);
+  return h(
+    'button',
+    { class: 'llmdebug-button', type: 'button', onclick: () => void copy(text, say) },
+    label,
+  );
 }
 
 async function copy(text: string, say: Say): Promise<void> {
@@ -19,6 +23,10 @@ async function copy(text: string, say: Say): Promise<void> {
 
 /** The code of a kernel, and a button that copies it. */
 export function kernelCode(code: string, say: Say): HTMLElement {
-  return h('div', { class: 'llmdebug-code' }, copyButton(T.copyKernel, code, say),
-    h('pre', { class: 'llmdebug-script', tabindex: 0, 'aria-label': T.kernelCode }, code));
+  return h(
+    'div',
+    { class: 'llmdebug-code' },
+    copyButton(T.copyKernel, code, say),
+    h('pre', { class: 'llmdebug-script', tabindex: 0, 'aria-label': T.kernelCode }, code),
+  );
 }

@@ -12,14 +12,19 @@ export function h<K extends keyof HTMLElementTagNameMap>(
   const el = document.createElement(tag);
   for (const [name, value] of Object.entries(props)) {
     if (typeof value === 'function') el.addEventListener(name.slice(2), value as EventListener);
-    else if (value !== undefined && value !== false) el.setAttribute(name, value === true ? '' : String(value));
+    else if (value !== undefined && value !== false)
+      el.setAttribute(name, value === true ? '' : String(value));
   }
   el.append(...children.filter(child => child !== null && child !== undefined));
   return el;
 }
 
 /** Like `h`, for pictures. */
-export function svg(tag: string, props: Record<string, string | number>, ...children: (Node | string)[]): SVGElement {
+export function svg(
+  tag: string,
+  props: Record<string, string | number>,
+  ...children: (Node | string)[]
+): SVGElement {
   const el = document.createElementNS('http://www.w3.org/2000/svg', tag) as SVGElement;
   for (const [name, value] of Object.entries(props)) el.setAttribute(name, String(value));
   el.append(...children);
@@ -29,11 +34,14 @@ export function svg(tag: string, props: Record<string, string | number>, ...chil
 /** Make `old` look like `fresh`, of the same tag, and touch nothing that is equal. */
 export function morph<E extends HTMLElement>(old: E, fresh: E): E {
   if (old.isEqualNode(fresh)) return old;
-  for (const name of old.getAttributeNames()) if (!fresh.hasAttribute(name)) old.removeAttribute(name);
+  for (const name of old.getAttributeNames())
+    if (!fresh.hasAttribute(name)) old.removeAttribute(name);
   for (const name of fresh.getAttributeNames())
-    if (old.getAttribute(name) !== fresh.getAttribute(name)) old.setAttribute(name, fresh.getAttribute(name)!);
+    if (old.getAttribute(name) !== fresh.getAttribute(name))
+      old.setAttribute(name, fresh.getAttribute(name)!);
   const [was, is] = [[...old.childNodes], [...fresh.childNodes]];
-  if (was.length !== is.length || was.some((node, k) => !node.isEqualNode(is[k]!))) old.replaceChildren(...is);
+  if (was.length !== is.length || was.some((node, k) => !node.isEqualNode(is[k]!)))
+    old.replaceChildren(...is);
   return old;
 }
 

@@ -21,9 +21,19 @@ export class Errors {
 
   constructor(private ask: Ask) {
     this.scatter = new Scatter(ask);
-    this.root = h('div', { class: 'llmdebug-errors', hidden: true },
-      h('figure', { class: 'llmdebug-error-histogram' }, h('figcaption', {}, T.errors), this.plot, this.caption, this.note),
-      this.scatter.root);
+    this.root = h(
+      'div',
+      { class: 'llmdebug-errors', hidden: true },
+      h(
+        'figure',
+        { class: 'llmdebug-error-histogram' },
+        h('figcaption', {}, T.errors),
+        this.plot,
+        this.caption,
+        this.note,
+      ),
+      this.scatter.root,
+    );
   }
 
   /** -1: there is nothing to compare. */
@@ -47,20 +57,47 @@ export class Errors {
     const size = (at: number) => figure(10 ** at, 3);
     const differing = total - same - broken;
     const limit = errors.limit === null ? NaN : numeric(errors.limit);
-    const words = [T.differ(differing, total), broken ? T.brokenPairs(broken) : '', limit > 0 ? T.limitEach(figure(limit, 3)) : ''].filter(Boolean).join(' · ');
+    const words = [
+      T.differ(differing, total),
+      broken ? T.brokenPairs(broken) : '',
+      limit > 0 ? T.limitEach(figure(limit, 3)) : '',
+    ]
+      .filter(Boolean)
+      .join(' · ');
     this.note.textContent = words;
     if (differing === 0) {
       this.plot.replaceChildren();
       return this.caption.replaceChildren();
     }
-    const picture = bars(counts, `${T.errors}: ${T.bins(counts.length, size(lo), size(hi))}; ${words}`, Math.log1p,
-      i => T.bin(size(lo + i * width), size(lo + (i + 1) * width), counts[i]!));
-    const at = limit > 0 ? clamp((Math.log10(limit) - lo) / width, -FARTHEST * counts.length, FARTHEST * counts.length) : 0;
+    const picture = bars(
+      counts,
+      `${T.errors}: ${T.bins(counts.length, size(lo), size(hi))}; ${words}`,
+      Math.log1p,
+      i => T.bin(size(lo + i * width), size(lo + (i + 1) * width), counts[i]!),
+    );
+    const at =
+      limit > 0
+        ? clamp(
+            (Math.log10(limit) - lo) / width,
+            -FARTHEST * counts.length,
+            FARTHEST * counts.length,
+          )
+        : 0;
     const [from, to] = [Math.min(0, at - 1), Math.max(counts.length, at + 1)]; // the limit is in the picture
     picture.setAttribute('viewBox', `${from} 0 ${to - from} ${BARS_HEIGHT}`);
     if (limit > 0)
-      picture.append(svg('line', { class: 'llmdebug-limit-line', x1: at, x2: at, y1: 0, y2: BARS_HEIGHT }, svg('title', {}, T.limitEach(figure(limit, 3)))));
+      picture.append(
+        svg(
+          'line',
+          { class: 'llmdebug-limit-line', x1: at, x2: at, y1: 0, y2: BARS_HEIGHT },
+          svg('title', {}, T.limitEach(figure(limit, 3))),
+        ),
+      );
     this.plot.replaceChildren(picture);
-    this.caption.replaceChildren(h('span', {}, size(lo + from * width)), h('span', {}, T.errorScale), h('span', {}, size(lo + to * width)));
+    this.caption.replaceChildren(
+      h('span', {}, size(lo + from * width)),
+      h('span', {}, T.errorScale),
+      h('span', {}, size(lo + to * width)),
+    );
   }
 }

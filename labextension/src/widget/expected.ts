@@ -17,9 +17,20 @@ export class MarkForm {
   readonly root: HTMLElement;
   private uid = uniqueId();
   private toggle: HTMLButtonElement;
-  private comment = h('input', { type: 'text', class: 'llmdebug-comment', maxlength: 500, 'aria-label': T.comment, placeholder: T.comment });
-  private scope = h('select', { 'aria-label': T.scope },
-    ...(Object.entries(SCOPES) as [Scope, string][]).map(([scope, text]) => h('option', { value: scope }, text)));
+  private comment = h('input', {
+    type: 'text',
+    class: 'llmdebug-comment',
+    maxlength: 500,
+    'aria-label': T.comment,
+    placeholder: T.comment,
+  });
+  private scope = h(
+    'select',
+    { 'aria-label': T.scope },
+    ...(Object.entries(SCOPES) as [Scope, string][]).map(([scope, text]) =>
+      h('option', { value: scope }, text),
+    ),
+  );
   private form: HTMLElement;
 
   /** `key`: where the focus goes back to once all is judged anew. */
@@ -28,12 +39,37 @@ export class MarkForm {
     key: string,
     private judged: Judged,
   ) {
-    this.toggle = h('button', { class: 'llmdebug-button', type: 'button', 'aria-expanded': 'false', 'aria-controls': this.uid, 'data-mark': key, title: T.expectHint, onclick: () => this.turn(this.form.hidden) }, T.expect);
-    this.form = h('form', { id: this.uid, class: 'llmdebug-expect-form', hidden: true,
-      onsubmit: (event: Event) => this.submit(event), onkeydown: (event: KeyboardEvent) => this.key(event) },
-      'row' in target ? this.scope : null, this.comment,
+    this.toggle = h(
+      'button',
+      {
+        class: 'llmdebug-button',
+        type: 'button',
+        'aria-expanded': 'false',
+        'aria-controls': this.uid,
+        'data-mark': key,
+        title: T.expectHint,
+        onclick: () => this.turn(this.form.hidden),
+      },
+      T.expect,
+    );
+    this.form = h(
+      'form',
+      {
+        id: this.uid,
+        class: 'llmdebug-expect-form',
+        hidden: true,
+        onsubmit: (event: Event) => this.submit(event),
+        onkeydown: (event: KeyboardEvent) => this.key(event),
+      },
+      'row' in target ? this.scope : null,
+      this.comment,
       h('button', { class: 'llmdebug-button', type: 'submit' }, T.mark),
-      h('button', { class: 'llmdebug-button', type: 'button', onclick: () => this.turn(false) }, T.cancel));
+      h(
+        'button',
+        { class: 'llmdebug-button', type: 'button', onclick: () => this.turn(false) },
+        T.cancel,
+      ),
+    );
     this.root = h('div', { class: 'llmdebug-expect' }, this.toggle, this.form);
   }
 
@@ -51,16 +87,38 @@ export class MarkForm {
 
   private async submit(event: Event): Promise<void> {
     swallow(event);
-    const reply = await this.judged.ask('expect', { row: -1, finding: -1, scope: this.scope.value as Scope, ...this.target, comment: this.comment.value.trim() });
+    const reply = await this.judged.ask('expect', {
+      row: -1,
+      finding: -1,
+      scope: this.scope.value as Scope,
+      ...this.target,
+      comment: this.comment.value.trim(),
+    });
     if (reply) this.judged.took(reply.answer);
   }
 }
 
 /** A button that takes back the mark at a place of the overview's list. */
-export function unmarkButton(overview: Overview, at: number, key: string, { ask, took }: Judged): HTMLElement {
+export function unmarkButton(
+  overview: Overview,
+  at: number,
+  key: string,
+  { ask, took }: Judged,
+): HTMLElement {
   const { text, rows } = overview.marks[at]!;
   const name = T.unmark(text, rows);
-  return h('button', { class: 'llmdebug-button', type: 'button', 'data-mark': key, 'aria-label': name, title: name, onclick: () => void unmark() }, T.unmarkFace);
+  return h(
+    'button',
+    {
+      class: 'llmdebug-button',
+      type: 'button',
+      'data-mark': key,
+      'aria-label': name,
+      title: name,
+      onclick: () => void unmark(),
+    },
+    T.unmarkFace,
+  );
 
   async function unmark(): Promise<void> {
     const reply = await ask('unexpect', { mark: at, text });
@@ -71,10 +129,27 @@ export function unmarkButton(overview: Overview, at: number, key: string, { ask,
 /** All that is marked, with what was said of it. */
 export function markList(overview: Overview, judged: Judged): HTMLElement {
   const { marks, kept } = overview;
-  return h('details', { class: 'llmdebug-marked', 'data-open': 'marks' },
+  return h(
+    'details',
+    { class: 'llmdebug-marked', 'data-open': 'marks' },
     h('summary', {}, T.marked(marks.length)),
-    h('ul', {}, ...marks.map(({ text, comment, rows }, at) =>
-      h('li', {}, unmarkButton(overview, at, `mark-${at}`, judged), ' ', h('code', {}, text), ' ', comment, ' ',
-        h('span', { class: 'llmdebug-dim' }, T.markedRows(rows))))),
-    h('div', { class: 'llmdebug-note' }, kept ? T.keptIn(kept) : T.keptNowhere));
+    h(
+      'ul',
+      {},
+      ...marks.map(({ text, comment, rows }, at) =>
+        h(
+          'li',
+          {},
+          unmarkButton(overview, at, `mark-${at}`, judged),
+          ' ',
+          h('code', {}, text),
+          ' ',
+          comment,
+          ' ',
+          h('span', { class: 'llmdebug-dim' }, T.markedRows(rows)),
+        ),
+      ),
+    ),
+    h('div', { class: 'llmdebug-note' }, kept ? T.keptIn(kept) : T.keptNowhere),
+  );
 }

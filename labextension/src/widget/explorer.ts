@@ -50,9 +50,17 @@ export class Explorer {
   ) {
     const overview = (this.overview = model.get('snapshot'));
     const report = overview.kind === 'report';
-    this.rpc = new Rpc(model, wait => this.wait(wait), text => this.status.fail(text));
+    this.rpc = new Rpc(
+      model,
+      wait => this.wait(wait),
+      text => this.status.fail(text),
+    );
     const { ask } = this.rpc;
-    this.stepper = new Stepper(overview.steps, position => this.set('position', position), () => this.rpc.idle);
+    this.stepper = new Stepper(
+      overview.steps,
+      position => this.set('position', position),
+      () => this.rpc.idle,
+    );
     this.tree = new Tree(ask, node => this.under(node));
     const stepLabel = (index: number) => overview.steps[index]?.label ?? String(index);
     this.rows = new Rows(ask, report, stepLabel, {
@@ -75,16 +83,32 @@ export class Explorer {
     }
     root.setAttribute('role', 'region');
     root.setAttribute('aria-label', `${T.explorer}: ${overview.title}`);
-    this.layers = report ? new Layers(ask, overview.steps, (layer, step, row) => void this.jump(layer, step, row)) : null;
+    this.layers = report
+      ? new Layers(ask, overview.steps, (layer, step, row) => void this.jump(layer, step, row))
+      : null;
     this.head = this.header();
-    this.controls.append(this.head, ...(this.layers ? [this.layers.root] : []), this.stepper.root,
-      h('div', { class: 'llmdebug-main' }, this.tree.root, this.rows.root, this.panel.root), this.bar(report, !saved));
+    this.controls.append(
+      this.head,
+      ...(this.layers ? [this.layers.root] : []),
+      this.stepper.root,
+      h('div', { class: 'llmdebug-main' }, this.tree.root, this.rows.root, this.panel.root),
+      this.bar(report, !saved),
+    );
     root.append(this.controls);
-    for (const action of ['pointerdown', 'keydown']) root.addEventListener(action, event => {
-      this.status.say('');
-      this.stepper.halt(event);
-    }, true);
-    this.offKeys = onKeys(root, { record: delta => void this.walk(delta, false), mismatch: delta => void this.walk(delta, true), expect: () => this.panel.expect() });
+    for (const action of ['pointerdown', 'keydown'])
+      root.addEventListener(
+        action,
+        event => {
+          this.status.say('');
+          this.stepper.halt(event);
+        },
+        true,
+      );
+    this.offKeys = onKeys(root, {
+      record: delta => void this.walk(delta, false),
+      mismatch: delta => void this.walk(delta, true),
+      expect: () => this.panel.expect(),
+    });
     model.on('change:position', this.onPosition);
     model.on('change:selected', this.onSelected);
     model.on('change:path', this.onPath);
@@ -101,12 +125,15 @@ export class Explorer {
     this.model.off('change:selected', this.onSelected);
     this.model.off('change:path', this.onPath);
     this.model.off('change:snapshot', this.onSnapshot);
-    for (const part of [this.rpc, this.stepper, this.tree, this.rows, this.panel, this.layers]) part?.dispose();
+    for (const part of [this.rpc, this.stepper, this.tree, this.rows, this.panel, this.layers])
+      part?.dispose();
   }
 
   private header(): HTMLElement {
     return header(this.overview, this.rpc.ask, {
-      jump: row => this.set('selected', row), say: text => this.status.say(text), took: judged => this.take(judged),
+      jump: row => this.set('selected', row),
+      say: text => this.status.say(text),
+      took: judged => this.take(judged),
     });
   }
 
@@ -119,11 +146,19 @@ export class Explorer {
   /** All that shows a verdict follows, and stays where it is: position, selection, what is unfolded, the focus. */
   private onSnapshot = (): void => {
     this.overview = this.model.get('snapshot');
-    const key = (this.head.getRootNode() as Document | ShadowRoot).activeElement?.closest('.llmdebug-expect, [data-mark]');
-    const focused = (key?.matches('[data-mark]') ? key : key?.querySelector('[data-mark]'))?.getAttribute('data-mark');
-    const open = new Map([...this.head.querySelectorAll('details')].map(one => [one.dataset.open, one.open]));
+    const key = (this.head.getRootNode() as Document | ShadowRoot).activeElement?.closest(
+      '.llmdebug-expect, [data-mark]',
+    );
+    const focused = (
+      key?.matches('[data-mark]') ? key : key?.querySelector('[data-mark]')
+    )?.getAttribute('data-mark');
+    const open = new Map(
+      [...this.head.querySelectorAll('details')].map(one => [one.dataset.open, one.open]),
+    );
     const fresh = this.header();
-    fresh.querySelectorAll('details').forEach(one => (one.open = open.get(one.dataset.open) ?? one.open));
+    fresh
+      .querySelectorAll('details')
+      .forEach(one => (one.open = open.get(one.dataset.open) ?? one.open));
     this.head.replaceWith(fresh);
     this.head = fresh;
     this.stepper.take(this.overview.steps);
@@ -132,7 +167,8 @@ export class Explorer {
     this.rows.refresh();
     void this.follow(false);
     void this.panel.show(this.model.get('selected')).then(() => {
-      if (focused) this.head.parentElement?.querySelector<HTMLElement>(`[data-mark='${focused}']`)?.focus();
+      if (focused)
+        this.head.parentElement?.querySelector<HTMLElement>(`[data-mark='${focused}']`)?.focus();
     });
   };
 
@@ -144,28 +180,67 @@ export class Explorer {
 
   private bar(report: boolean, savable: boolean): HTMLElement {
     const button = (label: string, face: string, delta: 1 | -1, mismatch: boolean) =>
-      h('button', { class: 'llmdebug-button', type: 'button', title: label, onclick: () => void this.walk(delta, mismatch) },
-        h('span', { 'aria-hidden': 'true' }, face), h('span', { class: 'llmdebug-spoken' }, label));
-    return h('div', { class: 'llmdebug-foot' },
+      h(
+        'button',
+        {
+          class: 'llmdebug-button',
+          type: 'button',
+          title: label,
+          onclick: () => void this.walk(delta, mismatch),
+        },
+        h('span', { 'aria-hidden': 'true' }, face),
+        h('span', { class: 'llmdebug-spoken' }, label),
+      );
+    return h(
+      'div',
+      { class: 'llmdebug-foot' },
       button(T.previousRecord, '↑ p', -1, false),
       button(T.nextRecord, '↓ n', 1, false),
       report ? button(T.previousMismatch, '✗ ↑ P', -1, true) : null,
       report ? button(T.nextMismatch, '✗ ↓ N', 1, true) : null,
       this.status.root,
-      savable ? this.savers() : null);
+      savable ? this.savers() : null,
+    );
   }
 
   private savers(): HTMLElement {
-    return h('div', { class: 'llmdebug-savers', role: 'group', 'aria-label': T.save }, `${T.saveFace} `,
+    return h(
+      'div',
+      { class: 'llmdebug-savers', role: 'group', 'aria-label': T.save },
+      `${T.saveFace} `,
       ...(['html', 'svg', 'png'] as const).map(kind =>
-        h('button', { class: 'llmdebug-button', type: 'button', 'aria-label': `${T.kinds[kind]}: ${T.saveAs[kind]}`, title: T.saveAs[kind], onclick: () => void this.save(kind) }, T.kinds[kind])));
+        h(
+          'button',
+          {
+            class: 'llmdebug-button',
+            type: 'button',
+            'aria-label': `${T.kinds[kind]}: ${T.saveAs[kind]}`,
+            title: T.saveAs[kind],
+            onclick: () => void this.save(kind),
+          },
+          T.kinds[kind],
+        ),
+      ),
+    );
   }
 
   /** The kernel writes the file: only it knows the folder, and a page may be kept from saving anything. */
   private async save(kind: ExportRequest['kind']): Promise<void> {
     const { mismatch, text } = this.rows.filter;
-    const [position, selected, path] = [this.position, this.model.get('selected'), this.model.get('path')];
-    const reply = await this.rpc.ask('export', { kind, position, selected, path, mismatch, text, ...this.panel.look });
+    const [position, selected, path] = [
+      this.position,
+      this.model.get('selected'),
+      this.model.get('path'),
+    ];
+    const reply = await this.rpc.ask('export', {
+      kind,
+      position,
+      selected,
+      path,
+      mismatch,
+      text,
+      ...this.panel.look,
+    });
     if (reply) this.status.say(T.saved(reply.answer.path));
   }
 
@@ -195,7 +270,8 @@ export class Explorer {
   };
 
   private onPath = (): void => {
-    if (this.model.get('path') !== (this.tree.selected?.path ?? '')) void this.go(this.model.get('path'));
+    if (this.model.get('path') !== (this.tree.selected?.path ?? ''))
+      void this.go(this.model.get('path'));
   };
 
   /** Narrow the list to the module at `path`. */
@@ -240,7 +316,8 @@ export class Explorer {
     this.tree.pointAt(at.row.path);
     if (!this.opened) void this.tree.reveal(at.row.path);
     this.opened = true;
-    if (must && moves === this.moves && at.row.step !== this.position) this.set('position', at.row.step);
+    if (must && moves === this.moves && at.row.step !== this.position)
+      this.set('position', at.row.step);
     this.rows.select(row, this.rows.shows(at.row.step) ? at.index : -1);
   }
 
@@ -267,7 +344,10 @@ export class Explorer {
     const row = await this.from(delta);
     if (row < 0 && (!mismatch || filter.sort)) return this.rows.start();
     const reply = await this.rpc.ask('locate', {
-      ...filter, row, delta, mismatch: mismatch || filter.mismatch,
+      ...filter,
+      row,
+      delta,
+      mismatch: mismatch || filter.mismatch,
     });
     if (!reply) return;
     if (reply.answer.row) this.set('selected', reply.answer.row.id);

@@ -10,7 +10,10 @@ export function figure(value: Num, digits = 4): string {
   const size = Math.abs(value);
   if (Number.isInteger(value) && size < 1e6) return String(value);
   if (size >= 1e-3 && size < 1e6) return String(Number(value.toPrecision(digits)));
-  return value.toExponential(digits - 1).replace(/\.?0+e/, 'e').replace('e+', 'e');
+  return value
+    .toExponential(digits - 1)
+    .replace(/\.?0+e/, 'e')
+    .replace('e+', 'e');
 }
 
 /** The shortest text that names this float32 and no other. */
@@ -45,7 +48,12 @@ export function shortSlot(row: Row): string {
 
 /** `bfloat16` → `bf16`, `int64` → `i64`. */
 export function shortType(dtype: string): string {
-  return dtype.replace(/^bfloat/, 'bf').replace(/^float/, 'f').replace(/^uint/, 'u').replace(/^int/, 'i').replace(/^complex/, 'c');
+  return dtype
+    .replace(/^bfloat/, 'bf')
+    .replace(/^float/, 'f')
+    .replace(/^uint/, 'u')
+    .replace(/^int/, 'i')
+    .replace(/^complex/, 'c');
 }
 
 export function pathText(path: string): string {

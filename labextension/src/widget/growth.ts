@@ -29,9 +29,21 @@ export class Growth {
   private resize = new ResizeObserver(() => this.paint());
 
   constructor(private events: PlaceEvents) {
-    this.root = h('figure', { class: 'llmdebug-growth' }, h('figcaption', {}, T.growth), this.plot, h('div', { class: 'llmdebug-dim llmdebug-marks' }, T.growthMarks));
-    this.plot.addEventListener('click', event => this.errors && this.events.choose(this.nearest(event)));
-    this.plot.addEventListener('pointermove', event => this.errors && this.events.tell(this.errors.says(this.nearest(event))));
+    this.root = h(
+      'figure',
+      { class: 'llmdebug-growth' },
+      h('figcaption', {}, T.growth),
+      this.plot,
+      h('div', { class: 'llmdebug-dim llmdebug-marks' }, T.growthMarks),
+    );
+    this.plot.addEventListener(
+      'click',
+      event => this.errors && this.events.choose(this.nearest(event)),
+    );
+    this.plot.addEventListener(
+      'pointermove',
+      event => this.errors && this.events.tell(this.errors.says(this.nearest(event))),
+    );
     this.plot.addEventListener('pointerleave', () => this.events.tell(''));
     this.resize.observe(this.plot);
   }
@@ -58,18 +70,32 @@ export class Growth {
     axes.width = this.plot.clientWidth;
     if (!errors || axes.width === 0) return;
     const every = Math.ceil(errors.steps.length / MOST_LINES);
-    const others = errors.steps.flatMap((_, i) => (i % every === 0 && i !== step ? [this.line(i, errors.errorAt.bind(errors))] : []));
-    const picture = svg('svg', { width: axes.width, height: HEIGHT, role: 'img', 'aria-label': this.label(errors) },
-      ...this.ticks(), ...this.names(errors),
+    const others = errors.steps.flatMap((_, i) =>
+      i % every === 0 && i !== step ? [this.line(i, errors.errorAt.bind(errors))] : [],
+    );
+    const picture = svg(
+      'svg',
+      { width: axes.width, height: HEIGHT, role: 'img', 'aria-label': this.label(errors) },
+      ...this.ticks(),
+      ...this.names(errors),
       svg('path', { class: 'llmdebug-growth-others', d: others.join('') }),
-      svg('path', { class: 'llmdebug-growth-limit', d: this.line(step, errors.limitAt.bind(errors)) }),
-      svg('path', { class: 'llmdebug-growth-now', d: this.line(step, errors.errorAt.bind(errors)) }),
-      ...this.points(errors));
+      svg('path', {
+        class: 'llmdebug-growth-limit',
+        d: this.line(step, errors.limitAt.bind(errors)),
+      }),
+      svg('path', {
+        class: 'llmdebug-growth-now',
+        d: this.line(step, errors.errorAt.bind(errors)),
+      }),
+      ...this.points(errors),
+    );
     this.plot.replaceChildren(picture);
   }
 
   private label(errors: LayerErrors): string {
-    const bad = Array.from({ length: this.axes.layers }, (_, layer) => layer).filter(layer => errors.state({ layer, step: this.step }) === DIVERGED);
+    const bad = Array.from({ length: this.axes.layers }, (_, layer) => layer).filter(
+      layer => errors.state({ layer, step: this.step }) === DIVERGED,
+    );
     return `${T.growth}, ${errors.steps[this.step]?.label ?? ''}: ${T.divergedLayers(bad.length, bad.length ? errors.name(bad[0]!) : '')}`;
   }
 
@@ -81,7 +107,9 @@ export class Growth {
   /** No error at all lies on the ground. */
   private y(error: number): number {
     const { low, high } = this.axes;
-    return TOP + (HEIGHT - TOP - BOTTOM) * (1 - clamp((Math.log10(error) - low) / (high - low), 0, 1));
+    return (
+      TOP + (HEIGHT - TOP - BOTTOM) * (1 - clamp((Math.log10(error) - low) / (high - low), 0, 1))
+    );
   }
 
   /** Broken where a layer has no figure. */
@@ -102,20 +130,33 @@ export class Growth {
       if (Number.isNaN(error)) return null;
       const [x, y] = [this.x(layer), this.y(error)];
       const bad = errors.state(place) === DIVERGED;
-      const d = bad ? `M${x - 4} ${y - 4}l8 8m0 -8l-8 8` : `M${x - 2} ${y}a2 2 0 1 0 4 0a2 2 0 1 0 -4 0`;
-      return svg('path', { class: `llmdebug-growth-point${bad ? ' llmdebug-growth-bad' : ''}`, 'data-layer': layer, d });
+      const d = bad
+        ? `M${x - 4} ${y - 4}l8 8m0 -8l-8 8`
+        : `M${x - 2} ${y}a2 2 0 1 0 4 0a2 2 0 1 0 -4 0`;
+      return svg('path', {
+        class: `llmdebug-growth-point${bad ? ' llmdebug-growth-bad' : ''}`,
+        'data-layer': layer,
+        d,
+      });
     }).filter(point => point !== null);
   }
 
   private ticks(): SVGElement[] {
     const { low, high, width } = this.axes;
     const every = Math.ceil((high - low) / 6);
-    const marks = Array.from({ length: Math.floor((high - low) / every) + 1 }, (_, i) => high - i * every);
+    const marks = Array.from(
+      { length: Math.floor((high - low) / every) + 1 },
+      (_, i) => high - i * every,
+    );
     return marks.flatMap(decade => {
       const y = this.y(10 ** decade);
       return [
         svg('path', { class: 'llmdebug-growth-grid', d: `M${LEFT} ${y}H${width - RIGHT}` }),
-        svg('text', { x: LEFT - 4, y: y + 4, 'text-anchor': 'end' }, decade === low ? '0' : figure(10 ** decade)),
+        svg(
+          'text',
+          { x: LEFT - 4, y: y + 4, 'text-anchor': 'end' },
+          decade === low ? '0' : figure(10 ** decade),
+        ),
       ];
     });
   }
@@ -124,20 +165,32 @@ export class Growth {
     const { layers, width } = this.axes;
     const every = Math.max(1, Math.ceil((layers * LABEL_WIDTH) / (width - LEFT - RIGHT)));
     return Array.from({ length: Math.ceil(layers / every) }, (_, k) =>
-      svg('text', { x: this.x(k * every), y: HEIGHT - 5, 'text-anchor': 'middle' }, shortPath(errors.name(k * every), '', 14)));
+      svg(
+        'text',
+        { x: this.x(k * every), y: HEIGHT - 5, 'text-anchor': 'middle' },
+        shortPath(errors.name(k * every), '', 14),
+      ),
+    );
   }
 
   private nearest(event: MouseEvent): Place {
     const { axes, errors, step } = this;
     const box = this.plot.getBoundingClientRect();
     const [x, y] = [event.clientX - box.left, event.clientY - box.top];
-    const layer = clamp(Math.floor(((x - LEFT) / (axes.width - LEFT - RIGHT)) * axes.layers), 0, axes.layers - 1);
+    const layer = clamp(
+      Math.floor(((x - LEFT) / (axes.width - LEFT - RIGHT)) * axes.layers),
+      0,
+      axes.layers - 1,
+    );
     const away = (at: number) => {
       const error = errors!.errorAt({ layer, step: at });
       return Number.isNaN(error) ? Infinity : Math.abs(this.y(error) - y);
     };
     if (away(step) <= NEAR) return { layer, step };
-    return { layer, step: errors!.steps.reduce((best, _, at) => (away(at) < away(best) ? at : best), step) };
+    return {
+      layer,
+      step: errors!.steps.reduce((best, _, at) => (away(at) < away(best) ? at : best), step),
+    };
   }
 }
 

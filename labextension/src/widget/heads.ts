@@ -14,7 +14,11 @@ const PAGE = 64;
 export class Heads {
   readonly root: HTMLDetailsElement;
   private title = h('summary');
-  private grid = h('div', { class: 'llmdebug-heads-grid', role: 'radiogroup', onkeydown: (event: KeyboardEvent) => this.key(event) });
+  private grid = h('div', {
+    class: 'llmdebug-heads-grid',
+    role: 'radiogroup',
+    onkeydown: (event: KeyboardEvent) => this.key(event),
+  });
   private note = h('span', { class: 'llmdebug-dim' });
   private previous = this.turner(T.previousHeads, '◀', -1);
   private next = this.turner(T.nextHeads, '▶', 1);
@@ -29,8 +33,13 @@ export class Heads {
     private ask: Ask,
     private choose: (axis: number, head: number) => void,
   ) {
-    this.root = h('details', { class: 'llmdebug-heads', hidden: true, ontoggle: () => void this.load() }, this.title, this.grid,
-      h('div', { class: 'llmdebug-pager' }, this.previous, this.note, this.next));
+    this.root = h(
+      'details',
+      { class: 'llmdebug-heads', hidden: true, ontoggle: () => void this.load() },
+      this.title,
+      this.grid,
+      h('div', { class: 'llmdebug-pager' }, this.previous, this.note, this.next),
+    );
   }
 
   /** `axis` -1: this slice has no heads beside it. */
@@ -50,7 +59,12 @@ export class Heads {
     const { slice, axis } = this;
     if (!slice || axis < 0 || !this.root.open) return;
     const first = Math.floor((slice.fixed[axis] ?? 0) / PAGE) * PAGE;
-    const wanted = JSON.stringify({ ...slice, axis, first, fixed: slice.fixed.map((at, i) => (i === axis ? 0 : at)) });
+    const wanted = JSON.stringify({
+      ...slice,
+      axis,
+      first,
+      fixed: slice.fixed.map((at, i) => (i === axis ? 0 : at)),
+    });
     if (wanted === this.drawn) return;
     this.drawn = wanted;
     const reply = await this.ask('heads', { ...slice, axis, first, size: CELLS });
@@ -74,22 +88,47 @@ export class Heads {
     this.next.disabled = first + count >= total;
     const scale = new Scale(numeric(planes.lo), numeric(planes.hi), signed);
     this.note.textContent = T.headsShown(first, count, total);
-    this.grid.replaceChildren(...Array.from({ length: count }, (_, i) => {
-      const picture = h('canvas', { width, height, 'aria-hidden': 'true' });
-      const pixels = new ImageData(Math.max(1, width), Math.max(1, height));
-      const words = new Uint32Array(pixels.data.buffer);
-      data.subarray(i * height * width, (i + 1) * height * width).forEach((value, k) => (words[k] = scale.word(value)));
-      picture.getContext('2d')!.putImageData(pixels, 0, 0);
-      const head = first + i;
-      return h('button', { class: 'llmdebug-thumb', type: 'button', role: 'radio', 'aria-label': `${this.name} ${head}`, onclick: () => this.go(head) }, picture, String(head));
-    }));
+    this.grid.replaceChildren(
+      ...Array.from({ length: count }, (_, i) => {
+        const picture = h('canvas', { width, height, 'aria-hidden': 'true' });
+        const pixels = new ImageData(Math.max(1, width), Math.max(1, height));
+        const words = new Uint32Array(pixels.data.buffer);
+        data
+          .subarray(i * height * width, (i + 1) * height * width)
+          .forEach((value, k) => (words[k] = scale.word(value)));
+        picture.getContext('2d')!.putImageData(pixels, 0, 0);
+        const head = first + i;
+        return h(
+          'button',
+          {
+            class: 'llmdebug-thumb',
+            type: 'button',
+            role: 'radio',
+            'aria-label': `${this.name} ${head}`,
+            onclick: () => this.go(head),
+          },
+          picture,
+          String(head),
+        );
+      }),
+    );
     this.mark();
     if (focused) this.grid.querySelector<HTMLElement>('[tabindex="0"]')?.focus();
   }
 
   private turner(label: string, face: string, pages: 1 | -1): HTMLButtonElement {
-    return h('button', { class: 'llmdebug-button', type: 'button', hidden: true, 'aria-label': label, title: label,
-      onclick: () => this.choose(this.axis, this.first + pages * PAGE) }, face);
+    return h(
+      'button',
+      {
+        class: 'llmdebug-button',
+        type: 'button',
+        hidden: true,
+        'aria-label': label,
+        title: label,
+        onclick: () => this.choose(this.axis, this.first + pages * PAGE),
+      },
+      face,
+    );
   }
 
   private mark(): void {
@@ -109,7 +148,14 @@ export class Heads {
   private key(event: KeyboardEvent): void {
     const last = this.total - 1;
     const now = this.slice?.fixed[this.axis] ?? 0;
-    const to: Record<string, number> = { ArrowLeft: now - 1, ArrowUp: now - 1, ArrowRight: now + 1, ArrowDown: now + 1, Home: 0, End: last };
+    const to: Record<string, number> = {
+      ArrowLeft: now - 1,
+      ArrowUp: now - 1,
+      ArrowRight: now + 1,
+      ArrowDown: now + 1,
+      Home: 0,
+      End: last,
+    };
     const head = to[event.key];
     if (head === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
     swallow(event);

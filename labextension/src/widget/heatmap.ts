@@ -36,7 +36,12 @@ const PAN_STEP = 0.25;
 
 export class Heatmap {
   readonly root: HTMLElement;
-  private canvas = h('canvas', { class: 'llmdebug-canvas', tabindex: 0, role: 'img', title: T.hint });
+  private canvas = h('canvas', {
+    class: 'llmdebug-canvas',
+    tabindex: 0,
+    role: 'img',
+    title: T.hint,
+  });
   private caption = h('div', { class: 'llmdebug-caption' });
   private value = h('div', { class: 'llmdebug-value', 'aria-live': 'polite', 'data-hint': T.hint });
   private low = h('span');
@@ -58,9 +63,23 @@ export class Heatmap {
     private ask: Ask,
     private events: HeatmapEvents = {},
   ) {
-    const legend = h('div', { class: 'llmdebug-legend' }, this.low, this.ramp, this.high,
-      h('span', { class: 'llmdebug-swatch', style: `background:${NAN_COLOUR}` }), T.nan);
-    this.root = h('figure', { class: 'llmdebug-heatmap' }, this.canvas, legend, this.caption, this.value);
+    const legend = h(
+      'div',
+      { class: 'llmdebug-legend' },
+      this.low,
+      this.ramp,
+      this.high,
+      h('span', { class: 'llmdebug-swatch', style: `background:${NAN_COLOUR}` }),
+      T.nan,
+    );
+    this.root = h(
+      'figure',
+      { class: 'llmdebug-heatmap' },
+      this.canvas,
+      legend,
+      this.caption,
+      this.value,
+    );
     this.canvas.addEventListener('wheel', event => this.wheel(event), { passive: false });
     this.canvas.addEventListener('keydown', event => this.key(event));
     this.canvas.addEventListener('pointerdown', event => this.drag(event));
@@ -88,7 +107,14 @@ export class Heatmap {
   async mark(at: Cell): Promise<void> {
     const slice = this.slice;
     if (!slice) return;
-    const reply = await this.ask('view', { ...slice, y0: at.y, x0: at.x, y1: at.y + 1, x1: at.x + 1, size: 1 });
+    const reply = await this.ask('view', {
+      ...slice,
+      y0: at.y,
+      x0: at.x,
+      y1: at.y + 1,
+      x1: at.x + 1,
+      size: 1,
+    });
     if (reply && slice === this.slice) this.put(slice, at, floats(reply.buffers[0])[0]!);
   }
 
@@ -102,7 +128,11 @@ export class Heatmap {
   valueAt(at: Cell | null): number | null {
     const { view } = this;
     if (!view || !at) return null;
-    return this.data[Math.floor((at.y - view.y0) / view.fy) * view.w + Math.floor((at.x - view.x0) / view.fx)] ?? null;
+    return (
+      this.data[
+        Math.floor((at.y - view.y0) / view.fy) * view.w + Math.floor((at.x - view.x0) / view.fx)
+      ] ?? null
+    );
   }
 
   /** An element's index in the whole tensor, or the part that its cell covers. */
@@ -135,7 +165,8 @@ export class Heatmap {
       const reply = await this.ask('view', { ...slice, ...this.window, size: CELLS });
       if (slice !== this.slice) continue;
       if (reply) this.take(reply.answer, floats(reply.buffers[0]));
-      else if (this.view) this.window = { y0: this.view.y0, x0: this.view.x0, y1: this.view.y1, x1: this.view.x1 }; // what is on show stays
+      else if (this.view)
+        this.window = { y0: this.view.y0, x0: this.view.x0, y1: this.view.y1, x1: this.view.x1 }; // what is on show stays
       else this.clear();
     } while (this.stale);
     this.setBusy(false);
@@ -164,9 +195,18 @@ export class Heatmap {
     this.colour(new Scale(numeric(view.lo), numeric(view.hi), this.slice?.which === 'difference'));
     this.canvas.style.height = `${Math.min(HEIGHT, Math.max(48, view.rows * LINE_HEIGHT))}px`;
     const flat = view.rows === 1;
-    const range = flat ? T.windowFlat(view.x0, view.x1) : T.window(view.y0, view.y1, view.x0, view.x1);
-    this.caption.textContent = data.length ? (view.rows * view.cols === 1 ? T.scalar : range + T.cells(view.fy, view.fx)) : T.empty;
-    this.canvas.setAttribute('aria-label', `${T.heatmap(view.rows, view.cols)}, ${this.caption.textContent}`);
+    const range = flat
+      ? T.windowFlat(view.x0, view.x1)
+      : T.window(view.y0, view.y1, view.x0, view.x1);
+    this.caption.textContent = data.length
+      ? view.rows * view.cols === 1
+        ? T.scalar
+        : range + T.cells(view.fy, view.fx)
+      : T.empty;
+    this.canvas.setAttribute(
+      'aria-label',
+      `${T.heatmap(view.rows, view.cols)}, ${this.caption.textContent}`,
+    );
     this.paint();
     this.events.drawn?.();
   }
@@ -215,7 +255,12 @@ export class Heatmap {
     context.font = `${width < 56 ? 10 : 11}px ${getComputedStyle(this.canvas).fontFamily}`;
     this.data.forEach((value, i) => {
       context.fillStyle = this.scale.ink(value);
-      context.fillText(figure(value, 3), ((i % view.w) + 0.5) * width, (Math.floor(i / view.w) + 0.5) * height, width - 2);
+      context.fillText(
+        figure(value, 3),
+        ((i % view.w) + 0.5) * width,
+        (Math.floor(i / view.w) + 0.5) * height,
+        width - 2,
+      );
     });
   }
 
@@ -225,7 +270,10 @@ export class Heatmap {
     const x = Math.floor((at.x - view.x0) / view.fx) * width;
     const y = Math.floor((at.y - view.y0) / view.fy) * height;
     const grow = Math.max(0, 6 - Math.min(width, height)) / 2; // a cell of one pixel would be hidden
-    for (const [colour, line] of [['#000', 3], ['#fff', 1]] as const) {
+    for (const [colour, line] of [
+      ['#000', 3],
+      ['#fff', 1],
+    ] as const) {
       context.strokeStyle = colour;
       context.lineWidth = line;
       context.strokeRect(x - grow, y - grow, width + 2 * grow, height + 2 * grow);
@@ -258,8 +306,13 @@ export class Heatmap {
   /** At its limits the wheel is left to the page, so that scrolling past does not get stuck. */
   private wheel(event: WheelEvent): void {
     const before = this.window;
-    const notches = event.deltaMode === WheelEvent.DOM_DELTA_PIXEL ? event.deltaY / 100 : event.deltaY;
-    this.zoom(2 ** clamp(notches, -1, 1), event.offsetX / this.canvas.clientWidth, event.offsetY / this.canvas.clientHeight);
+    const notches =
+      event.deltaMode === WheelEvent.DOM_DELTA_PIXEL ? event.deltaY / 100 : event.deltaY;
+    this.zoom(
+      2 ** clamp(notches, -1, 1),
+      event.offsetX / this.canvas.clientWidth,
+      event.offsetY / this.canvas.clientHeight,
+    );
     if (this.window !== before) event.preventDefault();
   }
 
@@ -268,10 +321,14 @@ export class Heatmap {
     const width = Math.max(1, (this.window.x1 - this.window.x0) * PAN_STEP);
     const height = Math.max(1, (this.window.y1 - this.window.y0) * PAN_STEP);
     const actions: Record<string, () => void> = {
-      '+': () => this.zoom(0.5), '=': () => this.zoom(0.5), '-': () => this.zoom(2),
+      '+': () => this.zoom(0.5),
+      '=': () => this.zoom(0.5),
+      '-': () => this.zoom(2),
       '0': () => this.move({ y0: 0, x0: 0, y1: this.view!.rows, x1: this.view!.cols }),
-      ArrowLeft: () => this.pan(-width, 0), ArrowRight: () => this.pan(width, 0),
-      ArrowUp: () => this.pan(0, -height), ArrowDown: () => this.pan(0, height),
+      ArrowLeft: () => this.pan(-width, 0),
+      ArrowRight: () => this.pan(width, 0),
+      ArrowUp: () => this.pan(0, -height),
+      ArrowDown: () => this.pan(0, height),
       Enter: () => void this.pick(0.5, 0.5),
     };
     const action = actions[event.key];
@@ -292,11 +349,15 @@ export class Heatmap {
       moved ||= Math.hypot(dx, dy) > 4;
       if (!moved) return;
       this.window = start;
-      this.pan((-dx / canvas.clientWidth) * (start.x1 - start.x0), (-dy / canvas.clientHeight) * (start.y1 - start.y0));
+      this.pan(
+        (-dx / canvas.clientWidth) * (start.x1 - start.x0),
+        (-dy / canvas.clientHeight) * (start.y1 - start.y0),
+      );
     };
     const up = () => {
       canvas.removeEventListener('pointermove', move);
-      if (!moved) void this.pick(down.offsetX / canvas.clientWidth, down.offsetY / canvas.clientHeight);
+      if (!moved)
+        void this.pick(down.offsetX / canvas.clientWidth, down.offsetY / canvas.clientHeight);
     };
     canvas.setPointerCapture(down.pointerId);
     canvas.addEventListener('pointermove', move);
@@ -309,12 +370,23 @@ export class Heatmap {
     if (!this.view || !slice || this.data.length === 0) return;
     let view: View = this.view;
     let data = this.data;
-    let cell = clamp(Math.floor(fy * view.h), 0, view.h - 1) * view.w + clamp(Math.floor(fx * view.w), 0, view.w - 1);
+    let cell =
+      clamp(Math.floor(fy * view.h), 0, view.h - 1) * view.w +
+      clamp(Math.floor(fx * view.w), 0, view.w - 1);
     while (view.fy * view.fx > 1) {
       const y0 = view.y0 + Math.floor(cell / view.w) * view.fy;
       const x0 = view.x0 + (cell % view.w) * view.fx;
-      const block: Window = { y0, x0, y1: Math.min(view.y1, y0 + view.fy), x1: Math.min(view.x1, x0 + view.fx) };
-      const reply: Reply<'view'> | undefined = await this.ask('view', { ...slice, ...block, size: CELLS });
+      const block: Window = {
+        y0,
+        x0,
+        y1: Math.min(view.y1, y0 + view.fy),
+        x1: Math.min(view.x1, x0 + view.fx),
+      };
+      const reply: Reply<'view'> | undefined = await this.ask('view', {
+        ...slice,
+        ...block,
+        size: CELLS,
+      });
       if (!reply || slice !== this.slice) return;
       view = reply.answer;
       data = floats(reply.buffers[0]);
@@ -347,7 +419,13 @@ export class Heatmap {
   }
 }
 
-function zoomed(start: number, end: number, size: number, factor: number, at: number): [number, number] {
+function zoomed(
+  start: number,
+  end: number,
+  size: number,
+  factor: number,
+  at: number,
+): [number, number] {
   const span = clamp(Math.round((end - start) * factor), Math.min(LEAST_SPAN, size), size);
   const from = clamp(Math.round(start + at * (end - start) - at * span), 0, size - span);
   return [from, from + span];

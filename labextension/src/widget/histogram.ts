@@ -17,8 +17,13 @@ export class Histogram {
   private asked = 0;
 
   constructor(private ask: Ask) {
-    this.root = h('figure', { class: 'llmdebug-histogram' },
-      h('figcaption', {}, T.histogram, h('label', {}, this.log, T.log)), this.plot, this.caption);
+    this.root = h(
+      'figure',
+      { class: 'llmdebug-histogram' },
+      h('figcaption', {}, T.histogram, h('label', {}, this.log, T.log)),
+      this.plot,
+      this.caption,
+    );
   }
 
   async show(row: number, which: HistogramRequest['which']): Promise<void> {
@@ -36,13 +41,23 @@ export class Histogram {
     const lo = numeric(counts.lo);
     const width = (numeric(counts.hi) - lo) / Math.max(1, counts.counts.length);
     const rise = (n: number) => (this.log.checked ? Math.log1p(n) : n);
-    this.plot.replaceChildren(bars(counts.counts, `${T.histogram}: ${T.bins(counts.counts.length, figure(counts.lo), figure(counts.hi))}`, rise,
-      i => T.bin(figure(lo + i * width), figure(lo + (i + 1) * width), counts.counts[i]!)));
+    this.plot.replaceChildren(
+      bars(
+        counts.counts,
+        `${T.histogram}: ${T.bins(counts.counts.length, figure(counts.lo), figure(counts.hi))}`,
+        rise,
+        i => T.bin(figure(lo + i * width), figure(lo + (i + 1) * width), counts.counts[i]!),
+      ),
+    );
     const finite = counts.counts.reduce((sum, n) => sum + n, 0);
-    const broken = [counts.nan ? `NaN ${counts.nan}` : '', counts.inf ? `inf ${counts.inf}` : ''].filter(Boolean);
+    const broken = [
+      counts.nan ? `NaN ${counts.nan}` : '',
+      counts.inf ? `inf ${counts.inf}` : '',
+    ].filter(Boolean);
     this.caption.replaceChildren(
       h('span', {}, figure(counts.lo)),
       h('span', {}, [T.finite(finite), ...broken].join(' · ')),
-      h('span', {}, figure(counts.hi)));
+      h('span', {}, figure(counts.hi)),
+    );
   }
 }

@@ -14,7 +14,9 @@ const SUPPRESS = 'data-lm-suppress-shortcuts';
 export function onKeys(root: HTMLElement, actions: Actions): () => void {
   root.addEventListener('keydown', event => {
     if (isForHost(event)) return;
-    const action = (event.target as HTMLElement).matches(TYPING) ? undefined : actionOf(event.key, actions);
+    const action = (event.target as HTMLElement).matches(TYPING)
+      ? undefined
+      : actionOf(event.key, actions);
     if (action) {
       swallow(event);
       action();
@@ -25,14 +27,24 @@ export function onKeys(root: HTMLElement, actions: Actions): () => void {
 
 function actionOf(key: string, { record, mismatch, expect }: Actions): (() => void) | undefined {
   const actions: Record<string, () => void> = {
-    n: () => record(1), p: () => record(-1), N: () => mismatch(1), P: () => mismatch(-1), e: expect,
+    n: () => record(1),
+    p: () => record(-1),
+    N: () => mismatch(1),
+    P: () => mismatch(-1),
+    e: expect,
   };
   return actions[key];
 }
 
 /** Shortcuts such as save, run the cell, and leave it, keep their meaning. */
 function isForHost(event: KeyboardEvent): boolean {
-  return event.ctrlKey || event.metaKey || event.altKey || event.key === 'Escape' || (event.shiftKey && event.key === 'Enter');
+  return (
+    event.ctrlKey ||
+    event.metaKey ||
+    event.altKey ||
+    event.key === 'Escape' ||
+    (event.shiftKey && event.key === 'Enter')
+  );
 }
 
 /**

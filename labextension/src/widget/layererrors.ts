@@ -4,7 +4,9 @@ import type { Reply } from './rpc';
 import { STATES, T } from './strings';
 import type { Layer, Step } from './wire';
 
-export const [NOTHING, UNMATCHED, MATCH, WITHIN_NOISE, EXPECTED, DIVERGED] = [0, 1, 2, 3, 4, 5] as const;
+export const [NOTHING, UNMATCHED, MATCH, WITHIN_NOISE, EXPECTED, DIVERGED] = [
+  0, 1, 2, 3, 4, 5,
+] as const;
 
 /** A layer at a step. */
 export interface Place {
@@ -23,7 +25,9 @@ export class LayerErrors {
     { answer, buffers }: Reply<'layers'>,
     readonly steps: Step[],
   ) {
-    const bytes = buffers.map(({ buffer, byteOffset, byteLength }) => buffer.slice(byteOffset, byteOffset + byteLength));
+    const bytes = buffers.map(({ buffer, byteOffset, byteLength }) =>
+      buffer.slice(byteOffset, byteOffset + byteLength),
+    );
     this.layers = answer.layers;
     this.error = new Float32Array(bytes[0]!);
     this.limit = new Float32Array(bytes[1]!);
@@ -65,14 +69,17 @@ export class LayerErrors {
   /** A cell in words. */
   says(place: Place): string {
     const [error, limit, ratio] = [this.errorAt(place), this.limitAt(place), this.ratio(place)];
-    const figures = Number.isNaN(error) ? '' : `, ${T.errorLimit(figure(error, 3), figure(Number.isNaN(limit) ? null : limit, 3))}${ratio > 1 ? T.beyond(figure(ratio, 2)) : ''}`;
+    const figures = Number.isNaN(error)
+      ? ''
+      : `, ${T.errorLimit(figure(error, 3), figure(Number.isNaN(limit) ? null : limit, 3))}${ratio > 1 ? T.beyond(figure(ratio, 2)) : ''}`;
     return `${this.name(place.layer)} · ${this.steps[place.step]?.label}: ${STATES[this.state(place)]}${figures}`;
   }
 
   /** The first cell that diverged, step by step and layer by layer. */
   firstBad(): Place | undefined {
     for (let step = 0; step < this.steps.length; step++)
-      for (let layer = 0; layer < this.layers.length; layer++) if (this.state({ layer, step }) === DIVERGED) return { layer, step };
+      for (let layer = 0; layer < this.layers.length; layer++)
+        if (this.state({ layer, step }) === DIVERGED) return { layer, step };
     return undefined;
   }
 }

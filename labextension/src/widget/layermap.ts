@@ -2,7 +2,14 @@
 import { Scale } from './colours';
 import { clamp, h, swallow, uniqueId } from './dom';
 import { figure, shortPath } from './format';
-import { DIVERGED, NOTHING, UNMATCHED, type LayerErrors, type Place, type PlaceEvents } from './layererrors';
+import {
+  DIVERGED,
+  NOTHING,
+  UNMATCHED,
+  type LayerErrors,
+  type Place,
+  type PlaceEvents,
+} from './layererrors';
 import { T } from './strings';
 
 const HEIGHT = 234;
@@ -19,11 +26,29 @@ export class LayerMap {
   private canvas = h('canvas', { class: 'llmdebug-layer-cells', 'aria-hidden': 'true' });
   private now = h('div', { class: 'llmdebug-layer-now', 'aria-hidden': 'true' });
   private cell = h('div', { class: 'llmdebug-layer-cursor', role: 'gridcell', id: this.uid });
-  private body = h('div', { class: 'llmdebug-layer-body', role: 'row' }, this.canvas, this.now, this.cell);
+  private body = h(
+    'div',
+    { class: 'llmdebug-layer-body', role: 'row' },
+    this.canvas,
+    this.now,
+    this.cell,
+  );
   private names = h('div', { class: 'llmdebug-layer-names', 'aria-hidden': 'true' });
   private heads = h('div', { class: 'llmdebug-layer-heads', 'aria-hidden': 'true' });
-  private grid = h('div', { class: 'llmdebug-layer-grid', role: 'grid', tabindex: 0, 'aria-label': T.layerMap, 'aria-activedescendant': this.uid },
-    h('div', { class: 'llmdebug-layer-corner' }), this.heads, this.names, this.body);
+  private grid = h(
+    'div',
+    {
+      class: 'llmdebug-layer-grid',
+      role: 'grid',
+      tabindex: 0,
+      'aria-label': T.layerMap,
+      'aria-activedescendant': this.uid,
+    },
+    h('div', { class: 'llmdebug-layer-corner' }),
+    this.heads,
+    this.names,
+    this.body,
+  );
   private ramp = h('span', { class: 'llmdebug-ramp' });
   private low = h('span');
   private high = h('span');
@@ -36,8 +61,14 @@ export class LayerMap {
   private resize = new ResizeObserver(() => this.lay());
 
   constructor(private events: PlaceEvents) {
-    this.root = h('figure', { class: 'llmdebug-layer-map' }, h('figcaption', {}, T.layerMap), this.grid,
-      h('div', { class: 'llmdebug-layer-legend' }, this.low, this.ramp, this.high), h('div', { class: 'llmdebug-dim llmdebug-marks' }, T.layerMarks));
+    this.root = h(
+      'figure',
+      { class: 'llmdebug-layer-map' },
+      h('figcaption', {}, T.layerMap),
+      this.grid,
+      h('div', { class: 'llmdebug-layer-legend' }, this.low, this.ramp, this.high),
+      h('div', { class: 'llmdebug-dim llmdebug-marks' }, T.layerMarks),
+    );
     this.grid.addEventListener('keydown', event => this.key(event));
     this.grid.addEventListener('scroll', () => this.schedule(), { passive: true });
     this.grid.addEventListener('focus', () => this.tell(this.cursor));
@@ -71,7 +102,6 @@ export class LayerMap {
     cancelAnimationFrame(this.frame);
   }
 
-
   /** Sizes and names: as wide as there is room for, and scrolled beyond that. */
   private lay(): void {
     const { errors } = this;
@@ -82,19 +112,38 @@ export class LayerMap {
     this.size = { width, height };
     this.body.style.width = `${steps * width}px`;
     this.body.style.height = `${layers * height}px`;
-    this.names.replaceChildren(...labels(layers, height, NAME_HEIGHT, 'top', i => [shortPath(errors.name(i), '', 19), errors.name(i)]));
-    this.heads.replaceChildren(...labels(steps, width, HEAD_WIDTH, 'left', i => [errors.steps[i]!.label, errors.steps[i]!.label]));
+    this.names.replaceChildren(
+      ...labels(layers, height, NAME_HEIGHT, 'top', i => [
+        shortPath(errors.name(i), '', 19),
+        errors.name(i),
+      ]),
+    );
+    this.heads.replaceChildren(
+      ...labels(steps, width, HEAD_WIDTH, 'left', i => [
+        errors.steps[i]!.label,
+        errors.steps[i]!.label,
+      ]),
+    );
     this.mark();
     this.paint();
   }
 
   /** The step in view, and the cell that the keys stand on. */
   private mark(): void {
-    const { errors, cursor, size: { width, height } } = this;
+    const {
+      errors,
+      cursor,
+      size: { width, height },
+    } = this;
     if (!errors) return;
     this.now.style.left = `${this.step * width}px`;
     this.now.style.width = `${width}px`;
-    Object.assign(this.cell.style, { left: `${cursor.step * width}px`, top: `${cursor.layer * height}px`, width: `${width}px`, height: `${height}px` });
+    Object.assign(this.cell.style, {
+      left: `${cursor.step * width}px`,
+      top: `${cursor.layer * height}px`,
+      width: `${width}px`,
+      height: `${height}px`,
+    });
     this.cell.setAttribute('aria-rowindex', String(cursor.layer + 1));
     this.cell.setAttribute('aria-colindex', String(cursor.step + 1));
     this.cell.setAttribute('aria-selected', String(cursor.step === this.step));
@@ -107,7 +156,12 @@ export class LayerMap {
   }
 
   private paint(): void {
-    const { canvas, errors, grid, size: { width, height } } = this;
+    const {
+      canvas,
+      errors,
+      grid,
+      size: { width, height },
+    } = this;
     const context = canvas.getContext('2d');
     if (!errors || !context) return;
     const ratio = window.devicePixelRatio || 1;
@@ -119,9 +173,13 @@ export class LayerMap {
     Object.assign(canvas.style, { width: `${across}px`, height: `${down}px` });
     context.scale(ratio, ratio);
     context.translate(-grid.scrollLeft, -grid.scrollTop);
-    const last = { layer: Math.min(layers, Math.ceil((grid.scrollTop + down) / height)), step: Math.min(steps, Math.ceil((grid.scrollLeft + across) / width)) };
+    const last = {
+      layer: Math.min(layers, Math.ceil((grid.scrollTop + down) / height)),
+      step: Math.min(steps, Math.ceil((grid.scrollLeft + across) / width)),
+    };
     for (let layer = Math.floor(grid.scrollTop / height); layer < last.layer; layer++)
-      for (let step = Math.floor(grid.scrollLeft / width); step < last.step; step++) this.draw(context, { layer, step });
+      for (let step = Math.floor(grid.scrollLeft / width); step < last.step; step++)
+        this.draw(context, { layer, step });
   }
 
   /** Besides its colour, a diverged cell has a cross, an unmatched one is an empty frame, and where nothing was recorded nothing is. */
@@ -136,13 +194,30 @@ export class LayerMap {
       return context.strokeRect(x + 0.5, y + 0.5, width - gap - 1, height - gap - 1);
     }
     const ratio = this.errors!.ratio(place);
-    const value = Number.isNaN(ratio) ? (state === DIVERGED ? Infinity : -Infinity) : Math.log10(ratio);
+    const value = Number.isNaN(ratio)
+      ? state === DIVERGED
+        ? Infinity
+        : -Infinity
+      : Math.log10(ratio);
     context.fillStyle = this.scale.css(value);
     context.fillRect(x, y, width - gap, height - gap);
-    if (state === DIVERGED) this.cross(context, x + (width - gap) / 2, y + (height - gap) / 2, Math.max(1, Math.min(width, height) / 4), this.scale.ink(value));
+    if (state === DIVERGED)
+      this.cross(
+        context,
+        x + (width - gap) / 2,
+        y + (height - gap) / 2,
+        Math.max(1, Math.min(width, height) / 4),
+        this.scale.ink(value),
+      );
   }
 
-  private cross(context: CanvasRenderingContext2D, x: number, y: number, arm: number, ink: string): void {
+  private cross(
+    context: CanvasRenderingContext2D,
+    x: number,
+    y: number,
+    arm: number,
+    ink: string,
+  ): void {
     context.strokeStyle = ink;
     context.lineWidth = arm > 2 ? 1.5 : 1;
     context.beginPath();
@@ -155,11 +230,17 @@ export class LayerMap {
 
   private under(event: MouseEvent): Place {
     const box = this.body.getBoundingClientRect();
-    return this.within({ layer: Math.floor((event.clientY - box.top) / this.size.height), step: Math.floor((event.clientX - box.left) / this.size.width) });
+    return this.within({
+      layer: Math.floor((event.clientY - box.top) / this.size.height),
+      step: Math.floor((event.clientX - box.left) / this.size.width),
+    });
   }
 
   private within({ layer, step }: Place): Place {
-    return { layer: clamp(layer, 0, (this.errors?.layers.length ?? 1) - 1), step: clamp(step, 0, (this.errors?.steps.length ?? 1) - 1) };
+    return {
+      layer: clamp(layer, 0, (this.errors?.layers.length ?? 1) - 1),
+      step: clamp(step, 0, (this.errors?.steps.length ?? 1) - 1),
+    };
   }
 
   private tell(place: Place): void {
@@ -176,8 +257,14 @@ export class LayerMap {
     if (event.ctrlKey || event.metaKey || event.altKey || event.shiftKey || !this.errors) return;
     const { layer, step } = this.cursor;
     const moves: Record<string, Place> = {
-      ArrowUp: { layer: layer - 1, step }, ArrowDown: { layer: layer + 1, step }, ArrowLeft: { layer, step: step - 1 }, ArrowRight: { layer, step: step + 1 },
-      PageUp: { layer: layer - 10, step }, PageDown: { layer: layer + 10, step }, Home: { layer, step: 0 }, End: { layer, step: Infinity },
+      ArrowUp: { layer: layer - 1, step },
+      ArrowDown: { layer: layer + 1, step },
+      ArrowLeft: { layer, step: step - 1 },
+      ArrowRight: { layer, step: step + 1 },
+      PageUp: { layer: layer - 10, step },
+      PageDown: { layer: layer + 10, step },
+      Home: { layer, step: 0 },
+      End: { layer, step: Infinity },
     };
     const to = moves[event.key];
     if (to) this.move(this.within(to));
@@ -195,7 +282,11 @@ export class LayerMap {
 
   /** Scroll to where the keys stand. */
   private reveal(): void {
-    const { cursor, grid, size: { width, height } } = this;
+    const {
+      cursor,
+      grid,
+      size: { width, height },
+    } = this;
     grid.scrollLeft = kept(grid.scrollLeft, cursor.step * width, width, grid.clientWidth - NAMES);
     grid.scrollTop = kept(grid.scrollTop, cursor.layer * height, height, grid.clientHeight - HEADS);
   }
@@ -218,10 +309,23 @@ function kept(scroll: number, start: number, size: number, room: number): number
 }
 
 /** As many names as there is room for. */
-function labels(count: number, size: number, least: number, side: 'top' | 'left', text: (i: number) => [string, string]): HTMLElement[] {
+function labels(
+  count: number,
+  size: number,
+  least: number,
+  side: 'top' | 'left',
+  text: (i: number) => [string, string],
+): HTMLElement[] {
   const every = Math.ceil(least / size);
   return Array.from({ length: Math.ceil(count / every) }, (_, k) => {
     const [short, long] = text(k * every);
-    return h('span', { style: `${side}:${k * every * size}px;${side === 'top' ? `line-height:${Math.max(size, NAME_HEIGHT)}px` : `width:${every * size}px`}`, title: long }, short);
+    return h(
+      'span',
+      {
+        style: `${side}:${k * every * size}px;${side === 'top' ? `line-height:${Math.max(size, NAME_HEIGHT)}px` : `width:${every * size}px`}`,
+        title: long,
+      },
+      short,
+    );
   });
 }

@@ -27,8 +27,13 @@ export class Layers {
     };
     this.map = new LayerMap(events);
     this.growth = new Growth(events);
-    this.root = h('details', { class: 'llmdebug-layers', open: true, hidden: true }, h('summary', {}, T.layers),
-      h('div', { class: 'llmdebug-layer-views' }, this.map.root, this.growth.root), this.told);
+    this.root = h(
+      'details',
+      { class: 'llmdebug-layers', open: true, hidden: true },
+      h('summary', {}, T.layers),
+      h('div', { class: 'llmdebug-layer-views' }, this.map.root, this.growth.root),
+      this.told,
+    );
     this.reload = async () => void (errors = (await this.load()) ?? errors);
     void this.reload();
   }

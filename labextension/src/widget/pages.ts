@@ -1,6 +1,9 @@
 /** A long list on the kernel's side, fetched in pages as they come into view. */
 
-export type Fetch<T> = (start: number, n: number) => Promise<{ total: number; items: T[] } | undefined>;
+export type Fetch<T> = (
+  start: number,
+  n: number,
+) => Promise<{ total: number; items: T[] } | undefined>;
 
 export class Pages<T> {
   total = 0;

@@ -28,14 +28,29 @@ const COMMON: Column[] = [
   { name: 'dtype', width: 42 },
   { name: 'shape', width: 84 },
 ];
-const OF_RUN: Column[] = [...COMMON, ...(['min', 'max', 'mean', 'l2norm'] as const).map(name => ({ name, ...FIGURE }))];
-const OF_REPORT: Column[] = [...COMMON, { name: 'error', ...FIGURE }, { name: 'limit', ...FIGURE }, { name: 'verdict', width: 124 }];
+const OF_RUN: Column[] = [
+  ...COMMON,
+  ...(['min', 'max', 'mean', 'l2norm'] as const).map(name => ({ name, ...FIGURE })),
+];
+const OF_REPORT: Column[] = [
+  ...COMMON,
+  { name: 'error', ...FIGURE },
+  { name: 'limit', ...FIGURE },
+  { name: 'verdict', width: 124 },
+];
 const STEP: Column = { name: 'step', width: 78 };
 
 /** What the list is narrowed to and sorted by, as every request about it says. */
 export type Filter = Listed;
 /** All records of a step, in execution order. */
-export const WHOLE: Filter = { node: -1, mismatch: false, text: '', every: false, sort: '', descending: false };
+export const WHOLE: Filter = {
+  node: -1,
+  mismatch: false,
+  text: '',
+  every: false,
+  sort: '',
+  descending: false,
+};
 
 export interface RowsEvents {
   choose: (row: Row) => void;
@@ -47,7 +62,11 @@ export interface RowsEvents {
 export class Rows {
   readonly root: HTMLElement;
   private columns: Column[] = [];
-  private head = h('div', { class: 'llmdebug-record llmdebug-head', role: 'row', 'aria-rowindex': 1 });
+  private head = h('div', {
+    class: 'llmdebug-record llmdebug-head',
+    role: 'row',
+    'aria-rowindex': 1,
+  });
   private sort: Pick<Filter, 'sort' | 'descending'> = { sort: '', descending: false };
   private list: VirtualList;
   private pages = new Pages<Row>(PAGE, async () => undefined);
@@ -58,9 +77,24 @@ export class Rows {
   private index = -1;
   private typing = 0;
   private scrolling = 0;
-  private text = h('input', { type: 'text', class: 'llmdebug-filter', placeholder: T.filterHint, title: T.filterHelp, 'aria-label': T.filter, oninput: () => this.typed() });
-  private mismatch = h('input', { type: 'checkbox', class: 'llmdebug-mismatches', onchange: () => this.narrow() });
-  private every = h('input', { type: 'checkbox', class: 'llmdebug-every', onchange: () => this.span() });
+  private text = h('input', {
+    type: 'text',
+    class: 'llmdebug-filter',
+    placeholder: T.filterHint,
+    title: T.filterHelp,
+    'aria-label': T.filter,
+    oninput: () => this.typed(),
+  });
+  private mismatch = h('input', {
+    type: 'checkbox',
+    class: 'llmdebug-mismatches',
+    onchange: () => this.narrow(),
+  });
+  private every = h('input', {
+    type: 'checkbox',
+    class: 'llmdebug-every',
+    onchange: () => this.span(),
+  });
   private chip = h('button', { type: 'button', class: 'llmdebug-chip', title: T.clearNode });
   private total = h('span', { class: 'llmdebug-dim llmdebug-total' });
 
@@ -70,7 +104,12 @@ export class Rows {
     private stepLabel: (index: number) => string,
     private events: RowsEvents,
   ) {
-    this.list = new VirtualList({ item: ROW, head: this.head, render: i => this.line(i), painted: () => this.fetchInView() });
+    this.list = new VirtualList({
+      item: ROW,
+      head: this.head,
+      render: i => this.line(i),
+      painted: () => this.fetchInView(),
+    });
     this.chip.addEventListener('click', () => this.events.clearNode());
     const grid = this.list.root;
     grid.setAttribute('role', 'grid');
@@ -78,17 +117,30 @@ export class Rows {
     this.arrange();
     grid.addEventListener('click', event => this.click(event));
     grid.addEventListener('keydown', event => this.key(event));
-    this.root = h('section', { class: 'llmdebug-rows', 'aria-label': T.records },
-      h('div', { class: 'llmdebug-bar' },
+    this.root = h(
+      'section',
+      { class: 'llmdebug-rows', 'aria-label': T.records },
+      h(
+        'div',
+        { class: 'llmdebug-bar' },
         this.text,
         report ? h('label', {}, this.mismatch, T.mismatches) : null,
         report ? h('label', { title: T.everyHint }, this.every, T.every) : null,
-        this.chip, this.total),
-      grid);
+        this.chip,
+        this.total,
+      ),
+      grid,
+    );
   }
 
   get filter(): Filter {
-    return { node: this.node?.id ?? -1, mismatch: this.mismatch.checked, text: this.text.value, every: this.every.checked, ...this.sort };
+    return {
+      node: this.node?.id ?? -1,
+      mismatch: this.mismatch.checked,
+      text: this.text.value,
+      every: this.every.checked,
+      ...this.sort,
+    };
   }
 
   /** Does the list show the records of a step? */
@@ -155,7 +207,9 @@ export class Rows {
     const first = numeric === true && name !== 'seq';
     const { sort, descending } = this.sort;
     if (sort !== name) this.sort = { sort: name as Sort, descending: first };
-    else this.sort = descending === first ? { sort, descending: !first } : { sort: '', descending: false };
+    else
+      this.sort =
+        descending === first ? { sort, descending: !first } : { sort: '', descending: false };
     this.arrange();
     this.head.querySelector<HTMLElement>(`[data-sort=${name}]`)?.focus();
     this.reload(); // from the top, wherever the selected record is
@@ -164,7 +218,10 @@ export class Rows {
   private arrange(): void {
     this.columns = [...(this.every.checked ? [STEP] : []), ...(this.report ? OF_REPORT : OF_RUN)];
     const { style } = this.list.root;
-    style.setProperty('--llmdebug-columns', this.columns.map(c => (c.width ? `${c.width}px` : `minmax(${LEAST_PATH}px, 1fr)`)).join(' '));
+    style.setProperty(
+      '--llmdebug-columns',
+      this.columns.map(c => (c.width ? `${c.width}px` : `minmax(${LEAST_PATH}px, 1fr)`)).join(' '),
+    );
     style.setProperty('--llmdebug-least', `${this.fixedWidth + LEAST_PATH}px`);
     this.head.replaceChildren(...this.columns.map(column => this.heading(column)));
   }
@@ -213,7 +270,10 @@ export class Rows {
     clearTimeout(this.scrolling);
     const { first, last } = this.list;
     if (last > first) this.scrolling = setTimeout(() => void this.fetch(first, last), SCROLLING_MS);
-    this.list.root.setAttribute('aria-activedescendant', this.index >= 0 ? `${this.uid}-${this.index}` : '');
+    this.list.root.setAttribute(
+      'aria-activedescendant',
+      this.index >= 0 ? `${this.uid}-${this.index}` : '',
+    );
   }
 
   private get fixedWidth(): number {
@@ -227,45 +287,100 @@ export class Rows {
     const props = { role: 'columnheader', class: numeric ? 'llmdebug-number' : '' };
     if (!this.report) return h('span', props, title);
     const order = sort !== name ? 'none' : descending ? 'descending' : 'ascending';
-    return h('span', { ...props, 'aria-sort': order },
-      h('button', { class: 'llmdebug-sort', type: 'button', 'data-sort': name, title: T.sortBy(title), onclick: () => this.sortBy(column) },
-        title, order === 'none' ? null : h('span', { 'aria-hidden': 'true' }, descending ? ' ▾' : ' ▴')));
+    return h(
+      'span',
+      { ...props, 'aria-sort': order },
+      h(
+        'button',
+        {
+          class: 'llmdebug-sort',
+          type: 'button',
+          'data-sort': name,
+          title: T.sortBy(title),
+          onclick: () => this.sortBy(column),
+        },
+        title,
+        order === 'none' ? null : h('span', { 'aria-hidden': 'true' }, descending ? ' ▾' : ' ▴'),
+      ),
+    );
   }
 
   private line(i: number): HTMLElement {
     const row = this.pages.at(i);
     const selected = row !== undefined && row.id === this.selected;
     if (selected) this.index = i;
-    return h('div', {
-      class: `llmdebug-record${row?.verdict === 'diverged' ? ' llmdebug-is-bad' : ''}${row && !row.kept ? ' llmdebug-unkept' : ''}`,
-      role: 'row',
-      id: `${this.uid}-${i}`,
-      style: `height:${ROW}px`,
-      'aria-rowindex': i + 2,
-      'aria-selected': String(selected),
-      'data-row': row?.id,
-    }, ...this.columns.map(column => (row ? this.cell(row, column) : h('span', { role: 'gridcell' }, '…'))));
+    return h(
+      'div',
+      {
+        class: `llmdebug-record${row?.verdict === 'diverged' ? ' llmdebug-is-bad' : ''}${row && !row.kept ? ' llmdebug-unkept' : ''}`,
+        role: 'row',
+        id: `${this.uid}-${i}`,
+        style: `height:${ROW}px`,
+        'aria-rowindex': i + 2,
+        'aria-selected': String(selected),
+        'data-row': row?.id,
+      },
+      ...this.columns.map(column =>
+        row ? this.cell(row, column) : h('span', { role: 'gridcell' }, '…'),
+      ),
+    );
   }
 
   private cell(row: Row, { name, numeric }: Column): HTMLElement {
     if (name === 'path') return this.pathCell(row);
-    if (name === 'step') return h('span', { role: 'gridcell', title: this.stepLabel(row.step) }, this.stepLabel(row.step));
+    if (name === 'step')
+      return h(
+        'span',
+        { role: 'gridcell', title: this.stepLabel(row.step) },
+        this.stepLabel(row.step),
+      );
     if (name === 'verdict')
-      return h('span', { role: 'gridcell', title: row.expected || row.reason }, row.verdict && verdictBadge(row.verdict), row.expected ? `: ${row.expected}` : null);
-    if (numeric) return h('span', { role: 'gridcell', class: 'llmdebug-number', title: String(row[name] ?? '') }, figure(row[name] as Num, 3));
-    if (name === 'shape') return h('span', { role: 'gridcell', title: shapeText(row.shape) }, row.shape.join('×') || T.scalar);
+      return h(
+        'span',
+        { role: 'gridcell', title: row.expected || row.reason },
+        row.verdict && verdictBadge(row.verdict),
+        row.expected ? `: ${row.expected}` : null,
+      );
+    if (numeric)
+      return h(
+        'span',
+        { role: 'gridcell', class: 'llmdebug-number', title: String(row[name] ?? '') },
+        figure(row[name] as Num, 3),
+      );
+    if (name === 'shape')
+      return h(
+        'span',
+        { role: 'gridcell', title: shapeText(row.shape) },
+        row.shape.join('×') || T.scalar,
+      );
     const text = String(row[name]);
     return h('span', { role: 'gridcell', title: text }, name === 'dtype' ? shortType(text) : text);
   }
 
   private pathCell(row: Row): HTMLElement {
     const slot = shortSlot(row);
-    const room = (Math.max(LEAST_PATH, this.list.root.clientWidth - this.fixedWidth) - 8) / CHARACTER - slot.length - 1;
-    const broken = [row.nan ? `NaN ${row.nan}` : '', row.inf ? `inf ${row.inf}` : ''].filter(Boolean).join(' ');
-    return h('span', { role: 'gridcell', title: `${pathText(row.path)} ${slotText(row)}\n${row.kept ? T.kept : T.notKept}` },
+    const room =
+      (Math.max(LEAST_PATH, this.list.root.clientWidth - this.fixedWidth) - 8) / CHARACTER -
+      slot.length -
+      1;
+    const broken = [row.nan ? `NaN ${row.nan}` : '', row.inf ? `inf ${row.inf}` : '']
+      .filter(Boolean)
+      .join(' ');
+    return h(
+      'span',
+      {
+        role: 'gridcell',
+        title: `${pathText(row.path)} ${slotText(row)}\n${row.kept ? T.kept : T.notKept}`,
+      },
       broken ? h('span', { class: 'llmdebug-badge' }, broken) : null,
-      h('span', { class: 'llmdebug-path' }, shortPath(row.path, this.node?.path ?? '', room - (broken ? broken.length + 2 : 0))), ' ',
-      h('span', { class: 'llmdebug-slot' }, slot));
+      h(
+        'span',
+        { class: 'llmdebug-path' },
+        shortPath(row.path, this.node?.path ?? '', room - (broken ? broken.length + 2 : 0)),
+      ),
+      ' ',
+      h('span', { class: 'llmdebug-slot' }, slot),
+    );
   }
 
   private click(event: MouseEvent): void {
@@ -283,11 +398,16 @@ export class Rows {
   }
 
   private key(event: KeyboardEvent): void {
-    if (event.ctrlKey || event.metaKey || event.altKey || this.head.contains(event.target as Node)) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || this.head.contains(event.target as Node))
+      return;
     const last = this.list.count - 1;
     const moves: Record<string, number> = {
-      ArrowDown: this.index + 1, ArrowUp: this.index - 1, Home: 0, End: last,
-      PageDown: this.index + this.list.page, PageUp: this.index - this.list.page,
+      ArrowDown: this.index + 1,
+      ArrowUp: this.index - 1,
+      Home: 0,
+      End: last,
+      PageDown: this.index + this.list.page,
+      PageUp: this.index - this.list.page,
     };
     const to = moves[event.key];
     if (to === undefined) return;

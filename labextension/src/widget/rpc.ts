@@ -46,7 +46,12 @@ export class Rpc {
 
   ask: Ask = <K extends Op>(op: K, args: Args<K>) =>
     new Promise<Reply<K> | undefined>(resolve => {
-      const waiting: Pending = { message: { op, ...args }, numbers: [], asked: performance.now(), done: resolve as Pending['done'] };
+      const waiting: Pending = {
+        message: { op, ...args },
+        numbers: [],
+        asked: performance.now(),
+        done: resolve as Pending['done'],
+      };
       this.pending.add(waiting);
       this.send(waiting);
       this.after(BUSY_MS + 5, () => this.check());
@@ -65,8 +70,12 @@ export class Rpc {
     this.pending.clear();
   }
 
-  private onMessage = (content: { re?: number | null; error?: string }, buffers?: DataView[]): void => {
-    if (content.error !== undefined && typeof content.re !== 'number') this.onError(T.badMessage(content.error));
+  private onMessage = (
+    content: { re?: number | null; error?: string },
+    buffers?: DataView[],
+  ): void => {
+    if (content.error !== undefined && typeof content.re !== 'number')
+      this.onError(T.badMessage(content.error));
     this.gone = false;
     const re = content.re ?? -1;
     const waiting = [...this.pending].find(one => one.numbers.includes(re));
@@ -76,7 +85,11 @@ export class Rpc {
     this.resendOvertaken(re);
     this.check();
     if (content.error !== undefined) this.onError(content.error);
-    waiting.done(content.error === undefined ? { answer: content as never, buffers: buffers ?? [] } : undefined);
+    waiting.done(
+      content.error === undefined
+        ? { answer: content as never, buffers: buffers ?? [] }
+        : undefined,
+    );
   };
 
   /** The widget manager's event: a channel that was closed is never opened again. */

@@ -24,16 +24,26 @@ export class Scatter {
   private resize = new ResizeObserver(() => this.paint());
 
   constructor(private ask: Ask) {
-    this.root = h('figure', { class: 'llmdebug-scatter' }, h('figcaption', {}, T.scatter), this.canvas,
-      h('div', { class: 'llmdebug-caption' }, this.low, h('span', {}, T.scatterAxes), this.high), this.told);
+    this.root = h(
+      'figure',
+      { class: 'llmdebug-scatter' },
+      h('figcaption', {}, T.scatter),
+      this.canvas,
+      h('div', { class: 'llmdebug-caption' }, this.low, h('span', {}, T.scatterAxes), this.high),
+      this.told,
+    );
     this.canvas.addEventListener('pointermove', event => this.tell(event));
-    this.canvas.addEventListener('pointerleave', () => void (this.told.textContent = T.scatterHint));
+    this.canvas.addEventListener(
+      'pointerleave',
+      () => void (this.told.textContent = T.scatterHint),
+    );
     this.resize.observe(this.canvas);
   }
 
   async show(row: number): Promise<void> {
     const asked = ++this.asked;
-    const reply = row < 0 ? undefined : await this.ask('scatter', { row, points: POINTS, size: CELLS });
+    const reply =
+      row < 0 ? undefined : await this.ask('scatter', { row, points: POINTS, size: CELLS });
     if (asked !== this.asked) return;
     this.answer = reply?.answer ?? null;
     if (!reply) return;
@@ -44,7 +54,16 @@ export class Scatter {
     this.high.textContent = figure(hi, 3);
     this.told.textContent = T.scatterHint;
     this.canvas.dataset.kind = size ? 'density' : 'points';
-    this.canvas.setAttribute('aria-label', [T.scatter, T.scatterSays(count, figure(lo, 3), figure(hi, 3)), broken ? T.brokenPairs(broken) : ''].filter(Boolean).join(', '));
+    this.canvas.setAttribute(
+      'aria-label',
+      [
+        T.scatter,
+        T.scatterSays(count, figure(lo, 3), figure(hi, 3)),
+        broken ? T.brokenPairs(broken) : '',
+      ]
+        .filter(Boolean)
+        .join(', '),
+    );
     this.paint();
   }
 
@@ -75,11 +94,22 @@ export class Scatter {
     context.fillStyle = style.accentColor;
     context.globalAlpha = 0.6;
     golden?.forEach((x, i) =>
-      context.fillRect(((x - lo) / (hi - lo)) * (width - POINT), (1 - (mine![i]! - lo) / (hi - lo)) * (height - POINT), POINT, POINT));
+      context.fillRect(
+        ((x - lo) / (hi - lo)) * (width - POINT),
+        (1 - (mine![i]! - lo) / (hi - lo)) * (height - POINT),
+        POINT,
+        POINT,
+      ),
+    );
   }
 
   /** Cells that hold nothing stay clear, so that the diagonal shows. */
-  private density(context: CanvasRenderingContext2D, size: number, width: number, height: number): void {
+  private density(
+    context: CanvasRenderingContext2D,
+    size: number,
+    width: number,
+    height: number,
+  ): void {
     const most = this.cells.reduce((most, count) => Math.max(most, count), 1);
     const scale = new Scale(0, Math.log1p(most));
     const pixels = new ImageData(size, size);
@@ -98,10 +128,15 @@ export class Scatter {
     const { answer, canvas } = this;
     if (!answer) return;
     const [lo, hi] = [numeric(answer.lo), numeric(answer.hi)];
-    const [x, y] = [clamp(event.offsetX / canvas.clientWidth, 0, 1), clamp(1 - event.offsetY / canvas.clientHeight, 0, 1)];
+    const [x, y] = [
+      clamp(event.offsetX / canvas.clientWidth, 0, 1),
+      clamp(1 - event.offsetY / canvas.clientHeight, 0, 1),
+    ];
     const at = (share: number) => figure(lo + share * (hi - lo), 3);
     const cell = (share: number) => Math.min(answer.size - 1, Math.floor(share * answer.size));
-    const held = answer.size ? ` · ${T.elements(this.cells[cell(y) * answer.size + cell(x)] ?? 0)}` : '';
+    const held = answer.size
+      ? ` · ${T.elements(this.cells[cell(y) * answer.size + cell(x)] ?? 0)}`
+      : '';
     this.told.textContent = `${SIDES.golden} ${at(x)} · ${SIDES.mine} ${at(y)}${held}`;
   }
 }

@@ -19,7 +19,9 @@ export class Slices {
 
   /** A tensor of the same sizes keeps the slice, so that neighbours can be compared. */
   show(shape: Axis[]): void {
-    const same = shape.length === this.shape.length && shape.every((axis, i) => axis.size === this.shape[i]!.size);
+    const same =
+      shape.length === this.shape.length &&
+      shape.every((axis, i) => axis.size === this.shape[i]!.size);
     this.shape = shape;
     if (!same) {
       this.axes = [shape.length < 2 ? -1 : shape.length - 2, shape.length - 1];
@@ -49,9 +51,15 @@ export class Slices {
 
   /** The axis of heads where one is beside the slice, else the longest that is; -1 for none. */
   get heads(): number {
-    const beside = this.shape.map((_, axis) => axis).filter(axis => this.shape[axis]!.size > 1 && !this.axes.includes(axis));
-    const length = (axis: number) => (this.shape[axis]!.name === 'head' ? Infinity : this.shape[axis]!.size);
-    return beside.reduce((best, axis) => (best < 0 || length(axis) > length(best) ? axis : best), -1);
+    const beside = this.shape
+      .map((_, axis) => axis)
+      .filter(axis => this.shape[axis]!.size > 1 && !this.axes.includes(axis));
+    const length = (axis: number) =>
+      this.shape[axis]!.name === 'head' ? Infinity : this.shape[axis]!.size;
+    return beside.reduce(
+      (best, axis) => (best < 0 || length(axis) > length(best) ? axis : best),
+      -1,
+    );
   }
 
   name(axis: number): string {
@@ -64,12 +72,20 @@ export class Slices {
     this.root.replaceChildren(
       this.chooser(T.rowAxis, 0),
       this.chooser(T.columnAxis, 1),
-      ...this.shape.flatMap(({ size }, axis) => (size < 2 || this.axes.includes(axis) ? [] : [this.index(axis)])));
+      ...this.shape.flatMap(({ size }, axis) =>
+        size < 2 || this.axes.includes(axis) ? [] : [this.index(axis)],
+      ),
+    );
   }
 
   private chooser(label: string, at: 0 | 1): HTMLElement {
-    const select = h('select', { 'aria-label': label, onchange: () => this.assign(at, Number(select.value)) },
-      ...this.shape.map((axis, i) => h('option', { value: i, selected: i === this.axes[at] }, `${this.name(i)} (${axis.size})`)));
+    const select = h(
+      'select',
+      { 'aria-label': label, onchange: () => this.assign(at, Number(select.value)) },
+      ...this.shape.map((axis, i) =>
+        h('option', { value: i, selected: i === this.axes[at] }, `${this.name(i)} (${axis.size})`),
+      ),
+    );
     return h('label', {}, `${label} `, select);
   }
 
@@ -83,7 +99,12 @@ export class Slices {
 
   private index(axis: number): HTMLElement {
     const last = Math.max(0, this.shape[axis]!.size - 1);
-    const props = { min: 0, max: last, value: this.fixed[axis]!, 'aria-label': T.axisIndex(this.name(axis)) };
+    const props = {
+      min: 0,
+      max: last,
+      value: this.fixed[axis]!,
+      'aria-label': T.axisIndex(this.name(axis)),
+    };
     const set = (text: string) => {
       this.fixed[axis] = clamp(Math.round(Number(text)) || 0, 0, last);
       number.value = range.value = String(this.fixed[axis]);
@@ -91,6 +112,13 @@ export class Slices {
     };
     const number = h('input', { type: 'number', ...props, onchange: () => set(number.value) });
     const range = h('input', { type: 'range', ...props, oninput: () => set(range.value) });
-    return h('div', { class: 'llmdebug-axis' }, h('span', {}, this.name(axis)), range, number, h('span', { class: 'llmdebug-dim' }, `/ ${last}`));
+    return h(
+      'div',
+      { class: 'llmdebug-axis' },
+      h('span', {}, this.name(axis)),
+      range,
+      number,
+      h('span', { class: 'llmdebug-dim' }, `/ ${last}`),
+    );
   }
 }

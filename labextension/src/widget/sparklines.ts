@@ -34,7 +34,8 @@ export class Sparklines {
     while (this.curves.length < lines.length) this.curves.push(new Sparkline(this.events));
     this.curves.length = lines.length;
     this.curves.forEach((curve, i) => curve.show(lines[i]!, step));
-    if (this.root.childElementCount !== lines.length) this.root.replaceChildren(...this.curves.map(curve => curve.root));
+    if (this.root.childElementCount !== lines.length)
+      this.root.replaceChildren(...this.curves.map(curve => curve.root));
   }
 }
 
@@ -42,12 +43,23 @@ class Sparkline {
   readonly root: HTMLElement;
   private name = h('span');
   private range = h('span');
-  private plot = h('div', { class: 'llmdebug-sparkline', role: 'slider', tabindex: 0, 'aria-valuemin': 0, title: T.sparklineHint });
+  private plot = h('div', {
+    class: 'llmdebug-sparkline',
+    role: 'slider',
+    tabindex: 0,
+    'aria-valuemin': 0,
+    title: T.sparklineHint,
+  });
   private line: Line = { figure: '', points: [] };
   private at = 0;
 
   constructor(private events: SparklineEvents) {
-    this.root = h('figure', {}, h('figcaption', { class: 'llmdebug-sparkline-caption' }, this.name, this.range), this.plot);
+    this.root = h(
+      'figure',
+      {},
+      h('figcaption', { class: 'llmdebug-sparkline-caption' }, this.name, this.range),
+      this.plot,
+    );
     this.plot.addEventListener('click', event => this.go(this.under(event)));
     this.plot.addEventListener('keydown', event => this.key(event));
   }
@@ -66,18 +78,38 @@ class Sparkline {
     this.name.textContent = T.overSteps(this.line.figure);
     this.range.textContent = `${figure(scale.low, 3)} … ${figure(scale.high, 3)}`;
     const says = here ? `${this.events.step(here.step)}: ${figure(here.value)}` : '';
-    const labels = { 'aria-label': this.name.textContent, 'aria-valuemax': points.length - 1, 'aria-valuenow': this.at, 'aria-valuetext': says };
+    const labels = {
+      'aria-label': this.name.textContent,
+      'aria-valuemax': points.length - 1,
+      'aria-valuenow': this.at,
+      'aria-valuetext': says,
+    };
     for (const [name, value] of Object.entries(labels)) this.plot.setAttribute(name, String(value));
     this.plot.replaceChildren(
-      svg('svg', { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: 'none', 'aria-hidden': 'true' },
+      svg(
+        'svg',
+        { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: 'none', 'aria-hidden': 'true' },
         svg('path', { d: this.path(points, scale) }),
-        svg('path', { class: 'llmdebug-sparkline-broken', d: points.map((point, i) => (scale.broken(numeric(point.value)) && point.value !== null ? `M${this.x(i)} 0V${HEIGHT}` : '')).join('') }),
-        svg('path', { class: 'llmdebug-sparkline-here', d: `M${this.x(this.at)} 0V${HEIGHT}` })),
-      h('span', { class: 'llmdebug-sparkline-says' }, says));
+        svg('path', {
+          class: 'llmdebug-sparkline-broken',
+          d: points
+            .map((point, i) =>
+              scale.broken(numeric(point.value)) && point.value !== null
+                ? `M${this.x(i)} 0V${HEIGHT}`
+                : '',
+            )
+            .join(''),
+        }),
+        svg('path', { class: 'llmdebug-sparkline-here', d: `M${this.x(this.at)} 0V${HEIGHT}` }),
+      ),
+      h('span', { class: 'llmdebug-sparkline-says' }, says),
+    );
   }
 
   private x(i: number): number {
-    return Number((EDGE + ((WIDTH - 2 * EDGE) * i) / Math.max(1, this.line.points.length - 1)).toFixed(1));
+    return Number(
+      (EDGE + ((WIDTH - 2 * EDGE) * i) / Math.max(1, this.line.points.length - 1)).toFixed(1),
+    );
   }
 
   /** Broken where there is no figure, and where it is no number. */
@@ -99,7 +131,14 @@ class Sparkline {
 
   private key(event: KeyboardEvent): void {
     const last = this.line.points.length - 1;
-    const to: Record<string, number> = { ArrowLeft: this.at - 1, ArrowDown: this.at - 1, ArrowRight: this.at + 1, ArrowUp: this.at + 1, Home: 0, End: last };
+    const to: Record<string, number> = {
+      ArrowLeft: this.at - 1,
+      ArrowDown: this.at - 1,
+      ArrowRight: this.at + 1,
+      ArrowUp: this.at + 1,
+      Home: 0,
+      End: last,
+    };
     const at = to[event.key];
     if (at === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
     swallow(event);
@@ -134,7 +173,9 @@ class Height {
   }
 
   y(value: number): number {
-    const [low, high, at] = [this.low, this.high, value].map(one => (this.logarithmic ? Math.log(one) : one)) as [number, number, number];
+    const [low, high, at] = [this.low, this.high, value].map(one =>
+      this.logarithmic ? Math.log(one) : one,
+    ) as [number, number, number];
     return EDGE + (HEIGHT - 2 * EDGE) * (high > low ? 1 - (at - low) / (high - low) : 0.5);
   }
 }

@@ -15,13 +15,39 @@ export class Stepper {
   private position = 0;
   private width: number;
   private list: VirtualList;
-  private previous = h('button', { class: 'llmdebug-button', type: 'button', 'aria-label': T.previousStep, title: T.previousStep,
-    onclick: () => this.go(-1) }, '◀');
-  private next = h('button', { class: 'llmdebug-button', type: 'button', 'aria-label': T.nextStep, title: T.nextStep,
-    onclick: () => this.go(1) }, '▶');
+  private previous = h(
+    'button',
+    {
+      class: 'llmdebug-button',
+      type: 'button',
+      'aria-label': T.previousStep,
+      title: T.previousStep,
+      onclick: () => this.go(-1),
+    },
+    '◀',
+  );
+  private next = h(
+    'button',
+    {
+      class: 'llmdebug-button',
+      type: 'button',
+      'aria-label': T.nextStep,
+      title: T.nextStep,
+      onclick: () => this.go(1),
+    },
+    '▶',
+  );
 
-  private play = h('button', { class: 'llmdebug-button', type: 'button', 'aria-label': T.playTokens,
-    onclick: () => (this.timer ? this.stop() : this.start()) }, T.playFace);
+  private play = h(
+    'button',
+    {
+      class: 'llmdebug-button',
+      type: 'button',
+      'aria-label': T.playTokens,
+      onclick: () => (this.timer ? this.stop() : this.start()),
+    },
+    T.playFace,
+  );
   private timer: ReturnType<typeof setInterval> | undefined;
 
   /** `idle`: is nothing asked of the kernel? Tokens do not pass faster than they can be shown. */
@@ -31,10 +57,26 @@ export class Stepper {
     private idle: () => boolean,
   ) {
     this.width = steps.some(step => step.text) ? TEXT_WIDTH : WIDTH;
-    this.list = new VirtualList({ item: this.width, horizontal: true, render: i => this.button(i), painted: had => had && this.focus() });
+    this.list = new VirtualList({
+      item: this.width,
+      horizontal: true,
+      render: i => this.button(i),
+      painted: had => had && this.focus(),
+    });
     this.list.root.removeAttribute('tabindex');
-    this.root = h('div', { class: 'llmdebug-stepper', role: 'toolbar', 'aria-label': T.stepper, onkeydown: (event: KeyboardEvent) => this.key(event) },
-      this.play, this.previous, this.list.root, this.next);
+    this.root = h(
+      'div',
+      {
+        class: 'llmdebug-stepper',
+        role: 'toolbar',
+        'aria-label': T.stepper,
+        onkeydown: (event: KeyboardEvent) => this.key(event),
+      },
+      this.play,
+      this.previous,
+      this.list.root,
+      this.next,
+    );
     this.stop();
     this.list.setCount(steps.length);
     if (steps.length === 0) this.list.root.append(h('span', { class: 'llmdebug-dim' }, T.noSteps));
@@ -93,19 +135,22 @@ export class Stepper {
   private button(i: number): HTMLElement {
     const { label, kind, text, rows, bad } = this.steps[i]!;
     const current = i === this.position;
-    return h('button', {
-      class: `llmdebug-step${kind === 'warmup' ? ' llmdebug-warmup' : ''}`,
-      type: 'button',
-      style: `width:${this.width - 4}px`,
-      tabindex: current ? 0 : -1,
-      'aria-current': current ? 'step' : undefined,
-      'data-index': i,
-      title: [`${label}: ${T.stepTitle(kind, rows, bad)}`, text].filter(Boolean).join('\n'),
-      onclick: () => this.choose(i),
-    },
+    return h(
+      'button',
+      {
+        class: `llmdebug-step${kind === 'warmup' ? ' llmdebug-warmup' : ''}`,
+        type: 'button',
+        style: `width:${this.width - 4}px`,
+        tabindex: current ? 0 : -1,
+        'aria-current': current ? 'step' : undefined,
+        'data-index': i,
+        title: [`${label}: ${T.stepTitle(kind, rows, bad)}`, text].filter(Boolean).join('\n'),
+        onclick: () => this.choose(i),
+      },
       h('span', { class: 'llmdebug-step-label' }, label),
       text ? h('span', { class: 'llmdebug-step-text' }, T.fed(endOf(text, TEXT_ROOM))) : null,
-      bad ? h('span', { class: 'llmdebug-badge' }, String(bad)) : null);
+      bad ? h('span', { class: 'llmdebug-badge' }, String(bad)) : null,
+    );
   }
 
   private go(delta: number): void {
@@ -114,7 +159,12 @@ export class Stepper {
   }
 
   private key(event: KeyboardEvent): void {
-    const to: Record<string, number> = { ArrowLeft: -1, ArrowRight: 1, Home: -this.steps.length, End: this.steps.length };
+    const to: Record<string, number> = {
+      ArrowLeft: -1,
+      ArrowRight: 1,
+      Home: -this.steps.length,
+      End: this.steps.length,
+    };
     const delta = to[event.key];
     if (delta === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
     swallow(event);

@@ -11,17 +11,33 @@ export const VERDICTS: Record<Verdict, { mark: string; text: string }> = {
 };
 
 /** Of a cell of the map of layers. */
-export const STATES = ['nothing recorded', 'unmatched', 'match', 'within noise', 'expected', 'diverged'];
+export const STATES = [
+  'nothing recorded',
+  'unmatched',
+  'match',
+  'within noise',
+  'expected',
+  'diverged',
+];
 
-export const SIDES: Record<Which, string> = { golden: 'golden', mine: 'mine', difference: 'difference' };
+export const SIDES: Record<Which, string> = {
+  golden: 'golden',
+  mine: 'mine',
+  difference: 'difference',
+};
 
 /** What of a row is marked as expected. */
 export const SCOPES: Record<Scope, string> = {
-  tensor: 'this tensor, in all steps', step: 'this tensor, in this step', module: 'all that this module makes',
+  tensor: 'this tensor, in all steps',
+  step: 'this tensor, in this step',
+  module: 'all that this module makes',
 };
 
 export const RELATIONS: Record<Relation, string> = {
-  inputs: 'made from', outputs: 'makes', consumers: 'taken by', siblings: 'also taken by',
+  inputs: 'made from',
+  outputs: 'makes',
+  consumers: 'taken by',
+  siblings: 'also taken by',
 };
 
 export const T = {
@@ -52,10 +68,12 @@ export const T = {
   cancel: 'Cancel',
   markedNow: 'marked as expected; all is judged anew',
   unmarkedNow: 'no longer expected; all is judged anew',
-  unmark: (text: string, rows: number) => `No longer expect ${text} (${count(rows, 'mismatch', 'mismatches')})`,
+  unmark: (text: string, rows: number) =>
+    `No longer expect ${text} (${count(rows, 'mismatch', 'mismatches')})`,
   unmarkFace: 'Unmark',
   marked: (n: number) => `${count(n, 'mark')} of what is expected`,
-  markedRows: (n: number) => (n ? count(n, 'mismatch', 'mismatches') : 'nothing like it differs now'),
+  markedRows: (n: number) =>
+    n ? count(n, 'mismatch', 'mismatches') : 'nothing like it differs now',
   keptIn: (file: string) => `kept in ${file}`,
   keptNowhere: 'kept in this report alone: the run is in no folder',
   nothingToMark: 'only a mismatch can be marked as expected',
@@ -69,7 +87,8 @@ export const T = {
   around: '(around the layers)',
   beyond: (times: string) => `, ${times} × the limit`,
   limits: (times: string) => `${times} × limit`,
-  divergedLayers: (n: number, first: string) => (n ? `${count(n, 'layer')} diverged, first ${first}` : 'no layer diverged'),
+  divergedLayers: (n: number, first: string) =>
+    n ? `${count(n, 'layer')} diverged, first ${first}` : 'no layer diverged',
 
   stepper: 'Token stepper',
   previousStep: 'Previous token (←)',
@@ -106,14 +125,26 @@ abs>1e3, abs<1e-3: its largest magnitude is; mean and l2norm likewise. Of a pair
   notKept: 'summary only: values were not kept',
   root: '(root)',
   columns: {
-    seq: '#', step: 'token', path: 'tensor', op: 'op', dtype: 'type', shape: 'shape', min: 'min', max: 'max', mean: 'mean',
-    l2norm: 'l2 norm', error: 'error', limit: 'limit', verdict: 'verdict',
+    seq: '#',
+    step: 'token',
+    path: 'tensor',
+    op: 'op',
+    dtype: 'type',
+    shape: 'shape',
+    min: 'min',
+    max: 'max',
+    mean: 'mean',
+    l2norm: 'l2 norm',
+    error: 'error',
+    limit: 'limit',
+    verdict: 'verdict',
   },
   previousRecord: 'Previous record (p)',
   nextRecord: 'Next record (n)',
   previousMismatch: 'Previous mismatch (P)',
   nextMismatch: 'Next mismatch (N)',
-  noFurther: (mismatch: boolean) => (mismatch ? 'no further mismatch in this direction' : 'no further record in this direction'),
+  noFurther: (mismatch: boolean) =>
+    mismatch ? 'no further mismatch in this direction' : 'no further record in this direction',
   runHasNoMismatch: 'a single run has no mismatches: compare it with another one',
 
   panel: 'Tensor',
@@ -125,7 +156,8 @@ abs>1e3, abs<1e-3: its largest magnitude is; mean and l2norm likewise. Of a pair
   unreadable: 'can’t be read: see below',
   showInTree: 'Show this module in the tree',
   callId: (id: string) => (id ? ` · id ${id}` : ''),
-  place: (seq: number, step: string, call: number) => `#${seq} · ${step}${call ? ` · call ${call}` : ''}`,
+  place: (seq: number, step: string, call: number) =>
+    `#${seq} · ${step}${call ? ` · call ${call}` : ''}`,
   errorLimit: (error: string, limit: string) => `error ${error}, limit ${limit}`,
   part: (part: string) => `only ${part} was kept; the figures are those of the whole tensor`,
   producer: 'produced by',
@@ -135,10 +167,12 @@ abs>1e3, abs<1e-3: its largest magnitude is; mean and l2norm likewise. Of a pair
   sides: 'Which tensor',
   sideBySide: 'side by side',
   linkedHint: 'point at an element to see its three values',
-  worst: (n: number, differing: number) => `Worst elements: ${n.toLocaleString('en')} of ${differing.toLocaleString('en')} that differ`,
+  worst: (n: number, differing: number) =>
+    `Worst elements: ${n.toLocaleString('en')} of ${differing.toLocaleString('en')} that differ`,
   errors: 'Size of the differences',
   errorScale: '|mine − golden|, log scale',
-  differ: (n: number, total: number) => `${n.toLocaleString('en')} of ${count(total, 'element')} differ`,
+  differ: (n: number, total: number) =>
+    `${n.toLocaleString('en')} of ${count(total, 'element')} differ`,
   brokenPairs: (n: number) => `${n.toLocaleString('en')} with NaN or inf`,
   limitEach: (limit: string) => `dashed: the limit, spread evenly (${limit})`,
   scatter: 'Golden against mine',
@@ -160,14 +194,17 @@ abs>1e3, abs<1e-3: its largest magnitude is; mean and l2norm likewise. Of a pair
   axes: 'Slice',
   axisIndex: (name: string) => `Index on axis ${name}`,
   heads: (name: string) => `${name} by ${name}`,
-  headsShown: (first: number, n: number, total: number) => (n < total ? `${first} to ${first + n - 1} of ${total}, in one scale` : `${n}, in one scale`),
+  headsShown: (first: number, n: number, total: number) =>
+    n < total ? `${first} to ${first + n - 1} of ${total}, in one scale` : `${n}, in one scale`,
   previousHeads: 'Previous ones',
   nextHeads: 'Next ones',
   heatmap: (rows: number, cols: number) => `Heat map of a ${rows} by ${cols} slice`,
-  window: (y0: number, y1: number, x0: number, x1: number) => `rows ${y0}–${y1 - 1}, columns ${x0}–${x1 - 1}`,
+  window: (y0: number, y1: number, x0: number, x1: number) =>
+    `rows ${y0}–${y1 - 1}, columns ${x0}–${x1 - 1}`,
   windowFlat: (x0: number, x1: number) => `elements ${x0}–${x1 - 1}`,
   scalar: 'scalar',
-  cells: (fy: number, fx: number) => (fy * fx > 1 ? `, a cell is the extreme of ${fy} × ${fx}` : ''),
+  cells: (fy: number, fx: number) =>
+    fy * fx > 1 ? `, a cell is the extreme of ${fy} × ${fx}` : '',
   hint: 'wheel or + − zoom, drag or arrows pan, 0 resets, click shows a value',
   empty: 'This tensor has no elements.',
   nan: 'NaN',
@@ -180,7 +217,11 @@ abs>1e3, abs<1e-3: its largest magnitude is; mean and l2norm likewise. Of a pair
   save: 'Save what is shown',
   saveFace: 'save',
   kinds: { html: 'HTML', svg: 'SVG', png: 'PNG' },
-  saveAs: { html: 'Save this explorer as a page of its own, beside the notebook', svg: 'Save what is shown as a figure (SVG), beside the notebook', png: 'Save what is shown as a figure (PNG), beside the notebook' },
+  saveAs: {
+    html: 'Save this explorer as a page of its own, beside the notebook',
+    svg: 'Save what is shown as a figure (SVG), beside the notebook',
+    png: 'Save what is shown as a figure (PNG), beside the notebook',
+  },
   saved: (path: string) => `saved: ${path}`,
   notInPage: 'not in this page: open the run in a notebook for that',
   wordsOnly: 'in a saved page, the filter takes words only',

@@ -17,7 +17,12 @@ export type Look = Pick<State, 'which' | 'axes' | 'fixed'>;
 export class Tensor {
   readonly root: HTMLElement;
   private uid = uniqueId();
-  private tabs = h('div', { class: 'llmdebug-tabs', role: 'tablist', 'aria-label': T.sides, onkeydown: (event: KeyboardEvent) => this.key(event) });
+  private tabs = h('div', {
+    class: 'llmdebug-tabs',
+    role: 'tablist',
+    'aria-label': T.sides,
+    onkeydown: (event: KeyboardEvent) => this.key(event),
+  });
   private why = h('p', { class: 'llmdebug-dim llmdebug-why' });
   private slices = new Slices(() => this.draw());
   private heatmap: Heatmap;
@@ -40,9 +45,21 @@ export class Tensor {
     this.trio = new Trio(ask);
     this.errors = new Errors(ask);
     this.worst = new Worst(ask, index => this.find(index));
-    this.values = h('div', { class: 'llmdebug-values' }, this.slices.root, this.pictures, this.heads.root);
-    this.root = h('div', { class: 'llmdebug-tensor' }, this.tabs,
-      h('div', { id: this.uid, role: 'tabpanel' }, this.why, this.values), this.errors.root, this.worst.root);
+    this.values = h(
+      'div',
+      { class: 'llmdebug-values' },
+      this.slices.root,
+      this.pictures,
+      this.heads.root,
+    );
+    this.root = h(
+      'div',
+      { class: 'llmdebug-tensor' },
+      this.tabs,
+      h('div', { id: this.uid, role: 'tabpanel' }, this.why, this.values),
+      this.errors.root,
+      this.worst.root,
+    );
   }
 
   get look(): Look {
@@ -59,7 +76,10 @@ export class Tensor {
   show({ row, sides }: Detail): void {
     this.row = row.id;
     this.sides = sides;
-    const tab = this.all.find(one => one === this.preferred && this.kept(one)) ?? this.all.find(one => this.kept(one)) ?? this.all[0];
+    const tab =
+      this.all.find(one => one === this.preferred && this.kept(one)) ??
+      this.all.find(one => this.kept(one)) ??
+      this.all[0];
     if (tab) this.open(tab);
     const differing = this.kept('difference') ? row.id : -1;
     void this.errors.show(differing);
@@ -83,7 +103,8 @@ export class Tensor {
   /** Side by side is what holds values, in one shape. */
   private get all(): Tab[] {
     const [golden, mine] = [this.side('golden'), this.side('mine')];
-    const together = golden && mine && this.kept('difference') && golden.shape.join() === mine.shape.join();
+    const together =
+      golden && mine && this.kept('difference') && golden.shape.join() === mine.shape.join();
     return [...this.sides.map(one => one.which), ...(together ? ['all' as const] : [])];
   }
 
@@ -99,7 +120,9 @@ export class Tensor {
     this.values.hidden = !this.kept(tab);
     if (!this.kept(tab)) return;
     this.slices.show(this.side(tab === 'all' ? 'golden' : tab)!.axes);
-    this.pictures.replaceChildren(...(tab === 'all' ? [this.trio.root] : [this.heatmap.root, this.histogram.root]));
+    this.pictures.replaceChildren(
+      ...(tab === 'all' ? [this.trio.root] : [this.heatmap.root, this.histogram.root]),
+    );
     this.draw();
     if (tab !== 'all') void this.histogram.show(this.row, tab);
   }
@@ -110,7 +133,11 @@ export class Tensor {
     if (this.tab === 'all') this.trio.show(slice);
     else this.heatmap.show({ ...slice, which: this.tab });
     const heads = this.slices.heads;
-    this.heads.show({ ...slice, which: this.tab === 'all' ? 'difference' : this.tab }, heads, this.slices.name(heads));
+    this.heads.show(
+      { ...slice, which: this.tab === 'all' ? 'difference' : this.tab },
+      heads,
+      this.slices.name(heads),
+    );
   }
 
   private stand(axis: number, index: number): void {
@@ -131,10 +158,19 @@ export class Tensor {
 
   private button(tab: Tab): HTMLElement {
     const active = tab === this.tab;
-    return h('button', {
-      class: 'llmdebug-tab', type: 'button', role: 'tab', 'aria-selected': String(active), 'aria-controls': this.uid,
-      tabindex: active ? 0 : -1, onclick: () => this.prefer(tab),
-    }, tab === 'all' ? T.sideBySide : SIDES[tab]);
+    return h(
+      'button',
+      {
+        class: 'llmdebug-tab',
+        type: 'button',
+        role: 'tab',
+        'aria-selected': String(active),
+        'aria-controls': this.uid,
+        tabindex: active ? 0 : -1,
+        onclick: () => this.prefer(tab),
+      },
+      tab === 'all' ? T.sideBySide : SIDES[tab],
+    );
   }
 
   private prefer(tab: Tab): void {

@@ -25,7 +25,11 @@ interface Line {
 export class Tree {
   readonly root: HTMLElement;
   selected: TreeNode | null = null;
-  private list = new VirtualList({ item: ROW, render: i => this.line(i), painted: () => this.loadMoreInView() });
+  private list = new VirtualList({
+    item: ROW,
+    render: i => this.line(i),
+    painted: () => this.loadMoreInView(),
+  });
   private uid = uniqueId();
   private kids = new Map<number, Kids>();
   private open = new Set<number>();
@@ -85,10 +89,12 @@ export class Tree {
   async reload(): Promise<void> {
     const { kids } = this;
     this.kids = new Map();
-    await Promise.all([ROOTS, ...this.open].map(async parent => {
-      const wanted = kids.get(parent)?.nodes.length ?? 0;
-      while ((this.kids.get(parent)?.nodes.length ?? 0) < wanted && (await this.load(parent)));
-    }));
+    await Promise.all(
+      [ROOTS, ...this.open].map(async parent => {
+        const wanted = kids.get(parent)?.nodes.length ?? 0;
+        while ((this.kids.get(parent)?.nodes.length ?? 0) < wanted && (await this.load(parent)));
+      }),
+    );
     this.update();
   }
 
@@ -181,28 +187,86 @@ export class Tree {
     const style = `height:${ROW}px;padding-left:${depth * 14 + 4}px`;
     if (!node) {
       const kids = this.kids.get(parent)!;
-      return h('div', { class: 'llmdebug-node llmdebug-dim', style }, T.more(kids.total - kids.nodes.length));
+      return h(
+        'div',
+        { class: 'llmdebug-node llmdebug-dim', style },
+        T.more(kids.total - kids.nodes.length),
+      );
     }
     const open = this.open.has(node.id);
     const verdict = node.verdict && VERDICTS[node.verdict];
-    const hint = [pathText(node.path), node.type, verdict?.text, node.note, node.rows ? '' : T.nothingRecorded].filter(Boolean).join(' · ');
-    return h('div', {
-      class: ['llmdebug-node', !node.rows && 'llmdebug-unrecorded', i === this.cursor && 'llmdebug-cursor', this.isHere(node) && 'llmdebug-here'].filter(Boolean).join(' '),
-      id: `${this.uid}-${node.id}`,
-      role: 'treeitem',
-      style,
-      title: hint,
-      'aria-level': depth + 1,
-      'aria-expanded': node.children ? String(open) : undefined,
-      'aria-selected': String(node.id === this.selected?.id),
-    },
-      h('span', { class: 'llmdebug-chevron', 'aria-hidden': 'true' }, node.children ? (open ? '▾' : '▸') : ''),
-      h('span', { class: `llmdebug-node-label${node.verdict ? ` llmdebug-${node.verdict}` : ''}` }, node.label),
+    const hint = [
+      pathText(node.path),
+      node.type,
+      verdict?.text,
+      node.note,
+      node.rows ? '' : T.nothingRecorded,
+    ]
+      .filter(Boolean)
+      .join(' · ');
+    return h(
+      'div',
+      {
+        class: [
+          'llmdebug-node',
+          !node.rows && 'llmdebug-unrecorded',
+          i === this.cursor && 'llmdebug-cursor',
+          this.isHere(node) && 'llmdebug-here',
+        ]
+          .filter(Boolean)
+          .join(' '),
+        id: `${this.uid}-${node.id}`,
+        role: 'treeitem',
+        style,
+        title: hint,
+        'aria-level': depth + 1,
+        'aria-expanded': node.children ? String(open) : undefined,
+        'aria-selected': String(node.id === this.selected?.id),
+      },
+      h(
+        'span',
+        { class: 'llmdebug-chevron', 'aria-hidden': 'true' },
+        node.children ? (open ? '▾' : '▸') : '',
+      ),
+      h(
+        'span',
+        { class: `llmdebug-node-label${node.verdict ? ` llmdebug-${node.verdict}` : ''}` },
+        node.label,
+      ),
       h('span', { class: 'llmdebug-node-type' }, node.type === node.label ? '' : node.type),
-      verdict ? h('span', { class: `llmdebug-node-verdict llmdebug-${node.verdict}`, role: 'img', 'aria-label': verdict.text }, verdict.mark) : null,
-      node.unmatched ? h('span', { class: 'llmdebug-alone', title: T.unmatched(node.unmatched) }, `? ${node.unmatched.toLocaleString('en')}`) : null,
-      node.expected ? h('span', { class: 'llmdebug-known', title: node.note }, `☑ ${node.expected.toLocaleString('en')}`) : null,
-      node.bad ? h('span', { class: 'llmdebug-badge', title: T.bad(node.bad) }, node.bad.toLocaleString('en')) : null);
+      verdict
+        ? h(
+            'span',
+            {
+              class: `llmdebug-node-verdict llmdebug-${node.verdict}`,
+              role: 'img',
+              'aria-label': verdict.text,
+            },
+            verdict.mark,
+          )
+        : null,
+      node.unmatched
+        ? h(
+            'span',
+            { class: 'llmdebug-alone', title: T.unmatched(node.unmatched) },
+            `? ${node.unmatched.toLocaleString('en')}`,
+          )
+        : null,
+      node.expected
+        ? h(
+            'span',
+            { class: 'llmdebug-known', title: node.note },
+            `☑ ${node.expected.toLocaleString('en')}`,
+          )
+        : null,
+      node.bad
+        ? h(
+            'span',
+            { class: 'llmdebug-badge', title: T.bad(node.bad) },
+            node.bad.toLocaleString('en'),
+          )
+        : null,
+    );
   }
 
   private isHere(node: TreeNode): boolean {
@@ -215,7 +279,8 @@ export class Tree {
     const node = this.lines[index]?.node;
     if (!node) return;
     this.cursor = index;
-    if ((event.target as HTMLElement).closest('.llmdebug-chevron') && node.children) this.toggle(node);
+    if ((event.target as HTMLElement).closest('.llmdebug-chevron') && node.children)
+      this.toggle(node);
     else this.take(node);
   }
 
@@ -230,8 +295,12 @@ export class Tree {
     const last = this.lines.length - 1;
     const node = this.lines[this.cursor]?.node;
     const moves: Record<string, number> = {
-      ArrowDown: this.cursor + 1, ArrowUp: this.cursor - 1, Home: 0, End: last,
-      PageDown: this.cursor + this.list.page, PageUp: this.cursor - this.list.page,
+      ArrowDown: this.cursor + 1,
+      ArrowUp: this.cursor - 1,
+      Home: 0,
+      End: last,
+      PageDown: this.cursor + this.list.page,
+      PageUp: this.cursor - this.list.page,
     };
     const to = moves[event.key];
     if (to !== undefined) this.move(clamp(to, 0, Math.max(0, last)));

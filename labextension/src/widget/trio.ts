@@ -23,8 +23,14 @@ export class Trio {
       });
       return map;
     });
-    this.root = h('div', { class: 'llmdebug-trio' },
-      ...this.maps.map((map, i) => h('div', {}, h('div', { class: 'llmdebug-side' }, SIDES[WHICH[i]!]), map.root)), this.line);
+    this.root = h(
+      'div',
+      { class: 'llmdebug-trio' },
+      ...this.maps.map((map, i) =>
+        h('div', {}, h('div', { class: 'llmdebug-side' }, SIDES[WHICH[i]!]), map.root),
+      ),
+      this.line,
+    );
   }
 
   show(slice: Omit<Slice, 'which'>): void {
@@ -46,15 +52,21 @@ export class Trio {
 
   private point(at: Cell | null): void {
     this.maps.forEach(map => map.point(at));
-    const values = this.maps.map((map, i) => `${SIDES[WHICH[i]!]} ${figure(map.valueAt(at), 5)}`).join(' · ');
+    const values = this.maps
+      .map((map, i) => `${SIDES[WHICH[i]!]} ${figure(map.valueAt(at), 5)}`)
+      .join(' · ');
     this.line.textContent = at ? `${this.maps[0]!.where(at)}: ${values}` : T.linkedHint;
   }
 
   /** Equal colours mean equal values in golden and mine. */
   private share(): void {
     const views = this.maps.slice(0, 2).map(map => map.view);
-    const values = views.flatMap(view => (view ? [numeric(view.lo), numeric(view.hi)] : [])).filter(value => !Number.isNaN(value));
+    const values = views
+      .flatMap(view => (view ? [numeric(view.lo), numeric(view.hi)] : []))
+      .filter(value => !Number.isNaN(value));
     if (views.includes(null) || values.length === 0) return;
-    this.maps.slice(0, 2).forEach(map => map.paintBetween(Math.min(...values), Math.max(...values)));
+    this.maps
+      .slice(0, 2)
+      .forEach(map => map.paintBetween(Math.min(...values), Math.max(...values)));
   }
 }

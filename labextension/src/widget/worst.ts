@@ -24,15 +24,44 @@ export class Worst {
     if (asked !== this.asked) return;
     this.root.hidden = !answer;
     if (!answer) return;
-    this.root.replaceChildren(h('table', { class: 'llmdebug-table' }, h('caption', {}, T.worst(answer.elements.length, answer.differing)),
-      h('tr', {}, h('th', { scope: 'col' }, T.element), ...FIGURES.map(name => h('th', { scope: 'col' }, SIDES[name]))),
-      ...answer.elements.map(element => this.line(element))));
+    this.root.replaceChildren(
+      h(
+        'table',
+        { class: 'llmdebug-table' },
+        h('caption', {}, T.worst(answer.elements.length, answer.differing)),
+        h(
+          'tr',
+          {},
+          h('th', { scope: 'col' }, T.element),
+          ...FIGURES.map(name => h('th', { scope: 'col' }, SIDES[name])),
+        ),
+        ...answer.elements.map(element => this.line(element)),
+      ),
+    );
   }
 
   private line(element: Element): HTMLElement {
     const index = `[${element.index.join(', ')}]`;
-    return h('tr', {},
-      h('th', { scope: 'row' }, h('button', { class: 'llmdebug-link', type: 'button', title: T.showElement, onclick: () => this.choose(element.index) }, index)),
-      ...FIGURES.map(name => h('td', { title: String(element[name] ?? '') }, figure(element[name], 5))));
+    return h(
+      'tr',
+      {},
+      h(
+        'th',
+        { scope: 'row' },
+        h(
+          'button',
+          {
+            class: 'llmdebug-link',
+            type: 'button',
+            title: T.showElement,
+            onclick: () => this.choose(element.index),
+          },
+          index,
+        ),
+      ),
+      ...FIGURES.map(name =>
+        h('td', { title: String(element[name] ?? '') }, figure(element[name], 5)),
+      ),
+    );
   }
 }
