@@ -9,6 +9,7 @@ from playwright.sync_api import Page, expect
 
 from browser import Mount, violations
 from browser import mount as mount_in
+from explorer_page import SELECTED
 from fake_view import FakeView
 from llmdebug_nb.notebook.widgets import Explorer
 
@@ -88,3 +89,48 @@ def test_a_report_is_walked_from_finding_to_difference_by_keyboard_alone(mount: 
     tab_to(page, "difference")
     page.keyboard.press("Enter")
     expect(page.get_by_role("tab", name="difference")).to_have_attribute("aria-selected", "true")
+
+
+TEXTS = ", ".join(
+    f".llmdebug {name}"
+    for name in (
+        "h2",
+        "h3",
+        "button:not(:disabled)",
+        "td",
+        "th",
+        ".llmdebug-badge",
+        ".llmdebug-verdict",
+        ".llmdebug-dim",
+        ".llmdebug-path",
+        ".llmdebug-slot",
+        ".llmdebug-node-label",
+        ".llmdebug-node-type",
+    )
+)
+# as WCAG defines it
+LEAST_CONTRAST = """selector => {
+  const linear = c => (c /= 255) <= .03928 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4;
+  const light = text => {
+    const [r, g, b] = text.match(/[\\d.]+/g).map(Number).map(linear);
+    return .2126 * r + .7152 * g + .0722 * b;
+  };
+  const paper = el => {
+    const colour = getComputedStyle(el).backgroundColor;
+    return /, 0\\)$/.test(colour) ? paper(el.parentElement) : colour;
+  };
+  const contrast = el => {
+    const [a, b] = [light(getComputedStyle(el).color), light(paper(el))];
+    return (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
+  };
+  return Math.min(...[...document.querySelectorAll(selector)].filter(el => el.offsetParent).map(contrast));
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_from_its_background(page: Page, scheme: Any) -> None:
+    page.emulate_media(color_scheme=scheme)
+    mount_in(page, Explorer(FakeView(report=True)))
+    expect(page.locator(SELECTED)).to_be_visible()
+    contrast = page.evaluate(LEAST_CONTRAST, TEXTS)
+    assert contrast >= 4.5

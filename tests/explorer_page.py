@@ -1,0 +1,21 @@
+"""What the tests of the explorer in a bare page share: where its parts are."""
+
+from __future__ import annotations
+
+from playwright.sync_api import Locator, Page, expect
+
+SELECTED = ".llmdebug-record[aria-selected=true]"
+
+
+def row_at(page: Page, row: int) -> Locator:
+    return page.locator(f".llmdebug-record[data-row='{row}']")
+
+
+def shown(page: Page, row: int) -> None:
+    """The record is selected in the list and its tensor is in the panel."""
+    expect(page.locator(SELECTED)).to_have_attribute("data-row", str(row))
+    expect(page.locator(".llmdebug-place")).to_contain_text(f"#{row} ·")
+
+
+def step(page: Page, index: int) -> Locator:
+    return page.locator(f".llmdebug-step[data-index='{index}']")

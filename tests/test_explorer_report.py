@@ -1,0 +1,196 @@
+"""The explorer's findings and its marks for expected mismatches."""
+
+from __future__ import annotations
+
+import re
+
+from playwright.sync_api import Locator, Page, expect
+
+from browser import Mount, from_python
+from explorer_page import SELECTED, shown, step
+from fake_view import BROKEN, HOSTILE, SCRIPT, FakeView
+from llmdebug_nb.notebook.widgets import Explorer
+
+
+def test_a_report_shows_verdict_findings_errors_and_metrics(mount: Mount) -> None:
+    page = mount(Explorer(FakeView(report=True)))
+    expect(page.locator(".llmdebug-title .llmdebug-verdict")).to_have_text("✗ diverged")
+    expect(page.locator(".llmdebug-finding")).to_contain_text([BROKEN])
+    expect(page.get_by_role("grid", name="Records").get_by_role("columnheader")).to_have_text(
+        ["#", "tensor", "op", "type", "shape", "error", "limit", "verdict"]
+    )
+    expect(page.locator(".llmdebug-metrics")).to_contain_text("cosine")
+    expect(page.locator(".llmdebug-summary tr.llmdebug-differs th[scope=row]")).to_have_text(
+        ["fingerprint"]
+    )
+
+
+# --- findings ---
+
+
+def test_a_finding_opens_to_evidence_sentences_candidates_and_its_script(mount: Mount) -> None:
+    view = FakeView(report=True)
+    page = mount(Explorer(view))
+    first, second = (page.get_by_role("button", name="Details").nth(n) for n in (0, 1))
+    assert ("finding", 0) not in view.calls
+    first.click()
+    expect(first).to_have_attribute("aria-expanded", "true")
+    body = page.locator(".llmdebug-finding-body").first
+    for text in (
+        "op-differs",
+        "step 1 decode",
+        "noise floor 0.012",
+        "It differs. The error is made there.",
+        "weight differs",
+        "model.py:12",
+    ):
+        expect(body).to_contain_text(text)
+    expect(body.locator("pre")).to_have_text(SCRIPT)
+    expect(body).to_contain_text('report.findings[0].save_repro("repro.py")')
+    page.evaluate(
+        """() => {
+          const clipboard = {writeText: async text => { window.clip = text; }};
+          Object.defineProperty(navigator, 'clipboard', {value: clipboard});
+        }"""
+    )
+    body.get_by_role("button", name="Copy script").click()
+    expect(page.get_by_role("status")).to_contain_text("copied")
+    assert page.evaluate("window.clip") == SCRIPT
+    body.get_by_role("button", name="weight differs").click()
+    expect(page.locator(".llmdebug-place")).to_contain_text("lm_head output[0]")
+    first.click()
+    expect(body).to_be_hidden()
+    first.click()
+    expect(body).to_be_visible()
+    assert view.calls.count(("finding", 0)) == 1
+    second.click()
+    expect(page.locator(".llmdebug-finding-body").last).to_contain_text(
+        "no repro script: its tensors were not recorded in both runs"
+    )
+
+
+def test_a_finding_keeps_its_words_where_the_script_could_not_be_read_and_asks_for_it_again(
+    mount: Mount,
+) -> None:
+    view = FakeView(report=True)
+    page = mount(Explorer(view))
+    finding = view.finding
+    view.finding = lambda request: 1 / 0  # type: ignore[method-assign,assignment]
+    details = page.get_by_role("button", name="Details").first
+    details.click()
+    expect(page.get_by_role("status")).to_contain_text("ZeroDivisionError")
+    expect(page.locator(".llmdebug-finding-body").first).to_contain_text("noise floor 0.012")
+    view.finding = finding  # type: ignore[method-assign]
+    details.click()
+    details.click()
+    expect(page.locator(".llmdebug-script")).to_have_text(SCRIPT)
+
+
+# --- what is expected ---
+
+
+def marked(page: Page) -> Locator:
+    return page.locator(".llmdebug-marked")
+
+
+def test_a_row_is_marked_by_key_with_a_comment_and_everything_follows(mount: Mount) -> None:
+    view = FakeView(report=True)
+    explorer = Explorer(view)
+    page = mount(explorer)
+    shown(page, explorer.selected)
+    expect(step(page, 2).locator(".llmdebug-badge")).to_have_text("3")
+    page.get_by_role("grid", name="Records").press("e")
+    comment = page.locator(".llmdebug-place").get_by_label("why it is expected")
+    expect(comment).to_be_focused()
+    page.keyboard.type(f"fused kernel, N and p {HOSTILE}")
+    comment.press("Enter")
+    expect(page.locator(".llmdebug-title")).to_contain_text("diverged")
+    expect(page.locator(SELECTED).locator(".llmdebug-verdict")).to_have_text("☑ expected")
+    expect(page.locator(SELECTED)).to_contain_text(f"expected: fused kernel, N and p {HOSTILE}")
+    expect(page.locator(".llmdebug-place")).to_contain_text(
+        f"expected: fused kernel, N and p {HOSTILE}"
+    )
+    expect(step(page, 2).locator(".llmdebug-badge")).to_have_text("2")
+    expect(page.get_by_role("treeitem", name="down_proj")).to_have_attribute(
+        "title", re.compile("2 expected: fused kernel")
+    )
+    expect(page.locator(".llmdebug-status")).to_contain_text("marked as expected")
+    expect(page.locator(".llmdebug-place [data-mark]")).to_be_focused()
+    marked(page).locator("summary").click()
+    expect(marked(page)).to_contain_text(f"{BROKEN} fused kernel, N and p {HOSTILE} 2 mismatches")
+    expect(marked(page)).to_contain_text("kept in runs/compiled.expected.json")
+    assert page.evaluate("window.hacked") is None
+    page.get_by_role("grid", name="Records").press("e")  # once more: to what takes it back
+    expect(page.locator(".llmdebug-place [data-mark]")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator(SELECTED).locator(".llmdebug-verdict")).to_have_text("✗ diverged")
+    expect(marked(page)).to_have_count(0)
+    expect(page.locator(".llmdebug-status")).to_contain_text("no longer expected")
+    assert [call for call in view.calls if call[0].endswith("expect")] == [
+        ("expect", explorer.selected),
+        ("unexpect", 0),
+    ]
+
+
+def test_a_finding_is_marked_where_it_is_told_and_unmarked_there(mount: Mount) -> None:
+    view = FakeView(report=True)
+    page = mount(Explorer(view))
+    finding = page.locator(".llmdebug-findings > ul > li").first
+    button = finding.get_by_role("button", name="Mark as expected")
+    button.click()
+    expect(button).to_have_attribute("aria-expanded", "true")
+    finding.get_by_label("why it is expected").press("Escape")
+    expect(finding.locator("form")).to_be_hidden()
+    expect(button).to_be_focused()
+    button.press("Enter")
+    page.keyboard.type("fused")
+    finding.get_by_role("button", name="Mark", exact=True).click()
+    expect(marked(page)).to_contain_text("1 mark of what is expected")
+    assert ("expect", -1) in view.calls
+
+
+def test_a_mark_that_cannot_be_kept_says_why_and_changes_nothing(mount: Mount) -> None:
+    page = mount(Explorer(FakeView(report=True)))
+    page.locator(".llmdebug-place").get_by_role("button", name="Mark as expected").click()
+    page.keyboard.type("boom")
+    page.keyboard.press("Enter")
+    expect(page.locator(".llmdebug-failed")).to_contain_text("can't write expected.json: read-only")
+    expect(page.locator(".llmdebug-place").get_by_label("why it is expected")).to_have_value("boom")
+    expect(marked(page)).to_have_count(0)
+
+
+def test_what_matches_is_not_marked(mount: Mount) -> None:
+    explorer = Explorer(FakeView(report=True))
+    page = mount(explorer)
+    from_python(page, explorer, "selected", 1)
+    shown(page, 1)
+    page.get_by_role("grid", name="Records").press("e")
+    expect(page.locator(".llmdebug-status")).to_contain_text("only a mismatch can be marked")
+    expect(
+        page.locator(".llmdebug-place").get_by_role("button", name="Mark as expected")
+    ).to_have_count(0)
+
+
+def test_an_open_explorer_follows_marks_made_in_python_and_stays_where_it_is(mount: Mount) -> None:
+    view = FakeView(report=True)
+    explorer = Explorer(view)
+    page = mount(explorer)
+    expect(
+        page.get_by_role("treeitem", name="embed_tokens")
+    ).to_be_visible()  # the tree opens behind the records
+    page.get_by_role("treeitem", name="lm_head").click()
+    expect(page.locator(".llmdebug-total")).to_have_text("2 records")
+    view.expect(
+        {
+            "op": "expect",
+            "row": explorer.selected,
+            "finding": -1,
+            "scope": "tensor",
+            "comment": "known",
+        }
+    )
+    from_python(page, explorer, "snapshot", view.overview({"op": "overview"}))
+    expect(marked(page)).to_contain_text("1 mark")
+    expect(page.locator(".llmdebug-total")).to_have_text("2 records")
+    expect(page.locator(".llmdebug-place")).to_contain_text("expected: known")
+    assert explorer.path == "lm_head"
