@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.core import errors as errors
 from llmdebug_nb.core.errors import LLMDebugError as LLMDebugError
+from llmdebug_nb.notebook import formatters
 
 __version__ = "0.1.0"
 
@@ -114,6 +115,9 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+formatters.register_in_running_shell()
 
 
 def load_ipython_extension(shell: Any) -> None:

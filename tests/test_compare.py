@@ -12,6 +12,7 @@ from torch import nn
 import llmdebug_nb as ld
 from llmdebug_nb.align import pairing
 from llmdebug_nb.core.records import Record, Site, Summary
+from llmdebug_nb.notebook import display
 from models import ARCHITECTURES, generate, gpt2, llama, prompt
 
 
@@ -290,7 +291,7 @@ def test_names_are_escaped_in_html(tmp_path):
     assert "<img src=x" not in page
     assert "&lt;img src=x" in page
     for each in (report, *report.findings, report.differences[-1], report.golden):
-        data, _ = each._repr_mimebundle_()
+        data, _ = display.bundle(each)
         assert "<img src=x" not in data["text/html"]
     assert hostile in data["text/plain"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 
 import nbformat
 import pytest
@@ -10,7 +11,6 @@ from IPython.core.interactiveshell import InteractiveShell
 from nbclient import NotebookClient
 
 import llmdebug_nb as ld
-from llmdebug_nb.app.report import report_of
 from llmdebug_nb.notebook import display
 from llmdebug_nb.show import bundle
 from models import llama, prompt
@@ -47,6 +47,9 @@ def report(tmp_path_factory):
 def shell(report):
     InteractiveShell.clear_instance()
     shell = InteractiveShell.instance()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delitem(sys.modules, "llmdebug_nb")  # as if no cell had imported it yet
+        shell.run_cell("import llmdebug_nb")
     shell.user_ns.update(report=report, golden=report.golden)
     yield shell
     InteractiveShell.clear_instance()
@@ -67,13 +70,13 @@ def test_lists_of_them_are_a_line_each(shell, capsys):
 
 
 def test_a_difference_has_both_sides_and_its_metrics(report):
-    data, _ = report.first_divergence._repr_mimebundle_()
+    data, _ = display.bundle(report.first_divergence)
     assert data["text/plain"].count(BROKEN) == 3
     for text in data.values():
         assert "cosine_similarity" in text
         assert "float32" in text
     alone = next((d for d in report.differences if d.verdict == "unmatched"), report.differences[0])
-    assert set(alone._repr_mimebundle_()[0]) == {"text/plain", "text/html"}
+    assert set(display.bundle(alone)[0]) == {"text/plain", "text/html"}
 
 
 def test_a_notebook_shows_the_explorer_and_keeps_text_and_html(tmp_path, monkeypatch):
@@ -96,22 +99,22 @@ def test_a_notebook_shows_the_explorer_and_keeps_text_and_html(tmp_path, monkeyp
 
 def test_a_row_finds_its_report_while_there_is_one(report):
     row = report.differences[3]
-    assert report_of(row) is report
+    assert row.comparison.report is report
     model = llama()
     with ld.dump(model, name="a") as run:
         model(prompt())
     other = ld.compare(run, run)
     row = other.differences[3]
-    assert report_of(row) is other
+    assert row.comparison.report is other
     del other
     gc.collect()
-    assert report_of(row) is None
-    assert set(row._repr_mimebundle_()[0]) == {"text/plain", "text/html"}
+    assert row.comparison.report is None
+    assert set(display.bundle(row)[0]) == {"text/plain", "text/html"}
 
 
 def test_without_the_front_end_text_and_html_are_left(report, monkeypatch, tmp_path):
-    monkeypatch.setattr(display, "_kernel", lambda: True)
+    monkeypatch.setattr(display, "_has_kernel", lambda: True)
     monkeypatch.setattr(bundle.bundle, "__defaults__", (tmp_path / "widget.js",))
-    data, _ = report._repr_mimebundle_()
+    data, _ = display.bundle(report)
     assert set(data) == {"text/plain", "text/html"}
     assert "widget.js is missing" in data["text/plain"]

@@ -584,7 +584,7 @@ def test_a_dump_with_nonsense_in_its_tables_is_read_or_refused_in_one_line(run, 
             with pytest.raises(ld.errors.CorruptDumpError, match="table of times"):
                 ld.write_tables(opened, tmp_path / "csv")
         else:
-            assert "<img" in ld.timeline(opened)._repr_html_()
+            assert "<img" in html.timeline_fragment(ld.timeline(opened))
             assert ld.write_tables(opened, tmp_path / f"csv{number}")
 
 
@@ -751,7 +751,7 @@ def test_a_timeline_says_what_took_most_and_where_the_host_was_slow(tmp_path):
     assert set(shown.top["op"]) == {"Aten.linear", "Aten.relu"}
     assert shown.top["share"].sum() == pytest.approx(1)
     assert "/Aten.relu" in repr(shown)
-    assert "<img" in shown._repr_html_()
+    assert "<img" in html.timeline_fragment(shown)
     labels = [tick.get_text() for tick in shown.figure.axes[0].get_yticklabels()]
     assert labels == ["modules", "", "host ops", "kernels cpu"]
     assert shown.save(tmp_path / "t.svg").stat().st_size > 1000
@@ -774,7 +774,7 @@ def test_a_timeline_of_kernels_alone_and_one_of_nothing(tmp_path):
     with ld.dump(model, name="k", path=tmp_path, profile="kernel") as run:
         model(torch.ones(1, 2))
     assert list(ld.timeline(run).top["kernel"]) == ["aten::addmm"]
-    assert "kernels" in ld.timeline(run)._repr_html_()
+    assert "kernels" in html.timeline_fragment(ld.timeline(run))
     with pytest.raises(ld.errors.TensorLookupError, match="step 7"):
         ld.timeline(run, step=7)
     with ld.dump(model, name="n", path=tmp_path) as plain:

@@ -13,6 +13,7 @@ from torch import nn
 
 import llmdebug_nb as ld
 from llmdebug_nb.app.stepping import COMMANDS
+from llmdebug_nb.notebook import display
 from llmdebug_nb.notebook.stepping import Buttons
 from models import generate, hooks_left, llama, prompt
 
@@ -63,7 +64,7 @@ def test_what_a_call_took_and_gave_is_an_explorer_beside_golden(broken):
         "stop.outputs['0']",
         "stop.outputs['0'] - stop.golden['0']",
     ]
-    data, _ = stop._repr_mimebundle_()
+    data, _ = display.bundle(stop)
     assert data["text/plain"] == repr(stop)
 
 

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
-from weakref import WeakSet
 
-from llmdebug_nb.core.display import Shown, Tabular
 from llmdebug_nb.core.errors import CorruptDumpError, OptionError, StoreError, nearest
 from llmdebug_nb.core.findings import EXPECTED, Difference, Expectation, Finding, covering
+from llmdebug_nb.core.tabular import Tabular
 from llmdebug_nb.explain import causes
 from llmdebug_nb.explain.calls import first_divergence
 from llmdebug_nb.explain.summary import sentences
@@ -86,9 +85,6 @@ class Differences(Sequence[Difference], Tabular):
         """Write the report as one self-contained HTML page. Raises StoreError."""
         return write_text(path, html.page(self._report.view()))
 
-    def _repr_html_(self) -> str:
-        return str(self.to_pandas().head(60).to_html(escape=True))
-
 
 def _error_text(d: Difference) -> str:
     if d.reason and not d.metrics:
@@ -117,18 +113,7 @@ def _flat(d: Difference) -> dict[str, Any]:
     )
 
 
-_reports: WeakSet[Report] = WeakSet()
-
-
-def report_of(difference: Difference) -> Report | None:
-    """Return the report that a difference is a row of, while there is one: the row itself knows no runs."""
-    at = difference.index
-    return next(
-        (r for r in _reports if at < len(r.differences) and r.differences[at] is difference), None
-    )
-
-
-class Report(Shown, Tabular):
+class Report(Tabular):
     """What comparing two runs gave.
 
     ``verdict``: match (bit-identical) | within_noise | expected (nothing differs but what was marked so) | diverged | nondeterministic (only
@@ -152,7 +137,7 @@ class Report(Shown, Tabular):
             self.expected = []
             self.problems.append(str(error))
         self._judge()
-        _reports.add(self)
+        judging.comparison.report = self
 
     def _judge(self) -> None:
         """Judge all rows, and look for what is to blame, with what is expected now."""

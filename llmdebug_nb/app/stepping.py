@@ -21,7 +21,6 @@ from llmdebug_nb.align.tree import Tree, partners
 from llmdebug_nb.app.api import compare, open_run
 from llmdebug_nb.app.recording import Recording
 from llmdebug_nb.comparison.engine import error
-from llmdebug_nb.core.display import Shown
 from llmdebug_nb.core.errors import CaptureError, CompareError, LLMDebugError, OptionError, nearest
 from llmdebug_nb.core.kernels.raw import unreadable
 from llmdebug_nb.core.kernels.summary import summarize
@@ -135,7 +134,7 @@ class Golden:
 
 
 @dataclass
-class Stop(Shown):
+class Stop:
     """Where the program stands: a call that has just ended.
 
     ``inputs``, ``outputs``: its live tensors by slot; what is written to them, the program goes on with. ``golden``: what golden's

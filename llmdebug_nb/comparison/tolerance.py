@@ -26,7 +26,15 @@ from llmdebug_nb.comparison.noise import (
     floor,
     kind_of,
 )
-from llmdebug_nb.core.findings import EXPECTED, MISMATCHES, Difference, Expectation, Pair, covering
+from llmdebug_nb.core.findings import (
+    EXPECTED,
+    MISMATCHES,
+    Comparison,
+    Difference,
+    Expectation,
+    Pair,
+    covering,
+)
 from llmdebug_nb.core.records import Record, Site
 
 _ROW_SHARE = 4
@@ -147,6 +155,7 @@ class Judging:
         self._limits, self._calibration = limits, calibration or Calibration()
         self._unit = _Unit(measured)
         self._siblings = _siblings(measured, size, self._unit)
+        self.comparison = Comparison()
 
     @functools.cached_property
     def plain(self) -> list[Difference]:
@@ -176,7 +185,7 @@ class Judging:
         judge = _Judge(
             self._size, self._unit, self._siblings, self._limits, self._calibration, expected
         )
-        return [judge.difference(m) for m in self._measured]
+        return [replace(judge.difference(m), comparison=self.comparison) for m in self._measured]
 
 
 def _excused(

@@ -6,13 +6,13 @@ What is known of a difference and wanted is an **Expectation**.
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from llmdebug_nb.core.display import Shown
 from llmdebug_nb.core.errors import StoreError
 from llmdebug_nb.core.paths import matches
 from llmdebug_nb.core.records import Kernel, Record, Site
@@ -117,8 +117,23 @@ class Expectation:
         return replace(self, comment="") == replace(other, comment="")
 
 
+class Comparison:
+    """The comparison that rows belong to: it knows its report while somebody holds the report."""
+
+    def __init__(self) -> None:
+        self._report: weakref.ref[object] | None = None
+
+    @property
+    def report(self) -> object | None:
+        return None if self._report is None else self._report()
+
+    @report.setter
+    def report(self, report: object) -> None:
+        self._report = weakref.ref(report)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
-class Difference(Shown):
+class Difference:
     """A pair, measured. ``metrics``: name -> value, names as in `comparison/metrics.py`.
 
     ``verdict``: match | within_noise | expected | diverged | unmatched. ``error``: the figure that was judged,
@@ -134,6 +149,7 @@ class Difference(Shown):
     metrics: dict[str, float | int | None] = field(default_factory=dict)
     reason: str | None = None
     expected: Expectation | None = None
+    comparison: Comparison | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         figures = "" if self.error is None else f", error {self.error:.2g} (limit {self.limit:.2g})"
@@ -154,7 +170,7 @@ class Difference(Shown):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Finding(Shown):
+class Finding:
     """What is to blame. ``cause``: a closed set, see `explain/causes.py`. ``op``: golden's class of the module, or the operator.
 
     ``evidence``: in words, with figures. ``difference``: the row that shows it. ``source``: where in the program the

@@ -1,71 +1,81 @@
-"""How the nouns look as the value of a cell: text in a terminal, HTML in what is saved, the explorer where a kernel can answer it."""
+"""How our objects look as the value of a cell.
+
+In a terminal they are text, in a saved notebook HTML, and in a live notebook an explorer.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from llmdebug_nb.app.report import Report, report_of
+from llmdebug_nb.app.report import Differences, Report
 from llmdebug_nb.app.stepping import Stop
 from llmdebug_nb.core.findings import Difference, Finding
 from llmdebug_nb.notebook.explore import explore, explore_stop
 from llmdebug_nb.show import html, text
 from llmdebug_nb.show.bundle import FrontEndMissingError
 from llmdebug_nb.show.run_view import RunView
+from llmdebug_nb.show.timeline import Timeline
+from llmdebug_nb.store.run import Run
 
 if TYPE_CHECKING:
     from llmdebug_nb.notebook.widgets import Explorer
 
-Bundle = tuple[dict[str, Any], dict[str, Any]]  # data and metadata, each by MIME type
+Noun = Run | Report | Finding | Difference | Stop
+Table = Differences | Timeline
+Bundle = tuple[dict[str, object], dict[str, object]]  # data and metadata, each by MIME type
 
 
-def bundle(what: Any) -> Bundle:
-    """Return what a front end chooses from, for a Run, a Report, a Finding, a Difference or a Stop."""
-    if isinstance(what, Finding):
-        static = {"text/plain": text.finding_text(what), "text/html": html.finding_fragment(what)}
-        return _with_explorer_of(what.difference, static)
-    if isinstance(what, Difference):
-        static = {
-            "text/plain": text.difference_text(what),
-            "text/html": html.difference_fragment(what),
-        }
-        return _with_explorer_of(what, static)
-    if isinstance(what, Stop):
-        static = {"text/plain": repr(what), "text/html": f"<pre>{escape(repr(what))}</pre>"}
-        return _with_explorer(lambda: explore_stop(what), static)
-    view = what.view() if isinstance(what, Report) else RunView(what)
-    return _with_explorer(
-        lambda: explore(what), {"text/plain": view.text(), "text/html": html.fragment(view)}
-    )
+def bundle(noun: Noun) -> Bundle:
+    """Return text, HTML and, where a notebook can draw it, the explorer."""
+    if isinstance(noun, Finding):
+        static = {"text/plain": text.finding_text(noun), "text/html": html.finding_fragment(noun)}
+        return _with_explorer(lambda: _explorer_at(noun.difference), static)
+    if isinstance(noun, Difference):
+        plain, page = text.difference_text(noun), html.difference_fragment(noun)
+        return _with_explorer(lambda: _explorer_at(noun), {"text/plain": plain, "text/html": page})
+    if isinstance(noun, Stop):
+        static = {"text/plain": repr(noun), "text/html": f"<pre>{escape(repr(noun))}</pre>"}
+        return _with_explorer(lambda: explore_stop(noun), static)
+    view = noun.view() if isinstance(noun, Report) else RunView(noun)
+    static = {"text/plain": view.text(), "text/html": html.fragment(view)}
+    return _with_explorer(lambda: explore(noun), static)
 
 
-def _with_explorer_of(row: Difference | None, static: dict[str, str]) -> Bundle:
-    report = None if row is None or not _kernel() else report_of(row)
-    if row is None or report is None:
-        return static, {}
-    return _with_explorer(lambda: _explorer_at(report, row), static)
+def table_html(table: Table) -> str:
+    """Return a table of differences, or a timeline with its tables."""
+    if isinstance(table, Timeline):
+        return html.timeline_fragment(table)
+    return html.table_fragment(table.to_pandas())
 
 
-def _explorer_at(report: Report, row: Difference) -> Explorer:
+def _explorer_at(row: Difference | None) -> Explorer | None:
+    """Return the explorer at a row; None if its report is gone."""
     from llmdebug_nb.notebook.widgets import Explorer
 
+    report = row.comparison.report if row is not None and row.comparison is not None else None
+    if row is None or not isinstance(report, Report):
+        return None
     view = report.view()
-    return Explorer(view, position=view.stop(row.site), selected=row.index)
+    return Explorer(view, position=view.step_index_of(row.site), selected=row.index)
 
 
-def _with_explorer(explorer: Callable[[], Explorer], static: dict[str, str]) -> Bundle:
-    if not _kernel():
-        return static, {}
+def _with_explorer(make_explorer: Callable[[], Explorer | None], static: dict[str, str]) -> Bundle:
+    if not _has_kernel():
+        return {**static}, {}
     try:
-        data, metadata = explorer()._repr_mimebundle_()
+        explorer = make_explorer()
     except FrontEndMissingError as error:
         return {**static, "text/plain": f"{static['text/plain']}\n{error}"}, {}
+    if explorer is None:
+        return {**static}, {}
+    data, metadata = explorer._repr_mimebundle_()
     return {**data, **static}, metadata
 
 
-def _kernel() -> bool:
-    """Is there a front end that can draw more than text?"""
+def _has_kernel() -> bool:
+    """Return whether a front end is there that can draw more than text."""
     from IPython import get_ipython
 
     return getattr(get_ipython(), "kernel", None) is not None

@@ -36,7 +36,7 @@ from llmdebug_nb.app.report import Report
 from llmdebug_nb.app.stepping import COMMANDS
 from llmdebug_nb.core.errors import LLMDebugError, nearest
 from llmdebug_nb.core.options import GRAPHS, PARTS, PHASES, TOKENS, DumpOptions
-from llmdebug_nb.notebook import explore
+from llmdebug_nb.notebook import explore, formatters
 from llmdebug_nb.show.text import table
 from llmdebug_nb.show.words import size_text
 from llmdebug_nb.store.run import Run
@@ -620,6 +620,7 @@ _matchers: dict[int, Any] = {}
 def register(shell: Any) -> None:
     """Add the magics, their completion, and the display of reports to a shell. Twice does no harm."""
     unregister(shell)
+    formatters.register(shell)
     from llmdebug_nb.notebook.stepping import StepMagics
 
     magics = LLMDebugMagics(shell)

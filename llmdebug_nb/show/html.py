@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.core.errors import LLMDebugError, TensorLookupError
 from llmdebug_nb.core.findings import Difference, Finding
@@ -20,9 +20,13 @@ from llmdebug_nb.show.text import (
     row_cells,
     side_cells,
 )
-from llmdebug_nb.show.timeline import timeline
+from llmdebug_nb.show.timeline import TOP, Timeline, timeline
+
+if TYPE_CHECKING:
+    import pandas
 
 MAX_ROWS = 5000
+_FIRST_ROWS = 60
 _STYLE = """
 :root{color-scheme:light dark;--ok:#2e7d32;--noise:#8a6d00;--bad:#c62828;--dim:#777;--line:#8884}
 body{font:14px/1.45 system-ui,sans-serif;margin:2rem auto;max-width:1200px;padding:0 1rem}
@@ -83,6 +87,24 @@ def difference_fragment(difference: Difference) -> str:
         _cells(["metric", "value"], metrics) if metrics else ""
     )
     return f"<div><b>{escape(difference_line(difference))}</b>{tables}</div>"
+
+
+def timeline_fragment(shown: Timeline) -> str:
+    """Return a timeline's picture and tables, for an output cell."""
+    tables = [("most time", shown.top), ("longest gaps before an operator", shown.gaps)]
+    parts = [f"<b>{title}</b> (µs){_frame(frame, TOP)}" for title, frame in tables if len(frame)]
+    return f"<div>{shown.picture()}{''.join(parts)}</div>"
+
+
+def table_fragment(frame: pandas.DataFrame) -> str:
+    """Return the first rows of a table, for an output cell."""
+    return str(frame.head(_FIRST_ROWS).to_html(escape=True))
+
+
+def _frame(frame: pandas.DataFrame, rows: int) -> str:
+    return str(
+        frame.head(rows).to_html(index=False, float_format=lambda number: f"{number:.2f}", border=0)
+    )
 
 
 def _cells(head: list[str], lines: list[list[str]]) -> str:
@@ -152,7 +174,7 @@ def _times(view: Any, overview: wire.Overview) -> str:
         shown = timeline(view.run)
     except TensorLookupError:
         return ""
-    return f"<h2>Times</h2>{shown._repr_html_()}"
+    return f"<h2>Times</h2>{timeline_fragment(shown)}"
 
 
 def _worst(view: Any, row: int) -> str:

@@ -74,7 +74,7 @@ class ReportView(View):
 
     @functools.cached_property
     def _columns(self) -> Columns:
-        return Columns(self.differences, [self.stop(d.site) for d in self.differences])
+        return Columns(self.differences, [self.step_index_of(d.site) for d in self.differences])
 
     def overview(self, request: Any = None) -> wire.Overview:
         rows = Counter((d.site.generation, d.site.step) for d in self.differences)
@@ -99,7 +99,7 @@ class ReportView(View):
                 {
                     "path": f.path,
                     "op": f.op,
-                    "step": self.stop(f.difference.site) if f.difference else 0,
+                    "step": self.step_index_of(f.difference.site) if f.difference else 0,
                     "cause": f.cause,
                     "evidence": f.evidence,
                     "row": f.difference.index if f.difference else -1,
@@ -189,7 +189,8 @@ class ReportView(View):
         row, delta = request["row"], -1 if request["delta"] < 0 else 1
         if request["sort"]:
             found = self._list_of(
-                request, self.stop(self.differences[self._check(row)].site) if row >= 0 else -1
+                request,
+                self.step_index_of(self.differences[self._check(row)].site) if row >= 0 else -1,
             )
             at = np.flatnonzero(found == row)
             place = int(at[0]) + delta if len(at) else 0 if delta > 0 else len(found) - 1
@@ -313,7 +314,8 @@ class ReportView(View):
             for d, ratio in zip(found, ratios(error, limit), strict=True)
         ]
         points = [
-            (self.stop(d.site), d.index, value) for d, value in zip(found, times, strict=True)
+            (self.step_index_of(d.site), d.index, value)
+            for d, value in zip(found, times, strict=True)
         ]
         return {"lines": [line("error over limit", points, request["n"])]}
 

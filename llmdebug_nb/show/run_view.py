@@ -183,7 +183,7 @@ class RunView(View):
             "lines": [
                 line(
                     name,
-                    [(self.stop(r.site), r.id, figure(r.summary)) for r in found],
+                    [(self.step_index_of(r.site), r.id, figure(r.summary)) for r in found],
                     request["n"],
                 )
                 for name, figure in figures.items()

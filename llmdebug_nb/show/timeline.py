@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _FORMATS = (".png", ".svg", ".pdf", ".json")
-_TOP = 8
+TOP = 8
 _DEPTH = 4  # lanes of modules
 _EVERY = 1000
 _FAINT = "#8884"
@@ -162,17 +162,10 @@ class Timeline:
         return text + (f"; recording took {self.ours / 1e3:.2f} ms beside it" if self.ours else "")
 
     def __repr__(self) -> str:
-        lines = [self._title(), "most time (µs):", _text(self.top, _TOP)]
+        lines = [self._title(), "most time (µs):", _text(self.top, TOP)]
         if len(self.gaps):
-            lines += ["longest gaps before an operator (µs):", _text(self.gaps, _TOP)]
+            lines += ["longest gaps before an operator (µs):", _text(self.gaps, TOP)]
         return "\n".join(lines)
-
-    def _repr_html_(self) -> str:
-        return f"<div>{self.picture()}<b>most time</b> (µs){_table(self.top)}" + (
-            f"<b>longest gaps before an operator</b> (µs){_table(self.gaps)}</div>"
-            if len(self.gaps)
-            else "</div>"
-        )
 
     def picture(self) -> str:
         """Return the figure as an HTML image that needs no file."""
@@ -277,9 +270,3 @@ def _module(path: str) -> str:
 
 def _text(frame: pandas.DataFrame, n: int) -> str:
     return str(frame.head(n).to_string(index=False, float_format=lambda number: f"{number:.2f}"))
-
-
-def _table(frame: pandas.DataFrame) -> str:
-    return str(
-        frame.head(_TOP).to_html(index=False, float_format=lambda number: f"{number:.2f}", border=0)
-    )

@@ -129,7 +129,7 @@ class View(ABC):
     def unexpect(self, request: wire.UnexpectRequest) -> wire.Overview:
         raise TensorLookupError(_ALONE)
 
-    def stop(self, site: Site) -> int:
+    def step_index_of(self, site: Site) -> int:
         """Return the stepper index of a site."""
         return self.step_index.get((site.generation, site.step), 0)
 
@@ -169,7 +169,7 @@ class View(ABC):
         s, v = record.site, record.summary
         return {
             "id": number_,
-            "step": self.stop(s),
+            "step": self.step_index_of(s),
             "seq": record.seq,
             "path": s.path,
             "call": s.call,

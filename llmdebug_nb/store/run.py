@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.core.columns import LAUNCH, TIMING
-from llmdebug_nb.core.display import Shown, Tabular
 from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError, nearest
 from llmdebug_nb.core.paths import within
 from llmdebug_nb.core.records import Kernel, Node, Record, RootCall, Site, Summary
+from llmdebug_nb.core.tabular import Tabular
 from llmdebug_nb.store import compiled, profile
 from llmdebug_nb.store.format import FORMAT, payload_dtype, shape_of
 
@@ -76,7 +76,7 @@ TIMING_COLUMNS = ("id", "rank", "generation", "step", *TIMING[2:], "root_call")
 LAUNCH_COLUMNS = ("id", "rank", "generation", "step", *LAUNCH[2:], "root_call")
 
 
-class Run(Shown, Tabular):
+class Run(Tabular):
     """A dump, opened, read-only. Cheap to make: records and tensors are read on demand.
 
     While the `dump` block that makes it still runs, it shows what has been committed so far.

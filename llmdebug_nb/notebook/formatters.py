@@ -1,0 +1,52 @@
+"""Tells IPython how to show runs, reports and rows that are the value of a cell.
+
+The classes are named, not imported: IPython looks a class up when it meets the first object of it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from llmdebug_nb.notebook.display import Bundle, Noun, Table
+
+_WITH_EXPLORER = (
+    ("llmdebug_nb.store.run", "Run"),
+    ("llmdebug_nb.app.report", "Report"),
+    ("llmdebug_nb.app.stepping", "Stop"),
+    ("llmdebug_nb.core.findings", "Difference"),
+    ("llmdebug_nb.core.findings", "Finding"),
+)
+_WITH_HTML = (("llmdebug_nb.app.report", "Differences"), ("llmdebug_nb.show.timeline", "Timeline"))
+
+
+def register(shell: InteractiveShell) -> None:
+    """Register the formatters in a shell. Calling it twice does no harm."""
+    formatters = shell.display_formatter
+    for module, name in _WITH_EXPLORER:
+        formatters.mimebundle_formatter.for_type_by_name(module, name, _bundle)
+    for module, name in _WITH_HTML:
+        formatters.formatters["text/html"].for_type_by_name(module, name, _html)
+
+
+def register_in_running_shell() -> None:
+    """Register the formatters if a notebook or IPython imports the package; import nothing."""
+    ipython = sys.modules.get("IPython")
+    running = getattr(ipython, "get_ipython", lambda: None)()
+    if running is not None:
+        register(running)
+
+
+def _bundle(noun: Noun) -> Bundle:
+    from llmdebug_nb.notebook.display import bundle
+
+    return bundle(noun)
+
+
+def _html(table: Table) -> str:
+    from llmdebug_nb.notebook.display import table_html
+
+    return table_html(table)
