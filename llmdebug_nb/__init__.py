@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import warnings
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llmdebug_nb.core import errors as errors
 from llmdebug_nb.core.errors import LLMDebugError as LLMDebugError
@@ -72,6 +72,8 @@ _MOVED = {
 __all__ = ["LLMDebugError", "errors", *_HOMES]  # noqa: PLE0604
 
 if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
     from llmdebug_nb.app.api import compare as compare
     from llmdebug_nb.app.api import delete_run as delete_run
     from llmdebug_nb.app.api import dump as dump
@@ -120,15 +122,15 @@ def __dir__() -> list[str]:
 formatters.register_in_running_shell()
 
 
-def load_ipython_extension(shell: Any) -> None:
+def load_ipython_extension(shell: InteractiveShell) -> None:
     """Register the magics: ``%load_ext llmdebug_nb``."""
-    from llmdebug_nb.notebook.magics import register
+    from llmdebug_nb.notebook.extension import register
 
     register(shell)
 
 
-def unload_ipython_extension(shell: Any) -> None:
+def unload_ipython_extension(shell: InteractiveShell) -> None:
     """Take the magics back: ``%unload_ext llmdebug_nb``."""
-    from llmdebug_nb.notebook.magics import unregister
+    from llmdebug_nb.notebook.extension import unregister
 
     unregister(shell)

@@ -152,11 +152,11 @@ def test_explore_gives_the_widget_of_a_run_or_a_report(shell, capsys):
 
 
 def test_runs_are_listed_and_deleted(shell, capsys):
-    assert "no runs yet" in _run(shell, capsys, "%llmruns")[1]
+    assert "There are no runs yet" in _run(shell, capsys, "%llmruns")[1]
     _run(shell, capsys, "%%llmdump model --name golden\nmodel(ids)")
     assert "golden" in _run(shell, capsys, "%llmruns")[1]
     assert "deleted" in _run(shell, capsys, "%llmruns --delete golden")[1]
-    assert "no runs yet" in _run(shell, capsys, "%llmruns")[1]
+    assert "There are no runs yet" in _run(shell, capsys, "%llmruns")[1]
 
 
 @pytest.mark.parametrize(
@@ -178,12 +178,11 @@ def test_runs_are_listed_and_deleted(shell, capsys):
         ("%%llmdump --tokns 1\n1", "nearest: --tokens"),
         ("%llmdump of", "expected on, off or status; nearest: off"),
         ("%llmdump", "expected on, off or status"),
-        ("%llmdump off", "nothing is being recorded"),
-        ("%llmdump status", "nothing is being recorded"),
+        ("%llmdump off", "no recording is running"),
         ("%llmdump on nosuch", "NameError"),
         ("%%llmdump model --part inputs\n1", "invalid choice"),
         ("%%llmdump model --path /dev/null/x\nmodel(ids)", "can't write the dump"),
-        ("%%llmdump model --name x\nawait model(ids)", "await at the top"),
+        ("%%llmdump model --name x\nawait model(ids)", "await at the top level"),
         ("%%llmdump modle\nmodel(ids)", "nearest: model"),
         ("%llmcompare golden", "the following arguments are required: mine"),
         ("%llmcompare nosuch other", "no run 'nosuch'"),
@@ -214,6 +213,7 @@ def test_an_error_in_the_cell_is_the_news_and_what_was_recorded_stays(shell, cap
     assert "golden: 78 tensors of 1 step" in text
     assert "incomplete: ZeroDivisionError" in text
     assert "magics.py" not in text
+    assert "namespace.py" not in text
     assert len(shell.user_ns["golden"]) == 78
     assert hooks_left(shell.user_ns["model"]) == 0
 
@@ -266,7 +266,7 @@ def test_a_builtin_is_never_overwritten(shell, capsys):
 def test_a_question_mark_explains(shell, capsys):
     shell.run_line_magic("pinfo", "%%llmdump")
     text = capsys.readouterr().out
-    for word in ("--tokens", "--layers", "Record what the model in this cell computes"):
+    for word in ("--tokens", "--layers", "Record the model that runs in this cell"):
         assert word in text
 
 
@@ -301,7 +301,7 @@ def test_recording_is_switched_on_and_off_across_cells(shell, capsys):
     _, text = _run(shell, capsys, "%llmdump status")
     assert text.startswith("golden: recording, step 0 of 1 step, ")
     assert _line(_run(shell, capsys, "%llmdump on model")[1]) == (
-        "UsageError: %llmdump on: golden is being recorded; %llmdump off ends that"
+        "UsageError: %llmdump on: golden is being recorded; end it with %llmdump off"
     )
     _run(shell, capsys, "y = model(ids).logits * 2")
     _, text = _run(shell, capsys, "%llmdump off")
@@ -310,7 +310,8 @@ def test_recording_is_switched_on_and_off_across_cells(shell, capsys):
     assert sorted(set(run.to_pandas().step)) == [0, 1]
     assert hooks_left(shell.user_ns["model"]) == 0
     assert (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()) == (0, 0)
-    assert "nothing is being recorded" in _run(shell, capsys, "%llmdump off")[1]
+    assert "no recording is running" in _run(shell, capsys, "%llmdump off")[1]
+    assert _run(shell, capsys, "%llmdump status")[1] == "No recording is running.\n"
 
 
 def test_an_empty_recording_says_so_when_it_is_switched_off(shell, capsys):
@@ -370,5 +371,5 @@ def test_commands_that_make_no_sense_are_refused_in_one_line(shell, line, messag
 
 
 def test_a_cell_takes_no_command(shell):
-    with pytest.raises(UsageError, match="--exec runs a command in place of a cell"):
+    with pytest.raises(UsageError, match="--exec records a command, not a cell"):
         shell.run_cell_magic("llmdump", "--exec true", "1")

@@ -417,7 +417,7 @@ def test_a_cell_halts_and_later_cells_tell_it_how_to_go_on(shell, capsys):
 @pytest.mark.parametrize(
     ("cells", "says"),
     [
-        (["%llmstep op"], "nothing is stepped through"),
+        (["%llmstep op"], "no program is halted"),
         (["%llmstep opp"], "nearest: op"),
         (["%%llmstep model --when nann\nmodel(ids)"], "when: expected nan"),
         (

@@ -1,9 +1,10 @@
-"""%%llmstep: the cell's program halts, and later cells, or the buttons, tell it how to go on."""
+"""%%llmstep halts the program of its cell; later cells, or buttons, let it go on."""
 
 from __future__ import annotations
 
 import html
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class
@@ -12,24 +13,31 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from llmdebug_nb.app.stepping import COMMANDS, Stepper, Stop, step
 from llmdebug_nb.core.errors import LLMDebugError, nearest
 from llmdebug_nb.notebook.explore import explore_stop
-from llmdebug_nb.notebook.magics import LLMDebugMagics, one_line, parse
+from llmdebug_nb.notebook.magic_line import one_line, parse
+from llmdebug_nb.notebook.namespace import Namespace
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
 
 STATUS = "status"
-BOUND = "stop"  # the variable that holds where the program is halted
+BOUND = "stop"  # the variable that holds the current halt
 
 
 @magics_class
 class StepMagics(Magics):
     """%%llmstep, %llmstep op|layer|token|continue|replace|abort|status."""
 
-    def __init__(self, shell: Any, cells: LLMDebugMagics) -> None:
+    def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
-        self._cells = cells
+        self._namespace = Namespace(shell)
         self._stepper: Stepper | None = None
 
     @magic_arguments()
     @argument(
-        "model", nargs="?", metavar="MODEL_EXPR", help="the model; without it, whatever module runs"
+        "model",
+        nargs="?",
+        metavar="MODEL_EXPR",
+        help="the model; without it, every module that runs",
     )
     @argument(
         "--at", metavar="G", help="halt at these module paths or operators: globs, with commas"
@@ -42,27 +50,27 @@ class StepMagics(Magics):
     @argument(
         "--when",
         metavar="C",
-        help="halt when values are so: nan, inf, abs>1e4, diverges, diverges>1e-3",
+        help="halt when values fulfil this: nan, inf, abs>1e4, diverges, diverges>1e-3",
     )
-    @argument(
-        "--golden", metavar="RUN", help="name or path of a run to hold against, or a variable"
-    )
+    @argument("--golden", metavar="RUN", help="the reference run: its name, path or variable")
     @argument(
         "--name", default="stepped", help="name of the run that is recorded (default: %(default)s)"
     )
     @argument(
         "--mode",
         default="module+api",
-        help="what is a call: module, api, aten, or several (default: %(default)s)",
+        help="what counts as a call: module, api, aten, or several (default: %(default)s)",
     )
     @line_cell_magic
-    def llmstep(self, line: str, cell: str | None = None) -> Any:
-        """Run the cell up to where a condition holds; then ``%llmstep op`` and so on, or the buttons, go on from there.
+    def llmstep(self, line: str, cell: str | None = None) -> object:
+        """Run the cell until a condition holds; ``%llmstep op`` and so on, or the buttons, go on.
 
-        Without a condition it halts after every call. Where it is halted, ``stop.inputs``, ``stop.outputs`` and ``stop.golden`` hold the
-        tensors; what is written to them, the program goes on with.
+        Without a condition the program halts after every call. At a halt, ``stop.inputs``,
+        ``stop.outputs`` and ``stop.golden`` hold the tensors; the program goes on with what you
+        write into them.
 
-        ``%%llmstep model --when diverges --golden golden``, ``%llmstep op|layer|token|continue|replace|abort|status``
+        ``%%llmstep model --when diverges --golden golden``,
+        ``%llmstep op|layer|token|continue|replace|abort|status``
         """
         if cell is None:
             return self._go(line.strip())
@@ -71,52 +79,44 @@ class StepMagics(Magics):
                 f"%%llmstep: another program is halted: {self._where()}; end it with %llmstep abort"
             )
         options = vars(parse(self.llmstep, line))
-        model = self._cells.value(options.pop("model"))
+        model = self._namespace.evaluate(options.pop("model"), "%%llmstep")
         golden = options.pop("golden")
-        run_cell = self._cells.parsed(cell)
+        run_cell = self._namespace.compile(cell)
         with one_line():
-            self._stepper = step(model, golden=golden and self._cells.known_run(golden), **options)
-            return self._shown(self._stepper.start(run_cell), panel=True)
+            self._stepper = step(model, golden=golden and self._namespace.run(golden), **options)
+            return self._show(self._stepper, self._stepper.start(run_cell), panel=True)
 
-    def _go(self, command: str) -> Any:
+    def _go(self, command: str) -> object:
         if command not in (*COMMANDS, STATUS):
-            says = ", ".join(f"{name} ({what})" for name, what in COMMANDS.items())
+            known = ", ".join(f"{name} ({effect})" for name, effect in COMMANDS.items())
             raise UsageError(
-                f"%llmstep {command}: expected {STATUS} or one of {says}{nearest(command, COMMANDS)}"
+                f"%llmstep {command}: expected {STATUS} or one of {known}"
+                f"{nearest(command, COMMANDS)}"
             )
         if self._stepper is None:
-            raise UsageError(f"%llmstep {command}: nothing is stepped through; %%llmstep begins it")
+            raise UsageError(f"%llmstep {command}: no program is halted; start one with %%llmstep")
         if command == STATUS:
             print(self._where())
             return None
         with one_line():
-            return self._shown(self._stepper.go(command))
+            return self._show(self._stepper, self._stepper.go(command))
 
     def _where(self) -> str:
         assert self._stepper is not None
         stop = self._stepper.stop
-        return (
-            repr(stop).partition("\n")[0]
-            if stop is not None
-            else "running"
-            if self._stepper.running
-            else "ended"
-        )
+        if stop is not None:
+            return repr(stop).partition("\n")[0]
+        return "running" if self._stepper.running else "ended"
 
-    def _shown(self, stop: Stop | None, panel: bool = False) -> Any:
-        """Show where the program is halted, or that it has ended: then return what its cell gives."""
-        stepper = self._stepper
-        assert stepper is not None
+    def _show(self, stepper: Stepper, stop: Stop | None, panel: bool = False) -> object:
+        """Show a halt, with buttons if ``panel``; at the end of the program return its result."""
         self._bind(stop)
         if stop is None:
             if stepper.note:
                 print(stepper.note)
-            if (
-                stepper.run is not None
-                and stepper.run.path is not None
-                and stepper.run.path.exists()
-            ):
-                self._cells.bind(stepper.run)
+            run = stepper.run
+            if run is not None and run.path is not None and run.path.exists():
+                self._namespace.bind(run)
             return stepper.result
         if panel and getattr(self.shell, "kernel", None) is not None:
             from IPython.display import display
@@ -126,23 +126,26 @@ class StepMagics(Magics):
         return None
 
     def _bind(self, stop: Stop | None) -> None:
-        """Put the halt into the user's variable, unless its name holds something else."""
-        held = self.shell.user_ns.get(BOUND)
-        if held is None or isinstance(held, Stop):
+        """Make the halt a variable unless its name is taken."""
+        value = self.shell.user_ns.get(BOUND)
+        if value is None or isinstance(value, Stop):
             self.shell.user_ns[BOUND] = stop
 
 
 class Buttons:
-    """A button for each command, where the program is halted, and its tensors there. ``after(stop)`` is told of each halt."""
+    """A button for each command, the place of the halt, and its tensors.
 
-    def __init__(self, stepper: Stepper, after: Any) -> None:
+    ``on_halt`` is called with each halt, and with None at the end.
+    """
+
+    def __init__(self, stepper: Stepper, on_halt: Callable[[Stop | None], None]) -> None:
         import ipywidgets
 
-        self._stepper, self._after = stepper, after
+        self._stepper, self._on_halt = stepper, on_halt
         self._text = ipywidgets.HTML()
-        self._buttons = []
-        for name, what in COMMANDS.items():
-            button = ipywidgets.Button(description=name, tooltip=what)
+        self._buttons: list[Any] = []
+        for name, effect in COMMANDS.items():
+            button = ipywidgets.Button(description=name, tooltip=effect)
             button.on_click(lambda _, name=name: self.press(name))
             self._buttons.append(button)
         self._tensors = ipywidgets.VBox()
@@ -150,21 +153,21 @@ class Buttons:
         self._show()
 
     def press(self, name: str) -> None:
-        """Carry out a command and show where that leads; an error is text as well."""
-        said = ""
+        """Carry out a command and show the next halt, or the error."""
+        problem = ""
         try:
-            self._after(self._stepper.go(name))
+            self._on_halt(self._stepper.go(name))
         except LLMDebugError as error:
-            said = str(error)
+            problem = str(error)
         except Exception as error:  # the program's own
-            said = f"the program raised {type(error).__name__}: {error}"
-            self._after(None)
-        self._show(said)
+            problem = f"the program raised {type(error).__name__}: {error}"
+            self._on_halt(None)
+        self._show(problem)
 
-    def _show(self, said: str = "") -> None:
+    def _show(self, problem: str = "") -> None:
         stop = self._stepper.stop
-        text = repr(stop) if stop is not None else "" if said else "the program has ended"
-        self._text.value = f"<pre>{html.escape(chr(10).join(filter(None, (said, text))))}</pre>"
+        text = repr(stop) if stop is not None else "" if problem else "the program has ended"
+        self._text.value = f"<pre>{html.escape(chr(10).join(filter(None, (problem, text))))}</pre>"
         for explorer in self._tensors.children:
             explorer.close()
         self._tensors.children = [] if stop is None else [explore_stop(stop)]

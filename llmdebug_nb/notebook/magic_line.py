@@ -1,0 +1,53 @@
+"""Reads the line of a magic."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from IPython.core.error import UsageError
+from IPython.core.magic_arguments import parse_argstring
+
+from llmdebug_nb.core.errors import LLMDebugError, nearest
+
+
+@contextmanager
+def one_line() -> Iterator[None]:
+    """Turn our own errors into one readable line instead of a traceback."""
+    try:
+        yield
+    except LLMDebugError as error:
+        raise UsageError(str(error)) from None
+
+
+def parse(magic: Callable[..., object], line: str) -> argparse.Namespace:
+    """Parse the line of a magic. Raises UsageError, which names the nearest known option."""
+    try:
+        args: argparse.Namespace = parse_argstring(magic, line)
+    except UsageError as error:
+        unknown = re.search(r"unrecognized arguments: (--[\w-]+)", str(error))
+        near = nearest(unknown[1], long_options(magic)) if unknown else ""
+        raise UsageError(f"{error}{near}") from None
+    for name, value in vars(args).items():
+        plain = [_unquoted(one) for one in value] if isinstance(value, list) else _unquoted(value)
+        setattr(args, name, plain)
+    return args
+
+
+def long_options(magic: Callable[..., object]) -> dict[str, argparse.Action]:
+    """Return the options of a magic that begin with two dashes."""
+    actions = magic.parser._actions  # type: ignore[attr-defined]  # IPython puts it there
+    return {
+        name: action
+        for action in actions
+        for name in action.option_strings
+        if name.startswith("--")
+    }
+
+
+def _unquoted(value: object) -> object:
+    """Remove the quotes around a word; IPython leaves them."""
+    quoted = re.fullmatch(r"(['\"])(.*)\1", value, re.S) if isinstance(value, str) else None
+    return quoted[2] if quoted else value

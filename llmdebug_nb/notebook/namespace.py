@@ -1,0 +1,117 @@
+"""The user's variables, and the cells that run with them."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import keyword
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+
+from llmdebug_nb.app import api
+from llmdebug_nb.core.errors import nearest
+from llmdebug_nb.store.run import Run
+
+if TYPE_CHECKING:
+    import torch
+    from IPython.core.interactiveshell import InteractiveShell
+
+_AWAITS = ast.Await | ast.AsyncFor | ast.AsyncWith
+
+
+class Namespace:
+    """The variables of a shell's user."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self._shell = shell
+        self._variables: dict[str, Any] = shell.user_ns
+
+    def get(self, name: str | None) -> Any:
+        """Return the variable of that name; without one, the name itself."""
+        return name if name is None else self._variables.get(name, name)
+
+    def evaluate(self, expression: str | None, magic: str) -> Any:
+        """Return the value of an expression; None for no expression. Raises UsageError."""
+        if expression is None:
+            return None
+        try:
+            return eval(expression, self._shell.user_ns)
+        except Exception as error:
+            near = nearest(expression, self.modules()) if isinstance(error, NameError) else ""
+            raise UsageError(
+                f"{magic}: can't evaluate {expression!r}: {type(error).__name__}: {error}{near}"
+            ) from None
+
+    def run(self, name: str) -> Run | str:
+        """Return the run in the variable of that name; without one, the name to open it by."""
+        value = self._variables.get(name)
+        return value if isinstance(value, Run) else name
+
+    def run_names(self) -> list[str]:
+        """Return the names that open a run: those on disk, and variables."""
+        return sorted({*self.names_of(Run), *(run.name for run in api.runs())})
+
+    def names_of(self, kind: type) -> list[str]:
+        """Return the names of the variables of a class."""
+        values = self._variables.items()
+        return [name for name, value in values if isinstance(value, kind) and name[0] != "_"]
+
+    def modules(self) -> dict[str, torch.nn.Module]:
+        """Return the modules among the variables."""
+        import torch
+
+        names = self.names_of(torch.nn.Module)
+        return {name: self._shell.user_ns[name] for name in names}
+
+    def bind(self, run: Run) -> None:
+        """Say what was recorded, and make the run a variable unless its name is taken."""
+        name, value = run.name, self._variables.get(run.name)
+        note = ""
+        if not name.isidentifier() or keyword.iskeyword(name) or hasattr(builtins, name):
+            note = f"; open it with ld.open_run({name!r})"
+        elif value is not None and not isinstance(value, Run):
+            note = (
+                f"; your variable {name!r} ({type(value).__name__}) was left alone: "
+                f"open the run with ld.open_run({name!r})"
+            )
+        else:
+            self._variables[name] = run
+        print(api.kept_line(run) + note)
+
+    def compile(self, cell: str) -> Callable[[], object]:
+        """Return a function that runs a cell and returns its last expression, as IPython does.
+
+        Raises:
+            UsageError: the cell awaits something at its top level.
+        """
+        shell = self._shell
+        source = shell.transform_cell(cell)
+        name = shell.compile.cache(source, shell.execution_count, raw_code=cell)
+        tree = shell.transform_ast(ast.parse(source, name))
+        if any(isinstance(node, _AWAITS) for node in _outside_functions(tree)):
+            raise UsageError(
+                "%%llmdump: a cell with await at the top level can't be recorded by the magic; "
+                "use `with ld.dump(...)` in a plain cell"
+            )
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        body = shell.compile(tree, name, "exec")
+        value = None if last is None else shell.compile(ast.Expression(last.value), name, "eval")
+        quiet = shell.displayhook.semicolon_at_end_of_expression(cell)
+
+        def run() -> object:
+            __tracebackhide__ = True
+            exec(body, shell.user_ns)
+            result = None if value is None else eval(value, shell.user_ns)
+            return None if quiet else result
+
+        return run
+
+
+def _outside_functions(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a cell that are not inside a function."""
+    for node in ast.iter_child_nodes(tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield node
+            yield from _outside_functions(node)
