@@ -67,18 +67,18 @@ def test_a_view_answers_with_its_floats_in_one_buffer() -> None:
         ({"re": 1}, "unknown op None; known: overview, children,"),
         ({"op": "__init__", "re": 1}, "unknown op '__init__'"),
         ({"op": ["rows"]}, "unknown op ['rows']"),
-        ({**ROWS, "start": "0"}, "rows: 'start' must be int, not '0'"),
-        ({**ROWS, "start": True}, "rows: 'start' must be int, not True"),
-        ({**ROWS, "mismatch": 0}, "rows: 'mismatch' must be bool, not 0"),
-        ({"op": "detail", "re": 1}, "detail: 'row' is missing"),
+        ({**ROWS, "start": "0"}, "rows: Expected `int`, got `str` - at `$.start`"),
+        ({**ROWS, "start": True}, "rows: Expected `int`, got `bool` - at `$.start`"),
+        ({**ROWS, "mismatch": 0}, "rows: Expected `bool`, got `int` - at `$.mismatch`"),
+        ({"op": "detail", "re": 1}, "detail: Object missing required field `row`"),
         ({"op": "detail", "re": 1, "row": 1, "column": 2}, "detail: unknown key 'column'"),
         (
             {"op": "histogram", "re": 1, "row": 1, "which": "theirs", "bins": 3},
-            "'which' must be one of 'golden', 'mine', 'difference'",
+            "histogram: Invalid enum value 'theirs' - at `$.which`",
         ),
         (
             {"op": "view", "re": 1, "row": 1, "which": "golden", "axes": [0, "1"]},
-            "view: 'axes' must be list[int], not [0, '1']",
+            "view: Expected `int`, got `str` - at `$.axes[1]`",
         ),
     ],
 )
@@ -96,7 +96,7 @@ class Failing(FakeView):
     def overview(self, request: wire.OverviewRequest) -> Any:
         if isinstance(self.problem, Exception):
             raise self.problem
-        return self.problem
+        return {**super().overview(request), **self.problem}
 
 
 @pytest.mark.parametrize(
@@ -104,8 +104,9 @@ class Failing(FakeView):
     [
         (TensorLookupError("no row 9;\n there are 3"), "no row 9; there are 3"),
         (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero"),
-        ({"rows": float("nan")}, "ValueError: Out of range float values are not JSON compliant"),
-        ({"rows": {1, 2}}, "TypeError: Object of type set is not JSON serializable"),
+        ({"rows": float("nan")}, "ValidationError: Expected `int`, got `float` - at `$.rows`"),
+        ({"rows": {1, 2}}, "ValidationError: Expected `int`, got `set` - at `$.rows`"),
+        ({"mine": None}, "ValidationError: Expected `str`, got `null` - at `$.mine`"),
     ],
 )
 def test_what_goes_wrong_in_the_view_is_told(problem: object, expected: str) -> None:

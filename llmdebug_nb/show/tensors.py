@@ -19,10 +19,11 @@ _PIECE = 1 << 18
 
 
 def number(value: float | int | None) -> wire.Num:
-    """Return a figure as JSON can carry it: NaN and infinities as text."""
-    if value is None or (isinstance(value, (int, float)) and math.isfinite(value)):
+    """Return a figure in a form that JSON has: NaN and infinities become text."""
+    if value is None or isinstance(value, int):
         return value
-    return "nan" if value != value else "inf" if value > 0 else "-inf"
+    plain = float(value)  # also of NumPy's subclasses of float
+    return plain if math.isfinite(plain) else str(plain)
 
 
 def as_array(tensor: torch.Tensor) -> Array:
