@@ -375,7 +375,7 @@ def test_a_buffer_that_holds_the_sum_of_a_mean_is_understood(fused):
     assert len(sums) == 4
     for d in sums:
         assert d.verdict in ("match", "within_noise")
-        assert d.pair.fit.says == f"mine's is the sum over {MODEL_DIM}, which its reader divides"
+        assert d.pair.fit.says == f"mine's is the sum over {MODEL_DIM}, divided before comparing"
         golden, mine = ld.open_run(folder / "k.fx").load(d.pair.golden), run.load(d.pair.mine)
         assert torch.allclose(golden, mine / MODEL_DIM)
 

@@ -136,7 +136,7 @@ def test_types_that_are_one_may_be_said_and_msits_own_file_says_them(tmp_path):
         ("a: b\nb: c\na: d\n", "line 3, 'a': a second time, after line 1"),
         ("a.*: b.*.*\n", "line 1, 'a.*': 'b.*.*' has more * than 'a.*'"),
         ("a: [b\nc: d\n", "line 2: "),
-        ("- a\n- b\n", "expected names with what answers to them"),
+        ("- a\n- b\n", "expected golden's names with mine's"),
         ("", "the file is empty"),
         ("types:\n  Linear!: Conv1D\n", "line 2, 'Linear!': 'Linear!'; expected a type"),
         (

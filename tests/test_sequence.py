@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmdebug_nb.align import pairing
-from llmdebug_nb.align.sequence import Token, agreement, align
+from llmdebug_nb.align.sequence import CallFeatures, agreement, align
 from llmdebug_nb.core.records import Record, Site, Summary
 
 OPS = ("linear", "matmul", "add", "mul", "softmax", "silu")
@@ -43,7 +43,7 @@ def _value(seed, exact=True):
 
 
 def _token(op, seed, exact=True):
-    return Token(op, ("output", (2, 8, 32)), value=_value(seed, exact))
+    return CallFeatures(op, ("output", (2, 8, 32)), value=_value(seed, exact))
 
 
 @st.composite

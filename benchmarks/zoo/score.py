@@ -25,8 +25,6 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import llmdebug_nb.errors
-
 import llmdebug_nb as ld
 from zoo import baselines
 from zoo.entry import HARMLESS, Answer, Case, Entry, Program, Seen

@@ -1,4 +1,4 @@
-"""The calls of a run: the records of one call of a module or an operator, together."""
+"""The calls of a run, and which calls and tensors of two runs match."""
 
 from __future__ import annotations
 
@@ -8,18 +8,22 @@ from dataclasses import dataclass, field
 
 from llmdebug_nb.align import sequence
 from llmdebug_nb.align.names import Names
-from llmdebug_nb.align.sequence import Leeway, Token
+from llmdebug_nb.align.sequence import CallFeatures, MatchTolerance
+from llmdebug_nb.core.paths import is_operator, module_of
 from llmdebug_nb.core.records import IN_KERNEL, Record, Summary, summed
 
 Pass = tuple[int, int, int, str]  # rank, generation, step, phase
-Kind = Callable[["Call"], str]
-Alike = Callable[["Call", "Call"], str]
-_ROUNDS = 4  # of aligning anew without pairs that turned out to be none
+Kind = Callable[["RecordedCall"], str]
+Compare = Callable[["RecordedCall", "RecordedCall"], str]
+# id of a call -> number, for both sides; calls that are paired have the same number
+Numbers = tuple[dict[int, int], dict[int, int]]
+_ROUNDS = 4  # alignments of one sequence, each without the pairs that were refused before
+_FAR = 0.01  # relative gap of two norms that rounding does not make
 
 
 @dataclass(slots=True)
-class Call:
-    """``module``: the path of a module; for an operator's call, of the one that it ran in."""
+class RecordedCall:
+    """The records of one call. ``module``: its path; for an operator, that of the module around."""
 
     path: str
     module: str
@@ -28,179 +32,190 @@ class Call:
     records: list[Record] = field(default_factory=list)
 
     @property
-    def made(self) -> Record | None:
-        """What it put out first."""
+    def first_output(self) -> Record | None:
         return next((r for r in self.records if r.site.role == "output"), None)
 
     @property
-    def fused(self) -> bool:
-        """It is computed by a kernel together with others: what it is given are the inputs of that."""
+    def is_fused(self) -> bool:
+        """True if a kernel computes it together with others: its inputs are the kernel's."""
         return any(r.site.slot.startswith(IN_KERNEL) for r in self.records)
 
     @property
     def output(self) -> Summary | None:
-        return self.made.summary if self.made is not None else None
+        """The statistics of the first output."""
+        return self.first_output.summary if self.first_output is not None else None
 
     @property
     def shape(self) -> tuple[object, ...]:
+        """Role, slot and shape of every tensor."""
         return tuple((r.site.role, r.site.slot, r.summary.shape) for r in self.records)
 
 
-def passes(records: Iterable[Record]) -> dict[Pass, list[Call]]:
+def calls_by_pass(records: Iterable[Record]) -> dict[Pass, list[RecordedCall]]:
     """Return the calls of each pass over the model, in the order in which they began."""
-    found: dict[Pass, dict[tuple[str, int], Call]] = defaultdict(dict)
+    passes: dict[Pass, dict[tuple[str, int], RecordedCall]] = defaultdict(dict)
     for record in records:
         s = record.site
-        calls = found[s.rank, s.generation, s.step, s.phase]
+        calls = passes[s.rank, s.generation, s.step, s.phase]
         call = calls.get((s.path, s.call))
         if call is None:
-            module, slash, _ = s.path.partition("/")
-            call = calls[s.path, s.call] = Call(s.path, module, bool(slash), record.op)
+            call = RecordedCall(s.path, module_of(s.path), is_operator(s.path), record.op)
+            calls[s.path, s.call] = call
         call.records.append(record)
-    return {key: list(calls.values()) for key, calls in found.items()}
+    return {key: list(calls.values()) for key, calls in passes.items()}
 
 
-Numbers = tuple[
-    dict[int, int], dict[int, int]
-]  # id of a call -> number, on both sides; paired calls have the same
-
-
-def modules(golden: list[Call], mine: list[Call]) -> Iterator[tuple[Call, Call]]:
-    """Yield the calls of one module that answer to each other."""
-    sides = [[Token("call", value=call.output) for call in calls] for calls in (golden, mine)]
+def match_modules(
+    golden: list[RecordedCall], mine: list[RecordedCall]
+) -> Iterator[tuple[RecordedCall, RecordedCall]]:
+    """Yield the matching calls of one module."""
+    sides = [[CallFeatures("call", value=c.output) for c in calls] for calls in (golden, mine)]
     for i, j in sequence.align(sides[0], sides[1]):
         yield golden[i], mine[j]
 
 
-def operators(
-    golden: list[Call],
-    mine: list[Call],
+def match_operators(
+    golden: list[RecordedCall],
+    mine: list[RecordedCall],
     kinds: tuple[Kind, Kind],
     paired: Numbers,
-    leeway: Leeway,
-    alike: Alike,
-) -> Iterator[tuple[Call, Call, str]]:
-    """Yield the calls of operators that answer to each other, out of the calls within one module, and how they are alike.
+    tolerance: MatchTolerance,
+    compare: Compare,
+) -> Iterator[tuple[RecordedCall, RecordedCall, str]]:
+    """Yield the matching operator calls of one module, and what ``compare`` says of them.
 
-    ``kinds``: what a call is, on either side. ``paired``: the inner modules between them.
-    ``alike``: what two calls have in common as their values tell, "" if nothing: then the rest is aligned without this pair.
+    ``kinds``: what identifies a call, for each side. ``paired``: the calls of inner modules that
+    match already; they hold the sequences together. ``compare``: what the values of two calls have
+    in common; "" refuses the pair, and the rest is aligned again without it.
     """
-    sides: list[list[Token]] = []
+    kept: list[list[RecordedCall]] = []
+    features: list[list[CallFeatures]] = []
     for calls, numbers, kind in zip((golden, mine), paired, kinds, strict=True):
-        calls[:] = [call for call in calls if call.operator or id(call) in numbers]
-        sides.append([Token("", anchor=numbers[id(call)]) if id(call) in numbers
-                      else Token(kind(call), call.shape, value=call.output) for call in calls])  # fmt: skip
-    how: dict[tuple[int, int], str] = {}
-    found: list[tuple[int, int]] = []
+        kept.append([call for call in calls if call.operator or id(call) in numbers])
+        features.append([_features(call, numbers.get(id(call), 0), kind) for call in kept[-1]])
+    says: dict[tuple[int, int], str] = {}
+    pairs: list[tuple[int, int]] = []
     for _ in range(_ROUNDS):
-        found = sequence.align(
-            sides[0], sides[1], leeway, {pair for pair, says in how.items() if not says}
-        )
-        found = [(i, j) for i, j in found if not sides[0][i].anchor]
-        new = [pair for pair in found if pair not in how]
-        how |= {(i, j): alike(golden[i], mine[j]) for i, j in new}
-        if all(how[pair] for pair in new):
+        refused = {pair for pair, common in says.items() if not common}
+        pairs = sequence.align(features[0], features[1], tolerance, refused)
+        pairs = [(i, j) for i, j in pairs if not features[0][i].anchor]
+        new = [pair for pair in pairs if pair not in says]
+        says |= {(i, j): compare(kept[0][i], kept[1][j]) for i, j in new}
+        if all(says[pair] for pair in new):
             break
-    for i, j in found:
-        if how[i, j]:
-            yield golden[i], mine[j], how[i, j]
+    for i, j in pairs:
+        if says[i, j]:
+            yield kept[0][i], kept[1][j], says[i, j]
 
 
-def slots(
-    golden: Call, mine: Call, names: Names, replaced: bool, sure: float
+def _features(call: RecordedCall, number: int, kind: Kind) -> CallFeatures:
+    if number:
+        return CallFeatures("", anchor=number)
+    return CallFeatures(kind(call), call.shape, value=call.output)
+
+
+def match_tensors(
+    golden: RecordedCall, mine: RecordedCall, names: Names, replaced: bool, sure_digits: float
 ) -> Iterator[tuple[Record, Record, str]]:
-    """Yield the tensors of two calls that answer to each other, and in what they differ, or "".
+    """Yield the matching tensors of two calls, and in what their slots differ, or "".
 
-    By role and slot; those left by what the map says, by value, and where a role has but one left of a shape, by that.
-    ``sure``: digits of agreement that tell a tensor from others. ``replaced``: the two do the same in other ways, so only outputs, and inputs of the same values, answer to each other.
+    Tensors match by role and slot. The rest matches by the user's map, then by value, then as the
+    only one of its shape. ``sure_digits``: decimal digits of agreement that identify a tensor.
+    ``replaced``: other operators compute the same result: only outputs, and inputs of equal
+    values, match.
     """
-    if golden.fused or mine.fused:
+    if golden.is_fused or mine.is_fused:
         yield from _outputs(golden, mine)
         return
     theirs = {(r.site.role, r.site.slot): r for r in mine.records}
+    reordered = {} if replaced or not golden.operator else _reordered(golden, mine, sure_digits)
     left: list[Record] = []
-    swapped = {} if replaced or not golden.operator else _swapped(golden, mine, sure)
     for record in golden.records:
-        if record.id in swapped:
-            other = swapped[record.id]
+        s = record.site
+        if record.id in reordered:
+            other = reordered[record.id]
             del theirs[other.site.role, other.site.slot]
-            yield (
-                record,
-                other,
-                f"{record.site.slot} is {other.site.slot} there: operands in another order",
-            )
+            yield record, other, f"{s.slot} is {other.site.slot} there: operands in another order"
             continue
-        same_slot = not replaced or record.site.role == "output"
-        partner = theirs.pop((record.site.role, record.site.slot), None) if same_slot else None
+        same_slot = not replaced or s.role == "output"
+        partner = theirs.pop((s.role, s.slot), None) if same_slot else None
         if partner is not None:
             yield record, partner, ""
         else:
             left.append(record)
     for record in left:
+        s = record.site
         partner = _other_slot(record, list(theirs.values()), [] if replaced else left, names)
         if partner is not None:
-            del theirs[partner.site.role, partner.site.slot]
-            place = f"{partner.site.role}[{partner.site.slot}]"
-            yield record, partner, f"{record.site.role}[{record.site.slot}] is {place} there"
+            role, slot = partner.site.role, partner.site.slot
+            del theirs[role, slot]
+            yield record, partner, f"{s.role}[{s.slot}] is {role}[{slot}] there"
 
 
-def _outputs(golden: Call, mine: Call) -> Iterator[tuple[Record, Record, str]]:
-    """Yield what two calls give, of which a kernel computes one together with others: one may give the sum of a mean."""
+def _outputs(golden: RecordedCall, mine: RecordedCall) -> Iterator[tuple[Record, Record, str]]:
+    """Yield the matching outputs of a fused call: one side may have the sum of a mean."""
     theirs = [r for r in mine.records if r.site.role == "output"]
     for record in golden.records:
-        if record.site.role == "output":
-            same = [r for r in theirs if r.site.slot == record.site.slot]
-            yield from (
-                (record, r, "")
-                for r in theirs
-                if r in same
-                or ((not same or not summed(record.site.slot)) and _bare(r) == _bare(record))
-            )
+        if record.site.role != "output":
+            continue
+        same_slot = any(r.site.slot == record.site.slot for r in theirs)
+        only_same = same_slot and summed(record.site.slot)
+        for other in theirs:
+            same = other.site.slot == record.site.slot
+            if same or (not only_same and _output_slot(other) == _output_slot(record)):
+                yield record, other, ""
 
 
-def _bare(record: Record) -> str:
-    """Return which output a record is, also of one that is still a sum."""
+def _output_slot(record: Record) -> str:
+    """Return the slot without the remark that it is still a sum."""
     slot = record.site.slot
     return (summed(slot) or (slot, 0))[0]
 
 
-def share_inputs(golden: Call, mine: Call, sure: float) -> bool:
-    """Tell whether two calls are given a tensor that is the same but for rounding, or none that could tell."""
-    if golden.fused or mine.fused:
+def share_inputs(golden: RecordedCall, mine: RecordedCall, sure_digits: float) -> bool:
+    """Tell whether two calls have an equal input but for rounding, or no input that could tell."""
+    if golden.is_fused or mine.is_fused:
         return True
     sides = [[r.summary for r in call.records if r.site.role == "input"] for call in (golden, mine)]
     if not all(sides) or any(s.min is None for side in sides for s in side):
         return True
-    return any(_digits(g, m) >= sure for g in sides[0] for m in sides[1])
+    return any(_digits(g, m) >= sure_digits for g in sides[0] for m in sides[1])
 
 
-def _swapped(golden: Call, mine: Call, sure: float) -> dict[int, Record]:
-    """Return id of an input -> input of mine, where inputs are far apart slot by slot and the same in another order."""
+def _reordered(golden: RecordedCall, mine: RecordedCall, sure_digits: float) -> dict[int, Record]:
+    """Return golden's input id -> mine's input, if the operands are equal in another order.
+
+    Empty if the inputs agree slot by slot, or in no order at all.
+    """
     theirs = {r.site.slot: r for r in mine.records if r.site.role == "input"}
-    far = [(r, theirs[r.site.slot]) for r in golden.records if r.site.role == "input" and r.site.slot in theirs
-           and _far(r.summary, theirs[r.site.slot].summary)]  # fmt: skip
+    pairs = [
+        (r, theirs[r.site.slot])
+        for r in golden.records
+        if r.site.role == "input" and r.site.slot in theirs
+    ]
+    far = [(r, other) for r, other in pairs if _far(r.summary, other.summary)]
     if len(far) < 2:
         return {}
     left = [other for _, other in far]
-    found: dict[int, Record] = {}
+    partners: dict[int, Record] = {}
     for record, _ in far:
         other = max(left, key=lambda r: _digits(record.summary, r.summary))
-        if _digits(record.summary, other.summary) < sure:
+        if _digits(record.summary, other.summary) < sure_digits:
             return {}
         left.remove(other)
-        found[record.id] = other
-    return found
+        partners[record.id] = other
+    return partners
 
 
 def _far(golden: Summary, mine: Summary) -> bool:
-    """Tell, at little cost, whether two tensors can't be one but for rounding."""
+    """Tell cheaply whether two tensors differ by more than rounding."""
     if golden.fingerprint == mine.fingerprint or golden.l2norm is None or mine.l2norm is None:
         return False
-    return not abs(golden.l2norm - mine.l2norm) <= 0.01 * golden.l2norm
+    return not abs(golden.l2norm - mine.l2norm) <= _FAR * golden.l2norm  # True for NaN
 
 
-def telling(record: Record) -> bool:
-    """Tell whether a tensor's bytes say which one it is: they are no constant, and not few."""
+def identifies(record: Record) -> bool:
+    """Tell whether a tensor's fingerprint identifies it: it is neither constant nor tiny."""
     s = record.summary
     return s.fingerprint is not None and s.min is not None and s.min != s.max and s.numel > 3
 
@@ -208,6 +223,7 @@ def telling(record: Record) -> bool:
 def _other_slot(
     record: Record, theirs: list[Record], rivals: list[Record], names: Names
 ) -> Record | None:
+    """Return the partner of a record under another slot; ``rivals`` compete for the same ones."""
     s, value = record.site, record.summary
     free = [r for r in theirs if r.site.role == s.role]
     for other in free:
@@ -223,13 +239,13 @@ def _other_slot(
 
 
 def _digits(golden: Summary, mine: Summary) -> float:
-    """Return how far two tensors agree, more than any statistics can for equal bytes."""
+    """Return the decimal digits to which two tensors agree, inf for equal bytes."""
     if golden.fingerprint and (golden.fingerprint, golden.dtype) == (mine.fingerprint, mine.dtype):
         return float("inf")
     return sequence.agreement(golden, mine)
 
 
 def _same_kind(golden: Summary, mine: Summary) -> bool:
-    """Tell whether two tensors have one shape, and are both of whole numbers or both not."""
+    """Tell whether two tensors have one shape, and both or neither hold integers."""
     whole = [s.dtype.startswith(("int", "uint", "bool")) for s in (golden, mine)]
     return golden.shape == mine.shape and whole[0] == whole[1]

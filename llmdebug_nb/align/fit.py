@@ -1,4 +1,4 @@
-"""How two tensors that hold the same, laid out differently, are brought to one shape."""
+"""How two tensors that hold the same values in different layouts are brought to one shape."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ Move = Callable[["torch.Tensor"], "torch.Tensor"]
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """``says``: in words for the report. ``golden``, ``mine``: what is done to either side, in order.
+    """The steps that bring two tensors to one shape.
 
-    ``whole``: all elements of both are there, in another order, so the statistics of the two still compare.
+    ``says``: the layout in words, for the report. ``golden``, ``mine``: what is done to each
+    side, in order. ``whole``: every element of both takes part, so their statistics still compare.
     """
 
     says: str
@@ -27,17 +28,25 @@ class Fit:
     def __call__(
         self, golden: torch.Tensor, mine: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return both, in equal shapes where the two fit. Raises ValueError where what was read has another shape than was said."""
+        """Return both tensors, of equal shapes if the layout is right.
+
+        Raises:
+            ValueError: the values that were read have another shape than the record says.
+        """
         try:
             for move in self.golden:
                 golden = move(golden)
             for move in self.mine:
                 mine = move(mine)
         except (RuntimeError, IndexError) as error:
-            raise ValueError(
-                f"{self.says}: does not fit shapes {list(golden.shape)} and {list(mine.shape)} ({error})"
-            ) from None
+            shapes = f"{list(golden.shape)} and {list(mine.shape)}"
+            raise ValueError(f"{self.says}: does not fit shapes {shapes} ({error})") from None
         return golden, mine
+
+
+def span_text(start: int, length: int) -> str:
+    """Return ``4-7`` for four indices from 4, and ``4`` for one."""
+    return f"{start}-{start + length - 1}" if length > 1 else str(start)
 
 
 def permuted(order: tuple[int, ...]) -> Move:
@@ -57,7 +66,7 @@ def narrowed(axis: int, start: int, length: int) -> Move:
 
 
 def grouped(axis: int, groups: int, start: int, length: int) -> Move:
-    """Take ``length`` elements from ``start`` of each of so many groups along an axis: per-head interleaved parts."""
+    """Split an axis into groups (heads) and take ``length`` elements from ``start`` of each."""
 
     def move(x: torch.Tensor) -> torch.Tensor:
         place = axis % x.dim()
@@ -68,7 +77,7 @@ def grouped(axis: int, groups: int, start: int, length: int) -> Move:
 
 
 def dequantised(scale: torch.Tensor, offset: torch.Tensor | None) -> Move:
-    """``(w - offset) * scale``; scales and offsets of groups along an axis are spread over them."""
+    """Compute ``(w - offset) * scale``; a scale or offset of a group is repeated over the group."""
 
     def spread(x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         if x.dim() == 1 and len(shape) == 2 and x.shape[0] == shape[0] != shape[1]:

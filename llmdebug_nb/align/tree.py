@@ -1,40 +1,49 @@
-"""Which module of one model is which of another: re-wrapped, renamed or fused models.
+"""Which module of one model corresponds to which of the other, if models were wrapped or changed.
 
-Modules of the same path answer to each other, and so do those below a wrapper (``module.``, ``_orig_mod.``,
-``base_model.model.``, or any other prefix). Of the rest the leaves are aligned as a sequence, by type, parameter
-shapes, name and values; the modules around them follow, by the leaves that they hold. A leaf without a partner may be
-several fused into one: next to each other, in the module that answers to the one that holds it, with parameters that
-together have its size.
+Modules of the same path match, and so do those below a wrapper (``module.``, ``_orig_mod.``,
+``base_model.model.`` or any other prefix). The remaining leaves are aligned as a sequence, by
+type, parameter shapes, name and values; the modules around them follow from the leaves they hold.
+A leaf without a partner may be several leaves fused into one: adjacent leaves of the matching
+parent, whose parameters together have its size.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from llmdebug_nb.align import sequence
-from llmdebug_nb.align.sequence import Token
+from llmdebug_nb.align.sequence import CallFeatures
+from llmdebug_nb.core.paths import ancestors, is_operator, module_of
 from llmdebug_nb.core.records import Node, Record, Summary
 
 SAME_PATH = "same site"
 WRAPPED = "same path below a wrapper"
 RENAMED = "renamed module"
 FUSED = "fused module"
-_ENOUGH = 0.5  # of the smaller model's leaves; less in common is chance
-_MOST_PARTS = 4
+_ENOUGH = 0.5  # share of the smaller model's leaves that must match; fewer match by chance
+_MOST_PARTS = 4  # leaves that are fused into one
 
-Partners = dict[str, tuple[tuple[str, ...], str]]  # path of golden -> paths of mine, and why
+Partners = dict[str, tuple[tuple[str, ...], str]]  # golden's path -> mine's paths, and why
+Match = Callable[[str, str, str], None]
+Kind = Callable[[str], str]
+Shapes = tuple[tuple[int, ...], ...]
 
 
 @dataclass(slots=True)
-class Module:
-    """What is known of a module: from the topology and from what was recorded of it. ``place``: when it first ran."""
+class ModuleFacts:
+    """A module as the topology and the records describe it.
+
+    ``params``: sorted shapes of its own parameters. ``place``: index of the record at which it
+    first ran. ``leaves``: the innermost modules inside it.
+    """
 
     path: str
     type: str = ""
-    params: tuple[tuple[int, ...], ...] = ()
-    place: float = float("inf")
+    params: Shapes = ()
+    place: float = math.inf
     output: Summary | None = None
     weight: Summary | None = None
     children: list[str] = field(default_factory=list)
@@ -42,76 +51,71 @@ class Module:
 
     @property
     def name(self) -> str:
+        """The name in the parent, "" if it is a number."""
         name = self.path.rpartition(".")[2]
         return "" if name.isdigit() else name
 
 
-class Tree:
+class ModuleTree:
     """The modules of a run, by path."""
 
     def __init__(self, nodes: Iterable[Node], records: Iterable[Record]) -> None:
-        self.modules: dict[str, Module] = {}
+        self.modules: dict[str, ModuleFacts] = {}
         for node in nodes:
             module = self._module(node.path)
-            module.type, module.params = node.type, _shapes(node.params.values())
-        seen = 0
-        for record in records:
-            path, slash, _ = record.site.path.partition("/")
-            module = self._module(path)
-            if record.site.role == "weight":
-                module.weight = module.weight or record.summary
-                continue
-            seen += 1
-            if not slash:
-                module.type = module.type or record.op
-                module.place = min(module.place, seen)
-                if record.site.role == "output" and record.site.phase == "forward":
-                    module.output = module.output or record.summary
+            module.type, module.params = node.type, _sorted_shapes(node.params.values())
+        self._read(records)
         self.leaves = [path for path, module in self.modules.items() if not module.children]
-        ran = sum(self.modules[leaf].place < float("inf") for leaf in self.leaves)
-        if ran * 2 > len(
-            self.leaves
-        ):  # the order of registration says less than the order of calls
+        ran = sum(self.modules[leaf].place < math.inf for leaf in self.leaves)
+        if ran * 2 > len(self.leaves):  # the order of calls says more than that of registration
             self.leaves.sort(key=lambda leaf: self.modules[leaf].place)
         for leaf in self.leaves:
-            for path in above(leaf):
+            for path in (leaf, *ancestors(leaf)):
                 if path in self.modules:
                     self.modules[path].leaves.append(leaf)
 
-    def _module(self, path: str) -> Module:
-        found = self.modules.get(path)
-        if found is None:
-            found = self.modules[path] = Module(path)
+    def _read(self, records: Iterable[Record]) -> None:
+        """Add what the records say of the modules."""
+        seen = 0
+        for record in records:
+            s = record.site
+            module = self._module(module_of(s.path))
+            if s.role == "weight":
+                module.weight = module.weight or record.summary
+                continue
+            seen += 1
+            if not is_operator(s.path):
+                module.type = module.type or record.op
+                module.place = min(module.place, seen)
+                if s.role == "output" and s.phase == "forward":
+                    module.output = module.output or record.summary
+
+    def _module(self, path: str) -> ModuleFacts:
+        """Return a module, made with its parents if it is new."""
+        module = self.modules.get(path)
+        if module is None:
+            module = self.modules[path] = ModuleFacts(path)
             if path:
                 self._module(path.rpartition(".")[0]).children.append(path)
-        return found
+        return module
 
-    def token(self, path: str, kind: Callable[[str], str], params: bool) -> Token:
-        """Return a leaf as it is recognised; ``params``: by its parameters' shapes, which both models have."""
+    def features(self, path: str, kind: Kind, params: bool) -> CallFeatures:
+        """Return what a leaf is recognised by. ``params``: both models know parameter shapes."""
         m = self.modules[path]
-        shape = m.params if params and m.params else (m.output.shape if m.output else ())
-        return Token(
-            kind(m.type), shape, m.name, m.weight or m.output, telling=bool(params and m.params)
+        by_params = bool(params and m.params)
+        shape = m.params if by_params else (m.output.shape if m.output else ())
+        return CallFeatures(
+            kind(m.type), shape, m.name, m.weight or m.output, shape_identifies=by_params
         )
 
 
-def above(path: str) -> Iterable[str]:
-    """Yield a path and the paths of the modules that hold it, innermost first."""
-    while path:
-        yield path
-        path = path.rpartition(".")[0]
-    yield ""
+def _sorted_shapes(shapes: Iterable[Sequence[int]]) -> Shapes:
+    """Return the shapes without the order of parameters and of axes."""
+    return tuple(sorted(tuple(sorted(shape)) for shape in shapes))
 
 
-def _shapes(sizes: Iterable[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Return shapes in which neither the order of parameters nor a transposition shows."""
-    return tuple(sorted(tuple(sorted(size)) for size in sizes))
-
-
-def partners(
-    golden: Tree, mine: Tree, given: Partners, kind: Callable[[str], str] = str
-) -> Partners:
-    """Return what answers to each module of golden that has a partner. ``given``: by the user, and final."""
+def partners(golden: ModuleTree, mine: ModuleTree, given: Partners, kind: Kind = str) -> Partners:
+    """Return the partners of golden's modules. ``given``: those of the user, which are final."""
     found: Partners = dict(given)
     taken = {path for paths, _ in given.values() for path in paths}
 
@@ -120,15 +124,7 @@ def partners(
             found[path] = (partner,), why
             taken.add(partner)
 
-    wrapper = _wrapper(golden, mine)
-    if wrapper is not None:
-        left, right = wrapper
-        why = f"{WRAPPED} {(left or right).rstrip('.')!r}"
-        for path in golden.modules:
-            inner = "" if path == left.rstrip(".") else path.removeprefix(left)
-            partner = (right + inner).rstrip(".")
-            if (path + ".").startswith(left) and partner in mine.modules:
-                match(path, partner, why)
+    _below_wrapper(golden, mine, match)
     for path in golden.modules:
         if path in mine.modules:
             match(path, path, SAME_PATH)
@@ -140,10 +136,28 @@ def partners(
     return found
 
 
-def _wrapper(golden: Tree, mine: Tree) -> tuple[str, str] | None:
-    """Return the prefixes of golden's and mine's paths (one of them empty) below which most leaves have the same path."""
+def _below_wrapper(golden: ModuleTree, mine: ModuleTree, match: Match) -> None:
+    """Pair the modules of equal paths below a wrapper, if one model is wrapped."""
+    wrapper = _wrapper(golden, mine)
+    if wrapper is None:
+        return
+    left, right = wrapper
+    why = f"{WRAPPED} {(left or right).rstrip('.')!r}"
+    for path in golden.modules:
+        inner = "" if path == left.rstrip(".") else path.removeprefix(left)
+        partner = (right + inner).rstrip(".")
+        if (path + ".").startswith(left) and partner in mine.modules:
+            match(path, partner, why)
+
+
+def _wrapper(golden: ModuleTree, mine: ModuleTree) -> tuple[str, str] | None:
+    """Return the prefixes of golden's and mine's paths below which most leaves have equal paths.
+
+    One of the two is empty. None if no prefix is better than none.
+    """
     same = sum(leaf in mine.modules for leaf in golden.leaves)
     best: tuple[int, tuple[str, str] | None] = (same, None)
+    least = _ENOUGH * min(len(golden.leaves), len(mine.leaves))
     for left, right, turned in ((golden, mine, False), (mine, golden, True)):
         prefixes: Counter[str] = Counter()
         for leaf in right.leaves:
@@ -152,47 +166,60 @@ def _wrapper(golden: Tree, mine: Tree) -> tuple[str, str] | None:
                 if ".".join(parts[i:]) in left.modules:
                     prefixes[".".join(parts[:i]) + "."] += 1
         for prefix, count in prefixes.most_common(1):
-            if count > best[0] and count >= _ENOUGH * min(len(left.leaves), len(right.leaves)):
+            if count > best[0] and count >= least:
                 best = count, (prefix, "") if turned else ("", prefix)
     return best[1]
 
 
-Match = Callable[[str, str, str], None]
-
-
 def _leaves(
-    golden: Tree, mine: Tree, found: Partners, match: Match, kind: Callable[[str], str]
+    golden: ModuleTree, mine: ModuleTree, found: Partners, match: Match, kind: Kind
 ) -> bool:
-    """Align the leaves as they ran; those that have a partner already stay where they are. False: the models have too little in common."""
-    params = all(any(m.params for m in tree.modules.values()) for tree in (golden, mine))
-    places = {leaf: j for j, leaf in enumerate(mine.leaves)}
-    anchors = {leaf: places[found[leaf][0][0]] for leaf in golden.leaves if leaf in found and len(found[leaf][0]) == 1
-               and found[leaf][0][0] in places}  # fmt: skip
-    numbers = {j: number for number, j in enumerate(anchors.values(), 1)}
-    sides: list[list[Token]] = []
-    for tree, place in ((golden, anchors.get), (mine, places.get)):
-        sides.append([])
-        for leaf in tree.leaves:
-            number = numbers.get(place(leaf, -1), 0)
-            sides[-1].append(Token("", anchor=number) if number else tree.token(leaf, kind, params))
+    """Align the leaves in the order in which they ran; leaves with a partner are fixed points.
+
+    False if the models have too little in common.
+    """
+    trees = golden, mine
+    params = all(any(m.params for m in tree.modules.values()) for tree in trees)
+    numbers = _fixed_points(golden, mine, found)
+    sides = [
+        [
+            CallFeatures("", anchor=numbered[leaf])
+            if leaf in numbered
+            else tree.features(leaf, kind, params)
+            for leaf in tree.leaves
+        ]
+        for tree, numbered in zip(trees, numbers, strict=True)
+    ]
     pairs = [(golden.leaves[i], mine.leaves[j]) for i, j in sequence.align(sides[0], sides[1])]
-    smaller = min(
-        sum(bool(t.modules[leaf].params) or not params for leaf in t.leaves) for t in (golden, mine)
-    )
-    matched = [pair for pair in pairs if golden.modules[pair[0]].params or not params]
-    if len(matched) < _ENOUGH * smaller:
+    smaller = min(sum(not params or bool(t.modules[x].params) for x in t.leaves) for t in trees)
+    matched = sum(not params or bool(golden.modules[left].params) for left, _ in pairs)
+    if matched < _ENOUGH * smaller:
         return False
     for left, right in pairs:
-        match(
-            left, right, f"{RENAMED}: {_alike(golden.modules[left], mine.modules[right], params)}"
-        )
+        common = _common(golden.modules[left], mine.modules[right], params)
+        match(left, right, f"{RENAMED}: {common}")
     return True
 
 
-def _alike(golden: Module, mine: Module, params: bool) -> str:
+def _fixed_points(
+    golden: ModuleTree, mine: ModuleTree, found: Partners
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Number the leaves that have one partner, itself a leaf: leaf -> number, for both sides."""
+    theirs = set(mine.leaves)
+    pairs = [
+        (leaf, found[leaf][0][0])
+        for leaf in golden.leaves
+        if leaf in found and len(found[leaf][0]) == 1 and found[leaf][0][0] in theirs
+    ]
+    numbers = {other: number for number, (_, other) in enumerate(pairs, 1)}
+    return {leaf: numbers[other] for leaf, other in pairs}, numbers
+
+
+def _common(golden: ModuleFacts, mine: ModuleFacts, params: bool) -> str:
     """Say what two leaves have in common."""
-    common = [word for word, same in (("type", golden.type == mine.type), ("name", golden.name and golden.name == mine.name))
-              if same]  # fmt: skip
+    common = ["type"] if golden.type == mine.type else []
+    if golden.name and golden.name == mine.name:
+        common.append("name")
     if params and golden.params:
         common.append("parameter shapes")
     elif golden.output and mine.output and golden.output.shape == mine.output.shape:
@@ -200,61 +227,67 @@ def _alike(golden: Module, mine: Module, params: bool) -> str:
     return f"same {', '.join(common)} and place" if common else "same place"
 
 
-def _inner(golden: Tree, mine: Tree, found: Partners, taken: set[str], match: Match) -> None:
-    """Pair the modules around leaves: those that hold the partners of just the same leaves."""
+def _inner(
+    golden: ModuleTree, mine: ModuleTree, found: Partners, taken: set[str], match: Match
+) -> None:
+    """Pair the modules that hold exactly the partners of each other's leaves."""
     back = {paths[0]: path for path, (paths, _) in found.items() if len(paths) == 1}
-    chains: dict[frozenset[str], list[str]] = defaultdict(list)
+    theirs: dict[frozenset[str], list[str]] = defaultdict(list)
     for path, module in mine.modules.items():
         if module.children:
             held = frozenset(back[leaf] for leaf in module.leaves if leaf in back)
             if held:
-                chains[held].append(path)
+                theirs[held].append(path)
     groups: dict[frozenset[str], list[str]] = defaultdict(list)
     for path, module in golden.modules.items():
         if module.children:
             groups[frozenset(leaf for leaf in module.leaves if leaf in found)].append(path)
     for held, paths in groups.items():
-        left = [path for path in paths if path not in found]
-        right = [path for path in chains.get(held, ()) if path not in taken]
-        for path, partner in _chain(
-            [golden.modules[p] for p in left], [mine.modules[p] for p in right]
-        ):
+        left = [golden.modules[path] for path in paths if path not in found]
+        right = [mine.modules[path] for path in theirs.get(held, ()) if path not in taken]
+        for path, partner in _chain(left, right):
             match(path, partner, f"{RENAMED}: it holds the same modules")
 
 
-def _chain(golden: list[Module], mine: list[Module]) -> list[tuple[str, str]]:
-    """Pair modules of which each holds all that the next one does: by type and output, the rest from the outside."""
+def _chain(golden: list[ModuleFacts], mine: list[ModuleFacts]) -> list[tuple[str, str]]:
+    """Pair nested modules that all hold the same leaves: one by one, or by type and output."""
     if len(golden) == len(mine):
         return [(g.path, m.path) for g, m in zip(golden, mine, strict=True)]
-    sides = [[Token(m.type, m.output.shape if m.output else (), m.name, m.output, telling=True) for m in side]
-             for side in (golden, mine)]  # fmt: skip
+    sides = [
+        [
+            CallFeatures(
+                m.type, m.output.shape if m.output else (), m.name, m.output, shape_identifies=True
+            )
+            for m in side
+        ]
+        for side in (golden, mine)
+    ]
     pairs = sequence.align(sides[0], sides[1])
     return [(golden[i].path, mine[j].path) for i, j in pairs]
 
 
 def _fused(
-    whole: Tree, split: Tree, found: Partners, taken: set[str], turned: bool = False
+    whole: ModuleTree, split: ModuleTree, found: Partners, taken: set[str], turned: bool = False
 ) -> None:
-    """Find the leaves of which several are one in the other model; ``turned``: it is golden that has the several."""
-    forth = {paths[0]: path for path, (paths, _) in found.items() if paths} if turned else {
-        path: paths[0] for path, (paths, _) in found.items() if paths
-    }  # fmt: skip
+    """Pair a leaf with the several leaves it is split into. ``turned``: golden has the several."""
+    if turned:
+        forth = {paths[0]: path for path, (paths, _) in found.items() if paths}
+    else:
+        forth = {path: paths[0] for path, (paths, _) in found.items() if paths}
     used: Mapping[str, object] | set[str] = found if turned else taken
     for leaf in whole.leaves:
         module = whole.modules[leaf]
         if leaf in forth or not module.params:
             continue
-        holder = next(
-            (forth[path] for path in above(leaf.rpartition(".")[0]) if path in forth), None
-        )
-        if holder is None:
+        parent = next((forth[path] for path in ancestors(leaf) if path in forth), None)
+        if parent is None:
             continue
         free = [
-            path
-            for path in split.modules[holder].leaves
+            split.modules[path]
+            for path in split.modules[parent].leaves
             if path not in used and split.modules[path].params
         ]
-        parts = _parts(module, [split.modules[path] for path in free])
+        parts = _parts(module, free)
         if parts and turned:
             for part in parts:
                 found[part] = (leaf,), f"{FUSED}: {len(parts)} in golden are one in mine"
@@ -263,8 +296,8 @@ def _fused(
             taken.update(parts)
 
 
-def _parts(whole: Module, free: list[Module]) -> tuple[str, ...]:
-    """Return the modules next to each other whose parameters make up those of the whole."""
+def _parts(whole: ModuleFacts, free: list[ModuleFacts]) -> tuple[str, ...]:
+    """Return adjacent modules whose parameters together have the size of the whole."""
     for count in range(_MOST_PARTS, 1, -1):
         for start in range(len(free) - count + 1):
             parts = free[start : start + count]
@@ -273,17 +306,14 @@ def _parts(whole: Module, free: list[Module]) -> tuple[str, ...]:
     return ()
 
 
-def _adds_up(whole: tuple[tuple[int, ...], ...], parts: list[tuple[tuple[int, ...], ...]]) -> bool:
-    """Tell whether the matrices of the parts, put together along one axis, have the size of the whole."""
+def _adds_up(whole: Shapes, parts: list[Shapes]) -> bool:
+    """Tell whether the matrices of the parts, joined along one axis, have the size of the whole."""
     matrix = max(whole, key=len)
     pieces = [max(part, key=len) for part in parts]
     if len(matrix) != 2 or any(len(piece) != 2 for piece in pieces):
         return False
-    for kept, summed in (matrix, matrix[::-1]):
-        rest = [
-            piece[0] if piece[1] == kept else piece[1] if piece[0] == kept else 0
-            for piece in pieces
-        ]
-        if all(rest) and sum(rest) == summed:
+    for width, length in (matrix, matrix[::-1]):
+        lengths = [b if a == width else a if b == width else 0 for b, a in pieces]
+        if all(lengths) and sum(lengths) == length:
             return True
     return False

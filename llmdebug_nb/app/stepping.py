@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from llmdebug_nb.align.tree import Tree, partners
+from llmdebug_nb.align.tree import ModuleTree, partners
 from llmdebug_nb.app.api import compare, open_run
 from llmdebug_nb.app.recording import Recording
 from llmdebug_nb.comparison.engine import error
@@ -113,7 +113,7 @@ class Golden:
         if len(nodes) == self._known:
             return
         self._known = len(nodes)
-        found = partners(Tree(self.run.nodes, ()), Tree(nodes, ()), {})
+        found = partners(ModuleTree(self.run.nodes, ()), ModuleTree(nodes, ()), {})
         single = {there: here[0] for there, (here, _) in found.items() if len(here) == 1}
         shared = Counter(single.values())  # a fused module is no other's
         self._there = {here: there for there, here in single.items() if shared[here] == 1}

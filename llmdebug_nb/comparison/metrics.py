@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from llmdebug_nb.core.dtypes import DTYPES
+from llmdebug_nb.core.kernels.relative import ratio
 from llmdebug_nb.core.records import Summary
 
 Metrics = dict[str, float | int | None]
@@ -133,13 +134,6 @@ def statistics(golden: Summary, mine: Summary) -> Metrics:
         "l2norm": norm,
     }
     return values | {"stat_error": max(ratio(gap, sizes[name]) for name, gap in gaps.items())}
-
-
-def ratio(error: float, size: float) -> float:
-    """Return error / size; 0 / 0 is 0, and anything else over 0 is inf."""
-    if error == 0.0:
-        return 0.0
-    return error / size if size else math.inf
 
 
 def _masks(golden: torch.Tensor, mine: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

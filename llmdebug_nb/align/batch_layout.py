@@ -1,0 +1,319 @@
+"""Which rows and tokens of one run's batch are those of the other's.
+
+The runs may differ in batch size, in the side of the padding, or in the use of a cache. The answer
+is read from the token ids that both models were given: each row of golden is searched in the rows
+of mine for the longest span of equal tokens. If the two batches are alike there is no map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from llmdebug_nb.align.fit import Fit, Move, span_text
+from llmdebug_nb.core.records import Record
+
+Load = Callable[[Record], torch.Tensor]
+Shape = tuple[int, ...]
+_TOKEN_DTYPES = ("int64", "int32")
+_ENOUGH = 0.5  # share of the shorter row's tokens that a span must have
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSpan:
+    """A span of tokens that both batches have: its row and first index on both sides."""
+
+    row: int
+    start: int
+    my_row: int
+    my_start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """The axis of a tensor that holds keys of earlier tokens too, and where they begin."""
+
+    axis: int
+    start: int
+    my_start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMap:
+    """Where the tokens of golden's batch are in mine's.
+
+    ``golden``, ``mine``: shapes [batch, tokens] of the token ids. ``spans``: what both have.
+    """
+
+    golden: tuple[int, int]
+    mine: tuple[int, int]
+    spans: tuple[TokenSpan, ...]
+
+    def fits(self, golden: Shape, mine: Shape, prefill: BatchMap | None) -> Iterable[Fit]:
+        """Yield ways to bring tensors of these shapes to the same rows and tokens, likeliest first.
+
+        Axes of other lengths stay as they are. ``prefill``: the map of the generation's first
+        step; it says where the keys of later steps begin.
+        """
+        if len(golden) != len(mine) or not golden:
+            return
+        lengths = golden[0], mine[0]
+        batched = lengths == (self.golden[0], self.mine[0])
+        flat = lengths == (self.golden[0] * self.golden[1], self.mine[0] * self.mine[1])
+        if flat and not batched and len(golden) < 3:
+            yield self._fit(True, (1,), self.golden, self.mine)
+            return
+        if not batched and lengths != (1, 1):
+            return
+        other_rows = self.golden[0] != self.mine[0] or any(r.row != r.my_row for r in self.spans)
+        for axes in self._axes(golden, mine):
+            keys = _keys(golden, mine, axes, prefill)
+            if axes or keys or (batched and other_rows):
+                yield self._fit(batched, axes, keys=keys)
+
+    def later(self) -> BatchMap:
+        """Return the map of a later step that feeds one token a row, the same on both sides."""
+        spans = tuple(TokenSpan(r.row, 0, r.my_row, 0, 1) for r in self.spans)
+        return BatchMap((self.golden[0], 1), (self.mine[0], 1), spans)
+
+    def _axes(self, golden: Shape, mine: Shape) -> Iterable[tuple[int, ...]]:
+        """Yield the axes that may be those of tokens."""
+        tokens = self.golden[1], self.mine[1]
+        found = tuple(a for a in range(1, len(golden)) if (golden[a], mine[a]) == tokens)
+        if tokens[0] != tokens[1]:
+            yield found
+            return
+        if all((r.start, r.my_start, r.length) == (0, 0, tokens[0]) for r in self.spans):
+            yield ()  # every token is at its place
+            return
+        scores = ((2, 3), (2,)) if len(golden) == 4 else ((), ())  # of attention: query and key
+        for axes in (*scores, (1,), ()):
+            if all(a in found for a in axes):
+                yield axes
+
+    def _fit(
+        self,
+        batched: bool,
+        axes: tuple[int, ...],
+        golden: tuple[int, int] | None = None,
+        mine: tuple[int, int] | None = None,
+        keys: _Keys | None = None,
+    ) -> Fit:
+        """Return the fit that takes the spans out of both sides.
+
+        ``golden``, ``mine``: [batch, tokens], to split a flat first axis into.
+        """
+        spans = self.spans if batched else self.spans[:1]
+        lengths = [r.length for r in spans]
+        own, other = [(r.row, r.start) for r in spans], [(r.my_row, r.my_start) for r in spans]
+        cuts = [
+            None if keys is None else (keys.axis, start, keys.length)
+            for start in ((keys.start, keys.my_start) if keys else (0, 0))
+        ]
+        return Fit(
+            self._says(batched, bool(axes) or keys is not None),
+            (_picked(batched, axes, own, lengths, golden, cuts[0]),),
+            (_picked(batched, axes, other, lengths, mine, cuts[1]),),
+        )
+
+    def _says(self, batched: bool, tokens: bool) -> str:
+        """Describe the fit for the report."""
+        parts = []
+        if batched and self.golden[0] != self.mine[0]:
+            for name, size, rows in (
+                ("golden", self.golden[0], {r.row for r in self.spans}),
+                ("mine", self.mine[0], {r.my_row for r in self.spans}),
+            ):
+                if size > len(rows):
+                    word = "row" if len(rows) == 1 else "rows"
+                    numbers = ", ".join(map(str, sorted(rows)))
+                    parts.append(f"{word} {numbers} of {size} of {name}'s batch")
+        if tokens and any(
+            (r.start, r.my_start, r.length, r.length) != (0, 0, self.golden[1], self.mine[1])
+            for r in self.spans
+        ):
+            r = self.spans[0]
+            ours, theirs = span_text(r.my_start, r.length), span_text(r.start, r.length)
+            more = "" if len(self.spans) == 1 else ", and so on for each row"
+            parts.append(f"tokens {theirs} of golden against {ours} of mine{more}")
+        return "; ".join(parts) or "the rows in another order"
+
+
+def _keys(
+    golden: Shape, mine: Shape, axes: tuple[int, ...], prefill: BatchMap | None
+) -> _Keys | None:
+    """Return the axis that holds cached keys, if the two prompts began at different indices."""
+    if prefill is None or len(prefill.spans) != 1:
+        return None
+    first = prefill.spans[0]
+    if first.start == first.my_start:
+        return None
+    for axis in range(1, len(golden)):
+        length = golden[axis] - first.start
+        if axis not in axes and length == mine[axis] - first.my_start > 0:
+            return _Keys(axis, first.start, first.my_start, length)
+    return None
+
+
+def _picked(
+    batched: bool,
+    axes: tuple[int, ...],
+    picks: list[tuple[int, int]],
+    lengths: list[int],
+    unflat: tuple[int, int] | None,
+    cut: tuple[int, int, int] | None,
+) -> Move:
+    """Return a move that takes (row, first token) of each pick, over the given lengths.
+
+    ``axes``: those of tokens. ``cut``: axis, start and length of the keys.
+    """
+
+    def move(x: torch.Tensor) -> torch.Tensor:
+        x = x if unflat is None else x.reshape(*unflat, *x.shape[1:])
+        pieces = []
+        for (row, start), length in zip(picks, lengths, strict=True):
+            piece = x[row if batched else 0]
+            for axis in axes:
+                piece = piece.narrow(axis - 1, start, length)
+            if cut is not None:
+                piece = piece.narrow(cut[0] - 1, cut[1], cut[2])
+            pieces.append(piece)
+        if len(axes) == 1 and len(pieces) > 1:
+            return torch.cat(pieces, dim=axes[0] - 1)
+        if len({piece.shape for piece in pieces}) > 1:
+            return torch.cat([piece.reshape(-1) for piece in pieces])
+        return torch.stack(pieces)
+
+    return move
+
+
+Masks = tuple["np.ndarray | None", "np.ndarray | None"]
+
+
+def batch_map(
+    golden: np.ndarray,
+    mine: np.ndarray,
+    masks: Masks = (None, None),
+    rows: dict[int, int] | None = None,
+) -> BatchMap | None:
+    """Map token ids [batch, tokens] to others; None if alike, or if a row is missing there.
+
+    ``masks``: of the same shapes, 0 for padding. ``rows``: golden's row -> mine's, if known.
+    """
+    if golden.shape == mine.shape and np.array_equal(golden, mine) and _same_mask(*masks):
+        return None
+    spans: list[TokenSpan] = []
+    free = list(range(len(mine)))
+    for row, ids in enumerate(golden):
+        candidates = [
+            (*_longest(ids, mine[other], _row(masks[0], row), _row(masks[1], other)), other)
+            for other in free
+            if rows is None or rows.get(row) == other
+        ]
+        if not candidates:
+            continue
+        length, start, my_start, other = max(candidates, key=lambda c: (c[0], -c[3]))
+        if length:
+            spans.append(TokenSpan(row, start, other, my_start, length))
+            free.remove(other)
+    if len(spans) < (min(len(golden), len(mine)) if rows is None else len(rows)):
+        return None  # a row that only one side has: another input, not another layout
+    sizes = (golden.shape[0], golden.shape[1]), (mine.shape[0], mine.shape[1])
+    in_place = all((r.row, r.start, r.length) == (r.my_row, r.my_start, sizes[0][1]) for r in spans)
+    return None if in_place and sizes[0] == sizes[1] else BatchMap(*sizes, tuple(spans))
+
+
+def _row(mask: np.ndarray | None, row: int) -> np.ndarray | None:
+    return None if mask is None else mask[row]
+
+
+def _same_mask(golden: np.ndarray | None, mine: np.ndarray | None) -> bool:
+    return golden is None or mine is None or np.array_equal(golden, mine)
+
+
+def _longest(
+    golden: np.ndarray, mine: np.ndarray, mask: np.ndarray | None, my_mask: np.ndarray | None
+) -> tuple[int, int, int]:
+    """Return length and both starts of the longest span of equal tokens, the last of equals.
+
+    The length is 0 if no span is long enough. Where the rows overlap, only padding may surround
+    the span: another token is another input, not another layout.
+    """
+    masks = [
+        np.ones(len(ids), bool) if m is None else m != 0
+        for ids, m in ((golden, mask), (mine, my_mask))
+    ]
+    best = (0, 0, 0)
+    for shift in range(-len(golden) + 1, len(mine)):
+        start, my_start = max(0, -shift), max(0, shift)
+        n = min(len(golden) - start, len(mine) - my_start)
+        here, there = slice(start, start + n), slice(my_start, my_start + n)
+        real = np.flatnonzero(masks[0][here] & masks[1][there])
+        if real.size == 0 or real[-1] - real[0] + 1 != real.size:
+            continue
+        if np.any(golden[here][real] != mine[there][real]):
+            continue
+        best = max(best, (int(real.size), start + int(real[0]), my_start + int(real[0])))
+    return best if best[0] >= max(1, _ENOUGH * min(int(m.sum()) for m in masks)) else (0, 0, 0)
+
+
+class BatchMaps:
+    """The batch maps of two runs, one a step, computed on demand."""
+
+    def __init__(
+        self, sides: tuple[list[Record], list[Record]], load: tuple[Load, Load] | None
+    ) -> None:
+        self._load = load
+        # integer inputs [batch, tokens], by generation and step
+        self._inputs: list[dict[tuple[int, int], list[Record]]] = [{}, {}]
+        for inputs, records in zip(self._inputs, sides, strict=True):
+            for r in records:
+                s = r.site
+                given = s.role == "input" and s.phase == "forward"
+                if given and len(r.summary.shape) == 2 and r.summary.dtype in _TOKEN_DTYPES:
+                    inputs.setdefault((s.generation, s.step), []).append(r)
+        self._maps: dict[tuple[int, int], BatchMap | None] = {}
+
+    def of(self, generation: int, step: int) -> BatchMap | None:
+        """Return the map of a step; None if both batches are alike, or if nothing tells."""
+        key = generation, step
+        if key not in self._maps:
+            self._maps[key] = self._find(key)
+        return self._maps[key]
+
+    def _find(self, key: tuple[int, int]) -> BatchMap | None:
+        inputs = [side.get(key, []) for side in self._inputs]
+        if self._load is None or not all(inputs):
+            return None
+        ids = [self._read(_token_ids(records), side) for side, records in enumerate(inputs)]
+        golden, mine = ids
+        if golden is None or mine is None:
+            return None
+        masks = [
+            self._read(_mask(records, like.shape), side)
+            for side, (records, like) in enumerate(zip(inputs, (golden, mine), strict=True))
+        ]
+        first = self.of(key[0], 0) if key[1] else None
+        rows = None if first is None else {r.row: r.my_row for r in first.spans}
+        return batch_map(golden, mine, (masks[0], masks[1]), rows)
+
+    def _read(self, record: Record | None, side: int) -> np.ndarray | None:
+        if self._load is None or record is None or record.payload is None:
+            return None
+        return None if record.kept is not None else np.asarray(self._load[side](record).numpy())
+
+
+def _token_ids(records: list[Record]) -> Record | None:
+    """Return the first integer input that is neither positions nor a mask."""
+    names = ("position", "mask")
+    return next((r for r in records if not any(n in r.site.slot for n in names)), None)
+
+
+def _mask(records: list[Record], shape: Shape) -> Record | None:
+    masks = (r for r in records if "attention_mask" in r.site.slot)
+    return next((r for r in masks if r.summary.shape == shape), None)

@@ -1,0 +1,74 @@
+"""Why a record has no partner: a closed set of reasons, together with `findings.EXCUSED`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from llmdebug_nb.align.exported import is_graph
+from llmdebug_nb.core.findings import FOLDED, INNER, INSIDE, READ, WRITTEN
+from llmdebug_nb.core.paths import is_operator, module_of
+from llmdebug_nb.core.records import IN_KERNEL, Record
+
+NO_PATH = "the module is not in the other run"
+NO_OPERATOR = "the operator was not called there in the other run"
+NO_LEVEL = "the other run recorded no operators"
+NO_MODULES = "the other run recorded no modules, only operators"
+NO_RANK = "the other run did not record this rank"
+NO_STEP = "the other run did not record this step"
+NO_PHASE = "the other run did not record this phase"
+NO_CALL = "the module was called fewer times in the other run"
+NO_SLOT = "the other run has no such argument or output"
+LEFT_OUT = "the map leaves it out"
+
+
+class Reasons:
+    """Explains the records of one side that have no partner.
+
+    ``paired``: the records of this side that have one. ``partners``: module -> its partners.
+    ``left_out``: paths that have no partner by the user's mapping.
+    """
+
+    def __init__(
+        self,
+        own: list[Record],
+        other: list[Record],
+        paired: Iterable[Record],
+        partners: dict[str, list[str]],
+        left_out: set[str],
+    ) -> None:
+        sites = [record.site for record in other]
+        self._ranks = {s.rank for s in sites}
+        self._steps = {(s.generation, s.step) for s in sites}
+        self._phases = {s.phase for s in sites}
+        self._has_operators = {is_operator(s.path) for s in sites}
+        self._fused, self._other_fused = (
+            any(r.site.slot.startswith(IN_KERNEL) for r in records) for records in (own, other)
+        )
+        seen = {module_of(s.path) for s in sites}
+        self._known = {module for module, others in partners.items() if not seen.isdisjoint(others)}
+        self._calls = {record.site.key for record in paired}
+        self._left_out = left_out
+        graphs = is_graph(own), is_graph(other)
+        self._excuse = None if graphs[0] == graphs[1] else INNER if graphs[0] else FOLDED
+
+    def why(self, record: Record) -> str:
+        """Return the first reason that holds."""
+        s = record.site
+        module, operator = module_of(s.path), is_operator(s.path)
+        same_step, same_phase = (s.generation, s.step) in self._steps, s.phase in self._phases
+        recorded = same_step and same_phase
+        checks = (
+            (s.path in self._left_out or module in self._left_out, LEFT_OUT),
+            (len(self._ranks) > 1 and s.rank not in self._ranks, NO_RANK),
+            (s.slot.startswith(IN_KERNEL), READ),
+            (operator and self._other_fused and recorded, INSIDE),
+            (self._excuse is not None and recorded, self._excuse or ""),
+            (module not in self._known, NO_PATH),
+            (not same_step, NO_STEP),
+            (not same_phase, NO_PHASE),
+            (operator not in self._has_operators, NO_LEVEL if operator else NO_MODULES),
+            (s.key in self._calls, NO_SLOT),
+            (operator and self._fused, WRITTEN),
+            (operator, NO_OPERATOR),
+        )
+        return next((reason for holds, reason in checks if holds), NO_CALL)
