@@ -144,13 +144,8 @@ def plain_write(folder: Path, nbytes: int, work: Work) -> None:
 def room(model: LlamaForCausalLM, folder: Path, options: dict[str, Any]) -> tuple[int, int]:
     """Return what a run takes on the disk, and what the tensors that it recorded take, in bytes."""
     recorded(model, folder, options, partial(generate, model))
-    rows = ld.open_run(folder / "run").query(
-        "SELECT shape, dtype, count(*) FROM rows GROUP BY shape, dtype"
-    )
-    tensors = sum(
-        math.prod(json.loads(shape)) * getattr(torch, dtype).itemsize * n
-        for shape, dtype, n in rows
-    )
+    summaries = [record.summary for record in ld.open_run(folder / "run").records()]
+    tensors = sum(s.numel * getattr(torch, s.dtype).itemsize for s in summaries)
     disk = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     shutil.rmtree(folder)
     return disk, tensors

@@ -318,7 +318,7 @@ def test_right_operators_called_again_stay_clean(make, dtype, mode):
     run = record(make().to(dtype), "run", mode)
     side = Side(run)
     runs, units = Runs(side, side, error), []
-    for made in run.records("role = 'output'"):
+    for made in run.records(role="output"):
         try:
             call = replay.Replayed(side, Key.of(made))
             units.append(call.units(runs))
@@ -590,12 +590,14 @@ def test_the_summary_is_three_sentences():
 
 def test_attributes_and_fingerprints_are_recorded_once():
     run = record(llama(), "run", tokens="0-1")
-    attributes = run.query(
+    attributes = run.index.query(
         "SELECT count(*) FROM scalar_rows WHERE role = 'attribute' AND path = 'model.norm' AND slot = 'variance_epsilon'"
     )
     assert attributes == [(1,)]
     weights = dict(
-        run.query("SELECT path, value FROM scalar_rows WHERE role = 'weight' AND slot = 'weight'")
+        run.index.query(
+            "SELECT path, value FROM scalar_rows WHERE role = 'weight' AND slot = 'weight'"
+        )
     )
     assert len(weights) == len(
         [name for name, _ in llama().named_parameters() if name.endswith("weight")]

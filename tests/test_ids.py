@@ -147,7 +147,7 @@ def test_only_asked_ids_are_recorded_with_and_without_what_lies_below(tmp_path: 
             generate(model, new=2)
         for step in (0, 1):
             ids = run.ids(step)
-            seen = {ids[r.site.path, r.site.call] for r in run.records("step = ?", (step,))}
+            seen = {ids[r.site.path, r.site.call] for r in run.records(step=step)}
             below = {i for i in ids.values() if i.startswith(("0_2_0", "0_3"))}
             expected = below if children else {"0_2_0", "0_3"}
             assert seen == expected

@@ -144,7 +144,10 @@ def test_what_the_program_does_between_operators_is_the_gap_and_what_recording_d
     wall = (time.perf_counter() - began) * 1e6
     host = run.host().set_index("path")
     assert host.loc["/Aten.relu", "gap"] >= SLOW * 1e6
-    ours = run.query("SELECT sum(duration) FROM all_timings WHERE level = 'recording'")[0][0] / 1e3
+    ours = (
+        run.index.query("SELECT sum(duration) FROM all_timings WHERE level = 'recording'")[0][0]
+        / 1e3
+    )
     assert ours > 0
     assert host.loc["", "duration"] + ours <= wall
 
@@ -162,7 +165,10 @@ def test_a_slow_hook_of_ours_is_in_no_time_of_the_program(tmp_path, monkeypatch)
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     with torch.no_grad(), ld.dump(model, name="s", path=tmp_path, profile="host") as run:
         model(torch.ones(2, 4))
-    ours = run.query("SELECT sum(duration) FROM all_timings WHERE level = 'recording'")[0][0] / 1e9
+    ours = (
+        run.index.query("SELECT sum(duration) FROM all_timings WHERE level = 'recording'")[0][0]
+        / 1e9
+    )
     whole = float(run.host().query("path == ''")["duration"].iloc[0]) / 1e6
     assert ours > 4 * SLOW
     assert whole < SLOW
@@ -332,7 +338,7 @@ def test_fused_kernels_are_those_of_the_kernels_table_each_once_a_step(fused):
     run, outputs, plain = fused
     assert torch.equal(outputs[0], plain)
     assert torch.equal(outputs[1], plain)
-    compiled = [name for (name,) in run.query("SELECT name FROM all_kernels")]
+    compiled = [name for (name,) in run.index.query("SELECT name FROM all_kernels")]
     for _, kernels in run.kernels().groupby("step"):
         assert sorted(kernels["code"]) == sorted(compiled)
     assert sum("cpp_fused" in name for name in compiled) >= 2
@@ -344,7 +350,9 @@ def test_fused_kernels_are_those_of_the_kernels_table_each_once_a_step(fused):
 def test_compiling_is_no_time_of_the_program(fused):
     run, _, _ = fused
     ours = (
-        run.query("SELECT duration FROM all_timings WHERE level = 'recording' AND step = 0")[0][0]
+        run.index.query("SELECT duration FROM all_timings WHERE level = 'recording' AND step = 0")[
+            0
+        ][0]
         / 1e3
     )
     first = float(run.host().query("step == 0 and path == ''")["duration"].iloc[0])
@@ -354,7 +362,7 @@ def test_compiling_is_no_time_of_the_program(fused):
 def test_launch_configurations_say_how_the_loops_of_the_source_go(fused):
     run, _, _ = fused
     table = run.tiling().set_index("kernel")
-    for name, source in run.query("SELECT name, source FROM all_kernels WHERE source != ''"):
+    for name, source in run.index.query("SELECT name, source FROM all_kernels WHERE source != ''"):
         row = table.loc[name]
         assert row["language"] == "cpp"
         assert len(row["loops"]) == source.count("for(int64_t ")
@@ -369,7 +377,7 @@ def test_launch_configurations_are_written_a_row_a_kernel(fused, tmp_path):
     assert file.parent == tmp_path / "tiling"
     with open(file, newline="", encoding="utf-8") as text:
         rows = {row["kernel"]: row for row in csv.DictReader(text)}
-    sources = dict(run.query("SELECT name, source FROM all_kernels WHERE source != ''"))
+    sources = dict(run.index.query("SELECT name, source FROM all_kernels WHERE source != ''"))
     assert rows.keys() == sources.keys()
     for name, row in rows.items():
         assert len(row["loops"].split(";")) == sources[name].count("for(int64_t ")
@@ -668,10 +676,7 @@ def test_tables_lie_where_upstream_puts_them_and_say_what_was_recorded(run, tmp_
     ops = _read(places[0], "|")
     assert tuple(ops[0]) == tables.OP_COLUMNS
     assert len(ops) == len(
-        {
-            (r.site.path, r.site.call)
-            for r in run.records("step = 0 AND role IN ('input', 'output')")
-        }
+        {(r.site.path, r.site.call) for r in run.records(step=0, role=("input", "output"))}
     )
     linear = next(row for row in ops if row["OpName"] == "model.layers.0.mlp.up_proj")
     assert (linear["CaseName"], linear["InDType"], linear["InFormat"], linear["InShape"], linear["OutShape"]) == (

@@ -58,9 +58,9 @@ def test_a_reduced_run_is_what_recording_with_reduce_would_have_kept_and_the_old
 def test_quantiles_and_a_name_can_be_asked_for():
     run = record()
     small = ld.reduce_run("whole", to="quantile:5", name="five")
-    record_ = next(small.records("role = 'output' AND path = 'lm_head'"))
+    record_ = next(small.records(role="output", path="lm_head"))
     assert record_.kept == "quantile[5]"
-    values = run.load(next(run.records("role = 'output' AND path = 'lm_head'"))).flatten()
+    values = run.load(next(run.records(role="output", path="lm_head"))).flatten()
     assert torch.allclose(
         small.load(record_).float(), torch.quantile(values, torch.linspace(0, 1, 5))
     )

@@ -490,7 +490,7 @@ def test_operator_calls_come_back_in_execution_order_with_where_they_were_called
 
 
 def test_a_call_stack_is_written_once(with_operators):
-    assert with_operators.query("SELECT count(*) FROM all_sources") == [(2,)]
+    assert with_operators.index.query("SELECT count(*) FROM all_sources") == [(2,)]
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from llmdebug_nb.align.tree import FUSED, SAME_PATH, ModuleTree
 from llmdebug_nb.align.unpaired import Reasons
 from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.paths import ancestors, is_operator, operator_of
-from llmdebug_nb.core.records import Node, Record
+from llmdebug_nb.core.records import CallKey, Node, Record
 
 SAME_SITE = SAME_PATH
 SEQUENCE = "sequence of operators"
@@ -47,8 +47,8 @@ _IN_PLACE = re.compile(r"^(Aten\.\w*[A-Za-z0-9])_(\.|$)")
 _MOSTLY = 0.5  # share of the module calls without a partner that makes a graph nameless
 Records = tuple[list[Record], list[Record]]
 Nodes = tuple[Sequence[Node], Sequence[Node]]
-# generation, step, phase, path and call of an operator -> the node of the traced program
-Traced = Mapping[tuple[int, int, str, str, int], str]
+# an operator's call, its rank set to 0 -> the node of the traced program
+Traced = Mapping[CallKey, str]
 
 _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
@@ -220,7 +220,8 @@ class _Pairing:
             {
                 node: call
                 for call in calls
-                if call.operator and (node := traced.get(call.records[0].site.key[1:])) is not None
+                if call.operator
+                and (node := traced.get(call.records[0].site.key._replace(rank=0))) is not None
             }
             for calls, traced in zip((golden, mine), self._traced, strict=True)
         )

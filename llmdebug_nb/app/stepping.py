@@ -122,8 +122,14 @@ class Golden:
         """Return what was recorded in place of a call's inputs or outputs, by their slots."""
         module, slash, operator = stop.path.partition("/")
         path = self._there.get(module, module) + slash + operator
-        where = "path = ? AND call = ? AND generation = ? AND step = ? AND phase = 'forward' AND role = ?"
-        found = self.run.records(where, (path, stop.call, stop.generation, stop.step, role))
+        found = self.run.records(
+            path=path,
+            call=stop.call,
+            generation=stop.generation,
+            step=stop.step,
+            phase="forward",
+            role=role,
+        )
         kept = {
             r.site.slot: self.run.load(r) for r in found if r.payload is not None and r.kept is None
         }

@@ -67,3 +67,9 @@ LAUNCH = ("id", "root_call", "path", "call", "phase", "op", "kernel", "code", "d
 
 AT = {name: place for place, name in enumerate(COLUMNS)}
 Row = list[Any]
+
+# the columns of the views that every dump has when it is opened
+ROW_COLUMNS = ("id", "rank", "generation", "step", "kind", "root", *COLUMNS[2:8], "seq", *COLUMNS[8:20], "payload", *COLUMNS[22:], "root_call")  # fmt: skip
+OPERATOR_COLUMNS = ("id", "rank", "generation", "step", *OPERATOR[1:])
+TIMING_COLUMNS = ("id", "rank", "generation", "step", *TIMING[2:], "root_call")
+LAUNCH_COLUMNS = ("id", "rank", "generation", "step", *LAUNCH[2:], "root_call")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
+from llmdebug_nb.core.opened_run import OpenedRun
 from llmdebug_nb.core.records import Kernel, Record, Site
 from llmdebug_nb.explain.calls import Key
 
@@ -22,25 +22,11 @@ class NotAgain(Exception):
     """A recorded call can't be made again; says why."""
 
 
-class Run(Protocol):
-    """An opened dump."""
-
-    @property
-    def path(self) -> Any: ...
-    @property
-    def label(self) -> str: ...
-    def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]: ...
-    def records(
-        self, where: str = "1", values: Sequence[Any] = (), start: int = 0, n: int = -1
-    ) -> Iterator[Record]: ...
-    def load(self, record: Record) -> torch.Tensor: ...
-
-
 class Side:
     """One of the two runs."""
 
     def __init__(
-        self, run: Run, kernels: Callable[[Site], Kernel | None] = lambda site: None
+        self, run: OpenedRun, kernels: Callable[[Site], Kernel | None] = lambda site: None
     ) -> None:
         """``kernels(site)``: the kernel that computed what a call gave."""
         self.run, self.kernels = run, kernels
@@ -48,9 +34,16 @@ class Side:
 
     def records(self, key: Key, role: str) -> list[Record]:
         """Return the records of one call in that role."""
-        where = "path = ? AND call = ? AND phase = ? AND generation = ? AND step = ? AND rank = ? AND role = ?"
-        values = (key.path, key.call, key.phase, key.generation, key.step, key.rank, role)
-        return list(self.run.records(where, values))
+        found = self.run.records(
+            path=key.path,
+            call=key.call,
+            phase=key.phase,
+            generation=key.generation,
+            step=key.step,
+            rank=key.rank,
+            role=role,
+        )
+        return list(found)
 
     def load(self, record: Record) -> torch.Tensor:
         """Return the values of a record. Raises NotAgain where they are not there whole."""
@@ -68,9 +61,9 @@ class Side:
         step = (key.generation, key.step)
         if step not in self._steps:
             found = self._steps[step] = {}
-            sql = "SELECT path, call, slot, type, value FROM scalar_rows WHERE generation = ? AND step = ? AND role = 'input'"
-            for path, call, slot, kind, text in self.run.query(sql, step):
-                found.setdefault((path, call), {})[slot] = (kind, text)
+            rows = self.run.index.scalars(generation=key.generation, step=key.step, role="input")
+            for row in rows:
+                found.setdefault((row.path, row.call), {})[row.slot] = (row.type, row.value)
         return self._steps[step].get((key.path, key.call), {})
 
     @cached_property
@@ -85,24 +78,19 @@ class Side:
 
     def _of_modules(self, role: str) -> dict[str, dict[str, Scalar]]:
         found: dict[str, dict[str, Scalar]] = {}
-        for path, slot, kind, text in self.run.query(
-            "SELECT path, slot, type, value FROM scalar_rows WHERE role = ?", (role,)
-        ):
-            found.setdefault(path, {}).setdefault(slot, (kind, text))
+        for row in self.run.index.scalars(role=role):
+            found.setdefault(row.path, {}).setdefault(row.slot, (row.type, row.value))
         return found
 
     def source(self, key: Key) -> str | None:
         """Return where in the program an operator was called: the innermost frame."""
-        sql = """SELECT s.frames FROM operator_rows o JOIN all_sources s ON s.idx = o.source WHERE o.path = ? AND o.call = ?
- AND o.phase = ? AND o.generation = ? AND o.step = ? LIMIT 1"""
-        for (frames,) in self.run.query(
-            sql, (key.path, key.call, key.phase, key.generation, key.step)
-        ):
-            try:
-                return str(json.loads(frames)[0])
-            except (ValueError, TypeError, LookupError):
-                return None
-        return None
+        return self.run.index.innermost_frame(
+            path=key.path,
+            call=key.call,
+            phase=key.phase,
+            generation=key.generation,
+            step=key.step,
+        )
 
     def kernel(self, key: Key) -> Kernel | None:
         """Return the kernel of compiled code that computed what a call gave, or None."""

@@ -61,9 +61,8 @@ class Graph:
         step = (key.generation, key.step)
         if step not in self._steps:
             found: dict[tuple[str, int], dict[str, Scalar]] = {}
-            sql = "SELECT path, call, slot, type, value FROM scalar_rows WHERE role = ?"
-            for path, call, slot, kind, text in self._side.run.query(sql, (ROLE,)):
-                found.setdefault((path, call), {})[slot] = (kind, text)
+            for row in self._side.run.index.scalars(role=ROLE):
+                found.setdefault((row.path, row.call), {})[row.slot] = (row.type, row.value)
             self._steps[step] = [
                 Node(Key(key.rank, *step, "forward", path, call), said["node"][1] or "", _joined(said), said)
                 for (path, call), said in found.items() if "node" in said
@@ -75,11 +74,8 @@ class Graph:
 
     def weight(self, module: str, name: str) -> str | None:
         """Return the initializer that a weight of a module is."""
-        sql = "SELECT value FROM scalar_rows WHERE role = ? AND path = ? AND slot = ? LIMIT 1"
-        return next(
-            (text for (text,) in self._side.run.query(sql, (ROLE, module, f"initializer.{name}"))),
-            None,
-        )
+        rows = self._side.run.index.scalars(role=ROLE, path=module, slot=f"initializer.{name}")
+        return rows[0].value if rows else None
 
     def made(self, node: Node) -> Record | None:
         return next(iter(self._side.records(node.key, "output")), None)
@@ -117,9 +113,14 @@ class Values:
 
     @functools.cache  # noqa: B019 - lives as long as one search
     def _constant(self, name: str) -> Record | None:
-        where = "role = 'input' AND slot = ? AND generation = ? AND step = ?"
-        values = (f"kwargs.{name}", self._key.generation, self._key.step)
-        return next(iter(self._side.run.records(where, values)), None)
+        found = self._side.run.records(
+            n=1,
+            role="input",
+            slot=f"kwargs.{name}",
+            generation=self._key.generation,
+            step=self._key.step,
+        )
+        return next(found, None)
 
     def mask(self, node: Node) -> torch.Tensor | None:
         """Return the mask that a node has as an initializer: flags or numbers, a row and a column a token."""

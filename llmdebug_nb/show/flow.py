@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
+from llmdebug_nb.core.opened_run import OpenedRun
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.show import wire
 
 _LINKS = 12  # of one relation; a mask may be taken thousands of times
-_CALL = "path = ? AND call = ? AND phase = ? AND generation = ? AND step = ? AND rank = ?"
 
 
-def flow(run: Any, record: Record, row_of: Callable[[int], int | None]) -> list[wire.Flow]:
+def flow(run: OpenedRun, record: Record, row_of: Callable[[int], int | None]) -> list[wire.Flow]:
     """Return the neighbours of ``record`` by relation; ``row_of``: the view's row of a record, None for none."""
-    s = record.site
-    call = (s.path, s.call, s.phase, s.generation, s.step, s.rank)
+    site, index = record.site, run.index
     found: dict[wire.Relation, list[int]] = {}
-    if s.role == "input":
-        found["outputs"] = _ids(run, f"{_CALL} AND role = 'output'", *call)
+    if site.role == "input":
+        found["outputs"] = index.ids_of_call(site.key, "output")
     else:
-        found["inputs"] = (
-            _ids(run, f"{_CALL} AND role = 'input'", *call) if s.role == "output" else []
-        )
-    found["consumers"] = _ids(run, "producer = ?", record.id)
+        made = site.role == "output"
+        found["inputs"] = index.ids_of_call(site.key, "input") if made else []
+    found["consumers"] = index.record_ids(producer=record.id)
     if record.producer is not None:
-        found["siblings"] = _ids(run, "producer = ? AND id != ?", record.producer, record.id)
+        siblings = index.record_ids(producer=record.producer)
+        found["siblings"] = [number for number in siblings if number != record.id]
     return [
         view
         for relation, ids in found.items()
@@ -33,14 +31,8 @@ def flow(run: Any, record: Record, row_of: Callable[[int], int | None]) -> list[
     ]
 
 
-def _ids(run: Any, where: str, *values: Any) -> list[int]:
-    return [
-        number for (number,) in run.query(f"SELECT id FROM rows WHERE {where} ORDER BY id", values)
-    ]
-
-
 def _view(
-    run: Any, relation: wire.Relation, ids: list[int], row_of: Callable[[int], int | None]
+    run: OpenedRun, relation: wire.Relation, ids: list[int], row_of: Callable[[int], int | None]
 ) -> wire.Flow:
     rows = [(row, number) for number in ids if (row := row_of(number)) is not None]
     links: list[wire.Link] = [

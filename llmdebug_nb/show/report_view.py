@@ -15,6 +15,7 @@ import torch
 from llmdebug_nb.core.errors import LLMDebugError, StoreError, TensorLookupError, nearest
 from llmdebug_nb.core.findings import EXPECTED, Difference, Expectation, Finding
 from llmdebug_nb.core.kernels import summary as kernel
+from llmdebug_nb.core.row_filter import row_text
 from llmdebug_nb.show import filters, tensors, wire
 from llmdebug_nb.show.columns import Columns
 from llmdebug_nb.show.flow import flow
@@ -451,4 +452,4 @@ class ReportView(View):
 def _shown(d: Difference) -> str:
     """Return what a filter's words are looked for in."""
     s = d.site
-    return filters.shown(s.path, s.role, s.slot, d.op, d.pair.either.summary.dtype, d.verdict)
+    return row_text(s.path, s.role, s.slot, d.op, d.pair.either.summary.dtype, d.verdict)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import bisect
 import functools
-import json
-from array import array
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from llmdebug_nb.core.opened_run import OpenedRun
+from llmdebug_nb.core.row_filter import RowFilter, largest
 from llmdebug_nb.show import filters, tensors, wire
 from llmdebug_nb.show.flow import flow
 from llmdebug_nb.show.series import line, same_site
@@ -25,9 +25,8 @@ class RunView(View):
     """One run. ``mismatch`` asks for the rows that hold NaN or infinity."""
 
     kind = "run"
-    _BAD = "(coalesce(nan, 0) + coalesce(inf, 0) > 0)"
 
-    def __init__(self, run: Any, tokenizer: Any = None) -> None:
+    def __init__(self, run: OpenedRun, tokenizer: Any = None) -> None:
         super().__init__(run.steps(), texts(run, tokenizer))
         self.run = run
         self.by_round = bool((run.meta.get("options") or {}).get("rounds"))
@@ -36,30 +35,24 @@ class RunView(View):
 
     @functools.cached_property
     def tree(self) -> Tree:
-        # two queries: the index by path answers the first one alone
-        every, bad = (
-            self.run.query(f"SELECT path, count(*) FROM rows WHERE {where} GROUP BY path")
-            for where in ("1", self._BAD)
-        )
-        return Tree(self.run.nodes, Counter(dict(every)), Counter(dict(bad)))
+        every, bad = (self.run.index.count_by_path(bad) for bad in (False, True))
+        return Tree(self.run.nodes, every, bad)
 
     def overview(self, request: Any = None) -> wire.Overview:
         return self._cached(self._overview)  # type: ignore[no-any-return]
 
     def _overview(self) -> wire.Overview:
         info = self.run.info()
-        counted = self.run.query(
-            f"SELECT generation, step, count(*), sum({self._BAD}) FROM rows GROUP BY generation, step"
-        )
-        first = self.run.query(f"SELECT min(id) FROM rows WHERE {self._BAD}")[0][0]
+        counted = self.run.index.count_by_step()
+        first = self.run.index.first_bad()
         lines = [
             f"{count_text(info['records'], 'tensor')} of {count_text(info['steps'], 'step')}, {size_text(info['bytes'])} {'in memory' if self.run.path is None else 'on disk'}"
         ]
         if not info["complete"]:
             lines.append(f"incomplete: {info['ended_by'] or 'the recording process ended early'}")
         if info["lost"]:
-            sql = "SELECT lost, count(*) FROM rows WHERE lost IS NOT NULL GROUP BY lost ORDER BY 2 DESC LIMIT 2"
-            why = "; ".join(f"{count:,} {text}" for text, count in self.run.query(sql))
+            reasons = self.run.index.lost_reasons(2)
+            why = "; ".join(f"{count:,} {text}" for text, count in reasons)
             lines.append(f"{count_text(info['lost'], 'tensor')} without values: {why}")
         return {
             "kind": "run",
@@ -81,41 +74,13 @@ class RunView(View):
             "rows": info["records"],
         }
 
-    def _where(self, step: int, node: int, mismatch: bool, text: str) -> tuple[str, list[Any]]:
-        clauses, values = ["1"], list[Any]()
+    def _wanted(self, step: int, node: int, mismatch: bool, text: str) -> RowFilter:
+        place: tuple[int, int] | None = None
         if step >= 0 and self.steps:
             call = self.steps[min(step, len(self.steps) - 1)]
-            clauses.append("generation = ? AND step = ?")
-            values += [call.generation, call.step]
-        if node != -1:
-            clauses.append("within(path, ?)")
-            values.append(self.tree.path(node))
-        if mismatch:
-            clauses.append(self._BAD)
-        wanted = filters.read(text)
-        narrowed, sought = wanted.sql(self._cached(self._kinds) if wanted.words else ())
-        return " AND ".join(clauses + narrowed), values + sought
-
-    def _kinds(self) -> list[filters.Kind]:
-        """Return all that rows show beside their paths."""
-        return [
-            (role, slot, op, dtype)
-            for role, slot, op, dtype in self.run.query(f"SELECT DISTINCT {filters.KIND} FROM rows")
-            if None not in (role, slot, op, dtype)
-        ]
-
-    def _ids(self, step: int, node: int, mismatch: bool, text: str) -> array[int]:
-        """Return the ids of what is listed, in order: pages and places are cut from them."""
-        where, values = self._where(step, node, mismatch, text)
-        return array(
-            "q",
-            (
-                number
-                for (number,) in self.run.query(
-                    f"SELECT id FROM rows WHERE {where} ORDER BY id", values
-                )
-            ),
-        )
+            place = call.generation, call.step
+        module = self.tree.path(node) if node != -1 else None
+        return filters.read(text)._replace(step=place, module=module, bad=mismatch)
 
     def _cached(self, find: Callable[..., Any], *asked: Any) -> Any:
         """Return what ``find`` finds, without looking again while the dump has not grown."""
@@ -127,12 +92,13 @@ class RunView(View):
 
     def listed(self, request: wire.RowsRequest) -> wire.Page:
         step = -1 if request["every"] else request["step"]
-        found = self._cached(self._ids, step, request["node"], request["mismatch"], request["text"])
+        found = self._cached(
+            self.run.index.matching,
+            self._wanted(step, request["node"], request["mismatch"], request["text"]),
+        )
         start = max(0, request["start"])
         page = found[start : start + max(0, min(request["n"], 1000))]
-        records = self.run.records(
-            "id IN (SELECT value FROM json_each(?))", [json.dumps(page.tolist())]
-        )
+        records = self.run.records(id=tuple(page))
         return {
             "total": len(found),
             "start": start,
@@ -141,12 +107,10 @@ class RunView(View):
         }
 
     def locate(self, request: wire.LocateRequest) -> wire.Located:
-        where, values = self._where(-1, request["node"], request["mismatch"], request["text"])
-        aim, end = ("max", "<") if request["delta"] < 0 else ("min", ">")
-        start = request["row"] if request["row"] >= 0 or request["delta"] > 0 else 1 << 60
-        found = self.run.query(
-            f"SELECT {aim}(id) FROM rows WHERE {where} AND id {end} ?", [*values, start]
-        )[0][0]
+        wanted = self._wanted(-1, request["node"], request["mismatch"], request["text"])
+        backwards = request["delta"] < 0
+        start = 1 << 60 if backwards and request["row"] < 0 else request["row"]
+        found = self.run.index.nearest_match(wanted, start, backwards)
         if found is None:
             return {"row": None, "index": -1}
         return self.row({**request, "op": "row", "row": found})  # type: ignore[typeddict-item]
@@ -156,7 +120,10 @@ class RunView(View):
         if filters.problem(request["text"]):
             return {"row": row, "index": -1}
         step = -1 if request["every"] else row["step"]
-        found = self._cached(self._ids, step, request["node"], request["mismatch"], request["text"])
+        found = self._cached(
+            self.run.index.matching,
+            self._wanted(step, request["node"], request["mismatch"], request["text"]),
+        )
         place = bisect.bisect_left(found, row["id"])
         return {
             "row": row,
@@ -178,7 +145,7 @@ class RunView(View):
 
     def series(self, request: wire.SeriesRequest) -> wire.Series:
         found = list(same_site(self.run, self.run.record(request["row"]).site))
-        figures = {"l2norm": lambda summary: summary.l2norm, "max abs": filters.largest}
+        figures = {"l2norm": lambda summary: summary.l2norm, "max abs": largest}
         return {
             "lines": [
                 line(
@@ -196,8 +163,7 @@ class RunView(View):
     def find(self, path: str, step: int | None, role: str) -> int:
         """Return the number of a tensor's record, at its first real step if none is named. Raises TensorLookupError."""
         if step is None:
-            sql = "SELECT min(step) FROM rows WHERE path = ? AND role = ? AND generation >= 0"
-            step = self.run.query(sql, (path, role))[0][0] or 0
+            step = self.run.index.first_step(path, role) or 0
         return int(self.run.find(path, step, role).id)
 
     def text(self) -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from llmdebug_nb.core.opened_run import OpenedRun
 from llmdebug_nb.core.records import Record, Site
 from llmdebug_nb.show import wire
 from llmdebug_nb.show.tensors import number
@@ -26,9 +27,16 @@ def site_key(site: Site) -> tuple[Any, ...]:
     return tuple(getattr(site, name) for name in SAME)
 
 
-def same_site(run: Any, site: Site) -> Iterator[Record]:
+def same_site(run: OpenedRun, site: Site) -> Iterator[Record]:
     """Yield the records of ``site`` at every step."""
-    return iter(run.records(" AND ".join(f"{name} = ?" for name in SAME), site_key(site)))
+    return run.records(
+        rank=site.rank,
+        path=site.path,
+        call=site.call,
+        phase=site.phase,
+        role=site.role,
+        slot=site.slot,
+    )
 
 
 def line(figure: str, points: Iterable[Point], most: int) -> wire.Line:

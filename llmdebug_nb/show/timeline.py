@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.core.errors import OptionError, StoreError, TensorLookupError
+from llmdebug_nb.core.opened_run import OpenedRun
 
 if TYPE_CHECKING:
     import pandas
@@ -19,7 +20,6 @@ TOP = 8
 _DEPTH = 4  # lanes of modules
 _EVERY = 1000
 _FAINT = "#8884"
-_OURS = "SELECT sum(duration) FROM all_timings WHERE level = 'recording' AND generation = ? AND step = ?"
 
 
 class Timeline:
@@ -215,7 +215,7 @@ class Timeline:
         return target
 
 
-def timeline(run: Any, step: int | None = None, generation: int = 0) -> Timeline:
+def timeline(run: OpenedRun, step: int | None = None, generation: int = 0) -> Timeline:
     """Return the timeline of one step of a run: the first one that has times, if none is named.
 
     Raises:
@@ -243,9 +243,7 @@ def timeline(run: Any, step: int | None = None, generation: int = 0) -> Timeline
     host, kernels = (
         frame[(frame["generation"] == wanted[0]) & (frame["step"] == wanted[1])] for frame in frames
     )
-    return Timeline(
-        run.label, wanted, host, kernels, float(run.query(_OURS, wanted)[0][0] or 0) / 1e3
-    )
+    return Timeline(run.label, wanted, host, kernels, run.index.recording_time(*wanted))
 
 
 def _depths(modules: pandas.DataFrame) -> list[int]:

@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from llmdebug_nb.core.errors import LLMDebugError, OptionError
+from llmdebug_nb.core.opened_run import OpenedRun
 
 _MOST = 64  # tokens of a prompt: its last ones
-# what the model was given as ids, by name, or what its first embedding was
-_IDS = """role = 'input' AND phase = 'forward' AND payload IS NOT NULL AND kept IS NULL AND dtype IN ('int64', 'int32')
- AND (slot LIKE '%input_ids' OR op LIKE '%Embedding')"""
-
 Texts = dict[tuple[int, int], str]  # generation and step -> text
 
 
@@ -23,7 +20,7 @@ def checked(tokenizer: Any) -> Any:
     return tokenizer
 
 
-def texts(run: Any, tokenizer: Any) -> Texts:
+def texts(run: OpenedRun, tokenizer: Any) -> Texts:
     """Return the text of the first sequence that each step was given; of a long prompt its end. Without ids, or a tokenizer, none.
 
     Raises OptionError: the tokenizer can't decode what was recorded.
@@ -31,10 +28,7 @@ def texts(run: Any, tokenizer: Any) -> Texts:
     if checked(tokenizer) is None:
         return {}
     found: Texts = {}
-    first = run.query(
-        f"SELECT generation, step, min(id) FROM rows WHERE {_IDS} GROUP BY generation, step"
-    )
-    for generation, step, number in first:
+    for (generation, step), number in run.index.token_ids().items():
         try:
             ids = run.load(run.record(number))
         except LLMDebugError:  # a damaged payload shows itself where it is looked at

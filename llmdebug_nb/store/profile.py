@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.store import tiling as tilings
 
 if TYPE_CHECKING:
     import pandas
+
+    from llmdebug_nb.store.run import Run
 
 _HOST = (
     "rank",
@@ -34,10 +36,6 @@ _SITE = ("rank", "generation", "step", "phase", "path", "call")
 _TEXTS = frozenset({"path", "phase", "level", "op", "kernel", "device"})
 _US = 1000.0
 _Site = tuple[Any, ...]
-
-
-class Run(Protocol):
-    def query(self, sql: str, values: Any = ()) -> list[tuple[Any, ...]]: ...
 
 
 def host(run: Run) -> pandas.DataFrame:
@@ -73,7 +71,7 @@ def _tensors(text: Any) -> list[tuple[str, tuple[int, ...]]]:
 def _frame(run: Run, view: str, columns: tuple[str, ...], where: str) -> pandas.DataFrame:
     import pandas
 
-    rows = run.query(
+    rows = run.index.query(
         f"SELECT {','.join(columns)} FROM {view} WHERE {where} ORDER BY rank, root_call, start, id"
     )
     frame = pandas.DataFrame(rows, columns=list(columns))
@@ -86,7 +84,7 @@ def _with_ids(run: Run, frame: pandas.DataFrame) -> pandas.DataFrame:
     """Add the execution id of each call, "" where it has none: as in a backward pass, and for operators that were not recorded."""
     ids = {
         tuple(row[:-1]): row[-1]
-        for row in run.query("SELECT rank, generation, step, path, call, id FROM call_rows")
+        for row in run.index.query("SELECT rank, generation, step, path, call, id FROM call_rows")
     }
     sites = zip(
         *(frame[name] for name in ("rank", "generation", "step", "path", "call", "phase")),
@@ -114,8 +112,8 @@ def tiling(run: Run) -> pandas.DataFrame:
     """Return `Run.tiling`."""
     import pandas
 
-    kernels = run.query("SELECT name, source FROM all_kernels")
-    noted = run.query("SELECT name, configuration FROM all_tilings")
+    kernels = run.index.query("SELECT name, source FROM all_kernels")
+    noted = run.index.query("SELECT name, configuration FROM all_tilings")
     return pandas.DataFrame(tilings.rows(kernels, noted), columns=list(tilings.COLUMNS))
 
 
@@ -125,10 +123,10 @@ def ops(run: Run) -> pandas.DataFrame:
 
     levels = {
         row[:-1]: row[-1]
-        for row in run.query(f"SELECT {','.join(_SITE)}, level FROM operator_rows")
+        for row in run.index.query(f"SELECT {','.join(_SITE)}, level FROM operator_rows")
     }
     found: dict[_Site, dict[str, Any]] = {}
-    for *site, op, role, dtype, shape in run.query(
+    for *site, op, role, dtype, shape in run.index.query(
         f"SELECT {','.join(_SITE)}, op, role, dtype, shape FROM rows WHERE role IN ('input', 'output') ORDER BY id"
     ):
         key = tuple(site)
@@ -171,7 +169,7 @@ def _add_parameters(run: Run, found: dict[_Site, dict[str, Any]]) -> None:
     """Arguments of operators that are no tensors; of modules, their plain attributes, which are noted once."""
     given: dict[tuple[Any, ...], dict[str, str]] = {}
     attributes: dict[str, dict[str, str]] = {}
-    for generation, step, path, call, role, slot, value in run.query(
+    for generation, step, path, call, role, slot, value in run.index.query(
         "SELECT generation, step, path, call, role, slot, value FROM scalar_rows WHERE role IN ('input', 'attribute')"
     ):
         if role == "attribute":

@@ -15,7 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmdebug_nb.core.columns import AT, COLUMNS
+from llmdebug_nb.core.columns import (
+    AT,
+    COLUMNS,
+    LAUNCH_COLUMNS,
+    OPERATOR_COLUMNS,
+    ROW_COLUMNS,
+    TIMING_COLUMNS,
+)
 from llmdebug_nb.core.errors import CorruptDumpError, NotADumpError
 from llmdebug_nb.core.kernels.raw import from_bytes
 from llmdebug_nb.core.kernels.summary import summarize
@@ -23,16 +30,9 @@ from llmdebug_nb.core.records import Record
 from llmdebug_nb.store import catalog, layouts
 from llmdebug_nb.store import format as fmt
 from llmdebug_nb.store.layouts import Contents
-from llmdebug_nb.store.run import (
-    LAUNCH_COLUMNS,
-    OPERATOR_COLUMNS,
-    ROW_COLUMNS,
-    STRIDE,
-    TIMING_COLUMNS,
-    Run,
-    Source,
-    quoted,
-)
+from llmdebug_nb.store.rows import STRIDE, quoted, row_of
+from llmdebug_nb.store.run import Run
+from llmdebug_nb.store.source import Source
 
 if TYPE_CHECKING:
     import torch
@@ -417,7 +417,7 @@ def _indexed(contents: Contents, layout: str, nbytes: int) -> Source:
     by_id = {record.id: record for record in contents.records}
     db.executemany(
         f"INSERT INTO rows VALUES({','.join('?' * len(ROW_COLUMNS))})",
-        (_foreign_row(record, calls) for record in contents.records),
+        (row_of(record, calls) for record in contents.records),
     )
     db.executemany(
         "INSERT INTO all_calls VALUES(?,?,?,?,?,?,?,?)",
@@ -460,41 +460,4 @@ def _indexed(contents: Contents, layout: str, nbytes: int) -> Source:
         meta=contents.meta,
         processes=[{"rank": rank} for rank in sorted({r.site.rank for r in contents.records})]
         or [{"rank": 0}],
-    )
-
-
-def _foreign_row(record: Record, calls: dict[tuple[int, int], Any]) -> tuple[Any, ...]:
-    s, v = record.site, record.summary
-    call = calls.get((s.generation, s.step))
-    return (
-        record.id,
-        s.rank,
-        s.generation,
-        s.step,
-        call.kind if call else "",
-        call.root if call else "",
-        s.path,
-        s.call,
-        s.phase,
-        s.role,
-        s.slot,
-        record.op,
-        record.seq,
-        v.dtype,
-        json.dumps(list(v.shape)),
-        v.min,
-        v.max,
-        v.mean,
-        v.l2norm,
-        v.nan,
-        v.inf,
-        v.zero,
-        v.fingerprint,
-        record.device,
-        record.producer,
-        None if record.payload is None else str(record.id),
-        record.lost,
-        record.kept,
-        None if record.kept_shape is None else json.dumps(list(record.kept_shape)),
-        call.index if call else 0,
     )

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.core.errors import DumpWriteError, StoreError
-from llmdebug_nb.store.run import STRIDE, Run
+from llmdebug_nb.store.rows import STRIDE
+from llmdebug_nb.store.run import Run
 
 if TYPE_CHECKING:
     import pandas
@@ -116,7 +117,7 @@ def _pids(run: Run) -> dict[tuple[int, int], int]:
     known = run.source.processes
     pids: dict[tuple[int, int], int] = {}
     for view in ("rows", "all_timings", "all_launches"):
-        for rank, generation, first in run.query(
+        for rank, generation, first in run.index.query(
             f"SELECT rank, generation, min(id) FROM {view} GROUP BY rank, generation"
         ):
             process = known[first // STRIDE] if first // STRIDE < len(known) else {}

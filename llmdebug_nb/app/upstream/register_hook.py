@@ -82,7 +82,7 @@ def write_analysis(run: Run) -> Path:
         with open(path, "w", newline="", encoding="utf-8") as file:
             table = csv.writer(file)
             table.writerow(_ANALYSIS)
-            while page := list(run.records("id > ?", (last,), n=1000)):
+            while page := list(run.records(after=last, n=1000)):
                 table.writerows(_analysis_row(run, record) for record in page)
                 last = page[-1].id
     except OSError as error:

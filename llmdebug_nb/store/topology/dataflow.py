@@ -8,18 +8,20 @@ them is not recorded: an operation ``Unrecorded`` stands for it, and takes what 
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.core.errors import TensorLookupError
 from llmdebug_nb.core.paths import ancestors
-from llmdebug_nb.core.records import Node
+from llmdebug_nb.core.records import Node, Record
 from llmdebug_nb.store.topology.document import Operation, Topology
 from llmdebug_nb.store.topology.weights import Weights
+
+if TYPE_CHECKING:
+    from llmdebug_nb.store.run import Run
 
 UNRECORDED = "Unrecorded"
 OF_OPERATORS = "by storage, between recorded operators"
@@ -28,20 +30,6 @@ OF_MODULES = (
     " (record with mode='module+aten' for every edge)"
 )
 Key = tuple[str, int]  # path and call
-
-
-@dataclass(slots=True)
-class _Row:
-    """A tensor of the step."""
-
-    id: int
-    key: Key
-    role: str
-    slot: str
-    dtype: str
-    shape: tuple[int, ...]
-    fingerprint: str | None
-    producer: int | None
 
 
 @dataclass(slots=True)
@@ -63,7 +51,7 @@ class _Call:
 
 
 def topology(
-    run: Any, step: int | None = None, generation: int = 0, rank: int | None = None
+    run: Run, step: int | None = None, generation: int = 0, rank: int | None = None
 ) -> Topology:
     """Return the topology of a step of a run; ``step`` None: the first that was recorded, from that generation on. ``rank`` None: the lowest.
 
@@ -74,9 +62,8 @@ def topology(
     return _Step(run, *at).topology()
 
 
-def _place(run: Any, step: int | None, generation: int, rank: int | None) -> tuple[int, int, int]:
-    sql = "SELECT DISTINCT generation, step, rank FROM rows WHERE phase = 'forward' AND role IN ('input', 'output')"
-    there = sorted(run.query(sql), key=lambda row: (row[0] < generation, *row))
+def _place(run: Run, step: int | None, generation: int, rank: int | None) -> tuple[int, int, int]:
+    there = sorted(run.index.forward_steps(), key=lambda row: (row[0] < generation, *row))
     fitting = [
         p for p in there if (step is None or p[:2] == (generation, step)) and rank in (None, p[2])
     ]
@@ -87,17 +74,25 @@ def _place(run: Any, step: int | None, generation: int, rank: int | None) -> tup
         raise TensorLookupError(
             f"run {run.name!r} has no step {step} with tensors; there is {known or 'none'}"
         )
-    return fitting[0]  # type: ignore[no-any-return]
+    return fitting[0]
 
 
 class _Step:
     """Builds the topology of one step."""
 
-    def __init__(self, run: Any, generation: int, step: int, rank: int) -> None:
+    def __init__(self, run: Run, generation: int, step: int, rank: int) -> None:
         self._run, self._where = run, (generation, step, rank)
         self._nodes: dict[str, Node] = {node.path: node for node in run.nodes}
-        self._rows = self._read_rows()
-        self._operators = self._read_operators()
+        self._rows = list(
+            run.records(
+                phase="forward",
+                role=("input", "output"),
+                generation=generation,
+                step=step,
+                rank=rank,
+            )
+        )
+        self._operators = run.index.enclosing_calls(generation, step, rank)
         self._tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
         self._weights = Weights(run, self._nodes)
         self._calls = self._tree()
@@ -111,34 +106,10 @@ class _Step:
         ] = []  # call that it is made in, value, the child that takes it
         self._taken: set[str] = set()
 
-    # -- reading ------------------------------------------------------------------------------
-
-    def _read_rows(self) -> list[_Row]:
-        sql = """SELECT id, path, call, role, slot, dtype, shape, fingerprint, producer FROM rows WHERE phase = 'forward' AND role IN ('input',
- 'output') AND generation = ? AND step = ? AND rank = ? ORDER BY id"""
-        return [
-            _Row(
-                i, (path, call), role, slot, dtype, tuple(json.loads(shape)), fingerprint, producer
-            )
-            for i, path, call, role, slot, dtype, shape, fingerprint, producer in self._run.query(
-                sql, self._where
-            )
-        ]
-
-    def _read_operators(self) -> dict[Key, tuple[str, Key | None]]:
-        """Return level and enclosing call of each operator."""
-        sql = """SELECT path, call, level, "within", within_call FROM operator_rows WHERE phase = 'forward' AND generation = ? AND step = ?
- AND rank = ? ORDER BY id"""
-        rows = self._run.query(sql, self._where)
-        return {
-            (path, call): (level, None if w is None else (w, wc))
-            for path, call, level, w, wc in rows
-        }
-
     def _tree(self) -> dict[Key, _Call]:
         generation, step, rank = self._where
         ids: dict[Key, str] = self._run.ids(step, generation, rank)
-        keys = dict.fromkeys([*ids, *(row.key for row in self._rows)])
+        keys = dict.fromkeys([*ids, *(_key(row) for row in self._rows)])
         calls = {
             key: _Call(key, self._operation(key, ids.get(key, "")))
             for key in keys
@@ -192,23 +163,24 @@ class _Step:
     def _params(self) -> dict[tuple[str, int | None], dict[str, Any]]:
         """Return what calls were given that is no tensor, and what modules are set to (call None)."""
         found: dict[tuple[str, int | None], dict[str, Any]] = defaultdict(dict)
-        sql = """SELECT path, call, role, slot, type, value FROM scalar_rows WHERE value IS NOT NULL AND (role = 'attribute'
- OR (role = 'input' AND generation = ? AND step = ?))"""
-        for path, call, role, slot, kind, text in self._run.query(sql, self._where[:2]):
-            if role == "attribute":
-                found[path, None][slot] = _value(kind, text)
-            else:
-                found[path, call][_argument(path, slot)] = _value(kind, text)
+        generation, step, _ = self._where
+        for row in self._run.index.scalars(role="attribute"):
+            if row.value is not None:
+                found[row.path, None][row.slot] = _value(row.type, row.value)
+        for row in self._run.index.scalars(role="input", generation=generation, step=step):
+            if row.value is not None:
+                argument = _argument(row.path, row.slot)
+                found[row.path, row.call][argument] = _value(row.type, row.value)
         return found
 
     # -- values -------------------------------------------------------------------------------
 
     def topology(self) -> Topology:
         for row in self._rows:
-            call = self._calls.get(row.key)
+            call = self._calls.get(_key(row))
             if call is None:
                 continue
-            if row.role == "input":
+            if row.site.role == "input":
                 call.takes.append(self._input(call, row))
             else:
                 call.gives.append(self._output(call, row))
@@ -223,17 +195,19 @@ class _Step:
         self._close(root)
         return Topology(root.op, self._tensors, OF_OPERATORS if self._operators else OF_MODULES)
 
-    def _name(self, call: _Call, row: _Row) -> str:
-        name = f"{call.op.name}_{row.role}_{row.slot.removeprefix('kwargs.')}"
-        self._tensors.setdefault(name, (row.dtype, row.shape))
+    def _name(self, call: _Call, row: Record) -> str:
+        name = f"{call.op.name}_{row.site.role}_{row.site.slot.removeprefix('kwargs.')}"
+        self._tensors.setdefault(name, (row.summary.dtype, row.summary.shape))
         return name
 
-    def _input(self, call: _Call, row: _Row) -> str:
+    def _input(self, call: _Call, row: Record) -> str:
         if row.producer in self._values:
             return self._values[row.producer]
-        weight = self._weights.find(call.key[0], row.dtype, row.shape, row.fingerprint)
+        weight = self._weights.find(
+            call.key[0], row.summary.dtype, row.summary.shape, row.summary.fingerprint
+        )
         if weight is not None:
-            self._tensors.setdefault(weight, (row.dtype, self._weights.shapes[weight]))
+            self._tensors.setdefault(weight, (row.summary.dtype, self._weights.shapes[weight]))
             return weight
         content = _content(row)
         if content not in self._outside:
@@ -242,7 +216,7 @@ class _Step:
                 self._unmade.append((call.parent, self._outside[content], call))
         return self._outside[content]
 
-    def _output(self, call: _Call, row: _Row) -> str:
+    def _output(self, call: _Call, row: Record) -> str:
         made = self._values.get(row.producer) if row.producer is not None else None
         if call.inside and made is not None:
             maker = self._makers.get(made)
@@ -350,9 +324,13 @@ def _root_of(path: str) -> str:
     return found[0] if found else ""
 
 
-def _content(row: _Row) -> tuple[str, str, int]:
+def _key(row: Record) -> Key:
+    return row.site.path, row.site.call
+
+
+def _content(row: Record) -> tuple[str, str, int]:
     """Return what tells a tensor from others by its bytes alone, whatever its shape."""
-    return row.fingerprint or f"#{row.id}", row.dtype, math.prod(row.shape)
+    return row.summary.fingerprint or f"#{row.id}", row.summary.dtype, math.prod(row.summary.shape)
 
 
 def _walk(call: _Call) -> list[_Call]:

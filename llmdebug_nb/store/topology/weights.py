@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
+from typing import TYPE_CHECKING
 
 from llmdebug_nb.core.records import Node
+
+if TYPE_CHECKING:
+    from llmdebug_nb.store.run import Run
 
 
 class Weights:
     """Parameters and buffers of the modules. ``shapes``: by name."""
 
-    def __init__(self, run: Any, nodes: dict[str, Node]) -> None:
+    def __init__(self, run: Run, nodes: dict[str, Node]) -> None:
         self._own: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = defaultdict(dict)
         self._by_bytes: dict[str, list[tuple[str, str]]] = defaultdict(list)
         self.shapes: dict[str, tuple[int, ...]] = {}
-        said = {
-            (path, slot): (kind, content)
-            for path, slot, kind, content in run.query(
-                "SELECT path, slot, type, value FROM scalar_rows WHERE role = 'weight'"
-            )
+        known = {
+            (row.path, row.slot): (row.type, row.value) for row in run.index.scalars(role="weight")
         }
-        said |= {
-            (path, slot): (f"{dtype} {shape}", content)
-            for path, slot, dtype, shape, content in run.query(
-                "SELECT path, slot, dtype, shape, fingerprint FROM rows WHERE role = 'weight'"
-            )
+        known |= {
+            (r.site.path, r.site.slot): (r.summary.dtype, r.summary.fingerprint)
+            for r in run.records(role="weight")
         }
         for path, node in nodes.items():
             for slot, shape in node.params.items():
-                kind, content = said.get((path, slot), ("", None))
+                kind, content = known.get((path, slot), ("", None))
                 self._own[path][slot] = (kind.partition(" ")[0], tuple(shape))
                 self.shapes[_join(path, slot)] = tuple(shape)
                 if content:

@@ -1,0 +1,90 @@
+"""The tables of a run for pandas: its records, scalars and operator calls.
+
+Those of calls with their tensors, of kernels and of times are in `profile.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmdebug_nb.core.columns import OPERATOR_COLUMNS
+from llmdebug_nb.core.errors import CorruptDumpError
+from llmdebug_nb.core.opened_run import ScalarRow
+from llmdebug_nb.store.rows import quoted
+
+if TYPE_CHECKING:
+    import pandas
+
+    from llmdebug_nb.store.run import Run
+
+_SITE = ("rank", "generation", "step", "path", "call", "phase", "role", "slot")
+_FLOATS = ("min", "max", "mean", "l2norm")
+_COUNTS = ("nan", "inf", "zero")
+_SUMMARY = ("dtype", "shape", *_FLOATS, *_COUNTS, "fingerprint")
+
+
+def records(run: Run) -> pandas.DataFrame:
+    """Return `Run.to_pandas`."""
+    import pandas
+
+    rows = list(run.records())
+    kinds = {(c.generation, c.step): c.kind for c in reversed(run.root_calls())}
+    columns: dict[str, list[object]] = {
+        name: [getattr(r.site, name) for r in rows] for name in _SITE
+    }
+    columns["kind"] = [kinds.get((r.site.generation, r.site.step), "") for r in rows]
+    columns |= {name: [getattr(r, name) for r in rows] for name in ("op", "seq")}
+    columns |= {name: [getattr(r.summary, name) for r in rows] for name in _SUMMARY}
+    columns |= {name: [getattr(r, name) for r in rows] for name in ("device", "producer")}
+    columns["payload"] = [r.payload is not None for r in rows]
+    columns |= {name: [getattr(r, name) for r in rows] for name in ("kept", "lost")}
+    frame = pandas.DataFrame(columns, index=pandas.Index([r.id for r in rows], name="id"))
+    dtypes = dict.fromkeys(_FLOATS, "float64") | dict.fromkeys((*_COUNTS, "producer"), "Int64")
+    return _typed(frame, dtypes, run.path)
+
+
+def scalars(run: Run, path: str | None) -> pandas.DataFrame:
+    """Return `Run.scalars`."""
+    import pandas
+
+    rows = run.index.scalars() if path is None else run.index.scalars(path=path)
+    return pandas.DataFrame(rows, columns=list(ScalarRow._fields))
+
+
+def operators(run: Run) -> pandas.DataFrame:
+    """Return `Run.operators`."""
+    import pandas
+
+    sql = f"SELECT {quoted(OPERATOR_COLUMNS)} FROM operator_rows ORDER BY id"
+    rows = run.index.query(sql)
+    columns = {name: [row[i] for row in rows] for i, name in enumerate(OPERATOR_COLUMNS)}
+    innermost = {
+        number: next(iter(stack(text, run.path)), None)
+        for number, text in run.index.query("SELECT idx, frames FROM all_sources")
+    }
+    columns["source"] = [innermost.get(number) for number in columns["source"]]
+    del columns["id"]
+    frame = pandas.DataFrame(columns)
+    return _typed(frame, dict.fromkeys(("within_call", "forward_call"), "Int64"), run.path)
+
+
+def stack(text: str, path: Path | None) -> list[str]:
+    """Read a call stack. Raises CorruptDumpError."""
+    try:
+        frames = json.loads(text)
+        if not isinstance(frames, list) or not all(isinstance(frame, str) for frame in frames):
+            raise ValueError("no list of texts")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise CorruptDumpError(f"{path}: a call stack is damaged ({error})") from None
+    return frames
+
+
+def _typed(frame: pandas.DataFrame, dtypes: dict[str, str], path: Path | None) -> pandas.DataFrame:
+    try:
+        return frame.astype(dtypes)
+    except (ValueError, TypeError) as error:
+        raise CorruptDumpError(
+            f"{path}: a column of numbers holds something else ({error})"
+        ) from None

@@ -1,0 +1,329 @@
+"""Questions to the index of a dump, each a method with a type; no other part asks in SQL."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
+from llmdebug_nb.core.opened_run import ScalarRow, StepCount
+from llmdebug_nb.core.records import CallKey, Kernel, Record
+from llmdebug_nb.core.row_filter import (
+    OperatorColumns,
+    RecordColumns,
+    RowFilter,
+    ScalarColumns,
+    row_text,
+)
+from llmdebug_nb.store.rows import SELECTED, quoted, record_of
+from llmdebug_nb.store.source import Source
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+Values = Sequence[object]
+_BAD = "(coalesce(nan, 0) + coalesce(inf, 0) > 0)"
+_FIGURES = {"abs": "max(abs(min), abs(max))"}  # any other figure is a column
+# what a row's text holds beside its path: few combinations, however many rows
+_KIND = "role, slot, op, dtype"
+_KIND_OF_JSON = ", ".join(f"json_extract(value, '$[{place}]')" for place in range(4))
+_HAS_WORD = f"""(path LIKE ? ESCAPE '\\'
+ OR ({_KIND}) IN (SELECT {_KIND_OF_JSON} FROM json_each(?)))"""
+_IN_CALL = """(phase = 'forward' OR path NOT LIKE '%/%') AND (rank, generation, step, path, call)
+ IN (SELECT rank, generation, step, path, call FROM call_rows WHERE id = ? OR id GLOB ?)"""
+_FRAMES = """SELECT o.source, s.frames FROM operator_rows o
+ LEFT JOIN all_sources s ON s.idx = o.source WHERE {} ORDER BY o.id LIMIT 1"""
+# the input of a model that is named so, or of its first embedding
+_TOKEN_IDS = """SELECT generation, step, min(id) FROM rows WHERE role = 'input'
+ AND phase = 'forward' AND payload IS NOT NULL AND kept IS NULL AND dtype IN ('int64', 'int32')
+ AND (slot LIKE '%input_ids' OR op LIKE '%Embedding') GROUP BY generation, step"""
+
+
+class Index:
+    """The index of a dump, opened when it is first asked, and anew when the dump has grown."""
+
+    def __init__(self, name: str, path: Path | None, open_: Callable[[], Source]) -> None:
+        """``name`` and ``path`` of the run are for messages."""
+        self._name, self._path, self._open = name, path, open_
+        self._source: Source | None = None
+        self.lock = threading.RLock()
+
+    @property
+    def source(self) -> Source:
+        with self.lock:
+            if self._source is None or self._source.outdated():
+                self._source = self._open()
+            return self._source
+
+    def query(self, sql: str, values: Values = ()) -> list[tuple[Any, ...]]:
+        """Return the rows of a SELECT; for modules of `store` alone. Raises CorruptDumpError."""
+        with self.lock:
+            try:
+                return self.source.db.execute(sql, values).fetchall()
+            except sqlite3.DatabaseError as error:
+                raise CorruptDumpError(f"{self._path}: the index can't be read ({error})") from None
+
+    def _one(self, sql: str, values: Values = ()) -> Any:
+        """Return the only value of a SELECT that gives one row."""
+        return self.query(sql, values)[0][0]
+
+    # -- records ------------------------------------------------------------------------------
+
+    def records(
+        self, after: int | None = None, n: int = -1, **columns: Unpack[RecordColumns]
+    ) -> Iterator[Record]:
+        """Yield records in execution order; see `Run.records`."""
+        if unknown := columns.keys() - RecordColumns.__annotations__.keys():
+            raise TypeError(f"records() has no column {', '.join(sorted(unknown))}")
+        where, values = equal(columns)
+        if after is not None:
+            where, values = f"{where} AND id > ?", [*values, after]
+        sql = f"SELECT {SELECTED} FROM rows WHERE {where} ORDER BY id LIMIT ?"
+        for row in self.query(sql, (*values, n)):
+            yield record_of(row, self._path)
+
+    def record(self, number: int) -> Record:
+        """Return one record by id. Raises TensorLookupError."""
+        record = next(self.records(id=number), None)
+        if record is None:
+            raise TensorLookupError(f"run {self._name!r} has no record {number}")
+        return record
+
+    def record_ids(self, **columns: Unpack[RecordColumns]) -> list[int]:
+        """Return the ids of records in execution order."""
+        where, values = equal(columns)
+        found = self.query(f"SELECT id FROM rows WHERE {where} ORDER BY id", values)
+        return [number for (number,) in found]
+
+    def ids_of_call(self, key: CallKey, role: str) -> list[int]:
+        """Return the ids of a call's records in one role."""
+        return self.record_ids(
+            path=key.path,
+            call=key.call,
+            phase=key.phase,
+            generation=key.generation,
+            step=key.step,
+            rank=key.rank,
+            role=role,
+        )
+
+    def count(self, view: str = "rows") -> int:
+        """Return how many rows a view has; of ``rows``, one for each record."""
+        return int(self._one(f"SELECT count(*) FROM {view}"))
+
+    def count_kept_and_lost(self) -> tuple[int, int]:
+        """Return how many records have values, and how many have lost them."""
+        ((kept, lost),) = self.query("SELECT count(payload), count(lost) FROM rows")
+        return kept, lost
+
+    def recorded_steps(self) -> set[tuple[int, int]]:
+        """Return generation and step of each step with more than weights."""
+        sql = "SELECT DISTINCT generation, step FROM rows WHERE role != 'weight'"
+        return set(self.query(sql))
+
+    def forward_steps(self) -> list[tuple[int, int, int]]:
+        """Return generation, step and rank of each step with forward inputs or outputs."""
+        sql = """SELECT DISTINCT generation, step, rank FROM rows
+ WHERE phase = 'forward' AND role IN ('input', 'output')"""
+        return self.query(sql)
+
+    def first_step(self, path: str, role: str) -> int | None:
+        """Return the first step, warm-ups apart, with a record of this path and role."""
+        sql = "SELECT min(step) FROM rows WHERE path = ? AND role = ? AND generation >= 0"
+        step: int | None = self._one(sql, (path, role))
+        return step
+
+    def token_ids(self) -> dict[tuple[int, int], int]:
+        """Return, by generation and step, the id of the record that holds the token ids."""
+        return {(generation, step): number for generation, step, number in self.query(_TOKEN_IDS)}
+
+    # -- lists of rows ------------------------------------------------------------------------
+
+    def matching(self, wanted: RowFilter) -> array[int]:
+        """Return the ids of the records that pass a filter, in execution order."""
+        where, values = self._compiled(wanted)
+        found = self.query(f"SELECT id FROM rows WHERE {where} ORDER BY id", values)
+        return array("q", (number for (number,) in found))
+
+    def nearest_match(self, wanted: RowFilter, start: int, backwards: bool) -> int | None:
+        """Return the id of the first matching record after ``start``, or the last before it."""
+        where, values = self._compiled(wanted)
+        aim, side = ("max", "<") if backwards else ("min", ">")
+        sql = f"SELECT {aim}(id) FROM rows WHERE {where} AND id {side} ?"
+        number: int | None = self._one(sql, (*values, start))
+        return number
+
+    def count_by_path(self, bad: bool = False) -> Counter[str]:
+        """Return the records of each path; ``bad``: those that hold NaN or infinity."""
+        where = _BAD if bad else "1"
+        return Counter(
+            dict(self.query(f"SELECT path, count(*) FROM rows WHERE {where} GROUP BY path"))
+        )
+
+    def count_by_step(self) -> list[StepCount]:
+        """Return the records of each step."""
+        sql = f"""SELECT generation, step, count(*), sum({_BAD}) FROM rows
+ GROUP BY generation, step"""
+        return [StepCount(*row) for row in self.query(sql)]
+
+    def first_bad(self) -> int | None:
+        """Return the id of the first record that holds NaN or infinity."""
+        number: int | None = self._one(f"SELECT min(id) FROM rows WHERE {_BAD}")
+        return number
+
+    def lost_reasons(self, n: int) -> list[tuple[str, int]]:
+        """Return the ``n`` most frequent reasons for lost values, each with its count."""
+        sql = """SELECT lost, count(*) FROM rows WHERE lost IS NOT NULL
+ GROUP BY lost ORDER BY 2 DESC LIMIT ?"""
+        return self.query(sql, (n,))
+
+    def _compiled(self, wanted: RowFilter) -> tuple[str, list[object]]:
+        """Return a filter as a condition in SQL with its values.
+
+        A word is looked for in each path, and once in each kind of row: building the text of
+        every row would take ten times as long.
+        """
+        parts: list[tuple[str, Values]] = [("1", ())]
+        if wanted.step is not None:
+            parts.append(("generation = ? AND step = ?", wanted.step))
+        if wanted.module is not None:
+            parts.append(("within(path, ?)", (wanted.module,)))
+        if wanted.bad:
+            parts.append((_BAD, ()))
+        parts += [(f"{name} > 0", ()) for name in wanted.counts]
+        for figure, sign, value in wanted.bounds:
+            parts.append((f"{_FIGURES.get(figure, figure)} {sign} ?", (value,)))
+        if wanted.ids:
+            calls = [value for one in wanted.ids for value in (one, f"{one}[._]*")]
+            parts.append((f"(({') OR ('.join([_IN_CALL] * len(wanted.ids))}))", calls))
+        for word in wanted.words:  # last, as they take longest
+            kinds = [kind for kind in self._kinds() if word in row_text("", *kind)]
+            parts.append((_HAS_WORD, (_containing(word), json.dumps(kinds))))
+        condition = " AND ".join(clause for clause, _ in parts)
+        return condition, [value for _, values in parts for value in values]
+
+    def _kinds(self) -> list[tuple[str, str, str, str]]:
+        """Return role, slot, op and dtype of all rows."""
+        source = self.source
+        if source.kinds is None:
+            found = self.query(f"SELECT DISTINCT {_KIND} FROM rows")
+            source.kinds = [kind for kind in found if None not in kind]
+        return source.kinds
+
+    # -- scalars, operators, kernels ----------------------------------------------------------
+
+    def scalars(self, **columns: Unpack[ScalarColumns]) -> list[ScalarRow]:
+        """Return arguments, outputs and attributes that are no tensors."""
+        where, values = equal(columns)
+        sql = f"SELECT {quoted(ScalarRow._fields)} FROM scalar_rows WHERE {where}"
+        return [ScalarRow(*row) for row in self.query(sql, values)]
+
+    def first_stack(self, **columns: Unpack[OperatorColumns]) -> tuple[int | None, str] | None:
+        """Return number and text of the first such operator's call stack; None: no such call."""
+        where, values = equal(columns)
+        found = self.query(_FRAMES.format(where), values)
+        return found[0] if found else None
+
+    def innermost_frame(self, **columns: Unpack[OperatorColumns]) -> str | None:
+        """Return the innermost frame of an operator's call stack; None if none can be read."""
+        found = self.first_stack(**columns)
+        try:
+            return None if found is None else str(json.loads(found[1])[0])
+        except (ValueError, TypeError, LookupError):
+            return None
+
+    def enclosing_calls(
+        self, generation: int, step: int, rank: int
+    ) -> dict[tuple[str, int], tuple[str, tuple[str, int] | None]]:
+        """Return level and enclosing call of each operator call of a forward pass."""
+        sql = """SELECT path, call, level, "within", within_call FROM operator_rows
+ WHERE phase = 'forward' AND generation = ? AND step = ? AND rank = ? ORDER BY id"""
+        return {
+            (path, call): (level, None if around is None else (around, number))
+            for path, call, level, around, number in self.query(sql, (generation, step, rank))
+        }
+
+    def kernel(self, name: str) -> Kernel | None:
+        """Return a kernel of compiled code by its name."""
+        sql = "SELECT name, nodes, source FROM all_kernels WHERE name = ? LIMIT 1"
+        for found, nodes, source in self.query(sql, (name,)):
+            return Kernel(str(found), tuple(str(nodes).split(", ")), str(source))
+        return None
+
+    def recording_time(self, generation: int, step: int) -> float:
+        """Return the microseconds that recording took in a step."""
+        sql = """SELECT sum(duration) FROM all_timings
+ WHERE level = 'recording' AND generation = ? AND step = ?"""
+        return float(self._one(sql, (generation, step)) or 0) / 1e3
+
+    # -- execution ids ------------------------------------------------------------------------
+
+    def execution_ids(
+        self, step: int | None, generation: int, rank: int | None
+    ) -> dict[tuple[str, int], str]:
+        """Return the ids of a step's calls by path and call; see `Run.ids`."""
+        if step is None:
+            first = """SELECT generation, step FROM call_rows
+ WHERE generation >= ? ORDER BY 1, 2 LIMIT 1"""
+            found = self.query(first, (generation,))
+            generation, step = found[0] if found else (generation, 0)
+        if rank is None:
+            rank = self._one("SELECT min(rank) FROM call_rows")
+        sql = """SELECT path, call, id FROM call_rows
+ WHERE generation = ? AND step = ? AND rank = ? ORDER BY seq"""
+        found = self.query(sql, (generation, step, rank))
+        return {(path, call): str(number) for path, call, number in found}
+
+    def execution_id(self, **columns: Unpack[OperatorColumns]) -> str | None:
+        """Return the id of one call."""
+        where, values = equal(columns)
+        found = self.query(f"SELECT id FROM call_rows WHERE {where} LIMIT 1", values)
+        return str(found[0][0]) if found else None
+
+    # -- lookups that fail --------------------------------------------------------------------
+
+    def first_unknown(
+        self, view: str, columns: Mapping[str, object], order: Sequence[str]
+    ) -> tuple[str, list[str]] | None:
+        """Return the first column, in ``order``, whose value is in no row that fits those before.
+
+        With it come the values that the column has in those rows.
+        """
+        before: dict[str, object] = {}
+        for name in order:
+            if name not in columns:
+                continue
+            where, values = equal({**before, name: columns[name]})
+            if not self.query(f"SELECT 1 FROM {view} WHERE {where} LIMIT 1", values):
+                where, values = equal(before)
+                rows = self.query(f"SELECT DISTINCT {name} FROM {view} WHERE {where}", values)
+                return name, [str(value) for (value,) in rows]
+            before[name] = columns[name]
+        return None
+
+    def is_empty(self, view: str) -> bool:
+        """Tell whether a view has no rows."""
+        return not self.query(f"SELECT 1 FROM {view} LIMIT 1")
+
+
+def equal(columns: Mapping[str, object]) -> tuple[str, list[object]]:
+    """Return the condition that columns have these values; of a tuple, one of its values."""
+    clauses, values = ["1"], list[object]()
+    for name, value in columns.items():
+        several = isinstance(value, tuple)
+        clauses.append(f"{name} IN (SELECT value FROM json_each(?))" if several else f"{name} = ?")
+        values.append(json.dumps(value) if several else value)
+    return " AND ".join(clauses), values
+
+
+def _containing(word: str) -> str:
+    """Return a pattern for LIKE (ESCAPE '\\') that fits texts with ``word`` in them."""
+    for special in "\\%_":
+        word = word.replace(special, "\\" + special)
+    return f"%{word}%"

@@ -1,0 +1,75 @@
+"""Rows of the index as records, and records as rows."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from llmdebug_nb.core.columns import ROW_COLUMNS
+from llmdebug_nb.core.errors import CorruptDumpError
+from llmdebug_nb.core.records import Record, RootCall, Site, Summary
+from llmdebug_nb.store.format import payload_dtype, shape_of
+
+Row = Sequence[Any]
+STRIDE = 1 << 40  # ids of the n-th process start at n * STRIDE
+_OWN = ("id", "seq", "op", "device", "producer", "payload", "lost", "kept", "kept_shape")
+_SITE = tuple(field.name for field in fields(Site))
+_SUMMARY = tuple(field.name for field in fields(Summary))
+_SUMMARY_FROM = len(_OWN) + len(_SITE)
+SELECTED = ",".join((*_OWN, *_SITE, *_SUMMARY))  # what `record_of` reads, in its order
+
+
+def record_of(row: Row, path: Path | None) -> Record:
+    """Return the record of a row of `SELECTED` columns. Raises CorruptDumpError."""
+    number, seq, op, device, producer, payload, lost, kept, kept_shape = row[: len(_OWN)]
+    dtype, shape, low, high, mean, norm, nan, inf, zero, fingerprint = row[_SUMMARY_FROM:]
+    try:
+        sizes = tuple(json.loads(shape))
+        low, high, mean, norm = _figures((low, high, mean, norm), nan)
+    except (ValueError, TypeError):
+        raise CorruptDumpError(f"{path}: record {number} has no valid shape ({shape!r})") from None
+    summary = Summary(dtype, sizes, low, high, mean, norm, nan, inf, zero, fingerprint)
+    if kept is not None or kept_shape is not None:
+        kept_shape = _kept_shape(path, number, kept, kept_shape)
+    site = Site(*row[len(_OWN) : _SUMMARY_FROM])
+    return Record(number, site, seq, op, summary, device, producer, payload, lost, kept, kept_shape)
+
+
+def _figures(figures: Sequence[float | None], nan: int | None) -> list[float | None]:
+    """Put back the NaNs, which SQLite keeps as NULL: elements were counted, a figure is missing."""
+    return [math.nan if value is None and nan is not None else value for value in figures]
+
+
+def _kept_shape(path: Path | None, number: int, kept: object, text: object) -> tuple[int, ...]:
+    try:
+        if not isinstance(kept, str) or not isinstance(text, str):
+            raise ValueError("no texts")
+        payload_dtype(kept, dtype="")
+        return shape_of(text)
+    except (ValueError, TypeError):
+        part = f"kept {str(kept)[:60]!r} of shape {str(text)[:60]!r}"
+        raise CorruptDumpError(f"{path}: record {number} says no valid part ({part})") from None
+
+
+def row_of(record: Record, calls: Mapping[tuple[int, int], RootCall]) -> list[Any]:
+    """Return a record's values of `ROW_COLUMNS`; ``calls``: root calls by generation and step."""
+    site, summary = record.site, record.summary
+    call = calls.get((site.generation, site.step))
+    values = {name: getattr(site, name) for name in _SITE}
+    values |= {name: getattr(summary, name) for name in _SUMMARY}
+    values |= {name: getattr(record, name) for name in _OWN}
+    values["shape"] = json.dumps(summary.shape)
+    values["payload"] = None if record.payload is None else str(record.id)
+    values["kept_shape"] = None if record.kept_shape is None else json.dumps(record.kept_shape)
+    values["kind"], values["root"] = (call.kind, call.root) if call else ("", "")
+    values["root_call"] = call.index if call else 0
+    return [values[name] for name in ROW_COLUMNS]
+
+
+def quoted(columns: Iterable[str]) -> str:
+    """Return names of columns for SQL."""
+    return ",".join(f'"{name}"' for name in columns)  # newer SQLites reserve the word `within`
