@@ -17,11 +17,12 @@ from hypothesis.extra import numpy as hnp
 
 import llmdebug_nb as ld
 from llmdebug_nb.core.findings import Difference, Pair
+from llmdebug_nb.core.layers import parts
 from llmdebug_nb.core.records import Node, Record, Site, Summary
 from llmdebug_nb.notebook.bridge import Bridge
 from llmdebug_nb.show import html, series, tensors
 from llmdebug_nb.show.figure import layer_pictures
-from llmdebug_nb.show.layers import layer_errors, layer_nodes
+from llmdebug_nb.show.layers import layer_errors
 from llmdebug_nb.show.run_view import RunView
 from llmdebug_nb.show.text import EVERYTHING
 from llmdebug_nb.show.tree import Tree
@@ -819,7 +820,7 @@ def _nodes(model):
 
 def _paths(nodes):
     tree = Tree(nodes, Counter(), Counter())
-    return [tree.nodes[i].path for i in layer_nodes(tree)]
+    return [tree.nodes[i].path for i in parts(tree.nodes)]
 
 
 class _Stages(torch.nn.Module):

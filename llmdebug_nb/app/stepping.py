@@ -24,6 +24,7 @@ from llmdebug_nb.comparison.engine import error
 from llmdebug_nb.core.errors import CaptureError, CompareError, LLMDebugError, OptionError, nearest
 from llmdebug_nb.core.kernels.raw import unreadable
 from llmdebug_nb.core.kernels.summary import summarize
+from llmdebug_nb.core.layers import is_layer
 from llmdebug_nb.core.option_parsing import TokenSet
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.records import Record, RootCall, Site
@@ -465,11 +466,7 @@ class Stepper:
             return "interrupted"
         if self._until == "op":
             return "next call"
-        if (
-            self._until == "layer"
-            and "/" not in stop.path
-            and stop.path.rpartition(".")[2].isdigit()
-        ):
+        if self._until == "layer" and is_layer(stop.path):
             return "next layer"
         last = self._last
         if (

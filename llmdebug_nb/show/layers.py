@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from llmdebug_nb.core.findings import EXPECTED, Difference
+from llmdebug_nb.core.layers import parts
 from llmdebug_nb.show import wire
 from llmdebug_nb.show.tensors import Array
 from llmdebug_nb.show.tree import Tree
@@ -18,7 +19,6 @@ NOTHING, UNMATCHED, MATCH, WITHIN_NOISE, AS_EXPECTED, DIVERGED = range(6)
 _STATES = {
     "unmatched": UNMATCHED, "match": MATCH, "within_noise": WITHIN_NOISE, EXPECTED: AS_EXPECTED, "diverged": DIVERGED,
 }  # fmt: skip
-_STACKS = {"ModuleList", "Sequential"}
 AROUND = -1
 
 
@@ -47,41 +47,6 @@ def ratios(error: Array, limit: Array) -> Array:
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio: Array = np.where(error == 0, 0.0, error / np.where(np.isnan(limit), 0.0, limit))
     return ratio
-
-
-def layer_nodes(tree: Tree) -> list[int]:
-    """Return the nodes that count as layers: the members of stacks, and the modules beside stacks.
-
-    A stack (ModuleList, Sequential, or whatever numbers its children) holds layers; a module around a stack is no layer, and
-    none is looked for within one. Where that makes the whole model one layer, its parts are taken.
-    """
-    around = set[int]()
-    for i in range(len(tree.nodes)):
-        if _is_stack(tree, i):
-            while i >= 0 and i not in around:
-                around.add(i)
-                i = tree.nodes[i].parent
-    found = list(_outermost(tree, tree.kids.get(-1, ()), around))
-    while len(found) == 1 and tree.kids.get(found[0]):
-        found = list(_outermost(tree, tree.kids[found[0]], around))
-    return found
-
-
-def _is_stack(tree: Tree, i: int) -> bool:
-    kids = tree.kids.get(i)
-    return bool(kids) and (
-        tree.nodes[i].type in _STACKS or all(tree.nodes[kid].name.isdigit() for kid in kids or ())
-    )
-
-
-def _outermost(tree: Tree, nodes: Iterable[int], around: set[int]) -> Iterator[int]:
-    for i in nodes:
-        if _is_stack(tree, i):
-            yield from tree.kids[i]
-        elif i in around:
-            yield from _outermost(tree, tree.kids[i], around)
-        else:
-            yield i
 
 
 def layer_errors(
@@ -138,7 +103,7 @@ def _worst(cell: Array, state: Array, ratio: Array) -> Array:
 
 def _owners(tree: Tree, paths: Iterable[str]) -> dict[str, int]:
     """Return for each path the layer that it lies in, or `AROUND`."""
-    layers = set(layer_nodes(tree))
+    layers = set(parts(tree.nodes))
 
     def owner(path: str) -> int:
         i = tree.nearest(path)

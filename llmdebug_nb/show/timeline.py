@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.core.errors import OptionError, StoreError, TensorLookupError
+from llmdebug_nb.core.layers import layer_of
 from llmdebug_nb.core.opened_run import OpenedRun
+from llmdebug_nb.core.paths import module_of
 
 if TYPE_CHECKING:
     import pandas
@@ -260,10 +262,7 @@ def _depths(modules: pandas.DataFrame) -> list[int]:
 
 def _module(path: str) -> str:
     """Return the module that a bar is coloured by: two levels below the root, ``model.layers.0`` three."""
-    module = path.partition("/")[0]
-    parts = module.split(".")
-    at = next((place for place, part in enumerate(parts) if part.isdigit()), 1)
-    return ".".join(parts[: at + 1])
+    return layer_of(path) or ".".join(module_of(path).split(".")[:2])
 
 
 def _text(frame: pandas.DataFrame, n: int) -> str:

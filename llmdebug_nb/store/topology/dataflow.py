@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.core.errors import TensorLookupError
+from llmdebug_nb.core.layers import repeated_layers
 from llmdebug_nb.core.paths import ancestors
 from llmdebug_nb.core.records import Node, Record
 from llmdebug_nb.store.topology.document import Operation, Topology
@@ -268,7 +269,7 @@ class _Step:
             root = _Call(("", 0), Operation(kind, kind))
             for top in tops:
                 self._adopt(root, top)
-        layers = _layers(list(self._nodes.values()))
+        layers = repeated_layers(list(self._nodes.values()))
         root.inside = [one for call in root.inside for one in _flat(call, layers)]
         return root
 
@@ -340,26 +341,6 @@ def _walk(call: _Call) -> list[_Call]:
         found.append(at)
         open_ += reversed(at.inside)
     return found
-
-
-def _layers(nodes: list[Node]) -> set[str]:
-    """Return the paths of the model's layers: several of one class in a list, the outermost ones, in all its parts."""
-    kinds: dict[tuple[int, str], list[str]] = defaultdict(list)
-    for node in nodes:
-        if node.name.isdigit():
-            kinds[node.parent, node.type].append(node.path)
-    groups = [
-        (nodes[above].path.count("."), -len(paths), kind, paths)
-        for (above, kind), paths in kinds.items()
-        if above >= 0 and len(paths) > 1
-    ]
-    holders = [
-        one for one in groups if any(node.path.startswith(f"{one[3][0]}.") for node in nodes)
-    ] or groups
-    if not holders:
-        return set()
-    depth, _, kind, _ = min(holders)
-    return {path for one in holders if (one[0], one[2]) == (depth, kind) for path in one[3]}
 
 
 def _flat(call: _Call, layers: set[str]) -> list[_Call]:
