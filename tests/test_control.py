@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import llmdebug_nb as ld
-from llmdebug_nb.capture.control_file import Control, read_orders
+from llmdebug_nb.capture.control_file import ControlFile, read_settings
 from models import hooks_left
 
 
@@ -103,7 +103,7 @@ def test_ranks_that_are_not_asked_for_record_nothing_and_say_so(model, control, 
 
 def test_a_file_that_is_not_read_again_costs_one_stat(control, monkeypatch):
     control.write({})
-    watched = Control(control.path)
+    watched = ControlFile(control.path)
     monkeypatch.setattr("pathlib.Path.read_text", lambda *_, **__: pytest.fail("read again"))
     assert not watched.changed()
 
@@ -127,7 +127,7 @@ def test_a_file_that_is_not_read_again_costs_one_stat(control, monkeypatch):
 )
 def test_orders_that_make_no_sense_are_refused_at_the_start(model, control, text, message):
     with pytest.raises(ld.errors.OptionError, match=message):
-        read_orders(text)
+        read_settings(text)
     control.write(text)
     with pytest.raises(ld.errors.OptionError, match=message):
         ld.dump(model, control=control.path).start()
@@ -188,7 +188,7 @@ def test_a_mistake_is_said_once_and_when_it_is_made_and_what_was_said_before_hol
 
 def test_a_file_that_is_being_written_is_not_taken_for_a_mistake(control, capsys):
     control.write({})
-    watched = Control(control.path)
+    watched = ControlFile(control.path)
     control.path.write_text('{"enable": ')  # this very moment
     assert not watched.changed()
     assert not watched.changed()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import llmdebug_nb as ld
 from llmdebug_nb.capture import recorder
-from llmdebug_nb.capture.calls import Call
+from llmdebug_nb.capture.calls import OpenCall
 from llmdebug_nb.core.columns import AT
 from llmdebug_nb.core.kernels import look, native
 from llmdebug_nb.core.kernels.fingerprint import fingerprint
@@ -194,11 +194,15 @@ def test_an_interrupt_while_rows_are_made_mixes_none_up(tmp_path):
     made._rows = _Interrupts()
     values = {f"m{n}": float(n) for n in range(6)}
     for path, value in list(values.items())[:4]:
-        made.tensor(Call(path, "Op", "module", None, 0, 0), "output", "0", torch.full((3,), value))
+        made.record_tensor(
+            OpenCall(path, "Op", "module", None, 0, 0), "output", "0", torch.full((3,), value)
+        )
     with pytest.raises(KeyboardInterrupt):
         made._write_down()
     for path, value in list(values.items())[4:]:
-        made.tensor(Call(path, "Op", "module", None, 0, 0), "output", "0", torch.full((3,), value))
+        made.record_tensor(
+            OpenCall(path, "Op", "module", None, 0, 0), "output", "0", torch.full((3,), value)
+        )
     made._write_down()
     assert {row[AT["path"]]: row[AT["max"]] for row in made._rows} == {
         p: v for p, v in values.items() if p != "m2"

@@ -113,14 +113,14 @@ def test_an_error_of_the_recorder_is_said_and_not_raised(monkeypatch):
 
     model = llama()
     expected = model(prompt()).logits
-    whole = Recorder.tensor
+    whole = Recorder.record_tensor
 
     def fails_at_one_module(self, call, *rest, **named):
         if call.path == "model.norm":
             raise ZeroDivisionError("planted")
         return whole(self, call, *rest, **named)
 
-    monkeypatch.setattr(Recorder, "tensor", fails_at_one_module)
+    monkeypatch.setattr(Recorder, "record_tensor", fails_at_one_module)
     with ld.dump(model, name="r") as run:
         got = model(prompt()).logits
     assert torch.equal(got, expected)

@@ -20,7 +20,7 @@ from torch import nn
 
 import llmdebug_nb as ld
 from llmdebug_nb.capture import payload, recorder
-from llmdebug_nb.capture.calls import Call
+from llmdebug_nb.capture.calls import OpenCall
 from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.core.kernels import fingerprint, partial
 from llmdebug_nb.core.options import DumpOptions
@@ -39,7 +39,9 @@ def record(place: Path, tensors, close=True, **options):
     sink = Writer(folder)
     made = Recorder(sink, DumpOptions(**options))
     for number, tensor in enumerate(tensors):
-        made.tensor(Call(f"m{number}", "Op", "module", None, 0, 0), "output", "0", tensor)
+        made.record_tensor(
+            OpenCall(f"m{number}", "Op", "module", None, 0, 0), "output", "0", tensor
+        )
     if close:
         made.end_call([RootCall(0)])
         sink.close({"complete": True, "lost": dict(made.lost)})
@@ -341,10 +343,10 @@ def test_gradients_are_records_of_their_own_and_pair_with_gradients(tmp_path):
         folder = create_run(tmp_path, "run", {})
         sink = Writer(folder)
         made = Recorder(sink, DumpOptions())
-        call = Call("m", "Linear", "module", "m", 0, 0)
-        made.tensor(call, "output", "0", torch.ones(3))
-        made.tensor(call, "output", "0", torch.full((3,), factor), "backward")
-        made.tensor(call, "grad", "weight", torch.full((2,), factor), "backward")
+        call = OpenCall("m", "Linear", "module", "m", 0, 0)
+        made.record_tensor(call, "output", "0", torch.ones(3))
+        made.record_tensor(call, "output", "0", torch.full((3,), factor), "backward")
+        made.record_tensor(call, "grad", "weight", torch.full((2,), factor), "backward")
         made.end_call([RootCall(0)])
         sink.close({"complete": True})
         runs.append(reader.native(folder))

@@ -155,13 +155,13 @@ def test_what_the_program_does_between_operators_is_the_gap_and_what_recording_d
 def test_a_slow_hook_of_ours_is_in_no_time_of_the_program(tmp_path, monkeypatch):
     from llmdebug_nb.capture.recorder import Recorder
 
-    see = Recorder.see
+    see = Recorder.record
 
     def slow(self, *args):
         time.sleep(SLOW)
         return see(self, *args)
 
-    monkeypatch.setattr(Recorder, "see", slow)
+    monkeypatch.setattr(Recorder, "record", slow)
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     with torch.no_grad(), ld.dump(model, name="s", path=tmp_path, profile="host") as run:
         model(torch.ones(2, 4))

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import llmdebug_nb as ld
-from llmdebug_nb.capture.calls import Call
+from llmdebug_nb.capture.calls import OpenCall
 from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.core.columns import AT, COLUMNS, OPERATOR
 from llmdebug_nb.core.options import DumpOptions
@@ -450,18 +450,20 @@ def with_operators(tmp_path):
     sink = Writer(run)
     recorder = Recorder(sink, DumpOptions())
     for step in range(2):
-        call = Call(_LINEAR, "linear", "api", "model.norm", 0, step)
-        recorder.tensor(call, "output", "0", torch.ones(2))
-        source = recorder.source(list(_STACK))
-        recorder.operator(
+        call = OpenCall(_LINEAR, "linear", "api", "model.norm", 0, step)
+        recorder.record_tensor(call, "output", "0", torch.ones(2))
+        source = recorder.stack_number(list(_STACK))
+        recorder.record_operator(
             [step, _LINEAR, 0, "forward", "api", "linear", source, "model.norm", 0, None, None]
         )
-        recorder.operator(
+        recorder.record_operator(
             [step, _ADD, 0, "forward", "aten", "aten.add", None, _LINEAR, 0, None, None]
         )
         recorder.end_call([RootCall(step, step=step)])
-    other = recorder.source(["engine.py:1 backward"])
-    recorder.operator([1, _LINEAR, 0, "backward", "api", "linear", other, None, None, _LINEAR, 0])
+    other = recorder.stack_number(["engine.py:1 backward"])
+    recorder.record_operator(
+        [1, _LINEAR, 0, "backward", "api", "linear", other, None, None, _LINEAR, 0]
+    )
     recorder.end_call([])
     sink.close({"complete": True})
     return reader.native(run)
@@ -537,8 +539,8 @@ def test_operators_are_there_while_the_recording_goes_on(tmp_path):
     recorder = Recorder(sink, DumpOptions())
     run = reader.native(sink.folder.parent)
     for number in range(2):
-        source = recorder.source([f"a.py:{number} f"])
-        recorder.operator(
+        source = recorder.stack_number([f"a.py:{number} f"])
+        recorder.record_operator(
             [0, _LINEAR, number, "forward", "api", "linear", source, None, None, None, None]
         )
         recorder.end_call([RootCall(0)])
@@ -549,7 +551,7 @@ def test_operators_are_there_while_the_recording_goes_on(tmp_path):
 def test_stacks_that_could_not_be_written_are_written_with_the_next_rows(tmp_path, monkeypatch):
     sink = Writer(create_run(tmp_path, "again", {}))
     recorder = Recorder(sink, DumpOptions())
-    source = recorder.source(_STACK)
+    source = recorder.stack_number(_STACK)
     commit = sink.commit
 
     def full(*args, **more):
@@ -558,7 +560,9 @@ def test_stacks_that_could_not_be_written_are_written_with_the_next_rows(tmp_pat
     monkeypatch.setattr(sink, "commit", full)
     recorder.end_call([RootCall(0)])
     monkeypatch.setattr(sink, "commit", commit)
-    recorder.operator([0, _LINEAR, 0, "forward", "api", "linear", source, None, None, None, None])
+    recorder.record_operator(
+        [0, _LINEAR, 0, "forward", "api", "linear", source, None, None, None, None]
+    )
     recorder.end_call([RootCall(0)])
     sink.close({})
     assert reader.native(sink.folder.parent).stack(_LINEAR) == _STACK

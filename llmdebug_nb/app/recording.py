@@ -181,9 +181,9 @@ class Recording:
         """Go on recording after `pause`."""
         self._running().resume()
 
-    def halt(self, told: Callable[..., None]) -> None:
-        """Have ``told(call, root_call, outputs)`` called after each recorded call; the program waits until it returns."""
-        self._running().halt(told)
+    def on_call_end(self, callback: Callable[..., None]) -> None:
+        """Have ``callback(call, root_call, outputs)`` called after each recorded call; the program waits until it returns."""
+        self._running().on_call_end(callback)
 
     def save(self, name: str, value: Any, gradients: bool = True) -> None:
         """Record the tensors in ``value`` (one, or containers of them) as the output of ``save/name``.

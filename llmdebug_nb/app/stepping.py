@@ -427,7 +427,7 @@ class Stepper:
         ended = _Ended()
         try:
             self.run = self._recording.start()
-            self._recording.halt(self._ends)
+            self._recording.on_call_end(self._ends)
             try:
                 ended.result = work()
             except BaseException as raised:

@@ -10,7 +10,7 @@ from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.core.records import RootCall
 
 
-class Call:
+class OpenCall:
     """A call under way, of a module or of an operator.
 
     ``module``: path of the module that it is, or runs in; None outside of all modules.
@@ -18,7 +18,7 @@ class Call:
     ``inherited``: the filters ask for it or for a module around it. ``kept``: it is recorded.
     ``again``: a checkpoint computes it once more. ``since``/``edges``: while gradients are on, the autograd
     clock when it began, and for each input that needs a gradient its slot and place in the graph.
-    ``given``: its inputs by slot, where somebody halts the program, or looks at them when the call is over. ``around``: what `Sources` remembers of the stack outside of it. ``held``: what was seen of it so far, where that is only recorded once it is known to overflow.
+    ``given``: its inputs by slot, where somebody halts the program, or looks at them when the call is over. ``around``: what `CallStacks` remembers of the stack outside of it. ``held``: what was seen of it so far, where that is only recorded once it is known to overflow.
     """
 
     __slots__ = (
@@ -49,7 +49,7 @@ class Call:
         return self.around
 
 
-class Thread(threading.local):
+class ThreadState(threading.local):
     """The state of the running thread.
 
     ``inside``: the entry modules it is in, outermost first, each with the frame of its call.
@@ -66,8 +66,8 @@ class Thread(threading.local):
         self.popped: list[Any] = []
         self.root_call = self.step = 0
         self.root = ""
-        self.open: list[Call] = []
-        self.last: tuple[Call, Any] | None = None
+        self.open: list[OpenCall] = []
+        self.last: tuple[OpenCall, Any] | None = None
         self.scoped = False  # between the first and the last call of the scope that was asked for
         self._within: Any = None  # root, generation and step: what numbers count within
         self._next: dict[str, int] = {}
@@ -124,9 +124,9 @@ class Thread(threading.local):
         self._again[name] = again + 1
         return max(self._next.get(name, 0) - 1 - again, 0)
 
-    def enter(self, path: str, op: str, level: str, module: str | None, again: bool) -> Call:
+    def enter(self, path: str, op: str, level: str, module: str | None, again: bool) -> OpenCall:
         number = self.number_again(path) if again else self.count(path)
-        call = Call(path, op, level, module, number, self.root_call)
+        call = OpenCall(path, op, level, module, number, self.root_call)
         call.again = again
         home = self.open[-1].home if self.open else ""
         call.id = self._ids.get((path, number)) if again else self.next_id(path, level, home)
@@ -153,7 +153,7 @@ class Thread(threading.local):
         """Return the id of the module call that the thread is in."""
         return self.open[-1].home if self.open else ""
 
-    def leave(self, path: str) -> Call | None:
+    def leave(self, path: str) -> OpenCall | None:
         """Return the innermost open call of ``path``, which ends; calls left open inside it had raised."""
         for at in range(len(self.open) - 1, -1, -1):
             if self.open[at].path == path:

@@ -35,7 +35,7 @@ _SETTLED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class ControlSettings:
     """What a control file says; None where it leaves the choice to the recording's options.
 
     ``calls``: execution ids, and with ``children`` what lies below them. ``device``: only models there; "" for any.
@@ -55,7 +55,7 @@ class Orders:
         return self.ids is None or any(one in places or fnmatchcase(path, one) for one in self.ids)
 
 
-def read_orders(text: str) -> Orders:
+def read_settings(text: str) -> ControlSettings:
     """Read the text of a control file. Raises OptionError."""
     try:
         fields = json.loads(text)
@@ -75,10 +75,10 @@ def read_orders(text: str) -> Orders:
         None if fields.get(name) is None else TokenSet.parse(fields[name], name)
         for name in ("steps", "ranks")
     )
-    return Orders(enable, steps, _ids(fields.get("ids")), ranks)
+    return ControlSettings(enable, steps, _ids(fields.get("ids")), ranks)
 
 
-def _msit_orders(fields: dict[str, Any]) -> Orders:
+def _msit_orders(fields: dict[str, Any]) -> ControlSettings:
     """Read what msit's file says. Every value is a text; only ``"true"`` enables."""
     _refuse_unknown(fields, MSIT_FIELDS)
     for name, value in fields.items():
@@ -89,7 +89,7 @@ def _msit_orders(fields: dict[str, Any]) -> Orders:
     texts = {name: fields.get(name, "").strip() for name in MSIT_FIELDS}
     if texts["child"].lower() not in ("", "true", "false"):
         raise OptionError(f'child {texts["child"]!r}: expected "true" or "false"')
-    return Orders(
+    return ControlSettings(
         enable=texts["dump_enable"].lower() == "true",
         calls=execution_ids(texts["ids"]) if texts["ids"] else (),
         rounds=Rounds.parse(texts["er"], "er"),
@@ -115,7 +115,7 @@ def _ids(value: Any) -> tuple[str, ...] | None:
     return tuple(re.sub(r"\s", "", item) for item in items) if items else None
 
 
-class Control:
+class ControlFile:
     """Follows a control file.
 
     ``orders``: what holds now. ``trouble``: why its last change was not taken over, or None; said once, on stderr.
@@ -126,7 +126,7 @@ class Control:
         self._path = Path(path)
         try:
             self._seen = os.stat(self._path).st_mtime_ns
-            self.orders = read_orders(self._path.read_text(encoding="utf-8"))
+            self.orders = read_settings(self._path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise OptionError(
                 f'control file {path}: {error}; write one such as {{"enable": true}}'
@@ -145,7 +145,7 @@ class Control:
                 self._say(when)
                 return False
             self._seen = when
-            orders = read_orders(self._path.read_text(encoding="utf-8"))
+            orders = read_settings(self._path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, OptionError) as error:
             self.trouble = f"control file {self._path.name}: {error}"
             self._unsaid = not isinstance(error, FileNotFoundError)

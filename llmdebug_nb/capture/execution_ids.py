@@ -5,7 +5,7 @@ from __future__ import annotations
 _SEEN = 10_000  # ids of calls, remembered to name the nearest
 
 
-class Ids:
+class WantedIds:
     """``wanted``: ids such as ``3_1`` and ``3_1.4``; none asks for every call. ``children``: what lies below them too."""
 
     def __init__(self, wanted: tuple[str, ...], children: bool) -> None:
@@ -30,7 +30,7 @@ class Ids:
 
     @property
     def unmatched(self) -> list[str]:
-        """Ids that meant no call so far."""
+        """WantedIds that meant no call so far."""
         return [one for one in self._wanted if one not in self._met]
 
     def notes(self) -> list[str]:

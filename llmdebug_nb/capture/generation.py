@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from llmdebug_nb.capture.compat import pytorch
+from llmdebug_nb.capture.compat import pytorch, torch_modes
 from llmdebug_nb.capture.listeners import Listeners
 
 # the arguments that carry one row a token; a decoder's own come before its encoder's
@@ -83,7 +83,7 @@ class _Preparing:
         @functools.wraps(original)
         def prepare(input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             inputs = original(input_ids, *args, **kwargs)
-            with pytorch.unseen():
+            with torch_modes.unseen():
                 total = rows(input_ids)
                 query = next(
                     (sizes[1] for sizes in map(rows, map(inputs.get, ROWS)) if sizes), None
@@ -123,6 +123,6 @@ def _prompt(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int
         (v for v in (kwargs.get("inputs"), kwargs.get("input_ids"), *args[:1]) if v is not None),
         None,
     )
-    with pytorch.unseen():
+    with torch_modes.unseen():
         sizes = rows(given)
     return sizes[1] if sizes else None

@@ -9,16 +9,17 @@ from typing import Any, Protocol
 
 import torch
 
-from llmdebug_nb.capture.calls import Call, Thread
+from llmdebug_nb.capture.calls import OpenCall, ThreadState
 from llmdebug_nb.capture.compat import pytorch
-from llmdebug_nb.capture.execution_ids import Ids
+from llmdebug_nb.capture.execution_ids import WantedIds
 from llmdebug_nb.capture.hooks.gradients import Gradients
-from llmdebug_nb.capture.operators.call_stacks import Sources
-from llmdebug_nb.capture.operators.modes import Levels, Operator, name_of
+from llmdebug_nb.capture.operators.call_stacks import CallStacks
+from llmdebug_nb.capture.operators.kinds import Operator, operator_name
+from llmdebug_nb.capture.operators.modes import OperatorModes
 from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.capture.selection import begins
 from llmdebug_nb.capture.timing.profiler import Profile
-from llmdebug_nb.capture.walk import arguments, given, leaves
+from llmdebug_nb.capture.walk import call_inputs, leaves, operator_inputs
 from llmdebug_nb.core.kernels.overflow import overflows
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.records import RootCall
@@ -29,7 +30,7 @@ _NAMES = 10_000  # of calls, remembered to explain a filter that matched none
 class Host(Protocol):
     """What an observer needs of its session."""
 
-    thread: Thread
+    thread: ThreadState
     recorder: Recorder
     profile: Profile | None
 
@@ -50,9 +51,9 @@ class Observer:
     ) -> None:
         """``given``: only certain models are recorded. ``watches``: operators of PyTorch are. Raises EmptyDumpError for an operator that does not exist."""
         self.backward = "backward" in options.phases
-        self.deaf = self.weighed = False
+        self.paused = self.weighed = False
         self.seen: set[str] = set()
-        self.halt: Callable[[Call, list[tuple[str, Any]]], None] | None = None
+        self.on_call_end: Callable[[OpenCall, list[tuple[str, Any]]], None] | None = None
         self._session, self._options = session, options
         self.thread, self.guarded, self._profile = session.thread, session.guarded, session.profile
         self._roles = options.roles
@@ -64,19 +65,21 @@ class Observer:
         self._after = {1: "input", 2: "after"}.get(
             options.time
         )  # role of inputs as the call has left them
-        self.choose(options.ids, options.children)
+        self.select_ids(options.ids, options.children)
         operators = tuple(level for level in options.mode if level != "module")
-        self.see = self._hold if options.overflow is not None else session.recorder.see
-        self._levels = Levels(self, operators, options.apis) if operators and watches else None
+        self.record = self._hold if options.overflow is not None else session.recorder.record
+        self._levels = (
+            OperatorModes(self, operators, options.apis) if operators and watches else None
+        )
         self._given = given
         self._chosen: set[str] = set()  # paths of calls whose full name is asked for, in this step
         self.unpaired = 0
         self._gradients = Gradients(self._roles, session.guarded, self._gradient)
-        self._sources = Sources(session.recorder.source) if options.sources else None
+        self._sources = CallStacks(session.recorder.stack_number) if options.sources else None
         self._latest: int | None = None  # the root call that backward passes belong to
         self._since = 0  # the autograd clock when that began
         self._forwards: dict[
-            int, Call
+            int, OpenCall
         ] = {}  # sequence number of an autograd node -> the operator that made it
         self._spent = False  # a backward pass has used these
         self._counts: dict[tuple[Any, ...], int] = {}
@@ -86,9 +89,9 @@ class Observer:
 
     # -- life ---------------------------------------------------------------------------------
 
-    def choose(self, ids: tuple[str, ...], children: bool) -> None:
+    def select_ids(self, ids: tuple[str, ...], children: bool) -> None:
         """Only calls with these ids are asked for from now on (none: all), with ``children`` what lies below them too."""
-        self.ids = Ids(ids, children)
+        self.ids = WantedIds(ids, children)
         self._by_name = bool(self._options.contains or self._options.scope or ids)
 
     def start(self) -> None:
@@ -128,7 +131,7 @@ class Observer:
         if here.on and here.last is not None:
             call, output = here.last
             here.last = None
-            self.see(call, "output", leaves(output))
+            self.record(call, "output", leaves(output))
         if self._levels and here.pushed:
             self._levels.pop(here.pushed)
         elif self._levels and here.popped and not self._resting:
@@ -143,7 +146,7 @@ class Observer:
 
     # -- modules ------------------------------------------------------------------------------
 
-    def module_begins(
+    def begin_module(
         self, path: str, op: str, kept: bool, args: Any, kwargs: Any, again: bool
     ) -> None:
         """A module is called. ``again``: by a checkpoint, only for the sake of the graph."""
@@ -151,16 +154,16 @@ class Observer:
         above = here.open[-1] if here.open else None
         call = here.enter(path, op, "module", path, again)
         if not again:
-            self._session.recorder.called(call)
+            self._session.recorder.record_call(call)
         if self._profile is not None:
             self._profile.begins(call)
         call.inherited = kept or (above is not None and above.inherited)
         call.kept = kept and self._modules and self.asks_for(call)
         if call.kept:
-            self.begins(call, arguments(args, kwargs))
+            self.begin_call(call, call_inputs(args, kwargs))
 
-    def ends(self, call: Call, output: Any) -> None:
-        """A call has ended that `module_begins` or `operator_begins` gave, and `Thread.leave` took."""
+    def end_module(self, call: OpenCall, output: Any) -> None:
+        """A call has ended that `module_begins` or `operator_begins` gave, and `ThreadState.leave` took."""
         if self._profile is not None:
             self._profile.ends(call)
         if (
@@ -173,9 +176,9 @@ class Observer:
             return
         if call.since is None and not self._forward:
             return
-        self.ended(call, leaves(output))
+        self.end_call(call, leaves(output))
 
-    def ended(self, call: Call, found: list[tuple[str, Any]]) -> None:
+    def end_call(self, call: OpenCall, found: list[tuple[str, Any]]) -> None:
         """A call that is kept, or was until now, has ended. ``found``: what it gave, by slot."""
         if not call.kept:
             return
@@ -183,20 +186,20 @@ class Observer:
             self._gradients.end(call, found)
         if not call.again and self._looks(call):
             if self._after and "input" in self._roles:
-                self.see(call, self._after, call.given)
+                self.record(call, self._after, call.given)
             if "output" in self._roles:
-                self.see(call, "output", found)
-        if self._after and self.halt is None:
+                self.record(call, "output", found)
+        if self._after and self.on_call_end is None:
             del call.given
-        self.decide(call)
+        self.record_if_overflowing(call)
         if self._options.scope and _is(call.name, self._options.scope[1]):
             self.thread.scoped = False
-        if self.halt is not None and call.phase == "forward" and not call.again:
-            self.halt(call, found)
+        if self.on_call_end is not None and call.phase == "forward" and not call.again:
+            self.on_call_end(call, found)
 
-    def begins(self, call: Call, inputs: Iterable[tuple[str, Any]]) -> None:
+    def begin_call(self, call: OpenCall, inputs: Iterable[tuple[str, Any]]) -> None:
         """A call that is kept begins. ``inputs``: what it is given, by slot."""
-        if self.halt is not None or self._after:
+        if self.on_call_end is not None or self._after:
             inputs = call.given = list(inputs)
         if (
             call.phase == "forward"
@@ -207,17 +210,17 @@ class Observer:
             inputs = list(inputs)
             self._gradients.begin(call, inputs)
         if self._before and not call.again and self._looks(call) and "input" in self._roles:
-            self.see(call, "input", inputs)
+            self.record(call, "input", inputs)
 
-    def _looks(self, call: Call) -> bool:
+    def _looks(self, call: OpenCall) -> bool:
         """Tell whether values of the phase of a call are asked for."""
         return self._forward or call.phase == "backward"
 
     # -- operators ----------------------------------------------------------------------------
 
-    def operator_begins(
+    def begin_operator(
         self, operator: Operator, level: str, args: Any, kwargs: Any
-    ) -> Call | None:
+    ) -> OpenCall | None:
         """An operator is called; None where it is not asked for. It counts all the same: ids do not depend on what is recorded."""
         here = self.thread
         again = pytorch.in_backward()
@@ -239,17 +242,17 @@ class Observer:
         if call.kept and not again and self._forward:
             self._note(call, above)
         if call.kept:
-            self.begins(call, given(args, kwargs))
+            self.begin_call(call, operator_inputs(args, kwargs))
         return call
 
-    def operator_ends(self, call: Call, outputs: Any) -> None:
+    def end_operator(self, call: OpenCall, outputs: Any) -> None:
         if call.phase == "forward":
             self.thread.leave(call.path)
             if call.level == "aten":
                 self._pair(call)
-        self.ends(call, outputs)
+        self.end_module(call, outputs)
 
-    def tell_forward(self, function: Any) -> None:
+    def note_unrecorded(self, function: Any) -> None:
         """An operator that is not recorded ran: its gradient may be computed by some that are."""
         if not self.backward or not self._is_new(pytorch.autograd_clock() - 1):
             return
@@ -257,16 +260,18 @@ class Observer:
         if not self._belongs(above):
             return
         module = above.module if above is not None else None
-        name = name_of(function)
-        self._pair(Call(f"{module or ''}/{name}", name, "aten", module, 0, self.thread.root_call))
+        name = operator_name(function)
+        self._pair(
+            OpenCall(f"{module or ''}/{name}", name, "aten", module, 0, self.thread.root_call)
+        )
 
-    def _belongs(self, above: Call | None) -> bool:
+    def _belongs(self, above: OpenCall | None) -> bool:
         """Tell whether an operator right below that call is asked for; outside of all calls, none of another model is."""
         if above is None:
             return not self._filtered and not pytorch.in_model()
         return above.inherited or not self._filtered
 
-    def _pair(self, call: Call) -> None:
+    def _pair(self, call: OpenCall) -> None:
         """Remember which autograd node an operator has just made, if it made one: the first to run after it did."""
         node = pytorch.autograd_clock() - 1
         if self.backward and self._is_new(node):
@@ -276,9 +281,9 @@ class Observer:
         """Tell whether an autograd node of that number was made since the root call began, or is made once more."""
         return node >= self._since and node not in self._forwards
 
-    def _backward_begins(self, operator: Operator, args: Any, kwargs: Any) -> Call | None:
+    def _backward_begins(self, operator: Operator, args: Any, kwargs: Any) -> OpenCall | None:
         """An operator of a backward pass: it belongs where the forward operator ran whose gradient it computes."""
-        if not self.backward or self._latest is None or self.deaf:
+        if not self.backward or self._latest is None or self.paused:
             return None
         node = pytorch.running_node()
         forward = self._forwards.get(pytorch.clock_of(node)) if node is not None else None
@@ -288,16 +293,18 @@ class Observer:
         self._spent = True
         path = f"{(forward.module if forward else None) or ''}/{operator.name}"
         root_call = forward.root_call if forward else self._latest
-        call = Call(path, operator.name, "aten", None, self._count(path, root_call), root_call)
+        call = OpenCall(path, operator.name, "aten", None, self._count(path, root_call), root_call)
         call.phase = "backward"
         call.id = forward.id if forward else None
         call.kept = self.asks_for(call)
         if call.kept:
             self._note(call, None, forward)
-            self.begins(call, given(args, kwargs))
+            self.begin_call(call, operator_inputs(args, kwargs))
         return call
 
-    def _note(self, call: Call, above: Call | None, forward: Call | None = None) -> None:
+    def _note(
+        self, call: OpenCall, above: OpenCall | None, forward: OpenCall | None = None
+    ) -> None:
         """Record the call itself: where in the program it stands, and what it is a part or the gradient of."""
         source = None
         if self._sources and call.phase == "forward":
@@ -317,9 +324,9 @@ class Observer:
             *within,
             *pair,
         ]
-        self._session.recorder.operator(row)
+        self._session.recorder.record_operator(row)
         if call.phase == "forward":
-            self._session.recorder.called(call)
+            self._session.recorder.record_call(call)
 
     # -- backward passes ----------------------------------------------------------------------
 
@@ -335,22 +342,22 @@ class Observer:
             self._gradients.finish()
             self._session.recorder.flush()
 
-    def module(
+    def record_module(
         self, path: str, op: str, attributes: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
     ) -> None:
         """Observe what a module is set to (eps, scaling, dropout rates, training or not) and its weights."""
         call, recorder = (
-            Call(path, op, "module", path, 0, self.thread.root_call),
+            OpenCall(path, op, "module", path, 0, self.thread.root_call),
             self._session.recorder,
         )
-        recorder.see(call, "attribute", attributes.items())
+        recorder.record(call, "attribute", attributes.items())
         if self._options.weights:
-            recorder.see(call, "weight", tensors.items())
+            recorder.record(call, "weight", tensors.items())
         else:
             for name, tensor in tensors.items():
-                recorder.weight(call, name, tensor)
+                recorder.record_weight(call, name, tensor)
 
-    def parameters(self, path: str, op: str, tensors: Mapping[str, torch.Tensor]) -> None:
+    def watch_parameters(self, path: str, op: str, tensors: Mapping[str, torch.Tensor]) -> None:
         """Observe the gradients of a module's parameters."""
         for name, tensor in tensors.items():
             if self.backward and torch.is_grad_enabled() and "module" in self._options.mode:
@@ -358,17 +365,19 @@ class Observer:
                     functools.partial(self._parameter, path, op, name), name, tensor
                 )
 
-    def _parameter(self, path: str, op: str, name: str) -> Call | None:
+    def _parameter(self, path: str, op: str, name: str) -> OpenCall | None:
         if self._latest is None or (self._by_name and path not in self._chosen):
             return None
-        return Call(path, op, "module", path, self._count(path, self._latest, name), self._latest)
+        return OpenCall(
+            path, op, "module", path, self._count(path, self._latest, name), self._latest
+        )
 
-    def saved(self, path: str, value: Any, place: RootCall, gradients: bool) -> None:
+    def record_saved(self, path: str, value: Any, place: RootCall, gradients: bool) -> None:
         """Record what the program itself hands over."""
         number = self._count(path, place.generation, place.step)
-        call = Call(path, "save", "module", path, number, place.index)
+        call = OpenCall(path, "save", "module", path, number, place.index)
         found = leaves(value)
-        self.see(call, "output", found)
+        self.record(call, "output", found)
         if gradients and self.backward and torch.is_grad_enabled():
             self._gradients.begin(call, ())
             self._gradients.end(call, found)
@@ -382,7 +391,7 @@ class Observer:
 
     # -- records ------------------------------------------------------------------------------
 
-    def _hold(self, call: Call, role: str, found: Iterable[tuple[str, Any]]) -> None:
+    def _hold(self, call: OpenCall, role: str, found: Iterable[tuple[str, Any]]) -> None:
         """Keep what a call was given, which may change until it is known whether it overflows, and what it gave."""
 
         def kept(leaf: Any) -> Any:
@@ -390,12 +399,12 @@ class Observer:
 
         call.held = [*call.held, *((role, slot, kept(leaf)) for slot, leaf in found)]
 
-    def _gradient(self, call: Call, role: str, slot: str, gradient: torch.Tensor) -> None:
-        if self.deaf or (self._options.overflow is not None and not overflows(gradient)):
+    def _gradient(self, call: OpenCall, role: str, slot: str, gradient: torch.Tensor) -> None:
+        if self.paused or (self._options.overflow is not None and not overflows(gradient)):
             return
-        self._session.recorder.tensor(call, role, slot, gradient, "backward")
+        self._session.recorder.record_tensor(call, role, slot, gradient, "backward")
 
-    def decide(self, call: Call) -> None:
+    def record_if_overflowing(self, call: OpenCall) -> None:
         """Where only what overflows is asked for, record a call that does, and drop one that does not."""
         if self._options.overflow is None:
             return
@@ -407,18 +416,18 @@ class Observer:
         ):
             return
         for role, slot, leaf in held:
-            self._session.recorder.see(call, role, [(slot, leaf)])
+            self._session.recorder.record(call, role, [(slot, leaf)])
         self._overflowing += 1
         if 0 < most <= self._overflowing:
             self._session.pause()
 
-    def asks_for(self, call: Call) -> bool:
+    def asks_for(self, call: OpenCall) -> bool:
         """Tell whether the filters by name ask for a call."""
         if self._opname and not begins(call.op, self._opname):
             return False
         return not self._by_name or self._named(call)
 
-    def _named(self, call: Call) -> bool:
+    def _named(self, call: OpenCall) -> bool:
         """Tell whether a call's full name is one of those asked for, where any are."""
         if call.level == "module":
             call.name = f"Module.{call.path}.{call.op}.{call.phase}.{call.number}"

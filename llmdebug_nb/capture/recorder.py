@@ -63,7 +63,7 @@ class Sink(Protocol):
     def close(self, meta: dict[str, Any]) -> None: ...
 
 
-class Call(Protocol):
+class RecordedCall(Protocol):
     """What a record says of the call that it belongs to."""
 
     @property
@@ -131,21 +131,21 @@ class Recorder:
         self._vectors: dict[torch.device, list[tuple[Row, torch.Tensor]]] = defaultdict(list)
         self._arena = look.arena() if self._policy.kept is None else None
         # numbers of look and record, call, phase, role, slot, number of the storage
-        self._looked: list[tuple[int, int, Call, str, str, str, int | None]] = []
+        self._looked: list[tuple[int, int, RecordedCall, str, str, str, int | None]] = []
         self._copies: list[tuple[Row, Row]] = []  # rows whose figures wait for those of another
 
-    def see(self, call: Call, role: str, found: Iterable[tuple[str, Any]]) -> None:
-        """Record what a call was given or gave: tensors by `tensor`, and in words what is none, each with its slot."""
+    def record(self, call: RecordedCall, role: str, found: Iterable[tuple[str, Any]]) -> None:
+        """Record what a call was given or gave: tensors by `record_tensor`, and in words what is none, each with its slot."""
         for slot, leaf in found:
             if isinstance(leaf, torch.Tensor):
-                self.tensor(call, role, slot, leaf, call.phase)
+                self.record_tensor(call, role, slot, leaf, call.phase)
             else:
                 with self._lock:
                     self._scalars.append(
                         (call.root_call, call.path, call.number, role, slot, *scalar_text(leaf))
                     )
 
-    def say(self, call: Call, role: str, texts: Iterable[tuple[str, str]]) -> None:
+    def record_texts(self, call: RecordedCall, role: str, texts: Iterable[tuple[str, str]]) -> None:
         """Record what is known of a call, slot and text."""
         with self._lock:
             self._scalars += [
@@ -153,8 +153,8 @@ class Recorder:
                 for slot, text in texts
             ]
 
-    def tensor(
-        self, call: Call, role: str, slot: str, tensor: torch.Tensor, phase: str = "forward"
+    def record_tensor(
+        self, call: RecordedCall, role: str, slot: str, tensor: torch.Tensor, phase: str = "forward"
     ) -> None:
         """Record a tensor as it is now. Never raises on account of the tensor: what can't be kept is counted."""
         with self._lock:
@@ -166,7 +166,9 @@ class Recorder:
                     tensor = pytorch.plain(tensor)
                 storage = tensor.untyped_storage()
                 place = (
-                    pytorch.hold_number(storage) if role == "output" else pytorch.number_of(storage)
+                    pytorch.reserve_storage_number(storage)
+                    if role == "output"
+                    else pytorch.storage_number(storage)
                 )
                 if self._arena is not None and on_host(tensor):
                     seen = self._arena.look(tensor, storage)
@@ -255,7 +257,7 @@ class Recorder:
         """Bytes of payload written so far."""
         return self._policy.written
 
-    def weight(self, call: Call, slot: str, tensor: torch.Tensor) -> None:
+    def record_weight(self, call: RecordedCall, slot: str, tensor: torch.Tensor) -> None:
         """Record the fingerprint of a weight that lies in the host's memory in one piece; of others, nothing."""
         found = memory(tensor) if on_host(tensor) and not tensor.is_nested else None
         if found is not None:
@@ -268,19 +270,19 @@ class Recorder:
                     (call.root_call, call.path, call.number, "weight", slot, kind, content)
                 )
 
-    def called(self, call: Call) -> None:
+    def record_call(self, call: RecordedCall) -> None:
         """Record that a call began, recorded or not, and its execution id. In execution order."""
         if call.id is not None:
             self._called.append((call.root_call, call.path, call.number, call.id))
 
-    def operator(self, row: Row) -> None:
+    def record_operator(self, row: Row) -> None:
         """Record an operator call: a list in the order of `records.OPERATOR`. In execution order."""
         with self._lock:
             self._operators.append(row)
             if len(self._operators) >= _MANY:
                 self.flush()
 
-    def source(self, frames: list[str]) -> int:
+    def stack_number(self, frames: list[str]) -> int:
         """Return the number of a call stack, innermost frame first; equal stacks have one number."""
         with self._lock:
             number = self._sources.get(tuple(frames))
@@ -289,7 +291,7 @@ class Recorder:
                 self._new_sources.append((number, json.dumps(frames)))
             return number
 
-    def weigh(self, weights: Iterable[torch.Tensor]) -> None:
+    def add_weights(self, weights: Iterable[torch.Tensor]) -> None:
         """Name the weights of a model, which are only read anew where they seem to have changed."""
         with self._lock:
             for weight in weights:
@@ -415,7 +417,7 @@ class Recorder:
             self.flush(calls)
             self._makers.clear()
             held, self._held = self._held, []
-            pytorch.let_go(held)
+            pytorch.release_storage_numbers(held)
             self._seen.clear()
 
     def flush(self, calls: Iterable[RootCall] = ()) -> None:

@@ -8,15 +8,15 @@ from typing import Any
 from torch import nn
 
 from llmdebug_nb.capture import selection
-from llmdebug_nb.capture.control_file import Control, Orders
+from llmdebug_nb.capture.control_file import ControlFile, ControlSettings
 from llmdebug_nb.core.msit_rounds import Rounds
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.records import Node, RootCall
 
-_NO_ORDERS = Orders()
+_NO_SETTINGS = ControlSettings()
 
 
-class Demand:
+class RecordingFilter:
     """``paused``: nothing is, for now."""
 
     def __init__(
@@ -24,7 +24,7 @@ class Demand:
     ) -> None:
         """``rank``: of this process. ``round_of(call)``: msit's round of a root call. Raises OptionError: the control file can't be read."""
         self._options, self._rank, self._round_of = options, rank, round_of
-        self._control = Control(options.control) if options.control is not None else None
+        self._control = ControlFile(options.control) if options.control is not None else None
         self.paused = False
 
     @property
@@ -91,8 +91,8 @@ class Demand:
         return not device or first is None or selection.is_device(first.device, device)
 
     @property
-    def _orders(self) -> Orders:
-        return self._control.orders if self._control is not None else _NO_ORDERS
+    def _orders(self) -> ControlSettings:
+        return self._control.orders if self._control is not None else _NO_SETTINGS
 
     @property
     def _rounds(self) -> Rounds | None:

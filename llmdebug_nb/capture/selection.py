@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from llmdebug_nb.capture.compat import pytorch
-from llmdebug_nb.capture.execution_ids import Ids
-from llmdebug_nb.capture.operators.modes import Wanted
+from llmdebug_nb.capture.execution_ids import WantedIds
+from llmdebug_nb.capture.operators.kinds import OperatorFilter
 from llmdebug_nb.core.errors import nearest
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.records import Node
@@ -143,7 +143,7 @@ def why_empty(
     nodes: list[Node],
     kept: bool,
     names: Collection[str],
-    ids: Ids,
+    ids: WantedIds,
     operators: Sequence[str] = (),
     enabled: bool,
     devices: Sequence[str],
@@ -190,7 +190,11 @@ def why_empty(
         return ids.why_none()
     if options.overflow is not None:
         return "no call overflowed: all results were finite"
-    if sessions and options.apis and not any(one in Wanted(options.apis) for one in operators):
+    if (
+        sessions
+        and options.apis
+        and not any(one in OperatorFilter(options.apis) for one in operators)
+    ):
         return f"apis {', '.join(options.apis)!r} matches none of the graph's operators{nearest(options.apis[0], operators, 6)}"
     if options.opname:
         return f"no module or operator that begins with {', '.join(options.opname)!r} ran in the steps that were asked for"

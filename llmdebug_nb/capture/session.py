@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from llmdebug_nb.capture import generation, selection
-from llmdebug_nb.capture.calls import Call, Thread
-from llmdebug_nb.capture.compat import pytorch
+from llmdebug_nb.capture.calls import OpenCall, ThreadState
+from llmdebug_nb.capture.compat import pytorch, torch_modes
 from llmdebug_nb.capture.compat.onnxruntime_api import is_session
 from llmdebug_nb.capture.hooks import autograd
 from llmdebug_nb.capture.hooks.modules import (
@@ -27,7 +27,7 @@ from llmdebug_nb.capture.hooks.modules import (
 from llmdebug_nb.capture.observer import Observer
 from llmdebug_nb.capture.onnx.sessions import Sessions
 from llmdebug_nb.capture.recorder import Recorder, Sink
-from llmdebug_nb.capture.recording_filter import Demand
+from llmdebug_nb.capture.recording_filter import RecordingFilter
 from llmdebug_nb.capture.steps import StepTracker
 from llmdebug_nb.capture.timing.profiler import Profile
 from llmdebug_nb.core.errors import CaptureError, EmptyDumpError
@@ -60,7 +60,7 @@ class Session:
         self.active = False
         self.problems: Counter[str] = Counter()  # what went wrong in our own work -> how often
         self.notes: list[str] = []  # what else is to be known of the recording
-        self.thread = Thread()
+        self.thread = ThreadState()
         self.profile = Profile.of(options, sink, self.notes)
         self.follows_calls = options.operators or options.logits or self.profile is not None
         self.observer = Observer(
@@ -77,7 +77,7 @@ class Session:
         self._recording: dict[int, set[int]] = {}  # id of root -> threads that need its hooks
         self._lock = threading.RLock()
         self._tracker = StepTracker(options.warmup, self._follow)
-        self.demand = Demand(options, rank, self._tracker.round_of)
+        self.demand = RecordingFilter(options, rank, self._tracker.round_of)
         self._finder: Any = None
         self._undo: list[Callable[[], None]] = []
         self.sessions: Any = None
@@ -98,7 +98,7 @@ class Session:
 
     def start(self) -> None:
         self.active = True
-        self.observer.choose(*self.demand.calls)
+        self.observer.select_ids(*self.demand.calls)
         if self.options.force_eager:
             self._undo.append(pytorch.force_eager())
         self._tracker.start()
@@ -145,7 +145,7 @@ class Session:
 
     @property
     def generations(self) -> generation.Listener:
-        """What is told of each `generate`."""
+        """What is callback of each `generate`."""
         return self._tracker
 
     @property
@@ -180,14 +180,16 @@ class Session:
         """Record nothing more until `resume`; with ``backward``, still the gradients of what was recorded."""
         self.demand.paused = True
         self.thread.after = False
-        self.observer.deaf = not backward
+        self.observer.paused = not backward
 
     def resume(self) -> None:
-        self.demand.paused = self.observer.deaf = False
+        self.demand.paused = self.observer.paused = False
 
-    def halt(self, told: Callable[[Call, RootCall, list[tuple[str, Any]]], None]) -> None:
+    def on_call_end(
+        self, callback: Callable[[OpenCall, RootCall, list[tuple[str, Any]]], None]
+    ) -> None:
         """Tell of each recorded call when it has ended: the call, the root call that it is in, and what it gave, by slot."""
-        self.observer.halt = lambda call, output: told(
+        self.observer.on_call_end = lambda call, output: callback(
             call, self._tracker.calls[call.root_call], output
         )
 
@@ -208,7 +210,7 @@ class Session:
         """Record the tensors in ``value`` as the output of ``save/name``, and their gradients; also during a pause."""
         call = self._tracker.here()
         if self.demand.step(call):
-            self.guarded(self.observer.saved, f"save/{name}", value, call, gradients)
+            self.guarded(self.observer.record_saved, f"save/{name}", value, call, gradients)
 
     def followed(self) -> list[tuple[str, nn.Module]]:
         """Return the root modules that were recorded, each with the prefix of its paths."""
@@ -384,11 +386,11 @@ class Session:
     def enter(self, watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An entry module is called: outermost, it begins a root call."""
         outermost = self.thread.outermost()
-        self.thread.inside.append((watch, pytorch.call_frame()))
+        self.thread.inside.append((watch, pytorch.module_call_frame()))
         if not outermost:
             return
         if self.demand.changed():
-            self.observer.choose(*self.demand.calls)
+            self.observer.select_ids(*self.demand.calls)
             for watches in self._watches.values():
                 self._select(watches)
         call = self._tracker.begin(watch.root, watch.path, watch.module is watch.root, args, kwargs)
@@ -496,13 +498,15 @@ class Session:
 
     def _observe_parameters(self, root: nn.Module) -> None:
         if self.options.operators:
-            self.recorder.weigh(root.parameters())
+            self.recorder.add_weights(root.parameters())
         for watch in self._watches[id(root)]:
             if watch.kept:
                 weights = weights_of(watch.module)
                 if not self.observer.weighed:
-                    self.observer.module(watch.path, watch.op, attributes_of(watch.module), weights)
-                self.observer.parameters(watch.path, watch.op, weights)
+                    self.observer.record_module(
+                        watch.path, watch.op, attributes_of(watch.module), weights
+                    )
+                self.observer.watch_parameters(watch.path, watch.op, weights)
         self.observer.weighed = True
 
     # -- what hooks and modes tell ------------------------------------------------------------
@@ -526,8 +530,8 @@ class Session:
         if not self.active or os.getpid() != self._pid:
             return None
         try:
-            if pytorch.watched():
-                with pytorch.unseen():
+            if torch_modes.watched():
+                with torch_modes.unseen():
                     return work(*args)
             return work(*args)
         except Exception as error:  # the program must go on as if nobody watched; the dump says it

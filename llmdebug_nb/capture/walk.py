@@ -54,7 +54,7 @@ def _parts(value: Any) -> Iterable[tuple[Any, Any]] | None:
     )
 
 
-def arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def call_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Return the leaves of a call: positional ones as ``0``, ``1.0``; keyword ones as ``kwargs.name``."""
     found: list[tuple[str, Any]] = []
     for i, value in enumerate(args):
@@ -70,8 +70,8 @@ def arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[st
     return found
 
 
-def given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield what an operator is given, slots as in `arguments`; of a list without tensors in it, only its text."""
+def operator_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield what an operator is given, slots as in `call_inputs`; of a list without tensors in it, only its text."""
     for name, value in (
         *((str(i), value) for i, value in enumerate(args)),
         *((f"kwargs.{k}", v) for k, v in kwargs.items()),

@@ -21,7 +21,7 @@ from llmdebug_nb.app.launching import products
 from llmdebug_nb.app.launching.children import Unreached, below, why_unreached
 from llmdebug_nb.app.launching.environment import PthFile, environment
 from llmdebug_nb.app.launching.handover import Handover
-from llmdebug_nb.capture.control_file import Control
+from llmdebug_nb.capture.control_file import ControlFile
 from llmdebug_nb.core.errors import DumpWriteError, OptionError, UnknownRunError
 from llmdebug_nb.core.options import DumpOptions, runs_folder
 
@@ -126,7 +126,7 @@ def launch(
             "a program can only be launched on Linux and macOS; record inside it, by ld.dump"
         )
     if ordered.control is not None:
-        Control(ordered.control)  # what is wrong with the file is said before anything starts
+        ControlFile(ordered.control)  # what is wrong with the file is said before anything starts
     parent = (runs_folder() if ordered.path is None else Path(ordered.path)).absolute()
     _refuse_full_disk(parent, ordered)
     with tempfile.TemporaryDirectory(prefix="llmdebug-") as folder:

@@ -18,14 +18,14 @@ from typing import Any, Protocol
 
 import torch
 
-from llmdebug_nb.capture.calls import Call, Thread
-from llmdebug_nb.capture.compat import dynamo, inductor, triton
+from llmdebug_nb.capture.calls import OpenCall, ThreadState
+from llmdebug_nb.capture.compat import dynamo, inductor, torch_modes, triton
 from llmdebug_nb.capture.compat.inductor import Launch
 from llmdebug_nb.capture.compiled.fusion_switches import FusionSwitch
 from llmdebug_nb.capture.compiled.origins import Frame, Origin, origin_of, origins
-from llmdebug_nb.capture.operators.modes import Levels
+from llmdebug_nb.capture.operators.kinds import OperatorFilter, OperatorKinds
 from llmdebug_nb.capture.recorder import Recorder
-from llmdebug_nb.capture.walk import given, leaves
+from llmdebug_nb.capture.walk import leaves, operator_inputs
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.paths import within
 
@@ -37,7 +37,7 @@ Run = Callable[
 class Host(Protocol):
     """What graphs need of their session."""
 
-    thread: Thread
+    thread: ThreadState
     recorder: Recorder
     reference: Recorder | None
     observer: Any
@@ -99,8 +99,8 @@ class _Running:
     graph: Graph
     root_call: int
     base: dict[str, int]
-    open: list[Call | None] = field(default_factory=list)
-    launched: Call | None = None
+    open: list[OpenCall | None] = field(default_factory=list)
+    launched: OpenCall | None = None
 
 
 class Graphs:
@@ -109,7 +109,9 @@ class Graphs:
     def __init__(self, host: Host, options: DumpOptions) -> None:
         """Raises OptionError for a fusion switch that makes no sense, EmptyDumpError for an operator that does not exist."""
         self._host, self._options, self._roles = host, options, options.roles
-        self._levels = Levels(host, ("aten",), options.apis)  # type: ignore[arg-type]
+        wanted = OperatorFilter(options.apis)
+        wanted.refuse_unknown(("aten",))
+        self._kinds = OperatorKinds(wanted)
         self._switch = FusionSwitch.read(options.fusion_switch)
         self.ran = 0
         self._config = dict(options.compiler_config or {})
@@ -168,7 +170,7 @@ class Graphs:
 
     def _asked(self, function: Any) -> bool:
         operator = (
-            self._levels.aten(function) if isinstance(function, torch._ops.OpOverload) else None
+            self._kinds.aten(function) if isinstance(function, torch_modes.OpOverload) else None
         )
         return operator is not None and operator.wanted
 
@@ -213,7 +215,7 @@ class Graphs:
                     self._host.path_of(owner) if owner is not None else None
                 ) or program.base
         observer = self._host.observer
-        if program.root_call is None or graph.phase not in self._options.phases or observer.deaf:
+        if program.root_call is None or graph.phase not in self._options.phases or observer.paused:
             return None
         with self._lock:
             key = (program.root_call,) if graph.backward else (*thread.within, "forward")
@@ -236,7 +238,7 @@ class Graphs:
         level: str,
         inputs: Any,
         said: Sequence[tuple[str, str]] = (),
-    ) -> Call | None:
+    ) -> OpenCall | None:
         """A node is about to run; None where it is not asked for. ``inputs``: slot and tensor. ``said``: what is known of it, slot and text."""
         graph, observer = running.graph, self._host.observer
         origin, moved = graph.origins[name], graph.traced.moved
@@ -244,14 +246,14 @@ class Graphs:
         if not (graph.kept[name] if at_home else self._host.asks_for(moved(origin.module))):
             return None
         path, module = moved(origin.path), moved(origin.module)
-        call = Call(
+        call = OpenCall(
             path, origin.op, level, module, running.base[path] + origin.number, running.root_call
         )
         call.phase = graph.phase
         if not observer.asks_for(call):
             return None
         source = (
-            recorder.source(list(origin.source))
+            recorder.stack_number(list(origin.source))
             if origin.source and self._options.sources
             else None
         )
@@ -266,7 +268,7 @@ class Graphs:
             None,
             None,
         ]
-        recorder.operator(
+        recorder.record_operator(
             [
                 *row,
                 *(
@@ -277,14 +279,14 @@ class Graphs:
             ]
         )
         role = "graph" if call.phase == "forward" else "graph.backward"
-        recorder.say(call, role, [("node", origin.node), ("fx", name), *said])
+        recorder.record_texts(call, role, [("node", origin.node), ("fx", name), *said])
         if "input" in self._roles:
             self._see(recorder, call, "input", inputs)
         if self._host.profile is not None and level == "fx" and recorder is self._host.recorder:
             self._host.profile.begins(call)
         return call
 
-    def ends(self, call: Call, recorder: Recorder, outputs: Any, inputs: Any = ()) -> None:
+    def ends(self, call: OpenCall, recorder: Recorder, outputs: Any, inputs: Any = ()) -> None:
         """A node has run. ``outputs``: slot and tensor. ``inputs``: those that were not there when it began."""
         observer, outputs = self._host.observer, list(outputs)
         if self._host.profile is not None and call.level == "fx":
@@ -295,12 +297,12 @@ class Graphs:
             self._see(recorder, call, "output", outputs)
         if recorder is not self._host.recorder:
             return
-        observer.decide(call)
-        if observer.halt is not None and call.phase == "forward":
-            observer.halt(call, outputs)
+        observer.record_if_overflowing(call)
+        if observer.on_call_end is not None and call.phase == "forward":
+            observer.on_call_end(call, outputs)
 
-    def _see(self, recorder: Recorder, call: Call, role: str, found: Any) -> None:
-        see = self._host.observer.see if recorder is self._host.recorder else recorder.see
+    def _see(self, recorder: Recorder, call: OpenCall, role: str, found: Any) -> None:
+        see = self._host.observer.record if recorder is self._host.recorder else recorder.record
         see(call, role, found)
 
     # -- kernels ------------------------------------------------------------------------------------
@@ -355,7 +357,12 @@ class _Interpreter(torch.fx.Interpreter):
         args, kwargs = self.fetch_args_kwargs_from_env(n) if n.op == "call_function" else ((), {})
         guarded = self._graphs.host.guarded
         call = guarded(
-            self._graphs.begins, self._running, n.name, self._recorder, "fx", given(args, kwargs)
+            self._graphs.begins,
+            self._running,
+            n.name,
+            self._recorder,
+            "fx",
+            operator_inputs(args, kwargs),
         )
         result = super().run_node(n)
         if call is not None:
@@ -454,11 +461,11 @@ class _Seeing:
             running.launched = self._launched(kernel, running)
             profile.begins(running.launched, code)
 
-    def _launched(self, kernel: Launch, running: _Running) -> Call:
+    def _launched(self, kernel: Launch, running: _Running) -> OpenCall:
         """Return the call of a kernel: it runs in the module of the last buffer that it writes."""
         traced = self._graph.traced
         module = traced.moved(self._graph.origins[kernel.buffers[-1].node].module)
-        call = Call(
+        call = OpenCall(
             f"{module}/Kernel.{kernel.name}", kernel.name, "kernel", module, 0, running.root_call
         )
         call.phase = self._graph.phase

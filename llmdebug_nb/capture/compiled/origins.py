@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from llmdebug_nb.capture.compat import pytorch
-from llmdebug_nb.capture.operators.modes import name_of
+from llmdebug_nb.capture.operators.kinds import operator_name
 from llmdebug_nb.core.errors import PACKAGE
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -153,10 +153,12 @@ def origins(
             continue
         if node.name not in results and not asked(node.target):
             continue
-        whole, own = node.meta.get("original_aten"), name_of(node.target)
+        whole, own = node.meta.get("original_aten"), operator_name(node.target)
         module = frame.module(node.meta, paths)
-        op = name_of(whole) if node.name in results else own
-        inside = f"{name_of(whole)}/" if node.name in apart and node.name not in results else ""
+        op = operator_name(whole) if node.name in results else own
+        inside = (
+            f"{operator_name(whole)}/" if node.name in apart and node.name not in results else ""
+        )
         path, traced = f"{module}/{inside}{op}", _traced(node)
         key = f"{traced}/{inside}{op}" if traced else ""
         found[node.name] = Origin(
@@ -172,7 +174,7 @@ def origin_of(node: torch.fx.Node, frame: Frame, paths: Paths, calls: Counter[st
     """Return what a single node is. ``calls``: how often each path is called in its graph; it is counted there."""
     module, op = (
         frame.module(node.meta, paths),
-        name_of(node.target) if node.op == "call_function" else "Graph.input",
+        operator_name(node.target) if node.op == "call_function" else "Graph.input",
     )
     path, traced = f"{module}/{op}", _traced(node)
     calls[path] += 1

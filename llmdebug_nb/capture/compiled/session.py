@@ -56,8 +56,8 @@ class CompiledSession(Session):
         for recorder in self.recorders:
             recorder.knows_by_place = False  # kernels write past version counters
         if self.reference is not None:
-            self.observer.see = functools.partial(
-                self._see_both, self.observer.see, self.reference.see
+            self.observer.record = functools.partial(
+                self._see_both, self.observer.record, self.reference.record
             )
         self.graphs = Graphs(self, options)
         self._check()

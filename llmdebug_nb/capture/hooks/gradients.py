@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from llmdebug_nb.capture.calls import Call
+from llmdebug_nb.capture.calls import OpenCall
 from llmdebug_nb.capture.compat import pytorch
 
 _MANY = 4096
 
 # (call, role, slot, gradient)
-Observe = Callable[[Call, str, str, torch.Tensor], None]
+Observe = Callable[[OpenCall, str, str, torch.Tensor], None]
 
 
 class _Sum:
@@ -48,10 +48,10 @@ class Gradients:
             int, Any
         ] = {}  # id of a parameter -> its node, which holds it and stays the same one
         self._watched: set[int] = set()
-        self._open: dict[int, tuple[Call, str, _Sum]] = {}
+        self._open: dict[int, tuple[OpenCall, str, _Sum]] = {}
         self._lock = threading.Lock()
 
-    def begin(self, call: Call, inputs: Iterable[tuple[str, Any]]) -> None:
+    def begin(self, call: OpenCall, inputs: Iterable[tuple[str, Any]]) -> None:
         """A call begins: note where its part of the graph will start. Before it runs: it may write to its inputs."""
         if torch.is_grad_enabled():
             call.since = pytorch.autograd_clock()
@@ -61,7 +61,7 @@ class Gradients:
                 if isinstance(leaf, torch.Tensor) and leaf.requires_grad
             ]
 
-    def end(self, call: Call, outputs: Iterable[tuple[str, Any]]) -> None:
+    def end(self, call: OpenCall, outputs: Iterable[tuple[str, Any]]) -> None:
         """A call has ended: hook the nodes at both ends of its part of the graph."""
         if call.since is None:
             return
@@ -78,7 +78,7 @@ class Gradients:
         call.edges = ()
 
     def parameter(
-        self, call: Callable[[], Call | None], slot: str, parameter: torch.Tensor
+        self, call: Callable[[], OpenCall | None], slot: str, parameter: torch.Tensor
     ) -> None:
         """Observe what each backward pass adds to a parameter's gradient; ``call()``: what it is recorded with, if."""
         if id(parameter) in self._watched or not parameter.requires_grad or not parameter.is_leaf:
@@ -120,7 +120,7 @@ class Gradients:
             self._handles = [handle for handle in self._handles if pytorch.is_hooked(handle)]
         self._handles.append(register(hook))
 
-    def _arrived(self, call: Call, slot: str, number: int) -> Callable[..., None]:
+    def _arrived(self, call: OpenCall, slot: str, number: int) -> Callable[..., None]:
         def arrives(gradients: tuple[torch.Tensor | None, ...]) -> None:
             gradient = gradients[number]
             if gradient is not None:
@@ -128,7 +128,7 @@ class Gradients:
 
         return arrives
 
-    def _hook_exits(self, call: Call, roots: list[Any]) -> None:
+    def _hook_exits(self, call: OpenCall, roots: list[Any]) -> None:
         """Hook every node of the call's part of the graph from which an edge leads to an input."""
         wanted: dict[Any, list[str]] = {}
         for slot, edge in call.edges:
@@ -157,7 +157,7 @@ class Gradients:
             self._hook(node.register_hook, self._passes(call, place, slots, sums))
 
     def _passes(
-        self, call: Call, place: int, slots: list[str], sums: dict[str, _Sum]
+        self, call: OpenCall, place: int, slots: list[str], sums: dict[str, _Sum]
     ) -> Callable[..., None]:
         def passes(gradients: tuple[torch.Tensor | None, ...], _: Any) -> None:
             gradient = gradients[place]
@@ -167,7 +167,7 @@ class Gradients:
 
         return passes
 
-    def _add(self, call: Call, slot: str, total: _Sum, gradient: torch.Tensor) -> None:
+    def _add(self, call: OpenCall, slot: str, total: _Sum, gradient: torch.Tensor) -> None:
         total.add(gradient)
         with self._lock:
             if total.missing > 0:

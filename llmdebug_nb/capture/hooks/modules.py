@@ -109,12 +109,12 @@ class Watch:
         session = self.session
         if pytorch.in_backward():
             if session.recomputes():
-                session.observer.module_begins(self.path, self.op, self.kept, args, kwargs, True)
+                session.observer.begin_module(self.path, self.op, self.kept, args, kwargs, True)
             return
         if self.entry:
             session.enter(self, args, kwargs)
         if session.thread.on:
-            session.observer.module_begins(self.path, self.op, self.kept, args, kwargs, False)
+            session.observer.begin_module(self.path, self.op, self.kept, args, kwargs, False)
 
     def _leave(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """The module has run, or (where the hook is always called) has raised."""
@@ -125,7 +125,7 @@ class Watch:
                 call = session.thread.leave(self.path)
                 raised = output is None and sys.exc_info()[0] is not None
                 if call is not None and not raised:
-                    session.observer.ends(call, output)
+                    session.observer.end_module(call, output)
         finally:
             if self.entry and not backward:
                 session.leave(self)

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from llmdebug_nb.capture.calls import Call
+from llmdebug_nb.capture.calls import OpenCall
 from llmdebug_nb.capture.onnx.graph import Module, Node
 from llmdebug_nb.capture.onnx.tap import Tap, first_line
 from llmdebug_nb.core import records
@@ -56,7 +56,7 @@ class Calls:
         self._host, self._followed, self._root, self.values = host, followed, root, values
         self._observer, self._roles = host.observer, host.options.roles
         self._modules = "module" in host.options.mode
-        self._open: dict[str, Call] = {}
+        self._open: dict[str, OpenCall] = {}
 
     def all(self, asked: Callable[[Node], bool]) -> None:
         tap = self._followed.tap
@@ -102,13 +102,13 @@ class Calls:
         )
         if last is not None:
             call = self._call(last.path, last.type or "module", "module")
-            self._observer.see(call, "output", self._leaving(last).items())
+            self._observer.record(call, "output", self._leaving(last).items())
 
-    def _call(self, module: str, op: str, level: str) -> Call:
+    def _call(self, module: str, op: str, level: str) -> OpenCall:
         path = self._followed.path(module)
         place = path if level == "module" else f"{path}/{op}"
         thread, around = self._host.thread, self._around(module)
-        call = Call(place, op, level, path, thread.count(place), self._root.index)
+        call = OpenCall(place, op, level, path, thread.count(place), self._root.index)
         home = around.home if around is not None else ""
         call.id = thread.next_id(place, level, home)
         call.home = call.id if level == "module" else home
@@ -120,15 +120,15 @@ class Calls:
             module.type or (self._followed.label if not module.path else "Module"),
             "module",
         )
-        self._host.recorder.called(call)
+        self._host.recorder.record_call(call)
         call.inherited, asked = True, self._followed.kept[module.path] and self._modules
         call.kept = asked and self._observer.asks_for(call)
         self._open[module.path] = call
         if call.kept:
-            self._observer.begins(call, list(inputs.items()))
+            self._observer.begin_call(call, list(inputs.items()))
 
     def _end(self, module: Module, outputs: Mapping[str, Any]) -> None:
-        self._observer.ended(self._open.pop(module.path), list(outputs.items()))
+        self._observer.end_call(self._open.pop(module.path), list(outputs.items()))
 
     def _node(self, node: Node, asked: bool) -> None:
         """Record a node, or only count it: ids do not depend on what is recorded."""
@@ -143,14 +143,14 @@ class Calls:
         if not call.kept:
             return
         recorder = self._host.recorder
-        recorder.called(call)
+        recorder.record_call(call)
         source = (
-            recorder.source(list(node.source))
+            recorder.stack_number(list(node.source))
             if node.source and self._host.options.sources
             else None
         )
         within = (around.path, around.number) if around is not None else (None, None)
-        recorder.operator(
+        recorder.record_operator(
             [
                 call.root_call,
                 call.path,
@@ -166,14 +166,14 @@ class Calls:
         )
         if (call.path, call.number) not in self._followed.said:  # it is the same in each run
             self._followed.said.add((call.path, call.number))
-            recorder.see(call, LEVEL, self._said(node))
+            recorder.record(call, LEVEL, self._said(node))
         tensors = [
             (str(at), self.values[name])
             for at, name in enumerate(node.inputs)
             if name in self.values
         ]
-        self._observer.begins(call, [*tensors, *node.given])
-        self._observer.ended(
+        self._observer.begin_call(call, [*tensors, *node.given])
+        self._observer.end_call(
             call,
             [
                 (str(at), self.values[name])
@@ -182,7 +182,7 @@ class Calls:
             ],
         )
 
-    def _around(self, module: str) -> Call | None:
+    def _around(self, module: str) -> OpenCall | None:
         """Return the innermost call that is under way of a module, or of one around it."""
         return next(
             (self._open[path] for path in (module, *ancestors(module)) if path in self._open), None
@@ -241,7 +241,7 @@ class Calls:
                     continue
                 if tensor is not None:
                     tensors[name] = tensor.t().contiguous() if weight.turned else tensor
-            call = Call(
+            call = OpenCall(
                 self._followed.path(path),
                 module.type or "Module",
                 "module",
@@ -249,12 +249,12 @@ class Calls:
                 0,
                 self._root.index,
             )
-            self._host.recorder.see(
+            self._host.recorder.record(
                 call,
                 LEVEL,
                 [(f"initializer.{name}", weight.name) for name, weight in module.weights.items()],
             )
-            self._observer.module(call.path, call.op, module.settings, tensors)
+            self._observer.record_module(call.path, call.op, module.settings, tensors)
 
 
 def rows(followed: Followed) -> list[records.Node]:

@@ -18,7 +18,7 @@ from llmdebug_nb.capture.onnx import calls, times
 from llmdebug_nb.capture.onnx.calls import Calls, Followed
 from llmdebug_nb.capture.onnx.graph import Graph, Module, Node
 from llmdebug_nb.capture.onnx.tap import Tap
-from llmdebug_nb.capture.operators.modes import Wanted
+from llmdebug_nb.capture.operators.kinds import OperatorFilter
 from llmdebug_nb.core import records
 from llmdebug_nb.core.errors import CaptureError
 from llmdebug_nb.core.paths import ancestors
@@ -52,7 +52,7 @@ class Sessions:
         self._host, self._options = host, host.options
         self._only = only
         self._followed: dict[int, Followed] = {}
-        self._wanted = Wanted(host.options.apis)
+        self._wanted = OperatorFilter(host.options.apis)
         self._busy = False
         for session in given:
             self._follow(session)

@@ -24,7 +24,7 @@ Place = tuple[CodeType, int]
 Places = tuple[Place, ...]
 
 
-class Sources:
+class CallStacks:
     """Numbers of call stacks; ``intern``: gives the number of one in words."""
 
     def __init__(self, intern: Callable[[list[str]], int]) -> None:

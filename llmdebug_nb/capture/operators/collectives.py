@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.listeners import Listeners
 
+Function = Callable[..., object]
 
-class Listener(Protocol):
-    """Who is told: runs ``function`` as the operator of that name, and returns what it returns."""
+
+class CollectiveListener(Protocol):
+    """Runs ``function`` as the operator of that name, and returns what it returns."""
 
     def collective(
-        self, name: str, function: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Any: ...
+        self,
+        name: str,
+        function: Function,
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+    ) -> object: ...
 
 
-def _wrap(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap(name: str, function: Function) -> Function:
     @functools.wraps(function)
-    def watched(*args: Any, **kwargs: Any) -> Any:
+    def watched(*args: object, **kwargs: object) -> object:
         run = function
         for listener in listeners:
             run = functools.partial(_through, listener, name, run)
@@ -30,9 +36,9 @@ def _wrap(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _through(
-    listener: Listener, name: str, run: Callable[..., Any], *args: Any, **kwargs: Any
-) -> Any:
+    listener: CollectiveListener, name: str, run: Function, *args: object, **kwargs: object
+) -> object:
     return listener.collective(name, run, args, kwargs)
 
 
-listeners: Listeners[Listener] = Listeners(lambda: pytorch.with_collectives(_wrap))
+listeners: Listeners[CollectiveListener] = Listeners(lambda: pytorch.with_collectives(_wrap))

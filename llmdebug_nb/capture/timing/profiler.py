@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from llmdebug_nb.capture.compat import torch_profiler
-from llmdebug_nb.capture.operators.modes import METADATA, prefixed
+from llmdebug_nb.capture.operators.kinds import METADATA, with_prefix
 from llmdebug_nb.capture.timing.program_clock import Said, Step, timed
 from llmdebug_nb.core.options import DumpOptions
 
@@ -158,4 +158,4 @@ def _computes(event: str) -> bool:
 
 def _named(event: str) -> str:
     """Return ``Aten.mm`` for ``aten::mm``, as operators are called in a dump."""
-    return prefixed(event.replace("::", "."))
+    return with_prefix(event.replace("::", "."))

@@ -1,0 +1,139 @@
+"""Internals of PyTorch's function and dispatch modes, and of the dispatcher itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import overrides
+from torch.overrides import TorchFunctionMode
+from torch.utils import _python_dispatch
+
+from llmdebug_nb.capture.compat.pytorch import Undo
+
+TorchDispatchMode = _python_dispatch.TorchDispatchMode
+Mode = TorchFunctionMode | TorchDispatchMode
+OpOverload = torch._ops.OpOverload
+
+
+class unseen:
+    """A context in which function and dispatch modes and `torch.func` transforms see nothing."""
+
+    def __enter__(self) -> None:
+        guards = (
+            torch._C.DisableTorchFunction(),
+            torch._C._DisableTorchDispatch(),
+            torch._C._DisableFuncTorch(),
+        )
+        self._guards: tuple[Any, ...] = guards
+        for guard in self._guards:
+            guard.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        for guard in reversed(self._guards):
+            guard.__exit__(None, None, None)
+
+
+def watched() -> bool:
+    """Return whether any mode or transform, the program's or ours, would see our own operators."""
+    return bool(
+        torch._C._len_torch_function_stack()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )
+
+
+def push_mode(mode: Mode) -> bool:
+    """Put a mode at the bottom of this thread's stack; return False if it is on it already.
+
+    Modes are taken off from the top: at the bottom, ours never gets in the way of the program's.
+    Pushed directly, it leaves alone the flags by which the program's modes remember each other.
+    """
+    if _is_pushed(mode):
+        return False
+    with _modes_removed(mode, None) as home:
+        home._push_mode(mode)
+    return True
+
+
+def pop_mode(mode: Mode) -> bool:
+    """Take a mode off this thread's stack, at any depth; return False if it isn't on it."""
+    if not _is_pushed(mode):
+        return False
+    with _modes_removed(mode, mode) as home:
+        home._pop_mode()
+    return True
+
+
+def _is_pushed(mode: Mode) -> bool:
+    return any(mode is other for other in _stack_of(mode)[0])
+
+
+@contextmanager
+def _modes_removed(like: Mode, below: Mode | None) -> Iterator[ModuleType]:
+    """Take the program's modes above ``below`` (None: all) off the stack; then put them back."""
+    stack, home = _stack_of(like)
+    above = []
+    while stack and stack[-1] is not below and getattr(stack[-1], "_mode_key", None) is None:
+        above.append(stack.pop())
+        home._pop_mode()
+    try:
+        yield home
+    finally:
+        for other in reversed(above):
+            home._push_mode(other)
+
+
+def _stack_of(mode: Mode) -> tuple[list[Mode], ModuleType]:
+    """Return the modes of that kind on this thread's stack, and the module that keeps them."""
+    if isinstance(mode, TorchFunctionMode):
+        modes = overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        return modes, overrides
+    return list(_python_dispatch._get_current_dispatch_mode_stack()), _python_dispatch
+
+
+def dispatcher_operators() -> list[str]:
+    """Return the names of all operators of the dispatcher: ``aten::mm``."""
+    return list(torch._C._dispatch_get_all_op_names())
+
+
+def is_composite(operator: torch._ops.OpOverload[..., Any]) -> bool:
+    """Return whether the dispatcher decomposes an operator outside of inference mode."""
+    key = "CompositeImplicitAutograd"
+    return bool(
+        operator._can_decompose()
+        and torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key)  # type: ignore[no-untyped-call]
+    )
+
+
+def with_fast_paths(our_mode: type) -> Undo:
+    """Let `nn.MultiheadAttention` and its kin take their fused path under modes of that class.
+
+    They choose by `overrides.has_torch_function`, which says yes under any function mode.
+    Return how to undo it.
+    """
+    original = overrides.has_torch_function
+
+    def ask(arguments: Iterable[object]) -> bool:
+        modes = overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        if not all(isinstance(mode, our_mode) for mode in modes):
+            return bool(original(arguments))
+        return any(_overrides(type(argument)) for argument in arguments)
+
+    overrides.has_torch_function = ask  # type: ignore[assignment]
+
+    def undo() -> None:
+        overrides.has_torch_function = original
+
+    return undo
+
+
+def _overrides(cls: type) -> bool:
+    own = getattr(cls, "__torch_function__", None)
+    usual = (torch.Tensor, torch.nn.Parameter)
+    return (
+        own is not None and cls not in usual and own is not torch._C._disabled_torch_function_impl
+    )

@@ -1,0 +1,49 @@
+"""The guard between our own work and the program: errors stay on our side."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections import Counter
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from llmdebug_nb.capture.compat import torch_modes
+from llmdebug_nb.capture.timing.profiler import Profile
+
+T = TypeVar("T")
+
+
+class Guarded(Protocol):
+    """Calls ``work(*args)``; returns None if that raised or if nothing is being recorded."""
+
+    def __call__(self, work: Callable[..., T], /, *args: object) -> T | None: ...
+
+
+class Guard:
+    """Runs our own work on behalf of one session.
+
+    ``active``: the session records; otherwise `run` does nothing. ``problems``: errors of our own
+    work, with their count. ``run``: a `Guarded`; its time is not counted as the program's.
+    """
+
+    def __init__(self, profile: Profile | None) -> None:
+        self.active = False
+        self.problems: Counter[str] = Counter()
+        self._pid = os.getpid()  # a forked child must not write to our files
+        self.run: Guarded = (
+            self._run if profile is None else functools.partial(profile.ours, self._run)
+        )
+
+    def _run(self, work: Callable[..., T], /, *args: object) -> T | None:
+        if not self.active or os.getpid() != self._pid:
+            return None
+        try:
+            if torch_modes.watched():
+                with torch_modes.unseen():
+                    return work(*args)
+            return work(*args)
+        except Exception as error:  # the program must go on; the dump reports the problem
+            first_line = str(error).partition("\n")[0]
+            self.problems[f"{type(error).__name__} while recording: {first_line}"] += 1
+            return None

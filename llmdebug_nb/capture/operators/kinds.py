@@ -1,0 +1,303 @@
+"""Kinds of operators: their names, which of them compute something, and which are wanted."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch.overrides import resolve_name
+
+from llmdebug_nb.capture.compat import pytorch, torch_modes
+from llmdebug_nb.core.errors import EmptyDumpError, nearest
+
+# namespace of a function or operator -> msprobe's prefix
+_PREFIXES = (
+    ("torch.nn.functional.", "Functional"),
+    ("torch.Tensor.", "Tensor"),
+    ("torch._VF.", "VF"),
+    ("torch_npu.", "NPU"),
+    ("torch.distributed.", "Distributed"),
+    ("torch.", "Torch"),
+    ("aten.", "Aten"),
+    ("c10d.", "Distributed"),
+    ("_c10d_functional.", "Distributed"),
+    ("npu.", "NPU"),
+)
+_RECURRENT = frozenset(
+    [
+        "lstm",
+        "gru",
+        "rnn_tanh",
+        "rnn_relu",
+        "lstm_cell",
+        "gru_cell",
+        "rnn_tanh_cell",
+        "rnn_relu_cell",
+    ]
+)
+# they return no tensor, or pass one to autograd, storage or Python instead of computing with it
+_QUERIES = frozenset(
+    [
+        "size",
+        "dim",
+        "ndimension",
+        "numel",
+        "nelement",
+        "stride",
+        "storage_offset",
+        "storage",
+        "storage_type",
+        "untyped_storage",
+        "element_size",
+        "data_ptr",
+        "const_data_ptr",
+        "get_device",
+        "dense_dim",
+        "sparse_dim",
+        "dim_order",
+        "backward",
+        "retain_grad",
+        "requires_grad_",
+        "share_memory_",
+        "pin_memory",
+        "record_stream",
+        "numpy",
+        "tolist",
+        "item",
+        "apply_",
+        "map_",
+        "map2_",
+        "module_load",
+        "result_type",
+        "can_cast",
+        "typename",
+        "equal",
+        "allclose",
+        "__len__",
+        "__bool__",
+        "__int__",
+        "__float__",
+        "__index__",
+        "__complex__",
+        "__nonzero__",
+        "__long__",
+        "__contains__",
+        "__repr__",
+        "__format__",
+        "__array__",
+        "__array_wrap__",
+        "__deepcopy__",
+        "__reduce_ex__",
+        "__setstate__",
+        "__dlpack__",
+        "__dlpack_device__",
+        "__hash__",
+        "set_",
+        "names",
+        "rename",
+        "rename_",
+        "qscheme",
+        "broadcast_shapes",
+    ]
+)
+_QUERY_GLOBS = (
+    "_C.*", "is_*", "_is_*", "q_*", "register_*", "_has_*", "_dim?", "__get__", "*.__get__",
+    "*.__set__", "_set_*",
+)  # fmt: skip
+# they return a view of their input, always or in most cases: recorded where they had to copy
+_REARRANGES = frozenset(
+    [
+        "view",
+        "view_as",
+        "reshape",
+        "reshape_as",
+        "transpose",
+        "permute",
+        "expand",
+        "expand_as",
+        "squeeze",
+        "unsqueeze",
+        "t",
+        "narrow",
+        "select",
+        "chunk",
+        "split",
+        "split_with_sizes",
+        "tensor_split",
+        "hsplit",
+        "vsplit",
+        "dsplit",
+        "unbind",
+        "unflatten",
+        "flatten",
+        "ravel",
+        "as_strided",
+        "detach",
+        "diagonal",
+        "movedim",
+        "moveaxis",
+        "swapaxes",
+        "swapdims",
+        "adjoint",
+        "real",
+        "imag",
+        "unfold",
+        "view_as_real",
+        "view_as_complex",
+        "broadcast_to",
+        "broadcast_tensors",
+        "positive",
+        "contiguous",
+        "to",
+        "type",
+        "type_as",
+        "float",
+        "half",
+        "bfloat16",
+        "double",
+        "int",
+        "long",
+        "short",
+        "char",
+        "byte",
+        "bool",
+        "cpu",
+        "cuda",
+        "npu",
+        "xpu",
+        "resolve_conj",
+        "resolve_neg",
+        "alias",
+        "__getitem__",
+        "__iter__",
+        "atleast_1d",
+        "atleast_2d",
+        "atleast_3d",
+    ]
+)
+# dispatcher operators that only touch metadata, although their schema does not say so
+METADATA = frozenset(
+    f"Aten.{name}"
+    for name in [
+        "_unsafe_view",
+        "detach_",
+        "_reshape_alias",
+        "lift_fresh",
+        "_local_scalar_dense",
+        "is_same_size",
+        "_has_same_storage_numel",
+        "is_nonzero",
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """A kind of operator.
+
+    ``name``: ``Functional.linear``, ``Aten.add.Tensor``. ``rearranges``: it may return a view.
+    ``wanted``: its calls are recorded; otherwise they are only counted.
+    """
+
+    name: str
+    rearranges: bool = False
+    wanted: bool = True
+
+
+class OperatorFilter:
+    """Selects operators by names and globs, with or without prefix; a leading ``!`` excludes."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._included = [name for name in names if not name.startswith("!")]
+        self._excluded = [name[1:] for name in names if name.startswith("!")]
+
+    def __contains__(self, name: str) -> bool:
+        if _matches(name, self._excluded):
+            return False
+        return not self._included or _matches(name, self._included)
+
+    def refuse_unknown(self, levels: tuple[str, ...]) -> None:
+        """Raise EmptyDumpError for a plain name that no operator of these levels has."""
+        names = (*self._included, *self._excluded)
+        plain = [name for name in names if not set(name) & set("*?[") and "::" not in name]
+        known = sorted(_known_names(levels)) if plain else []
+        for name in plain:
+            if not any(_matches(one, [name]) for one in known):
+                bare = sorted({one.partition(".")[2] for one in known} | set(known))
+                raise EmptyDumpError(
+                    f"apis: no operator of level {'+'.join(levels)} is called {name!r}"
+                    f"{nearest(name, bare)}"
+                )
+
+
+def _matches(name: str, wanted: list[str]) -> bool:
+    """Match ``Functional.linear`` also as ``linear``; ``Aten.add.Tensor`` also as ``Aten.add``."""
+    bare = name.partition(".")[2]
+    names = (name, bare, bare.partition(".")[0], ".".join(name.split(".")[:2]))
+    return any(fnmatchcase(one, want) for one in names for want in wanted)
+
+
+def _known_names(levels: tuple[str, ...]) -> Iterator[str]:
+    if "api" in levels:
+        for functions in torch.overrides.get_overridable_functions().values():
+            yield from map(operator_name, functions)
+        yield from (f"Distributed.{name}" for name in pytorch.COLLECTIVES)
+    if "aten" in levels:
+        for name in torch_modes.dispatcher_operators():
+            namespace, _, bare = name.partition("::")
+            yield with_prefix(f"{namespace}.{bare}")
+
+
+@functools.cache
+def operator_name(function: Callable[..., object]) -> str:
+    """Return an operator's name with msprobe's prefix: ``Functional.linear``, ``Aten.add.Tensor``."""
+    name = resolve_name(function)
+    if name is None:
+        bare = getattr(function, "__name__", type(function).__name__)
+        name = f"{getattr(function, '__module__', None) or 'torch'}.{bare}"
+    return with_prefix(str(name).removesuffix(".default"))
+
+
+def with_prefix(name: str) -> str:
+    """Return a qualified name (``aten.mm``) with msprobe's prefix in place of its namespace."""
+    for namespace, prefix in _PREFIXES:
+        if name.startswith(namespace):
+            bare = name.removeprefix(namespace)
+            return f"{'VF' if prefix == 'Torch' and bare in _RECURRENT else prefix}.{bare}"
+    return name
+
+
+class OperatorKinds:
+    """Looks up the kind of a function or dispatcher operator; each one is classified once."""
+
+    def __init__(self, wanted: OperatorFilter) -> None:
+        self.wanted = wanted
+        self._api: dict[Callable[..., object], Operator | None] = {}
+        self._aten: dict[Callable[..., object], Operator | None] = {}
+
+    def api(self, function: Callable[..., object]) -> Operator | None:
+        """Return the kind of a function or tensor method, or None if it computes nothing."""
+        if function not in self._api:
+            name = operator_name(function)
+            bare = name.partition(".")[2]
+            queries = bare in _QUERIES or any(fnmatchcase(bare, glob) for glob in _QUERY_GLOBS)
+            self._api[function] = (
+                None if queries else Operator(name, bare in _REARRANGES, name in self.wanted)
+            )
+        return self._api[function]
+
+    def aten(self, function: Callable[..., object]) -> Operator | None:
+        """Return the kind of a dispatcher operator, or None if it computes nothing.
+
+        The schema of an operator says whether it only returns a view.
+        """
+        if function not in self._aten:
+            name, schema = operator_name(function), getattr(function, "_schema", None)
+            returns = schema.returns if schema is not None else ()
+            view = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+            nothing = schema is None or view or name in METADATA
+            self._aten[function] = None if nothing else Operator(name, wanted=name in self.wanted)
+        return self._aten[function]
