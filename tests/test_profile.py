@@ -22,7 +22,8 @@ import llmdebug_nb as ld
 from llmdebug_nb.capture.compat import torch_profiler, triton
 from llmdebug_nb.capture.compat.torch_profiler import Event
 from llmdebug_nb.capture.timing import ort_profile
-from llmdebug_nb.capture.timing.program_clock import Clock, Said, Step, timed
+from llmdebug_nb.capture.timing.profile_rows import ProfilerMark, TimedStep, profile_rows
+from llmdebug_nb.capture.timing.program_clock import Clock
 from llmdebug_nb.cli import main
 from llmdebug_nb.show import html
 from llmdebug_nb.show.run_view import RunView
@@ -221,7 +222,7 @@ def test_with_operators_recorded_a_kernel_names_the_recorded_call(tmp_path):
     known = [(row.path, row.call) in recorded for row in kernels.itertuples()]
     assert sum(known) == len(known) > 80
     assert kernels.groupby(["path", "call"]).size().max() == 1
-    assert any("too long by what a mode costs" in note for note in run.meta["notes"])
+    assert any("include the cost of the dispatch mode" in note for note in run.meta["notes"])
 
 
 def test_only_steps_that_are_asked_for_have_times(tmp_path):
@@ -449,7 +450,7 @@ def test_the_clock_counts_every_nanosecond_outside_of_what_is_ours(stands, momen
     ours = {at for start, end in intervals for at in range(start, end)}
     for moment in moments:
         assert clock(moment) - clock(0) == sum(at not in ours for at in range(moment))
-        assert clock.stands(moment) == (moment in ours)
+        assert clock.is_paused(moment) == (moment in ours)
 
 
 def _call(path, op, number=0):
@@ -458,12 +459,10 @@ def _call(path, op, number=0):
     )
 
 
-def _timed(events, said):
-    return timed(
-        sorted(events, key=lambda event: (event.start, -event.end)),
-        said,
-        Step(lambda name: name == "aten::mm", lambda name: name),
-    )
+def _timed(events, marks):
+    step = TimedStep(lambda name: name == "aten::mm", lambda name: name)
+    by_start = sorted(events, key=lambda event: (event.start, -event.end))
+    return profile_rows(by_start, marks, step)
 
 
 def test_a_device_kernel_belongs_to_the_operator_that_launched_it_and_stands_for_its_cpu_part():
@@ -477,7 +476,7 @@ def test_a_device_kernel_belongs_to_the_operator_that_launched_it_and_stands_for
         Event("ours", "device", 0, 60, 61, launched_by=99, device="cuda:0", stream=7),
         Event("llmdebug 1", "mark", 1, 80, 90, mark=1),
     ]
-    found = _timed(events, {0: [Said(True, root)], 1: [Said(False, root)]})
+    found = _timed(events, {0: [ProfilerMark(True, root)], 1: [ProfilerMark(False, root)]})
     assert found.launches == [
         [
             "/aten::linear",
@@ -500,7 +499,14 @@ def test_a_device_kernel_belongs_to_the_operator_that_launched_it_and_stands_for
 def test_calls_left_open_by_an_error_end_with_the_one_around_them():
     root, inner = _call("", "Model"), _call("a", "Linear")
     marks = [Event(f"llmdebug {at}", "mark", 1, 10 * at, 10 * at + 1, mark=at) for at in range(3)]
-    found = _timed(marks, {0: [Said(True, root)], 1: [Said(True, inner)], 2: [Said(False, root)]})
+    found = _timed(
+        marks,
+        {
+            0: [ProfilerMark(True, root)],
+            1: [ProfilerMark(True, inner)],
+            2: [ProfilerMark(False, root)],
+        },
+    )
     assert [row[0] for row in found.timings if row[3] == "module"] == [""]
 
 
@@ -524,7 +530,7 @@ def test_gaps_and_durations_are_never_negative_however_events_lie(spans):
         Event("llmdebug 0", "mark", 1, 0, 5, mark=0),
         Event("llmdebug 1", "mark", 1, 600, 610, mark=1),
     ]
-    found = _timed(events, {0: [Said(True, root)], 1: [Said(False, root)]})
+    found = _timed(events, {0: [ProfilerMark(True, root)], 1: [ProfilerMark(False, root)]})
     assert all(row[7] >= 0 and (row[8] is None or row[8] >= 0) for row in found.timings)
     assert all(row[9] >= 0 for row in found.launches)
     assert len(found.launches) <= sum(name == "aten::mm" for _, _, name in spans)

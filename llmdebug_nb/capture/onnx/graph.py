@@ -58,7 +58,7 @@ class Weight:
 
 
 @dataclass(slots=True)
-class Node:
+class OnnxNode:
     """``op``: ``Onnx.MatMul``. ``module``: path, ``""`` for the root. ``given``: attributes and small constants. ``said``: what else is known of it."""
 
     name: str
@@ -76,7 +76,7 @@ class Node:
 
 
 @dataclass(slots=True)
-class Module:
+class OnnxModule:
     """A module by what enters and leaves it: names of values. ``results``: what it returns, as far as that shows; ``more``: what else of it is used outside.
 
     ``called``: it is, and does not only hold others. ``guessed``: it is only known by the names of its weights, so what enters it is not.
@@ -94,11 +94,11 @@ class Module:
 
 
 @dataclass(slots=True)
-class Graph:
+class OnnxGraph:
     """``nodes`` in an order in which they can run. ``modules``: by path, parents first. ``constants``: values that are no result of a node."""
 
-    nodes: list[Node]
-    modules: dict[str, Module]
+    nodes: list[OnnxNode]
+    modules: dict[str, OnnxModule]
     inputs: list[str]
     outputs: list[str]
     constants: set[str]
@@ -127,7 +127,7 @@ class Graph:
         return steps
 
 
-def read(model: Any, optimised: Any | None = None) -> Graph:
+def read(model: Any, optimised: Any | None = None) -> OnnxGraph:
     """Return the graph that runs: ``optimised``, or ``model`` itself where that runs as it is; both are onnx.ModelProto without their external data."""
     home = _Home(model.graph)
     graph = model.graph if optimised is None else optimised.graph
@@ -235,7 +235,7 @@ class _Home:
 
     # -- the graph that runs --------------------------------------------------------------------
 
-    def graph_of(self, graph: Any) -> Graph:
+    def graph_of(self, graph: Any) -> OnnxGraph:
         constants = {one.name for one in graph.initializer} | {
             one.values.name for one in graph.sparse_initializer
         }
@@ -251,7 +251,7 @@ class _Home:
             | {""}
         )
         modules = {
-            path: Module(
+            path: OnnxModule(
                 path,
                 self.types.get(path, ""),
                 called=path in self.called,
@@ -259,7 +259,7 @@ class _Home:
             )
             for path in sorted(paths, key=self._first(paths))
         }
-        found = Graph(nodes, modules, inputs, [one.name for one in graph.output], constants)
+        found = OnnxGraph(nodes, modules, inputs, [one.name for one in graph.output], constants)
         found.nested = sum(node.op_type in _NESTED for node in graph.node)
         found.random = any(node.op_type in _RANDOM for node in graph.node)
         self._edges(found)
@@ -304,11 +304,11 @@ class _Home:
                     heapq.heappush(ready, (rank[one], one))
         return order if len(order) == len(nodes) else nodes
 
-    def _node(self, node: Any, constants: set[str], numbers: dict[str, Any]) -> Node:
+    def _node(self, node: Any, constants: set[str], numbers: dict[str, Any]) -> OnnxNode:
         known = next((value for value in node.output if value in self.maker), None)
         noted = meta(self.maker[known]) if known is not None else {}
         module = self.module.get(known) if known is not None else None
-        found = Node(
+        found = OnnxNode(
             node.name,
             EXPORTED + node.op_type,
             list(node.input),
@@ -337,9 +337,9 @@ class _Home:
         found.source = tuple(frames[::-1])
         return found
 
-    def _place_new(self, nodes: list[Node]) -> None:
+    def _place_new(self, nodes: list[OnnxNode]) -> None:
         """Put nodes that the exported graph lacks where what they give is used."""
-        users: dict[str, list[Node]] = defaultdict(list)
+        users: dict[str, list[OnnxNode]] = defaultdict(list)
         for node in nodes:
             for value in node.inputs:
                 users[value].append(node)
@@ -359,7 +359,7 @@ class _Home:
 
     # -- what enters and leaves -----------------------------------------------------------------
 
-    def _edges(self, found: Graph) -> None:
+    def _edges(self, found: OnnxGraph) -> None:
         """Say of each module what enters and leaves it, by the exported graph; and its weights and settings."""
         outputs = set(found.outputs)
         inside = {value: self.module[value] for value in self.module if value}
@@ -385,7 +385,7 @@ class _Home:
                 module.results, module.more = (rest[-1:], rest[:-1]) if module.path else ([], rest)
 
     def _edge(
-        self, found: Graph, value: str, made: str | None, used: set[str], is_output: bool
+        self, found: OnnxGraph, value: str, made: str | None, used: set[str], is_output: bool
     ) -> None:
         """Note a value with the modules that it enters, and those that it leaves."""
         for path in {path for scope in used for path in (scope, *ancestors(scope))}:
@@ -400,7 +400,7 @@ class _Home:
             module = found.modules[path]
             (module.results if sink else module.more).append(value)
 
-    def _settled(self, found: Graph, node: Any, scope: str) -> None:
+    def _settled(self, found: OnnxGraph, node: Any, scope: str) -> None:
         """Note the weights and settings that a node of a module has."""
         module = found.modules.get(scope)
         if module is None:
@@ -443,7 +443,7 @@ class _Home:
             )
         return None
 
-    def _is_weight(self, found: Graph, value: str) -> bool:
+    def _is_weight(self, found: OnnxGraph, value: str) -> bool:
         return any(
             weight.name == value
             for scope in found.modules.values()

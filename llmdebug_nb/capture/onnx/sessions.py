@@ -1,6 +1,6 @@
 """Sessions of ONNX Runtime that are recorded: which ones, which of their runs, and what the program gets.
 
-Ours (`onnx_tap.py`) runs in place of the program's own; the first runs are made on both, and where they do not agree bit for bit, the program
+Ours (`exposed_session.py`) runs in place of the program's own; the first runs are made on both, and where they do not agree bit for bit, the program
 gets its own from then on.
 """
 
@@ -14,10 +14,10 @@ import torch
 from llmdebug_nb.capture import selection
 from llmdebug_nb.capture.compat import onnxruntime_api
 from llmdebug_nb.capture.compat.onnxruntime_api import tensor_of
-from llmdebug_nb.capture.onnx import calls, times
-from llmdebug_nb.capture.onnx.calls import Calls, Followed
-from llmdebug_nb.capture.onnx.graph import Graph, Module, Node
-from llmdebug_nb.capture.onnx.tap import Tap
+from llmdebug_nb.capture.onnx import node_times, run_recorder
+from llmdebug_nb.capture.onnx.exposed_session import ExposedSession
+from llmdebug_nb.capture.onnx.graph import OnnxGraph, OnnxModule, OnnxNode
+from llmdebug_nb.capture.onnx.run_recorder import FollowedSession, RunRecorder
 from llmdebug_nb.capture.operators.kinds import OperatorFilter
 from llmdebug_nb.core import records
 from llmdebug_nb.core.errors import CaptureError
@@ -28,7 +28,7 @@ _PAST = ("past", "cache")
 _FALLBACK = "InferenceSession"
 
 
-class Host(calls.Host, Protocol):
+class Host(run_recorder.Host, Protocol):
     """What following sessions needs of a recording."""
 
     notes: list[str]
@@ -51,7 +51,7 @@ class Sessions:
         """``only``: other sessions are not recorded. Raises CaptureError for a session that can't be."""
         self._host, self._options = host, host.options
         self._only = only
-        self._followed: dict[int, Followed] = {}
+        self._followed: dict[int, FollowedSession] = {}
         self._wanted = OperatorFilter(host.options.apis)
         self._busy = False
         for session in given:
@@ -67,7 +67,7 @@ class Sessions:
         onnxruntime_api.listeners.remove(self)
         for followed in self._followed.values():
             if followed.tap is not None:
-                times.write(self._host, followed)
+                node_times.write(self._host, followed)
                 followed.tap.close()
 
     @property
@@ -87,10 +87,10 @@ class Sessions:
 
     # -- which sessions -------------------------------------------------------------------------
 
-    def _follow(self, session: Any, may_fail: bool = True) -> Followed:
+    def _follow(self, session: Any, may_fail: bool = True) -> FollowedSession:
         tap = None
         try:
-            tap = Tap(session, "kernel" in self._options.profile)
+            tap = ExposedSession(session, "kernel" in self._options.profile)
             if tap.problem:
                 self._host.problems[tap.problem] += 1
         except CaptureError as error:
@@ -100,14 +100,14 @@ class Sessions:
                 f"a session is recorded only by what goes in and out of it: {error}"
             ] += 1
         label = (tap.graph.modules[""].type if tap is not None else "") or _FALLBACK
-        followed = Followed(session, tap, label, self._host.place(label))
+        followed = FollowedSession(session, tap, label, self._host.place(label))
         self._followed[id(session)] = followed
-        self._host.adds(session, calls.rows(followed))
+        self._host.adds(session, run_recorder.rows(followed))
         self._say(tap)
         self.select(followed)
         return followed
 
-    def _say(self, tap: Tap | None) -> None:
+    def _say(self, tap: ExposedSession | None) -> None:
         if tap is None:
             return
         if tap.graph.nested:
@@ -127,12 +127,12 @@ class Sessions:
         for followed in self._followed.values():
             self.select(followed)
 
-    def select(self, followed: Followed) -> None:
+    def select(self, followed: FollowedSession) -> None:
         """Decide which modules are asked for, and which values are needed for that."""
         graph = (
             followed.tap.graph
             if followed.tap is not None
-            else Graph([], {"": Module("")}, [], [], set())
+            else OnnxGraph([], {"": OnnxModule("")}, [], [], set())
         )
         followed.kept = {}
         for path, module in graph.modules.items():
@@ -143,7 +143,7 @@ class Sessions:
             followed.kept[path] = asked
         followed.needed = self._needed(followed, graph) if followed.tap is not None else []
 
-    def _needed(self, followed: Followed, graph: Graph) -> list[str]:
+    def _needed(self, followed: FollowedSession, graph: OnnxGraph) -> list[str]:
         """Return the values that are recorded, and what the graph gives."""
         names = dict.fromkeys(graph.outputs)
         for what, one in followed.plan:
@@ -154,7 +154,7 @@ class Sessions:
         kinds = followed.tap.kinds if followed.tap is not None else {}
         return [name for name in names if name in kinds or name in graph.outputs]
 
-    def _asked(self, followed: Followed, node: Node) -> bool:
+    def _asked(self, followed: FollowedSession, node: OnnxNode) -> bool:
         inside = any(followed.kept.get(path) for path in (node.module, *ancestors(node.module)))
         return inside and node.op in self._wanted and self._begins(node.op)
 
@@ -179,7 +179,7 @@ class Sessions:
         if begun is None:
             return own()
         followed, call, on = begun
-        tap: Tap | None = followed.tap
+        tap: ExposedSession | None = followed.tap
         try:
             if not on:
                 return own()
@@ -242,7 +242,7 @@ class Sessions:
 
     def _begin(
         self, session: Any, feed: Mapping[str, Any]
-    ) -> tuple[Followed, records.RootCall, bool] | None:
+    ) -> tuple[FollowedSession, records.RootCall, bool] | None:
         """Number a run that begins; None where it is not followed."""
         if self._busy or not self._host.active:
             return None
@@ -276,12 +276,14 @@ class Sessions:
         self._busy = True
         return followed, call, on
 
-    def _run(self, followed: Followed, feed: Mapping[str, Any], options: Any) -> dict[str, Any]:
+    def _run(
+        self, followed: FollowedSession, feed: Mapping[str, Any], options: Any
+    ) -> dict[str, Any]:
         assert followed.tap is not None
         followed.ran.append(self._host.thread.root_call)
         return followed.tap.run(followed.needed, feed, options)
 
-    def _agree(self, tap: Tap, ours: list[Any], theirs: list[Any]) -> list[Any]:
+    def _agree(self, tap: ExposedSession, ours: list[Any], theirs: list[Any]) -> list[Any]:
         """Return what the program gets: its own. Where ours is not the same bit for bit, it is not used in its place again."""
         if not all(_same(a, b) for a, b in zip(ours, theirs, strict=True)):
             tap.same = False
@@ -294,14 +296,14 @@ class Sessions:
 
     def _record(
         self,
-        followed: Followed,
+        followed: FollowedSession,
         root: records.RootCall,
         feed: Mapping[str, Any],
         seen: dict[str, Any],
     ) -> None:
         """Record a run as if its modules and operators had been called."""
         values = {name: tensor_of(value) for name, value in (*feed.items(), *seen.items())}
-        recording = Calls(self._host, followed, root, values)
+        recording = RunRecorder(self._host, followed, root, values)
         if self._options.logits:
             recording.logits()
         else:

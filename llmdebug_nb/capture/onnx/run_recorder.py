@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import torch
 
 from llmdebug_nb.capture.calls import OpenCall
-from llmdebug_nb.capture.onnx.graph import Module, Node
-from llmdebug_nb.capture.onnx.tap import Tap, first_line
+from llmdebug_nb.capture.onnx.exposed_session import ExposedSession, first_line
+from llmdebug_nb.capture.onnx.graph import OnnxModule, OnnxNode
 from llmdebug_nb.core import records
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.paths import ancestors
@@ -27,10 +27,10 @@ class Host(Protocol):
     problems: Any
 
 
-class Followed:
+class FollowedSession:
     """One session that is followed. ``label``: its root. ``prefix``: of its paths, "" for the first root."""
 
-    def __init__(self, session: Any, tap: Tap | None, label: str, prefix: str) -> None:
+    def __init__(self, session: Any, tap: ExposedSession | None, label: str, prefix: str) -> None:
         self.session, self.tap, self.label, self.prefix = session, tap, label, prefix
         self.plan: list[tuple[str, Any]] = tap.graph.plan() if tap is not None else []
         self.kept: dict[str, bool] = {}
@@ -47,21 +47,21 @@ class Followed:
         return (self.prefix + path).rstrip(".") if path else self.prefix.rstrip(".")
 
 
-class Calls:
+class RunRecorder:
     """One run on its way into the dump. ``values``: by name; an input has the tensor that the operator before it gave."""
 
     def __init__(
-        self, host: Host, followed: Followed, root: records.RootCall, values: dict[str, Any]
+        self, host: Host, followed: FollowedSession, root: records.RootCall, values: dict[str, Any]
     ) -> None:
         self._host, self._followed, self._root, self.values = host, followed, root, values
         self._observer, self._roles = host.observer, host.options.roles
         self._modules = "module" in host.options.mode
         self._open: dict[str, OpenCall] = {}
 
-    def all(self, asked: Callable[[Node], bool]) -> None:
+    def all(self, asked: Callable[[OnnxNode], bool]) -> None:
         tap = self._followed.tap
         graph = tap.graph if tap is not None else None
-        whole = graph.modules[""] if graph is not None else Module("")
+        whole = graph.modules[""] if graph is not None else OnnxModule("")
         self._weigh()
         inputs = graph.inputs if graph is not None else list(self.values)
         outputs = graph.outputs if graph is not None else list(self.values)
@@ -114,7 +114,7 @@ class Calls:
         call.home = call.id if level == "module" else home
         return call
 
-    def _begin(self, module: Module, inputs: Mapping[str, Any]) -> None:
+    def _begin(self, module: OnnxModule, inputs: Mapping[str, Any]) -> None:
         call = self._call(
             module.path,
             module.type or (self._followed.label if not module.path else "Module"),
@@ -127,10 +127,10 @@ class Calls:
         if call.kept:
             self._observer.begin_call(call, list(inputs.items()))
 
-    def _end(self, module: Module, outputs: Mapping[str, Any]) -> None:
+    def _end(self, module: OnnxModule, outputs: Mapping[str, Any]) -> None:
         self._observer.end_call(self._open.pop(module.path), list(outputs.items()))
 
-    def _node(self, node: Node, asked: bool) -> None:
+    def _node(self, node: OnnxNode, asked: bool) -> None:
         """Record a node, or only count it: ids do not depend on what is recorded."""
         around = self._around(node.module)
         if not asked:
@@ -188,12 +188,12 @@ class Calls:
             (self._open[path] for path in (module, *ancestors(module)) if path in self._open), None
         )
 
-    def _said(self, node: Node) -> list[tuple[str, Any]]:
+    def _said(self, node: OnnxNode) -> list[tuple[str, Any]]:
         tap = self._followed.tap
         provider = tap.providers.get(node.name) if tap is not None else None
         return [*node.said, *([("provider", provider)] if provider else [])]
 
-    def _entering(self, module: Module) -> dict[str, Any]:
+    def _entering(self, module: OnnxModule) -> dict[str, Any]:
         """Return what enters a module, by slot: ``0`` where that is one tensor, else the name of the value."""
         found = {name: value for name in module.inputs if _tells(value := self._value(name))}
         return (
@@ -202,7 +202,7 @@ class Calls:
             else {f"kwargs.{name}": value for name, value in found.items()}
         )
 
-    def _leaving(self, module: Module) -> dict[str, Any]:
+    def _leaving(self, module: OnnxModule) -> dict[str, Any]:
         """Return what leaves a module, by slot: what it returns as ``0``, ``1``, anything else by the name of the value."""
         results = [value for name in module.results if _tells(value := self._value(name))]
         more = {
@@ -257,7 +257,7 @@ class Calls:
             self._observer.record_module(call.path, call.op, module.settings, tensors)
 
 
-def rows(followed: Followed) -> list[records.Node]:
+def rows(followed: FollowedSession) -> list[records.Node]:
     """Return the rows of the topology: the modules of a session."""
     graph = followed.tap.graph if followed.tap is not None else None
     if graph is None:

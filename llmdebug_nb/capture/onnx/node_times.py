@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Protocol
 
-from llmdebug_nb.capture.onnx.calls import Followed
+from llmdebug_nb.capture.onnx.run_recorder import FollowedSession
 from llmdebug_nb.capture.timing import ort_profile
 from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.options import DumpOptions
@@ -19,7 +19,7 @@ class Host(Protocol):
     notes: list[str]
 
 
-def write(host: Host, followed: Followed) -> None:
+def write(host: Host, followed: FollowedSession) -> None:
     """Make the times of a session's nodes part of the dump, where they were asked for. Nothing that goes wrong is raised."""
     if "host" in host.options.profile and _HOST not in host.notes:
         host.notes.append(_HOST)
@@ -41,7 +41,7 @@ def write(host: Host, followed: Followed) -> None:
     host.recorder.sink.table("launches", rows)
 
 
-def _calls(followed: Followed) -> dict[str, tuple[str, int]]:
+def _calls(followed: FollowedSession) -> dict[str, tuple[str, int]]:
     """Return path and number of each node's call by the node's name, as they are recorded."""
     counts: Counter[str] = Counter()
     found = {}

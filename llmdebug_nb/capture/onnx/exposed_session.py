@@ -21,7 +21,7 @@ from llmdebug_nb.capture.onnx.proto import base_of
 from llmdebug_nb.core.errors import CaptureError
 
 
-class Tap:
+class ExposedSession:
     """A session that gives what every node of another one gives. ``graph``: what it runs. ``same``: it computes what the other one does."""
 
     def __init__(self, session: Any, times: bool = False) -> None:
