@@ -19,7 +19,7 @@ from torch import nn
 import llmdebug_nb as ld
 from llmdebug_nb import torchair
 from llmdebug_nb.app.api import kept_line
-from llmdebug_nb.capture.compiled.fusion_switches import _OFF, FusionSwitch
+from llmdebug_nb.capture.compiled.fusion_switches import RULES, FusionSwitch
 
 MODEL_DIM = 32
 
@@ -534,7 +534,9 @@ def test_ge_config_takes_the_parameters_that_msit_has(tmp_path: Path):
 # -- the fusion switch ----------------------------------------------------------------------------------
 
 
-@given(st.dictionaries(st.sampled_from([*_OFF["UBFusion"], "ALL"]), st.sampled_from(["on", "off"])))
+@given(
+    st.dictionaries(st.sampled_from([*RULES["UBFusion"], "ALL"]), st.sampled_from(["on", "off"]))
+)
 def test_a_rule_that_is_said_to_be_on_stays_on_and_all_stands_for_the_others(rules):
     switch = FusionSwitch.read({"Switch": {"UBFusion": rules}})
     everything = rules.get("ALL") == "off"

@@ -1,4 +1,4 @@
-"""The only home of Dynamo's and AOTAutograd's internals: how a model is compiled with a backend of ours, and what is known of it then."""
+"""The only home of Dynamo's and AOTAutograd's internals: compiling a model with our own backend."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from types import FrameType
-from typing import Any
 
 import torch
 from torch import nn
@@ -17,11 +17,12 @@ from llmdebug_nb.capture.compiled.origins import Frame
 from llmdebug_nb.core.errors import PACKAGE
 
 _NOT_THE_PROGRAM = (PACKAGE, os.path.dirname(os.path.abspath(torch.__file__)) + os.sep)
-_AGAIN = 64  # times that one program may be compiled anew, for other shapes and graphs after breaks: a run that records should see all
+_RECOMPILATIONS = 64  # enough for the shapes and graph breaks of one program: all are recorded
+GraphCompiler = Callable[[torch.fx.GraphModule, bool], Callable[..., object]]
 
 
 def compiled_frame(traced: torch.fx.GraphModule) -> Frame:
-    """Return what is known of the code that Dynamo compiles right now; of nothing but the graph where that is not known."""
+    """Return the code that Dynamo is compiling; only the graph is known if Dynamo doesn't tell."""
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     try:
@@ -33,36 +34,39 @@ def compiled_frame(traced: torch.fx.GraphModule) -> Frame:
 
 
 def aot(
-    traced: torch.fx.GraphModule, inputs: Sequence[Any], compiled: Callable[[torch.fx.GraphModule, bool], Callable[..., Any]]
-) -> Callable[..., Any]:  # fmt: skip
-    """Turn a traced program into graphs of operators; ``compiled(graph, backward)`` gives what runs each."""
+    traced: torch.fx.GraphModule, inputs: Sequence[object], compile_graph: GraphCompiler
+) -> Callable[..., object]:
+    """Turn a traced program into graphs of operators.
+
+    ``compile_graph(graph, backward)`` returns the function that runs a graph.
+    """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch import config
 
-    def compiler(backward: bool) -> Callable[..., Any]:
-        return lambda graph, _: compiled(graph, backward)
+    def compiler(backward: bool) -> Callable[..., object]:
+        return lambda graph, _: compile_graph(graph, backward)
 
+    backend = aot_autograd(fw_compiler=compiler(False), bw_compiler=compiler(True))
     with config.patch(enable_autograd_cache=False):
-        run: Callable[..., Any] = aot_autograd(
-            fw_compiler=compiler(False), bw_compiler=compiler(True)
-        )(traced, inputs)
+        run: Callable[..., object] = backend(traced, inputs)
     return run
 
 
 @contextlib.contextmanager
-def compiled_with(model: nn.Module, backend: Callable[..., Any]) -> Iterator[None]:
-    """Have a model's forward compiled with ``backend``, in place of however it was compiled before; its hooks stay outside.
+def compiled_with(model: nn.Module, backend: Callable[..., object]) -> Iterator[None]:
+    """Compile a model's forward with ``backend``, whatever compiled it before.
 
-    ``model`` may be what `torch.compile` made of one.
+    The hooks of the model stay outside. ``model`` may be the result of `torch.compile`.
     """
     from torch._dynamo import config
 
     inner = pytorch.compiled_root(model)
-    known = torch.compile.__kwdefaults__ or {}
-    how: dict[str, Any] = {"isolate_recompiles": True} if "isolate_recompiles" in known else {}
+    compile_forward: Callable[..., object] = torch.compile
+    isolated = "isolate_recompiles" in (torch.compile.__kwdefaults__ or {})
+    options = {"isolate_recompiles": True} if isolated else {}
     before = {name: vars(model).get(name, ...) for name in ("forward", "_compiled_call_impl")}
-    with config.patch(recompile_limit=max(_AGAIN, config.recompile_limit)):
-        vars(model)["forward"] = torch.compile(inner.forward, backend=backend, **how)
+    with config.patch(recompile_limit=max(_RECOMPILATIONS, config.recompile_limit)):
+        vars(model)["forward"] = compile_forward(inner.forward, backend=backend, **options)
         vars(model)["_compiled_call_impl"] = None
         try:
             yield
@@ -75,62 +79,65 @@ def compiled_with(model: nn.Module, backend: Callable[..., Any]) -> Iterator[Non
 
 
 @contextlib.contextmanager
-def compiling(aside: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
-    """While this is entered, whatever is compiled is compiled inside of ``aside()``; nothing is where Dynamo does not tell of it."""
+def compiling(aside: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+    """Run every compilation during the block inside of ``aside()``.
+
+    Does nothing if this version of Dynamo doesn't report compilations.
+    """
     try:
-        from torch._dynamo.callback import callback_handler as told
+        from torch._dynamo.callback import callback_handler
     except ImportError:
         yield
         return
-    begun: list[contextlib.AbstractContextManager[Any]] = []
+    entered: list[AbstractContextManager[object]] = []
 
-    def begins(*_: Any) -> None:
-        begun.append(aside())
-        begun[-1].__enter__()
+    def begin(*_: object) -> None:
+        entered.append(aside())
+        entered[-1].__enter__()
 
-    def ends(*_: Any) -> None:
-        if begun:
-            begun.pop().__exit__(None, None, None)
+    def end(*_: object) -> None:
+        if entered:
+            entered.pop().__exit__(None, None, None)
 
-    told.register_start_callback(begins)
-    told.register_end_callback(ends)
+    callback_handler.register_start_callback(begin)
+    callback_handler.register_end_callback(end)
     try:
         yield
     finally:
-        told.remove_start_callback(begins)
-        told.remove_end_callback(ends)
+        callback_handler.remove_start_callback(begin)
+        callback_handler.remove_end_callback(end)
 
 
-def same_randomness(tensors: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
-    """What is drawn in here is drawn once more after it, on the CPU and on the devices of these tensors."""
-    devices = {
-        t.device.index or 0
-        for t in tensors
-        if isinstance(t, torch.Tensor) and t.device.type == "cuda"
-    }
+def same_randomness(values: Sequence[object]) -> AbstractContextManager[None]:
+    """Restore the random state after the block, on the CPU and the devices of these tensors."""
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    devices = {t.device.index or 0 for t in tensors if t.device.type == "cuda"}
     return torch.random.fork_rng(sorted(devices))
 
 
 def outermost_call() -> tuple[nn.Module | None, FrameType | None]:
-    """Return the outermost module that runs in this thread, and the frame of its call; or the frame of a compiled function's."""
+    """Return the outermost module that runs in this thread, and the frame of its call.
+
+    Outside of all modules, the frame is that of a compiled function's call.
+    """
     module: nn.Module | None = None
-    found: FrameType | None = None
-    function: FrameType | None = None
+    module_frame: FrameType | None = None
+    function_frame: FrameType | None = None
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_name
         if name in ("_wrapped_call_impl", "_call_impl"):
-            here = frame.f_locals.get("self")
-            if isinstance(here, nn.Module):
-                module, found = here, frame
+            owner = frame.f_locals.get("self")
+            if isinstance(owner, nn.Module):
+                module, module_frame = owner, frame
         elif name == "compile_wrapper":
-            function = frame
+            function_frame = frame
         frame = frame.f_back
-    return module, found if module is not None else function
+    return module, module_frame if module is not None else function_frame
 
 
 def running_owner(name: str | None) -> nn.Module | None:
-    """Return the module in local variable ``name`` of the innermost frame of the program that runs in this thread."""
+    """Return the module in variable ``name`` of the program's innermost frame that has one."""
     frame: FrameType | None = sys._getframe(1) if name is not None else None
     while frame is not None:
         if not frame.f_code.co_filename.startswith(_NOT_THE_PROGRAM):

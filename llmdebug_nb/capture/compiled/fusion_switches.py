@@ -1,9 +1,11 @@
-"""Switching fusion off, in the form of a ``fusion_switch_file``: which of Inductor's passes and fusions that means.
+"""Reads a ``fusion_switch_file``: which of Inductor's passes and fusions are switched off.
 
-    {"Switch": {"GraphFusion": {"ALL": "off"}, "UBFusion": {"vertical": "off", "aten.rsqrt": "off"}}}
+    {"Switch": {"GraphFusion": {"ALL": "off"},
+                "UBFusion": {"vertical": "off", "aten.rsqrt": "off"}}}
 
-``GraphFusion`` are the passes over the graph, ``UBFusion`` what is computed in one kernel. An operator named under ``UBFusion`` is
-computed in a kernel of its own. Both ``ALL: off`` (or ``ALL`` of the whole) leaves a kernel of PyTorch for every operator.
+``GraphFusion`` are passes over the graph; ``UBFusion`` decides what one kernel computes. An
+operator named under ``UBFusion`` gets a kernel of its own. With ``ALL: off`` in both sections (or
+for the whole) every operator is computed by PyTorch's own kernel.
 """
 
 from __future__ import annotations
@@ -13,11 +15,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from llmdebug_nb.core.errors import OptionError, nearest
 
-_OFF: dict[str, dict[str, dict[str, Any]]] = {
+# section -> rule -> the settings of Inductor's configuration that switch it off
+RULES: dict[str, dict[str, dict[str, object]]] = {
     "GraphFusion": {
         "pattern_matcher": {"pattern_matcher": False},
         "pre_grad_passes": {"use_pre_grad_passes": False, "pre_grad_fusion_options": {}},
@@ -36,112 +38,108 @@ _OFF: dict[str, dict[str, dict[str, Any]]] = {
         "inplace": {"inplace_buffers": False},
     },
 }
-_ALONE = {
-    "fallback_by_default": True,
-    "selective_decompose": True,
-}  # of Inductor: a kernel of PyTorch for every operator
+_NOTHING_FUSED = {"fallback_by_default": True, "selective_decompose": True}  # PyTorch's own kernels
 _EXAMPLE = '{"Switch": {"GraphFusion": {"ALL": "off"}, "UBFusion": {"vertical": "off"}}}'
 
 
 @dataclass(frozen=True, slots=True)
 class FusionSwitch:
-    """``config``: what it sets of Inductor's configuration. ``vertical``/``horizontal``: kernels may be fused with what they are
-    made of, and with what reads the same. ``apart``: operators that are not fused with anything, as ``aten.rsqrt``.
+    """What may be fused.
+
+    ``config``: settings of Inductor's configuration. ``vertical``: a kernel may be fused with the
+    kernels that compute its inputs. ``horizontal``: kernels may be fused that share inputs.
+    ``apart``: operators that are not fused with anything, such as ``aten.rsqrt``.
     """
 
-    config: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, object] = field(default_factory=dict)
     vertical: bool = True
     horizontal: bool = True
     apart: frozenset[str] = frozenset()
 
     @property
-    def says_nothing(self) -> bool:
-        """Fusion is as ever."""
+    def allows_all(self) -> bool:
+        """All fusions of kernels are allowed."""
         return self.vertical and self.horizontal and not self.apart
 
     @classmethod
-    def read(cls, given: Any) -> FusionSwitch:
+    def read(cls, switch: object) -> FusionSwitch:
         """Read a JSON file, or the mapping in it; None changes nothing.
 
         Raises:
-            OptionError: it is no such file or mapping, or names a rule that there is not.
+            OptionError: this is not such a file or mapping, or it names an unknown rule.
         """
-        if given is None:
+        if switch is None:
             return cls()
-        switch = _loaded(given)
-        config: dict[str, Any] = {}
-        off: dict[str, set[str]] = {}
-        for section, rules in switch.items():
-            off[section] = _off(section, rules)
-            for rule in off[section] & _OFF[section].keys():
-                config |= _OFF[section][rule]
+        off = {section: _off(section, rules) for section, rules in _sections(switch).items()}
+        config: dict[str, object] = {}
+        for section, names in off.items():
+            for name in names & RULES[section].keys():
+                config |= RULES[section][name]
+        if all("ALL" in off.get(section, ()) for section in RULES):
+            config |= _NOTHING_FUSED
         kernels = off.get("UBFusion", set())
-        if all("ALL" in off.get(section, ()) for section in _OFF):
-            config |= _ALONE
-        known = _OFF["UBFusion"].keys() | {"ALL"}
-        return cls(
-            config,
-            "vertical" not in kernels,
-            "horizontal" not in kernels,
-            frozenset(kernels - known),
-        )
+        apart = frozenset(kernels - RULES["UBFusion"].keys() - {"ALL"})
+        return cls(config, "vertical" not in kernels, "horizontal" not in kernels, apart)
 
 
-def _loaded(given: Any) -> dict[str, Mapping[str, Any]]:
-    """Return section -> rule -> on or off."""
+def _sections(switch: object) -> dict[str, Mapping[str, object]]:
+    """Return section -> rule -> "on" or "off"."""
     where = "fusion_switch"
-    if isinstance(given, (str, os.PathLike)):
-        where = f"fusion_switch {os.fspath(given)!r}"
-        try:
-            given = json.loads(Path(given).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise OptionError(
-                f"{where}: {str(error).partition(chr(10))[0]}; expected a JSON file such as {_EXAMPLE}"
-            ) from None
-    switch = given.get("Switch") if isinstance(given, Mapping) else None
-    if not isinstance(switch, Mapping):
+    if isinstance(switch, (str, os.PathLike)):
+        where = f"fusion_switch {os.fspath(switch)!r}"
+        switch = _parsed(Path(switch), where)
+    switches = switch.get("Switch") if isinstance(switch, Mapping) else None
+    if not isinstance(switches, Mapping):
         raise OptionError(f"{where}: expected a mapping with the key Switch, such as {_EXAMPLE}")
-    everything = switch.get("ALL")
-    sections: dict[str, Mapping[str, Any]] = {}
+    everything = switches.get("ALL")
+    sections: dict[str, Mapping[str, object]] = {}
     if everything is not None:
-        sections = {section: {"ALL": everything} for section in _OFF}
-    for name, rules in switch.items():
+        sections = {section: {"ALL": everything} for section in RULES}
+    for name, rules in switches.items():
         if name == "ALL":
             continue
-        if name not in _OFF:
-            raise OptionError(
-                f"{where}: there is no {name!r}{nearest(str(name), list(_OFF))}; there are {', '.join(_OFF)}"
-            )
+        if name not in RULES:
+            hint = f"{nearest(str(name), list(RULES))}; there are {', '.join(RULES)}"
+            raise OptionError(f"{where}: there is no {name!r}{hint}")
         if not isinstance(rules, Mapping):
-            raise OptionError(
-                f"{where}: {name} {rules!r}: expected a mapping such as {{'ALL': 'off'}}"
-            )
+            example = "expected a mapping such as {'ALL': 'off'}"
+            raise OptionError(f"{where}: {name} {rules!r}: {example}")
         sections[name] = dict(rules)
     return sections
 
 
-def _off(section: str, rules: Mapping[str, Any]) -> set[str]:
-    """Return the rules of a section that are off; all of them where ``ALL`` is, but for those said to be on."""
-    known = _OFF[section]
-    said = {}
+def _parsed(file: Path, where: str) -> object:
+    try:
+        content: object = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        why = str(error).partition("\n")[0]
+        message = f"{where}: {why}; expected a JSON file such as {_EXAMPLE}"
+        raise OptionError(message) from None
+    return content
+
+
+def _off(section: str, rules: Mapping[str, object]) -> set[str]:
+    """Return the rules of a section that are off; with ``ALL`` off, all that are not on."""
+    known = RULES[section]
+    is_off = {}
     for rule, value in rules.items():
-        operators = section == "UBFusion" and _is_operator(rule)
-        if rule not in known and rule != "ALL" and not operators:
+        is_operator = section == "UBFusion" and _is_operator(rule)
+        if rule not in known and rule != "ALL" and not is_operator:
             near = nearest(str(rule), [*known, "ALL"])
+            names = ", ".join(["ALL", *known])
             also = " or an operator such as aten.rsqrt" if section == "UBFusion" else ""
-            raise OptionError(
-                f"fusion_switch: {section} has no rule {rule!r}{near}; known: ALL, {', '.join(known)}{also}"
-            )
+            unknown = f"{section} has no rule {rule!r}{near}; known: {names}{also}"
+            raise OptionError(f"fusion_switch: {unknown}")
         if value not in ("on", "off"):
             raise OptionError(f"fusion_switch: {section}.{rule} {value!r}: expected 'on' or 'off'")
-        said[rule] = value == "off"
-    everything = said.get("ALL", False)
-    off = {rule for rule in (*known, "ALL") if said.get(rule, everything)}
-    return off | {rule for rule, is_off in said.items() if is_off}
+        is_off[rule] = value == "off"
+    everything = is_off.get("ALL", False)
+    names_off = {rule for rule in (*known, "ALL") if is_off.get(rule, everything)}
+    return names_off | {rule for rule, off in is_off.items() if off}
 
 
 def _is_operator(rule: str) -> bool:
-    """Tell whether a rule is the name of an operator that there is: ``aten.rsqrt``, also with its overload."""
+    """Tell whether a rule names an existing operator, with or without its overload."""
     import torch
 
     namespace, dot, name = rule.partition(".")
