@@ -27,24 +27,24 @@ _HOMES = {
     "DumpOptions": "core.options",
     "Report": "app.report",
     "Run": "store.run",
-    "compare": "app.api",
-    "delete_run": "app.api",
-    "dump": "app.api",
+    "compare": "app.compare",
+    "delete_run": "app.runs",
+    "dump": "app.recording",
     "explore": "notebook.explore",
-    "export": "app.api",
+    "export": "app.export",
     "fx_backend": "app.torch_compile",
     "inductor_backend": "app.torch_compile",
     "launch": "app.launching.program",
-    "open_run": "app.api",
-    "ort_kernels": "app.api",
-    "reduce_run": "app.api",
-    "runs": "app.api",
+    "open_run": "app.runs",
+    "ort_kernels": "app.tables",
+    "reduce_run": "app.runs",
+    "runs": "app.runs",
     "seed_all": "core.determinism",
     "step": "app.stepping",
-    "timeline": "app.api",
+    "timeline": "app.tables",
     "to_onnx": "app.topology",
     "topology": "app.topology",
-    "write_tables": "app.api",
+    "write_tables": "app.tables",
     "write_topology": "app.topology",
 }
 # names of 0.1 that moved; they keep working, with a DeprecationWarning, until 0.2
@@ -74,19 +74,19 @@ __all__ = ["LLMDebugError", "errors", *_HOMES]  # noqa: PLE0604
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from llmdebug_nb.app.api import compare as compare
-    from llmdebug_nb.app.api import delete_run as delete_run
-    from llmdebug_nb.app.api import dump as dump
-    from llmdebug_nb.app.api import export as export
-    from llmdebug_nb.app.api import open_run as open_run
-    from llmdebug_nb.app.api import ort_kernels as ort_kernels
-    from llmdebug_nb.app.api import reduce_run as reduce_run
-    from llmdebug_nb.app.api import runs as runs
-    from llmdebug_nb.app.api import timeline as timeline
-    from llmdebug_nb.app.api import write_tables as write_tables
+    from llmdebug_nb.app.compare import compare as compare
+    from llmdebug_nb.app.export import export as export
     from llmdebug_nb.app.launching.program import launch as launch
+    from llmdebug_nb.app.recording import dump as dump
     from llmdebug_nb.app.report import Report as Report
+    from llmdebug_nb.app.runs import delete_run as delete_run
+    from llmdebug_nb.app.runs import open_run as open_run
+    from llmdebug_nb.app.runs import reduce_run as reduce_run
+    from llmdebug_nb.app.runs import runs as runs
     from llmdebug_nb.app.stepping import step as step
+    from llmdebug_nb.app.tables import ort_kernels as ort_kernels
+    from llmdebug_nb.app.tables import timeline as timeline
+    from llmdebug_nb.app.tables import write_tables as write_tables
     from llmdebug_nb.app.topology import to_onnx as to_onnx
     from llmdebug_nb.app.topology import topology as topology
     from llmdebug_nb.app.topology import write_topology as write_topology

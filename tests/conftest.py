@@ -15,7 +15,7 @@ from playwright.sync_api import Page
 from browser import Mount, launch_args
 from browser import mount as mount_in
 from lab_server import Lab, running_lab
-from llmdebug_nb.app import recording
+from llmdebug_nb.app import recording, runs
 from llmdebug_nb.core.errors import LLMDebugError
 
 # --- runs ---------------------------------------------------------------------------------------
@@ -25,7 +25,7 @@ from llmdebug_nb.core.errors import LLMDebugError
 def _runs_of_their_own(tmp_path_factory, monkeypatch):
     """Each test has its own runs folder, knows no run of another one, and leaves no recording running."""
     monkeypatch.setenv("LLMDEBUG_RUNS", str(tmp_path_factory.mktemp("runs")))
-    recording.recorded.clear()
+    runs.recorded.clear()
     started = []
     start = recording.Recording.start
 

@@ -260,9 +260,9 @@ def test_what_cannot_be_kept_is_counted_and_said(value, why):
     assert any(why in reason for reason in lost)
     with pytest.raises(ld.errors.TensorLookupError, match="has no values"):
         run.tensor("inner")
-    from llmdebug_nb.app.api import kept_line
+    from llmdebug_nb.app.runs import describe_run
 
-    assert "not kept" in kept_line(run)
+    assert "not kept" in describe_run(run)
 
 
 def test_filters_by_path_type_and_part():

@@ -18,7 +18,7 @@ from torch import nn
 
 import llmdebug_nb as ld
 from llmdebug_nb import torchair
-from llmdebug_nb.app.api import kept_line
+from llmdebug_nb.app.runs import describe_run
 from llmdebug_nb.capture.compiled.fusion_switches import RULES, FusionSwitch
 
 MODEL_DIM = 32
@@ -163,10 +163,10 @@ def test_where_an_internal_of_inductor_is_missing_the_graph_is_run_node_by_node_
     (said,) = run.meta["problems"]
     assert f"PyTorch {torch.__version__} has no PythonWrapperCodegen.generate_kernel_call" in said
     assert "node by node instead" in said
-    assert "node by node instead" in kept_line(run)
+    assert "node by node instead" in describe_run(run)
     with ld.dump(net, name="both", graph="both"):
         net(x)
-    assert "node by node instead" in kept_line(ld.open_run("both"))
+    assert "node by node instead" in describe_run(ld.open_run("both"))
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -232,7 +232,7 @@ def test_a_backend_records_however_the_model_is_compiled_and_lets_it_run_on_afte
         "SELECT role, group_concat(step) FROM rows WHERE path = '' GROUP BY role"
     )
     assert roots == [("input", "0,1,2"), ("output", "1,2")]
-    assert "what the first call of the model gave back is not in it" in kept_line(run)
+    assert "what the first call of the model gave back is not in it" in describe_run(run)
 
 
 @torch.no_grad()
@@ -299,7 +299,7 @@ def test_what_runs_uncompiled_in_the_block_is_said():
     net = model()
     with ld.dump(net, name="fx", graph="fx") as run, torch.compiler.set_stance("force_eager"):
         net(example())
-    assert "a call of Model ran uncompiled" in kept_line(run)
+    assert "a call of Model ran uncompiled" in describe_run(run)
     assert not run.info()["complete"]
 
 

@@ -18,8 +18,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.align.tree import ModuleTree, partners
-from llmdebug_nb.app.api import compare, open_run
+from llmdebug_nb.app.compare import compare
 from llmdebug_nb.app.recording import Recording
+from llmdebug_nb.app.runs import open_run
 from llmdebug_nb.comparison.engine import error
 from llmdebug_nb.core.errors import CaptureError, CompareError, LLMDebugError, OptionError, nearest
 from llmdebug_nb.core.kernels.raw import unreadable

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from llmdebug_nb.app.api import open_run
+from llmdebug_nb.app.runs import open_run
 from llmdebug_nb.core.errors import CorruptDumpError, DumpWriteError, UnknownRunError
 from llmdebug_nb.store.layouts.files import dtype_named
 from llmdebug_nb.store.run import Run

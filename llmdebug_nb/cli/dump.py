@@ -1,4 +1,4 @@
-"""``llmdebug dump``: launch a command, say what became of it."""
+"""``llmdebug dump``: launch a command, and say how it ended and what was recorded."""
 
 from __future__ import annotations
 
@@ -6,29 +6,46 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from llmdebug_nb.app.launching import arguments
+from llmdebug_nb.cli.command import Commands
 from llmdebug_nb.core.errors import OptionError
+
+_DESCRIPTION = (
+    "Run a command unchanged, and record what its models compute: in all its Python processes,"
+    " into one run."
+)
+
+
+def add(commands: Commands) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "dump", allow_abbrev=False, help="run a command, and record what its models compute",
+        description=_DESCRIPTION,
+    )  # fmt: skip
+    arguments.declare(parser)
+    parser.set_defaults(run=_run)
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """Return our own arguments, and the words of the command behind ``--``."""
+    """Return the arguments of ``llmdebug``, and the command after ``--`` (None: there is no --)."""
     if "--" not in argv:
         return list(argv), None
     at = list(argv).index("--")
     return list(argv[:at]), list(argv[at + 1 :])
 
 
-def run(args: argparse.Namespace) -> int:
-    """Launch the command, say what became of it, and return its exit status."""
-    from llmdebug_nb.app.launching.arguments import options
+def _run(args: argparse.Namespace) -> int:
+    """Launch the command, print the messages, and return the command's exit status."""
     from llmdebug_nb.app.launching.program import launch
 
-    chosen, command = options(vars(args)), args.command
+    options, command = arguments.options(vars(args)), args.command
     if (args.exec is None) == (command is None):
-        both = "--exec and -- exclude each other" if command is not None else "no command"
+        problem = "--exec and -- exclude each other" if command is not None else "no command"
         raise OptionError(
-            f"{both}: say llmdebug dump --exec 'python run.py', or llmdebug dump -- python run.py"
+            f"{problem}: say llmdebug dump --exec 'python run.py',"
+            " or llmdebug dump -- python run.py"
         )
-    done = launch(args.exec if command is None else command, pth=args.pth, **chosen)
-    for line in done.lines(args.log_level):
+    launched = launch(args.exec if command is None else command, pth=args.pth, **options)
+    for line in launched.lines(args.log_level):
         print(f"llmdebug: {line}", file=sys.stderr)
-    return done.status
+    return launched.status

@@ -279,21 +279,3 @@ class DumpOptions:
             for value in [getattr(self, name)]
         }
         return {name: said.get(name, getattr(self, name)) for name in names}
-
-
-@dataclass(frozen=True, slots=True)
-class CompareOptions:
-    """How two runs are compared.
-
-    ``explain``: look for what is to blame. ``mapping``: which module of golden is which of mine, see `align.names.read`.
-    ``limits``: fixed limits, a mapping or a YAML or JSON file, see
-    `comparison/limits.py`. ``calibrate``: other recordings of golden (runs, names or paths; one or several): what they differ from it
-    by is noise. ``metrics``: the user's, see `comparison/custom.py`. ``progress``: show a progress bar when it takes a while.
-    """
-
-    explain: bool = True
-    mapping: Any = None
-    limits: Any = None
-    calibrate: Any = None
-    metrics: Any = None
-    progress: bool = True

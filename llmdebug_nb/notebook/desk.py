@@ -80,9 +80,9 @@ class Desk(_Answering):
         if path.is_file() and self._is_report(path):
             path.unlink()
             return {"path": str(path)}
-        from llmdebug_nb.app import api
+        from llmdebug_nb.app.runs import delete_run
 
-        return {"path": str(api.delete_run(path))}
+        return {"path": str(delete_run(path))}
 
     def _group(
         self, kind: wire.Kind, folder: Path, rows: Iterable[wire.RunRow | None]
@@ -148,7 +148,8 @@ class Tab(_Answering):
     _bridge: Bridge | None = None
 
     def open(self, request: wire.OpenRequest) -> wire.Opened:
-        from llmdebug_nb.app import api
+        from llmdebug_nb.app.compare import compare
+        from llmdebug_nb.app.runs import open_run
         from llmdebug_nb.show.bundle import bundle
         from llmdebug_nb.show.run_view import RunView
         from llmdebug_nb.show.state import first_stop
@@ -159,9 +160,7 @@ class Tab(_Answering):
         if Path(golden).is_file() and not mine:
             return self._page(Path(golden))
         view: View = (
-            api.compare(golden, mine, progress=False).view()
-            if mine
-            else RunView(api.open_run(golden))
+            compare(golden, mine, progress=False).view() if mine else RunView(open_run(golden))
         )
         overview = view.overview({"op": "overview"})
         self._bridge = Bridge(view)

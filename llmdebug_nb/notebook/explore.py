@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from llmdebug_nb.app.api import open_run
 from llmdebug_nb.app.report import Report
+from llmdebug_nb.app.runs import open_run
 from llmdebug_nb.show.run_view import RunView
 from llmdebug_nb.show.text import notebook_text, report_text
 from llmdebug_nb.store.run import Run

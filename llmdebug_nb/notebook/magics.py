@@ -14,10 +14,12 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import MagicArgumentParser, argument, magic_arguments
 
-from llmdebug_nb.app import api
+from llmdebug_nb.app.compare import compare
 from llmdebug_nb.app.launching import arguments
 from llmdebug_nb.app.launching.program import launch
+from llmdebug_nb.app.recording import Recording, dump
 from llmdebug_nb.app.report import Report
+from llmdebug_nb.app.runs import delete_run, runs
 from llmdebug_nb.core.errors import LLMDebugError, nearest
 from llmdebug_nb.core.options import GRAPHS, PARTS, PHASES, TOKENS, DumpOptions
 from llmdebug_nb.notebook.explore import explore, show_report
@@ -147,7 +149,7 @@ class LLMDebugMagics(Magics):
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
         self._namespace = Namespace(shell)
-        self._recording: api.Recording | None = None  # from `%llmdump on`
+        self._recording: Recording | None = None  # from `%llmdump on`
         self._shown: tuple[int, Report] | None = None  # the last report and its cell's number
 
     @magic_arguments()
@@ -228,7 +230,7 @@ class LLMDebugMagics(Magics):
         args = parse(self.llmcompare, line)
         namespace = self._namespace
         with one_line():
-            report = api.compare(
+            report = compare(
                 namespace.run(args.golden),
                 namespace.run(args.mine),
                 explain=not args.no_explain,
@@ -276,16 +278,16 @@ class LLMDebugMagics(Magics):
         args = parse(self.llmruns, line)
         with one_line():
             if args.delete:
-                deleted = api.delete_run(args.delete)
-                others = ", ".join(run.label for run in api.runs() if run.name == args.delete)
+                deleted = delete_run(args.delete)
+                others = ", ".join(run.label for run in runs() if run.name == args.delete)
                 print(
                     f"deleted: {deleted}{f'; runs of that name left: {others}' if others else ''}"
                 )
                 return
-            rows = [_run_cells(run) for run in api.runs()]
+            rows = [_run_cells(run) for run in runs()]
         print(table(_RUNS, rows) if rows else "There are no runs yet: record one with %%llmdump.")
 
-    def _new_recording(self, line: str) -> api.Recording:
+    def _new_recording(self, line: str) -> Recording:
         options = vars(parse(self.llmdump, line))
         if options.pop("exec") is not None:
             raise UsageError(
@@ -294,7 +296,7 @@ class LLMDebugMagics(Magics):
             )
         model = self._namespace.evaluate(options.pop("model"), "%%llmdump")
         with one_line():
-            return api.dump(model, **options)
+            return dump(model, **options)
 
     def _launch(self, line: str) -> None:
         """Run a command, show its output, and bind the run."""
@@ -341,7 +343,7 @@ class LLMDebugMagics(Magics):
             with one_line():
                 self._namespace.bind(recording.stop())
 
-    def _switch_on(self, running: api.Recording | None, line: str) -> None:
+    def _switch_on(self, running: Recording | None, line: str) -> None:
         if running is not None:
             raise UsageError(
                 f"%llmdump on: {running.options.name} is being recorded; end it with %llmdump off"
@@ -352,7 +354,7 @@ class LLMDebugMagics(Magics):
         self._recording = recording
         print(f"{recording.options.name}: recording until %llmdump off")
 
-    def _stop_after_error(self, recording: api.Recording, run: Run, ended_by: str) -> None:
+    def _stop_after_error(self, recording: Recording, run: Run, ended_by: str) -> None:
         """End the recording of a cell that failed; our own errors are only a line beside its error."""
         try:
             recording.stop(ended_by)

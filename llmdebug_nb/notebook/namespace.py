@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
-from llmdebug_nb.app import api
+from llmdebug_nb.app.runs import describe_run, runs
 from llmdebug_nb.core.errors import nearest
 from llmdebug_nb.store.run import Run
 
@@ -51,7 +51,7 @@ class Namespace:
 
     def run_names(self) -> list[str]:
         """Return the names that open a run: those on disk, and variables."""
-        return sorted({*self.names_of(Run), *(run.name for run in api.runs())})
+        return sorted({*self.names_of(Run), *(run.name for run in runs())})
 
     def names_of(self, kind: type) -> list[str]:
         """Return the names of the variables of a class."""
@@ -78,7 +78,7 @@ class Namespace:
             )
         else:
             self._variables[name] = run
-        print(api.kept_line(run) + note)
+        print(describe_run(run) + note)
 
     def compile(self, cell: str) -> Callable[[], object]:
         """Return a function that runs a cell and returns its last expression, as IPython does.

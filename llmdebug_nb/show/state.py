@@ -40,7 +40,7 @@ def first_stop(overview: wire.Overview) -> int:
 def state_of(
     view: Any, at: Any = None, step: int | None = None, role: str = "output", side: str | None = None, cut: str | None = None
 ) -> wire.State:  # fmt: skip
-    """Return the state that shows a tensor, or without ``at`` a step. For the arguments see `api.export`.
+    """Return the state that shows a tensor, or without ``at`` a step. For the arguments see `app.export.export`.
 
     Raises:
         OptionError: an argument that makes no sense. TensorLookupError: there is no such tensor; says what is there instead.

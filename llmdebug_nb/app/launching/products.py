@@ -33,7 +33,8 @@ def needed(files: Collection[str], options: DumpOptions) -> dict[str, str]:
 
 def write(run: Path, files: Collection[str]) -> Iterator[tuple[str, str]]:
     """Write these files into a run's folder, and say so: a level and a line each."""
-    from llmdebug_nb.app import api, topology
+    from llmdebug_nb.app import topology
+    from llmdebug_nb.app.tables import write_tables
 
     try:
         written: list[Path] = []
@@ -44,7 +45,7 @@ def write(run: Path, files: Collection[str]) -> Iterator[tuple[str, str]]:
                 topology.to_onnx(path, path.with_suffix(".onnx")) for path in tuple(written)
             ]
         if set(TABLES) & set(files):
-            written += api.write_tables(run, run)
+            written += write_tables(run, run)
     except LLMDebugError as error:
         yield "warning", f"{', '.join(files)}: {error}"
     else:

@@ -61,7 +61,7 @@ class SharedRecording(Recording):
 
     def _discard(self) -> None:
         """Remove what this process wrote. The run stays for the others; who launched the program removes an empty one."""
-        for folder in self._written:
+        for folder in self._process_folders:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _seed(self) -> determinism.Switched:

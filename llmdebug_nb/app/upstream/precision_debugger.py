@@ -11,7 +11,8 @@ from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from llmdebug_nb.app.recording import Recording, checked, rank_here
+from llmdebug_nb.app.live_models import modules_in
+from llmdebug_nb.app.recording import Recording, rank_here
 from llmdebug_nb.app.upstream.precision_debugger_config import read_config
 from llmdebug_nb.core import determinism
 from llmdebug_nb.core.errors import CaptureError, EmptyDumpError, LLMDebugError, OptionError
@@ -68,7 +69,7 @@ class PrecisionDebugger:
         )
         self.options = config.options
         self._saves_only, self._switch = config.saves_only, config.switch
-        self._models = checked(model)
+        self._models = modules_in(model)
         self._rank: int | None = None
         self._recording: Recording | None = None
         self._window: _Window | None = None
@@ -226,7 +227,7 @@ class PrecisionDebugger:
 
     def _agreed(self, model: Any) -> tuple[Any, ...]:
         """Return the models to record: those given now, which have to be those of before."""
-        models = checked(model)
+        models = modules_in(model)
         if not models or models == self._models:
             return self._models
         if not self._models and self._recording is None:

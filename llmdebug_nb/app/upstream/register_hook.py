@@ -7,7 +7,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from llmdebug_nb.app.recording import Recording, checked
+from llmdebug_nb.app.live_models import modules_in
+from llmdebug_nb.app.recording import Recording
 from llmdebug_nb.app.upstream.dump_config import DumpConfig
 from llmdebug_nb.core import determinism
 from llmdebug_nb.core.errors import OptionError, StoreError
@@ -23,7 +24,7 @@ def register_hook(model: Any, config: DumpConfig | None = None) -> Recording:
     Raises:
         OptionError: ``model`` is no module, or ``config`` no DumpConfig.
     """
-    if not checked(model):
+    if not modules_in(model):
         raise OptionError(
             f"register_hook(model, config): expected a torch.nn.Module, got {model!r}"
         )

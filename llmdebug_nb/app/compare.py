@@ -1,0 +1,161 @@
+"""Comparing two runs: pair their tensors, measure and judge each pair, search for the cause."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from llmdebug_nb.align import names
+from llmdebug_nb.align.names import Names
+from llmdebug_nb.align.pairing import pair
+from llmdebug_nb.app.live_models import module_finder
+from llmdebug_nb.app.report import Report
+from llmdebug_nb.app.runs import open_run
+from llmdebug_nb.comparison import engine
+from llmdebug_nb.comparison.custom import Custom
+from llmdebug_nb.comparison.limits import Limits
+from llmdebug_nb.comparison.tolerance import Calibration, says
+from llmdebug_nb.core.errors import CompareError
+from llmdebug_nb.core.findings import Difference, Finding, Pair
+from llmdebug_nb.explain import blame
+from llmdebug_nb.explain.runs import Runs, Side
+from llmdebug_nb.store import compiled
+from llmdebug_nb.store.run import Run
+
+if TYPE_CHECKING:
+    import torch
+
+RunLike: TypeAlias = "Run | str | os.PathLike[str]"
+FileOr: TypeAlias = "str | os.PathLike[str] | Mapping[str, object]"
+Metric: TypeAlias = "Callable[[torch.Tensor, torch.Tensor], float]"
+Metrics: TypeAlias = "Metric | str | Iterable[Metric | str] | Mapping[str, Metric]"
+
+
+def compare(
+    golden: RunLike,
+    mine: RunLike,
+    explain: bool = True,
+    *,
+    mapping: FileOr | None = None,
+    limits: FileOr | None = None,
+    calibrate: RunLike | Iterable[RunLike] | None = None,
+    metrics: Metrics | None = None,
+    model: torch.nn.Module | None = None,
+    progress: bool = True,
+) -> Report:
+    """Compare two runs (or their names or paths): verdict, differences, findings.
+
+    Args:
+        golden: the reference.
+        mine: the run that is judged.
+        explain: also search for the cause of the differences.
+        mapping: which module of golden is which of mine, where their paths don't tell:
+            a dict, or a YAML or JSON file (see `align.names.read`).
+        limits: fixed limits in place of those that rounding explains, by path and dtype:
+            ``{"model.layers.*": {"cosine": 0.999}, "lm_head": {"bfloat16": {"max_abs": 0.1}}}``,
+            or a YAML or JSON file of that.
+        calibrate: one or several other recordings of golden: perturbed, in another precision,
+            with other kernels, or a mere repetition. Three times their difference from golden
+            counts as noise.
+        metrics: your own metrics, callables ``(golden, mine) -> float`` of two CPU tensors, or a
+            dict of them by name.
+        model: the model of ``mine``. Its modules run alone on golden's inputs; it is left
+            unchanged. Default: the recorded model, if this process recorded it and it still exists.
+        progress: show a progress bar when the comparison takes more than a second.
+
+    Expectations that were marked for runs of these names (`Report.expect`) apply again.
+
+    Raises:
+        UnknownRunError and other StoreErrors: a run can't be opened.
+        OptionError: an invalid mapping, limit or metric (with its line and key), or ``model`` is
+            no module.
+        CompareError: the runs have no site in common.
+    """
+    golden, mine = open_run(golden), open_run(mine)
+    module_at = module_finder(mine, model)
+    custom = Custom(metrics)
+    fixed = None if limits is None else Limits.read(limits, custom.names)
+    calibration = _calibration(golden, calibrate, progress)
+    judging = engine.judging(
+        _paired(golden, mine, names.read(mapping), progress), golden.load, mine.load,
+        nodes=golden.nodes, limits=fixed, calibration=calibration, custom=custom,
+    )  # fmt: skip
+    sides = [Side(run, run.kernel) for run in (golden, mine)]
+    runs = Runs(sides[0], sides[1], engine.error, module_at)
+
+    def find(differences: Sequence[Difference]) -> list[Finding]:
+        return blame.findings(differences, runs) if explain else []
+
+    limits_text = says(fixed, calibration, judging.plain)
+    return Report(golden, mine, judging, find, limits_text, custom.notes())
+
+
+def _calibration(
+    golden: Run, calibrate: RunLike | Iterable[RunLike] | None, progress: bool
+) -> Calibration:
+    calibration = Calibration()
+    if calibrate is None or isinstance(calibrate, (str, os.PathLike, Run)):
+        others = [] if calibrate is None else [calibrate]
+    else:
+        others = list(calibrate)
+    for run in map(open_run, others):
+        pairs = _paired(golden, run, Names(), progress)
+        measured = engine.measure(pairs, golden.load, run.load, golden.nodes)
+        calibration.add(run.label, list(measured))
+    return calibration
+
+
+def _paired(golden: Run, mine: Run, mapping: Names, progress: bool) -> Iterable[Pair]:
+    """Return the pairs of two runs, with a progress bar around them. Raises CompareError."""
+    pairs = pair(
+        golden.records(), mine.records(), mapping,
+        (golden.nodes, mine.nodes), (golden.load, mine.load),
+        (compiled.nodes(golden), compiled.nodes(mine)),
+    )  # fmt: skip
+    if not _share_a_site(pairs):
+        raise CompareError(_nothing_in_common(golden, mine, pairs))
+    if not progress:
+        return pairs
+    from tqdm.auto import tqdm
+
+    bar: Iterable[Pair] = tqdm(pairs, desc="compare", unit="pair", delay=1, leave=False)
+    return bar
+
+
+def _share_a_site(pairs: list[Pair]) -> bool:
+    """True if the runs have a site in common.
+
+    Two roots of different shapes don't count where both runs have modules inside: every model
+    has a root.
+    """
+    both = [(p.golden, p.mine) for p in pairs if p.golden and p.mine]
+    only_roots = all(
+        not g.site.path and not m.site.path and g.summary.shape != m.summary.shape for g, m in both
+    )
+    return bool(both) and not (
+        only_roots
+        and any(p.golden and p.golden.site.path for p in pairs)
+        and any(p.mine and p.mine.site.path for p in pairs)
+    )
+
+
+def _nothing_in_common(golden: Run, mine: Run, pairs: list[Pair]) -> str:
+    golden_paths = {p.golden.site.path for p in pairs if p.golden}
+    mine_paths = {p.mine.site.path for p in pairs if p.mine}
+    if golden_paths & mine_paths - {""}:
+        golden_steps = sorted({p.golden.site.step for p in pairs if p.golden})
+        mine_steps = sorted({p.mine.site.step for p in pairs if p.mine})
+        seen = (
+            f"{golden.label} has steps {golden_steps}, {mine.label} {mine_steps},"
+            " with other calls or arguments"
+        )
+    else:
+        of_golden, of_mine = (
+            min(paths - {""}, default="(root)") for paths in (golden_paths, mine_paths)
+        )
+        seen = f"{golden.label} has e.g. {of_golden}, {mine.label} {of_mine}"
+    return (
+        f"{golden.label} and {mine.label} have no site in common: {seen};"
+        " record the same model, steps and layers in both"
+    )

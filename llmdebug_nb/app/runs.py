@@ -1,0 +1,143 @@
+"""The runs that can be opened by name: open, list, delete, reduce and describe them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from llmdebug_nb.core.errors import OptionError, StoreError, UnknownRunError
+from llmdebug_nb.core.kernels import partial
+from llmdebug_nb.core.options import DumpOptions, runs_folder
+from llmdebug_nb.show.words import count_text, size_text
+from llmdebug_nb.store import catalog, reader, reduce
+from llmdebug_nb.store.run import Run
+
+recorded: dict[str, Path] = {}  # folders of the runs of this process, by name
+
+
+def open_run(where: str | os.PathLike[str] | Run) -> Run:
+    """Open a run by name (of this process, or in the runs folder) or path, or another tool's dump.
+
+    Raises:
+        UnknownRunError, NotADumpError, CorruptDumpError: each says what was seen and what to do.
+    """
+    here = recorded.get(where) if isinstance(where, str) else None
+    if not isinstance(where, str) or here is None or not catalog.is_run(here):
+        return reader.open_run(where)
+    try:
+        elsewhere = catalog.find(where)
+    except UnknownRunError:
+        return reader.native(here)
+    return reader.native(max((here, elsewhere), key=catalog.recorded_at))
+
+
+def runs() -> list[Run]:
+    """Return the runs that can be opened by name, oldest first. A damaged run is a warning."""
+    folders = [*catalog.runs_in(runs_folder()), *recorded.values()]
+    readable = []
+    for folder in dict.fromkeys(folder.resolve() for folder in folders if folder.is_dir()):
+        try:
+            run = reader.native(folder)
+            run.source  # noqa: B018 - opens the files
+            readable.append(run)
+        except StoreError as error:
+            warnings.warn(str(error), stacklevel=2)
+    return readable
+
+
+def delete_run(where: str | os.PathLike[str] | Run) -> Path:
+    """Delete a run's folder and return its path. Raises UnknownRunError, OptionError."""
+    run = open_run(where)
+    if run.path is None or not run.path.exists():
+        raise UnknownRunError(f"run {run.name!r} is already gone")
+    if not catalog.is_run(run.path):
+        raise OptionError(f"{run.path} was not recorded by llmdebug_nb; delete it yourself")
+    shutil.rmtree(run.path)
+    for name in [name for name, folder in recorded.items() if folder == run.path]:
+        del recorded[name]
+    return run.path
+
+
+def reduce_run(
+    where: str | os.PathLike[str] | Run,
+    to: str = "minmax",
+    name: str | None = None,
+    replace: bool = False,
+) -> Run:
+    """Write a smaller run with a few figures of each tensor in place of its values; return it.
+
+    Statistics, calls and operators are all kept.
+
+    Args:
+        where: the run, or its name or path.
+        to: ``minmax``, or ``quantile:N`` for N points.
+        name: of the new run, which lies beside the old one. Default: the old name with
+            ``.minmax`` or ``.quantile`` appended.
+        replace: replace the old run, once the new one is completely on disk.
+
+    Raises:
+        OptionError: another ``to``, or a run of another tool.
+        UnknownRunError, CorruptDumpError: as `open_run`.
+        DumpWriteError: not enough room; the old run is unchanged.
+    """
+    if name is not None and replace:
+        raise OptionError(f"name {name!r}: with replace, the run keeps its name")
+    kind, _, points = str(DumpOptions(name=name or "run", reduce=to).reduce).partition(":")
+    run = open_run(where)
+    if run.path is None or not catalog.is_run(run.path):
+        raise OptionError(
+            f"{run.label} was not recorded by llmdebug_nb: only its own runs can be reduced"
+        )
+    figures = functools.partial(partial.quantiles, count=int(points)) if points else partial.minmax
+    label = f"quantile[{points}]" if points else kind
+    new_name = name or f"{run.name}.{kind}"
+    with _progress("reduce", len(run)) as advance:
+        new = reduce.reduced(run.path, run.path.parent, new_name, label, figures, advance)
+    return reader.native(reduce.replace(run.path, new) if replace else new)
+
+
+@contextlib.contextmanager
+def _progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar after a second; yield the function that advances it."""
+    from tqdm.auto import tqdm
+
+    with tqdm(total=total, desc=title, unit="tensor", delay=1, leave=False) as bar:
+        yield bar.update
+
+
+def describe_run(run: Run) -> str:
+    """Return one line: what a run holds, where it is, and what could not be recorded."""
+    info, meta = run.info(), run.meta
+    tensors, steps = count_text(info["records"], "tensor"), count_text(info["steps"], "step")
+    first = [f"{run.name}: {tensors} of {steps}", _values_text(run)]
+    text = "; ".join([", ".join(first), *meta.get("determinism", []), *(meta.get("notes") or [])])
+    if not info["complete"]:
+        text += f"; incomplete: {info['ended_by'] or 'the recording ended early'}"
+    for why, count in (meta.get("lost") or {}).items():
+        text += f"; {count:,} not kept: {why}"
+    for problem, count in (meta.get("problems") or {}).items():
+        text += f"; {problem}" + (f" ({count:,} times)" if count > 1 else "")
+    return text
+
+
+def _values_text(run: Run) -> str:
+    """Say how much of the values was kept, and where."""
+    info, path = run.info(), run.path
+    if path is not None and path.is_relative_to(Path.cwd()):
+        path = Path(os.path.relpath(path))
+    if not info["payloads"]:
+        return f"statistics only, in {path}"
+    options = run.meta.get("options") or {}
+    part = ""
+    if options.get("reduce"):
+        part = f"{options['reduce']} of each, "
+    elif options.get("slice"):
+        part = f"slice[{options['slice']}] of each, "
+    repeated = info["payloads"] - run.meta.get("distinct", info["payloads"])
+    note = f" ({repeated:,} were the same tensor again)" if repeated else ""
+    return f"{part}{size_text(info['bytes'])} in {path}{note}"

@@ -1,0 +1,54 @@
+"""Tables of a run: csv files in msit's columns, the timeline of a step, profiles of ONNX Runtime."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmdebug_nb.app.runs import open_run
+from llmdebug_nb.capture.timing import ort_profile
+from llmdebug_nb.show import timeline as timelines
+from llmdebug_nb.show.timeline import Timeline
+from llmdebug_nb.store import profile, tables
+from llmdebug_nb.store.run import Run
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def write_tables(where: str | os.PathLike[str] | Run, folder: str | os.PathLike[str]) -> list[Path]:
+    """Write the operators, kernels and host times of a run as csv files; return their paths.
+
+    Folders and columns are those of msit's dumps.
+
+    Raises:
+        StoreError: the run has no such tables or can't be opened, or the folder can't be written.
+    """
+    return tables.write_tables(open_run(where), Path(folder))
+
+
+def timeline(
+    where: str | os.PathLike[str] | Run, step: int | None = None, generation: int = 0
+) -> Timeline:
+    """Return the timeline of one step of a run recorded with ``profile`` (default: its first step).
+
+    As the value of a cell it is a picture and two tables; ``save(path)`` writes the picture;
+    ``print`` gives text.
+
+    Raises:
+        TensorLookupError: the run has no times of that step.
+        UnknownRunError, CorruptDumpError: as `open_run`.
+    """
+    return timelines.timeline(open_run(where), step, generation)
+
+
+def ort_kernels(path: str | os.PathLike[str]) -> pandas.DataFrame:
+    """Read a profile of ONNX Runtime (``SessionOptions.enable_profiling``): one row per node run.
+
+    The columns are those of `Run.kernels`; ``step`` is the number of the `run` call.
+
+    Raises:
+        CorruptDumpError: the file is no such profile.
+    """
+    return profile.kernel_frame(ort_profile.launches(path))

@@ -1,0 +1,42 @@
+"""``llmdebug info``: what a run holds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from llmdebug_nb.cli.command import OK, Commands, add_command
+
+
+def add(commands: Commands) -> None:
+    """Declare the command."""
+    text = "say what a dump holds"
+    parser = add_command(commands, "info", _run, text, f"{text.capitalize()}.")
+    parser.add_argument(
+        "path", metavar="RUN", help="name or path of a run, or a dump of another tool"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument(
+        "--ids",
+        action="store_true",
+        help="the calls of a step with their execution ids, types and shapes",
+    )
+
+
+def _run(args: argparse.Namespace) -> int:
+    from llmdebug_nb.app.runs import open_run
+
+    run = open_run(args.path)
+    if args.json:
+        print(json.dumps(run.info()))
+    elif args.ids:
+        from llmdebug_nb.app.topology import topology
+
+        print(topology(run))
+    else:
+        from llmdebug_nb.show.run_view import RunView
+
+        for key, value in run.info().items():
+            print(f"{key:11} {value}")
+        print("\n" + RunView(run).text())
+    return OK
