@@ -18,7 +18,7 @@ from llmdebug_nb.app.runs import recorded
 from llmdebug_nb.capture.hooks import module_tree
 from llmdebug_nb.core import determinism
 from llmdebug_nb.core.errors import CaptureError, OptionError, StoreError
-from llmdebug_nb.core.options import DumpOptions, runs_folder
+from llmdebug_nb.core.options import DumpOptions, runs_folder, shows_options
 from llmdebug_nb.core.records import Node, RootCall
 from llmdebug_nb.show.words import count_text, size_text
 from llmdebug_nb.store import reader
@@ -27,13 +27,16 @@ from llmdebug_nb.store.writer import Writer, create_run
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import Unpack
 
     from llmdebug_nb.app.live_models import Models
     from llmdebug_nb.capture.calls import Call
     from llmdebug_nb.capture.session import Session
+    from llmdebug_nb.core.options import DumpKeywords
 
 
-def dump(model: Models | None = None, **options: Any) -> Recording:
+@shows_options()
+def dump(model: Models | None = None, **options: Unpack[DumpKeywords]) -> Recording:
     """Record what a model computes in a ``with`` block; the block's target is the Run.
 
     ``model``: a module, a session of ONNX Runtime, or several of them. None records whatever

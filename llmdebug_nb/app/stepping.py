@@ -27,7 +27,7 @@ from llmdebug_nb.core.kernels.raw import unreadable
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.layers import is_layer
 from llmdebug_nb.core.option_parsing import TokenSet
-from llmdebug_nb.core.options import DumpOptions
+from llmdebug_nb.core.options import EVERY_TOKEN, DumpKeywords, DumpOptions, shows_options
 from llmdebug_nb.core.records import Record, RootCall, Site
 from llmdebug_nb.show.run_view import RunView
 from llmdebug_nb.store.layouts import Contents
@@ -35,6 +35,7 @@ from llmdebug_nb.store.reader import held
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import Unpack
 
     from llmdebug_nb.core.records import Node
     from llmdebug_nb.show.views import View
@@ -497,9 +498,10 @@ class Stepper:
         return True
 
 
+@shows_options(tokens=EVERY_TOKEN, name="stepped", mode="module+api")
 def step(
-    model: Any = None, *, at: Any = (), tokens: Any = "all", when: Any = (), golden: Any = None, name: str = "stepped",
-    mode: Any = ("module", "api"), **options: Any,
+    model: Any = None, *, at: Any = (), when: Any = (), golden: Any = None,
+    **options: Unpack[DumpKeywords],
 ) -> Stepper:  # fmt: skip
     """Return a stepper: ``step(model, when="nan").start(lambda: model.generate(ids))`` runs up to the first halt.
 
@@ -512,17 +514,15 @@ def step(
     Raises:
         OptionError: a condition or option that makes no sense. UnknownRunError: there is no such golden run.
     """
-    conditions = Conditions.of(at, tokens, when)
+    conditions = Conditions.of(at, options.get("tokens", EVERY_TOKEN), when)
     run = None if golden is None else open_run(golden)
     if run is None and any(kind == "diverges" for kind, _ in conditions.when):
         raise OptionError("when: diverges needs golden, the run to hold against")
     against = None if run is None else Golden(run)
-    return Stepper(
-        model,
-        conditions,
-        against,
-        DumpOptions.of(**{"name": name, "mode": mode, "tokens": "all", **options}),
-    )
+    recording: DumpKeywords = {
+        "name": "stepped", "mode": "module+api", **options, "tokens": EVERY_TOKEN,
+    }  # fmt: skip
+    return Stepper(model, conditions, against, DumpOptions.of(**recording))
 
 
 def _tensors(found: Iterable[tuple[str, Any]]) -> dict[str, torch.Tensor]:

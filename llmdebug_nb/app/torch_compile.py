@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.app.recording import Recording
 from llmdebug_nb.core.errors import OptionError
-from llmdebug_nb.core.options import DumpOptions
+from llmdebug_nb.core.options import DumpKeywords, DumpOptions, shows_options
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import Unpack
 
     from llmdebug_nb.store.run import Run
 
@@ -57,7 +58,8 @@ class GraphBackend:
             self._recording.__exit__(kind, error, trace)
 
 
-def fx_backend(**options: Any) -> GraphBackend:
+@shows_options(graph="fx")
+def fx_backend(**options: Unpack[DumpKeywords]) -> GraphBackend:
     """Return a backend that runs each graph node by node and records every node; bit for bit what eager code computes.
 
     Options: see `DumpOptions`, such as ``name``, ``path`` and ``tokens``.
@@ -67,20 +69,23 @@ def fx_backend(**options: Any) -> GraphBackend:
     Raises:
         OptionError: an option that makes no sense, or is unknown. DumpWriteError: a place that can't be written to.
     """
-    return GraphBackend(DumpOptions.of(**{**options, "graph": "fx"}))
+    options["graph"] = "fx"
+    return GraphBackend(DumpOptions.of(**options))
 
 
-def inductor_backend(*, graph: str = "fused", **options: Any) -> GraphBackend:
+@shows_options(graph="fused")
+def inductor_backend(**options: Unpack[DumpKeywords]) -> GraphBackend:
     """Return Inductor as a backend that records every buffer that its kernels write; bit for bit what Inductor computes.
 
     ``graph="both"`` records beside it, as run ``NAME.fx``, the graph that the kernels were made of. ``fusion_switch``: which fusions are off.
     Raises what `fx_backend` raises, and CaptureError where there is no compiler.
     """
+    graph = options.setdefault("graph", "fused")
     if graph not in ("fused", "both"):
         raise OptionError(
             f"graph {graph!r}: expected 'fused' or 'both'; for 'fx' there is fx_backend"
         )
-    return GraphBackend(DumpOptions.of(**{**options, "graph": graph}))
+    return GraphBackend(DumpOptions.of(**options))
 
 
 class CompilerConfig:

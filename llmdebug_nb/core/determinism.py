@@ -7,10 +7,9 @@ import os
 import random
 from collections.abc import Callable
 from contextlib import ExitStack
-from numbers import Integral
 from typing import Any
 
-from llmdebug_nb.core.errors import OptionError
+from llmdebug_nb.core import option_parsing
 
 # what Ascend's libraries read; they take no notice where they are not there
 _ASCEND = {
@@ -58,20 +57,12 @@ class Switched(list[str]):
         self.restore()
 
 
-def _whole(value: Any) -> int:
-    """Return a seed that Python, NumPy and torch all take."""
-    number = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else -1
-    if not 0 <= number < 2**32:
-        raise OptionError(f"seed {value!r}: expected a whole number from 0 to 2**32 - 1")
-    return number
-
-
 def seed_only(number: int) -> Switched:
     """Seed Python, NumPy and torch (every device), and switch nothing. Raises OptionError."""
     import numpy
     import torch
 
-    done, number = Switched(), _whole(number)
+    done, number = Switched(), option_parsing.seed(number)
     random.seed(number)
     numpy.random.seed(number)
     torch.manual_seed(number)
@@ -93,9 +84,8 @@ def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = False) -> 
     """
     import torch
 
-    for name, flag in (("mode", mode), ("rm_dropout", rm_dropout)):
-        if not isinstance(flag, bool):
-            raise OptionError(f"{name} {flag!r}: expected True or False")
+    option_parsing.flag(mode, "mode")
+    option_parsing.flag(rm_dropout, "rm_dropout")
     done = seed_only(seed)
     _set(done, "PYTHONHASHSEED", str(seed), " (for processes started from here)")
     if torch.cuda.is_available():

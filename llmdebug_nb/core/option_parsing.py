@@ -1,4 +1,7 @@
-"""How the values of options are written: each reader gives one form, and refuses what it can't read with what would do."""
+"""Readers of option values: each returns one canonical form, or raises an OptionError that helps.
+
+A reader takes the value and the name that the user knows the option by.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +9,21 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
-from typing import Any
 
 from llmdebug_nb.core.errors import OptionError
 
 MODES = ("module", "api", "aten")
 PROFILES = ("op", "kernel", "host", "tiling")
-_UNITS = {
-    "": 1,
-    "k": 10**3,
-    "m": 10**6,
-    "g": 10**9,
-    "t": 10**12,
-    "ki": 2**10,
-    "mi": 2**20,
-    "gi": 2**30,
-    "ti": 2**40,
+_SIZES = {"": 1} | {
+    prefix + binary: base ** (power + 1)
+    for binary, base in (("", 1000), ("i", 1024))
+    for power, prefix in enumerate("kmgt")
 }
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}")
 _ID = re.compile(r"\d{1,9}(_\d{1,9})*(\.\d{1,9})?|\.\d{1,9}")
+_INDEX = re.compile(r"\.\.\.|-?\d+|(-?\d+)?\s*:\s*(-?\d+)?(\s*:\s*([1-9]\d*)?)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +33,10 @@ class TokenSet:
     ranges: tuple[tuple[int, int | None], ...]
 
     @classmethod
-    def parse(cls, spec: Any, option: str = "tokens") -> TokenSet:
-        """Read ``"0-3"``, ``"0,2,5-7"``, ``"4-"``, ``"all"``, a number, numbers or texts like these, or None (all).
+    def parse(cls, spec: object, option: str = "tokens") -> TokenSet:
+        """Read ``"0-3"``, ``"0,2,5-7"``, ``"4-"``, ``"all"``, a number, several of these, or None.
+
+        None means all steps.
 
         Raises:
             OptionError: anything else, an empty set, or a range that runs backwards.
@@ -46,16 +47,18 @@ class TokenSet:
             spec = ",".join(str(item) for item in spec)
         ranges = []
         for part in str(spec).split(","):
-            found = re.fullmatch(r"\s*(\d{1,9})\s*(?:(-)\s*(\d{1,9})?)?\s*", part)
-            if not found:
+            match = re.fullmatch(r"\s*(\d{1,9})\s*(?:(-)\s*(\d{1,9})?)?\s*", part)
+            if not match:
                 raise OptionError(
-                    f"{option} {spec!r}: {part.strip()!r} is no number; write 0-3, 0,2,5-7, 4- or all"
+                    f"{option} {spec!r}: {part.strip()!r} is no number;"
+                    " write 0-3, 0,2,5-7, 4- or all"
                 )
-            low = int(found[1])
-            high = int(found[3]) if found[3] else None if found[2] else low
+            low = int(match[1])
+            high = int(match[3]) if match[3] else None if match[2] else low
             if high is not None and high < low:
                 raise OptionError(
-                    f"{option} {spec!r}: the range {part.strip()} runs backwards; write {high}-{low}"
+                    f"{option} {spec!r}: the range {part.strip()} runs backwards;"
+                    f" write {high}-{low}"
                 )
             ranges.append((low, high))
         return cls(tuple(sorted(ranges)))
@@ -65,7 +68,7 @@ class TokenSet:
 
     @property
     def last(self) -> int | None:
-        """The highest step, or None when open."""
+        """The highest step, or None if the set is open."""
         highs = [high for _, high in self.ranges]
         return None if None in highs else max(h for h in highs if h is not None)
 
@@ -76,157 +79,178 @@ class TokenSet:
         )
 
 
-def names(value: Any, option: str) -> tuple[str, ...]:
-    """Read a name, a comma list or a sequence of names."""
+def names(value: object, option: str) -> tuple[str, ...]:
+    """Read a name, several with commas, or a sequence of names; None is an empty tuple."""
     if value is None:
         return ()
-    items = (
-        value.split(",")
-        if isinstance(value, str)
-        else list(value)
-        if isinstance(value, Iterable)
-        else [value]
-    )
-    if not all(isinstance(item, str) and item.strip() for item in items):
+    if isinstance(value, str):
+        items: list[object] = [*value.split(",")]
+    else:
+        items = list(value) if isinstance(value, Iterable) else [value]
+    texts = [item.strip() for item in items if isinstance(item, str) and item.strip()]
+    if len(texts) != len(items):
         raise OptionError(f"{option} {value!r}: expected a name or a glob, or several of them")
-    return tuple(item.strip() for item in items)
+    return tuple(texts)
 
 
-def apis(value: Any) -> tuple[str, ...]:
-    """Read names, globs and functions of operators, ``!`` in front of those to leave out, or a YAML file of them."""
+def lower_names(value: object, option: str) -> tuple[str, ...]:
+    """Read names, in lower case."""
+    return tuple(name.lower() for name in names(value, option))
+
+
+def apis(value: object, option: str = "apis") -> tuple[str, ...]:
+    """Read names, globs and functions of operators, or a YAML file of them.
+
+    A ``!`` in front of a name leaves the operator out.
+    """
     if isinstance(value, (str, os.PathLike)) and str(value).endswith((".yaml", ".yml")):
-        return _apis_in(Path(value))
+        return _apis_in(Path(value), option)
     items = [value] if callable(value) else value
     if isinstance(items, (list, tuple, set, frozenset)):
         items = [getattr(item, "__name__", item) for item in items]
-    return names(items, "apis")
+    return names(items, option)
 
 
-def _apis_in(path: Path) -> tuple[str, ...]:
+def _apis_in(path: Path, option: str) -> tuple[str, ...]:
     import yaml
 
-    expected = f"expected a YAML file with lists `include` and `exclude`, as in {path.name}: include: [linear, 'soft*']"
+    expected = (
+        "expected a YAML file with lists `include` and `exclude`,"
+        f" as in {path.name}: include: [linear, 'soft*']"
+    )
     try:
         lists = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise OptionError(
-            f"apis {str(path)!r}: {str(error).partition(chr(10))[0]}; {expected}"
-        ) from None
+        why = str(error).partition("\n")[0]
+        raise OptionError(f"{option} {str(path)!r}: {why}; {expected}") from None
     if not isinstance(lists, dict) or not lists.keys() <= {"include", "exclude"}:
-        raise OptionError(f"apis {str(path)!r}: {expected}")
-    return (
-        *names(lists.get("include"), "include"),
-        *("!" + n for n in names(lists.get("exclude"), "exclude")),
-    )
+        raise OptionError(f"{option} {str(path)!r}: {expected}")
+    excluded = names(lists.get("exclude"), "exclude")
+    return (*names(lists.get("include"), "include"), *(f"!{name}" for name in excluded))
 
 
-def scope(value: Any) -> tuple[str, ...]:
-    ends = names(value, "scope")
+def scope(value: object, option: str = "scope") -> tuple[str, ...]:
+    """Read the full names of a first and a last call."""
+    ends = names(value, option)
     if len(ends) not in (0, 2):
         raise OptionError(
-            f"scope {value!r}: expected two full names, of the first and the last call"
+            f"{option} {value!r}: expected two full names, of the first and the last call"
         )
     return ends
 
 
-def execution_ids(value: Any) -> tuple[str, ...]:
-    """Read ``"2,3_1"``, a number, or several of either; None is none. Raises OptionError."""
+def execution_ids(value: object, option: str = "ids") -> tuple[str, ...]:
+    """Read ``"2,3_1"``, a number, or several of either; None is an empty tuple."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         value = str(value)
-    ids = names(value, "ids")
-    for one in ids:
-        if not _ID.fullmatch(one):
+    ids = names(value, option)
+    for each in ids:
+        if not _ID.fullmatch(each):
             raise OptionError(
-                f"ids {one!r}: expected execution ids such as 2, 3_1 or 3_1.4, several as 2,3_1; llmdebug topology RUN shows them"
+                f"{option} {each!r}: expected execution ids such as 2, 3_1 or 3_1.4,"
+                " several as 2,3_1; llmdebug topology RUN shows them"
             )
     return ids
 
 
-def index(value: Any) -> str | None:
-    """Check an index such as ``0, :, -4:``: whole numbers, slices and one ``...``."""
+def index(value: object, option: str = "slice") -> str | None:
+    """Read an index such as ``0, :, -4:``: whole numbers, slices and one ``...``."""
     if value is None:
         return None
     items = [item.strip() for item in str(value).strip("[] ").split(",")]
-    one = re.compile(r"\.\.\.|-?\d+|(-?\d+)?\s*:\s*(-?\d+)?(\s*:\s*([1-9]\d*)?)?")
-    if not all(one.fullmatch(item) for item in items) or items.count("...") > 1:
-        raise OptionError(f"slice {value!r}: expected an index such as '0, :, -4:' or '..., :8'")
+    if not all(_INDEX.fullmatch(item) for item in items) or items.count("...") > 1:
+        raise OptionError(f"{option} {value!r}: expected an index such as '0, :, -4:' or '..., :8'")
     return ",".join(item.replace(" ", "") for item in items)
 
 
-def reduction(value: Any) -> str | None:
-    """Check ``minmax`` or ``quantile`` with the number of points, 2 to 10,001: ``quantile:101``."""
+def reduction(value: object, option: str = "reduce") -> str | None:
+    """Read ``minmax``, or ``quantile`` with 2 to 10,001 points: ``quantile:101``."""
     if value is None or value == "minmax":
-        return value  # type: ignore[no-any-return]
-    found = re.fullmatch(r"quantiles?(?::(\d{1,5}))?", str(value))
-    count = int(found[1] or 101) if found else 0
+        return None if value is None else "minmax"
+    match = re.fullmatch(r"quantiles?(?::(\d{1,5}))?", str(value))
+    count = int(match[1] or 101) if match else 0
     if not 2 <= count <= 10_001:
         raise OptionError(
-            f"reduce {value!r} is not known; known: minmax, quantile:N with N from 2 to 10001 points"
+            f"{option} {value!r} is not known; known: minmax,"
+            " quantile:N with N from 2 to 10001 points"
         )
     return f"quantile:{count}"
 
 
-def types(value: Any) -> tuple[type | str, ...]:
+def types(value: object, option: str = "types") -> tuple[type | str, ...]:
     """Read a module class, its name, or several of either."""
-    if value is None:
-        return ()
-    if isinstance(value, str):
-        return names(value, "types")
-    items = [value] if isinstance(value, type) or not isinstance(value, Iterable) else list(value)
-    for item in items:
+    if value is None or isinstance(value, str):
+        return names(value, option)
+    items: list[type | str] = []
+    for item in [value] if isinstance(value, type) or not isinstance(value, Iterable) else value:
         if not isinstance(item, (type, str)):
             raise OptionError(
-                f"types {value!r}: {item!r} is neither a module class nor the name of one"
+                f"{option} {value!r}: {item!r} is neither a module class nor the name of one"
             )
+        items.append(item)
     return tuple(items)
 
 
-def modes(value: Any) -> tuple[str, ...]:
-    """Read one level or several (``"module+aten"``, ``"api,aten"``, a list), in the order of `MODES`."""
-    items = (
-        re.split(r"[+,]", value)
-        if isinstance(value, str)
-        else list(value)
-        if isinstance(value, Iterable)
-        else []
-    )
-    wanted = [item.strip() if isinstance(item, str) else item for item in items]
-    unknown = next((item for item in wanted if item not in MODES), None)
-    if unknown is not None or not wanted:
+def modes(value: object, option: str = "mode") -> tuple[str, ...]:
+    """Read one level or several (``"module+aten"``, ``"api,aten"``, a list), in `MODES`' order."""
+    wanted = _parts(value)
+    if not wanted or not all(item in MODES for item in wanted):
         raise OptionError(
-            f"mode {value!r} is not known; known: {', '.join(MODES)}, or several as in module+aten"
+            f"{option} {value!r} is not known; known: {', '.join(MODES)},"
+            " or several as in module+aten"
         )
     return tuple(mode for mode in MODES if mode in wanted)
 
 
-def profiles(value: Any) -> tuple[str, ...]:
-    """Read one table or several (``"op+kernel"``, ``"host,kernel"``, a list), in the order of `PROFILES`; None is none."""
+def profiles(value: object, option: str = "profile") -> tuple[str, ...]:
+    """Read one table or several (``"op+kernel"``, a list), in the order of `PROFILES`.
+
+    None is an empty tuple.
+    """
     if value is None or value == ():
         return ()
-    items = (
-        re.split(r"[+,]", value)
-        if isinstance(value, str)
-        else value
-        if isinstance(value, Iterable)
-        else [value]
-    )
-    wanted = [item.strip() if isinstance(item, str) else item for item in items]
+    wanted = _parts(value)
     if not wanted or not all(item in PROFILES for item in wanted):
-        known = ", ".join(PROFILES)
         raise OptionError(
-            f"profile {value!r} is not known; known: {known}, or several as in op+kernel"
+            f"{option} {value!r} is not known; known: {', '.join(PROFILES)},"
+            " or several as in op+kernel"
         )
-    return tuple(one for one in PROFILES if one in wanted)
+    return tuple(table for table in PROFILES if table in wanted)
 
 
-def one_of(value: Any, known: Iterable[str], option: str) -> str:
+def _parts(value: object) -> list[object]:
+    """Return the items of a text with ``+`` or commas, or of a sequence."""
+    if isinstance(value, str):
+        return [item.strip() for item in re.split(r"[+,]", value)]
+    if not isinstance(value, Iterable):
+        return [value]
+    return [item.strip() if isinstance(item, str) else item for item in value]
+
+
+def one_of(value: object, known: Iterable[str], option: str) -> str:
+    """Check that a text is one of those known."""
     if not isinstance(value, str) or value not in known:
         raise OptionError(f"{option} {value!r} is not known; known: {', '.join(known)}")
     return value
 
 
-def device_name(value: Any, option: str = "device") -> str:
-    """Read the name of a device as a dump's folder has it: ``cpu``, ``cuda0``, ``npu1``; or the number of an accelerator.
+def flag(value: object, option: str) -> bool:
+    """Check True or False."""
+    if not isinstance(value, bool):
+        raise OptionError(f"{option} {value!r}: expected True or False")
+    return value
+
+
+def seed(value: object, option: str = "seed") -> int:
+    """Check a seed that Python, NumPy and torch all take."""
+    number = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else -1
+    if not 0 <= number < 2**32:
+        raise OptionError(f"{option} {value!r}: expected a whole number from 0 to 2**32 - 1")
+    return number
+
+
+def device_name(value: object, option: str = "device") -> str:
+    """Read a device as the folders of a dump name it: ``cpu``, ``cuda0``, ``npu1``, or a number.
 
     Raises:
         OptionError: anything else.
@@ -234,21 +258,22 @@ def device_name(value: Any, option: str = "device") -> str:
     text = str(value).strip().lower().replace(":", "")
     if isinstance(value, bool) or not re.fullmatch(r"[a-z]*\d{0,4}", text) or not text:
         raise OptionError(
-            f"{option} {value!r}: expected a device such as cpu, cuda0 or npu1, or the number of one"
+            f"{option} {value!r}: expected a device such as cpu, cuda0 or npu1,"
+            " or the number of one"
         )
     return text
 
 
-def parse_bytes(value: Any, option: str = "max_bytes") -> int | None:
-    """Read a number of bytes: ``2_000_000``, ``"500MB"``, ``"2 GiB"``; None is none.
+def parse_bytes(value: object, option: str = "max_bytes") -> int | None:
+    """Read a number of bytes: ``2_000_000``, ``"500MB"``, ``"2 GiB"``; None is None.
 
     Raises:
         OptionError: anything else, or less than one byte.
     """
     if value is None:
         return None
-    found = re.fullmatch(r"\s*([\d_]*\.?\d+)\s*([kmgt]i?)?b?\s*", str(value).lower())
-    size = int(float(found[1].replace("_", "")) * _UNITS[found[2] or ""]) if found else 0
+    match = re.fullmatch(r"\s*([\d_]*\.?\d+)\s*([kmgt]i?)?b?\s*", str(value).lower())
+    size = int(float(match[1].replace("_", "")) * _SIZES[match[2] or ""]) if match else 0
     if size < 1 or isinstance(value, bool):
         raise OptionError(f"{option} {value!r}: expected a number of bytes such as 500MB or 2GiB")
     return size

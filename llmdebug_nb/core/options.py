@@ -1,21 +1,35 @@
-"""Every option and its default, once. Front ends parse into these and pass them on unchanged."""
+"""The options of a recording: each is declared once, on `DumpOptions`.
+
+Its declaration holds the default, the help text, the flags of the command line and the magic, how
+its value is read, and how a dump stores it. Command line, magic, docstrings and signatures are
+made from that. `DumpKeywords` has the types that type checkers and editors see.
+"""
 
 from __future__ import annotations
 
+import argparse
+import inspect
 import os
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from numbers import Integral
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
-from llmdebug_nb.core import option_parsing
+from llmdebug_nb.core import option_parsing as read
 from llmdebug_nb.core.errors import OptionError, nearest
 from llmdebug_nb.core.msit_rounds import Rounds
 from llmdebug_nb.core.option_parsing import TokenSet
 
-TOKENS = "0-3"
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+# the steps that are recorded by default, by front end; upstream's forms keep upstream's defaults
+TOKENS = "0-3"  # dump, %%llmdump and most others
+LAUNCH_ROUNDS = "0,0"  # llmdebug dump: msit's rounds in place of tokens
+MSIT_TOKENS = (0,)  # DumpConfig
+EVERY_TOKEN = "all"  # step, PrecisionDebugger, get_fx_dump_config and get_ge_dump_config
+
 RUNS_FOLDER = "llmdebug_runs"
 PARTS = {
     "both": ("input", "output"),
@@ -27,150 +41,297 @@ PARTS = {
 PHASES = {"both": ("forward", "backward"), "forward": ("forward",), "backward": ("backward",)}
 GRAPHS = ("fx", "fused", "both")
 FINGERPRINTS = ("xxh3", "crc32", "xor")
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}")
+LAUNCH_SEED = 2024  # of a flag -seed without a number, as in msit
+_TIMES = "0 (before), 1 (after), 2 (both) or 3 (inputs before, outputs after)"
+WHAT, WHEN, HOW_MUCH = "what is recorded", "when", "how much, and where"
 
 
 def runs_folder() -> Path:
-    """Return the folder in which runs are kept and looked up by name: ``$LLMDEBUG_RUNS``, else ./llmdebug_runs."""
+    """Return the folder of runs: ``$LLMDEBUG_RUNS``, else ./llmdebug_runs."""
     return Path(os.environ.get("LLMDEBUG_RUNS") or RUNS_FOLDER)
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What is declared of an option beside its name, type and default.
+
+    ``help``: one line. ``read``: takes a value and the option's name, returns the canonical form.
+    ``store``: returns the form that a dump's JSON holds. ``flags``: spellings beside ``--name``;
+    None: the option has no flag. ``flag_value``: reads the text after the flag. ``bare_flag``: the
+    value of a flag without one.
+    """
+
+    help: str
+    group: str
+    read: Callable[[Any, str], object] | None
+    store: Callable[[Any], object] | None
+    flags: tuple[str, ...] | None
+    flag_value: Callable[[str], object] | None
+    bare_flag: object
+    metavar: str | None
+    choices: tuple[str, ...] | None
+
+
+def option(
+    default: object,
+    help: str,
+    group: str,
+    *,
+    read: Callable[[Any, str], object] | None = None,
+    store: Callable[[Any], object] | None = None,
+    flags: tuple[str, ...] | None = (),
+    flag_value: Callable[[str], object] | None = None,
+    bare_flag: object = None,
+    metavar: str | None = None,
+    choices: tuple[str, ...] | None = None,
+) -> Any:
+    """Declare an option: a dataclass field that carries a `Declaration`."""
+    declaration = Declaration(
+        help, group, read, store, flags, flag_value, bare_flag, metavar, choices
+    )
+    return field(default=default, metadata={"declaration": declaration})
+
+
+def declaration_of(option: Field[Any]) -> Declaration:
+    """Return the declaration of one of `DumpOptions`' fields."""
+    declaration: Declaration = option.metadata["declaration"]
+    return declaration
+
+
+# -- readers that belong to one option ------------------------------------------------------------
+
+
+def _name(value: object, option: str) -> str:
+    if not isinstance(value, str) or not read.NAME.fullmatch(value):
+        raise OptionError(
+            f"{option} {value!r}: use up to 100 letters, digits and _ . -"
+            " (first one a letter, digit or _)"
+        )
+    return value
+
+
+def _path(expected: str) -> Callable[[object, str], object]:
+    def check(value: object, option: str) -> object:
+        if value is not None and not isinstance(value, (str, os.PathLike)):
+            raise OptionError(f"{option} {value!r}: expected {expected}")
+        return value
+
+    return check
+
+
+def _count(of: str) -> Callable[[object, str], object]:
+    def check(value: object, option: str) -> object:
+        if value is not None and (not isinstance(value, int) or value < 0):
+            raise OptionError(f"{option} {value!r}: expected how many {of}, 0 or more")
+        return value
+
+    return check
+
+
+def _time(value: object, option: str) -> object:
+    if type(value) is not int or value not in range(4):
+        raise OptionError(f"{option} {value!r}: expected {_TIMES}")
+    return value
+
+
+def _compiler_config(value: object, option: str) -> object:
+    if value is not None and not isinstance(value, Mapping):
+        raise OptionError(
+            f"{option}: expected a mapping of Inductor's settings, such as"
+            f" {{'max_fusion_size': 8}}, got {type(value).__name__}"
+        )
+    return value
+
+
+def _one_of(known: Iterable[str]) -> Callable[[object, str], object]:
+    return lambda value, option: read.one_of(value, known, option)
+
+
+def _unless_none(reader: Callable[[Any, str], object]) -> Callable[[object, str], object]:
+    return lambda value, option: None if value is None else reader(value, option)
+
+
+def _part_of_msit(text: str) -> str:
+    """Read a part as a flag spells it: msit's numbers too."""
+    return {"0": "in", "1": "out", "2": "both", "input": "in", "output": "out"}.get(text, text)
+
+
+def _true_or_false(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected True or False")
+    return text.lower() == "true"
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _joined(names: Sequence[str]) -> str | None:
+    return "+".join(names) or None
+
+
+def _stored(value: object) -> object:
+    """Return the usual form of a value in a dump's JSON."""
+    if isinstance(value, (TokenSet, Rounds)):
+        return str(value)
+    if isinstance(value, tuple):
+        return [item.__name__ if isinstance(item, type) else item for item in value]
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpOptions:
-    """What to record and where to put it.
+    """What to record, and where to put it."""
 
-    Where: ``name`` of the run; letters, digits, ``_ . -``. ``path``: folder that will hold it (default: `runs_folder`).
-
-    When: ``tokens``: steps of each generation, see `TokenSet.parse`. ``rounds``: in their place, msit's rounds, see `Rounds.parse`. ``ranks``: the same for the ranks of a
-    distributed job (None: all). ``warmup``: so many generations (or, outside `generate`, bare calls) at the start
-    are warm-ups. ``control``: a JSON file that is read again whenever it changes and can switch recording on and
-    off, see `capture/control.py`.
-
-    What: ``mode``: any of module, api (functions and tensor methods), aten (dispatcher), joined by ``+``.
-    ``phase``: forward | backward | both. ``part``: in | out | both. ``layers``: glob(s) over the module path; an
-    operator counts with the modules that it runs in. ``opname``: modules and operators whose class or name begins with this text, or one of
-    these, in any case. ``device``: only models on this device: ``cpu``, ``cuda0``, or the number of an accelerator. ``types``: module class(es) or their names. ``apis``: for
-    operators: names, globs or functions, those with ``!`` in front left out; or a YAML file with lists ``include``
-    and ``exclude``. ``contains``: only calls whose full name (``Functional.linear.0.forward``,
-    ``Module.model.norm.LlamaRMSNorm.forward.0``) holds one of these texts. ``scope``: only calls between the two
-    with these full names, both included. ``ids``: only calls with these execution ids (``"2,3_1"``, see `store.run.Run.ids`), and with
-    ``children`` what lies below them. ``weights``: also the parameters, once. ``logits``: only the last logits
-    of each step. ``time``: when inputs and outputs are looked at: 0 before the call (inputs alone), 1 after it (both, inputs as the
-    call has left them), 2 inputs at both times, those after it in the role ``after``, 3 inputs before and outputs after.
-
-    How much of each tensor: ``stats_only``: summaries without payload. ``slice``: a part of it, written as an
-    index: ``"0, :, -1"``. ``reduce``: ``minmax`` or ``quantile[:N]`` in its place. ``max_bytes``: stop keeping
-    payloads beyond so many bytes. ``overflow``: only calls with NaN or infinity in them, and at most so many
-    (0: any number). ``fingerprint``: xxh3 | crc32 | xor. ``sources``: note the source line of each operator.
-
-    ``seed``: seed Python, NumPy and torch before the block. ``force_eager``: run what `torch.compile` compiled
-    eagerly in the steps that are recorded, in place of refusing it.
-
-    ``graph``: compile the model with `torch.compile` and record what the compiled code computes: ``fx``, every node of the graph,
-    run one by one; ``fused``, every buffer that Inductor's kernels write; ``both``, that, and beside it a run ``NAME.fx`` of the
-    graph that the kernels were made of, node by node on the same inputs. ``fusion_switch``: which fusions are off, a JSON file or the
-    mapping in it, see `capture/fusion.py`. ``compiler_config``: settings of Inductor by name.
-
-    ``profile``: tables of times beside the tensors, any of ``op`` (what each call was given and gave, which every dump has, and dtypes and shapes of what kernels were given), ``kernel`` (the kernels that each
-    operator launched), ``host`` (how long modules and operators kept the host, and gaps between operators) and ``tiling`` (launch
-    configurations of fused kernels; with ``graph``), joined by ``+``.
-    """
-
-    name: str = "run"
-    path: str | os.PathLike[str] | None = None
-    tokens: Any = TOKENS
-    rounds: Any = None
-    ranks: Any = None
-    warmup: int = 0
-    control: str | os.PathLike[str] | None = None
-    mode: Any = "module"
-    phase: str = "both"
-    part: str = "both"
-    layers: Any = None
-    types: Any = None
-    opname: Any = None
-    device: Any = None
-    time: int = 3
-    apis: Any = None
-    contains: Any = None
-    scope: Any = None
-    ids: Any = None
-    children: bool = True
-    weights: bool = False
-    logits: bool = False
-    stats_only: bool = False
-    slice: str | None = None
-    reduce: str | None = None
-    max_bytes: Any = None
-    overflow: int | None = None
-    fingerprint: str = "xxh3"
-    sources: bool = True
-    seed: int | None = None
-    force_eager: bool = False
-    graph: str | None = None
-    fusion_switch: Any = None
-    compiler_config: Mapping[str, Any] | None = None
-    profile: Any = None
+    name: str = option("run", "name of the run", HOW_MUCH, read=_name)
+    path: str | os.PathLike[str] | None = option(
+        None, f"folder that will hold the run (default: {RUNS_FOLDER})", HOW_MUCH,
+        read=_path("the folder that will hold the run"), flags=("-o", "--output"), metavar="DIR",
+    )  # fmt: skip
+    tokens: TokenSet = option(
+        TOKENS, "generated tokens: 0-3, 0,2,5-7, 4- or all", WHEN, read=TokenSet.parse
+    )
+    rounds: Rounds | None = option(
+        None, "in place of tokens, msit's rounds, as pairs of first and last: 1,3,5,7 is 1 to 3"
+        " and 5 to 7; or all. Round 0 is the prefill and the first decode, or the warm-up if there"
+        " is one", WHEN,
+        read=_unless_none(Rounds.parse), flags=("-er", "--range"), metavar="A,B,…",
+    )  # fmt: skip
+    ranks: TokenSet | None = option(
+        None, "only these ranks of a distributed job: 0-3", WHEN,
+        read=_unless_none(TokenSet.parse),
+    )  # fmt: skip
+    warmup: int = option(
+        0, "how many generations (or, outside generate, root calls) at the start are warm-ups",
+        WHEN, read=_count("generations to count as warm-up"), flag_value=int, metavar="N",
+    )  # fmt: skip
+    control: str | os.PathLike[str] | None = option(
+        None, "JSON file that is read again when it changes, and switches recording on and off",
+        WHEN, read=_path("a JSON file"), flags=("-config", "--config"), metavar="F",
+    )  # fmt: skip
+    mode: tuple[str, ...] = option(
+        "module", "module, api (functions and tensor methods), aten (dispatcher), or several:"
+        " module+aten", WHAT, read=read.modes, store=_joined,
+    )  # fmt: skip
+    phase: str = option(
+        "both", "forward, backward or both", WHAT, read=_one_of(PHASES), choices=tuple(PHASES)
+    )
+    part: str = option(
+        "both", "in, out or both (inputs are also 0, outputs 1, both 2)", WHAT,
+        read=_one_of(PARTS), flags=("-stp",), flag_value=_part_of_msit,
+        choices=("both", "in", "out"),
+    )  # fmt: skip
+    layers: tuple[str, ...] = option(
+        None, "glob(s) over module paths, with commas: model.layers.*.mlp; operators count with"
+        " their modules", WHAT, read=read.names, metavar="GLOBS",
+    )  # fmt: skip
+    types: tuple[type | str, ...] = option(
+        None, "module class(es) or their names, with commas: Linear,LlamaRMSNorm", WHAT,
+        read=read.types, metavar="CLASSES",
+    )  # fmt: skip
+    opname: tuple[str, ...] = option(
+        None, "only modules and operators whose class or name begins with this text, or one of"
+        " these, in upper or lower case", WHAT,
+        read=read.lower_names, flags=("-opname",), metavar="A,B",
+    )  # fmt: skip
+    device: str | None = option(
+        None, "only models on this device: cpu, cuda0, or the number of an accelerator", WHEN,
+        read=_unless_none(read.device_name), flags=("-device",), metavar="D",
+    )  # fmt: skip
+    time: int = option(
+        3, "when inputs and outputs are read: 0 before a call (inputs only), 1 after it, 2 inputs"
+        " at both times, 3 inputs before and outputs after", WHAT,
+        read=_time, flags=("-time",), flag_value=int, metavar="N",
+    )  # fmt: skip
+    apis: tuple[str, ...] = option(
+        None, "operators: names or globs with commas, ! in front leaves out; or a YAML file with"
+        " lists include and exclude", WHAT, read=read.apis,
+    )  # fmt: skip
+    contains: tuple[str, ...] = option(
+        None, "only calls whose full name (Functional.linear.0.forward,"
+        " Module.model.norm.LlamaRMSNorm.forward.0) holds one of these texts, with commas",
+        WHAT, read=read.names,
+    )  # fmt: skip
+    scope: tuple[str, ...] = option(
+        None, "only calls from one full name to another, both included, with a comma", WHAT,
+        read=read.scope,
+    )  # fmt: skip
+    ids: tuple[str, ...] = option(
+        None, "only calls with these execution ids: 2,3_1 (llmdebug topology RUN shows them)",
+        WHAT, read=read.execution_ids, flags=("-ids",), metavar="A,B",
+    )  # fmt: skip
+    children: bool = option(
+        True, "with ids: also the calls below them", WHAT,
+        read=read.flag, flags=("-child",), flag_value=_true_or_false, metavar="BOOL",
+    )  # fmt: skip
+    weights: bool = option(False, "also the parameters, once", WHAT)
+    logits: bool = option(False, "only the last logits of each step", WHAT)
+    stats_only: bool = option(
+        False, "statistics only, no values", HOW_MUCH, flags=("-sd", "--save-desc")
+    )
+    slice: str | None = option(
+        None, "keep a part of each tensor: 0,:,-1", HOW_MUCH, read=read.index, metavar="INDEX"
+    )
+    reduce: str | None = option(
+        None, "keep figures of each tensor in place of its values: minmax or quantile:N",
+        HOW_MUCH, read=read.reduction, metavar="R",
+    )  # fmt: skip
+    max_bytes: int | None = option(
+        None, "keep no more values than this: 500MB, 2GiB", HOW_MUCH,
+        read=read.parse_bytes, metavar="N",
+    )  # fmt: skip
+    overflow: int | None = option(
+        None, "only calls with NaN or infinity, at most N of them (0: all)", WHAT,
+        read=_count("calls to record"), flag_value=int, metavar="N",
+    )  # fmt: skip
+    fingerprint: str = option(
+        "xxh3", "how equal tensors are recognised", HOW_MUCH,
+        read=_one_of(FINGERPRINTS), choices=FINGERPRINTS,
+    )  # fmt: skip
+    sources: bool = option(True, "note the source line of each operator", WHAT, flags=None)
+    seed: int | None = option(
+        None, "seed Python, NumPy and torch at the start", WHEN,
+        read=_unless_none(read.seed), flags=("-seed",), flag_value=int, bare_flag=LAUNCH_SEED,
+    )  # fmt: skip
+    force_eager: bool = option(
+        False, "run code of torch.compile eagerly in the recorded steps, instead of refusing it",
+        WHAT,
+    )  # fmt: skip
+    graph: str | None = option(
+        None, "compile the model, and record every node of its graph (fx), every buffer that"
+        " Inductor's kernels write (fused), or both: the graph is then a second run, NAME.fx",
+        WHAT, read=_unless_none(_one_of(GRAPHS)), choices=GRAPHS,
+    )  # fmt: skip
+    fusion_switch: str | os.PathLike[str] | Mapping[str, object] | None = option(
+        None, "with graph: JSON file (or, in Python, a mapping) of the fusions to switch off",
+        WHAT, store=_text, metavar="F",
+    )  # fmt: skip
+    compiler_config: Mapping[str, object] | None = option(
+        None, "settings of Inductor by name", WHAT,
+        read=_compiler_config, store=_text, flags=None,
+    )  # fmt: skip
+    profile: tuple[str, ...] = option(
+        None, "also tables of times, joined by +: op (inputs and outputs of each call), kernel"
+        " (the kernels of each operator), host (time of modules and operators on the host),"
+        " tiling (launch configurations of fused kernels; with graph)", WHAT,
+        read=read.profiles, store=_joined, metavar="T",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise OptionError(
-                f"name {self.name!r}: use up to 100 letters, digits and _ . - (first one a letter, digit or _)"
-            )
-        for option in ("path", "control"):
-            value = getattr(self, option)
-            if value is not None and not isinstance(value, (str, os.PathLike)):
-                what = "the folder that will hold the run" if option == "path" else "a JSON file"
-                raise OptionError(f"{option} {value!r}: expected {what}")
-        if self.seed is not None and (
-            not isinstance(self.seed, Integral) or not 0 <= self.seed < 2**32
-        ):
-            raise OptionError(f"seed {self.seed!r}: expected a whole number from 0 to 2**32 - 1")
-        for option, what in (
-            ("warmup", "generations to count as warm-up"),
-            ("overflow", "calls to record"),
-        ):
-            value = getattr(self, option)
-            if value is not None and (not isinstance(value, int) or value < 0):
-                raise OptionError(f"{option} {value!r}: expected how many {what}, 0 or more")
-        if not isinstance(self.children, bool):
-            raise OptionError(f"children {self.children!r}: expected True or False")
+        for each in fields(self):
+            reader = declaration_of(each).read
+            if reader is not None:
+                object.__setattr__(self, each.name, reader(getattr(self, each.name), each.name))
+        self._check_steps()
         self._check_graph()
-        self._check_time()
         if self.slice is not None and self.reduce is not None:
             raise OptionError(
-                "slice and reduce exclude each other: a payload is a part of the tensor or figures of it"
+                "slice and reduce exclude each other: a payload is a part of the tensor or"
+                " figures of it"
             )
-        for option, value in (
-            ("tokens", TokenSet.parse(self.tokens)),
-            ("rounds", None if self.rounds is None else Rounds.parse(self.rounds)),
-            ("opname", tuple(name.lower() for name in option_parsing.names(self.opname, "opname"))),
-            ("device", None if self.device is None else option_parsing.device_name(self.device)),
-            ("ranks", None if self.ranks is None else TokenSet.parse(self.ranks, "ranks")),
-            ("mode", option_parsing.modes(self.mode)),
-            ("phase", option_parsing.one_of(self.phase, PHASES, "phase")),
-            ("part", option_parsing.one_of(self.part, PARTS, "part")),
-            ("fingerprint", option_parsing.one_of(self.fingerprint, FINGERPRINTS, "fingerprint")),
-            ("layers", option_parsing.names(self.layers, "layers")),
-            ("types", option_parsing.types(self.types)),
-            ("apis", option_parsing.apis(self.apis)),
-            ("contains", option_parsing.names(self.contains, "contains")),
-            ("scope", option_parsing.scope(self.scope)),
-            ("ids", option_parsing.execution_ids(self.ids)),
-            ("slice", option_parsing.index(self.slice)),
-            ("reduce", option_parsing.reduction(self.reduce)),
-            ("max_bytes", option_parsing.parse_bytes(self.max_bytes)),
-            ("profile", option_parsing.profiles(self.profile)),
-            ("seed", None if self.seed is None else int(self.seed)),
-        ):
-            object.__setattr__(self, option, value)
 
-    def _check_time(self) -> None:
-        if type(self.time) is not int or self.time not in range(4):
-            raise OptionError(
-                f"time {self.time!r}: expected 0 (before), 1 (after), 2 (both) or 3 (inputs before, outputs after)"
-            )
-        if self.time == 0 and PARTS.get(self.part) == ("output",):
+    def _check_steps(self) -> None:
+        if self.time == 0 and PARTS[self.part] == ("output",):
             raise OptionError(
                 "time=0 and part='out' exclude each other: before a call there are no outputs"
             )
@@ -184,98 +345,165 @@ class DumpOptions:
             )
 
     def _check_graph(self) -> None:
-        if "tiling" in option_parsing.profiles(self.profile) and self.graph not in (
-            "fused",
-            "both",
-        ):
+        if "tiling" in self.profile and self.graph not in ("fused", "both"):
             raise OptionError(
-                f"profile {self.profile!r}: tiling is of fused kernels, so say graph='fused', or 'both', as well"
+                f"profile {_joined(self.profile)!r}: tiling is of fused kernels, so say"
+                " graph='fused', or 'both', as well"
             )
+        for option in ("fusion_switch", "compiler_config"):
+            if self.graph not in ("fused", "both") and getattr(self, option) is not None:
+                raise OptionError(
+                    f"{option} is for compiled code: say graph='fused', or 'both', as well"
+                    if self.graph is None
+                    else f"{option} is for Inductor's kernels, and graph='fx' makes none:"
+                    " use 'fused' or 'both'"
+                )
         if self.graph is None:
-            for option in ("fusion_switch", "compiler_config"):
-                if getattr(self, option) is not None:
-                    raise OptionError(
-                        f"{option} is for compiled code: say graph='fused', or 'both', as well"
-                    )
             return
-        option_parsing.one_of(self.graph, GRAPHS, "graph")
-        if option_parsing.modes(self.mode) != ("module",):
+        if self.operators:
             raise OptionError(
-                f"mode {self.mode!r}: of compiled code, graph={self.graph!r} says what is recorded; leave mode out"
+                f"mode {_joined(self.mode)!r}: of compiled code, graph={self.graph!r} says what is"
+                " recorded; leave mode out"
             )
         for option in ("force_eager", "logits", "ids"):
             if getattr(self, option):
                 raise OptionError(f"graph and {option} exclude each other")
-        for option in ("fusion_switch", "compiler_config"):
-            if self.graph == "fx" and getattr(self, option) is not None:
-                raise OptionError(
-                    f"{option} is for Inductor's kernels, and graph='fx' makes none: use 'fused' or 'both'"
-                )
-        if self.compiler_config is not None and not isinstance(self.compiler_config, Mapping):
-            kind = type(self.compiler_config).__name__
-            raise OptionError(
-                f"compiler_config: expected a mapping of Inductor's settings, such as {{'max_fusion_size': 8}}, got {kind}"
-            )
 
     @classmethod
-    def of(cls, **given: Any) -> DumpOptions:
-        """Build from keyword arguments; an unknown one is an OptionError that names the nearest."""
-        known = cls.names()
-        for name in given:
+    def of(cls, **options: Unpack[DumpKeywords]) -> DumpOptions:
+        """Build from keyword arguments; an OptionError for an unknown one names the nearest."""
+        known, values = cls.names(), dict[str, Any](options)
+        for name in values:
             if name not in known:
                 raise OptionError(f"option {name!r} is not known{nearest(name, known)}")
-        return cls(**given)
+        return cls(**values)
 
     @classmethod
     def names(cls) -> list[str]:
-        return [f.name for f in fields(cls)]
+        """Return the names of all options."""
+        return [each.name for each in fields(cls)]
 
     @property
     def roles(self) -> tuple[str, ...]:
+        """The roles that are recorded: input, output."""
         return tuple(role for role in PARTS[self.part] if not (self.time == 0 and role == "output"))
 
     @property
     def phases(self) -> tuple[str, ...]:
+        """The phases that are recorded: forward, backward."""
         return PHASES[self.phase]
 
     @property
     def operators(self) -> bool:
-        """Is anything below the modules asked for?"""
-        return bool(self.mode != ("module",))
+        """True if operators are recorded, not only modules."""
+        return self.mode != ("module",)
 
     def given(self) -> dict[str, Any]:
-        """Return the options that differ from their defaults, ready for JSON; `of` makes the same of them."""
+        """Return the options that differ from their defaults, ready for JSON.
+
+        `of` makes the same options of them.
+        """
         usual = type(self)()
-        said = self.as_json() | {
-            name: getattr(self, name)
+        stored = self.as_json() | {
+            name: os.fspath(value) if isinstance(value, os.PathLike) else value
             for name in ("path", "control", "fusion_switch", "compiler_config")
-        }
-        differing = {
-            name: said[name] for name in said if getattr(self, name) != getattr(usual, name)
+            for value in [getattr(self, name)]
         }
         return {
-            name: os.fspath(value) if isinstance(value, os.PathLike) else value
-            for name, value in differing.items()
+            name: stored[name] for name in stored if getattr(self, name) != getattr(usual, name)
         }
 
     def as_json(self) -> dict[str, Any]:
-        """Return what a dump remembers of its options: all but where it was put, and what watches it."""
-        said: dict[str, Any] = {
-            "tokens": str(self.tokens),
-            "ranks": None if self.ranks is None else str(self.ranks),
-            "mode": "+".join(self.mode),
-            "profile": "+".join(self.profile) or None,
-            "types": [t if isinstance(t, str) else t.__name__ for t in self.types],
-            "rounds": None if self.rounds is None else str(self.rounds),
-            **{
-                name: list(getattr(self, name))
-                for name in ("layers", "opname", "apis", "contains", "scope", "ids")
-            },
+        """Return the options that a dump stores: all but ``path`` and ``control``."""
+        return {
+            each.name: (declaration_of(each).store or _stored)(getattr(self, each.name))
+            for each in fields(self)
+            if each.name not in ("path", "control")
         }
-        names = [name for name in self.names() if name not in ("path", "control")]
-        said |= {
-            name: value if value is None else str(value)
-            for name in ("fusion_switch", "compiler_config")
-            for value in [getattr(self, name)]
-        }
-        return {name: said.get(name, getattr(self, name)) for name in names}
+
+
+class DumpKeywords(TypedDict, total=False):
+    """The types that each option of `DumpOptions` accepts."""
+
+    name: str
+    path: str | os.PathLike[str] | None
+    tokens: int | str | Iterable[int | str] | TokenSet | None
+    rounds: str | Sequence[int] | Rounds | None
+    ranks: int | str | Iterable[int | str] | TokenSet | None
+    warmup: int
+    control: str | os.PathLike[str] | None
+    mode: str | Iterable[str]
+    phase: str
+    part: str
+    layers: str | Iterable[str] | None
+    types: type | str | Iterable[type | str] | None
+    opname: str | Iterable[str] | None
+    device: str | int | None
+    time: int
+    apis: str | os.PathLike[str] | Callable[..., object] | Iterable[object] | None
+    contains: str | Iterable[str] | None
+    scope: str | Iterable[str] | None
+    ids: int | str | Iterable[str] | None
+    children: bool
+    weights: bool
+    logits: bool
+    stats_only: bool
+    slice: str | None
+    reduce: str | None
+    max_bytes: int | str | None
+    overflow: int | None
+    fingerprint: str
+    sources: bool
+    seed: int | None
+    force_eager: bool
+    graph: str | None
+    fusion_switch: str | os.PathLike[str] | Mapping[str, object] | None
+    compiler_config: Mapping[str, object] | None
+    profile: str | Iterable[str] | None
+
+
+def describe() -> str:
+    """Return the options with their help texts and defaults, as lines of a docstring."""
+    lines: list[str] = []
+    for group in (WHAT, WHEN, HOW_MUCH):
+        lines += ["", f"    {group.capitalize()}:"]
+        for each in fields(DumpOptions):
+            declaration = declaration_of(each)
+            if declaration.group == group:
+                default = "" if each.default is None else f" (default: {each.default!r})"
+                text = f"{each.name}: {declaration.help}{default}"
+                lines += textwrap.wrap(text, 96, initial_indent=" " * 8, subsequent_indent=" " * 12)
+    return "\n".join(lines)
+
+
+DumpOptions.__doc__ = f"{DumpOptions.__doc__}\n{describe()}\n"
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def shows_options(**defaults: object) -> Callable[[Function], Function]:
+    """Show the options in the signature of a function, in place of its ``**options``.
+
+    Notebooks and ``help`` complete and document them from there. ``defaults``: those that the
+    function changes.
+    """
+
+    def decorate(function: Function) -> Function:
+        signature = inspect.signature(function)
+        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        names = {parameter.name for parameter in own}
+        options = [
+            inspect.Parameter(
+                each.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=defaults.get(each.name, each.default),
+                annotation=DumpKeywords.__annotations__[each.name],
+            )
+            for each in fields(DumpOptions)
+            if each.name not in names
+        ]
+        shown = signature.replace(parameters=[*own, *options])
+        function.__signature__ = shown  # type: ignore[attr-defined]  # read by `inspect`
+        return function
+
+    return decorate

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shlex
 import sys
-from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
-from IPython.core.magic_arguments import MagicArgumentParser, argument, magic_arguments
+from IPython.core.magic_arguments import (
+    ArgDecorator,
+    MagicArgumentParser,
+    argument,
+    magic_arguments,
+)
 
 from llmdebug_nb.app.compare import compare
 from llmdebug_nb.app.launching import arguments
 from llmdebug_nb.app.launching.program import launch
+from llmdebug_nb.app.option_flags import declare_options
 from llmdebug_nb.app.recording import Recording, dump
 from llmdebug_nb.app.report import Report
 from llmdebug_nb.app.runs import delete_run, runs
 from llmdebug_nb.core.errors import LLMDebugError, nearest
-from llmdebug_nb.core.options import GRAPHS, PARTS, PHASES, TOKENS, DumpOptions
 from llmdebug_nb.notebook.explore import explore, show_report
 from llmdebug_nb.notebook.magic_line import one_line, parse
 from llmdebug_nb.notebook.namespace import Namespace
@@ -35,111 +40,25 @@ if TYPE_CHECKING:
 MAGICS = ("llmdump", "llmcompare", "llmexplore", "llmruns", "llmstep")
 SWITCHES = ("on", "off", "status")
 _RUNS = ["name", "recorded", "tensors", "steps", "size", "state", "path"]
-_DEFAULTS = DumpOptions()
 
 
-def _dump_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Declare the options of a recording."""
-    parts = [part for part in PARTS if len(part) < 5]
-    for declare in reversed(
-        [
-            argument(
-                "model",
-                nargs="?",
-                metavar="MODEL_EXPR",
-                help="the model; without it, whatever module runs",
-            ),
-            argument(
-                "--name",
-                default=_DEFAULTS.name,
-                help="name of the run and of its variable (default: %(default)s)",
-            ),
-            argument(
-                "--tokens",
-                default=TOKENS,
-                help="steps: 0-3, 0,2,5-7, 4- or all (default: %(default)s)",
-            ),
-            argument(
-                "--mode",
-                default="module",
-                help="module, api, aten, or several: module+aten (default: %(default)s)",
-            ),
-            argument(
-                "--phase",
-                choices=[*PHASES],
-                default=_DEFAULTS.phase,
-                help="forward, backward or both",
-            ),
-            argument(
-                "--part", choices=parts, default=_DEFAULTS.part, help="inputs, outputs or both"
-            ),
-            argument("--layers", help="glob(s) over module paths, with commas: model.layers.*.mlp"),
-            argument("--types", help="module class name(s), with commas: Linear,LlamaRMSNorm"),
-            argument(
-                "--apis",
-                help="operators: names or globs with commas, ! in front leaves out; or a YAML file",
-            ),
-            argument(
-                "--contains",
-                help="only calls whose full name holds one of these texts, with commas",
-            ),
-            argument("--scope", help="only calls from one full name to another, with a comma"),
-            argument("--weights", action="store_true", help="also the parameters, once"),
-            argument("--logits", action="store_true", help="only the last logits of each step"),
-            argument(
-                "--overflow",
-                type=int,
-                metavar="N",
-                help="only calls with NaN or infinity, N of them (0: all)",
-            ),
-            argument("--stats-only", action="store_true", help="record summaries, not the tensors"),
-            argument("--slice", metavar="INDEX", help="keep a part of each tensor: 0,:,-1"),
-            argument(
-                "--reduce", metavar="R", help="keep figures of each tensor: minmax or quantile:N"
-            ),
-            argument(
-                "--max-bytes", metavar="N", help="keep no more payload than this: 500MB, 2GiB"
-            ),
-            argument("--seed", type=int, help="seed Python, NumPy and torch before the cell runs"),
-            argument(
-                "--warmup",
-                type=int,
-                default=_DEFAULTS.warmup,
-                help="generations at the start that are warm-ups",
-            ),
-            argument(
-                "--force-eager",
-                action="store_true",
-                help="run what torch.compile compiled eagerly meanwhile",
-            ),
-            argument(
-                "--graph",
-                choices=[*GRAPHS],
-                help="compile the model, and record its graph, its kernels, or both",
-            ),
-            argument(
-                "--fusion-switch",
-                metavar="F",
-                help="with --graph: JSON file that says which fusions are off",
-            ),
-            argument(
-                "--profile",
-                metavar="T",
-                help="also tables of times: op, kernel, host, tiling, joined by +",
-            ),
-            argument(
-                "--control", metavar="F", help="JSON file that switches recording while it runs"
-            ),
-            argument("--path", help="folder that will hold the run (default: llmdebug_runs)"),
-            argument(
-                "--exec",
-                metavar="COMMAND",
-                help="%%llmdump --exec 'python run.py': run a command, and record it; options as llmdebug dump has them",
-            ),
-        ]
-    ):
-        function = declare(function)
-    return function
+class _RecordingOptions(ArgDecorator):
+    """Declares the arguments of %%llmdump: a model, and the options of a recording."""
+
+    def add_to_parser(self, parser: argparse.ArgumentParser, _: object) -> None:
+        parser.add_argument(
+            "model",
+            nargs="?",
+            metavar="MODEL_EXPR",
+            help="the model; without it, whatever module runs",
+        )
+        parser.add_argument(
+            "--exec",
+            metavar="COMMAND",
+            help="%%llmdump --exec 'python run.py': run a command and record it;"
+            " its options are those of llmdebug dump",
+        )
+        declare_options(parser)
 
 
 @magics_class
@@ -153,7 +72,7 @@ class LLMDebugMagics(Magics):
         self._shown: tuple[int, Report] | None = None  # the last report and its cell's number
 
     @magic_arguments()
-    @_dump_arguments
+    @_RecordingOptions()
     @line_cell_magic
     def llmdump(self, line: str, cell: str | None = None) -> object:
         """Record the model that runs in this cell; as a line magic, in all cells from here on.

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from llmdebug_nb.core.errors import LLMDebugError
-from llmdebug_nb.core.options import DumpOptions
+from llmdebug_nb.core.options import DumpKeywords, DumpOptions
 
 TOPOLOGY = ("model", "layer", "onnx")  # model/PID/NAME.json and layer/PID/NAME.json, as .onnx too
 TABLES = {
@@ -20,9 +20,9 @@ _SHOWN = 40  # lines
 _OPERATORS = frozenset((*TOPOLOGY, "op"))  # what is only whole if operators are recorded
 
 
-def needed(files: Collection[str], options: DumpOptions) -> dict[str, str]:
+def needed(files: Collection[str], options: DumpOptions) -> DumpKeywords:
     """Return the options without which these files would be empty, where the user leaves the choice to us."""
-    found = {}
+    found: DumpKeywords = {}
     if _OPERATORS & set(files) and options.graph is None and not options.operators:
         found["mode"] = "module+aten"
     tables = [name for kind, name in TABLES.items() if kind in files]

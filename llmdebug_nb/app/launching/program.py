@@ -23,9 +23,12 @@ from llmdebug_nb.app.launching.environment import PthFile, environment
 from llmdebug_nb.app.launching.handover import Handover
 from llmdebug_nb.capture.control_file import ControlFile
 from llmdebug_nb.core.errors import DumpWriteError, OptionError, UnknownRunError
-from llmdebug_nb.core.options import DumpOptions, runs_folder
+from llmdebug_nb.core.options import DumpOptions, runs_folder, shows_options
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from llmdebug_nb.core.options import DumpKeywords
     from llmdebug_nb.store.progress import Part
 
 ROOM = (
@@ -93,13 +96,14 @@ def words_of(command: str | Sequence[str]) -> list[str]:
     return words
 
 
+@shows_options()
 def launch(
     command: str | Sequence[str],
     *,
     files: Collection[str] = (),
     pth: bool = False,
     output: Callable[[str, str], Any] | None = None,
-    **options: Any,
+    **options: Unpack[DumpKeywords],
 ) -> Launched:
     """Run a command, and record what models compute in all Python processes of it, into one run.
 
@@ -120,7 +124,8 @@ def launch(
     if unknown is not None:
         raise OptionError(f"files {unknown!r} is not known; known: {', '.join(products.KNOWN)}")
     ordered = DumpOptions.of(**options)
-    ordered = DumpOptions.of(**options, **products.needed(files, ordered))
+    options.update(products.needed(files, ordered))
+    ordered = DumpOptions.of(**options)
     if os.name != "posix":
         raise OptionError(
             "a program can only be launched on Linux and macOS; record inside it, by ld.dump"

@@ -73,7 +73,7 @@ class DumpConfig:
             raise OptionError(f"device_id {device_id!r}: expected the number of a device")
         self.device_id, self.analyze = device_id, analyze
         try:
-            self.options = DumpOptions(
+            self.options = DumpOptions.of(
                 name=name,
                 path=dump_path if dump_path is not None else "./",
                 tokens=list(token_range) if token_range else [0],

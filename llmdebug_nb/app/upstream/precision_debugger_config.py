@@ -173,7 +173,7 @@ def read_config(
     chosen = _Fields(common.read(task, _section, {}), f"{common.where}{task}.", _SECTIONS[task])
     _refuse_contradictions(chosen, task, level)
     phase, part = chosen.read("data_mode", _data_mode, ("both", "both"))
-    options = DumpOptions(
+    options = DumpOptions.of(
         name=name,
         path=dump_path,
         tokens=_steps(*common.or_given("step", step), "all"),
