@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from llmdebug_nb.app.live_models import Models
-    from llmdebug_nb.capture.calls import Call
+    from llmdebug_nb.capture.calls import OpenCall
     from llmdebug_nb.capture.session import Session
     from llmdebug_nb.core.options import DumpKeywords
 
@@ -213,7 +213,7 @@ class Recording:
         self._running().resume()
 
     def on_call_end(
-        self, callback: Callable[[Call, RootCall, list[tuple[str, object]]], None]
+        self, callback: Callable[[OpenCall, RootCall, list[tuple[str, object]]], None]
     ) -> None:
         """Call ``callback(call, root_call, outputs)`` when a recorded call ends.
 
