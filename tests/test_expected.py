@@ -158,7 +158,7 @@ def test_operators_of_one_run_alone_are_expected_with_what_is_made_from_them(mod
     report.expect(finding)
     assert report.verdict == "expected"
     made = [d for d in report.differences if d.site.path == KERNEL and d.site.role == "output"]
-    assert {d.reason for d in made} == {"no more than follows from what is expected"}
+    assert {d.reason for d in made} == {"explained by what is expected"}
 
 
 def test_a_row_is_one_tensor_in_all_steps_and_can_be_narrowed_to_one(one):

@@ -1,16 +1,19 @@
-"""What upstream's tables call our metrics. Where ours is more honest, or means another thing, the note says so.
+"""The names of metrics in upstream's tables. A note says where the meaning differs from ours.
 
 msit: the columns of ``msit llm compare``; msprobe: those of ``msprobe compare``.
 """
 
 from __future__ import annotations
 
-HIDES = "msit gives 0 where |golden| <= 2**-23, so that a golden 0 against a 5 goes unseen; here no absolute error is hidden"
+HIDES = (
+    "msit gives 0 where |golden| <= 2**-23, which hides a golden 0 against a 5; "
+    "here every absolute error counts"
+)
 FLOAT32 = "msit computes in float32; here sums are in float64"
 WHOLE = "over the whole flattened tensor, as msit does; kl_row_mean and kl_row_max go row by row"
 SIGNED = "msprobe writes a percentage of signed differences; here the size"
 
-# upstream's name -> ours, and what to know
+# upstream's name -> ours, and the note
 UPSTREAM: dict[str, tuple[str, str]] = {
     # msit
     "cosine_similarity": ("cosine_similarity", ""),
@@ -46,7 +49,7 @@ UPSTREAM: dict[str, tuple[str, str]] = {
     "MeanRelativeErr": ("mean_stat_relative_error", SIGNED),
     "NormRelativeErr": ("l2norm_stat_relative_error", SIGNED),
 }
-# what limits may be written as, too
+# short names for limits
 SHORT = {
     "cosine": "cosine_similarity",
     "max_abs": "max_absolute_error",

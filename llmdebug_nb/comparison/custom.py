@@ -1,4 +1,7 @@
-"""Metrics of the user: any callable of two tensors that returns a number. An error of one is said once and ends nothing."""
+"""The user's metrics: callables of two tensors that return a number.
+
+A metric that fails does not end the comparison; the report mentions it once.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from llmdebug_nb.comparison.metrics import FIELDS, LOGITS, Metrics
 from llmdebug_nb.core.errors import OptionError
@@ -14,25 +17,26 @@ from llmdebug_nb.core.errors import OptionError
 if TYPE_CHECKING:
     import torch
 
-Metric = Callable[["torch.Tensor", "torch.Tensor"], Any]
+Metric = Callable[["torch.Tensor", "torch.Tensor"], object]
 
 
 class Custom:
     """The user's metrics, by name."""
 
-    def __init__(self, given: Any = None) -> None:
-        """Read a callable, ``file.py:function``, several of these (named by their ``__name__``), or a dict of name -> callable.
+    def __init__(self, metrics: object = None) -> None:
+        """Read a callable, ``file.py:function``, a list of these, or a dict of name -> callable.
+
+        Without a dict, the name of a metric is its ``__name__``.
 
         Raises:
-            OptionError: what is no callable, a name that is taken, or a file that has no such function.
+            OptionError: no callable, a name that is taken, or a file without such a function.
         """
         self._functions: dict[str, Metric] = {}
-        self._failed: dict[str, tuple[int, str]] = {}  # name -> how often, and how first
-        for name, function in _named(given):
+        self._failed: dict[str, tuple[int, str]] = {}  # name -> count, first error
+        for name, function in _named(metrics):
             if name in self._functions or name in FIELDS or name in LOGITS:
-                raise OptionError(
-                    f"metrics: the name {name!r} is taken; give it another one: metrics={{'my_{name}': ...}}"
-                )
+                other = f"metrics={{'my_{name}': ...}}"
+                raise OptionError(f"metrics: the name {name!r} is taken; use another: {other}")
             self._functions[name] = function
 
     @property
@@ -40,7 +44,10 @@ class Custom:
         return list(self._functions)
 
     def measure(self, golden: torch.Tensor, mine: torch.Tensor, where: object) -> Metrics:
-        """Return each metric as a float; None where it raised, or returned no number. Each gets tensors of its own."""
+        """Return each metric as a float; None if it raised, or returned no number.
+
+        Each metric gets its own copy of the tensors. ``where``: the site, for the error message.
+        """
         return {
             name: self._value(name, golden.clone(), mine.clone(), where) for name in self._functions
         }
@@ -48,7 +55,7 @@ class Custom:
     def notes(self) -> list[str]:
         """Return a line for each metric that failed anywhere."""
         return [
-            f"metric {name} failed on {count:,} {'pair' if count == 1 else 'pairs'}, first at {first}"
+            f"metric {name} failed on {count:,} pair{'s' * (count != 1)}, first at {first}"
             for name, (count, first) in self._failed.items()
         ]
 
@@ -57,43 +64,40 @@ class Custom:
     ) -> float | None:
         try:
             value = self._functions[name](golden, mine)
-            return float(
-                value[0] if isinstance(value, tuple) else value
-            )  # msit's return (value, message)
+            value = value[0] if isinstance(value, tuple) else value  # msit's: (value, message)
+            return float(cast(float, value))  # anything else raises
         except Exception as error:
             count, first = self._failed.get(name, (0, ""))
-            says = str(error).partition("\n")[0]
-            self._failed[name] = (
-                count + 1,
-                first or f"{where}: {type(error).__name__}{': ' if says else ''}{says}",
-            )
+            line = str(error).partition("\n")[0]
+            text = f"{where}: {type(error).__name__}{': ' if line else ''}{line}"
+            self._failed[name] = count + 1, first or text
             return None
 
 
-def _named(given: Any) -> Iterator[tuple[str, Metric]]:
-    if given is None:
+def _named(metrics: object) -> Iterator[tuple[str, Metric]]:
+    """Yield the name and the function of each metric. Raises OptionError."""
+    if metrics is None:
         return
-    if isinstance(given, Mapping):
-        pairs: Iterable[tuple[Any, Any]] = given.items()
+    if isinstance(metrics, Mapping):
+        pairs: Iterable[tuple[object, object]] = metrics.items()
     else:
-        several = given if isinstance(given, (list, tuple)) else [given]
+        several = metrics if isinstance(metrics, (list, tuple)) else [metrics]
         pairs = [(None, item) for item in several]
     for name, item in pairs:
         function = _from_file(item) if isinstance(item, (str, os.PathLike)) else item
         if not callable(function) or not isinstance(name, (str, type(None))):
-            raise OptionError(
-                f"metrics: {item!r} is no callable (golden, mine) -> float, and no 'file.py:function'"
-            )
+            wanted = "callable (golden, mine) -> float, and no 'file.py:function'"
+            raise OptionError(f"metrics: {item!r} is no {wanted}")
         yield str(name or getattr(function, "__name__", type(function).__name__)), function
 
 
-def _from_file(spec: str | os.PathLike[str]) -> Any:
-    """Run the user's file and return the function that is named after the colon."""
+def _from_file(spec: str | os.PathLike[str]) -> object:
+    """Run the user's file and return the function named after the colon. Raises OptionError."""
     place, _, name = os.fspath(spec).rpartition(":")
     path = Path(place)
     if not name or not path.is_file():
         raise OptionError(
-            f"metrics {os.fspath(spec)!r}: expected a file and a function in it, such as mine.py:psnr"
+            f"metrics {os.fspath(spec)!r}: expected a file and its function, such as mine.py:psnr"
         )
     module_spec = importlib.util.spec_from_file_location(path.stem, path)
     if module_spec is None or module_spec.loader is None:

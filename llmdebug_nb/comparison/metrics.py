@@ -1,12 +1,12 @@
 """Every formula that compares two tensors, once.
 
-``g`` is golden, ``m`` mine, both flattened, in float64, taken chunk by chunk in one pass. Figures are
-over the positions where both are finite; where exactly one is NaN, or infinities differ, the
-position counts in ``nan_mismatch`` or ``inf_mismatch``. The largest numbers of a dtype count as infinite: masks are made of
-them, and any figure would drown in their size. ``eps`` is float32's, 2**-23.
+``g`` is golden, ``m`` mine, both flattened, in float64, read chunk by chunk in one pass. Figures
+cover the positions where both are finite. A position where exactly one is NaN, or where infinities
+differ, counts in ``nan_mismatch`` or ``inf_mismatch``. The largest numbers of a dtype count as
+infinite: masks consist of them, and they would dominate any figure. ``eps`` is float32's, 2**-23.
 
-Upstream (msit `compare`) zeroes the absolute error where ``|g| <= eps``, which hides a golden 0
-against a 5; here absolute errors are never hidden. Its relative error is kept, with that rule.
+Upstream (msit `compare`) sets the absolute error to 0 where ``|g| <= eps``, which hides a golden 0
+against a 5; here absolute errors are never hidden. Its relative error follows that rule here too.
 """
 
 from __future__ import annotations
@@ -16,27 +16,30 @@ import math
 import numpy as np
 import torch
 
-from llmdebug_nb.core.dtypes import DTYPES
+from llmdebug_nb.core.dtypes import DTYPES, SINGLE, coarsest, epsilon, is_floating
 from llmdebug_nb.core.kernels.relative import ratio
 from llmdebug_nb.core.records import Summary
 
 Metrics = dict[str, float | int | None]
 
-EPS = 2.0**-23
-_CHUNK = 1 << 18
+EPS = SINGLE  # values of golden up to this have no relative error
+_CHUNK = 1 << 18  # elements that are read at once
+_HUGE = 0.99  # of the largest number of a dtype; from here on a number counts as infinite
 FIELDS: dict[str, str] = {
     "cosine_similarity": "g·m / (|g| |m|); 1 if both are zero, 0 if one is",
     "relative_euclidean_distance": "|m - g| / |g|; 0 if both are zero, inf if only g is",
-    "worst_row_error": "largest |m - g| of a row (last axis) over the larger of its |g| and the rows' mean square |g|",
-    "scale_error": "g·(m - g) / |g|^2: the even factor in mine, less 1",
-    "scale_t": "|g·(m - g)| / sqrt(sum(g^2 (m - g)^2)): in how many standard errors; rounding stays below 8",
+    "worst_row_error": (
+        "largest |m - g| of a row (last axis) over its |g| or the rows' rms |g|, whichever is more"
+    ),
+    "scale_error": "g·(m - g) / |g|^2: the common factor of all elements, less 1",
+    "scale_t": "|g·(m - g)| / sqrt(sum(g^2 (m - g)^2)): standard errors; rounding stays below 8",
     "rmse": "sqrt(mean((m - g)^2))",
     "max_absolute_error": "max |m - g|",
     "mean_absolute_error": "mean |m - g|",
     "max_relative_error": "max |m / g - 1| where |g| > eps, 0 elsewhere",
     "mean_relative_error": "its mean over all elements",
-    "one_thousandth_err_ratio": "share of elements with |g| > eps whose relative error is below 0.001",
-    "five_thousandths_err_ratio": "the same below 0.005",
+    "one_thousandth_err_ratio": "share of elements |g| > eps with a relative error below 0.001",
+    "five_thousandths_err_ratio": "the same for 0.005",
     "euclidean_distance": "|m - g|",
     "l1_norm": "sum|m| / sum|g| - 1",
     "max_ulp": "largest distance in representable numbers of the coarser dtype",
@@ -48,24 +51,20 @@ FIELDS: dict[str, str] = {
 # of logits, whose last axis is the vocabulary: a row is a token
 LOGITS: dict[str, str] = {
     "kl_divergence": "KL(softmax(g) || softmax(m)) over the whole flattened tensor, at least 0",
-    "kl_row_mean": "the same row by row, its mean: what the next token's distribution loses",
-    "kl_row_max": "the largest of a row",
-    "top1_flips": "rows whose largest element is at another place",
+    "kl_row_mean": "the same for each row (the next token's distribution), averaged",
+    "kl_row_max": "the same for each row, the largest",
+    "top1_flips": "rows whose largest element is at another index",
     "max_gap_ulp": "|max m - max g| over the ulp of max m in its dtype",
 }
 STATISTICS = ("max", "min", "mean", "l2norm")
 
 
-def coarser(a: str, b: str) -> str:
-    """Return the floating dtype with the larger machine epsilon; a floating one wins over any other."""
-    floats = [name for name in (a, b) if name in DTYPES and DTYPES[name].is_floating_point]
-    return max(floats, key=lambda name: torch.finfo(DTYPES[name]).eps, default=a)
-
-
 def compare(golden: torch.Tensor, mine: torch.Tensor, logits: bool = False) -> Metrics:
-    """Return every metric of `FIELDS`, and of `LOGITS` if these are, for two tensors with equally many elements, of any dtypes.
+    """Return the metrics of two tensors of one size and any dtypes.
 
-    Complex tensors count as pairs of reals; a mask of truths against one that is added, 0 or nearly -infinity, as the latter. Figures that have no finite position to stand on are None.
+    These are all of `FIELDS`, and for ``logits`` those of `LOGITS`; None without a finite position.
+    Complex tensors count as pairs of reals. If one side is a boolean mask and the other an additive
+    one (0 or nearly -infinity), the boolean one is converted.
 
     Raises:
         ValueError: different element counts.
@@ -73,7 +72,8 @@ def compare(golden: torch.Tensor, mine: torch.Tensor, logits: bool = False) -> M
     if golden.numel() != mine.numel():
         raise ValueError(f"{golden.numel()} elements against {mine.numel()}")
     golden, mine = _masks(golden, mine)
-    unit = coarser(_name(golden), _name(mine))
+    names = _name(golden), _name(mine)
+    unit = coarsest(names) or names[0]
     g_flat, m_flat = _flat(golden), _flat(mine)
     width = golden.shape[-1] if golden.dim() > 1 and not golden.is_complex() else 0
     row = width or g_flat.numel() if logits else width
@@ -88,7 +88,7 @@ def compare(golden: torch.Tensor, mine: torch.Tensor, logits: bool = False) -> M
 
 
 def identical(summary: Summary, logits: bool = False) -> Metrics:
-    """Return what `compare` gives for a tensor and itself, from its summary alone."""
+    """Return the metrics of a tensor and itself, from its statistics alone."""
     values: Metrics = dict.fromkeys(FIELDS, 0.0)
     empty = summary.numel == 0 or (summary.nan or 0) + (summary.inf or 0) >= summary.numel
     if empty:
@@ -107,19 +107,18 @@ def identical(summary: Summary, logits: bool = False) -> Metrics:
 
 
 def statistics(golden: Summary, mine: Summary) -> Metrics:
-    """Return ``{max,min,mean,l2norm}_stat_{absolute,relative}_error`` and ``stat_error``, from summaries alone.
+    """Return ``{max,min,mean,l2norm}_stat_{absolute,relative}_error`` and ``stat_error``.
 
-    absolute: |m - g|; relative: that over |g|, 0 if both are 0, inf if only g is. None where a figure is missing.
-    ``stat_error``: the largest of the gaps of l2norm over |g|, of max and min over the larger of their
-    magnitudes in g, and of mean over |g| / sqrt(n); a lower bound of the relative L2 error's order.
+    absolute: |m - g|; relative: that over |g|, 0 if both are 0, inf if only g is. None if a figure
+    is missing. ``stat_error``: the largest gap, relative to |g| for l2norm, to the larger magnitude
+    in g for max and min, and to |g| / sqrt(n) for mean. Its order of magnitude is a lower bound of
+    the relative L2 error.
     """
     values: Metrics = {}
     gaps: dict[str, float] = {}
     for name in STATISTICS:
         g, m = getattr(golden, name), getattr(mine, name)
-        gap = (
-            None if g is None or m is None else 0.0 if g == m or (g != g and m != m) else abs(m - g)
-        )
+        gap = None if g is None or m is None else _gap(g, m)
         values[f"{name}_stat_absolute_error"] = gap
         values[f"{name}_stat_relative_error"] = None if gap is None else ratio(gap, abs(g))
         if gap is not None:
@@ -136,11 +135,17 @@ def statistics(golden: Summary, mine: Summary) -> Metrics:
     return values | {"stat_error": max(ratio(gap, sizes[name]) for name, gap in gaps.items())}
 
 
+def _gap(golden: float, mine: float) -> float:
+    """Return |m - g|, 0 for two NaN."""
+    both_nan = math.isnan(golden) and math.isnan(mine)
+    return 0.0 if golden == mine or both_nan else abs(mine - golden)
+
+
 def _masks(golden: torch.Tensor, mine: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return both as masks that are added, where one is that and the other tells what to keep."""
+    """Return both as additive masks, if one is additive and the other boolean."""
     for truths, added in ((golden, mine), (mine, golden)):
         if truths.dtype == torch.bool and added.is_floating_point() and added.numel():
-            low = 0.99 * torch.finfo(added.dtype).min
+            low = _HUGE * torch.finfo(added.dtype).min
             if bool(((added == 0) | (added <= low)).all()):
                 same = torch.zeros_like(added).masked_fill(~truths.reshape(added.shape), -math.inf)
                 return (same, mine) if truths is golden else (golden, same)
@@ -152,6 +157,7 @@ def _name(tensor: torch.Tensor) -> str:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the elements in one row, in a dtype that numpy and torch can convert."""
     if tensor.is_complex():
         wide = tensor.to(torch.complex64) if tensor.dtype == torch.complex32 else tensor
         return torch.view_as_real(wide.resolve_conj()).reshape(-1)
@@ -162,6 +168,7 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1)
 
 
+# floating dtype -> integers of the same size
 _ORDERED = {
     torch.float64: torch.int64,
     torch.float32: torch.int32,
@@ -171,7 +178,10 @@ _ORDERED = {
 
 
 def _ulps(g: torch.Tensor, m: torch.Tensor, unit: str) -> np.ndarray | None:
-    """Return how many representable numbers of dtype ``unit`` lie between g and m, as float64; None if it is not floating."""
+    """Return the distance in representable numbers of dtype ``unit``, as float64.
+
+    None if the dtype is no IEEE floating dtype.
+    """
     dtype = DTYPES.get(unit)
     if dtype not in _ORDERED:
         return None
@@ -194,16 +204,13 @@ class _Sums:
     """The running sums of one pass."""
 
     def __init__(self, unit: str, width: int) -> None:
-        dtype = DTYPES.get(unit)
-        floating = dtype is not None and dtype.is_floating_point
-        self.huge = 0.99 * torch.finfo(dtype).max if dtype is not None and floating else math.inf
+        self.huge = _HUGE * torch.finfo(DTYPES[unit]).max if is_floating(unit) else math.inf
         self.width = width
         self.row_d: list[np.ndarray] = []
         self.row_g: list[np.ndarray] = []
         self.count = self.finite = self.sizeable = self.mismatched = self.nan = self.inf = 0
-        self.gg = self.mm = self.gm = self.dd = self.abs_d = self.abs_g = self.abs_m = self.rel = (
-            self.ulp
-        ) = 0.0
+        self.gg = self.mm = self.gm = self.dd = 0.0
+        self.abs_d = self.abs_g = self.abs_m = self.rel = self.ulp = 0.0
         self.gd = self.gd_gd = self.max_d = self.max_rel = self.max_ulp = 0.0
         self.below1 = self.below5 = 0
         self.has_ulp = False
@@ -241,7 +248,7 @@ class _Sums:
     def _strike(
         self, g: np.ndarray, m: np.ndarray, ulp: np.ndarray | None, fine: np.ndarray
     ) -> tuple[np.ndarray, ...]:
-        """Count the positions that are not finite on both sides, and leave them out."""
+        """Remove the positions that are not finite on both sides, and count them."""
         a, b = (
             np.where(np.abs(x) >= self.huge, np.copysign(math.inf, x), x)
             for x in (g[~fine], m[~fine])
@@ -254,7 +261,7 @@ class _Sums:
         return g[fine], m[fine], None if ulp is None else ulp[fine]  # type: ignore[return-value]
 
     def _rows(self, g: np.ndarray, m: np.ndarray, fine: np.ndarray) -> None:
-        """Take the norms of whole rows, without the positions that are left out."""
+        """Take the norms of whole rows, without the positions that are not finite."""
         g, d = (
             np.where(fine, x, 0.0).reshape(-1, self.width)
             for x in (g, np.where(fine, m, 0.0) - np.where(fine, g, 0.0))
@@ -282,6 +289,9 @@ class _Sums:
         self.below1 += int((rel < 1e-3).sum())
         self.below5 += int((rel < 5e-3).sum())
 
+    def _l1_norm(self) -> float:
+        return (self.abs_m - self.abs_g) / self.abs_g if self.abs_g else ratio(self.abs_m, 0.0)
+
     def result(self) -> Metrics:
         n = self.finite
         if not n:
@@ -306,9 +316,7 @@ class _Sums:
             "one_thousandth_err_ratio": self.below1 / self.sizeable if self.sizeable else 1.0,
             "five_thousandths_err_ratio": self.below5 / self.sizeable if self.sizeable else 1.0,
             "euclidean_distance": d_norm,
-            "l1_norm": (self.abs_m - self.abs_g) / self.abs_g
-            if self.abs_g
-            else ratio(self.abs_m, 0.0),
+            "l1_norm": self._l1_norm(),
             "max_ulp": int(self.max_ulp) if self.has_ulp else None,
             "mean_ulp": self.ulp / n if self.has_ulp else None,
             "mismatched": self.mismatched,
@@ -318,7 +326,10 @@ class _Sums:
 
 
 class _Tokens:
-    """What becomes of the next token's distribution, row by row. Positions that are not finite on both sides are left out."""
+    """Running sums over the next token's distribution, row by row.
+
+    Positions that are not finite on both sides are left out.
+    """
 
     def __init__(self, width: int) -> None:
         self.width = width
@@ -346,13 +357,9 @@ class _Tokens:
         if not self.kl:
             return dict.fromkeys(LOGITS)
         kl = np.concatenate(self.kl)
-        kind = DTYPES[dtype]
         # the ulp of x: eps times the power of two at or below |x|
-        ulp = (
-            torch.finfo(kind).eps * 2.0 ** math.floor(math.log2(abs(self.m_top) or 1.0))
-            if kind.is_floating_point
-            else 1.0
-        )
+        power = 2.0 ** math.floor(math.log2(abs(self.m_top) or 1.0))
+        ulp = epsilon(dtype) * power if is_floating(dtype) else 1.0
         golden, mine = self.whole
         return {
             "kl_divergence": max(0.0, golden.mean() - golden.log() + mine.log()),
@@ -372,7 +379,10 @@ def _softmax(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 class _LogSumExp:
-    """log(sum(exp(x))) over all rows, and the mean of some values weighted by softmax(x), from those of each row."""
+    """log(sum(exp(x))) over all rows, and the mean of values weighted by softmax(x).
+
+    Both are accumulated from the figures of each row.
+    """
 
     def __init__(self) -> None:
         self.top = -math.inf

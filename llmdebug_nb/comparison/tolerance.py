@@ -1,8 +1,7 @@
-"""From what was measured to a verdict: match, within_noise, diverged, or unmatched where there is nothing to judge by; expected
-where it is known and wanted, or follows from that.
+"""The verdicts: match, within_noise, diverged, expected, or unmatched if nothing can be judged.
 
-Limits come, in this order, from the user (`limits.py`), from calibration (other recordings of golden: what differs between them
-is no bug), and from the noise that rounding explains (`noise.py`).
+The limit of a row comes, in this order, from the user (`limits.py`), from calibration (differences
+between recordings of golden are no bugs), and from the noise that rounding explains (`noise.py`).
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from llmdebug_nb.comparison.noise import (
     EVEN_SHARE,
     EVEN_T,
     Explained,
-    Flow,
     Level,
+    NoisePropagation,
     Siblings,
-    eps_of,
     floor,
     kind_of,
 )
+from llmdebug_nb.core.dtypes import epsilon
 from llmdebug_nb.core.findings import (
     EXPECTED,
     MISMATCHES,
@@ -35,30 +34,29 @@ from llmdebug_nb.core.findings import (
     Pair,
     covering,
 )
-from llmdebug_nb.core.records import Record, Site
+from llmdebug_nb.core.records import CallKey, Record, Site
 
-_ROW_SHARE = 4
-_CALIBRATED = 3.0  # times what two recordings of golden differ by: two draws of the same noise differ by chance
-_THROUGHOUT = (
-    0.25  # of the tensors that round are coarser on one side: the program is, not some call in it
-)
-_TIES = 0.25  # no larger share of choices can be near ties
+_ROW_SHARE = 4  # the error of the worst row counts divided by this
+_CALIBRATED = 3.0  # limit over the difference of two recordings: two draws of the same noise
+_THROUGHOUT = 0.25  # share of the tensors coarser in mine that makes the whole program coarser
+_TIES = 0.25  # largest share of the choices of a tensor that may be near ties
+_CAST_SHARE = 5  # of an eps: regular values that one side rounds may all be rounded one way
 UNMATCHED = "unmatched"
-NEAR_TIE = "another choice at a near tie: what it was made from differs within noise"
+NEAR_TIE = "another choice at a near tie: its inputs differ within noise"
 AFTER_TIE = "not comparable: it follows a choice that was made differently at a near tie"
-COARSER = "mine is of a coarser dtype here, and nowhere else where there is such a call"
-TOO_EVEN = "an even factor, which rounding does not make"
-FOLLOWS = "no more than follows from what is expected"
-
+COARSER = "mine has a coarser dtype here than in the other calls of this kind"
+TOO_EVEN = "all elements are off by one factor, which rounding does not cause"
+FOLLOWS = "explained by what is expected"
 
 SAYS = "Limits: what the rounding of each call and the noise of its inputs explain"
 
 
 @dataclass(slots=True)
 class Measured:
-    """A pair with its metrics, None where it could not be measured; ``remark``: how, or why not.
+    """A pair with its metrics, None if it could not be measured.
 
-    ``same_bytes``: by fingerprint, None if that can't tell. ``certain``: it is diverged whatever the limits.
+    ``remark``: how it was measured, or why not. ``same_bytes``: by fingerprint, None if unknown.
+    ``certain``: it diverged, whatever the limit.
     """
 
     index: int
@@ -75,12 +73,11 @@ class Measured:
 
 @dataclass
 class Calibration:
-    """What recordings of golden differ by. ``runs``: their names."""
+    """By how much other recordings of golden differ from it. ``runs``: their names."""
 
     runs: list[str] = field(default_factory=list)
-    _spread: dict[object, tuple[float, float]] = field(
-        default_factory=dict
-    )  # by golden's record, and by its place in any step
+    # id of golden's record, or its place in any step -> largest error and scale error
+    _spread: dict[object, tuple[float, float]] = field(default_factory=dict)
 
     def add(self, name: str, measured: Sequence[Measured]) -> None:
         self.runs.append(name)
@@ -93,10 +90,12 @@ class Calibration:
                 self._spread[key] = max(error, m.error), max(scale, scale_of(m.metrics or {}))
 
     def limits(self, golden: Record) -> tuple[float, float]:
-        """Return the limits of error and scale error: those of the record, else of its place in other steps; 0 if not known."""
-        error, scale = self._spread.get(golden.id) or self._spread.get(
-            _place(golden.site), (0.0, 0.0)
-        )
+        """Return the limits of error and scale error; 0 if nothing is known of the tensor.
+
+        Those of the record count, else those of its place in other steps.
+        """
+        of_record = self._spread.get(golden.id)
+        error, scale = of_record or self._spread.get(_place(golden.site), (0.0, 0.0))
         return _CALIBRATED * error, _CALIBRATED * scale
 
 
@@ -105,10 +104,11 @@ def _place(site: Site) -> tuple[object, ...]:
 
 
 def error_of(metrics: Mapping[str, float | int | None]) -> float:
-    """Return the one figure that is judged: relative L2, or inf where NaN or infinities differ.
+    """Return the figure that is judged: relative L2, or inf if NaN or infinities differ.
 
-    An error in a single row (one token, say) drowns in the norm of the whole, so a quarter of the worst row's
-    error counts too: rounding spreads evenly, bugs need not. From statistics alone: ``stat_error``.
+    The error of one row (one token, say) is lost in the norm of the whole, so a quarter of the
+    worst row's error counts too: rounding spreads evenly, a bug need not. If only statistics were
+    compared: ``stat_error``.
     """
     if metrics.get("nan_mismatch") or metrics.get("inf_mismatch"):
         return math.inf
@@ -119,20 +119,22 @@ def error_of(metrics: Mapping[str, float | int | None]) -> float:
 
 
 def scale_of(metrics: Mapping[str, float | int | None]) -> float:
-    """Return the scale error's size; 0 where it is not known."""
+    """Return the size of the scale error, 0 if it is unknown."""
     scale = metrics.get("scale_error")
     return 0.0 if scale is None or not math.isfinite(scale) else abs(float(scale))
 
 
 def _is_even(metrics: Mapping[str, float | int | None], error: float) -> bool:
+    """Tell whether the error is mostly a common factor."""
     return (metrics.get("scale_t") or 0.0) >= EVEN_T and scale_of(metrics) >= EVEN_SHARE * error
 
 
 def says(limits: Limits | None, calibration: Calibration, differences: Iterable[Difference]) -> str:
-    """Return a sentence on where the limits of differences come from."""
+    """Return a sentence on the origin of the limits."""
     text = SAYS
     if calibration.runs:
-        text += f"; calibrated with {', '.join(calibration.runs)} ({_CALIBRATED:g} times what golden and it differ by, where that is more)"
+        text += f"; calibrated with {', '.join(calibration.runs)} "
+        text += f"({_CALIBRATED:g} times its difference from golden, where that is more)"
     else:
         text += ", not calibrated to this model: calibrate= takes another recording of golden"
     if limits is None:
@@ -142,30 +144,34 @@ def says(limits: Limits | None, calibration: Calibration, differences: Iterable[
 
 
 class Judging:
-    """Everything measured, which must be in execution order, to be judged as often as what is expected of it changes.
+    """All measured pairs, in execution order, to be judged whenever the expectations change.
 
-    ``size``: see `noise.Flow`.
+    ``size``: see `noise.NoisePropagation`.
     """
 
     def __init__(
-        self, measured: Sequence[Measured], *, size: Callable[[str], int] = lambda path: 0,
-        limits: Limits | None = None, calibration: Calibration | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        measured: Sequence[Measured],
+        *,
+        size: Callable[[str], int] = lambda path: 0,
+        limits: Limits | None = None,
+        calibration: Calibration | None = None,
+    ) -> None:
         self._measured, self._size = measured, size
         self._limits, self._calibration = limits, calibration or Calibration()
-        self._unit = _Unit(measured)
-        self._siblings = _siblings(measured, size, self._unit)
+        self._epsilons = _Epsilons(measured)
+        self._siblings = _siblings(measured, size, self._epsilons)
         self.comparison = Comparison()
 
     @functools.cached_property
     def plain(self) -> list[Difference]:
-        """A Difference for everything measured, were nothing expected."""
+        """The differences without any expectation."""
         return self._judged(frozenset())
 
     def differences(self, expected: Sequence[Expectation] = ()) -> list[Difference]:
-        """Return a Difference for everything measured.
+        """Return a Difference for each measured pair.
 
-        A mismatch that is expected says so, and so does one that is no larger than what follows from those.
+        A mismatch that is expected says so, and so does one that an expected difference explains.
         """
         marks = {
             d.index: mark
@@ -183,7 +189,7 @@ class Judging:
 
     def _judged(self, expected: Collection[int]) -> list[Difference]:
         judge = _Judge(
-            self._size, self._unit, self._siblings, self._limits, self._calibration, expected
+            self._size, self._epsilons, self._siblings, self._limits, self._calibration, expected
         )
         return [replace(judge.difference(m), comparison=self.comparison) for m in self._measured]
 
@@ -191,28 +197,26 @@ class Judging:
 def _excused(
     plain: Difference, again: Difference, mark: Expectation | None, follows: bool
 ) -> Difference:
-    """Return a difference as it is with expectations: ``again``, where what is expected passes its error on."""
+    """Return a difference with expectations. ``again``: judged with the errors they pass on."""
     if mark is not None:
         return replace(plain, verdict=EXPECTED, expected=mark)
     if follows:
         return replace(plain, verdict=EXPECTED, reason=FOLLOWS)
     if plain.verdict != "diverged":
         return plain
-    return (
-        again
-        if again.verdict == "diverged"
-        else replace(plain, verdict=EXPECTED, limit=again.limit, reason=FOLLOWS)
-    )
+    if again.verdict == "diverged":
+        return again
+    return replace(plain, verdict=EXPECTED, limit=again.limit, reason=FOLLOWS)
 
 
 def _made_from(differences: Sequence[Difference], marked: Collection[int]) -> set[int]:
-    """Return the mismatches that are made from what is expected of one run alone, up to where both runs can be held against each other.
+    """Return the mismatches that are computed from unpaired tensors that are expected.
 
-    What only one run has tells no error that it could pass on.
+    Such a tensor has no error that it could pass on. They end where both runs compare again.
     """
-    found: set[int] = set()
+    explained: set[int] = set()
     made: set[tuple[bool, int]] = set()  # side and record
-    calls: set[tuple[object, ...]] = set()  # of one side alone, that were given such
+    calls: set[tuple[bool, CallKey]] = set()  # side and call, of one run only
     for d in differences:
         sides = [
             (record is d.pair.mine, record)
@@ -221,62 +225,54 @@ def _made_from(differences: Sequence[Difference], marked: Collection[int]) -> se
         ]
         alone = len(sides) == 1
         for side, record in sides:
-            s = record.site
-            call = (side, s.rank, s.generation, s.step, s.phase, s.path, s.call)
-            from_it = (side, record.producer) in made or (
-                alone and s.role != "input" and call in calls
-            )
+            call = side, record.site.key
+            of_call = alone and record.site.role != "input" and call in calls
+            from_it = (side, record.producer) in made or of_call
             if from_it and d.verdict in MISMATCHES and d.index not in marked:
-                found.add(d.index)
-            if alone and (d.index in found or d.index in marked):
+                explained.add(d.index)
+            if alone and (d.index in explained or d.index in marked):
                 made.add((side, record.id))
                 calls.add(call)
-    return found
+    return explained
 
 
-class _Unit:
-    """The machine epsilon of a pair: that of the coarser side.
+class _Epsilons:
+    """The machine epsilon that counts for a pair: that of the coarser side.
 
-    A program that is coarser than golden throughout may round so. Where only some of its tensors are, it is that very rounding which
-    differs, and golden's epsilon counts.
+    A program that is coarser than golden throughout may round accordingly. If only some of its
+    tensors are coarser, that rounding is the difference, and golden's epsilon counts.
     """
 
     def __init__(self, measured: Sequence[Measured]) -> None:
-        units = [
-            self.both(m.pair)
-            for m in measured
-            if m.pair.golden is not None and m.pair.mine is not None
-        ]
-        units = [unit for unit in units if all(unit)]
-        self._throughout = sum(mine > golden for golden, mine in units) >= _THROUGHOUT * len(units)
+        paired = [(m.pair, m.pair.golden) for m in measured if m.pair.mine is not None]
+        epsilons = [self.both(pair) for pair, golden in paired if golden is not None]
+        epsilons = [both for both in epsilons if all(both)]
+        coarser = sum(mine > golden for golden, mine in epsilons)
+        self._throughout = coarser >= _THROUGHOUT * len(epsilons)
         self._kinds: dict[tuple[object, ...], dict[str, float]] = defaultdict(dict)
-        for m in measured:
-            if m.pair.golden is not None and m.pair.mine is not None:
-                site = m.pair.golden.site
-                self._kinds[_call_kind(m.pair.golden)][site.path] = self.both(m.pair)[1]
+        for pair, golden in paired:
+            if golden is not None:
+                self._kinds[_call_kind(golden)][golden.site.path] = self.both(pair)[1]
 
     def of(self, pair: Pair) -> float:
-        """Return it; 0 where neither side rounds."""
+        """Return the epsilon; 0 if neither side rounds."""
         golden, mine = self.both(pair)
         return golden if golden and not self._throughout else max(golden, mine)
 
     def is_odd(self, pair: Pair) -> bool:
-        """Tell whether mine is coarser than golden here, and nowhere else where golden has a call of the kind."""
+        """Tell whether mine is coarser than golden here, but in no other call of the kind."""
         golden, mine = self.both(pair)
         if pair.golden is None or not golden or mine <= golden:
             return False
-        others = [
-            eps
-            for path, eps in self._kinds[_call_kind(pair.golden)].items()
-            if path != pair.golden.site.path
-        ]
+        kind = self._kinds[_call_kind(pair.golden)].items()
+        others = [eps for path, eps in kind if path != pair.golden.site.path]
         return len(others) > 1 and mine > max(others)
 
     @staticmethod
     def both(pair: Pair) -> tuple[float, float]:
-        """Return golden's and mine's."""
+        """Return the epsilons of golden and mine."""
         golden, mine = (
-            0.0 if record is None else eps_of(record.summary.dtype)
+            0.0 if record is None else epsilon(record.summary.dtype)
             for record in (pair.golden, pair.mine)
         )
         return golden, mine
@@ -286,26 +282,24 @@ def _call_kind(record: Record) -> tuple[object, ...]:
     return *kind_of(record), record.site.call
 
 
-def _siblings(measured: Sequence[Measured], size: Callable[[str], int], unit: _Unit) -> Siblings:
-    """Learn from the errors as they are, before any is judged."""
-    flow, siblings = Flow(size), Siblings()
+def _siblings(
+    measured: Sequence[Measured], size: Callable[[str], int], epsilons: _Epsilons
+) -> Siblings:
+    """Learn from the measured errors, before any is judged."""
+    noise, siblings = NoisePropagation(size), Siblings()
     for m in measured:
-        record, eps = m.pair.either, unit.of(m.pair)
+        record, eps = m.pair.either, epsilons.of(m.pair)
+        site, shape = record.site, record.summary.shape
         if m.metrics is None:
-            flow.pass_by(record.site, eps, record.summary.shape)
+            noise.add_unpaired(site, eps, shape)
             continue
-        explained = flow.explain(record.site, eps, record.summary.shape, _replaced(m.pair))
+        explained = noise.explain(site, eps, shape, _replaced(m.pair))
+        level = Level()
         if eps:
-            siblings.see(record, m.error, explained)
-            scale = scale_of(m.metrics)
-            flow.note(
-                record.site,
-                Level(error=m.error if m.error < math.inf else 0.0, scale=scale),
-                eps,
-                record.summary.shape,
-            )
-        else:
-            flow.note(record.site, Level(), 0.0, record.summary.shape)
+            siblings.add(record, m.error, explained)
+            error = m.error if m.error < math.inf else 0.0
+            level = Level(error=error, scale=scale_of(m.metrics))
+        noise.record(site, level, eps, shape)
     return siblings
 
 
@@ -314,106 +308,98 @@ def _replaced(pair: Pair) -> bool:
 
 
 class _Judge:
-    """Goes through a run in execution order."""
+    """Judges the pairs of a comparison in execution order."""
 
     def __init__(
         self,
         size: Callable[[str], int],
-        unit: _Unit,
+        epsilons: _Epsilons,
         siblings: Siblings,
         limits: Limits | None,
         calibration: Calibration,
         expected: Collection[int],
     ) -> None:
-        self._flow, self._unit, self._siblings = Flow(size), unit, siblings
+        self._noise, self._epsilons, self._siblings = NoisePropagation(size), epsilons, siblings
         self._limits, self._calibration, self._expected = limits, calibration, expected
-        # rank and generation of which the logits came to prefer another token, within noise
+        # rank and generation whose logits came to prefer another token, within noise
         self._flips: set[tuple[int, int]] = set()
 
     def difference(self, m: Measured) -> Difference:
+        """Return the verdict on a pair, and pass its noise on."""
+        record, eps = m.pair.either, self._epsilons.of(m.pair)
+        site, shape = record.site, record.summary.shape
         if m.metrics is None and not m.certain:
-            alone = m.pair.either
-            self._flow.pass_by(alone.site, self._unit.of(m.pair), alone.summary.shape)
+            self._noise.add_unpaired(site, eps, shape)
             return Difference(m.index, m.pair, UNMATCHED, reason=m.remark)
-        record, metrics, eps = m.pair.either, m.metrics or {}, self._unit.of(m.pair)
-        explained = self._flow.explain(record.site, eps, record.summary.shape, _replaced(m.pair))
-        limit, scale_limit = self._noise(m.pair, explained, eps)
-        known = m.index in self._expected
-        level = (
-            Level(
-                error=m.error, scale=scale_of(metrics), expected=known or explained.level.expected
-            )
-            if m.error <= limit or known
-            else Level(cap=limit, scale_cap=scale_limit)
-        )
+        explained = self._noise.explain(site, eps, shape, _replaced(m.pair))
+        row, level = self._judged(m, explained, eps)
+        self._noise.record(site, level, eps, shape)
+        if row.metrics.get("top1_flips") and row.verdict == "within_noise":
+            self._flips.add((site.rank, site.generation))
+        return row
+
+    def _judged(self, m: Measured, explained: Explained, eps: float) -> tuple[Difference, Level]:
+        """Return the verdict, and the noise that follows from it."""
+        metrics, scale = m.metrics or {}, scale_of(m.metrics or {})
+        limit, scale_limit = self._noise_limits(m.pair, explained, eps)
+        expected = m.index in self._expected
+        inherited = explained.level.expected
+        passed = Level(error=m.error, scale=scale, expected=expected or inherited)
+        capped = Level(cap=limit, scale_cap=scale_limit)
+        level = passed if m.error <= limit or expected else capped
+
+        def row(verdict: str, error: float, limit: float, reason: str | None) -> Difference:
+            return Difference(m.index, m.pair, verdict, error, limit, metrics, reason)
+
         fixed = self._limits.of(m.pair, metrics) if self._limits is not None else None
         if fixed is not None:
-            follows = explained.level.expected and m.error <= limit
-            beyond = fixed.error > fixed.limit and not follows
+            beyond = fixed.error > fixed.limit and not (inherited and m.error <= limit)
             verdict = "diverged" if beyond else "within_noise" if m.error else "match"
-            found = Difference(
-                m.index, m.pair, verdict, fixed.error, fixed.limit, metrics, fixed.says
-            )
-        elif m.error and (why := self._tie(m, explained, limit)):
-            level = Level(error=math.inf)
-            found = Difference(m.index, m.pair, UNMATCHED, m.error, limit, metrics, why)
-        elif m.error <= limit and scale_of(metrics) > scale_limit and _is_even(metrics, m.error):
-            if not known:
-                level = Level(cap=limit, scale_cap=scale_limit)
-            found = Difference(
-                m.index, m.pair, "diverged", scale_of(metrics), scale_limit, metrics, TOO_EVEN
-            )
-        elif 0.0 < m.error <= limit and self._unit.is_odd(m.pair):
-            finer = floor(min(self._unit.both(m.pair)), max(record.summary.shape, default=1))
-            found = Difference(m.index, m.pair, "diverged", m.error, finer, metrics, COARSER)
-        else:
-            found = _by_noise(m, limit)
-        self._flow.note(record.site, level, eps, record.summary.shape)
-        if metrics.get("top1_flips") and found.verdict == "within_noise":
-            self._flips.add((record.site.rank, record.site.generation))
-        return found
+            return row(verdict, fixed.error, fixed.limit, fixed.says), level
+        if m.error and (why := self._tie(m, explained, limit)):
+            return row(UNMATCHED, m.error, limit, why), Level(error=math.inf)
+        if m.error <= limit and scale > scale_limit and _is_even(metrics, m.error):
+            diverged = row("diverged", scale, scale_limit, TOO_EVEN)
+            return diverged, level if expected else capped
+        if 0.0 < m.error <= limit and self._epsilons.is_odd(m.pair):
+            length = max(m.pair.either.summary.shape, default=1)
+            finer = floor(min(self._epsilons.both(m.pair)), length)
+            return row("diverged", m.error, finer, COARSER), level
+        return _by_noise(m, limit), level
 
-    def _noise(self, pair: Pair, explained: Explained, eps: float) -> tuple[float, float]:
+    def _noise_limits(self, pair: Pair, explained: Explained, eps: float) -> tuple[float, float]:
         """Return the limits of the error and of the scale error."""
         error, scale = (0.0, 0.0) if pair.golden is None else self._calibration.limits(pair.golden)
-        if not eps:  # what does not round has no noise of its own
+        if not eps:  # a dtype that does not round has no noise of its own
             return error, scale
         level, amplification = explained.level, self._siblings.amplification(pair.either)
-        error = max(
-            error,
-            level.limit(amplification, explained.floor) * self._siblings.smallness(pair.either),
-        )
-        golden, mine = self._unit.both(pair)
-        cast = (
-            0.0 if golden == mine else eps / 5
-        )  # where only one side rounds, regular values may all round one way
-        return error, max(
-            scale, math.hypot(level.scale_limit(amplification, explained.scale_floor), cast)
-        )
+        smallness = self._siblings.smallness(pair.either)
+        error = max(error, level.limit(amplification, explained.floor) * smallness)
+        golden, mine = self._epsilons.both(pair)
+        cast = 0.0 if golden == mine else eps / _CAST_SHARE
+        own = math.hypot(level.scale_limit(amplification, explained.scale_floor), cast)
+        return error, max(scale, own)
 
     def _tie(self, m: Measured, explained: Explained, limit: float) -> str | None:
-        """Say so where an index or a token differs because noise decided between two that were as good, or follows such a one."""
+        """Return a reason if noise decided an index or a token, here or before it."""
         record, level = m.pair.either, explained.level
         if level.error == math.inf:
             return AFTER_TIE
-        if self._unit.of(m.pair) or not m.metrics or m.error <= limit or level.cap:
+        if self._epsilons.of(m.pair) or not m.metrics or m.error <= limit or level.cap:
             return None
-        if record.site.role == "input":
-            given = (
-                self._flow.is_outermost(record.site)
-                and (record.site.rank, record.site.generation) in self._flips
-            )
-            return NEAR_TIE if given else None
-        # values that are as good as golden's, or a few others among many
+        site = record.site
+        if site.role == "input":
+            flipped = (site.rank, site.generation) in self._flips
+            return NEAR_TIE if flipped and self._noise.is_outermost(site) else None
+        # the values chosen are as good as golden's, or few of many choices differ
         few = (m.metrics.get("mismatched") or math.inf) <= max(1.0, _TIES * record.summary.numel)
-        return NEAR_TIE if level.error and (few or self._flow.has_outputs(record.site)) else None
+        return NEAR_TIE if level.error and (few or self._noise.has_outputs(site)) else None
 
 
 def _by_noise(m: Measured, limit: float) -> Difference:
-    verdict, remark = (
-        "match" if m.error == 0.0 else "within_noise" if m.error <= limit else "diverged",
-        m.remark,
-    )
+    """Return the verdict by the limit of noise alone."""
+    verdict = "match" if m.error == 0.0 else "within_noise" if m.error <= limit else "diverged"
+    remark = m.remark
     if verdict != "diverged" and m.same_bytes is False and remark:
         verdict, remark = "within_noise", f"{remark}; they agree, though the bytes do not"
     return Difference(m.index, m.pair, verdict, m.error, limit, m.metrics or {}, remark)
