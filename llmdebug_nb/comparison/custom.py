@@ -96,9 +96,8 @@ def _from_file(spec: str | os.PathLike[str]) -> object:
     place, _, name = os.fspath(spec).rpartition(":")
     path = Path(place)
     if not name or not path.is_file():
-        raise OptionError(
-            f"metrics {os.fspath(spec)!r}: expected a file and its function, such as mine.py:psnr"
-        )
+        expected = "a file and a function in it, such as mine.py:psnr"
+        raise OptionError(f"metrics {os.fspath(spec)!r}: expected {expected}")
     module_spec = importlib.util.spec_from_file_location(path.stem, path)
     if module_spec is None or module_spec.loader is None:
         raise OptionError(f"metrics {os.fspath(spec)!r}: {path.name} is no Python file")
