@@ -22,6 +22,7 @@ from llmdebug_nb.explain.runs import NotAgain, Runs, Side
 from llmdebug_nb.explain.swap import swap, untouched
 from llmdebug_nb.explain.verify import CLEAN
 from models import generate, gpt2, hooks_left, llama, mixtral, prompt, qwen2
+from recordings import AGREED
 
 MODES = ("module", "module+api", "module+aten")
 
@@ -251,7 +252,7 @@ def test_a_harmless_rewrite_blames_nothing(mode):
         model.model.layers[1].self_attn.o_proj.__class__ = Pair
 
     report = pair(llama(), plant, mode)
-    assert report.verdict == "within_noise"
+    assert report.verdict in AGREED
     assert report.findings == []
 
 

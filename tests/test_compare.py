@@ -14,6 +14,7 @@ from llmdebug_nb.align import pairing, unpaired
 from llmdebug_nb.core.records import Record, Site, Summary
 from llmdebug_nb.notebook import display
 from models import ARCHITECTURES, generate, gpt2, llama, prompt
+from recordings import AGREED
 
 
 def _pair(model, change, tokens="0-2", **options):
@@ -429,7 +430,7 @@ def test_the_same_model_called_in_another_way_is_said_to_be():
     )
     assert ids.pair.why == "same site; input[kwargs.input_ids] is input[0] there"
     assert logits.pair.fit.says == "6 of 7 along axis -2 of mine"
-    assert report.verdict == "within_noise"
+    assert report.verdict in AGREED
 
 
 def _training(model, ids, **options):

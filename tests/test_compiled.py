@@ -20,6 +20,7 @@ import llmdebug_nb as ld
 from llmdebug_nb import torchair
 from llmdebug_nb.app.runs import describe_run
 from llmdebug_nb.capture.compiled.fusion_switches import RULES, FusionSwitch
+from recordings import AGREED
 
 MODEL_DIM = 32
 
@@ -359,7 +360,7 @@ def test_every_buffer_is_mapped_to_a_node_and_agrees_with_it_up_to_rounding(fuse
             for d in report.differences
             if d.site.role == "output" and "/" in d.site.path and d.pair.mine
         ]
-        assert report.verdict == "within_noise"
+        assert report.verdict in AGREED
         assert (
             len(written) == 2 * 11
         )  # two norms (sum and result), two activations, four products, the last sum
@@ -376,10 +377,10 @@ def test_a_buffer_that_holds_the_sum_of_a_mean_is_understood(fused):
     ]
     assert len(sums) == 4
     for d in sums:
-        assert d.verdict in ("match", "within_noise")
+        assert d.verdict in AGREED
         assert d.pair.fit.says == f"mine's is the sum over {MODEL_DIM}, divided before comparing"
         golden, mine = ld.open_run(folder / "k.fx").load(d.pair.golden), run.load(d.pair.mine)
-        assert torch.allclose(golden, mine / MODEL_DIM)
+        assert torch.allclose(golden, mine / MODEL_DIM, atol=1e-6)
 
 
 def test_a_kernel_is_kept_with_its_nodes_and_its_code(fused):

@@ -96,9 +96,10 @@ def test_play_passes_token_by_token_and_stops_at_the_end(
 
 
 @pytest.mark.parametrize("action", ["key", "click", "arrow"])
-def test_any_key_and_any_click_stop_the_play(mount: Mount, action: str) -> None:
+def test_any_key_and_any_click_stop_the_play(page: Page, mount: Mount, action: str) -> None:
+    page.clock.install()
     explorer = Explorer(FakeView(steps=50))
-    page = mount(explorer)
+    mount(explorer)
     play(page).click()
     expect(play(page)).to_have_attribute("aria-pressed", "true")
     if action == "key":
@@ -109,22 +110,23 @@ def test_any_key_and_any_click_stop_the_play(mount: Mount, action: str) -> None:
         play(page).press("ArrowRight")
     expect(play(page)).to_have_attribute("aria-pressed", "false")
     at = explorer.position
-    page.wait_for_timeout(1000)
+    page.clock.run_for(2000)
     assert explorer.position == at
 
 
-def test_play_waits_for_a_slow_kernel_and_ends_with_the_view(mount: Mount) -> None:
+def test_play_waits_for_a_slow_kernel_and_ends_with_the_view(page: Page, mount: Mount) -> None:
+    page.clock.install()
     explorer = Explorer(FakeView(steps=50))
-    page = mount(explorer)
+    mount(explorer)
     expect(row_at(page, 72)).to_be_visible()
     hold(page)
     play(page).click()
     expect(step(page, 2)).to_have_attribute("aria-current", "step")
-    page.wait_for_timeout(1600)
+    page.clock.run_for(2000)
     assert explorer.position == 2
     release(page)
     expect(step(page, 3)).to_have_attribute("aria-current", "step")
     page.evaluate("window.unmount()")
     at = explorer.position
-    page.wait_for_timeout(1000)
+    page.clock.run_for(2000)
     assert explorer.position == at

@@ -115,6 +115,16 @@ def restored(page: Page) -> None:
     page.locator("#jupyterlab-splash").wait_for(state="detached", timeout=60_000)
 
 
+def layout_saved(page: Page, holding: str) -> None:
+    """Wait until the server has the layout, which JupyterLab saves about a second late."""
+    page.wait_for_function(
+        """([id, holding]) => window.jupyterapp.serviceManager.workspaces.fetch(id).then(
+             saved => JSON.stringify(saved.data).includes(holding), () => false)""",
+        arg=[re.search(r"/workspaces/([^/?]+)", page.url)[1], holding],
+        timeout=60_000,
+    )
+
+
 def execute(page: Page, command: str) -> None:
     """Run a command, without waiting for the dialog that it may open."""
     page.evaluate("id => { void window.jupyterapp.commands.execute(id); }", command)
@@ -168,7 +178,7 @@ def test_a_run_opens_in_a_tab_by_keyboard_and_comes_back_after_a_reload(
     expect(tab(page).locator(".llmdebug-total")).to_have_text("6 records", timeout=60_000)
     tab(page).get_by_role("treeitem", name="0 Linear").click()
     expect(tab(page).locator(".llmdebug-total")).to_have_text("2 records")
-    page.wait_for_timeout(1_500)  # JupyterLab saves its layout a second late
+    layout_saved(page, "llmdebug_runs/golden")
     page.reload()
     restored(page)
     expect(tab(page).locator(".llmdebug-total")).to_have_text("6 records", timeout=60_000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections import Counter
 
 import numpy as np
@@ -19,10 +20,13 @@ import llmdebug_nb as ld
 from llmdebug_nb.capture.compat import onnxruntime_api
 from models import ARCHITECTURES, llama, prompt
 from onnx_models import exported, generate, initializer, node_of, put, save, strip, with_cache
+from recordings import AGREED
 
 ALL, NONE = ort.GraphOptimizationLevel.ORT_ENABLE_ALL, ort.GraphOptimizationLevel.ORT_DISABLE_ALL
 LEVELS = pytest.mark.parametrize("level", [ALL, NONE], ids=["optimised", "as exported"])
 NAMES = pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2"])
+FOLDED, FUSED = {"transformer.wpe"}, {"transformer.h.1"}  # by the export; by the session
+SHARING = {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"}
 FEED = {"input_ids": prompt().numpy()}
 
 
@@ -52,13 +56,14 @@ def golden(name, **options):
 
 
 def boundaries(report):
-    """Return how many outputs of golden's modules have a partner, and of how many."""
+    """Return the paths of golden's module outputs: those that have a partner, those that lack one."""
     rows = [
         d
         for d in report.differences
         if d.pair.golden and "/" not in d.site.path and d.site.role == "output"
     ]
-    return sum(d.verdict != "unmatched" for d in rows), len(rows)
+    alone = {d.site.path for d in rows if d.verdict == "unmatched"}
+    return {d.site.path for d in rows} - alone, alone
 
 
 def small(*nodes, outputs=("y",), initializers=(), inputs=(("x", 1, (2, 3)),), opset=17, **more):
@@ -269,19 +274,20 @@ def test_a_session_that_was_not_run_is_said():
 def test_runs_by_binding_values_and_async_are_recorded_too():
     model = small(helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Neg", ["a"], ["y"]))
     one = session(model, NONE)
-    done = []
+    done, answered = [], threading.Event()
+
+    def answer(results, _, error):
+        done.append((results, error))
+        answered.set()
+
     with ld.dump(one) as run:
         binding = one.io_binding()
         binding.bind_cpu_input("x", X["x"])
         binding.bind_output("y")
         one.run_with_iobinding(binding)
         (value,) = one.run_with_ort_values(None, {"x": ort.OrtValue.ortvalue_from_numpy(X["x"])})
-        one.run_async(None, X, lambda results, _, error: done.append((results, error)), None)
-        for _ in range(200):
-            if done:
-                break
-            torch.ones(1000).sum()
-            __import__("time").sleep(0.01)
+        one.run_async(None, X, answer, None)
+        assert answered.wait(60)
     wanted = -np.maximum(X["x"], 0)
     assert np.array_equal(binding.copy_outputs_to_cpu()[0], wanted)
     assert np.array_equal(value.numpy(), wanted)
@@ -528,8 +534,8 @@ def test_a_text_generation_loop_counts_tokens_as_generate_does():
             for d in report.differences
             if d.pair.golden and d.site.step == step and d.site.role == "output"
         ]
-        paired = [d for d in rows if d.verdict in ("match", "within_noise")]
-        assert len(paired) >= 0.9 * len(rows)
+        assert rows
+        assert {d.verdict for d in rows} <= AGREED
     assert not report.findings
     assert not any(d.verdict == "diverged" for d in report.differences)
 
@@ -539,11 +545,12 @@ def test_a_text_generation_loop_counts_tokens_as_generate_does():
 
 @LEVELS
 @NAMES
-def test_a_faithful_export_agrees_in_nine_of_ten_boundaries_or_more(name, level):
+def test_a_faithful_export_agrees_in_every_boundary_that_the_export_keeps(name, level):
     report = ld.compare(golden(name), recorded(exported(name), level))
-    paired, all_ = boundaries(report)
-    assert report.verdict == "within_noise", report.summary()
-    assert paired >= 0.9 * all_
+    paired, alone = boundaries(report)
+    assert report.verdict in AGREED, report.summary()
+    assert len(paired) > 20
+    assert alone <= FOLDED | FUSED
     assert not any(d.is_mismatch for d in report.differences)
 
 
@@ -551,14 +558,15 @@ def test_a_faithful_export_agrees_in_nine_of_ten_boundaries_or_more(name, level)
 @NAMES
 def test_so_it_does_without_any_metadata(name, level):
     report = ld.compare(golden(name), recorded(strip(exported(name)), level))
-    paired, all_ = boundaries(report)
-    assert report.verdict == "within_noise", report.summary()
-    assert paired >= 0.9 * all_
+    paired, alone = boundaries(report)
+    assert report.verdict in AGREED, report.summary()
+    assert len(paired) > 20
+    assert alone <= FOLDED | FUSED | {"model.rotary_emb"}
 
 
 def test_the_other_way_round_it_agrees_too():
     report = ld.compare(recorded(exported("llama"), name="golden"), golden("llama"))
-    assert report.verdict == "within_noise"
+    assert report.verdict in AGREED
     assert not report.findings
 
 
@@ -674,8 +682,10 @@ def test_a_quantised_model_is_compared_with_the_float_one(tmp_path):
         }
         linear = rows["model.layers.0.mlp.gate_proj"]
         assert 1e-4 < linear.error < 0.1  # of int8, once it is a float again
-        paired, all_ = boundaries(report)
-        assert paired >= 0.75 * all_  # a quantiser drops the metadata of what it replaces
+        paired, alone = boundaries(report)
+        assert len(paired) > 20
+        # a quantiser drops the metadata of the nodes that it replaces, and these share their input
+        assert {path.rpartition(".")[2] for path in alone} <= SHARING
 
 
 def test_a_model_quantised_by_nodes_around_its_operators_is_compared_with_the_float_one(tmp_path):

@@ -18,6 +18,7 @@ from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.records import Record, Site, Summary
 from models import generate, gpt2, llama, mixtral, prompt, qwen2
+from recordings import AGREED
 
 SEEDS = (0, 1, 2)
 MODELS = {"llama": llama, "gpt2": gpt2, "qwen2": qwen2}
@@ -81,7 +82,7 @@ def test_another_attention_kernel_is_noise(architecture, seed, dtype):
     model = MODELS[architecture](seed).to(dtype)
     model.set_attn_implementation("eager")
     report = _changed(model, lambda m: m.set_attn_implementation("sdpa"))
-    assert report.verdict == "within_noise", report.first_divergence
+    assert report.verdict in AGREED, report.first_divergence
     assert report.findings == []
 
 
@@ -90,17 +91,23 @@ def test_another_attention_kernel_is_noise(architecture, seed, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_equivalent_pair_of_matmuls_is_noise(architecture, seed, dtype):
     report = _changed(MODELS[architecture](seed).to(dtype), _in_two_matmuls)
-    assert report.verdict == "within_noise", report.first_divergence
+    assert report.verdict in AGREED, report.first_divergence
 
 
 @every_seed
 def test_another_choice_of_experts_at_a_near_tie_is_said_and_is_no_bug(seed):
-    report = _changed(mixtral(seed), lambda m: m.to(torch.bfloat16))
+    model = mixtral(seed)
+    with torch.no_grad():
+        for layer in model.model.layers:  # three of four experts get all but the same logit
+            gate = layer.mlp.gate.weight
+            gate[2:] = gate[1] * (1 + 1e-3 * torch.rand(2, gate.shape[1]))
+    report = _changed(model, lambda m: m.to(torch.bfloat16))
     assert report.verdict == "within_noise", report.first_divergence
     ties = [d for d in report.differences if d.reason == tolerance.NEAR_TIE]
     after = [d for d in report.differences if d.reason == tolerance.AFTER_TIE]
-    assert all(d.verdict == "unmatched" for d in ties + after)
-    assert bool(after) <= bool(ties)
+    assert ties
+    assert after
+    assert {d.verdict for d in ties + after} == {"unmatched"}
 
 
 def test_a_token_chosen_otherwise_at_a_near_tie_is_no_bug():
@@ -671,7 +678,7 @@ def test_memory_that_was_not_written_to_is_not_compared():
             model(torch.ones(2, 4))
         runs.append(run)
     report = _compare(*runs)
-    assert report.verdict in ("match", "within_noise"), report.first_divergence
+    assert report.verdict in AGREED, report.first_divergence
 
 
 def test_a_mask_of_truths_agrees_with_the_one_that_is_added():

@@ -150,7 +150,7 @@ def logits(program: object) -> torch.Tensor:
 def test_golden_and_mine_are_the_same_model_but_for_what_is_planted(number: str) -> None:
     case = Case(ENTRIES[number], "llama", "fp32", 0)
     a, b = logits(case.golden()), logits(case.mine()[0])
-    assert not torch.equal(a, b)
+    assert case.entry.benign or not torch.equal(a, b)
     assert torch.allclose(a, b, atol=1e-5 if case.entry.benign else 1e-2)
 
 

@@ -1,0 +1,42 @@
+"""Record and compare in one line each, and the verdicts that two equal programs may get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import llmdebug_nb as ld
+
+# Two kernels for one formula may or may not give the same bits: that depends on the processor,
+# the number of threads and the library. Bits are compared only where the same kernel runs on the
+# same shapes in the same environment.
+AGREED = frozenset({"match", "within_noise"})
+
+
+def record(work: Callable[[], object], model: Any = None, name: str = "run", **options: Any) -> Any:
+    """Record ``model`` while ``work`` runs, all steps unless the options name others."""
+    with ld.dump(model, **{"name": name, "tokens": "all", **options}) as run:
+        work()
+    assert run.info()["complete"], run.info()
+    return run
+
+
+def scaled(path: str, factor: float) -> Callable[[Any], object]:
+    """Return a change of a model that multiplies the output of one of its modules."""
+    return lambda model: model.get_submodule(path).register_forward_hook(
+        lambda _module, _args, out: out * factor
+    )
+
+
+def record_linear(folder: Path, name: str, scale: float = 1.0) -> Path:
+    """Record one call of a linear layer and a ReLU below ``folder``; return the run's folder."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    with torch.no_grad():
+        model[0].weight *= scale
+    run = record(lambda: model(torch.ones(2, 4)), model, name, path=str(folder / "llmdebug_runs"))
+    assert run.path is not None
+    return run.path
