@@ -7,15 +7,18 @@ PIP := $(PY) -m pip --disable-pip-version-check
 MODULES := labextension/node_modules/.types
 # an editable install is made from these, and made anew when one of them changes
 SOURCES := pyproject.toml constraints.txt hatch_build.py llmdebug_nb/core/kernels/summary.c llmdebug_nb/core/kernels/look.c $(wildcard labextension/*.* labextension/src/*/* labextension/schema/*)
+# at most four processes: each one holds torch, and the longest group of tests ends last
+PYTEST = $(PY) -m pytest -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+CHROMIUM = LLMDEBUG_CHROMIUM="$${LLMDEBUG_CHROMIUM:-$$(cat $(VENV)/browser)}"
 # where there is no Node.js, it comes as a wheel into .venv
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo lab test lint types vitest pytest screenshots clean
+.PHONY: help demo lab test check lint types vitest pytest test-environments screenshots clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null || grep -hE '^[a-z]+:.*## ' Makefile
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null || grep -hE '^[a-z-]+:.*## ' Makefile
 	@echo "PYTHON=python3.12 chooses the Python (3.10 or later) that .venv is made with."
 
 demo: $(VENV)/demo  ## run the quickstart notebook headless: train a tiny model, plant a bug, find it
@@ -25,6 +28,9 @@ lab: $(VENV)/demo  ## open the quickstart notebook in JupyterLab
 	$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/quickstart.ipynb
 
 test: lint types vitest pytest  ## run all checks: style, layers, types, front end, tests
+
+check: lint types vitest $(VENV)/test  ## run the quick checks, for work in progress: no browser, no Jupyter, nothing slow
+	$(PYTEST) -m "not browser and not slow"
 
 lint: $(VENV)/test  ## run ruff and import-linter
 	$(PY) -m ruff check .
@@ -39,10 +45,13 @@ vitest: $(VENV)/node $(MODULES)  ## run the tests of the front end's modules
 	cd labextension && npm test
 
 pytest: $(VENV)/test $(VENV)/browser $(MODULES)  ## run the tests
-	LLMDEBUG_CHROMIUM="$${LLMDEBUG_CHROMIUM:-$$(cat $(VENV)/browser)}" $(PY) -m pytest
+	$(CHROMIUM) $(PYTEST)
+
+test-environments: $(VENV)/test $(VENV)/browser $(MODULES)  ## run the numeric tests as on other machines: processors, threads, locales, users
+	$(CHROMIUM) $(PY) tests/environments.py
 
 screenshots: $(VENV)/test $(VENV)/browser $(MODULES)  ## take the pictures of the docs anew
-	LLMDEBUG_CHROMIUM="$${LLMDEBUG_CHROMIUM:-$$(cat $(VENV)/browser)}" $(PY) -m pytest -q tests/test_screenshots.py
+	$(CHROMIUM) $(PY) -m pytest -q tests/screenshots.py tests/test_topology.py::test_netron_shows_the_operations_of_a_layer
 	mkdir -p docs/images && cp out/screenshots/*.png docs/images/
 
 clean:  ## remove .venv and all that was built or recorded here

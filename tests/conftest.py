@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # processes share the cores; before torch is imported
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import contextlib
 import re
 import weakref
@@ -17,6 +22,31 @@ from browser import mount as mount_in
 from lab_server import Lab, running_lab
 from llmdebug_nb.app import recording, runs
 from llmdebug_nb.core.errors import LLMDebugError
+
+# --- order and groups ---------------------------------------------------------------------------
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what drives a browser, and keep together what shares a server or a fixture of its file.
+
+    The longest groups start first, so that several processes end at about the same time.
+    """
+    for item in items:
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if "page" in fixtures:
+            item.add_marker("browser")
+        if "lab" in fixtures:
+            item.add_marker(pytest.mark.xdist_group("lab"))
+        elif item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    items.sort(key=_start)
+
+
+def _start(item: pytest.Item) -> int:
+    if "lab" in getattr(item, "fixturenames", ()):
+        return 0
+    return 1 if item.get_closest_marker("slow") else 2
+
 
 # --- runs ---------------------------------------------------------------------------------------
 

@@ -122,7 +122,7 @@ def running_lab(base: Path) -> Iterator[Lab]:
     lab = Lab(
         f"http://127.0.0.1:{free_port()}", secrets.token_hex(16), base / "root", base / "runtime"
     )
-    with open(base / "server.log", "w") as log:
+    with open(base / "server.log", "w", encoding="utf-8") as log:
         server = subprocess.Popen(
             command(lab, base), env=environment(lab, base), stdout=log, stderr=subprocess.STDOUT
         )
@@ -180,7 +180,7 @@ def wait_until_up(lab: Lab, server: subprocess.Popen[bytes], log: Path) -> None:
         except OSError:
             if server.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(
-                    f"the Jupyter server did not start:\n{log.read_text()}"
+                    f"the Jupyter server did not start:\n{log.read_text(encoding='utf-8')}"
                 ) from None
             time.sleep(0.2)
 

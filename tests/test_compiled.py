@@ -140,7 +140,7 @@ def test_every_node_says_its_module_and_the_line_of_the_program_that_it_comes_fr
         net(example())
     line = next(
         i
-        for i, text in enumerate(Path(__file__).read_text().splitlines(), 1)
+        for i, text in enumerate(Path(__file__).read_text(encoding="utf-8").splitlines(), 1)
         if "torch.rsqrt(" in text
     )
     assert run.stack("layers.1.norm/Aten.rsqrt")[0] == f"{__file__}:{line} forward"

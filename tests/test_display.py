@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -79,12 +80,13 @@ def test_a_difference_has_both_sides_and_its_metrics(report):
     assert set(display.bundle(alone)[0]) == {"text/plain", "text/html"}
 
 
+@pytest.mark.slow
 def test_a_notebook_shows_the_explorer_and_keeps_text_and_html(tmp_path, monkeypatch):
     monkeypatch.setenv("LLMDEBUG_RUNS", str(tmp_path / "runs"))
     cells = [RECORD, *SHOWN, "report.findings"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    monkeypatch.syspath_prepend("tests")
-    NotebookClient(notebook, timeout=240, resources={"metadata": {"path": "tests"}}).execute()
+    here = {"metadata": {"path": str(Path(__file__).parent)}}
+    NotebookClient(notebook, timeout=240, resources=here).execute()
     outputs = [cell.outputs[-1] for cell in notebook.cells[1:]]
     states = notebook.metadata.widgets["application/vnd.jupyter.widget-state+json"]["state"]
     for output, text in zip(outputs, SHOWN.values(), strict=False):

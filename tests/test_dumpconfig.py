@@ -301,7 +301,7 @@ def test_the_device_asked_for_and_the_cpu_record(tmp_path, monkeypatch):
 
 
 def _analysis(run):
-    with open(run.path / "tensor_analyze.csv", newline="") as file:
+    with open(run.path / "tensor_analyze.csv", encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 

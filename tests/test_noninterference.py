@@ -36,6 +36,7 @@ def test_the_table_in_the_docs_is_that_of_this_matrix():
     assert lines[start + 2 + len(wanted)] == ()
 
 
+@pytest.mark.slow
 def test_recording_all_tensors_needs_no_more_memory_than_the_largest_of_them(tmp_path):
     """Peak of a forward and backward pass, recorded and not, in a process each. Payloads go straight to the disk."""
     program = Path(__file__).parent / "memory_peak.py"

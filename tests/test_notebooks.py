@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
-# of each notebook, what cells print
+# of each notebook, what cells print; of several texts in one place, what one of them is
 SAY = {
     "rope_bug": {
         "compare": ["diverged", "model.layers.2.self_attn/"],
@@ -28,7 +28,7 @@ SAY = {
     "training_step": {
         "compare": ["golden_step against port_step: diverged", "model.layers.1.mlp.act_fn"],
         "blamed": ["first: backward of model.layers.1.mlp.act_fn", "blamed: model.layers.1.mlp.act_fn, introduced"],
-        "fix": ["within_noise"],
+        "fix": [("within_noise", "match")],
     },
     "onnxruntime": {
         "nodes": ["model.layers.0.mlp.down_proj/Onnx.MatMul"],
@@ -39,16 +39,16 @@ SAY = {
     "torch_compile": {
         "fx": ["the same bits as eager code: True"],
         "same": ["match"],
-        "compare": ["kernels.fx against kernels: within_noise"],
+        "compare": [("kernels.fx against kernels: within_noise", "kernels.fx against kernels: match")],
         "sums": ["0.norm/Aten.mean.dim", "mine's is the sum over 32"],
-        "bug": ["2048 of 4096 elements differ"],
+        "bug": [" of 4096 elements differ"],
         "blamed": ["diverged", "graph0/cpp_fused_add_copy__flip_index_put_0", "rev"],
         "code": ["out_ptr"],
         "off": ["the same bits as eager code: True"],
     },
 }  # fmt: skip
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def _runner() -> Any:
@@ -60,7 +60,9 @@ def _runner() -> Any:
     return module
 
 
-@pytest.mark.parametrize("name", SAY)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in SAY]
+)
 def test_a_notebook_runs_and_says_what_its_text_says(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,7 +73,10 @@ def test_a_notebook_runs_and_says_what_its_text_says(
     notebook = runner.execute(tmp_path / f"{name}.ipynb", quiet=True)
     printed = {cell.id: runner.printed(cell) for cell in notebook.cells if cell.cell_type == "code"}
     for cell, says in SAY[name].items():
-        assert [text for text in says if text not in printed[cell]] == [], printed[cell]
+        for said in says:
+            texts = (said,) if isinstance(said, str) else said
+            assert any(text in printed[cell] for text in texts), (said, printed[cell])
+    assert "\n0 of " not in "\n" + printed.get("bug", "")
 
 
 def test_every_notebook_is_run_by_a_test_and_kept_without_outputs() -> None:

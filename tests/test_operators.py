@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -148,7 +149,8 @@ def test_each_operator_knows_its_source_line():
     model = Block()
     run = record(model, lambda: forward_only(model, torch.randn(4, 4)), mode="api")
     frames = run.stack("/Functional.relu")
-    line = next(i for i, text in enumerate(open(__file__), 1) if "x = relu(x)" in text)  # noqa: SIM115
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    line = next(i for i, text in enumerate(lines, 1) if "x = relu(x)" in text)
     assert frames[0] == f"{__file__}:{line} forward"
     assert any("test_each_operator_knows_its_source_line" in frame for frame in frames)
     assert run.operators().source[0] == frames[0]

@@ -15,7 +15,7 @@ import pytest
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
 PLANTED = "model.layers.2.mlp.act_fn"
 
-pytestmark = pytest.mark.timeout(900)  # it trains a model
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # it trains a model
 
 
 @pytest.fixture(scope="module")

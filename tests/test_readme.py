@@ -65,6 +65,7 @@ def test_the_python_and_then_the_shell_lines_run(
     assert (workplace / "differences.csv").is_file()
 
 
+@pytest.mark.slow
 def test_the_notebook_cells_run(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
     cells = blocks("ipython")

@@ -29,7 +29,7 @@ from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.store.topology import onnx_model
 from llmdebug_nb.store.topology.document import DEPTH, Operation, Topology, read
 from models import ARCHITECTURES, generate, gpt2, llama, prompt, t5
-from test_screenshots import LARGEST, OUT
+from screenshots import LARGEST, OUT
 
 
 class Trace(TorchDispatchMode):

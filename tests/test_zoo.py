@@ -21,6 +21,7 @@ RIGHT = Seen(
 ANSWER = Answer.at("model.layers.1.self_attn/Tensor.mul@eager_attention_forward")
 
 
+@pytest.mark.slow
 def test_a_planted_bug_is_found_and_an_equal_program_raises_no_alarm() -> None:
     found = {mark.tool: mark for mark in score.score(SCALE)}
     assert found[score.OURS].exact
