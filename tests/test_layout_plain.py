@@ -6,6 +6,7 @@ import io
 import os
 import pickle
 import struct
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from layout_files import X, at, check_numbering, paths, save, torch_bytes, write
-from llmdebug_nb.core.errors import CorruptDumpError
+from llmdebug_nb.core.errors import CorruptDumpError, MissingPackageError
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.store import layouts
 from llmdebug_nb.store.layouts import files, plain
@@ -61,6 +62,27 @@ def test_plain_folder_names_records_by_file_and_by_key(tmp_path: Path) -> None:
     for (path, slot), factor in scale.items():
         assert torch.equal(contents.load(at(contents, path, slot=slot)).float(), X * factor), path
     assert at(contents, "head.weight").summary == summarize(X.half())
+
+
+def test_plain_raw_bytes_beside_tensor_files_are_lost_by_name(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", X.numpy())
+    write(tmp_path / "raw.bin", "0123")
+    contents = plain.read(tmp_path)
+    assert at(contents, "raw.bin").lost == (
+        "raw.bin has bytes alone: save the tensor as .npy, with its dtype"
+    )
+    assert torch.equal(contents.load(at(contents, "x")), X)
+
+
+def test_plain_needs_safetensors_for_its_own_files_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.save(tmp_path / "x.npy", X.numpy())
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    assert len(plain.read(tmp_path).records) == 1
+    save_file({"head.weight": X}, tmp_path / "m.safetensors")
+    with pytest.raises(MissingPackageError, match="pip install safetensors"):
+        plain.read(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["x.npy", "x.pt", "x.safetensors"])

@@ -222,7 +222,7 @@ def test_a_killed_recording_of_parts_is_whole_up_to_where_it_was_killed(tmp_path
     ]
     tensors.append(tensors[2].clone())
     torn, made = record(tmp_path, tensors, close=False, **options)
-    made.sink._write_held()  # as a kill leaves it a page of repeated records later
+    made.sink._write_waiting()  # as a kill leaves it a page of repeated records later
     whole, _ = record(tmp_path, tensors, **options)
     columns = [
         "path",

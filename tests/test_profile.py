@@ -25,6 +25,7 @@ from llmdebug_nb.capture.timing import ort_profile
 from llmdebug_nb.capture.timing.profile_rows import ProfilerMark, TimedStep, profile_rows
 from llmdebug_nb.capture.timing.program_clock import Clock
 from llmdebug_nb.cli import main
+from llmdebug_nb.core.columns import LAUNCHES
 from llmdebug_nb.show import html
 from llmdebug_nb.show.run_view import RunView
 from llmdebug_nb.store import format as fmt
@@ -914,4 +915,4 @@ def test_any_json_is_read_or_refused(tmp_path_factory, events):
         rows = ort_profile.launches(file)
     except ld.errors.CorruptDumpError:
         return
-    assert all(len(row) == len(fmt.LATER["launches"]) - 2 and row[9] >= 0 for _, row in rows)
+    assert all(len(row) == len(LAUNCHES.names) - 2 and row[9] >= 0 for _, row in rows)

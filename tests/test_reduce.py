@@ -97,9 +97,22 @@ def test_the_old_run_goes_only_when_the_new_one_is_whole_on_the_disk(
     assert [folder.name for folder in run.path.parent.iterdir()] == ["whole"]
     small = ld.reduce_run(run, replace=True)
     assert small.path == run.path
+    assert small.name == small.label == "whole"
     assert {record_.kept for record_ in ld.open_run("whole").records() if record_.payload} == {
         "minmax"
     }
+
+
+def test_a_name_that_a_message_offers_can_be_opened():
+    ld.reduce_run(record(), replace=True)
+    with pytest.raises(
+        ld.errors.UnknownRunError, match=r"no run 'whole\.minmax'; .*there is whole$"
+    ):
+        ld.open_run("whole.minmax")
+    run = ld.open_run("whole")
+    run.path.rename(run.path.with_name("moved"))
+    with pytest.raises(ld.errors.UnknownRunError, match=r"there is moved$"):
+        ld.open_run("whole")
 
 
 def test_a_reduced_run_compares_with_the_one_it_was_made_from():

@@ -24,11 +24,11 @@ from torch import nn
 import llmdebug_nb as ld
 from llmdebug_nb.capture.calls import OpenCall
 from llmdebug_nb.capture.recorder import Recorder
-from llmdebug_nb.core.columns import AT, COLUMNS, OPERATOR
+from llmdebug_nb.core.columns import AT, COLUMNS, OPERATORS, TABLES
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.records import RootCall
 from llmdebug_nb.store import format as fmt
-from llmdebug_nb.store import reader
+from llmdebug_nb.store import process, reader
 from llmdebug_nb.store.writer import Writer, create_run
 from models import generate, llama, prompt
 
@@ -149,9 +149,9 @@ def test_the_layout_on_disk_is_as_documented(recorded):
     assert (marker["format"], marker["version"], marker["name"]) == ("llmdebug-run", 1, "golden")
     assert marker["options"]["tokens"] == "0-2"
     document = (Path(__file__).parent.parent / "docs" / "format.md").read_text()
-    for name in (*COLUMNS, *fmt.TABLES, fmt.MARKER, fmt.INDEX, fmt.PAYLOAD):
+    for name in (*COLUMNS, *(table.name for table in TABLES), fmt.MARKER, fmt.INDEX, fmt.PAYLOAD):
         assert f"`{name}`" in document, name
-    for table, columns in (("operators", OPERATOR), ("sources", ("idx", "frames"))):
+    for table, columns in (("operators", OPERATORS.names), ("sources", ("idx", "frames"))):
         assert f"`{table}`({', '.join(columns)})" in document
 
 
@@ -238,9 +238,9 @@ def test_a_killed_run_is_opened_once_for_many_looks(monkeypatch):
     script = _KILLED.format(tests=str(Path(__file__).parent), options="")
     subprocess.run([sys.executable, "-c", script], check=False)
     opened = []
-    original = reader.Process._add_tail
+    original = process.Process._add_tail
     monkeypatch.setattr(
-        reader.Process, "_add_tail", lambda self: (opened.append(1), original(self))[1]
+        process.Process, "_add_tail", lambda self: (opened.append(1), original(self))[1]
     )
     run = ld.open_run("killed")
     for record in run.records():

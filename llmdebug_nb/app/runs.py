@@ -95,9 +95,9 @@ def reduce_run(
         )
     figures = functools.partial(partial.quantiles, count=int(points)) if points else partial.minmax
     label = f"quantile[{points}]" if points else kind
-    new_name = name or f"{run.name}.{kind}"
+    folder, own_name = name or f"{run.name}.{kind}", run.name if replace else None
     with _progress("reduce", len(run)) as advance:
-        new = reduce.reduced(run.path, run.path.parent, new_name, label, figures, advance)
+        new = reduce.reduced(run.path, folder, label, figures, advance, own_name)
     return reader.native(reduce.replace(run.path, new) if replace else new)
 
 

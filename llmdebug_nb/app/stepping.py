@@ -31,7 +31,7 @@ from llmdebug_nb.core.options import EVERY_TOKEN, DumpKeywords, DumpOptions, sho
 from llmdebug_nb.core.records import Record, RootCall, Site
 from llmdebug_nb.show.run_view import RunView
 from llmdebug_nb.store.layouts import Contents
-from llmdebug_nb.store.reader import held
+from llmdebug_nb.store.reader import in_memory
 
 if TYPE_CHECKING:
     import torch
@@ -228,7 +228,7 @@ class Stop:
         contents = Contents(
             records, calls, [], lambda record: values[record.id].cpu(), {"code": codes}
         )
-        return held(
+        return in_memory(
             name,
             contents,
             sum(tensor.numel() * tensor.element_size() for tensor in values.values()),

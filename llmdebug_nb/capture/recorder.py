@@ -23,7 +23,7 @@ import torch
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.payload import NotKept, Policy
 from llmdebug_nb.capture.walk import scalar_text
-from llmdebug_nb.core.columns import AT, COLUMNS, Row
+from llmdebug_nb.core.columns import AT, COLUMNS, RECORDS, Row
 from llmdebug_nb.core.errors import StoreError
 from llmdebug_nb.core.kernels import look
 from llmdebug_nb.core.kernels import summary as kernel
@@ -32,7 +32,10 @@ from llmdebug_nb.core.kernels.raw import dtype_name, memory, plain, to_bytes, un
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.records import Node, RootCall
 
-_MIN, _ZERO = AT["min"], AT["zero"]
+_MIN = AT["min"]
+_KIND = RECORDS.span("dtype", "shape")
+_FIGURES = RECORDS.span("min", "zero")
+_CONTENT = RECORDS.span("min", "fingerprint")
 _FINGERPRINT, _OFFSET, _LENGTH, _LOST = AT["fingerprint"], AT["offset"], AT["length"], AT["lost"]
 _DTYPE, _SHAPE, _KEPT, _KEPT_SHAPE = AT["dtype"], AT["shape"], AT["kept"], AT["kept_shape"]
 _DEVICE, _PRODUCER, _ROLE = AT["device"], AT["producer"], AT["role"]
@@ -276,7 +279,7 @@ class Recorder:
             self._called.append((call.root_call, call.path, call.number, call.id))
 
     def record_operator(self, row: Row) -> None:
-        """Record an operator call: a list in the order of `records.OPERATOR`. In execution order."""
+        """Record an operator call: a list in the order of `columns.OPERATORS`. In execution order."""
         with self._lock:
             self._operators.append(row)
             if len(self._operators) >= _MANY:
@@ -308,7 +311,7 @@ class Recorder:
             return
         then, known = self._standing.get(identity, (None, row))
         if then == sample:
-            row[_DTYPE : _SHAPE + 1], row[_DEVICE] = known[_DTYPE : _SHAPE + 1], known[_DEVICE]
+            row[_KIND], row[_DEVICE] = known[_KIND], known[_DEVICE]
             self._repeat(row, known)
         else:
             self._describe(row, tensor)
@@ -353,7 +356,7 @@ class Recorder:
         return True
 
     def _repeat(self, row: Row, known: Row) -> None:
-        row[_MIN : _FINGERPRINT + 1] = known[_MIN : _FINGERPRINT + 1]
+        row[_CONTENT] = known[_CONTENT]
         if row[_MIN] is None:
             self._copies.append((row, known))
         if known[_OFFSET] is not None:
@@ -366,7 +369,7 @@ class Recorder:
     def _figures(self, row: Row, tensor: torch.Tensor, found: tuple[int, int] | None) -> None:
         try:
             if on_host(tensor):
-                row[_MIN : _ZERO + 1] = kernel.figures(tensor, found)
+                row[_FIGURES] = kernel.figures(tensor, found)
                 return
             vector = kernel.device_figures(tensor)
         except (RuntimeError, NotImplementedError):
@@ -428,9 +431,9 @@ class Recorder:
                 for (row, _), figures in zip(
                     pending, kernel.read_back([v for _, v in pending]), strict=True
                 ):
-                    row[_MIN : _ZERO + 1] = figures
+                    row[_FIGURES] = figures
             for row, known in self._copies:
-                row[_MIN : _ZERO + 1] = known[_MIN : _ZERO + 1]
+                row[_FIGURES] = known[_FIGURES]
             rows, scalars, self._rows, self._scalars = self._rows, self._scalars, [], []
             operators, self._operators = self._operators, []
             called, self._called = self._called, []

@@ -16,10 +16,10 @@ _MAX_MARKER = 1 << 22
 
 
 def read_marker(folder: Path) -> dict[str, Any]:
-    """Return what ``llmdebug.json`` says.
+    """Return a run's marker, ``llmdebug.json``.
 
     Raises:
-        CorruptDumpError: it isn't one of ours, or of a later version of the format.
+        CorruptDumpError: it is no such marker, or of a later version of the format.
     """
     file = folder / fmt.MARKER
     try:
@@ -38,11 +38,12 @@ def read_marker(folder: Path) -> dict[str, Any]:
 
 
 def is_run(folder: Path) -> bool:
+    """Tell whether a folder is a native run."""
     return (folder / fmt.MARKER).is_file()
 
 
 def recorded_at(folder: Path) -> float:
-    """Return when a native run was begun, in seconds since 1970."""
+    """Return the time when a native run began, in seconds since 1970."""
     created = read_marker(folder).get("created", 0.0)
     return float(created) if isinstance(created, (int, float)) else 0.0
 
@@ -56,11 +57,11 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def find(name: str | os.PathLike[str]) -> Path:
-    """Return the folder (or file) of a run: by path, by folder name, or the newest one recorded under that name.
+    """Return the folder (or file) of a run, by path, by folder, or the newest one of a name.
 
     Raises:
-        UnknownRunError: nothing of that name; says what there is.
-        NotADumpError: a path of several runs with different names.
+        UnknownRunError: no run has that name; the message lists which names exist.
+        NotADumpError: the path holds several runs with different names.
     """
     path = Path(name)
     text = os.fspath(name)
@@ -78,8 +79,8 @@ def find(name: str | os.PathLike[str]) -> Path:
 
 
 def _there(home: Path, wanted: str) -> str:
-    """Say which runs there are: the nearest names, or all of them, each once."""
-    names = sorted({str(read_marker(child).get("name", child.name)) for child in runs_in(home)})
+    """List the names of runs that resemble ``wanted``, or else all of them."""
+    names = sorted({_name_that_opens(child, home) for child in runs_in(home)})
     close = difflib.get_close_matches(wanted, names, cutoff=0.6)
     if close:
         return f"nearest: {', '.join(close)}"
@@ -88,6 +89,12 @@ def _there(home: Path, wanted: str) -> str:
     return (
         f"in {home} there {verb} {', '.join(names[:12])}{more}" if names else f"{home} holds none"
     )
+
+
+def _name_that_opens(run: Path, home: Path) -> str:
+    """Return the name that a run was recorded under, or its folder's if that was renamed."""
+    name = str(read_marker(run).get("name", run.name))
+    return name if _by_name(home, name) is not None else run.name
 
 
 def _by_name(home: Path, name: str) -> Path | None:
@@ -103,7 +110,7 @@ def _by_name(home: Path, name: str) -> Path | None:
 
 
 def _one_run(path: Path) -> Path:
-    """Return the run that ``path`` is, or the newest of the one name that it holds; else the path itself."""
+    """Return ``path`` itself if it is a run, else the newest run in it if all have one name."""
     if path.is_file() or is_run(path):
         return path
     inside = runs_in(path)

@@ -1,4 +1,4 @@
-"""What a dump of compiled code also holds: each call's node in the traced program, and its kernel."""
+"""The parts of a dump of compiled code: each call's node in the traced program, and its kernel."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""The native dump format, byte by byte; `docs/format.md` is the specification this carries out.
+"""The native dump format, byte by byte, as `docs/format.md` specifies it.
 
-    RUN/llmdebug.json                 what this is, and where it came from
+    RUN/llmdebug.json                 the marker: format, name, options, environment
     RUN/rank{R}_{pid}/tensors.bin     payload frames, append-only
-    RUN/rank{R}_{pid}/index.sqlite    one row a record
+    RUN/rank{R}_{pid}/index.sqlite    one row for each record
 
-A frame is a whole safetensors document: u64 header length, JSON header, data. Frames follow each
-other on 8-byte boundaries. Each one carries the record that it belongs to in ``__metadata__``, so
-that whatever was written before a process died can be read without the index.
+A frame is a complete safetensors document: u64 header length, JSON header, data. Frames start on
+8-byte boundaries. Each one carries its record in ``__metadata__``, so that everything a process
+wrote before it died can be read without the index.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import struct
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from llmdebug_nb.core.columns import AT, COLUMNS, LAUNCH, TIMING, Row
+from llmdebug_nb.core.columns import AT, COLUMNS, TABLES, Row
 from llmdebug_nb.core.errors import CorruptDumpError
 
 FORMAT = "llmdebug-run"
@@ -28,49 +28,15 @@ PAYLOAD = "tensors.bin"
 ALIGN = 8
 MAX_HEADER = 1 << 20
 
-SCHEMA = """
-CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE root_calls(idx INTEGER PRIMARY KEY, generation INT, step INT, kind TEXT, query INT, total INT, batch INT,
-    root TEXT);
-CREATE TABLE nodes(idx INTEGER PRIMARY KEY, path TEXT, name TEXT, type TEXT, parent INT, params TEXT, aliases TEXT,
-    root TEXT);
-CREATE TABLE records(id INTEGER PRIMARY KEY, root_call INT, path TEXT, call INT, phase TEXT, role TEXT, slot TEXT,
-    op TEXT, dtype TEXT, shape TEXT, min REAL, max REAL, mean REAL, l2norm REAL, nan INT, inf INT, zero INT,
-    fingerprint TEXT, device TEXT, producer INT, offset INT, length INT, lost TEXT, kept TEXT, kept_shape TEXT);
-CREATE TABLE scalars(root_call INT, path TEXT, call INT, role TEXT, slot TEXT, type TEXT, value TEXT);
-CREATE TABLE operators(root_call INT, path TEXT, call INT, phase TEXT, level TEXT, op TEXT, source INT, "within" TEXT,
-    within_call INT, forward_path TEXT, forward_call INT);
-CREATE TABLE sources(idx INTEGER PRIMARY KEY, frames TEXT);
-CREATE TABLE kernels(name TEXT, nodes TEXT, source TEXT);
-CREATE TABLE calls(root_call INT, path TEXT, call INT, id TEXT);
-CREATE TABLE timings(id INTEGER PRIMARY KEY, root_call INT, path TEXT, call INT, phase TEXT, level TEXT, op TEXT, thread INT,
-    start INT, duration INT, gap INT);
-CREATE TABLE launches(id INTEGER PRIMARY KEY, root_call INT, path TEXT, call INT, phase TEXT, op TEXT, kernel TEXT, code TEXT,
-    device TEXT, stream INT, start INT, duration INT, inputs TEXT, outputs TEXT);
-CREATE TABLE tilings(name TEXT, configuration TEXT);
-"""
+SCHEMA = ";\n".join(table.create for table in TABLES)
 INDEXES = """
 CREATE INDEX by_step ON records(root_call);
 CREATE INDEX by_path ON records(path);
 CREATE INDEX by_producer ON records(producer);
 CREATE INDEX calls_by_path ON calls(path);
 """
-KERNEL = ("name", "nodes", "source")
-CALLED = ("root_call", "path", "call", "id")
-TILING = ("name", "configuration")
-# not in older dumps; with their columns
-LATER = {
-    "kernels": KERNEL,
-    "calls": CALLED,
-    "timings": TIMING,
-    "launches": LAUNCH,
-    "tilings": TILING,
-}
-TABLES = frozenset(
-    {"meta", "root_calls", "nodes", "records", "scalars", "operators", "sources", *LATER}
-)
 
-# safetensors has no name for the others: they travel as U8 under their true name in the metadata
+# safetensors has no name for other dtypes: they are stored as U8, named in the metadata
 SAFETENSORS = {
     "bool": "BOOL",
     "uint8": "U8",
@@ -100,19 +66,19 @@ def payload_dtype(kept: str | None, dtype: str) -> str:
     """Return the dtype of the payload of a ``dtype`` tensor: its own, or that of figures.
 
     Raises:
-        ValueError: ``kept`` is nothing that can be kept.
+        ValueError: ``kept`` names no known part or figures.
     """
     if kept is None:
         return dtype
     if not _SOME.fullmatch(kept):
-        raise ValueError(f"what was kept of it is unknown ({kept[:80]!r})")
+        raise ValueError(f"the kept part is unknown ({kept[:80]!r})")
     return dtype if kept.startswith("slice") else "float64"
 
 
 def metadata(row: Row) -> str:
-    """Return the record as the text of ``__metadata__``: every column that the frame itself does not say.
+    """Return a record as the text of ``__metadata__``.
 
-    The figures can be had from a whole payload. Beside a part they are said, as far as they are known by then.
+    The figures are left out beside a whole tensor, from which they can be computed again.
     """
     columns = row.copy()
     if row[_KEPT] is None:
@@ -123,7 +89,7 @@ def metadata(row: Row) -> str:
 
 
 def encode_header(row: Row, nbytes: int | None) -> bytes:
-    """Return length field and header of a frame; ``nbytes`` None makes one without a tensor (a duplicate)."""
+    """Return length field and header of a frame; ``nbytes`` None: a duplicate, without values."""
     tensor = ""
     if nbytes is not None:
         name = SAFETENSORS.get(payload_dtype(row[_KEPT], row[_DTYPE]))
@@ -136,10 +102,12 @@ def encode_header(row: Row, nbytes: int | None) -> bytes:
 
 
 def scan_frames(file: BinaryIO, start: int, end: int) -> Iterator[Row]:
-    """Yield the rows of the frames from ``start``, their ``offset``/``length`` set; stop at the first torn frame.
+    """Yield the rows of the frames from ``start``, with ``offset`` and ``length``.
+
+    It stops at the first incomplete frame.
 
     Raises:
-        CorruptDumpError: a frame that is whole, but not ours.
+        CorruptDumpError: a complete frame is not one of this format.
     """
     at = start
     while at + 8 <= end:

@@ -9,10 +9,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmdebug_nb.core.columns import OPERATOR_COLUMNS
 from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.opened_run import ScalarRow
-from llmdebug_nb.store.rows import quoted
+from llmdebug_nb.store.views import OPERATOR_COLUMNS, quoted
 
 if TYPE_CHECKING:
     import pandas

@@ -185,7 +185,7 @@ def _add_parameters(run: Run, found: dict[_Site, dict[str, Any]]) -> None:
 
 
 def kernel_frame(found: Iterable[tuple[int, list[Any]]]) -> pandas.DataFrame:
-    """Return rows as `records.LAUNCH` has them, each with its step, as `Run.kernels` does."""
+    """Return rows as `columns.LAUNCHES` has them, each with its step, as `Run.kernels` does."""
     import pandas
 
     rows = [(0, 0, step, *row) for step, row in found]

@@ -21,8 +21,9 @@ from llmdebug_nb.core.row_filter import (
     ScalarColumns,
     row_text,
 )
-from llmdebug_nb.store.rows import SELECTED, quoted, record_of
+from llmdebug_nb.store.rows import SELECTED, record_of
 from llmdebug_nb.store.source import Source
+from llmdebug_nb.store.views import quoted
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from llmdebug_nb.core.columns import ROW_COLUMNS
 from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.records import Record, RootCall, Site, Summary
 from llmdebug_nb.store.format import payload_dtype, shape_of
+from llmdebug_nb.store.views import ROW_COLUMNS
 
 Row = Sequence[Any]
-STRIDE = 1 << 40  # ids of the n-th process start at n * STRIDE
 _OWN = ("id", "seq", "op", "device", "producer", "payload", "lost", "kept", "kept_shape")
 _SITE = tuple(field.name for field in fields(Site))
 _SUMMARY = tuple(field.name for field in fields(Summary))
@@ -68,8 +67,3 @@ def row_of(record: Record, calls: Mapping[tuple[int, int], RootCall]) -> list[An
     values["kind"], values["root"] = (call.kind, call.root) if call else ("", "")
     values["root_call"] = call.index if call else 0
     return [values[name] for name in ROW_COLUMNS]
-
-
-def quoted(columns: Iterable[str]) -> str:
-    """Return names of columns for SQL."""
-    return ",".join(f'"{name}"' for name in columns)  # newer SQLites reserve the word `within`

@@ -43,9 +43,7 @@ class Source:
     def nodes(self) -> list[Node]:
         """Return the model tree, parents before children."""
         if self._nodes is None:
-            sql = """SELECT path, name, type, parent, params, aliases, root FROM all_nodes
- ORDER BY idx"""
-            self._nodes = [_node(*row) for row in self.db.execute(sql)]
+            self._nodes = read_nodes(self.db, "all_nodes")
         return self._nodes
 
     def root_calls(self) -> list[RootCall]:
@@ -53,6 +51,12 @@ class Source:
         sql = """SELECT idx, generation, step, kind, query, total, batch, root FROM all_calls
  ORDER BY idx"""
         return [RootCall(*row) for row in self.db.execute(sql)]
+
+
+def read_nodes(db: sqlite3.Connection, table: str) -> list[Node]:
+    """Return the model tree of a table of nodes."""
+    sql = f"SELECT path, name, type, parent, params, aliases, root FROM {table} ORDER BY idx"
+    return [_node(*row) for row in db.execute(sql)]
 
 
 def _node(

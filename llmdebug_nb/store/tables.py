@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.core.errors import DumpWriteError, StoreError
-from llmdebug_nb.store.rows import STRIDE
 from llmdebug_nb.store.run import Run
+from llmdebug_nb.store.views import STRIDE
 
 if TYPE_CHECKING:
     import pandas

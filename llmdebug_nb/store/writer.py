@@ -1,7 +1,7 @@
-"""Writing a dump: payloads at once, rows once per root call.
+"""Writing a dump: values at once, rows once for each root call.
 
-A process that is killed loses nothing that was written: payload frames go to the file by one
-`writev` each and name their record, and rows are committed to a write-ahead log.
+A killed process loses nothing that was written: every payload frame names its record and is
+written by one `writev`, and rows are committed to a write-ahead log.
 """
 
 from __future__ import annotations
@@ -22,34 +22,39 @@ from typing import Any
 
 import numpy as np
 
-from llmdebug_nb.core.columns import AT, COLUMNS, OPERATOR, Row
+from llmdebug_nb.core import columns
+from llmdebug_nb.core.columns import AT, Row
 from llmdebug_nb.core.errors import DumpWriteError
 from llmdebug_nb.core.records import Node, RootCall
 from llmdebug_nb.store import format as fmt
 
-FLOOR = 256 << 20  # bytes that a dump leaves free on the disk: the program and others need some too
-STATS_FLOOR = 16 << 20  # the same for one of statistics only
-_INSERT = f"INSERT INTO records VALUES({','.join('?' * len(COLUMNS))})"
-_INSERT_OPERATOR = f"INSERT INTO operators VALUES({','.join('?' * len(OPERATOR))})"
+FLOOR = 256 << 20  # bytes that a dump leaves free on the disk for the program and others
+STATS_FLOOR = 16 << 20  # the same for a dump of statistics only
+_INSERTS = {table.name: table.insert for table in columns.TABLES}
 _MAX_WRITE = 1 << 30
 _PAGE = 1 << 12
 
 
+def _replacing(table: columns.Table) -> str:
+    return table.insert.replace("INSERT", "INSERT OR REPLACE", 1)
+
+
 def _refusal(error: OSError | sqlite3.Error, folder: Path) -> DumpWriteError:
     if getattr(error, "errno", None) == errno.ENOSPC or "full" in str(error):
-        return DumpWriteError(
-            f"no space left for the dump in {folder}; free some, or record less (tokens, layers, stats_only)"
-        )
+        less = "free some, or record less (tokens, layers, stats_only)"
+        return DumpWriteError(f"no space left for the dump in {folder}; {less}")
     return DumpWriteError(
         f"can't write the dump to {folder}: {error}; choose another place with path="
     )
 
 
 def free_space(folder: Path) -> int:
-    """Return how many bytes may still be written below ``folder``, which need not exist yet; no limit where that can't be told."""
-    there = next(
-        (place for place in (folder, *folder.absolute().parents) if place.exists()), Path()
-    )
+    """Return the free bytes of the disk of ``folder``, which need not exist yet.
+
+    If the disk does not tell, the number is very large.
+    """
+    places = (folder, *folder.absolute().parents)
+    there = next((place for place in places if place.exists()), Path())
     try:
         usage = shutil.disk_usage(there)
     except OSError:
@@ -58,27 +63,28 @@ def free_space(folder: Path) -> int:
 
 
 def _refuse_full_disk(parent: Path, options: dict[str, Any]) -> None:
-    stats_only = bool(options.get("stats_only"))
-    free, need = free_space(parent), STATS_FLOOR if stats_only else FLOOR
+    free, need, less = free_space(parent), FLOOR, ""
+    if options.get("stats_only"):
+        need = STATS_FLOOR
+    else:
+        enough = f"{STATS_FLOOR >> 20} MiB are enough"
+        less = f", or record with stats_only=True, for which {enough}"
     if free < need:
-        less = (
-            ""
-            if stats_only
-            else f", or record with stats_only=True, for which {STATS_FLOOR >> 20} MiB are enough"
-        )
         raise DumpWriteError(
-            f"not enough space for a dump in {parent}: {free >> 20:,} MiB are free and {need >> 20:,} MiB are needed;"
+            f"not enough space for a dump in {parent}: {free >> 20:,} MiB are free"
+            f" and {need >> 20:,} MiB are needed;"
             f" free some, choose another place with path={less}"
         )
 
 
 def create_run(parent: Path, name: str, details: dict[str, Any]) -> Path:
-    """Make the folder of a new run below ``parent``: ``name``, or ``name.2``, ``.3`` … where that is taken.
+    """Create the folder of a new run: ``name``, or ``name.2``, ``.3`` … if that is taken.
 
-    ``details``: what the marker says besides; by its ``options`` it is known whether payloads need room.
+    ``details``: further fields of the marker. Its ``options`` tell how much room is needed.
 
     Raises:
-        DumpWriteError: the place can't be written to, or the disk is nearly full. Nothing was made then.
+        DumpWriteError: the place can't be written to, or the disk is nearly full; nothing was
+            created.
     """
     _refuse_full_disk(parent, details.get("options", {}))
     number = 1
@@ -109,21 +115,19 @@ class Writer:
     """The files of one process in a run. Not thread-safe: the session holds the lock."""
 
     def __init__(self, run: Path, rank: int = 0) -> None:
-        """Raises DumpWriteError where the run's folder can't be written to."""
+        """Raises DumpWriteError if the run's folder can't be written to."""
         self.folder = run / f"rank{rank}_{os.getpid()}"
         try:
             self.folder.mkdir()
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_EXCL | getattr(os, "O_BINARY", 0)
             self._file = os.open(self.folder / fmt.PAYLOAD, flags, 0o644)
-            self._held = bytearray()
-            self._db = sqlite3.connect(
-                self.folder / fmt.INDEX, check_same_thread=False, isolation_level=None
-            )
-            self._db.execute(
-                "PRAGMA synchronous=OFF"
-            )  # an empty index is not worth waiting for the disk
+            self._waiting = bytearray()  # frames that `duplicate` has not written yet
+            index = self.folder / fmt.INDEX
+            self._db = sqlite3.connect(index, check_same_thread=False, isolation_level=None)
+            # an empty index is not worth waiting for the disk
+            self._db.execute("PRAGMA synchronous=OFF")
             self._db.executescript(fmt.SCHEMA)
-            # the log is folded in once, at close: until then the file never changes under a reader
+            # the log is merged once, at close: until then the file never changes under a reader
             for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "wal_autocheckpoint=0"):
                 self._db.execute(f"PRAGMA {pragma}")
             self.note({"rank": rank, "pid": os.getpid(), "begun": time.time(), "complete": False})
@@ -131,53 +135,53 @@ class Writer:
             raise _refusal(error, self.folder) from None
 
     def shortage(self, nbytes: int) -> str | None:
-        """Say why the disk should not take so many more bytes of payload, or None. Asks the system: not for every tensor."""
-        return (
-            None
-            if free_space(self.folder) - nbytes >= FLOOR
-            else f"the disk has less than {FLOOR >> 20} MiB left"
-        )
+        """Say why the disk has no room for so many bytes, or return None.
+
+        This asks the system: too slow to be called for every tensor.
+        """
+        if free_space(self.folder) - nbytes >= FLOOR:
+            return None
+        return f"the disk has less than {FLOOR >> 20} MiB left"
 
     def payload(self, row: Row, data: np.ndarray | memoryview) -> None:
         """Append ``uint8[n]`` as a frame and set the row's ``offset`` and ``length``.
 
         Raises:
-            DumpWriteError: the disk is full, say; the file is cut back to its last whole frame.
+            DumpWriteError: the disk is full, for instance; the file is cut back to its last
+                complete frame.
         """
         header = fmt.encode_header(row, data.nbytes)
-        held = bytes(self._held)
-        start = self._append([held, header, data, bytes(-data.nbytes % fmt.ALIGN)])
-        self._held.clear()
-        row[AT["offset"]], row[AT["length"]] = start + len(held) + len(header), data.nbytes
+        waiting = bytes(self._waiting)
+        start = self._append([waiting, header, data, bytes(-data.nbytes % fmt.ALIGN)])
+        self._waiting.clear()
+        row[AT["offset"]], row[AT["length"]] = start + len(waiting) + len(header), data.nbytes
 
     def duplicate(self, row: Row, offset: int, length: int) -> None:
-        """Point the row at a payload that is already there, by a frame without one. Raises DumpWriteError.
+        """Point the row at values that are already there, by a frame without values.
 
-        Such frames wait for the next payload, or until there is a page of them: a system call each would
-        cost more than all the rest.
+        Such frames wait for the next values, or until they fill a page: a system call for each
+        would cost more than everything else. Raises DumpWriteError.
         """
         row[AT["offset"]], row[AT["length"]] = offset, length
-        self._held += fmt.encode_header(row, None)
-        if len(self._held) >= _PAGE:
-            self._write_held()
+        self._waiting += fmt.encode_header(row, None)
+        if len(self._waiting) >= _PAGE:
+            self._write_waiting()
 
-    def _write_held(self) -> None:
-        if self._held:
-            self._append([bytes(self._held)])
-            self._held.clear()
+    def _write_waiting(self) -> None:
+        if self._waiting:
+            self._append([bytes(self._waiting)])
+            self._waiting.clear()
 
     def _append(self, parts: list[Any]) -> int:
-        """Write the parts as one and return where they start: a multiple of 8, as every frame ends on one."""
+        """Write the parts in one go and return where they start: a multiple of `format.ALIGN`."""
         start = os.fstat(self._file).st_size
         views = [memoryview(part).cast("B") for part in parts if len(part)]
         try:
             while views:
-                whole = hasattr(os, "writev") and sum(map(len, views)) <= _MAX_WRITE
-                done = (
-                    os.writev(self._file, views)
-                    if whole
-                    else os.write(self._file, views[0][:_MAX_WRITE])
-                )
+                if hasattr(os, "writev") and sum(map(len, views)) <= _MAX_WRITE:
+                    done = os.writev(self._file, views)
+                else:
+                    done = os.write(self._file, views[0][:_MAX_WRITE])
                 while views and done >= len(views[0]):
                     done -= len(views.pop(0))
                 if views and done:
@@ -198,27 +202,28 @@ class Writer:
         sources: Iterable[tuple[int, str]] = (),
         called: Iterable[tuple[int, str, int, str]] = (),
     ) -> None:
-        """Make rows, root calls, scalars, operator calls, numbered call stacks (JSON) and the ids of calls part of the dump, all or none.
+        """Add rows to the index, all of them or none.
+
+        ``sources``: numbered call stacks as JSON. ``called``: execution ids of calls.
 
         Raises:
             DumpWriteError: they could not be written.
         """
         db = self._db
-        with contextlib.suppress(
-            DumpWriteError
-        ):  # only there for a crash: what follows makes them part of the index
-            self._write_held()
+        # these frames only matter after a crash: the index will name the same values
+        with contextlib.suppress(DumpWriteError):
+            self._write_waiting()
         try:
             db.execute("BEGIN")
-            db.executemany(_INSERT, rows)
+            db.executemany(columns.RECORDS.insert, rows)
             db.executemany(
-                "INSERT OR REPLACE INTO root_calls VALUES(?,?,?,?,?,?,?,?)",
+                _replacing(columns.ROOT_CALLS),
                 (tuple(asdict(c).values()) for c in calls),
             )
-            db.executemany("INSERT INTO scalars VALUES(?,?,?,?,?,?,?)", scalars)
-            db.executemany(_INSERT_OPERATOR, operators)
-            db.executemany("INSERT INTO sources VALUES(?,?)", sources)
-            db.executemany("INSERT INTO calls VALUES(?,?,?,?)", called)
+            db.executemany(columns.SCALARS.insert, scalars)
+            db.executemany(columns.OPERATORS.insert, operators)
+            db.executemany(columns.SOURCES.insert, sources)
+            db.executemany(columns.CALLS.insert, called)
             self._put_meta({"bytes": os.fstat(self._file).st_size, **(meta or {})})
             db.execute("COMMIT")
         except sqlite3.Error as error:
@@ -232,14 +237,14 @@ class Writer:
 
     def _put_meta(self, meta: dict[str, Any]) -> None:
         self._db.executemany(
-            "INSERT OR REPLACE INTO meta VALUES(?,?)", ((k, json.dumps(v)) for k, v in meta.items())
+            _replacing(columns.META), ((k, json.dumps(v)) for k, v in meta.items())
         )
 
     def nodes(self, nodes: Iterable[Node], start: int) -> None:
-        """Add topology rows; ``start``: how many are there already."""
+        """Add modules to the model tree; ``start``: how many it has already."""
         rows = [
             (
-                start + i,
+                i,
                 n.path,
                 n.name,
                 n.type,
@@ -248,24 +253,22 @@ class Writer:
                 json.dumps(n.aliases),
                 n.root,
             )
-            for i, n in enumerate(nodes)
+            for i, n in enumerate(nodes, start)
         ]
         try:
-            self._db.executemany("INSERT INTO nodes VALUES(?,?,?,?,?,?,?,?)", rows)
+            self._db.executemany(columns.NODES.insert, rows)
         except sqlite3.Error as error:
             raise _refusal(error, self.folder) from None
 
     def table(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Add rows to a table of `format.LATER`."""
+        """Add rows to a table by its name."""
         try:
-            self._db.executemany(
-                f"INSERT INTO {name} VALUES({','.join('?' * len(fmt.LATER[name]))})", rows
-            )
+            self._db.executemany(_INSERTS[name], rows)
         except sqlite3.Error as error:
             raise _refusal(error, self.folder) from None
 
     def close(self, meta: dict[str, Any]) -> None:
-        """Fold the log in and mark the process's dump as what ``meta`` says. The files are closed in any case."""
+        """Merge the log into the index, add ``meta`` and close the files, whatever happens."""
         try:
             self.commit(meta=meta)
             self._db.executescript(fmt.INDEXES)

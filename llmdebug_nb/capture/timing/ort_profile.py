@@ -30,7 +30,7 @@ Event = Mapping[str, object]
 def launches(path: str | os.PathLike[str]) -> list[tuple[int, Row]]:
     """Return the executed nodes, ordered by start: the number of the `run` call and a row.
 
-    Rows are in the order of `columns.LAUNCH` without ``id`` and ``root_call``. ``path`` is ``/``
+    Rows are in the order of `columns.LAUNCHES` without ``id`` and ``root_call``. ``path`` is ``/``
     and the node's name, ``op`` its type, ``device`` cpu or the provider's name. ``start`` counts
     from the beginning of the `run` call.
 
@@ -76,7 +76,7 @@ def _row(node: str, number: int, arguments: Event, start: int, duration: int) ->
 
 
 def _tensors(shapes: object) -> str | None:
-    """Convert ``[{"float": [2, 3]}]`` to the form of `columns.LAUNCH`."""
+    """Convert ``[{"float": [2, 3]}]`` to the form of `columns.LAUNCHES`."""
     if not isinstance(shapes, list):
         return None
     pairs = [pair for one in shapes if isinstance(one, dict) for pair in one.items()]

@@ -35,7 +35,7 @@ class ProfilerMark:
 
 @dataclass
 class ProfileRows:
-    """Rows in the order of `columns.TIMING` and `LAUNCH`, without ``id`` and ``root_call``."""
+    """Rows in the order of `columns.TIMINGS` and `LAUNCHES`, without ``id`` and ``root_call``."""
 
     timings: list[Row] = field(default_factory=list)
     launches: list[Row] = field(default_factory=list)

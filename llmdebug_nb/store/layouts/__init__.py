@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from llmdebug_nb.core.records import Node, Record, RootCall
 
@@ -31,13 +30,22 @@ class Contents:
     ids: dict[str, str] = field(default_factory=dict)
 
 
-def layouts() -> list[ModuleType]:
+class Layout(Protocol):
+    """A module that reads the dumps of one tool."""
+
+    NAME: str
+
+    def detect(self, path: Path) -> bool: ...
+    def read(self, path: Path) -> Contents: ...
+
+
+def layouts() -> list[Layout]:
     """Return every known layout, the most telling first: plain files match nearly any folder."""
     from llmdebug_nb.store.layouts import atb, msit, msprobe, plain
 
     return [msprobe, msit, atb, plain]
 
 
-def detect(path: Path) -> ModuleType | None:
+def detect(path: Path) -> Layout | None:
     """Return the layout module that knows ``path``, or None."""
     return next((layout for layout in layouts() if layout.detect(path)), None)

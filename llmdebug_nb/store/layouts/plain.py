@@ -1,7 +1,7 @@
 """Plain tensor files: ``.npy``, ``.npz``, ``.pt``, ``.pth`` and ``.safetensors``, one or a folder of them.
 
-A file with one tensor is an output at the file's path without its ending; a file with named tensors
-gives one record each, at their names. Where several files share a name, the file's comes before it.
+A file with one tensor becomes an output at the file's path without its ending. A file with named
+tensors becomes one record for each, at its name; if files share a name, the file's is put before it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
 from tqdm.auto import tqdm
 
-from llmdebug_nb.core.errors import CorruptDumpError
+from llmdebug_nb.core.errors import CorruptDumpError, MissingPackageError
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.records import Site
 from llmdebug_nb.store.layouts import Contents
@@ -41,6 +40,7 @@ from llmdebug_nb.store.layouts.files import (
 NAME = "files"
 
 _SUFFIXES = frozenset((".npy", ".npz", ".pt", ".pth", ".safetensors"))
+_RAW = ".bin"
 
 
 def _is_tensor_file(name: str) -> bool:
@@ -57,8 +57,10 @@ def detect(path: Path) -> bool:
 def read(path: Path) -> Contents:
     """Read plain tensor files (NumPy, ``torch.save``, safetensors).
 
+    A file that can't be read becomes a record with the reason.
+
     Raises:
-        CorruptDumpError: nothing in it can be read. What can't be read otherwise is a record that says so.
+        CorruptDumpError: no file can be read.
     """
     left_out: dict[str, str] = {}
     if path.is_file():
@@ -66,8 +68,11 @@ def read(path: Path) -> Contents:
         names = [path.resolve().name]
     else:
         folder = Folder(path)
-        names, left_out = folder.walk()
-        names = [name for name in names if _is_tensor_file(name)]
+        every, left_out = folder.walk()
+        names = [name for name in every if _is_tensor_file(name)]
+        for name in every:
+            if name.lower().endswith(_RAW):
+                left_out[name] = f"{name} has bytes alone: save the tensor as .npy, with its dtype"
     drafts = [missing(name, why) for name, why in left_out.items()]
     files_of: dict[str, set[str]] = defaultdict(set)
     for name in tqdm(names, desc=f"reading {path.name}", unit=" files", delay=1, leave=False):
@@ -76,20 +81,18 @@ def read(path: Path) -> Contents:
                 files_of[draft.site.path].add(name)
             drafts.append(draft)
     drafts = [
-        _told_apart(draft) if len(files_of.get(draft.site.path, ())) > 1 else draft
+        _with_file_name(draft) if len(files_of.get(draft.site.path, ())) > 1 else draft
         for draft in drafts
     ]
     return contents(folder, drafts, lambda place: _load(folder, place))
 
 
-def _told_apart(draft: Draft) -> Draft:
+def _with_file_name(draft: Draft) -> Draft:
     if draft.place is None:
         return draft
     file, key = draft.place.file, draft.place.key
-    return replace(
-        draft,
-        site=replace(draft.site, path=file if key is None else f"{_stem(file)}/{draft.site.path}"),
-    )
+    path = file if key is None else f"{_stem(file)}/{draft.site.path}"
+    return replace(draft, site=replace(draft.site, path=path))
 
 
 def _stem(name: str) -> str:
@@ -98,7 +101,7 @@ def _stem(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """A tensor of a file: its key there, where it is to appear, and the way to its values."""
+    """A tensor of a file. ``key``: in the file. ``path``, ``slot``: of its record. ``get()`` reads it."""
 
     key: str | int | None
     path: str
@@ -107,7 +110,7 @@ class _Item:
 
 
 def _drafts(folder: Folder, name: str) -> Iterator[Draft]:
-    """Read a file once, and yield a record a tensor, described; or one that says why it can't be read."""
+    """Yield a record for each tensor of a file, or one with the reason why it can't be read."""
     found = False
     try:
         for item in _items(folder, name):
@@ -128,7 +131,7 @@ def _load(folder: Folder, place: Place) -> torch.Tensor:
     for item in _items(folder, place.file, mapped=place.key is not None):
         if item.key == place.key:
             with reading(place.file):
-                # a copy, because what is mapped would change or vanish with the file
+                # a copy: a mapped tensor would change or vanish with the file
                 return checked(folder, place.file, item.get()).clone()
     raise CorruptDumpError(f"{place.file} no longer holds tensor {place.key!r}")
 
@@ -145,8 +148,11 @@ def _items(folder: Folder, name: str, mapped: bool = False) -> Iterator[_Item]:
         yield from _pickled(name, read_object(folder, name, mapped))
 
 
-def _pickled(name: str, value: Any) -> Iterator[_Item]:
-    """Yield the tensors of what was saved: a tensor, a sequence (numbered slots), or a dict (named paths)."""
+def _pickled(name: str, value: object) -> Iterator[_Item]:
+    """Yield the tensors of a saved object.
+
+    It may be a tensor, a sequence (its slots are numbered) or a dict (its paths are named).
+    """
     for number, (keys, tensor) in enumerate(tensors_in(name, value)):
         get = partial(torch.Tensor.detach, tensor)
         if not keys:
@@ -173,6 +179,12 @@ def _member(arrays: Mapping[str, Any], key: str) -> torch.Tensor:
 
 
 def _safetensors(folder: Folder, name: str) -> Iterator[_Item]:
+    try:
+        from safetensors import safe_open
+    except ImportError:
+        raise MissingPackageError(
+            f"{name} needs safetensors, which is not installed: pip install safetensors"
+        ) from None
     with reading(name):
         stored = safe_open(folder.file(name), framework="pt")
     with stored:

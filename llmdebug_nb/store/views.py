@@ -1,0 +1,114 @@
+"""The views that every opened dump has, whoever wrote it. `store/queries.py` asks them.
+
+``rows`` has the records, ``operator_rows``, ``scalar_rows`` and ``call_rows`` the calls and their
+scalars, each with rank, generation and step; the others have the rows of a table as they are.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from llmdebug_nb.core import columns
+from llmdebug_nb.core.columns import Table, insert
+
+STRIDE = 1 << 40  # ids of the n-th process start at n * STRIDE
+_STORED_ELSEWHERE = ("id", "root_call")  # the first column and the last one of a view
+
+
+class View(NamedTuple):
+    """``columns``: name -> expression over the table ``t`` and the root call ``c`` of a row.
+
+    ``{base}`` makes the ids of processes differ, ``{later}`` their generations.
+    """
+
+    table: Table
+    columns: dict[str, str]
+
+    def select(self, number: int, rank: int, later: int) -> str:
+        """Return the SELECT for the n-th process; nothing is added where ids stay as they are.
+
+        SQLite finds rows by an index only while a column is bare.
+        """
+        base = f" + {number * STRIDE}" if number else ""
+        values = {"base": base, "rank": rank, "process": number}
+        values["later"] = f" + {later}" if later else ""
+        chosen = ", ".join(f'{value} AS "{name}"' for name, value in self.columns.items())
+        source = f"{self.table.name} t"
+        if "root_call" in self.table.at:
+            source += " LEFT JOIN root_calls c ON c.idx = t.root_call"
+        return f"SELECT {chosen} FROM {source}".format(**values)
+
+
+def _own(table: Table, *left_out: str) -> dict[str, str]:
+    return {name: f't."{name}"' for name in table.names if name not in left_out}
+
+
+def _placed(table: Table, number: str) -> dict[str, str]:
+    """Return a table's columns with rank, generation and step of each row. ``number``: its id."""
+    place = {"rank": "{rank}", "generation": "c.generation{later}", "step": "c.step"}
+    return {"id": f"t.{number}{{base}}", **place, **_own(table, *_STORED_ELSEWHERE)}
+
+
+def _in_step(table: Table) -> dict[str, str]:
+    return {"generation": "c.generation{later}", "step": "c.step", **_own(table, "root_call")}
+
+
+_RECORDS = {
+    **_placed(columns.RECORDS, "id"),
+    "producer": "t.producer{base}",
+    "payload": "CASE WHEN t.offset IS NULL THEN NULL "
+    "ELSE {process} || ',' || t.offset || ',' || t.length END",
+    "seq": "t.id",
+    "kind": "c.kind",
+    "root": "c.root",
+    "root_call": "t.root_call",
+}
+del _RECORDS["offset"], _RECORDS["length"]
+_CALLS = {"seq": "t.rowid{base}", "rank": "{rank}", **_in_step(columns.CALLS)}
+_WITH_ROOT_CALL = {"root_call": "t.root_call"}
+
+VIEWS = {
+    "rows": View(columns.RECORDS, _RECORDS),
+    "all_calls": View(
+        columns.ROOT_CALLS,
+        {**_own(columns.ROOT_CALLS), "generation": "t.generation{later}"},
+    ),
+    "scalar_rows": View(columns.SCALARS, _in_step(columns.SCALARS)),
+    "all_nodes": View(columns.NODES, _own(columns.NODES)),
+    "operator_rows": View(
+        columns.OPERATORS,
+        {**_placed(columns.OPERATORS, "rowid"), "source": "t.source{base}"},
+    ),
+    "all_sources": View(columns.SOURCES, {**_own(columns.SOURCES), "idx": "t.idx{base}"}),
+    "all_kernels": View(columns.KERNELS, _own(columns.KERNELS)),
+    "call_rows": View(columns.CALLS, _CALLS),
+    "all_timings": View(columns.TIMINGS, {**_placed(columns.TIMINGS, "id"), **_WITH_ROOT_CALL}),
+    "all_launches": View(columns.LAUNCHES, {**_placed(columns.LAUNCHES, "id"), **_WITH_ROOT_CALL}),
+    "all_tilings": View(columns.TILINGS, _own(columns.TILINGS)),
+}
+ROW_COLUMNS = tuple(VIEWS["rows"].columns)
+OPERATOR_COLUMNS = tuple(VIEWS["operator_rows"].columns)
+
+
+def create_views(db: sqlite3.Connection, number: int, rank: int, later: int) -> None:
+    """Create the views over the tables of the n-th process; ``later`` is added to generations."""
+    for name, view in VIEWS.items():
+        db.execute(f"CREATE TEMP VIEW {name} AS {view.select(number, rank, later)}")
+
+
+def create_tables(db: sqlite3.Connection) -> None:
+    """Create empty tables in the place of the views."""
+    for name, view in VIEWS.items():
+        db.execute(f"CREATE TABLE {name}({quoted(view.columns)})")
+
+
+def insert_rows(db: sqlite3.Connection, view: str, rows: Iterable[Sequence[object]]) -> None:
+    """Insert rows into a table of `create_tables`."""
+    db.executemany(insert(view, len(VIEWS[view].columns)), rows)
+
+
+def quoted(names: Iterable[str]) -> str:
+    """Return names of columns for SQL."""
+    return ",".join(f'"{name}"' for name in names)  # newer SQLites reserve the word `within`
