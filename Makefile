@@ -32,9 +32,10 @@ test: lint types vitest pytest  ## run all checks: style, layers, types, front e
 check: lint types vitest $(VENV)/test  ## run the quick checks, for work in progress: no browser, no Jupyter, nothing slow
 	$(PYTEST) -m "not browser and not slow"
 
-lint: $(VENV)/test  ## run ruff and import-linter
+lint: $(VENV)/test $(VENV)/node $(MODULES)  ## run ruff, import-linter, prettier and eslint
 	$(PY) -m ruff check .
 	$(VENV)/bin/lint-imports
+	cd labextension && npm run lint
 
 types: $(VENV)/test $(VENV)/node $(MODULES)  ## check the types of Python and TypeScript, and of the messages between them
 	$(PY) -m mypy

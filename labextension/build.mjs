@@ -1,16 +1,36 @@
-// Bundles the explorer into one ES module, which the Python widget sends to the page, and into a script for pages of its own; and the JupyterLab
-// extension into `lib/`, in the form that JupyterLab and Notebook 7 load from share/jupyter/labextensions.
+/**
+ * Bundle the front end.
+ *
+ * `widget.js` is the ES module that the Python widget sends to the notebook; `page.js` is the
+ * script of a saved page. `lib/` holds the JupyterLab extension, in the form that JupyterLab and
+ * Notebook 7 load from share/jupyter/labextensions.
+ */
 import { createHash } from 'node:crypto';
 import { cpSync, mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
-import { build, context } from 'esbuild';
+import { build, context, transformSync } from 'esbuild';
 import { container } from './container.mjs';
 
 const watch = process.argv.includes('--watch');
+const STATIC = '../llmdebug_nb/show/static';
+
+/** Makes a style sheet, with its imports, a string that the code puts into a <style> element. */
+const css = {
+  name: 'css',
+  setup(plugins) {
+    plugins.onLoad({ filter: /\.css$/ }, async ({ path }) => {
+      const options = { entryPoints: [path], bundle: true, minify: !watch, write: false };
+      const { outputFiles, metafile } = await build({ ...options, metafile: true });
+      const watchFiles = Object.keys(metafile.inputs);
+      return { contents: outputFiles[0].text, loader: 'text', watchFiles };
+    });
+  },
+};
 const common = {
   bundle: true,
   target: 'es2022',
   minify: !watch,
-  loader: { '.css': 'text', '.svg': 'text' },
+  loader: { '.svg': 'text' },
+  plugins: [css],
   charset: 'utf8',
   legalComments: 'none',
   logLevel: 'warning',
@@ -18,13 +38,13 @@ const common = {
 const widget = {
   ...common,
   entryPoints: ['src/widget/index.ts'],
-  outfile: '../llmdebug_nb/show/static/widget.js',
+  outfile: `${STATIC}/widget.js`,
   format: 'esm',
 };
 const page = {
   ...common,
   entryPoints: ['src/page/index.ts'],
-  outfile: '../llmdebug_nb/show/static/page.js',
+  outfile: `${STATIC}/page.js`,
   format: 'iife',
 };
 const plugin = {
@@ -35,28 +55,28 @@ const plugin = {
   write: false,
   metafile: true,
   external: ['@codemirror/*', '@jupyterlab/*', '@lumino/*'],
-  plugins: [{ name: 'labextension', setup: build => build.onEnd(writeExtension) }],
+  plugins: [css, { name: 'labextension', setup: plugins => plugins.onEnd(writeExtension) }],
 };
 
-/** Write `lib/` anew: container, settings, and the package.json that tells JupyterLab where they are. */
+/** Write `lib/`: the container, the settings, and the package.json that JupyterLab reads. */
 function writeExtension({ outputFiles, metafile, errors }) {
   if (errors.length) return;
-  const { dependencies, devDependencies, scripts, ...about } = JSON.parse(
-    readFileSync('package.json', 'utf8'),
-  );
-  const shared = Object.values(metafile.outputs).flatMap(output =>
-    output.imports.map(one => one.path),
-  );
-  const code = container(about.name, [...new Set(shared)].sort(), outputFiles[0].text);
-  const entry = `static/remoteEntry.${createHash('sha256').update(code).digest('hex').slice(0, 20)}.js`;
+  const about = JSON.parse(readFileSync('package.json', 'utf8'));
+  for (const key of ['dependencies', 'devDependencies', 'scripts']) delete about[key];
+  const outputs = Object.values(metafile.outputs);
+  const shared = outputs.flatMap(output => output.imports.map(({ path }) => path));
+  const whole = container(about.name, [...new Set(shared)].sort(), outputFiles[0].text);
+  const { code } = transformSync(whole, { minify: !watch, charset: 'utf8' });
+  const hash = createHash('sha256').update(code).digest('hex').slice(0, 20);
+  const load = `static/remoteEntry.${hash}.js`;
+  const schemas = `lib/schemas/${about.name}`;
   rmSync('lib', { recursive: true, force: true });
   mkdirSync('lib/static', { recursive: true });
-  writeFileSync(`lib/${entry}`, code);
-  cpSync('schema', `lib/schemas/${about.name}`, { recursive: true });
-  writeFileSync(`lib/schemas/${about.name}/package.json.orig`, JSON.stringify(about, null, 2));
-  const _build = { load: entry, extension: './extension' };
-  const whole = { ...about, jupyterlab: { ...about.jupyterlab, _build } };
-  writeFileSync('lib/package.json', JSON.stringify(whole, null, 2));
+  writeFileSync(`lib/${load}`, code);
+  cpSync('schema', schemas, { recursive: true });
+  writeFileSync(`${schemas}/package.json.orig`, JSON.stringify(about, null, 2));
+  const jupyterlab = { ...about.jupyterlab, _build: { load, extension: './extension' } };
+  writeFileSync('lib/package.json', JSON.stringify({ ...about, jupyterlab }, null, 2));
 }
 
 for (const bundle of [widget, page, plugin])

@@ -1,31 +1,35 @@
 /**
- * Return a module federation container around a CommonJS bundle: JupyterLab calls `init` with the modules that
- * it shares, then `get('./extension')`.
+ * Return a module federation container around a CommonJS bundle, as JupyterLab loads it.
  *
- * A builder would bring a hundred packages for this. Ours bundles nothing that JupyterLab shares and shares
- * nothing itself, so all that is left is to take each module from the scope: the version that is loaded, as
- * they are singletons, else the newest.
+ * JupyterLab calls `init` with a scope, which holds the versions of each module that it shares,
+ * then `get('./extension')`, which must resolve to a function that returns the exports.
+ * `shared` are the names of the modules that the bundle requires from the scope.
+ *
+ * See docs/decisions/0008-extension-container.md for why no builder does this.
  */
 export function container(name, shared, bundle) {
-  return `var _JUPYTERLAB=globalThis._JUPYTERLAB??={};_JUPYTERLAB[${JSON.stringify(name)}]=(()=>{
-let scope,extension;
-const modules={};
-const pick=versions=>{
-  const known=Object.keys(versions).sort((a,b)=>b.localeCompare(a,"en",{numeric:true}));
-  return versions[known.find(version=>versions[version].loaded)??known[0]];
+  return `var _JUPYTERLAB = (globalThis._JUPYTERLAB ??= {});
+_JUPYTERLAB[${JSON.stringify(name)}] = (() => {
+const modules = {};
+let scope, extension;
+const newest = versions =>
+  Object.keys(versions).sort((a, b) => b.localeCompare(a, "en", { numeric: true }))[0];
+const pick = versions =>
+  Object.values(versions).find(version => version.loaded) ?? versions[newest(versions)];
+const load = async name => {
+  if (!scope[name])
+    throw new Error("llmdebug-nb needs " + name + ", which this JupyterLab does not share");
+  modules[name] = (await pick(scope[name]).get())();
 };
-const load=async name=>{
-  if(!scope[name])throw new Error("llmdebug-nb needs "+name+", which this JupyterLab does not share");
-  modules[name]=(await pick(scope[name]).get())();
-};
-const run=()=>{
-const module={exports:{}},exports=module.exports,require=name=>modules[name];
+const run = () => {
+const module = { exports: {} }, exports = module.exports, require = name => modules[name];
 ${bundle}
 return module.exports;
 };
-return{
-  init(shared){scope=shared},
-  get(){return extension??=Promise.all(${JSON.stringify(shared)}.map(load)).then(run).then(exports=>()=>exports)},
+const start = () => Promise.all(${JSON.stringify(shared)}.map(load)).then(run);
+return {
+  init(shared) { scope = shared; },
+  get() { return (extension ??= start().then(exports => () => exports)); },
 };
 })();
 `;

@@ -145,7 +145,7 @@ def test_without_a_kernel_the_snapshot_stays_and_the_page_says_so(page: Page) ->
     mount_in(page, explorer)
     page.evaluate("window.deaf = true")
     page.clock.run_for(11_000)
-    expect(page.get_by_role("status")).to_contain_text("the kernel is gone")
+    expect(page.get_by_role("status")).to_contain_text("the kernel has stopped")
     expect(page.locator(".llmdebug-finding").first).to_be_visible()
     expect(page.locator(".llmdebug-layers")).to_be_hidden()
     expect(step(page, 2)).to_be_visible()

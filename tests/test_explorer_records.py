@@ -58,7 +58,7 @@ def test_n_and_p_walk_in_execution_order_across_tokens(mount: Mount) -> None:
     from_python(page, explorer, "selected", 287)
     shown(page, 287)
     page.get_by_role("grid", name="Records").press("n")
-    expect(page.get_by_role("status")).to_contain_text("no further record")
+    expect(page.get_by_role("status")).to_contain_text("no more records")
 
 
 def test_capital_n_and_p_walk_from_mismatch_to_mismatch(mount: Mount) -> None:
@@ -72,7 +72,7 @@ def test_capital_n_and_p_walk_from_mismatch_to_mismatch(mount: Mount) -> None:
         shown(page, row)
     assert explorer.position == 3
     page.get_by_role("grid", name="Records").press("N")
-    expect(page.get_by_role("status")).to_contain_text("no further mismatch")
+    expect(page.get_by_role("status")).to_contain_text("no more mismatches")
     page.get_by_role("grid", name="Records").press("P")
     shown(page, bad[-2])
 

@@ -100,7 +100,7 @@ def test_a_row_is_marked_by_key_with_a_comment_and_everything_follows(mount: Mou
     shown(page, explorer.selected)
     expect(step(page, 2).locator(".llmdebug-badge")).to_have_text("3")
     page.get_by_role("grid", name="Records").press("e")
-    comment = page.locator(".llmdebug-place").get_by_label("why it is expected")
+    comment = page.locator(".llmdebug-place").get_by_label("reason")
     expect(comment).to_be_focused()
     page.keyboard.type(f"fused kernel, N and p {HOSTILE}")
     comment.press("Enter")
@@ -118,14 +118,14 @@ def test_a_row_is_marked_by_key_with_a_comment_and_everything_follows(mount: Mou
     expect(page.locator(".llmdebug-place [data-mark]")).to_be_focused()
     marked(page).locator("summary").click()
     expect(marked(page)).to_contain_text(f"{BROKEN} fused kernel, N and p {HOSTILE} 2 mismatches")
-    expect(marked(page)).to_contain_text("kept in runs/compiled.expected.json")
+    expect(marked(page)).to_contain_text("saved in runs/compiled.expected.json")
     assert page.evaluate("window.hacked") is None
     page.get_by_role("grid", name="Records").press("e")  # once more: to what takes it back
     expect(page.locator(".llmdebug-place [data-mark]")).to_be_focused()
     page.keyboard.press("Enter")
     expect(page.locator(SELECTED).locator(".llmdebug-verdict")).to_have_text("✗ diverged")
     expect(marked(page)).to_have_count(0)
-    expect(page.locator(".llmdebug-status")).to_contain_text("no longer expected")
+    expect(page.locator(".llmdebug-status")).to_contain_text("mark removed")
     assert [call for call in view.calls if call[0].endswith("expect")] == [
         ("expect", explorer.selected),
         ("unexpect", 0),
@@ -139,13 +139,13 @@ def test_a_finding_is_marked_where_it_is_told_and_unmarked_there(mount: Mount) -
     button = finding.get_by_role("button", name="Mark as expected")
     button.click()
     expect(button).to_have_attribute("aria-expanded", "true")
-    finding.get_by_label("why it is expected").press("Escape")
+    finding.get_by_label("reason").press("Escape")
     expect(finding.locator("form")).to_be_hidden()
     expect(button).to_be_focused()
     button.press("Enter")
     page.keyboard.type("fused")
     finding.get_by_role("button", name="Mark", exact=True).click()
-    expect(marked(page)).to_contain_text("1 mark of what is expected")
+    expect(marked(page)).to_contain_text("Marked as expected: 1")
     assert ("expect", -1) in view.calls
 
 
@@ -155,7 +155,7 @@ def test_a_mark_that_cannot_be_kept_says_why_and_changes_nothing(mount: Mount) -
     page.keyboard.type("boom")
     page.keyboard.press("Enter")
     expect(page.locator(".llmdebug-failed")).to_contain_text("can't write expected.json: read-only")
-    expect(page.locator(".llmdebug-place").get_by_label("why it is expected")).to_have_value("boom")
+    expect(page.locator(".llmdebug-place").get_by_label("reason")).to_have_value("boom")
     expect(marked(page)).to_have_count(0)
 
 
@@ -190,7 +190,7 @@ def test_an_open_explorer_follows_marks_made_in_python_and_stays_where_it_is(mou
         }
     )
     from_python(page, explorer, "snapshot", view.overview({"op": "overview"}))
-    expect(marked(page)).to_contain_text("1 mark")
+    expect(marked(page)).to_contain_text("Marked as expected: 1")
     expect(page.locator(".llmdebug-total")).to_have_text("2 records")
     expect(page.locator(".llmdebug-place")).to_contain_text("expected: known")
     assert explorer.path == "lm_head"

@@ -25,9 +25,9 @@ def test_the_producer_is_one_click_away(mount: Mount) -> None:
 def test_the_dataflow_is_walked_forwards_link_by_link(mount: Mount) -> None:
     explorer = Explorer(FakeView(), selected=74)
     page = mount(explorer)
-    page.get_by_role("list", name="makes").get_by_role("button").click()
+    page.get_by_role("list", name="used to compute").get_by_role("button").click()
     shown(page, 75)
-    takers = page.get_by_role("list", name="taken by")
+    takers = page.get_by_role("list", name="read by", exact=True)
     expect(takers).to_contain_text("and 7 more")
     takers.get_by_role("button").press("Enter")
     shown(page, 76)
@@ -80,7 +80,7 @@ def test_a_part_is_called_one(mount: Mount) -> None:
     page = mount(Explorer(view))
     page.get_by_text("model.embed_tokens out").first.click()
     expect(page.locator(".llmdebug-part")).to_have_text(
-        "only slice[0,:] was kept; the figures are those of the whole tensor"
+        "only slice[0,:] was kept; the statistics describe the whole tensor"
     )
 
 
@@ -101,7 +101,7 @@ def test_the_kernel_of_compiled_code_is_beside_its_buffer_and_open_where_that_di
     expect(kernel.locator("summary")).to_have_text("mine: kernel graph0/cpp_fused_mul_1")
     expect(kernel).to_have_attribute("open", "")
     expect(kernel).to_contain_text(f"computes 2 nodes: mul_1, {HOSTILE}")
-    expect(page.get_by_label("Code of the kernel")).to_have_text(f"out[0] = 2; // {HOSTILE}")
+    expect(page.get_by_label("Kernel code")).to_have_text(f"out[0] = 2; // {HOSTILE}")
     view.kernel = {"name": "graph0/extern:mm", "nodes": ["mm"], "code": ""}
     fine = next(
         row for row in view.data if row["verdict"] == "match" and row["id"] > diverged["id"]
@@ -110,7 +110,7 @@ def test_the_kernel_of_compiled_code_is_beside_its_buffer_and_open_where_that_di
     expect(kernel.locator("summary")).to_have_text("mine: kernel graph0/extern:mm")
     expect(kernel).not_to_have_attribute("open", "")
     kernel.locator("summary").click()
-    expect(kernel).to_contain_text("one of PyTorch’s own")
+    expect(kernel).to_contain_text("a PyTorch kernel")
 
 
 # --- tensor ---
@@ -280,7 +280,7 @@ class Large(FakeView):
 def test_an_outlier_among_millions_is_seen_and_found(mount: Mount) -> None:
     page = mount(Explorer(Large(), selected=100))
     expect(page.locator(".llmdebug-caption").first).to_have_text(
-        "rows 0–1999, columns 0–2999, a cell is the extreme of 8 × 12"
+        "rows 0–1999, columns 0–2999, each cell shows the largest magnitude of 8 × 12"
     )
     click_at(page, 2345 / 3000, 1234 / 2000)
     expect(page.locator(".llmdebug-value")).to_have_text("[0, 1234, 2345] = -7.25")
@@ -359,7 +359,7 @@ def test_the_heads_of_an_attention_are_seen_at_once_and_a_click_opens_one(mount:
     expect(page.locator(".llmdebug-canvas[aria-busy=false]")).to_be_visible()
     assert ("heads", softmax) not in view.calls  # nobody looks
     page.locator(".llmdebug-heads summary").press("Enter")
-    heads = page.get_by_role("radiogroup", name="head by head").get_by_role("radio")
+    heads = page.get_by_role("radiogroup", name="All slices along head").get_by_role("radio")
     expect(heads).to_have_count(4)
     expect(heads.nth(0)).to_have_attribute("aria-checked", "true")
     heads.nth(2).click()
@@ -380,7 +380,7 @@ def test_the_heads_of_an_attention_are_seen_at_once_and_a_click_opens_one(mount:
     )  # another head is another frame, not another answer
     page.get_by_role("combobox", name="rows").select_option(label="head (4)")
     expect(
-        page.get_by_role("radiogroup", name="query by query").get_by_role("radio")
+        page.get_by_role("radiogroup", name="All slices along query").get_by_role("radio")
     ).to_have_count(12)
 
 
@@ -392,19 +392,19 @@ def test_more_heads_than_a_page_holds_are_turned_by_button_and_by_key(mount: Mou
     view.tensor = lambda number, which: tensor  # type: ignore[method-assign]
     page = mount(Explorer(view, selected=softmax))
     page.locator(".llmdebug-heads summary").press("Enter")
-    heads = page.get_by_role("radiogroup", name="head by head").get_by_role("radio")
+    heads = page.get_by_role("radiogroup", name="All slices along head").get_by_role("radio")
     pager = page.locator(".llmdebug-pager")
     expect(pager).to_contain_text("0 to 63 of 150")
-    expect(page.get_by_role("button", name="Previous ones")).to_be_disabled()
+    expect(page.get_by_role("button", name="Previous slices")).to_be_disabled()
     heads.nth(63).click()
     heads.nth(63).press("ArrowRight")
     expect(pager).to_contain_text("64 to 127 of 150")
     expect(heads.first).to_be_focused()
     expect(heads.first).to_have_attribute("aria-checked", "true")
-    page.get_by_role("button", name="Next ones").click()
+    page.get_by_role("button", name="Next slices").click()
     expect(pager).to_contain_text("128 to 149 of 150")
     expect(heads).to_have_count(22)
-    expect(page.get_by_role("button", name="Next ones")).to_be_disabled()
+    expect(page.get_by_role("button", name="Next slices")).to_be_disabled()
     expect(page.get_by_label("Index on axis head").last).to_have_value("128")
     heads.last.press("End")
     expect(heads.last).to_be_focused()
@@ -479,7 +479,7 @@ def test_the_differences_have_a_histogram_with_the_limit_in_it(mount: Mount) -> 
     figure = page.locator(".llmdebug-error-histogram")
     expect(figure.locator("rect")).to_have_count(64)
     expect(figure).to_contain_text(
-        "64 of 64 elements differ · dashed: the limit, spread evenly (0.012)"
+        "64 of 64 elements differ · dashed: the limit, spread evenly over the elements (0.012)"
     )
     x = float(figure.locator("line").get_attribute("x1") or "nan")
     left, _, width, _ = map(float, (figure.locator("svg").get_attribute("viewBox") or "").split())

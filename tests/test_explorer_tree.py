@@ -35,7 +35,7 @@ def test_a_click_on_a_module_narrows_the_list_and_opens_it_the_first_time(mount:
     page.get_by_role("treeitem", name="model").click()
     expect(page.get_by_role("treeitem", name="embed_tokens")).to_be_visible()
     expect(page.locator(".llmdebug-total")).to_have_text("70 records")
-    page.get_by_role("button", name="under model").click()
+    page.get_by_role("button", name="in model").click()
     expect(page.locator(".llmdebug-total")).to_have_text("72 records")
     assert explorer.path == ""
 

@@ -113,7 +113,7 @@ def test_a_page_shows_what_the_explorer_showed(opened, report, tmp_path):
     expect(page.locator(".llmdebug-layers")).to_be_visible()
     expect(page.locator(".llmdebug-histogram rect").first).to_be_attached()
     expect(page.locator(STATUS)).to_have_text("")
-    expect(page.get_by_role("group", name="Save what is shown")).to_have_count(0)
+    expect(page.get_by_role("group", name="Save this view")).to_have_count(0)
 
 
 def test_a_page_is_walked_and_narrowed_as_the_explorer_is(opened, report, tmp_path):
@@ -130,7 +130,7 @@ def test_a_page_is_walked_and_narrowed_as_the_explorer_is(opened, report, tmp_pa
     expect(page.locator(".llmdebug-place h3")).to_contain_text(BROKEN)
     page.get_by_label("Filter records").fill(">1e3")
     expect(page.locator("[data-none]")).to_have_attribute(
-        "data-none", "in a saved page, the filter takes words only"
+        "data-none", "in a saved page, the filter accepts only words"
     )
     page.get_by_label("Filter records").fill("")
     page.get_by_label("mismatches only").uncheck()
@@ -171,7 +171,7 @@ def test_the_page_draws_what_the_explorer_draws(opened, wide, tmp_path):
             live.get_by_label("Index on axis head").first.press("Enter")
         canvas = live.locator(".llmdebug-heatmap canvas")
         expect(live.locator(".llmdebug-heatmap .llmdebug-caption")).to_contain_text(
-            "rows 0–299, columns 0–519, a cell is the extreme of 2 × 3"
+            "rows 0–299, columns 0–519, each cell shows the largest magnitude of 2 × 3"
         )
         live.locator(".llmdebug-heads summary").click()
         expect(live.locator(".llmdebug-thumb")).to_have_count(2)
@@ -184,7 +184,7 @@ def test_the_page_draws_what_the_explorer_draws(opened, wide, tmp_path):
         ]
         canvas.press("+")
         expect(live.locator(".llmdebug-heatmap .llmdebug-caption")).to_have_text(
-            "rows 75–224, columns 130–389, a cell is the extreme of 1 × 2"
+            "rows 75–224, columns 130–389, each cell shows the largest magnitude of 1 × 2"
         )
         seen.append([*pictures, canvas.evaluate("el => el.toDataURL()")])
     assert seen[0] == seen[1]
@@ -205,7 +205,7 @@ def test_what_is_not_in_the_page_is_said(opened, runs, tmp_path, monkeypatch):
     expect(page.locator(".llmdebug-place h3")).to_contain_text("lm_head")
     page.get_by_role("button", name="Previous record").click()
     expect(page.locator(STATUS)).to_have_text(
-        "not in this page: open the run in a notebook for that"
+        "not in this saved page: open the run in a notebook to see it"
     )
 
 
@@ -231,7 +231,7 @@ def test_large_tensors_are_one_slice_and_many_rows_a_step(
     expect(page.locator(".llmdebug-histogram rect").first).to_be_attached()
     page.locator(".llmdebug-heatmap canvas").press("+")
     expect(page.locator(STATUS)).to_have_text(
-        "not in this page: open the run in a notebook for that"
+        "not in this saved page: open the run in a notebook to see it"
     )
     page.locator(".llmdebug-heatmap canvas").press("0")  # what was on show still is
     expect(page.locator(".llmdebug-heatmap .llmdebug-caption")).to_contain_text("rows 0–299")
@@ -290,7 +290,7 @@ def test_the_buttons_save_what_is_shown_beside_the_notebook(
     monkeypatch.chdir(tmp_path)
     mount(explore(report))
     page.get_by_role("tab", name="mine").click()
-    buttons = page.get_by_role("group", name="Save what is shown")
+    buttons = page.get_by_role("group", name="Save this view")
     for suffix in ("HTML", "SVG", "PNG"):
         buttons.get_by_role("button").filter(has_text=suffix).click()
         expect(page.locator(STATUS)).to_have_text(
@@ -314,7 +314,7 @@ def test_a_folder_that_can_not_be_written_is_said(mount, page, runs, tmp_path, m
         lambda *_, **__: (_ for _ in ()).throw(OSError(30, "Read-only file system")),
     )
     mount(explore(runs[0]))
-    page.get_by_role("group", name="Save what is shown").get_by_role("button").first.click()
+    page.get_by_role("group", name="Save this view").get_by_role("button").first.click()
     expect(page.locator(STATUS)).to_contain_text("Read-only file system")
 
 

@@ -143,7 +143,7 @@ def show_runs(page: Page) -> Locator:
 
 
 def action(page: Page, name: str) -> Locator:
-    return page.get_by_role("group", name="Actions on what is selected").get_by_role(
+    return page.get_by_role("group", name="Actions on the selection").get_by_role(
         "button", name=name
     )
 
@@ -191,7 +191,7 @@ def test_two_selected_runs_are_compared_and_the_first_one_is_golden(lab: Lab, pa
     run_row(page, "mine").click()
     run_row(page, "golden").click(modifiers=["Control"])
     expect(page.get_by_role("status").filter(has_text="Golden:")).to_have_text(
-        "Golden: mine. Held against it: golden."
+        "Golden: mine. Mine: golden."
     )
     expect(action(page, "Open")).to_be_disabled()
     action(page, "Compare").click()
@@ -342,7 +342,7 @@ def test_the_notebooks_button_records_the_cell_and_takes_it_back(lab: Lab, page:
     lab.open(page, notebook)
     lab.run_cell(page)
     button = page.locator(".jp-NotebookPanel-toolbar").get_by_role(
-        "button", name="Record what the model"
+        "button", name="Record the model"
     )
     expect(button).to_have_attribute("aria-pressed", "false")
     button.click()  # the second cell is the active one
@@ -375,7 +375,7 @@ def test_the_settings_say_what_the_button_writes_and_where_runs_are(lab: Lab, pa
         settle(page, dumpOptions="--stats-only", runsFolder="elsewhere")
         page.reload()
         restored(page)
-        page.get_by_role("button", name="Record what the model").click(timeout=60_000)
+        page.get_by_role("button", name="Record the model").click(timeout=60_000)
         assert notebook_cells(page) == ["%%llmdump --stats-only\n%load_ext llmdebug_nb"]
         show_runs(page)
         expect(run_row(page, "moved")).to_be_visible()
@@ -508,7 +508,7 @@ def test_a_notebook_in_notebook_7_has_the_sidebar_and_opens_runs_below(
 ) -> None:
     notebook = lab.write_notebook("seven.ipynb", "1 + 1")
     lab.open(page, notebook, "notebook")
-    expect(page.get_by_role("button", name="Record what the model")).to_be_visible()
+    expect(page.get_by_role("button", name="Record the model")).to_be_visible()
     show_runs(page)
     run_row(page, "golden").dblclick()
     opens_below(page)

@@ -3,13 +3,13 @@ import { Scale } from '../src/widget/colours';
 
 const rgb = (word: number) => [word & 255, (word >> 8) & 255, (word >> 16) & 255];
 
-test('zero is the middle of a scale with both signs, however lopsided the values are', () => {
+test('a scale with both signs is centred on zero, even if one side is much larger', () => {
   const scale = new Scale(-0.1, 3);
   expect([scale.kind, scale.lo, scale.hi]).toEqual(['diverging', -3, 3]);
   expect(Math.min(...rgb(scale.word(0)))).toBeGreaterThan(220);
 });
 
-test('values beyond the scale and infinities have the colour of its ends, and NaN one of its own', () => {
+test('values outside the scale have the colour of its ends; NaN has its own colour', () => {
   const scale = new Scale(0, 1);
   expect(scale.kind).toBe('sequential');
   expect([scale.word(-5), scale.word(-Infinity)]).toEqual([scale.word(0), scale.word(0)]);
@@ -17,12 +17,12 @@ test('values beyond the scale and infinities have the colour of its ends, and Na
   expect(rgb(scale.word(NaN))).toEqual([255, 0, 255]);
 });
 
-test('a tensor of one value has a colour of the scale', () => {
+test('a tensor with a single value has a colour of the scale', () => {
   const ends = [0, 1].map(value => new Scale(0, 1).word(value));
   for (const value of [0, 2.5, -2.5]) expect(ends).toContain(new Scale(value, value).word(value));
 });
 
-test('what is written on a colour can be read: 4.5 to 1 at least, as WCAG counts', () => {
+test('text on a colour has a contrast of at least 4.5 to 1 (WCAG)', () => {
   const linear = (c: number) =>
     c / 255 <= 0.03928 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4;
   for (const scale of [new Scale(-1, 1), new Scale(0, 1)])

@@ -24,11 +24,11 @@ test.each([
   [0.00099996, '1e-3'],
   [-1.5e-9, '-1.5e-9'],
   [1.25e20, '1.25e20'],
-])('the figure %s is written %s', (value, text) => {
+])('the figure %s is formatted as %s', (value, text) => {
   expect(figure(value)).toBe(text);
 });
 
-test('a float32 is written so that reading it gives the same float32, as short as that can be', () => {
+test('the text of a float32 parses to the same float32 and is as short as possible', () => {
   const bits = new DataView(new ArrayBuffer(4));
   for (let i = 0; i < 5000; i++) {
     bits.setUint32(0, (i * 2654435761) >>> 0);
@@ -38,7 +38,7 @@ test('a float32 is written so that reading it gives the same float32, as short a
   expect(exactFloat32(Math.fround(0.1))).toBe('0.1');
 });
 
-test('what the kernel writes for numbers that JSON lacks is read back', () => {
+test('the texts that stand for NaN and infinities are parsed', () => {
   expect([numeric('nan'), numeric('inf'), numeric('-inf'), numeric(null), numeric(2)]).toEqual([
     NaN,
     Infinity,
@@ -48,7 +48,7 @@ test('what the kernel writes for numbers that JSON lacks is read back', () => {
   ]);
 });
 
-test('a path gives up its first names, and never says more than there is room for', () => {
+test('a shortened path loses its first names and never exceeds its room', () => {
   const path = 'model.layers.10.self_attn.q_proj';
   expect(shortPath(path, '', 40)).toBe(path);
   expect(shortPath(path, 'model.layers.10', 40)).toBe('self_attn.q_proj');

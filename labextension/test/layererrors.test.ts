@@ -2,7 +2,7 @@ import { expect, test } from 'vitest';
 import { DIVERGED, LayerErrors, MATCH, NOTHING, UNMATCHED } from '../src/widget/layererrors';
 import type { Step } from '../src/widget/wire';
 
-/** Two layers and what lies around them, by two steps; buffers that begin at odd addresses, as messages' do. */
+/** Two layers and the calls outside them, two steps. Buffers start at odd offsets, as sent ones. */
 function errors(): LayerErrors {
   const place = (array: { buffer: ArrayBufferLike; byteLength: number }) => {
     const room = new Uint8Array(array.byteLength + 3);
@@ -26,7 +26,7 @@ function errors(): LayerErrors {
   ] as Step[]);
 }
 
-test('error over limit: nothing over nothing is 0, something over nothing is infinite, no figure is NaN', () => {
+test('error over limit: 0 over 0 is 0, an error over 0 is infinite, no figure is NaN', () => {
   const all = errors();
   const ratios = [0, 1, 2].flatMap(layer => [0, 1].map(step => all.ratio({ layer, step })));
   expect(ratios.map(ratio => Math.round(ratio * 1000) / 1000)).toEqual([
@@ -39,11 +39,11 @@ test('error over limit: nothing over nothing is 0, something over nothing is inf
   ]);
 });
 
-test('the first mismatch is that of the earliest step', () => {
+test('the first mismatch is the one of the earliest step', () => {
   expect(errors().firstBad()).toEqual({ layer: 1, step: 0 });
 });
 
-test('a cell says layer, step, verdict and figures, as far as it has them', () => {
+test('a cell names its layer, step, verdict and available figures', () => {
   const all = errors();
   expect(all.says({ layer: 1, step: 0 })).toMatch(/^a\.1 · 0 prefill: diverged.*0\.2.*0\.1.*2/);
   expect(all.says({ layer: 2, step: 1 })).toMatch(/· 1 decode: unmatched$/);

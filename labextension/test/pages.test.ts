@@ -2,16 +2,14 @@ import { expect, test } from 'vitest';
 import { Pages } from '../src/widget/pages';
 
 function counting(total: number, asked: number[]): Pages<number> {
-  return new Pages(10, async (start, n) => {
+  return new Pages(10, (start, n) => {
     asked.push(start);
-    return {
-      total,
-      items: Array.from({ length: Math.max(0, Math.min(n, total - start)) }, (_, i) => start + i),
-    };
+    const length = Math.max(0, Math.min(n, total - start));
+    return Promise.resolve({ total, items: Array.from({ length }, (_, i) => start + i) });
   });
 }
 
-test('the pages in view are fetched once each, the last one too', async () => {
+test('each page in view is fetched once, including the last one', async () => {
   const asked: number[] = [];
   const pages = counting(25, asked);
   expect(await pages.load(8, 25)).toBe(true);
@@ -20,16 +18,19 @@ test('the pages in view are fetched once each, the last one too', async () => {
   expect([pages.total, pages.at(24), pages.at(25)]).toEqual([25, 24, undefined]);
 });
 
-test('an item that two ask for at the same time is fetched once', async () => {
+test('two concurrent requests for a page fetch it once', async () => {
   const asked: number[] = [];
   const pages = counting(25, asked);
   expect(await Promise.all([pages.want(13), pages.want(14)])).toEqual([13, 14]);
   expect(asked).toEqual([10]);
 });
 
-test('a page that could not be read stays empty and is not asked for again', async () => {
+test('a page that cannot be read stays empty and is not fetched again', async () => {
   let asked = 0;
-  const pages = new Pages<number>(10, async () => void asked++ as undefined);
+  const pages = new Pages<number>(10, () => {
+    asked++;
+    return Promise.resolve(undefined);
+  });
   expect(await pages.want(3)).toBeUndefined();
   expect(await pages.load(0, 10)).toBe(false);
   expect([asked, pages.total]).toEqual([1, 0]);

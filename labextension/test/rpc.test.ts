@@ -8,7 +8,7 @@ interface Sent {
   re: number;
 }
 
-/** A page's end of the channel; `answer` is the kernel's. */
+/** A client on a fake model; `answer` plays the kernel. */
 function channel() {
   const [sent, waits, errors]: [Sent[], string[], string[]] = [[], [], []];
   const heard = new Map<string, (content: object) => void>();
@@ -38,7 +38,7 @@ function channel() {
 beforeEach(() => void vi.useFakeTimers());
 afterEach(() => void vi.useRealTimers());
 
-test('each answer goes to who asked, in whatever order they come', async () => {
+test('each reply resolves its own request, in any order', async () => {
   const { rpc, sent, answer } = channel();
   const asked = ['a', 'b', 'c'].map(path => rpc.ask('path', { path }));
   const numbers = sent.map(message => message.re);
@@ -52,7 +52,7 @@ test('each answer goes to who asked, in whatever order they come', async () => {
   expect(rpc.idle).toBe(true);
 });
 
-test('an error is shown once and answers nothing; one to nobody is shown too', async () => {
+test('an error is shown once and resolves to undefined', async () => {
   const { rpc, sent, errors, answer } = channel();
   const asked = rpc.ask('path', { path: 'a' });
   answer(sent[0]!.re, { error: 'no such thing' });
@@ -61,7 +61,7 @@ test('an error is shown once and answers nothing; one to nobody is shown too', a
   expect(errors).toEqual(['no such thing']);
 });
 
-test('a kernel that says nothing is busy, then gone; its answer brings it back', async () => {
+test('a silent kernel is busy, then dead, and busy again after a reply', async () => {
   const { rpc, sent, waits, answer } = channel();
   const asked = rpc.ask('path', { path: 'slow' });
   vi.advanceTimersByTime(400);
@@ -74,7 +74,7 @@ test('a kernel that says nothing is busy, then gone; its answer brings it back',
   expect((await asked)?.answer.ids).toEqual([sent[0]!.re]);
 });
 
-test('a closed channel is said at once, and for as long as nothing comes through it', () => {
+test('a closed channel is reported at once, until a message arrives', () => {
   const { rpc, sent, waits, answer, close } = channel();
   close();
   expect(waits).toEqual(['gone']);
@@ -85,7 +85,7 @@ test('a closed channel is said at once, and for as long as nothing comes through
   expect(waits.at(-1)).not.toBe('gone');
 });
 
-test('a message is sent three times at most, however often it is overtaken', () => {
+test('a request is sent at most three times', () => {
   const { rpc, sent, answer } = channel();
   void rpc.ask('path', { path: 'lost' });
   for (let i = 0; i < 10; i++) {
@@ -95,7 +95,7 @@ test('a message is sent three times at most, however often it is overtaken', () 
   expect(sent.filter(message => message.path === 'lost')).toHaveLength(3);
 });
 
-test('a view that is closed asks no more', () => {
+test('a disposed client sends nothing', () => {
   const { rpc, sent, heard } = channel();
   void rpc.ask('path', { path: 'a' });
   rpc.dispose();

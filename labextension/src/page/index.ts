@@ -1,16 +1,16 @@
-/** A page of its own: the explorer, and behind it the file in place of a kernel. */
+/** A saved page: the explorer, with the file's data in place of a kernel. */
 import type { RenderProps } from '@anywidget/types';
-import { PageModel } from '../plugin/page_model';
+import { PageModel } from '../protocol/page_model';
 import type { Traits } from '../widget/explorer';
 import widget from '../widget/index';
-import { T } from '../widget/strings';
+import * as T from '../widget/strings';
 import type { SavedPage } from '../widget/wire';
 import { Saved } from './saved';
 
 async function start(): Promise<void> {
-  const el = document.querySelector('main')!;
+  const el = document.querySelector<HTMLElement>('main')!;
   try {
-    const page = await unpacked(document.getElementById('saved')!.textContent!);
+    const page = await unpacked(document.getElementById('saved')!.textContent);
     const { position, selected, path } = page.state;
     const traits = { snapshot: page.snapshot, saved: page.state, position, selected, path };
     el.replaceChildren();
@@ -23,9 +23,8 @@ async function start(): Promise<void> {
 
 async function unpacked(text: string): Promise<SavedPage> {
   const bytes = Uint8Array.from(atob(text), char => char.charCodeAt(0));
-  return new Response(
-    new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip')),
-  ).json();
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'));
+  return (await new Response(stream).json()) as SavedPage;
 }
 
 void start();

@@ -1,22 +1,20 @@
-/** Answers what an explorer asks from what a page was saved with. */
-import type { Link } from '../plugin/page_model';
-import { T } from '../widget/strings';
-import type { Ops, Row, SavedPage, Sort, TreeNode, View, Which } from '../widget/wire';
+/** Answers an explorer's requests from the data in a saved page. */
+import type { Connection } from '../protocol/messages';
+import * as T from '../widget/strings';
+import type { Listed, Ops, Row, SavedPage, Sort, TreeNode, View, Which } from '../widget/wire';
 import { planes, type Values } from './values';
 
-type Op = keyof Ops;
-type Request = { [K in Op]: Ops[K]['request'] }[Op];
-interface Told {
+type Request = Ops[keyof Ops]['request'];
+interface Answered {
   answer: object;
   buffers?: DataView[];
 }
-type Narrow = Pick<
-  Ops['row']['request'],
-  'node' | 'mismatch' | 'text' | 'every' | 'sort' | 'descending'
->;
 
-export class Saved implements Link {
-  onMessage?: Link['onMessage'];
+/** Filters that need the kernel: `nan`, `inf`, comparisons, and execution ids. */
+const FIGURES = /(^|\s)(nan|inf)(\s|$)|[<>]|(^|\s)id:/i;
+
+export class Saved implements Connection {
+  onMessage?: Connection['onMessage'];
   private at: Map<number, number>;
   private kept: Map<string, SavedPage['answers'][number]>;
   private kids = new Map<number, TreeNode[]>();
@@ -26,21 +24,20 @@ export class Saved implements Link {
     this.at = new Map(page.rows.map((row, i) => [row.id, i]));
     this.kept = new Map(page.answers.map(one => [one.key, one]));
     this.report = page.snapshot.kind === 'report';
-    page.nodes.forEach((node, i) =>
-      this.kids.set(page.parents[i]!, [...(this.kids.get(page.parents[i]!) ?? []), node]),
-    );
+    page.nodes.forEach((node, i) => {
+      const parent = page.parents[i]!;
+      this.kids.set(parent, [...(this.kids.get(parent) ?? []), node]);
+    });
   }
 
-  /** Answers come later, as a kernel's do. */
-  send(content: object): void {
-    const { re, ...request } = content as Request & { re: number };
-    const told = this.answer(request as Request);
-    queueMicrotask(() =>
-      this.onMessage?.({ re, ...(told?.answer ?? { error: T.notInPage }) }, told?.buffers ?? []),
-    );
+  /** Reply in a microtask: replies are asynchronous, as from a kernel. */
+  send(message: object): void {
+    const { re, ...request } = message as Request & { re: number };
+    const { answer, buffers = [] } = this.answer(request) ?? { answer: { error: T.notInPage } };
+    queueMicrotask(() => this.onMessage?.({ re, ...answer }, buffers));
   }
 
-  private answer(request: Request): Told | undefined {
+  private answer(request: Request): Answered | undefined {
     switch (request.op) {
       case 'children':
         return { answer: this.children(request) };
@@ -54,11 +51,11 @@ export class Saved implements Link {
         return this.locate(request);
       case 'view':
       case 'heads':
-        return this.planes(request) ?? this.remembered(request);
-      case 'series':
-        return this.remembered(request) ?? { answer: { lines: [] } }; // no curve is no loss that needs words
+        return this.planes(request) ?? this.recorded(request);
+      case 'series': // missing curves need no message
+        return this.recorded(request) ?? { answer: { lines: [] } };
       default:
-        return this.remembered(request);
+        return this.recorded(request);
     }
   }
 
@@ -67,7 +64,7 @@ export class Saved implements Link {
     return { total: kids.length, nodes: kids.slice(start, start + n) };
   }
 
-  /** From a root down to the node at `path`, or to its nearest one above that there is. */
+  /** Return the nodes from a root to the one at `path`, or to its nearest existing ancestor. */
   private way(path: string): number[] {
     const module = path.split('/')[0]!.split('.');
     for (; module.length; module.pop()) {
@@ -89,74 +86,65 @@ export class Saved implements Link {
     return at === undefined ? undefined : this.page.rows[at];
   }
 
-  private rows({ step, start, n, ...narrow }: Ops['rows']['request']): Ops['rows']['answer'] {
-    if (/(^|\s)(nan|inf)(\s|$)|[<>]|(^|\s)id:/i.test(narrow.text))
-      return { total: 0, start: 0, rows: [], problem: T.wordsOnly };
-    const found = this.list(narrow.every ? -1 : step, narrow);
-    return { total: found.length, start, rows: found.slice(start, start + n), problem: '' };
+  private rows({ step, start, n, ...listed }: Ops['rows']['request']): Ops['rows']['answer'] {
+    if (FIGURES.test(listed.text)) return { total: 0, start: 0, rows: [], problem: T.wordsOnly };
+    const rows = this.list(listed.every ? -1 : step, listed);
+    return { total: rows.length, start, rows: rows.slice(start, start + n), problem: '' };
   }
 
-  private list(step: number, narrow: Narrow): Row[] {
-    const found = this.page.rows.filter(
-      (row, i) => (step < 0 || row.step === step) && this.passes(row, this.page.homes[i]!, narrow),
+  private list(step: number, listed: Listed): Row[] {
+    const { rows, homes } = this.page;
+    const passing = rows.filter(
+      (row, i) => (step < 0 || row.step === step) && this.passes(row, homes[i]!, listed),
     );
-    return narrow.sort ? sorted(found, narrow.sort, narrow.descending) : found;
+    return listed.sort ? sorted(passing, listed.sort, listed.descending) : passing;
   }
 
-  private passes(row: Row, home: number, { node, mismatch, text }: Narrow): boolean {
+  private passes(row: Row, home: number, { node, mismatch, text }: Listed): boolean {
     if (node >= 0 && !this.up(home).includes(node)) return false;
-    if (
-      mismatch &&
-      !(this.report
-        ? row.verdict === 'diverged' || row.verdict === 'unmatched'
-        : row.nan || row.inf)
-    )
-      return false;
-    const short = row.role.endsWith('input') ? 'in' : 'out';
-    const shown =
-      `${row.path} ${row.role}[${row.slot}] ${short}[${row.slot}] ${row.op} ${row.dtype} ${row.verdict ?? ''}`.toLowerCase();
-    return text
-      .toLowerCase()
-      .split(/\s+/)
-      .every(word => shown.includes(word));
+    if (mismatch && !this.isMismatch(row)) return false;
+    const { path, role, slot, op, dtype, verdict } = row;
+    const short = role.endsWith('input') ? 'in' : 'out';
+    const shown = `${path} ${role}[${slot}] ${short}[${slot}] ${op} ${dtype} ${verdict ?? ''}`;
+    const words = text.toLowerCase().split(/\s+/);
+    return words.every(word => shown.toLowerCase().includes(word));
   }
 
-  private located(row: Row | undefined, narrow: Narrow): Told | undefined {
-    return (
-      row && {
-        answer: { row, index: this.list(narrow.every ? -1 : row.step, narrow).indexOf(row) },
-      }
-    );
+  private isMismatch({ verdict, nan, inf }: Row): boolean {
+    return this.report ? verdict === 'diverged' || verdict === 'unmatched' : nan + inf > 0;
   }
 
-  private locate({ row, delta, ...narrow }: Ops['locate']['request']): Told {
-    const found = this.list(-1, narrow);
-    const at = found.findIndex(one => one.id === row);
-    const next =
-      at >= 0
-        ? found[at + delta]
-        : delta > 0
-          ? found.find(one => one.id > row)
-          : found.reverse().find(one => row < 0 || one.id < row);
-    return this.located(next, narrow) ?? { answer: { row: null, index: -1 } };
+  private located(row: Row | undefined, listed: Listed): Answered | undefined {
+    if (!row) return undefined;
+    const index = this.list(listed.every ? -1 : row.step, listed).indexOf(row);
+    return { answer: { row, index } };
   }
 
-  private planes(request: Ops['view']['request'] | Ops['heads']['request']): Told | undefined {
+  private locate({ row, delta, ...listed }: Ops['locate']['request']): Answered {
+    const rows = this.list(-1, listed);
+    const at = rows.findIndex(one => one.id === row);
+    let next: Row | undefined;
+    if (at >= 0) next = rows[at + delta];
+    else if (delta > 0) next = rows.find(one => one.id > row);
+    else next = rows.reverse().find(one => row < 0 || one.id < row);
+    return this.located(next, listed) ?? { answer: { row: null, index: -1 } };
+  }
+
+  private planes(request: Ops['view']['request'] | Ops['heads']['request']): Answered | undefined {
     const values = this.values(request.row, request.which);
     return values && planes(values, request);
   }
 
+  /** Return a tensor that the page holds as a whole. */
   private values(row: number, which: Which): Values | undefined {
     const kept = this.kept.get(`array ${row} ${which}`);
-    return (
-      kept && {
-        shape: kept.answer.shape as number[],
-        data: new Float32Array(bytes(kept.buffers[0]!)),
-      }
-    );
+    if (!kept) return undefined;
+    const data = new Float32Array(bytes(kept.buffers[0]!));
+    return { shape: kept.answer.shape as number[], data };
   }
 
-  private remembered(request: Request): Told | undefined {
+  /** Return the answer that the kernel gave to this request when the page was saved. */
+  private recorded(request: Request): Answered | undefined {
     const kept = this.kept.get(key(request));
     if (!kept || (request.op === 'view' && !isWhole(request, kept.answer as unknown as View)))
       return undefined;
@@ -164,29 +152,25 @@ export class Saved implements Link {
   }
 }
 
-/** By a column, those without a value last, and else as they were. */
+/** Sort by a column. Equal rows keep their order; rows without a value come last. */
 function sorted(rows: Row[], by: Exclude<Sort, ''>, descending: boolean): Row[] {
-  const value = (row: Row): number | string | null =>
-    by === 'shape' ? row.shape.join('x') : row[by];
-  const compare = (a: number | string, b: number | string): number => (a < b ? -1 : a > b ? 1 : 0);
+  const sign = descending ? -1 : 1;
+  const value = (row: Row) => (by === 'shape' ? row.shape.join('x') : row[by]);
   return [...rows].sort((a, b) => {
     const [x, y] = [value(a), value(b)];
-    return x === null || y === null
-      ? Number(x === null) - Number(y === null)
-      : compare(x, y) * (descending ? -1 : 1);
+    if (x === null || y === null) return Number(x === null) - Number(y === null);
+    return x < y ? -sign : x > y ? sign : 0;
   });
 }
 
-/** As `saved_page.py` says it. */
+/** Return the key of a recorded answer, in the form that saved_page.py writes. */
 function key(request: Request): string {
-  const { op, row, finding, which, axes, fixed } = request as unknown as Record<
-    string,
-    number | string | number[]
-  >;
+  const parts = { ...request } as Record<string, number | string | number[] | undefined>;
+  const { op, row, finding, which, axes, fixed } = parts;
   return [op, row, finding, which, axes, fixed].filter(part => part !== undefined).join(' ');
 }
 
-/** A window of a slice that is not held whole is not in the page. */
+/** True if the request is for a whole slice: the page has no answers for windows. */
 function isWhole({ y0, x0, y1, x1 }: Ops['view']['request'], { rows, cols }: View): boolean {
   return y0 === 0 && x0 === 0 && (y1 === 0 || y1 === rows) && (x1 === 0 || x1 === cols);
 }

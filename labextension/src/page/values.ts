@@ -1,4 +1,4 @@
-/** Slices of a tensor that a page holds whole, cut and made small as a kernel would. */
+/** Cuts slices out of a tensor that the page holds as a whole, and reduces them like the kernel. */
 import type { Heads, HeadsRequest, View, ViewRequest } from '../widget/wire';
 
 export interface Values {
@@ -11,8 +11,10 @@ interface Plane {
   at: (y: number, x: number) => number;
 }
 
+/** At most so many slices per answer. */
 const HEADS = 64;
 
+/** Answer a `view` or `heads` request. */
 export function planes(
   values: Values,
   request: ViewRequest | HeadsRequest,
@@ -26,20 +28,13 @@ export function planes(
   const first = Math.min(total, request.first);
   const count = Math.min(total - first, HEADS);
   const whole = { y0: 0, x0: 0, y1: 0, x1: 0 };
-  const found = Array.from({ length: count }, (_, head) =>
-    window(
-      plane(
-        values,
-        axes,
-        fixed.map((at, i) => (i === request.axis ? first + head : at)),
-      ),
-      whole,
-      size,
-    ),
-  );
-  const { h, w } = found[0]?.answer ?? { h: 0, w: 0 };
+  const slices = Array.from({ length: count }, (_, head) => {
+    const at = fixed.map((index, axis) => (axis === request.axis ? first + head : index));
+    return window(plane(values, axes, at), whole, size);
+  });
+  const { h, w } = slices[0]?.answer ?? { h: 0, w: 0 };
   const cells = new Float32Array(count * h * w);
-  found.forEach((one, head) => cells.set(one.cells, head * h * w));
+  slices.forEach((slice, head) => cells.set(slice.cells, head * h * w));
   const answer: Heads = { h, w, first, count, total, ...range(cells) };
   return { answer, buffers: [new DataView(cells.buffer)] };
 }

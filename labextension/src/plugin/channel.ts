@@ -1,55 +1,43 @@
-/** Requests to the kernel and their answers, over a comm. */
+/** Requests to the kernel and their replies, over a comm. */
 import type { Kernel } from '@jupyterlab/services';
 import type { JSONObject } from '@lumino/coreutils';
+import { Client } from '../protocol/client';
+import type { Args, Connection, ReplyMessage } from '../protocol/messages';
 import type { Ops } from './wire';
 
-export type Op = keyof Ops;
-type Content = { re?: number; error?: string };
+export class Channel implements Connection {
+  /** Receives replies that answer no request of this channel: an explorer numbers its own. */
+  onMessage?: Connection['onMessage'];
+  private client = new Client<Ops>(message => this.send(message));
+  private closed = false;
 
-interface Waiting {
-  resolve: (answer: never) => void;
-  reject: (error: Error) => void;
-}
-
-export class Channel {
-  /** Gets what answers no request of this channel: the explorer numbers its own. */
-  onMessage?: (content: object, buffers: DataView[]) => void;
-  private next = 1;
-  private waiting = new Map<number, Waiting>();
-  private over = false;
-
+  /** `gone`: the error message once the comm is closed. */
   constructor(
     private comm: Kernel.IComm,
     private gone: string,
   ) {
-    comm.onMsg = message => this.hear(message.content.data as Content, message.buffers ?? []);
+    comm.onMsg = ({ content, buffers = [] }) => this.receive(content.data, buffers.map(bytes));
     comm.onClose = () => this.close();
     comm.open();
   }
 
   get isOpen(): boolean {
-    return !this.over && !this.comm.isDisposed;
+    return !this.closed && !this.comm.isDisposed;
   }
 
-  ask<K extends Op>(op: K, args: Omit<Ops[K]['request'], 'op'>): Promise<Ops[K]['answer']> {
-    return new Promise((resolve, reject) => {
-      const re = this.next++;
-      this.send({ op, ...args, re }); // what it throws rejects the promise
-      this.waiting.set(re, { resolve: resolve as Waiting['resolve'], reject });
-    });
+  async ask<K extends keyof Ops>(op: K, args: Args<Ops, K>): Promise<Ops[K]['answer']> {
+    return (await this.client.ask(op, args)).answer;
   }
 
-  /** Throws when nobody is there to hear it. */
-  send(content: object): void {
+  send(message: object): void {
     if (!this.isOpen) throw new Error(this.gone);
-    this.comm.send(content as JSONObject);
+    this.comm.send(message as JSONObject);
   }
 
-  /** Nobody will answer any more. */
+  /** Reject the pending requests: the kernel will not answer them. */
   close(): void {
-    this.over = true;
-    this.waiting.forEach(({ reject }) => reject(new Error(this.gone)));
-    this.waiting.clear();
+    this.closed = true;
+    this.client.fail(new Error(this.gone));
   }
 
   dispose(): void {
@@ -57,20 +45,12 @@ export class Channel {
     this.close();
   }
 
-  private hear(content: Content, buffers: (ArrayBuffer | ArrayBufferView)[]): void {
-    const waiting = this.waiting.get(content.re ?? -1);
-    if (!waiting) {
-      this.onMessage?.(content, buffers.map(bytes));
-      return;
-    }
-    this.waiting.delete(content.re!);
-    if (content.error === undefined) waiting.resolve(content as never);
-    else waiting.reject(new Error(content.error));
+  private receive(message: ReplyMessage, buffers: DataView[]): void {
+    if (!this.client.receive(message, buffers)) this.onMessage?.(message, buffers);
   }
 }
 
 function bytes(buffer: ArrayBuffer | ArrayBufferView): DataView {
-  return ArrayBuffer.isView(buffer)
-    ? new DataView(buffer.buffer, buffer.byteOffset, buffer.byteLength)
-    : new DataView(buffer);
+  if (!ArrayBuffer.isView(buffer)) return new DataView(buffer);
+  return new DataView(buffer.buffer, buffer.byteOffset, buffer.byteLength);
 }

@@ -1,4 +1,4 @@
-/** The names of our commands, as menus, shortcuts and the settings of JupyterLab know them. */
+/** The ids of our commands, for menus, shortcuts and settings. */
 export const COMMANDS = {
   show: 'llmdebug:show-runs',
   open: 'llmdebug:open',

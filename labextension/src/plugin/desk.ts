@@ -1,14 +1,14 @@
-/** The kernel behind sidebar and tabs: started when it is first needed, and found again by a page that is loaded anew. */
+/** The kernel of the sidebar and the tabs. It starts on demand; a reloaded page finds it again. */
 import type { ServiceManager, Session } from '@jupyterlab/services';
 import { Channel } from './channel';
 import type { Strings } from './strings';
 
 export type Target = 'llmdebug_nb.runs' | 'llmdebug_nb.explorer';
 
-/** Of no file: it places the kernel in the folder that Jupyter serves. */
+/** No such file exists: the path makes the kernel start in Jupyter's root folder. */
 const PATH = '.llmdebug';
 const START = 'from llmdebug_nb.notebook import desk\ndesk.register(get_ipython())';
-const OVER = ['restarting', 'autorestarting', 'terminating', 'dead'];
+const ENDED = ['restarting', 'autorestarting', 'terminating', 'dead'];
 
 export class Desk {
   private kernel = '';
@@ -21,13 +21,14 @@ export class Desk {
     private t: Strings,
   ) {}
 
-  /** Use the kernel of that name, "" for the default one. */
+  /** Use the kernel of this name, '' for the default one. */
   use(kernel: string): void {
     if (kernel === this.kernel) return;
     this.kernel = kernel;
     this.forget();
   }
 
+  /** Open a channel; start the kernel if necessary. */
   async channel(target: Target): Promise<Channel> {
     const { kernel } = await (this.session ??= this.start());
     if (!kernel) throw new Error(this.t.noKernel);
@@ -39,12 +40,12 @@ export class Desk {
   private async start(): Promise<Session.ISessionConnection> {
     try {
       const session = await this.connect();
-      const over = (): void => {
+      const ended = (): void => {
         if (this.live === session) this.forget();
       };
-      session.disposed.connect(over);
-      session.kernelChanged.connect(over);
-      session.statusChanged.connect((_, status) => OVER.includes(status) && over());
+      session.disposed.connect(ended);
+      session.kernelChanged.connect(ended);
+      session.statusChanged.connect((_, status) => ENDED.includes(status) && ended());
       return (this.live = session);
     } catch (error) {
       this.session = undefined;
@@ -61,26 +62,14 @@ export class Desk {
     const model = await sessions.findByPath(PATH);
     const fits = model?.kernel?.name === name;
     if (model && !fits) await sessions.shutdown(model.id);
+    const options = { path: PATH, name: 'llmdebug', type: 'llmdebug', kernel: { name } };
     const session =
-      model && fits
-        ? sessions.connectTo({ model })
-        : await sessions.startNew({
-            path: PATH,
-            name: 'llmdebug',
-            type: 'llmdebug',
-            kernel: { name },
-          });
-    const reply = await session.kernel!.requestExecute({
-      code: START,
-      silent: true,
-      store_history: false,
-    }).done;
-    if (reply.content.status === 'ok') return session;
-    const why =
-      reply.content.status === 'error'
-        ? `${reply.content.ename}: ${reply.content.evalue}`
-        : reply.content.status;
+      model && fits ? sessions.connectTo({ model }) : await sessions.startNew(options);
+    const request = { code: START, silent: true, store_history: false };
+    const { content } = await session.kernel!.requestExecute(request).done;
+    if (content.status === 'ok') return session;
     await session.shutdown();
+    const why = content.status === 'error' ? `${content.ename}: ${content.evalue}` : content.status;
     throw new Error(this.t.notInstalled(name, why));
   }
 

@@ -1,13 +1,14 @@
-/** An explorer in a tab of its own: of a run, or of two compared. Its code comes from the kernel, and so always fits it. */
+/** A tab with an explorer of a run, or of two compared runs. The kernel sends its code. */
 import type { AnyWidget } from '@anywidget/types';
 import { Widget } from '@lumino/widgets';
 import type { Channel } from './channel';
 import type { Desk } from './desk';
 import { icon } from './icon';
-import { PageModel } from './page_model';
+import { PageModel } from '../protocol/page_model';
+import { nameOf } from './paths';
 import type { Strings } from './strings';
 
-/** Paths of runs, or `golden` of a report's file; `mine` "" for golden alone. */
+/** Paths of two runs; or `golden` alone, a run or a report's file, with `mine` ''. */
 export interface Shown {
   golden: string;
   mine: string;
@@ -60,7 +61,7 @@ export class ExplorerTab extends Widget {
     }
   }
 
-  /** A file's page, in a frame that shares nothing with this one. */
+  /** Show a report's HTML page, in an isolated frame. */
   private display(page: string, scripts: boolean): void {
     const frame = document.createElement('iframe');
     frame.title = this.title.label;
@@ -93,7 +94,3 @@ export class ExplorerTab extends Widget {
 }
 
 type Render = (props: { model: unknown; el: HTMLElement }) => () => void;
-
-export function nameOf(path: string): string {
-  return path.replace(/[\\/]+$/, '').replace(/^.*[\\/]/, '');
-}

@@ -18,7 +18,8 @@ import { ExplorerTab, type Shown } from './explorer_tab';
 import { icon } from './icon';
 import { magicHelp } from './magic_help';
 import { codeNotebook, followCell, isRecording, toggleRecording } from './record_cell';
-import { addRunCommands, parentOf } from './run_commands';
+import { parentOf } from './paths';
+import { addRunCommands } from './run_commands';
 import { RunsPanel } from './runs_panel';
 import { strings } from './strings';
 import css from './style.css';
@@ -60,7 +61,8 @@ function activate(
     if (!tab) {
       tab = new MainAreaWidget({ content: new ExplorerTab(shown, desk, t) });
       tab.toolbar.hide();
-      if (!labShell) tab.content.addClass('jp-llmdebug-down'); // Notebook 7 has but one widget in its main area
+      // the main area of Notebook 7 holds a single widget
+      if (!labShell) tab.content.addClass('jp-llmdebug-down');
       shell.add(tab, labShell ? 'main' : 'down');
       void tabs.add(tab);
     }
@@ -75,8 +77,10 @@ function activate(
   );
   addRunCommands(app, panel, browser, open, t);
   const selected = () => [...(browsers?.tracker.currentWidget?.selectedItems() ?? [])];
-  const folders = () =>
-    selected().length === 1 ? selected() : selected().filter(item => item.type === 'directory'); // one may be a report
+  const folders = () => {
+    const items = selected(); // a single one may also be the file of a report
+    return items.length === 1 ? items : items.filter(item => item.type === 'directory');
+  };
   commands.addCommand(COMMANDS.openFolder, {
     label: () => (folders().length === 2 ? t.compareWith : t.openWith),
     icon,
@@ -134,7 +138,7 @@ function activate(
   });
 }
 
-/** Return the folders to look in: the root, that of the file browser, and those of open documents. */
+/** Return the folders to search: the root, the file browser's, and those of open documents. */
 function workspace(shell: JupyterFrontEnd.IShell, browser: IDefaultFileBrowser | null): string[] {
   const found = new Set(['', browser?.model.path ?? '']);
   for (const widget of shell.widgets('main')) {

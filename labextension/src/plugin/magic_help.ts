@@ -1,35 +1,31 @@
-/** Help under the pointer for our magics and their options, as the notebook's own kernel tells it. */
+/** Tooltips for our magics and their options, with the help text of the notebook's kernel. */
 import { hoverTooltip } from '@codemirror/view';
 import type { Kernel } from '@jupyterlab/services';
 
 type Extension = ReturnType<typeof hoverTooltip>;
 
 const MAGIC = /^\s*%%?(llmdump|llmcompare|llmexplore|llmruns)\b/;
+// eslint-disable-next-line no-control-regex -- terminal colours begin with ESC
 const COLOURS = /\x1b\[[\d;]*m/g;
 
 export function magicHelp(kernel: () => Kernel.IKernelConnection | null | undefined): Extension {
   const known = new WeakMap<Kernel.IKernelConnection, Map<string, string>>();
 
   const helpOf = async (magic: string): Promise<string> => {
-    const asked = kernel();
-    if (!asked) return '';
-    const before = known.get(asked)?.get(magic);
-    if (before) return before;
-    const reply = await asked.requestInspect({
-      code: `%${magic}`,
-      cursor_pos: magic.length + 1,
-      detail_level: 0,
-    });
-    const found =
-      reply.content.status === 'ok' && reply.content.found
-        ? String(reply.content.data['text/plain'])
-        : '';
-    const text = found
+    const current = kernel();
+    if (!current) return '';
+    const cached = known.get(current)?.get(magic);
+    if (cached) return cached;
+    const request = { code: `%${magic}`, cursor_pos: magic.length + 1, detail_level: 0 } as const;
+    const { content } = await current.requestInspect(request);
+    if (content.status !== 'ok' || !content.found) return '';
+    const text = (content.data['text/plain'] as string)
       .replace(COLOURS, '')
       .replace(/^Docstring:\s*(::\s*)?/, '')
       .replace(/^File:[^]*/m, '')
       .trim();
-    if (text) known.set(asked, (known.get(asked) ?? new Map<string, string>()).set(magic, text));
+    const texts = known.get(current) ?? new Map<string, string>();
+    if (text) known.set(current, texts.set(magic, text));
     return text;
   };
 
@@ -61,8 +57,8 @@ export function magicHelp(kernel: () => Kernel.IKernelConnection | null | undefi
   });
 }
 
-/** Return the paragraph of an option in argparse's help. */
-function optionOf(help: string, option: string): string {
+/** Return the paragraph on an option from argparse's help text, '' if there is none. */
+export function optionOf(help: string, option: string): string {
   const lines = help.split('\n');
   const first = lines.findIndex(line => line.trimStart().split(/[\s,]/)[0] === option);
   if (first < 0) return '';

@@ -1,4 +1,4 @@
-/** Puts `%%llmdump` on top of a notebook's active cell, or takes it off again. */
+/** Adds `%%llmdump` to a notebook's active cell, or removes it. */
 import type { ISessionContext } from '@jupyterlab/apputils';
 import type { Widget } from '@lumino/widgets';
 
@@ -9,8 +9,8 @@ interface Signal {
   connect(slot: () => void): boolean;
 }
 
-/** The part of a NotebookPanel that is needed: its package would bring a hundred others for its types. */
-interface Notebook extends Widget {
+/** The part of a NotebookPanel that we use. Its package would add a hundred others for types. */
+export interface Notebook extends Widget {
   sessionContext: ISessionContext;
   content: {
     activeCell: {
@@ -31,6 +31,7 @@ interface Notebook extends Widget {
   };
 }
 
+/** Return the notebook if its active cell is a code cell. */
 export function codeNotebook(widget: Widget | null): Notebook | null {
   const notebook = widget as Notebook | null;
   return notebook?.content?.activeCell?.model.type === 'code' && notebook.content.model
@@ -42,7 +43,11 @@ export function isRecording(widget: Widget | null): boolean {
   return MAGIC.test(codeNotebook(widget)?.content.activeCell?.model.sharedModel.getSource() ?? '');
 }
 
-/** Call `changed` whenever the active cell of a notebook is another one, or reads otherwise. The same function is not called twice. */
+/**
+ * Call `changed` when a notebook's active cell changes, or its text.
+ *
+ * Following a notebook again has no effect.
+ */
 export function followCell(widget: Widget | null, changed: () => void): void {
   const content = (widget as Notebook | null)?.content;
   if (!content?.activeCellChanged) return;
@@ -57,6 +62,7 @@ export function followCell(widget: Widget | null, changed: () => void): void {
 
 const followed = new WeakSet<object>();
 
+/** Add the magic with `options` to the active cell, or remove it. */
 export function toggleRecording({ content, sessionContext }: Notebook, options: string): void {
   const cell = content.activeCell!.model.sharedModel;
   const source = cell.getSource();
@@ -68,7 +74,7 @@ export function toggleRecording({ content, sessionContext }: Notebook, options: 
   const notebook = content.model!.sharedModel;
   if (notebook.cells.some(one => one.getSource().includes('load_ext llmdebug_nb'))) return;
   notebook.insertCell(content.activeCellIndex, { cell_type: 'code', source: LOAD });
-  // the cell says it for the next time; for this time it is done
+  // the new cell is for the next session; this one gets the extension now
   sessionContext.session?.kernel?.requestExecute({
     code: LOAD,
     silent: true,

@@ -1,10 +1,11 @@
-/** Commands on what is selected in the sidebar. */
+/** The commands on the runs and reports selected in the sidebar. */
 import type { JupyterFrontEnd } from '@jupyterlab/application';
 import { Dialog, showDialog } from '@jupyterlab/apputils';
 import type { IDefaultFileBrowser } from '@jupyterlab/filebrowser';
 import { COMMANDS } from './commands';
-import { nameOf, type Shown } from './explorer_tab';
+import type { Shown } from './explorer_tab';
 import { icon } from './icon';
+import { nameOf, parentOf } from './paths';
 import type { RunsPanel } from './runs_panel';
 import type { Strings } from './strings';
 
@@ -76,8 +77,4 @@ export function addRunCommands(
       if (button.accept) await panel.delete(runs);
     },
   });
-}
-
-export function parentOf(path: string): string {
-  return path.replace(/[^/]*$/, '').replace(/\/$/, '');
 }

@@ -1,4 +1,4 @@
-/** The list of runs and reports: one tab stop, several may be selected, and it remembers in which order. */
+/** The list of runs and reports. It remembers the order in which several are selected. */
 import type { Strings } from './strings';
 import type { RunRow, RunsFolder } from './wire';
 
@@ -10,7 +10,7 @@ export interface RunListEvents {
 
 export class RunList {
   readonly root = document.createElement('div');
-  /** Paths, the one that was selected first in front. */
+  /** Paths in the order of their selection. */
   private chosen: string[] = [];
   private active = '';
   private rows: RunRow[] = [];
@@ -83,8 +83,8 @@ export class RunList {
     const name = element('span', 'jp-llmdebug-name', run.name);
     option.append(name);
     if (run.state !== 'complete') {
-      const speed =
-        run.state === 'recording' && rate !== undefined ? ` · ${this.t.rate(size(rate))}` : '';
+      const isLive = run.state === 'recording' && rate !== undefined;
+      const speed = isLive ? ` · ${this.t.rate(size(rate))}` : '';
       option.append(
         element('span', `jp-llmdebug-state jp-llmdebug-${run.state}`, this.t[run.state] + speed),
       );
@@ -176,8 +176,8 @@ function element(tag: string, className: string, text = ''): HTMLElement {
   return made;
 }
 
-/** The same form as in Python's output: 1 MB is 10**6 bytes. */
-function size(bytes: number): string {
+/** Format a size as Python's output does: 1 MB is 10**6 bytes. */
+export function size(bytes: number): string {
   const units = ['B', 'kB', 'MB', 'GB', 'TB'];
   const power = Math.min(Math.floor(Math.log10(Math.max(bytes, 1)) / 3), units.length - 1);
   return `${(bytes / 1000 ** power).toFixed(power ? 1 : 0)} ${units[power]}`;

@@ -1,4 +1,4 @@
-/** The sidebar: the runs of the workspace, looked for anew every few seconds while it is seen. */
+/** The sidebar: the runs of the workspace, refreshed every few seconds while visible. */
 import type { CommandRegistry } from '@lumino/commands';
 import { Widget } from '@lumino/widgets';
 import type { Channel } from './channel';
@@ -12,7 +12,7 @@ import type { RunRow, RunsFolder } from './wire';
 const LIVE_MS = 1_000;
 const QUIET_MS = 4_000;
 
-/** Where to look: folders as the file browser knows them, and the name of the folder of runs in them. */
+/** Where to look for runs: folders of the file browser, and the name of the runs folder in them. */
 export interface Places {
   folders: string[];
   name: string;
@@ -70,7 +70,7 @@ export class RunsPanel extends Widget {
     await this.refresh();
   }
 
-  /** Look now, and from then on while the panel is seen. */
+  /** Refresh the list now, then regularly while the panel is visible. */
   async refresh(): Promise<void> {
     clearTimeout(this.timer);
     if (!this.isVisible || this.asking) return;
@@ -108,7 +108,7 @@ export class RunsPanel extends Widget {
     (this.list.root.hidden ? this.node.querySelector('button') : this.list.root)?.focus();
   }
 
-  /** Show what there is; return whether something is being recorded. */
+  /** Show the runs. Return true if one is being recorded. */
   private display(folders: RunsFolder[]): boolean {
     const runs = folders.flatMap(folder => folder.runs);
     const recording = runs.filter(run => run.state === 'recording');
@@ -125,7 +125,7 @@ export class RunsPanel extends Widget {
     return recording.length > 0;
   }
 
-  /** Return bytes a second since the last look. */
+  /** Return the bytes per second since the last refresh, by path. */
   private rates(recording: RunRow[]): Map<string, number> {
     const rates = new Map<string, number>();
     const time = performance.now();

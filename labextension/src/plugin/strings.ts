@@ -1,7 +1,7 @@
-/** Every text of the extension, ready for translation. */
+/** All texts of the extension, ready for translation. */
 import type { TranslationBundle } from '@jupyterlab/translation';
 
-/** Not in the texts: `%` has a meaning there. */
+/** Inserted into the texts, in which `%` has a meaning. */
 const MAGIC = '%%llmdump';
 
 export type Strings = ReturnType<typeof strings>;
@@ -10,36 +10,32 @@ export function strings(trans: TranslationBundle) {
   return {
     category: trans.__('llmdebug'),
     showRuns: trans.__('Recorded Runs'),
-    showRunsCaption: trans.__('Show the runs that were recorded in this workspace'),
+    showRunsCaption: trans.__('Show the runs recorded in this workspace'),
     open: trans.__('Open'),
     openSelected: trans.__('Open Selected Run or Report'),
     openCaption: trans.__('Open the selected run in the explorer, or the selected report'),
     compare: trans.__('Compare'),
     compareSelected: trans.__('Compare Selected Runs'),
-    compareCaption: trans.__('Compare the two selected runs; the one selected first is golden'),
+    compareCaption: trans.__('Compare the two selected runs; the first one selected is golden'),
     reveal: trans.__('Reveal'),
     revealSelected: trans.__('Reveal Selected Run or Report in File Browser'),
-    revealCaption: trans.__('Reveal what is selected in the file browser'),
+    revealCaption: trans.__('Show the selected run or report in the file browser'),
     delete: trans.__('Delete'),
     deleteSelected: trans.__('Delete Selected Runs and Reports'),
-    deleteCaption: trans.__('Delete what is selected from disk'),
+    deleteCaption: trans.__('Delete the selected runs and reports from disk'),
     openWith: trans.__('Open with llmdebug'),
     compareWith: trans.__('Compare with llmdebug'),
     recordCell: trans.__('Record This Cell with %1', MAGIC),
-    recordCellCaption: trans.__(
-      'Record what the model in this cell computes, or stop doing so (%1)',
-      MAGIC,
-    ),
+    recordCellCaption: trans.__('Record the model in this cell, or stop recording it (%1)', MAGIC),
 
     panel: trans.__('Runs and reports of llmdebug'),
-    actions: trans.__('Actions on what is selected'),
+    actions: trans.__('Actions on the selection'),
     list: trans.__('Runs and reports'),
     reports: (folder: string) => trans.__('Reports in %1', folder),
     other: trans.__('Other'),
     loading: trans.__('Looking for runs…'),
     noRuns: trans.__('No runs yet. Record one with %1 in a notebook.', MAGIC),
-    willCompare: (golden: string, mine: string) =>
-      trans.__('Golden: %1. Held against it: %2.', golden, mine),
+    willCompare: (golden: string, mine: string) => trans.__('Golden: %1. Mine: %2.', golden, mine),
     selected: (n: number) => trans._n('%1 selected', '%1 selected', n),
     failed: (text: string) => trans.__('Failed: %1', text),
     tensors: (n: number) => trans._n('%1 tensor', '%1 tensors', n),
@@ -49,19 +45,20 @@ export function strings(trans: TranslationBundle) {
     rate: (size: string) => trans.__('%1/s', size),
 
     deleteTitle: trans.__('Delete?'),
-    deleteBody: (names: string) => trans.__('This deletes from disk, for good: %1', names),
+    deleteBody: (names: string) => trans.__('This permanently deletes from disk: %1', names),
     cancel: trans.__('Cancel'),
     tab: (golden: string, mine: string) => (mine ? trans.__('%1 and %2', golden, mine) : golden),
     opening: (name: string) => trans.__('Opening %1…', name),
     comparing: (golden: string, mine: string) => trans.__('Comparing %1 and %2…', golden, mine),
     retry: trans.__('Try again'),
-    noKernel: trans.__('There is no kernel to read the runs with.'),
+    noKernel: trans.__('There is no kernel that can read the runs.'),
     notInstalled: (kernel: string, error: string) =>
       trans.__(
-        'The kernel "%1" has no llmdebug-nb (%2). Install it there, or name another kernel in the settings.',
+        'The kernel "%1" has no llmdebug-nb (%2). ' +
+          'Install it there, or choose another kernel in the settings.',
         kernel,
         error,
       ),
-    gone: trans.__('The kernel behind this was shut down.'),
+    gone: trans.__('The kernel of this view was shut down.'),
   };
 }

@@ -1,9 +1,13 @@
-/** A histogram's bars, which a title each tells of. */
+/** The bars of a histogram, each with a tooltip. */
 import { svg } from './dom';
 
 export const BARS_HEIGHT = 64;
 
-/** `rise`: how high a count is drawn. More pictures may be added to the one returned: a bar is 1 wide, and 0 is on top. */
+/**
+ * Draw one bar per count. `rise` maps a count to the height of its bar.
+ *
+ * Callers may add shapes: a bar is 1 unit wide, and y = 0 is at the top.
+ */
 export function bars(
   counts: number[],
   label: string,

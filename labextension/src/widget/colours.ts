@@ -1,4 +1,4 @@
-/** Colour maps of the heat-map: 256 steps each, as little-endian RGBA words for `ImageData`. */
+/** Colour maps of 256 colours each, as little-endian RGBA words for `ImageData`. */
 
 type Rgb = readonly [number, number, number];
 
@@ -37,7 +37,7 @@ function css(stops: Rgb[]): string {
 const TABLES = { diverging: table(DIVERGING), sequential: table(SEQUENTIAL) };
 const GRADIENTS = { diverging: css(DIVERGING), sequential: css(SEQUENTIAL) };
 
-/** A colour for each value from `lo` to `hi`; around zero when the values have both signs. */
+/** Maps values from `lo` to `hi` to colours. The scale is centred on 0 if both signs occur. */
 export class Scale {
   readonly lo: number;
   readonly hi: number;
@@ -60,13 +60,13 @@ export class Scale {
     return TABLES[this.kind][at <= 0 ? 0 : at >= 255 ? 255 : at | 0]!;
   }
 
-  /** The value's colour as a style sheet says it. */
+  /** Return the colour of a value in CSS notation. */
   css(value: number): string {
     const word = this.word(value);
     return `rgb(${word & 255} ${(word >> 8) & 255} ${(word >> 16) & 255})`;
   }
 
-  /** Black or white, whichever can be read on the value's colour. */
+  /** Return black or white, whichever is readable on the colour of `value`. */
   ink(value: number): string {
     const word = this.word(value);
     const light =
@@ -77,7 +77,7 @@ export class Scale {
   }
 }
 
-/** Of an sRGB channel, as WCAG counts contrast. */
+/** Return the linear intensity of an sRGB channel, as in WCAG's definition of contrast. */
 function linear(channel: number): number {
   const part = channel / 255;
   return part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;

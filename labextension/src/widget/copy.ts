@@ -1,27 +1,23 @@
-/** A button that copies text, and says whether the browser let it. */
-import { h } from './dom';
-import { T } from './strings';
+/** A button that copies text and reports whether that worked. */
+import { button, h } from './dom';
+import * as T from './strings';
 
 export type Say = (text: string) => void;
 
 export function copyButton(label: string, text: string, say: Say): HTMLElement {
-  return h(
-    'button',
-    { class: 'llmdebug-button', type: 'button', onclick: () => void copy(text, say) },
-    label,
-  );
+  return button(() => void copy(text, say), {}, label);
 }
 
 async function copy(text: string, say: Say): Promise<void> {
   try {
-    await navigator.clipboard.writeText(text); // absent where the page is not served securely
+    await navigator.clipboard.writeText(text); // undefined on insecure pages, which throws
     say(T.copied);
   } catch {
     say(T.notCopied);
   }
 }
 
-/** The code of a kernel, and a button that copies it. */
+/** The code of a kernel with a button to copy it. */
 export function kernelCode(code: string, say: Say): HTMLElement {
   return h(
     'div',

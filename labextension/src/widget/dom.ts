@@ -1,12 +1,18 @@
-/** Builds DOM by hand. Strings become text nodes, so whatever the kernel sends stays inert. */
+/** Builds DOM nodes. Strings become text nodes, so markup that the kernel sends stays inert. */
 
 type Value = string | number | boolean | undefined | ((event: never) => void);
+type Props = Record<string, Value>;
 type Child = Node | string | null | undefined;
 
-/** `on…` functions become listeners, `true` an empty attribute, `false` and `undefined` none. */
+/**
+ * Create an element.
+ *
+ * A function under an `on…` name becomes a listener, `true` an empty attribute; `false` and
+ * `undefined` are left out.
+ */
 export function h<K extends keyof HTMLElementTagNameMap>(
   tag: K,
-  props: Record<string, Value> = {},
+  props: Props = {},
   ...children: Child[]
 ): HTMLElementTagNameMap[K] {
   const el = document.createElement(tag);
@@ -19,19 +25,24 @@ export function h<K extends keyof HTMLElementTagNameMap>(
   return el;
 }
 
-/** Like `h`, for pictures. */
+/** Create a button that calls `onclick`. */
+export function button(onclick: () => void, props: Props, ...children: Child[]): HTMLButtonElement {
+  return h('button', { class: 'llmdebug-button', type: 'button', onclick, ...props }, ...children);
+}
+
+/** Create an SVG element. */
 export function svg(
   tag: string,
   props: Record<string, string | number>,
   ...children: (Node | string)[]
 ): SVGElement {
-  const el = document.createElementNS('http://www.w3.org/2000/svg', tag) as SVGElement;
+  const el = document.createElementNS('http://www.w3.org/2000/svg', tag);
   for (const [name, value] of Object.entries(props)) el.setAttribute(name, String(value));
   el.append(...children);
   return el;
 }
 
-/** Make `old` look like `fresh`, of the same tag, and touch nothing that is equal. */
+/** Turn `old` into a copy of `fresh`, which has the same tag. Equal parts are not touched. */
 export function morph<E extends HTMLElement>(old: E, fresh: E): E {
   if (old.isEqualNode(fresh)) return old;
   for (const name of old.getAttributeNames())
@@ -39,15 +50,15 @@ export function morph<E extends HTMLElement>(old: E, fresh: E): E {
   for (const name of fresh.getAttributeNames())
     if (old.getAttribute(name) !== fresh.getAttribute(name))
       old.setAttribute(name, fresh.getAttribute(name)!);
-  const [was, is] = [[...old.childNodes], [...fresh.childNodes]];
-  if (was.length !== is.length || was.some((node, k) => !node.isEqualNode(is[k]!)))
-    old.replaceChildren(...is);
+  const [before, after] = [[...old.childNodes], [...fresh.childNodes]];
+  if (before.length !== after.length || before.some((node, i) => !node.isEqualNode(after[i]!)))
+    old.replaceChildren(...after);
   return old;
 }
 
 let ids = 0;
 
-/** A document-wide id that no other view of the same widget has. */
+/** Return an id that is unique in the document, other views of the same widget included. */
 export function uniqueId(): string {
   ids += 1;
   return `llmdebug-${Math.random().toString(36).slice(2, 8)}-${ids}`;
@@ -57,13 +68,13 @@ export function clamp(value: number, low: number, high: number): number {
   return Math.max(low, Math.min(high, value));
 }
 
-/** Is the keyboard in `el`? The widget may live in a shadow root. */
+/** True if `el` contains the focused element. The widget may live in a shadow root. */
 export function hasFocus(el: HTMLElement): boolean {
   const active = (el.getRootNode() as Document | ShadowRoot).activeElement;
   return active !== null && el.contains(active);
 }
 
-/** Jupyter must not act on a key that the widget used. */
+/** Keep Jupyter from acting on an event that the widget handled. */
 export function swallow(event: Event): void {
   event.preventDefault();
   event.stopPropagation();

@@ -1,14 +1,14 @@
-/** How large the differences of the elements are, and golden against mine. */
+/** The distribution of elementwise differences, and a scatter plot of golden against mine. */
 import { bars, BARS_HEIGHT } from './bars';
 import { clamp, h, svg } from './dom';
 import { figure, numeric } from './format';
 import type { Ask } from './rpc';
 import { Scatter } from './scatter';
-import { T } from './strings';
+import * as T from './strings';
 import type { ErrorHistogram } from './wire';
 
 const BINS = 64;
-/** So many times the bars' own width at most, the limit lies beside them. */
+/** The limit is drawn at most this many widths of the histogram away from it. */
 const FARTHEST = 3;
 
 export class Errors {
@@ -36,7 +36,7 @@ export class Errors {
     );
   }
 
-  /** -1: there is nothing to compare. */
+  /** `row` -1: there is no difference to show. */
   async show(row: number): Promise<void> {
     const asked = ++this.asked;
     void this.scatter.show(row);
@@ -51,53 +51,48 @@ export class Errors {
   }
 
   private paint(errors: ErrorHistogram): void {
-    const [lo, hi] = [numeric(errors.lo), numeric(errors.hi)];
     const { counts, same, broken, total } = errors;
-    const width = (hi - lo) / counts.length;
-    const size = (at: number) => figure(10 ** at, 3);
     const differing = total - same - broken;
     const limit = errors.limit === null ? NaN : numeric(errors.limit);
-    const words = [
+    const notes = [
       T.differ(differing, total),
       broken ? T.brokenPairs(broken) : '',
       limit > 0 ? T.limitEach(figure(limit, 3)) : '',
-    ]
-      .filter(Boolean)
-      .join(' · ');
-    this.note.textContent = words;
-    if (differing === 0) {
-      this.plot.replaceChildren();
-      return this.caption.replaceChildren();
-    }
-    const picture = bars(
-      counts,
-      `${T.errors}: ${T.bins(counts.length, size(lo), size(hi))}; ${words}`,
-      Math.log1p,
-      i => T.bin(size(lo + i * width), size(lo + (i + 1) * width), counts[i]!),
-    );
-    const at =
-      limit > 0
-        ? clamp(
-            (Math.log10(limit) - lo) / width,
-            -FARTHEST * counts.length,
-            FARTHEST * counts.length,
-          )
-        : 0;
-    const [from, to] = [Math.min(0, at - 1), Math.max(counts.length, at + 1)]; // the limit is in the picture
-    picture.setAttribute('viewBox', `${from} 0 ${to - from} ${BARS_HEIGHT}`);
-    if (limit > 0)
-      picture.append(
-        svg(
-          'line',
-          { class: 'llmdebug-limit-line', x1: at, x2: at, y1: 0, y2: BARS_HEIGHT },
-          svg('title', {}, T.limitEach(figure(limit, 3))),
-        ),
-      );
-    this.plot.replaceChildren(picture);
-    this.caption.replaceChildren(
-      h('span', {}, size(lo + from * width)),
+    ];
+    this.note.textContent = notes.filter(Boolean).join(' · ');
+    this.plot.replaceChildren();
+    this.caption.replaceChildren();
+    if (differing === 0) return;
+    const [lo, hi] = [numeric(errors.lo), numeric(errors.hi)];
+    const width = (hi - lo) / counts.length;
+    const size = (bin: number) => figure(10 ** (lo + bin * width), 3);
+    const bins = T.bins(counts.length, size(0), size(counts.length));
+    const label = `${T.errors}: ${bins}; ${this.note.textContent}`;
+    const title = (bin: number) => T.bin(size(bin), size(bin + 1), counts[bin]!);
+    const picture = bars(counts, label, Math.log1p, title);
+    const [from, to] = addLimit(picture, limit, lo, width, counts.length);
+    this.plot.append(picture);
+    this.caption.append(
+      h('span', {}, size(from)),
       h('span', {}, T.errorScale),
-      h('span', {}, size(lo + to * width)),
+      h('span', {}, size(to)),
     );
   }
+}
+
+/** Draw the limit into a histogram of `bins` bars. Return the first and last bin in view. */
+function addLimit(
+  picture: SVGElement,
+  limit: number,
+  lo: number,
+  width: number,
+  bins: number,
+): [number, number] {
+  if (!(limit > 0)) return [0, bins];
+  const x = clamp((Math.log10(limit) - lo) / width, -FARTHEST * bins, FARTHEST * bins);
+  const line = { class: 'llmdebug-limit-line', x1: x, x2: x, y1: 0, y2: BARS_HEIGHT };
+  picture.append(svg('line', line, svg('title', {}, T.limitEach(figure(limit, 3)))));
+  const [from, to] = [Math.min(0, x - 1), Math.max(bins, x + 1)];
+  picture.setAttribute('viewBox', `${from} 0 ${to - from} ${BARS_HEIGHT}`);
+  return [from, to];
 }

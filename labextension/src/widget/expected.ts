@@ -1,18 +1,23 @@
-/** Marks what differs as expected, with a comment, and takes that back. What is judged anew comes back as the overview. */
-import { h, swallow, uniqueId } from './dom';
+/**
+ * Marks differences as expected, with a reason, and removes such marks.
+ *
+ * The kernel then updates all verdicts and replies with the new overview.
+ */
+import { button, h, swallow, uniqueId } from './dom';
 import type { Ask } from './rpc';
-import { SCOPES, T } from './strings';
+import { SCOPES } from './strings';
+import * as T from './strings';
 import type { Overview, Scope } from './wire';
 
-export interface Judged {
+export interface Marking {
   ask: Ask;
-  /** What to do with the new overview. */
-  took: (overview: Overview) => void;
+  /** Called with the new overview. */
+  updated: (overview: Overview) => void;
 }
 
 export type Target = { row: number } | { finding: number };
 
-/** A button that opens a form: which tensors, and why. */
+/** A button that opens a form, which asks for the tensors to mark and the reason. */
 export class MarkForm {
   readonly root: HTMLElement;
   private uid = uniqueId();
@@ -33,22 +38,19 @@ export class MarkForm {
   );
   private form: HTMLElement;
 
-  /** `key`: where the focus goes back to once all is judged anew. */
+  /** `key` identifies the button, so that it gets the focus back after an update. */
   constructor(
     private target: Target,
     key: string,
-    private judged: Judged,
+    private marking: Marking,
   ) {
-    this.toggle = h(
-      'button',
+    this.toggle = button(
+      () => this.turn(this.form.hidden),
       {
-        class: 'llmdebug-button',
-        type: 'button',
         'aria-expanded': 'false',
         'aria-controls': this.uid,
         'data-mark': key,
         title: T.expectHint,
-        onclick: () => this.turn(this.form.hidden),
       },
       T.expect,
     );
@@ -58,21 +60,18 @@ export class MarkForm {
         id: this.uid,
         class: 'llmdebug-expect-form',
         hidden: true,
-        onsubmit: (event: Event) => this.submit(event),
+        onsubmit: (event: Event) => void this.submit(event),
         onkeydown: (event: KeyboardEvent) => this.key(event),
       },
       'row' in target ? this.scope : null,
       this.comment,
       h('button', { class: 'llmdebug-button', type: 'submit' }, T.mark),
-      h(
-        'button',
-        { class: 'llmdebug-button', type: 'button', onclick: () => this.turn(false) },
-        T.cancel,
-      ),
+      button(() => this.turn(false), {}, T.cancel),
     );
     this.root = h('div', { class: 'llmdebug-expect' }, this.toggle, this.form);
   }
 
+  /** Open or close the form. */
   turn(open: boolean): void {
     this.form.hidden = !open;
     this.toggle.setAttribute('aria-expanded', String(open));
@@ -87,47 +86,36 @@ export class MarkForm {
 
   private async submit(event: Event): Promise<void> {
     swallow(event);
-    const reply = await this.judged.ask('expect', {
+    const reply = await this.marking.ask('expect', {
       row: -1,
       finding: -1,
       scope: this.scope.value as Scope,
       ...this.target,
       comment: this.comment.value.trim(),
     });
-    if (reply) this.judged.took(reply.answer);
+    if (reply) this.marking.updated(reply.answer);
   }
 }
 
-/** A button that takes back the mark at a place of the overview's list. */
+/** A button that removes the mark at index `at` of the overview's list. */
 export function unmarkButton(
   overview: Overview,
   at: number,
   key: string,
-  { ask, took }: Judged,
+  { ask, updated }: Marking,
 ): HTMLElement {
   const { text, rows } = overview.marks[at]!;
   const name = T.unmark(text, rows);
-  return h(
-    'button',
-    {
-      class: 'llmdebug-button',
-      type: 'button',
-      'data-mark': key,
-      'aria-label': name,
-      title: name,
-      onclick: () => void unmark(),
-    },
-    T.unmarkFace,
-  );
-
-  async function unmark(): Promise<void> {
+  const unmark = async () => {
     const reply = await ask('unexpect', { mark: at, text });
-    if (reply) took(reply.answer);
-  }
+    if (reply) updated(reply.answer);
+  };
+  const props = { 'data-mark': key, 'aria-label': name, title: name };
+  return button(() => void unmark(), props, T.unmarkFace);
 }
 
-/** All that is marked, with what was said of it. */
-export function markList(overview: Overview, judged: Judged): HTMLElement {
+/** The list of all marks with their reasons. */
+export function markList(overview: Overview, marking: Marking): HTMLElement {
   const { marks, kept } = overview;
   return h(
     'details',
@@ -140,7 +128,7 @@ export function markList(overview: Overview, judged: Judged): HTMLElement {
         h(
           'li',
           {},
-          unmarkButton(overview, at, `mark-${at}`, judged),
+          unmarkButton(overview, at, `mark-${at}`, marking),
           ' ',
           h('code', {}, text),
           ' ',

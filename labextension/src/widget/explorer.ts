@@ -1,11 +1,11 @@
 /**
- * The debugger: token stepper, model tree, records and tensor, kept in step.
+ * The explorer: token stepper, model tree, list of records and tensor panel, kept in sync.
  *
- * `position`, `selected` and `path` are traits of the Python widget. Whoever changes one, page or
- * kernel, the view follows in the trait's change event.
+ * `position`, `selected` and `path` are traits of the Python widget. The page and the kernel may
+ * change them; the views are updated by the traits' change events only.
  */
 import type { AnyModel } from '@anywidget/types';
-import { clamp, h } from './dom';
+import { button, clamp, h } from './dom';
 import { header } from './header';
 import { onKeys } from './keys';
 import { Layers } from './layers';
@@ -14,7 +14,7 @@ import { Rows, WHOLE } from './rows';
 import { Rpc, type Wait } from './rpc';
 import { Status } from './status';
 import { Stepper } from './stepper';
-import { T } from './strings';
+import * as T from './strings';
 import { Tree } from './tree';
 import type { ExportRequest, Layer, Located, Overview, State, TreeNode } from './wire';
 
@@ -23,7 +23,7 @@ export interface Traits {
   position: number;
   selected: number;
   path: string;
-  /** In a saved page: how the explorer stood. */
+  /** In a saved page: the state of the explorer when it was saved. */
   saved?: State;
 }
 
@@ -39,9 +39,9 @@ export class Explorer {
   private overview: Overview;
   private head: HTMLElement;
   private offKeys: () => void;
-  /** The tree unfolds to the record that the explorer opens with, and from then on as the user likes. */
+  /** The tree has been unfolded once, to the first selected record. */
   private opened = false;
-  /** How often the position changed: an answer that took long must not undo what was done since. */
+  /** Number of position changes. A slow reply must not undo a later change. */
   private moves = 0;
 
   constructor(
@@ -70,7 +70,7 @@ export class Explorer {
     });
     this.panel = new Panel(ask, stepLabel, {
       overview: () => this.overview,
-      took: judged => this.take(judged),
+      updated: overview => this.take(overview),
       jump: row => this.set('selected', row),
       tree: path => void this.go(path),
       say: text => this.status.say(text),
@@ -114,7 +114,7 @@ export class Explorer {
     model.on('change:path', this.onPath);
     model.on('change:snapshot', this.onSnapshot);
     this.onPosition();
-    void this.tree.start(); // behind the records: of a large model the kernel takes longer for it
+    void this.tree.start(); // after the records: for a large model the kernel needs longer
     this.onSelected();
     if (model.get('path')) this.onPath();
   }
@@ -133,32 +133,27 @@ export class Explorer {
     return header(this.overview, this.rpc.ask, {
       jump: row => this.set('selected', row),
       say: text => this.status.say(text),
-      took: judged => this.take(judged),
+      updated: overview => this.take(overview),
     });
   }
 
-  /** What the kernel judged anew: it may have sent it by itself, and where nothing does, the page does. */
-  private take(judged: Overview): void {
-    this.status.say(judged.marks.length < this.overview.marks.length ? T.unmarkedNow : T.markedNow);
-    this.model.set('snapshot', judged);
+  /** Set the overview that the kernel sent as a reply. It may also set the trait itself. */
+  private take(overview: Overview): void {
+    const removed = overview.marks.length < this.overview.marks.length;
+    this.status.say(removed ? T.unmarkedNow : T.markedNow);
+    this.model.set('snapshot', overview);
   }
 
-  /** All that shows a verdict follows, and stays where it is: position, selection, what is unfolded, the focus. */
+  /** Show new verdicts. Position, selection, open details and focus stay. */
   private onSnapshot = (): void => {
     this.overview = this.model.get('snapshot');
-    const key = (this.head.getRootNode() as Document | ShadowRoot).activeElement?.closest(
-      '.llmdebug-expect, [data-mark]',
-    );
-    const focused = (
-      key?.matches('[data-mark]') ? key : key?.querySelector('[data-mark]')
-    )?.getAttribute('data-mark');
+    const focused = this.focusedMark();
     const open = new Map(
       [...this.head.querySelectorAll('details')].map(one => [one.dataset.open, one.open]),
     );
     const fresh = this.header();
-    fresh
-      .querySelectorAll('details')
-      .forEach(one => (one.open = open.get(one.dataset.open) ?? one.open));
+    for (const details of fresh.querySelectorAll('details'))
+      details.open = open.get(details.dataset.open) ?? details.open;
     this.head.replaceWith(fresh);
     this.head = fresh;
     this.stepper.take(this.overview.steps);
@@ -167,76 +162,66 @@ export class Explorer {
     this.rows.refresh();
     void this.follow(false);
     void this.panel.show(this.model.get('selected')).then(() => {
-      if (focused)
-        this.head.parentElement?.querySelector<HTMLElement>(`[data-mark='${focused}']`)?.focus();
+      if (focused) this.controls.querySelector<HTMLElement>(`[data-mark='${focused}']`)?.focus();
     });
   };
 
-  /** What would be asked of a kernel that isn't there can't be pressed. */
+  /** Return the key of the mark button that has the focus or whose form has it. */
+  private focusedMark(): string | null | undefined {
+    const { activeElement } = this.head.getRootNode() as Document | ShadowRoot;
+    const part = activeElement?.closest('.llmdebug-expect, [data-mark]');
+    const key = part?.matches('[data-mark]') ? part : part?.querySelector('[data-mark]');
+    return key?.getAttribute('data-mark');
+  }
+
+  /** Without a kernel, the controls are disabled. */
   private wait(wait: Wait): void {
     this.status.wait(wait);
     this.controls.disabled = wait === 'dead' || wait === 'gone';
   }
 
   private bar(report: boolean, savable: boolean): HTMLElement {
-    const button = (label: string, face: string, delta: 1 | -1, mismatch: boolean) =>
-      h(
-        'button',
-        {
-          class: 'llmdebug-button',
-          type: 'button',
-          title: label,
-          onclick: () => void this.walk(delta, mismatch),
-        },
+    const walker = (label: string, face: string, delta: 1 | -1, mismatch: boolean) =>
+      button(
+        () => void this.walk(delta, mismatch),
+        { title: label },
         h('span', { 'aria-hidden': 'true' }, face),
         h('span', { class: 'llmdebug-spoken' }, label),
       );
     return h(
       'div',
       { class: 'llmdebug-foot' },
-      button(T.previousRecord, '↑ p', -1, false),
-      button(T.nextRecord, '↓ n', 1, false),
-      report ? button(T.previousMismatch, '✗ ↑ P', -1, true) : null,
-      report ? button(T.nextMismatch, '✗ ↓ N', 1, true) : null,
+      walker(T.previousRecord, '↑ p', -1, false),
+      walker(T.nextRecord, '↓ n', 1, false),
+      report ? walker(T.previousMismatch, '✗ ↑ P', -1, true) : null,
+      report ? walker(T.nextMismatch, '✗ ↓ N', 1, true) : null,
       this.status.root,
       savable ? this.savers() : null,
     );
   }
 
   private savers(): HTMLElement {
+    const saver = (kind: ExportRequest['kind']) => {
+      const title = T.saveAs[kind];
+      const props = { 'aria-label': `${T.kinds[kind]}: ${title}`, title };
+      return button(() => void this.save(kind), props, T.kinds[kind]);
+    };
     return h(
       'div',
       { class: 'llmdebug-savers', role: 'group', 'aria-label': T.save },
       `${T.saveFace} `,
-      ...(['html', 'svg', 'png'] as const).map(kind =>
-        h(
-          'button',
-          {
-            class: 'llmdebug-button',
-            type: 'button',
-            'aria-label': `${T.kinds[kind]}: ${T.saveAs[kind]}`,
-            title: T.saveAs[kind],
-            onclick: () => void this.save(kind),
-          },
-          T.kinds[kind],
-        ),
-      ),
+      ...(['html', 'svg', 'png'] as const).map(saver),
     );
   }
 
-  /** The kernel writes the file: only it knows the folder, and a page may be kept from saving anything. */
+  /** The kernel writes the file: it knows the notebook's folder, and a page may not save files. */
   private async save(kind: ExportRequest['kind']): Promise<void> {
     const { mismatch, text } = this.rows.filter;
-    const [position, selected, path] = [
-      this.position,
-      this.model.get('selected'),
-      this.model.get('path'),
-    ];
     const reply = await this.rpc.ask('export', {
       kind,
-      position,
-      selected,
-      path,
+      position: this.position,
+      selected: this.model.get('selected'),
+      path: this.model.get('path'),
       mismatch,
       text,
       ...this.panel.look,
@@ -250,7 +235,7 @@ export class Explorer {
 
   private set<K extends 'position' | 'selected' | 'path'>(name: K, value: Traits[K]): void {
     if (this.model.get(name) === value) {
-      if (name === 'selected') this.onSelected(); // asked for again: the list may stand elsewhere
+      if (name === 'selected') this.onSelected(); // the list may have scrolled away
       return;
     }
     this.model.set(name, value);
@@ -274,12 +259,12 @@ export class Explorer {
       void this.go(this.model.get('path'));
   };
 
-  /** Narrow the list to the module at `path`. */
+  /** List only the records of the module at `path`. */
   private async go(path: string): Promise<void> {
     this.under(path ? await this.tree.find(path) : null);
   }
 
-  /** To a layer's worst row at a step; where nothing was recorded, to the step. */
+  /** Select a layer's worst row at a step. If nothing was recorded there, go to the step. */
   private async jump({ path, node }: Layer, step: number, row: number): Promise<void> {
     if (row < 0) return this.set('position', step);
     this.narrow(node < 0 ? null : await this.tree.find(path));
@@ -297,14 +282,15 @@ export class Explorer {
     this.set('path', node?.path ?? '');
   }
 
-  /** Bring the list to the selected record; `must`: drop the filters if they hide it. */
+  /** Scroll the list to the selected record. `must`: clear the filters if they hide it. */
   private async follow(must: boolean): Promise<void> {
     const row = this.model.get('selected');
     if (row < 0) {
       this.tree.pointAt(null);
       return this.rows.select(-1, -1);
     }
-    if (this.rows.has(row) && !this.rows.filter.every) return; // of all tokens, the position may have to follow
+    // with all tokens listed, the position may have to follow
+    if (this.rows.has(row) && !this.rows.filter.every) return;
     const { moves } = this;
     let at = await this.where(row);
     if (at && at.index < 0 && must) {
@@ -325,7 +311,7 @@ export class Explorer {
     return (await this.rpc.ask('row', { row, ...this.rows.filter }))?.answer;
   }
 
-  /** Where to walk from: the selected record, or the edge of the step in view if that is another one. */
+  /** Return the row to walk from: the selected one, or the edge of the step if it is elsewhere. */
   private async from(delta: 1 | -1): Promise<number> {
     const row = this.model.get('selected');
     const at = row < 0 ? undefined : await this.where(row);
@@ -337,7 +323,7 @@ export class Explorer {
     return delta > 0 ? first - 1 : first;
   }
 
-  /** To the next or previous record, or mismatch, from the selected one, across steps. */
+  /** Select the next or previous record or mismatch, across steps. */
   private async walk(delta: 1 | -1, mismatch: boolean): Promise<void> {
     if (mismatch && this.overview.kind === 'run') return this.status.say(T.runHasNoMismatch);
     const filter = this.rows.filter;

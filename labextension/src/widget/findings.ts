@@ -1,13 +1,14 @@
-/** What is to blame: each finding leads to its row, and opens to all that is known of it. */
+/** The findings of a report. A click on one selects its row; its details can be opened. */
 import { copyButton, kernelCode, type Say } from './copy';
-import { h, uniqueId } from './dom';
+import { button, h, uniqueId } from './dom';
 import { pathText } from './format';
-import { MarkForm, unmarkButton, type Judged } from './expected';
+import { MarkForm, unmarkButton, type Marking } from './expected';
 import type { Ask } from './rpc';
-import { T, VERDICTS } from './strings';
+import { VERDICTS } from './strings';
+import * as T from './strings';
 import type { FindingDetail, FindingView, Overview } from './wire';
 
-export interface FindingEvents extends Pick<Judged, 'took'> {
+export interface FindingEvents extends Pick<Marking, 'updated'> {
   jump: (row: number) => void;
   say: Say;
 }
@@ -26,17 +27,11 @@ class Finding {
   readonly root: HTMLElement;
   private finding: FindingView;
   private uid = uniqueId();
-  private whole = false;
+  private complete = false;
   private body = h('div', { class: 'llmdebug-finding-body', id: this.uid, hidden: true });
-  private toggle = h(
-    'button',
-    {
-      class: 'llmdebug-button',
-      type: 'button',
-      'aria-expanded': 'false',
-      'aria-controls': this.uid,
-      onclick: () => void this.turn(),
-    },
+  private toggle = button(
+    () => void this.turn(),
+    { 'aria-expanded': 'false', 'aria-controls': this.uid },
     T.details,
   );
 
@@ -47,11 +42,11 @@ class Finding {
     private events: FindingEvents,
   ) {
     this.finding = overview.findings[at]!;
-    const judged = { ask, took: events.took };
+    const marking = { ask, updated: events.updated };
     const mark =
       this.finding.mark >= 0
-        ? unmarkButton(overview, this.finding.mark, `finding-${at}`, judged)
-        : new MarkForm({ finding: at }, `finding-${at}`, judged).root;
+        ? unmarkButton(overview, this.finding.mark, `finding-${at}`, marking)
+        : new MarkForm({ finding: at }, `finding-${at}`, marking).root;
     this.root = h(
       'li',
       {},
@@ -66,33 +61,30 @@ class Finding {
     );
   }
 
-  /** The script may be long: it is asked for when the finding is opened for the first time. */
+  /** Open or close the details. Code may be long, so it is fetched at the first opening. */
   private async turn(): Promise<void> {
     this.body.hidden = !this.body.hidden;
     this.toggle.setAttribute('aria-expanded', String(!this.body.hidden));
-    if (this.body.hidden || this.whole) return;
+    if (this.body.hidden || this.complete) return;
     this.body.replaceChildren(...this.words());
     const reply = await this.ask('finding', { finding: this.at });
-    if (!reply) return; // asked for again when it is opened again
-    this.whole = true;
+    if (!reply) return; // the next opening tries again
+    this.complete = true;
     this.body.replaceChildren(...this.words(), ...this.code(reply.answer));
   }
 
   private link(finding: FindingView, more?: HTMLElement): HTMLElement {
-    return h(
-      'button',
-      {
-        class: `llmdebug-finding${finding.expected ? ' llmdebug-known' : ''}`,
-        type: 'button',
-        onclick: () => this.events.jump(finding.row),
-      },
-      finding.expected
-        ? h(
-            'span',
-            { class: 'llmdebug-verdict llmdebug-expected' },
-            `${VERDICTS.expected.mark} ${VERDICTS.expected.text}: ${finding.expected} `,
-          )
-        : null,
+    const known = finding.expected ? ' llmdebug-known' : '';
+    const { mark, text } = VERDICTS.expected;
+    return button(
+      () => this.events.jump(finding.row),
+      { class: `llmdebug-finding${known}` },
+      known &&
+        h(
+          'span',
+          { class: 'llmdebug-verdict llmdebug-expected' },
+          `${mark} ${text}: ${finding.expected} `,
+        ),
       h('b', {}, finding.cause),
       ' ',
       h('code', {}, pathText(finding.path)),
@@ -108,52 +100,36 @@ class Finding {
 
   private words(): HTMLElement[] {
     const { path, op, cause, evidence } = this.finding;
-    const others = this.overview.findings.filter(one => one !== this.finding);
+    const { summary, findings } = this.overview;
     const lines: [string, string][] = [
       [T.cause, cause],
       [T.where, `${pathText(path)} (${op}), ${this.step(this.finding)}`],
       [T.evidence, evidence],
     ];
-    if (this.at === 0 && this.overview.summary) lines.push([T.inShort, this.overview.summary]); // it speaks of the first one
+    if (this.at === 0 && summary) lines.push([T.inShort, summary]); // it describes the first one
+    const others = findings.filter(one => one !== this.finding);
+    const links = others.map(one => h('li', {}, this.link(one)));
     return [
       h('dl', {}, ...lines.flatMap(([name, text]) => [h('dt', {}, name), h('dd', {}, text)])),
-      ...(others.length
-        ? [
-            h('div', {}, T.others),
-            h(
-              'ul',
-              { class: 'llmdebug-others' },
-              ...others.map(one => h('li', {}, this.link(one))),
-            ),
-          ]
+      ...(links.length
+        ? [h('div', {}, T.others), h('ul', { class: 'llmdebug-others' }, ...links)]
         : []),
     ];
   }
 
   private code({ script, why, save, source, kernel, code }: FindingDetail): HTMLElement[] {
-    const called: HTMLElement[] = source
-      ? [h('div', { class: 'llmdebug-source' }, `${T.calledAt} ${source}`)]
-      : [];
-    if (kernel)
-      called.push(
-        h('div', { class: 'llmdebug-source' }, `${T.computedBy} `, h('code', {}, kernel)),
-      );
-    if (code) called.push(kernelCode(code, this.events.say));
-    if (!script) return [...called, h('div', { class: 'llmdebug-why' }, T.noScript(why))];
+    const { say } = this.events;
+    const line = (...parts: (Node | string)[]) => h('div', { class: 'llmdebug-source' }, ...parts);
+    const origin: HTMLElement[] = [];
+    if (source) origin.push(line(`${T.calledAt} ${source}`));
+    if (kernel) origin.push(line(`${T.computedBy} `, h('code', {}, kernel)));
+    if (code) origin.push(kernelCode(code, say));
+    if (!script) return [...origin, h('div', { class: 'llmdebug-why' }, T.noScript(why))];
+    const pre = h('pre', { class: 'llmdebug-script', tabindex: 0, 'aria-label': T.script }, script);
     return [
-      ...called,
-      h(
-        'div',
-        { class: 'llmdebug-code' },
-        copyButton(T.copyLine, save, this.events.say),
-        h('code', {}, save),
-      ),
-      h(
-        'div',
-        { class: 'llmdebug-code' },
-        copyButton(T.copyScript, script, this.events.say),
-        h('pre', { class: 'llmdebug-script', tabindex: 0, 'aria-label': T.script }, script),
-      ),
+      ...origin,
+      h('div', { class: 'llmdebug-code' }, copyButton(T.copyLine, save, say), h('code', {}, save)),
+      h('div', { class: 'llmdebug-code' }, copyButton(T.copyScript, script, say), pre),
     ];
   }
 }

@@ -1,8 +1,8 @@
-/** How figures and names are written. */
+/** Formats figures and names. */
 import type { Num, Row } from './wire';
-import { T } from './strings';
+import * as T from './strings';
 
-/** Up to `digits` significant ones; `–` where the kernel had no figure. */
+/** Format a number with up to `digits` significant digits; `–` stands for a missing one. */
 export function figure(value: Num, digits = 4): string {
   if (value === null) return '–';
   if (typeof value === 'string') return value;
@@ -16,7 +16,7 @@ export function figure(value: Num, digits = 4): string {
     .replace('e+', 'e');
 }
 
-/** The shortest text that names this float32 and no other. */
+/** Return the shortest decimal text that parses to exactly this float32. */
 export function exactFloat32(value: number): string {
   for (let digits = 6; digits < 9; digits++) {
     const text = value.toPrecision(digits);
@@ -25,7 +25,7 @@ export function exactFloat32(value: number): string {
   return figure(value, 9);
 }
 
-/** The number behind a `Num`, NaN where there is none. */
+/** Convert a `Num` to a number; a missing one becomes NaN. */
 export function numeric(value: Num): number {
   if (typeof value === 'number') return value;
   if (value === 'inf') return Infinity;
@@ -46,7 +46,7 @@ export function shortSlot(row: Row): string {
   return slotText({ ...row, role: SHORT_ROLES[row.role] ?? row.role });
 }
 
-/** `bfloat16` → `bf16`, `int64` → `i64`. */
+/** Abbreviate a dtype: `bfloat16` → `bf16`, `int64` → `i64`. */
 export function shortType(dtype: string): string {
   return dtype
     .replace(/^bfloat/, 'bf')
@@ -61,8 +61,9 @@ export function pathText(path: string): string {
 }
 
 /**
- * A path in at most `room` characters: relative to `base`, the module that the list is narrowed to,
- * then without leading names, as the last ones say most.
+ * Shorten a path to at most `room` characters.
+ *
+ * The path becomes relative to `base`, then loses leading names: the last ones matter most.
  */
 export function shortPath(path: string, base: string, room: number): string {
   if (base && path === base) return '.';
@@ -74,7 +75,7 @@ export function shortPath(path: string, base: string, room: number): string {
   return `…${rest.slice(Math.max(0, rest.length - Math.max(room, 8) + 1))}`;
 }
 
-/** The end of a text in a line of at most `room` characters: of a prompt, what comes last says most. */
+/** Return the last `room` characters of a text, on one line: a prompt's end matters most. */
 export function endOf(text: string, room: number): string {
   const characters = [...text.replace(/\s*\n\s*/g, ' ↵ ')];
   return characters.length > room ? `…${characters.slice(1 - room).join('')}` : characters.join('');

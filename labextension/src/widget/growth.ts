@@ -1,15 +1,15 @@
-/** How the error grows along depth: a line for each step, on a log scale. */
+/** Plots the error along depth: one line per step, on a log scale. */
 import { clamp, h, svg } from './dom';
 import { figure, shortPath } from './format';
 import { DIVERGED, type LayerErrors, type Place, type PlaceEvents } from './layererrors';
-import { T } from './strings';
+import * as T from './strings';
 
 const HEIGHT = 252;
 const [LEFT, RIGHT, TOP, BOTTOM] = [44, 10, 8, 20];
 const LABEL_WIDTH = 96;
-/** More lines than this are one blur. */
+/** With more lines than this, only a selection is drawn. */
 const MOST_LINES = 200;
-/** Within so many pixels a click means the line of the step in view. */
+/** A click within so many pixels of the selected step's line selects that step. */
 const NEAR = 10;
 
 interface Axes {
@@ -50,7 +50,8 @@ export class Growth {
 
   take(errors: LayerErrors): void {
     this.errors = errors;
-    const layers = errors.layers.filter(layer => layer.node >= 0).length; // what lies around the layers, at the end, has no depth
+    // calls outside the layers come last and have no depth
+    const layers = errors.layers.filter(layer => layer.node >= 0).length;
     this.axes = { layers, width: 0, ...decades(errors, layers) };
     this.root.hidden = layers === 0;
     this.paint();
@@ -96,7 +97,8 @@ export class Growth {
     const bad = Array.from({ length: this.axes.layers }, (_, layer) => layer).filter(
       layer => errors.state({ layer, step: this.step }) === DIVERGED,
     );
-    return `${T.growth}, ${errors.steps[this.step]?.label ?? ''}: ${T.divergedLayers(bad.length, bad.length ? errors.name(bad[0]!) : '')}`;
+    const diverged = T.divergedLayers(bad.length, bad.length ? errors.name(bad[0]!) : '');
+    return `${T.growth}, ${errors.steps[this.step]?.label ?? ''}: ${diverged}`;
   }
 
   private x(layer: number): number {
@@ -104,7 +106,7 @@ export class Growth {
     return LEFT + ((width - LEFT - RIGHT) * (layer + 0.5)) / layers;
   }
 
-  /** No error at all lies on the ground. */
+  /** An error of 0 lies on the bottom line. */
   private y(error: number): number {
     const { low, high } = this.axes;
     return (
@@ -112,7 +114,7 @@ export class Growth {
     );
   }
 
-  /** Broken where a layer has no figure. */
+  /** Return the path of a step's line, with gaps where a layer has no figure. */
   private line(step: number, value: (place: Place) => number): string {
     let [path, pen] = ['', 'M'];
     for (let layer = 0; layer < this.axes.layers; layer++) {
@@ -194,7 +196,7 @@ export class Growth {
   }
 }
 
-/** Whole decades around all errors and limits, and one below, where those without any error lie. */
+/** Return the decades that hold all errors and limits, plus one below for errors of 0. */
 function decades(errors: LayerErrors, layers: number): { low: number; high: number } {
   let [low, high] = [Infinity, -Infinity];
   for (let layer = 0; layer < layers; layer++)

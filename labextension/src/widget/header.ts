@@ -1,9 +1,10 @@
-/** What this is, and for a report what came out and what is to blame. */
-import { h } from './dom';
+/** The title; for a report also verdict, findings and marks. */
+import { button, h } from './dom';
 import { markList } from './expected';
 import { findingList, type FindingEvents } from './findings';
 import type { Ask } from './rpc';
-import { T, VERDICTS } from './strings';
+import { VERDICTS } from './strings';
+import * as T from './strings';
 import type { Overview, Verdict } from './wire';
 
 export function verdictBadge(verdict: Verdict): HTMLElement {
@@ -22,20 +23,16 @@ export function header(overview: Overview, ask: Ask, events: FindingEvents): HTM
       h('h2', {}, title),
       verdict && verdictBadge(verdict),
       first_bad >= 0
-        ? h(
-            'button',
-            {
-              class: 'llmdebug-button llmdebug-first-bad',
-              type: 'button',
-              onclick: () => events.jump(first_bad),
-            },
+        ? button(
+            () => events.jump(first_bad),
+            { class: 'llmdebug-button llmdebug-first-bad' },
             T.firstBad,
           )
         : null,
     ),
     ...lines.map(line => h('div', { class: 'llmdebug-line' }, line)),
     findings.length ? findingList(overview, ask, events) : null,
-    overview.marks.length ? markList(overview, { ask, took: events.took }) : null,
+    overview.marks.length ? markList(overview, { ask, updated: events.updated }) : null,
     ...notes.map(note => h('div', { class: 'llmdebug-note' }, note)),
   );
 }

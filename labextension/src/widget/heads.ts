@@ -1,14 +1,15 @@
-/** Every head of an attention at once: its slice in small, of which a click opens one in the heat map. */
+/** Thumbnails of all slices along one axis, such as attention heads. A click opens one. */
 import { Scale } from './colours';
-import { clamp, h, hasFocus, swallow } from './dom';
-import { floats, type Slice } from './heatmap';
+import { button, clamp, h, hasFocus, swallow } from './dom';
+import type { Slice } from './heatmap';
 import { numeric } from './format';
 import type { Ask } from './rpc';
-import { T } from './strings';
+import * as T from './strings';
+import { floats } from './window';
 import type { Heads as Planes } from './wire';
 
 const CELLS = 40;
-/** Of one answer. The page on show is that of the head that is open, so that going on by head turns the pages. */
+/** Thumbnails per request. The page shown is the one of the open slice. */
 const PAGE = 64;
 
 export class Heads {
@@ -42,7 +43,7 @@ export class Heads {
     );
   }
 
-  /** `axis` -1: this slice has no heads beside it. */
+  /** `axis` -1: there are no other slices. */
   show(slice: Slice, axis: number, name: string): void {
     this.slice = slice;
     this.axis = axis;
@@ -54,17 +55,13 @@ export class Heads {
     this.mark();
   }
 
-  /** Only what is looked at is asked for, and not again for another head of it. */
+  /** Fetch the thumbnails if they are visible and not yet drawn. */
   private async load(): Promise<void> {
     const { slice, axis } = this;
     if (!slice || axis < 0 || !this.root.open) return;
     const first = Math.floor((slice.fixed[axis] ?? 0) / PAGE) * PAGE;
-    const wanted = JSON.stringify({
-      ...slice,
-      axis,
-      first,
-      fixed: slice.fixed.map((at, i) => (i === axis ? 0 : at)),
-    });
+    const fixed = slice.fixed.map((at, i) => (i === axis ? 0 : at));
+    const wanted = JSON.stringify({ ...slice, axis, first, fixed });
     if (wanted === this.drawn) return;
     this.drawn = wanted;
     const reply = await this.ask('heads', { ...slice, axis, first, size: CELLS });
@@ -117,18 +114,8 @@ export class Heads {
   }
 
   private turner(label: string, face: string, pages: 1 | -1): HTMLButtonElement {
-    return h(
-      'button',
-      {
-        class: 'llmdebug-button',
-        type: 'button',
-        hidden: true,
-        'aria-label': label,
-        title: label,
-        onclick: () => this.choose(this.axis, this.first + pages * PAGE),
-      },
-      face,
-    );
+    const turn = () => this.choose(this.axis, this.first + pages * PAGE);
+    return button(turn, { hidden: true, 'aria-label': label, title: label }, face);
   }
 
   private mark(): void {

@@ -1,24 +1,14 @@
-/** A 2-d slice of a tensor on a canvas: zoom, pan, and the value under a click. */
+/** Draws a 2-d slice of a tensor on a canvas, with zoom, pan, and the value of an element. */
 import { NAN_COLOUR, Scale } from './colours';
 import { clamp, h, swallow } from './dom';
 import { exactFloat32, figure, numeric } from './format';
 import type { Ask, Reply } from './rpc';
-import { T } from './strings';
+import * as T from './strings';
+import { extreme, floats, panned, zoomed, type Cell, type Window } from './window';
 import type { View, ViewRequest } from './wire';
 
-/** What is looked at, apart from the window. */
+/** A 2-d slice of a tensor, without the window that is in view. */
 export type Slice = Pick<ViewRequest, 'row' | 'which' | 'axes' | 'fixed'>;
-export interface Window {
-  y0: number;
-  x0: number;
-  y1: number;
-  x1: number;
-}
-/** An element of the slice. */
-export interface Cell {
-  y: number;
-  x: number;
-}
 export interface HeatmapEvents {
   moved?: (window: Window) => void;
   pointed?: (at: Cell | null) => void;
@@ -27,7 +17,6 @@ export interface HeatmapEvents {
 }
 
 const CELLS = 256;
-const LEAST_SPAN = 4;
 const NUMBER_WIDTH = 40;
 const NUMBER_HEIGHT = 14;
 const LINE_HEIGHT = 28;
@@ -97,13 +86,13 @@ export class Heatmap {
     void this.load();
   }
 
-  /** Follow another map of as many rows and columns. */
+  /** Show a window of the slice. */
   look(window: Window): void {
     this.window = window;
     void this.load();
   }
 
-  /** Frame an element and show its value, which is asked for by itself: a cell may cover many. */
+  /** Frame an element and show its value. A cell may cover many elements, so it is fetched. */
   async mark(at: Cell): Promise<void> {
     const slice = this.slice;
     if (!slice) return;
@@ -118,13 +107,13 @@ export class Heatmap {
     if (reply && slice === this.slice) this.put(slice, at, floats(reply.buffers[0])[0]!);
   }
 
-  /** Frame what is pointed at, here or in a map beside it. */
+  /** Frame the element under the pointer, which may be in a map beside this one. */
   point(at: Cell | null): void {
     this.pointed = at;
     this.paint();
   }
 
-  /** The value on show at an element: its cell's. */
+  /** Return the value shown at an element: the one of its cell. */
   valueAt(at: Cell | null): number | null {
     const { view } = this;
     if (!view || !at) return null;
@@ -135,14 +124,14 @@ export class Heatmap {
     );
   }
 
-  /** An element's index in the whole tensor, or the part that its cell covers. */
+  /** Describe an element: its index in the whole tensor, and how many elements its cell covers. */
   where(at: Cell): string {
     const { slice, view } = this;
     if (!slice || !view) return '';
     return `[${this.index(slice, at).join(', ')}]${T.cells(view.fy, view.fx)}`;
   }
 
-  /** Colour the values from `lo` to `hi` instead of from the lowest to the highest. */
+  /** Map the colours to `lo` … `hi` in place of the slice's own range. */
   paintBetween(lo: number, hi: number): void {
     this.colour(new Scale(lo, hi));
     this.paint();
@@ -152,7 +141,7 @@ export class Heatmap {
     this.resize.disconnect();
   }
 
-  /** One request at a time; what changed meanwhile is asked for next. */
+  /** Fetch the slice: one request at a time, then another one if the window changed meanwhile. */
   private async load(): Promise<void> {
     if (this.busy) {
       this.stale = true;
@@ -166,7 +155,7 @@ export class Heatmap {
       if (slice !== this.slice) continue;
       if (reply) this.take(reply.answer, floats(reply.buffers[0]));
       else if (this.view)
-        this.window = { y0: this.view.y0, x0: this.view.x0, y1: this.view.y1, x1: this.view.x1 }; // what is on show stays
+        this.window = windowOf(this.view); // the last picture stays
       else this.clear();
     } while (this.stale);
     this.setBusy(false);
@@ -177,7 +166,7 @@ export class Heatmap {
     this.canvas.setAttribute('aria-busy', String(busy));
   }
 
-  /** Nothing to show: what stood here belongs to another tensor. */
+  /** Remove the picture, which shows another tensor. */
   private clear(): void {
     this.view = null;
     this.data = new Float32Array();
@@ -191,7 +180,7 @@ export class Heatmap {
   private take(view: View, data: Float32Array<ArrayBuffer>): void {
     this.view = view;
     this.data = data;
-    if (!this.stale) this.window = { y0: view.y0, x0: view.x0, y1: view.y1, x1: view.x1 };
+    if (!this.stale) this.window = windowOf(view);
     this.colour(new Scale(numeric(view.lo), numeric(view.hi), this.slice?.which === 'difference'));
     this.canvas.style.height = `${Math.min(HEIGHT, Math.max(48, view.rows * LINE_HEIGHT))}px`;
     const flat = view.rows === 1;
@@ -269,7 +258,7 @@ export class Heatmap {
     const height = this.canvas.clientHeight / view.h;
     const x = Math.floor((at.x - view.x0) / view.fx) * width;
     const y = Math.floor((at.y - view.y0) / view.fy) * height;
-    const grow = Math.max(0, 6 - Math.min(width, height)) / 2; // a cell of one pixel would be hidden
+    const grow = Math.max(0, 6 - Math.min(width, height)) / 2; // or a frame would hide a tiny cell
     for (const [colour, line] of [
       ['#000', 3],
       ['#fff', 1],
@@ -280,20 +269,12 @@ export class Heatmap {
     }
   }
 
-  private zoom(factor: number, fx = 0.5, fy = 0.5): void {
-    const { view, window: at } = this;
-    if (!view) return;
-    const [y0, y1] = zoomed(at.y0, at.y1, view.rows, factor, fy);
-    const [x0, x1] = zoomed(at.x0, at.x1, view.cols, factor, fx);
-    this.move({ y0, x0, y1, x1 });
+  private zoom(factor: number, x = 0.5, y = 0.5): void {
+    if (this.view) this.move(zoomed(this.window, this.view, factor, { y, x }));
   }
 
   private pan(dx: number, dy: number): void {
-    const { view, window: at } = this;
-    if (!view) return;
-    const x = clamp(Math.round(dx), -at.x0, view.cols - at.x1);
-    const y = clamp(Math.round(dy), -at.y0, view.rows - at.y1);
-    this.move({ y0: at.y0 + y, y1: at.y1 + y, x0: at.x0 + x, x1: at.x1 + x });
+    if (this.view) this.move(panned(this.window, this.view, dx, dy));
   }
 
   private move(to: Window): void {
@@ -303,7 +284,7 @@ export class Heatmap {
     this.events.moved?.(to);
   }
 
-  /** At its limits the wheel is left to the page, so that scrolling past does not get stuck. */
+  /** Zoom. At its limits, the wheel scrolls the page, so that the map does not trap it. */
   private wheel(event: WheelEvent): void {
     const before = this.window;
     const notches =
@@ -337,7 +318,7 @@ export class Heatmap {
     action();
   }
 
-  /** A press that does not move is a click on a cell. */
+  /** Pan while the pointer moves. A press without a movement picks a cell. */
   private drag(down: PointerEvent): void {
     const { canvas, view } = this;
     if (!view || down.button !== 0) return;
@@ -364,7 +345,7 @@ export class Heatmap {
     canvas.addEventListener('lostpointercapture', up, { once: true });
   }
 
-  /** Show the element that a cell stands for: of a cell that covers many, look into it. */
+  /** Show the element that a cell stands for. Fetch the inside of a cell that covers many. */
   private async pick(fx: number, fy: number): Promise<void> {
     const slice = this.slice;
     if (!this.view || !slice || this.data.length === 0) return;
@@ -403,7 +384,7 @@ export class Heatmap {
     this.paint();
   }
 
-  /** The first element of the cell under the pointer. */
+  /** Return the first element of the cell under the pointer. */
   private under(event: PointerEvent): Cell | null {
     const { view, canvas } = this;
     if (!view || this.data.length === 0) return null;
@@ -412,37 +393,13 @@ export class Heatmap {
     return { y: view.y0 + y * view.fy, x: view.x0 + x * view.fx };
   }
 
-  /** The index in the whole tensor. */
+  /** Return an element's index in the whole tensor. */
   private index(slice: Slice, at: Cell): number[] {
     const [row, column] = slice.axes;
     return slice.fixed.map((fixed, axis) => (axis === row ? at.y : axis === column ? at.x : fixed));
   }
 }
 
-function zoomed(
-  start: number,
-  end: number,
-  size: number,
-  factor: number,
-  at: number,
-): [number, number] {
-  const span = clamp(Math.round((end - start) * factor), Math.min(LEAST_SPAN, size), size);
-  const from = clamp(Math.round(start + at * (end - start) - at * span), 0, size - span);
-  return [from, from + span];
-}
-
-function extreme(data: Float32Array): number {
-  let best = 0;
-  for (let i = 0; i < data.length; i++) {
-    if (Number.isNaN(data[i])) return i;
-    if (Math.abs(data[i]!) > Math.abs(data[best]!)) best = i;
-  }
-  return best;
-}
-
-/** A message's buffer may begin anywhere, a `Float32Array` only at multiples of four. */
-export function floats(buffer: DataView | undefined): Float32Array<ArrayBuffer> {
-  if (!buffer) return new Float32Array();
-  const { byteOffset, byteLength } = buffer;
-  return new Float32Array(buffer.buffer.slice(byteOffset, byteOffset + byteLength) as ArrayBuffer);
+function windowOf({ y0, x0, y1, x1 }: View): Window {
+  return { y0, x0, y1, x1 };
 }

@@ -1,10 +1,10 @@
-/** How the values of the whole tensor are spread. */
+/** The histogram of all values of a tensor. */
 import { bars } from './bars';
 import { h } from './dom';
 import { figure, numeric } from './format';
 import type { Ask } from './rpc';
-import { T } from './strings';
-import type { Histogram as Counts, HistogramRequest } from './wire';
+import * as T from './strings';
+import type { Histogram as Answer, HistogramRequest } from './wire';
 
 const BINS = 64;
 
@@ -13,7 +13,7 @@ export class Histogram {
   private plot = h('div', { class: 'llmdebug-plot' });
   private caption = h('div', { class: 'llmdebug-caption' });
   private log = h('input', { type: 'checkbox', onchange: () => this.paint() });
-  private counts: Counts | null = null;
+  private answer: Answer | null = null;
   private asked = 0;
 
   constructor(private ask: Ask) {
@@ -30,34 +30,25 @@ export class Histogram {
     const asked = ++this.asked;
     const reply = await this.ask('histogram', { row, which, bins: BINS });
     if (asked !== this.asked) return;
-    this.counts = reply?.answer ?? null;
+    this.answer = reply?.answer ?? null;
     this.paint();
   }
 
   private paint(): void {
-    const { counts } = this;
-    this.caption.hidden = !counts;
-    if (!counts) return this.plot.replaceChildren();
-    const lo = numeric(counts.lo);
-    const width = (numeric(counts.hi) - lo) / Math.max(1, counts.counts.length);
+    this.caption.hidden = !this.answer;
+    if (!this.answer) return this.plot.replaceChildren();
+    const { counts, nan, inf, ...range } = this.answer;
+    const [lo, hi] = [numeric(range.lo), numeric(range.hi)];
+    const edge = (bin: number) => figure(lo + (bin * (hi - lo)) / Math.max(1, counts.length));
+    const label = `${T.histogram}: ${T.bins(counts.length, figure(range.lo), figure(range.hi))}`;
     const rise = (n: number) => (this.log.checked ? Math.log1p(n) : n);
-    this.plot.replaceChildren(
-      bars(
-        counts.counts,
-        `${T.histogram}: ${T.bins(counts.counts.length, figure(counts.lo), figure(counts.hi))}`,
-        rise,
-        i => T.bin(figure(lo + i * width), figure(lo + (i + 1) * width), counts.counts[i]!),
-      ),
-    );
-    const finite = counts.counts.reduce((sum, n) => sum + n, 0);
-    const broken = [
-      counts.nan ? `NaN ${counts.nan}` : '',
-      counts.inf ? `inf ${counts.inf}` : '',
-    ].filter(Boolean);
+    const title = (bin: number) => T.bin(edge(bin), edge(bin + 1), counts[bin]!);
+    this.plot.replaceChildren(bars(counts, label, rise, title));
+    const finite = counts.reduce((sum, n) => sum + n, 0);
     this.caption.replaceChildren(
-      h('span', {}, figure(counts.lo)),
-      h('span', {}, [T.finite(finite), ...broken].join(' · ')),
-      h('span', {}, figure(counts.hi)),
+      h('span', {}, figure(range.lo)),
+      h('span', {}, [T.finite(finite), ...T.notFinite(nan, inf)].join(' · ')),
+      h('span', {}, figure(range.hi)),
     );
   }
 }

@@ -1,4 +1,4 @@
-/** Keys that work wherever the focus is in the widget, except where text is typed. */
+/** Keys that work everywhere in the widget, except in text fields. */
 import { swallow } from './dom';
 
 export interface Actions {
@@ -10,7 +10,7 @@ export interface Actions {
 const TYPING = 'input:not([type=checkbox]):not([type=range]), select, textarea';
 const SUPPRESS = 'data-lm-suppress-shortcuts';
 
-/** Listen until the returned function is called. */
+/** Listen for keys until the returned function is called. */
 export function onKeys(root: HTMLElement, actions: Actions): () => void {
   root.addEventListener('keydown', event => {
     if (isForHost(event)) return;
@@ -36,7 +36,7 @@ function actionOf(key: string, { record, mismatch, expect }: Actions): (() => vo
   return actions[key];
 }
 
-/** Shortcuts such as save, run the cell, and leave it, keep their meaning. */
+/** True for keys that stay Jupyter's: shortcuts such as save, run cell, and leave cell. */
 function isForHost(event: KeyboardEvent): boolean {
   return (
     event.ctrlKey ||
@@ -48,8 +48,10 @@ function isForHost(event: KeyboardEvent): boolean {
 }
 
 /**
- * Jupyter reads keys before the widget sees them, and in command mode `d d` or `x` deletes the cell.
- * It leaves a target alone that has this attribute, so set it first, for plain keys only.
+ * Keep Jupyter from acting on plain keys.
+ *
+ * Jupyter reads keys before the widget does: in command mode, `d d` and `x` delete the cell. It
+ * ignores keys whose target has the attribute, so a capturing listener sets it first.
  */
 function shield(root: HTMLElement): () => void {
   const before = (event: KeyboardEvent) => {

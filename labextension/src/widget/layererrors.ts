@@ -1,7 +1,8 @@
-/** The worst row of every layer at every step, as the kernel counted it. */
+/** The worst row of every layer at every step. */
 import { figure, pathText } from './format';
 import type { Reply } from './rpc';
-import { STATES, T } from './strings';
+import { STATES } from './strings';
+import * as T from './strings';
 import type { Layer, Step } from './wire';
 
 export const [NOTHING, UNMATCHED, MATCH, WITHIN_NOISE, EXPECTED, DIVERGED] = [
@@ -55,7 +56,7 @@ export class LayerErrors {
     return this.states[this.at(place)]!;
   }
 
-  /** Error in limits; NaN where there is no figure. */
+  /** Return error over limit; NaN if there is no figure. */
   ratio(place: Place): number {
     const error = this.errorAt(place);
     return error === 0 ? 0 : error / (this.limitAt(place) || 0);
@@ -66,16 +67,20 @@ export class LayerErrors {
     return node < 0 ? T.around : pathText(path);
   }
 
-  /** A cell in words. */
+  /** Describe a cell in words. */
   says(place: Place): string {
-    const [error, limit, ratio] = [this.errorAt(place), this.limitAt(place), this.ratio(place)];
-    const figures = Number.isNaN(error)
-      ? ''
-      : `, ${T.errorLimit(figure(error, 3), figure(Number.isNaN(limit) ? null : limit, 3))}${ratio > 1 ? T.beyond(figure(ratio, 2)) : ''}`;
-    return `${this.name(place.layer)} · ${this.steps[place.step]?.label}: ${STATES[this.state(place)]}${figures}`;
+    const error = this.errorAt(place);
+    const limit = this.limitAt(place);
+    const ratio = this.ratio(place);
+    const figures = T.errorLimit(figure(error, 3), figure(Number.isNaN(limit) ? null : limit, 3));
+    return [
+      `${this.name(place.layer)} · ${this.steps[place.step]?.label}: ${STATES[this.state(place)]}`,
+      Number.isNaN(error) ? '' : `, ${figures}`,
+      ratio > 1 ? T.beyond(figure(ratio, 2)) : '',
+    ].join('');
   }
 
-  /** The first cell that diverged, step by step and layer by layer. */
+  /** Return the first diverged cell: the earliest step, then the first layer. */
   firstBad(): Place | undefined {
     for (let step = 0; step < this.steps.length; step++)
       for (let layer = 0; layer < this.layers.length; layer++)
@@ -86,6 +91,6 @@ export class LayerErrors {
 
 export interface PlaceEvents {
   choose: (place: Place) => void;
-  /** What is pointed at, in words. */
+  /** Called with a description of the cell under the pointer. */
   tell: (text: string) => void;
 }

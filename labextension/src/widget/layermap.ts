@@ -1,4 +1,4 @@
-/** Layers down, tokens across. Only what is in view is drawn, so any number of either is fine. */
+/** A map of errors: one row per layer, one column per token. Only cells in view are drawn. */
 import { Scale } from './colours';
 import { clamp, h, swallow, uniqueId } from './dom';
 import { figure, shortPath } from './format';
@@ -10,14 +10,14 @@ import {
   type Place,
   type PlaceEvents,
 } from './layererrors';
-import { T } from './strings';
+import * as T from './strings';
 
 const HEIGHT = 234;
 const [LEAST, WIDEST, HIGHEST] = [4, 40, 18];
-/** Space for the names of layers and of steps, as the style sheet has it. */
+/** Space for the names of layers and steps, as in layers.css. */
 const [NAMES, HEADS] = [132, 18];
 const [NAME_HEIGHT, HEAD_WIDTH] = [13, 76];
-/** Decades either side of the limit at most. */
+/** The colours cover at most so many decades on either side of the limit. */
 const REACH = 6;
 
 export class LayerMap {
@@ -102,7 +102,7 @@ export class LayerMap {
     cancelAnimationFrame(this.frame);
   }
 
-  /** Sizes and names: as wide as there is room for, and scrolled beyond that. */
+  /** Fit cells and names into the available space; below the least cell size, the map scrolls. */
   private lay(): void {
     const { errors } = this;
     if (!errors || this.grid.clientWidth === 0) return;
@@ -128,7 +128,7 @@ export class LayerMap {
     this.paint();
   }
 
-  /** The step in view, and the cell that the keys stand on. */
+  /** Mark the selected step and the cell under the keyboard cursor. */
   private mark(): void {
     const {
       errors,
@@ -182,7 +182,7 @@ export class LayerMap {
         this.draw(context, { layer, step });
   }
 
-  /** Besides its colour, a diverged cell has a cross, an unmatched one is an empty frame, and where nothing was recorded nothing is. */
+  /** Draw a cell: a cross marks a diverged one, a frame an unmatched one. */
   private draw(context: CanvasRenderingContext2D, place: Place): void {
     const { width, height } = this.size;
     const [x, y] = [place.step * width, place.layer * height];
@@ -194,11 +194,8 @@ export class LayerMap {
       return context.strokeRect(x + 0.5, y + 0.5, width - gap - 1, height - gap - 1);
     }
     const ratio = this.errors!.ratio(place);
-    const value = Number.isNaN(ratio)
-      ? state === DIVERGED
-        ? Infinity
-        : -Infinity
-      : Math.log10(ratio);
+    const unknown = state === DIVERGED ? Infinity : -Infinity;
+    const value = Number.isNaN(ratio) ? unknown : Math.log10(ratio);
     context.fillStyle = this.scale.css(value);
     context.fillRect(x, y, width - gap, height - gap);
     if (state === DIVERGED)
@@ -280,7 +277,7 @@ export class LayerMap {
     this.reveal();
   }
 
-  /** Scroll to where the keys stand. */
+  /** Scroll the keyboard cursor into view. */
   private reveal(): void {
     const {
       cursor,
@@ -292,7 +289,7 @@ export class LayerMap {
   }
 }
 
-/** How far the colours reach either side of the limit. */
+/** Return how many decades the colours cover on either side of the limit. */
 function decades(errors: LayerErrors): number {
   let most = 1;
   for (let layer = 0; layer < errors.layers.length; layer++)
@@ -303,12 +300,12 @@ function decades(errors: LayerErrors): number {
   return Math.min(REACH, Math.ceil(most));
 }
 
-/** Where to scroll so that an item is in view. */
+/** Return the scroll offset, nearest to `scroll`, that shows an item. */
 function kept(scroll: number, start: number, size: number, room: number): number {
   return clamp(scroll, start + size - room, start);
 }
 
-/** As many names as there is room for. */
+/** Return the names of every n-th item, as many as fit. */
 function labels(
   count: number,
   size: number,
@@ -317,15 +314,10 @@ function labels(
   text: (i: number) => [string, string],
 ): HTMLElement[] {
   const every = Math.ceil(least / size);
+  const height = Math.max(size, NAME_HEIGHT);
+  const extent = side === 'top' ? `line-height:${height}px` : `width:${every * size}px`;
   return Array.from({ length: Math.ceil(count / every) }, (_, k) => {
-    const [short, long] = text(k * every);
-    return h(
-      'span',
-      {
-        style: `${side}:${k * every * size}px;${side === 'top' ? `line-height:${Math.max(size, NAME_HEIGHT)}px` : `width:${every * size}px`}`,
-        title: long,
-      },
-      short,
-    );
+    const [short, title] = text(k * every);
+    return h('span', { style: `${side}:${k * every * size}px;${extent}`, title }, short);
   });
 }

@@ -1,10 +1,10 @@
-/** Where the error is: layers by tokens as a map, and along depth as lines. */
+/** The errors of all layers: as a map of layers by tokens, and as lines along depth. */
 import { h } from './dom';
 import { Growth } from './growth';
 import { LayerErrors, type PlaceEvents } from './layererrors';
 import { LayerMap } from './layermap';
 import type { Ask } from './rpc';
-import { T } from './strings';
+import * as T from './strings';
 import type { Layer, Step } from './wire';
 
 export class Layers {
@@ -12,7 +12,7 @@ export class Layers {
   private told = h('div', { class: 'llmdebug-told' }, T.mapHint);
   private map: LayerMap;
   private growth: Growth;
-  /** Ask anew: what is judged has changed. */
+  /** Fetch the errors again, after the verdicts have changed. */
   readonly reload: () => Promise<void>;
 
   constructor(
@@ -38,7 +38,7 @@ export class Layers {
     void this.reload();
   }
 
-  /** Mark the step that the list shows. */
+  /** Mark the selected step. */
   show(step: number): void {
     this.map.show(step);
     this.growth.show(step);
@@ -53,7 +53,7 @@ export class Layers {
     const reply = await this.ask('layers', {});
     if (!reply) return undefined;
     const errors = new LayerErrors(reply, this.steps);
-    this.root.hidden = errors.layers.length * this.steps.length < 2; // one cell is no map
+    this.root.hidden = errors.layers.length * this.steps.length < 2; // a map needs two cells
     this.map.take(errors);
     this.growth.take(errors);
     return errors;

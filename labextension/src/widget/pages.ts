@@ -1,4 +1,4 @@
-/** A long list on the kernel's side, fetched in pages as they come into view. */
+/** A long list in the kernel, fetched page by page. */
 
 export type Fetch<T> = (
   start: number,
@@ -15,16 +15,17 @@ export class Pages<T> {
     private fetch: Fetch<T>,
   ) {}
 
-  /** The item if its page is here. */
+  /** Return an item if its page has been fetched. */
   at(index: number): T | undefined {
     return this.loaded.get(Math.floor(index / this.size))?.[index % this.size];
   }
 
+  /** Return an item; fetch its page if necessary. */
   async want(index: number): Promise<T | undefined> {
     return (await this.page(Math.floor(index / this.size)))[index % this.size];
   }
 
-  /** Fetch what is missing of `first` to `last`; true if anything was. */
+  /** Fetch the missing pages of items `first` to `last`. Return true if any was missing. */
   async load(first: number, last: number): Promise<boolean> {
     const missing: Promise<T[]>[] = [];
     for (let p = Math.floor(first / this.size); p * this.size < last; p++)
@@ -42,7 +43,7 @@ export class Pages<T> {
   private async request(p: number): Promise<T[]> {
     const reply = await this.fetch(p * this.size, this.size);
     if (reply) this.total = reply.total;
-    const items = reply?.items ?? []; // not asked for again: the error is on show
+    const items = reply?.items ?? []; // not fetched again: the error has been shown
     this.loaded.set(p, items);
     return items;
   }

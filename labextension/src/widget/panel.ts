@@ -1,12 +1,13 @@
-/** Everything about the selected record: where it is, its figures on each side, its values, its code. */
+/** The selected record: its site, verdict, neighbours, values, statistics and code. */
 import { copyButton, kernelCode } from './copy';
-import { h } from './dom';
+import { button, h } from './dom';
 import { figure, pathText, shapeText, slotText } from './format';
 import { verdictBadge } from './header';
-import { MarkForm, unmarkButton, type Judged } from './expected';
+import { MarkForm, unmarkButton, type Marking } from './expected';
 import type { Ask } from './rpc';
 import { Sparklines } from './sparklines';
-import { RELATIONS, SIDES, T, VERDICTS } from './strings';
+import { RELATIONS, SIDES, VERDICTS } from './strings';
+import * as T from './strings';
 import { Tensor, type Look } from './tensor';
 import type { Detail, Flow, Overview, Row, Side } from './wire';
 
@@ -25,10 +26,10 @@ const FIGURES = [
   'fingerprint',
 ] as const;
 type Figure = (typeof FIGURES)[number];
-/** Where any difference matters; the others differ by rounding. */
+/** Figures in which any difference matters. The others may differ by rounding. */
 const EXACT = new Set<Figure>(['dtype', 'shape', 'nan', 'inf', 'numel', 'fingerprint']);
 
-export interface PanelEvents extends Pick<Judged, 'took'> {
+export interface PanelEvents extends Pick<Marking, 'updated'> {
   overview: () => Overview;
   jump: (row: number) => void;
   tree: (path: string) => void;
@@ -94,7 +95,7 @@ export class Panel {
     void this.sparklines.show(row, detail.row.step);
   }
 
-  /** By key: open the form that marks this record, or go to the button that takes its mark back. */
+  /** Open the form that marks this record, or focus the button that removes its mark. */
   expect(): void {
     const button = this.place.querySelector<HTMLElement>('[data-mark]');
     if (this.mark) this.mark.turn(true);
@@ -107,65 +108,39 @@ export class Panel {
   }
 
   private placeOf({ row, sides, producer, producer_label, flow }: Detail): HTMLElement[] {
-    const name = h(
-      'button',
-      {
-        class: 'llmdebug-link',
-        type: 'button',
-        title: T.showInTree,
-        onclick: () => this.events.tree(row.path),
-      },
-      pathText(row.path),
-    );
-    const lines: HTMLElement[] = [
+    const name = this.link(pathText(row.path), () => this.events.tree(row.path), T.showInTree);
+    const place = T.place(row.seq, this.stepLabel(row.step), row.call);
+    const what = `${row.op} · ${row.dtype} ${shapeText(row.shape)} · ${place}`;
+    const made = this.link(producer_label, () => this.events.jump(producer));
+    made.classList.add('llmdebug-producer');
+    return [
       h('h3', {}, name, ' ', h('span', { class: 'llmdebug-slot' }, slotText(row))),
-      h(
-        'div',
-        { class: 'llmdebug-dim' },
-        `${row.op} · ${row.dtype} ${shapeText(row.shape)} · ${T.place(row.seq, this.stepLabel(row.step), row.call)}${T.callId(sides[0]?.call_id ?? '')}`,
-      ),
-    ];
-    for (const side of sides) {
-      const whose = sides.length > 1 ? `${SIDES[side.which]}: ` : '';
-      if (side.part && side.which !== 'difference')
-        lines.push(h('div', { class: 'llmdebug-part' }, whose + T.part(side.part)));
-    }
-    if (row.verdict) lines.push(verdictLine(row));
-    const marking = this.marking(row);
-    if (marking) lines.push(marking);
-    if (producer >= 0)
-      lines.push(
-        h(
-          'div',
-          {},
-          `${T.producer} `,
-          h(
-            'button',
-            {
-              class: 'llmdebug-link llmdebug-producer',
-              type: 'button',
-              onclick: () => this.events.jump(producer),
-            },
-            producer_label,
-          ),
-        ),
-      );
-    return [...lines, ...flow.map(one => this.flowOf(one))];
+      h('div', { class: 'llmdebug-dim' }, `${what}${T.callId(sides[0]?.call_id ?? '')}`),
+      ...sides
+        .filter(side => side.part && side.which !== 'difference')
+        .map(side => h('div', { class: 'llmdebug-part' }, owner(sides, side), T.part(side.part))),
+      row.verdict ? verdictLine(row) : null,
+      this.marking(row),
+      producer >= 0 ? h('div', {}, `${T.producer} `, made) : null,
+      ...flow.map(one => this.flowOf(one)),
+    ].filter(line => line !== null);
+  }
+
+  private link(text: string, follow: () => void, title?: string): HTMLElement {
+    return button(follow, { class: 'llmdebug-link', title }, text);
   }
 
   private marking(row: Row): HTMLElement | null {
-    const judged = { ask: this.ask, took: this.events.took };
-    this.mark =
-      row.verdict === 'diverged' || row.verdict === 'unmatched'
-        ? new MarkForm({ row: row.id }, 'row', judged)
-        : null;
+    const marking = { ask: this.ask, updated: this.events.updated };
+    const isMismatch = row.verdict === 'diverged' || row.verdict === 'unmatched';
+    this.mark = isMismatch ? new MarkForm({ row: row.id }, 'row', marking) : null;
     if (this.mark) return this.mark.root;
-    return row.mark >= 0 && this.events.overview().marks[row.mark]
-      ? unmarkButton(this.events.overview(), row.mark, 'row', judged)
-      : null;
+    const overview = this.events.overview();
+    return overview.marks[row.mark] ? unmarkButton(overview, row.mark, 'row', marking) : null;
   }
 
   private flowOf({ relation, links, total }: Flow): HTMLElement {
+    const more = total - links.length;
     return h(
       'div',
       { class: 'llmdebug-flow', 'data-relation': relation },
@@ -177,47 +152,33 @@ export class Panel {
           h(
             'li',
             {},
-            h(
-              'button',
-              { class: 'llmdebug-link', type: 'button', onclick: () => this.events.jump(row) },
-              label,
-            ),
+            this.link(label, () => this.events.jump(row)),
           ),
         ),
-        total > links.length
-          ? h('li', { class: 'llmdebug-dim' }, T.moreLinks(total - links.length))
-          : null,
+        more > 0 ? h('li', { class: 'llmdebug-dim' }, T.moreLinks(more)) : null,
       ),
     );
   }
 
-  /** What computes this tensor in compiled code, open where it computes it wrongly. */
+  /** The kernels of compiled code that compute this tensor, unfolded if it diverged. */
   private kernelsOf({ row, sides }: Detail): HTMLElement[] {
-    return sides.flatMap(({ which, kernel }) =>
-      kernel === null
-        ? []
-        : [
-            h(
-              'details',
-              { class: 'llmdebug-kernel', open: row.verdict === 'diverged' },
-              h(
-                'summary',
-                {},
-                sides.length > 1 ? `${SIDES[which]}: ` : '',
-                `${T.kernel} `,
-                h('code', {}, kernel.name),
-              ),
-              h(
-                'div',
-                { class: 'llmdebug-dim' },
-                `${T.kernelNodes(kernel.nodes.length)} ${kernel.nodes.join(', ')}`,
-              ),
-              kernel.code
-                ? kernelCode(kernel.code, this.events.say)
-                : h('div', { class: 'llmdebug-dim' }, T.noKernelCode),
-            ),
-          ],
-    );
+    return sides.flatMap(side => {
+      const { kernel } = side;
+      if (!kernel) return [];
+      const title = [owner(sides, side), `${T.kernel} `, h('code', {}, kernel.name)];
+      const nodes = `${T.kernelNodes(kernel.nodes.length)} ${kernel.nodes.join(', ')}`;
+      return [
+        h(
+          'details',
+          { class: 'llmdebug-kernel', open: row.verdict === 'diverged' },
+          h('summary', {}, ...title),
+          h('div', { class: 'llmdebug-dim' }, nodes),
+          kernel.code
+            ? kernelCode(kernel.code, this.events.say)
+            : h('div', { class: 'llmdebug-dim' }, T.noKernelCode),
+        ),
+      ];
+    });
   }
 
   private codesOf({ sides }: Detail): HTMLElement[] {
@@ -232,6 +193,11 @@ export class Panel {
         ),
       );
   }
+}
+
+/** Return whose tensor it is, where there are several. */
+function owner(sides: Side[], side: Side): string {
+  return sides.length > 1 ? `${SIDES[side.which]}: ` : '';
 }
 
 function verdictLine(row: Row): HTMLElement {

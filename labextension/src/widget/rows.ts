@@ -1,12 +1,13 @@
-/** The records of a step in execution order, under one module, paged from the kernel. */
-import { verdictBadge } from './header';
-import { clamp, h, swallow, uniqueId } from './dom';
+/** The list of records: filtered and sorted by the kernel, fetched in pages. */
+import { columnsOf, nextOrder, type Column, type Order } from './columns';
+import { button, clamp, h, swallow, uniqueId } from './dom';
 import { figure, pathText, shapeText, shortPath, shortSlot, shortType, slotText } from './format';
+import { verdictBadge } from './header';
 import { Pages } from './pages';
 import type { Ask } from './rpc';
-import { T } from './strings';
+import * as T from './strings';
 import { VirtualList } from './virtual';
-import type { Listed, Num, Row, Sort, TreeNode } from './wire';
+import type { Listed, Row, TreeNode } from './wire';
 
 const ROW = 24;
 const PAGE = 200;
@@ -15,32 +16,7 @@ const SCROLLING_MS = 40;
 const CHARACTER = 6.95;
 const LEAST_PATH = 160;
 
-interface Column {
-  name: keyof typeof T.columns;
-  width: number;
-  numeric?: boolean;
-}
-const FIGURE = { width: 60, numeric: true };
-const COMMON: Column[] = [
-  { name: 'seq', width: 46, numeric: true },
-  { name: 'path', width: 0 },
-  { name: 'op', width: 70 },
-  { name: 'dtype', width: 42 },
-  { name: 'shape', width: 84 },
-];
-const OF_RUN: Column[] = [
-  ...COMMON,
-  ...(['min', 'max', 'mean', 'l2norm'] as const).map(name => ({ name, ...FIGURE })),
-];
-const OF_REPORT: Column[] = [
-  ...COMMON,
-  { name: 'error', ...FIGURE },
-  { name: 'limit', ...FIGURE },
-  { name: 'verdict', width: 124 },
-];
-const STEP: Column = { name: 'step', width: 78 };
-
-/** What the list is narrowed to and sorted by, as every request about it says. */
+/** Filter and order of the list, which are part of every request about it. */
 export type Filter = Listed;
 /** All records of a step, in execution order. */
 export const WHOLE: Filter = {
@@ -55,7 +31,7 @@ export const WHOLE: Filter = {
 export interface RowsEvents {
   choose: (row: Row) => void;
   clearNode: () => void;
-  /** The filter was changed by hand. */
+  /** The user changed the filter. */
   narrowed: () => void;
 }
 
@@ -67,9 +43,9 @@ export class Rows {
     role: 'row',
     'aria-rowindex': 1,
   });
-  private sort: Pick<Filter, 'sort' | 'descending'> = { sort: '', descending: false };
+  private order: Order = { sort: '', descending: false };
   private list: VirtualList;
-  private pages = new Pages<Row>(PAGE, async () => undefined);
+  private pages = new Pages<Row>(PAGE, () => Promise.resolve(undefined));
   private uid = uniqueId();
   private step = 0;
   private node: TreeNode | null = null;
@@ -139,11 +115,11 @@ export class Rows {
       mismatch: this.mismatch.checked,
       text: this.text.value,
       every: this.every.checked,
-      ...this.sort,
+      ...this.order,
     };
   }
 
-  /** Does the list show the records of a step? */
+  /** True if the list contains the records of a step. */
   shows(step: number): boolean {
     return this.every.checked || step === this.step;
   }
@@ -151,14 +127,14 @@ export class Rows {
   show(step: number, node: TreeNode | null): void {
     const same = this.every.checked && node === this.node && step !== this.step;
     this.step = step;
-    if (same) return; // the list is of all steps
+    if (same) return; // the list holds all steps
     this.node = node;
     this.chip.hidden = node === null;
     this.chip.textContent = node ? `${T.under(pathText(node.path))} ✕` : '';
     this.reload();
   }
 
-  /** Does the list already stand on this record? */
+  /** True if the list already shows this record as selected. */
   has(id: number): boolean {
     return id === this.selected && this.index >= 0;
   }
@@ -166,7 +142,8 @@ export class Rows {
   select(id: number, index: number): void {
     this.selected = id;
     this.index = index;
-    if (index >= 0 && this.list.count <= index) this.list.setCount(index + 1); // its page is on the way
+    // the record's page may still be on its way
+    if (index >= 0 && this.list.count <= index) this.list.setCount(index + 1);
     if (index >= 0) this.list.reveal(index);
     else this.list.refresh();
   }
@@ -192,7 +169,7 @@ export class Rows {
     this.list.dispose();
   }
 
-  /** What is listed was judged anew. */
+  /** Fetch the list again, after the verdicts have changed. */
   refresh(): void {
     this.reload(this.list.root.scrollTop);
   }
@@ -202,21 +179,15 @@ export class Rows {
     this.narrow();
   }
 
-  /** First by what is largest, or comes first in the alphabet; then the other way round; then in execution order. */
-  private sortBy({ name, numeric }: Column): void {
-    const first = numeric === true && name !== 'seq';
-    const { sort, descending } = this.sort;
-    if (sort !== name) this.sort = { sort: name as Sort, descending: first };
-    else
-      this.sort =
-        descending === first ? { sort, descending: !first } : { sort: '', descending: false };
+  private sortBy(column: Column): void {
+    this.order = nextOrder(this.order, column);
     this.arrange();
-    this.head.querySelector<HTMLElement>(`[data-sort=${name}]`)?.focus();
+    this.head.querySelector<HTMLElement>(`[data-sort=${column.name}]`)?.focus();
     this.reload(); // from the top, wherever the selected record is
   }
 
   private arrange(): void {
-    this.columns = [...(this.every.checked ? [STEP] : []), ...(this.report ? OF_REPORT : OF_RUN)];
+    this.columns = columnsOf(this.report, this.every.checked);
     const { style } = this.list.root;
     style.setProperty(
       '--llmdebug-columns',
@@ -250,7 +221,7 @@ export class Rows {
     void this.fetch(scroll ? first : 0, scroll ? Math.max(first + 1, this.list.last) : 1);
   }
 
-  /** Why nothing is listed: an empty list must not look like an answer to a filter that can't be read. */
+  /** Say why the list is empty: the filter may be invalid. */
   private tell(problem: string): void {
     this.text.setAttribute('aria-invalid', String(problem !== ''));
     this.list.root.dataset.none = problem || T.noRecords;
@@ -265,7 +236,7 @@ export class Rows {
     this.list.setCount(pages.total);
   }
 
-  /** Scrolling passes many pages by: fetch those where it comes to rest. */
+  /** Fetch the pages in view once the scrolling stops. */
   private fetchInView(): void {
     clearTimeout(this.scrolling);
     const { first, last } = this.list;
@@ -282,37 +253,31 @@ export class Rows {
 
   private heading(column: Column): HTMLElement {
     const { name, numeric } = column;
-    const { sort, descending } = this.sort;
+    const { sort, descending } = this.order;
     const title = T.columns[name];
     const props = { role: 'columnheader', class: numeric ? 'llmdebug-number' : '' };
     if (!this.report) return h('span', props, title);
     const order = sort !== name ? 'none' : descending ? 'descending' : 'ascending';
-    return h(
-      'span',
-      { ...props, 'aria-sort': order },
-      h(
-        'button',
-        {
-          class: 'llmdebug-sort',
-          type: 'button',
-          'data-sort': name,
-          title: T.sortBy(title),
-          onclick: () => this.sortBy(column),
-        },
-        title,
-        order === 'none' ? null : h('span', { 'aria-hidden': 'true' }, descending ? ' ▾' : ' ▴'),
-      ),
+    const arrow = h('span', { 'aria-hidden': 'true' }, descending ? ' ▾' : ' ▴');
+    const face = button(
+      () => this.sortBy(column),
+      { class: 'llmdebug-sort', 'data-sort': name, title: T.sortBy(title) },
+      title,
+      order === 'none' ? null : arrow,
     );
+    return h('span', { ...props, 'aria-sort': order }, face);
   }
 
   private line(i: number): HTMLElement {
     const row = this.pages.at(i);
     const selected = row !== undefined && row.id === this.selected;
     if (selected) this.index = i;
+    const bad = row?.verdict === 'diverged' ? ' llmdebug-is-bad' : '';
+    const unkept = row && !row.kept ? ' llmdebug-unkept' : '';
     return h(
       'div',
       {
-        class: `llmdebug-record${row?.verdict === 'diverged' ? ' llmdebug-is-bad' : ''}${row && !row.kept ? ' llmdebug-unkept' : ''}`,
+        class: `llmdebug-record${bad}${unkept}`,
         role: 'row',
         id: `${this.uid}-${i}`,
         style: `height:${ROW}px`,
@@ -320,64 +285,35 @@ export class Rows {
         'aria-selected': String(selected),
         'data-row': row?.id,
       },
-      ...this.columns.map(column =>
-        row ? this.cell(row, column) : h('span', { role: 'gridcell' }, '…'),
-      ),
+      ...this.columns.map(column => (row ? this.cell(row, column) : cell('', '…'))),
     );
   }
 
   private cell(row: Row, { name, numeric }: Column): HTMLElement {
     if (name === 'path') return this.pathCell(row);
-    if (name === 'step')
-      return h(
-        'span',
-        { role: 'gridcell', title: this.stepLabel(row.step) },
-        this.stepLabel(row.step),
-      );
-    if (name === 'verdict')
-      return h(
-        'span',
-        { role: 'gridcell', title: row.expected || row.reason },
-        row.verdict && verdictBadge(row.verdict),
-        row.expected ? `: ${row.expected}` : null,
-      );
-    if (numeric)
-      return h(
-        'span',
-        { role: 'gridcell', class: 'llmdebug-number', title: String(row[name] ?? '') },
-        figure(row[name] as Num, 3),
-      );
-    if (name === 'shape')
-      return h(
-        'span',
-        { role: 'gridcell', title: shapeText(row.shape) },
-        row.shape.join('×') || T.scalar,
-      );
-    const text = String(row[name]);
-    return h('span', { role: 'gridcell', title: text }, name === 'dtype' ? shortType(text) : text);
+    if (name === 'step') return cell(this.stepLabel(row.step), this.stepLabel(row.step));
+    if (name === 'verdict') {
+      const why = row.expected ? `: ${row.expected}` : '';
+      return cell(row.expected || row.reason, row.verdict && verdictBadge(row.verdict), why);
+    }
+    if (name === 'shape') return cell(shapeText(row.shape), row.shape.join('×') || T.scalar);
+    const text = String(row[name] ?? '');
+    if (!numeric) return cell(text, name === 'dtype' ? shortType(text) : text);
+    const number = cell(text, figure(row[name], 3));
+    number.className = 'llmdebug-number';
+    return number;
   }
 
   private pathCell(row: Row): HTMLElement {
     const slot = shortSlot(row);
-    const room =
-      (Math.max(LEAST_PATH, this.list.root.clientWidth - this.fixedWidth) - 8) / CHARACTER -
-      slot.length -
-      1;
-    const broken = [row.nan ? `NaN ${row.nan}` : '', row.inf ? `inf ${row.inf}` : '']
-      .filter(Boolean)
-      .join(' ');
-    return h(
-      'span',
-      {
-        role: 'gridcell',
-        title: `${pathText(row.path)} ${slotText(row)}\n${row.kept ? T.kept : T.notKept}`,
-      },
+    const width = Math.max(LEAST_PATH, this.list.root.clientWidth - this.fixedWidth);
+    const broken = T.notFinite(row.nan, row.inf).join(' ');
+    const taken = slot.length + 1 + (broken ? broken.length + 2 : 0);
+    const path = shortPath(row.path, this.node?.path ?? '', (width - 8) / CHARACTER - taken);
+    return cell(
+      `${pathText(row.path)} ${slotText(row)}\n${row.kept ? T.kept : T.notKept}`,
       broken ? h('span', { class: 'llmdebug-badge' }, broken) : null,
-      h(
-        'span',
-        { class: 'llmdebug-path' },
-        shortPath(row.path, this.node?.path ?? '', room - (broken ? broken.length + 2 : 0)),
-      ),
+      h('span', { class: 'llmdebug-path' }, path),
       ' ',
       h('span', { class: 'llmdebug-slot' }, slot),
     );
@@ -414,4 +350,8 @@ export class Rows {
     swallow(event);
     if (last >= 0) void this.take(clamp(to, 0, last));
   }
+}
+
+function cell(title: string, ...children: (Node | string | null)[]): HTMLElement {
+  return h('span', { role: 'gridcell', title: title || undefined }, ...children);
 }

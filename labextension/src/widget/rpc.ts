@@ -1,17 +1,16 @@
-/** Requests to the kernel and their answers, over the widget's custom messages. */
+/** Requests to the kernel and their replies, over the widget's custom messages. */
 import type { AnyModel } from '@anywidget/types';
-import { T } from './strings';
+import { Client, type Pending } from '../protocol/client';
+import type * as protocol from '../protocol/messages';
+import * as T from './strings';
 import type { Ops } from './wire';
 
-/** `dead`: no answer for long. `gone`: the channel is closed, as after a restart of the kernel. */
+/** `dead`: no reply for a long time. `gone`: the kernel was restarted or shut down. */
 export type Wait = 'idle' | 'busy' | 'dead' | 'gone';
 export type Op = keyof Ops;
-export type Args<K extends Op> = Omit<Ops[K]['request'], 'op'>;
-export interface Reply<K extends Op> {
-  answer: Ops[K]['answer'];
-  buffers: DataView[];
-}
-/** Asks; an error has been shown already when it resolves to `undefined`. */
+export type Args<K extends Op> = protocol.Args<Ops, K>;
+export type Reply<K extends Op> = protocol.Reply<Ops, K>;
+/** Ask the kernel. Resolves to `undefined` after an error, which has been shown by then. */
 export type Ask = <K extends Op>(op: K, args: Args<K>) => Promise<Reply<K> | undefined>;
 
 const BUSY_MS = 300;
@@ -19,18 +18,12 @@ const DEAD_MS = 10_000;
 const PROBE_MS = 1_000;
 const TRIES = 3;
 
-interface Pending {
-  message: object;
-  /** One per try: which one is answered tells what it overtook. */
-  numbers: number[];
-  asked: number;
-  done: (reply: Reply<Op> | undefined) => void;
-}
-
 export class Rpc {
-  /** Views of one widget share its messages, so each counts from its own random number. */
-  private next = Math.floor(Math.random() * 2 ** 40);
-  private pending = new Set<Pending>();
+  /** All views of a widget receive all its messages, so each numbers from a random start. */
+  private client = new Client<Ops>(
+    message => this.transmit(message),
+    Math.floor(Math.random() * 2 ** 40),
+  );
   private timers = new Set<ReturnType<typeof setTimeout>>();
   private heard = 0;
   private gone = false;
@@ -44,85 +37,71 @@ export class Rpc {
     model.on('comm_live_update', this.onClosed);
   }
 
-  ask: Ask = <K extends Op>(op: K, args: Args<K>) =>
-    new Promise<Reply<K> | undefined>(resolve => {
-      const waiting: Pending = {
-        message: { op, ...args },
-        numbers: [],
-        asked: performance.now(),
-        done: resolve as Pending['done'],
-      };
-      this.pending.add(waiting);
-      this.send(waiting);
-      this.after(BUSY_MS + 5, () => this.check());
-      this.after(DEAD_MS + 5, () => this.check());
-      this.after(PROBE_MS, () => this.probe(waiting, PROBE_MS));
-    });
+  ask: Ask = async <K extends Op>(op: K, args: Args<K>) => {
+    const reply = this.client.ask(op, args);
+    const request = this.client.pending.at(-1)!;
+    this.after(BUSY_MS + 5, () => this.check());
+    this.after(DEAD_MS + 5, () => this.check());
+    this.after(PROBE_MS, () => this.probe(request, PROBE_MS));
+    try {
+      return await reply;
+    } catch (error) {
+      this.onError((error as Error).message);
+      return undefined;
+    }
+  };
 
   get idle(): boolean {
-    return this.pending.size === 0;
+    return this.client.pending.length === 0;
   }
 
   dispose(): void {
     this.model.off('msg:custom', this.onMessage);
     this.model.off('comm_live_update', this.onClosed);
     this.timers.forEach(clearTimeout);
-    this.pending.clear();
+    this.client.clear();
   }
 
-  private onMessage = (
-    content: { re?: number | null; error?: string },
-    buffers?: DataView[],
-  ): void => {
-    if (content.error !== undefined && typeof content.re !== 'number')
-      this.onError(T.badMessage(content.error));
+  private onMessage = (message: protocol.ReplyMessage, buffers: DataView[] = []): void => {
+    const { re, error } = message;
+    if (typeof re !== 'number' && error !== undefined) this.onError(T.badMessage(error));
     this.gone = false;
-    const re = content.re ?? -1;
-    const waiting = [...this.pending].find(one => one.numbers.includes(re));
-    if (!waiting) return;
-    this.pending.delete(waiting);
+    if (typeof re !== 'number' || !this.client.receive(message, buffers)) return;
     this.heard = performance.now();
     this.resendOvertaken(re);
     this.check();
-    if (content.error !== undefined) this.onError(content.error);
-    waiting.done(
-      content.error === undefined
-        ? { answer: content as never, buffers: buffers ?? [] }
-        : undefined,
-    );
   };
 
-  /** The widget manager's event: a channel that was closed is never opened again. */
+  /** The widget manager never opens a closed channel again. */
   private onClosed = (): void => {
     this.gone = true;
     this.check();
   };
 
-  private send(waiting: Pending): void {
-    const re = this.next++;
-    waiting.numbers.push(re);
+  private transmit(message: object): void {
     try {
-      this.model.send({ ...waiting.message, re });
+      this.model.send(message);
     } catch {
       this.onClosed();
     }
   }
 
   /**
-   * Messages to one shell of the kernel keep their order. Those sent before Jupyter has a subshell
-   * for widgets wait for the running cell, and those to a subshell that is gone are lost.
+   * Send again what was sent before request `re`, which the kernel has answered.
+   *
+   * Messages to one shell of the kernel keep their order. Messages sent before Jupyter opens a
+   * subshell for widgets wait for the running cell; messages to a subshell that is gone are lost.
    */
   private resendOvertaken(re: number): void {
-    for (const waiting of this.pending)
-      if (waiting.numbers.at(-1)! < re && waiting.numbers.length < TRIES) this.send(waiting);
+    for (const request of this.client.pending)
+      if (request.numbers.at(-1)! < re && request.numbers.length < TRIES) this.client.send(request);
   }
 
-  /** Ask something cheap, ever more seldom, to learn whether the oldest question is slow or was overtaken. */
-  private probe(waiting: Pending, ms: number): void {
-    if (!this.pending.has(waiting)) return;
-    const [oldest] = this.pending;
-    if (waiting === oldest) void this.ask('path', { path: '' });
-    this.after(2 * ms, () => this.probe(waiting, 2 * ms));
+  /** While `request` is the oldest, probe with a cheap one, at doubling intervals. */
+  private probe(request: Pending, ms: number): void {
+    if (!this.client.pending.includes(request)) return;
+    if (this.client.pending[0] === request) void this.ask('path', { path: '' });
+    this.after(2 * ms, () => this.probe(request, 2 * ms));
   }
 
   private after(ms: number, then: () => void): void {
@@ -133,12 +112,12 @@ export class Rpc {
     this.timers.add(timer);
   }
 
-  /** A kernel that answered meanwhile is slow, not gone. */
+  /** Report how long the kernel has kept us waiting. After any reply it is slow, not dead. */
   private check(): void {
-    const asked = Math.min(...[...this.pending].map(waiting => waiting.asked));
     const now = performance.now();
+    const waited = now - (this.client.pending[0]?.asked ?? now);
     if (this.gone) this.onWait('gone');
-    else if (now - asked < BUSY_MS || this.pending.size === 0) this.onWait('idle');
-    else this.onWait(now - Math.max(asked, this.heard) < DEAD_MS ? 'busy' : 'dead');
+    else if (waited < BUSY_MS) this.onWait('idle');
+    else this.onWait(Math.min(waited, now - this.heard) < DEAD_MS ? 'busy' : 'dead');
   }
 }

@@ -1,10 +1,11 @@
-/** Golden along, mine upwards: each element a point, or how many lie in a cell where they are many. */
+/** A scatter plot of golden (x) against mine (y), or their density if there are many elements. */
 import { Scale } from './colours';
 import { clamp, h } from './dom';
 import { figure, numeric } from './format';
-import { floats } from './heatmap';
 import type { Ask } from './rpc';
-import { SIDES, T } from './strings';
+import { SIDES } from './strings';
+import * as T from './strings';
+import { floats } from './window';
 import type { Scatter as Answer } from './wire';
 
 const POINTS = 4096;
@@ -54,16 +55,9 @@ export class Scatter {
     this.high.textContent = figure(hi, 3);
     this.told.textContent = T.scatterHint;
     this.canvas.dataset.kind = size ? 'density' : 'points';
-    this.canvas.setAttribute(
-      'aria-label',
-      [
-        T.scatter,
-        T.scatterSays(count, figure(lo, 3), figure(hi, 3)),
-        broken ? T.brokenPairs(broken) : '',
-      ]
-        .filter(Boolean)
-        .join(', '),
-    );
+    const range = T.scatterSays(count, figure(lo, 3), figure(hi, 3));
+    const label = [T.scatter, range, broken ? T.brokenPairs(broken) : ''].filter(Boolean);
+    this.canvas.setAttribute('aria-label', label.join(', '));
     this.paint();
   }
 
@@ -103,7 +97,7 @@ export class Scatter {
     );
   }
 
-  /** Cells that hold nothing stay clear, so that the diagonal shows. */
+  /** Draw the density. Empty cells stay transparent, so that the diagonal remains visible. */
   private density(
     context: CanvasRenderingContext2D,
     size: number,
@@ -115,7 +109,7 @@ export class Scatter {
     const pixels = new ImageData(size, size);
     const words = new Uint32Array(pixels.data.buffer);
     this.cells.forEach((count, i) => {
-      const row = size - 1 - Math.floor(i / size); // mine grows upwards
+      const row = size - 1 - Math.floor(i / size); // mine increases upwards
       if (count) words[row * size + (i % size)] = scale.word(Math.log1p(count));
     });
     const image = h('canvas', { width: size, height: size });

@@ -1,6 +1,6 @@
-/** Chooses the 2-d slice of a tensor: which axes are its rows and columns, and where the others stand. */
+/** Chooses a 2-d slice of a tensor: its row and column axes, and an index on the other axes. */
 import { clamp, h } from './dom';
-import { T } from './strings';
+import * as T from './strings';
 import type { Axis, State } from './wire';
 
 export class Slices {
@@ -12,12 +12,12 @@ export class Slices {
 
   constructor(private changed: () => void) {}
 
-  /** Begin with this slice, if the first tensor has it. */
+  /** Show this slice of the first tensor, if it has the same number of axes. */
   begin(slice: Pick<State, 'axes' | 'fixed'>): void {
     this.first = slice;
   }
 
-  /** A tensor of the same sizes keeps the slice, so that neighbours can be compared. */
+  /** Show a tensor. The slice stays for equal shapes, so that records can be compared. */
   show(shape: Axis[]): void {
     const same =
       shape.length === this.shape.length &&
@@ -36,20 +36,20 @@ export class Slices {
     this.paint();
   }
 
-  /** Stand where an element is. */
+  /** Go to the slice of an element. */
   at(index: number[]): void {
     if (index.length !== this.shape.length) return;
     this.fixed = [...index];
     this.paint();
   }
 
-  /** Stand at an index of one axis. */
+  /** Go to an index on one axis. */
   stand(axis: number, index: number): void {
     this.fixed[axis] = index;
     this.paint();
   }
 
-  /** The axis of heads where one is beside the slice, else the longest that is; -1 for none. */
+  /** The axis to show thumbnails of: the heads, else the longest one outside the slice, or -1. */
   get heads(): number {
     const beside = this.shape
       .map((_, axis) => axis)
@@ -89,7 +89,7 @@ export class Slices {
     return h('label', {}, `${label} `, select);
   }
 
-  /** The other one gives way when both name the same axis. */
+  /** Choose the row (0) or column (1) axis. If it is the other one's, they swap. */
   private assign(at: 0 | 1, axis: number): void {
     if (this.axes[1 - at] === axis) this.axes[1 - at] = this.axes[at]!;
     this.axes[at] = axis;

@@ -1,13 +1,13 @@
-/** Figures of one tensor over all steps: small curves, each a slider that leads to the record of a step. */
+/** Curves of a tensor's figures over all steps. Each is a slider that selects a step's record. */
 import { clamp, h, svg, swallow } from './dom';
 import { figure, numeric } from './format';
 import type { Ask } from './rpc';
-import { T } from './strings';
+import * as T from './strings';
 import type { Line, Point } from './wire';
 
 const POINTS = 400;
 const [WIDTH, HEIGHT, EDGE] = [400, 36, 4];
-/** Beyond so many times the least value, the curve is one of magnitudes. */
+/** A larger ratio of highest to lowest value makes the scale logarithmic. */
 const WIDE = 100;
 
 export interface SparklineEvents {
@@ -25,7 +25,7 @@ export class Sparklines {
     private events: SparklineEvents,
   ) {}
 
-  /** The curves stay where they are from record to record: one of them may have the keyboard. */
+  /** Show the curves of a record. They reuse their elements, as one of them may have the focus. */
   async show(row: number, step: number): Promise<void> {
     const asked = ++this.asked;
     const lines = (await this.ask('series', { row, n: POINTS }))?.answer.lines ?? [];
@@ -85,25 +85,23 @@ class Sparkline {
       'aria-valuetext': says,
     };
     for (const [name, value] of Object.entries(labels)) this.plot.setAttribute(name, String(value));
+    const broken = points.map(({ value }, i) =>
+      value !== null && scale.broken(numeric(value)) ? this.vertical(i) : '',
+    );
     this.plot.replaceChildren(
       svg(
         'svg',
         { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: 'none', 'aria-hidden': 'true' },
         svg('path', { d: this.path(points, scale) }),
-        svg('path', {
-          class: 'llmdebug-sparkline-broken',
-          d: points
-            .map((point, i) =>
-              scale.broken(numeric(point.value)) && point.value !== null
-                ? `M${this.x(i)} 0V${HEIGHT}`
-                : '',
-            )
-            .join(''),
-        }),
-        svg('path', { class: 'llmdebug-sparkline-here', d: `M${this.x(this.at)} 0V${HEIGHT}` }),
+        svg('path', { class: 'llmdebug-sparkline-broken', d: broken.join('') }),
+        svg('path', { class: 'llmdebug-sparkline-here', d: this.vertical(this.at) }),
       ),
       h('span', { class: 'llmdebug-sparkline-says' }, says),
     );
+  }
+
+  private vertical(i: number): string {
+    return `M${this.x(i)} 0V${HEIGHT}`;
   }
 
   private x(i: number): number {
@@ -112,7 +110,7 @@ class Sparkline {
     );
   }
 
-  /** Broken where there is no figure, and where it is no number. */
+  /** Return the curve, with gaps where a figure is missing or not finite. */
   private path(points: Point[], scale: Height): string {
     let [path, pen] = ['', 'M'];
     points.forEach(({ value }, i) => {
@@ -155,7 +153,7 @@ class Sparkline {
   }
 }
 
-/** From the lowest value to the highest, by magnitude where they are far apart. */
+/** Maps values to heights, on a linear or logarithmic scale. */
 class Height {
   readonly low: number;
   readonly high: number;

@@ -1,7 +1,7 @@
-/** One line for what went wrong, and whether the kernel is there. */
+/** The status line: messages, and whether the kernel responds. */
 import { h } from './dom';
 import type { Wait } from './rpc';
-import { T } from './strings';
+import * as T from './strings';
 
 export class Status {
   readonly root: HTMLElement;

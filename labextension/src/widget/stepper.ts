@@ -1,7 +1,7 @@
-/** The token stepper: one button per step of the run, of which any number may exist. */
-import { clamp, h, swallow } from './dom';
+/** The token stepper: one button per step. Only buttons in view exist in the DOM. */
+import { button, clamp, h, swallow } from './dom';
 import { endOf } from './format';
-import { T } from './strings';
+import * as T from './strings';
 import { VirtualList } from './virtual';
 import type { Step } from './wire';
 
@@ -15,42 +15,16 @@ export class Stepper {
   private position = 0;
   private width: number;
   private list: VirtualList;
-  private previous = h(
-    'button',
-    {
-      class: 'llmdebug-button',
-      type: 'button',
-      'aria-label': T.previousStep,
-      title: T.previousStep,
-      onclick: () => this.go(-1),
-    },
-    '◀',
-  );
-  private next = h(
-    'button',
-    {
-      class: 'llmdebug-button',
-      type: 'button',
-      'aria-label': T.nextStep,
-      title: T.nextStep,
-      onclick: () => this.go(1),
-    },
-    '▶',
-  );
-
-  private play = h(
-    'button',
-    {
-      class: 'llmdebug-button',
-      type: 'button',
-      'aria-label': T.playTokens,
-      onclick: () => (this.timer ? this.stop() : this.start()),
-    },
+  private previous = arrow('◀', T.previousStep, () => this.go(-1));
+  private next = arrow('▶', T.nextStep, () => this.go(1));
+  private play = button(
+    () => (this.timer ? this.stop() : this.start()),
+    { 'aria-label': T.playTokens },
     T.playFace,
   );
   private timer: ReturnType<typeof setInterval> | undefined;
 
-  /** `idle`: is nothing asked of the kernel? Tokens do not pass faster than they can be shown. */
+  /** `idle`: true if no request is pending. Playing waits until the step is shown. */
   constructor(
     private steps: Step[],
     private choose: (position: number) => void,
@@ -82,7 +56,7 @@ export class Stepper {
     if (steps.length === 0) this.list.root.append(h('span', { class: 'llmdebug-dim' }, T.noSteps));
   }
 
-  /** The same steps, judged anew. */
+  /** Show the same steps with new verdicts. */
   take(steps: Step[]): void {
     this.steps = steps;
     this.list.refresh();
@@ -96,13 +70,13 @@ export class Stepper {
     this.list.reveal(this.position);
   }
 
-  /** To be called at whatever the user does; what presses the button stops by that. */
+  /** Stop playing at any action of the user. Presses of the button itself are handled there. */
   halt(event: Event): void {
     const presses = !(event instanceof KeyboardEvent) || event.key === ' ' || event.key === 'Enter';
     if (!presses || !event.composedPath().includes(this.play)) this.stop();
   }
 
-  /** From the end it begins anew. */
+  /** Play from the selected step, from the first one if the last is selected. */
   private start(): void {
     if (this.next.disabled) this.choose(0);
     this.timer = setInterval(() => this.advance(), PLAY_MS);
@@ -172,8 +146,12 @@ export class Stepper {
     this.focus();
   }
 
-  /** Painting replaces the button that had the focus. */
+  /** Focus the selected step: a repaint replaces the button that had the focus. */
   private focus(): void {
     this.list.root.querySelector<HTMLElement>('[aria-current]')?.focus({ preventScroll: true });
   }
+}
+
+function arrow(face: string, label: string, go: () => void): HTMLButtonElement {
+  return button(go, { 'aria-label': label, title: label }, face);
 }

@@ -1,4 +1,4 @@
-/** Every text of the page that does not come from the kernel. */
+/** All texts that the explorer shows, except those that the kernel sends. */
 import type { Relation, Scope, Verdict, Which } from './wire';
 
 export const VERDICTS: Record<Verdict, { mark: string; text: string }> = {
@@ -10,7 +10,7 @@ export const VERDICTS: Record<Verdict, { mark: string; text: string }> = {
   nondeterministic: { mark: '~', text: 'nondeterministic' },
 };
 
-/** Of a cell of the map of layers. */
+/** States of a cell in the layer map, by the numbers that the kernel sends. */
 export const STATES = [
   'nothing recorded',
   'unmatched',
@@ -26,213 +26,236 @@ export const SIDES: Record<Which, string> = {
   difference: 'difference',
 };
 
-/** What of a row is marked as expected. */
+/** Which tensors a mark covers. */
 export const SCOPES: Record<Scope, string> = {
-  tensor: 'this tensor, in all steps',
-  step: 'this tensor, in this step',
-  module: 'all that this module makes',
+  tensor: 'this tensor, all steps',
+  step: 'this tensor, this step only',
+  module: 'every output of this module',
 };
 
+/** How other records relate to the selected one. */
 export const RELATIONS: Record<Relation, string> = {
-  inputs: 'made from',
-  outputs: 'makes',
-  consumers: 'taken by',
-  siblings: 'also taken by',
+  inputs: 'computed from',
+  outputs: 'used to compute',
+  consumers: 'read by',
+  siblings: 'also read by',
 };
 
-export const T = {
-  explorer: 'Tensor explorer',
-  findings: (n: number) => (n === 1 ? '1 finding' : `${n} findings`),
-  findingStep: (label: string) => `step ${label}`,
-  firstBad: 'First mismatch',
-  details: 'Details',
-  cause: 'cause',
-  where: 'where',
-  evidence: 'evidence',
-  inShort: 'in short',
-  others: 'Other candidates',
-  calledAt: 'called at',
-  computedBy: 'computed by kernel',
-  copyKernel: 'Copy the code of the kernel',
-  kernelCode: 'Code of the kernel',
-  script: 'Repro script',
-  copyScript: 'Copy script',
-  copyLine: 'Copy line',
-  noScript: (why: string) => `no repro script: ${why}`,
+export const explorer = 'Tensor explorer';
+export const findings = (n: number) => counted(n, 'finding');
+export const findingStep = (label: string) => `step ${label}`;
+export const firstBad = 'First mismatch';
+export const details = 'Details';
+export const cause = 'cause';
+export const where = 'where';
+export const evidence = 'evidence';
+export const inShort = 'summary';
+export const others = 'Other candidates';
+export const calledAt = 'called at';
+export const computedBy = 'computed by kernel';
+export const copyKernel = 'Copy kernel code';
+export const kernelCode = 'Kernel code';
+export const script = 'Repro script';
+export const copyScript = 'Copy script';
+export const copyLine = 'Copy line';
+export const noScript = (why: string) => `no repro script: ${why}`;
 
-  expect: 'Mark as expected',
-  expectHint: 'This difference is known and wanted: say why, and it is quiet from now on (e)',
-  comment: 'why it is expected',
-  scope: 'what is expected',
-  mark: 'Mark',
-  cancel: 'Cancel',
-  markedNow: 'marked as expected; all is judged anew',
-  unmarkedNow: 'no longer expected; all is judged anew',
-  unmark: (text: string, rows: number) =>
-    `No longer expect ${text} (${count(rows, 'mismatch', 'mismatches')})`,
-  unmarkFace: 'Unmark',
-  marked: (n: number) => `${count(n, 'mark')} of what is expected`,
-  markedRows: (n: number) =>
-    n ? count(n, 'mismatch', 'mismatches') : 'nothing like it differs now',
-  keptIn: (file: string) => `kept in ${file}`,
-  keptNowhere: 'kept in this report alone: the run is in no folder',
-  nothingToMark: 'only a mismatch can be marked as expected',
+export const expect = 'Mark as expected';
+export const expectHint =
+  'Mark this difference as expected, with a reason. It no longer counts as diverged. (e)';
+export const comment = 'reason';
+export const scope = 'tensors to mark';
+export const mark = 'Mark';
+export const cancel = 'Cancel';
+export const markedNow = 'marked as expected; verdicts updated';
+export const unmarkedNow = 'mark removed; verdicts updated';
+export const unmark = (text: string, rows: number) =>
+  `Remove the mark on ${text} (${counted(rows, 'mismatch', 'mismatches')})`;
+export const unmarkFace = 'Unmark';
+export const marked = (n: number) => `Marked as expected: ${grouped(n)}`;
+export const markedRows = (n: number) =>
+  n ? counted(n, 'mismatch', 'mismatches') : 'matches no difference in this comparison';
+export const keptIn = (file: string) => `saved in ${file}`;
+export const keptNowhere = 'kept in this report only: the run has no folder';
+export const nothingToMark = 'only a mismatch can be marked as expected';
 
-  layers: 'Layers and tokens',
-  layerMap: 'Error over limit, layer by token',
-  layerMarks: '✗ diverged · frame: unmatched · blank: nothing recorded',
-  growth: 'Error along depth',
-  growthMarks: 'bold: the step in view · dashed: its limits · ✗ diverged',
-  mapHint: 'a click goes there; in the map, arrow keys and Enter do',
-  around: '(around the layers)',
-  beyond: (times: string) => `, ${times} × the limit`,
-  limits: (times: string) => `${times} × limit`,
-  divergedLayers: (n: number, first: string) =>
-    n ? `${count(n, 'layer')} diverged, first ${first}` : 'no layer diverged',
+export const layers = 'Layers and tokens';
+export const layerMap = 'Error over limit, layer by token';
+export const layerMarks = '✗ diverged · frame: unmatched · blank: nothing recorded';
+export const growth = 'Error along depth';
+export const growthMarks = 'bold: the selected step · dashed: its limits · ✗ diverged';
+export const mapHint = 'Click to select. In the map, use the arrow keys and Enter.';
+export const around = '(outside the layers)';
+export const beyond = (times: string) => `, ${times} × the limit`;
+export const limits = (times: string) => `${times} × limit`;
+export const divergedLayers = (n: number, first: string) =>
+  n ? `${counted(n, 'layer')} diverged, first ${first}` : 'no layer diverged';
 
-  stepper: 'Token stepper',
-  previousStep: 'Previous token (←)',
-  nextStep: 'Next token (→)',
-  playTokens: 'Play tokens',
-  playFace: 'play',
-  play: 'Play token by token',
-  pause: 'Pause (any key or click does)',
-  noSteps: 'no steps recorded',
-  fed: (text: string) => `“${text}”`,
-  stepTitle: (kind: string, rows: number, bad: number) =>
-    `${kind}, ${count(rows, 'record')}${bad ? `, ${bad} diverged` : ''}`,
+export const stepper = 'Token stepper';
+export const previousStep = 'Previous token (←)';
+export const nextStep = 'Next token (→)';
+export const playTokens = 'Play tokens';
+export const playFace = 'play';
+export const play = 'Step through the tokens';
+export const pause = 'Pause (any key or click)';
+export const noSteps = 'no steps recorded';
+export const fed = (text: string) => `“${text}”`;
+export const stepTitle = (kind: string, rows: number, bad: number) =>
+  `${kind}, ${counted(rows, 'record')}${bad ? `, ${bad} diverged` : ''}`;
 
-  tree: 'Model tree',
-  more: (n: number) => `${n.toLocaleString('en')} more…`,
-  bad: (n: number) => `${n.toLocaleString('en')} diverged`,
-  unmatched: (n: number) => `${n.toLocaleString('en')} unmatched`,
-  nothingRecorded: 'nothing recorded here',
+export const tree = 'Model tree';
+export const more = (n: number) => `${grouped(n)} more…`;
+export const bad = (n: number) => `${grouped(n)} diverged`;
+export const unmatched = (n: number) => `${grouped(n)} unmatched`;
+export const nothingRecorded = 'nothing recorded here';
 
-  records: 'Records',
-  filter: 'Filter records',
-  filterHint: 'filter: path, op, nan, >1e3…',
-  filterHelp: `Words of path, role, op or dtype; nan or inf: the tensor holds one; >1e3: its maximum is greater; <1e-3: its minimum is less;
-abs>1e3, abs<1e-3: its largest magnitude is; mean and l2norm likewise. Of a pair, one side must pass. A tensor with a NaN has no such figure. id:3_1: of the call with this execution id, or of one in it.`,
-  mismatches: 'mismatches only',
-  every: 'all tokens',
-  everyHint: 'List the records of all tokens at once',
-  sortBy: (name: string) => `Sort by ${name}; a third time: execution order`,
-  under: (path: string) => `under ${path}`,
-  clearNode: 'Show the whole model again',
-  count: (n: number) => count(n, 'record'),
-  noRecords: 'no record here passes the filters',
-  kept: 'values are kept',
-  notKept: 'summary only: values were not kept',
-  root: '(root)',
-  columns: {
-    seq: '#',
-    step: 'token',
-    path: 'tensor',
-    op: 'op',
-    dtype: 'type',
-    shape: 'shape',
-    min: 'min',
-    max: 'max',
-    mean: 'mean',
-    l2norm: 'l2 norm',
-    error: 'error',
-    limit: 'limit',
-    verdict: 'verdict',
-  },
-  previousRecord: 'Previous record (p)',
-  nextRecord: 'Next record (n)',
-  previousMismatch: 'Previous mismatch (P)',
-  nextMismatch: 'Next mismatch (N)',
-  noFurther: (mismatch: boolean) =>
-    mismatch ? 'no further mismatch in this direction' : 'no further record in this direction',
-  runHasNoMismatch: 'a single run has no mismatches: compare it with another one',
-
-  panel: 'Tensor',
-  kernel: 'kernel',
-  kernelNodes: (n: number) => `computes ${count(n, 'node')}:`,
-  noKernelCode: 'one of PyTorch’s own: it has no code here',
-  chooseRow: 'Select a record to see its tensor.',
-  keys: 'n / p  next and previous record · N / P  next and previous mismatch · e  mark as expected · ← →  token, in the token bar',
-  unreadable: 'can’t be read: see below',
-  showInTree: 'Show this module in the tree',
-  callId: (id: string) => (id ? ` · id ${id}` : ''),
-  place: (seq: number, step: string, call: number) =>
-    `#${seq} · ${step}${call ? ` · call ${call}` : ''}`,
-  errorLimit: (error: string, limit: string) => `error ${error}, limit ${limit}`,
-  part: (part: string) => `only ${part} was kept; the figures are those of the whole tensor`,
-  producer: 'produced by',
-  moreLinks: (n: number) => `and ${n.toLocaleString('en')} more`,
-  overSteps: (figure: string) => `${figure} over all steps`,
-  sparklineHint: 'a click or an arrow key goes to this tensor at another step',
-  sides: 'Which tensor',
-  sideBySide: 'side by side',
-  linkedHint: 'point at an element to see its three values',
-  worst: (n: number, differing: number) =>
-    `Worst elements: ${n.toLocaleString('en')} of ${differing.toLocaleString('en')} that differ`,
-  errors: 'Size of the differences',
-  errorScale: '|mine − golden|, log scale',
-  differ: (n: number, total: number) =>
-    `${n.toLocaleString('en')} of ${count(total, 'element')} differ`,
-  brokenPairs: (n: number) => `${n.toLocaleString('en')} with NaN or inf`,
-  limitEach: (limit: string) => `dashed: the limit, spread evenly (${limit})`,
-  scatter: 'Golden against mine',
-  scatterAxes: 'golden → · mine ↑',
-  scatterHint: 'on the line, both are equal',
-  scatterSays: (n: number, lo: string, hi: string) => `${count(n, 'element')} from ${lo} to ${hi}`,
-  elements: (n: number) => count(n, 'element'),
-  element: 'index',
-  showElement: 'Show this element in the heat map',
-  summary: 'Summary',
-  metrics: 'Metrics',
-  code: 'Code',
-  copy: 'Copy as code',
-  copied: 'copied',
-  notCopied: 'the browser does not let the page copy: select the line and copy it',
-
-  rowAxis: 'rows',
-  columnAxis: 'columns',
-  axes: 'Slice',
-  axisIndex: (name: string) => `Index on axis ${name}`,
-  heads: (name: string) => `${name} by ${name}`,
-  headsShown: (first: number, n: number, total: number) =>
-    n < total ? `${first} to ${first + n - 1} of ${total}, in one scale` : `${n}, in one scale`,
-  previousHeads: 'Previous ones',
-  nextHeads: 'Next ones',
-  heatmap: (rows: number, cols: number) => `Heat map of a ${rows} by ${cols} slice`,
-  window: (y0: number, y1: number, x0: number, x1: number) =>
-    `rows ${y0}–${y1 - 1}, columns ${x0}–${x1 - 1}`,
-  windowFlat: (x0: number, x1: number) => `elements ${x0}–${x1 - 1}`,
-  scalar: 'scalar',
-  cells: (fy: number, fx: number) =>
-    fy * fx > 1 ? `, a cell is the extreme of ${fy} × ${fx}` : '',
-  hint: 'wheel or + − zoom, drag or arrows pan, 0 resets, click shows a value',
-  empty: 'This tensor has no elements.',
-  nan: 'NaN',
-  histogram: 'Histogram',
-  log: 'log scale',
-  bins: (n: number, lo: string, hi: string) => `${n} bins from ${lo} to ${hi}`,
-  bin: (lo: string, hi: string, n: number) => `${lo} … ${hi}: ${n.toLocaleString('en')}`,
-  finite: (n: number) => `${n.toLocaleString('en')} finite`,
-
-  save: 'Save what is shown',
-  saveFace: 'save',
-  kinds: { html: 'HTML', svg: 'SVG', png: 'PNG' },
-  saveAs: {
-    html: 'Save this explorer as a page of its own, beside the notebook',
-    svg: 'Save what is shown as a figure (SVG), beside the notebook',
-    png: 'Save what is shown as a figure (PNG), beside the notebook',
-  },
-  saved: (path: string) => `saved: ${path}`,
-  notInPage: 'not in this page: open the run in a notebook for that',
-  wordsOnly: 'in a saved page, the filter takes words only',
-  unpackable: (why: string) => `This browser can't unpack the page (${why}).`,
-
-  busy: 'kernel busy…',
-  dead: 'no answer: a cell is running, or the kernel is gone (then run this cell again)',
-  gone: 'the kernel was restarted or shut down: run this cell again',
-  badMessage: (text: string) => `the kernel could not read a message: ${text}`,
+export const records = 'Records';
+export const filter = 'Filter records';
+export const filterHint = 'filter: path, op, nan, >1e3…';
+export const filterHelp = [
+  'Words: match path, role, op or dtype.',
+  'nan, inf: the tensor contains one.',
+  '>1e3: maximum above 1e3. <1e-3: minimum below 1e-3.',
+  'abs>1e3, abs<1e-3: largest magnitude above or below. Likewise mean and l2norm.',
+  'id:3_1: the call with this execution id, and the calls inside it.',
+  'A pair is listed if either side passes.',
+  'A tensor with NaN values has no maximum, minimum, mean or norm.',
+].join('\n');
+export const mismatches = 'mismatches only';
+export const every = 'all tokens';
+export const everyHint = 'List the records of all tokens';
+export const sortBy = (name: string) =>
+  `Sort by ${name}. The third click restores execution order.`;
+export const under = (path: string) => `in ${path}`;
+export const clearNode = 'Show the whole model';
+export const count = (n: number) => counted(n, 'record');
+export const noRecords = 'no records pass the filter';
+export const kept = 'values kept';
+export const notKept = 'statistics only: values not kept';
+export const root = '(root)';
+export const columns = {
+  seq: '#',
+  step: 'token',
+  path: 'tensor',
+  op: 'op',
+  dtype: 'type',
+  shape: 'shape',
+  min: 'min',
+  max: 'max',
+  mean: 'mean',
+  l2norm: 'l2 norm',
+  error: 'error',
+  limit: 'limit',
+  verdict: 'verdict',
 };
+export const previousRecord = 'Previous record (p)';
+export const nextRecord = 'Next record (n)';
+export const previousMismatch = 'Previous mismatch (P)';
+export const nextMismatch = 'Next mismatch (N)';
+export const noFurther = (mismatch: boolean) =>
+  `no more ${mismatch ? 'mismatches' : 'records'} in this direction`;
+export const runHasNoMismatch = 'a single run has no mismatches: compare it with another one';
 
-function count(n: number, noun: string, nouns = `${noun}s`): string {
-  return `${n.toLocaleString('en')} ${n === 1 ? noun : nouns}`;
+export const panel = 'Tensor';
+export const kernel = 'kernel';
+export const kernelNodes = (n: number) => `computes ${counted(n, 'node')}:`;
+export const noKernelCode = 'a PyTorch kernel: its code is not recorded';
+export const chooseRow = 'Select a record to see its tensor.';
+export const keys = [
+  'n / p: next or previous record',
+  'N / P: next or previous mismatch',
+  'e: mark as expected',
+  '← →: change token, in the token stepper',
+].join(' · ');
+export const unreadable = 'cannot be read: see the message below';
+export const showInTree = 'Show this module in the tree';
+export const callId = (id: string) => (id ? ` · id ${id}` : '');
+export const place = (seq: number, step: string, call: number) =>
+  `#${seq} · ${step}${call ? ` · call ${call}` : ''}`;
+export const errorLimit = (error: string, limit: string) => `error ${error}, limit ${limit}`;
+export const part = (part: string) =>
+  `only ${part} was kept; the statistics describe the whole tensor`;
+export const producer = 'produced by';
+export const moreLinks = (n: number) => `and ${grouped(n)} more`;
+export const overSteps = (figure: string) => `${figure} over all steps`;
+export const sparklineHint = 'Click, or press an arrow key, to select this tensor at another step';
+export const sides = 'Which tensor';
+export const sideBySide = 'side by side';
+export const linkedHint = 'Point at an element to see its value in all three.';
+export const worst = (n: number, differing: number) =>
+  `Worst elements: ${grouped(n)} of ${grouped(differing)} that differ`;
+export const errors = 'Distribution of differences';
+export const errorScale = '|mine − golden|, log scale';
+export const differ = (n: number, total: number) =>
+  `${grouped(n)} of ${counted(total, 'element')} differ`;
+export const brokenPairs = (n: number) => `${grouped(n)} with NaN or inf`;
+export const limitEach = (limit: string) =>
+  `dashed: the limit, spread evenly over the elements (${limit})`;
+export const scatter = 'Golden against mine';
+export const scatterAxes = 'golden → · mine ↑';
+export const scatterHint = 'On the diagonal, the two values are equal.';
+export const scatterSays = (n: number, lo: string, hi: string) =>
+  `${counted(n, 'element')} from ${lo} to ${hi}`;
+export const elements = (n: number) => counted(n, 'element');
+export const element = 'index';
+export const showElement = 'Show this element in the heat map';
+export const summary = 'Summary';
+export const metrics = 'Metrics';
+export const copy = 'Copy as code';
+export const copied = 'copied';
+export const notCopied = 'the browser refused to copy: select the text and copy it yourself';
+
+export const rowAxis = 'rows';
+export const columnAxis = 'columns';
+export const axes = 'Slice';
+export const axisIndex = (name: string) => `Index on axis ${name}`;
+export const heads = (name: string) => `All slices along ${name}`;
+export const headsShown = (first: number, n: number, total: number) =>
+  `${n < total ? `${first} to ${first + n - 1} of ${total}` : n}, same colour scale`;
+export const previousHeads = 'Previous slices';
+export const nextHeads = 'Next slices';
+export const heatmap = (rows: number, cols: number) => `Heat map of a ${rows} by ${cols} slice`;
+export const window = (y0: number, y1: number, x0: number, x1: number) =>
+  `rows ${y0}–${y1 - 1}, columns ${x0}–${x1 - 1}`;
+export const windowFlat = (x0: number, x1: number) => `elements ${x0}–${x1 - 1}`;
+export const scalar = 'scalar';
+export const cells = (fy: number, fx: number) =>
+  fy * fx > 1 ? `, each cell shows the largest magnitude of ${fy} × ${fx}` : '';
+export const hint =
+  'Zoom: wheel or + −. Pan: drag or arrow keys. Reset: 0. Click an element for its value.';
+export const empty = 'This tensor has no elements.';
+export const nan = 'NaN';
+export const notFinite = (nan: number, inf: number) =>
+  [nan ? `NaN ${nan}` : '', inf ? `inf ${inf}` : ''].filter(Boolean);
+export const histogram = 'Histogram';
+export const log = 'log scale';
+export const bins = (n: number, lo: string, hi: string) => `${n} bins from ${lo} to ${hi}`;
+export const bin = (lo: string, hi: string, n: number) => `${lo} … ${hi}: ${grouped(n)}`;
+export const finite = (n: number) => `${grouped(n)} finite`;
+
+export const save = 'Save this view';
+export const saveFace = 'save';
+export const kinds = { html: 'HTML', svg: 'SVG', png: 'PNG' };
+export const saveAs = {
+  html: 'Save this explorer as an HTML page beside the notebook',
+  svg: 'Save this view as an SVG figure beside the notebook',
+  png: 'Save this view as a PNG figure beside the notebook',
+};
+export const saved = (path: string) => `saved: ${path}`;
+export const notInPage = 'not in this saved page: open the run in a notebook to see it';
+export const wordsOnly = 'in a saved page, the filter accepts only words';
+export const unpackable = (why: string) => `This browser cannot unpack the page (${why}).`;
+
+export const busy = 'kernel busy…';
+export const dead =
+  'no answer: a cell is running, or the kernel has stopped (then run this cell again)';
+export const gone = 'the kernel was restarted or shut down: run this cell again';
+export const badMessage = (text: string) => `the kernel could not read a message: ${text}`;
+
+function grouped(n: number): string {
+  return n.toLocaleString('en');
+}
+
+function counted(n: number, noun: string, nouns = `${noun}s`): string {
+  return `${grouped(n)} ${n === 1 ? noun : nouns}`;
 }

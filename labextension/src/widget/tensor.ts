@@ -1,17 +1,18 @@
-/** The values of one tensor: which side or all of them, which slice, heat-map, histogram and what differs most. */
-import { h, swallow, uniqueId } from './dom';
+/** The values of a tensor: tabs for its sides, slices, heat maps, histograms, worst elements. */
+import { button, h, swallow, uniqueId } from './dom';
 import { Errors } from './errors';
 import { Heads } from './heads';
 import { Heatmap } from './heatmap';
 import { Histogram } from './histogram';
 import type { Ask } from './rpc';
 import { Slices } from './slices';
-import { SIDES, T } from './strings';
+import { SIDES } from './strings';
+import * as T from './strings';
 import { Trio } from './trio';
 import type { Detail, Side, State, Tab, Which } from './wire';
 import { Worst } from './worst';
 
-/** What of a tensor is looked at. */
+/** The side and slice of a tensor that are shown. */
 export type Look = Pick<State, 'which' | 'axes' | 'fixed'>;
 
 export class Tensor {
@@ -66,13 +67,13 @@ export class Tensor {
     return { which: this.tab, axes: [...this.slices.axes], fixed: [...this.slices.fixed] };
   }
 
-  /** Begin with this, where the first row has it. */
+  /** Show this side and slice of the first row, if it has them. */
   begin(look: Look): void {
     this.preferred = look.which;
     this.slices.begin(look);
   }
 
-  /** The side that was looked at last is kept where the row has it. */
+  /** Show a row. The side stays the one that was chosen last, if the row has it. */
   show({ row, sides }: Detail): void {
     this.row = row.id;
     this.sides = sides;
@@ -100,7 +101,7 @@ export class Tensor {
     return tab === 'all' || this.side(tab)?.kept === true;
   }
 
-  /** Side by side is what holds values, in one shape. */
+  /** The tabs. Side by side needs the values of both sides, with equal shapes. */
   private get all(): Tab[] {
     const [golden, mine] = [this.side('golden'), this.side('mine')];
     const together =
@@ -145,7 +146,7 @@ export class Tensor {
     this.draw();
   }
 
-  /** Show an element where it is. Where golden and mine lie differently, it is one of their difference. */
+  /** Show an element. If the two layouts differ, its index belongs to the difference. */
   private find(index: number[]): void {
     if (!this.all.includes('all')) this.open('difference');
     this.slices.at(index);
@@ -158,16 +159,14 @@ export class Tensor {
 
   private button(tab: Tab): HTMLElement {
     const active = tab === this.tab;
-    return h(
-      'button',
+    return button(
+      () => this.prefer(tab),
       {
         class: 'llmdebug-tab',
-        type: 'button',
         role: 'tab',
         'aria-selected': String(active),
         'aria-controls': this.uid,
         tabindex: active ? 0 : -1,
-        onclick: () => this.prefer(tab),
       },
       tab === 'all' ? T.sideBySide : SIDES[tab],
     );

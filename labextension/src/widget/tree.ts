@@ -1,8 +1,9 @@
-/** The model tree: children are fetched when a module is opened, and only rows in view are in the DOM. */
+/** The model tree. Children are fetched when a module is opened; only rows in view exist. */
 import { clamp, h, swallow, uniqueId } from './dom';
 import type { Ask } from './rpc';
 import { pathText } from './format';
-import { T, VERDICTS } from './strings';
+import { VERDICTS } from './strings';
+import * as T from './strings';
 import { VirtualList } from './virtual';
 import type { TreeNode } from './wire';
 
@@ -15,7 +16,7 @@ interface Kids {
   nodes: TreeNode[];
   loading?: Promise<boolean>;
 }
-/** A node, or the place where the next page of `parent`'s children goes. */
+/** A line of the tree: a node, or a placeholder for the next page of `parent`'s children. */
 interface Line {
   depth: number;
   parent: number;
@@ -48,7 +49,7 @@ export class Tree {
     this.list.root.addEventListener('keydown', event => this.key(event));
   }
 
-  /** Open the modules above the one at `path`, and return it (or its nearest one above). */
+  /** Open the ancestors of the module at `path`. Return it, or its nearest existing ancestor. */
   async find(path: string): Promise<TreeNode | null> {
     const reply = await this.ask('path', { path });
     let node: TreeNode | null = null;
@@ -61,7 +62,7 @@ export class Tree {
     return node;
   }
 
-  /** Unfold the tree down to `path`, without choosing it. */
+  /** Unfold the tree down to `path`, without selecting it. */
   async reveal(path: string): Promise<void> {
     const node = await this.find(path);
     this.update();
@@ -69,7 +70,7 @@ export class Tree {
     if (at >= 0) this.list.reveal(at);
   }
 
-  /** Mark `node` as the one that the list of records is filtered by. */
+  /** Mark `node` as the module whose records are listed. */
   mark(node: TreeNode | null): void {
     this.selected = node;
     this.update();
@@ -79,13 +80,13 @@ export class Tree {
     this.list.reveal(at);
   }
 
-  /** Point at the module of the selected record, or at the closed one that hides it. */
+  /** Highlight the module of the selected record, or the closed ancestor that hides it. */
   pointAt(path: string | null): void {
     this.here = path;
     this.list.refresh();
   }
 
-  /** Fetch what is unfolded anew, and change nothing until it is there. */
+  /** Fetch all open modules again. The tree stays as it is until they arrive. */
   async reload(): Promise<void> {
     const { kids } = this;
     this.kids = new Map();
@@ -102,7 +103,7 @@ export class Tree {
     this.list.dispose();
   }
 
-  /** Fetch the roots; a lone one is opened at once. */
+  /** Fetch the roots. Open a single one at once. */
   async start(): Promise<void> {
     await this.load(ROOTS);
     const roots = this.kids.get(ROOTS);
@@ -111,7 +112,7 @@ export class Tree {
     this.update();
   }
 
-  /** Fetch the next page of a module's children; false when there is none. */
+  /** Fetch the next page of a module's children. Return false if there is none. */
   private load(parent: number): Promise<boolean> {
     const kids = this.kids.get(parent) ?? { total: -1, nodes: [] };
     this.kids.set(parent, kids);
@@ -129,7 +130,7 @@ export class Tree {
     return reply.answer.nodes.length > 0;
   }
 
-  /** After an error: whoever opens the module again asks again. */
+  /** Close a module after an error; opening it again fetches it again. */
   private shut(parent: number): false {
     this.kids.delete(parent);
     this.open.delete(parent);
@@ -186,86 +187,31 @@ export class Tree {
     const { depth, node, parent } = this.lines[i]!;
     const style = `height:${ROW}px;padding-left:${depth * 14 + 4}px`;
     if (!node) {
-      const kids = this.kids.get(parent)!;
-      return h(
-        'div',
-        { class: 'llmdebug-node llmdebug-dim', style },
-        T.more(kids.total - kids.nodes.length),
-      );
+      const { total, nodes } = this.kids.get(parent)!;
+      return h('div', { class: 'llmdebug-node llmdebug-dim', style }, T.more(total - nodes.length));
     }
-    const open = this.open.has(node.id);
-    const verdict = node.verdict && VERDICTS[node.verdict];
-    const hint = [
-      pathText(node.path),
-      node.type,
-      verdict?.text,
-      node.note,
-      node.rows ? '' : T.nothingRecorded,
-    ]
-      .filter(Boolean)
-      .join(' · ');
+    const verdict = node.verdict && VERDICTS[node.verdict].text;
+    const nothing = node.rows ? '' : T.nothingRecorded;
+    const hint = [pathText(node.path), node.type, verdict, node.note, nothing].filter(Boolean);
+    const classes = [
+      'llmdebug-node',
+      !node.rows && 'llmdebug-unrecorded',
+      i === this.cursor && 'llmdebug-cursor',
+      this.isHere(node) && 'llmdebug-here',
+    ];
     return h(
       'div',
       {
-        class: [
-          'llmdebug-node',
-          !node.rows && 'llmdebug-unrecorded',
-          i === this.cursor && 'llmdebug-cursor',
-          this.isHere(node) && 'llmdebug-here',
-        ]
-          .filter(Boolean)
-          .join(' '),
+        class: classes.filter(Boolean).join(' '),
         id: `${this.uid}-${node.id}`,
         role: 'treeitem',
         style,
-        title: hint,
+        title: hint.join(' · '),
         'aria-level': depth + 1,
-        'aria-expanded': node.children ? String(open) : undefined,
+        'aria-expanded': node.children ? String(this.open.has(node.id)) : undefined,
         'aria-selected': String(node.id === this.selected?.id),
       },
-      h(
-        'span',
-        { class: 'llmdebug-chevron', 'aria-hidden': 'true' },
-        node.children ? (open ? '▾' : '▸') : '',
-      ),
-      h(
-        'span',
-        { class: `llmdebug-node-label${node.verdict ? ` llmdebug-${node.verdict}` : ''}` },
-        node.label,
-      ),
-      h('span', { class: 'llmdebug-node-type' }, node.type === node.label ? '' : node.type),
-      verdict
-        ? h(
-            'span',
-            {
-              class: `llmdebug-node-verdict llmdebug-${node.verdict}`,
-              role: 'img',
-              'aria-label': verdict.text,
-            },
-            verdict.mark,
-          )
-        : null,
-      node.unmatched
-        ? h(
-            'span',
-            { class: 'llmdebug-alone', title: T.unmatched(node.unmatched) },
-            `? ${node.unmatched.toLocaleString('en')}`,
-          )
-        : null,
-      node.expected
-        ? h(
-            'span',
-            { class: 'llmdebug-known', title: node.note },
-            `☑ ${node.expected.toLocaleString('en')}`,
-          )
-        : null,
-      node.bad
-        ? h(
-            'span',
-            { class: 'llmdebug-badge', title: T.bad(node.bad) },
-            node.bad.toLocaleString('en'),
-          )
-        : null,
+      ...nodeParts(node, this.open.has(node.id)),
     );
   }
 
@@ -284,7 +230,7 @@ export class Tree {
     else this.take(node);
   }
 
-  /** Select; what is inside is shown the first time, too. */
+  /** Select a module; the first time, also open it. */
   private take(node: TreeNode): void {
     if (node.children && !this.kids.has(node.id)) void this.expand(node);
     this.choose(node);
@@ -328,4 +274,26 @@ export class Tree {
     const at = this.lines.findIndex(line => line.node?.id === parent);
     if (at >= 0) this.move(at);
   }
+}
+
+function nodeParts(node: TreeNode, open: boolean): HTMLElement[] {
+  const { label, type, verdict, unmatched, expected, note, bad } = node;
+  const colour = verdict ? ` llmdebug-${verdict}` : '';
+  const chevron = node.children ? (open ? '▾' : '▸') : '';
+  const parts = [
+    h('span', { class: 'llmdebug-chevron', 'aria-hidden': 'true' }, chevron),
+    h('span', { class: `llmdebug-node-label${colour}` }, label),
+    h('span', { class: 'llmdebug-node-type' }, type === label ? '' : type),
+  ];
+  if (verdict) {
+    const { mark, text } = VERDICTS[verdict];
+    const props = { class: `llmdebug-node-verdict${colour}`, role: 'img', 'aria-label': text };
+    parts.push(h('span', props, mark));
+  }
+  const counted = (name: string, title: string, n: number, mark: string) =>
+    n && parts.push(h('span', { class: name, title }, `${mark}${n.toLocaleString('en')}`));
+  counted('llmdebug-alone', T.unmatched(unmatched), unmatched, '? ');
+  counted('llmdebug-known', note, expected, '☑ ');
+  counted('llmdebug-badge', T.bad(bad), bad, '');
+  return parts;
 }

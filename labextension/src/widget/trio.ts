@@ -1,9 +1,15 @@
-/** Golden, mine and their difference side by side: one window, one pointer, one scale for the first two. */
+/**
+ * Golden, mine and their difference side by side.
+ *
+ * The maps share window and pointer; golden and mine also share the colour scale.
+ */
 import { h } from './dom';
 import { figure, numeric } from './format';
-import { Heatmap, type Cell, type Slice } from './heatmap';
+import { Heatmap, type Slice } from './heatmap';
 import type { Ask } from './rpc';
-import { SIDES, T } from './strings';
+import { SIDES } from './strings';
+import * as T from './strings';
+import type { Cell } from './window';
 import type { Which } from './wire';
 
 const WHICH: Which[] = ['golden', 'mine', 'difference'];
@@ -58,7 +64,7 @@ export class Trio {
     this.line.textContent = at ? `${this.maps[0]!.where(at)}: ${values}` : T.linkedHint;
   }
 
-  /** Equal colours mean equal values in golden and mine. */
+  /** Give golden and mine one colour scale, so that equal colours mean equal values. */
   private share(): void {
     const views = this.maps.slice(0, 2).map(map => map.view);
     const values = views

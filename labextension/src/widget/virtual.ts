@@ -1,9 +1,6 @@
-/** A list of equally large items, of which only those in view exist in the DOM. */
-import { clamp, h, hasFocus, morph } from './dom';
-
-const MARGIN = 6;
-/** Browsers stop at some 17 million pixels; beyond this, scrolling is scaled. */
-const LONGEST = 8_000_000;
+/** A list of items of equal size. Only items in view exist in the DOM. */
+import { h, hasFocus, morph } from './dom';
+import { Scrolling } from './scrolling';
 
 export interface VirtualOptions {
   item: number;
@@ -34,37 +31,31 @@ export class VirtualList {
 
   setCount(count: number): void {
     this.count = count;
-    this.spacer.style[this.options.horizontal ? 'width' : 'height'] = `${this.extent}px`;
+    const { extent } = this.scrolling;
+    this.spacer.style[this.options.horizontal ? 'width' : 'height'] = `${extent}px`;
     this.refresh();
   }
 
-  /** Paint what is in view; `anew` false: what stays in view is as it was. */
+  /** Paint the items in view. `anew` false: only those that were not in view before. */
   refresh(anew = true): void {
-    const { item, horizontal, render, painted } = this.options;
-    const scroll = this.scroll * this.scale;
-    this.first = clamp(Math.floor(scroll / item) - MARGIN, 0, this.count);
-    this.last = clamp(Math.ceil((scroll + this.room) / item) + MARGIN, this.first, this.count);
-    const start = `${this.first * item - scroll + this.scroll}px`;
+    const { horizontal, render, painted } = this.options;
+    const { first, last, start } = this.scrolling.inView(this.scroll);
+    [this.first, this.last] = [first, last];
     const hadFocus = hasFocus(this.body);
-    this.paint(render, anew); // may ask for sizes, so the page is changed after it
-    this.body.style[horizontal ? 'left' : 'top'] = start;
+    this.paint(render, anew); // may measure the page, so it precedes the change of the layout
+    this.body.style[horizontal ? 'left' : 'top'] = `${start}px`;
     painted?.(hadFocus);
   }
 
-  /** Have the item in view: scroll on by a neighbour, bring a farther one to the middle. */
+  /** Scroll an item into view. */
   reveal(index: number): void {
-    const { item } = this.options;
-    const start = index * item;
-    const room = this.room;
-    const from = this.scroll * this.scale;
-    const gap = start < from ? from - start : start + item - from - room;
-    if (gap > 2 * item) this.scroll = (start - (room - item) / 2) / this.scale;
-    else if (start < from) this.scroll = start / this.scale;
-    else if (gap > 0) this.scroll = (start + item - room) / this.scale;
+    const { scroll } = this;
+    const to = this.scrolling.revealing(index, scroll);
+    if (to !== scroll) this.scroll = to;
     this.refresh();
   }
 
-  /** Which item a mouse event hits, even when the item was painted anew since the button went down. */
+  /** Return the item under a mouse event, even if it was repainted since the button went down. */
   indexAt(event: MouseEvent): number {
     const box = this.body.getBoundingClientRect();
     const offset = this.options.horizontal ? event.clientX - box.left : event.clientY - box.top;
@@ -72,7 +63,7 @@ export class VirtualList {
     return offset >= 0 && index < this.last ? index : -1;
   }
 
-  /** Items in view, for PageUp and PageDown. */
+  /** Number of items that PageUp and PageDown move by. */
   get page(): number {
     return Math.max(1, Math.floor(this.room / this.options.item) - 1);
   }
@@ -82,7 +73,7 @@ export class VirtualList {
     cancelAnimationFrame(this.frame);
   }
 
-  /** Elements of items that stay in view stay, or a click begun before a repaint would be lost. */
+  /** Keep the elements of items that stay in view: replacing them would break a click. */
   private paint(render: (index: number) => HTMLElement, anew: boolean): void {
     const before = this.items;
     this.items = new Map();
@@ -97,13 +88,8 @@ export class VirtualList {
       else this.body.insertBefore(el, next);
   }
 
-  private get extent(): number {
-    return Math.min(LONGEST, this.count * this.options.item);
-  }
-
-  private get scale(): number {
-    const travel = this.extent - this.room;
-    return travel > 0 ? (this.count * this.options.item - this.room) / travel : 1;
+  private get scrolling(): Scrolling {
+    return new Scrolling(this.options.item, this.count, this.room);
   }
 
   private get room(): number {

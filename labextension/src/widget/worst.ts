@@ -1,8 +1,9 @@
-/** The elements of a tensor that differ most. */
-import { h } from './dom';
+/** The elements with the largest differences. */
+import { button, h } from './dom';
 import { figure } from './format';
 import type { Ask } from './rpc';
-import { SIDES, T } from './strings';
+import { SIDES } from './strings';
+import * as T from './strings';
 import type { Element } from './wire';
 
 const ELEMENTS = 10;
@@ -17,7 +18,7 @@ export class Worst {
     private choose: (index: number[]) => void,
   ) {}
 
-  /** -1: there is nothing to compare. */
+  /** `row` -1: there is no difference to show. */
   async show(row: number): Promise<void> {
     const asked = ++this.asked;
     const answer = row < 0 ? undefined : (await this.ask('worst', { row, n: ELEMENTS }))?.answer;
@@ -40,27 +41,15 @@ export class Worst {
     );
   }
 
-  private line(element: Element): HTMLElement {
-    const index = `[${element.index.join(', ')}]`;
+  private line({ index, ...values }: Element): HTMLElement {
+    const go = () => this.choose(index);
+    const props = { class: 'llmdebug-link', title: T.showElement };
     return h(
       'tr',
       {},
-      h(
-        'th',
-        { scope: 'row' },
-        h(
-          'button',
-          {
-            class: 'llmdebug-link',
-            type: 'button',
-            title: T.showElement,
-            onclick: () => this.choose(element.index),
-          },
-          index,
-        ),
-      ),
+      h('th', { scope: 'row' }, button(go, props, `[${index.join(', ')}]`)),
       ...FIGURES.map(name =>
-        h('td', { title: String(element[name] ?? '') }, figure(element[name], 5)),
+        h('td', { title: String(values[name] ?? '') }, figure(values[name], 5)),
       ),
     );
   }

@@ -1,11 +1,6 @@
-/** What the explorer's code takes for its widget's model: traits that live in the page, messages over a channel. */
+/** Stands in for an anywidget model: traits that live in the page, messages over a connection. */
 import type { AnyModel } from '@anywidget/types';
-
-/** The other end of the messages: a kernel's channel, or a file. */
-export interface Link {
-  onMessage?: (content: object, buffers: DataView[]) => void;
-  send(content: object): void;
-}
+import type { Connection } from './messages';
 
 type Listener = (...args: never[]) => void;
 
@@ -14,9 +9,9 @@ export class PageModel {
 
   constructor(
     private traits: Record<string, unknown>,
-    private channel: Link,
+    private connection: Connection,
   ) {
-    channel.onMessage = (content, buffers) => this.fire('msg:custom', content, buffers);
+    connection.onMessage = (message, buffers) => this.fire('msg:custom', message, buffers);
   }
 
   get(name: string): unknown {
@@ -37,8 +32,8 @@ export class PageModel {
     this.listeners.get(name)?.delete(listener);
   }
 
-  send(content: object): void {
-    this.channel.send(content);
+  send(message: object): void {
+    this.connection.send(message);
   }
 
   save_changes(): void {}
