@@ -156,10 +156,10 @@ export class Tree {
   }
 
   private update(): void {
-    const at = this.lines[this.cursor]?.node?.id;
+    const before = this.lines[this.cursor]?.node;
     this.lines = [];
     this.flatten(ROOTS, 0);
-    const moved = this.lines.findIndex(line => line.node?.id === at);
+    const moved = before ? this.lines.findIndex(line => line.node?.id === before.id) : -1;
     this.cursor = moved >= 0 ? moved : clamp(this.cursor, 0, Math.max(0, this.lines.length - 1));
     this.list.setCount(this.lines.length);
   }
