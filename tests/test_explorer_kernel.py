@@ -168,6 +168,7 @@ def test_hostile_names_are_text(mount: Mount) -> None:
     view.overview = lambda request, plain=view.overview: {**plain(request), **hostile}  # type: ignore[method-assign]
     view._layer = lambda path: path  # type: ignore[method-assign]
     detail = {"script": HOSTILE, "why": "", "save": HOSTILE, "source": HOSTILE}
+    detail |= {"kernel": "", "code": ""}
     view.finding = lambda request: detail  # type: ignore[method-assign,assignment,return-value]
     row = next(row["id"] for row in view.data if row["path"] == HOSTILE)
     view.flow = lambda row: [
