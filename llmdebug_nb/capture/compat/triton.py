@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 _CEILING = re.compile(r"-\(\((\w+)\) // -\((\d+)\)\)")
 
 
-def configurations(run: Callable[..., object]) -> Iterator[tuple[str, dict[str, Any]]]:
+def configurations(run: Callable[..., object]) -> Iterator[tuple[str, dict[str, object]]]:
     """Yield name and launch configuration of each Triton kernel of a graph that has run.
 
     Yields nothing if this version of Inductor doesn't reveal them.
@@ -25,7 +24,7 @@ def configurations(run: Callable[..., object]) -> Iterator[tuple[str, dict[str, 
             yield name, configuration(value, launcher)
 
 
-def configuration(autotuner: object, launcher: object) -> dict[str, Any]:
+def configuration(autotuner: object, launcher: object) -> dict[str, object]:
     """Return what is known of a kernel's launcher, by `store.tiling.COLUMNS`.
 
     ``grid``: Inductor's formula for each axis, in terms of element counts. ``registers`` and

@@ -138,8 +138,7 @@ def origins(
     """
     nodes = [node for node in graph.nodes if node.op == "call_function"]
     if forwards is None:  # in the order of the program, even if nodes have been moved since
-        last = len(frame.order)
-        nodes.sort(key=lambda node: frame.order.get(_traced_name(node), last))
+        nodes.sort(key=lambda node: frame.order.get(_traced_name(node), len(frame.order)))
     decomposed, results = _decomposed(nodes, is_wanted)
     numbers: Counter[str] = Counter()
     parts: Counter[str] = Counter()

@@ -1,7 +1,9 @@
-"""A session of ONNX Runtime that gives what every node of another one gives.
+"""An ONNX Runtime session that returns the output of every node of another session.
 
-A session gives only what its graph calls outputs. So another one is made of the same model, with the same providers and options, in which every value is
-an output: the graph is optimised as the program's session optimises it, written down, and run as it is. It computes the same bit for bit.
+A session returns only the outputs of its graph. So a second session is made of the same model, with
+the same providers and options, in which every value is an output. The graph is first optimised as
+the program's session optimises it, written to a file and then run unchanged: the results are equal
+bit for bit.
 """
 
 from __future__ import annotations
@@ -9,50 +11,68 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from llmdebug_nb.capture.compat import onnxruntime_api
-from llmdebug_nb.capture.compat.onnxruntime_api import Remake, tensor_of
-from llmdebug_nb.capture.onnx import graph
+from llmdebug_nb.capture.compat.onnxruntime_api import SessionMaker, tensor_of
+from llmdebug_nb.capture.onnx import graph_reader
 from llmdebug_nb.capture.onnx.graph import Weight
-from llmdebug_nb.capture.onnx.proto import base_of
+from llmdebug_nb.core.dtypes import DTYPES
 from llmdebug_nb.core.errors import CaptureError
+
+if TYPE_CHECKING:
+    import onnx
+    from onnxruntime import InferenceSession, RunOptions
+
+_UNSEEN = "its nodes can't be seen"
 
 
 class ExposedSession:
-    """A session that gives what every node of another one gives. ``graph``: what it runs. ``same``: it computes what the other one does."""
+    """A session that returns the output of every node of another one.
 
-    def __init__(self, session: Any, times: bool = False) -> None:
-        """``times``: have onnxruntime profile it. Raises CaptureError where nothing of the session can be made again."""
-        import onnx
+    ``graph``: the graph that it runs. ``same``: its results can replace those of the other session.
+    ``kinds``: onnxruntime's type of each tensor. ``hidden``: values that are not tensors.
+    ``plain``: all values are tensors of types that NumPy has. ``providers``: node -> execution
+    provider. ``problem``: why it runs the graph before optimisation, or None.
+    """
 
-        self._remake = Remake(session)
+    def __init__(self, session: InferenceSession, times: bool = False) -> None:
+        """``times``: have onnxruntime profile it.
+
+        Raises:
+            CaptureError: no such session can be made.
+        """
+        self._maker = SessionMaker(session)
         self._folder = tempfile.TemporaryDirectory(
             prefix="llmdebug-onnx-", ignore_cleanup_errors=True
         )
-        self.problem: str | None = None
         self._times = os.path.join(self._folder.name, "times") if times else None
+        self.problem: str | None = None
         self.same = True
+        path = self._maker.path
+        self._model_folder = None if path is None else os.path.dirname(os.path.abspath(path))
         try:
-            model = self._exported(onnx)
-            self._expose(onnx, model)
+            self._expose(self._exported())
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
+        """Delete its files."""
         self._folder.cleanup()
 
-    def _exported(self, onnx: Any) -> Any:
-        path, data = self._remake.path, self._remake.data
+    def _exported(self) -> onnx.ModelProto:
+        """Read the model that the session was made of, with its functions inlined."""
+        import onnx
+
+        path, data = self._maker.path, self._maker.data
         try:
-            model = (
-                onnx.load_model_from_string(data)
-                if path is None
-                else onnx.load(path, load_external_data=False)
-            )
+            if path is None:
+                model = onnx.load_model_from_string(data)
+            else:
+                model = onnx.load(path, load_external_data=False)
             if not model.graph.node:
                 raise CaptureError("there is no node in it")
             if model.functions:
@@ -61,105 +81,112 @@ class ExposedSession:
                 model = inliner.inline_local_functions(model)
         except Exception as error:
             name = "the bytes it was made of" if path is None else os.path.basename(path)
-            raise CaptureError(
-                f"{name} can't be read as an ONNX model ({first_line(error)}), so its nodes can't be seen"
-            ) from None
+            why = f"{name} can't be read as an ONNX model ({first_line(error)})"
+            raise CaptureError(f"{why}, so its nodes can't be seen") from None
         return model
 
-    def _expose(self, onnx: Any, model: Any) -> None:
-        """Make the session, of the optimised graph where that can be written down, else of the exported one."""
-        home = base_of(self._remake.path)
-        self._held = {one.name: (one, home) for one in model.graph.initializer}
-        optimised = None
+    def _expose(self, model: onnx.ModelProto) -> None:
+        """Make the session of the optimised graph, or of the exported one if that fails."""
+        self._constants: dict[str, tuple[onnx.TensorProto, str | None]] = {}
+        self._add_constants(model, self._model_folder)
+        if not self._maker.optimises:
+            self._open_exported(model)
+            return
         try:
-            if self._remake.optimises:
-                file = os.path.join(self._folder.name, "optimised.onnx")
-                self._remake.optimised(file)
-                optimised = onnx.load(file, load_external_data=False)
-                self._held |= {
-                    one.name: (one, self._folder.name) for one in optimised.graph.initializer
-                }
-            self.graph = graph.read(model, optimised)
-            self._open(
-                onnx, optimised or model, self._folder.name if optimised is not None else home
+            self._open_optimised(model)
+        except Exception as error:  # for example, a provider whose graph can't be written
+            self.problem = (
+                f"the optimised graph can't be seen ({first_line(error)}); "
+                "recorded is the graph before optimisation, run beside it"
             )
-        except Exception as error:  # a provider whose graph can't be written down, say
-            if optimised is None and not self._remake.optimises:
-                raise CaptureError(f"its nodes can't be seen: {first_line(error)}") from None
-            self.problem = f"the optimised graph can't be seen ({first_line(error)}); recorded is the graph before optimisation, run beside it"
             self.same = False
-            self.graph = graph.read(model)
-            try:
-                self._open(onnx, model, home)
-            except Exception as again:
-                raise CaptureError(f"its nodes can't be seen: {first_line(again)}") from None
+            self._open_exported(model)
 
-    def _open(self, onnx: Any, model: Any, folder: str | None) -> None:
+    def _open_exported(self, model: onnx.ModelProto) -> None:
+        try:
+            self.graph = graph_reader.read(model)
+            self._open(model, self._model_folder)
+        except Exception as error:
+            raise CaptureError(f"{_UNSEEN}: {first_line(error)}") from None
+
+    def _open_optimised(self, model: onnx.ModelProto) -> None:
+        import onnx
+
+        file = os.path.join(self._folder.name, "optimised.onnx")
+        self._maker.write_optimised(file)
+        optimised = onnx.load(file, load_external_data=False)
+        self._add_constants(optimised, self._folder.name)
+        self.graph = graph_reader.read(model, optimised)
+        self._open(optimised, self._folder.name)
+
+    def _add_constants(self, model: onnx.ModelProto, folder: str | None) -> None:
+        """Add the initializers of a model. ``folder``: that of its external data."""
+        self._constants |= {one.name: (one, folder) for one in model.graph.initializer}
+
+    def _open(self, model: onnx.ModelProto, folder: str | None) -> None:
+        """Make the session of a model, with every value as an output."""
+        import onnx
+
         graph = model.graph
-        known = {one.name for one in graph.output}
-        for node in graph.node:
-            for value in node.output:
-                if value and value not in known:
-                    known.add(value)
-                    graph.output.append(onnx.ValueInfoProto(name=value))
-        self._session = self._remake.as_it_is(model.SerializeToString(), folder, self._times)
-        self.kinds = {
-            one.name: one.type
-            for one in self._session.get_outputs()
-            if onnxruntime_api.is_tensor(one.type)
-        }
-        self.hidden = [
-            one.name
-            for one in self._session.get_outputs()
-            if not onnxruntime_api.is_tensor(one.type)
-        ]
-        self.plain = (
-            all(onnxruntime_api.is_plain(kind) for kind in self.kinds.values()) and not self.hidden
-        )
+        outputs = {one.name for one in graph.output}
+        for value in (value for node in graph.node for value in node.output):
+            if value and value not in outputs:
+                outputs.add(value)
+                graph.output.append(onnx.ValueInfoProto(name=value))
+        self._session = self._maker.make_unchanged(model.SerializeToString(), folder, self._times)
+        kinds = {one.name: one.type for one in self._session.get_outputs()}
+        self.kinds = {name: one for name, one in kinds.items() if onnxruntime_api.is_tensor(one)}
+        self.hidden = [name for name in kinds if name not in self.kinds]
+        self.plain = not self.hidden and all(map(onnxruntime_api.is_plain, self.kinds.values()))
         self.same = self.same and self.plain and not self.graph.random
         self.providers = onnxruntime_api.providers_of(self._session)
 
     def run(
-        self, names: Sequence[str], feed: Mapping[str, Any], options: Any = None
-    ) -> dict[str, Any]:
-        """Return the values of these names, as onnxruntime gives them (``plain``), or as tensors."""
+        self, names: Sequence[str], feed: Mapping[str, object], options: RunOptions | None = None
+    ) -> dict[str, object]:
+        """Return the values of these names: as onnxruntime returns them, or as tensors."""
+        values: Sequence[object]
         if self.plain and not any(hasattr(value, "_ortvalue") for value in feed.values()):
             values = self._session.run(list(names), feed, options)
         else:
             values = onnxruntime_api.values_of(self._session, names, feed)
         return dict(zip(names, values, strict=True))
 
-    def profile(self) -> str | None:
-        """End the profile and return its file, which goes with `close`; None where there is none."""
+    def end_profile(self) -> str | None:
+        """End the profile and return its file, which `close` deletes; None if there is none."""
         return None if self._times is None else str(self._session.end_profiling())
 
-    def constant(self, name: str) -> torch.Tensor | None:
-        """Return the values of an initializer; None where torch has no such dtype. Raises ValueError, OSError: its external data is gone."""
-        import onnx
-
-        found, folder = self._held[name]
-        array = onnx.numpy_helper.to_array(found, folder or "")
-        kind = onnxruntime_api.ELEMENTS.get(found.data_type)
-        if kind is None or not hasattr(torch, kind):
-            return None
-        if array.dtype.name == kind or kind == "bool":
-            return tensor_of(array) if isinstance(tensor_of(array), torch.Tensor) else None
-        data = bytearray(array.tobytes())
-        return (
-            torch.frombuffer(data, dtype=getattr(torch, kind)).reshape(array.shape)
-            if data
-            else None
-        )
+    # -- constants ------------------------------------------------------------------------------
 
     def has_constant(self, name: str) -> bool:
-        return name in self._held
+        """Tell whether a value is an initializer."""
+        return name in self._constants
+
+    def constant(self, name: str) -> torch.Tensor | None:
+        """Return the values of an initializer; None if torch has no such dtype.
+
+        Raises:
+            ValueError, OSError: its external data is missing.
+        """
+        import onnx
+
+        proto, folder = self._constants[name]
+        array = onnx.numpy_helper.to_array(proto, folder or "")
+        dtype = onnxruntime_api.ELEMENTS.get(proto.data_type)
+        if dtype not in DTYPES:
+            return None
+        if array.dtype.name == dtype or dtype == "bool":
+            tensor = tensor_of(array)
+            return tensor if isinstance(tensor, torch.Tensor) else None
+        data = bytearray(array.tobytes())
+        return torch.frombuffer(data, dtype=DTYPES[dtype]).reshape(array.shape) if data else None
 
     def shape(self, weight: Weight) -> list[int]:
-        """Return the sizes of a weight, as the module has it."""
-        sizes = list(self._held[weight.name][0].dims)
-        return sizes[::-1] if weight.turned else sizes
+        """Return the shape of a weight in its module."""
+        shape = list(self._constants[weight.name][0].dims)
+        return shape[::-1] if weight.transposed else shape
 
 
 def first_line(error: BaseException) -> str:
-    """Return what an error says, in one line."""
+    """Return the message of an error in one line."""
     return str(error).partition("\n")[0][:300] or type(error).__name__

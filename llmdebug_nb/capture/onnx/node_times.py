@@ -1,53 +1,61 @@
-"""What the nodes of a session of ONNX Runtime took, from its own profile: of the session that runs in the program's place, node by node."""
+"""Times of a session's nodes, from the profile that ONNX Runtime writes of our session."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Protocol
+from typing import Protocol
 
+from llmdebug_nb.capture.onnx.graph import OnnxNode
 from llmdebug_nb.capture.onnx.run_recorder import FollowedSession
+from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.capture.timing import ort_profile
 from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.options import DumpOptions
+from llmdebug_nb.core.paths import operator_of
 
-_HOST = "host times are not taken of sessions of ONNX Runtime; profile='kernel' says how long each node ran"
+_NO_HOST_TIMES = (
+    "host times are not taken of sessions of ONNX Runtime; "
+    "profile='kernel' says how long each node ran"
+)
 
 
 class Host(Protocol):
+    """What writing the times needs of the recording session."""
+
     options: DumpOptions
-    recorder: Any
+    recorder: Recorder
     notes: list[str]
 
 
 def write(host: Host, followed: FollowedSession) -> None:
-    """Make the times of a session's nodes part of the dump, where they were asked for. Nothing that goes wrong is raised."""
-    if "host" in host.options.profile and _HOST not in host.notes:
-        host.notes.append(_HOST)
-    file = followed.tap.profile() if followed.tap is not None else None
+    """Write the times of a session's nodes, if requested. A profile that can't be read is noted."""
+    if "host" in host.options.profile and _NO_HOST_TIMES not in host.notes:
+        host.notes.append(_NO_HOST_TIMES)
+    file = followed.exposed.end_profile() if followed.exposed is not None else None
     if file is None:
         return
     try:
-        found = ort_profile.launches(file)
+        launches = ort_profile.launches(file)
     except CorruptDumpError as error:
         host.notes.append(f"no times of {followed.label}: {error}")
         return
     calls = _calls(followed)
     rows = []
-    for run, row in found:
+    for run, (node, number, phase, _, *rest) in launches:
         if run < len(followed.ran):
-            path, number = calls.get(row[0][1:], (row[0], row[1]))
-            op = path.rpartition("/")[2]
-            rows.append([None, followed.ran[run], path, number, row[2], op, *row[4:]])
+            path, number = calls.get(node[1:], (node, number))
+            op = operator_of(path)
+            rows.append([None, followed.ran[run], path, number, phase, op, *rest])
     host.recorder.sink.table("launches", rows)
 
 
 def _calls(followed: FollowedSession) -> dict[str, tuple[str, int]]:
-    """Return path and number of each node's call by the node's name, as they are recorded."""
+    """Return name of a node -> path and number of its recorded call."""
     counts: Counter[str] = Counter()
-    found = {}
-    for what, node in followed.plan:
-        if what == "node":
+    calls = {}
+    for node in followed.plan:
+        if isinstance(node, OnnxNode):
             path = f"{followed.path(node.module)}/{node.op}"
-            found[node.name] = (path, counts[path])
+            calls[node.name] = (path, counts[path])
             counts[path] += 1
-    return found
+    return calls

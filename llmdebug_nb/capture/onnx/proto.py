@@ -1,66 +1,62 @@
-"""What is read off the protobufs of ONNX: attributes, small constants, and what an exporter noted of a node."""
+"""Reads what recording needs from ONNX protobufs: attributes, small constants and metadata."""
 
 from __future__ import annotations
 
 import ast
 import math
-import os
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, SupportsFloat
 
 from llmdebug_nb.core.paths import ancestors, within
 
-_META = "pkg.torch.onnx."
-_FEW = 8  # elements of a constant that is written out, such as a shape or axes
-Scalar = tuple[str, Any]  # slot, value
+if TYPE_CHECKING:
+    import onnx
+
+_METADATA = "pkg.torch.onnx."
+_FEW = 8  # elements of a constant that is recorded as text, such as a shape or axes
+Scalar = tuple[str, object]  # slot, value
 
 
-def meta(node: Any) -> dict[str, str]:
-    """Return what torch's exporter noted of a node, by its key without the prefix."""
+def exporter_metadata(node: onnx.NodeProto) -> dict[str, str]:
+    """Return what torch's exporter noted about a node, by key without the prefix."""
     return {
-        one.key.removeprefix(_META): one.value
+        one.key.removeprefix(_METADATA): one.value
         for one in node.metadata_props
-        if one.key.startswith(_META)
+        if one.key.startswith(_METADATA)
     }
 
 
-def strings(text: str | None) -> list[str]:
-    """Read a list of names as Python writes it; empty where it is none."""
+def names_in(text: str | None) -> list[str]:
+    """Parse a Python list of names; return an empty list for anything else."""
     try:
-        found = ast.literal_eval(text or "[]")
+        names = ast.literal_eval(text or "[]")
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return []
-    return [str(one) for one in found] if isinstance(found, list) else []
+    return [str(name) for name in names] if isinstance(names, list) else []
 
 
-def taken(node: Any) -> Iterator[str]:
-    """Yield the values that a node takes, also inside of its branches and loops."""
+def inputs_of(node: onnx.NodeProto) -> Iterator[str]:
+    """Yield the input values of a node, including those of its branches and loops."""
     yield from (value for value in node.input if value)
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs):
             for inner in graph.node:
-                yield from taken(inner)
+                yield from inputs_of(inner)
 
 
-def common(paths: Iterable[str]) -> str | None:
-    """Return the innermost module that holds all of these; None for none."""
-    found = list(paths)
-    if not found:
+def common_module(paths: Iterable[str]) -> str | None:
+    """Return the innermost module that holds all paths; None for no paths."""
+    modules = list(paths)
+    if not modules:
         return None
-    first = found[0]
-    return next(
-        path for path in (first, *ancestors(first), "") if all(within(one, path) for one in found)
-    )
+    above = (modules[0], *ancestors(modules[0]), "")
+    return next(path for path in above if all(within(module, path) for module in modules))
 
 
-def small(tensor: Any) -> Any:
-    """Return a constant of few numbers: a number, or a list; None for any other."""
-    if (
-        math.prod(tensor.dims) > _FEW
-        or len(tensor.dims) > 1
-        or tensor.data_location
-        or "." in tensor.name
-    ):
+def small_constant(tensor: onnx.TensorProto) -> object:
+    """Return a constant of few elements as a number or text; None for any other tensor."""
+    is_large = math.prod(tensor.dims) > _FEW or len(tensor.dims) > 1
+    if is_large or tensor.data_location or "." in tensor.name:
         return None
     import onnx
 
@@ -70,50 +66,35 @@ def small(tensor: Any) -> Any:
         return None
     if array.dtype.kind not in "fiub":
         return None
-    numbers = [shortest(one) if array.dtype.kind == "f" else one.item() for one in array.ravel()]
+    is_float = array.dtype.kind == "f"
+    numbers = [shortest(number) if is_float else number.item() for number in array.ravel()]
     return numbers[0] if array.size == 1 else str(numbers)
 
 
-def shortest(value: Any) -> float:
-    """Return a float32 as it was written: 1e-05, not 9.999999747378752e-06."""
+def shortest(number: SupportsFloat) -> float:
+    """Return a float32 in its shortest form: 1e-05, not 9.999999747378752e-06."""
     import numpy
 
-    return float(str(numpy.float32(value))) if math.isfinite(float(value)) else float(value)
+    value = float(number)
+    return float(str(numpy.float32(value))) if math.isfinite(value) else value
 
 
-def attributes(node: Any) -> Iterator[Scalar]:
-    """Yield the attributes of a node that are numbers, texts or lists of those."""
-    kinds = {
-        1: "f",
-        2: "i",
-        3: "s",
-        6: "floats",
-        7: "ints",
-        8: "strings",
-    }  # onnx.AttributeProto.AttributeType
+def attributes(node: onnx.NodeProto) -> Iterator[Scalar]:
+    """Yield the attributes of a node that are numbers, texts or lists of these."""
+    import onnx
+
+    kinds = onnx.AttributeProto
+    single = (kinds.FLOAT, kinds.INT, kinds.STRING)
+    lists = (kinds.FLOATS, kinds.INTS, kinds.STRINGS)
     for attribute in node.attribute:
-        where = kinds.get(attribute.type)
-        if where is None:
+        if attribute.ref_attr_name or attribute.type not in (*single, *lists):
             continue
-        value = getattr(attribute, where)
-        if where == "f":
-            value = shortest(value)
-        elif where == "s":
-            value = value.decode(errors="replace")
-        elif where != "i":
-            value = str(
-                [
-                    shortest(one)
-                    if where == "floats"
-                    else one.decode(errors="replace")
-                    if where == "strings"
-                    else one
-                    for one in value
-                ]
-            )
-        yield attribute.name, value
+        value = onnx.helper.get_attribute_value(attribute)
+        many = attribute.type in lists
+        yield attribute.name, str([_plain(one) for one in value]) if many else _plain(value)
 
 
-def base_of(path: str | None) -> str | None:
-    """Return the folder that the external data of a model lies in."""
-    return None if path is None else os.path.dirname(os.path.abspath(path))
+def _plain(value: object) -> object:
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return shortest(value) if isinstance(value, float) else value

@@ -1,305 +1,256 @@
-"""One run of an ONNX graph on its way into the dump: as if its modules and operators had been called."""
+"""Records one run of an ONNX graph as if its modules and operators had been called."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from llmdebug_nb.capture.calls import OpenCall
+from llmdebug_nb.capture.calls import OpenCall, ThreadState
+from llmdebug_nb.capture.observer import Observer
 from llmdebug_nb.capture.onnx.exposed_session import ExposedSession, first_line
-from llmdebug_nb.capture.onnx.graph import OnnxModule, OnnxNode
-from llmdebug_nb.core import records
+from llmdebug_nb.capture.onnx.graph import ModuleBegins, ModuleEnds, OnnxModule, OnnxNode
+from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.paths import ancestors
+from llmdebug_nb.core.records import Node, RootCall
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
 
 LEVEL = "onnx"
+_UNREADABLE = (ValueError, OSError, TypeError)  # of constants whose external data is missing
 
 
 class Host(Protocol):
-    """What recording a run needs of its session."""
+    """What recording a run needs of the recording session."""
 
     options: DumpOptions
-    thread: Any
-    recorder: Any
-    observer: Any
-    problems: Any
+    thread: ThreadState
+    recorder: Recorder
+    observer: Observer
+
+    @property
+    def problems(self) -> Counter[str]: ...
 
 
 class FollowedSession:
-    """One session that is followed. ``label``: its root. ``prefix``: of its paths, "" for the first root."""
+    """A session of the program that is recorded.
 
-    def __init__(self, session: Any, tap: ExposedSession | None, label: str, prefix: str) -> None:
-        self.session, self.tap, self.label, self.prefix = session, tap, label, prefix
-        self.plan: list[tuple[str, Any]] = tap.graph.plan() if tap is not None else []
+    ``exposed``: our session with all values as outputs. ``label``: the name of its root.
+    ``prefix``: that of its paths, "" for the first root. ``kept``: module -> whether the filters
+    ask for it. ``needed``: values that are computed for the recording. ``described``: calls whose
+    node is already described in the dump. ``checked``: input shapes with which the results of both
+    sessions were compared. ``ran``: root calls in which our session ran.
+    """
+
+    def __init__(
+        self, session: InferenceSession, exposed: ExposedSession | None, label: str, prefix: str
+    ) -> None:
+        self.session, self.exposed, self.label, self.prefix = session, exposed, label, prefix
+        self.plan = exposed.graph.plan() if exposed is not None else []
         self.kept: dict[str, bool] = {}
-        self.weighed = False
-        self.said: set[tuple[str, int]] = (
-            set()
-        )  # calls of which the dump says already what node they are
-        self.checked: set[tuple[Any, ...]] = set()
         self.needed: list[str] = []
-        self.ran: list[int] = []  # root calls in which ours ran
+        self.has_weights = False
+        self.described: set[tuple[str, int]] = set()
+        self.checked: set[tuple[object, ...]] = set()
+        self.ran: list[int] = []
 
-    def path(self, path: str) -> str:
-        """Return the path of a module of it in the run."""
-        return (self.prefix + path).rstrip(".") if path else self.prefix.rstrip(".")
+    def path(self, module: str) -> str:
+        """Return the path of one of its modules in the dump."""
+        return (self.prefix + module).rstrip(".") if module else self.prefix.rstrip(".")
+
+    def topology(self) -> list[Node]:
+        """Return its modules as rows of the topology."""
+        if self.exposed is None:
+            return [Node(self.path(""), self.label, self.label, -1, root=self.label)]
+        modules = self.exposed.graph.modules
+        index = {path: place for place, path in enumerate(modules)}
+        root = self.prefix.rstrip(".") or self.label
+        rows = []
+        for path, module in modules.items():
+            kind = module.type or ("Module" if module.called else "ModuleList")
+            above = next((one for one in ancestors(path) if one in index), None)
+            parent = index[above] if above is not None else -1
+            name = path[len(above or "") :].lstrip(".")
+            if not path:
+                name, kind = self.label, module.type or self.label
+            shapes = {slot: self.exposed.shape(one) for slot, one in module.weights.items()}
+            rows.append(Node(self.path(path), name, kind, parent, shapes, root=root))
+        return rows
 
 
 class RunRecorder:
-    """One run on its way into the dump. ``values``: by name; an input has the tensor that the operator before it gave."""
+    """Records one run. ``values``: by name; inputs of a node are the tensors of earlier outputs."""
 
     def __init__(
-        self, host: Host, followed: FollowedSession, root: records.RootCall, values: dict[str, Any]
+        self, host: Host, followed: FollowedSession, root: RootCall, values: dict[str, object]
     ) -> None:
         self._host, self._followed, self._root, self.values = host, followed, root, values
-        self._observer, self._roles = host.observer, host.options.roles
+        self._observer, self._exposed = host.observer, followed.exposed
         self._modules = "module" in host.options.mode
         self._open: dict[str, OpenCall] = {}
 
-    def all(self, asked: Callable[[OnnxNode], bool]) -> None:
-        tap = self._followed.tap
-        graph = tap.graph if tap is not None else None
-        whole = graph.modules[""] if graph is not None else OnnxModule("")
-        self._weigh()
-        inputs = graph.inputs if graph is not None else list(self.values)
-        outputs = graph.outputs if graph is not None else list(self.values)
-        known = {one.name for one in self._followed.session.get_inputs()}
-        self._begin(
-            whole,
-            {
-                f"kwargs.{name}": self.values[name]
-                for name in inputs
-                if name in self.values and name in known
-            },
-        )
-        for what, one in self._followed.plan:
-            if what == "node":
-                self._node(one, asked(one))
-            elif what == "begin":
-                self._begin(one, {} if one.guessed else self._entering(one))
-            elif what == "end":
-                self._end(one, self._leaving(one))
-        self._end(
-            whole,
-            {
-                name.replace(".", "\\."): self.values[name]
-                for name in outputs
-                if name in self.values and name not in known
-            },
-        )
+    def record(self, is_wanted: Callable[[OnnxNode], bool]) -> None:
+        """Record all modules and the wanted nodes in order of execution."""
+        graph = self._exposed.graph if self._exposed is not None else None
+        root = graph.modules[""] if graph is not None else OnnxModule("")
+        self._record_weights()
+        fed = {one.name for one in self._followed.session.get_inputs()}
+        inputs = self._named(graph.inputs if graph is not None else self.values)
+        self._begin(root, {f"kwargs.{name}": inputs[name] for name in inputs if name in fed})
+        for step in self._followed.plan:
+            if isinstance(step, OnnxNode):
+                self._record_node(step, is_wanted(step))
+            elif isinstance(step, ModuleBegins):
+                module = step.module
+                self._begin(module, {} if module.guessed else self._module_inputs(module))
+            else:
+                self._end(step.module, self._module_outputs(step.module))
+        outputs = self._named(graph.outputs if graph is not None else list(self.values))
+        self._end(root, {_slot(name): outputs[name] for name in outputs if name not in fed})
 
-    def logits(self) -> None:
-        """Record what the last module of the run gives, and nothing else."""
-        last = next(
-            (
-                one
-                for what, one in reversed(self._followed.plan)
-                if what == "end" and self._leaving(one)
-            ),
-            None,
-        )
-        if last is not None:
-            call = self._call(last.path, last.type or "module", "module")
-            self._observer.record(call, "output", self._leaving(last).items())
+    def record_logits(self) -> None:
+        """Record only the output of the last module that has one."""
+        for step in reversed(self._followed.plan):
+            outputs = self._module_outputs(step.module) if isinstance(step, ModuleEnds) else {}
+            if isinstance(step, ModuleEnds) and outputs:
+                call = self._call(step.module.path, step.module.type or "module", "module")
+                self._observer.record(call, "output", outputs.items())
+                return
+
+    def _named(self, names: Iterable[str]) -> dict[str, object]:
+        return {name: self.values[name] for name in names if name in self.values}
+
+    # -- calls ----------------------------------------------------------------------------------
 
     def _call(self, module: str, op: str, level: str) -> OpenCall:
         path = self._followed.path(module)
         place = path if level == "module" else f"{path}/{op}"
-        thread, around = self._host.thread, self._around(module)
+        thread, outer = self._host.thread, self._outer_call(module)
         call = OpenCall(place, op, level, path, thread.count(place), self._root.index)
-        home = around.home if around is not None else ""
+        home = outer.home if outer is not None else ""
         call.id = thread.next_id(place, level, home)
         call.home = call.id if level == "module" else home
         return call
 
-    def _begin(self, module: OnnxModule, inputs: Mapping[str, Any]) -> None:
-        call = self._call(
-            module.path,
-            module.type or (self._followed.label if not module.path else "Module"),
-            "module",
-        )
+    def _outer_call(self, module: str) -> OpenCall | None:
+        """Return the innermost open call of a module or its ancestors."""
+        paths = (module, *ancestors(module))
+        return next((self._open[path] for path in paths if path in self._open), None)
+
+    def _begin(self, module: OnnxModule, inputs: Mapping[str, object]) -> None:
+        name = "Module" if module.path else self._followed.label
+        call = self._call(module.path, module.type or name, "module")
         self._host.recorder.record_call(call)
-        call.inherited, asked = True, self._followed.kept[module.path] and self._modules
-        call.kept = asked and self._observer.asks_for(call)
+        wanted = self._followed.kept[module.path] and self._modules
+        call.inherited, call.kept = True, wanted and self._observer.asks_for(call)
         self._open[module.path] = call
         if call.kept:
             self._observer.begin_call(call, list(inputs.items()))
 
-    def _end(self, module: OnnxModule, outputs: Mapping[str, Any]) -> None:
+    def _end(self, module: OnnxModule, outputs: Mapping[str, object]) -> None:
         self._observer.end_call(self._open.pop(module.path), list(outputs.items()))
 
-    def _node(self, node: OnnxNode, asked: bool) -> None:
-        """Record a node, or only count it: ids do not depend on what is recorded."""
-        around = self._around(node.module)
-        if not asked:
-            self._host.thread.next_id(
-                self._followed.path(node.module), LEVEL, around.home if around is not None else ""
-            )
+    def _record_node(self, node: OnnxNode, wanted: bool) -> None:
+        """Record a node, or only count it: ids don't depend on what is recorded."""
+        outer = self._outer_call(node.module)
+        if not wanted:
+            home = outer.home if outer is not None else ""
+            self._host.thread.next_id(self._followed.path(node.module), LEVEL, home)
             return
-        call = self._call(node.module, node.op, LEVEL)
+        call, recorder = self._call(node.module, node.op, LEVEL), self._host.recorder
         call.inherited, call.kept = True, self._observer.asks_for(call)
         if not call.kept:
             return
-        recorder = self._host.recorder
         recorder.record_call(call)
-        source = (
-            recorder.stack_number(list(node.source))
-            if node.source and self._host.options.sources
-            else None
-        )
-        within = (around.path, around.number) if around is not None else (None, None)
-        recorder.record_operator(
-            [
-                call.root_call,
-                call.path,
-                call.number,
-                "forward",
-                LEVEL,
-                call.op,
-                source,
-                *within,
-                None,
-                None,
-            ]
-        )
-        if (call.path, call.number) not in self._followed.said:  # it is the same in each run
-            self._followed.said.add((call.path, call.number))
-            recorder.record(call, LEVEL, self._said(node))
-        tensors = [
-            (str(at), self.values[name])
-            for at, name in enumerate(node.inputs)
-            if name in self.values
-        ]
-        self._observer.begin_call(call, [*tensors, *node.given])
-        self._observer.end_call(
-            call,
-            [
-                (str(at), self.values[name])
-                for at, name in enumerate(node.outputs)
-                if name in self.values
-            ],
-        )
+        stack = None
+        if node.source and self._host.options.sources:
+            stack = recorder.stack_number(list(node.source))
+        within = (outer.path, outer.number) if outer is not None else (None, None)
+        row = [call.root_call, call.path, call.number, "forward", LEVEL, call.op, stack]
+        recorder.record_operator([*row, *within, None, None])
+        if (call.path, call.number) not in self._followed.described:  # equal in all runs
+            self._followed.described.add((call.path, call.number))
+            recorder.record(call, LEVEL, self._facts(node))
+        inputs, outputs = self._by_place(node.inputs), self._by_place(node.outputs)
+        self._observer.begin_call(call, [*inputs, *node.scalars])
+        self._observer.end_call(call, outputs)
 
-    def _around(self, module: str) -> OpenCall | None:
-        """Return the innermost call that is under way of a module, or of one around it."""
-        return next(
-            (self._open[path] for path in (module, *ancestors(module)) if path in self._open), None
-        )
+    def _by_place(self, names: list[str]) -> list[tuple[str, object]]:
+        values = self.values
+        return [(str(at), values[name]) for at, name in enumerate(names) if name in values]
 
-    def _said(self, node: OnnxNode) -> list[tuple[str, Any]]:
-        tap = self._followed.tap
-        provider = tap.providers.get(node.name) if tap is not None else None
-        return [*node.said, *([("provider", provider)] if provider else [])]
+    def _facts(self, node: OnnxNode) -> list[tuple[str, object]]:
+        provider = self._exposed.providers.get(node.name) if self._exposed is not None else None
+        return [*node.facts, *([("provider", provider)] if provider else [])]
 
-    def _entering(self, module: OnnxModule) -> dict[str, Any]:
-        """Return what enters a module, by slot: ``0`` where that is one tensor, else the name of the value."""
-        found = {name: value for name in module.inputs if _tells(value := self._value(name))}
-        return (
-            {"0": next(iter(found.values()))}
-            if len(found) == 1
-            else {f"kwargs.{name}": value for name, value in found.items()}
-        )
+    # -- modules --------------------------------------------------------------------------------
 
-    def _leaving(self, module: OnnxModule) -> dict[str, Any]:
-        """Return what leaves a module, by slot: what it returns as ``0``, ``1``, anything else by the name of the value."""
-        results = [value for name in module.results if _tells(value := self._value(name))]
-        more = {
-            name.replace(".", "\\."): value
-            for name in module.more
-            if _tells(value := self._value(name))
+    def _module_inputs(self, module: OnnxModule) -> dict[str, object]:
+        """Return the inputs of a module by slot: ``0`` if there is one, else the values' names."""
+        inputs = self._tensors(module.inputs)
+        if len(inputs) == 1:
+            return {"0": next(iter(inputs.values()))}
+        return {f"kwargs.{name}": value for name, value in inputs.items()}
+
+    def _module_outputs(self, module: OnnxModule) -> dict[str, object]:
+        """Return the outputs of a module by slot: results by place, others by the values' names."""
+        results = enumerate(self._tensors(module.results).values())
+        more = self._tensors(module.more)
+        return {
+            **{str(at): value for at, value in results},
+            **{_slot(name): value for name, value in more.items()},
         }
-        return {**{str(at): value for at, value in enumerate(results)}, **more}
 
-    def _value(self, name: str) -> Any:
-        tap = self._followed.tap
-        if name not in self.values and tap is not None and tap.has_constant(name):
+    def _tensors(self, names: Iterable[str]) -> dict[str, object]:
+        """Return those values that modules exchange, not sizes that a graph computes with."""
+        tensors: dict[str, object] = {}
+        for name in names:
+            value = self._value(name)
+            if isinstance(value, torch.Tensor) and (
+                value.is_floating_point() or value.is_complex() or value.dim() > 1
+            ):
+                tensors[name] = value
+        return tensors
+
+    def _value(self, name: str) -> object:
+        exposed = self._exposed
+        if name not in self.values and exposed is not None and exposed.has_constant(name):
             try:
-                self.values[name] = tap.constant(name)
-            except (ValueError, OSError, TypeError):
+                self.values[name] = exposed.constant(name)
+            except _UNREADABLE:
                 self.values[name] = None
         return self.values.get(name)
 
-    def _weigh(self) -> None:
-        """Record the weights of each module once, and what it is set to."""
-        tap = self._followed.tap
-        if self._followed.weighed or tap is None:
+    def _record_weights(self) -> None:
+        """Record the weights and settings of each module, once."""
+        exposed, followed = self._exposed, self._followed
+        if followed.has_weights or exposed is None:
             return
-        self._followed.weighed = True
-        for path, module in tap.graph.modules.items():
-            if not self._followed.kept[path]:
+        followed.has_weights = True
+        for path, module in exposed.graph.modules.items():
+            if not followed.kept[path]:
                 continue
             tensors = {}
             for name, weight in module.weights.items():
                 try:
-                    tensor = tap.constant(weight.name)
-                except (ValueError, OSError, TypeError) as error:
-                    self._host.problems[
-                        f"weight {weight.name} can't be read: {first_line(error)}"
-                    ] += 1
+                    tensor = exposed.constant(weight.name)
+                except _UNREADABLE as error:
+                    problem = f"weight {weight.name} can't be read: {first_line(error)}"
+                    self._host.problems[problem] += 1
                     continue
                 if tensor is not None:
-                    tensors[name] = tensor.t().contiguous() if weight.turned else tensor
-            call = OpenCall(
-                self._followed.path(path),
-                module.type or "Module",
-                "module",
-                None,
-                0,
-                self._root.index,
-            )
-            self._host.recorder.record(
-                call,
-                LEVEL,
-                [(f"initializer.{name}", weight.name) for name, weight in module.weights.items()],
-            )
-            self._observer.record_module(call.path, call.op, module.settings, tensors)
+                    tensors[name] = tensor.t().contiguous() if weight.transposed else tensor
+            op, path = module.type or "Module", followed.path(path)
+            call = OpenCall(path, op, "module", None, 0, self._root.index)
+            names = [(f"initializer.{name}", one.name) for name, one in module.weights.items()]
+            self._host.recorder.record(call, LEVEL, names)
+            self._observer.record_module(path, op, module.settings, tensors)
 
 
-def rows(followed: FollowedSession) -> list[records.Node]:
-    """Return the rows of the topology: the modules of a session."""
-    graph = followed.tap.graph if followed.tap is not None else None
-    if graph is None:
-        return [
-            records.Node(followed.path(""), followed.label, followed.label, -1, root=followed.label)
-        ]
-    at = {path: place for place, path in enumerate(graph.modules)}
-    found = []
-    for path, module in graph.modules.items():
-        parent = (
-            next((at[one] for one in ancestors(path) if one in at and one != path), -1)
-            if path
-            else -1
-        )
-        name = (
-            path[len(next(one for one in (*ancestors(path), "") if one in at)) :].lstrip(".")
-            if path
-            else followed.label
-        )
-        kind = module.type or (
-            "Module" if path and module.called else "ModuleList" if path else followed.label
-        )
-        params = (
-            {slot: followed.tap.shape(weight) for slot, weight in module.weights.items()}
-            if followed.tap
-            else {}
-        )
-        found.append(
-            records.Node(
-                followed.path(path),
-                name,
-                kind,
-                parent,
-                params,
-                root=followed.prefix.rstrip(".") or followed.label,
-            )
-        )
-    return found
-
-
-def _tells(value: Any) -> bool:
-    """Tell whether a value is one that modules hand on, and no size that a graph computes with."""
-    return isinstance(value, torch.Tensor) and (
-        value.is_floating_point() or value.is_complex() or value.dim() > 1
-    )
+def _slot(name: str) -> str:
+    """Return the slot of a value: dots in its name don't separate parts."""
+    return name.replace(".", "\\.")
