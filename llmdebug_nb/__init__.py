@@ -24,7 +24,6 @@ __version__ = "0.1.0"
 
 # resolved at first use: `import llmdebug_nb` loads neither torch nor a notebook package
 _HOMES = {
-    "DumpOptions": "core.options",
     "Report": "app.report",
     "Run": "store.run",
     "compare": "app.compare",
@@ -53,6 +52,7 @@ _MOVED = {
     "CompareError": "core.errors",
     "CorruptDumpError": "core.errors",
     "DumpConfig": "msit",
+    "DumpOptions": "core.options",
     "DumpWriteError": "core.errors",
     "EmptyDumpError": "core.errors",
     "MissingPackageError": "core.errors",
@@ -93,7 +93,6 @@ if TYPE_CHECKING:
     from llmdebug_nb.app.torch_compile import fx_backend as fx_backend
     from llmdebug_nb.app.torch_compile import inductor_backend as inductor_backend
     from llmdebug_nb.core.determinism import seed_all as seed_all
-    from llmdebug_nb.core.options import DumpOptions as DumpOptions
     from llmdebug_nb.notebook.explore import explore as explore
     from llmdebug_nb.store.run import Run as Run
 

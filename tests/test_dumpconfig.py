@@ -14,7 +14,7 @@ from torch.nn import functional
 import llmdebug_nb as ld
 from llmdebug_nb import msit
 from llmdebug_nb.app.upstream import register_hook
-from llmdebug_nb.app.upstream.dump_config import _without_root
+from llmdebug_nb.app.upstream.dump_config import globs_of
 from llmdebug_nb.core.options import runs_folder
 from models import generate, hooks_left, llama, prompt
 
@@ -139,7 +139,7 @@ PATTERNS = [
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_layer_name_matches_what_it_matches_in_msit(pattern):
-    globs = _without_root(pattern)
+    globs = globs_of(pattern)
     theirs = re.compile("".join(".*" if c == "*" else re.escape(c) for c in pattern))
     for path in PATHS:
         name = f"root.{path}" if path else "root"
@@ -147,12 +147,12 @@ def test_layer_name_matches_what_it_matches_in_msit(pattern):
 
 
 def test_layer_name_may_be_a_path_as_a_run_shows_it():
-    assert _without_root("model.layers.0.*") == ["model.layers.0.*"]
-    assert _without_root("lm_head") == ["lm_head"]
+    assert globs_of("model.layers.0.*") == ["model.layers.0.*"]
+    assert globs_of("lm_head") == ["lm_head"]
 
 
 def test_many_stars_are_one():
-    assert _without_root("*" * 100_000 + "mlp") == ["*mlp"]
+    assert globs_of("*" * 100_000 + "mlp") == ["*mlp"]
 
 
 def test_layer_name_selects_modules():
@@ -405,3 +405,27 @@ def test_the_table_does_not_disturb_reading_and_is_absent_when_not_asked_for(tmp
     hook = msit.register_hook(model, msit.DumpConfig(tmp_path))
     model(prompt())
     assert not (hook.stop().path / "tensor_analyze.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"layer_name": "root.nope"}, "layer_name 'nope' matches none of the"),
+        ({"module_list": [nn.Conv2d]}, "module_list 'Conv2d' matches none of the module types"),
+        ({"layer_name": "*mlp*", "module_list": [nn.Conv2d]}, "under layer_name *mlp*"),
+        ({"mode": "api", "api_list": "nope"}, "api_list: no operator of level api is called"),
+        ({"token_range": [7]}, "token_range 7 never came"),
+    ],
+)
+def test_an_empty_recording_names_the_parameter_that_the_user_wrote(tmp_path, config, message):
+    model = llama()
+
+    def record():
+        hook = msit.register_hook(model, msit.DumpConfig(tmp_path, **config))
+        model(prompt())
+        hook.stop()
+
+    with pytest.raises(ld.errors.EmptyDumpError) as caught:
+        record()
+    assert message in str(caught.value)
+    assert not hooks_left(model)

@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import llmdebug_nb as ld
+from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.show.run_view import RunView
 from llmdebug_nb.show.text import EVERYTHING
 from models import ARCHITECTURES, generate, hooks_left, llama, mixtral, prompt
@@ -191,7 +192,7 @@ def test_some_ids_that_do_not_exist_are_a_note(tmp_path: Path) -> None:
 )
 def test_ids_that_make_no_sense_are_refused_in_one_line(ids: Any) -> None:
     with pytest.raises(ld.errors.OptionError, match="ids") as error:
-        ld.DumpOptions(ids=ids)
+        DumpOptions(ids=ids)
     assert "\n" not in str(error.value)
 
 

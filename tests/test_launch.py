@@ -243,8 +243,9 @@ def test_topology_and_tables_are_written_in_the_places_of_msits_with_a_row_for_e
     onnx.checker.check_model(onnx.load(run.path / f"model/{pid}/Sequential.onnx"))
 
 
+@pytest.mark.parametrize("before", ["", "import importlib.util as u; u.find_spec('onnxruntime')\n"])
 def test_a_session_of_onnx_runtime_is_recorded_from_its_first_run_without_torch_in_the_program(
-    here,
+    here, before
 ):
     import numpy as np
     import onnx
@@ -259,14 +260,35 @@ def test_a_session_of_onnx_runtime_is_recorded_from_its_first_run_without_torch_
         here / "tiny.onnx",
     )
     (here / "run.py").write_text(
-        "import numpy as np, onnxruntime\nsession = onnxruntime.InferenceSession('tiny.onnx')\n"
-        "print([session.run(None, {'x': np.full((1, 3), n, np.float32)})[0].tolist() for n in range(3)])"
+        f"{before}import numpy as np, onnxruntime\nsession = onnxruntime.InferenceSession('tiny.onnx')\n"
+        "print([session.run(None, {'x': np.full((1, 3), n, np.float32)})[0].tolist()"
+        " for n in range(3)])"
     )
     done = _dump("--name", "r", "-er", "1,2", "--", "python", "run.py")
     assert done.stdout == "[[[0.0, 0.0, 0.0]], [[2.0, 2.0, 2.0]], [[4.0, 4.0, 4.0]]]\n"
     run = ld.open_run("r")
     assert set(run.to_pandas().step) == {1, 2}
     assert run.tensor("/Onnx.Relu", step=2).tolist() == [[4.0, 4.0, 4.0]]
+
+
+def test_a_program_that_looks_for_torch_before_it_imports_it_is_recorded(here):
+    (here / "look.py").write_text(
+        "import importlib.util\n"
+        "assert all(importlib.util.find_spec('torch') for _ in range(3))\n"
+        f"{MODEL}model(torch.ones(1, 3))"
+    )
+    done = ld.launch(["python", "look.py"], name="r", rounds="0,0")
+    assert done.status == 0
+    assert _inputs(done.run) == [(0, 0, 0, 1)]
+
+
+def test_ids_that_no_call_has_are_named_beside_the_ones_that_exist(here):
+    (here / "run.py").write_text(f"{MODEL}model(torch.ones(1, 3))")
+    done = ld.launch(["python", "run.py"], name="r", rounds="0,0", ids="3")
+    (line,) = done.lines("warning")
+    assert "ids '3'" in line
+    assert "0 to 1 in the root" in line
+    assert "never came" not in line
 
 
 # -- what can't be reached, and what ends early ------------------------------------------------------

@@ -26,6 +26,7 @@ from llmdebug_nb.capture.timing.profile_rows import ProfilerMark, TimedStep, pro
 from llmdebug_nb.capture.timing.program_clock import Clock
 from llmdebug_nb.cli import main
 from llmdebug_nb.core.columns import LAUNCHES
+from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.show import html
 from llmdebug_nb.show.run_view import RunView
 from llmdebug_nb.store import format as fmt
@@ -548,7 +549,7 @@ def test_gaps_and_durations_are_never_negative_however_events_lie(spans):
 )
 def test_a_profile_that_makes_no_sense_is_one_readable_line(given_, said):
     with pytest.raises(ld.errors.OptionError, match=said) as error:
-        ld.DumpOptions(profile=given_)
+        DumpOptions(profile=given_)
     assert "\n" not in str(error.value)
 
 

@@ -11,6 +11,7 @@ from torch import nn
 import llmdebug_nb as ld
 from llmdebug_nb.capture.selection import begins, is_device
 from llmdebug_nb.core.msit_rounds import Rounds, round_of
+from llmdebug_nb.core.options import DumpOptions
 from models import generate, hooks_left, llama, prompt
 
 
@@ -50,12 +51,12 @@ def test_nothing_is_round_0_and_all_has_no_end():
 )
 def test_what_are_no_pairs_is_refused(text):
     with pytest.raises(ld.errors.OptionError, match="pair"):
-        ld.DumpOptions(rounds=text)
+        DumpOptions(rounds=text)
 
 
 def test_rounds_and_tokens_exclude_each_other():
     with pytest.raises(ld.errors.OptionError, match="rounds and tokens exclude each other"):
-        ld.DumpOptions(rounds="0,0", tokens="5")
+        DumpOptions(rounds="0,0", tokens="5")
 
 
 @pytest.mark.parametrize(
@@ -156,7 +157,7 @@ def test_looking_at_other_times_leaves_gradients_as_they_are(time):
 )
 def test_times_that_make_no_sense_are_refused(options):
     with pytest.raises(ld.errors.OptionError, match="time"):
-        ld.DumpOptions(**options)
+        DumpOptions(**options)
 
 
 # -- which ---------------------------------------------------------------------------------------------

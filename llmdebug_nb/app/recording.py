@@ -40,7 +40,7 @@ def dump(model: Models | None = None, **options: Unpack[DumpKeywords]) -> Record
     """Record what a model computes in a ``with`` block; the block's target is the Run.
 
     ``model``: a module, a session of ONNX Runtime, or several of them. None records whatever
-    outermost modules run. Options: see `DumpOptions`.
+    outermost modules run.
 
         with ld.dump(model, name="golden", tokens="0-3") as golden:
             model.generate(**inputs)

@@ -140,6 +140,7 @@ def why_empty(
     roots: Sequence[str],
     sessions: Sequence[str] = (),
     steps: Sequence[int],
+    steps_came: bool,
     nodes: list[Node],
     kept: bool,
     names: Collection[str],
@@ -151,7 +152,7 @@ def why_empty(
 ) -> str:
     """Say why nothing was recorded.
 
-    ``roots``: types of the models followed, ``sessions``: of those that ONNX Runtime runs, and ``operators``: what their graphs have. ``steps``: seen. ``kept``: any module is asked for.
+    ``roots``: types of the models followed, ``sessions``: of those that ONNX Runtime runs, and ``operators``: what their graphs have. ``steps``: seen; ``steps_came``: the options ask for one of them. ``kept``: any module is asked for.
     ``names``: full names of the calls seen, where the recording filters by them. ``ids``: likewise. ``rank``: of this
     process if it is asked for, else None. ``devices``: those of the models followed.
     """
@@ -174,9 +175,9 @@ def why_empty(
         is_device(torch.device(each), options.device) for each in devices
     ):
         return f"device {options.device} was asked for, and the models ran on {', '.join(sorted(set(devices))) or 'none'}"
-    if options.rounds is not None:
+    if options.rounds is not None and not steps_came:
         return f"rounds {options.rounds} never came; steps seen: {steps[0]} to {steps[-1]}"
-    if not any(step in options.tokens for step in steps):
+    if options.rounds is None and not steps_came:
         seen = f"{steps[0]}-{steps[-1]}" if len(steps) > 1 else f"{steps[0]}"
         return f"tokens {options.tokens} never came; steps seen: {seen}"
     for option in ("contains", "scope"):

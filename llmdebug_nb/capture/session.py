@@ -237,6 +237,7 @@ class Session:
             roots=[type(root).__name__ for root in self._roots.values()],
             sessions=self.sessions.labels,
             steps=sorted({call.step for call in self._tracker.calls}),
+            steps_came=any(map(self.demand.step, self._tracker.calls)),
             nodes=self._nodes,
             kept=self._keeps_any,
             names=self.observer.seen,

@@ -1,4 +1,4 @@
-"""Making a program repeat itself: seeds, and the switches that make its operators deterministic."""
+"""Making a program repeatable: seeds, and switches that make operators deterministic."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ import os
 import random
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from llmdebug_nb.core import option_parsing
 
-# what Ascend's libraries read; they take no notice where they are not there
+if TYPE_CHECKING:
+    import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# environment variables of Ascend's libraries; they have no effect elsewhere
 _ASCEND = {
     "HCCL_DETERMINISTIC": "true",
     "LCCL_DETERMINISTIC": "1",
@@ -19,35 +25,33 @@ _ASCEND = {
     "ATB_MATMUL_SHUFFLE_K_ENABLE": "0",
     "ATB_LLM_LCOC_ENABLE": "0",
 }
-_CUBLAS = (
-    ":4096:8",
-    ":16:8",
-)  # the two workspaces that repeat; without one of them torch refuses matrix products
+# the deterministic workspaces; without one of them deterministic torch refuses matrix products
+_CUBLAS = (":4096:8", ":16:8")
 _DROPOUTS = (
-    "dropout",
-    "dropout1d",
-    "dropout2d",
-    "dropout3d",
-    "alpha_dropout",
-    "feature_alpha_dropout",
-)
+    "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout",
+)  # fmt: skip
 
 
 class Switched(list[str]):
-    """What was switched, in words. `restore`, or the end of a ``with`` block, takes all but the seeds back."""
+    """What was switched, in words.
+
+    `restore`, or the end of a ``with`` block, undoes everything except the seeds.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._undo = ExitStack()
 
-    def add(self, words: str, undo: Callable[..., Any] | None = None, *args: Any) -> None:
-        """Say what was done, and how it is taken back."""
+    def add(
+        self, words: str, undo: Callable[P, object] | None = None, *args: P.args, **kwargs: P.kwargs
+    ) -> None:
+        """Add what was done, and how to undo it."""
         self.append(words)
         if undo is not None:
-            self._undo.callback(undo, *args)
+            self._undo.callback(undo, *args, **kwargs)
 
     def restore(self) -> None:
-        """Set every switch to what it was before. A second time does nothing."""
+        """Set every switch back. A second call does nothing."""
         self._undo.close()
 
     def __enter__(self) -> Switched:
@@ -58,97 +62,100 @@ class Switched(list[str]):
 
 
 def seed_only(number: int) -> Switched:
-    """Seed Python, NumPy and torch (every device), and switch nothing. Raises OptionError."""
+    """Seed Python, NumPy and torch (all devices), and switch nothing. Raises OptionError."""
     import numpy
     import torch
 
-    done, number = Switched(), option_parsing.seed(number)
+    switched, number = Switched(), option_parsing.seed(number)
     random.seed(number)
     numpy.random.seed(number)
     torch.manual_seed(number)
-    done.add(f"random, numpy and torch seeded with {number}")
-    return done
+    switched.add(f"random, numpy and torch seeded with {number}")
+    return switched
 
 
 def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = False) -> Switched:
-    """Seed everything; ``mode``: also make operators deterministic; ``rm_dropout``: dropout drops nothing.
+    """Seed everything; optionally make operators deterministic and disable dropout.
 
-    With ``mode``, torch raises a RuntimeError for an operator that has no deterministic form. Without it,
-    whatever the program itself has switched stays as it is. Dropout is that of `torch.nn.functional`, which the
-    modules call; attention with a ``dropout_p`` of its own is left alone.
+    Without ``mode``, switches that the program set itself stay as they are.
 
-    Returns what was switched; use it as a context, or call its ``restore()``, to take the switches back.
+    Args:
+        seed: a whole number from 0 to 2**32 - 1.
+        mode: also make operators deterministic. torch then raises a RuntimeError for an operator
+            that has no deterministic form.
+        rm_dropout: the dropout functions of `torch.nn.functional`, which modules call, drop
+            nothing. Attention with its own ``dropout_p`` is unchanged.
+
+    Returns:
+        What was switched. Use it as a context manager, or call ``restore()``, to undo it.
 
     Raises:
-        OptionError: the seed is no whole number from 0 to 2**32 - 1, or a flag is neither True nor False.
+        OptionError: another seed, or a flag that is neither True nor False.
     """
     import torch
 
-    option_parsing.flag(mode, "mode")
+    deterministic = option_parsing.flag(mode, "mode")
     option_parsing.flag(rm_dropout, "rm_dropout")
-    done = seed_only(seed)
-    _set(done, "PYTHONHASHSEED", str(seed), " (for processes started from here)")
+    switched = seed_only(seed)
+    _set_variable(switched, "PYTHONHASHSEED", str(seed), " (for processes started from here)")
     if torch.cuda.is_available():
-        _make_cuda_repeat(done)
-    if mode:
+        _make_cuda_repeatable(switched)
+    if deterministic:
         for name, value in _ASCEND.items():
-            _set(done, name, value)
-        _make_operators_deterministic(done)
+            _set_variable(switched, name, value)
+        _make_operators_deterministic(switched)
     if rm_dropout:
-        _remove_dropout(done)
-    return done
+        _remove_dropout(switched)
+    return switched
 
 
-def _set(done: Switched, name: str, value: str, note: str = "") -> None:
-    """Set an environment variable."""
+def _set_variable(switched: Switched, name: str, value: str, note: str = "") -> None:
     before = os.environ.get(name)
     os.environ[name] = value
+    words = f"{name}={value}{note}"
     if before is None:
-        done.add(f"{name}={value}{note}", os.environ.pop, name, None)
+        switched.add(words, os.environ.pop, name, None)
     else:
-        done.add(f"{name}={value}{note}", os.environ.__setitem__, name, before)
+        switched.add(words, os.environ.__setitem__, name, before)
 
 
-def _make_cuda_repeat(done: Switched) -> None:
+def _make_cuda_repeatable(switched: Switched) -> None:
     import torch
 
     if os.environ.get("CUBLAS_WORKSPACE_CONFIG") not in _CUBLAS:
-        _set(done, "CUBLAS_WORKSPACE_CONFIG", _CUBLAS[0])
+        _set_variable(switched, "CUBLAS_WORKSPACE_CONFIG", _CUBLAS[0])
     cudnn = torch.backends.cudnn
     for name, value in (("deterministic", True), ("benchmark", False)):
         before = getattr(cudnn, name)
         setattr(cudnn, name, value)
-        done.add(
-            f"torch.backends.cudnn.{name} {'on' if value else 'off'}", setattr, cudnn, name, before
-        )
+        words = f"torch.backends.cudnn.{name} {'on' if value else 'off'}"
+        switched.add(words, setattr, cudnn, name, before)
 
 
-def _make_operators_deterministic(done: Switched) -> None:
+def _make_operators_deterministic(switched: Switched) -> None:
     import torch
 
-    was_on, only_warned = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
+    was_on = torch.are_deterministic_algorithms_enabled()
+    only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True)
     undo = functools.partial(torch.use_deterministic_algorithms, was_on, warn_only=only_warned)
-    done.add("torch.use_deterministic_algorithms on", undo)
+    switched.add("torch.use_deterministic_algorithms on", undo)
 
 
-def _remove_dropout(done: Switched) -> None:
+def _remove_dropout(switched: Switched) -> None:
     from torch.nn import functional
 
     for name in _DROPOUTS:
         original = getattr(functional, name)
         setattr(functional, name, _without_dropout(original))
-        done.add(f"torch.nn.functional.{name} drops nothing", setattr, functional, name, original)
+        words = f"torch.nn.functional.{name} drops nothing"
+        switched.add(words, setattr, functional, name, original)
 
 
-def _without_dropout(original: Callable[..., Any]) -> Callable[..., Any]:
+def _without_dropout(original: Callable[..., R]) -> Callable[..., R]:
     @functools.wraps(original)
-    def dropout(input: Any, p: float = 0.5, *rest: Any, **more: Any) -> Any:
-        return original(
-            input, 0.0 if 0 <= p <= 1 else p, *rest, **more
-        )  # an impossible p stays the error that it is
+    def dropout(input: torch.Tensor, p: float = 0.5, *rest: object, **more: object) -> R:
+        # an impossible p raises as it does without us
+        return original(input, 0.0 if 0 <= p <= 1 else p, *rest, **more)
 
     return dropout

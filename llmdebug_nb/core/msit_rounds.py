@@ -1,23 +1,27 @@
-"""Rounds, as msit counts them: how often a graph of the model has run before, one graph for prefill and one for decoding.
+"""Rounds, as msit counts them: how often a graph of the model has run before.
 
-Without warm-up, round 0 is the prefill and the first decode step (token 0 and token 1), and round n is token n + 1. Where there is a warm-up, that is
-round 0, round 1 is tokens 0 and 1, and round n is token n. Calls that are neither, of a model that generates nothing, are each a round.
+A model has one graph for prefill and one for decoding. Without warm-up, round 0 is the prefill and
+the first decode (tokens 0 and 1), and round n is token n + 1. With a warm-up, that is round 0,
+round 1 is tokens 0 and 1, and round n is token n. Each call of a model that does not generate is
+a round.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from llmdebug_nb.core.errors import OptionError
 
 _LONGEST = 500  # characters, as in msit
-_LATER = ("decode", "verify")  # kinds of calls whose graph did not run in step 0
+_LATER = ("decode", "verify")  # kinds of calls whose graph does not run in step 0
 
 
 def round_of(step: int, kind: str, warm: bool, warmed: bool) -> int:
-    """Return the round of a root call of ``kind`` in ``step``. ``warm``: it is a warm-up; ``warmed``: there was one before it."""
+    """Return the round of a root call of ``kind`` in ``step``.
+
+    ``warm``: the call is a warm-up; ``warmed``: a warm-up came before it.
+    """
     if warm:
         return 0
     return max(step - (kind in _LATER), 0) + warmed
@@ -25,13 +29,13 @@ def round_of(step: int, kind: str, warm: bool, warmed: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """A set of rounds: inclusive ranges; none of them means all rounds."""
+    """A set of rounds: inclusive ranges; no ranges mean all rounds."""
 
     ranges: tuple[tuple[int, int], ...] = ()
 
     @classmethod
-    def parse(cls, spec: Any, option: str = "rounds") -> Rounds:
-        """Read pairs of first and last, ``"1,3,5,7"``, or ``"all"``; nothing (``""``) is ``"0,0"``.
+    def parse(cls, spec: object, option: str = "rounds") -> Rounds:
+        """Read pairs of first and last, ``"1,3,5,7"``, or ``"all"``; ``""`` is ``"0,0"``.
 
         Raises:
             OptionError: anything else, half a pair, or a pair that runs backwards.
@@ -62,7 +66,7 @@ class Rounds:
 
     @property
     def last(self) -> int | None:
-        """The last step that may be in one of these rounds, or None where any may."""
+        """The last step that these rounds may include, or None if there is no end."""
         return max(high for _, high in self.ranges) + 1 if self.ranges else None
 
     def __str__(self) -> str:

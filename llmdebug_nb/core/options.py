@@ -462,17 +462,18 @@ class DumpKeywords(TypedDict, total=False):
     profile: str | Iterable[str] | None
 
 
-def describe() -> str:
+def describe(**defaults: object) -> str:
     """Return the options with their help texts and defaults, as lines of a docstring."""
     lines: list[str] = []
     for group in (WHAT, WHEN, HOW_MUCH):
-        lines += ["", f"    {group.capitalize()}:"]
+        lines += ["", f"Options, {group}:"]
         for each in fields(DumpOptions):
             declaration = declaration_of(each)
             if declaration.group == group:
-                default = "" if each.default is None else f" (default: {each.default!r})"
-                text = f"{each.name}: {declaration.help}{default}"
-                lines += textwrap.wrap(text, 96, initial_indent=" " * 8, subsequent_indent=" " * 12)
+                default = defaults.get(each.name, each.default)
+                text = f"{each.name}: {declaration.help}"
+                text += "" if default is None else f" (default: {default!r})"
+                lines += textwrap.wrap(text, 96, initial_indent=" " * 4, subsequent_indent=" " * 8)
     return "\n".join(lines)
 
 
@@ -482,10 +483,9 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def shows_options(**defaults: object) -> Callable[[Function], Function]:
-    """Show the options in the signature of a function, in place of its ``**options``.
+    """Show the options in the signature and docstring of a function that has ``**options``.
 
-    Notebooks and ``help`` complete and document them from there. ``defaults``: those that the
-    function changes.
+    Notebooks complete and document them from there. ``defaults``: those that the function changes.
     """
 
     def decorate(function: Function) -> Function:
@@ -504,6 +504,7 @@ def shows_options(**defaults: object) -> Callable[[Function], Function]:
         ]
         shown = signature.replace(parameters=[*own, *options])
         function.__signature__ = shown  # type: ignore[attr-defined]  # read by `inspect`
+        function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n{describe(**defaults)}\n"
         return function
 
     return decorate

@@ -1,28 +1,37 @@
-"""The same capture in the form that msit users know: `DumpConfig` and `register_hook`."""
+"""`register_hook`: recording a model by a `DumpConfig`, as msit users know it."""
 
 from __future__ import annotations
 
 import csv
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from llmdebug_nb.app.live_models import modules_in
 from llmdebug_nb.app.recording import Recording
-from llmdebug_nb.app.upstream.dump_config import DumpConfig
+from llmdebug_nb.app.upstream.dump_config import OPTION_NAMES, DumpConfig
+from llmdebug_nb.app.upstream.option_names import named_as
 from llmdebug_nb.core import determinism
 from llmdebug_nb.core.errors import OptionError, StoreError
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.store.run import Run
 
+if TYPE_CHECKING:
+    from torch import nn
 
-def register_hook(model: Any, config: DumpConfig | None = None) -> Recording:
-    """Start recording in the form that msit users know; ``stop()`` (or ``remove()``, or process exit) ends it.
+_COLUMNS = (
+    "Node Name", "Node Type", "Tensor Path", "dtype", "shape", "max", "min", "variance", "mean",
+)  # fmt: skip
 
-    Any number of configs and registrations may live side by side.
+
+def register_hook(model: nn.Module, config: DumpConfig | None = None) -> Recording:
+    """Start recording; ``stop()``, ``remove()`` or the end of the process ends it.
+
+    Any number of configs and registrations may exist at the same time.
 
     Raises:
         OptionError: ``model`` is no module, or ``config`` no DumpConfig.
+        EmptyDumpError: the filters match nothing.
     """
     if not modules_in(model):
         raise OptionError(
@@ -41,29 +50,39 @@ def register_hook(model: Any, config: DumpConfig | None = None) -> Recording:
 
 
 class Registered(Recording):
-    """A recording with what msit does around one. ``elsewhere``: why this process records nothing, or None."""
+    """A recording as msit makes it. ``elsewhere``: why this process records nothing, or None."""
 
-    def __init__(self, model: Any, config: DumpConfig) -> None:
+    def __init__(self, model: nn.Module, config: DumpConfig) -> None:
         super().__init__(model, config.options)
         self._analyze = config.analyze
-        device = _device_index(self._models[-1])
-        self.elsewhere = (
-            f"device_id={config.device_id}: this process runs on device {device} and records nothing"
-            if config.device_id is not None and device not in (None, config.device_id)
-            else None
-        )
+        device = _device_index(modules_in(model)[-1])
+        self.elsewhere = None
+        if config.device_id is not None and device not in (None, config.device_id):
+            self.elsewhere = (
+                f"device_id={config.device_id}: this process runs on device {device}"
+                " and records nothing"
+            )
 
-    def stop(self, ended_by: str | None = None) -> Any:
-        """Finish the dump, and with ``analyze`` its csv; of a process that records nothing, say so and return None."""
+    def start(self) -> Run:
+        """Hook the model and begin. Errors name the parameters of `DumpConfig`."""
+        with named_as(OPTION_NAMES):
+            return super().start()
+
+    def stop(self, ended_by: str | None = None) -> Run | None:  # type: ignore[override]  # as in msit
+        """Finish the run and, with ``analyze``, its csv file.
+
+        In a process that records nothing: warn, and return None.
+        """
         if self.elsewhere is not None and not self.running:
             warnings.warn(f"there is nothing to stop: {self.elsewhere}", stacklevel=2)
             return None
-        run = super().stop(ended_by)
+        with named_as(OPTION_NAMES):
+            run = super().stop(ended_by)
         if self._analyze:
             write_analysis(run)
         return run
 
-    remove = stop
+    remove = stop  # type: ignore[assignment]
 
     def _seed(self) -> determinism.Switched:
         seed = self.options.seed
@@ -71,10 +90,14 @@ class Registered(Recording):
 
 
 def write_analysis(run: Run) -> Path:
-    """Write ``tensor_analyze.csv`` into a run's folder, with msit's columns, one row a tensor; return its path.
+    """Write ``tensor_analyze.csv`` into a run's folder and return its path.
 
-    The variance is that of `torch.var` (a sample's), from the recorded norm and mean. ``Tensor Path`` is the expression
-    that reads the tensor back, empty where only statistics were kept. Raises StoreError where it can't be written.
+    It has msit's columns and one row per tensor. The variance is a sample's (`torch.var`),
+    computed from the recorded norm and mean. ``Tensor Path`` is an expression that loads the
+    tensor, empty where only statistics were kept.
+
+    Raises:
+        StoreError: the file can't be written.
     """
     if run.path is None:
         raise StoreError(f"run {run.name!r} has no folder for tensor_analyze.csv")
@@ -82,7 +105,7 @@ def write_analysis(run: Run) -> Path:
     try:
         with open(path, "w", newline="", encoding="utf-8") as file:
             table = csv.writer(file)
-            table.writerow(_ANALYSIS)
+            table.writerow(_COLUMNS)
             while page := list(run.records(after=last, n=1000)):
                 table.writerows(_analysis_row(run, record) for record in page)
                 last = page[-1].id
@@ -91,41 +114,32 @@ def write_analysis(run: Run) -> Path:
     return path
 
 
-_ANALYSIS = (
-    "Node Name",
-    "Node Type",
-    "Tensor Path",
-    "dtype",
-    "shape",
-    "max",
-    "min",
-    "variance",
-    "mean",
-)
-
-
-def _analysis_row(run: Run, record: Record) -> tuple[Any, ...]:
-    s, v, n = record.site, record.summary, record.summary.numel
-    names = ("step", "role", "slot", "call", "generation", "rank", "phase")
-    where = ", ".join(f"{name}={getattr(s, name)!r}" for name in names)
+def _analysis_row(run: Run, record: Record) -> tuple[object, ...]:
+    site, summary, count = record.site, record.summary, record.summary.numel
     variance = None
-    if v.l2norm is not None and v.mean is not None and n > 1:
-        variance = max(v.l2norm * v.l2norm - n * v.mean * v.mean, 0.0) / (n - 1)
+    if summary.l2norm is not None and summary.mean is not None and count > 1:
+        squares = summary.l2norm * summary.l2norm - count * summary.mean * summary.mean
+        variance = max(squares, 0.0) / (count - 1)
     return (
-        f"root.{s.path}" if s.path else "root",
+        f"root.{site.path}" if site.path else "root",
         record.op,
-        ""
-        if record.payload is None
-        else f"ld.open_run({str(run.path)!r}).tensor({s.path!r}, {where})",
-        f"torch.{v.dtype}",
-        f"torch.Size({list(v.shape)})",
-        v.max,
-        v.min,
+        "" if record.payload is None else _expression(run, record),
+        f"torch.{summary.dtype}",
+        f"torch.Size({list(summary.shape)})",
+        summary.max,
+        summary.min,
         variance,
-        v.mean,
+        summary.mean,
     )
 
 
-def _device_index(model: Any) -> Any:
+def _expression(run: Run, record: Record) -> str:
+    """Return Python code that loads a tensor."""
+    names = ("step", "role", "slot", "call", "generation", "rank", "phase")
+    where = ", ".join(f"{name}={getattr(record.site, name)!r}" for name in names)
+    return f"ld.open_run({str(run.path)!r}).tensor({record.site.path!r}, {where})"
+
+
+def _device_index(model: nn.Module) -> int | None:
     devices = [parameter.device for parameter in model.parameters()]
     return None if not devices or devices[-1].type == "cpu" else devices[-1].index

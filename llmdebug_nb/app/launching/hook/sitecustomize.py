@@ -1,6 +1,6 @@
-"""Runs at the start of every Python of a launched program, before the program: of the standard library alone, and quick.
+"""Runs at the start of every Python of a launched program; imports only the standard library.
 
-Runs the program's own sitecustomize, then waits for an import of torch or onnxruntime.
+It runs the sitecustomize that it hides, then waits for an import of torch or onnxruntime.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
@@ -17,8 +18,8 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))  # llmdebug_nb/
 
 
-def _chain() -> None:
-    """Run the sitecustomize that this one hides."""
+def _run_hidden_sitecustomize() -> None:
+    """Run the program's own sitecustomize, which this file hides."""
     places = [place for place in sys.path if os.path.abspath(place or ".") != _HERE]
     from importlib.machinery import PathFinder
 
@@ -32,31 +33,47 @@ def _chain() -> None:
 
 
 class _AfterImport:
-    """Calls ``begin(name)`` of `llmdebug_nb.app.launching.child` right after the first import of a package."""
+    """A finder that calls `child.begin(name)` right after the first import of a package.
+
+    A program may look for the package (`importlib.util.find_spec`) any number of times before it
+    imports it: only running the module counts.
+    """
 
     def __init__(self, names: tuple[str, ...]) -> None:
-        self.names = set(names)
+        self.names = set(names)  # packages that were not imported yet
 
-    def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if fullname not in self.names:
             return None
-        from importlib.util import find_spec
-
-        self.names.discard(fullname)
-        spec = find_spec(fullname)
+        spec = self._find(fullname, path, target)
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
                 load(module)
-                _begin(fullname)
+                if fullname in self.names:
+                    self.names.discard(fullname)
+                    _begin(fullname)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
+    def _find(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> ModuleSpec | None:
+        """Ask the other finders."""
+        for finder in sys.meta_path:
+            find_spec = None if finder is self else getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = find_spec(fullname, path, target) if find_spec else None
+            if spec is not None:
+                return spec
+        return None
 
-def _provide() -> None:
-    """Have `import llmdebug_nb` give what the program was launched by, whatever this Python has installed."""
+
+def _provide_package() -> None:
+    """Let `import llmdebug_nb` give the package of the launcher, whatever is installed here."""
     from importlib.util import module_from_spec, spec_from_file_location
 
     if "llmdebug_nb" not in sys.modules:
@@ -69,20 +86,21 @@ def _provide() -> None:
 
 def _begin(name: str) -> None:
     try:
-        _provide()
+        _provide_package()
         from llmdebug_nb.app.launching import child
 
         child.begin(name)
     except Exception as error:
         sys.stderr.write(
-            f"llmdebug: this Python ({sys.executable}) can't record: {type(error).__name__}: {error}\n"
+            f"llmdebug: this Python ({sys.executable}) can't record:"
+            f" {type(error).__name__}: {error}\n"
         )
 
 
-# once in a process: a .pth file may have run it before
+# once per process: a .pth file may have run this already
 if os.environ.get("LLMDEBUG_LAUNCH") and not any(
     type(each).__name__ == "_AfterImport" for each in sys.meta_path
 ):
-    sys.meta_path.insert(0, _AfterImport(("torch", "onnxruntime")))
+    sys.meta_path.insert(0, _AfterImport(("torch", "onnxruntime")))  # type: ignore[arg-type]
 if __name__ == "sitecustomize":
-    _chain()
+    _run_hidden_sitecustomize()

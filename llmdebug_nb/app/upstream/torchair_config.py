@@ -1,0 +1,114 @@
+"""`get_fx_dump_config` and `get_ge_dump_config`: recording compiled code as torchair users know it.
+
+The parameters are those of msit's functions of these names; Inductor stands in for GE.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+
+from llmdebug_nb.app.torch_compile import GraphBackend, fx_backend, inductor_backend
+from llmdebug_nb.app.upstream.option_names import named_as
+from llmdebug_nb.core.errors import OptionError
+from llmdebug_nb.core.options import EVERY_TOKEN
+from llmdebug_nb.store.run import Run
+
+_PARTS = {"input": "in", "output": "out", "all": "both"}
+_FX_NAMES = {"path": "dump_path"}
+_GE_NAMES = {
+    "path": "dump_path",
+    "tokens": "dump_token",
+    "layers": "dump_layer",
+    "fusion_switch": "fusion_switch_file",
+}
+
+
+class CompilerConfig:
+    """A config whose ``backend`` goes to `torch.compile`."""
+
+    def __init__(self, backend: GraphBackend) -> None:
+        self.backend = backend
+
+    @property
+    def run(self) -> Run:
+        """The run; it grows while recording goes on."""
+        return self.backend.run
+
+    def stop(self) -> Run:
+        """End the recording. Raises what `GraphBackend.stop` raises."""
+        return self.backend.stop()
+
+
+def get_fx_dump_config(
+    dump_path: str | os.PathLike[str] = "", compiler_config: Mapping[str, object] | None = None
+) -> CompilerConfig:
+    """Return a config whose backend records every node of the graph.
+
+    The run is called ``msit_fx_dump`` and lies in ``dump_path``. ``compiler_config`` has no effect:
+    it configures kernels, and none are compiled.
+
+    Raises:
+        OptionError, DumpWriteError: as `fx_backend`.
+    """
+    if _mapping(compiler_config):
+        warnings.warn(
+            "compiler_config has no effect on an FX dump: no kernels are compiled for it",
+            stacklevel=2,
+        )
+    with named_as(_FX_NAMES):
+        return CompilerConfig(
+            fx_backend(name="msit_fx_dump", path=dump_path or ".", tokens=EVERY_TOKEN)
+        )
+
+
+def get_ge_dump_config(
+    dump_path: str | os.PathLike[str] = "",
+    dump_mode: str = "all",
+    fusion_switch_file: str | os.PathLike[str] | None = None,
+    dump_token: Sequence[int] | None = None,
+    dump_layer: Sequence[str] | str | None = None,
+    compiler_config: Mapping[str, object] | None = None,
+) -> CompilerConfig:
+    """Return a config whose backend records the outputs and inputs of Inductor's kernels.
+
+    The run is called ``msit_ge_dump`` and lies in ``dump_path``.
+
+    Args:
+        dump_path: the folder that will hold the run.
+        dump_mode: input, output or all.
+        fusion_switch_file: the fusions to switch off, see `capture/compiled/fusion_switches.py`.
+        dump_token: steps; None: all.
+        dump_layer: names or globs of modules, in a list or separated by spaces.
+        compiler_config: settings of Inductor by name.
+
+    Raises:
+        OptionError, DumpWriteError, CaptureError: as `inductor_backend`.
+    """
+    if dump_mode not in _PARTS:
+        raise OptionError(f"dump_mode {dump_mode!r} is not known; known: {', '.join(_PARTS)}")
+    if dump_token is not None and not isinstance(dump_token, (list, tuple, range)):
+        raise OptionError(
+            f"dump_token {dump_token!r}: expected a list of token numbers such as [0, 1]"
+        )
+    with named_as(_GE_NAMES):
+        backend = inductor_backend(
+            name="msit_ge_dump",
+            path=dump_path or ".",
+            part=_PARTS[dump_mode],
+            tokens=list(dump_token) if dump_token else EVERY_TOKEN,
+            layers=dump_layer.split() if isinstance(dump_layer, str) else dump_layer,
+            fusion_switch=fusion_switch_file,
+            compiler_config=_mapping(compiler_config),
+        )
+    return CompilerConfig(backend)
+
+
+def _mapping(compiler_config: Mapping[str, object] | None) -> Mapping[str, object] | None:
+    if compiler_config is not None and not isinstance(compiler_config, Mapping):
+        raise OptionError(
+            "compiler_config: expected a mapping of Inductor's settings, such as"
+            f" {{'max_fusion_size': 8}}, got {type(compiler_config).__name__}"
+        )
+    return compiler_config or None

@@ -1,0 +1,65 @@
+"""The names at the root of the package, and the modules for users of other tools."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import llmdebug_nb as ld
+from llmdebug_nb import msit, msprobe, torchair
+
+
+@pytest.mark.parametrize("name", sorted(ld._MOVED))
+def test_a_name_that_moved_still_works_until_0_2_and_says_where_it_is(name):
+    with pytest.warns(DeprecationWarning, match=f"^llmdebug_nb.{name} is now ") as caught:
+        value = getattr(ld, name)
+    new_name, _, advice = str(caught[0].message).split(" is now ")[1].partition("; ")
+    assert advice == "the old name goes in 0.2"
+    package, *attributes = new_name.split(".")
+    assert (package, attributes[-1]) == ("llmdebug_nb", name)
+    assert value is functools.reduce(getattr, attributes, ld)
+    assert caught[0].filename == __file__
+
+
+def test_the_root_has_few_names_and_type_checkers_know_the_same_ones():
+    assert len(ld.__all__) <= 24
+    tree = ast.parse(Path(ld.__file__).read_text(encoding="utf-8"))
+    block = next(n for n in tree.body if isinstance(n, ast.If))
+    imported = {
+        alias.asname or alias.name
+        for node in block.body
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("llmdebug_nb.")
+        for alias in node.names
+    }
+    assert imported == set(ld._HOMES)
+    assert set(ld.__all__) == {"LLMDebugError", "errors", *ld._HOMES}
+    assert not ld._HOMES.keys() & ld._MOVED.keys()
+
+
+def test_every_name_at_the_root_is_there_and_dir_lists_it():
+    for name in ld.__all__:
+        assert getattr(ld, name) is not None
+        assert name in dir(ld)
+
+
+def test_importing_the_package_loads_neither_torch_nor_jupyter():
+    code = (
+        "import sys, llmdebug_nb; llmdebug_nb.LLMDebugError; dir(llmdebug_nb);"
+        "print([m for m in ('torch', 'IPython', 'ipywidgets', 'anywidget', 'numpy', 'pandas')"
+        " if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_the_names_of_upstream_tools_are_each_in_one_module():
+    assert set(msit.__all__) == {"DumpConfig", "atb_json_to_onnx", "register_hook", "seed_all"}
+    assert set(msprobe.__all__) == {"PrecisionDebugger", "seed_all"}
+    assert set(torchair.__all__) == {"convert", "get_fx_dump_config", "get_ge_dump_config"}
+    for module in (msit, msprobe, torchair):
+        assert all(callable(getattr(module, name)) for name in module.__all__)
