@@ -27,7 +27,7 @@ from llmdebug_nb.core.paths import within
 Slots = Iterable[tuple[str, object]]  # tensors and other values, each with its slot
 
 
-class Host(Protocol):
+class GraphHost(Protocol):
     """What recording graphs needs of the session. ``reference``: recorder of the second dump."""
 
     thread: ThreadState
@@ -106,7 +106,7 @@ class GraphRun:
 class GraphRecorder:
     """Records the runs of one session's compiled graphs. ``runs``: number of runs so far."""
 
-    def __init__(self, host: Host, options: DumpOptions) -> None:
+    def __init__(self, host: GraphHost, options: DumpOptions) -> None:
         """Raises EmptyDumpError for an operator that doesn't exist."""
         self.host, self.options, self.runs = host, options, 0
         wanted = OperatorFilter(options.apis)

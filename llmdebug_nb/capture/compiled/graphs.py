@@ -19,8 +19,8 @@ from llmdebug_nb.capture.compat.inductor import CompiledFunction, GraphInput
 from llmdebug_nb.capture.compiled.fusion_switches import FusionSwitch
 from llmdebug_nb.capture.compiled.graph_recorder import (
     CompiledGraph,
+    GraphHost,
     GraphRecorder,
-    Host,
     NodeInterpreter,
     TracedProgram,
 )
@@ -31,7 +31,7 @@ from llmdebug_nb.core.options import DumpOptions
 class Graphs:
     """The compiled graphs of one session."""
 
-    def __init__(self, host: Host, options: DumpOptions) -> None:
+    def __init__(self, host: GraphHost, options: DumpOptions) -> None:
         """Raises OptionError for a bad fusion switch, EmptyDumpError for an unknown operator."""
         self._host = host
         self._recorder = GraphRecorder(host, options)

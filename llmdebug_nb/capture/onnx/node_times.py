@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Protocol
 
 from llmdebug_nb.capture.onnx.graph import OnnxNode
 from llmdebug_nb.capture.onnx.run_recorder import FollowedSession
-from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.capture.timing import ort_profile
+from llmdebug_nb.capture.timing.profiler import Sink
 from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.options import DumpOptions
-from llmdebug_nb.core.paths import operator_of
 
 _NO_HOST_TIMES = (
     "host times are not taken of sessions of ONNX Runtime; "
@@ -19,34 +17,26 @@ _NO_HOST_TIMES = (
 )
 
 
-class Host(Protocol):
-    """What writing the times needs of the recording session."""
-
-    options: DumpOptions
-    recorder: Recorder
-    notes: list[str]
-
-
-def write(host: Host, followed: FollowedSession) -> None:
+def write(followed: FollowedSession, options: DumpOptions, sink: Sink, notes: list[str]) -> None:
     """Write the times of a session's nodes, if requested. A profile that can't be read is noted."""
-    if "host" in host.options.profile and _NO_HOST_TIMES not in host.notes:
-        host.notes.append(_NO_HOST_TIMES)
+    if "host" in options.profile and _NO_HOST_TIMES not in notes:
+        notes.append(_NO_HOST_TIMES)
     file = followed.exposed.end_profile() if followed.exposed is not None else None
     if file is None:
         return
     try:
         launches = ort_profile.launches(file)
     except CorruptDumpError as error:
-        host.notes.append(f"no times of {followed.label}: {error}")
+        notes.append(f"no times of {followed.label}: {error}")
         return
     calls = _calls(followed)
     rows = []
     for run, (node, number, phase, _, *rest) in launches:
         if run < len(followed.ran):
             path, number = calls.get(node[1:], (node, number))
-            op = operator_of(path)
+            op = path.rpartition("/")[2]  # a node's own name may have slashes, too
             rows.append([None, followed.ran[run], path, number, phase, op, *rest])
-    host.recorder.sink.table("launches", rows)
+    sink.table("launches", rows)
 
 
 def _calls(followed: FollowedSession) -> dict[str, tuple[str, int]]:

@@ -24,7 +24,7 @@ LEVEL = "onnx"
 _UNREADABLE = (ValueError, OSError, TypeError)  # of constants whose external data is missing
 
 
-class Host(Protocol):
+class RunHost(Protocol):
     """What recording a run needs of the recording session."""
 
     options: DumpOptions
@@ -86,7 +86,7 @@ class RunRecorder:
     """Records one run. ``values``: by name; inputs of a node are the tensors of earlier outputs."""
 
     def __init__(
-        self, host: Host, followed: FollowedSession, root: RootCall, values: dict[str, object]
+        self, host: RunHost, followed: FollowedSession, root: RootCall, values: dict[str, object]
     ) -> None:
         self._host, self._followed, self._root, self.values = host, followed, root, values
         self._observer, self._exposed = host.observer, followed.exposed

@@ -15,10 +15,10 @@ from llmdebug_nb.capture import selection
 from llmdebug_nb.capture.compat import onnxruntime_api
 from llmdebug_nb.capture.compat.onnxruntime_api import Feed, tensor_of
 from llmdebug_nb.capture.guard import Guarded
-from llmdebug_nb.capture.onnx import node_times, run_recorder
+from llmdebug_nb.capture.onnx import node_times
 from llmdebug_nb.capture.onnx.exposed_session import ExposedSession
 from llmdebug_nb.capture.onnx.graph import ModuleBegins, OnnxGraph, OnnxModule, OnnxNode
-from llmdebug_nb.capture.onnx.run_recorder import FollowedSession, RunRecorder
+from llmdebug_nb.capture.onnx.run_recorder import FollowedSession, RunHost, RunRecorder
 from llmdebug_nb.capture.operators.kinds import OperatorFilter
 from llmdebug_nb.core.errors import CaptureError
 from llmdebug_nb.core.paths import ancestors
@@ -39,7 +39,7 @@ _OTHER_BITS = (
 )
 
 
-class Host(run_recorder.Host, Protocol):
+class SessionHost(RunHost, Protocol):
     """What following sessions needs of the recording session."""
 
     notes: list[str]
@@ -60,7 +60,7 @@ class Host(run_recorder.Host, Protocol):
 class Sessions:
     """The sessions that one recording follows: the given ones, or any that runs."""
 
-    def __init__(self, host: Host, sessions: Sequence[InferenceSession], only: bool) -> None:
+    def __init__(self, host: SessionHost, sessions: Sequence[InferenceSession], only: bool) -> None:
         """``only``: no other sessions are recorded.
 
         Raises:
@@ -86,7 +86,9 @@ class Sessions:
         onnxruntime_api.listeners.remove(self)
         for followed in self._followed.values():
             if followed.exposed is not None:
-                node_times.write(self._host, followed)
+                node_times.write(
+                    followed, self._options, self._host.recorder.sink, self._host.notes
+                )
                 followed.exposed.close()
 
     @property
