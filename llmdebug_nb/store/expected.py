@@ -1,6 +1,7 @@
-"""What is expected to differ, kept beside the runs of one name: ``NAME.expected.json`` in the folder that holds the run of mine.
+"""The file of expected deviations: ``NAME.expected.json`` beside the runs of that name.
 
-It counts for every comparison of mine with a golden of the same name, of recordings made earlier or later.
+NAME is that of mine. The file holds for every comparison with a golden of the same name, whenever
+either of them was recorded.
 """
 
 from __future__ import annotations
@@ -12,31 +13,30 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
 
 from llmdebug_nb.core.errors import CorruptDumpError, DumpWriteError, OptionError
 from llmdebug_nb.core.findings import Expectation
 from llmdebug_nb.store.run import Run
 
 FORMAT, VERSION = "llmdebug-expected", 1
-_MOST, _LONGEST, _LARGEST = 10_000, 2_000, 1 << 22  # marks of a file, characters of a text, bytes
+# limits: expectations of a file, characters of a text, bytes of a file
+_MOST, _LONGEST, _LARGEST = 10_000, 2_000, 1 << 22
 _TEXTS = {"role": ("input", "output", "weight", "grad"), "phase": ("forward", "backward")}
 _PLAIN = re.compile(r"[\w.-]{1,100}")
 _NAMES = tuple(field.name for field in fields(Expectation))
 
 
 def file_of(mine: Run) -> Path | None:
-    """Return where it is kept for runs named as ``mine`` is; None for a run that is in no folder."""
+    """Return the file of runs named as ``mine``; None for a run without a folder."""
     if mine.path is None:
         return None
-    name = (
-        mine.name if _PLAIN.fullmatch(mine.name) else mine.path.name
-    )  # a dump may call itself anything
+    # a dump may call itself anything
+    name = mine.name if _PLAIN.fullmatch(mine.name) else mine.path.name
     return mine.path.absolute().parent / f"{name}.expected.json"
 
 
 def checked(mark: Expectation) -> Expectation:
-    """Return it. Raises OptionError where a field makes no sense, or is too long."""
+    """Return an expectation. Raises OptionError if a field is invalid or too long."""
     for name in ("path", "comment", "role", "slot", "phase"):
         value = getattr(mark, name)
         if value is None and name not in ("path", "comment"):
@@ -65,41 +65,31 @@ def _is_text(value: str) -> bool:
 
 
 def read(golden: Run, mine: Run) -> list[Expectation]:
-    """Return what is expected of ``mine`` against ``golden``. Raises CorruptDumpError for a file that is damaged."""
+    """Return the expectations for ``mine`` against ``golden``.
+
+    Raises CorruptDumpError if the file is damaged.
+    """
     file = file_of(mine)
     return [] if file is None else [mark for name, mark in _entries(file) if name == golden.name]
 
 
 def write(golden: Run, mine: Run, marks: Sequence[Expectation]) -> Path | None:
-    """Keep ``marks`` in place of what was expected of these two, whole or not at all; return the file, None for a run in no folder.
+    """Write the expectations for two runs in place of those before; return the file.
+
+    It is None for a run without a folder. The file is replaced in one step.
 
     Raises:
-        CorruptDumpError: the file that is there is damaged; it is left as it is.
-        DumpWriteError: it can't be written.
+        CorruptDumpError: the existing file is damaged; it stays unchanged.
+        DumpWriteError: the file can't be written.
     """
     file = file_of(mine)
     if file is None:
         return None
     kept = [(name, mark) for name, mark in _entries(file) if name != golden.name]
-    entries = [
-        {
-            "golden": name,
-            **{
-                key: value
-                for key, value in asdict(mark).items()
-                if value not in (None, "") or key == "path"
-            },
-        }
-        for name, mark in [*kept, *((golden.name, mark) for mark in marks)]
-    ]
-    text = (
-        json.dumps(
-            {"format": FORMAT, "version": VERSION, "expected": entries},
-            indent=1,
-            ensure_ascii=False,
-        )
-        + "\n"
-    )
+    kept += [(golden.name, mark) for mark in marks]
+    entries = [{"golden": name, **_as_json(mark)} for name, mark in kept]
+    document = {"format": FORMAT, "version": VERSION, "expected": entries}
+    text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
     try:
         if entries:
             _replace(file, text)
@@ -108,6 +98,11 @@ def write(golden: Run, mine: Run, marks: Sequence[Expectation]) -> Path | None:
     except OSError as error:
         raise DumpWriteError(f"can't write {file}: {error.strerror or error}") from None
     return file
+
+
+def _as_json(mark: Expectation) -> dict[str, object]:
+    fields = asdict(mark).items()
+    return {key: value for key, value in fields if value not in (None, "") or key == "path"}
 
 
 def _replace(file: Path, text: str) -> None:
@@ -123,7 +118,7 @@ def _replace(file: Path, text: str) -> None:
 
 
 def _entries(file: Path) -> list[tuple[str, Expectation]]:
-    """Return the marks of a file with golden's name each; none where there is no file."""
+    """Return the expectations of a file, each with golden's name; none if there is no file."""
     try:
         if file.stat().st_size > _LARGEST:
             raise ValueError("it is too large")
@@ -138,7 +133,7 @@ def _entries(file: Path) -> list[tuple[str, Expectation]]:
         ) from None
 
 
-def _checked_entries(data: Any) -> list[tuple[str, Expectation]]:
+def _checked_entries(data: object) -> list[tuple[str, Expectation]]:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ValueError(f"it does not say format {FORMAT!r}")
     if data.get("version") != VERSION:
@@ -149,12 +144,9 @@ def _checked_entries(data: Any) -> list[tuple[str, Expectation]]:
     return [_checked_entry(at, entry) for at, entry in enumerate(entries)]
 
 
-def _checked_entry(at: int, entry: Any) -> tuple[str, Expectation]:
-    if (
-        not isinstance(entry, dict)
-        or not isinstance(entry.get("golden"), str)
-        or "path" not in entry
-    ):
+def _checked_entry(at: int, entry: object) -> tuple[str, Expectation]:
+    named = isinstance(entry, dict) and isinstance(entry.get("golden"), str)
+    if not isinstance(entry, dict) or not named or "path" not in entry:
         raise ValueError(f"mark {at} must be an object with 'golden' and 'path'")
     unknown = next((name for name in entry if name not in (*_NAMES, "golden")), None)
     if unknown is not None:

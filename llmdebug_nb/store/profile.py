@@ -1,4 +1,4 @@
-"""The tables of a run: what each call was given and gave, the kernels it launched, how long it kept the host, and how fused kernels are laid out.
+"""The tables of calls, kernels, host times and launch configurations of a run.
 
 Columns are named as in the files of the format, with times in microseconds of the program's clock.
 """
@@ -9,7 +9,9 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from llmdebug_nb.core.columns import LAUNCHES, TIMINGS
 from llmdebug_nb.core.errors import CorruptDumpError
+from llmdebug_nb.core.records import CallKey
 from llmdebug_nb.store import tiling as tilings
 
 if TYPE_CHECKING:
@@ -17,22 +19,12 @@ if TYPE_CHECKING:
 
     from llmdebug_nb.store.run import Run
 
-_HOST = (
-    "rank",
-    "generation",
-    "step",
-    "path",
-    "call",
-    "phase",
-    "level",
-    "op",
-    "thread",
-    "start",
-    "duration",
-    "gap",
-)
-_KERNELS = ("rank", "generation", "step", "path", "call", "phase", "op", "kernel", "code", "device", "stream", "start", "duration", "inputs", "outputs")  # fmt: skip
-_SITE = ("rank", "generation", "step", "phase", "path", "call")
+_PLACE = ("rank", "generation", "step")
+_HOST = (*_PLACE, *TIMINGS.names[2:])  # without `id` and `root_call`
+_KERNELS = (*_PLACE, *LAUNCHES.names[2:])
+_SITE = CallKey._fields
+_OF_ARGUMENTS = ("generation", "step", "path", "call")
+_SIDES = tuple(f"{side}_{what}" for side in ("in", "out") for what in ("dtype", "shape"))
 _TEXTS = frozenset({"path", "phase", "level", "op", "kernel", "device"})
 _US = 1000.0
 _Site = tuple[Any, ...]
@@ -50,7 +42,7 @@ def kernels(run: Run) -> pandas.DataFrame:
 
 
 def _with_tensors(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Have dtypes and shapes as lists, as in `ops`; empty where they were not noted."""
+    """Replace the JSON of tensors by lists of dtypes and shapes, empty if none were recorded."""
     for side, column in (("in", "inputs"), ("out", "outputs")):
         tensors = [_tensors(text) for text in frame.pop(column)]
         frame[f"{side}_dtype"] = [[dtype for dtype, _ in one] for one in tensors]
@@ -58,7 +50,7 @@ def _with_tensors(frame: pandas.DataFrame) -> pandas.DataFrame:
     return frame
 
 
-def _tensors(text: Any) -> list[tuple[str, tuple[int, ...]]]:
+def _tensors(text: str | None) -> list[tuple[str, tuple[int, ...]]]:
     try:
         return [
             (str(dtype), tuple(int(size) for size in shape))
@@ -71,9 +63,8 @@ def _tensors(text: Any) -> list[tuple[str, tuple[int, ...]]]:
 def _frame(run: Run, view: str, columns: tuple[str, ...], where: str) -> pandas.DataFrame:
     import pandas
 
-    rows = run.index.query(
-        f"SELECT {','.join(columns)} FROM {view} WHERE {where} ORDER BY rank, root_call, start, id"
-    )
+    sql = f"SELECT {','.join(columns)} FROM {view} WHERE {where}"
+    rows = run.index.query(f"{sql} ORDER BY rank, root_call, start, id")
     frame = pandas.DataFrame(rows, columns=list(columns))
     for name in _TEXTS.intersection(columns):
         frame[name] = frame[name].fillna("").astype(str)
@@ -81,15 +72,11 @@ def _frame(run: Run, view: str, columns: tuple[str, ...], where: str) -> pandas.
 
 
 def _with_ids(run: Run, frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Add the execution id of each call, "" where it has none: as in a backward pass, and for operators that were not recorded."""
-    ids = {
-        tuple(row[:-1]): row[-1]
-        for row in run.index.query("SELECT rank, generation, step, path, call, id FROM call_rows")
-    }
-    sites = zip(
-        *(frame[name] for name in ("rank", "generation", "step", "path", "call", "phase")),
-        strict=True,
-    )
+    """Add the execution id of each call; backward calls and unrecorded operators have ""."""
+    rows = run.index.query("SELECT rank, generation, step, path, call, id FROM call_rows")
+    ids = {row[:-1]: row[-1] for row in rows}
+    names = ("rank", "generation", "step", "path", "call", "phase")
+    sites = zip(*(frame[name] for name in names), strict=True)
     frame["id"] = [ids.get(tuple(site), "") if phase == "forward" else "" for *site, phase in sites]
     return frame
 
@@ -97,7 +84,7 @@ def _with_ids(run: Run, frame: pandas.DataFrame) -> pandas.DataFrame:
 def _in_us(
     frame: pandas.DataFrame, columns: tuple[str, ...] = ("start", "duration")
 ) -> pandas.DataFrame:
-    """Raise CorruptDumpError where a time is no number."""
+    """Convert nanoseconds to microseconds. Raises CorruptDumpError if a time is no number."""
     for name in columns:
         try:
             frame[name] = frame[name].astype("float64") / _US
@@ -121,67 +108,48 @@ def ops(run: Run) -> pandas.DataFrame:
     """Return `Run.ops`."""
     import pandas
 
-    levels = {
-        row[:-1]: row[-1]
-        for row in run.index.query(f"SELECT {','.join(_SITE)}, level FROM operator_rows")
-    }
-    found: dict[_Site, dict[str, Any]] = {}
-    for *site, op, role, dtype, shape in run.index.query(
-        f"SELECT {','.join(_SITE)}, op, role, dtype, shape FROM rows WHERE role IN ('input', 'output') ORDER BY id"
-    ):
-        key = tuple(site)
-        row = found.get(key)
-        if row is None:
-            row = found[key] = {
-                **dict(zip(_SITE, key, strict=True)),
-                "level": levels.get(key, "module"),
-                "op": op,
-            }
-            row |= {
-                "parameters": {},
-                **{f"{side}_{what}": [] for side in ("in", "out") for what in ("dtype", "shape")},
-            }
+    site = ",".join(_SITE)
+    operators = run.index.query(f"SELECT {site}, level FROM operator_rows")
+    levels = {row[:-1]: row[-1] for row in operators}
+    sql = f"""SELECT {site}, op, role, dtype, shape FROM rows
+ WHERE role IN ('input', 'output') ORDER BY id"""
+    calls: dict[_Site, dict[str, Any]] = {}
+    for *key, op, role, dtype, shape in run.index.query(sql):
+        call = tuple(key)
+        if call not in calls:
+            level = levels.get(call, "module")
+            calls[call] = dict(zip(_SITE, call, strict=True))
+            calls[call] |= {"level": level, "op": op, "parameters": {}}
+            calls[call] |= {name: [] for name in _SIDES}
         side = "in" if role == "input" else "out"
-        row[f"{side}_dtype"].append(dtype)
-        row[f"{side}_shape"].append(_sizes(shape))
-    _add_parameters(run, found)
-    columns = [
-        *_SITE,
-        "level",
-        "op",
-        "parameters",
-        "in_dtype",
-        "in_shape",
-        "out_dtype",
-        "out_shape",
-    ]
-    return _with_ids(run, pandas.DataFrame(list(found.values()), columns=columns))
+        calls[call][f"{side}_dtype"].append(dtype)
+        calls[call][f"{side}_shape"].append(_sizes(shape))
+    _add_parameters(run, calls)
+    columns = [*_SITE, "level", "op", "parameters", *_SIDES]
+    return _with_ids(run, pandas.DataFrame(list(calls.values()), columns=columns))
 
 
-def _sizes(text: Any) -> tuple[int, ...]:
+def _sizes(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(size) for size in json.loads(text))
     except (ValueError, TypeError, RecursionError):
         return ()
 
 
-def _add_parameters(run: Run, found: dict[_Site, dict[str, Any]]) -> None:
-    """Arguments of operators that are no tensors; of modules, their plain attributes, which are noted once."""
-    given: dict[tuple[Any, ...], dict[str, str]] = {}
-    attributes: dict[str, dict[str, str]] = {}
-    for generation, step, path, call, role, slot, value in run.index.query(
-        "SELECT generation, step, path, call, role, slot, value FROM scalar_rows WHERE role IN ('input', 'attribute')"
-    ):
-        if role == "attribute":
-            attributes.setdefault(path, {})[slot] = value
+def _add_parameters(run: Run, calls: dict[_Site, dict[str, Any]]) -> None:
+    """Add arguments that are no tensors, and of modules their plain attributes."""
+    arguments: dict[_Site, dict[str, str | None]] = {}
+    attributes: dict[str, dict[str, str | None]] = {}
+    for row in run.index.scalars(role=("input", "attribute")):
+        if row.role == "attribute":
+            attributes.setdefault(row.path, {})[row.slot] = row.value
         else:
-            given.setdefault((generation, step, path, call), {})[slot] = value
-    for row in found.values():
-        own = given.get((row["generation"], row["step"], row["path"], row["call"]), {})
-        row["parameters"] = {
-            **(attributes.get(row["path"], {}) if row["level"] == "module" else {}),
-            **own,
-        }
+            call = (row.generation, row.step, row.path, row.call)
+            arguments.setdefault(call, {})[row.slot] = row.value
+    for columns in calls.values():
+        own = arguments.get(tuple(columns[name] for name in _OF_ARGUMENTS), {})
+        plain = attributes.get(columns["path"], {}) if columns["level"] == "module" else {}
+        columns["parameters"] = {**plain, **own}
 
 
 def kernel_frame(found: Iterable[tuple[int, list[Any]]]) -> pandas.DataFrame:

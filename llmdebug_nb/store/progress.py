@@ -1,4 +1,7 @@
-"""How far a native run is, without opening it: cheap enough to ask every second, and of the standard library alone."""
+"""The progress of a native run, without opening it.
+
+It is cheap enough to ask every second and needs the standard library alone.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +19,21 @@ from typing import Literal
 from llmdebug_nb.store import format as fmt
 
 State = Literal["complete", "recording", "incomplete"]
-_MAX_COPY = 64 << 20  # a larger index that is still being written is not copied for its figures
-_COPY_RATE = 10 << 20  # bytes a second that such copies may take of the disk
-_QUIET = 10.0  # seconds without a change, after which it is asked whether the writer still runs
+_MAX_COPY = 64 << 20  # bytes: a larger index that is still being written is not copied
+_COPY_RATE = 10 << 20  # bytes a second that such copies may read
+_QUIET = 10.0  # seconds without a change before the writer's process is checked
 _FIGURES = """
-SELECT (SELECT count(*) FROM records), (SELECT count(*) FROM (SELECT DISTINCT generation, step FROM records
-    JOIN root_calls ON root_calls.idx = root_call WHERE role != 'weight')),
-    (SELECT value FROM meta WHERE key = 'complete'), (SELECT value FROM meta WHERE key = 'ended_by')
+SELECT (SELECT count(*) FROM records),
+    (SELECT count(*) FROM (SELECT DISTINCT generation, step FROM records
+        JOIN root_calls ON root_calls.idx = root_call WHERE role != 'weight')),
+    (SELECT value FROM meta WHERE key = 'complete'),
+    (SELECT value FROM meta WHERE key = 'ended_by')
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """``bytes`` of payload; ``records`` and ``steps`` of the first process, None where the index can't tell."""
+    """``bytes``: of values. ``records``, ``steps``: of the first process, None if unknown."""
 
     bytes: int
     records: int | None
@@ -38,7 +43,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one process has written of a run. ``folder``: its name; ``ended_by``: what the recording says of its end."""
+    """What one process wrote. ``folder``: its name. ``ended_by``: why the recording ended early."""
 
     folder: str
     rank: str
@@ -48,13 +53,12 @@ class Part:
     ended_by: str | None
 
 
-_known: dict[
-    Path, tuple[object, Progress, float]
-] = {}  # what was seen, what that meant, when to look again
+# run -> state of its files, the progress read from them, and the time to read them again
+_known: dict[Path, tuple[object, Progress, float]] = {}
 
 
 def parts(run: Path) -> list[Part]:
-    """Return what each process has written of a run, by the names of their folders; never raises."""
+    """Return what each process wrote, in order of their folders' names; never raises."""
     found = []
     for folder in _processes(run):
         payload = _stat(folder / fmt.PAYLOAD)
@@ -71,7 +75,7 @@ def _processes(run: Path) -> list[Path]:
 
 
 def progress(run: Path) -> Progress:
-    """Return how far the run in that folder is; what can't be read counts as incomplete, and never raises."""
+    """Return the progress of the run in a folder; unreadable files count as incomplete."""
     processes = _processes(run)
     files = [
         folder / name
@@ -108,7 +112,10 @@ def _stat(file: Path) -> os.stat_result | None:
 
 
 def _writer_lives(process: Path, seen: list[tuple[str, int, float]]) -> bool:
-    """Does the process that writes this folder still run? On another machine, or without POSIX, a recent change tells."""
+    """Tell whether the process that writes this folder still runs.
+
+    On another machine, or without POSIX, only a recent change tells.
+    """
     if time.time() - max(changed for _, _, changed in seen) < _QUIET:
         return True
     pid = process.name.rpartition("_")[2]
@@ -124,14 +131,12 @@ def _writer_lives(process: Path, seen: list[tuple[str, int, float]]) -> bool:
 
 
 def _figures(process: Path) -> tuple[int | None, int | None, bool, str | None]:
-    """Return records, steps, whether the recording ended as planned, and what ended it if it did not."""
+    """Return records, steps, whether the recording is complete, and why not."""
     index = process / fmt.INDEX
     log = index.with_name(f"{index.name}-wal")
     try:
         with tempfile.TemporaryDirectory() as scratch:
-            if (
-                log.is_file()
-            ):  # read from a copy: a reader in place would be in the way of the writer's last step
+            if log.is_file():  # a reader in place would block the writer's last step
                 if index.stat().st_size + log.stat().st_size > _MAX_COPY:
                     return None, None, False, None
                 shutil.copyfile(index, Path(scratch) / index.name)

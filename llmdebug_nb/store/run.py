@@ -42,7 +42,7 @@ class Run(Tabular):
 
     @property
     def label(self) -> str:
-        """The name that opens this run: its folder's, such as ``golden.2`` for a second ``golden``."""
+        """The name that opens this run: ``golden.2`` for a second ``golden``."""
         native = self.path is not None and self.source.layout == FORMAT
         return self.path.name if native and self.path is not None else self.name
 
@@ -134,7 +134,7 @@ class Run(Tabular):
         return frames.records(self)
 
     def scalars(self, path: str | None = None) -> pandas.DataFrame:
-        """Return one row for each argument and output that is no tensor (None, numbers, flags, caches).
+        """Return one row for each argument and output that is no tensor: None, numbers, flags, caches.
 
         Role ``attribute``: plain attributes of a module (eps, training); ``weight``: fingerprints
         of its parameters.
@@ -142,8 +142,9 @@ class Run(Tabular):
         return frames.scalars(self, path)
 
     def operators(self) -> pandas.DataFrame:
-        """Return one row for each operator call, in execution order; none if only modules were recorded.
+        """Return one row for each operator call, in execution order.
 
+        It is empty if only modules were recorded.
         ``level``: api | aten. ``source``: the innermost frame of its call stack, missing if stacks
         were not recorded; `stack` returns all of it. ``within``, ``within_call``: the call of a
         module or operator that it is part of. ``forward_path``, ``forward_call``: in the backward
@@ -188,7 +189,7 @@ class Run(Tabular):
         return profile.tiling(self)
 
     def kernel(self, site: Site) -> Kernel | None:
-        """Return the kernel of compiled code that computed a tensor; None if no fused kernel did."""
+        """Return the fused kernel that computed a tensor, or None."""
         return compiled.kernel(self, site)
 
     # -- operators ----------------------------------------------------------------------------

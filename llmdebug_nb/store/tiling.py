@@ -1,4 +1,7 @@
-"""How a fused kernel goes about its work: read from the C++ that Inductor wrote, or from what was noted of a Triton kernel's launcher."""
+"""The launch configuration of fused kernels.
+
+It is read from the C++ that Inductor wrote, or from the recorded launcher of a Triton kernel.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,13 @@ from collections.abc import Iterable
 from typing import Any
 
 COLUMNS = (
-    "kernel", "language", "arguments", "loops", "vector", "threads", "grid", "block", "warps", "stages", "registers", "spills", "shared",
+    "kernel", "language", "arguments", "loops", "vector", "threads", "grid", "block", "warps",
+    "stages", "registers", "spills", "shared",
 )  # fmt: skip
 _CAST = r"(?:static_cast<int64_t>\()?"
 _LOOP = re.compile(
-    rf"for\s*\(\s*int64_t\s+(?P<name>\w+)\s*=\s*{_CAST}(?P<low>[^;]*?)\)?;\s*(?P=name)\s*<\s*{_CAST}(?P<high>[^;]*?)\)?;"
+    rf"for\s*\(\s*int64_t\s+(?P<name>\w+)\s*=\s*{_CAST}(?P<low>[^;]*?)\)?;"
+    rf"\s*(?P=name)\s*<\s*{_CAST}(?P<high>[^;]*?)\)?;"
     rf"\s*(?P=name)\s*\+=\s*{_CAST}(?P<step>[^;{{}}]*?)\)?\s*\)\s*$"
 )
 _PARALLEL = re.compile(r"#pragma omp parallel\b(?:.*num_threads\((\d+)\))?")
@@ -23,9 +28,10 @@ _MOST = 200  # loops that are read of one kernel
 def rows(
     kernels: Iterable[tuple[str, str]], noted: Iterable[tuple[str, str]]
 ) -> list[dict[str, Any]]:
-    """Return one dict of `COLUMNS` a kernel; figures that it does not have are None. ``threads`` is "all" where OpenMP decides.
+    """Return one dict of `COLUMNS` for each kernel; absent figures are None.
 
-    ``kernels``: name and source. ``noted``: name and configuration (JSON) of those whose launcher was seen.
+    ``threads`` is "all" if OpenMP decides. ``kernels``: name and source. ``noted``: name and
+    configuration (JSON) of the kernels whose launcher was recorded.
     """
     seen = {name: _configuration(text) for name, text in noted}
     found = [{**_source(name, source), **seen.pop(name, {})} for name, source in kernels if source]
@@ -42,9 +48,8 @@ def _source(name: str, source: str) -> dict[str, Any]:
     if row["language"] != "cpp":
         return row
     signature = _SIGNATURE.search(source)
-    arguments = (
-        [" ".join(part.split()) for part in signature["arguments"].split(",")] if signature else []
-    )
+    parts = signature["arguments"].split(",") if signature else []
+    arguments = [" ".join(part.split()) for part in parts]
     parallel = _PARALLEL.search(source)
     return row | {
         "arguments": [part for part in arguments if part],
@@ -55,7 +60,7 @@ def _source(name: str, source: str) -> dict[str, Any]:
 
 
 def loops(source: str) -> list[str]:
-    """Return the loops of a C++ kernel, in order, as ``x0: 0 to 64 by 16``; indented by two spaces for each loop around."""
+    """Return the loops of a C++ kernel as ``x0: 0 to 64 by 16``, indented by their nesting."""
     found: list[str] = []
     depth, around = 0, list[int]()
     for line in source.splitlines():
@@ -71,7 +76,7 @@ def loops(source: str) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Return ``64`` for ``64L`` and for ``(64L)``; other expressions, such as of symbolic sizes, as they are."""
+    """Return ``64`` for ``64L`` and ``(64L)``; other expressions are returned unchanged."""
     text = text.strip()
     while text.startswith("(") and text.endswith(")") and text.count("(") == 1:
         text = text[1:-1]
@@ -79,11 +84,10 @@ def _plain(text: str) -> str:
 
 
 def vector(source: str) -> int:
-    """Return how many elements a C++ kernel works on at once, at most: the widest step of its loops; 1 for scalar code."""
-    steps = [
-        int(line.rpartition(" ")[2]) for line in loops(source) if line.rpartition(" ")[2].isdigit()
-    ]
-    return max(steps, default=1) if "Vectorized<" in source else 1
+    """Return the vector width of a C++ kernel: the widest step of its loops; 1 for scalar code."""
+    steps = (line.rpartition(" ")[2] for line in loops(source))
+    widths = [int(step) for step in steps if step.isdigit()]
+    return max(widths, default=1) if "Vectorized<" in source else 1
 
 
 def _configuration(text: str) -> dict[str, Any]:
@@ -91,8 +95,6 @@ def _configuration(text: str) -> dict[str, Any]:
         noted = json.loads(text)
     except (ValueError, TypeError, RecursionError):
         return {}
-    return (
-        {name: noted[name] for name in COLUMNS[1:] if name in noted}
-        if isinstance(noted, dict)
-        else {}
-    )
+    if not isinstance(noted, dict):
+        return {}
+    return {name: noted[name] for name in COLUMNS[1:] if name in noted}

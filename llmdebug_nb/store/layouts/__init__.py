@@ -1,8 +1,7 @@
-"""Dumps that other tools wrote: one module per layout, each reads a folder into `Contents`.
+"""Dumps of other tools: each module reads the folders of one layout into `Contents`.
 
-A layout module has ``NAME``, ``detect(path) -> bool`` (cheap: a look at names, no tensor is read)
-and ``read(path) -> Contents``. Nothing outside the folder is ever opened, no pickle is trusted
-(``weights_only=True``), and no length field is believed before it is checked against the file.
+Nothing outside the folder is opened, no pickle is trusted (``weights_only=True``), and every length
+field is checked against the file before it is used.
 """
 
 from __future__ import annotations
@@ -20,7 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """A foreign dump, read. ``load(record)`` gives the tensor of a record whose payload is not None. ``ids``: execution ids by path."""
+    """The contents of a foreign dump.
+
+    ``load(record)`` returns the tensor of a record whose payload is not None. ``ids``: execution
+    ids by path.
+    """
 
     records: list[Record]
     calls: list[RootCall]
@@ -31,7 +34,7 @@ class Contents:
 
 
 class Layout(Protocol):
-    """A module that reads the dumps of one tool."""
+    """A module that reads one layout. ``detect`` is cheap: it looks at names alone."""
 
     NAME: str
 
@@ -40,12 +43,12 @@ class Layout(Protocol):
 
 
 def layouts() -> list[Layout]:
-    """Return every known layout, the most telling first: plain files match nearly any folder."""
+    """Return every known layout, the most specific first: plain files match nearly any folder."""
     from llmdebug_nb.store.layouts import atb, msit, msprobe, plain
 
     return [msprobe, msit, atb, plain]
 
 
 def detect(path: Path) -> Layout | None:
-    """Return the layout module that knows ``path``, or None."""
+    """Return the layout that ``path`` has, or None."""
     return next((layout for layout in layouts() if layout.detect(path)), None)

@@ -1,9 +1,15 @@
-"""Writing a run of compiled code in the folders of torchair's dumps, so that tools which read those go on to work.
+"""Writing a run of compiled code as torchair's dumps, for the tools that read those.
 
-FX: one ``.npy`` a tensor, ``worldsizeN_global_rankR/MODEL/TOKEN/NODE-aten.OP.OVERLOAD.OUTPUT.0.TIME.npy``; in the older layout
-``data_dump/TOKEN+1/gm_TIME_dump/``. GE: one file a call, ``[worldsizeN_global_rankR/]TIME/DEVICE/MODEL/ID/TOKEN/TYPE.NAME.TASK.STREAM.TIME``: a
-length (uint64), a message ``toolkit.dumpdata.DumpData`` and the bytes of inputs and outputs; beside it the graph as text, which says of
-each output which tensor of the FX dump it is (``_fx_tensor_name``).
+    fx      worldsizeN_global_rankR/MODEL/TOKEN/NODE-aten.OP.OVERLOAD.OUTPUT.0.TIME.npy
+    fx-old  data_dump/TOKEN+1/gm_TIME_dump/
+    ge      [worldsizeN_global_rankR/]TIME/DEVICE/MODEL/ID/TOKEN/TYPE.NAME.TASK.STREAM.TIME
+
+FX has a file for each tensor. GE has a file for each call: a length (uint64), a message
+``toolkit.dumpdata.DumpData``, and the bytes of inputs and outputs. The GE graph lies beside it as
+text; it names the FX tensor of each output (``_fx_tensor_name``).
+
+The message is encoded here by hand: it takes three functions of four lines, fewer than a protobuf
+descriptor, and keeps protobuf optional.
 """
 
 from __future__ import annotations
@@ -13,28 +19,31 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llmdebug_nb.core.errors import StoreError, TensorLookupError
 from llmdebug_nb.core.kernels.raw import to_bytes
-from llmdebug_nb.core.records import IN_KERNEL, Record
+from llmdebug_nb.core.paths import is_operator
+from llmdebug_nb.core.records import IN_KERNEL, CallKey, Record
 
 if TYPE_CHECKING:
     import torch
 
+Load = Callable[[Record], "torch.Tensor"]
 LAYOUTS = ("fx", "fx-old", "ge")
 # of toolkit.dumpdata.OutputDataType
 _TYPES = {
-    "float32": 1, "float16": 2, "int8": 3, "uint8": 4, "int16": 5, "uint16": 6, "int32": 7, "int64": 8, "uint32": 9, "uint64": 10,
-    "bool": 11, "float64": 12, "complex64": 16, "complex128": 17, "bfloat16": 27, "float8_e5m2": 34, "float8_e4m3fn": 35,
+    "float32": 1, "float16": 2, "int8": 3, "uint8": 4, "int16": 5, "uint16": 6, "int32": 7,
+    "int64": 8, "uint32": 9, "uint64": 10, "bool": 11, "float64": 12, "complex64": 16,
+    "complex128": 17, "bfloat16": 27, "float8_e5m2": 34, "float8_e4m3fn": 35,
 }  # fmt: skip
-_ND = 2  # a format without an order of axes of its own
+_ND = 2  # the format of row-major tensors
 _DIRECTIONS = {"input": "INPUT", "output": "OUTPUT"}
 
 
 @dataclass
 class Written:
-    """``folder``: what was written to, ``tensors``: how many. ``left_out``: why -> how many were not."""
+    """``tensors``: how many were written to ``folder``. ``left_out``: reason -> how many were not."""
 
     folder: Path
     tensors: int = 0
@@ -43,7 +52,7 @@ class Written:
 
 @dataclass(frozen=True)
 class _Call:
-    """``fx``: the stem of its files: ``mm-aten.mm.default``. ``time``: microseconds, rising."""
+    """``fx``: the stem of its files: ``mm-aten.mm.default``. ``time``: in microseconds."""
 
     records: list[Record]
     fx: str
@@ -59,13 +68,20 @@ class _Call:
 
 
 def write(
-    records: Iterable[Record], load: Callable[[Record], torch.Tensor], names: Callable[[Record], str | None], folder: Path, layout: str,
-    model: str, begun: float,
-) -> Written:  # fmt: skip
-    """Write the operators of a run in a new folder. ``names(record)``: its node in the graph. ``begun``: when the run was, in seconds since 1970.
+    records: Iterable[Record],
+    load: Load,
+    names: Callable[[Record], str | None],
+    folder: Path,
+    layout: str,
+    model: str,
+    begun: float,
+) -> Written:
+    """Write the operators of a run to a new folder.
+
+    ``names(record)``: its node in the graph. ``begun``: when the run began, in seconds since 1970.
 
     Raises:
-        StoreError: there is something in the folder already, it can't be written to, or nothing can be written of the run.
+        StoreError: the folder is not empty, can't be written to, or nothing can be written to it.
     """
     written = Written(folder)
     try:
@@ -84,10 +100,8 @@ def write(
     except OSError as error:
         raise StoreError(f"can't write {folder}: {error.strerror or error}") from None
     if not written.tensors:
-        why = (
-            "; ".join(f"{count:,} {reason}" for reason, count in written.left_out.items())
-            or "it holds no calls of compiled code"
-        )
+        reasons = [f"{count:,} {reason}" for reason, count in written.left_out.items()]
+        why = "; ".join(reasons) or "it holds no calls of compiled code"
         raise StoreError(f"nothing was written to {folder}: {why}")
     return written
 
@@ -95,21 +109,14 @@ def write(
 def _calls(
     records: Iterable[Record], names: Callable[[Record], str | None], begun: int
 ) -> Iterator[_Call]:
-    found: dict[
-        tuple[Any, ...], list[Record]
-    ] = {}  # a kernel's calls run together: their records lie among each other
+    by_call: dict[CallKey, list[Record]] = {}  # a kernel's calls run together: records are mixed
     for record in records:
-        if "/" in record.site.path and record.site.role in _DIRECTIONS:
-            found.setdefault(_key(record), []).append(record)
-    for number, group in enumerate(found.values()):
+        if is_operator(record.site.path) and record.site.role in _DIRECTIONS:
+            by_call.setdefault(record.site.key, []).append(record)
+    for number, group in enumerate(by_call.values()):
         node = names(group[0])
         if node is not None:
             yield _Call(group, f"{node}-{_aten(group[0].op)}", begun + number)
-
-
-def _key(record: Record) -> tuple[Any, ...]:
-    s = record.site
-    return s.rank, s.generation, s.step, s.phase, s.path, s.call
 
 
 def _aten(op: str) -> str:
@@ -127,9 +134,7 @@ def _home(folder: Path, call: _Call, layout: str, model: str, ranks: int, begun:
     return rank / str(int(begun)) / str(call.rank) / model / "1" / str(call.step)
 
 
-def _values(
-    record: Record, load: Callable[[Record], torch.Tensor], written: Written
-) -> torch.Tensor | None:
+def _values(record: Record, load: Load, written: Written) -> torch.Tensor | None:
     if record.payload is None or record.kept is not None:
         written.left_out["whose values were not kept"] += 1
         return None
@@ -140,7 +145,7 @@ def _values(
         return None
 
 
-def _fx(call: _Call, load: Callable[[Record], torch.Tensor], home: Path, written: Written) -> None:
+def _fx(call: _Call, load: Load, home: Path, written: Written) -> None:
     import numpy as np
 
     home.mkdir(parents=True, exist_ok=True)
@@ -149,12 +154,9 @@ def _fx(call: _Call, load: Callable[[Record], torch.Tensor], home: Path, written
         if values is None:
             continue
         if not hasattr(np, str(values.dtype).partition(".")[2].replace("bool", "bool_")):
-            values = values.float()  # bfloat16 and float8, which .npy has not
-        np.save(
-            home / f"{call.fx}.{_DIRECTIONS[role]}.{number}.{call.time}.npy",
-            values.numpy(),
-            allow_pickle=False,
-        )
+            values = values.float()  # .npy has no bfloat16 and float8
+        file = home / f"{call.fx}.{_DIRECTIONS[role]}.{number}.{call.time}.npy"
+        np.save(file, values.numpy(), allow_pickle=False)
         written.tensors += 1
 
 
@@ -166,53 +168,50 @@ def _numbered(call: _Call) -> Iterator[tuple[tuple[str, int], Record]]:
         counts[role] += 1
 
 
-def _ge(call: _Call, load: Callable[[Record], torch.Tensor], home: Path, written: Written) -> None:
+def _ge(call: _Call, load: Load, home: Path, written: Written) -> None:
     parts: dict[str, list[bytes]] = {"input": [], "output": []}
     data: dict[str, list[bytes]] = {"input": [], "output": []}
     for (role, number), record in _numbered(call):
         values = _values(record, load, written)
         kind = _TYPES.get(record.summary.dtype)
         if kind is None:
-            written.left_out[f"of dtype {record.summary.dtype}, which GE dumps have not"] += 1
+            written.left_out[f"of dtype {record.summary.dtype}, which GE dumps do not have"] += 1
         if values is None or kind is None:
             continue
-        held = bytes(to_bytes(values))
+        content = bytes(to_bytes(values))
         shape = _message(1, b"".join(map(_varint, record.summary.shape)))
         described = _number(1, kind) + _number(2, _ND) + _message(3, shape)
         if role == "output":
             original = _message(1, call.fx.encode()) + _number(2, number)
-            described += _message(4, original) + _number(6, len(held)) + _message(7, shape)
+            described += _message(4, original) + _number(6, len(content)) + _message(7, shape)
         else:
-            described += _number(5, len(held)) + _message(6, shape)
+            described += _number(5, len(content)) + _message(6, shape)
         parts[role].append(described)
-        data[role].append(held)
+        data[role].append(content)
         written.tensors += 1
     if not parts["input"] and not parts["output"]:
         return
     operator, name = _named(call)
     message = _message(1, b"1.0") + _number(2, call.time)
-    message += b"".join(_message(3, part) for part in parts["output"]) + b"".join(
-        _message(4, part) for part in parts["input"]
-    )
+    message += b"".join(_message(3, part) for part in parts["output"])
+    message += b"".join(_message(4, part) for part in parts["input"])
     message += _message(6, name.encode())
     home.mkdir(parents=True, exist_ok=True)
     file = home / f"{operator}.{name}.{call.time % 100_000}.0.{call.time}"
-    file.write_bytes(
-        struct.pack("<Q", len(message)) + message + b"".join([*data["input"], *data["output"]])
-    )
+    content = b"".join([*data["input"], *data["output"]])
+    file.write_bytes(struct.pack("<Q", len(message)) + message + content)
 
 
 def _named(call: _Call) -> tuple[str, str]:
-    """Return type and name of a call, without the dots that part a file's name."""
+    """Return type and name of a call, without dots: these separate the parts of a file's name."""
     fused = any(r.site.slot.startswith(IN_KERNEL) for r in call.records)
     kind = call.records[0].op.partition(".")[2] or call.records[0].op
-    return ("AutomaticBufferFusionOp" if fused else kind.replace(".", "_")), call.fx.partition("-")[
-        0
-    ].replace(".", "_")
+    kind = "AutomaticBufferFusionOp" if fused else kind.replace(".", "_")
+    return kind, call.fx.partition("-")[0].replace(".", "_")
 
 
 def _graph(calls: list[_Call], folder: Path, begun: float) -> None:
-    """Write the graph as text: of each output, which tensor of an FX dump it is."""
+    """Write the graph as text, with the FX tensor of each output."""
     lines = ["graph {", '  name: "graph_1"']
     for call in {call.fx: call for call in reversed(calls)}.values():
         kind, name = _named(call)
@@ -228,11 +227,11 @@ def _graph(calls: list[_Call], folder: Path, begun: float) -> None:
 
 
 def _varint(number: int) -> bytes:
-    found = bytearray()
+    encoded = bytearray()
     while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
+        encoded.append(number & 0x7F | 0x80)
         number >>= 7
-    return bytes([*found, number])
+    return bytes([*encoded, number])
 
 
 def _number(tag: int, value: int) -> bytes:

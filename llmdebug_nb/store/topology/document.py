@@ -1,10 +1,12 @@
-"""A topology as a document: operations, nested, with the tensors that they take and give. To and from JSON.
+"""A topology as a JSON document: nested operations with their input and output tensors.
 
-The JSON is that of ATB's topologies (msit and msprobe, ``model/*.json`` and ``layer/*.json``), with a few keys more:
+The JSON is that of ATB's topologies (msit and msprobe, ``model/*.json`` and ``layer/*.json``), with
+a few more keys:
 
     layer  {opName, opType, param{}, inTensors[], outTensors[], internalTensors[], nodes[the same]}
     model  {modelName, inTensors[], outTensors[], internalTensors[], weightTensors[], nodes[layers]}
-    more   id, domain: of an operation; modelType, param: of a model; tensors {name: {dtype, shape}}, edges: of the document
+    more   of an operation: id, domain; of a model: modelType, param;
+           of the document: tensors {name: {dtype, shape}}, edges
 """
 
 from __future__ import annotations
@@ -25,9 +27,11 @@ _LISTS = ("inTensors", "outTensors", "internalTensors")
 
 @dataclass(slots=True)
 class Operation:
-    """A call of a module or operator. ``nodes``: what runs in it, in execution order; ``internal``: tensors made and used up in it.
+    """A call of a module or operator.
 
-    ``weights``: those of ``inputs`` that are parameters or buffers. ``domain``: module | api | aten | atb.
+    ``nodes``: the calls inside it, in execution order. ``internal``: tensors made and used up
+    inside it. ``weights``: those of ``inputs`` that are parameters or buffers. ``domain``: module |
+    api | aten | atb.
     """
 
     name: str
@@ -42,6 +46,7 @@ class Operation:
     id: str = ""
 
     def to_json(self) -> dict[str, Any]:
+        """Return the keys of a layer; see the module's docstring."""
         return {
             "opName": self.name,
             "opType": self.type,
@@ -63,10 +68,11 @@ class Operation:
 
 @dataclass(slots=True)
 class Topology:
-    """What calls what in one step of a run, and which tensors go where.
+    """The calls in one step of a run and the tensors between them.
 
-    ``root``: the model, or one layer of it. ``tensors``: dtype and shape by name, where they are known. ``edges``: what they
-    are known from, in words. ``is_model``: its nodes are layers; else it is one itself.
+    ``root``: the model, or one layer of it. ``tensors``: dtype and shape by name, if known.
+    ``edges``: how the edges were found, in words. ``is_model``: the nodes are layers; otherwise the
+    root is a layer itself.
     """
 
     root: Operation
@@ -76,10 +82,10 @@ class Topology:
 
     def to_json(self) -> dict[str, Any]:
         """Return the document; see the module's docstring for its keys."""
-        said = self.root.to_json()
+        keys = self.root.to_json()
         if self.is_model:
             op = self.root
-            said = {
+            keys = {
                 "modelType": op.type,
                 "param": op.param,
                 "domain": op.domain,
@@ -88,7 +94,7 @@ class Topology:
                 "outTensors": op.outputs,
                 "internalTensors": op.internal,
                 "weightTensors": op.weights,
-                "nodes": said["nodes"],
+                "nodes": keys["nodes"],
             }
         named = {
             n
@@ -99,20 +105,24 @@ class Topology:
         tensors = {
             n: {"dtype": d, "shape": list(s)} for n, (d, s) in self.tensors.items() if n in named
         }
-        return {**said, "edges": self.edges, "tensors": tensors}
+        return {**keys, "edges": self.edges, "tensors": tensors}
 
     def layers(self) -> list[Topology]:
-        """Return each node of a model as a document of its own, but for operators that it runs itself."""
+        """Return each module of a model as a topology of its own; its operators are left out."""
         layers = [node for node in self.root.nodes if node.domain not in OPERATORS]
         return [Topology(node, self.tensors, self.edges, False) for node in layers]
 
     def __str__(self) -> str:
         """The tree of calls: id, path, type, shapes."""
         rows = [
-            (op.id, "  " * depth + (op.name.rpartition("/")[2] if "/" in op.name else op.name), op.type,
-             f"{self._shapes(op.inputs, op.weights)} -> {self._shapes(op.outputs)}")
+            (
+                op.id,
+                "  " * depth + op.name.rpartition("/")[2],
+                op.type,
+                f"{self._shapes(op.inputs, op.weights)} -> {self._shapes(op.outputs)}",
+            )
             for depth, op in self.root.walk()
-        ]  # fmt: skip
+        ]
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
         lines = [
             "  ".join((*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[3]))
@@ -130,10 +140,10 @@ class Topology:
 
 
 def read(text: str, name: str) -> Topology:
-    """Read a document: ours, or one that ATB's tools wrote. ``name``: what it is called in errors.
+    """Read a document of this tool or of ATB's tools. ``name``: its name in errors.
 
     Raises:
-        CorruptDumpError: it is no such document, or too large or too deep for one; says where.
+        CorruptDumpError: it is no such document, too large or too deeply nested.
     """
     try:
         found = json.loads(text)
@@ -163,7 +173,7 @@ def read(text: str, name: str) -> Topology:
     return Topology(root, reader.tensors(found.get("tensors")), _text(found.get("edges")), is_model)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
@@ -174,7 +184,7 @@ class _Reader:
         self._name = name
         self._count = 0
 
-    def operation(self, value: Any, where: str, depth: int) -> Operation:
+    def operation(self, value: object, where: str, depth: int) -> Operation:
         if not isinstance(value, dict):
             raise self._refused(where, f"expected an object, not {type(value).__name__}")
         self._more(1)
@@ -204,13 +214,13 @@ class _Reader:
         self._more(len(names))
         return names
 
-    def tensors(self, value: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Read dtypes and shapes; what makes no sense is left out, as nothing depends on it."""
+    def tensors(self, value: object) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Read dtypes and shapes; invalid ones are left out, as nothing depends on them."""
         found = {}
-        for name, said in value.items() if isinstance(value, dict) else ():
-            shape = said.get("shape") if isinstance(said, dict) else None
+        for name, tensor in value.items() if isinstance(value, dict) else ():
+            shape = tensor.get("shape") if isinstance(tensor, dict) else None
             if isinstance(shape, list) and all(type(size) is int for size in shape):
-                found[name] = (_text(said.get("dtype")), tuple(shape))
+                found[name] = (_text(tensor.get("dtype")), tuple(shape))
         return found
 
     def _more(self, count: int) -> None:

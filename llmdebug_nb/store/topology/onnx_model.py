@@ -1,6 +1,6 @@
-"""A topology as an ONNX model, to be looked at: one node an operation, in domains of our own, with names, dtypes, shapes and attributes.
+"""A topology as an ONNX model for viewers: one node for each operation, in domains of our own.
 
-It is no program that a runtime could run: weights are inputs without values, and no runtime knows the operators.
+No runtime can run it: weights are inputs without values, and no runtime knows the operators.
 """
 
 from __future__ import annotations
@@ -16,21 +16,26 @@ from llmdebug_nb.store.topology.document import Operation, Topology
 OPSET = 21  # of ONNX itself, of which no operator is used
 _INT64 = range(-(2**63), 2**63)
 _DTYPES = {
-    "float32": "FLOAT", "float16": "FLOAT16", "bfloat16": "BFLOAT16", "float64": "DOUBLE", "bool": "BOOL", "complex64": "COMPLEX64",
-    "complex128": "COMPLEX128", "float8_e4m3fn": "FLOAT8E4M3FN", "float8_e5m2": "FLOAT8E5M2", "string": "STRING",
-    **{f"{sign}int{bits}": f"{sign}int{bits}".upper() for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    "float32": "FLOAT", "float16": "FLOAT16", "bfloat16": "BFLOAT16", "float64": "DOUBLE",
+    "bool": "BOOL", "complex64": "COMPLEX64", "complex128": "COMPLEX128", "string": "STRING",
+    "float8_e4m3fn": "FLOAT8E4M3FN", "float8_e5m2": "FLOAT8E5M2",
+    **{name: name.upper() for bits in (8, 16, 32, 64) for name in (f"int{bits}", f"uint{bits}")},
 }  # fmt: skip
 
 
 def chosen(topology: Topology, level: int) -> list[Operation]:
-    """Return the operations that become nodes: those ``level`` deep stay whole (1: layers), -1 takes the innermost. 0 is the model as one.
+    """Return the operations that become nodes.
+
+    ``level``: how deeply nested they are: 0 is the model as one node, 1 its layers, -1 takes the
+    innermost operations.
 
     Raises:
-        OptionError: ``level`` is no whole number from -1.
+        OptionError: ``level`` is no integer, or less than -1.
     """
     if not isinstance(level, int) or isinstance(level, bool) or level < -1:
         raise OptionError(
-            f"level {level!r}: expected 1 for layers, 2, 3, … for what runs in them, -1 for the innermost operations, 0 for one"
+            f"level {level!r}: expected 1 for layers, 2, 3, … for the operations inside them,"
+            " -1 for the innermost operations, 0 for one"
         )
 
     def cut(op: Operation, depth: int) -> Iterator[Operation]:
@@ -44,10 +49,11 @@ def chosen(topology: Topology, level: int) -> list[Operation]:
 
 
 def model(topology: Topology, level: int = -1) -> Any:
-    """Return the `onnx.ModelProto` of a topology, checked.
+    """Return the `onnx.ModelProto` of a topology, validated by ONNX's checker.
 
     Raises:
-        OptionError: ``level`` makes no sense. CorruptDumpError: the operations can't be put in an order, or have an attribute that ONNX can't hold.
+        OptionError: ``level`` is invalid. CorruptDumpError: the operations have no valid order, or
+            an attribute that ONNX can't hold.
     """
     import onnx
 
@@ -60,33 +66,37 @@ def model(topology: Topology, level: int = -1) -> Any:
     last = _last(wired)
     outputs = list(dict.fromkeys(last.get(name, name) for name in topology.root.outputs))
     outputs = [name for name in outputs if name in made] or [n for n in made if n not in taken]
-    inner = [
-        name
-        for name in dict.fromkeys(n for _, _, gives in wired for n in gives)
-        if name not in set(outputs)
-    ]
+    every = dict.fromkeys(name for _, _, gives in wired for name in gives)
+    inner = [name for name in every if name not in set(outputs) and name in topology.tensors]
     body = onnx.helper.make_graph(
-        nodes, topology.root.name, [graph.tensor(n) for n in inputs], [graph.tensor(n) for n in outputs],
-        value_info=[graph.tensor(n) for n in inner if n in topology.tensors], doc_string=topology.edges,
-    )  # fmt: skip
-    opsets = [
-        onnx.helper.make_opsetid("", OPSET),
-        *(onnx.helper.make_opsetid(d, 1) for d in sorted({n.domain for n in nodes})),
-    ]
+        nodes,
+        topology.root.name,
+        [graph.tensor(name) for name in inputs],
+        [graph.tensor(name) for name in outputs],
+        value_info=[graph.tensor(name) for name in inner],
+        doc_string=topology.edges,
+    )
+    domains = {"": OPSET} | dict.fromkeys(sorted({node.domain for node in nodes}), 1)
+    opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in domains.items()]
     made_model = onnx.helper.make_model(
         body, opset_imports=opsets, producer_name="llmdebug_nb", ir_version=10
     )
     try:
         onnx.checker.check_model(made_model)
     except onnx.checker.ValidationError as error:
+        why = str(error).partition("\n")[0]
         raise CorruptDumpError(
-            f"{topology.root.name}: no ONNX model can be made of it: {str(error).partition(chr(10))[0]}"
+            f"{topology.root.name}: no ONNX model can be made of it: {why}"
         ) from None
     return made_model
 
 
 def save(topology: Topology, path: Path, level: int = -1) -> Path:
-    """Write the model and return where. Raises what `model` raises, and OptionError where the file can't be written."""
+    """Write the model and return its path.
+
+    Raises:
+        OptionError, CorruptDumpError: as `model`; OptionError also if the file can't be written.
+    """
     data = model(topology, level).SerializeToString()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,18 +106,17 @@ def save(topology: Topology, path: Path, level: int = -1) -> Path:
     return path
 
 
-Wired = tuple[
-    Operation, list[str], list[str]
-]  # an operation, and the tensors that it takes and gives
+Wired = tuple[Operation, list[str], list[str]]  # an operation, its inputs, its outputs
 
 
 def _wired(operations: list[Operation]) -> list[Wired]:
-    """Return the operations in an order in which each takes what was made before it, every tensor made once.
+    """Return the operations in topological order, with every tensor made by one of them.
 
-    Where an operation writes to a tensor that another one made, the new one is called ``NAME:1``, and so on.
+    If an operation writes to a tensor that another one made, the result is called ``NAME:1``, and
+    so on.
 
     Raises:
-        CorruptDumpError: they take each other's results in a circle.
+        CorruptDumpError: the operations depend on each other in a circle.
     """
     makers = Counter(name for op in operations for name in set(op.outputs))
     if all(count == 1 for count in makers.values()) and not any(
@@ -134,7 +143,7 @@ def _wired(operations: list[Operation]) -> list[Wired]:
 
 
 def _taken_first(operations: Iterable[Operation]) -> Iterator[str]:
-    """Yield the tensors that are taken before anything made them."""
+    """Yield the tensors that are inputs before any operation made them."""
     made: set[str] = set()
     for op in operations:
         yield from (name for name in op.inputs if name not in made)
@@ -142,7 +151,7 @@ def _taken_first(operations: Iterable[Operation]) -> Iterator[str]:
 
 
 def _last(wired: list[Wired]) -> dict[str, str]:
-    """Return what each tensor is called once all has run."""
+    """Return the last name of each tensor."""
     return {
         name: made
         for op, _, gives in wired
@@ -151,7 +160,10 @@ def _last(wired: list[Wired]) -> dict[str, str]:
 
 
 def _sorted(operations: list[Operation]) -> list[Operation]:
-    """Return them so that makers come before takers, else as they are. Raises CorruptDumpError for a circle."""
+    """Return operations in topological order; independent ones stay in their order.
+
+    Raises CorruptDumpError for a circle.
+    """
     maker = {name: i for i, op in enumerate(operations) for name in op.outputs}
     waits = [
         {maker[name] for name in op.inputs if name in maker} - {i}
@@ -217,7 +229,7 @@ class _Graph:
         return made
 
     def tensor(self, name: str) -> Any:
-        """Return the declaration of a tensor; of one that nothing is known of, the name."""
+        """Return the declaration of a tensor; of an unknown one, its name alone."""
         import onnx
 
         if name not in self._tensors and name.rpartition(":")[0] not in self._tensors:
@@ -235,7 +247,7 @@ class _Graph:
 
 
 def _attributes(param: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield names and values; those of an object in it as ``a.b``. Once each: of equal names the first."""
+    """Yield names and values, nested ones as ``a.b``; of equal names the first."""
     seen: set[str] = set()
     open_: list[tuple[str, Any]] = [(str(key), value) for key, value in reversed(param.items())]
     while open_:
@@ -247,8 +259,11 @@ def _attributes(param: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
-def _kept(value: Any) -> Any:
-    """Return what an attribute can hold: a number, a text, or numbers or texts of one kind; None for nothing."""
+def _kept(value: object) -> Any:
+    """Return a value as an attribute can hold it, or None.
+
+    That is a number, a text, or a list of numbers or texts of one type.
+    """
     if isinstance(value, list):
         kept = [_kept(one) for one in value]
         if not kept:
