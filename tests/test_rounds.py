@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import llmdebug_nb as ld
-from llmdebug_nb.capture.selection import begins, is_device
+from llmdebug_nb.capture.selection import is_device, starts_with_any
 from llmdebug_nb.core.msit_rounds import Rounds, round_of
 from llmdebug_nb.core.options import DumpOptions
 from models import generate, hooks_left, llama, prompt
@@ -175,7 +175,7 @@ def test_operators_are_chosen_by_how_their_names_begin():
     with ld.dump(model, name="r", opname="mul", mode="aten", tokens="0", phase="forward") as run:
         model(prompt())
     assert set(run.to_pandas().op) == {"Aten.mul.Tensor"}
-    assert begins("Aten.mul", ["aten.m"])
+    assert starts_with_any("Aten.mul", ["aten.m"])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llmdebug_nb.app.live_models import models_in, modules_in, remember_roots
 from llmdebug_nb.app.runs import recorded
@@ -118,7 +118,7 @@ class Recording:
             raise
         self._session.start()
         if self._manual:
-            self._session.stepping()
+            self._session.count_steps_by_hand()
         atexit.register(self.at_exit)
         self.run = reader.native(folder)
         recorded[self.options.name] = folder
@@ -141,13 +141,13 @@ class Recording:
 
     def _make_session(self, writer: Writer, reference: Writer | None = None) -> Session:
         if self.options.graph is None:
-            from llmdebug_nb.capture.session import Session
+            from llmdebug_nb.capture.session import eager_session
 
-            return Session(self.options, writer, module_tree.build, self._models, self._rank)
-        from llmdebug_nb.capture.compiled.session import CompiledSession
+            return eager_session(self.options, writer, module_tree.build, self._models, self._rank)
+        from llmdebug_nb.capture.compiled.session import compiled_session
 
         models = modules_in(self._models)
-        return CompiledSession(
+        return compiled_session(
             self.options, writer, module_tree.build, models, self._rank, reference
         )
 
@@ -187,8 +187,9 @@ class Recording:
 
         Only for recordings with the option ``graph``.
         """
-        session: Any = self._running()
-        compile_: Callable[..., Callable[..., object]] = session.graphs.backend
+        compile_ = self._running().backend
+        if compile_ is None:
+            raise CaptureError(f"the recording {self.options.name!r} compiles nothing: graph=None")
         return compile_
 
     @property

@@ -450,7 +450,7 @@ class Stepper:
             self._golden.learn(self._recording.nodes)
         stop = Stop(
             call.path, call.op, call.number, place.generation, place.step,
-            _tensors(call.given), _tensors(outputs), self._golden,
+            _tensors(call.inputs), _tensors(outputs), self._golden,
         )  # fmt: skip
         why = self._why(stop)
         if self._last is None:

@@ -1,32 +1,46 @@
-"""Where one thread stands: the root call it is in, the calls open in it, and their numbers."""
+"""The state of one thread: its root call, the calls open in it, and their numbers."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, TypeAlias
 
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.core.records import RootCall
 
+if TYPE_CHECKING:
+    from torch.autograd.graph import Node as AutogradNode
+
+# an argument, result or part of one, with its slot: a tensor or anything else
+Leaf: TypeAlias = tuple[str, object]
+# places in the program by the call of torch's module call that they surround
+OuterStacks: TypeAlias = dict[tuple[int, CodeType, int], tuple[tuple[CodeType, int], ...]]
+StepKey: TypeAlias = tuple[str, int, int]  # root, generation, step
+
 
 class OpenCall:
-    """A call under way, of a module or of an operator.
+    """A call of a module or operator that is under way.
 
-    ``module``: path of the module that it is, or runs in; None outside of all modules.
-    ``id``: its execution id, None in a backward pass that computes nothing again. ``home``: that of the module call that it is, or runs in.
-    ``inherited``: the filters ask for it or for a module around it. ``kept``: it is recorded.
-    ``again``: a checkpoint computes it once more. ``since``/``edges``: while gradients are on, the autograd
-    clock when it began, and for each input that needs a gradient its slot and place in the graph.
-    ``given``: its inputs by slot, where somebody halts the program, or looks at them when the call is over. ``around``: what `CallStacks` remembers of the stack outside of it. ``held``: what was seen of it so far, where that is only recorded once it is known to overflow.
+    ``module``: path of the module that it is or runs in; None outside of all modules.
+    ``id``: its execution id; None in a backward pass that recomputes nothing.
+    ``module_id``: the execution id of the module call that it is or runs in.
+    ``selected``: the filters select it or a module around it. ``recorded``: it is recorded.
+    ``recomputed``: a checkpoint computes it once more, for the sake of the graph.
+    ``since``, ``edges``: if gradients are on, the autograd clock when it began, and for each
+    input that needs a gradient its slot and its node in the graph.
+    ``inputs``: kept where they are needed after the call. ``outer_stacks``: cache of `CallStacks`.
+    ``pending``: role, slot and leaf seen so far, if only overflowing calls are recorded.
     """
 
     __slots__ = (
-        "again", "around", "edges", "given", "held", "home", "id", "inherited", "kept", "level", "module", "name", "number", "op", "path", "phase",
-        "root_call", "since",
+        "edges", "id", "inputs", "level", "module", "module_id", "name", "number", "op",
+        "outer_stacks", "path", "pending", "phase", "recomputed", "recorded", "root_call",
+        "selected", "since",
     )  # fmt: skip
 
-    given: list[tuple[str, Any]]
+    inputs: list[Leaf]
 
     def __init__(
         self, path: str, op: str, level: str, module: str | None, number: int, root_call: int
@@ -35,129 +49,135 @@ class OpenCall:
         self.number, self.root_call = number, root_call
         self.name, self.phase = "", "forward"
         self.id: str | None = None
-        self.home = ""
-        self.inherited = self.kept = self.again = False
+        self.module_id = ""
+        self.selected = self.recorded = self.recomputed = False
         self.since: int | None = None
-        self.edges: Sequence[tuple[str, Any]] = ()
-        self.around: dict[Any, Any] | None = None
-        self.held: Sequence[tuple[str, str, Any]] = ()
-
-    def outside(self) -> dict[Any, Any]:
-        """Return ``around``, to be filled."""
-        if self.around is None:
-            self.around = {}
-        return self.around
+        self.edges: Sequence[tuple[str, tuple[AutogradNode, int]]] = ()
+        self.outer_stacks: OuterStacks | None = None
+        self.pending: Sequence[tuple[str, str, object]] = ()
 
 
 class ThreadState(threading.local):
     """The state of the running thread.
 
-    ``inside``: the entry modules it is in, outermost first, each with the frame of its call.
-    ``on``: it runs a root call that is recorded. ``after``: the last root call was, and is over.
-    ``root_call``, ``step``: of the current or last root call. ``root``: path of its root. ``open``: calls under way, outermost first.
-    ``pushed``/``popped``: modes were put on, or taken off, its stack for the root call.
-    ``last``: the last output seen of a module inside the root, where only logits are asked for.
+    ``entries``: the entry modules it is in, outermost first, each with the frame of its call.
+    ``recording``: it runs a root call that is recorded. ``after_recorded``: the last root call was
+    recorded and is over. ``root_call``, ``step``: of the current or last root call.
+    ``root``: path of its root. ``open_calls``: calls under way, outermost first.
+    ``last_output``: of a module inside the root, if only logits are recorded.
+    ``in_scope``: between the first and the last call of the option ``scope``.
     """
 
     def __init__(self) -> None:
-        self.inside: list[tuple[Any, Any]] = []
-        self.on = self.after = False
-        self.pushed: list[Any] = []
-        self.popped: list[Any] = []
+        self.entries: list[tuple[object, FrameType | None]] = []
+        self.recording = self.after_recorded = False
         self.root_call = self.step = 0
         self.root = ""
-        self.open: list[OpenCall] = []
-        self.last: tuple[OpenCall, Any] | None = None
-        self.scoped = False  # between the first and the last call of the scope that was asked for
-        self._within: Any = None  # root, generation and step: what numbers count within
-        self._next: dict[str, int] = {}
-        self._again: dict[str, int] = {}
-        self._below: dict[
-            tuple[str, str], int
-        ] = {}  # id of a module call, level -> how many calls there were in it
+        self.open_calls: list[OpenCall] = []
+        self.last_output: tuple[OpenCall, object] | None = None
+        self.in_scope = False
+        self._step_key: StepKey | None = None
+        self._next_number: dict[str, int] = {}
+        self._recomputed: dict[str, int] = {}
+        self._children: dict[tuple[str, str], int] = {}  # id of a module call, level -> calls in it
         self._ids: dict[tuple[str, int], str] = {}  # path and number of a call -> its id
 
     @property
-    def within(self) -> tuple[Any, ...]:
-        """What calls are numbered within: root, generation and step."""
-        return self._within or ()
+    def step_key(self) -> tuple[object, ...]:
+        """What call numbers count within: root, generation and step."""
+        return self._step_key or ()
 
     def outermost(self) -> bool:
-        """Tell whether no root call is running. An interrupt may have left one without an end."""
-        while self.inside and not pytorch.is_running(self.inside[-1][1]):
-            self.inside.pop()
-        return not self.inside
+        """Return whether no root call is running. An interrupt may have left one without an end."""
+        while self.entries and not pytorch.is_running(self.entries[-1][1]):
+            self.entries.pop()
+        return not self.entries
 
-    def begin(self, call: RootCall, on: bool, root: str = "") -> None:
-        """A root call begins: of ``root``, or of a part of it."""
-        self.on, self.after, self.root_call, self.step, self.root = (
-            on,
-            False,
-            call.index,
-            call.step,
-            root,
-        )
-        within = (call.root, call.generation, call.step)
-        if within != self._within:
-            self._within = within
-            self._next.clear()
-            self._below.clear()
+    def begin(self, call: RootCall, recording: bool, root: str = "") -> None:
+        """Begin a root call of ``root`` or of a part of it."""
+        self.recording, self.after_recorded = recording, False
+        self.root_call, self.step, self.root = call.index, call.step, root
+        step_key = (call.root, call.generation, call.step)
+        if step_key != self._step_key:
+            self._step_key = step_key
+            self._next_number.clear()
+            self._children.clear()
             self._ids.clear()
-        self._again.clear()
-        self.open.clear()
-        self.last = None
-        self.scoped = False
+        self._recomputed.clear()
+        self.open_calls.clear()
+        self.last_output = None
+        self.in_scope = False
 
     def end(self) -> None:
-        self.after, self.on = self.on, False
-        self.open.clear()
+        self.after_recorded, self.recording = self.recording, False
+        self.open_calls.clear()
 
     def count(self, path: str) -> int:
-        """Return which call of a path begins now, and count it."""
-        number = self._next.get(path, 0)
-        self._next[path] = number + 1
+        """Return the number of the call of a path that begins now, and count it."""
+        number = self._next_number.get(path, 0)
+        self._next_number[path] = number + 1
         return number
 
-    def number_again(self, name: str) -> int:
-        """Return which call of ``name`` a checkpoint recomputes now: it goes back from the last one."""
-        again = self._again.get(name, 0)
-        self._again[name] = again + 1
-        return max(self._next.get(name, 0) - 1 - again, 0)
+    def _number_recomputed(self, path: str) -> int:
+        """Return the number of the call that a checkpoint recomputes: the last one comes first."""
+        times = self._recomputed.get(path, 0)
+        self._recomputed[path] = times + 1
+        return max(self._next_number.get(path, 0) - 1 - times, 0)
 
-    def enter(self, path: str, op: str, level: str, module: str | None, again: bool) -> OpenCall:
-        number = self.number_again(path) if again else self.count(path)
+    def enter(
+        self, path: str, op: str, level: str, module: str | None, recomputed: bool
+    ) -> OpenCall:
+        """Open a call inside of those that are open."""
+        number = self._number_recomputed(path) if recomputed else self.count(path)
         call = OpenCall(path, op, level, module, number, self.root_call)
-        call.again = again
-        home = self.open[-1].home if self.open else ""
-        call.id = self._ids.get((path, number)) if again else self.next_id(path, level, home)
+        call.recomputed = recomputed
+        parent = self.open_calls[-1].module_id if self.open_calls else ""
+        call.id = self._ids.get((path, number)) if recomputed else self.next_id(path, level, parent)
         if call.id is not None:
             self._ids[path, number] = call.id
-        call.home = call.id or "" if level == "module" else home
-        self.open.append(call)
+        call.module_id = call.id or "" if level == "module" else parent
+        self.open_calls.append(call)
         return call
 
-    def next_id(self, path: str, level: str, home: str) -> str:
-        """Return the execution id of a call that begins in the module call ``home``: ``3_1``, of an operator ``3_1.4``; "" of the root.
+    def next_id(self, path: str, level: str, parent: str) -> str:
+        """Return the execution id of a call that begins in the module call ``parent``.
 
-        Calls count within the one around them, operators of each level for themselves. Further calls of the root go on counting.
+        ``3_1`` for a module, ``3_1.4`` for an operator, "" for the root. Children count within
+        their parent, separately for modules and each level of operators. Further calls of the root
+        continue the count.
         """
-        if level == "module" and not self.open and path == self.root:
+        if level == "module" and not self.open_calls and path == self.root:
             return ""
-        number = self._below.get((home, level), 0)
-        self._below[home, level] = number + 1
+        number = self._children.get((parent, level), 0)
+        self._children[parent, level] = number + 1
         if level != "module":
-            return f"{home}.{number}"
-        return f"{home}_{number}" if home else str(number)
+            return f"{parent}.{number}"
+        return f"{parent}_{number}" if parent else str(number)
 
-    def home(self) -> str:
+    def module_id(self) -> str:
         """Return the id of the module call that the thread is in."""
-        return self.open[-1].home if self.open else ""
+        return self.open_calls[-1].module_id if self.open_calls else ""
 
     def leave(self, path: str) -> OpenCall | None:
-        """Return the innermost open call of ``path``, which ends; calls left open inside it had raised."""
-        for at in range(len(self.open) - 1, -1, -1):
-            if self.open[at].path == path:
-                call = self.open[at]
-                del self.open[at:]
+        """Close and return the innermost open call of a path; calls left open in it had raised."""
+        for at in range(len(self.open_calls) - 1, -1, -1):
+            if self.open_calls[at].path == path:
+                call = self.open_calls[at]
+                del self.open_calls[at:]
                 return call
         return None
+
+
+class SharedCounts:
+    """Counts by key, thread-safe: backward passes run in threads of their own."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[Hashable, ...], int] = {}
+        self._lock = threading.Lock()
+
+    def next(self, *key: Hashable) -> int:
+        """Return the count of a key so far, and count one more."""
+        with self._lock:
+            number = self._counts.get(key, 0)
+            self._counts[key] = number + 1
+            return number

@@ -1,14 +1,16 @@
-"""Dynamic control: a JSON file that says what to record from now on, read again whenever it changes.
+"""Dynamic control: a JSON file that says what to record, read again whenever it changes.
 
     {"enable": true, "steps": "0-3", "ids": ["model.layers.0*", "0_2"], "ranks": "0,2"}
 
-or, as msit's has it (`dump_config`, all values texts; nothing in one means the usual):
+or in msit's form (`dump_config`; all values are texts, an empty one means the default):
 
     {"dump_enable": "true", "er": "0,1", "ids": "0_2", "child": "true", "device": "cuda0"}
 
-All fields may be left out: enabled, and as the recording's own options say. In msit's, ``ids`` are execution ids (docs/topology.md); in ours, globs over module
-paths, or places in the model's tree (``0_2``: third child of the first child of the root), as the
-explorer and `llmdebug info` show them. A file that is missing, wrong or only half written leaves things as they are; what is wrong is said once.
+Every field may be left out: recording is then enabled, and the recording's own options hold. In
+msit's form, ``ids`` are execution ids (docs/topology.md). In ours, they are globs over module
+paths, or places in the module tree (``0_2``: third child of the first child of the root), which the
+explorer and `llmdebug info` show. A file that is missing, wrong or half written changes nothing; an
+error in it is reported once.
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ import os
 import re
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 from llmdebug_nb.core.errors import OptionError, nearest
 from llmdebug_nb.core.msit_rounds import Rounds
@@ -29,16 +31,15 @@ from llmdebug_nb.core.option_parsing import TokenSet, device_name, execution_ids
 
 FIELDS = ("enable", "steps", "ids", "ranks")
 MSIT_FIELDS = ("dump_enable", "er", "ids", "child", "device")
-_SETTLED = (
-    500_000_000  # nanoseconds after which a file is no longer taken for one that is being written
-)
+_SETTLED = 500_000_000  # nanoseconds after which a file is no longer being written
 
 
 @dataclass(frozen=True, slots=True)
 class ControlSettings:
-    """What a control file says; None where it leaves the choice to the recording's options.
+    """The settings in a control file; None leaves the choice to the recording's options.
 
-    ``calls``: execution ids, and with ``children`` what lies below them. ``device``: only models there; "" for any.
+    ``calls``: execution ids; ``children``: calls inside of those, too. ``device``: only models on
+    it; "" for any.
     """
 
     enable: bool = True
@@ -50,8 +51,8 @@ class ControlSettings:
     children: bool = True
     device: str | None = None
 
-    def asks_for(self, path: str, places: tuple[str, ...]) -> bool:
-        """Tell whether ``ids`` name a module of this path, at these places in the tree."""
+    def selects(self, path: str, places: tuple[str, ...]) -> bool:
+        """Return whether ``ids`` select a module by its path or its places in the tree."""
         return self.ids is None or any(one in places or fnmatchcase(path, one) for one in self.ids)
 
 
@@ -66,7 +67,7 @@ def read_settings(text: str) -> ControlSettings:
             f"expected an object with {', '.join(FIELDS)}, not {type(fields).__name__}"
         )
     if any(name in fields for name in MSIT_FIELDS if name != "ids"):
-        return _msit_orders(fields)
+        return _msit_settings(fields)
     _refuse_unknown(fields, FIELDS)
     enable = fields.get("enable", True)
     if not isinstance(enable, bool):
@@ -75,18 +76,18 @@ def read_settings(text: str) -> ControlSettings:
         None if fields.get(name) is None else TokenSet.parse(fields[name], name)
         for name in ("steps", "ranks")
     )
-    return ControlSettings(enable, steps, _ids(fields.get("ids")), ranks)
+    return ControlSettings(enable, steps, _module_ids(fields.get("ids")), ranks)
 
 
-def _msit_orders(fields: dict[str, Any]) -> ControlSettings:
-    """Read what msit's file says. Every value is a text; only ``"true"`` enables."""
+def _msit_settings(fields: Mapping[str, object]) -> ControlSettings:
+    """Read msit's form. Every value is a text; only ``"true"`` enables recording."""
     _refuse_unknown(fields, MSIT_FIELDS)
+    texts = dict.fromkeys(MSIT_FIELDS, "")
     for name, value in fields.items():
         if not isinstance(value, str):
-            raise OptionError(
-                f'{name} {value!r}: expected a text in quotes, such as "{str(value).lower()}"'
-            )
-    texts = {name: fields.get(name, "").strip() for name in MSIT_FIELDS}
+            example = str(value).lower()
+            raise OptionError(f'{name} {value!r}: expected a text in quotes, such as "{example}"')
+        texts[name] = value.strip()
     if texts["child"].lower() not in ("", "true", "false"):
         raise OptionError(f'child {texts["child"]!r}: expected "true" or "false"')
     return ControlSettings(
@@ -98,7 +99,7 @@ def _msit_orders(fields: dict[str, Any]) -> ControlSettings:
     )
 
 
-def _refuse_unknown(fields: dict[str, Any], known: tuple[str, ...]) -> None:
+def _refuse_unknown(fields: Mapping[str, object], known: tuple[str, ...]) -> None:
     for name in fields:
         if name not in known:
             raise OptionError(
@@ -106,7 +107,7 @@ def _refuse_unknown(fields: dict[str, Any], known: tuple[str, ...]) -> None:
             )
 
 
-def _ids(value: Any) -> tuple[str, ...] | None:
+def _module_ids(value: object) -> tuple[str, ...] | None:
     items = value.split(",") if isinstance(value, str) else value
     if items is not None and not (
         isinstance(items, list) and all(isinstance(item, str) for item in items)
@@ -116,47 +117,51 @@ def _ids(value: Any) -> tuple[str, ...] | None:
 
 
 class ControlFile:
-    """Follows a control file.
+    """A control file that is followed.
 
-    ``orders``: what holds now. ``trouble``: why its last change was not taken over, or None; said once, on stderr.
+    ``settings``: those that hold now. ``problem``: why its last change was not taken over, or None;
+    it is also reported once on stderr.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Raises OptionError where the file can't be read or makes no sense: at the start, that is a mistake."""
+        """Raises OptionError if the file can't be read, or has an error already at the start."""
         self._path = Path(path)
         try:
-            self._seen = os.stat(self._path).st_mtime_ns
-            self.orders = read_settings(self._path.read_text(encoding="utf-8"))
+            self._modified = os.stat(self._path).st_mtime_ns
+            self.settings = read_settings(self._path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise OptionError(
                 f'control file {path}: {error}; write one such as {{"enable": true}}'
             ) from None
         except OptionError as error:
             raise OptionError(f"control file {path}: {error}") from None
-        self.trouble: str | None = None
-        self._unsaid = False
+        self.problem: str | None = None
+        self._unreported = False
 
     def changed(self) -> bool:
-        """Read the file again if it was written since; True where other orders hold now. One `stat`, mostly."""
-        when = self._seen
+        """Read the file again if it was written since; return whether other settings hold now.
+
+        In most cases this is one `stat`.
+        """
+        modified = self._modified
         try:
-            when = os.stat(self._path).st_mtime_ns
-            if when == self._seen:
-                self._say(when)
+            modified = os.stat(self._path).st_mtime_ns
+            if modified == self._modified:
+                self._report(modified)
                 return False
-            self._seen = when
-            orders = read_settings(self._path.read_text(encoding="utf-8"))
+            self._modified = modified
+            settings = read_settings(self._path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, OptionError) as error:
-            self.trouble = f"control file {self._path.name}: {error}"
-            self._unsaid = not isinstance(error, FileNotFoundError)
-            self._say(when)
+            self.problem = f"control file {self._path.name}: {error}"
+            self._unreported = not isinstance(error, FileNotFoundError)
+            self._report(modified)
             return False
-        self.trouble, self._unsaid = None, False
-        changed, self.orders = orders != self.orders, orders
+        self.problem, self._unreported = None, False
+        changed, self.settings = settings != self.settings, settings
         return changed
 
-    def _say(self, when: int) -> None:
-        """Say what is wrong with the file as it was written at ``when``, unless that may still be going on."""
-        if self._unsaid and time.time_ns() - when > _SETTLED:
-            self._unsaid = False
-            print(f"llmdebug: {self.trouble}; what it said before still holds", file=sys.stderr)
+    def _report(self, modified: int) -> None:
+        """Report the problem, unless the file of that time may still be in the making."""
+        if self._unreported and time.time_ns() - modified > _SETTLED:
+            self._unreported = False
+            print(f"llmdebug: {self.problem}; what it said before still holds", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Execution ids that are asked for: which calls they mean, and what to say of those that mean none."""
+"""The option ``ids``: which calls it selects, and hints for ids that select none."""
 
 from __future__ import annotations
 
@@ -6,63 +6,67 @@ _SEEN = 10_000  # ids of calls, remembered to name the nearest
 
 
 class WantedIds:
-    """``wanted``: ids such as ``3_1`` and ``3_1.4``; none asks for every call. ``children``: what lies below them too."""
+    """Execution ids that are asked for.
+
+    ``wanted``: ids such as ``3_1`` and ``3_1.4``; empty selects every call. ``children``: calls
+    inside of those are selected too.
+    """
 
     def __init__(self, wanted: tuple[str, ...], children: bool) -> None:
         self._wanted, self._children = wanted, children
-        self._met: set[str] = set()
+        self._matched: set[str] = set()
         self._seen: dict[str, None] = {}
 
-    def asks_for(self, id_: str | None) -> bool:
+    def select(self, id_: str | None) -> bool:
+        """Return whether a call of that id is selected, and remember the id."""
         if not self._wanted:
             return True
         if id_ is None:
             return False
         if len(self._seen) < _SEEN:
             self._seen[id_] = None
-        asked = [
-            one
-            for one in self._wanted
-            if id_ == one or (self._children and id_.startswith((f"{one}_", f"{one}.")))
+        matches = [
+            wanted
+            for wanted in self._wanted
+            if id_ == wanted or (self._children and id_.startswith((f"{wanted}_", f"{wanted}.")))
         ]
-        self._met.update(asked)
-        return bool(asked)
+        self._matched.update(matches)
+        return bool(matches)
 
     @property
     def unmatched(self) -> list[str]:
-        """WantedIds that meant no call so far."""
-        return [one for one in self._wanted if one not in self._met]
+        """Wanted ids that selected no call so far."""
+        return [wanted for wanted in self._wanted if wanted not in self._matched]
 
     def notes(self) -> list[str]:
-        """Say which ids meant no call, where any call was seen."""
-        return (
-            [f"no call has the id {one}{self._nearest(one)}" for one in self.unmatched]
-            if self._seen
-            else []
-        )
+        """Return a note for each id that selected no call; none if no call was seen at all."""
+        unmatched = self.unmatched if self._seen else []
+        return [f"no call has the id {wanted}{self._nearest(wanted)}" for wanted in unmatched]
 
     def why_none(self) -> str:
-        """Say why nothing was asked for."""
-        said = [f"{one} is no call's{self._nearest(one)}" for one in self.unmatched]
-        return f"ids {', '.join(self._wanted)!r}: {'. '.join(said)}"
+        """Explain why no call was selected."""
+        reasons = [f"{wanted} is no call's{self._nearest(wanted)}" for wanted in self.unmatched]
+        return f"ids {', '.join(self._wanted)!r}: {'. '.join(reasons)}"
 
     def _nearest(self, wanted: str) -> str:
-        """Return a clause with the ids that there are where this one would be: of the innermost call around it that was seen."""
-        mark, above = ".", wanted.rpartition(".")[0]
-        if "." in wanted and above in ("", *self._seen) and not self._below(above, "."):
-            return f"; no operator was seen in call {above}, they count where mode is api or aten"
-        if not self._below(above, ".") or "." not in wanted:
-            mark, above = "_", wanted.partition(".")[0].rpartition("_")[0]
-        while not (there := self._below(above, mark)) and above:
-            mark, above = "_", above.rpartition("_")[0]
-        where = f"call {above}" if above else "the root"
-        last = f" to {there[-1]}" if len(there) > 1 else ""
-        return f"; nearest: {there[0]}{last} in {where}" if there else ""
+        """Return a clause with the ids that exist in the innermost call around a wanted one."""
+        separator, parent = ".", wanted.rpartition(".")[0]
+        if "." in wanted and parent in ("", *self._seen) and not self._children_of(parent, "."):
+            return f"; no operator was seen in call {parent}, they count where mode is api or aten"
+        if not self._children_of(parent, ".") or "." not in wanted:
+            separator, parent = "_", wanted.partition(".")[0].rpartition("_")[0]
+        while not (children := self._children_of(parent, separator)) and parent:
+            separator, parent = "_", parent.rpartition("_")[0]
+        where = f"call {parent}" if parent else "the root"
+        last = f" to {children[-1]}" if len(children) > 1 else ""
+        return f"; nearest: {children[0]}{last} in {where}" if children else ""
 
-    def _below(self, above: str, mark: str) -> list[str]:
-        """Return the ids seen of modules (``_``) or operators (``.``) right in a call."""
+    def _children_of(self, parent: str, separator: str) -> list[str]:
+        """Return the seen ids of modules (``_``) or operators (``.``) directly in a call."""
         return [
-            one
-            for one in self._seen
-            if one and ("." in one) == (mark == ".") and one.rpartition(mark)[0] == above
+            seen
+            for seen in self._seen
+            if seen
+            and ("." in seen) == (separator == ".")
+            and seen.rpartition(separator)[0] == parent
         ]

@@ -1,4 +1,4 @@
-"""Watching Hugging Face's `generate`: when one begins and ends, and how many tokens it prepares each call for."""
+"""Watching Hugging Face's `generate`: when it runs, and how many tokens each call in it is for."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -13,84 +14,107 @@ import torch
 from llmdebug_nb.capture.compat import pytorch, torch_modes
 from llmdebug_nb.capture.listeners import Listeners
 
-# the arguments that carry one row a token; a decoder's own come before its encoder's
-ROWS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
+# arguments with one row per token; a decoder's own come before its encoder's
+TOKEN_ARGUMENTS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
 
 
-class Listener(Protocol):
-    """Who is told. ``follow(model)``: the root that a `generate` of this model concerns, or None."""
+@dataclass
+class RunningGenerate:
+    """A `generate` that is under way.
+
+    ``prompt``: its length in tokens, None if only the first call shows it. ``step``: of the last
+    call. ``announced``: of the next call, the count of prompt and generated tokens, and of rows.
+    """
+
+    number: int
+    prompt: int | None
+    step: int | None = None
+    announced: tuple[int, int | None] | None = None
+
+
+class GenerateListener(Protocol):
+    """Follows `generate`. ``follow(model)``: the root that a `generate` of this model concerns."""
 
     def follow(self, model: torch.nn.Module) -> torch.nn.Module | None: ...
-    def enter(self, root: torch.nn.Module, prompt: int | None) -> Any: ...
-    def announce(self, generation: Any, total: int, query: int | None) -> None: ...
+    def enter(self, root: torch.nn.Module, prompt: int | None) -> RunningGenerate: ...
+    def announce(self, generate: RunningGenerate, total: int, query: int | None) -> None: ...
     def leave(self, root: torch.nn.Module) -> None: ...
 
 
-def _wrap(mixin: Any) -> Callable[[], None]:
-    original = mixin.generate
+_Running = tuple[GenerateListener, RunningGenerate]
+
+
+def _wrap(mixin: type) -> Callable[[], None]:
+    original = mixin.generate  # type: ignore[attr-defined]
 
     @functools.wraps(original)
-    def generate(model: Any, *args: Any, **kwargs: Any) -> Any:
+    def generate(model: torch.nn.Module, *args: object, **kwargs: object) -> object:
         with ExitStack() as stack:
             for listener in listeners:
                 root = listener.follow(model)
                 if root is not None:
-                    stack.enter_context(
-                        _Watched(listener, root, model, _prompt(model, args, kwargs))
-                    )
+                    prompt = _prompt_length(model, args, kwargs)
+                    stack.enter_context(_Watched(listener, root, model, prompt))
             return original(model, *args, **kwargs)
 
-    mixin.generate = generate
+    mixin.generate = generate  # type: ignore[attr-defined]
     return lambda: setattr(mixin, "generate", original)
 
 
 class _Watched:
-    """A running `generate`, with `prepare_inputs_for_generation` of its model announcing each call."""
+    """The context of a running `generate`, for one listener."""
 
     def __init__(
-        self, listener: Listener, root: torch.nn.Module, model: Any, prompt: int | None
+        self,
+        listener: GenerateListener,
+        root: torch.nn.Module,
+        model: torch.nn.Module,
+        prompt: int | None,
     ) -> None:
         self._listener, self._root, self._model, self._prompt = listener, root, model, prompt
 
     def __enter__(self) -> None:
-        told = self._listener, self._listener.enter(self._root, self._prompt)
+        running = self._listener, self._listener.enter(self._root, self._prompt)
         with _lock:
-            preparing = _preparing.get(id(self._model))
-            if preparing is None:
-                preparing = _preparing[id(self._model)] = _Preparing(self._model)
-            preparing.told.setdefault(threading.get_ident(), []).append(told)
+            preparation = _preparations.get(id(self._model))
+            if preparation is None:
+                preparation = _preparations[id(self._model)] = _Preparation(self._model)
+            preparation.running.setdefault(threading.get_ident(), []).append(running)
 
     def __exit__(self, *_: object) -> None:
         with _lock:
-            preparing, thread = _preparing[id(self._model)], threading.get_ident()
-            preparing.told[thread].pop()
-            if not preparing.told[thread]:
-                del preparing.told[thread]
-            if not preparing.told:
-                _preparing.pop(id(self._model)).restore()
+            preparation, thread = _preparations[id(self._model)], threading.get_ident()
+            preparation.running[thread].pop()
+            if not preparation.running[thread]:
+                del preparation.running[thread]
+            if not preparation.running:
+                _preparations.pop(id(self._model)).restore()
         self._listener.leave(self._root)
 
 
-class _Preparing:
-    """`prepare_inputs_for_generation` of a model while any thread generates with it. ``told``: by thread, who is told of its calls, and of which
-    generation; the innermost last."""
+class _Preparation:
+    """Wraps `prepare_inputs_for_generation` of a model while any thread generates with it.
+
+    ``running``: by thread, each `generate` with its listener, the innermost last.
+    """
 
     def __init__(self, model: Any) -> None:
-        self.told: dict[int, list[tuple[Listener, Any]]] = {}
+        self.running: dict[int, list[_Running]] = {}
         self._model, self._before = model, vars(model).get("prepare_inputs_for_generation")
         original = model.prepare_inputs_for_generation
 
         @functools.wraps(original)
-        def prepare(input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        def prepare(input_ids: torch.Tensor, *args: object, **kwargs: object) -> object:
             inputs = original(input_ids, *args, **kwargs)
             with torch_modes.unseen():
-                total = rows(input_ids)
-                query = next(
-                    (sizes[1] for sizes in map(rows, map(inputs.get, ROWS)) if sizes), None
-                )
-            innermost = {id(told[0]): told for told in self.told.get(threading.get_ident(), ())}
-            for listener, generation in innermost.values() if total else ():
-                listener.announce(generation, total[1], query)  # type: ignore[index]
+                sizes = batch_and_tokens(input_ids)
+                candidates = (batch_and_tokens(inputs.get(name)) for name in TOKEN_ARGUMENTS)
+                query = next((candidate[1] for candidate in candidates if candidate), None)
+            if sizes is not None:
+                here = self.running.get(threading.get_ident(), ())
+                innermost = {id(listener): (listener, generate) for listener, generate in here}
+                for listener, generate in innermost.values():
+                    listener.announce(generate, sizes[1], query)
             return inputs
 
         model.prepare_inputs_for_generation = prepare
@@ -102,27 +126,27 @@ class _Preparing:
             self._model.prepare_inputs_for_generation = self._before
 
 
-_preparing: dict[int, _Preparing] = {}  # by id of the model
+_preparations: dict[int, _Preparation] = {}  # by id of the model
 _lock = threading.RLock()
-# also if transformers is only imported later
-listeners: Listeners[Listener] = Listeners(lambda: pytorch.with_generation_mixin(_wrap))
+# also works if transformers is only imported later
+listeners: Listeners[GenerateListener] = Listeners(lambda: pytorch.with_generation_mixin(_wrap))
 
 
-def rows(value: Any) -> tuple[int, int] | None:
-    """Return batch and token count of something like ``[batch, token, ...]``, else None."""
+def batch_and_tokens(value: object) -> tuple[int, int] | None:
+    """Return the sizes of something like ``[batch, token, ...]``, otherwise None."""
     if not isinstance(value, torch.Tensor) or value.is_nested or value.dim() < 2:
         return None
     return int(value.shape[0]), int(value.shape[1])
 
 
-def _prompt(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
-    """Return the prompt length that `generate` was given, or None where its first call will tell."""
+def _prompt_length(
+    model: torch.nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> int | None:
+    """Return the prompt length of a `generate`, or None if only its first call shows it."""
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return None
-    given = next(
-        (v for v in (kwargs.get("inputs"), kwargs.get("input_ids"), *args[:1]) if v is not None),
-        None,
-    )
+    candidates = (kwargs.get("inputs"), kwargs.get("input_ids"), *args[:1])
+    prompt = next((value for value in candidates if value is not None), None)
     with torch_modes.unseen():
-        sizes = rows(given)
+        sizes = batch_and_tokens(prompt)
     return sizes[1] if sizes else None

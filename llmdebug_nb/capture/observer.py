@@ -1,206 +1,189 @@
-"""From a call that was seen to records: which calls are kept, what of them, and what belongs together."""
+"""From an observed call to records: which calls are recorded, what of them, and how they relate."""
 
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
 
 import torch
 
-from llmdebug_nb.capture.calls import OpenCall, ThreadState
+from llmdebug_nb.capture.calls import Leaf, OpenCall, SharedCounts, ThreadState
 from llmdebug_nb.capture.compat import pytorch
-from llmdebug_nb.capture.execution_ids import WantedIds
+from llmdebug_nb.capture.compat.torch_modes import Mode
+from llmdebug_nb.capture.guard import Guard
 from llmdebug_nb.capture.hooks.gradients import Gradients
+from llmdebug_nb.capture.name_filter import NameFilter
 from llmdebug_nb.capture.operators.call_stacks import CallStacks
+from llmdebug_nb.capture.operators.forward_operators import ForwardOperators
 from llmdebug_nb.capture.operators.kinds import Operator, operator_name
 from llmdebug_nb.capture.operators.modes import OperatorModes
+from llmdebug_nb.capture.overflow_filter import OverflowFilter, RecordLeaves
 from llmdebug_nb.capture.recorder import Recorder
-from llmdebug_nb.capture.selection import begins
+from llmdebug_nb.capture.recording_filter import RecordingFilter
 from llmdebug_nb.capture.timing.profiler import Profile
 from llmdebug_nb.capture.walk import call_inputs, leaves, operator_inputs
 from llmdebug_nb.core.kernels.overflow import overflows
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.records import RootCall
 
-_NAMES = 10_000  # of calls, remembered to explain a filter that matched none
-
-
-class Host(Protocol):
-    """What an observer needs of its session."""
-
-    thread: ThreadState
-    recorder: Recorder
-    profile: Profile | None
-
-    def guarded(self, work: Any, *args: Any) -> Any: ...
-    def pause(self) -> None: ...
+Args = tuple[object, ...]
+Kwargs = Mapping[str, object]
 
 
 class Observer:
     """Observes the calls of one session.
 
-    ``unpaired``: operators of backward passes left out, as they belong to no forward operator that was seen.
-    ``weighed``: all modules have been observed once. ``backward``: gradients are asked for. ``deaf``: but not now. ``seen``: full names of calls, where they are filtered by. ``ids``: which calls are asked for by id.
-    ``see(call, role, found)``: records what a call was given or gave. ``halt(call, output)``: is told of each call that was recorded, when it has ended, and may keep the program waiting.
+    ``backward``: gradients are recorded. ``paused``: but not now, and neither is compiled code.
+    ``unpaired``: count of backward operators left out, as no forward operator they belong to was
+    seen. ``weights_recorded``: all modules have been observed once.
+    ``record(call, role, leaves)``: records inputs or outputs of a call.
+    ``on_call_end(call, outputs)``: called when a recorded call ends; the program waits for it.
     """
 
     def __init__(
-        self, session: Host, options: DumpOptions, given: bool, watches: bool = True
+        self,
+        options: DumpOptions,
+        recorder: Recorder,
+        reference: Recorder | None,
+        thread: ThreadState,
+        guard: Guard,
+        profile: Profile | None,
+        recording_filter: RecordingFilter,
+        *,
+        restricted: bool,
+        operators: bool,
     ) -> None:
-        """``given``: only certain models are recorded. ``watches``: operators of PyTorch are. Raises EmptyDumpError for an operator that does not exist."""
+        """``reference``: also records inputs of modules. ``restricted``: only some models count.
+
+        ``operators``: operators of PyTorch may be observed.
+
+        Raises EmptyDumpError for an operator that does not exist.
+        """
+        self.thread, self.guarded = thread, guard.run
         self.backward = "backward" in options.phases
-        self.paused = self.weighed = False
-        self.seen: set[str] = set()
-        self.on_call_end: Callable[[OpenCall, list[tuple[str, Any]]], None] | None = None
-        self._session, self._options = session, options
-        self.thread, self.guarded, self._profile = session.thread, session.guarded, session.profile
+        self.paused = self.weights_recorded = False
+        self.unpaired = 0
+        self.on_call_end: Callable[[OpenCall, list[Leaf]], None] | None = None
+        self._options, self._recorder, self._profile = options, recorder, profile
+        self._filter, self._restricted = recording_filter, restricted
+        self._counts = SharedCounts()
+        self.names = NameFilter(options, thread, self._counts)
+        self._overflow: OverflowFilter | None = None
+        self.record: RecordLeaves = recorder.record
+        if options.overflow is not None:
+            self._overflow = OverflowFilter(options.overflow, recorder.record, self.pause)
+            self.record = self._overflow.hold
+        if reference is not None:
+            self.record = functools.partial(_record_both, self.record, reference.record)
         self._roles = options.roles
         self._forward = "forward" in options.phases
-        self._modules = "module" in options.mode and not options.logits
+        self._modules = options.records_modules and not options.logits
         self._filtered = bool(options.layers or options.types)
-        self._opname = options.opname
-        self._before = options.time != 1  # inputs are looked at before the call
-        self._after = {1: "input", 2: "after"}.get(
-            options.time
-        )  # role of inputs as the call has left them
-        self.select_ids(options.ids, options.children)
-        operators = tuple(level for level in options.mode if level != "module")
-        self.record = self._hold if options.overflow is not None else session.recorder.record
-        self._levels = (
-            OperatorModes(self, operators, options.apis) if operators and watches else None
-        )
-        self._given = given
-        self._chosen: set[str] = set()  # paths of calls whose full name is asked for, in this step
-        self.unpaired = 0
-        self._gradients = Gradients(self._roles, session.guarded, self._gradient)
-        self._sources = CallStacks(session.recorder.stack_number) if options.sources else None
+        self._inputs_before = options.time != 1
+        # role of inputs as the call has left them
+        self._role_after = {1: "input", 2: "after"}.get(options.time)
+        levels = options.operator_levels if operators else ()
+        self._modes = OperatorModes(self, levels, options.apis) if levels else None
+        self._gradients = Gradients(self._roles, self.guarded, self._record_gradient)
+        self._call_stacks = CallStacks(recorder.stack_number) if options.sources else None
+        self._forwards = ForwardOperators()
         self._latest: int | None = None  # the root call that backward passes belong to
-        self._since = 0  # the autograd clock when that began
-        self._forwards: dict[
-            int, OpenCall
-        ] = {}  # sequence number of an autograd node -> the operator that made it
-        self._spent = False  # a backward pass has used these
-        self._counts: dict[tuple[Any, ...], int] = {}
-        self._lock = threading.Lock()
-        self._overflowing = 0
         self._resting = False
 
-    # -- life ---------------------------------------------------------------------------------
-
-    def select_ids(self, ids: tuple[str, ...], children: bool) -> None:
-        """Only calls with these ids are asked for from now on (none: all), with ``children`` what lies below them too."""
-        self.ids = WantedIds(ids, children)
-        self._by_name = bool(self._options.contains or self._options.scope or ids)
+    # -- life -----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        if self._levels:
-            self._levels.open()
-            self._levels.push()
+        if self._modes:
+            self._modes.open()
+            self._modes.push()
 
     def stop(self) -> None:
         self._resting = True
         self._gradients.off()
         self._forwards.clear()
-        if self._levels:
-            self._levels.pop()
-            self._levels.close()
+        if self._modes:
+            self._modes.pop()
+            self._modes.close()
 
     def rest(self) -> None:
-        """No further step is asked for: what still watches between root calls goes."""
+        """Take off what observes between root calls, as no further step is recorded."""
         self._resting = True
-        if self._levels:
-            self._levels.pop()
+        if self._modes:
+            self._modes.pop()
 
-    def root_begins(self, on: bool) -> None:
-        here = self.thread
-        self._latest = here.root_call if on else None
-        self._since = pytorch.autograd_clock()
-        if self._spent:
-            self._forwards.clear()
-            self._spent = False
-        here.pushed, here.popped = [], []
-        if self._levels and on:
-            here.pushed = self._levels.push()
-        elif self._levels:
-            here.popped = self._levels.pop()
+    def pause(self, backward: bool = False) -> None:
+        """Record no further root call; with ``backward``, still the gradients of earlier ones."""
+        self._filter.paused = True
+        self.thread.after_recorded = False
+        self.paused = not backward
 
-    def root_ends(self) -> None:
-        here = self.thread
-        if here.on and here.last is not None:
-            call, output = here.last
-            here.last = None
+    def resume(self) -> None:
+        self._filter.paused = self.paused = False
+
+    def begin_root_call(self, recording: bool) -> None:
+        self._latest = self.thread.root_call if recording else None
+        self._forwards.begin_root_call()
+        if self._modes:
+            self._modes.begin_root_call(recording)
+
+    def end_root_call(self) -> None:
+        thread = self.thread
+        if thread.recording and thread.last_output is not None:
+            call, output = thread.last_output
+            thread.last_output = None
             self.record(call, "output", leaves(output))
-        if self._levels and here.pushed:
-            self._levels.pop(here.pushed)
-        elif self._levels and here.popped and not self._resting:
-            self._levels.push()
+        if self._modes:
+            self._modes.end_root_call(self._resting)
 
     def listening(self) -> bool:
-        """Tell whether operators count now: in a recorded root call and its backward pass, and for the loss between."""
+        """Return whether operators count now.
+
+        They do in a recorded root call, in its backward pass, and for the loss in between.
+        """
         if pytorch.in_backward():
             return self._latest is not None
-        here = self.thread
-        return here.on or (here.after and torch.is_grad_enabled())
+        thread = self.thread
+        return thread.recording or (thread.after_recorded and torch.is_grad_enabled())
 
-    # -- modules ------------------------------------------------------------------------------
+    def recomputes(self) -> bool:
+        """Return whether a module call in a backward pass is a recomputation that matters."""
+        return self.backward and torch.is_grad_enabled()
+
+    # -- calls ----------------------------------------------------------------------------------
 
     def begin_module(
-        self, path: str, op: str, kept: bool, args: Any, kwargs: Any, again: bool
+        self, path: str, op: str, selected: bool, args: Args, kwargs: Kwargs, recomputed: bool
     ) -> None:
-        """A module is called. ``again``: by a checkpoint, only for the sake of the graph."""
-        here = self.thread
-        above = here.open[-1] if here.open else None
-        call = here.enter(path, op, "module", path, again)
-        if not again:
-            self._session.recorder.record_call(call)
+        """Open the call of a module. ``recomputed``: by a checkpoint, for the sake of the graph."""
+        thread = self.thread
+        parent = thread.open_calls[-1] if thread.open_calls else None
+        call = thread.enter(path, op, "module", path, recomputed)
+        if not recomputed:
+            self._recorder.record_call(call)
         if self._profile is not None:
             self._profile.begins(call)
-        call.inherited = kept or (above is not None and above.inherited)
-        call.kept = kept and self._modules and self.asks_for(call)
-        if call.kept:
+        call.selected = selected or (parent is not None and parent.selected)
+        call.recorded = selected and self._modules and self.names.selects(call)
+        if call.recorded:
             self.begin_call(call, call_inputs(args, kwargs))
 
-    def end_module(self, call: OpenCall, output: Any) -> None:
-        """A call has ended that `module_begins` or `operator_begins` gave, and `ThreadState.leave` took."""
+    def end_module(self, call: OpenCall, output: object) -> None:
+        """End a call of a module or operator that `ThreadState.leave` has closed."""
         if self._profile is not None:
             self._profile.ends(call)
         if (
             self._options.logits
-            and self.thread.open
-            and any(isinstance(x, torch.Tensor) for _, x in leaves(output))
+            and self.thread.open_calls
+            and any(isinstance(leaf, torch.Tensor) for _, leaf in leaves(output))
         ):
-            self.thread.last = call, output
-        if not call.kept:
-            return
-        if call.since is None and not self._forward:
-            return
-        self.end_call(call, leaves(output))
+            self.thread.last_output = call, output
+        if call.recorded and (call.since is not None or self._forward):
+            self.end_call(call, leaves(output))
 
-    def end_call(self, call: OpenCall, found: list[tuple[str, Any]]) -> None:
-        """A call that is kept, or was until now, has ended. ``found``: what it gave, by slot."""
-        if not call.kept:
-            return
-        if call.since is not None:
-            self._gradients.end(call, found)
-        if not call.again and self._looks(call):
-            if self._after and "input" in self._roles:
-                self.record(call, self._after, call.given)
-            if "output" in self._roles:
-                self.record(call, "output", found)
-        if self._after and self.on_call_end is None:
-            del call.given
-        self.record_if_overflowing(call)
-        if self._options.scope and _is(call.name, self._options.scope[1]):
-            self.thread.scoped = False
-        if self.on_call_end is not None and call.phase == "forward" and not call.again:
-            self.on_call_end(call, found)
-
-    def begin_call(self, call: OpenCall, inputs: Iterable[tuple[str, Any]]) -> None:
-        """A call that is kept begins. ``inputs``: what it is given, by slot."""
-        if self.on_call_end is not None or self._after:
-            inputs = call.given = list(inputs)
+    def begin_call(self, call: OpenCall, inputs: Iterable[Leaf]) -> None:
+        """Record the inputs of a call that begins."""
+        if self.on_call_end is not None or self._role_after:
+            inputs = call.inputs = list(inputs)
         if (
             call.phase == "forward"
             and self.backward
@@ -209,246 +192,209 @@ class Observer:
         ):
             inputs = list(inputs)
             self._gradients.begin(call, inputs)
-        if self._before and not call.again and self._looks(call) and "input" in self._roles:
+        if (
+            self._inputs_before
+            and not call.recomputed
+            and self._wants_phase(call)
+            and "input" in self._roles
+        ):
             self.record(call, "input", inputs)
 
-    def _looks(self, call: OpenCall) -> bool:
-        """Tell whether values of the phase of a call are asked for."""
-        return self._forward or call.phase == "backward"
-
-    # -- operators ----------------------------------------------------------------------------
-
-    def begin_operator(
-        self, operator: Operator, level: str, args: Any, kwargs: Any
-    ) -> OpenCall | None:
-        """An operator is called; None where it is not asked for. It counts all the same: ids do not depend on what is recorded."""
-        here = self.thread
-        again = pytorch.in_backward()
-        if again and not (here.open and torch.is_grad_enabled()):
-            return self._backward_begins(operator, args, kwargs) if level == "aten" else None
-        above = here.open[-1] if here.open else None
-        if not self._belongs(above):
-            return None
-        module = above.module if above is not None else None
-        if not operator.wanted:
-            if not again:
-                here.next_id(module or "", level, here.home())
-            return None
-        call = here.enter(f"{module or ''}/{operator.name}", operator.name, level, module, again)
-        if self._profile is not None:
-            self._profile.begins(call)
-        call.inherited = True
-        call.kept = self.asks_for(call)
-        if call.kept and not again and self._forward:
-            self._note(call, above)
-        if call.kept:
-            self.begin_call(call, operator_inputs(args, kwargs))
-        return call
-
-    def end_operator(self, call: OpenCall, outputs: Any) -> None:
-        if call.phase == "forward":
-            self.thread.leave(call.path)
-            if call.level == "aten":
-                self._pair(call)
-        self.end_module(call, outputs)
-
-    def note_unrecorded(self, function: Any) -> None:
-        """An operator that is not recorded ran: its gradient may be computed by some that are."""
-        if not self.backward or not self._is_new(pytorch.autograd_clock() - 1):
+    def end_call(self, call: OpenCall, outputs: list[Leaf]) -> None:
+        """Record the outputs of a call that has ended."""
+        if not call.recorded:
             return
-        above = self.thread.open[-1] if self.thread.open else None
-        if not self._belongs(above):
-            return
-        module = above.module if above is not None else None
-        name = operator_name(function)
-        self._pair(
-            OpenCall(f"{module or ''}/{name}", name, "aten", module, 0, self.thread.root_call)
-        )
-
-    def _belongs(self, above: OpenCall | None) -> bool:
-        """Tell whether an operator right below that call is asked for; outside of all calls, none of another model is."""
-        if above is None:
-            return not self._filtered and not pytorch.in_model()
-        return above.inherited or not self._filtered
-
-    def _pair(self, call: OpenCall) -> None:
-        """Remember which autograd node an operator has just made, if it made one: the first to run after it did."""
-        node = pytorch.autograd_clock() - 1
-        if self.backward and self._is_new(node):
-            self._forwards.setdefault(node, call)
-
-    def _is_new(self, node: int) -> bool:
-        """Tell whether an autograd node of that number was made since the root call began, or is made once more."""
-        return node >= self._since and node not in self._forwards
-
-    def _backward_begins(self, operator: Operator, args: Any, kwargs: Any) -> OpenCall | None:
-        """An operator of a backward pass: it belongs where the forward operator ran whose gradient it computes."""
-        if not self.backward or self._latest is None or self.paused:
-            return None
-        node = pytorch.running_node()
-        forward = self._forwards.get(pytorch.clock_of(node)) if node is not None else None
-        if forward is None and (self._filtered or self._given):
-            self.unpaired += 1  # of another model, or a sum that the engine makes for itself
-            return None
-        self._spent = True
-        path = f"{(forward.module if forward else None) or ''}/{operator.name}"
-        root_call = forward.root_call if forward else self._latest
-        call = OpenCall(path, operator.name, "aten", None, self._count(path, root_call), root_call)
-        call.phase = "backward"
-        call.id = forward.id if forward else None
-        call.kept = self.asks_for(call)
-        if call.kept:
-            self._note(call, None, forward)
-            self.begin_call(call, operator_inputs(args, kwargs))
-        return call
-
-    def _note(
-        self, call: OpenCall, above: OpenCall | None, forward: OpenCall | None = None
-    ) -> None:
-        """Record the call itself: where in the program it stands, and what it is a part or the gradient of."""
-        source = None
-        if self._sources and call.phase == "forward":
-            source = self._sources.here(
-                [one.outside() for one in self.thread.open if one.level == "module"]
-            )
-        within = (above.path, above.number) if above is not None else (None, None)
-        pair = (forward.path, forward.number) if forward is not None else (None, None)
-        row = [
-            call.root_call,
-            call.path,
-            call.number,
-            call.phase,
-            call.level,
-            call.op,
-            source,
-            *within,
-            *pair,
-        ]
-        self._session.recorder.record_operator(row)
-        if call.phase == "forward":
-            self._session.recorder.record_call(call)
-
-    # -- backward passes ----------------------------------------------------------------------
-
-    def backward_begins(self) -> list[Any]:
-        """A backward pass begins in this thread. Return the modes that were put on its stack for it."""
-        return self._levels.push() if self._levels and self._latest is not None else []
-
-    def backward_ends(self, pushed: list[Any]) -> None:
-        if pushed and self._levels:
-            self._levels.pop(pushed)
-        if not pytorch.in_backward():
-            self.thread.after = False  # what follows is no loss, but an optimizer or the next batch
-            self._gradients.finish()
-            self._session.recorder.flush()
-
-    def record_module(
-        self, path: str, op: str, attributes: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
-    ) -> None:
-        """Observe what a module is set to (eps, scaling, dropout rates, training or not) and its weights."""
-        call, recorder = (
-            OpenCall(path, op, "module", path, 0, self.thread.root_call),
-            self._session.recorder,
-        )
-        recorder.record(call, "attribute", attributes.items())
-        if self._options.weights:
-            recorder.record(call, "weight", tensors.items())
-        else:
-            for name, tensor in tensors.items():
-                recorder.record_weight(call, name, tensor)
-
-    def watch_parameters(self, path: str, op: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Observe the gradients of a module's parameters."""
-        for name, tensor in tensors.items():
-            if self.backward and torch.is_grad_enabled() and "module" in self._options.mode:
-                self._gradients.parameter(
-                    functools.partial(self._parameter, path, op, name), name, tensor
-                )
-
-    def _parameter(self, path: str, op: str, name: str) -> OpenCall | None:
-        if self._latest is None or (self._by_name and path not in self._chosen):
-            return None
-        return OpenCall(
-            path, op, "module", path, self._count(path, self._latest, name), self._latest
-        )
-
-    def record_saved(self, path: str, value: Any, place: RootCall, gradients: bool) -> None:
-        """Record what the program itself hands over."""
-        number = self._count(path, place.generation, place.step)
-        call = OpenCall(path, "save", "module", path, number, place.index)
-        found = leaves(value)
-        self.record(call, "output", found)
-        if gradients and self.backward and torch.is_grad_enabled():
-            self._gradients.begin(call, ())
-            self._gradients.end(call, found)
-
-    def _count(self, *key: Any) -> int:
-        """Count one more of what backward passes do: they run in threads of their own."""
-        with self._lock:
-            number = self._counts.get(key, 0)
-            self._counts[key] = number + 1
-            return number
-
-    # -- records ------------------------------------------------------------------------------
-
-    def _hold(self, call: OpenCall, role: str, found: Iterable[tuple[str, Any]]) -> None:
-        """Keep what a call was given, which may change until it is known whether it overflows, and what it gave."""
-
-        def kept(leaf: Any) -> Any:
-            return leaf.clone() if isinstance(leaf, torch.Tensor) and role == "input" else leaf
-
-        call.held = [*call.held, *((role, slot, kept(leaf)) for slot, leaf in found)]
-
-    def _gradient(self, call: OpenCall, role: str, slot: str, gradient: torch.Tensor) -> None:
-        if self.paused or (self._options.overflow is not None and not overflows(gradient)):
-            return
-        self._session.recorder.record_tensor(call, role, slot, gradient, "backward")
+        if call.since is not None:
+            self._gradients.end(call, outputs)
+        if not call.recomputed and self._wants_phase(call):
+            if self._role_after and "input" in self._roles:
+                self.record(call, self._role_after, call.inputs)
+            if "output" in self._roles:
+                self.record(call, "output", outputs)
+        if self._role_after and self.on_call_end is None:
+            del call.inputs
+        self.record_if_overflowing(call)
+        self.names.end(call)
+        if self.on_call_end is not None and call.phase == "forward" and not call.recomputed:
+            self.on_call_end(call, outputs)
 
     def record_if_overflowing(self, call: OpenCall) -> None:
-        """Where only what overflows is asked for, record a call that does, and drop one that does not."""
-        if self._options.overflow is None:
-            return
-        held, call.held = call.held, ()
-        most = self._options.overflow or 0
-        if 0 < most <= self._overflowing or not any(
-            role == "output" and isinstance(leaf, torch.Tensor) and overflows(leaf)
-            for role, _, leaf in held
-        ):
-            return
-        for role, slot, leaf in held:
-            self._session.recorder.record(call, role, [(slot, leaf)])
-        self._overflowing += 1
-        if 0 < most <= self._overflowing:
-            self._session.pause()
+        """Decide over the leaves of a call, if only calls that overflow are recorded."""
+        if self._overflow is not None:
+            self._overflow.decide(call)
 
-    def asks_for(self, call: OpenCall) -> bool:
-        """Tell whether the filters by name ask for a call."""
-        if self._opname and not begins(call.op, self._opname):
-            return False
-        return not self._by_name or self._named(call)
+    def _wants_phase(self, call: OpenCall) -> bool:
+        return self._forward or call.phase == "backward"
 
-    def _named(self, call: OpenCall) -> bool:
-        """Tell whether a call's full name is one of those asked for, where any are."""
-        if call.level == "module":
-            call.name = f"Module.{call.path}.{call.op}.{call.phase}.{call.number}"
+    # -- operators --------------------------------------------------------------------------------
+
+    def begin_operator(
+        self, operator: Operator, level: str, args: Args, kwargs: Kwargs
+    ) -> OpenCall | None:
+        """Open the call of an operator; return None if it is not recorded.
+
+        It counts all the same: execution ids do not depend on what is recorded.
+        """
+        thread = self.thread
+        recomputed = pytorch.in_backward()
+        if recomputed and not (thread.open_calls and torch.is_grad_enabled()):
+            return (
+                self._begin_backward_operator(operator, args, kwargs) if level == "aten" else None
+            )
+        parent = thread.open_calls[-1] if thread.open_calls else None
+        if not self._selects_inside(parent):
+            return None
+        module = parent.module if parent is not None else None
+        if not operator.wanted:
+            if not recomputed:
+                thread.next_id(module or "", level, thread.module_id())
+            return None
+        path = f"{module or ''}/{operator.name}"
+        call = thread.enter(path, operator.name, level, module, recomputed)
+        if self._profile is not None:
+            self._profile.begins(call)
+        call.selected = True
+        call.recorded = self.names.selects(call)
+        if call.recorded:
+            if not recomputed and self._forward:
+                self._record_operator(call, parent)
+            self.begin_call(call, operator_inputs(args, kwargs))
+        return call
+
+    def end_operator(self, call: OpenCall, outputs: object) -> None:
+        if call.phase == "forward":
+            self.thread.leave(call.path)
+            if self.backward and call.level == "aten":
+                self._forwards.add(call)
+        self.end_module(call, outputs)
+
+    def note_unrecorded(self, function: Callable[..., object]) -> None:
+        """Note an operator that isn't recorded: its gradient may be computed by some that are."""
+        if not self.backward or not self._forwards.has_new_node():
+            return
+        parent = self.thread.open_calls[-1] if self.thread.open_calls else None
+        if self._selects_inside(parent):
+            module = parent.module if parent is not None else None
+            name = operator_name(function)
+            path, root_call = f"{module or ''}/{name}", self.thread.root_call
+            self._forwards.add(OpenCall(path, name, "aten", module, 0, root_call))
+
+    def _selects_inside(self, parent: OpenCall | None) -> bool:
+        """Return whether operators directly in a call are selected.
+
+        Outside of all calls, an operator of another model isn't.
+        """
+        if parent is None:
+            return not self._filtered and not pytorch.in_model()
+        return parent.selected or not self._filtered
+
+    def _begin_backward_operator(
+        self, operator: Operator, args: Args, kwargs: Kwargs
+    ) -> OpenCall | None:
+        """Begin an operator of a backward pass, in the module of its forward operator."""
+        if not self.backward or self._latest is None or self.paused:
+            return None
+        forward = self._forwards.of_running_node()
+        if forward is None and (self._filtered or self._restricted):
+            self.unpaired += 1  # of another model, or a sum that the engine makes for itself
+            return None
+        self._forwards.mark_used()
+        path = f"{(forward.module if forward else None) or ''}/{operator.name}"
+        root_call = forward.root_call if forward else self._latest
+        number = self._counts.next(path, root_call)
+        call = OpenCall(path, operator.name, "aten", None, number, root_call)
+        call.phase = "backward"
+        call.id = forward.id if forward else None
+        call.recorded = self.names.selects(call)
+        if call.recorded:
+            self._record_operator(call, None, forward)
+            self.begin_call(call, operator_inputs(args, kwargs))
+        return call
+
+    def _record_operator(
+        self, call: OpenCall, parent: OpenCall | None, forward: OpenCall | None = None
+    ) -> None:
+        """Record the call itself: its source, the call around it, and its forward operator."""
+        stack = None
+        if self._call_stacks and call.phase == "forward":
+            stack = self._call_stacks.current(self.thread.open_calls)
+        self._recorder.record_operator([
+            call.root_call, call.path, call.number, call.phase, call.level, call.op, stack,
+            *((parent.path, parent.number) if parent is not None else (None, None)),
+            *((forward.path, forward.number) if forward is not None else (None, None)),
+        ])  # fmt: skip
+        if call.phase == "forward":
+            self._recorder.record_call(call)
+
+    # -- backward passes --------------------------------------------------------------------------
+
+    def begin_backward(self) -> list[Mode]:
+        """Begin a backward pass of this thread; return the modes put on its stack for it."""
+        return self._modes.push() if self._modes and self._latest is not None else []
+
+    def end_backward(self, pushed: list[Mode]) -> None:
+        if pushed and self._modes:
+            self._modes.pop(pushed)
+        if not pytorch.in_backward():
+            # what follows is no loss, but an optimizer or the next batch
+            self.thread.after_recorded = False
+            self._gradients.finish()
+            self._recorder.flush()
+
+    def _record_gradient(
+        self, call: OpenCall, role: str, slot: str, gradient: torch.Tensor
+    ) -> None:
+        if not self.paused and (self._overflow is None or overflows(gradient)):
+            self._recorder.record_tensor(call, role, slot, gradient, "backward")
+
+    # -- weights and values of the program --------------------------------------------------------
+
+    def record_module(
+        self,
+        path: str,
+        op: str,
+        attributes: Mapping[str, object],
+        weights: Mapping[str, torch.Tensor],
+    ) -> None:
+        """Record the settings of a module (eps, scaling, dropout rates) and its weights."""
+        call = OpenCall(path, op, "module", path, 0, self.thread.root_call)
+        self._recorder.record(call, "attribute", attributes.items())
+        if self._options.weights:
+            self._recorder.record(call, "weight", weights.items())
         else:
-            number = self._count(call.op, call.phase, call.root_call)
-            call.name = f"{call.op}.{number}.{call.phase}"
-        if len(self.seen) < _NAMES:
-            self.seen.add(call.name)
-        options, here = self._options, self.thread
-        if options.scope and _is(call.name, options.scope[0]):
-            here.scoped = True
-        inside = not options.scope or here.scoped
-        chosen = inside and (
-            not options.contains or any(text in call.name for text in options.contains)
-        )
-        chosen = chosen and self.ids.asks_for(call.id)
-        if chosen:
-            self._chosen.add(call.path)
-        return chosen
+            for name, tensor in weights.items():
+                self._recorder.record_weight(call, name, tensor)
+
+    def watch_parameters(self, path: str, op: str, weights: Mapping[str, torch.Tensor]) -> None:
+        """Record the gradients of a module's parameters."""
+        if not (self.backward and torch.is_grad_enabled() and self._options.records_modules):
+            return
+        for name, tensor in weights.items():
+            begin = functools.partial(self._begin_parameter, path, op, name)
+            self._gradients.watch_parameter(begin, name, tensor)
+
+    def _begin_parameter(self, path: str, op: str, name: str) -> OpenCall | None:
+        if self._latest is None or self.names.excludes(path):
+            return None
+        number = self._counts.next(path, self._latest, name)
+        return OpenCall(path, op, "module", path, number, self._latest)
+
+    def record_saved(self, path: str, value: object, place: RootCall, gradients: bool) -> None:
+        """Record a value that the program itself passes to `save`."""
+        number = self._counts.next(path, place.generation, place.step)
+        call = OpenCall(path, "save", "module", path, number, place.index)
+        outputs = leaves(value)
+        self.record(call, "output", outputs)
+        if gradients and self.backward and torch.is_grad_enabled():
+            self._gradients.begin(call, ())
+            self._gradients.end(call, outputs)
 
 
-def _is(name: str, asked: str) -> bool:
-    """Match a full name, also without its end: ``Functional.linear.0`` for ``Functional.linear.0.forward``."""
-    return name == asked or name.startswith(asked + ".")
+def _record_both(
+    record: RecordLeaves, reference: RecordLeaves, call: OpenCall, role: str, leaves: Iterable[Leaf]
+) -> None:
+    """Record the inputs of modules in the dump and in the reference; all else in the dump."""
+    leaves = list(leaves)
+    record(call, role, leaves)
+    if call.level == "module" and role == "input":
+        reference(call, role, leaves)

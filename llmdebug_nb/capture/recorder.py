@@ -1,13 +1,16 @@
-"""From a tensor that was seen to a row in the dump: described once, kept once.
+"""Turns observed tensors into rows of a dump: each one is described once and kept once.
 
-A tensor seen again is neither computed nor written twice. On the CPU it is known by a fingerprint of
-its bytes, which costs less than any figure and can't be fooled; elsewhere, within a root call, by its
-storage, its place in it and its version counter (which `tensor.data` and foreign kernels go past). Of large weights, which
-operators are given again in every step, a sample of the bytes has to agree as well, and then they are not read again. Payloads go to
-the sink at once, since the program may crash next; small tensors of which only statistics are kept are copied, and their rows
-made later, many at a time (`kernels/look.py`). Rows are committed once per root call, when the
-figures of accelerator tensors are read back together. Figures and fingerprint are always those of the
-whole tensor, also where only a part of it is kept (`payload.py`).
+A tensor seen again is neither computed nor written twice. On the CPU it is recognised by a
+fingerprint of its bytes, which costs less than any statistic and can't be fooled. Elsewhere it is
+recognised within a root call by its storage, its place in it and its version counter (which
+`tensor.data` and foreign kernels bypass). Large weights, which operators receive in every step, are
+not read again if their version and a sample of their bytes agree.
+
+Payloads go to the sink at once, since the program may crash next. Small tensors of which only
+statistics are kept are copied, and their rows are made later, many at a time (`kernels/look.py`).
+Rows are committed once per root call, when the statistics of accelerator tensors are read back
+together. Statistics and fingerprint always describe the whole tensor, even if only a part of it is
+kept (`payload.py`).
 """
 
 from __future__ import annotations
@@ -15,13 +18,15 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Hashable, Iterable
+from typing import TypeAlias, TypeVar
 
 import torch
 
+from llmdebug_nb.capture.calls import Leaf
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.payload import NotKept, Policy
+from llmdebug_nb.capture.sink import Bytes, RecordedCall, ScalarRow, Sink
 from llmdebug_nb.capture.walk import scalar_text
 from llmdebug_nb.core.columns import AT, COLUMNS, RECORDS, Row
 from llmdebug_nb.core.errors import StoreError
@@ -30,60 +35,25 @@ from llmdebug_nb.core.kernels import summary as kernel
 from llmdebug_nb.core.kernels.fingerprint import ALGORITHM, ALGORITHMS, fingerprint
 from llmdebug_nb.core.kernels.raw import dtype_name, memory, plain, to_bytes, unreadable, view
 from llmdebug_nb.core.options import DumpOptions
-from llmdebug_nb.core.records import Node, RootCall
+from llmdebug_nb.core.records import RootCall
 
 _MIN = AT["min"]
 _KIND = RECORDS.span("dtype", "shape")
-_FIGURES = RECORDS.span("min", "zero")
+_STATISTICS = RECORDS.span("min", "zero")
 _CONTENT = RECORDS.span("min", "fingerprint")
 _FINGERPRINT, _OFFSET, _LENGTH, _LOST = AT["fingerprint"], AT["offset"], AT["length"], AT["lost"]
 _DTYPE, _SHAPE, _KEPT, _KEPT_SHAPE = AT["dtype"], AT["shape"], AT["kept"], AT["kept_shape"]
 _DEVICE, _PRODUCER, _ROLE = AT["device"], AT["producer"], AT["role"]
-_REST = [None] * (len(COLUMNS) - _DTYPE)
-_UNKEPT = [None] * (len(COLUMNS) - _PRODUCER)
+_AFTER_SITE = [None] * (len(COLUMNS) - _DTYPE)
+_AFTER_DEVICE = [None] * (len(COLUMNS) - _PRODUCER)
 _MANY = 4096  # rows in hand before they are committed, also in the middle of a root call
 
-
-class Sink(Protocol):
-    """Where rows go. `store.writer.Writer` is one."""
-
-    def shortage(self, nbytes: int) -> str | None: ...
-    def payload(self, row: Row, data: Any) -> None: ...
-    def duplicate(self, row: Row, offset: int, length: int) -> None: ...
-    def commit(
-        self,
-        rows: Iterable[Row] = (),
-        calls: Iterable[RootCall] = (),
-        scalars: Iterable[tuple[Any, ...]] = (),
-        meta: dict[str, Any] | None = None,
-        *,
-        operators: Iterable[Row] = (),
-        sources: Iterable[tuple[int, str]] = (),
-        called: Iterable[tuple[int, str, int, str]] = (),
-    ) -> None: ...
-    def nodes(self, nodes: Iterable[Node], start: int) -> None: ...
-    def table(self, name: str, rows: Iterable[Any]) -> None: ...
-    def close(self, meta: dict[str, Any]) -> None: ...
+T = TypeVar("T")
+# what makes two tensors equal: their content, or on an accelerator their place and version
+_Key: TypeAlias = tuple[Hashable, ...]
 
 
-class RecordedCall(Protocol):
-    """What a record says of the call that it belongs to."""
-
-    @property
-    def root_call(self) -> int: ...
-    @property
-    def path(self) -> str: ...
-    @property
-    def number(self) -> int: ...
-    @property
-    def op(self) -> str: ...
-    @property
-    def phase(self) -> str: ...
-    @property
-    def id(self) -> str | None: ...
-
-
-class _Shapes(dict[tuple[int, ...], str]):
+class _ShapeTexts(dict[tuple[int, ...], str]):
     """Sizes as JSON, made once for equal ones."""
 
     def __missing__(self, shape: tuple[int, ...]) -> str:
@@ -94,9 +64,10 @@ class _Shapes(dict[tuple[int, ...], str]):
 class Recorder:
     """Turns observed tensors into rows of one sink. Thread-safe.
 
-    ``records``: rows made. ``kept``/``distinct``: rows with a payload, payloads written.
-    ``lost``: why -> how many payloads that were asked for are not there. ``failure``: the error of a
-    sink that can't go on (disk full); recording then continues without it, and counts.
+    ``records``, ``kept``: count of rows, and of rows with a payload. ``distinct``: of payloads.
+    ``lost``: by reason, the count of wanted payloads that are missing. ``failure``: the error of a
+    sink that can't go on (disk full); recording then continues without it and counts.
+    ``recognizes_places``: a tensor on an accelerator is recognised by its place and version.
     """
 
     def __init__(self, sink: Sink, options: DumpOptions) -> None:
@@ -104,42 +75,38 @@ class Recorder:
         self.records = self.kept = self.distinct = 0
         self.lost: Counter[str] = Counter()
         self.failure: StoreError | None = None
-        self.knows_by_place = (
-            True  # a tensor on an accelerator is known again by its place and version
-        )
+        self.recognizes_places = True
         self._policy = Policy(options, sink.shortage)
-        self._shown = None if options.fingerprint == ALGORITHM else ALGORITHMS[options.fingerprint]
+        other = options.fingerprint != ALGORITHM
+        self._shown_fingerprint = ALGORITHMS[options.fingerprint] if other else None
         self._lock = threading.RLock()
         self._rows: list[Row] = []
         self._operators: list[Row] = []
-        self._called: list[tuple[int, str, int, str]] = []
-        self._sources: dict[tuple[str, ...], int] = {}
-        self._new_sources: list[tuple[int, str]] = []
-        self._scalars: list[tuple[Any, ...]] = []
-        self._contents: dict[
-            tuple[Any, ...], Row
-        ] = {}  # XXH3, dtype, shape -> the row that describes it
-        self._seen: dict[tuple[Any, ...], Row] = {}  # the same by identity, within one root call
-        self._weights: dict[
-            int, Any
-        ] = {}  # numbers of storages of weights, and what keeps them their own
-        self._standing: dict[
-            tuple[Any, ...], tuple[bytes, Row]
-        ] = {}  # by identity: a sample of a weight, and its row
-        self._makers: dict[
-            int | None, int
-        ] = {}  # number of a storage -> the record that put it out last
-        self._held: list[int] = []  # numbers that stay the storages' own meanwhile
-        self._shapes = _Shapes()
+        self._call_ids: list[tuple[int, str, int, str]] = []
+        self._stacks: dict[tuple[str, ...], int] = {}
+        self._new_stacks: list[tuple[int, str]] = []
+        self._scalars: list[ScalarRow] = []
+        self._by_content: dict[_Key, Row] = {}  # XXH3, dtype, shape -> the row that describes it
+        self._by_place: dict[_Key, Row] = {}  # the same by identity, within one root call
+        # storage numbers of weights, with handles that reserve them
+        self._weights: dict[int | None, object] = {}
+        # by identity: a sample of a weight, and its row
+        self._known_weights: dict[_Key, tuple[bytes, Row]] = {}
+        # storage number -> the record of the last output in it
+        self._producers: dict[int | None, int] = {}
+        self._reserved: list[int] = []  # storage numbers that no other storage may take meanwhile
+        self._shape_texts = _ShapeTexts()
         self._vectors: dict[torch.device, list[tuple[Row, torch.Tensor]]] = defaultdict(list)
-        self._arena = look.arena() if self._policy.kept is None else None
-        # numbers of look and record, call, phase, role, slot, number of the storage
-        self._looked: list[tuple[int, int, RecordedCall, str, str, str, int | None]] = []
-        self._copies: list[tuple[Row, Row]] = []  # rows whose figures wait for those of another
+        self._arena = look.arena() if self._policy.part_name is None else None
+        # numbers of look and record, call, phase, role, slot, storage number
+        self._looks: list[tuple[int, int, RecordedCall, str, str, str, int | None]] = []
+        self._copies: list[tuple[Row, Row]] = []  # rows that wait for the statistics of another
 
-    def record(self, call: RecordedCall, role: str, found: Iterable[tuple[str, Any]]) -> None:
-        """Record what a call was given or gave: tensors by `record_tensor`, and in words what is none, each with its slot."""
-        for slot, leaf in found:
+    # -- what is recorded -----------------------------------------------------------------------
+
+    def record(self, call: RecordedCall, role: str, leaves: Iterable[Leaf]) -> None:
+        """Record inputs or outputs of a call: tensors by `record_tensor`, other leaves as text."""
+        for slot, leaf in leaves:
             if isinstance(leaf, torch.Tensor):
                 self.record_tensor(call, role, slot, leaf, call.phase)
             else:
@@ -149,7 +116,7 @@ class Recorder:
                     )
 
     def record_texts(self, call: RecordedCall, role: str, texts: Iterable[tuple[str, str]]) -> None:
-        """Record what is known of a call, slot and text."""
+        """Record facts about a call: slots and texts."""
         with self._lock:
             self._scalars += [
                 (call.root_call, call.path, call.number, role, slot, "str", text)
@@ -157,205 +124,199 @@ class Recorder:
             ]
 
     def record_tensor(
-        self, call: RecordedCall, role: str, slot: str, tensor: torch.Tensor, phase: str = "forward"
+        self,
+        call: RecordedCall,
+        role: str,
+        slot: str,
+        tensor: torch.Tensor,
+        phase: str = "forward",
     ) -> None:
-        """Record a tensor as it is now. Never raises on account of the tensor: what can't be kept is counted."""
+        """Record a tensor as it is now. One that can't be kept raises nothing; it is counted."""
         with self._lock:
             number = self.records
             self.records = number + 1
-            place, seen = None, look.NOT_FOR_THIS
+            place, looked = None, look.NOT_FOR_THIS
+            is_output = role == "output"
             try:
                 if pytorch.is_wrapped(tensor):
                     tensor = pytorch.plain(tensor)
                 storage = tensor.untyped_storage()
                 place = (
                     pytorch.reserve_storage_number(storage)
-                    if role == "output"
+                    if is_output
                     else pytorch.storage_number(storage)
                 )
                 if self._arena is not None and on_host(tensor):
-                    seen = self._arena.look(tensor, storage)
-                    if seen == look.NO_ROOM:
-                        self._write_down()
-                        seen = self._arena.look(tensor, storage)
+                    looked = self._arena.look(tensor, storage)
+                    if looked == look.NO_ROOM:
+                        self._write_looks()
+                        looked = self._arena.look(tensor, storage)
             except (RuntimeError, NotImplementedError, TypeError, AttributeError, BufferError):
-                pass  # it can't be told what it is: `_describe` says why
-            if place is not None and role == "output":
-                self._held.append(place)
-            if seen >= 0:
-                self._looked.append((seen, number, call, phase, role, slot, place))
+                pass  # `_describe` reports why it can't be read
+            if place is not None and is_output:
+                self._reserved.append(place)
+            if looked >= 0:
+                self._looks.append((looked, number, call, phase, role, slot, place))
                 if self._policy.wanted:
-                    self._write_down()  # at once: a program that crashes leaves all that it had computed
+                    self._write_looks()  # at once, so that a crash of the program loses nothing
             else:
-                self._at_once(
+                self._write_row(
                     tensor,
                     place,
                     [number, call.root_call, call.path, call.number, phase, role, slot, call.op],
                 )
 
-    def _at_once(self, tensor: torch.Tensor, place: int | None, site: list[Any]) -> None:
-        """Make the row of a tensor now."""
-        self._write_down()
-        row: Row = [*site, *_REST]
-        self._rows.append(row)
-        self._fill(row, self._stands if place in self._weights else self._describe, tensor)
-        self._made(row, place)
-        if len(self._rows) >= _MANY:
-            self.flush()
-
-    def _write_down(self) -> None:
-        """Make rows of what was looked at. An interrupt on the way loses no more than one."""
-        if not self._looked or self._arena is None:
-            return
-        done, more = 0, self._policy.wanted or self._shown is not None
-        try:
-            for look_number, number, call, phase, role, slot, place in self._looked:
-                done += 1
-                dtype, shape, figures, data = self._arena.take(look_number)
-                text, content = self._shapes[shape], fingerprint(data)
-                row: Row = [
-                    number, call.root_call, call.path, call.number, phase, role, slot, call.op, dtype, text, *figures,
-                    content, "cpu", *_UNKEPT,
-                ]  # fmt: skip
-                self._rows.append(row)
-                known = self._contents.setdefault((content, dtype, text), row)
-                if more and known is not row:
-                    self._fill(row, self._repeat, known)
-                elif more:
-                    self._fill(row, self._content, data)
-                self._made(row, place)
-        finally:
-            del self._looked[:done]
-            if not self._looked:
-                self._arena.clear()
-
-    def _made(self, row: Row, place: int | None) -> None:
-        """Note which record put the tensor out that lies there, and that this one does if it is an output."""
-        row[_PRODUCER] = self._makers.get(place)
-        if place is not None and row[_ROLE] == "output":
-            self._makers[place] = row[0]
-
-    def _content(self, row: Row, data: Any) -> None:
-        """Keep the payload of a row that is described."""
-        if self._shown is not None:
-            row[_FINGERPRINT] = self._shown(data)
-        if self._policy.wanted:
-            self._keep(row, data.nbytes, lambda: data)
-
-    def _fill(self, row: Row, work: Callable[..., None], *given: Any) -> None:
-        """Do ``work(row, *given)``; after an error go on, and the dump tells of it."""
-        try:
-            work(row, *given)
-        except StoreError as error:
-            self.failure = error
-            if (
-                row[_OFFSET] is None
-            ):  # a duplicate whose frame could not be written still has its payload
-                self._lose(row, str(error).partition(";")[0])
-        except (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError) as error:
-            self._lose(row, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
-
-    @property
-    def written(self) -> int:
-        """Bytes of payload written so far."""
-        return self._policy.written
-
     def record_weight(self, call: RecordedCall, slot: str, tensor: torch.Tensor) -> None:
-        """Record the fingerprint of a weight that lies in the host's memory in one piece; of others, nothing."""
-        found = memory(tensor) if on_host(tensor) and not tensor.is_nested else None
-        if found is not None:
-            kind, content = (
-                f"{dtype_name(tensor)} {self._shapes[tensor.shape]}",
-                fingerprint(view(tensor, found)),
-            )
+        """Record the fingerprint of a weight, if it is contiguous in the host's memory."""
+        where = memory(tensor) if on_host(tensor) and not tensor.is_nested else None
+        if where is not None:
+            kind = f"{dtype_name(tensor)} {self._shape_texts[tensor.shape]}"
+            content = fingerprint(view(tensor, where))
             with self._lock:
                 self._scalars.append(
                     (call.root_call, call.path, call.number, "weight", slot, kind, content)
                 )
 
     def record_call(self, call: RecordedCall) -> None:
-        """Record that a call began, recorded or not, and its execution id. In execution order."""
+        """Record that a call began, with its execution id. Call it in execution order."""
         if call.id is not None:
-            self._called.append((call.root_call, call.path, call.number, call.id))
+            self._call_ids.append((call.root_call, call.path, call.number, call.id))
 
     def record_operator(self, row: Row) -> None:
-        """Record an operator call: a list in the order of `columns.OPERATORS`. In execution order."""
+        """Record an operator call, a row of `columns.OPERATORS`. Call it in execution order."""
         with self._lock:
             self._operators.append(row)
             if len(self._operators) >= _MANY:
                 self.flush()
 
     def stack_number(self, frames: list[str]) -> int:
-        """Return the number of a call stack, innermost frame first; equal stacks have one number."""
+        """Return the number of a call stack, innermost frame first; equal stacks share one."""
         with self._lock:
-            number = self._sources.get(tuple(frames))
+            number = self._stacks.get(tuple(frames))
             if number is None:
-                number = self._sources[tuple(frames)] = len(self._sources)
-                self._new_sources.append((number, json.dumps(frames)))
+                number = self._stacks[tuple(frames)] = len(self._stacks)
+                self._new_stacks.append((number, json.dumps(frames)))
             return number
 
     def add_weights(self, weights: Iterable[torch.Tensor]) -> None:
-        """Name the weights of a model, which are only read anew where they seem to have changed."""
+        """Note the weights of a model, which are read again only if they seem to have changed."""
         with self._lock:
             for weight in weights:
                 storage = pytorch.storage_of(weight) if on_host(weight) else None
                 if storage is not None:
                     self._weights.setdefault(storage.cdata, storage)
 
-    def _stands(self, row: Row, tensor: torch.Tensor) -> None:
-        """Describe a weight, or a view of one: as before if torch counts no change, and a sample of it shows none."""
+    @property
+    def written(self) -> int:
+        """Bytes of payload written so far."""
+        return self._policy.written
+
+    # -- rows -----------------------------------------------------------------------------------
+
+    def _write_row(self, tensor: torch.Tensor, place: int | None, site: Row) -> None:
+        """Make the row of a tensor now."""
+        self._write_looks()
+        row: Row = [*site, *_AFTER_SITE]
+        self._rows.append(row)
+        describe = self._describe_weight if place in self._weights else self._describe
+        self._attempt(row, describe, tensor)
+        self._link_producer(row, place)
+        if len(self._rows) >= _MANY:
+            self.flush()
+
+    def _write_looks(self) -> None:
+        """Make the rows of tensors that were copied. An interrupt meanwhile loses at most one."""
+        if not self._looks or self._arena is None:
+            return
+        done, more = 0, self._policy.wanted or self._shown_fingerprint is not None
+        try:
+            for looked, number, call, phase, role, slot, place in self._looks:
+                done += 1
+                dtype, shape, figures, data = self._arena.take(looked)
+                text, content = self._shape_texts[shape], fingerprint(data)
+                row: Row = [
+                    number, call.root_call, call.path, call.number, phase, role, slot, call.op,
+                    dtype, text, *figures, content, "cpu", *_AFTER_DEVICE,
+                ]  # fmt: skip
+                self._rows.append(row)
+                first = self._by_content.setdefault((content, dtype, text), row)
+                if more and first is not row:
+                    self._attempt(row, self._repeat, first)
+                elif more:
+                    self._attempt(row, self._keep_content, data)
+                self._link_producer(row, place)
+        finally:
+            del self._looks[:done]
+            if not self._looks:
+                self._arena.clear()
+
+    def _link_producer(self, row: Row, place: int | None) -> None:
+        """Note the record that last put out the storage; an output becomes that record itself."""
+        row[_PRODUCER] = self._producers.get(place)
+        if place is not None and row[_ROLE] == "output":
+            self._producers[place] = row[0]
+
+    def _attempt(self, row: Row, work: Callable[[Row, T], None], argument: T) -> None:
+        """Do ``work(row, argument)``; an error is noted in the row."""
+        try:
+            work(row, argument)
+        except StoreError as error:
+            self.failure = error
+            if row[_OFFSET] is None:  # the payload of a duplicate is there, even without a frame
+                self._lose(row, str(error).partition(";")[0])
+        except (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError) as error:
+            first_line = str(error).partition("\n")[0]
+            self._lose(row, f"{type(error).__name__}: {first_line}")
+
+    # -- descriptions -----------------------------------------------------------------------------
+
+    def _describe_weight(self, row: Row, tensor: torch.Tensor) -> None:
+        """Describe a weight or a view of one: as before if its version and a sample agree."""
         identity = _identity(tensor)
         sample = look.sample(tensor) if identity is not None else None
         if identity is None or sample is None:
             self._describe(row, tensor)
             return
-        then, known = self._standing.get(identity, (None, row))
-        if then == sample:
+        old_sample, known = self._known_weights.get(identity, (None, row))
+        if old_sample == sample:
             row[_KIND], row[_DEVICE] = known[_KIND], known[_DEVICE]
             self._repeat(row, known)
         else:
             self._describe(row, tensor)
-            self._standing[identity] = sample, row
+            self._known_weights[identity] = sample, row
 
     def _describe(self, row: Row, tensor: torch.Tensor) -> None:
-        """Fill in what a tensor is, its figures, fingerprint and payload, once for equal tensors."""
+        """Fill in dtype, shape, statistics, fingerprint and payload, once for equal tensors."""
         row[_DTYPE], row[_SHAPE] = dtype_name(tensor), "[]"
         row[_SHAPE] = _shape_text(tensor)
         row[_DEVICE] = "cpu" if tensor.is_cpu else str(tensor.device)
-        found = memory(tensor) if on_host(tensor) and not tensor.is_nested else None
-        why = unreadable(tensor) if found is None else None
+        where = memory(tensor) if on_host(tensor) and not tensor.is_nested else None
+        why = unreadable(tensor) if where is None else None
         if why is not None:
             self._lose(row, why)
             return
-        if found is None and on_host(tensor) and not tensor.is_quantized:
-            tensor = plain(tensor)  # a strided one is copied once, for all that follows
-            found = memory(tensor)
-        data = view(tensor, found) if found else to_bytes(tensor) if on_host(tensor) else None
+        if where is None and on_host(tensor) and not tensor.is_quantized:
+            tensor = plain(tensor)  # copy a strided tensor once, for all that follows
+            where = memory(tensor)
+        data = view(tensor, where) if where else to_bytes(tensor) if on_host(tensor) else None
         if data is None:
-            known_by, key = self._seen, _identity(tensor) if self.knows_by_place else None
+            known, key = self._by_place, _identity(tensor) if self.recognizes_places else None
         else:
             row[_FINGERPRINT] = fingerprint(data)
-            known_by, key = self._contents, (row[_FINGERPRINT], row[_DTYPE], row[_SHAPE])
-        if key and self._is_known(row, known_by, key):
-            return
-        if data is not None and self._shown is not None:
-            row[_FINGERPRINT] = self._shown(data)
-        self._figures(row, tensor, found)
+            known, key = self._by_content, (row[_FINGERPRINT], row[_DTYPE], row[_SHAPE])
+        if key:
+            first = known.setdefault(key, row)
+            if first is not row:
+                self._repeat(row, first)
+                return
+        if data is not None and self._shown_fingerprint is not None:
+            row[_FINGERPRINT] = self._shown_fingerprint(data)
+        self._fill_statistics(row, tensor, where)
         if self._policy.wanted:
             self._keep_part(row, tensor, data)
 
-    def _is_known(
-        self, row: Row, known_by: dict[tuple[Any, ...], Row], key: tuple[Any, ...]
-    ) -> bool:
-        """Describe a row as the one of an equal tensor is described, if there is one; else it will be that one."""
-        known = known_by.get(key)
-        if known is None:
-            known_by[key] = row
-            return False
-        self._repeat(row, known)
-        return True
-
     def _repeat(self, row: Row, known: Row) -> None:
+        """Describe a row like that of an equal tensor."""
         row[_CONTENT] = known[_CONTENT]
         if row[_MIN] is None:
             self._copies.append((row, known))
@@ -366,28 +327,39 @@ class Recorder:
         elif known[_LOST] is not None:
             self._lose(row, known[_LOST])
 
-    def _figures(self, row: Row, tensor: torch.Tensor, found: tuple[int, int] | None) -> None:
+    def _fill_statistics(
+        self, row: Row, tensor: torch.Tensor, where: tuple[int, int] | None
+    ) -> None:
         try:
             if on_host(tensor):
-                row[_FIGURES] = kernel.figures(tensor, found)
+                row[_STATISTICS] = kernel.figures(tensor, where)
                 return
             vector = kernel.device_figures(tensor)
         except (RuntimeError, NotImplementedError):
-            return  # packed fp4 and the like: bytes can be kept, values can't be read
+            return  # packed fp4, for example: its bytes can be kept, its values can't be read
         if vector is not None:
             self._vectors[tensor.device].append((row, vector))
 
-    def _keep_part(self, row: Row, tensor: torch.Tensor, data: Any) -> None:
-        """Write what is to be kept of a tensor. ``data``: its bytes, None while they are on a device."""
+    # -- payloads -------------------------------------------------------------------------------
 
-        def read() -> Any:
-            read = data
-            if read is None:
-                read = to_bytes(tensor)
-                row[_FINGERPRINT] = (self._shown or fingerprint)(read)
-            if self._policy.kept is None:
-                return read
-            row[_KEPT], row[_KEPT_SHAPE] = self._policy.kept, _shape_text(part)
+    def _keep_content(self, row: Row, data: memoryview) -> None:
+        """Keep the payload of a copied tensor whose row is complete otherwise."""
+        if self._shown_fingerprint is not None:
+            row[_FINGERPRINT] = self._shown_fingerprint(data)
+        if self._policy.wanted:
+            self._keep(row, data.nbytes, lambda: data)
+
+    def _keep_part(self, row: Row, tensor: torch.Tensor, data: Bytes | None) -> None:
+        """Write the wanted part of a tensor. ``data``: its bytes, None while on a device."""
+
+        def read() -> Bytes:
+            whole = data
+            if whole is None:
+                whole = to_bytes(tensor)
+                row[_FINGERPRINT] = (self._shown_fingerprint or fingerprint)(whole)
+            if self._policy.part_name is None:
+                return whole
+            row[_KEPT], row[_KEPT_SHAPE] = self._policy.part_name, _shape_text(part)
             return to_bytes(part)
 
         try:
@@ -397,7 +369,7 @@ class Recorder:
         else:
             self._keep(row, part.nbytes, read)
 
-    def _keep(self, row: Row, nbytes: int, read: Callable[[], Any]) -> None:
+    def _keep(self, row: Row, nbytes: int, read: Callable[[], Bytes]) -> None:
         """Write a payload, if there is room for it."""
         if self.failure is not None:
             raise self.failure
@@ -414,70 +386,60 @@ class Recorder:
         row[_LOST], row[_KEPT], row[_KEPT_SHAPE] = why, None, None
         self.lost[why] += 1
 
+    # -- commits --------------------------------------------------------------------------------
+
     def end_call(self, calls: Iterable[RootCall]) -> None:
-        """A root call is over: make its rows part of the dump, and forget tensor identities."""
+        """End a root call: commit its rows and forget the identities of its tensors."""
         with self._lock:
             self.flush(calls)
-            self._makers.clear()
-            held, self._held = self._held, []
-            pytorch.release_storage_numbers(held)
-            self._seen.clear()
+            self._producers.clear()
+            reserved, self._reserved = self._reserved, []
+            pytorch.release_storage_numbers(reserved)
+            self._by_place.clear()
 
     def flush(self, calls: Iterable[RootCall] = ()) -> None:
-        """Read the figures of accelerator tensors back, once per device, and commit the rows in hand."""
+        """Read the statistics of accelerator tensors back, once per device, and commit the rows."""
         with self._lock:
-            self._write_down()
+            self._write_looks()
             for pending in self._vectors.values():
-                for (row, _), figures in zip(
-                    pending, kernel.read_back([v for _, v in pending]), strict=True
-                ):
-                    row[_FIGURES] = figures
+                figures = kernel.read_back([vector for _, vector in pending])
+                for (row, _), row_figures in zip(pending, figures, strict=True):
+                    row[_STATISTICS] = row_figures
             for row, known in self._copies:
-                row[_FIGURES] = known[_FIGURES]
+                row[_STATISTICS] = known[_STATISTICS]
             rows, scalars, self._rows, self._scalars = self._rows, self._scalars, [], []
             operators, self._operators = self._operators, []
-            called, self._called = self._called, []
+            call_ids, self._call_ids = self._call_ids, []
             self._vectors.clear()
             self._copies.clear()
             try:
                 self.sink.commit(
-                    rows,
-                    calls,
-                    scalars,
-                    operators=operators,
-                    sources=self._new_sources,
-                    called=called,
-                )
-                self._new_sources.clear()
+                    rows, calls, scalars,
+                    operators=operators, sources=self._new_stacks, called=call_ids,
+                )  # fmt: skip
+                self._new_stacks.clear()
             except StoreError as error:
                 self.failure = error
                 self.lost[f"not in the index: {str(error).partition(';')[0]}"] += len(rows)
 
 
 def on_host(tensor: torch.Tensor) -> bool:
-    """Tell whether the values can be read without waiting for a device."""
+    """Return whether the values can be read without waiting for a device."""
     return tensor.is_cpu
 
 
-def _identity(tensor: torch.Tensor) -> tuple[Any, ...] | None:
-    """Return what tells a tensor and its state from others, or None where torch does not keep track."""
+def _identity(tensor: torch.Tensor) -> _Key | None:
+    """Return a key of a tensor and its state, or None if torch does not keep track of them."""
     storage, version = pytorch.storage_of(tensor), pytorch.version_of(tensor)
     if storage is None or version is None:
         return None
     flags = (tensor.is_conj(), tensor.is_neg())
-    return (
-        storage,
-        version,
-        tensor.storage_offset(),
-        tensor.shape,
-        tensor.stride(),
-        tensor.dtype,
-        flags,
-    )
+    offset, shape, stride = tensor.storage_offset(), tensor.shape, tensor.stride()
+    return storage, version, offset, shape, stride, tensor.dtype, flags
 
 
 def _shape_text(tensor: torch.Tensor) -> str:
-    """Return the sizes as JSON; -1 for one that is no plain number (nested tensors)."""
+    """Return the sizes as JSON; -1 for a size that is no plain number (nested tensors)."""
     if tensor.is_nested:
         sizes = [tensor.size(0), *[-1] * (tensor.dim() - 1)]
     else:

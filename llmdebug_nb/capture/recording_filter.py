@@ -1,15 +1,15 @@
-"""What is asked for at a moment: what the options say, and in their place what a control file says."""
+"""Which root calls and modules are recorded now: by the options, overridden by a control file."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from torch import nn
 
 from llmdebug_nb.capture import selection
 from llmdebug_nb.capture.control_file import ControlFile, ControlSettings
 from llmdebug_nb.core.msit_rounds import Rounds
+from llmdebug_nb.core.option_parsing import TokenSet
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.records import Node, RootCall
 
@@ -17,87 +17,94 @@ _NO_SETTINGS = ControlSettings()
 
 
 class RecordingFilter:
-    """``paused``: nothing is, for now."""
+    """Selects root calls and modules. ``paused``: it selects no root call for now."""
 
     def __init__(
         self, options: DumpOptions, rank: int, round_of: Callable[[RootCall], int]
     ) -> None:
-        """``rank``: of this process. ``round_of(call)``: msit's round of a root call. Raises OptionError: the control file can't be read."""
+        """``rank``: of this process. ``round_of(call)``: msit's round of a root call.
+
+        Raises OptionError: the control file can't be read.
+        """
         self._options, self._rank, self._round_of = options, rank, round_of
         self._control = ControlFile(options.control) if options.control is not None else None
         self.paused = False
 
     @property
     def may_change(self) -> bool:
-        """There is a control file."""
+        """Whether there is a control file."""
         return self._control is not None
 
     def changed(self) -> bool:
-        """Read the control file again if it was written since; True where something else is asked for now."""
+        """Read the control file again if it was written; return whether its settings changed."""
         return self._control is not None and self._control.changed()
 
     @property
-    def trouble(self) -> str | None:
-        """Why the last change of the control file was not taken over; None where it was."""
-        return self._control.trouble if self._control is not None else None
+    def problem(self) -> str | None:
+        """Why the last change of the control file was not taken over, or None."""
+        return self._control.problem if self._control is not None else None
 
     @property
     def enabled(self) -> bool:
-        return self._orders.enable
+        return self._settings.enable
 
     @property
     def rank(self) -> int | None:
-        """The rank of this process; None where nothing of it is asked for."""
-        ranks = self._orders.ranks or self._options.ranks
+        """The rank of this process, or None if nothing of it is selected."""
+        ranks = self._settings.ranks or self._options.ranks
         return self._rank if ranks is None or self._rank in ranks else None
 
     @property
     def last(self) -> int | None:
-        """The last step (or round) that may be asked for; None where there is no end."""
-        return None if self.may_change else (self._rounds or self._tokens).last  # type: ignore[no-any-return]
+        """The last step (or round) that may be selected, or None if there is no end."""
+        return None if self.may_change else (self._rounds or self._steps).last
 
     @property
     def calls(self) -> tuple[tuple[str, ...], bool]:
-        """Execution ids that are asked for, none for all, and whether what lies below them is."""
-        orders = self._orders
-        if orders.calls is None:
+        """The execution ids selected (empty: all), and whether calls inside of them are too."""
+        settings = self._settings
+        if settings.calls is None:
             return self._options.ids or (), self._options.children
-        return orders.calls, orders.children
+        return settings.calls, settings.children
 
-    def root_call(self, call: RootCall, root: nn.Module | None = None) -> bool:
-        """Tell whether a root call is recorded. ``root``: its module; None for a session of ONNX Runtime."""
-        return not self.paused and self.step(call) and (root is None or self._device(root))
+    def selects(self, call: RootCall, root: nn.Module | None = None) -> bool:
+        """Return whether a root call is recorded. ``root``: its module; None in ONNX Runtime."""
+        return not self.paused and self.selects_step(call) and (root is None or self._on(root))
 
-    def step(self, call: RootCall) -> bool:
-        """Tell whether the step of a root call is asked for, in this process."""
+    def selects_step(self, call: RootCall) -> bool:
+        """Return whether the step of a root call is selected in this process."""
         if not self.enabled or self.rank is None:
             return False
-        return (
-            call.step in self._tokens
-            if self._rounds is None
-            else self._round_of(call) in self._rounds
-        )
+        if self._rounds is None:
+            return call.step in self._steps
+        return self._round_of(call) in self._rounds
 
-    def modules(self, paths: Sequence[str], nodes: Sequence[Node]) -> list[bool]:
-        """Tell of each module whether the control file asks for it. ``nodes``: all that are followed."""
-        if self._orders.ids is None:
+    def selected_modules(self, paths: Sequence[str], nodes: Sequence[Node]) -> list[bool]:
+        """Return for each path whether the control file selects that module.
+
+        ``nodes``: all modules that are followed.
+        """
+        if self._settings.ids is None:
             return [True] * len(paths)
         places = selection.places(nodes)
-        return [self._orders.asks_for(path, places.get(path, ())) for path in paths]
+        return [self._settings.selects(path, places.get(path, ())) for path in paths]
 
-    def _device(self, root: nn.Module) -> bool:
-        device = self._options.device if self._orders.device is None else self._orders.device
+    def _on(self, root: nn.Module) -> bool:
+        """Return whether a root is on the selected device."""
+        settings = self._settings
+        device = self._options.device if settings.device is None else settings.device
         first = next(root.parameters(), None)
         return not device or first is None or selection.is_device(first.device, device)
 
     @property
-    def _orders(self) -> ControlSettings:
-        return self._control.orders if self._control is not None else _NO_SETTINGS
+    def _settings(self) -> ControlSettings:
+        return self._control.settings if self._control is not None else _NO_SETTINGS
 
     @property
     def _rounds(self) -> Rounds | None:
-        return self._orders.rounds or (None if self._orders.steps else self._options.rounds)
+        return self._settings.rounds or (None if self._settings.steps else self._options.rounds)
 
     @property
-    def _tokens(self) -> Any:
-        return self._orders.steps or self._options.tokens
+    def _steps(self) -> TokenSet:
+        steps: TokenSet = self._settings.steps or self._options.tokens
+        return steps

@@ -1,28 +1,29 @@
-"""Finding the tensors in what a module takes and gives."""
+"""Finds the tensors in the arguments and results of a call."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any
 
 import torch
 
+from llmdebug_nb.capture.calls import Leaf
+
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device)
-_LEAVES = frozenset((torch.Tensor, torch.nn.Parameter, type(None), *_PLAIN))  # known at a glance
+_LEAVES = frozenset((torch.Tensor, torch.nn.Parameter, type(None), *_PLAIN))  # no look inside
 
 
-def leaves(value: Any, slot: str = "") -> list[tuple[str, Any]]:
-    """Return (slot, leaf) for tensors and everything else that isn't a container, in order.
+def leaves(value: object, slot: str = "") -> list[Leaf]:
+    """Return slot and value of each tensor and everything else that isn't a container, in order.
 
-    Enters mappings (Hugging Face's ModelOutput is one), other collections, dataclasses, and objects that hold
-    tensors themselves; not key-value caches. A slot names
-    the way: ``0``, ``hidden_states.3``. Positions count None and scalars too, so none is ever shifted.
+    Enters mappings (such as Hugging Face's ModelOutput), other collections, dataclasses, and
+    objects that hold tensors themselves; not key-value caches. A slot names the way: ``0``,
+    ``hidden_states.3``. Positions count None and scalars too, so none is ever shifted.
     """
     return [(slot or "0", value)] if type(value) in _LEAVES else list(_walk(value, slot, ()))
 
 
-def _walk(value: Any, slot: str, above: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
+def _walk(value: object, slot: str, above: tuple[int, ...]) -> Iterator[Leaf]:
     if isinstance(value, torch.Tensor):
         yield slot or "0", value
         return
@@ -32,12 +33,12 @@ def _walk(value: Any, slot: str, above: tuple[int, ...]) -> Iterator[tuple[str, 
         return
     above = (*above, id(value))
     for key, part in parts:
-        name = str(key).replace(".", "\\.")  # so that two ways never have one name
+        name = str(key).replace(".", "\\.")  # keeps slots unambiguous
         yield from _walk(part, f"{slot}.{name}" if slot else name, above)
 
 
-def _parts(value: Any) -> Iterable[tuple[Any, Any]] | None:
-    """Return the parts of a container by key, or None where there are none to enter."""
+def _parts(value: object) -> Iterable[tuple[object, object]] | None:
+    """Return the parts of a container by key, or None if it isn't entered."""
     if isinstance(value, Mapping):
         return value.items()
     if isinstance(value, Collection) and not isinstance(value, (str, bytes, bytearray)):
@@ -47,31 +48,32 @@ def _parts(value: Any) -> Iterable[tuple[Any, Any]] | None:
     if dataclasses.is_dataclass(value):
         return [(f.name, getattr(value, f.name, None)) for f in dataclasses.fields(value)]
     # a plain object that holds tensors itself; deeper ones (key-value caches) stay closed
-    return (
-        vars(value).items()
-        if any(isinstance(part, torch.Tensor) for part in vars(value).values())
-        else None
-    )
+    attributes = vars(value)
+    holds_tensors = any(isinstance(part, torch.Tensor) for part in attributes.values())
+    return attributes.items() if holds_tensors else None
 
 
-def call_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return the leaves of a call: positional ones as ``0``, ``1.0``; keyword ones as ``kwargs.name``."""
-    found: list[tuple[str, Any]] = []
+def call_inputs(args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[Leaf]:
+    """Return the leaves of a module's arguments: ``0``, ``1.0``; by keyword ``kwargs.name``."""
+    inputs: list[Leaf] = []
     for i, value in enumerate(args):
         if type(value) in _LEAVES:
-            found.append((str(i), value))
+            inputs.append((str(i), value))
         else:
-            found += _walk(value, str(i), ())
+            inputs += _walk(value, str(i), ())
     for name, value in kwargs.items():
         if type(value) in _LEAVES:
-            found.append((f"kwargs.{name}", value))
+            inputs.append((f"kwargs.{name}", value))
         else:
-            found += _walk(value, f"kwargs.{name}", ())
-    return found
+            inputs += _walk(value, f"kwargs.{name}", ())
+    return inputs
 
 
-def operator_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield what an operator is given, slots as in `call_inputs`; of a list without tensors in it, only its text."""
+def operator_inputs(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Iterator[Leaf]:
+    """Yield the leaves of an operator's arguments, slots as in `call_inputs`.
+
+    A list without tensors in it is one leaf, its text.
+    """
     for name, value in (
         *((str(i), value) for i, value in enumerate(args)),
         *((f"kwargs.{k}", v) for k, v in kwargs.items()),
@@ -86,7 +88,7 @@ def operator_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterato
             yield name, str(value) if isinstance(value, (list, tuple, slice)) else value
 
 
-def scalar_text(value: Any) -> tuple[str, str | None]:
+def scalar_text(value: object) -> tuple[str, str | None]:
     """Return type name and text of a leaf that is no tensor; only plain values have a text."""
     if value is None:
         return "None", None

@@ -398,6 +398,15 @@ class DumpOptions:
         """True if operators are recorded, not only modules."""
         return self.mode != ("module",)
 
+    @property
+    def records_modules(self) -> bool:
+        return "module" in self.mode
+
+    @property
+    def operator_levels(self) -> tuple[str, ...]:
+        """The levels of operators that are recorded: api, aten."""
+        return tuple(level for level in self.mode if level != "module")
+
     def given(self) -> dict[str, Any]:
         """Return the options that differ from their defaults, ready for JSON.
 

@@ -103,10 +103,9 @@ def dispatcher_operators() -> list[str]:
 def is_composite(operator: torch._ops.OpOverload[..., Any]) -> bool:
     """Return whether the dispatcher decomposes an operator outside of inference mode."""
     key = "CompositeImplicitAutograd"
-    return bool(
-        operator._can_decompose()
-        and torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key)  # type: ignore[no-untyped-call]
-    )
+    name = operator.name()  # type: ignore[no-untyped-call]
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return bool(operator._can_decompose() and has_kernel(name, key))
 
 
 def with_fast_paths(our_mode: type) -> Undo:

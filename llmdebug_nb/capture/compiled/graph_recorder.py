@@ -158,7 +158,7 @@ class GraphRecorder:
         program, thread = graph.program, self.host.thread
         if not graph.backward:
             self.host.enter_compiled()
-            program.root_call = thread.root_call if thread.on else None
+            program.root_call = thread.root_call if thread.recording else None
             if program.base is not None:
                 owner = dynamo.running_owner(program.frame.owner)
                 here = self.host.path_of(owner) if owner is not None else None
@@ -167,7 +167,7 @@ class GraphRecorder:
         if program.root_call is None or not asked:
             return None
         with self._lock:
-            key = (program.root_call,) if graph.backward else (*thread.within, "forward")
+            key = (program.root_call,) if graph.backward else (*thread.step_key, "forward")
             counts = self._numbers.setdefault(key, Counter())
             moved = {program.moved(path): number for path, number in graph.calls.items()}
             base = {path: counts[path] for path in moved}
@@ -205,7 +205,7 @@ class GraphRecorder:
         number = run.base[path] + origin.number
         call = OpenCall(path, origin.op, level, module, number, run.root_call)
         call.phase = graph.phase
-        if not host.observer.asks_for(call):
+        if not host.observer.names.selects(call):
             return None
         stack = None
         if origin.source and self.options.sources:

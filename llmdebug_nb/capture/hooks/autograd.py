@@ -5,21 +5,21 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, Protocol
+from typing import Protocol
 
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.listeners import Listeners
 
 
-class Listener(Protocol):
-    """Who is told: ``backward()`` gives a context that lasts as long as the pass."""
+class BackwardListener(Protocol):
+    """Follows backward passes: ``backward()`` returns a context that lasts as long as the pass."""
 
-    def backward(self) -> AbstractContextManager[Any]: ...
+    def backward(self) -> AbstractContextManager[None]: ...
 
 
-def _wrap(run: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap(run: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(run)
-    def watched(*args: Any, **kwargs: Any) -> Any:
+    def watched(*args: object, **kwargs: object) -> object:
         if pytorch.tracing():
             return run(*args, **kwargs)
         with ExitStack() as stack:
@@ -30,4 +30,4 @@ def _wrap(run: Callable[..., Any]) -> Callable[..., Any]:
     return watched
 
 
-listeners: Listeners[Listener] = Listeners(lambda: pytorch.with_engine(_wrap))
+listeners: Listeners[BackwardListener] = Listeners(lambda: pytorch.with_engine(_wrap))

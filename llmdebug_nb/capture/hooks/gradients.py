@@ -1,29 +1,33 @@
-"""Gradients, by hooks on autograd's nodes: these, other than backward hooks of modules, change no bit of them.
+"""Gradients, by hooks on autograd's nodes: unlike backward hooks of modules, they change no bit.
 
-A call gets two kinds of gradient: what arrives for its outputs (role ``input``: it goes into the backward
-pass of the call) and what the call itself passes on to its inputs (role ``output``). The second is found on
-the edges by which the call's part of the graph is left; several for one input are added up.
+A call has two kinds of gradient: those that arrive for its outputs (role ``input``: they enter the
+backward pass of the call), and those that it passes on to its inputs (role ``output``). The latter
+are found on the edges that leave the call's part of the graph; several for one input are summed.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
+from torch.autograd.graph import Node as AutogradNode
+from torch.utils.hooks import RemovableHandle
 
-from llmdebug_nb.capture.calls import OpenCall
+from llmdebug_nb.capture.calls import Leaf, OpenCall
 from llmdebug_nb.capture.compat import pytorch
+from llmdebug_nb.capture.guard import Guarded
 
 _MANY = 4096
 
 # (call, role, slot, gradient)
-Observe = Callable[[OpenCall, str, str, torch.Tensor], None]
+Record = Callable[[OpenCall, str, str, torch.Tensor], None]
+_Edge = tuple[AutogradNode, int]
+_Gradients = tuple[torch.Tensor | None, ...]
 
 
 class _Sum:
-    """The gradient of one input, from as many edges as lead to it."""
+    """The gradient of one input, summed over the edges that lead to it."""
 
     def __init__(self, edges: int) -> None:
         self.missing = edges
@@ -39,20 +43,17 @@ class _Sum:
 class Gradients:
     """The node hooks of one session; ``off`` takes all of them off."""
 
-    def __init__(
-        self, roles: tuple[str, ...], guarded: Callable[..., None], observe: Observe
-    ) -> None:
-        self._roles, self._guarded, self._observe = roles, guarded, observe
-        self._handles: list[Any] = []
-        self._parameters: dict[
-            int, Any
-        ] = {}  # id of a parameter -> its node, which holds it and stays the same one
+    def __init__(self, roles: tuple[str, ...], guarded: Guarded, record: Record) -> None:
+        self._roles, self._guarded, self._record = roles, guarded, record
+        self._handles: list[RemovableHandle] = []
+        # id of a parameter -> its node, which holds the parameter and stays the same one
+        self._parameters: dict[int, AutogradNode] = {}
         self._watched: set[int] = set()
         self._open: dict[int, tuple[OpenCall, str, _Sum]] = {}
         self._lock = threading.Lock()
 
-    def begin(self, call: OpenCall, inputs: Iterable[tuple[str, Any]]) -> None:
-        """A call begins: note where its part of the graph will start. Before it runs: it may write to its inputs."""
+    def begin(self, call: OpenCall, inputs: Iterable[Leaf]) -> None:
+        """Note where a call's part of the graph starts, before the call can write to its inputs."""
         if torch.is_grad_enabled():
             call.since = pytorch.autograd_clock()
             call.edges = [
@@ -61,8 +62,8 @@ class Gradients:
                 if isinstance(leaf, torch.Tensor) and leaf.requires_grad
             ]
 
-    def end(self, call: OpenCall, outputs: Iterable[tuple[str, Any]]) -> None:
-        """A call has ended: hook the nodes at both ends of its part of the graph."""
+    def end(self, call: OpenCall, outputs: Iterable[Leaf]) -> None:
+        """Hook the nodes at both ends of a call's part of the graph."""
         if call.since is None:
             return
         roots = []
@@ -72,34 +73,37 @@ class Gradients:
             node, number = self._edge(leaf)
             roots.append(node)
             if "input" in self._roles:
-                self._hook(node.register_prehook, self._arrived(call, slot, number))
+                self._hook(node.register_prehook, self._on_arrival(call, slot, number))
         if roots and call.edges and "output" in self._roles:
             self._hook_exits(call, roots)
         call.edges = ()
 
-    def parameter(
-        self, call: Callable[[], OpenCall | None], slot: str, parameter: torch.Tensor
+    def watch_parameter(
+        self, begin: Callable[[], OpenCall | None], slot: str, parameter: torch.Tensor
     ) -> None:
-        """Observe what each backward pass adds to a parameter's gradient; ``call()``: what it is recorded with, if."""
+        """Record what each backward pass adds to a parameter's gradient.
+
+        ``begin()`` returns the call that it is recorded with, or None if it is not recorded.
+        """
         if id(parameter) in self._watched or not parameter.requires_grad or not parameter.is_leaf:
             return
         self._watched.add(id(parameter))
         node, _ = self._edge(parameter)
 
-        def adds(gradients: tuple[torch.Tensor | None, ...]) -> None:
-            now = call()
-            if now is not None and gradients[0] is not None:
-                self._guarded(self._observe, now, "grad", slot, gradients[0])
+        def on_add(gradients: _Gradients) -> None:
+            call = begin()
+            if call is not None and gradients[0] is not None:
+                self._guarded(self._record, call, "grad", slot, gradients[0])
 
-        self._hook(node.register_prehook, adds)
+        self._hook(node.register_prehook, on_add)
 
     def finish(self) -> None:
-        """A backward pass is over: record the sums that wait for an edge which it did not use."""
+        """End a backward pass: record the sums that lack an edge which the pass did not use."""
         with self._lock:
             waiting, self._open = list(self._open.values()), {}
         for call, slot, total in waiting:
             if total.value is not None:
-                self._guarded(self._observe, call, "output", slot, total.value)
+                self._guarded(self._record, call, "output", slot, total.value)
 
     def off(self) -> None:
         handles, self._handles = self._handles, []
@@ -108,33 +112,33 @@ class Gradients:
         self._parameters.clear()
         self._open.clear()
 
-    def _edge(self, tensor: torch.Tensor) -> tuple[Any, int]:
-        """Return the node and the number of its output that the gradient of ``tensor`` arrives at."""
+    def _edge(self, tensor: torch.Tensor) -> _Edge:
+        """Return the node where the gradient of a tensor arrives, and the number of its output."""
         node = tensor.grad_fn or self._parameters.get(id(tensor)) or pytorch.accumulator_of(tensor)
         if type(tensor) is torch.nn.Parameter:
             self._parameters[id(tensor)] = node
         return node, tensor.output_nr
 
-    def _hook(self, register: Callable[..., Any], hook: Callable[..., None]) -> None:
+    def _hook(self, register: Callable[..., RemovableHandle], hook: Callable[..., None]) -> None:
         if len(self._handles) >= _MANY:
             self._handles = [handle for handle in self._handles if pytorch.is_hooked(handle)]
         self._handles.append(register(hook))
 
-    def _arrived(self, call: OpenCall, slot: str, number: int) -> Callable[..., None]:
-        def arrives(gradients: tuple[torch.Tensor | None, ...]) -> None:
+    def _on_arrival(self, call: OpenCall, slot: str, number: int) -> Callable[..., None]:
+        def on_arrival(gradients: _Gradients) -> None:
             gradient = gradients[number]
             if gradient is not None:
-                self._guarded(self._observe, call, "input", slot, gradient)
+                self._guarded(self._record, call, "input", slot, gradient)
 
-        return arrives
+        return on_arrival
 
-    def _hook_exits(self, call: OpenCall, roots: list[Any]) -> None:
+    def _hook_exits(self, call: OpenCall, roots: list[AutogradNode]) -> None:
         """Hook every node of the call's part of the graph from which an edge leads to an input."""
-        wanted: dict[Any, list[str]] = {}
+        slots_of: dict[_Edge, list[str]] = {}
         for slot, edge in call.edges:
-            wanted.setdefault(edge, []).append(slot)
+            slots_of.setdefault(edge, []).append(slot)
         since = call.since or 0
-        exits: list[tuple[Any, int, list[str]]] = []
+        exits: list[tuple[AutogradNode, int, list[str]]] = []
         counts: dict[str, int] = {}
         seen, stack = set(), list(roots)
         while stack:
@@ -142,30 +146,30 @@ class Gradients:
             if node in seen or pytorch.clock_of(node) < since:
                 continue
             seen.add(node)
-            for place, edge in enumerate(node.next_functions):
-                if edge[0] is None:
+            for place, (next_node, number) in enumerate(node.next_functions):
+                if next_node is None:
                     continue
-                slots = wanted.get(edge)
+                slots = slots_of.get((next_node, number))
                 if slots is None:
-                    stack.append(edge[0])
+                    stack.append(next_node)
                     continue
                 exits.append((node, place, slots))
                 for slot in slots:
                     counts[slot] = counts.get(slot, 0) + 1
         sums = {slot: _Sum(count) for slot, count in counts.items()}
         for node, place, slots in exits:
-            self._hook(node.register_hook, self._passes(call, place, slots, sums))
+            self._hook(node.register_hook, self._on_exit(call, place, slots, sums))
 
-    def _passes(
+    def _on_exit(
         self, call: OpenCall, place: int, slots: list[str], sums: dict[str, _Sum]
     ) -> Callable[..., None]:
-        def passes(gradients: tuple[torch.Tensor | None, ...], _: Any) -> None:
+        def on_exit(gradients: _Gradients, _: object) -> None:
             gradient = gradients[place]
             if gradient is not None:
                 for slot in slots:
                     self._guarded(self._add, call, slot, sums[slot], gradient)
 
-        return passes
+        return on_exit
 
     def _add(self, call: OpenCall, slot: str, total: _Sum, gradient: torch.Tensor) -> None:
         total.add(gradient)
@@ -174,6 +178,6 @@ class Gradients:
                 self._open[id(total)] = (call, slot, total)
                 return
             self._open.pop(id(total), None)
-        value, total.value = total.value, None  # held on to, the engine would have to copy it
+        value, total.value = total.value, None  # if we held it, the engine would have to copy it
         if value is not None:
-            self._observe(call, "output", slot, value)
+            self._record(call, "output", slot, value)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
-from llmdebug_nb.capture.calls import OpenCall, ThreadState
-from llmdebug_nb.capture.observer import Observer
+from llmdebug_nb.capture.calls import OpenCall
 from llmdebug_nb.capture.onnx.exposed_session import ExposedSession, first_line
 from llmdebug_nb.capture.onnx.graph import ModuleBegins, ModuleEnds, OnnxModule, OnnxNode
-from llmdebug_nb.capture.recorder import Recorder
-from llmdebug_nb.core.options import DumpOptions
+from llmdebug_nb.capture.onnx.session_runs import SessionRuns
 from llmdebug_nb.core.paths import ancestors
 from llmdebug_nb.core.records import Node, RootCall
 
@@ -22,18 +19,6 @@ if TYPE_CHECKING:
 
 LEVEL = "onnx"
 _UNREADABLE = (ValueError, OSError, TypeError)  # of constants whose external data is missing
-
-
-class RunHost(Protocol):
-    """What recording a run needs of the recording session."""
-
-    options: DumpOptions
-    thread: ThreadState
-    recorder: Recorder
-    observer: Observer
-
-    @property
-    def problems(self) -> Counter[str]: ...
 
 
 class FollowedSession:
@@ -86,11 +71,15 @@ class RunRecorder:
     """Records one run. ``values``: by name; inputs of a node are the tensors of earlier outputs."""
 
     def __init__(
-        self, host: RunHost, followed: FollowedSession, root: RootCall, values: dict[str, object]
+        self,
+        host: SessionRuns,
+        followed: FollowedSession,
+        root: RootCall,
+        values: dict[str, object],
     ) -> None:
         self._host, self._followed, self._root, self.values = host, followed, root, values
         self._observer, self._exposed = host.observer, followed.exposed
-        self._modules = "module" in host.options.mode
+        self._modules = host.options.records_modules
         self._open: dict[str, OpenCall] = {}
 
     def record(self, is_wanted: Callable[[OnnxNode], bool]) -> None:
@@ -131,9 +120,9 @@ class RunRecorder:
         place = path if level == "module" else f"{path}/{op}"
         thread, outer = self._host.thread, self._outer_call(module)
         call = OpenCall(place, op, level, path, thread.count(place), self._root.index)
-        home = outer.home if outer is not None else ""
+        home = outer.module_id if outer is not None else ""
         call.id = thread.next_id(place, level, home)
-        call.home = call.id if level == "module" else home
+        call.module_id = call.id if level == "module" else home
         return call
 
     def _outer_call(self, module: str) -> OpenCall | None:
@@ -146,9 +135,9 @@ class RunRecorder:
         call = self._call(module.path, module.type or name, "module")
         self._host.recorder.record_call(call)
         wanted = self._followed.kept[module.path] and self._modules
-        call.inherited, call.kept = True, wanted and self._observer.asks_for(call)
+        call.selected, call.recorded = True, wanted and self._observer.names.selects(call)
         self._open[module.path] = call
-        if call.kept:
+        if call.recorded:
             self._observer.begin_call(call, list(inputs.items()))
 
     def _end(self, module: OnnxModule, outputs: Mapping[str, object]) -> None:
@@ -158,12 +147,12 @@ class RunRecorder:
         """Record a node, or only count it: ids don't depend on what is recorded."""
         outer = self._outer_call(node.module)
         if not wanted:
-            home = outer.home if outer is not None else ""
+            home = outer.module_id if outer is not None else ""
             self._host.thread.next_id(self._followed.path(node.module), LEVEL, home)
             return
         call, recorder = self._call(node.module, node.op, LEVEL), self._host.recorder
-        call.inherited, call.kept = True, self._observer.asks_for(call)
-        if not call.kept:
+        call.selected, call.recorded = True, self._observer.names.selects(call)
+        if not call.recorded:
             return
         recorder.record_call(call)
         stack = None

@@ -7,22 +7,22 @@ both; if their results differ in any bit, the program gets its own from then on.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
 from llmdebug_nb.capture import selection
 from llmdebug_nb.capture.compat import onnxruntime_api
 from llmdebug_nb.capture.compat.onnxruntime_api import Feed, tensor_of
-from llmdebug_nb.capture.guard import Guarded
 from llmdebug_nb.capture.onnx import node_times
 from llmdebug_nb.capture.onnx.exposed_session import ExposedSession
 from llmdebug_nb.capture.onnx.graph import ModuleBegins, OnnxGraph, OnnxModule, OnnxNode
-from llmdebug_nb.capture.onnx.run_recorder import FollowedSession, RunHost, RunRecorder
+from llmdebug_nb.capture.onnx.run_recorder import FollowedSession, RunRecorder
+from llmdebug_nb.capture.onnx.session_runs import SessionRuns
 from llmdebug_nb.capture.operators.kinds import OperatorFilter
 from llmdebug_nb.core.errors import CaptureError
 from llmdebug_nb.core.paths import ancestors
-from llmdebug_nb.core.records import Node, RootCall
+from llmdebug_nb.core.records import RootCall
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, RunOptions
@@ -39,28 +39,10 @@ _OTHER_BITS = (
 )
 
 
-class SessionHost(RunHost, Protocol):
-    """What following sessions needs of the recording session."""
-
-    notes: list[str]
-
-    @property
-    def active(self) -> bool: ...
-    @property
-    def guarded(self) -> Guarded: ...
-    def place(self, label: str, /) -> str: ...
-    def adds(self, session: InferenceSession, nodes: list[Node], /) -> None: ...
-    def begin_run(
-        self, session: InferenceSession, root: str, inputs: dict[str, object], /
-    ) -> tuple[RootCall, bool]: ...
-    def end_run(self, on: bool, /) -> None: ...
-    def asks_for(self, path: str, /) -> bool: ...
-
-
 class Sessions:
     """The sessions that one recording follows: the given ones, or any that runs."""
 
-    def __init__(self, host: SessionHost, sessions: Sequence[InferenceSession], only: bool) -> None:
+    def __init__(self, host: SessionRuns, sessions: Sequence[InferenceSession], only: bool) -> None:
         """``only``: no other sessions are recorded.
 
         Raises:
@@ -120,9 +102,9 @@ class Sessions:
             problem = f"a session is recorded only by what goes in and out of it: {error}"
             self._host.problems[problem] += 1
         label = (exposed.graph.modules[""].type if exposed is not None else "") or _FALLBACK
-        followed = FollowedSession(session, exposed, label, self._host.place(label))
+        followed = FollowedSession(session, exposed, label, self._host.next_prefix(label))
         self._followed[id(session)] = followed
-        self._host.adds(session, followed.topology())
+        self._host.add_session(session, followed.topology())
         if exposed is not None:
             self._note_limits(exposed)
         self.select(followed)
@@ -157,8 +139,8 @@ class Sessions:
         followed.kept = {}
         for path, module in modules.items():
             name = followed.path(path)
-            wanted = selection.keeps(self._options, (name, path), module.type)
-            followed.kept[path] = wanted and self._host.asks_for(name)
+            wanted = selection.selects(self._options, (name, path), module.type)
+            followed.kept[path] = wanted and self._host.selects_module(name)
         followed.needed = []
         if exposed is not None:
             needed = self._needed(followed, exposed.graph)
@@ -183,7 +165,7 @@ class Sessions:
     def _begins(self, op: str) -> bool:
         """Tell whether an operator's name begins as requested, if operators are so filtered."""
         is_filtered = self._options.opname and self._options.operators
-        return not is_filtered or selection.begins(op, self._options.opname)
+        return not is_filtered or selection.starts_with_any(op, self._options.opname)
 
     # -- runs -----------------------------------------------------------------------------------
 
@@ -278,6 +260,8 @@ class Sessions:
                 followed = self._follow(session, may_fail=False)
             finally:
                 self._busy = False
+        if self._host.selection_changed():
+            self.select_all()
         root, on = self._host.begin_run(session, followed.path(""), _inputs(feed))
         self._busy = True
         return followed, root, on

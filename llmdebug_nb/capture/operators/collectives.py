@@ -1,4 +1,4 @@
-"""Watching `torch.distributed`: its functions take no part in function modes, so they are wrapped."""
+"""Watching `torch.distributed`: function modes don't see its functions, so they are wrapped."""
 
 from __future__ import annotations
 

@@ -26,171 +26,40 @@ _PREFIXES = (
     ("_c10d_functional.", "Distributed"),
     ("npu.", "NPU"),
 )
-_RECURRENT = frozenset(
-    [
-        "lstm",
-        "gru",
-        "rnn_tanh",
-        "rnn_relu",
-        "lstm_cell",
-        "gru_cell",
-        "rnn_tanh_cell",
-        "rnn_relu_cell",
-    ]
-)
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_RECURRENT = _words("lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell")
 # they return no tensor, or pass one to autograd, storage or Python instead of computing with it
-_QUERIES = frozenset(
-    [
-        "size",
-        "dim",
-        "ndimension",
-        "numel",
-        "nelement",
-        "stride",
-        "storage_offset",
-        "storage",
-        "storage_type",
-        "untyped_storage",
-        "element_size",
-        "data_ptr",
-        "const_data_ptr",
-        "get_device",
-        "dense_dim",
-        "sparse_dim",
-        "dim_order",
-        "backward",
-        "retain_grad",
-        "requires_grad_",
-        "share_memory_",
-        "pin_memory",
-        "record_stream",
-        "numpy",
-        "tolist",
-        "item",
-        "apply_",
-        "map_",
-        "map2_",
-        "module_load",
-        "result_type",
-        "can_cast",
-        "typename",
-        "equal",
-        "allclose",
-        "__len__",
-        "__bool__",
-        "__int__",
-        "__float__",
-        "__index__",
-        "__complex__",
-        "__nonzero__",
-        "__long__",
-        "__contains__",
-        "__repr__",
-        "__format__",
-        "__array__",
-        "__array_wrap__",
-        "__deepcopy__",
-        "__reduce_ex__",
-        "__setstate__",
-        "__dlpack__",
-        "__dlpack_device__",
-        "__hash__",
-        "set_",
-        "names",
-        "rename",
-        "rename_",
-        "qscheme",
-        "broadcast_shapes",
-    ]
+_QUERIES = _words(
+    """size dim ndimension numel nelement stride storage_offset storage storage_type
+    untyped_storage element_size data_ptr const_data_ptr get_device dense_dim sparse_dim dim_order
+    backward retain_grad requires_grad_ share_memory_ pin_memory record_stream numpy tolist item
+    apply_ map_ map2_ module_load result_type can_cast typename equal allclose __len__ __bool__
+    __int__ __float__ __index__ __complex__ __nonzero__ __long__ __contains__ __repr__ __format__
+    __array__ __array_wrap__ __deepcopy__ __reduce_ex__ __setstate__ __dlpack__ __dlpack_device__
+    __hash__ set_ names rename rename_ qscheme broadcast_shapes"""
 )
 _QUERY_GLOBS = (
     "_C.*", "is_*", "_is_*", "q_*", "register_*", "_has_*", "_dim?", "__get__", "*.__get__",
     "*.__set__", "_set_*",
 )  # fmt: skip
 # they return a view of their input, always or in most cases: recorded where they had to copy
-_REARRANGES = frozenset(
-    [
-        "view",
-        "view_as",
-        "reshape",
-        "reshape_as",
-        "transpose",
-        "permute",
-        "expand",
-        "expand_as",
-        "squeeze",
-        "unsqueeze",
-        "t",
-        "narrow",
-        "select",
-        "chunk",
-        "split",
-        "split_with_sizes",
-        "tensor_split",
-        "hsplit",
-        "vsplit",
-        "dsplit",
-        "unbind",
-        "unflatten",
-        "flatten",
-        "ravel",
-        "as_strided",
-        "detach",
-        "diagonal",
-        "movedim",
-        "moveaxis",
-        "swapaxes",
-        "swapdims",
-        "adjoint",
-        "real",
-        "imag",
-        "unfold",
-        "view_as_real",
-        "view_as_complex",
-        "broadcast_to",
-        "broadcast_tensors",
-        "positive",
-        "contiguous",
-        "to",
-        "type",
-        "type_as",
-        "float",
-        "half",
-        "bfloat16",
-        "double",
-        "int",
-        "long",
-        "short",
-        "char",
-        "byte",
-        "bool",
-        "cpu",
-        "cuda",
-        "npu",
-        "xpu",
-        "resolve_conj",
-        "resolve_neg",
-        "alias",
-        "__getitem__",
-        "__iter__",
-        "atleast_1d",
-        "atleast_2d",
-        "atleast_3d",
-    ]
+_REARRANGES = _words(
+    """view view_as reshape reshape_as transpose permute expand expand_as squeeze unsqueeze t
+    narrow select chunk split split_with_sizes tensor_split hsplit vsplit dsplit unbind unflatten
+    flatten ravel as_strided detach diagonal movedim moveaxis swapaxes swapdims adjoint real imag
+    unfold view_as_real view_as_complex broadcast_to broadcast_tensors positive contiguous to type
+    type_as float half bfloat16 double int long short char byte bool cpu cuda npu xpu resolve_conj
+    resolve_neg alias __getitem__ __iter__ atleast_1d atleast_2d atleast_3d"""
 )
 # dispatcher operators that only touch metadata, although their schema does not say so
-METADATA = frozenset(
-    f"Aten.{name}"
-    for name in [
-        "_unsafe_view",
-        "detach_",
-        "_reshape_alias",
-        "lift_fresh",
-        "_local_scalar_dense",
-        "is_same_size",
-        "_has_same_storage_numel",
-        "is_nonzero",
-    ]
+METADATA = _words(
+    """Aten._unsafe_view Aten.detach_ Aten._reshape_alias Aten.lift_fresh
+    Aten._local_scalar_dense Aten.is_same_size Aten._has_same_storage_numel Aten.is_nonzero"""
 )
 
 
@@ -253,7 +122,7 @@ def _known_names(levels: tuple[str, ...]) -> Iterator[str]:
 
 @functools.cache
 def operator_name(function: Callable[..., object]) -> str:
-    """Return an operator's name with msprobe's prefix: ``Functional.linear``, ``Aten.add.Tensor``."""
+    """Return an operator's name with msprobe's prefix: ``Functional.linear``, ``Aten.add``."""
     name = resolve_name(function)
     if name is None:
         bare = getattr(function, "__name__", type(function).__name__)

@@ -41,10 +41,15 @@ class OperatorListener(Protocol):
 
 
 class _ThreadModes(threading.local):
-    """The modes of one thread: a mode remembers what it was put on."""
+    """The modes of one thread: a mode remembers what it was put on.
+
+    ``pushed``, ``popped``: those put on the stack, or taken off it, for the current root call.
+    """
 
     def __init__(self, make: Callable[[], list[torch_modes.Mode]]) -> None:
         self.modes = make()
+        self.pushed: list[torch_modes.Mode] = []
+        self.popped: list[torch_modes.Mode] = []
 
 
 class OperatorModes:
@@ -85,6 +90,19 @@ class OperatorModes:
         if pytorch.tracing() or not self._listener.listening():
             return function(*args, **kwargs)
         return _run_recorded(self._listener, operator, "api", function, args, kwargs)
+
+    def begin_root_call(self, recording: bool) -> None:
+        here = self._here
+        here.pushed = self.push() if recording else []
+        here.popped = [] if recording else self.pop()
+
+    def end_root_call(self, resting: bool) -> None:
+        """Put the thread's stack back as it was, but leave the modes off if ``resting``."""
+        here = self._here
+        if here.pushed:
+            self.pop(here.pushed)
+        elif here.popped and not resting:
+            self.push()
 
     def push(self) -> list[torch_modes.Mode]:
         """Put the modes on this thread's stack; return those that were not on it before."""

@@ -1,0 +1,118 @@
+"""Ways to hook one module: by its own hooks, around its compiled call, or by global hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar, Protocol
+
+from torch import nn
+
+from llmdebug_nb.capture.compat import pytorch
+from llmdebug_nb.capture.guard import Guarded
+
+Args = tuple[object, ...]
+
+
+class Handle(Protocol):
+    """A hook that can be taken off."""
+
+    def remove(self) -> None: ...
+
+
+def _do_nothing(*_: object) -> None:
+    """Stand in for a hook in a copy of the model."""
+
+
+def _nothing() -> Callable[..., None]:
+    return _do_nothing
+
+
+class Hook:
+    """A hook that copies of a model leave behind: copying or pickling one copies no session.
+
+    It never raises, and does nothing while the program is traced.
+    """
+
+    def __init__(self, guarded: Guarded, function: Callable[..., None]) -> None:
+        self._guarded, self._function = guarded, function
+
+    def __call__(self, module: nn.Module, *args: object) -> None:
+        if not pytorch.tracing():
+            self._guarded(self._function, *args)
+
+    def __deepcopy__(self, _: object) -> Callable[..., None]:
+        return _do_nothing
+
+    def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
+        return _nothing, ()
+
+
+def hook(module: nn.Module, before: Hook, after: Hook) -> list[Handle]:
+    """Call ``before`` and ``after`` around each call of a module."""
+    if pytorch.is_compiled_in_place(module):
+        return [AroundCompiled(module, before, after)]
+    return [
+        module.register_forward_pre_hook(before, with_kwargs=True),
+        # always_call: otherwise a call that raises would stay open if the program catches the error
+        module.register_forward_hook(after, with_kwargs=True, always_call=True),
+    ]
+
+
+class AroundCompiled:
+    """Hooks around a module that `module.compile()` compiled together with its own hooks."""
+
+    def __init__(self, module: nn.Module, before: Hook, after: Hook) -> None:
+        def wrap(compiled: Callable[..., object]) -> Callable[..., object]:
+            def call(*args: object, **kwargs: object) -> object:
+                before(module, args, kwargs)
+                result = None
+                try:
+                    result = compiled(*args, **kwargs)
+                finally:
+                    after(module, args, kwargs, result)
+                return result
+
+            return call
+
+        self.remove = pytorch.wrap_compiled_call(module, wrap)
+
+
+class SharedHook:
+    """Hooks on one module by global hooks: `nn.TransformerEncoderLayer` stays on its fast path.
+
+    That layer and its kin leave the path if they find hooks on one of their modules.
+    """
+
+    _by_module: ClassVar[dict[int, list[SharedHook]]] = {}  # global hooks serve the whole process
+    _handles: ClassVar[list[Handle]] = []
+
+    def __init__(self, module: nn.Module, before: Hook, after: Hook) -> None:
+        self._module, self._before, self._after = module, before, after
+        cls = type(self)
+        cls._by_module.setdefault(id(module), []).append(self)
+        if not cls._handles:
+            cls._handles += [
+                nn.modules.module.register_module_forward_pre_hook(cls._before_all),
+                nn.modules.module.register_module_forward_hook(cls._after_all, always_call=True),
+            ]
+
+    @classmethod
+    def _before_all(cls, module: nn.Module, args: Args) -> None:
+        for shared in cls._by_module.get(id(module), ()):
+            shared._before(module, args, pytorch.hooked_kwargs())
+
+    @classmethod
+    def _after_all(cls, module: nn.Module, args: Args, output: object) -> None:
+        for shared in cls._by_module.get(id(module), ()):
+            shared._after(module, args, {}, output)
+
+    def remove(self) -> None:
+        cls = type(self)
+        hooks = cls._by_module.get(id(self._module), [])
+        if self in hooks:
+            hooks.remove(self)
+        if not hooks:
+            cls._by_module.pop(id(self._module), None)
+        if not cls._by_module:
+            while cls._handles:
+                cls._handles.pop().remove()

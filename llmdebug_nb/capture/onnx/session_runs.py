@@ -1,0 +1,61 @@
+"""Runs of ONNX Runtime sessions as root calls of a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from llmdebug_nb.capture.parts import Parts
+from llmdebug_nb.core.records import Node, RootCall
+
+
+class SessionRuns:
+    """Numbers the runs of sessions, and gives `onnx.sessions` the parts that it records with."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self.options, self.thread, self.recorder = parts.options, parts.thread, parts.recorder
+        self.observer, self.notes = parts.observer, parts.notes
+        self.problems, self.guarded = parts.guard.problems, parts.guard.run
+
+    @property
+    def active(self) -> bool:
+        return self._parts.guard.active
+
+    def next_prefix(self, label: str) -> str:
+        """Return the prefix of all paths of the next root."""
+        return self._parts.roots.next_prefix(label)
+
+    def add_session(self, session: object, nodes: list[Node]) -> None:
+        """Follow a session, whose modules are ``nodes``."""
+        self._parts.roots.add_nodes(nodes)
+        self._parts.steps.add_root(session, nodes[0].root)
+
+    def selects_module(self, path: str) -> bool:
+        """Return whether the control file selects a module."""
+        return self._parts.filter.selected_modules([path], self._parts.roots.nodes)[0]
+
+    def selection_changed(self) -> bool:
+        """Read the control file again; return whether other modules may be selected now."""
+        return self._parts.filter.changed()
+
+    def begin_run(
+        self, session: object, root: str, inputs: Mapping[str, object]
+    ) -> tuple[RootCall, bool]:
+        """Number a run that begins; also return whether it is recorded.
+
+        ``root``: path of the session. ``inputs``: by name, with ``use_cache`` and
+        ``past_key_values`` if the graph has a cache.
+        """
+        steps, thread = self._parts.steps, self._parts.thread
+        if inputs.get("use_cache") and inputs.get("past_key_values") is None:
+            steps.end_series(session)  # an empty cache begins another text
+        call = steps.begin(session, "", True, (), inputs)
+        recording = self._parts.filter.selects(call)
+        thread.begin(call, recording, root)
+        return call, recording
+
+    def end_run(self, recording: bool) -> None:
+        self._parts.thread.end()
+        self._parts.thread.after_recorded = False
+        if recording:
+            self._parts.commit()

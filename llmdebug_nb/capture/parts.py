@@ -1,0 +1,85 @@
+"""The parts of a recording that all its sources of calls share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llmdebug_nb.capture.calls import ThreadState
+from llmdebug_nb.capture.guard import Guard
+from llmdebug_nb.capture.observer import Observer
+from llmdebug_nb.capture.recorder import Recorder
+from llmdebug_nb.capture.recording_filter import RecordingFilter
+from llmdebug_nb.capture.roots import Roots
+from llmdebug_nb.capture.sink import Sink
+from llmdebug_nb.capture.steps import StepTracker
+from llmdebug_nb.capture.timing.profiler import Profile
+from llmdebug_nb.core.options import DumpOptions
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of one recording, each with one job.
+
+    ``recorder``: of the dump. ``reference``: of a second dump, made of the graph of compiled code.
+    ``notes``: remarks for the reader of the dump.
+    """
+
+    options: DumpOptions
+    recorder: Recorder
+    reference: Recorder | None
+    notes: list[str]
+    profile: Profile | None
+    guard: Guard
+    thread: ThreadState
+    steps: StepTracker
+    filter: RecordingFilter
+    observer: Observer
+    roots: Roots
+
+    @classmethod
+    def build(
+        cls,
+        options: DumpOptions,
+        sink: Sink,
+        rank: int,
+        *,
+        restricted: bool,
+        operators: bool,
+        reference: Sink | None = None,
+    ) -> Parts:
+        """Make the parts. ``restricted``: only certain models are recorded.
+
+        ``operators``: operators of PyTorch may be observed.
+
+        Raises:
+            OptionError: the control file can't be read. EmptyDumpError: an operator doesn't exist.
+        """
+        recorder = Recorder(sink, options)
+        second = Recorder(reference, options) if reference is not None else None
+        notes: list[str] = []
+        profile = Profile.of(options, sink, notes)
+        guard = Guard(profile)
+        thread = ThreadState()
+        steps = StepTracker(options.warmup)
+        selected = RecordingFilter(options, rank, steps.round_of)
+        observer = Observer(
+            options, recorder, second, thread, guard, profile, selected,
+            restricted=restricted, operators=operators,
+        )  # fmt: skip
+        sinks = [sink] if reference is None else [sink, reference]
+        roots = Roots(options, selected, sinks, counts_all=profile is not None)
+        return cls(
+            options, recorder, second, notes, profile, guard, thread, steps, selected, observer,
+            roots,
+        )  # fmt: skip
+
+    @property
+    def recorders(self) -> Sequence[Recorder]:
+        return [self.recorder] if self.reference is None else [self.recorder, self.reference]
+
+    def commit(self) -> None:
+        """Make what a root call recorded part of the dump."""
+        calls = self.steps.take()
+        for recorder in self.recorders:
+            recorder.end_call(calls)

@@ -1,0 +1,52 @@
+"""What a recorder needs: where its rows go, and what it notes of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+from llmdebug_nb.core.columns import Row
+from llmdebug_nb.core.records import Node, RootCall
+
+Bytes: TypeAlias = np.ndarray | memoryview  # uint8[n]
+ScalarRow: TypeAlias = tuple[int, str, int, str, str, str, str | None]
+
+
+class Sink(Protocol):
+    """Where rows go. `store.writer.Writer` is one."""
+
+    def shortage(self, nbytes: int) -> str | None: ...
+    def payload(self, row: Row, data: Bytes) -> None: ...
+    def duplicate(self, row: Row, offset: int, length: int) -> None: ...
+    def commit(
+        self,
+        rows: Iterable[Row] = (),
+        calls: Iterable[RootCall] = (),
+        scalars: Iterable[ScalarRow] = (),
+        *,
+        operators: Iterable[Row] = (),
+        sources: Iterable[tuple[int, str]] = (),
+        called: Iterable[tuple[int, str, int, str]] = (),
+    ) -> None: ...
+    def nodes(self, nodes: Iterable[Node], start: int) -> None: ...
+    def table(self, name: str, rows: Iterable[Sequence[object]]) -> None: ...
+    def close(self, meta: dict[str, object]) -> None: ...
+
+
+class RecordedCall(Protocol):
+    """The call that a record belongs to."""
+
+    @property
+    def root_call(self) -> int: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def number(self) -> int: ...
+    @property
+    def op(self) -> str: ...
+    @property
+    def phase(self) -> str: ...
+    @property
+    def id(self) -> str | None: ...
