@@ -10,8 +10,8 @@ from llmdebug_nb.core.errors import DumpWriteError, TensorLookupError
 from llmdebug_nb.core.records import Summary
 from llmdebug_nb.show import filters, wire
 from llmdebug_nb.show.series import line
+from llmdebug_nb.show.tables import EVERYTHING
 from llmdebug_nb.show.tensors import errors, heads, scatter, worst
-from llmdebug_nb.show.text import EVERYTHING
 
 HIDDEN, HEADS, PROMPT = 64, 4, 12
 LEAVES = {
@@ -178,7 +178,12 @@ class FakeView:
     def text(self) -> str:
         return f"{'report' if self.report else 'run'} of {len(self.data)} records in {len(self.steps)} steps"
 
-    def overview(self, request: wire.OverviewRequest) -> wire.Overview:
+    layer_errors = None  # that pages draw
+
+    def timeline(self) -> None:
+        return None
+
+    def overview(self, request: wire.OverviewRequest | None = None) -> wire.Overview:
         bad = [row for row in self.data if row["verdict"] == "diverged"]
         return {
             "kind": "report" if self.report else "run",
@@ -353,6 +358,9 @@ class FakeView:
             "rows": rows[request["start"] : request["start"] + request["n"]],
             "problem": "",
         }
+
+    def first_rows(self, n: int) -> list[wire.Row]:
+        return self.data[:n]
 
     def _located(self, request, row: wire.Row | None) -> wire.Located:
         listed = (

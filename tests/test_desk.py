@@ -142,7 +142,7 @@ def test_a_reports_file_opens_as_its_page_and_runs_no_script_but_ours(served):
     )
     (served / "page.html").write_text("<h1>of someone else</h1>")
     answer = comm.ask(op="open", golden="page.html", mine="")
-    assert answer["error"] == "page.html is no page that llmdebug wrote"
+    assert answer["error"] == "page.html was not written by llmdebug"
 
 
 def test_delete_takes_a_run_from_disk_and_nothing_else(served):

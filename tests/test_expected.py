@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import json
 import re
-from html import escape
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from markupsafe import escape
 
 import llmdebug_nb as ld
 from llmdebug_nb.cli import main
@@ -21,7 +21,8 @@ from llmdebug_nb.core.records import Site
 from llmdebug_nb.notebook.bridge import Bridge
 from llmdebug_nb.notebook.widgets import Explorer
 from llmdebug_nb.show import html
-from llmdebug_nb.show.text import EVERYTHING, notebook_text, report_text
+from llmdebug_nb.show.tables import EVERYTHING
+from llmdebug_nb.show.text import notebook_text, report_text
 from llmdebug_nb.store import expected as marks
 from llmdebug_nb.store.run import Run
 from models import llama, prompt

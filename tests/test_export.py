@@ -375,7 +375,7 @@ def test_a_heat_map_holds_the_slice_that_was_asked_for(wide):
         ({"path": "x.txt"}, "expected a name that ends in .html, .png, .svg, .pdf"),
         ({"path": "x.html", "show": "heatmap"}, "a page shows everything"),
         ({"path": "x.png", "show": "heatmaps"}, "show 'heatmaps': expected some of layers.*nearest: heatmap"),
-        ({"path": "x.png"}, "nothing to draw: no tensor is selected; name one with at="),
+        ({"path": "x.png"}, "nothing to draw: no tensor is selected; choose one with at="),
         ({"path": "x.png", "show": ["layers"]}, "no layers to show: a single run has no errors"),
         ({"path": "x.png", "at": "lm_hat"}, "has no path 'lm_hat'; nearest: lm_head"),
         ({"path": "x.png", "at": 3.5}, "at: expected the path of a module"),
@@ -400,7 +400,7 @@ def test_what_was_not_kept_is_not_drawn_and_that_is_said(tmp_path):
         model(torch.ones(1, 2))
     for show, why in (
         ("heatmap", "its values were not kept"),
-        ("curves", "it is there in one step only"),
+        ("curves", "it was recorded in one step only"),
     ):
         with pytest.raises(OptionError, match=f"no {show} to show: {why}"):
             ld.export(run, tmp_path / "x.png", at="0", show=show)

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import llmdebug_nb as ld
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.show.run_view import RunView
-from llmdebug_nb.show.text import EVERYTHING
+from llmdebug_nb.show.tables import EVERYTHING
 from models import ARCHITECTURES, generate, hooks_left, llama, mixtral, prompt
 
 

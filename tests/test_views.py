@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import json
 from collections import Counter
-from html import escape
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from markupsafe import escape
 
 import llmdebug_nb as ld
 from llmdebug_nb.core.findings import Difference, Pair
@@ -24,7 +24,7 @@ from llmdebug_nb.show import html, series, tensors
 from llmdebug_nb.show.figure import layer_pictures
 from llmdebug_nb.show.layers import layer_errors
 from llmdebug_nb.show.run_view import RunView
-from llmdebug_nb.show.text import EVERYTHING
+from llmdebug_nb.show.tables import EVERYTHING
 from llmdebug_nb.show.tree import Tree
 from models import generate, gpt2, llama, prompt, t5
 

@@ -19,6 +19,7 @@ from llmdebug_nb.explain.calls import first_divergence
 from llmdebug_nb.explain.summary import sentences
 from llmdebug_nb.show import html
 from llmdebug_nb.show.report_view import ReportView
+from llmdebug_nb.show.tokens import Tokenizer
 from llmdebug_nb.show.words import count_text, expected_text, labels
 from llmdebug_nb.store import expected as marks
 
@@ -272,7 +273,7 @@ class Report(Tabular):
             labels(self.golden, self.mine), self.verdict, list(self.differences), self.findings
         )
 
-    def view(self, tokenizer: Any = None) -> ReportView:
+    def view(self, tokenizer: Tokenizer | None = None) -> ReportView:
         """Return the view model that explorers, text and HTML show; it follows what is marked as expected.
 
         With a tokenizer, its steps have their text.

@@ -1,16 +1,17 @@
-"""The kernel's side of the JupyterLab extension: lists and deletes runs and reports, and opens explorers in tabs.
+"""The kernel's side of the JupyterLab extension.
 
-The extension starts a kernel of its own, calls `register` in it, and opens a comm to `RUNS` for its list and one to
-`EXPLORER` for each tab. Listing loads neither torch nor a notebook package.
+It lists and deletes runs and reports, and opens explorers in tabs. The extension starts a kernel of
+its own, calls `register` in it, and opens a comm to `RUNS` for its list and one to `EXPLORER` for
+each tab. Listing runs imports neither torch nor a notebook package.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from llmdebug_nb.core.errors import CorruptDumpError, NotADumpError
 from llmdebug_nb.core.options import RUNS_FOLDER
@@ -20,16 +21,25 @@ from llmdebug_nb.store import catalog
 from llmdebug_nb.store.progress import progress
 
 if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
     from llmdebug_nb.notebook.widgets import View
 
 RUNS = "llmdebug_nb.runs"
 EXPLORER = "llmdebug_nb.explorer"
-_MADE_BY = b'<meta name="generator" content="llmdebug_nb">'  # in the head of our pages
+_MADE_BY = b'<meta name="generator" content="llmdebug_nb">'  # in the head of our own pages
 _HEAD = 1 << 12
 
 
-def register(shell: Any) -> None:
-    """Answer comms that are opened from now on; the folder that the kernel is in is the one that Jupyter serves."""
+class Comm(Protocol):
+    """A channel to the page, as ipykernel makes it."""
+
+    def on_msg(self, callback: Callable[[dict[str, Any]], None]) -> None: ...
+    def send(self, data: dict[str, Any], *, buffers: list[memoryview]) -> None: ...
+
+
+def register(shell: InteractiveShell) -> None:
+    """Answer the comms that are opened from now on. Jupyter serves the kernel's folder."""
     served = Path.cwd()
     targets = shell.kernel.comm_manager
     targets.register_target(RUNS, lambda comm, _: Desk(served).attach(comm))
@@ -37,12 +47,12 @@ def register(shell: Any) -> None:
 
 
 class _Answering:
-    """Answers a comm's messages by the methods that are named as their ops."""
+    """Answers the messages of a comm: each op has a method of its name."""
 
     def __init__(self, served: Path) -> None:
         self.served = served
 
-    def attach(self, comm: Any) -> None:
+    def attach(self, comm: Comm) -> None:
         bridge = Bridge(self, wire.ANSWERS)
 
         def on_message(message: dict[str, Any]) -> None:
@@ -53,7 +63,7 @@ class _Answering:
         comm.on_msg(on_message)
 
     def bridge_for(self, content: object) -> Bridge | None:
-        """Return who answers in its stead."""
+        """Return another bridge to answer this message, if there is one."""
         return None
 
 
@@ -62,7 +72,7 @@ class Desk(_Answering):
 
     def __init__(self, served: Path) -> None:
         super().__init__(served)
-        self._looked: dict[tuple[Path, float], bool] = {}
+        self._are_reports: dict[tuple[Path, float], bool] = {}
 
     def runs(self, request: wire.RunsRequest) -> wire.Runs:
         name = os.environ.get("LLMDEBUG_RUNS") or request["name"] or RUNS_FOLDER
@@ -93,12 +103,12 @@ class Desk(_Answering):
         return {"kind": kind, "folder": shown, "runs": [row for row in rows if row is not None]}
 
     def _reports(self, folder: Path) -> list[wire.RunRow]:
-        found: list[wire.RunRow] = []
+        rows: list[wire.RunRow] = []
         for file in folder.glob("*.html"):
             with contextlib.suppress(OSError):
                 stat = file.stat()
                 if self._is_report(file):
-                    found.append(
+                    rows.append(
                         {
                             "kind": "report",
                             "name": file.name,
@@ -111,17 +121,17 @@ class Desk(_Answering):
                             "state": "complete",
                         }
                     )
-        return sorted(found, key=lambda row: -row["created"])
+        return sorted(rows, key=lambda row: -row["created"])
 
     def _is_report(self, file: Path) -> bool:
-        """Is it a page of ours? Each state of a file is looked at once."""
-        seen = file, file.stat().st_mtime
-        if seen not in self._looked:
-            self._looked[seen] = is_ours(file)
-        return self._looked[seen]
+        """Return whether a file is one of our own pages; read each version of it once."""
+        version = file, file.stat().st_mtime
+        if version not in self._are_reports:
+            self._are_reports[version] = is_our_page(file)
+        return self._are_reports[version]
 
     def _row(self, run: Path) -> wire.RunRow | None:
-        """Return the row of a run, None if it is going away just now."""
+        """Return the row of a run; None if it is being deleted."""
         try:
             created = catalog.recorded_at(run)
         except CorruptDumpError:
@@ -180,19 +190,19 @@ class Tab(_Answering):
 
     def _page(self, file: Path) -> wire.Opened:
         """Return the page of a report."""
-        from llmdebug_nb.show.saved_page import again
+        from llmdebug_nb.show.saved_page import rebuild
 
-        if not is_ours(file):
-            raise NotADumpError(f"{file.name} is no page that llmdebug wrote")
+        if not is_our_page(file):
+            raise NotADumpError(f"{file.name} was not written by llmdebug")
         text = file.read_text(encoding="utf-8")
-        explorer = again(text)
-        page = text if explorer is None else explorer
+        rebuilt = rebuild(text)
+        page = text if rebuilt is None else rebuilt
         return {
             "title": file.name,
             "code": "",
             "traits": {},
             "page": page,
-            "scripts": explorer is not None,
+            "scripts": rebuilt is not None,
         }
 
     def bridge_for(self, content: object) -> Bridge | None:
@@ -200,14 +210,14 @@ class Tab(_Answering):
         return None if opens else self._bridge
 
 
-def is_ours(file: Path) -> bool:
-    """Tell whether `Report.to_html` or `export` wrote a page."""
+def is_our_page(file: Path) -> bool:
+    """Return whether `Report.to_html` or `export` wrote a page."""
     with open(file, "rb") as page:
         return _MADE_BY in page.read(_HEAD)
 
 
 def place(path: Path, served: Path) -> str:
-    """Return a path as the file browser knows it, "" where Jupyter does not serve it."""
+    """Return a path as in the file browser, "" if Jupyter does not serve it."""
     try:
         return path.relative_to(served.resolve()).as_posix()
     except ValueError:

@@ -1,6 +1,7 @@
-"""The messages between JupyterLab's sidebar and tabs and the kernel behind them. `labextension/src/plugin/wire.ts` is generated from this.
+"""The messages between JupyterLab's sidebar and tabs and their kernel.
 
-Requests and answers are numbered as those of `show.wire` are; once a run is open, the explorer's own messages follow.
+`labextension/src/plugin/wire.ts` is generated from this. Requests and answers are numbered as in
+`show.wire`; once a run is open, the explorer's own messages follow.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ State = Literal["complete", "recording", "incomplete"]
 
 
 class RunRow(TypedDict):
-    """A run on disk, or a report. ``place``: its path as the file browser knows it, "" where Jupyter does not serve it."""
+    """A run on disk, or a report.
+
+    ``place``: its path in the file browser, "" if Jupyter does not serve it.
+    """
 
     kind: Kind
     name: str
@@ -34,7 +38,7 @@ class RunsFolder(TypedDict):
 
 
 class RunsRequest(TypedDict):
-    """The runs in ``name`` below each of ``folders``, and the reports in these."""
+    """The runs in ``name`` below each of ``folders``, and the reports in these folders."""
 
     op: Literal["runs"]
     folders: list[str]
@@ -55,7 +59,7 @@ class Deleted(TypedDict):
 
 
 class OpenRequest(TypedDict):
-    """A run or the file of a report (``mine`` ""), or two runs compared."""
+    """A run or a report's file (``mine`` is ""), or two runs to compare."""
 
     op: Literal["open"]
     golden: str
@@ -63,7 +67,10 @@ class OpenRequest(TypedDict):
 
 
 class Opened(TypedDict):
-    """The explorer's code, and the traits that it begins with; or of a file its ``page``, and whether ``scripts`` run in it: ours alone."""
+    """The explorer's code and its first traits; for a file its ``page`` instead.
+
+    ``scripts``: whether scripts run in the page; only our own do.
+    """
 
     title: str
     code: str

@@ -30,7 +30,7 @@ from llmdebug_nb.core.errors import LLMDebugError, nearest
 from llmdebug_nb.notebook.explore import explore, show_report
 from llmdebug_nb.notebook.magic_line import one_line, parse
 from llmdebug_nb.notebook.namespace import Namespace
-from llmdebug_nb.show.text import table
+from llmdebug_nb.show.text import aligned
 from llmdebug_nb.show.words import size_text
 from llmdebug_nb.store.run import Run
 
@@ -204,7 +204,7 @@ class LLMDebugMagics(Magics):
                 )
                 return
             rows = [_run_cells(run) for run in runs()]
-        print(table(_RUNS, rows) if rows else "There are no runs yet: record one with %%llmdump.")
+        print(aligned(_RUNS, rows) if rows else "There are no runs yet: record one with %%llmdump.")
 
     def _new_recording(self, line: str) -> Recording:
         options = vars(parse(self.llmdump, line))

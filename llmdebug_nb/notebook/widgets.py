@@ -14,15 +14,17 @@ from llmdebug_nb.notebook.bridge import Bridge
 from llmdebug_nb.show import export, html
 from llmdebug_nb.show.bundle import bundle
 from llmdebug_nb.show.state import first_stop, opening
-from llmdebug_nb.show.wire import Overview, OverviewRequest, State
+from llmdebug_nb.show.view_data import ViewData
+from llmdebug_nb.show.wire import State
 
 
-class View(Protocol):
-    """What an `Explorer` shows: these, and one method per further op of `wire.ANSWERS`."""
+class View(ViewData, Protocol):
+    """What an `Explorer` shows: a view with one method per op of `wire.ANSWERS`.
+
+    ``watchers`` are called when something was marked as expected, here or elsewhere.
+    """
 
     watchers: list[Callable[[], None]]
-
-    def overview(self, request: OverviewRequest) -> Overview: ...
 
     def text(self) -> str: ...
 
@@ -30,19 +32,19 @@ class View(Protocol):
 class Explorer(anywidget.AnyWidget):
     """Steps through the tensors of a run or a comparison.
 
-    ``position``: the step shown, an index of ``snapshot["steps"]``. ``selected``: id of the row
-    shown, -1 for none. ``path``: the module that the list is narrowed to, "" for the whole model.
-    Setting one moves the page, and using the page sets it.
+    ``position``: the current step, an index of ``snapshot["steps"]``. ``selected``: the id of the
+    selected row, -1 for none. ``path``: the module whose rows are listed, "" for the whole model.
+    Setting one updates the page, and the page sets them.
     """
 
     snapshot = traitlets.Dict(
-        help="the Overview: the first paint, and what is left when the kernel is gone"
+        help="the Overview, which is left to show when the kernel is gone"
     ).tag(sync=True)
     position = traitlets.Int(0).tag(sync=True)
     selected = traitlets.Int(-1, min=-1).tag(sync=True)
     path = traitlets.Unicode("").tag(sync=True)
 
-    def __init__(self, view: View, **traits: Any) -> None:
+    def __init__(self, view: View, **traits: int | str) -> None:
         self._esm = bundle()
         self._view = view
         self._bridge = Bridge(view)
@@ -53,11 +55,10 @@ class Explorer(anywidget.AnyWidget):
         view.watchers.append(self._refresh)
 
     def _refresh(self) -> None:
-        """Show what is judged now: something was marked as expected, here or elsewhere."""
         self.snapshot = self._view.overview({"op": "overview"})
 
     @traitlets.validate("position")
-    def _check_position(self, proposal: Any) -> int:
+    def _check_position(self, proposal: dict[str, Any]) -> int:
         last = max(0, len(self.snapshot["steps"]) - 1)
         if not 0 <= proposal["value"] <= last:
             raise traitlets.TraitError(f"position must be 0 to {last}, not {proposal['value']}")
@@ -68,18 +69,24 @@ class Explorer(anywidget.AnyWidget):
         self.send(answer, buffers)
 
     def export(self, path: str | os.PathLike[str], show: str | Sequence[str] = ()) -> Path:
-        """Write what is shown to a file: ``.html`` or ``.png``, ``.svg``, ``.pdf``; see `llmdebug_nb.export`, also for errors."""
-        shown = {name: getattr(self, name) for name in ("position", "selected", "path")}
-        state: State = {**opening(self.snapshot), **shown}  # type: ignore[typeddict-item]
-        return export.export(
-            self._view, state, Path(path), [show] if isinstance(show, str) else show
-        )
+        """Write the current state to a ``.html``, ``.png``, ``.svg`` or ``.pdf`` file.
+
+        For ``show`` and the errors see `llmdebug_nb.export`.
+        """
+        state: State = {
+            **opening(self.snapshot),
+            "position": self.position,
+            "selected": self.selected,
+            "path": self.path,
+        }
+        pictures = [show] if isinstance(show, str) else show
+        return export.export(self._view, state, Path(path), pictures)
 
     def __repr__(self) -> str:
-        """Return the view as text: for terminals, and for notebooks that are not trusted."""
+        """Return the view as text, for terminals and for notebooks that are not trusted."""
         return self._view.text()
 
-    def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Add the view as HTML: for what shows saved notebooks and knows no widgets."""
+    def _repr_mimebundle_(self, **kwargs: object) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Add the view as HTML, for viewers of saved notebooks without widgets."""
         data, metadata = super()._repr_mimebundle_(**kwargs)
         return {**data, "text/html": html.fragment(self._view)}, metadata

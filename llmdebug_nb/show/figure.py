@@ -1,4 +1,4 @@
-"""Pictures of tensors and of layers, drawn by matplotlib: for pages without a kernel, and for papers."""
+"""Pictures of tensors and layers by matplotlib, for pages without a kernel and for papers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,17 +16,23 @@ from llmdebug_nb.core.errors import LLMDebugError, OptionError, nearest
 from llmdebug_nb.show import wire
 from llmdebug_nb.show.layers import AROUND, DIVERGED, MATCH, UNMATCHED, LayerErrors
 from llmdebug_nb.show.tensors import Array, default_axes, plane, window
+from llmdebug_nb.show.view_data import ViewData
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _CELLS = 256
-_DECADES = 6  # either side of the limit at most
-_LINES = 200  # more are one blur
+_DECADES = 6  # on either side of the limit
+_LINES = 200  # more would be a blur
 _NAME = 28
 
 
 def heatmaps(panels: Sequence[tuple[str, Array]]) -> str:
-    """Return the panels side by side as a ``data:`` URL of a PNG: title and tensor (any shape) each.
+    """Return panels side by side as a ``data:`` URL of a PNG.
 
-    The last two axes that are longer than 1 are shown, others at index 0. Zero is white; NaN is magenta.
+    A panel is a title and a tensor of any shape: its last two axes longer than 1 are shown, the
+    others at index 0. Zero is white; NaN is magenta.
     """
     from matplotlib.figure import Figure  # not pyplot: no global state, no GUI back end
 
@@ -34,13 +40,13 @@ def heatmaps(panels: Sequence[tuple[str, Array]]) -> str:
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axis, (title, values) in zip(axes, panels, strict=True):
         _heatmap(axis, title, plane(values, default_axes(values.shape), [0] * values.ndim))
-    return _url(figure)
+    return data_url(figure)
 
 
 def errors_picture(
     errors: wire.ErrorHistogram, scatter: wire.Scatter, buffers: Sequence[memoryview]
 ) -> str:
-    """Return how many elements differ by how much, and golden against mine, as a ``data:`` URL of a PNG."""
+    """Return the histogram of differences and golden against mine as a ``data:`` URL of a PNG."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12.6, 3.2), layout="constrained")
@@ -62,10 +68,10 @@ def errors_picture(
     _scatter(right, scatter, buffers)
     for axis in (left, right):
         axis.tick_params(labelsize=7)
-    return _url(figure)
+    return data_url(figure)
 
 
-def _scatter(axis: Any, scatter: wire.Scatter, buffers: Sequence[memoryview]) -> None:
+def _scatter(axis: Axes, scatter: wire.Scatter, buffers: Sequence[memoryview]) -> None:
     from matplotlib.colors import LogNorm
 
     low, high = float(scatter["lo"] or 0.0), float(scatter["hi"] or 0.0)
@@ -89,7 +95,7 @@ def _scatter(axis: Any, scatter: wire.Scatter, buffers: Sequence[memoryview]) ->
     axis.set_title("golden against mine", fontsize=9)
 
 
-def _heatmap(axis: Any, title: str, cut: Array) -> None:
+def _heatmap(axis: Axes, title: str, cut: Array) -> None:
     from matplotlib import colormaps
 
     colours = colormaps["RdBu_r"].with_extremes(bad="magenta")
@@ -103,15 +109,15 @@ def _heatmap(axis: Any, title: str, cut: Array) -> None:
     )  # fmt: skip
     axis.set_title(title, fontsize=9)
     axis.tick_params(labelsize=7)
-    for side in (axis.xaxis, axis.yaxis):
-        side.get_major_locator().set_params(integer=True, min_n_ticks=1)
+    axis.locator_params(integer=True, min_n_ticks=1)
     axis.figure.colorbar(picture, ax=axis).ax.tick_params(labelsize=7)
 
 
 def layer_pictures(errors: LayerErrors, steps: Sequence[str]) -> str:
-    """Return error over limit by layer and step, and the error along depth for each step, as a ``data:`` URL of a PNG.
+    """Return error over limit by layer and step, and error along depth, as a URL of a PNG.
 
-    A cross is a cell that diverged, an open square one that was not matched; blank is where nothing was recorded.
+    A cross marks a cell that diverged, an open square one without a partner; a cell without
+    records is blank.
     """
     from matplotlib.figure import Figure
 
@@ -119,7 +125,7 @@ def layer_pictures(errors: LayerErrors, steps: Sequence[str]) -> str:
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     _map(left, errors, steps)
     _growth(right, errors, steps)
-    return _url(figure)
+    return data_url(figure)
 
 
 def _layers_height(errors: LayerErrors) -> float:
@@ -132,15 +138,16 @@ def _layer_names(errors: LayerErrors) -> list[str]:
     ]
 
 
-def _map(axis: Any, errors: LayerErrors, steps: Sequence[str]) -> None:
+def _map(axis: Axes, errors: LayerErrors, steps: Sequence[str]) -> None:
     from matplotlib import colormaps
 
     with np.errstate(divide="ignore", invalid="ignore"):
         decades = np.log10(errors.ratio)
     fine = np.abs(decades[np.isfinite(decades)])
     reach = min(_DECADES, max(1.0, np.ceil(fine.max()))) if fine.size else 1.0
-    told = np.where(np.isnan(decades), np.where(errors.state == DIVERGED, np.inf, -np.inf), decades)
-    shown = np.where(errors.state >= MATCH, np.clip(told, -reach, reach), np.nan)
+    without = np.where(errors.state == DIVERGED, np.inf, -np.inf)  # cells without a figure
+    filled = np.where(np.isnan(decades), without, decades)
+    shown = np.where(errors.state >= MATCH, np.clip(filled, -reach, reach), np.nan)
     picture = axis.imshow(
         shown,
         cmap=colormaps["RdBu_r"],
@@ -149,31 +156,27 @@ def _map(axis: Any, errors: LayerErrors, steps: Sequence[str]) -> None:
         aspect="auto",
         interpolation="nearest",
     )
-    for state, mark in ((DIVERGED, "x"), (UNMATCHED, "s")):
-        layer, step = np.nonzero(errors.state == state)
-        style = {"c": "black"} if mark == "x" else {"facecolors": "none", "edgecolors": "grey"}
-        axis.scatter(
-            step,
-            layer,
-            s=min(30.0, 4000 / max(errors.state.shape)),
-            marker=mark,
-            linewidths=0.7,
-            **style,
-        )
+    size = min(30.0, 4000 / max(errors.state.shape))
+    layer, step = np.nonzero(errors.state == DIVERGED)
+    axis.scatter(step, layer, s=size, marker="x", linewidths=0.7, c="black")
+    layer, step = np.nonzero(errors.state == UNMATCHED)
+    axis.scatter(
+        step, layer, s=size, marker="s", linewidths=0.7, facecolors="none", edgecolors="grey"
+    )
     axis.set_title("error / limit (powers of ten), x: diverged", fontsize=9)
     axis.figure.colorbar(picture, ax=axis).ax.tick_params(labelsize=7)
     _ticks(axis.set_xticks, [_plain(step) for step in steps], 16)
     _ticks(axis.set_yticks, _layer_names(errors), 60)
 
 
-def _growth(axis: Any, errors: LayerErrors, steps: Sequence[str], step: int | None = None) -> None:
+def _growth(axis: Axes, errors: LayerErrors, steps: Sequence[str], step: int | None = None) -> None:
     depth = sum(layer["node"] != AROUND for layer in errors.layers)
     bad = (errors.state[:depth] == DIVERGED).sum(axis=0)
     chosen = (
         int(np.argmax(bad > 0)) if step is None else step
     )  # the first step that diverged, or the first
     error = errors.error[:depth].astype(float)
-    error[error == 0] = np.nan  # no error at all has no place on a log scale
+    error[error == 0] = np.nan  # a log scale has no place for 0
     others = np.arange(0, len(steps), -(-len(steps) // _LINES))
     axis.plot(error[:, others], color="grey", alpha=0.35, linewidth=0.8)
     axis.plot(error[:, chosen], color="tab:blue", marker=".", label=f"step {_plain(steps[chosen])}")
@@ -195,18 +198,20 @@ def _growth(axis: Any, errors: LayerErrors, steps: Sequence[str], step: int | No
 PICTURES = {
     "layers": "error over limit, layer by token",
     "growth": "error along depth",
-    "heatmap": "the slice of the tensor: of a report golden, mine and their difference",
-    "histogram": "how the tensor's values are spread",
+    "heatmap": "a slice of the tensor; in a report golden, mine and their difference",
+    "histogram": "the distribution of the tensor's values",
     "curves": "the tensor's figures over all steps",
 }
-Draw = Callable[[Any], None]
+Draw = Callable[["Axes"], None]
 
 
-def state_figure(view: Any, state: wire.State, show: Sequence[str] = ()) -> Any:
-    """Return a matplotlib Figure of what an explorer shows; ``show``: keys of `PICTURES`, all that there are if none is named.
+def state_figure(view: ViewData, state: wire.State, show: Sequence[str] = ()) -> Figure:
+    """Return a matplotlib figure of an explorer's state.
+
+    ``show``: keys of `PICTURES`; without them, all that the state has.
 
     Raises:
-        OptionError: no such picture, or the state has none of it.
+        OptionError: there is no such picture, or the state doesn't have it.
     """
     from matplotlib.figure import Figure
 
@@ -216,17 +221,13 @@ def state_figure(view: Any, state: wire.State, show: Sequence[str] = ()) -> Any:
                 f"show {name!r}: expected some of {', '.join(PICTURES)}{nearest(name, PICTURES)}"
             )
     overview: wire.Overview = view.overview()
-    lines = [
-        line
-        for line in (
-            _layers_line(view, overview, state, show),
-            *_tensor_lines(view, overview, state, show),
-        )
-        if line
+    candidates = [
+        _layers_line(view, overview, state, show),
+        *_tensor_lines(view, overview, state, show),
     ]
-    missing = [
-        name for name in show if not any(name == told for _, line in lines for told, _ in line)
-    ]
+    lines = [line for line in candidates if line is not None]
+    drawn = {name for _, line in lines for name, _ in line}
+    missing = [name for name in show if name not in drawn]
     if missing or not lines:
         raise OptionError(_nothing(overview, state, missing))
     sizes = [(4.4 * len(line), height) for height, line in lines]
@@ -246,8 +247,8 @@ def state_figure(view: Any, state: wire.State, show: Sequence[str] = ()) -> Any:
     return figure
 
 
-def save(figure: Any, path: Path) -> None:
-    """Write a figure; the same figure gives the same bytes. Raises OSError."""
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure; the same figure always gives the same bytes. Raises OSError."""
     from matplotlib import rc_context
 
     dated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
@@ -255,31 +256,31 @@ def save(figure: Any, path: Path) -> None:
         rc_context({"svg.hashsalt": "llmdebug", "svg.fonttype": "path"}),
         warnings.catch_warnings(),
     ):
-        warnings.filterwarnings(
-            "ignore", "Glyph .* missing", UserWarning
-        )  # a name may be in any script
+        # a name may be in any script
+        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
         figure.savefig(path, dpi=160, metadata=dated.get(path.suffix.lower()))
 
 
 def _nothing(overview: wire.Overview, state: wire.State, missing: list[str]) -> str:
-    """Say why there is nothing to draw, or not all that was asked for."""
+    """Return why nothing can be drawn, or not all of the chosen pictures."""
     what = f"no {missing[0]} to show" if missing else "nothing to draw"
     if set(missing) & {"layers", "growth"}:
         return f"{what}: " + (
             "a single run has no errors" if overview["kind"] == "run" else "it has no layers"
         )
     if state["selected"] < 0:
-        return f"{what}: no tensor is selected; name one with at="
+        return f"{what}: no tensor is selected; choose one with at="
     return f"{what}: " + (
-        "it is there in one step only" if missing == ["curves"] else "its values were not kept"
+        "it was recorded in one step only" if missing == ["curves"] else "its values were not kept"
     )
 
 
-def _title(view: Any, overview: wire.Overview, state: wire.State) -> str:
+def _title(view: ViewData, overview: wire.Overview, state: wire.State) -> str:
     if state["selected"] < 0:
         return _plain(overview["title"], 90)
     row = view.detail({"op": "detail", "row": state["selected"]})["row"]
-    where = f"{row['path'] or '(root)'} {row['role']}[{row['slot']}], step {overview['steps'][row['step']]['label']}"
+    step = overview["steps"][row["step"]]["label"]
+    where = f"{row['path'] or '(root)'} {row['role']}[{row['slot']}], step {step}"
     return _plain(f"{overview['title']}: {where}", 90)
 
 
@@ -287,11 +288,11 @@ Line = tuple[float, list[tuple[str, Draw]]]  # height, and pictures beside each 
 
 
 def _layers_line(
-    view: Any, overview: wire.Overview, state: wire.State, show: Sequence[str]
+    view: ViewData, overview: wire.Overview, state: wire.State, show: Sequence[str]
 ) -> Line | None:
-    if overview["kind"] == "run" or not view.layer_errors.layers:
-        return None
     errors, steps = view.layer_errors, [step["label"] for step in overview["steps"]]
+    if errors is None or not errors.layers:
+        return None
     line: list[tuple[str, Draw]] = [
         ("layers", lambda axis: _map(axis, errors, steps)),
         ("growth", lambda axis: _growth(axis, errors, steps, state["position"])),
@@ -300,7 +301,7 @@ def _layers_line(
 
 
 def _tensor_lines(
-    view: Any, overview: wire.Overview, state: wire.State, show: Sequence[str]
+    view: ViewData, overview: wire.Overview, state: wire.State, show: Sequence[str]
 ) -> Iterator[Line | None]:
     row = state["selected"]
     if row < 0:
@@ -329,8 +330,8 @@ def _chosen(height: float, line: list[tuple[str, Draw]], show: Sequence[str]) ->
     return (height, kept) if kept else None
 
 
-def _values(view: Any, state: wire.State) -> Iterator[tuple[str, Array]]:
-    """Yield the sides that are looked at and whose values were kept."""
+def _values(view: ViewData, state: wire.State) -> Iterator[tuple[str, Array]]:
+    """Yield the chosen sides whose values were kept."""
     sides = view.detail({"op": "detail", "row": state["selected"]})["sides"]
     kept = [side["which"] for side in sides if side["kept"]]
     for which in kept:
@@ -352,12 +353,12 @@ def _heatmap_of(which: str, cut: Array) -> Draw:
     return lambda axis: _heatmap(axis, which, cut)
 
 
-def _histogram(axis: Any, values: dict[str, Array]) -> None:
+def _histogram(axis: Axes, values: dict[str, Array]) -> None:
     for which, array in values.items():
         fine = array[np.isfinite(array)]
         if fine.size:
             axis.hist(fine, bins=64, histtype="step", label=which)
-    axis.set_yscale("symlog")  # an outlier is one of a million
+    axis.set_yscale("symlog")  # so that one outlier in a million stays visible
     axis.set_ylim(bottom=0)
     axis.set_title("values, how often", fontsize=9)
     axis.tick_params(labelsize=7)
@@ -365,7 +366,7 @@ def _histogram(axis: Any, values: dict[str, Array]) -> None:
 
 
 def _curve_of(line: wire.Line, steps: list[str], here: int) -> Draw:
-    def draw(axis: Any) -> None:
+    def draw(axis: Axes) -> None:
         heights = [
             math.nan if point["value"] is None else float(point["value"])
             for point in line["points"]
@@ -379,19 +380,22 @@ def _curve_of(line: wire.Line, steps: list[str], here: int) -> Draw:
     return draw
 
 
-def _ticks(put: Any, names: Sequence[str], most: int, **style: Any) -> None:
+def _ticks(
+    put: Callable[..., object], names: Sequence[str], most: int, **style: str | float
+) -> None:
     every = max(1, -(-len(names) // most))
     put(range(0, len(names), every), names[::every], fontsize=7, **style)
 
 
 def _plain(text: str, most: int = _NAME) -> str:
-    """Return text that matplotlib does not take for a formula, that an SVG may hold, and not longer than there is room for."""
+    """Return text that fits, that an SVG may hold, and that is no formula for matplotlib."""
     text = "".join(each if each.isprintable() else "�" for each in text)
     text = text if len(text) <= most else "…" + text[1 - most :]
     return text.replace("$", r"\$")
 
 
-def _url(figure: Any) -> str:
+def data_url(figure: Figure) -> str:
+    """Return a figure as a ``data:`` URL of a PNG."""
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=110)
     return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()

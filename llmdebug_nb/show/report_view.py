@@ -23,9 +23,10 @@ from llmdebug_nb.show.layers import LayerErrors, layer_errors, ratios
 from llmdebug_nb.show.series import line, site_key
 from llmdebug_nb.show.tensors import Array, number
 from llmdebug_nb.show.text import report_text
-from llmdebug_nb.show.tokens import texts
+from llmdebug_nb.show.tokens import Tokenizer, texts
 from llmdebug_nb.show.tree import Tree
-from llmdebug_nb.show.views import Answer, View, axes_of, side_view
+from llmdebug_nb.show.view_data import Answer
+from llmdebug_nb.show.views import View, axes_of, side_view
 from llmdebug_nb.show.words import expected_text, labels, made_text
 
 
@@ -34,7 +35,7 @@ class ReportView(View):
 
     kind = "report"
 
-    def __init__(self, report: Any, tokenizer: Any = None) -> None:
+    def __init__(self, report: Any, tokenizer: Tokenizer | None = None) -> None:
         golden, mine = report.golden, report.mine
         seen = {(call.generation, call.step): call for call in (*mine.steps(), *golden.steps())}
         super().__init__(
@@ -444,6 +445,9 @@ class ReportView(View):
                 f"the report has no {role} of {path!r} in step {step}; there is {there}"
             )
         return next((d for d in found if d.verdict == "diverged" and step is None), found[0]).index
+
+    def first_rows(self, n: int) -> list[wire.Row]:
+        return [self._difference_row(d.index) for d in self.differences[:n]]
 
     def text(self) -> str:
         return report_text(self)

@@ -13,16 +13,17 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from html import escape
 from itertools import islice
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from llmdebug_nb.core.errors import LLMDebugError
 from llmdebug_nb.show import html, wire
 from llmdebug_nb.show.bundle import PAGE, bundle
-from llmdebug_nb.show.text import EVERYTHING
+from llmdebug_nb.show.tables import EVERYTHING
+from llmdebug_nb.show.view_data import ViewData
 
 _DETAILS = 500  # tensors that are told of in full
 _CURVES = (
@@ -32,21 +33,19 @@ _ELEMENTS = 1 << 20  # of tensors that are held whole, all together
 _CELLS = 256
 _BINS, _POINTS, _WORST = 64, 400, 20
 _SCATTERED, _GRID = 1024, 64  # elements that are points, cells of a side where there are more
-_STYLE = ":root{color-scheme:light dark}body{margin:0;background:Canvas;color:CanvasText;font:14px/1.45 system-ui,sans-serif}"
 _SAVED = re.compile(
     r'<script type="application/octet-stream" id="saved">([A-Za-z0-9+/=]*)</script>'
 )
-_NEEDS = "This page needs scripts to be allowed. In JupyterLab: Trust HTML."
 
 
-def page(view: Any, state: wire.State) -> str:
+def page(view: ViewData, state: wire.State) -> str:
     """Return the page for a `RunView` or a `ReportView`. Raises FrontEndMissingError."""
     saved = json.dumps(contents(view, state), allow_nan=False, separators=(",", ":"))
     data = base64.b64encode(gzip.compress(saved.encode(), mtime=0)).decode()
     return _whole(view.overview()["title"], html.fragment(view), data)
 
 
-def again(text: str) -> str | None:
+def rebuild(text: str) -> str | None:
     """Return a page made anew around the data of one that was saved: no script of the file is in it. None: it has no such data."""
     found = _SAVED.search(text)
     return None if found is None else _whole("", "", found[1])
@@ -56,16 +55,17 @@ def _whole(title: str, fallback: str, data: str) -> str:
     script = bundle(PAGE)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">{html.MADE_BY}'
-        f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n"
-        f"<body><main>{fallback}<p>{_NEEDS}</p></main>\n"
-        f'<script type="application/octet-stream" id="saved">{data}</script>\n<script>{script}</script></body></html>\n'
+    return html.render(
+        "saved_page.html",
+        title=title,
+        policy=policy,
+        fallback=fallback,
+        data=data,
+        script=Markup(script),
     )
 
 
-def contents(view: Any, state: wire.State) -> wire.SavedPage:
+def contents(view: ViewData, state: wire.State) -> wire.SavedPage:
     """Return what the page answers from."""
     overview: wire.Overview = view.overview()
     rows = _rows(view, overview, state)
@@ -100,7 +100,7 @@ def contents(view: Any, state: wire.State) -> wire.SavedPage:
     }
 
 
-def _rows(view: Any, overview: wire.Overview, state: wire.State) -> dict[int, wire.Row]:
+def _rows(view: ViewData, overview: wire.Overview, state: wire.State) -> dict[int, wire.Row]:
     """Return all rows; where they are too many, those of the step and the mismatches, by their numbers."""
     if overview["rows"] <= html.MAX_ROWS:
         found = list(_listed(view, -1, False))
@@ -109,7 +109,7 @@ def _rows(view: Any, overview: wire.Overview, state: wire.State) -> dict[int, wi
     return {row["id"]: row for row in sorted(found, key=lambda row: row["id"])}
 
 
-def _listed(view: Any, step: int, mismatch: bool) -> Iterator[wire.Row]:
+def _listed(view: ViewData, step: int, mismatch: bool) -> Iterator[wire.Row]:
     start, total = 0, 1
     while start < min(total, html.MAX_ROWS):
         n = min(1000, html.MAX_ROWS - start)
@@ -151,7 +151,7 @@ def _wanted(
 class _Answers:
     """Asks as the page does, and keeps what came."""
 
-    def __init__(self, view: Any, state: wire.State) -> None:
+    def __init__(self, view: ViewData, state: wire.State) -> None:
         self._view, self._state = view, state
         self._room, self._curves = _ELEMENTS, _CURVES
         self.kept: list[wire.Kept] = []

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +89,7 @@ class Timeline:
         axis.invert_yaxis()
         axis.set_xlim(0, max(self.duration / 1e3, 1e-6))
         axis.set_xlabel("ms of the program's clock", fontsize=8)
-        axis.set_title(self._title(), fontsize=10, loc="left")
+        axis.set_title(self.title, fontsize=10, loc="left")
         axis.tick_params(labelsize=8)
         self._legend(axis, colours)
         return figure
@@ -154,7 +152,8 @@ class Timeline:
             frameon=False,
         )
 
-    def _title(self) -> str:
+    @property
+    def title(self) -> str:
         generation, step = self.step
         place = f"step {step}" if generation == 0 else f"step {step} of generation {generation}"
         text = f"{self.label}, {place}: {self.duration / 1e3:.2f} ms"
@@ -164,19 +163,10 @@ class Timeline:
         return text + (f"; recording took {self.ours / 1e3:.2f} ms beside it" if self.ours else "")
 
     def __repr__(self) -> str:
-        lines = [self._title(), "most time (µs):", _text(self.top, TOP)]
+        lines = [self.title, "most time (µs):", _text(self.top, TOP)]
         if len(self.gaps):
             lines += ["longest gaps before an operator (µs):", _text(self.gaps, TOP)]
         return "\n".join(lines)
-
-    def picture(self) -> str:
-        """Return the figure as an HTML image that needs no file."""
-        import base64
-
-        data = io.BytesIO()
-        self.figure.savefig(data, format="png", dpi=110)
-        url = "data:image/png;base64," + base64.b64encode(data.getvalue()).decode()
-        return f'<img alt="{escape(self._title())}" src="{url}">'
 
     def trace(self) -> list[dict[str, Any]]:
         """Return the rows as Chrome trace events: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU."""

@@ -17,13 +17,15 @@ from llmdebug_nb.core.errors import TensorLookupError
 from llmdebug_nb.core.msit_rounds import round_of
 from llmdebug_nb.core.records import Kernel, Record, RootCall, Site
 from llmdebug_nb.show import export, filters, tensors, wire
+from llmdebug_nb.show.layers import LayerErrors
 from llmdebug_nb.show.tensors import Array, number
+from llmdebug_nb.show.timeline import Timeline
 from llmdebug_nb.show.tokens import Texts
 from llmdebug_nb.show.tree import Tree
+from llmdebug_nb.show.view_data import Answer
 
 _CACHED = 6  # tensors held for zooming and slicing
 _ALONE = "a single run holds no differences: compare it with another one"
-Answer = tuple[Any, list[memoryview]]
 
 
 class View(ABC):
@@ -37,7 +39,7 @@ class View(ABC):
         self.by_round = False  # steps are also named by their rounds
         self._several = len({call.generation for call in steps if call.generation >= 0}) > 1
         self.watchers: list[Callable[[], None]] = []  # called when what is shown has changed
-        self.array = functools.lru_cache(maxsize=_CACHED)(self.load)
+        self.array: Callable[[int, str], Array] = functools.lru_cache(maxsize=_CACHED)(self.load)
 
     # what a kind has to provide
     @functools.cached_property
@@ -61,6 +63,15 @@ class View(ABC):
     def find(self, path: str, step: int | None, role: str) -> int: ...
     @abstractmethod
     def text(self) -> str: ...
+    @abstractmethod
+    def first_rows(self, n: int) -> list[wire.Row]: ...
+
+    @property
+    def layer_errors(self) -> LayerErrors | None:
+        return None
+
+    def timeline(self) -> Timeline | None:
+        return None
 
     def rows(self, request: wire.RowsRequest) -> wire.Page:
         """Return a page of the list; a filter that can't be read lists nothing and says so."""
