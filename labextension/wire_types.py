@@ -1,5 +1,7 @@
-"""Write `src/widget/wire.ts` from `llmdebug_nb/show/wire.py`, and `src/plugin/wire.ts` from `llmdebug_nb/notebook/desk_wire.py`:
-the two places that define messages.
+"""Write the TypeScript of the messages between pages and the kernel.
+
+`src/widget/wire.ts` is made from `llmdebug_nb/show/wire.py` and `wire_requests.py`,
+`src/plugin/wire.ts` from `llmdebug_nb/notebook/desk_wire.py`.
 
 python labextension/wire_types.py            # write them
 python labextension/wire_types.py --check    # exit 1 when one is out of date
@@ -7,7 +9,7 @@ python labextension/wire_types.py --check    # exit 1 when one is out of date
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import inspect
 import sys
 import types
@@ -16,8 +18,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 TARGETS = {
-    "llmdebug_nb/show/wire.py": HERE / "src" / "widget" / "wire.ts",
-    "llmdebug_nb/notebook/desk_wire.py": HERE / "src" / "plugin" / "wire.ts",
+    ("llmdebug_nb.show.wire", "llmdebug_nb.show.wire_requests"): HERE / "src/widget/wire.ts",
+    ("llmdebug_nb.notebook.desk_wire",): HERE / "src/plugin/wire.ts",
 }
 HEADER = """\
 // Generated from {source} by `python labextension/wire_types.py`. Do not edit.
@@ -32,22 +34,20 @@ SCALARS = {
 }
 
 
-def load_wire(source: str) -> types.ModuleType:
-    """Load a protocol by file, so that the package and what it imports need not be installed."""
-    path = HERE.parent / source
-    spec = importlib.util.spec_from_file_location(f"llmdebug_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # get_type_hints looks names up there
-    spec.loader.exec_module(module)
-    return module
+def load(names: tuple[str, ...]) -> list[types.ModuleType]:
+    """Import the modules of the messages from this checkout; they need no other package."""
+    sys.path.insert(0, str(HERE.parent))
+    try:
+        return [importlib.import_module(name) for name in names]
+    finally:
+        sys.path.pop(0)
 
 
-def aliases_of(module: types.ModuleType) -> dict[object, str]:
-    """Named unions and literals of the module, such as ``Num``."""
+def aliases_of(modules: list[types.ModuleType]) -> dict[object, str]:
+    """Return the named unions and literals of the modules, such as ``Num``."""
     return {
         value: name
+        for module in modules
         for name, value in vars(module).items()
         if typing.get_origin(value) in (typing.Union, types.UnionType, typing.Literal)
     }
@@ -90,23 +90,26 @@ def interface(cls: type, aliases: dict[object, str]) -> list[str]:
     return [*jsdoc(cls), f"export interface {cls.__name__} {{", *body, "}"]
 
 
-def generate(source: str) -> str:
-    """Return the whole of a wire.ts."""
-    module = load_wire(source)
-    aliases = aliases_of(module)
+def generate(names: tuple[str, ...]) -> str:
+    """Return the text of a wire.ts."""
+    modules = load(names)
+    aliases = aliases_of(modules)
     blocks = [[f"export type {name} = {typescript(hint, {})};" for hint, name in aliases.items()]]
-    blocks += [interface(cls, aliases) for cls in vars(module).values() if typing.is_typeddict(cls)]
+    for module in modules:
+        classes = [one for one in vars(module).values() if typing.is_typeddict(one)]
+        blocks += [interface(one, aliases) for one in classes if one.__module__ == module.__name__]
     ops = [
         f"  {op}: {{ request: {request.__name__}; answer: {answer.__name__} }};"
-        for op, (request, answer) in module.ANSWERS.items()
+        for op, (request, answer) in modules[-1].ANSWERS.items()
     ]
     blocks += [["/** What each op asks and answers. */", "export interface Ops {", *ops, "}"]]
-    return (
-        HEADER.format(source=source)
-        + "\n"
-        + "\n\n".join("\n".join(block) for block in blocks)
-        + "\n"
-    )
+    header = HEADER.format(source=" and ".join(map(path_of, names)))
+    return header + "\n" + "\n\n".join("\n".join(block) for block in blocks) + "\n"
+
+
+def path_of(name: str) -> str:
+    """Return the path of a module."""
+    return name.replace(".", "/") + ".py"
 
 
 def main(args: list[str]) -> int:
@@ -115,16 +118,15 @@ def main(args: list[str]) -> int:
         print("usage: python labextension/wire_types.py [--check]", file=sys.stderr)
         return 2
     old = 0
-    for source, target in TARGETS.items():
-        text = generate(source)
+    for names, target in TARGETS.items():
+        text = generate(names)
         if not args:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text, encoding="utf-8")
         elif not target.is_file() or target.read_text(encoding="utf-8") != text:
-            print(
-                f"{target.name} of {source} is out of date: run `python labextension/wire_types.py`",
-                file=sys.stderr,
-            )
+            files = " and ".join(map(path_of, names))
+            remedy = "run `python labextension/wire_types.py`"
+            print(f"{target.name} of {files} is out of date: {remedy}", file=sys.stderr)
             old = 1
     return old
 

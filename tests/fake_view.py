@@ -8,7 +8,7 @@ import numpy as np
 
 from llmdebug_nb.core.errors import DumpWriteError, TensorLookupError
 from llmdebug_nb.core.records import Summary
-from llmdebug_nb.show import filters, wire
+from llmdebug_nb.show import filters, wire, wire_requests
 from llmdebug_nb.show.series import line
 from llmdebug_nb.show.tables import EVERYTHING
 from llmdebug_nb.show.tensors import errors, heads, scatter, worst
@@ -183,7 +183,7 @@ class FakeView:
     def timeline(self) -> None:
         return None
 
-    def overview(self, request: wire.OverviewRequest | None = None) -> wire.Overview:
+    def overview(self, request: wire_requests.OverviewRequest | None = None) -> wire.Overview:
         bad = [row for row in self.data if row["verdict"] == "diverged"]
         return {
             "kind": "report" if self.report else "run",
@@ -228,7 +228,7 @@ class FakeView:
             else [],
         }
 
-    def finding(self, request: wire.FindingRequest) -> wire.FindingDetail:
+    def finding(self, request: wire_requests.FindingRequest) -> wire.FindingDetail:
         self.calls.append(("finding", request["finding"]))
         script = SCRIPT if request["finding"] == 0 else ""
         return {
@@ -246,7 +246,9 @@ class FakeView:
             return ".".join(names[:3])
         return path if path in ("model.embed_tokens", "model.norm", "lm_head") else ""
 
-    def layers(self, request: wire.LayersRequest) -> tuple[wire.LayerMap, list[memoryview]]:
+    def layers(
+        self, request: wire_requests.LayersRequest
+    ) -> tuple[wire.LayerMap, list[memoryview]]:
         paths = list(dict.fromkeys(self._layer(row["path"]) for row in self.data))
         worst: dict[tuple[str, int], wire.Row] = {}
         for row in self.data:
@@ -268,21 +270,23 @@ class FakeView:
             memoryview(array.tobytes()) for array in arrays
         ]
 
-    def worst(self, request: wire.WorstRequest) -> wire.Worst:
+    def worst(self, request: wire_requests.WorstRequest) -> wire.Worst:
         golden, mine = (self.tensor(request["row"], which) for which in ("golden", "mine"))
         elements, differing = worst(golden, mine, request["n"])
         return {"elements": elements, "differing": differing}
 
-    def errors(self, request: wire.ErrorsRequest) -> wire.ErrorHistogram:
+    def errors(self, request: wire_requests.ErrorsRequest) -> wire.ErrorHistogram:
         golden, mine = (self.tensor(request["row"], which) for which in ("golden", "mine"))
         return {**errors(golden, mine, request["bins"]), "limit": 0.012}
 
-    def scatter(self, request: wire.ScatterRequest) -> tuple[wire.Scatter, list[memoryview]]:
+    def scatter(
+        self, request: wire_requests.ScatterRequest
+    ) -> tuple[wire.Scatter, list[memoryview]]:
         golden, mine = (self.tensor(request["row"], which) for which in ("golden", "mine"))
         answer, buffers = scatter(golden, mine, self.points, request["size"])
         return answer, [memoryview(buffer.tobytes()) for buffer in buffers]
 
-    def expect(self, request: wire.ExpectRequest) -> wire.Overview:
+    def expect(self, request: wire_requests.ExpectRequest) -> wire.Overview:
         self.calls.append(("expect", request["row"]))
         if request["comment"] == "boom":
             raise DumpWriteError("can't write expected.json: read-only")
@@ -305,7 +309,7 @@ class FakeView:
         self.tree = self._tree()
         return self.overview({"op": "overview"})
 
-    def unexpect(self, request: wire.UnexpectRequest) -> wire.Overview:
+    def unexpect(self, request: wire_requests.UnexpectRequest) -> wire.Overview:
         self.calls.append(("unexpect", request["mark"]))
         for row in self.data:
             if row["mark"] == request["mark"]:
@@ -315,7 +319,7 @@ class FakeView:
         self.tree = self._tree()
         return self.overview({"op": "overview"})
 
-    def children(self, request: wire.ChildrenRequest) -> wire.Children:
+    def children(self, request: wire_requests.ChildrenRequest) -> wire.Children:
         parent = None if request["parent"] < 0 else self.tree[request["parent"]]["path"]
         kids = self.kids.get(parent, [])
         self.calls.append(("children", request["parent"]))
@@ -345,7 +349,7 @@ class FakeView:
             else found
         )
 
-    def rows(self, request: wire.RowsRequest) -> wire.Page:
+    def rows(self, request: wire_requests.RowsRequest) -> wire.Page:
         self.calls.append(("rows", request["start"]))
         if request["text"] == "boom":
             raise ZeroDivisionError("division\nby zero")
@@ -370,7 +374,7 @@ class FakeView:
         )
         return {"row": row, "index": listed.index(row) if row in listed else -1}
 
-    def locate(self, request: wire.LocateRequest) -> wire.Located:
+    def locate(self, request: wire_requests.LocateRequest) -> wire.Located:
         if request["sort"]:
             rows = self._listed(request, self.data[request["row"]]["step"])
             at = [row["id"] for row in rows].index(request["row"]) + request["delta"]
@@ -383,12 +387,12 @@ class FakeView:
         before = [row for row in rows if row["id"] < request["row"] or request["row"] < 0]
         return self._located(request, before[-1] if before else None)
 
-    def row(self, request: wire.RowRequest) -> wire.Located:
+    def row(self, request: wire_requests.RowRequest) -> wire.Located:
         if not 0 <= request["row"] < len(self.data):
             raise TensorLookupError(f"no row {request['row']}; there are {len(self.data)}")
         return self._located(request, self.data[request["row"]])
 
-    def path(self, request: wire.PathRequest) -> wire.PathAnswer:
+    def path(self, request: wire_requests.PathRequest) -> wire_requests.PathAnswer:
         names = request["path"].split(".")
         above = ["", *(".".join(names[: n + 1]) for n in range(len(names)))]
         return {"ids": list(dict.fromkeys(self.ids[path] for path in above if path in self.ids))}
@@ -438,7 +442,7 @@ class FakeView:
             "kernel": self.kernel if which == "mine" else None,
         }
 
-    def detail(self, request: wire.DetailRequest) -> wire.Detail:
+    def detail(self, request: wire_requests.DetailRequest) -> wire.Detail:
         row = self.row({"op": "row", "row": request["row"], **EVERYTHING})["row"]
         assert row is not None
         made_by = row["id"] - 1 if row["id"] else -1
@@ -479,7 +483,7 @@ class FakeView:
             else []
         )
 
-    def series(self, request: wire.SeriesRequest) -> wire.Series:
+    def series(self, request: wire_requests.SeriesRequest) -> wire.Series:
         row = self.data[request["row"]]
         same = [
             one for one in self.data if (one["path"], one["role"]) == (row["path"], row["role"])
@@ -495,7 +499,7 @@ class FakeView:
             ]
         }
 
-    def view(self, request: wire.ViewRequest) -> tuple[wire.View, list[memoryview]]:
+    def view(self, request: wire_requests.ViewRequest) -> tuple[wire.View, list[memoryview]]:
         tensor = self.tensor(request["row"], request["which"])
         axes, size = request["axes"], request["size"]
         plane = tensor[
@@ -524,7 +528,7 @@ class FakeView:
         }
         return answer, [memoryview(np.ascontiguousarray(cells)).cast("B")]
 
-    def heads(self, request: wire.HeadsRequest) -> tuple[wire.Heads, list[memoryview]]:
+    def heads(self, request: wire_requests.HeadsRequest) -> tuple[wire.Heads, list[memoryview]]:
         self.calls.append(("heads", request["row"]))
         tensor = self.tensor(request["row"], request["which"])
         view, cells = heads(
@@ -537,7 +541,7 @@ class FakeView:
         )
         return view, [memoryview(cells.tobytes())]
 
-    def histogram(self, request: wire.HistogramRequest) -> wire.Histogram:
+    def histogram(self, request: wire_requests.HistogramRequest) -> wire.Histogram:
         tensor = self.tensor(request["row"], request["which"])
         finite = tensor[np.isfinite(tensor)]
         counts, edges = np.histogram(finite, request["bins"])

@@ -11,7 +11,7 @@ from fake_view import FakeView
 from llmdebug_nb.core.errors import TensorLookupError
 from llmdebug_nb.notebook import widgets
 from llmdebug_nb.notebook.bridge import Bridge
-from llmdebug_nb.show import bundle, wire
+from llmdebug_nb.show import bundle, wire_requests
 
 ROWS = {
     "op": "rows",
@@ -93,7 +93,7 @@ class Failing(FakeView):
         super().__init__()
         self.problem = problem
 
-    def overview(self, request: wire.OverviewRequest) -> Any:
+    def overview(self, request: wire_requests.OverviewRequest) -> Any:
         if isinstance(self.problem, Exception):
             raise self.problem
         return {**super().overview(request), **self.problem}
@@ -117,7 +117,7 @@ def test_requests_take_turns() -> None:
     inside, most = [0], [0]
 
     class Slow(FakeView):
-        def detail(self, request: wire.DetailRequest) -> Any:
+        def detail(self, request: wire_requests.DetailRequest) -> Any:
             inside[0] += 1
             most[0] = max(most[0], inside[0])
             threading.Event().wait(0.02)

@@ -191,7 +191,7 @@ def test_taking_a_mark_back_restores_the_report_and_removes_the_file(one):
     assert report.unexpect(KERNEL) == [mark]
     assert (_verdicts(report), str(report)) == (before, text)
     assert not file.exists()
-    with pytest.raises(OptionError, match="not marked as expected; what is: nothing"):
+    with pytest.raises(OptionError, match="not marked as expected; marks: none"):
         report.unexpect(KERNEL)
 
 
@@ -225,7 +225,7 @@ def test_the_next_comparison_and_a_new_recording_of_that_name_know_it(model, one
     good = _record(model, "mine", tmp_path)
     mended = ld.compare(one[0], good, progress=False)
     assert mended.verdict == "match"
-    assert f"expected, but nothing like it differs now: {KERNEL}" in str(mended)
+    assert f"marked as expected, but does not differ now: {KERNEL}" in str(mended)
 
 
 def test_two_reports_keep_each_others_marks(two):

@@ -237,7 +237,7 @@ def test_large_tensors_are_one_slice_and_many_rows_a_step(
     expect(page.locator(".llmdebug-heatmap .llmdebug-caption")).to_contain_text("rows 0–299")
     page = opened(ld.export(runs[0], tmp_path / "run.html", step=1))
     expect(page.locator(".llmdebug-note").first).to_have_text(
-        f"This page holds 20 of {len(runs[0])} rows: those of the step that it was saved at."
+        f"This page holds 20 of {len(runs[0])} rows: those of the step it was saved at."
     )
     expect(page.locator(".llmdebug-total")).to_have_text("20 records")
 

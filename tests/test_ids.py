@@ -365,7 +365,7 @@ def test_explorers_show_ids_and_are_narrowed_by_them(tmp_path: Path) -> None:
         }
         assert listed(view, "id:77") == set()
         assert listed(view, "id:x") == {
-            "can't read the filter 'id:x': an execution id belongs behind id:, as in id:3_1 or id:3_1.4"
+            "can't read the filter 'id:x': id: needs an execution id, as in id:3_1 or id:3_1.4"
         }
         row = view.find("model.layers.1.mlp", 0, "output")
         assert view.detail({"op": "detail", "row": row})["sides"][0]["call_id"] == "0_3_3"

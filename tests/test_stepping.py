@@ -80,7 +80,7 @@ def test_without_golden_the_explorer_is_of_the_live_tensors_of_any_kind(make):
     stepper = ld.step(model, at="0", mode="module")
     stop = stepper.start(lambda: model(torch.ones(2)))
     view = stop.view()
-    assert view.overview()["title"] == "Run stop"
+    assert view.overview()["title"] == "Tensors at this halt"
     assert "in memory" in view.overview()["lines"][0]
     for row in (0, 1):
         [side] = view.detail({"op": "detail", "row": row})["sides"]

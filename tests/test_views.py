@@ -612,7 +612,7 @@ def test_a_window_holds_the_values_themselves_when_it_is_small(ask, runs):
     ("op", "request_", "says"),
     [
         ("detail", {"row": 1 << 50}, "no"),
-        ("children", {"parent": 0, "start": 0, "n": "x"}, "must be int"),
+        ("children", {"parent": 0, "start": 0, "n": "x"}, "Expected `int`"),
         (
             "rows",
             {

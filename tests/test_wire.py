@@ -9,8 +9,9 @@ from types import ModuleType
 
 import pytest
 
+from llmdebug_nb.core import findings
 from llmdebug_nb.notebook import desk_wire
-from llmdebug_nb.show import wire
+from llmdebug_nb.show import wire, wire_requests
 
 SCRIPT = Path(__file__).parent.parent / "labextension" / "wire_types.py"
 
@@ -57,11 +58,15 @@ def test_types_are_written_as_typescript(wire_types: ModuleType) -> None:
 
 
 def test_docstrings_and_ops_come_along(wire_types: ModuleType) -> None:
-    text = wire_types.TARGETS["llmdebug_nb/show/wire.py"].read_text(encoding="utf-8")
-    assert "/** One stop of the token stepper." in text
+    text = next(iter(wire_types.TARGETS.values())).read_text(encoding="utf-8")
+    assert " * One step of the token stepper." in text
     assert "  detail: { request: DetailRequest; answer: Detail };" in text
 
 
 def test_every_op_names_itself() -> None:
-    for op, (request, _) in [*wire.ANSWERS.items(), *desk_wire.ANSWERS.items()]:
+    for op, (request, _) in [*wire_requests.ANSWERS.items(), *desk_wire.ANSWERS.items()]:
         assert typing.get_args(typing.get_type_hints(request)["op"]) == (op,)
+
+
+def test_the_verdicts_of_the_wire_are_those_of_a_report() -> None:
+    assert typing.get_args(wire.Verdict) == typing.get_args(findings.Verdict)

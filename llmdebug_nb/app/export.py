@@ -14,6 +14,7 @@ from llmdebug_nb.show import export as exporting
 from llmdebug_nb.show import html
 from llmdebug_nb.show.run_view import RunView
 from llmdebug_nb.show.state import state_of
+from llmdebug_nb.show.tokens import Tokenizer
 
 
 def export(
@@ -26,7 +27,7 @@ def export(
     side: str | None = None,
     slice: str | None = None,
     show: str | Sequence[str] = (),
-    tokenizer: object = None,
+    tokenizer: Tokenizer | None = None,
 ) -> Path:
     """Write the explorer of a run (or its name or path) or of a report to a file; return its path.
 

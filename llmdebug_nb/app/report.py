@@ -1,4 +1,4 @@
-"""The result of a comparison: where measuring, blame and showing meet."""
+"""The report of a comparison: verdict, differences and findings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from llmdebug_nb.core.errors import CorruptDumpError, OptionError, StoreError, nearest
-from llmdebug_nb.core.findings import EXPECTED, Difference, Expectation, Finding, covering
+from llmdebug_nb.core.findings import EXPECTED, Difference, Expectation, Finding, Verdict, covering
 from llmdebug_nb.core.tabular import Tabular
 from llmdebug_nb.explain import causes
 from llmdebug_nb.explain.calls import first_divergence
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from llmdebug_nb.comparison.tolerance import Judging
     from llmdebug_nb.store.run import Run
 
-_MARKS = 8  # of a line
-_NOT_BLAMED = "nothing is to blame for it but what is expected"
+_MARKS = 8  # in one line
+_NOT_BLAMED = "all findings are expected"
 _SITE = ("rank", "generation", "step", "path", "call", "phase", "role", "slot")
 _SIDE = ("dtype", "shape", "max", "min", "mean", "l2norm")
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> Path:
-    """Write a result file. Raises StoreError with a clear line where it can't be written."""
+    """Write a result file. Raises StoreError if it can't be written."""
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
@@ -65,12 +65,14 @@ class Differences(Sequence[Difference], Tabular):
 
     def __repr__(self) -> str:
         counts = Counter(d.verdict for d in self._rows)
-        return f"{len(self)} differences: " + ", ".join(
-            f"{count:,} {name}" for name, count in counts.most_common()
-        )
+        named = ", ".join(f"{count:,} {name}" for name, count in counts.most_common())
+        return f"{len(self)} differences: {named}"
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return one row a difference: site, both sides' dtype, shape and statistics, metrics, verdict and reason."""
+        """Return a table with one row per difference.
+
+        Its columns: the site, dtype, shape and statistics of both sides, metrics, verdict, reason.
+        """
         import pandas
 
         frame = pandas.DataFrame(
@@ -115,19 +117,25 @@ def _flat(d: Difference) -> dict[str, Any]:
 
 
 class Report(Tabular):
-    """What comparing two runs gave.
+    """The result of comparing two runs.
 
-    ``verdict``: match (bit-identical) | within_noise | expected (nothing differs but what was marked so) | diverged | nondeterministic (only
-    what gives something else each time). ``differences``: every row, unmatched ones too.
-    ``first_divergence``: the first diverged row, or None. ``findings``: what is to blame, the worst first; those that are expected come last.
-    ``limits``: where the limits come from, in words. ``problems``: what of the comparison itself went wrong.
-    ``expected``: what was marked as expected, see `expect`.
+    ``verdict``: match (bit-identical) | within_noise | expected (all differences were marked as
+    expected) | diverged | nondeterministic (only calls whose results change from run to run).
+    ``differences``: all rows, with or without a partner. ``first_divergence``: the first diverged
+    row, or None. ``findings``: the causes, the worst first and expected ones last.
+    ``limits``: the origin of the limits, in words. ``problems``: errors of the comparison itself.
+    ``expected``: the expectations, see `expect`.
     """
 
     def __init__(
-        self, golden: Run, mine: Run, judging: Judging, blame: Callable[[Sequence[Difference]], list[Finding]],
-        limits: str = "", problems: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+        self,
+        golden: Run,
+        mine: Run,
+        judging: Judging,
+        blame: Callable[[Sequence[Difference]], list[Finding]],
+        limits: str = "",
+        problems: Sequence[str] = (),
+    ) -> None:
         self.golden, self.mine = golden, mine
         self.limits, self.problems = limits, list(problems)
         self._judging, self._blame = judging, blame
@@ -141,14 +149,11 @@ class Report(Tabular):
         judging.comparison.report = self
 
     def _judge(self) -> None:
-        """Judge all rows, and look for what is to blame, with what is expected now."""
+        """Judge all rows and search for the causes, with the current expectations."""
         rows = self._judging.differences(self.expected)
-        self.findings = self._found(rows)
-        if (
-            self.expected
-            and self._plain_findings
-            and all(finding.expected for finding in self.findings)
-        ):
+        self.findings = self._new_findings(rows)
+        all_expected = all(finding.expected for finding in self.findings)
+        if self.expected and self._plain_findings and all_expected:
             rows = [
                 replace(d, verdict=EXPECTED, reason=_NOT_BLAMED) if d.verdict == "diverged" else d
                 for d in rows
@@ -157,106 +162,110 @@ class Report(Tabular):
         self.first_divergence = first_divergence(self.differences)
         self._counts = Counter(d.verdict for d in self.differences)
 
-    def _found(self, rows: list[Difference]) -> list[Finding]:
-        """Return what is to blame, then what would be if it were not expected."""
-        known = [
-            replace(f, expected=mark)
-            for f in self._plain_findings
-            if (mark := covering(self.expected, f))
-        ]
+    def _new_findings(self, rows: list[Difference]) -> list[Finding]:
+        """Return the unexpected findings, then the expected ones."""
         if not self.expected:
             return self._plain_findings
-        found = self._blame(rows)
-        return [f for f in found if covering(self.expected, f) is None] + known
+        expected = [
+            replace(finding, expected=mark)
+            for finding in self._plain_findings
+            if (mark := covering(self.expected, finding))
+        ]
+        findings = self._blame(rows)
+        return [one for one in findings if covering(self.expected, one) is None] + expected
 
     @functools.cached_property
     def _plain_findings(self) -> list[Finding]:
         return self._blame(self._judging.plain)
 
     @property
-    def verdict(self) -> str:
+    def verdict(self) -> Verdict:
         unexpected = [finding for finding in self.findings if finding.expected is None]
         if unexpected and all(finding.cause == causes.NONDETERMINISTIC for finding in unexpected):
             return "nondeterministic"
-        if unexpected or self._counts["diverged"]:  # also where noise hides what another eps does
+        if unexpected or self._counts["diverged"]:  # a finding counts even if noise hides its rows
             return "diverged"
         if self._counts[EXPECTED] or self.findings:
             return EXPECTED
         return "within_noise" if self._counts["within_noise"] else "match"
 
-    # -- what is expected ---------------------------------------------------------------------
+    # -- expectations -------------------------------------------------------------------------
 
     @property
     def kept_in(self) -> str:
-        """The file that `expected` is kept in; "" where mine is in no folder, and this report alone knows."""
+        """The file of the expectations; "" if mine has no folder and only this report has them."""
         return str(marks.file_of(self.mine) or "")
 
     def expect(
-        self, what: str | Difference | Finding, comment: str = "", *, role: str | None = None, slot: str | None = None,
-        phase: str | None = None, step: int | None = None,
-    ) -> Expectation:  # fmt: skip
-        """Mark a deviation as expected, say why, and judge everything anew.
-
-        ``what``: a glob over module paths, which means all that such modules make (``role``: input | output | weight | grad, ``slot``, ``phase``:
-        forward | backward and ``step`` narrow that); or a row of `differences`; or one of `findings`. It is kept beside the run of mine, and counts from now on
-        in every comparison of runs of these two names. What follows from it counts as expected too, as far as its size explains that.
-
-        Raises:
-            OptionError: no tensor of the comparison is like that, or a field makes no sense.
-            StoreError: it can't be kept; then it is not expected either.
-        """
-        mark = self._mark(
-            what, str(comment), {"role": role, "slot": slot, "phase": phase, "step": step}
-        )
-        self._keep([*(one for one in self._kept() if not one.means(mark)), mark])
-        return mark
-
-    def unexpect(self, what: str | Difference | Finding | Expectation) -> list[Expectation]:
-        """Take marks back, judge everything anew, and return them: those with this glob, or those that cover this row or finding.
-
-        Raises:
-            OptionError: nothing of the kind is expected.
-            StoreError: that can't be kept.
-        """
-        kept = self._kept()
-        if isinstance(what, (str, Expectation)):
-            gone = [one for one in kept if what in (one, one.path)]
-        else:
-            gone = [one for one in kept if one == what.expected]
-        if not gone:
-            there = ", ".join(map(str, kept[:6])) or "nothing"
-            raise OptionError(f"{what!s:.200} is not marked as expected; what is: {there}")
-        self._keep([one for one in kept if one not in gone])
-        return gone
-
-    def _mark(
-        self, what: str | Difference | Finding, comment: str, narrowed: dict[str, Any]
+        self,
+        what: str | Difference | Finding,
+        comment: str = "",
+        *,
+        role: str | None = None,
+        slot: str | None = None,
+        phase: str | None = None,
+        step: int | None = None,
     ) -> Expectation:
+        """Mark a deviation as expected, with a comment, and judge everything again.
+
+        ``what``: a row of `differences`, one of `findings`, or a glob over module paths. A glob
+        covers all outputs of these modules; ``role`` (input | output | weight | grad), ``slot``,
+        ``phase`` (forward | backward) and ``step`` select some of their tensors.
+
+        The mark is kept beside the run of mine. It counts in every later comparison of runs of
+        these two names. Later errors count as expected too, as far as the expected ones explain
+        their size.
+
+        Raises:
+            OptionError: no tensor of the comparison fits, or a field makes no sense.
+            StoreError: the mark can't be kept; then it has no effect either.
+        """
         if isinstance(what, Difference):
-            mark = Expectation.of_row(what, comment)
+            mark = Expectation.of_row(what, str(comment))
         elif isinstance(what, Finding):
-            mark = Expectation.of_finding(what, comment)
+            mark = Expectation.of_finding(what, str(comment))
         elif isinstance(what, str):
-            mark = Expectation(what, comment, **narrowed)
+            mark = Expectation(what, str(comment), role, slot, phase, step)
         else:
             raise OptionError(
                 f"expect {what!r:.60}: expected a glob over module paths, a row or a finding"
             )
-        marks.checked(mark)
-        if not any(covering([mark], d) for d in self.differences):
-            paths = {d.site.path for d in self.differences}
-            raise OptionError(
-                f"expect {mark}: the comparison has no such tensor{nearest(mark.path, sorted(paths))}"
-            )
+        self._check(mark)
+        self._keep([*(one for one in self._kept() if not one.means(mark)), mark])
         return mark
 
+    def unexpect(self, what: str | Difference | Finding | Expectation) -> list[Expectation]:
+        """Remove the marks with this glob, or those that cover this row or finding.
+
+        Judge everything again, and return the removed marks.
+
+        Raises:
+            OptionError: there is no such mark.
+            StoreError: the change can't be kept.
+        """
+        known_marks = self._kept()
+        if isinstance(what, (str, Expectation)):
+            removed = [one for one in known_marks if what in (one, one.path)]
+        else:
+            removed = [one for one in known_marks if one == what.expected]
+        if not removed:
+            known = ", ".join(map(str, known_marks[:6])) or "none"
+            raise OptionError(f"{what!s:.200} is not marked as expected; marks: {known}")
+        self._keep([one for one in known_marks if one not in removed])
+        return removed
+
+    def _check(self, mark: Expectation) -> None:
+        """Raise OptionError unless a mark makes sense and covers something."""
+        marks.checked(mark)
+        if not any(covering([mark], d) for d in self.differences):
+            near = nearest(mark.path, sorted({d.site.path for d in self.differences}))
+            raise OptionError(f"expect {mark}: the comparison has no such tensor{near}")
+
     def _kept(self) -> list[Expectation]:
-        """Return what is expected, with what other reports of these runs have marked meanwhile."""
-        return (
-            self.expected
-            if marks.file_of(self.mine) is None
-            else marks.read(self.golden, self.mine)
-        )
+        """Return the expectations, including those of other reports on these runs."""
+        if marks.file_of(self.mine) is None:
+            return self.expected
+        return marks.read(self.golden, self.mine)
 
     def _keep(self, expected: list[Expectation]) -> None:
         marks.write(self.golden, self.mine, expected)
@@ -268,15 +277,14 @@ class Report(Tabular):
     # -- in words -----------------------------------------------------------------------------
 
     def summary(self) -> str:
-        """Return three sentences: what differs first, whether it is made or received there, what to try next."""
-        return sentences(
-            labels(self.golden, self.mine), self.verdict, list(self.differences), self.findings
-        )
+        """Return three sentences: the first difference, whether it is made there, the next step."""
+        names = labels(self.golden, self.mine)
+        return sentences(names, self.verdict, list(self.differences), self.findings)
 
     def view(self, tokenizer: Tokenizer | None = None) -> ReportView:
-        """Return the view model that explorers, text and HTML show; it follows what is marked as expected.
+        """Return the view that explorers, text and HTML show; it follows new expectations.
 
-        With a tokenizer, its steps have their text.
+        With a tokenizer, its steps show their input text.
         """
         view = ReportView(self, tokenizer)
         self._views.add(view)
@@ -295,75 +303,77 @@ class Report(Tabular):
         return self.differences.to_csv(path)
 
     def lines(self) -> list[str]:
-        counts = self._counts
-        compared = sum(counts.values()) - counts["unmatched"]
-        line = f"{count_text(compared, 'pair')}: {counts['match']:,} identical, {counts['within_noise']:,} within noise, "
-        line += f"{counts['diverged']:,} diverged"
-        if counts[EXPECTED]:
-            line += f", {counts[EXPECTED]:,} as expected"
-        if counts["unmatched"]:
-            reasons = Counter(
-                (d.reason or "").partition(": bytes")[0]
-                for d in self.differences
-                if d.verdict == "unmatched"
-            )
-            named = "; ".join(f"{count:,} {reason}" for reason, count in reasons.most_common(2))
-            line += f"; {count_text(counts['unmatched'], 'row')} without a partner ({named})"
-        lines = [line]
+        """Return the counts, the first divergence and the expectations, a line each."""
+        lines = [self._count_line()]
         first = self.first_divergence
         if first is not None:
             lines.append(f"First to diverge: {first.site}, {_error_text(first)}")
         if self.verdict == "within_noise":
             worst = max((d for d in self.differences if d.error), key=lambda d: d.error or 0.0)
-            lines.append(
-                f"Furthest apart: {worst.site}, {_error_text(worst)} (limit {worst.limit:.2g})"
-            )
+            limit = f"limit {worst.limit:.2g}"
+            lines.append(f"Largest error: {worst.site}, {_error_text(worst)} ({limit})")
         return lines + self._expected_lines()
 
-    def _expected_lines(self) -> list[str]:
-        """Return what is expected, with how many rows each mark covers."""
-        rows = Counter(d.expected for d in self.differences if d.verdict == EXPECTED)
-        found = Counter(f.expected for f in self.findings if f.expected)
-        seen = [mark for mark in self.expected if rows[mark] or found[mark]]
-        if not seen:
-            return []
-        told = [
-            f"{mark}{f' ({mark.comment})' if mark.comment else ''}: {count_text(rows[mark], 'row')}"
-            for mark in seen
-        ]
-        more = (
-            f"; {count_text(rows[None], 'row')} more follow{'s' if rows[None] == 1 else ''} from that"
-            if rows[None]
-            else ""
+    def _count_line(self) -> str:
+        counts = self._counts
+        compared = sum(counts.values()) - counts["unmatched"]
+        parts = [f"{counts['match']:,} identical", f"{counts['within_noise']:,} within noise"]
+        parts.append(f"{counts['diverged']:,} diverged")
+        if counts[EXPECTED]:
+            parts.append(f"{counts[EXPECTED]:,} as expected")
+        line = f"{count_text(compared, 'pair')}: {', '.join(parts)}"
+        if not counts["unmatched"]:
+            return line
+        reasons = Counter(
+            (d.reason or "").partition(": bytes")[0]
+            for d in self.differences
+            if d.verdict == "unmatched"
         )
-        rest = f"; and {len(told) - _MARKS} more marks" if len(told) > _MARKS else ""
-        return [f"Expected: {'; '.join(told[:_MARKS])}{rest}{more}"]
+        named = "; ".join(f"{count:,} {reason}" for reason, count in reasons.most_common(2))
+        return f"{line}; {count_text(counts['unmatched'], 'row')} without a partner ({named})"
+
+    def _expected_lines(self) -> list[str]:
+        """Return a line with the expectations and the number of rows that each covers."""
+        rows = Counter(d.expected for d in self.differences if d.verdict == EXPECTED)
+        findings = Counter(one.expected for one in self.findings if one.expected)
+        parts = [
+            f"{mark}{f' ({mark.comment})' if mark.comment else ''}: {count_text(rows[mark], 'row')}"
+            for mark in self.expected
+            if rows[mark] or findings[mark]
+        ]
+        if not parts:
+            return []
+        line = "; ".join(parts[:_MARKS])
+        if len(parts) > _MARKS:
+            line += f"; and {len(parts) - _MARKS} more marks"
+        if rows[None]:
+            follow = "follows" if rows[None] == 1 else "follow"
+            line += f"; {count_text(rows[None], 'row')} more {follow} from that"
+        return [f"Expected: {line}"]
 
     def notes(self) -> list[str]:
-        """Return what a reader should know of the verdict's limits."""
-        notes = [
-            f"{run.label} is incomplete: {run.info()['ended_by'] or 'its recording ended early'}"
-            for run in (self.golden, self.mine)
-            if not run.source.complete
-        ]
+        """Return what limits the verdict."""
         inside = sum(d.verdict == "unmatched" and not d.is_mismatch for d in self.differences)
         alone = self._counts["unmatched"] - inside
-        if alone:
-            notes.insert(
-                0,
-                f"{alone:,} of {len(self.differences):,} rows could not be compared; the verdict is on the others",
-            )
+        notes = []
         if inside:
-            notes.insert(
-                0,
-                f"{count_text(inside, 'row')} of compiled or exported code {'has' if inside == 1 else 'have'} no partner by nature: inside a kernel or a node, read by one, or folded",
+            have = "has" if inside == 1 else "have"
+            notes.append(
+                f"{count_text(inside, 'row')} of compiled or exported code {have} no partner by "
+                "nature: inside a kernel or a node, read by one, or folded"
             )
-        seen = {d.expected for d in self.differences} | {f.expected for f in self.findings}
-        notes += [
-            f"expected, but nothing like it differs now: {mark}"
-            for mark in self.expected
-            if mark not in seen
-        ]
+        if alone:
+            notes.append(
+                f"{alone:,} of {len(self.differences):,} rows could not be compared; "
+                "the verdict is on the others"
+            )
+        for run in (self.golden, self.mine):
+            if not run.source.complete:
+                ended_by = run.info()["ended_by"] or "its recording ended early"
+                notes.append(f"{run.label} is incomplete: {ended_by}")
+        used = {d.expected for d in self.differences} | {f.expected for f in self.findings}
+        unused = [mark for mark in self.expected if mark not in used]
+        notes += [f"marked as expected, but does not differ now: {mark}" for mark in unused]
         notes += self.problems
         if self.verdict != "match" and self.limits:
             notes.append(self.limits)
@@ -374,4 +384,5 @@ class Report(Tabular):
 
     def __repr__(self) -> str:
         golden, mine = labels(self.golden, self.mine)
-        return f"<Report: {golden} against {mine}, {self.verdict}, {count_text(len(self.findings), 'finding')}>"
+        findings = count_text(len(self.findings), "finding")
+        return f"<Report: {golden} against {mine}, {self.verdict}, {findings}>"

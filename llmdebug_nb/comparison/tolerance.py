@@ -11,6 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.metrics import Metrics
@@ -32,6 +33,7 @@ from llmdebug_nb.core.findings import (
     Difference,
     Expectation,
     Pair,
+    RowVerdict,
     covering,
 )
 from llmdebug_nb.core.records import CallKey, Record, Site
@@ -41,7 +43,7 @@ _CALIBRATED = 3.0  # limit over the difference of two recordings: two draws of t
 _THROUGHOUT = 0.25  # share of the tensors coarser in mine that makes the whole program coarser
 _TIES = 0.25  # largest share of the choices of a tensor that may be near ties
 _CAST_SHARE = 5  # of an eps: regular values that one side rounds may all be rounded one way
-UNMATCHED = "unmatched"
+UNMATCHED: Final = "unmatched"
 NEAR_TIE = "another choice at a near tie: its inputs differ within noise"
 AFTER_TIE = "not comparable: it follows a choice that was made differently at a near tie"
 COARSER = "mine has a coarser dtype here than in the other calls of this kind"
@@ -348,13 +350,13 @@ class _Judge:
         capped = Level(cap=limit, scale_cap=scale_limit)
         level = passed if m.error <= limit or expected else capped
 
-        def row(verdict: str, error: float, limit: float, reason: str | None) -> Difference:
+        def row(verdict: RowVerdict, error: float, limit: float, reason: str | None) -> Difference:
             return Difference(m.index, m.pair, verdict, error, limit, metrics, reason)
 
         fixed = self._limits.of(m.pair, metrics) if self._limits is not None else None
         if fixed is not None:
             beyond = fixed.error > fixed.limit and not (inherited and m.error <= limit)
-            verdict = "diverged" if beyond else "within_noise" if m.error else "match"
+            verdict: RowVerdict = "diverged" if beyond else "within_noise" if m.error else "match"
             return row(verdict, fixed.error, fixed.limit, fixed.says), level
         if m.error and (why := self._tie(m, explained, limit)):
             return row(UNMATCHED, m.error, limit, why), Level(error=math.inf)
@@ -398,7 +400,9 @@ class _Judge:
 
 def _by_noise(m: Measured, limit: float) -> Difference:
     """Return the verdict by the limit of noise alone."""
-    verdict = "match" if m.error == 0.0 else "within_noise" if m.error <= limit else "diverged"
+    verdict: RowVerdict = "within_noise" if m.error <= limit else "diverged"
+    if m.error == 0.0:
+        verdict = "match"
     remark = m.remark
     if verdict != "diverged" and m.same_bytes is False and remark:
         verdict, remark = "within_noise", f"{remark}; they agree, though the bytes do not"

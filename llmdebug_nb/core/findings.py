@@ -1,6 +1,7 @@
-"""The nouns of a comparison: a **Pair** of records, measured into a **Difference**, and the **Finding** that is to blame.
+"""The nouns of a comparison.
 
-What is known of a difference and wanted is an **Expectation**.
+A **Pair** of records is measured into a **Difference**; a **Finding** is a call that is to blame.
+A deviation that the user knows and wants is an **Expectation**.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from glob import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from llmdebug_nb.core.errors import StoreError
 from llmdebug_nb.core.paths import matches
@@ -20,26 +21,28 @@ from llmdebug_nb.core.records import Kernel, Record, Site
 if TYPE_CHECKING:
     import torch
 
-EXPECTED = "expected"
-MISMATCHES = ("diverged", "unmatched")  # verdicts of what asks to be looked at
+RowVerdict = Literal["match", "within_noise", "expected", "diverged", "unmatched"]
+Verdict = Literal[RowVerdict, "nondeterministic"]
+
+EXPECTED: Final = "expected"
+MISMATCHES = ("diverged", "unmatched")  # verdicts that need attention
 
 # why a tensor of compiled code has no partner, though nothing is missing
-INSIDE = "computed inside a kernel in the other run, and nowhere written"
-WRITTEN = "written by a kernel, where the other run has a view or an operator that it keeps whole"
-READ = "what a kernel reads, compared where it was made"
+INSIDE = "computed inside a kernel in the other run, and written nowhere"
+WRITTEN = "written by a kernel; the other run has a view or a whole operator there"
+READ = "a kernel's input, compared where it was computed"
 OF_COMPILED = frozenset({INSIDE, WRITTEN, READ})
 # the same for a graph that was exported (ONNX)
-FOLDED = (
-    "not in the exported graph: folded into a constant, fused with something else, or unused there"
-)
-INNER = (
-    "a value of the exported graph, which the other run does not hand from one module to another"
-)
+FOLDED = "not in the exported graph: folded into a constant, fused, or unused there"
+INNER = "a value of the exported graph that no module of the other run returns"
 EXCUSED = OF_COMPILED | {FOLDED, INNER}
 
 
 class Fit(Protocol):
-    """Brings two tensors to one shape. ``says``: how, in words. ``whole``: every element of both takes part."""
+    """Brings two tensors to one shape.
+
+    ``says``: how, in words. ``whole``: whether every element of both takes part.
+    """
 
     @property
     def says(self) -> str: ...
@@ -52,9 +55,9 @@ class Fit(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two records and why they were matched, or one record and why it stays alone.
+    """Two records and why they were matched, or one record and why it has no partner.
 
-    ``fit``: where the two lie differently, what brings them to one shape, and says so; see `align/fit.py`.
+    ``fit``: brings tensors of different layouts to one shape; see `align/fit.py`.
     """
 
     golden: Record | None
@@ -71,11 +74,11 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """A deviation that is known and wanted, and why: ``comment``.
+    """A deviation that the user knows and wants; ``comment`` says why.
 
-    ``path``: a glob over module and operator paths. By itself it means what such a module makes: its outputs and all
-    inside it, not what it is given. With ``role`` and ``slot`` it means that one tensor of such a module; ``phase`` and ``step`` narrow
-    either, None is any.
+    ``path``: a glob over module and operator paths. Alone it covers the outputs of such a module
+    and everything inside it, but not its inputs. With ``role`` and ``slot`` it covers one tensor of
+    such a module. ``phase`` and ``step`` restrict both; None means any.
     """
 
     path: str
@@ -88,23 +91,26 @@ class Expectation:
     def __str__(self) -> str:
         tensor = f" {self.role or '*'}[{self.slot or '*'}]" if self.role or self.slot else ""
         phase = f" {self.phase}" if self.phase else ""
-        return f"{self.path or '(root)'}{phase}{tensor}{'' if self.step is None else f' step {self.step}'}"
+        step = "" if self.step is None else f" step {self.step}"
+        return f"{self.path or '(root)'}{phase}{tensor}{step}"
 
     @classmethod
     def of_row(cls, row: Difference, comment: str = "") -> Expectation:
-        """Return one of that tensor, in all steps."""
+        """Return an expectation of a row's tensor in all steps."""
         s = row.site
         return cls(escape(s.path), comment, s.role, s.slot, s.phase)
 
     @classmethod
     def of_finding(cls, finding: Finding, comment: str = "") -> Expectation:
-        """Return one of the call that is blamed; where that was given something wrong, of what it was given."""
+        """Return an expectation of the blamed call, or of its input if that already diverged."""
         mark, row = cls(escape(finding.path), comment), finding.difference
-        given = row is not None and row.verdict == "diverged" and not mark.covers(row.site)
-        return cls.of_row(row, comment) if row is not None and (given or not finding.path) else mark
+        if row is None:
+            return mark
+        is_input = row.verdict == "diverged" and not mark.covers(row.site)
+        return cls.of_row(row, comment) if is_input or not finding.path else mark
 
     def covers(self, site: Site) -> bool:
-        """Tell whether a tensor is meant."""
+        """Return whether the expectation covers a tensor."""
         if self.step not in (None, site.step) or self.phase not in (None, site.phase):
             return False
         at_it, inside = matches(self.path, site.path)
@@ -113,7 +119,7 @@ class Expectation:
         return at_it and self.role in (None, site.role) and self.slot in (None, site.slot)
 
     def means(self, other: Expectation) -> bool:
-        """Tell whether both mean the same tensors, whatever they say of them."""
+        """Return whether both cover the same tensors; comments may differ."""
         return replace(self, comment="") == replace(other, comment="")
 
 
@@ -134,16 +140,16 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Difference:
-    """A pair, measured. ``metrics``: name -> value, names as in `comparison/metrics.py`.
+    """A measured pair. ``metrics``: values by the names of `comparison/metrics.py`.
 
-    ``verdict``: match | within_noise | expected | diverged | unmatched. ``error``: the figure that was judged,
-    ``limit``: what it was held against. ``reason``: why it is unmatched, or can't be measured. ``expected``: what says so of it, or None
-    where it merely follows from what is expected.
+    ``error``: the figure that was judged; ``limit``: the largest allowed one. ``reason``: why it is
+    unmatched or can't be measured. ``expected``: the expectation that covers it; None for an
+    expected row that only follows from another one.
     """
 
     index: int
     pair: Pair
-    verdict: str
+    verdict: RowVerdict
     error: float | None = None
     limit: float | None = None
     metrics: dict[str, float | int | None] = field(default_factory=dict)
@@ -165,18 +171,19 @@ class Difference:
 
     @property
     def is_mismatch(self) -> bool:
-        """It asks to be looked at: it diverged, or a partner is missing that there could be."""
+        """True if the row needs attention: it diverged, or lacks a partner that should exist."""
         return self.verdict in MISMATCHES and self.pair.why not in EXCUSED
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Finding:
-    """What is to blame. ``cause``: a closed set, see `explain/causes.py`. ``op``: golden's class of the module, or the operator.
+    """A call that is to blame. ``op``: golden's class of the module, or the operator.
 
-    ``evidence``: in words, with figures. ``difference``: the row that shows it. ``source``: where in the program the
-    operator was called (``file:line function``), if that was recorded. ``repro``: a Python script that makes the
-    call again from the two dumps. ``kernel``: of compiled code, the one that computes it in mine (or in golden, where mine is not fused).
-    ``expected``: what says that it is, or None.
+    ``cause``: one of `explain/causes.py`. ``evidence``: the reasons, with figures. ``difference``:
+    the row that shows it. ``source``: the line of the program that called the operator
+    (``file:line function``), if it was recorded. ``repro``: a Python script that replays the call
+    from the two dumps. ``kernel``: for compiled code the kernel that computes the call in mine, or
+    in golden if mine is not fused. ``expected``: the expectation that covers it, or None.
     """
 
     path: str
@@ -191,10 +198,11 @@ class Finding:
     expected: Expectation | None = None
 
     def script(self) -> str:
-        """Return ``repro``. Raises StoreError where nothing can be called again (values were not kept, say)."""
+        """Return ``repro``. Raises StoreError if the call can't be replayed."""
         if self.repro is None:
             raise StoreError(
-                f"there is nothing to run for {self.path or 'the root'}: its tensors were not recorded in both runs"
+                f"{self.path or 'the root'} can't be replayed: "
+                "its tensors were not recorded in both runs"
             )
         return self.repro
 
@@ -202,7 +210,7 @@ class Finding:
         """Write ``repro`` to a file and return its path.
 
         Raises:
-            StoreError: nothing can be called again (values were not kept, say), or the file can't be written.
+            StoreError: the call can't be replayed, or the file can't be written.
         """
         script = self.script()
         try:
@@ -212,16 +220,17 @@ class Finding:
         return Path(path)
 
     def __repr__(self) -> str:
-        return f"<{self.cause}: {self.path or '(root)'} ({self.op}), step {self.step}; {self.evidence}>"
+        place = f"{self.path or '(root)'} ({self.op}), step {self.step}"
+        return f"<{self.cause}: {place}; {self.evidence}>"
 
 
 def covering(expected: Iterable[Expectation], what: Difference | Finding) -> Expectation | None:
-    """Return the first that covers a row, by its place in golden or in mine, or what a finding blames."""
+    """Return the first expectation that covers a row, in golden or in mine, or a blamed call."""
     if isinstance(what, Finding):
-        seen = what.difference.site if what.difference else Site(what.path, what.step)
-        sites = [replace(seen, path=what.path, role="output", slot="0"), seen]
+        site = what.difference.site if what.difference else Site(what.path, what.step)
+        sites = [replace(site, path=what.path, role="output", slot="0"), site]
     else:
         sites = [record.site for record in (what.pair.golden, what.pair.mine) if record is not None]
-        if len(sites) == 1:  # what only one run has is not what it is given, but that it is there
+        if len(sites) == 1:  # that a call is there at all counts as its output, not as its input
             sites.append(replace(sites[0], role="output"))
     return next((mark for mark in expected if any(map(mark.covers, sites))), None)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from llmdebug_nb.core.errors import LLMDebugError
-from llmdebug_nb.show import wire
+from llmdebug_nb.show import wire_requests
 
 Answers = dict[str, tuple[type, type]]  # op -> request, answer
 
@@ -24,7 +24,7 @@ class Bridge:
     Recent kernels handle messages in a thread beside the running cell, so requests take turns.
     """
 
-    def __init__(self, view: object, answers: Answers = wire.ANSWERS) -> None:
+    def __init__(self, view: object, answers: Answers = wire_requests.ANSWERS) -> None:
         self._view = view
         self._answers = answers
         self._lock = threading.Lock()
@@ -46,7 +46,7 @@ class Bridge:
             return {"re": number, "error": one_line(f"{type(error).__name__}: {error}")}, []
 
 
-def check_request(content: object, answers: Answers = wire.ANSWERS) -> dict[str, Any]:
+def check_request(content: object, answers: Answers = wire_requests.ANSWERS) -> dict[str, Any]:
     """Return the request without its number. Raises BadRequestError."""
     if not isinstance(content, dict):
         raise BadRequestError(f"a message must be an object, not {type(content).__name__}")

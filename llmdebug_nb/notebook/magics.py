@@ -274,7 +274,7 @@ class LLMDebugMagics(Magics):
         print(f"{recording.options.name}: recording until %llmdump off")
 
     def _stop_after_error(self, recording: Recording, run: Run, ended_by: str) -> None:
-        """End the recording of a cell that failed; our own errors are only a line beside its error."""
+        """End the recording of a cell that failed; print our own errors as a line."""
         try:
             recording.stop(ended_by)
         except LLMDebugError as error:

@@ -19,7 +19,7 @@ from llmdebug_nb.show.wire import State
 
 
 class View(ViewData, Protocol):
-    """What an `Explorer` shows: a view with one method per op of `wire.ANSWERS`.
+    """What an `Explorer` shows: a view with one method per op of `wire_requests.ANSWERS`.
 
     ``watchers`` are called when something was marked as expected, here or elsewhere.
     """

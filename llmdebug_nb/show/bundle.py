@@ -1,4 +1,4 @@
-"""The front end's code, as it was built: the explorer for notebooks, and the same in a page of its own."""
+"""The built code of the front end: the explorer for notebooks, and for pages of its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WIDGET, PAGE = _STATIC / "widget.js", _STATIC / "page.js"
 
 
 class FrontEndMissingError(LLMDebugError):
-    """The code that a page runs was not built."""
+    """The front end was not built."""
 
 
 def bundle(path: Path = WIDGET) -> str:
@@ -20,6 +20,6 @@ def bundle(path: Path = WIDGET) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise FrontEndMissingError(
-            f"the front end was not built ({path.name} is missing); install llmdebug-nb from a wheel, "
-            "or in a checkout run `npm ci && npm run build` in labextension/"
+            f"the front end was not built ({path.name} is missing); install llmdebug-nb from a "
+            "wheel, or in a checkout run `npm ci && npm run build` in labextension/"
         ) from None

@@ -1,11 +1,10 @@
-"""The rows of a comparison as columns, so that a list of many is narrowed and sorted at once."""
+"""The rows of a comparison as columns, which makes filtering and sorting many rows fast."""
 
 from __future__ import annotations
 
 import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -18,27 +17,26 @@ _WORST_FIRST = ("diverged", "unmatched", "expected", "within_noise", "match")
 
 
 def _natural(text: str) -> str:
-    """Return what sorts layers.2 before layers.10."""
+    """Return a sort key that puts layers.2 before layers.10."""
     return _NUMBER.sub(lambda digits: digits[0].zfill(12), text)
 
 
-def _figures(values: Iterable[float | None]) -> Array:
+def figures(values: Iterable[float | None]) -> Array:
+    """Return values as an array, with NaN for None."""
     return np.array([np.nan if value is None else value for value in values], float)
 
 
-def _ranks(values: Sequence[Any], key: Callable[[Any], Any] | None = None) -> Array:
+def _ranks(values: Sequence[str], key: Callable[[str], int | str] = str) -> Array:
     """Return each value's place among the distinct ones."""
     place = {value: rank for rank, value in enumerate(sorted(set(values), key=key))}
     return np.array([place[value] for value in values], float)
 
 
 def _path_ranks(paths: Sequence[str]) -> Array:
-    """Return each path's place, name by name: layers.2 before layers.2.mlp before layers.10."""
+    """Return each path's place: layers.2 comes before layers.2.mlp and before layers.10."""
     if not paths:
         return np.empty(0)
-    names: list[
-        str
-    ] = []  # of all in a row: a list for each of many thousands makes the garbage collector work
+    names: list[str] = []  # one flat list: thousands of small ones burden the garbage collector
     for path in paths:
         names += path.replace("/", ".").split(".")
     place = {name: rank for rank, name in enumerate(sorted(set(names), key=_natural), 1)}
@@ -53,7 +51,7 @@ def _path_ranks(paths: Sequence[str]) -> Array:
 
 
 class Columns:
-    """``steps``: the stepper's index of each row's step."""
+    """``steps``: of each row, the index of its step in the stepper."""
 
     def __init__(self, differences: Sequence[Difference], steps: Sequence[int]) -> None:
         self._rows = differences
@@ -66,12 +64,15 @@ class Columns:
         self._column = functools.lru_cache(maxsize=8)(self._values)
 
     def under(self, path: str) -> Array:
-        """Tell of each row whether it is within the module at ``path``."""
+        """Return for each row whether it is within the module at ``path``."""
         inside: Array = np.array([within(one, path) for one in self._paths], bool)[self._path_of]
         return inside
 
     def _order(self, name: str, descending: bool) -> Array:
-        """Return the rows sorted by a column, equal ones in execution order, those without a figure last; ``name`` "": in execution order."""
+        """Return the rows sorted by a column, or without a name in execution order.
+
+        Equal rows stay in execution order; rows without a figure come last.
+        """
         if not name:
             return np.arange(len(self._rows))
         values = self._column(name)
@@ -90,8 +91,8 @@ class Columns:
             "op": lambda: _ranks([d.op for d in rows]),
             "dtype": lambda: _ranks([d.pair.either.summary.dtype for d in rows]),
             "shape": lambda: np.array([d.pair.either.summary.numel for d in rows], float),
-            "error": lambda: _figures(d.error for d in rows),
-            "limit": lambda: _figures(d.limit for d in rows),
+            "error": lambda: figures(d.error for d in rows),
+            "limit": lambda: figures(d.limit for d in rows),
             "verdict": lambda: _ranks([d.verdict for d in rows], _WORST_FIRST.index),
         }
         return columns[name]()

@@ -1,32 +1,33 @@
-"""Any state of an explorer as a file: a page that needs no kernel, or a figure. The suffix decides."""
+"""Writes the state of an explorer to a file: a page that needs no kernel, or a figure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from llmdebug_nb.core.errors import OptionError, StoreError
 from llmdebug_nb.show import figure, saved_page, wire
+from llmdebug_nb.show.view_data import ViewData
 
 PAGES, FIGURES = (".html", ".htm"), (".png", ".svg", ".pdf")
 
 
-def export(view: Any, state: wire.State, path: Path, show: Sequence[str] = ()) -> Path:
-    """Write the state of a `RunView` or `ReportView` to ``path``; ``show``: the pictures of a figure, see `figure.PICTURES`.
+def export(view: ViewData, state: wire.State, path: Path, show: Sequence[str] = ()) -> Path:
+    """Write the state of a view to ``path``; the suffix decides between page and figure.
+
+    ``show``: the pictures of a figure, keys of `figure.PICTURES`.
 
     Raises:
-        OptionError: another suffix, no such picture, or nothing that a figure could show.
+        OptionError: the suffix or a picture is unknown, or there is nothing to draw.
         StoreError: the file can't be written.
     """
     suffix = path.suffix.lower()
     if suffix not in PAGES + FIGURES:
-        raise OptionError(
-            f"export to {path.name!r}: expected a name that ends in {', '.join((PAGES[0], *FIGURES))}"
-        )
+        known = ", ".join((PAGES[0], *FIGURES))
+        raise OptionError(f"export to {path.name!r}: expected a name that ends in {known}")
     if suffix in PAGES and show:
-        raise OptionError("show chooses the pictures of a figure; a page shows everything")
+        raise OptionError("show chooses the pictures of a figure, but a page shows everything")
     try:
         if suffix in PAGES:
             path.write_text(saved_page.page(view, state), encoding="utf-8")
@@ -37,18 +38,16 @@ def export(view: Any, state: wire.State, path: Path, show: Sequence[str] = ()) -
     return path
 
 
-def beside(view: Any, state: wire.State, kind: str, folder: Path) -> Path:
-    """Return a path in ``folder`` that is not taken, named after what is shown."""
-    overview: wire.Overview = view.overview()
+def free_path(view: ViewData, state: wire.State, kind: str, folder: Path) -> Path:
+    """Return the path of a new file in ``folder``, named after the state."""
+    overview = view.overview()
     names = [overview["golden"], overview["mine"]]
     if overview["steps"]:
         names.append("step " + overview["steps"][state["position"]]["label"])
     if state["selected"] >= 0:
         names.append(view.detail({"op": "detail", "row": state["selected"]})["row"]["path"])
-    stem = (
-        "_".join(filter(None, (re.sub(r"[^\w.-]+", "-", name).strip("-.") for name in names)))[:120]
-        or "llmdebug"
-    )
+    parts = [re.sub(r"[^\w.-]+", "-", name).strip("-.") for name in names]
+    stem = "_".join(filter(None, parts))[:120] or "llmdebug"
     path, number = folder / f"{stem}.{kind}", 2
     while path.exists():
         path, number = folder / f"{stem}.{number}.{kind}", number + 1

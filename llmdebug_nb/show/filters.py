@@ -1,8 +1,10 @@
-"""What is typed to narrow a list: words, and bounds on the figures that were recorded.
+"""Reads the filter above a list of rows: words, and bounds on the recorded figures.
 
-``nan``, ``inf``: the tensor holds one. ``>1e3``: its maximum is greater; ``<1e-3``: its minimum is less; ``abs>1e3``,
-``abs<1e-3``: its largest magnitude is; ``mean`` and ``l2norm`` likewise. Anything else is a word of the row. All must hold. A tensor
-with a NaN in it has no minimum, maximum, mean or norm, and no bound holds of it. ``id:3_1``: of the call with this execution id, or of one in it.
+``nan``, ``inf``: the tensor holds one. ``>1e3``: its maximum is greater. ``<1e-3``: its minimum is
+less. ``abs>1e3``, ``abs<1e-3``: its largest magnitude is; ``mean`` and ``l2norm`` likewise.
+``id:3_1``: its call has this execution id or ran inside that call. Anything else is a word of the
+row. All parts must hold. A tensor with a NaN has no minimum, maximum, mean or norm, so no bound
+holds for it.
 """
 
 from __future__ import annotations
@@ -24,21 +26,19 @@ class FilterError(LLMDebugError):
 
 @functools.lru_cache(maxsize=32)
 def read(text: str) -> RowFilter:
-    """Return what ``text`` asks for. Raises FilterError."""
+    """Return the filter in ``text``. Raises FilterError."""
     parts = text.lower().split()
     bounds = {part: _bound(part) for part in parts}
     ids = {part: _id(part) for part in parts}
     counts = tuple(part for part in parts if part in COUNTS)
-    words = tuple(
-        part for part in parts if part not in COUNTS and bounds[part] is None and ids[part] is None
-    )
+    words = tuple(one for one in parts if not (one in COUNTS or bounds[one] or ids[one]))
     return RowFilter(
         words, counts, tuple(filter(None, bounds.values())), tuple(filter(None, ids.values()))
     )
 
 
 def problem(text: str) -> str:
-    """Say why ``text`` can't be read; "" if it can."""
+    """Return why ``text`` can't be read, "" if it can."""
     try:
         read(text)
     except FilterError as error:
@@ -47,27 +47,28 @@ def problem(text: str) -> str:
 
 
 def _id(part: str) -> str | None:
-    """Return the execution id that ``part`` asks for, or None."""
+    """Return the execution id in ``part``, or None."""
     if not part.startswith("id:"):
         return None
-    found = _ID.fullmatch(part)
-    if found is None:
+    match = _ID.fullmatch(part)
+    if match is None:
         raise FilterError(
-            f"can't read the filter {part!r}: an execution id belongs behind id:, as in id:3_1 or id:3_1.4"
+            f"can't read the filter {part!r}: id: needs an execution id, as in id:3_1 or id:3_1.4"
         )
-    return found[1]
+    return match[1]
 
 
 def _bound(part: str) -> Bound | None:
-    """Return the bound that ``part`` is, or None for a word."""
-    found = _BOUND.fullmatch(part)
-    if found is None:
+    """Return the bound in ``part``, or None for a word."""
+    match = _BOUND.fullmatch(part)
+    if match is None:
         return None
-    figure, sign, number = found.groups()
+    figure, sign, number = match.groups()
     figure = figure or ("max" if sign[0] == ">" else "min")
     if figure not in FIGURES:
+        known = ", ".join(FIGURES)
         raise FilterError(
-            f"can't read the filter {part!r}: no figure is called {figure!r}; known: {', '.join(FIGURES)}"
+            f"can't read the filter {part!r}: unknown figure {figure!r}; known: {known}"
         )
     try:
         value = float(number)
@@ -75,6 +76,6 @@ def _bound(part: str) -> Bound | None:
         value = math.nan
     if math.isnan(value):
         raise FilterError(
-            f"can't read the filter {part!r}: a number belongs behind {sign}, as in >1e3 or abs<1e-3"
+            f"can't read the filter {part!r}: {sign} needs a number, as in >1e3 or abs<1e-3"
         )
     return Bound(figure, sign, value)

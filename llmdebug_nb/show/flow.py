@@ -1,4 +1,4 @@
-"""Where a tensor comes from and where it goes: its neighbours in the dataflow of its run."""
+"""The neighbours of a tensor in the dataflow of its run."""
 
 from __future__ import annotations
 
@@ -8,25 +8,28 @@ from llmdebug_nb.core.opened_run import OpenedRun
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.show import wire
 
-_LINKS = 12  # of one relation; a mask may be taken thousands of times
+_LINKS = 12  # per relation; a mask may have thousands of consumers
 
 
 def flow(run: OpenedRun, record: Record, row_of: Callable[[int], int | None]) -> list[wire.Flow]:
-    """Return the neighbours of ``record`` by relation; ``row_of``: the view's row of a record, None for none."""
+    """Return the neighbours of ``record`` by relation.
+
+    ``row_of`` returns the view's row of a record, None if it has none.
+    """
     site, index = record.site, run.index
-    found: dict[wire.Relation, list[int]] = {}
+    neighbours: dict[wire.Relation, list[int]] = {}
     if site.role == "input":
-        found["outputs"] = index.ids_of_call(site.key, "output")
+        neighbours["outputs"] = index.ids_of_call(site.key, "output")
     else:
-        made = site.role == "output"
-        found["inputs"] = index.ids_of_call(site.key, "input") if made else []
-    found["consumers"] = index.record_ids(producer=record.id)
+        is_output = site.role == "output"
+        neighbours["inputs"] = index.ids_of_call(site.key, "input") if is_output else []
+    neighbours["consumers"] = index.record_ids(producer=record.id)
     if record.producer is not None:
         siblings = index.record_ids(producer=record.producer)
-        found["siblings"] = [number for number in siblings if number != record.id]
+        neighbours["siblings"] = [number for number in siblings if number != record.id]
     return [
         view
-        for relation, ids in found.items()
+        for relation, ids in neighbours.items()
         if (view := _view(run, relation, ids, row_of))["total"]
     ]
 

@@ -1,33 +1,37 @@
-"""How far each layer is off at each step: the worst row of every cell of layers x steps."""
+"""The map of layers: the worst row of each layer at each step."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from llmdebug_nb.core.findings import EXPECTED, Difference
 from llmdebug_nb.core.layers import parts
 from llmdebug_nb.show import wire
+from llmdebug_nb.show.columns import figures
 from llmdebug_nb.show.tensors import Array
 from llmdebug_nb.show.tree import Tree
 
 # a cell shows its worst verdict
 NOTHING, UNMATCHED, MATCH, WITHIN_NOISE, AS_EXPECTED, DIVERGED = range(6)
 _STATES = {
-    "unmatched": UNMATCHED, "match": MATCH, "within_noise": WITHIN_NOISE, EXPECTED: AS_EXPECTED, "diverged": DIVERGED,
-}  # fmt: skip
-AROUND = -1
+    "unmatched": UNMATCHED,
+    "match": MATCH,
+    "within_noise": WITHIN_NOISE,
+    EXPECTED: AS_EXPECTED,
+    "diverged": DIVERGED,
+}
+AROUND = -1  # stands for the modules outside of all layers
 
 
 @dataclass(frozen=True)
 class LayerErrors:
-    """``layers``: in the order in which they first ran. The arrays have a row for each, and a column for each step.
+    """``layers``: in execution order. The arrays have shape (layers, steps).
 
-    ``error``/``limit``: of the worst row (NaN: no figure). ``row``: its index, -1 where nothing was recorded.
-    ``state``: `NOTHING` to `DIVERGED`.
+    ``error``, ``limit``: those of the worst row (NaN: no figure). ``row``: its index, -1 if nothing
+    was recorded. ``state``: `NOTHING` to `DIVERGED`.
     """
 
     layers: list[wire.Layer]
@@ -38,12 +42,12 @@ class LayerErrors:
 
     @property
     def ratio(self) -> Array:
-        """Error over limit; NaN where there is neither."""
+        """Error over limit; NaN without a figure."""
         return ratios(self.error, self.limit)
 
 
 def ratios(error: Array, limit: Array) -> Array:
-    """Return error over limit: no error is 0 of any limit, and any error is beyond none."""
+    """Return error over limit; no error gives 0, and an error without a limit infinity."""
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio: Array = np.where(error == 0, 0.0, error / np.where(np.isnan(limit), 0.0, limit))
     return ratio
@@ -52,29 +56,27 @@ def ratios(error: Array, limit: Array) -> Array:
 def layer_errors(
     tree: Tree, differences: Sequence[Difference], steps: Mapping[tuple[int, int], int]
 ) -> LayerErrors:
-    """Return the worst row of each layer that was recorded, and of what lies around the layers, at each step.
+    """Return the worst row of each recorded layer, and of the other modules, at each step.
 
-    Worst is by verdict, then by error over limit; of equal ones it is the first.
+    The worst row has the worst verdict, then the largest error over limit; of equal rows it is the
+    first.
     """
     sites = [d.site for d in differences]
-    ran = sorted(
-        sites, key=lambda site: site.role == "weight"
-    )  # weights are recorded before anything runs
-    owners = _owners(tree, dict.fromkeys(site.path for site in ran))
-    found = list(dict.fromkeys(owners.values()))  # in execution order
-    if AROUND in found:
-        found = [i for i in found if i != AROUND] + [AROUND]
-    place = {path: found.index(owner) for path, owner in owners.items()}
-    shape = (len(found), max(len(steps), 1))
-    layer = np.array([place[site.path] for site in sites], np.int64)
-    cell = layer * shape[1] + np.array(
-        [steps.get((site.generation, site.step), 0) for site in sites], np.int64
-    )
-    state = np.array([_STATES.get(d.verdict, UNMATCHED) for d in differences], np.uint8)
-    error = np.array([np.nan if d.error is None else d.error for d in differences])
-    limit = np.array([np.nan if d.limit is None else d.limit for d in differences])
+    # weights are recorded before anything runs, so they come last
+    by_execution = sorted(sites, key=lambda site: site.role == "weight")
+    owners = _owners(tree, dict.fromkeys(site.path for site in by_execution))
+    layers = list(dict.fromkeys(owners.values()))
+    if AROUND in layers:
+        layers = [i for i in layers if i != AROUND] + [AROUND]
+    place = {path: layers.index(owner) for path, owner in owners.items()}
+    shape = (len(layers), max(len(steps), 1))
+    row = np.array([place[site.path] for site in sites], np.int64)
+    column = np.array([steps.get((site.generation, site.step), 0) for site in sites], np.int64)
+    cell = row * shape[1] + column
+    state = np.array([_STATES[d.verdict] for d in differences], np.uint8)
+    error, limit = figures(d.error for d in differences), figures(d.limit for d in differences)
     ratio = ratios(error, limit)
-    ratio[np.isnan(ratio)] = -1.0  # a row without figures is worse than others by its verdict alone
+    ratio[np.isnan(ratio)] = -1.0  # only its verdict can make a row without figures the worst
     worst = _worst(cell, state, ratio)
     at = np.unravel_index(cell[worst], shape)
 
@@ -83,9 +85,9 @@ def layer_errors(
         grid[at] = values
         return grid
 
-    with np.errstate(over="ignore"):  # beyond float32 is infinity
+    with np.errstate(over="ignore"):  # figures beyond float32 become infinity
         return LayerErrors(
-            [_layer(tree, i) for i in found],
+            [_layer(tree, i) for i in layers],
             spread(error[worst], np.nan, "<f4"),
             spread(limit[worst], np.nan, "<f4"),
             spread(worst, -1, "<i4"),
@@ -102,7 +104,7 @@ def _worst(cell: Array, state: Array, ratio: Array) -> Array:
 
 
 def _owners(tree: Tree, paths: Iterable[str]) -> dict[str, int]:
-    """Return for each path the layer that it lies in, or `AROUND`."""
+    """Return the layer of each path, or `AROUND`."""
     layers = set(parts(tree.nodes))
 
     def owner(path: str) -> int:
@@ -117,5 +119,5 @@ def _owners(tree: Tree, paths: Iterable[str]) -> dict[str, int]:
 def _layer(tree: Tree, i: int) -> wire.Layer:
     if i == AROUND:
         return {"path": "", "type": "", "node": AROUND}
-    node: Any = tree.nodes[i]
+    node = tree.nodes[i]
     return {"path": node.path, "type": node.type, "node": i}

@@ -1,4 +1,4 @@
-"""A comparison, as the explorer asks for it: its rows are the differences."""
+"""The view of a comparison: its rows are the differences."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from glob import escape
-from typing import Any
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
 
 from llmdebug_nb.core.errors import LLMDebugError, StoreError, TensorLookupError, nearest
-from llmdebug_nb.core.findings import EXPECTED, Difference, Expectation, Finding
+from llmdebug_nb.core.findings import EXPECTED, Difference, Expectation, Finding, Verdict
 from llmdebug_nb.core.kernels import summary as kernel
+from llmdebug_nb.core.opened_run import OpenedRun
 from llmdebug_nb.core.row_filter import row_text
-from llmdebug_nb.show import filters, tensors, wire
-from llmdebug_nb.show.columns import Columns
+from llmdebug_nb.show import filters, tensors, wire, wire_requests
+from llmdebug_nb.show.columns import Columns, figures
 from llmdebug_nb.show.flow import flow
 from llmdebug_nb.show.layers import LayerErrors, layer_errors, ratios
 from llmdebug_nb.show.series import line, site_key
@@ -26,20 +27,55 @@ from llmdebug_nb.show.text import report_text
 from llmdebug_nb.show.tokens import Tokenizer, texts
 from llmdebug_nb.show.tree import Tree
 from llmdebug_nb.show.view_data import Answer
-from llmdebug_nb.show.views import View, axes_of, side_view
+from llmdebug_nb.show.views import Judged, View, axes_of, side_view
 from llmdebug_nb.show.words import expected_text, labels, made_text
+
+_PAGE = 1000  # rows at most
+
+
+class ReportData(Protocol):
+    """What a view asks of a report; `app.report.Report` answers it."""
+
+    @property
+    def golden(self) -> OpenedRun: ...
+    @property
+    def mine(self) -> OpenedRun: ...
+    @property
+    def differences(self) -> Sequence[Difference]: ...
+    @property
+    def findings(self) -> Sequence[Finding]: ...
+    @property
+    def expected(self) -> list[Expectation]: ...
+    @property
+    def verdict(self) -> Verdict: ...
+    @property
+    def kept_in(self) -> str: ...
+    def lines(self) -> list[str]: ...
+    def summary(self) -> str: ...
+    def notes(self) -> list[str]: ...
+    def expect(
+        self,
+        what: str | Difference | Finding,
+        comment: str = "",
+        *,
+        role: str | None = None,
+        slot: str | None = None,
+        phase: str | None = None,
+        step: int | None = None,
+    ) -> Expectation: ...
+    def unexpect(self, what: str | Difference | Finding | Expectation) -> list[Expectation]: ...
 
 
 class ReportView(View):
-    """A comparison: rows are its differences. ``mismatch`` asks for those that diverged or stayed unmatched."""
+    """A comparison. ``mismatch`` asks for the rows that diverged or have no partner."""
 
     kind = "report"
 
-    def __init__(self, report: Any, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(self, report: ReportData, tokenizer: Tokenizer | None = None) -> None:
         golden, mine = report.golden, report.mine
-        seen = {(call.generation, call.step): call for call in (*mine.steps(), *golden.steps())}
+        steps = {(call.generation, call.step): call for call in (*mine.steps(), *golden.steps())}
         super().__init__(
-            [seen[key] for key in sorted(seen)],
+            [steps[key] for key in sorted(steps)],
             {**texts(mine, tokenizer), **texts(golden, tokenizer)},
         )
         self._report = report
@@ -51,13 +87,13 @@ class ReportView(View):
         self.refresh()
 
     def refresh(self) -> None:
-        """Take in the report as it is judged now, and tell those who watch."""
+        """Take over the current judgement of the report, and call the watchers."""
         self.differences: Sequence[Difference] = list(self._report.differences)
         self.findings: Sequence[Finding] = self._report.findings
         for name in ("tree", "layer_errors", "_by_site", "_columns"):
             self.__dict__.pop(name, None)
         self._list = functools.lru_cache(maxsize=16)(self._listing)
-        self._ids = functools.lru_cache(maxsize=64)(lambda run, *place: run.ids(*place))
+        self._ids = functools.lru_cache(maxsize=64)(self._execution_ids)
         for watch in self.watchers:
             watch()
 
@@ -68,48 +104,37 @@ class ReportView(View):
             Counter(d.site.path for d in self.differences if d.verdict == verdict)
             for verdict in ("diverged", "within_noise", "unmatched", EXPECTED)
         )
-        said: dict[str, dict[str, None]] = {}
+        comments: dict[str, dict[str, None]] = {}
         for d in self.differences:
             if d.expected is not None:
-                said.setdefault(d.site.path, {})[expected_text(d)] = None
-        return Tree(self.golden.nodes or self.mine.nodes, rows, bad, near, alone, expected, said)
+                comments.setdefault(d.site.path, {})[expected_text(d)] = None
+        return Tree(
+            self.golden.nodes or self.mine.nodes, rows, bad, near, alone, expected, comments
+        )
 
     @functools.cached_property
     def _columns(self) -> Columns:
         return Columns(self.differences, [self.step_index_of(d.site) for d in self.differences])
 
-    def overview(self, request: Any = None) -> wire.Overview:
+    def overview(self, request: wire_requests.OverviewRequest | None = None) -> wire.Overview:
         rows = Counter((d.site.generation, d.site.step) for d in self.differences)
         bad = Counter(
             (d.site.generation, d.site.step) for d in self.differences if d.verdict == "diverged"
         )
         first = next((d.index for d in self.differences if d.verdict == "diverged"), -1)
         covered = Counter(d.expected for d in self.differences if d.expected)
-        verdict: Any = self._report.verdict
         golden, mine = labels(self.golden, self.mine)
         return {
             "kind": "report",
             "title": f"{golden} against {mine}",
             "golden": golden,
             "mine": mine,
-            "verdict": verdict,
+            "verdict": self._report.verdict,
             "lines": self._report.lines(),
             "summary": self._report.summary(),
             "notes": [*self._report.notes(), *(made_text(run) for run in (self.golden, self.mine))],
             "steps": self.step_views(rows, bad),
-            "findings": [
-                {
-                    "path": f.path,
-                    "op": f.op,
-                    "step": self.step_index_of(f.difference.site) if f.difference else 0,
-                    "cause": f.cause,
-                    "evidence": f.evidence,
-                    "row": f.difference.index if f.difference else -1,
-                    "expected": (f.expected.comment or str(f.expected)) if f.expected else "",
-                    "mark": self._mark(f.expected),
-                }
-                for f in self.findings
-            ],
+            "findings": [self._finding_view(finding) for finding in self.findings],
             "marks": [
                 {"text": str(mark), "comment": mark.comment, "rows": covered[mark]}
                 for mark in self._report.expected
@@ -119,8 +144,21 @@ class ReportView(View):
             "rows": len(self.differences),
         }
 
+    def _finding_view(self, finding: Finding) -> wire.FindingView:
+        row, mark = finding.difference, finding.expected
+        return {
+            "path": finding.path,
+            "op": finding.op,
+            "step": self.step_index_of(row.site) if row else 0,
+            "cause": finding.cause,
+            "evidence": finding.evidence,
+            "row": row.index if row else -1,
+            "expected": (mark.comment or str(mark)) if mark else "",
+            "mark": self._mark(mark),
+        }
+
     def _mark(self, mark: Expectation | None) -> int:
-        """Return its place in the overview's list; -1 for none."""
+        """Return the place of an expectation in the overview's list; -1 for none."""
         return self._report.expected.index(mark) if mark in self._report.expected else -1
 
     def _listing(
@@ -132,11 +170,10 @@ class ReportView(View):
         sort: str = "",
         descending: bool = False,
     ) -> Array:
-        """Return the indices of what is listed; ``step`` -1: of all steps."""
-        columns, narrowed = self._columns, filters.read(text)
-        path = (
-            self.tree.path(node) if node != -1 else None
-        )  # of a large model the tree takes a second
+        """Return the indices of the listed rows; ``step`` -1 means all steps."""
+        columns, typed = self._columns, filters.read(text)
+        # a tree is made only if it is needed: that of a large model takes a second
+        path = self.tree.path(node) if node != -1 else None
         wanted = np.ones(len(self.differences), bool)
         if step >= 0:
             wanted &= columns.step == min(step, len(self.steps) - 1)
@@ -147,101 +184,93 @@ class ReportView(View):
         if text.strip():
             for i in np.flatnonzero(wanted).tolist():
                 d = self.differences[i]
-                wanted[i] = narrowed.passes(
-                    _shown(d),
-                    (r.summary for r in (d.pair.golden, d.pair.mine) if r),
-                    functools.partial(self._id_of, d),
-                )
+                summaries = (r.summary for r in (d.pair.golden, d.pair.mine) if r)
+                wanted[i] = typed.passes(_text(d), summaries, functools.partial(self._id_of, d))
         order = columns.order(sort, descending)
-        found: Array = order[wanted[order]]
-        return found
+        listed: Array = order[wanted[order]]
+        return listed
 
     def _id_of(self, d: Difference) -> str:
-        """Return the execution id of a row's call: golden's, where there is one."""
-        run = self.golden if d.pair.golden else self.mine
+        """Return the execution id of a row's call: golden's if it has one."""
         s = d.site
         if s.phase != "forward" and "/" in s.path:
-            return ""  # what a backward pass runs has none
-        ids: dict[tuple[str, int], str] = self._ids(run, s.step, s.generation, s.rank)
+            return ""  # operators of a backward pass have none
+        ids = self._ids(d.pair.golden is not None, s.step, s.generation, s.rank)
         return ids.get((s.path, s.call), "")
 
-    def _list_of(self, request: wire.Listed, step: int) -> Array:
+    def _execution_ids(
+        self, of_golden: bool, step: int, generation: int, rank: int
+    ) -> dict[tuple[str, int], str]:
+        return (self.golden if of_golden else self.mine).ids(step, generation, rank)
+
+    def _list_of(self, request: wire_requests.Listed, step: int) -> Array:
+        filtered = request["node"], request["mismatch"], request["text"]
         step = -1 if request["every"] else step
-        return self._list(
-            step,
-            request["node"],
-            request["mismatch"],
-            request["text"],
-            request["sort"],
-            request["descending"],
-        )
+        return self._list(step, *filtered, request["sort"], request["descending"])
 
-    def listed(self, request: wire.RowsRequest) -> wire.Page:
-        found = self._list_of(request, request["step"])
+    def listed(self, request: wire_requests.RowsRequest) -> wire.Page:
+        ids = self._list_of(request, request["step"])
         start = max(0, request["start"])
-        page = found[start : start + max(0, min(request["n"], 1000))]
-        return {
-            "total": len(found),
-            "start": start,
-            "rows": [self._difference_row(int(i)) for i in page],
-            "problem": "",
-        }
+        page = ids[start : start + max(0, min(request["n"], _PAGE))]
+        rows = [self._difference_row(int(i)) for i in page]
+        return {"total": len(ids), "start": start, "rows": rows, "problem": ""}
 
-    def locate(self, request: wire.LocateRequest) -> wire.Located:
+    def locate(self, request: wire_requests.LocateRequest) -> wire.Located:
         row, delta = request["row"], -1 if request["delta"] < 0 else 1
         if request["sort"]:
-            found = self._list_of(
-                request,
-                self.step_index_of(self.differences[self._check(row)].site) if row >= 0 else -1,
-            )
-            at = np.flatnonzero(found == row)
-            place = int(at[0]) + delta if len(at) else 0 if delta > 0 else len(found) - 1
+            step = self.step_index_of(self._difference(row).site) if row >= 0 else -1
+            ids = self._list_of(request, step)
+            at = np.flatnonzero(ids == row)
+            place = int(at[0]) + delta if len(at) else 0 if delta > 0 else len(ids) - 1
         else:
-            found = self._list(-1, request["node"], request["mismatch"], request["text"])
-            side: Any = "right" if delta > 0 else "left"
+            ids = self._list(-1, request["node"], request["mismatch"], request["text"])
+            side: Literal["left", "right"] = "right" if delta > 0 else "left"
             start = len(self.differences) if row < 0 and delta < 0 else row
-            place = int(np.searchsorted(found, start, side)) - (delta < 0)
-        if not 0 <= place < len(found):
+            place = int(np.searchsorted(ids, start, side)) - (delta < 0)
+        if not 0 <= place < len(ids):
             return {"row": None, "index": -1}
-        return self.row({**request, "op": "row", "row": int(found[place])})  # type: ignore[typeddict-item]
+        found = int(ids[place])
+        return self.row({**request, "op": "row", "row": found})  # type: ignore[typeddict-item]
 
-    def row(self, request: wire.RowRequest) -> wire.Located:
-        row = self._difference_row(self._check(request["row"]))
+    def row(self, request: wire_requests.RowRequest) -> wire.Located:
+        row = self._difference_row(self._difference(request["row"]).index)
         if filters.problem(request["text"]):
             return {"row": row, "index": -1}
         place = np.flatnonzero(self._list_of(request, row["step"]) == row["id"])
         return {"row": row, "index": int(place[0]) if len(place) else -1}
 
-    def _check(self, row: int) -> int:
+    def _difference(self, row: int) -> Difference:
         if not 0 <= row < len(self.differences):
             raise TensorLookupError(f"the report has no row {row}; it has {len(self.differences)}")
-        return row
+        return self.differences[row]
+
+    def _finding(self, at: int) -> Finding:
+        if not 0 <= at < len(self.findings):
+            raise TensorLookupError(f"the report has no finding {at}; it has {len(self.findings)}")
+        return self.findings[at]
 
     def _difference_row(self, index: int) -> wire.Row:
         d = self.differences[index]
-        return self.row_view(
-            index,
-            d.pair.either,
-            verdict=d.verdict,
-            error=number(d.error),
-            limit=number(d.limit),
-            reason=d.reason or (d.pair.fit.says if d.pair.fit else ""),
-            expected=expected_text(d),
-            mark=self._mark(d.expected),
-        )
+        judged: Judged = {
+            "verdict": d.verdict,
+            "error": number(d.error),
+            "limit": number(d.limit),
+            "reason": d.reason or (d.pair.fit.says if d.pair.fit else ""),
+            "expected": expected_text(d),
+            "mark": self._mark(d.expected),
+        }
+        return self.row_view(index, d.pair.either, judged)
 
-    def detail(self, request: wire.DetailRequest) -> wire.Detail:
-        d = self.differences[self._check(request["row"])]
+    def detail(self, request: wire_requests.DetailRequest) -> wire.Detail:
+        d = self._difference(request["row"])
         golden, mine = d.pair.golden, d.pair.mine
         sides = [side_view("golden", self.golden, golden)] if golden else []
         sides += [side_view("mine", self.mine, mine)] if mine else []
         if golden and mine:
-            sides.append(self._difference(d.index, sides))
-        run, row_of = (
-            (self.golden, self._row_of["golden"]) if golden else (self.mine, self._row_of["mine"])
-        )
-        made_by = d.pair.either.producer
-        producer = row_of.get(made_by, -1) if made_by is not None else -1
+            sides.append(self._difference_side(d.index, sides))
+        run, side = (self.golden, "golden") if golden else (self.mine, "mine")
+        row_of, record = self._row_of[side], d.pair.either
+        producer = row_of.get(record.producer, -1) if record.producer is not None else -1
         return {
             "row": self._difference_row(d.index),
             "sides": sides,
@@ -250,134 +279,100 @@ class ReportView(View):
             ],
             "producer": producer,
             "producer_label": str(self.differences[producer].site) if producer >= 0 else "",
-            "flow": flow(run, d.pair.either, row_of.get),
+            "flow": flow(run, record, row_of.get),
         }
 
-    def _difference(self, row: int, sides: list[wire.Side]) -> wire.Side:
+    def _difference_side(self, row: int, sides: list[wire.Side]) -> wire.Side:
         """Return the side that shows mine minus golden."""
         why = next((f"{side['which']}: {side['why']}" for side in sides if not side["kept"]), "")
-        figures: tuple[Any, ...] = (None,) * 7
-        shape = tuple(sides[0]["shape"])
-        try:
-            if not why:
-                difference = self.array(row, "difference")
-                shape, figures = difference.shape, kernel.figures(torch.from_numpy(difference))
-        except (LLMDebugError, ValueError) as error:
-            why = str(error)
-        low, high, mean, norm, nan, inf, zero = figures
         golden, mine = (side["code"] for side in sides)
-        return {
-            **sides[0], "which": "difference", "kept": not why, "why": why, "shape": list(shape), "axes": axes_of(shape),
-            "numel": math.prod(shape), "min": number(low), "max": number(high), "mean": number(mean), "l2norm": number(norm),
-            "nan": nan, "inf": inf, "zero": zero, "fingerprint": "", "code": f"{mine} - {golden}" if golden else "", "kernel": None,
+        result: wire.Side = {
+            **sides[0], "which": "difference", "kept": False, "why": why, "fingerprint": "",
+            "code": f"{mine} - {golden}" if golden else "", "kernel": None,
+            "min": None, "max": None, "mean": None, "l2norm": None,
+            "nan": None, "inf": None, "zero": None,
         }  # fmt: skip
+        try:
+            values = None if why else self.array(row, "difference")
+        except (LLMDebugError, ValueError) as error:
+            values, result["why"] = None, str(error)
+        shape = tuple(result["shape"]) if values is None else values.shape
+        result.update({"shape": list(shape), "axes": axes_of(shape), "numel": math.prod(shape)})
+        if values is not None:
+            low, high, mean, norm, nan, inf, zero = kernel.figures(torch.from_numpy(values))
+            result.update(
+                {
+                    "kept": True, "nan": nan, "inf": inf, "zero": zero, "min": number(low),
+                    "max": number(high), "mean": number(mean), "l2norm": number(norm),
+                }
+            )  # fmt: skip
+        return result
 
-    def finding(self, request: wire.FindingRequest) -> wire.FindingDetail:
-        at = request["finding"]
-        if not 0 <= at < len(self.findings):
-            raise TensorLookupError(f"the report has no finding {at}; it has {len(self.findings)}")
+    def finding(self, request: wire_requests.FindingRequest) -> wire.FindingDetail:
+        finding = self._finding(request["finding"])
         script = why = ""
         try:
-            script = self.findings[at].script()
+            script = finding.script()
         except StoreError as error:
             why = str(error)
-        save = f'report.findings[{at}].save_repro("repro.py")'
-        source, kernel = self.findings[at].source or "", self.findings[at].kernel
-        name, code = (kernel.name, kernel.source) if kernel is not None else ("", "")
         return {
             "script": script,
             "why": why,
-            "save": save,
-            "source": source,
-            "kernel": name,
-            "code": code,
+            "save": f'report.findings[{request["finding"]}].save_repro("repro.py")',
+            "source": finding.source or "",
+            "kernel": finding.kernel.name if finding.kernel else "",
+            "code": finding.kernel.source if finding.kernel else "",
         }
 
     @functools.cached_property
     def layer_errors(self) -> LayerErrors:
-        """How far each layer is off at each step."""
+        """The worst row of each layer at each step."""
         return layer_errors(self.tree, self.differences, self.step_index)
 
     @functools.cached_property
-    def _by_site(self) -> dict[tuple[Any, ...], list[Difference]]:
-        found: dict[tuple[Any, ...], list[Difference]] = {}
+    def _by_site(self) -> dict[tuple[object, ...], list[Difference]]:
+        rows: dict[tuple[object, ...], list[Difference]] = {}
         for d in self.differences:
-            found.setdefault(site_key(d.site), []).append(d)
-        return found
+            rows.setdefault(site_key(d.site), []).append(d)
+        return rows
 
-    def series(self, request: wire.SeriesRequest) -> wire.Series:
-        found = self._by_site[site_key(self.differences[self._check(request["row"])].site)]
-        error, limit = (
-            np.array([np.nan if value is None else value for value in values])
-            for values in ([d.error for d in found], [d.limit for d in found])
-        )
-        times = [
-            None if d.error is None else float(ratio)
-            for d, ratio in zip(found, ratios(error, limit), strict=True)
-        ]
+    def series(self, request: wire_requests.SeriesRequest) -> wire.Series:
+        rows = self._by_site[site_key(self._difference(request["row"]).site)]
+        ratio = ratios(figures(d.error for d in rows), figures(d.limit for d in rows))
         points = [
-            (self.step_index_of(d.site), d.index, value)
-            for d, value in zip(found, times, strict=True)
+            (self.step_index_of(d.site), d.index, None if d.error is None else float(value))
+            for d, value in zip(rows, ratio, strict=True)
         ]
         return {"lines": [line("error over limit", points, request["n"])]}
 
-    def layers(self, request: Any = None) -> Answer:
-        found = self.layer_errors
-        buffers = [
-            memoryview(cells.tobytes())
-            for cells in (found.error, found.limit, found.row, found.state)
-        ]
-        answer: wire.LayerMap = {"layers": found.layers, "steps": len(self.steps)}
-        return answer, buffers
+    def layers(self, request: wire_requests.LayersRequest | None = None) -> Answer:
+        errors = self.layer_errors
+        grids = errors.error, errors.limit, errors.row, errors.state
+        answer: wire.LayerMap = {"layers": errors.layers, "steps": len(self.steps)}
+        return answer, [memoryview(grid.tobytes()) for grid in grids]
 
-    def worst(self, request: wire.WorstRequest) -> wire.Worst:
-        elements, differing = tensors.worst(
-            *self._fitted(request["row"]), max(1, min(request["n"], 100))
-        )
+    def worst(self, request: wire_requests.WorstRequest) -> wire.Worst:
+        n = max(1, min(request["n"], 100))
+        elements, differing = tensors.worst(*self._fitted(request["row"]), n)
         return {"elements": elements, "differing": differing}
 
-    def errors(self, request: wire.ErrorsRequest) -> wire.ErrorHistogram:
+    def errors(self, request: wire_requests.ErrorsRequest) -> wire.ErrorHistogram:
         golden, mine = self._fitted(request["row"])
-        found = tensors.errors(golden, mine, max(1, min(request["bins"], 512)))
-        return {**found, "limit": number(self._limit_of_each(self.differences[request["row"]]))}
+        histogram = tensors.errors(golden, mine, max(1, min(request["bins"], 512)))
+        return {**histogram, "limit": number(_element_limit(self._difference(request["row"])))}
 
-    @staticmethod
-    def _limit_of_each(d: Difference) -> float | None:
-        """Return the root mean square error that a row's limit allows; None where its limit is not one of the relative L2 error."""
-        golden, error = d.pair.golden, d.metrics.get("relative_euclidean_distance")
-        if (
-            golden is None
-            or d.limit is None
-            or golden.summary.l2norm is None
-            or d.error is None
-            or error is None
-        ):
-            return None
-        judged = d.error == math.inf or error <= d.error <= max(
-            error, d.metrics.get("worst_row_error") or 0.0
-        )
-        return (
-            d.limit * golden.summary.l2norm / math.sqrt(golden.summary.numel or 1)
-            if judged
-            else None
-        )
-
-    def scatter(self, request: wire.ScatterRequest) -> Answer:
+    def scatter(self, request: wire_requests.ScatterRequest) -> Answer:
         golden, mine = self._fitted(request["row"])
         points, size = max(0, min(request["points"], 1 << 14)), max(1, min(request["size"], 512))
         answer, buffers = tensors.scatter(golden, mine, points, size)
         return answer, [memoryview(buffer.tobytes()) for buffer in buffers]
 
-    def expect(self, request: wire.ExpectRequest) -> wire.Overview:
+    def expect(self, request: wire_requests.ExpectRequest) -> wire.Overview:
         comment, row = request["comment"], request["row"]
         if row < 0:
-            if not 0 <= request["finding"] < len(self.findings):
-                raise TensorLookupError(
-                    f"the report has no finding {request['finding']}; it has {len(self.findings)}"
-                )
-            self._report.expect(self.findings[request["finding"]], comment)
+            self._report.expect(self._finding(request["finding"]), comment)
             return self.overview()
-        difference = self.differences[self._check(row)]
+        difference = self._difference(row)
         site, path = difference.site, escape(difference.site.path)
         if request["scope"] == "module":
             self._report.expect(path, comment)
@@ -389,19 +384,19 @@ class ReportView(View):
             self._report.expect(difference, comment)
         return self.overview()
 
-    def unexpect(self, request: wire.UnexpectRequest) -> wire.Overview:
+    def unexpect(self, request: wire_requests.UnexpectRequest) -> wire.Overview:
         marks = self._report.expected
         at, text = request["mark"], request["text"]
         if not 0 <= at < len(marks) or str(marks[at]) != text:
             raise TensorLookupError(
-                f"{text:.200} is no longer marked as expected: it was taken back elsewhere"
+                f"{text:.200} is no longer marked as expected: the mark was removed elsewhere"
             )
         self._report.unexpect(marks[at])
         return self.overview()
 
     def _fitted(self, row: int) -> tuple[Array, Array]:
-        """Return both sides in one shape."""
-        pair = self.differences[self._check(row)].pair
+        """Return the values of both sides in one shape. Raises TensorLookupError."""
+        pair = self._difference(row).pair
         kept = [record.kept for record in (pair.golden, pair.mine) if record is not None]
         if len(set(kept)) > 1:
             parts = " against ".join(part or "the whole tensor" for part in kept)
@@ -421,30 +416,29 @@ class ReportView(View):
         if which == "difference":
             golden, mine = self._fitted(row)
             return np.asarray(mine.astype(np.float64) - golden.astype(np.float64))
-        pair = self.differences[self._check(row)].pair
+        pair = self._difference(row).pair
         run, record = (self.golden, pair.golden) if which == "golden" else (self.mine, pair.mine)
         if record is None:
             raise TensorLookupError(f"{which} has no such tensor: {pair.why}")
         return tensors.as_array(run.load(record))
 
     def find(self, path: str, step: int | None, role: str) -> int:
-        """Return the row of a tensor, at the first step where it diverged if none is named. Raises TensorLookupError."""
-        sites = [d for d in self.differences if d.site.path == path]
-        if not sites:
+        """Return the row of a tensor; without ``step`` at the first step where it diverged.
+
+        Raises:
+            TensorLookupError: there is no such tensor.
+        """
+        at_path = [d for d in self.differences if d.site.path == path]
+        if not at_path:
+            near = nearest(path, (d.site.path for d in self.differences))
+            raise TensorLookupError(f"the report has no {path!r}{near}")
+        rows = [d for d in at_path if d.site.role == role and step in (None, d.site.step)]
+        if not rows:
+            known = sorted({f"{d.site.role} step {d.site.step}" for d in at_path})[:12]
             raise TensorLookupError(
-                f"the report has no {path!r}{nearest(path, (d.site.path for d in self.differences))}"
+                f"the report has no {role} of {path!r} in step {step}; there is {', '.join(known)}"
             )
-        found = [
-            d
-            for d in sites
-            if d.site.role == role and d.site.step == (d.site.step if step is None else step)
-        ]
-        if not found:
-            there = ", ".join(sorted({f"{d.site.role} step {d.site.step}" for d in sites})[:12])
-            raise TensorLookupError(
-                f"the report has no {role} of {path!r} in step {step}; there is {there}"
-            )
-        return next((d for d in found if d.verdict == "diverged" and step is None), found[0]).index
+        return next((d for d in rows if d.verdict == "diverged" and step is None), rows[0]).index
 
     def first_rows(self, n: int) -> list[wire.Row]:
         return [self._difference_row(d.index) for d in self.differences[:n]]
@@ -453,7 +447,22 @@ class ReportView(View):
         return report_text(self)
 
 
-def _shown(d: Difference) -> str:
-    """Return what a filter's words are looked for in."""
+def _element_limit(d: Difference) -> float | None:
+    """Return the root mean square error that a row's limit allows.
+
+    It is None if the row was not judged by the relative L2 error.
+    """
+    golden, l2 = d.pair.golden, d.metrics.get("relative_euclidean_distance")
+    if golden is None or golden.summary.l2norm is None:
+        return None
+    if d.limit is None or d.error is None or l2 is None:
+        return None
+    if d.error != math.inf and not l2 <= d.error <= max(l2, d.metrics.get("worst_row_error") or 0):
+        return None
+    return d.limit * golden.summary.l2norm / math.sqrt(golden.summary.numel or 1)
+
+
+def _text(d: Difference) -> str:
+    """Return the text in which the words of a filter are searched."""
     s = d.site
     return row_text(s.path, s.role, s.slot, d.op, d.pair.either.summary.dtype, d.verdict)

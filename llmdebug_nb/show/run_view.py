@@ -10,7 +10,7 @@ from collections import Counter
 from llmdebug_nb.core.errors import TensorLookupError
 from llmdebug_nb.core.opened_run import OpenedRun
 from llmdebug_nb.core.row_filter import RowFilter, largest
-from llmdebug_nb.show import filters, tensors, wire
+from llmdebug_nb.show import filters, tensors, wire, wire_requests
 from llmdebug_nb.show.flow import flow
 from llmdebug_nb.show.series import line, same_site
 from llmdebug_nb.show.tensors import Array
@@ -49,7 +49,7 @@ class RunView(View):
             self._source, self._overview_now = self.run.source, None
             self._lists.cache_clear()
 
-    def overview(self, request: wire.OverviewRequest | None = None) -> wire.Overview:
+    def overview(self, request: wire_requests.OverviewRequest | None = None) -> wire.Overview:
         self._forget_if_grown()
         if self._overview_now is None:
             self._overview_now = self._overview()
@@ -60,7 +60,7 @@ class RunView(View):
         first = self.run.index.first_bad()
         return {
             "kind": "run",
-            "title": f"Run {self.run.label}",
+            "title": self._title(),
             "golden": self.run.label,
             "mine": "",
             "verdict": None,
@@ -78,6 +78,10 @@ class RunView(View):
             "rows": self.run.info()["records"],
         }
 
+    def _title(self) -> str:
+        halted = self.run.path is None  # only the tensors of a halt are in memory
+        return "Tensors at this halt" if halted else f"Run {self.run.label}"
+
     def _lines(self) -> list[str]:
         info = self.run.info()
         counts = f"{count_text(info['records'], 'tensor')} of {count_text(info['steps'], 'step')}"
@@ -91,7 +95,7 @@ class RunView(View):
             lines.append(f"{count_text(info['lost'], 'tensor')} without values: {why}")
         return lines
 
-    def _filter(self, request: wire.Listed, step: int) -> RowFilter:
+    def _filter(self, request: wire_requests.Listed, step: int) -> RowFilter:
         """Return the filter of a request; ``step`` -1 means all steps."""
         place: tuple[int, int] | None = None
         if step >= 0 and self.steps:
@@ -101,19 +105,19 @@ class RunView(View):
         typed = filters.read(request["text"])
         return typed._replace(step=place, module=module, bad=request["mismatch"])
 
-    def _ids(self, request: wire.Listed, step: int) -> array[int]:
+    def _ids(self, request: wire_requests.Listed, step: int) -> array[int]:
         """Return the ids of the listed rows, in order."""
         self._forget_if_grown()
         return self._lists(self._filter(request, -1 if request["every"] else step))
 
-    def listed(self, request: wire.RowsRequest) -> wire.Page:
+    def listed(self, request: wire_requests.RowsRequest) -> wire.Page:
         ids = self._ids(request, request["step"])
         start = max(0, request["start"])
         page = ids[start : start + max(0, min(request["n"], _PAGE))]
         rows = [self.row_view(record.id, record) for record in self.run.records(id=tuple(page))]
         return {"total": len(ids), "start": start, "rows": rows, "problem": ""}
 
-    def locate(self, request: wire.LocateRequest) -> wire.Located:
+    def locate(self, request: wire_requests.LocateRequest) -> wire.Located:
         backwards = request["delta"] < 0
         start = 1 << 60 if backwards and request["row"] < 0 else request["row"]
         row = self.run.index.nearest_match(self._filter(request, -1), start, backwards)
@@ -121,7 +125,7 @@ class RunView(View):
             return {"row": None, "index": -1}
         return self.row({**request, "op": "row", "row": row})  # type: ignore[typeddict-item]
 
-    def row(self, request: wire.RowRequest) -> wire.Located:
+    def row(self, request: wire_requests.RowRequest) -> wire.Located:
         row = self.row_view(request["row"], self.run.record(request["row"]))
         if filters.problem(request["text"]):
             return {"row": row, "index": -1}
@@ -130,7 +134,7 @@ class RunView(View):
         is_listed = place < len(ids) and ids[place] == row["id"]
         return {"row": row, "index": place if is_listed else -1}
 
-    def detail(self, request: wire.DetailRequest) -> wire.Detail:
+    def detail(self, request: wire_requests.DetailRequest) -> wire.Detail:
         record = self.run.record(request["row"])
         producer = -1 if record.producer is None else record.producer
         return {
@@ -142,7 +146,7 @@ class RunView(View):
             "flow": flow(self.run, record, lambda number: number),
         }
 
-    def series(self, request: wire.SeriesRequest) -> wire.Series:
+    def series(self, request: wire_requests.SeriesRequest) -> wire.Series:
         records = list(same_site(self.run, self.run.record(request["row"]).site))
         places = [(self.step_index_of(record.site), record.id) for record in records]
         norms = [record.summary.l2norm for record in records]

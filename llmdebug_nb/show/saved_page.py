@@ -1,7 +1,9 @@
-"""The explorer in a page of its own: what it was asked while it was saved, it answers from the file.
+"""The explorer as a page of its own, which needs no kernel.
 
-The page holds rows and modules as lists, which it narrows itself; small tensors whole, which it cuts and zooms itself; and of the rest
-the answers that views gave. What is not in it, it says. No script but ours runs in it, and it asks for nothing from outside.
+The page holds all rows and modules, and filters them itself; it holds small tensors whole, and cuts
+and zooms them itself. For larger ones it holds the answers that the view gave when the page was
+saved, and says so when an answer is missing. Only our own script runs in it, and it loads nothing
+from outside.
 """
 
 from __future__ import annotations
@@ -25,30 +27,28 @@ from llmdebug_nb.show.bundle import PAGE, bundle
 from llmdebug_nb.show.tables import EVERYTHING
 from llmdebug_nb.show.view_data import ViewData
 
-_DETAILS = 500  # tensors that are told of in full
-_CURVES = (
-    100  # of these, those with their figures over all steps: each is a look through the whole run
-)
-_ELEMENTS = 1 << 20  # of tensors that are held whole, all together
+_DETAILS = 500  # tensors with details
+_CURVES = 100  # of these, tensors with curves: each takes a search through the whole run
+_ELEMENTS = 1 << 20  # of all tensors that are held whole
 _CELLS = 256
 _BINS, _POINTS, _WORST = 64, 400, 20
-_SCATTERED, _GRID = 1024, 64  # elements that are points, cells of a side where there are more
+_SCATTERED, _GRID = 1024, 64  # points of a scatter plot; cells per side if there are more
 _SAVED = re.compile(
     r'<script type="application/octet-stream" id="saved">([A-Za-z0-9+/=]*)</script>'
 )
 
 
 def page(view: ViewData, state: wire.State) -> str:
-    """Return the page for a `RunView` or a `ReportView`. Raises FrontEndMissingError."""
+    """Return the page for a view. Raises FrontEndMissingError."""
     saved = json.dumps(contents(view, state), allow_nan=False, separators=(",", ":"))
     data = base64.b64encode(gzip.compress(saved.encode(), mtime=0)).decode()
     return _whole(view.overview()["title"], html.fragment(view), data)
 
 
 def rebuild(text: str) -> str | None:
-    """Return a page made anew around the data of one that was saved: no script of the file is in it. None: it has no such data."""
-    found = _SAVED.search(text)
-    return None if found is None else _whole("", "", found[1])
+    """Return a new page with the data of a saved one and none of its scripts; None without data."""
+    data = _SAVED.search(text)
+    return None if data is None else _whole("", "", data[1])
 
 
 def _whole(title: str, fallback: str, data: str) -> str:
@@ -66,7 +66,7 @@ def _whole(title: str, fallback: str, data: str) -> str:
 
 
 def contents(view: ViewData, state: wire.State) -> wire.SavedPage:
-    """Return what the page answers from."""
+    """Return the data that the page answers from."""
     overview: wire.Overview = view.overview()
     rows = _rows(view, overview, state)
     answers = _Answers(view, state)
@@ -75,14 +75,12 @@ def contents(view: ViewData, state: wire.State) -> wire.SavedPage:
     for at in range(len(overview["findings"])):
         answers.ask("finding", finding=at)
     for row in islice(_wanted(overview, state, rows), _DETAILS):
-        answers.tell_of(row)
+        answers.add_row(row)
     if len(rows) < overview["rows"]:
-        which = "those of the step that it was saved at" + (
-            ", and mismatches" if overview["kind"] == "report" else ""
-        )
-        overview["notes"].insert(
-            0, f"This page holds {len(rows):,} of {overview['rows']:,} rows: {which}."
-        )
+        mismatches = " and the mismatches" if overview["kind"] == "report" else ""
+        which = f"those of the step it was saved at{mismatches}"
+        note = f"This page holds {len(rows):,} of {overview['rows']:,} rows: {which}."
+        overview["notes"].insert(0, note)
     nodes = [
         node
         for parent in (-1, *view.tree.kids)
@@ -101,63 +99,54 @@ def contents(view: ViewData, state: wire.State) -> wire.SavedPage:
 
 
 def _rows(view: ViewData, overview: wire.Overview, state: wire.State) -> dict[int, wire.Row]:
-    """Return all rows; where they are too many, those of the step and the mismatches, by their numbers."""
+    """Return all rows by id; of too many, those of the current step and the mismatches."""
     if overview["rows"] <= html.MAX_ROWS:
-        found = list(_listed(view, -1, False))
+        rows = list(_listed(view, -1, False))
     else:
-        found = [*_listed(view, state["position"], False), *_listed(view, -1, True)]
-    return {row["id"]: row for row in sorted(found, key=lambda row: row["id"])}
+        rows = [*_listed(view, state["position"], False), *_listed(view, -1, True)]
+    return {row["id"]: row for row in sorted(rows, key=lambda row: row["id"])}
 
 
 def _listed(view: ViewData, step: int, mismatch: bool) -> Iterator[wire.Row]:
     start, total = 0, 1
     while start < min(total, html.MAX_ROWS):
         n = min(1000, html.MAX_ROWS - start)
-        found: wire.Page = view.rows(
+        page = view.rows(
             {
-                "op": "rows",
-                "step": step,
-                **EVERYTHING,
-                "every": step < 0,
-                "mismatch": mismatch,
-                "start": start,
-                "n": n,
+                **EVERYTHING, "op": "rows", "step": step, "every": step < 0,
+                "mismatch": mismatch, "start": start, "n": n,
             }
-        )
-        yield from found["rows"]
-        start, total = start + n, found["total"]
+        )  # fmt: skip
+        yield from page["rows"]
+        start, total = start + n, page["total"]
 
 
 def _wanted(
     overview: wire.Overview, state: wire.State, rows: dict[int, wire.Row]
 ) -> Iterator[wire.Row]:
-    """Yield rows, what is looked at and what leads to the error first, each once."""
-    first = [
-        state["selected"],
-        overview["first_bad"],
-        *(finding["row"] for finding in overview["findings"]),
-    ]
-    bad = [
-        row["id"]
-        for row in rows.values()
-        if row["verdict"] == "diverged" or row["nan"] or row["inf"]
-    ]
-    here = [row["id"] for row in rows.values() if row["step"] == state["position"]]
-    yield from (
-        rows[number] for number in dict.fromkeys([*first, *bad, *here, *rows]) if number in rows
-    )
+    """Yield each row once: the selected one first, then what leads to the error."""
+    blamed = [finding["row"] for finding in overview["findings"]]
+    first = [state["selected"], overview["first_bad"], *blamed]
+    bad = [number for number, row in rows.items() if _is_bad(row)]
+    here = [number for number, row in rows.items() if row["step"] == state["position"]]
+    order = dict.fromkeys([*first, *bad, *here, *rows])
+    yield from (rows[number] for number in order if number in rows)
+
+
+def _is_bad(row: wire.Row) -> bool:
+    return bool(row["verdict"] == "diverged" or row["nan"] or row["inf"])
 
 
 class _Answers:
-    """Asks as the page does, and keeps what came."""
+    """Asks a view as the page does, and keeps the answers."""
 
     def __init__(self, view: ViewData, state: wire.State) -> None:
         self._view, self._state = view, state
         self._room, self._curves = _ELEMENTS, _CURVES
         self.kept: list[wire.Kept] = []
 
-    def ask(self, op: str, **request: Any) -> Any:
-        """Keep the answer; one that can't be had is not kept."""
+    def ask(self, op: str, **request: object) -> Any:
+        """Keep and return the answer; None if there is none."""
         try:
             answer = getattr(self._view, op)({"op": op, **request})
         except LLMDebugError:
@@ -166,11 +155,14 @@ class _Answers:
         self._keep(_key(op, request), answer, buffers)
         return answer
 
-    def tell_of(self, row: wire.Row) -> None:
-        """Keep what the page shows of a tensor; its values where there is room for them, a slice of those that are looked at."""
-        looked_at = row["id"] == self._state["selected"]
+    def add_row(self, row: wire.Row) -> None:
+        """Keep the details of a row, and its values if there is room for them.
+
+        Of the selected row, keep at least a slice of the values.
+        """
+        selected = row["id"] == self._state["selected"]
         elements = math.prod(row["shape"])
-        if row["kept"] and elements > _ELEMENTS and not looked_at:
+        if row["kept"] and elements > _ELEMENTS and not selected:
             return
         detail = self.ask("detail", row=row["id"])
         self._curves -= 1
@@ -178,7 +170,7 @@ class _Answers:
             self.ask("series", row=row["id"], n=_POINTS)
         sides = [side for side in detail["sides"] if side["kept"]] if detail else []
         whole = elements * len(sides) <= self._room
-        if not (whole or looked_at):
+        if not (whole or selected):
             return
         for side in sides:
             which = side["which"]
@@ -207,13 +199,13 @@ class _Answers:
             "view", row=row, which=side["which"], axes=axes, fixed=fixed, size=_CELLS, **window
         )
 
-    def _keep(self, key: str, answer: Any, buffers: list[memoryview]) -> None:
+    def _keep(self, key: str, answer: dict[str, Any], buffers: list[memoryview]) -> None:
         texts = [base64.b64encode(buffer).decode() for buffer in buffers]
         self.kept.append({"key": key, "answer": answer, "buffers": texts})
 
 
-def _key(op: str, request: dict[str, Any]) -> str:
-    """Return what a request is found by: what it asks for, and not in how many cells or points."""
+def _key(op: str, request: dict[str, object]) -> str:
+    """Return the key of a request: all its fields but the numbers of cells and points."""
     named = [request.get(name) for name in ("row", "finding", "which", "axes", "fixed")]
     parts = [
         ",".join(map(str, part)) if isinstance(part, list) else str(part)

@@ -1,30 +1,21 @@
-"""The same tensor over all steps, as few points as a small picture shows."""
+"""The figures of a tensor over all steps, with as few points as a small picture shows."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from llmdebug_nb.core.opened_run import OpenedRun
 from llmdebug_nb.core.records import Record, Site
 from llmdebug_nb.show import wire
 from llmdebug_nb.show.tensors import number
 
-SAME = (
-    "rank",
-    "path",
-    "call",
-    "phase",
-    "role",
-    "slot",
-)  # what makes a site the same one at another step
 Point = tuple[int, int, float | None]  # step, row, value
 
 
-def site_key(site: Site) -> tuple[Any, ...]:
-    """Return what two sites share that are the same but for their step."""
-    return tuple(getattr(site, name) for name in SAME)
+def site_key(site: Site) -> tuple[object, ...]:
+    """Return what identifies a site at every step."""
+    return site.rank, site.path, site.call, site.phase, site.role, site.slot
 
 
 def same_site(run: OpenedRun, site: Site) -> Iterator[Record]:
@@ -40,7 +31,7 @@ def same_site(run: OpenedRun, site: Site) -> Iterator[Record]:
 
 
 def line(figure: str, points: Iterable[Point], most: int) -> wire.Line:
-    """Return at most ``most`` points. Each stands for equally many and is the largest of them; NaN is largest of all."""
+    """Return at most ``most`` points, each the largest of equally many; NaN counts as largest."""
     every = list(points)
     stride = max(1, -(-len(every) // max(1, most)))
     kept = [max(every[i : i + stride], key=_size) for i in range(0, len(every), stride)]

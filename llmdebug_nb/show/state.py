@@ -1,18 +1,20 @@
-"""What an explorer shows, said from Python: which step, which tensor, which slice of it."""
+"""The state of an explorer, set from Python: a step, a tensor, a slice of it."""
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import get_args
 
 from llmdebug_nb.core.errors import OptionError, nearest
 from llmdebug_nb.core.findings import Difference, Finding
 from llmdebug_nb.show import wire
+from llmdebug_nb.show.view_data import ViewData
 
 _SIDES = get_args(wire.Tab)
+Place = str | int | Difference | Finding  # the path of a module, a row's number, or a row
 
 
 def opening(overview: wire.Overview) -> wire.State:
-    """Return the state that an explorer opens in: at the first mismatch, else at the first step that is no warm-up."""
+    """Return the first state: at the first mismatch, else after the warm-up steps."""
     return {
         "position": first_stop(overview),
         "selected": overview["first_bad"],
@@ -26,7 +28,7 @@ def opening(overview: wire.Overview) -> wire.State:
 
 
 def first_stop(overview: wire.Overview) -> int:
-    """Return the step to open at: the first with a mismatch, else the first that is no warm-up."""
+    """Return the first step with a mismatch, else the first one after the warm-up."""
     steps = overview["steps"]
     for wanted in (
         [step for step in steps if step["bad"]],
@@ -38,14 +40,22 @@ def first_stop(overview: wire.Overview) -> int:
 
 
 def state_of(
-    view: Any, at: Any = None, step: int | None = None, role: str = "output", side: str | None = None, cut: str | None = None
-) -> wire.State:  # fmt: skip
-    """Return the state that shows a tensor, or without ``at`` a step. For the arguments see `app.export.export`.
+    view: ViewData,
+    at: Place | None = None,
+    step: int | None = None,
+    role: str = "output",
+    side: str | None = None,
+    cut: str | None = None,
+) -> wire.State:
+    """Return the state that shows a tensor, or without ``at`` a step.
+
+    For the arguments see `llmdebug_nb.export`.
 
     Raises:
-        OptionError: an argument that makes no sense. TensorLookupError: there is no such tensor; says what is there instead.
+        OptionError: an argument makes no sense.
+        TensorLookupError: there is no such tensor; the message names those there are.
     """
-    overview: wire.Overview = view.overview()
+    overview = view.overview()
     state = opening(overview)
     if side is not None:
         if side not in _SIDES:
@@ -65,30 +75,32 @@ def state_of(
     return state
 
 
-def _row(view: Any, at: Any, step: int | None, role: str) -> int:
+def _row(view: ViewData, at: Place, step: int | None, role: str) -> int:
     if isinstance(at, Finding):
         if at.difference is None:
-            raise OptionError(f"at: {at!r} has no tensor that shows it")
+            raise OptionError(f"at: the finding {at!r} has no tensor to show")
         at = at.difference
     if isinstance(at, Difference):
         at = at.index
     if isinstance(at, bool) or not isinstance(at, (int, str)):
         raise OptionError(
-            f"at: expected the path of a module, a difference, a finding or a row's number, not {at!r}"
+            "at: expected the path of a module, a difference, a finding or the number of a row, "
+            f"not {at!r}"
         )
-    return at if isinstance(at, int) else int(view.find(at, step, role))
+    return at if isinstance(at, int) else view.find(at, step, role)
 
 
 def _position(overview: wire.Overview, step: int) -> int:
-    found = [s["index"] for s in overview["steps"] if s["step"] == step and s["generation"] >= 0]
-    if not found:
-        there = ", ".join(str(s["step"]) for s in overview["steps"][:12] if s["generation"] >= 0)
-        raise OptionError(f"step {step} was not recorded; there is {there or 'none'}")
-    return found[0]
+    steps = [one for one in overview["steps"] if one["generation"] >= 0]
+    for one in steps:
+        if one["step"] == step:
+            return one["index"]
+    known = ", ".join(str(one["step"]) for one in steps[:12])
+    raise OptionError(f"step {step} was not recorded; there is {known or 'none'}")
 
 
 def _axes(cut: str) -> tuple[list[int], list[int]]:
-    """Return row and column axis, and where the others stand, for ``0, 3, :, :``."""
+    """Return row and column axis, and the index on every axis, for a slice like ``0, 3, :, :``."""
     parts = [part.strip() for part in cut.split(",")]
     try:
         fixed = [0 if part == ":" else int(part) for part in parts]
@@ -97,6 +109,7 @@ def _axes(cut: str) -> tuple[list[int], list[int]]:
     shown = [axis for axis, part in enumerate(parts) if part == ":"]
     if len(shown) > 2 or min(fixed) < 0:
         raise OptionError(
-            f"slice {cut!r}: expected an index for each axis, and : for rows and columns: 0, 3, :, :"
+            f"slice {cut!r}: expected an index for each axis and : for rows and columns, "
+            "as in 0, 3, :, :"
         )
     return [*[-1] * (2 - len(shown)), *shown], fixed

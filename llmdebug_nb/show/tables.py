@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from llmdebug_nb.core.findings import Difference, Finding
-from llmdebug_nb.show import wire
+from llmdebug_nb.show import wire, wire_requests
 from llmdebug_nb.show.tensors import number
 from llmdebug_nb.show.view_data import ViewData
 
@@ -17,7 +17,7 @@ _RUN_FIGURES = ["min", "max", "mean", "l2norm"]
 _REPORT_FIGURES = ["error", "limit"]
 _SIDE_FIGURES = [*_RUN_FIGURES, "nan", "inf"]
 _ELEMENT = ["golden", "mine", "difference"]
-EVERYTHING: wire.Listed = {
+EVERYTHING: wire_requests.Listed = {
     "node": -1, "mismatch": False, "text": "", "every": True, "sort": "", "descending": False,
 }  # fmt: skip
 

@@ -1,9 +1,9 @@
-"""Tensors made small enough to look at: windows, histograms, pictures."""
+"""Reduces tensors to what a picture shows: windows, histograms, scatter plots."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import torch
 
 Array = np.ndarray[Any, np.dtype[Any]]
-HEADS = 64  # pictures of one answer
-_PIECE = 1 << 18
+HEADS = 64  # slices in one answer
+_PIECE = 1 << 18  # elements that fit into a cache
 
 
 def number(value: float | int | None) -> wire.Num:
@@ -27,7 +27,7 @@ def number(value: float | int | None) -> wire.Num:
 
 
 def as_array(tensor: torch.Tensor) -> Array:
-    """Return a tensor of any dtype as a real float array; complex numbers by magnitude."""
+    """Return a tensor of any dtype as a float array; complex numbers become magnitudes."""
     import torch
 
     if tensor.is_complex():
@@ -43,58 +43,57 @@ def as_array(tensor: torch.Tensor) -> Array:
 
 
 def plane(values: Array, axes: list[int], fixed: list[int]) -> Array:
-    """Return the 2-d slice with rows and columns along ``axes`` (-1: one row or column), others at ``fixed``.
+    """Return the 2-d slice with rows and columns along ``axes``, the other axes at ``fixed``.
 
-    Indices beyond an axis are taken at its end.
+    An axis of -1 means a single row or column. An index beyond the end means the last one.
     """
     row, column = axes
-    index = tuple(
-        slice(None)
-        if axis in (row, column)
-        else max(0, min(fixed[axis] if axis < len(fixed) else 0, size - 1))
-        for axis, size in enumerate(values.shape)
-    )
-    cut = values[index]
+    at = [*fixed, *[0] * values.ndim]
+    cut = values[
+        tuple(
+            slice(None) if axis in axes else max(0, min(at[axis], size - 1))
+            for axis, size in enumerate(values.shape)
+        )
+    ]
     if row >= 0 and column >= 0:
         return cut if row < column else cut.T
     return cut.reshape(1, -1) if row < 0 else cut.reshape(-1, 1)
 
 
 def window(values: Array, y0: int, x0: int, y1: int, x1: int, size: int) -> tuple[wire.View, Array]:
-    """Return rows y0..y1 and columns x0..x1 of a 2-d array in at most ``size`` cells a side, as float32.
+    """Return rows y0..y1 and columns x0..x1 of a 2-d array in at most ``size`` cells per side.
 
-    A cell shows the element of largest magnitude of those it covers; a NaN wins.
+    The cells are float32. A cell shows its element of largest magnitude; a NaN wins.
     """
     rows, cols = values.shape
     y0, x0 = max(0, min(y0, rows)), max(0, min(x0, cols))
     y1, x1 = (min(y1, rows) if y1 > y0 else rows), (min(x1, cols) if x1 > x0 else cols)
     part = values[y0:y1, x0:x1]
     fy, fx = max(1, -(-part.shape[0] // size)), max(1, -(-part.shape[1] // size))
-    cells = (
-        _extremes(part, fy, fx).astype("<f4", copy=False) if part.size else np.zeros((0, 0), "<f4")
-    )
-    fine = cells[np.isfinite(cells)]
+    cells = np.zeros((0, 0), "<f4")
+    if part.size:
+        cells = _extremes(part, fy, fx).astype("<f4", copy=False)
+    low, high = _range(cells)
     view: wire.View = {
-        "h": cells.shape[0],
-        "w": cells.shape[1],
-        "fy": fy,
-        "fx": fx,
-        "y0": y0,
-        "x0": x0,
-        "y1": y1,
-        "x1": x1,
-        "rows": rows,
-        "cols": cols,
-        "lo": number(float(fine.min())) if fine.size else None,
-        "hi": number(float(fine.max())) if fine.size else None,
-    }
+        "h": cells.shape[0], "w": cells.shape[1], "fy": fy, "fx": fx,
+        "y0": y0, "x0": x0, "y1": y1, "x1": x1, "rows": rows, "cols": cols, "lo": low, "hi": high,
+    }  # fmt: skip
     return view, np.ascontiguousarray(cells)
+
+
+def _range(cells: Array) -> tuple[wire.Num, wire.Num]:
+    """Return the smallest and largest finite values; None if there are none."""
+    finite = cells[np.isfinite(cells)]
+    return (float(finite.min()), float(finite.max())) if finite.size else (None, None)
 
 
 def heads(
     values: Array, axis: int, axes: list[int], fixed: list[int], size: int, first: int = 0
 ) -> tuple[wire.Heads, Array]:
-    """Return the slice along ``axes`` at each index of ``axis`` from ``first`` on, `HEADS` at most, each as `window` would."""
+    """Return the slice along ``axes`` at each index of ``axis`` from ``first`` on.
+
+    There are `HEADS` at most; `window` makes each.
+    """
     at = [fixed[i] if i < len(fixed) else 0 for i in range(values.ndim)]
     first = max(0, min(first, values.shape[axis]))
     count = min(values.shape[axis] - first, HEADS)
@@ -104,16 +103,11 @@ def heads(
     )
     cells = [window(cut, 0, 0, 0, 0, size)[1] for cut in planes]
     stacked = np.stack(cells) if cells else np.zeros((0, 0, 0), "<f4")
-    fine = stacked[np.isfinite(stacked)]
+    low, high = _range(stacked)
     view: wire.Heads = {
-        "h": stacked.shape[1],
-        "w": stacked.shape[2],
-        "first": first,
-        "count": count,
-        "total": values.shape[axis],
-        "lo": number(float(fine.min())) if fine.size else None,
-        "hi": number(float(fine.max())) if fine.size else None,
-    }
+        "h": stacked.shape[1], "w": stacked.shape[2], "first": first, "count": count,
+        "total": values.shape[axis], "lo": low, "hi": high,
+    }  # fmt: skip
     return view, stacked
 
 
@@ -121,29 +115,27 @@ def _extremes(part: Array, fy: int, fx: int) -> Array:
     if fy == fx == 1:
         return part
     high = low = part
-    for axis, step in ((0, fy), (1, fx)):  # rows first: contiguous, and what is left is small
+    for axis, step in ((0, fy), (1, fx)):  # rows first: they are contiguous, and few remain
         if step > 1:
             high, low = _blocks(np.max, high, axis, step), _blocks(np.min, low, axis, step)
     return np.where(np.abs(high) >= np.abs(low), high, np.where(np.isnan(high), high, low))
 
 
-def _blocks(pick: Any, values: Array, axis: int, step: int) -> Array:
-    """Return what ``pick`` makes of each ``step`` elements along an axis of a 2-d array; the last ones may be fewer."""
+def _blocks(pick: Callable[..., Array], values: Array, axis: int, step: int) -> Array:
+    """Reduce blocks of ``step`` elements along an axis of a 2-d array; the last may be shorter."""
     whole = values.shape[axis] // step * step
     body, rest = np.split(values, [whole], axis=axis)
     shape = [*values.shape[:axis], whole // step, step, *values.shape[axis + 1 :]]
     picked = pick(body.reshape(shape), axis=axis + 1)  # far faster than ufunc.reduceat
-    return (
-        np.concatenate([picked, pick(rest, axis=axis, keepdims=True)], axis=axis)
-        if rest.size
-        else picked
-    )
+    if not rest.size:
+        return picked
+    return np.concatenate([picked, pick(rest, axis=axis, keepdims=True)], axis=axis)
 
 
 def worst(golden: Array, mine: Array, n: int) -> tuple[list[wire.Element], int]:
-    """Return the ``n`` elements of largest difference, the worst first, and how many differ at all.
+    """Return the ``n`` elements of largest difference, the worst first, and how many differ.
 
-    NaN on one side only is the worst there is; NaN on both is no difference.
+    NaN on one side is the worst difference; NaN on both sides is none.
     """
     a, b = golden.astype(np.float64).reshape(-1), mine.astype(np.float64).reshape(-1)
     with np.errstate(invalid="ignore"):
@@ -153,15 +145,15 @@ def worst(golden: Array, mine: Array, n: int) -> tuple[list[wire.Element], int]:
     size[(a == b) | (np.isnan(a) & np.isnan(b))] = 0.0
     n = min(n, size.size)
     largest = np.argpartition(-size, n - 1)[:n] if n else np.zeros(0, int)
-    found = [int(i) for i in largest[np.lexsort((largest, -size[largest]))] if size[i]]
     elements: list[wire.Element] = [
         {
             "index": [int(at) for at in np.unravel_index(i, golden.shape)],
-            "golden": number(float(a[i])),
-            "mine": number(float(b[i])),
-            "difference": number(float(difference[i])),
+            "golden": number(a[i]),
+            "mine": number(b[i]),
+            "difference": number(difference[i]),
         }
-        for i in found
+        for i in largest[np.lexsort((largest, -size[largest]))]
+        if size[i]
     ]
     return elements, int(np.count_nonzero(size))
 
@@ -172,12 +164,12 @@ def histogram(values: Array, bins: int) -> wire.Histogram:
     finite = np.isfinite(flat)
     fine = flat if finite.all() else flat[finite]
     nan = int(np.isnan(flat).sum()) if fine.size < flat.size else 0
-    counts, edges = (
-        np.histogram(fine, bins=bins) if fine.size else (np.zeros(bins, int), np.zeros(2))
-    )
+    counts, edges = np.zeros(bins, int), np.zeros(2)
+    if fine.size:
+        counts, edges = np.histogram(fine, bins=bins)
     return {
-        "lo": number(float(edges[0])),
-        "hi": number(float(edges[-1])),
+        "lo": number(edges[0]),
+        "hi": number(edges[-1]),
         "counts": [int(c) for c in counts],
         "nan": nan,
         "inf": int(flat.size - fine.size - nan),
@@ -186,17 +178,15 @@ def histogram(values: Array, bins: int) -> wire.Histogram:
 
 
 def _parts(golden: Array, mine: Array) -> Iterator[tuple[Array, Array]]:
-    """Yield both, flat, in pieces of a size that a cache holds."""
+    """Yield both arrays, flat, in pieces that fit into a cache."""
     a, b = golden.reshape(-1), mine.reshape(-1)
     for start in range(0, a.size, _PIECE):
-        yield (
-            a[start : start + _PIECE].astype(np.float64),
-            b[start : start + _PIECE].astype(np.float64),
-        )
+        piece = slice(start, start + _PIECE)
+        yield a[piece].astype(np.float64), b[piece].astype(np.float64)
 
 
 def _decades(golden: Array, mine: Array) -> tuple[Array, int, int]:
-    """Return log10 of the finite absolute differences that are not 0, how many are, and how many are not finite."""
+    """Return log10 of the absolute differences, how many are 0, and how many are not finite."""
     with np.errstate(invalid="ignore", over="ignore"):
         size = np.abs(mine - golden)
     size[(golden == mine) | (np.isnan(golden) & np.isnan(mine))] = 0.0
@@ -206,7 +196,7 @@ def _decades(golden: Array, mine: Array) -> tuple[Array, int, int]:
 
 
 def errors(golden: Array, mine: Array, bins: int) -> wire.ErrorHistogram:
-    """Return how many elements of two arrays of one shape differ by how much, on a log scale; ``limit`` is left to who knows it."""
+    """Return the histogram of absolute differences, on a log scale; ``limit`` stays None."""
     low, high, same, broken = math.inf, -math.inf, 0, 0
     for a, b in _parts(golden, mine):
         decades, equal, wrong = _decades(a, b)
@@ -215,7 +205,7 @@ def errors(golden: Array, mine: Array, bins: int) -> wire.ErrorHistogram:
         same, broken = same + equal, broken + wrong
     if low > high:
         low = high = 0.0
-    high = max(high, low + 1e-6)  # one size alone has a bin, too
+    high = max(high, low + 1e-6)  # so that a single size has a bin too
     counts = np.zeros(bins, np.int64)
     for a, b in _parts(golden, mine):
         at = ((_decades(a, b)[0] - low) * (bins / (high - low))).astype(np.int64)
@@ -232,7 +222,10 @@ def errors(golden: Array, mine: Array, bins: int) -> wire.ErrorHistogram:
 
 
 def _around(low: float, high: float) -> tuple[float, float]:
-    """Return an axis that holds values from ``low`` to ``high``; of one value alone it has some room, of none it is 0 to 1."""
+    """Return the ends of an axis from ``low`` to ``high``, with room around a single value.
+
+    Without any value (``low`` > ``high``) it is 0 to 1.
+    """
     if low > high:
         return 0.0, 1.0
     room = 0.0 if low < high else max(0.5, abs(low) / 1000)
@@ -241,7 +234,10 @@ def _around(low: float, high: float) -> tuple[float, float]:
 
 
 def scatter(golden: Array, mine: Array, points: int, size: int) -> tuple[wire.Scatter, list[Array]]:
-    """Return golden against mine: each element where they are ``points`` at most, else counts in ``size`` by ``size`` cells."""
+    """Return golden against mine: at most ``points`` elements, else counts per cell.
+
+    The cells are ``size`` by ``size``.
+    """
     low, high, fine = math.inf, -math.inf, 0
     for a, b in _parts(golden, mine):
         both = np.isfinite(a) & np.isfinite(b)
@@ -250,13 +246,8 @@ def scatter(golden: Array, mine: Array, points: int, size: int) -> tuple[wire.Sc
             if values.size:
                 low, high = min(low, float(values.min())), max(high, float(values.max()))
     low, high = _around(low, high)
-    view: wire.Scatter = {
-        "lo": low,
-        "hi": high,
-        "size": 0,
-        "count": fine,
-        "broken": int(golden.size) - fine,
-    }
+    broken = int(golden.size) - fine
+    view: wire.Scatter = {"lo": low, "hi": high, "size": 0, "count": fine, "broken": broken}
     if fine <= points:
         a, b = golden.reshape(-1), mine.reshape(-1)
         both = np.isfinite(a) & np.isfinite(b)
@@ -265,9 +256,7 @@ def scatter(golden: Array, mine: Array, points: int, size: int) -> tuple[wire.Sc
     cells = np.zeros(size * size, np.int64)
     for a, b in _parts(golden, mine):
         both = np.isfinite(a) & np.isfinite(b)
-        part = (
-            1.0 if high - low < math.inf else 0.5
-        )  # the two ends may lie further apart than float64 goes
+        part = 1.0 if high - low < math.inf else 0.5  # so that the range stays within float64
         reach = high * part - low * part
         x, y = (((v[both] * part - low * part) / reach * size).astype(np.int64) for v in (a, b))
         cells += np.bincount(
@@ -277,7 +266,7 @@ def scatter(golden: Array, mine: Array, points: int, size: int) -> tuple[wire.Sc
 
 
 def default_axes(shape: tuple[int, ...]) -> list[int]:
-    """Return the axes to show first: the last two that are longer than 1, else the last ones there are."""
+    """Return the axes to show first: the last two longer than 1, else the last ones."""
     if not shape:
         return [-1, -1]
     long = [axis for axis, size in enumerate(shape) if size > 1]

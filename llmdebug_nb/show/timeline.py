@@ -1,4 +1,4 @@
-"""One step as a timeline: modules, operators on the host and kernels as lanes over time, and where most of the time and the longest gaps are."""
+"""One step over time: lanes of modules, host operators and kernels, and tables of the slowest."""
 
 from __future__ import annotations
 
@@ -13,51 +13,59 @@ from llmdebug_nb.core.paths import module_of
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _FORMATS = (".png", ".svg", ".pdf", ".json")
-TOP = 8
+TOP = 8  # rows of a table
 _DEPTH = 4  # lanes of modules
-_EVERY = 1000
+_ALL = 1000
 _FAINT = "#8884"
 
 
 class Timeline:
-    """What ran when in one step. The value of a cell shows the picture and the tables; ``figure``, ``top``, ``gaps`` are these alone.
+    """One step of a run over time. A notebook shows its ``figure``, ``top`` and ``gaps``.
 
     Times are microseconds of the program's clock, as in `Run.host`.
     """
 
-    def __init__(self, label: str, step: tuple[int, int], host: pandas.DataFrame, kernels: pandas.DataFrame, ours: float) -> None:  # fmt: skip
-        """``host``, ``kernels``: the rows of one step, see `Run.host`. ``step``: generation and step. ``ours``: microseconds that recording took."""
+    def __init__(
+        self,
+        label: str,
+        step: tuple[int, int],
+        host: pandas.DataFrame,
+        kernels: pandas.DataFrame,
+        ours: float,
+    ) -> None:
+        """Take the rows of one step, see `Run.host`.
+
+        ``step``: generation and step. ``ours``: microseconds that recording took.
+        """
         self.label, self.step, self.ours = label, step, ours
         self.host, self.kernels = host, kernels
 
     @property
     def duration(self) -> float:
         """Microseconds from the first row to the end of the last one."""
-        return max(
-            (
-                float((rows["start"] + rows["duration"]).max())
-                for rows in (self.host, self.kernels)
-                if len(rows)
-            ),
-            default=0.0,
-        )
+        frames = [rows for rows in (self.host, self.kernels) if len(rows)]
+        ends = [float((rows["start"] + rows["duration"]).max()) for rows in frames]
+        return max(ends, default=0.0)
 
     @property
     def top(self) -> pandas.DataFrame:
-        """What took most time: operators by name, or kernels where only these were recorded; ``share`` is of all of them."""
+        """Operators by total time, or kernels if only these were recorded.
+
+        ``share``: part of the total time of all.
+        """
         rows, by = (self._ops, "op") if len(self._ops) else (self.kernels, "kernel")
-        table = (
-            rows.groupby(by)["duration"].agg(count="size", total="sum", longest="max").reset_index()
-        )
+        figures = {"count": "size", "total": "sum", "longest": "max"}
+        table = rows.groupby(by)["duration"].agg(**figures).reset_index()
         table["share"] = table["total"] / max(float(table["total"].sum()), 1e-9)
         return table.sort_values("total", ascending=False, ignore_index=True)
 
     @property
     def gaps(self) -> pandas.DataFrame:
-        """Operators by how long the host was busy with something else before them: where dispatching is slow, longest first."""
+        """Operators by the time that the host spent on other work before them, longest first."""
         rows = self._ops[self._ops["gap"] > 0]
         return rows.sort_values("gap", ascending=False, ignore_index=True)[
             ["gap", "path", "call", "op", "start", "duration"]
@@ -67,11 +75,11 @@ class Timeline:
     def _ops(self) -> pandas.DataFrame:
         return self.host[self.host["level"] == "op"]
 
-    # -- shown ----------------------------------------------------------------------------------------
+    # -- shown --------------------------------------------------------------------------------
 
     @property
     def figure(self) -> Figure:
-        """The lanes as a matplotlib figure; colour is the module."""
+        """The lanes as a matplotlib figure; colours tell modules apart."""
         from matplotlib.figure import Figure
 
         lanes = self._lanes()
@@ -95,7 +103,10 @@ class Timeline:
         return figure
 
     def _lanes(self, depth: int = _DEPTH) -> list[tuple[str, pandas.DataFrame]]:
-        """Return name and rows of each lane: modules from the outside in, operators, and kernels by device and stream."""
+        """Return name and rows of each lane.
+
+        The lanes: modules from the outside in, operators, and kernels by device and stream.
+        """
         modules = self.host[self.host["level"] == "module"]
         depths = _depths(modules)
         last = min(depth, max(depths, default=-1) + 1)
@@ -107,30 +118,25 @@ class Timeline:
             for thread, rows in self._ops.groupby("thread")
         ]
         for (device, stream), rows in self.kernels.groupby(["device", "stream"]):
-            lanes.append(
-                (f"kernels {device}" + (f" stream {stream}" if device != "cpu" else ""), rows)
-            )
+            place = device if device == "cpu" else f"{device} stream {stream}"
+            lanes.append((f"kernels {place}", rows))
         return [(name, rows) for name, rows in lanes if len(rows)]
 
-    def _name(self, axis: Any, at: int, rows: pandas.DataFrame) -> None:
-        """Write names into the bars that have room for them."""
+    def _name(self, axis: Axes, at: int, rows: pandas.DataFrame) -> None:
+        """Write the names into the bars that are long enough."""
         for row in rows.to_dict("records"):
             name = str(row.get("kernel") or row["op"]).rpartition("::")[2].removeprefix("Aten.")
             room = 150 * row["duration"] / max(self.duration, 1e-9)
             if room >= 4:
                 text = name if len(name) <= room else name[: max(1, int(room) - 1)] + "…"
-                axis.text(
-                    (row["start"] + row["duration"] / 2) / 1e3,
-                    at,
-                    text,
-                    ha="center",
-                    va="center",
-                    fontsize=6.5,
-                    clip_on=True,
-                )
+                middle = (row["start"] + row["duration"] / 2) / 1e3
+                axis.text(middle, at, text, ha="center", va="center", fontsize=6.5, clip_on=True)
 
     def _colours(self) -> dict[str, Any]:
-        """Return the colour of each module two levels below the root, in order of time: layers are told apart."""
+        """Return the colour of each module two levels below the root, in order of time.
+
+        That gives each layer a colour of its own.
+        """
         from matplotlib import colormaps
 
         rows = [frame for frame in (self.host, self.kernels) if len(frame)]
@@ -138,7 +144,7 @@ class Timeline:
         shades: Any = colormaps["tab20"].colors  # type: ignore[attr-defined]
         return {name: shades[at % len(shades)] for at, name in enumerate(names)}
 
-    def _legend(self, axis: Any, colours: dict[str, Any]) -> None:
+    def _legend(self, axis: Axes, colours: dict[str, Any]) -> None:
         from matplotlib.patches import Patch
 
         shown = list(colours.items())[:20]
@@ -169,15 +175,12 @@ class Timeline:
         return "\n".join(lines)
 
     def trace(self) -> list[dict[str, Any]]:
-        """Return the rows as Chrome trace events: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU."""
+        """Return the rows as events of the Chrome trace event format."""
         events = []
-        for lane, (_, rows) in enumerate(self._lanes(depth=_EVERY)):
+        for lane, (_, rows) in enumerate(self._lanes(depth=_ALL)):
             for row in rows.to_dict("records"):
-                said = {
-                    name: row[name]
-                    for name in ("path", "call", "phase", "code", "id")
-                    if row.get(name) not in (None, "")
-                }
+                fields = ("path", "call", "phase", "code", "id")
+                details = {one: row[one] for one in fields if row.get(one) not in (None, "")}
                 name = row.get("kernel") or row["op"]
                 events.append(
                     {
@@ -187,13 +190,20 @@ class Timeline:
                         "dur": row["duration"],
                         "pid": self.label,
                         "tid": lane,
-                        "args": said,
+                        "args": details,
                     }
                 )
         return events
 
     def save(self, path: str | Path) -> Path:
-        """Write the figure to a ``.png``, ``.svg`` or ``.pdf``, or all rows to a ``.json`` that Perfetto and chrome://tracing open. Raises OptionError, StoreError."""
+        """Write the figure to a ``.png``, ``.svg`` or ``.pdf``, or all rows to a ``.json``.
+
+        Perfetto and chrome://tracing open the ``.json``.
+
+        Raises:
+            OptionError: the suffix is unknown.
+            StoreError: the file can't be written.
+        """
         target = Path(path)
         if target.suffix.lower() not in _FORMATS:
             raise OptionError(f"{target}: a timeline is written as {', '.join(_FORMATS)}")
@@ -208,10 +218,10 @@ class Timeline:
 
 
 def timeline(run: OpenedRun, step: int | None = None, generation: int = 0) -> Timeline:
-    """Return the timeline of one step of a run: the first one that has times, if none is named.
+    """Return the timeline of one step of a run; without ``step`` of the first one with times.
 
     Raises:
-        TensorLookupError: the run has no times, or none of that step; says what is there instead.
+        TensorLookupError: the run has no times, or none of that step; the message names the others.
     """
     frames = run.host(), run.kernels()
     steps = sorted(
@@ -230,7 +240,8 @@ def timeline(run: OpenedRun, step: int | None = None, generation: int = 0) -> Ti
     if wanted not in steps:
         known = ", ".join(str(s) if g == 0 else f"{s} of generation {g}" for g, s in steps[:12])
         raise TensorLookupError(
-            f"run {run.label!r} has no times of step {step} of generation {generation}; there is {known}"
+            f"run {run.label!r} has no times of step {step} of generation {generation}; "
+            f"there is {known}"
         )
     host, kernels = (
         frame[(frame["generation"] == wanted[0]) & (frame["step"] == wanted[1])] for frame in frames
@@ -239,7 +250,7 @@ def timeline(run: OpenedRun, step: int | None = None, generation: int = 0) -> Ti
 
 
 def _depths(modules: pandas.DataFrame) -> list[int]:
-    """Return in how many others each module runs, from rows in order of their start."""
+    """Return the nesting depth of each module; the rows are in order of their start."""
     open_until: list[float] = []
     depths = []
     for start, duration in zip(modules["start"], modules["duration"], strict=True):
@@ -251,7 +262,7 @@ def _depths(modules: pandas.DataFrame) -> list[int]:
 
 
 def _module(path: str) -> str:
-    """Return the module that a bar is coloured by: two levels below the root, ``model.layers.0`` three."""
+    """Return the module that gives a bar its colour: a layer, or two levels below the root."""
     return layer_of(path) or ".".join(module_of(path).split(".")[:2])
 
 

@@ -6,18 +6,18 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from llmdebug_nb.core.errors import TensorLookupError
-from llmdebug_nb.core.paths import within
+from llmdebug_nb.core.paths import module_of, within
 from llmdebug_nb.core.records import Node
 from llmdebug_nb.show import wire
 
-_SAID = 3  # comments of a note
+_COMMENTS = 3  # of a note
 
 
 class Tree:
     """The model tree with counts of rows rolled up to every ancestor.
 
-    ``near``, ``alone``, ``expected``: rows within noise, without a partner and as expected, where rows are those of a comparison; ``said``: what was
-    said of those, by path.
+    For a comparison, ``near``, ``alone`` and ``expected`` count the rows within noise, without a
+    partner and as expected. ``comments``: those of the expected rows, by path.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class Tree:
         near: Counter[str] | None = None,
         alone: Counter[str] | None = None,
         expected: Counter[str] | None = None,
-        said: Mapping[str, Iterable[str]] | None = None,
+        comments: Mapping[str, Iterable[str]] | None = None,
     ) -> None:
         self.nodes = nodes or _from_paths({*rows, *bad})
         self.kids: dict[int, list[int]] = {}
@@ -42,15 +42,18 @@ class Tree:
         self.rows, self.bad, self.near, self.alone, self.expected = (
             self._rolled_up(counts or Counter()) for counts in (rows, bad, near, alone, expected)
         )
-        self._said: dict[int, dict[str, None]] = {}
-        for path, texts in (said or {}).items():
+        self._comments: dict[int, dict[str, None]] = {}
+        for path, texts in (comments or {}).items():
             i = self.nearest(path)
             while i >= 0:
-                self._said.setdefault(i, {}).update(dict.fromkeys(texts))
+                self._comments.setdefault(i, {}).update(dict.fromkeys(texts))
                 i = self.nodes[i].parent
 
     def _rolled_up(self, counts: Counter[str]) -> list[int]:
-        """Return the sum over each node and what lies below it; an operator counts where it was called."""
+        """Return the sums over each node and the nodes below it.
+
+        An operator counts for the module that called it.
+        """
         sums = [0] * len(self.nodes)
         if not counts:
             return sums
@@ -63,16 +66,16 @@ class Tree:
         return sums
 
     def nearest(self, path: str) -> int:
-        """Return the node of the module at ``path`` or of the nearest one above it; -1 for none."""
+        """Return the node of the module at ``path`` or of its nearest ancestor; -1 for none."""
         if path in self.at:
             return self.at[path]
-        module = path.partition("/")[0]
+        module = module_of(path)
         while module not in self.at and module:
             module = module.rpartition(".")[0]
         return self.at.get(module, -1) if module or within(path, "") else -1
 
     def _verdict(self, i: int) -> wire.Verdict | None:
-        """Return the worst verdict at a node and below it, on what could be compared."""
+        """Return the worst verdict at a node and below it, of the rows that were compared."""
         if not self.judged or not self.rows[i]:
             return None
         if self.bad[i]:
@@ -91,12 +94,10 @@ class Tree:
         node = self.nodes[i]
         notes = [f"also {', '.join(node.aliases)}"] if node.aliases else []
         if self.expected[i]:
-            said = list(self._said.get(i, ()))
-            more = f" and {len(said) - _SAID} more" if len(said) > _SAID else ""
-            notes.append(
-                f"{self.expected[i]:,} expected"
-                + (f": {'; '.join(said[:_SAID])}{more}" if said else "")
-            )
+            comments = list(self._comments.get(i, ()))
+            more = f" and {len(comments) - _COMMENTS} more" if len(comments) > _COMMENTS else ""
+            text = f": {'; '.join(comments[:_COMMENTS])}{more}" if comments else ""
+            notes.append(f"{self.expected[i]:,} expected{text}")
         return {
             "id": i,
             "label": node.name,
@@ -112,7 +113,7 @@ class Tree:
         }
 
     def way(self, path: str) -> list[int]:
-        """Return node ids from a root down to the node at ``path``, or to its nearest ancestor that exists."""
+        """Return the nodes from a root down to the one at ``path`` or its nearest ancestor."""
         ids, i = [], self.nearest(path)
         while i >= 0:
             ids.append(i)
@@ -120,7 +121,11 @@ class Tree:
         return ids[::-1]
 
     def path(self, node: int) -> str | None:
-        """Return the path of a node; None for -1 (everything). Raises TensorLookupError for no such node."""
+        """Return the path of a node; None for -1, which means everything.
+
+        Raises:
+            TensorLookupError: there is no such node.
+        """
         if node == -1:
             return None
         if not 0 <= node < len(self.nodes):
@@ -129,26 +134,21 @@ class Tree:
 
 
 def _from_paths(paths: Iterable[str]) -> list[Node]:
-    """Return a tree made from dotted paths, for dumps that came without one."""
+    """Return a tree made from dotted paths, for dumps without a tree."""
     every = {""}
     for path in paths:
-        parts = path.partition("/")[0].split(".")
+        parts = module_of(path).split(".")
         every.update(".".join(parts[: i + 1]) for i in range(len(parts)))
-    order = sorted(
-        every,
-        key=lambda path: (
-            [(not p.isdigit(), int(p) if p.isdigit() else 0, p) for p in path.split(".")]
-            if path
-            else []
-        ),
-    )
+    order = sorted(every, key=_by_number)
     at = {path: i for i, path in enumerate(order)}
-    return [
-        Node(
-            path,
-            path.rpartition(".")[2] or "(root)",
-            "",
-            at[path.rpartition(".")[0]] if path else -1,
-        )
-        for path in order
-    ]
+    nodes = []
+    for path in order:
+        above, _, name = path.rpartition(".")
+        nodes.append(Node(path, name or "(root)", "", at[above] if path else -1))
+    return nodes
+
+
+def _by_number(path: str) -> list[tuple[bool, int, str]]:
+    """Return the sort key of a path: layers.2 comes before layers.10, and the root first."""
+    names = path.split(".") if path else []
+    return [(not one.isdigit(), int(one) if one.isdigit() else 0, one) for one in names]

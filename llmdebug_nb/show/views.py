@@ -1,7 +1,7 @@
-"""View models: what an explorer asks for, answered page by page as the wire types of `wire.py`.
+"""View models: they answer an explorer's requests page by page, in the types of `wire.py`.
 
-`View` holds what `run_view.RunView` and `report_view.ReportView` share. Views read a run through its query
-methods and hold no widget, no HTML and no text layout.
+`View` holds the common part of `run_view.RunView` and `report_view.ReportView`. Views read a run
+through its query methods and know no widget, no HTML and no text layout.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 from llmdebug_nb.core.errors import TensorLookupError
 from llmdebug_nb.core.msit_rounds import round_of
+from llmdebug_nb.core.opened_run import OpenedRun
 from llmdebug_nb.core.records import Kernel, Record, RootCall, Site
-from llmdebug_nb.show import export, filters, tensors, wire
+from llmdebug_nb.show import export, filters, tensors, wire, wire_requests
 from llmdebug_nb.show.layers import LayerErrors
 from llmdebug_nb.show.tensors import Array, number
 from llmdebug_nb.show.timeline import Timeline
@@ -24,41 +25,57 @@ from llmdebug_nb.show.tokens import Texts
 from llmdebug_nb.show.tree import Tree
 from llmdebug_nb.show.view_data import Answer
 
-_CACHED = 6  # tensors held for zooming and slicing
-_ALONE = "a single run holds no differences: compare it with another one"
+_CACHED = 6  # tensors, for zooming and slicing
+_ALONE = "a single run has no differences: compare it with another one"
+
+
+class Judged(TypedDict):
+    """The part of a `wire.Row` that only a comparison has; a run has only ``reason``."""
+
+    verdict: wire.Verdict | None
+    error: wire.Num
+    limit: wire.Num
+    reason: str
+    expected: str
+    mark: int
+
+
+_NOT_JUDGED: Judged = {
+    "verdict": None, "error": None, "limit": None, "reason": "", "expected": "", "mark": -1,
+}  # fmt: skip
 
 
 class View(ABC):
-    """The requests that both kinds answer the same way."""
+    """The common part of runs and comparisons."""
 
     kind: Literal["run", "report"]
 
     def __init__(self, steps: list[RootCall], texts: Texts | None = None) -> None:
         self.steps, self.texts = steps, texts or {}
         self.step_index = {(call.generation, call.step): i for i, call in enumerate(steps)}
-        self.by_round = False  # steps are also named by their rounds
+        self.by_round = False  # steps also carry the numbers of their rounds
         self._several = len({call.generation for call in steps if call.generation >= 0}) > 1
-        self.watchers: list[Callable[[], None]] = []  # called when what is shown has changed
+        self.watchers: list[Callable[[], None]] = []  # called after each change
         self.array: Callable[[int, str], Array] = functools.lru_cache(maxsize=_CACHED)(self.load)
 
-    # what a kind has to provide
+    # each kind provides these
     @functools.cached_property
     @abstractmethod
     def tree(self) -> Tree: ...
     @abstractmethod
     def load(self, row: int, which: str) -> Array: ...
     @abstractmethod
-    def overview(self, request: Any = None) -> wire.Overview: ...
+    def overview(self, request: wire_requests.OverviewRequest | None = None) -> wire.Overview: ...
     @abstractmethod
-    def listed(self, request: wire.RowsRequest) -> wire.Page: ...
+    def listed(self, request: wire_requests.RowsRequest) -> wire.Page: ...
     @abstractmethod
-    def locate(self, request: wire.LocateRequest) -> wire.Located: ...
+    def locate(self, request: wire_requests.LocateRequest) -> wire.Located: ...
     @abstractmethod
-    def row(self, request: wire.RowRequest) -> wire.Located: ...
+    def row(self, request: wire_requests.RowRequest) -> wire.Located: ...
     @abstractmethod
-    def detail(self, request: wire.DetailRequest) -> wire.Detail: ...
+    def detail(self, request: wire_requests.DetailRequest) -> wire.Detail: ...
     @abstractmethod
-    def series(self, request: wire.SeriesRequest) -> wire.Series: ...
+    def series(self, request: wire_requests.SeriesRequest) -> wire.Series: ...
     @abstractmethod
     def find(self, path: str, step: int | None, role: str) -> int: ...
     @abstractmethod
@@ -73,33 +90,27 @@ class View(ABC):
     def timeline(self) -> Timeline | None:
         return None
 
-    def rows(self, request: wire.RowsRequest) -> wire.Page:
-        """Return a page of the list; a filter that can't be read lists nothing and says so."""
+    def rows(self, request: wire_requests.RowsRequest) -> wire.Page:
+        """Return a page of the list; for a filter that can't be read, the problem."""
         if problem := filters.problem(request["text"]):
             return {"total": 0, "start": 0, "rows": [], "problem": problem}
         return self.listed(request)
 
-    def children(self, request: wire.ChildrenRequest) -> wire.Children:
+    def children(self, request: wire_requests.ChildrenRequest) -> wire.Children:
         return self.tree.children(request["parent"], request["start"], request["n"])
 
-    def path(self, request: wire.PathRequest) -> wire.PathAnswer:
+    def path(self, request: wire_requests.PathRequest) -> wire_requests.PathAnswer:
         return {"ids": self.tree.way(request["path"])}
 
-    def view(self, request: wire.ViewRequest) -> Answer:
+    def view(self, request: wire_requests.ViewRequest) -> Answer:
         values = self.array(request["row"], request["which"])
         axes = _checked(request["axes"], values)
         cut = tensors.plane(values, axes, request["fixed"])
-        view, cells = tensors.window(
-            cut,
-            request["y0"],
-            request["x0"],
-            request["y1"],
-            request["x1"],
-            max(1, min(request["size"], 1024)),
-        )
+        corners = request["y0"], request["x0"], request["y1"], request["x1"]
+        view, cells = tensors.window(cut, *corners, max(1, min(request["size"], 1024)))
         return view, [memoryview(cells.tobytes())]
 
-    def heads(self, request: wire.HeadsRequest) -> Answer:
+    def heads(self, request: wire_requests.HeadsRequest) -> Answer:
         values, axis = self.array(request["row"], request["which"]), request["axis"]
         axes = _checked(request["axes"], values)
         if not 0 <= axis < values.ndim or axis in axes:
@@ -110,38 +121,38 @@ class View(ABC):
         view, cells = tensors.heads(values, axis, axes, request["fixed"], size, request["first"])
         return view, [memoryview(cells.tobytes())]
 
-    def histogram(self, request: wire.HistogramRequest) -> wire.Histogram:
+    def histogram(self, request: wire_requests.HistogramRequest) -> wire.Histogram:
         bins = max(1, min(request["bins"], 512))
         return tensors.histogram(self.array(request["row"], request["which"]), bins)
 
-    def export(self, request: wire.ExportRequest) -> wire.Exported:
-        """Write what the page shows beside the notebook, never over another file."""
-        path = export.beside(self, request, request["kind"], Path.cwd())
+    def export(self, request: wire_requests.ExportRequest) -> wire.Exported:
+        """Write the state to a new file beside the notebook."""
+        path = export.free_path(self, request, request["kind"], Path.cwd())
         return {"path": export.export(self, request, path).name}
 
-    def finding(self, request: wire.FindingRequest) -> wire.FindingDetail:
+    def finding(self, request: wire_requests.FindingRequest) -> wire.FindingDetail:
         raise TensorLookupError(_ALONE)
 
-    def layers(self, request: wire.LayersRequest) -> Answer:
+    def layers(self, request: wire_requests.LayersRequest) -> Answer:
         raise TensorLookupError(_ALONE)
 
-    def worst(self, request: wire.WorstRequest) -> wire.Worst:
+    def worst(self, request: wire_requests.WorstRequest) -> wire.Worst:
         raise TensorLookupError(_ALONE)
 
-    def errors(self, request: wire.ErrorsRequest) -> wire.ErrorHistogram:
+    def errors(self, request: wire_requests.ErrorsRequest) -> wire.ErrorHistogram:
         raise TensorLookupError(_ALONE)
 
-    def scatter(self, request: wire.ScatterRequest) -> Answer:
+    def scatter(self, request: wire_requests.ScatterRequest) -> Answer:
         raise TensorLookupError(_ALONE)
 
-    def expect(self, request: wire.ExpectRequest) -> wire.Overview:
+    def expect(self, request: wire_requests.ExpectRequest) -> wire.Overview:
         raise TensorLookupError(_ALONE)
 
-    def unexpect(self, request: wire.UnexpectRequest) -> wire.Overview:
+    def unexpect(self, request: wire_requests.UnexpectRequest) -> wire.Overview:
         raise TensorLookupError(_ALONE)
 
     def step_index_of(self, site: Site) -> int:
-        """Return the stepper index of a site."""
+        """Return the index of a site's step in the stepper."""
         return self.step_index.get((site.generation, site.step), 0)
 
     def step_views(
@@ -151,15 +162,7 @@ class View(ABC):
         warmed = any(call.generation < 0 for call in self.steps)
         for i, call in enumerate(self.steps):
             key = (call.generation, call.step)
-            label = f"{call.step} {call.kind}"
-            if call.generation < 0:
-                label = (
-                    f"warmup {call.generation}.{call.step}"
-                    if call.step
-                    else f"warmup {call.generation}"
-                )
-            elif self._several:
-                label = f"{call.generation}·{label}"
+            label = self._label(call)
             if self.by_round:
                 label += f" (round {round_of(call.step, call.kind, call.generation < 0, warmed)})"
             views.append(
@@ -176,10 +179,15 @@ class View(ABC):
             )
         return views
 
-    def row_view(self, number_: int, record: Record, **judged: Any) -> wire.Row:
+    def _label(self, call: RootCall) -> str:
+        if call.generation < 0:
+            return f"warmup {call.generation}" + (f".{call.step}" if call.step else "")
+        return (f"{call.generation}·" if self._several else "") + f"{call.step} {call.kind}"
+
+    def row_view(self, row: int, record: Record, judged: Judged | None = None) -> wire.Row:
         s, v = record.site, record.summary
         return {
-            "id": number_,
+            "id": row,
             "step": self.step_index_of(s),
             "seq": record.seq,
             "path": s.path,
@@ -196,13 +204,7 @@ class View(ABC):
             "nan": v.nan or 0,
             "inf": v.inf or 0,
             "kept": record.payload is not None,
-            "verdict": None,
-            "error": None,
-            "limit": None,
-            "reason": record.lost or "",
-            "expected": "",
-            "mark": -1,
-            **judged,  # type: ignore[typeddict-item]
+            **(judged or {**_NOT_JUDGED, "reason": record.lost or ""}),
         }
 
 
@@ -214,22 +216,10 @@ def _checked(axes: list[int], values: Array) -> list[int]:
     return axes
 
 
-def side_view(which: wire.Which, run: Any, record: Record) -> wire.Side:
+def side_view(which: wire.Which, run: OpenedRun, record: Record) -> wire.Side:
     s, v = record.site, record.summary
     why = "" if record.payload is not None else record.lost or "recorded with statistics only"
-    extra = "".join(
-        f", {name}={value!r}"
-        for name, value, usual in (
-            ("call", s.call, 0),
-            ("generation", s.generation, 0),
-            ("phase", s.phase, "forward"),
-        )
-        if value != usual
-    )
-    codes = run.meta.get("code") if run.path is None else None  # of tensors that are in memory
-    name = run.label if run.label.isidentifier() else f"ld.open_run({str(run.path or run.name)!r})"
     kernel = run.kernel(s)
-    code = f"{name}.tensor({s.path!r}, step={s.step}, role={s.role!r}, slot={s.slot!r}{extra})"
     return {
         "which": which,
         "call_id": run.id_of(s) or "",
@@ -249,9 +239,21 @@ def side_view(which: wire.Which, run: Any, record: Record) -> wire.Side:
         "zero": v.zero,
         "numel": v.numel,
         "fingerprint": v.fingerprint or "",
-        "code": code if codes is None else codes.get(s.role, "").format(slot=s.slot),
+        "code": _code(run, s),
         "kernel": None if kernel is None else _kernel_view(kernel),
     }
+
+
+def _code(run: OpenedRun, s: Site) -> str:
+    """Return the Python expression of a tensor."""
+    if run.path is None and (codes := run.meta.get("code")) is not None:  # held in memory
+        return str(codes.get(s.role, "")).format(slot=s.slot)
+    name = run.label if run.label.isidentifier() else f"ld.open_run({str(run.path or run.name)!r})"
+    place = f"{s.path!r}, step={s.step}, role={s.role!r}, slot={s.slot!r}"
+    place += f", call={s.call}" if s.call else ""
+    place += f", generation={s.generation}" if s.generation else ""
+    place += f", phase={s.phase!r}" if s.phase != "forward" else ""
+    return f"{name}.tensor({place})"
 
 
 def _kernel_view(kernel: Kernel) -> wire.KernelView:
@@ -259,7 +261,7 @@ def _kernel_view(kernel: Kernel) -> wire.KernelView:
 
 
 def axes_of(shape: Sequence[int]) -> list[wire.Axis]:
-    """Name the axes where convention is clear: (batch, token, feature), (batch, head, token, feature)."""
+    """Name the axes by convention, such as (batch, token, feature); 4-d has heads too."""
     names = {
         1: ["index"],
         2: ["row", "column"],

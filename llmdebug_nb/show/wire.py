@@ -1,7 +1,9 @@
-"""The messages between the explorer in the page and the kernel. `labextension/src/widget/wire.ts` is generated from this.
+"""The answers that the kernel sends to the explorer in a page; `wire_requests` has the requests.
 
-A request is ``{"op": NAME, "re": n, ...}``, its answer ``{"re": n, ...}`` with binary buffers, or
-``{"re": n, "error": "one line"}``. Floats that JSON lacks travel as the strings ``nan``, ``inf``, ``-inf``.
+`labextension/src/widget/wire.ts` is generated from both. A request is
+``{"op": NAME, "re": n, ...}``, its answer ``{"re": n, ...}`` with binary buffers, or
+``{"re": n, "error": "one line"}``. JSON lacks some floats; they travel as the strings ``nan``,
+``inf``, ``-inf``.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ Scope = Literal["tensor", "step", "module"]
 
 
 class Step(TypedDict):
-    """One stop of the token stepper. ``label`` is ready to show: ``0 prefill``. ``text``: the tokens that the step was given, "" if not known."""
+    """One step of the token stepper. ``label`` is ready to show: ``0 prefill``.
+
+    ``text``: the step's input tokens as text, "" if not known.
+    """
 
     index: int
     generation: int
@@ -31,9 +36,11 @@ class Step(TypedDict):
 
 
 class TreeNode(TypedDict):
-    """A module. ``rows``/``bad``/``unmatched``/``expected``: recorded (diverged, unpaired, expected) rows at it and below, all steps.
+    """A module. ``rows``: its records and those below it, over all steps.
 
-    ``verdict``: the worst of them, on what could be compared; None in a run. ``note``: its other names, and what was said of what is expected.
+    ``bad``, ``unmatched``, ``expected``: how many of them diverged, have no partner, are expected.
+    ``verdict``: the worst of the rows that were compared; None in a run.
+    ``note``: the module's other names, and the comments on its expected rows.
     """
 
     id: int
@@ -57,8 +64,8 @@ class Children(TypedDict):
 class Row(TypedDict):
     """A record of a run, or a pair of a report. ``step`` indexes the stepper.
 
-    ``expected``: what was said of it where it is expected, "" where it isn't. ``mark``: the place of what says so in the overview's list; -1: nothing
-    does by itself.
+    ``expected``: the comment on an expected row, "" for another. ``mark``: the index of its
+    expectation in the overview's list; -1 if no expectation names the row.
     """
 
     id: int
@@ -87,7 +94,7 @@ class Row(TypedDict):
 
 
 class Page(TypedDict):
-    """``problem``: why the text of the filter can't be read, "" if it can."""
+    """A page of the list. ``problem``: why the filter can't be read, "" if it can."""
 
     total: int
     start: int
@@ -96,9 +103,9 @@ class Page(TypedDict):
 
 
 class Located(TypedDict):
-    """``row`` is None where there is no next one.
+    """A row and its place in the list. ``row`` is None if there is no next one.
 
-    ``index`` is its place in the list that the request describes, that of its step or of all; -1 if it is not in it.
+    ``index``: the place in the requested list, of the row's step or of all; -1 if not listed.
     """
 
     row: Row | None
@@ -106,7 +113,10 @@ class Located(TypedDict):
 
 
 class FindingView(TypedDict):
-    """What is to blame. ``step`` indexes the stepper; ``row`` is -1 for none. ``expected``, ``mark``: as in `Row`."""
+    """A finding. ``step`` indexes the stepper; ``row`` is -1 for none.
+
+    ``expected``, ``mark``: as in `Row`.
+    """
 
     path: str
     op: str
@@ -119,7 +129,7 @@ class FindingView(TypedDict):
 
 
 class Mark(TypedDict):
-    """What was marked as expected. ``text``: which tensors, in words; ``rows``: how many of the mismatches."""
+    """An expectation. ``text``: its tensors in words; ``rows``: how many mismatches it covers."""
 
     text: str
     comment: str
@@ -127,9 +137,10 @@ class Mark(TypedDict):
 
 
 class Overview(TypedDict):
-    """``lines``: what came out. ``summary``: that in sentences, of a report. ``notes``: how far to trust it, and what made the runs.
+    """The result. ``lines``: the figures. ``summary``: a report's result in sentences.
 
-    ``marks``: what is expected; ``kept``: the file that they are kept in, "" for none.
+    ``notes``: the limits of the result, and the versions that recorded the runs.
+    ``marks``: the expectations; ``kept``: the file they are kept in, "" for none.
     """
 
     kind: Literal["run", "report"]
@@ -149,10 +160,11 @@ class Overview(TypedDict):
 
 
 class FindingDetail(TypedDict):
-    """``script``: what calls it again, "" for none, then ``why`` says why not. ``save``: the line of Python that writes it.
+    """The details of a finding. ``script`` replays the call; "" for none, and ``why`` says why.
 
-    ``source``: where in the program it was called, "" if that was not recorded. ``kernel``, ``code``: of compiled code, the kernel that computes
-    it, and its code; "" for none.
+    ``save``: the line of Python that writes the script. ``source``: the line of the program that
+    made the call, "" if it was not recorded. ``kernel``, ``code``: for compiled code the kernel
+    that computes the call, and its source; "" for none.
     """
 
     script: str
@@ -164,7 +176,7 @@ class FindingDetail(TypedDict):
 
 
 class Layer(TypedDict):
-    """A row of the map of layers. ``node``: its place in the tree; -1 is what lies around the layers."""
+    """A row of the map of layers. ``node``: its place in the tree; -1: outside of all layers."""
 
     path: str
     type: str
@@ -172,10 +184,11 @@ class Layer(TypedDict):
 
 
 class LayerMap(TypedDict):
-    """The worst row of each layer (in execution order) at each step (all of the stepper), layer by layer in four buffers.
+    """The worst row of each layer at each step of the stepper, layer by layer in four buffers.
 
-    Error and limit (little-endian float32, NaN: no figure), id of the row (int32, -1: nothing was recorded), and verdict
-    (uint8: 0 nothing recorded, 1 unmatched, 2 match, 3 within noise, 4 expected, 5 diverged).
+    The layers are in execution order. The buffers: error and limit (little-endian float32, NaN: no
+    figure), id of the row (int32, -1: no record), and verdict (uint8: 0 no record, 1 unmatched,
+    2 match, 3 within noise, 4 expected, 5 diverged).
     """
 
     layers: list[Layer]
@@ -190,7 +203,10 @@ class Element(TypedDict):
 
 
 class Worst(TypedDict):
-    """The elements that differ most, the worst first; NaN on one side only is worst. ``differing``: how many there are."""
+    """The elements that differ most, the worst first; NaN on one side is worst.
+
+    ``differing``: how many elements differ.
+    """
 
     elements: list[Element]
     differing: int
@@ -202,7 +218,10 @@ class Axis(TypedDict):
 
 
 class KernelView(TypedDict):
-    """A kernel of compiled code. ``nodes``: of the graph, that it computes. ``code``: "" for one of PyTorch's."""
+    """A kernel of compiled code. ``nodes``: the graph nodes that it computes.
+
+    ``code``: its source, "" for a kernel of PyTorch.
+    """
 
     name: str
     nodes: list[str]
@@ -210,9 +229,11 @@ class KernelView(TypedDict):
 
 
 class Side(TypedDict):
-    """One side of a row. ``kept`` says that values can be asked for; ``why`` says why not, ``part`` of what ("": all of it).
+    """One side of a row. ``kept``: its values were recorded; if not, ``why`` says why.
 
-    ``call_id``: the execution id of its call, "" where there is none. ``axes``: of what was kept. ``code``: what gives this tensor in a cell. ``kernel``: of compiled code, the one that writes or reads it.
+    ``part``: which part of the tensor was kept, "" for all. ``axes``: those of the kept values.
+    ``call_id``: the execution id of its call, "" for none. ``code``: the Python expression of the
+    tensor. ``kernel``: for compiled code the kernel that writes or reads it.
     """
 
     which: Which
@@ -250,7 +271,8 @@ class Link(TypedDict):
 class Flow(TypedDict):
     """Neighbours of a record in the dataflow, the first of ``total``.
 
-    ``inputs``/``outputs``: of the same call. ``consumers`` take this tensor, ``siblings`` take the one that it is, too.
+    ``inputs``, ``outputs``: of the same call. ``consumers``: inputs that are this tensor.
+    ``siblings``: other inputs that are the same tensor as this input.
     """
 
     relation: Relation
@@ -268,10 +290,10 @@ class Detail(TypedDict):
 
 
 class View(TypedDict):
-    """A window of a 2-d slice as ``h * w`` little-endian float32 in the one buffer.
+    """A window of a 2-d slice as ``h * w`` little-endian float32 in one buffer.
 
-    ``y0 .. x1``: the window in elements, end exclusive; each cell covers ``fy * fx`` elements and
-    shows the one of largest magnitude (a NaN wins), so that one outlier stays visible.
+    ``y0 .. x1``: the window in elements, end exclusive. Each cell covers ``fy * fx`` elements and
+    shows the one of largest magnitude (a NaN wins), which keeps an outlier visible.
     """
 
     h: int
@@ -289,8 +311,9 @@ class View(TypedDict):
 
 
 class Heads(TypedDict):
-    """The same 2-d slice at ``count`` indices of an axis from ``first`` on, of ``total``, as ``count * h * w`` little-endian float32
-    in the one buffer; cells as in `View`.
+    """The same 2-d slice at ``count`` of ``total`` indices of an axis, from ``first`` on.
+
+    One buffer of ``count * h * w`` little-endian float32; cells as in `View`.
     """
 
     h: int
@@ -303,7 +326,7 @@ class Heads(TypedDict):
 
 
 class Histogram(TypedDict):
-    """Counts of the finite elements of the whole tensor in equal bins from ``lo`` to ``hi``."""
+    """Counts of the tensor's finite elements in equal bins from ``lo`` to ``hi``."""
 
     lo: Num
     hi: Num
@@ -314,10 +337,11 @@ class Histogram(TypedDict):
 
 
 class ErrorHistogram(TypedDict):
-    """How many elements differ by how much: counts of log10 of the absolute difference, in equal bins from ``lo`` to ``hi``.
+    """Counts of log10 of the absolute differences, in equal bins from ``lo`` to ``hi``.
 
-    ``same``: elements that do not differ; ``broken``: those that are not finite on one side or both, and not the same. ``limit``: what the tensor's limit would be
-    for each element, were the error spread evenly; None where it is none of the whole.
+    ``same``: elements that don't differ; ``broken``: different ones that are not finite on one side
+    or both. ``limit``: the tensor's limit per element if its error were spread evenly; None if the
+    tensor's limit is not one of the relative L2 error.
     """
 
     lo: Num
@@ -330,10 +354,12 @@ class ErrorHistogram(TypedDict):
 
 
 class Scatter(TypedDict):
-    """Golden against mine, both axes from ``lo`` to ``hi``. ``size`` 0: two buffers of ``count`` little-endian float32, golden's and mine's values.
+    """Golden against mine, both axes from ``lo`` to ``hi``.
 
-    Else one buffer of ``size * size`` little-endian uint32: how many elements lie in each cell, golden along a row, mine's lowest row first.
-    ``broken``: elements that are not finite on both sides.
+    With ``size`` 0, two buffers of ``count`` little-endian float32: golden's and mine's values.
+    Else one buffer of ``size * size`` little-endian uint32: the number of elements in each cell,
+    golden along a row, mine's lowest row first. ``broken``: elements that are not finite on both
+    sides.
     """
 
     lo: Num
@@ -344,7 +370,7 @@ class Scatter(TypedDict):
 
 
 class Point(TypedDict):
-    """``step`` indexes the stepper; ``value`` is None where there is no figure."""
+    """A point of a curve. ``step`` indexes the stepper; ``value`` is None without a figure."""
 
     step: int
     row: int
@@ -352,7 +378,7 @@ class Point(TypedDict):
 
 
 class Line(TypedDict):
-    """A figure of one site over all steps. Of many steps a point stands for several, and is the largest of them."""
+    """A figure of one tensor over all steps; of many steps, a point is the largest of several."""
 
     figure: str
     points: list[Point]
@@ -363,8 +389,10 @@ class Series(TypedDict):
 
 
 class State(TypedDict):
-    """What an explorer shows. ``position``: index of the stepper; ``selected``: a row, -1 for none; ``path``, ``mismatch``, ``text``:
-    what the list is narrowed to. ``which``, ``axes``, ``fixed``: what of the tensor; no ``axes`` means its last two.
+    """The state of an explorer. ``position``: index of the stepper; ``selected``: a row or -1.
+
+    ``path``, ``mismatch``, ``text``: the filter of the list. ``which``, ``axes``, ``fixed``: the
+    side and the slice of the tensor; without ``axes`` its last two.
     """
 
     position: int
@@ -382,7 +410,7 @@ class Exported(TypedDict):
 
 
 class Kept(TypedDict):
-    """An answer that was given when a page was saved. ``key``: what was asked, see `saved_page.py`; ``buffers``: as base64."""
+    """An answer in a saved page. ``key``: the request, see `saved_page.py`; ``buffers``: base64."""
 
     key: str
     answer: dict[str, object]
@@ -390,7 +418,7 @@ class Kept(TypedDict):
 
 
 class SavedPage(TypedDict):
-    """What a saved page answers from. ``parents``: of ``nodes``; ``homes``: the node of each of ``rows``, -1 for none."""
+    """The data of a saved page. ``parents``: of ``nodes``; ``homes``: each row's node or -1."""
 
     state: State
     snapshot: Overview
@@ -399,200 +427,3 @@ class SavedPage(TypedDict):
     rows: list[Row]
     homes: list[int]
     answers: list[Kept]
-
-
-class OverviewRequest(TypedDict):
-    op: Literal["overview"]
-
-
-class ChildrenRequest(TypedDict):
-    """``parent`` -1 asks for the roots."""
-
-    op: Literal["children"]
-    parent: int
-    start: int
-    n: int
-
-
-class Listed(TypedDict):
-    """What a list is narrowed to, and its order.
-
-    ``node`` -1 means all; ``mismatch`` keeps diverged and unmatched rows only; ``text``: see `filters.py`; ``every``: of all steps at once.
-    ``sort``: a column, "" for execution order, which a run always has.
-    """
-
-    node: int
-    mismatch: bool
-    text: str
-    every: bool
-    sort: Sort
-    descending: bool
-
-
-class RowsRequest(Listed):
-    """``step`` -1 means all."""
-
-    op: Literal["rows"]
-    step: int
-    start: int
-    n: int
-
-
-class LocateRequest(Listed):
-    """The next (``delta`` 1) or previous (-1) row, in execution order over all steps; of a sorted list, in that of the row's step.
-
-    ``row`` -1 starts before the first row, or behind the last one.
-    """
-
-    op: Literal["locate"]
-    row: int
-    delta: int
-
-
-class RowRequest(Listed):
-    """Like `locate`, for the row itself: where is it?"""
-
-    op: Literal["row"]
-    row: int
-
-
-class PathRequest(TypedDict):
-    """The ids of the tree nodes from a root down to the one at ``path`` (its nearest one above)."""
-
-    op: Literal["path"]
-    path: str
-
-
-class PathAnswer(TypedDict):
-    ids: list[int]
-
-
-class DetailRequest(TypedDict):
-    op: Literal["detail"]
-    row: int
-
-
-class ViewRequest(TypedDict):
-    """``axes``: row and column axis (-1: none, for fewer than two); ``fixed``: index per axis, ignored for those two.
-
-    ``y1``/``x1`` of 0 mean up to the end; ``size``: cells per side at most.
-    """
-
-    op: Literal["view"]
-    row: int
-    which: Which
-    axes: list[int]
-    fixed: list[int]
-    y0: int
-    x0: int
-    y1: int
-    x1: int
-    size: int
-
-
-class HeadsRequest(TypedDict):
-    """``axis``: that of the heads, ``first``: the first one; ``axes``, ``fixed``, ``size`` as in `ViewRequest`."""
-
-    op: Literal["heads"]
-    row: int
-    which: Which
-    axis: int
-    first: int
-    axes: list[int]
-    fixed: list[int]
-    size: int
-
-
-class HistogramRequest(TypedDict):
-    op: Literal["histogram"]
-    row: int
-    which: Which
-    bins: int
-
-
-class ErrorsRequest(TypedDict):
-    op: Literal["errors"]
-    row: int
-    bins: int
-
-
-class ScatterRequest(TypedDict):
-    """``points``: so many at most as points; ``size``: cells per side beyond that."""
-
-    op: Literal["scatter"]
-    row: int
-    points: int
-    size: int
-
-
-class SeriesRequest(TypedDict):
-    """``n``: points of a line at most."""
-
-    op: Literal["series"]
-    row: int
-    n: int
-
-
-class FindingRequest(TypedDict):
-    """``finding`` is its place in the overview's list."""
-
-    op: Literal["finding"]
-    finding: int
-
-
-class LayersRequest(TypedDict):
-    op: Literal["layers"]
-
-
-class WorstRequest(TypedDict):
-    op: Literal["worst"]
-    row: int
-    n: int
-
-
-class ExpectRequest(TypedDict):
-    """Mark a row (``finding`` -1) or a finding (``row`` -1) as expected. ``scope``: of a row, that tensor in all steps or in its own, or all that its module makes."""
-
-    op: Literal["expect"]
-    row: int
-    finding: int
-    scope: Scope
-    comment: str
-
-
-class UnexpectRequest(TypedDict):
-    """``mark``: its place in the overview's list; ``text``: as it is there."""
-
-    op: Literal["unexpect"]
-    mark: int
-    text: str
-
-
-class ExportRequest(State):
-    """Write what is shown to a file beside the notebook: a page, or a figure."""
-
-    op: Literal["export"]
-    kind: Literal["html", "svg", "png"]
-
-
-ANSWERS: dict[str, tuple[type, type]] = {
-    "overview": (OverviewRequest, Overview),
-    "children": (ChildrenRequest, Children),
-    "rows": (RowsRequest, Page),
-    "locate": (LocateRequest, Located),
-    "row": (RowRequest, Located),
-    "path": (PathRequest, PathAnswer),
-    "detail": (DetailRequest, Detail),
-    "view": (ViewRequest, View),
-    "heads": (HeadsRequest, Heads),
-    "histogram": (HistogramRequest, Histogram),
-    "series": (SeriesRequest, Series),
-    "finding": (FindingRequest, FindingDetail),
-    "layers": (LayersRequest, LayerMap),
-    "worst": (WorstRequest, Worst),
-    "errors": (ErrorsRequest, ErrorHistogram),
-    "scatter": (ScatterRequest, Scatter),
-    "expect": (ExpectRequest, Overview),
-    "unexpect": (UnexpectRequest, Overview),
-    "export": (ExportRequest, Exported),
-}

@@ -1,33 +1,39 @@
-"""Names, counts, sizes and dates in words."""
+"""Names, counts, sizes and dates as text."""
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from llmdebug_nb.core.findings import EXPECTED, Difference
 
 
-def made_text(run: Any) -> str:
+class Named(Protocol):
+    """A run, as far as its name goes."""
+
+    path: Path | None
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def meta(self) -> dict[str, Any]: ...
+
+
+def made_text(run: Named) -> str:
     """Return when and with which versions a run was recorded."""
-    created = run.meta.get("created")
-    when = (
-        f" recorded {datetime.fromtimestamp(created):%Y-%m-%d %H:%M:%S}"
-        if isinstance(created, (int, float))
-        else ""
-    )
-    versions = ", ".join(
-        f"{name} {version}" for name, version in (run.meta.get("environment") or {}).items()
-    )
-    return (
-        f"{run.label}:{when}{' with ' + versions if versions else ''}"
-        if when or versions
-        else f"{run.label}: {run.path or 'in memory'}"
-    )
+    created, text = run.meta.get("created"), ""
+    if isinstance(created, (int, float)):
+        text = f" recorded {datetime.fromtimestamp(created):%Y-%m-%d %H:%M:%S}"
+    environment = run.meta.get("environment") or {}
+    if environment:
+        text += " with " + ", ".join(f"{name} {one}" for name, one in environment.items())
+    place = text or f" {run.path or 'in memory'}"
+    return f"{run.label}:{place}"
 
 
-def labels(golden: Any, mine: Any) -> tuple[str, str]:
-    """Return what two runs are called beside each other: where both have one name, with the folder that they are in."""
+def labels(golden: Named, mine: Named) -> tuple[str, str]:
+    """Return the names of two runs; if they are equal, with their folders."""
     both = golden.label, mine.label
     if both[0] != both[1] or golden.path is None or mine.path is None or golden.path == mine.path:
         return both
@@ -35,7 +41,7 @@ def labels(golden: Any, mine: Any) -> tuple[str, str]:
 
 
 def expected_text(row: Difference) -> str:
-    """Return what is said of a row that is expected, "" of another."""
+    """Return why a row is expected, "" if it is not."""
     if row.verdict != EXPECTED:
         return ""
     return (row.expected.comment or str(row.expected)) if row.expected else row.reason or ""
@@ -47,7 +53,7 @@ def count_text(count: int, noun: str) -> str:
 
 
 def size_text(nbytes: int) -> str:
-    """Return a size for people: ``12.3 MB`` (1 MB is 10**6 bytes)."""
+    """Return a size in decimal units: ``12.3 MB``."""
     size = float(nbytes)
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:

@@ -3,7 +3,11 @@
 export type Kind = 'run' | 'report';
 export type State = 'complete' | 'recording' | 'incomplete';
 
-/** A run on disk, or a report. ``place``: its path as the file browser knows it, "" where Jupyter does not serve it. */
+/**
+ * A run on disk, or a report.
+ *
+ * ``place``: its path in the file browser, "" if Jupyter does not serve it.
+ */
 export interface RunRow {
   kind: Kind;
   name: string;
@@ -23,7 +27,7 @@ export interface RunsFolder {
   runs: RunRow[];
 }
 
-/** The runs in ``name`` below each of ``folders``, and the reports in these. */
+/** The runs in ``name`` below each of ``folders``, and the reports in these folders. */
 export interface RunsRequest {
   op: 'runs';
   folders: string[];
@@ -43,14 +47,18 @@ export interface Deleted {
   path: string;
 }
 
-/** A run or the file of a report (``mine`` ""), or two runs compared. */
+/** A run or a report's file (``mine`` is ""), or two runs to compare. */
 export interface OpenRequest {
   op: 'open';
   golden: string;
   mine: string;
 }
 
-/** The explorer's code, and the traits that it begins with; or of a file its ``page``, and whether ``scripts`` run in it: ours alone. */
+/**
+ * The explorer's code and its first traits; for a file its ``page`` instead.
+ *
+ * ``scripts``: whether scripts run in the page; only our own do.
+ */
 export interface Opened {
   title: string;
   code: string;

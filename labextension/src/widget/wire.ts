@@ -1,4 +1,4 @@
-// Generated from llmdebug_nb/show/wire.py by `python labextension/wire_types.py`. Do not edit.
+// Generated from llmdebug_nb/show/wire.py and llmdebug_nb/show/wire_requests.py by `python labextension/wire_types.py`. Do not edit.
 
 export type Num = number | string | null;
 export type Which = 'golden' | 'mine' | 'difference';
@@ -8,7 +8,11 @@ export type Verdict = 'match' | 'within_noise' | 'expected' | 'diverged' | 'unma
 export type Sort = '' | 'step' | 'seq' | 'path' | 'op' | 'dtype' | 'shape' | 'error' | 'limit' | 'verdict';
 export type Scope = 'tensor' | 'step' | 'module';
 
-/** One stop of the token stepper. ``label`` is ready to show: ``0 prefill``. ``text``: the tokens that the step was given, "" if not known. */
+/**
+ * One step of the token stepper. ``label`` is ready to show: ``0 prefill``.
+ *
+ * ``text``: the step's input tokens as text, "" if not known.
+ */
 export interface Step {
   index: number;
   generation: number;
@@ -21,9 +25,11 @@ export interface Step {
 }
 
 /**
- * A module. ``rows``/``bad``/``unmatched``/``expected``: recorded (diverged, unpaired, expected) rows at it and below, all steps.
+ * A module. ``rows``: its records and those below it, over all steps.
  *
- * ``verdict``: the worst of them, on what could be compared; None in a run. ``note``: its other names, and what was said of what is expected.
+ * ``bad``, ``unmatched``, ``expected``: how many of them diverged, have no partner, are expected.
+ * ``verdict``: the worst of the rows that were compared; None in a run.
+ * ``note``: the module's other names, and the comments on its expected rows.
  */
 export interface TreeNode {
   id: number;
@@ -47,8 +53,8 @@ export interface Children {
 /**
  * A record of a run, or a pair of a report. ``step`` indexes the stepper.
  *
- * ``expected``: what was said of it where it is expected, "" where it isn't. ``mark``: the place of what says so in the overview's list; -1: nothing
- * does by itself.
+ * ``expected``: the comment on an expected row, "" for another. ``mark``: the index of its
+ * expectation in the overview's list; -1 if no expectation names the row.
  */
 export interface Row {
   id: number;
@@ -76,7 +82,7 @@ export interface Row {
   mark: number;
 }
 
-/** ``problem``: why the text of the filter can't be read, "" if it can. */
+/** A page of the list. ``problem``: why the filter can't be read, "" if it can. */
 export interface Page {
   total: number;
   start: number;
@@ -85,16 +91,20 @@ export interface Page {
 }
 
 /**
- * ``row`` is None where there is no next one.
+ * A row and its place in the list. ``row`` is None if there is no next one.
  *
- * ``index`` is its place in the list that the request describes, that of its step or of all; -1 if it is not in it.
+ * ``index``: the place in the requested list, of the row's step or of all; -1 if not listed.
  */
 export interface Located {
   row: Row | null;
   index: number;
 }
 
-/** What is to blame. ``step`` indexes the stepper; ``row`` is -1 for none. ``expected``, ``mark``: as in `Row`. */
+/**
+ * A finding. ``step`` indexes the stepper; ``row`` is -1 for none.
+ *
+ * ``expected``, ``mark``: as in `Row`.
+ */
 export interface FindingView {
   path: string;
   op: string;
@@ -106,7 +116,7 @@ export interface FindingView {
   mark: number;
 }
 
-/** What was marked as expected. ``text``: which tensors, in words; ``rows``: how many of the mismatches. */
+/** An expectation. ``text``: its tensors in words; ``rows``: how many mismatches it covers. */
 export interface Mark {
   text: string;
   comment: string;
@@ -114,9 +124,10 @@ export interface Mark {
 }
 
 /**
- * ``lines``: what came out. ``summary``: that in sentences, of a report. ``notes``: how far to trust it, and what made the runs.
+ * The result. ``lines``: the figures. ``summary``: a report's result in sentences.
  *
- * ``marks``: what is expected; ``kept``: the file that they are kept in, "" for none.
+ * ``notes``: the limits of the result, and the versions that recorded the runs.
+ * ``marks``: the expectations; ``kept``: the file they are kept in, "" for none.
  */
 export interface Overview {
   kind: 'run' | 'report';
@@ -136,10 +147,11 @@ export interface Overview {
 }
 
 /**
- * ``script``: what calls it again, "" for none, then ``why`` says why not. ``save``: the line of Python that writes it.
+ * The details of a finding. ``script`` replays the call; "" for none, and ``why`` says why.
  *
- * ``source``: where in the program it was called, "" if that was not recorded. ``kernel``, ``code``: of compiled code, the kernel that computes
- * it, and its code; "" for none.
+ * ``save``: the line of Python that writes the script. ``source``: the line of the program that
+ * made the call, "" if it was not recorded. ``kernel``, ``code``: for compiled code the kernel
+ * that computes the call, and its source; "" for none.
  */
 export interface FindingDetail {
   script: string;
@@ -150,7 +162,7 @@ export interface FindingDetail {
   code: string;
 }
 
-/** A row of the map of layers. ``node``: its place in the tree; -1 is what lies around the layers. */
+/** A row of the map of layers. ``node``: its place in the tree; -1: outside of all layers. */
 export interface Layer {
   path: string;
   type: string;
@@ -158,10 +170,11 @@ export interface Layer {
 }
 
 /**
- * The worst row of each layer (in execution order) at each step (all of the stepper), layer by layer in four buffers.
+ * The worst row of each layer at each step of the stepper, layer by layer in four buffers.
  *
- * Error and limit (little-endian float32, NaN: no figure), id of the row (int32, -1: nothing was recorded), and verdict
- * (uint8: 0 nothing recorded, 1 unmatched, 2 match, 3 within noise, 4 expected, 5 diverged).
+ * The layers are in execution order. The buffers: error and limit (little-endian float32, NaN: no
+ * figure), id of the row (int32, -1: no record), and verdict (uint8: 0 no record, 1 unmatched,
+ * 2 match, 3 within noise, 4 expected, 5 diverged).
  */
 export interface LayerMap {
   layers: Layer[];
@@ -175,7 +188,11 @@ export interface Element {
   difference: Num;
 }
 
-/** The elements that differ most, the worst first; NaN on one side only is worst. ``differing``: how many there are. */
+/**
+ * The elements that differ most, the worst first; NaN on one side is worst.
+ *
+ * ``differing``: how many elements differ.
+ */
 export interface Worst {
   elements: Element[];
   differing: number;
@@ -186,7 +203,11 @@ export interface Axis {
   size: number;
 }
 
-/** A kernel of compiled code. ``nodes``: of the graph, that it computes. ``code``: "" for one of PyTorch's. */
+/**
+ * A kernel of compiled code. ``nodes``: the graph nodes that it computes.
+ *
+ * ``code``: its source, "" for a kernel of PyTorch.
+ */
 export interface KernelView {
   name: string;
   nodes: string[];
@@ -194,9 +215,11 @@ export interface KernelView {
 }
 
 /**
- * One side of a row. ``kept`` says that values can be asked for; ``why`` says why not, ``part`` of what ("": all of it).
+ * One side of a row. ``kept``: its values were recorded; if not, ``why`` says why.
  *
- * ``call_id``: the execution id of its call, "" where there is none. ``axes``: of what was kept. ``code``: what gives this tensor in a cell. ``kernel``: of compiled code, the one that writes or reads it.
+ * ``part``: which part of the tensor was kept, "" for all. ``axes``: those of the kept values.
+ * ``call_id``: the execution id of its call, "" for none. ``code``: the Python expression of the
+ * tensor. ``kernel``: for compiled code the kernel that writes or reads it.
  */
 export interface Side {
   which: Which;
@@ -234,7 +257,8 @@ export interface Link {
 /**
  * Neighbours of a record in the dataflow, the first of ``total``.
  *
- * ``inputs``/``outputs``: of the same call. ``consumers`` take this tensor, ``siblings`` take the one that it is, too.
+ * ``inputs``, ``outputs``: of the same call. ``consumers``: inputs that are this tensor.
+ * ``siblings``: other inputs that are the same tensor as this input.
  */
 export interface Flow {
   relation: Relation;
@@ -252,10 +276,10 @@ export interface Detail {
 }
 
 /**
- * A window of a 2-d slice as ``h * w`` little-endian float32 in the one buffer.
+ * A window of a 2-d slice as ``h * w`` little-endian float32 in one buffer.
  *
- * ``y0 .. x1``: the window in elements, end exclusive; each cell covers ``fy * fx`` elements and
- * shows the one of largest magnitude (a NaN wins), so that one outlier stays visible.
+ * ``y0 .. x1``: the window in elements, end exclusive. Each cell covers ``fy * fx`` elements and
+ * shows the one of largest magnitude (a NaN wins), which keeps an outlier visible.
  */
 export interface View {
   h: number;
@@ -273,8 +297,9 @@ export interface View {
 }
 
 /**
- * The same 2-d slice at ``count`` indices of an axis from ``first`` on, of ``total``, as ``count * h * w`` little-endian float32
- * in the one buffer; cells as in `View`.
+ * The same 2-d slice at ``count`` of ``total`` indices of an axis, from ``first`` on.
+ *
+ * One buffer of ``count * h * w`` little-endian float32; cells as in `View`.
  */
 export interface Heads {
   h: number;
@@ -286,7 +311,7 @@ export interface Heads {
   hi: Num;
 }
 
-/** Counts of the finite elements of the whole tensor in equal bins from ``lo`` to ``hi``. */
+/** Counts of the tensor's finite elements in equal bins from ``lo`` to ``hi``. */
 export interface Histogram {
   lo: Num;
   hi: Num;
@@ -297,10 +322,11 @@ export interface Histogram {
 }
 
 /**
- * How many elements differ by how much: counts of log10 of the absolute difference, in equal bins from ``lo`` to ``hi``.
+ * Counts of log10 of the absolute differences, in equal bins from ``lo`` to ``hi``.
  *
- * ``same``: elements that do not differ; ``broken``: those that are not finite on one side or both, and not the same. ``limit``: what the tensor's limit would be
- * for each element, were the error spread evenly; None where it is none of the whole.
+ * ``same``: elements that don't differ; ``broken``: different ones that are not finite on one side
+ * or both. ``limit``: the tensor's limit per element if its error were spread evenly; None if the
+ * tensor's limit is not one of the relative L2 error.
  */
 export interface ErrorHistogram {
   lo: Num;
@@ -313,10 +339,12 @@ export interface ErrorHistogram {
 }
 
 /**
- * Golden against mine, both axes from ``lo`` to ``hi``. ``size`` 0: two buffers of ``count`` little-endian float32, golden's and mine's values.
+ * Golden against mine, both axes from ``lo`` to ``hi``.
  *
- * Else one buffer of ``size * size`` little-endian uint32: how many elements lie in each cell, golden along a row, mine's lowest row first.
- * ``broken``: elements that are not finite on both sides.
+ * With ``size`` 0, two buffers of ``count`` little-endian float32: golden's and mine's values.
+ * Else one buffer of ``size * size`` little-endian uint32: the number of elements in each cell,
+ * golden along a row, mine's lowest row first. ``broken``: elements that are not finite on both
+ * sides.
  */
 export interface Scatter {
   lo: Num;
@@ -326,14 +354,14 @@ export interface Scatter {
   broken: number;
 }
 
-/** ``step`` indexes the stepper; ``value`` is None where there is no figure. */
+/** A point of a curve. ``step`` indexes the stepper; ``value`` is None without a figure. */
 export interface Point {
   step: number;
   row: number;
   value: Num;
 }
 
-/** A figure of one site over all steps. Of many steps a point stands for several, and is the largest of them. */
+/** A figure of one tensor over all steps; of many steps, a point is the largest of several. */
 export interface Line {
   figure: string;
   points: Point[];
@@ -344,8 +372,10 @@ export interface Series {
 }
 
 /**
- * What an explorer shows. ``position``: index of the stepper; ``selected``: a row, -1 for none; ``path``, ``mismatch``, ``text``:
- * what the list is narrowed to. ``which``, ``axes``, ``fixed``: what of the tensor; no ``axes`` means its last two.
+ * The state of an explorer. ``position``: index of the stepper; ``selected``: a row or -1.
+ *
+ * ``path``, ``mismatch``, ``text``: the filter of the list. ``which``, ``axes``, ``fixed``: the
+ * side and the slice of the tensor; without ``axes`` its last two.
  */
 export interface State {
   position: number;
@@ -362,14 +392,14 @@ export interface Exported {
   path: string;
 }
 
-/** An answer that was given when a page was saved. ``key``: what was asked, see `saved_page.py`; ``buffers``: as base64. */
+/** An answer in a saved page. ``key``: the request, see `saved_page.py`; ``buffers``: base64. */
 export interface Kept {
   key: string;
   answer: Record<string, unknown>;
   buffers: string[];
 }
 
-/** What a saved page answers from. ``parents``: of ``nodes``; ``homes``: the node of each of ``rows``, -1 for none. */
+/** The data of a saved page. ``parents``: of ``nodes``; ``homes``: each row's node or -1. */
 export interface SavedPage {
   state: State;
   snapshot: Overview;
@@ -393,10 +423,11 @@ export interface ChildrenRequest {
 }
 
 /**
- * What a list is narrowed to, and its order.
+ * The filter and the order of a list.
  *
- * ``node`` -1 means all; ``mismatch`` keeps diverged and unmatched rows only; ``text``: see `filters.py`; ``every``: of all steps at once.
- * ``sort``: a column, "" for execution order, which a run always has.
+ * ``node`` -1 means all; ``mismatch``: only diverged and unmatched rows; ``text``: see
+ * `filters.py`; ``every``: all steps at once. ``sort``: a column, "" for execution order, in which
+ * the rows of a run always are.
  */
 export interface Listed {
   node: number;
@@ -422,9 +453,10 @@ export interface RowsRequest {
 }
 
 /**
- * The next (``delta`` 1) or previous (-1) row, in execution order over all steps; of a sorted list, in that of the row's step.
+ * The next (``delta`` 1) or previous (-1) row in execution order over all steps.
  *
- * ``row`` -1 starts before the first row, or behind the last one.
+ * In a sorted list it is the next one in that list, of the row's step. ``row`` -1 starts before
+ * the first row, or after the last one.
  */
 export interface LocateRequest {
   node: number;
@@ -438,7 +470,7 @@ export interface LocateRequest {
   delta: number;
 }
 
-/** Like `locate`, for the row itself: where is it? */
+/** Where in the list a row is. */
 export interface RowRequest {
   node: number;
   mismatch: boolean;
@@ -450,7 +482,7 @@ export interface RowRequest {
   row: number;
 }
 
-/** The ids of the tree nodes from a root down to the one at ``path`` (its nearest one above). */
+/** The ids of the tree nodes from a root down to ``path`` or its nearest ancestor. */
 export interface PathRequest {
   op: 'path';
   path: string;
@@ -466,9 +498,10 @@ export interface DetailRequest {
 }
 
 /**
- * ``axes``: row and column axis (-1: none, for fewer than two); ``fixed``: index per axis, ignored for those two.
+ * A window of a slice. ``axes``: row and column axis, -1 for none.
  *
- * ``y1``/``x1`` of 0 mean up to the end; ``size``: cells per side at most.
+ * ``fixed``: an index for each axis, ignored for those two. ``y1``, ``x1``: 0 means the end.
+ * ``size``: cells per side at most.
  */
 export interface ViewRequest {
   op: 'view';
@@ -483,7 +516,11 @@ export interface ViewRequest {
   size: number;
 }
 
-/** ``axis``: that of the heads, ``first``: the first one; ``axes``, ``fixed``, ``size`` as in `ViewRequest`. */
+/**
+ * The slice at each index of ``axis`` from ``first`` on.
+ *
+ * ``axes``, ``fixed``, ``size``: as in `ViewRequest`.
+ */
 export interface HeadsRequest {
   op: 'heads';
   row: number;
@@ -508,7 +545,7 @@ export interface ErrorsRequest {
   bins: number;
 }
 
-/** ``points``: so many at most as points; ``size``: cells per side beyond that. */
+/** Golden against mine: up to ``points`` points, else ``size`` cells per side. */
 export interface ScatterRequest {
   op: 'scatter';
   row: number;
@@ -516,14 +553,14 @@ export interface ScatterRequest {
   size: number;
 }
 
-/** ``n``: points of a line at most. */
+/** The curves of a row, with at most ``n`` points each. */
 export interface SeriesRequest {
   op: 'series';
   row: number;
   n: number;
 }
 
-/** ``finding`` is its place in the overview's list. */
+/** The details of a finding, by its index in the overview's list. */
 export interface FindingRequest {
   op: 'finding';
   finding: number;
@@ -539,7 +576,11 @@ export interface WorstRequest {
   n: number;
 }
 
-/** Mark a row (``finding`` -1) or a finding (``row`` -1) as expected. ``scope``: of a row, that tensor in all steps or in its own, or all that its module makes. */
+/**
+ * Mark a row (``finding`` -1) or a finding (``row`` -1) as expected.
+ *
+ * ``scope`` of a row: its tensor in all steps, in this step, or all outputs of its module.
+ */
 export interface ExpectRequest {
   op: 'expect';
   row: number;
@@ -548,14 +589,14 @@ export interface ExpectRequest {
   comment: string;
 }
 
-/** ``mark``: its place in the overview's list; ``text``: as it is there. */
+/** Remove an expectation: ``mark`` is its index in the overview's list, ``text`` its text. */
 export interface UnexpectRequest {
   op: 'unexpect';
   mark: number;
   text: string;
 }
 
-/** Write what is shown to a file beside the notebook: a page, or a figure. */
+/** Write the state to a file beside the notebook: a page or a figure. */
 export interface ExportRequest {
   position: number;
   selected: number;
