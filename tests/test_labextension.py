@@ -401,8 +401,8 @@ def test_the_pointer_over_a_magic_shows_what_its_options_mean(lab: Lab, page: Pa
         line.element_handle(),
     ) / len("%%llmdump model --tokens 0-3")
     for letter, text in (
-        (19, "--tokens TOKENS\nsteps: 0-3"),
-        (5, "Record what the model in this cell computes"),
+        (19, "--tokens TOKENS\ngenerated tokens: 0-3"),
+        (5, "Record the model that runs in this cell"),
     ):
         page.mouse.move(0, 0)
         page.mouse.move(box["x"] + per_letter * letter, box["y"] + box["height"] / 2)
