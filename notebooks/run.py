@@ -2,7 +2,7 @@
 
     python notebooks/run.py [NOTEBOOK]        # default: quickstart.ipynb beside this file
 
-Exit status 1, with the cell and its error, when a cell fails. The notebook file itself is left as it is.
+Exit status 1, with the cell and its error, when a cell fails. The notebook file does not change.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def first_line(cell: Any) -> str:
 
 
 def execute(path: Path, quiet: bool = False) -> Any:
-    """Run every cell with this very Python, in the notebook's folder; return the notebook with its outputs.
+    """Run every cell with this Python in the notebook's folder; return it with its outputs.
 
     Raises:
         CellExecutionError: a cell failed. DeadKernelError: the kernel did.
@@ -74,11 +74,8 @@ def execute(path: Path, quiet: bool = False) -> Any:
         started = time.perf_counter()
         if cell.cell_type == "code" and not quiet:
             end = "\n" if "live" in tags(cell) else ""
-            print(
-                f"[{codes.index(cell_index) + 1:2}/{len(codes)}] {first_line(cell)[:WIDTH]:{WIDTH}}",
-                end=end,
-                flush=True,
-            )
+            number = f"{codes.index(cell_index) + 1:2}/{len(codes)}"
+            print(f"[{number}] {first_line(cell)[:WIDTH]:{WIDTH}}", end=end, flush=True)
 
     def on_done(cell: Any, cell_index: int, execute_reply: Any) -> None:
         if not quiet:
@@ -95,9 +92,8 @@ def execute(path: Path, quiet: bool = False) -> Any:
         on_cell_start=on_start,
         on_cell_executed=on_done,
     )
-    return client.execute(
-        cleanup_kc=True
-    )  # the manager is ours, so by default its kernel would be left running
+    # by default nbclient leaves the kernel of a given manager running
+    return client.execute(cleanup_kc=True)
 
 
 def main(argv: list[str]) -> int:

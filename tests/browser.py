@@ -70,7 +70,7 @@ def launch_args(defaults: dict[str, Any]) -> dict[str, Any]:
 
 
 def mount(page: Page, explorer: Any, head: str = "") -> None:
-    """Show ``explorer`` in ``page``; from then on they share traits and messages as in a notebook."""
+    """Show ``explorer`` in ``page``; both share traits and messages as in a notebook."""
     replies: list[tuple[dict[str, Any], list[memoryview]]] = []
     explorer.send = lambda content, buffers=None: replies.append((content, buffers or []))
 
@@ -109,7 +109,8 @@ def release(page: Page) -> None:
 
 AXE = Path(__file__).parent.parent / "labextension" / "node_modules" / "axe-core" / "axe.min.js"
 VIOLATIONS = """async scope => (await axe.run(scope)).violations
-    .map(one => one.id + ': ' + one.nodes.map(node => node.html.slice(0, 200) + ' ' + node.failureSummary).join(' | '))"""
+    .map(one => one.id + ': ' + one.nodes.map(
+      node => node.html.slice(0, 200) + ' ' + node.failureSummary).join(' | '))"""
 
 
 def violations(page: Page, scope: str) -> list[str]:
@@ -123,7 +124,7 @@ Mount = Callable[[Any], Page]
 
 
 def click_value(scope: Page | Locator, pattern: str) -> None:
-    """Click into the heat map until the value there shows: a redraw in between takes it away again."""
+    """Click into the heat map until a value shows; a redraw may remove it again."""
     for attempt in range(5):
         scope.locator(".llmdebug-canvas[aria-busy=false]").click()
         try:

@@ -53,7 +53,7 @@ def _start(item: pytest.Item) -> int:
 
 @pytest.fixture(autouse=True)
 def _runs_of_their_own(tmp_path_factory, monkeypatch):
-    """Each test has its own runs folder, knows no run of another one, and leaves no recording running."""
+    """Give each test its own runs folder, no known runs, and stop what it left recording."""
     monkeypatch.setenv("LLMDEBUG_RUNS", str(tmp_path_factory.mktemp("runs")))
     runs.recorded.clear()
     started = []

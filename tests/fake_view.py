@@ -176,7 +176,10 @@ class FakeView:
         ]
 
     def text(self) -> str:
-        return f"{'report' if self.report else 'run'} of {len(self.data)} records in {len(self.steps)} steps"
+        return (
+            f"{'report' if self.report else 'run'} of {len(self.data)} records in "
+            f"{len(self.steps)} steps"
+        )
 
     layer_errors = None  # that pages draw
 
@@ -209,7 +212,8 @@ class FakeView:
                     "step": 2,
                     "cause": "op-differs",
                     "row": bad[0]["id"],
-                    "evidence": "replayed on its own inputs, the op gives another result: 0.31, noise floor 0.012",
+                    "evidence": "replayed on its own inputs, the op gives another result: 0.31, "
+                    "noise floor 0.012",
                     "expected": self.data[bad[0]["id"]]["expected"],
                     "mark": -1,
                 },
@@ -465,7 +469,7 @@ class FakeView:
         }
 
     def flow(self, row: wire.Row) -> list[wire.Flow]:
-        """An input makes the output behind it, which the input behind that one takes, and 7 more."""
+        """Link an input to the next output, and an output to the next input and 7 more."""
         relation: wire.Relation = "outputs" if row["role"] == "input" else "consumers"
         rows = self.data[row["id"] + 1 : row["id"] + 2]
         links: list[wire.Link] = [

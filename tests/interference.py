@@ -1,4 +1,6 @@
-"""What recording must not change, held against an unrecorded run; ``python tests/interference.py`` prints the table.
+"""What recording must not change, compared with an unrecorded run.
+
+``python tests/interference.py`` prints the table.
 
 Every cell of the table in docs/capture.md is one call of `differences`.
 """
@@ -31,7 +33,7 @@ WORKS = ("inference", "training")
 
 
 class Encoder(nn.Module):
-    """Like a vision transformer: patches, encoder layers with nn.MultiheadAttention and its fused path, a head."""
+    """Like a vision transformer: patches, encoder layers, attention with its fused path, a head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +140,7 @@ def _images(model: Any) -> torch.Tensor:
 
 
 def _graph(loss: torch.Tensor) -> Counter[str]:
-    """Count the nodes of the autograd graph by name. Under a dispatch mode, torch makes a reshape a view."""
+    """Count the autograd graph's nodes by name. A dispatch mode makes torch use views."""
     seen, todo = set(), [loss.grad_fn]
     while todo:
         node = todo.pop()

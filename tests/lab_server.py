@@ -28,7 +28,7 @@ QUIET = {
         "doNotDisturbMode": True,
     }
 }
-# a cell that is run before the kernel is connected is dropped without a word, whatever the page shows
+# JupyterLab silently drops a cell that is run before its kernel is connected
 CONNECTED = """() => {
   const session = window.jupyterapp?.shell?.currentWidget?.sessionContext;
   const kernel = session?.session?.kernel;
@@ -59,7 +59,7 @@ class Lab:
         return name
 
     def open(self, page: Page, name: str, app: str = "lab") -> None:
-        """Open a notebook in JupyterLab (``lab``) or Notebook 7 (``notebook``), its kernel connected."""
+        """Open a notebook in JupyterLab (``lab``) or Notebook 7 and wait for its kernel."""
         place = f"lab/workspaces/w{secrets.token_hex(3)}/tree" if app == "lab" else "notebooks"
         page.goto(f"{self.url}/{place}/{name}?token={self.token}")
         page.locator(".jp-Notebook .jp-Cell").first.wait_for(timeout=60_000)

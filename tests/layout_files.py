@@ -52,8 +52,8 @@ def check_numbering(contents: Contents) -> None:
 
 
 EXAMPLE = (
-    b"$Version=1.0\n$Object.Count=1\n$Object.Length=24\nformat=2\ndtype=0\ndims=2,3\n$Object.data=0,24\n$End=1\n"
-    + struct.pack("<6f", *range(6))
+    b"$Version=1.0\n$Object.Count=1\n$Object.Length=24\nformat=2\ndtype=0\ndims=2,"
+    b"3\n$Object.data=0,24\n$End=1\n" + struct.pack("<6f", *range(6))
 )
 
 

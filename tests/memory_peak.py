@@ -1,4 +1,4 @@
-"""Print the peak memory of a training step as JSON; with a folder, of one whose tensors are all recorded there."""
+"""Print the peak memory of a training step as JSON; with a folder, record all tensors there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exports of the small models, made once for all tests: with names of modules, and with a key-value cache."""
+"""Exports of the small models, made once for all tests: with module names, with a cache."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def _exported(name: str) -> bytes:
 
 
 def exported(name: str) -> onnx.ModelProto:
-    """Return a model as exported for prompts of 7 tokens, without a cache; a copy that may be changed."""
+    """Return a copy of a model exported for prompts of 7 tokens, without a cache."""
     return onnx.load_model_from_string(_exported(name))
 
 
 class Step(torch.nn.Module):
-    """A step of generation: tokens and the keys and values so far in, logits and keys and values out."""
+    """One generation step: takes tokens, keys and values; returns logits, keys and values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ def generate(session: Any, ids: torch.Tensor, new: int) -> list[int]:
 
 
 def strip(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Take away all that says of which module a node is: metadata, names of nodes and of initializers."""
+    """Remove what names a node's module: metadata and the names of nodes and initializers."""
     renamed = {one.name: f"w{at}" for at, one in enumerate(model.graph.initializer)}
     for one in model.graph.initializer:
         one.name = renamed[one.name]

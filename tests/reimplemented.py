@@ -1,4 +1,4 @@
-"""GPT-2 and Llama once more, with other names, another tree and other projections: what a port looks like."""
+"""Ports of GPT-2 and Llama, with other names, another module tree and other projections."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 
 class Attention(nn.Module):
-    """``fused``: one projection for q, k and v. ``interleaved``: it holds q, k and v of a head together."""
+    """``fused``: q, k and v share a projection. ``interleaved``: it groups them by head."""
 
     def __init__(self, size, heads, kv_heads, bias, fused=False, interleaved=False):
         super().__init__()
@@ -65,7 +65,7 @@ class GPTBlock(nn.Module):
 
 
 class GPT(nn.Module):
-    """The computation of `transformers.GPT2LMHeadModel`; its Conv1D weights lie transposed there."""
+    """The computation of `transformers.GPT2LMHeadModel`, whose Conv1D weights are transposed."""
 
     def __init__(self, theirs, **attention):
         super().__init__()
@@ -159,7 +159,7 @@ class LlamaBlock(nn.Module):
 
 
 class Llama(nn.Module):
-    """The computation of `transformers.LlamaForCausalLM`, with q, k, v and gate, up in one projection each."""
+    """The computation of `transformers.LlamaForCausalLM`, with q, k, v fused, and gate, up."""
 
     def __init__(self, theirs):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The pictures of the docs, taken from a real JupyterLab; `make screenshots` puts them where the docs show them."""
+"""Take the pictures of the docs from a real JupyterLab; run by `make screenshots`."""
 
 from __future__ import annotations
 

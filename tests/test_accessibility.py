@@ -36,7 +36,8 @@ def focused(page: Page) -> str:
     return str(
         page.evaluate(
             "() => { const at = document.activeElement;"
-            " return `${at.getAttribute('role') ?? at.tagName} ${at.ariaLabel ?? at.textContent}`; }"
+            " return `${at.getAttribute('role') ?? at.tagName} ${at.ariaLabel ?? "
+            "at.textContent}`; }"
         )
     )
 
@@ -123,7 +124,8 @@ LEAST_CONTRAST = """selector => {
     const [a, b] = [light(getComputedStyle(el).color), light(paper(el))];
     return (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
   };
-  return Math.min(...[...document.querySelectorAll(selector)].filter(el => el.offsetParent).map(contrast));
+  const seen = [...document.querySelectorAll(selector)].filter(el => el.offsetParent);
+  return Math.min(...seen.map(contrast));
 }"""
 
 

@@ -1,4 +1,7 @@
-"""Alignment of real models: renamed, re-wrapped, fused, batched, padded, with operators inserted and replaced; and how tensors lie."""
+"""Alignment of real models and of tensor layouts.
+
+The models are renamed, wrapped, fused, batched, padded, or have other operators.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def _run(name, model, *args, mode="module", weights=False, **kwargs):
 
 
 def _partners(report):
-    """Return (path, role, slot) of golden -> the same of mine, for operators with the call number in the path."""
+    """Return the pairs of (path, role, slot), golden first; an operator's path has its call."""
 
     def site(record):
         s = record.site
@@ -53,12 +56,14 @@ def _modules(pairs):
 # --- module trees ------------------------------------------------------------------------------
 
 GPT = {
-    "transformer.wte": ["tokens"], "transformer.wpe": ["positions"], "transformer.ln_f": ["final"], "lm_head": ["head"], "": [""],
+    "transformer.wte": ["tokens"], "transformer.wpe": ["positions"], "transformer.ln_f": ["final"],
+        "lm_head": ["head"], "": [""],
 } | {
     f"transformer.h.{i}{theirs}": [f"blocks.{i}{x}" for x in ours]
     for i in (0, 1)
     for theirs, ours in {
-        "": [""], ".ln_1": [".norm1"], ".ln_2": [".norm2"], ".attn": [".attention"], ".attn.c_proj": [".attention.wo"],
+        "": [""], ".ln_1": [".norm1"], ".ln_2": [".norm2"], ".attn": [".attention"],
+            ".attn.c_proj": [".attention.wo"],
         ".attn.c_attn": [".attention.wq", ".attention.wk", ".attention.wv"],
         ".mlp.c_fc": [".up"], ".mlp.act": [".gelu"], ".mlp.c_proj": [".down"],
     }.items()
@@ -136,10 +141,13 @@ def test_llama_and_its_port_with_fused_projections_pair_both_ways(turned):
         assert {p for p in pairs if f"layers.{i}" in p[0]} == {
             (layer + a, f"layers.{i}" + b)
             for a, b in (
-                ("", ""), (".input_layernorm", ".attention_norm"), (".post_attention_layernorm", ".ffn_norm"),
-                (".self_attn", ".attention"), (".mlp", ".feed_forward"), (".self_attn.o_proj", ".attention.wo"),
+                ("", ""), (".input_layernorm", ".attention_norm"), (".post_attention_layernorm",
+                    ".ffn_norm"),
+                (".self_attn", ".attention"), (".mlp", ".feed_forward"), (".self_attn.o_proj",
+                    ".attention.wo"),
                 *((f".self_attn.{x}_proj", ".attention.wqkv") for x in "qkv"),
-                *((f".mlp.{x}_proj", ".feed_forward.w13") for x in ("gate", "up")), (".mlp.down_proj", ".feed_forward.w2"),
+                *((f".mlp.{x}_proj", ".feed_forward.w13") for x in ("gate", "up")),
+                    (".mlp.down_proj", ".feed_forward.w2"),
             )
         }  # fmt: skip
 
@@ -438,7 +446,8 @@ def _pairs(golden, mine, **site):
     sides, stores = [], []
     for tensors in (golden, mine):
         records = [
-            Record(i, Site("m", role=role, slot=slot, rank=rank, **site), i, op, summarize(tensor), payload=i)
+            Record(i, Site("m", role=role, slot=slot, rank=rank, **site), i, op, summarize(tensor),
+                payload=i)
             for i, ((role, slot, op, rank), tensor) in enumerate(tensors.items())
         ]  # fmt: skip
         sides.append(records)
@@ -520,7 +529,8 @@ def test_shards_are_compared_with_their_part_of_the_whole(axis):
     w = torch.randn(8, 16, generator=torch.Generator().manual_seed(4))
     shards = w.chunk(2, axis)
     pairs = _pairs({("weight", "weight", "Linear", 0): w},
-                   {("weight", "weight", "Linear", rank): shard.contiguous() for rank, shard in enumerate(shards)})  # fmt: skip
+                   {("weight", "weight", "Linear", rank): shard.contiguous() for rank,
+                       shard in enumerate(shards)})  # fmt: skip
     assert [(p.golden.id, p.mine.site.rank) for p in pairs] == [(0, 0), (0, 1)]
     for p, shard in zip(pairs, shards, strict=True):
         g, m = p.fit(w, shard)

@@ -503,7 +503,7 @@ def test_what_magnifies_noise_hands_the_blame_on():
     assert report.findings[0].path == "1"
 
 
-# -- what a reader gets -----------------------------------------------------------------------------
+# -- what a reader gets ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["module", "module+api"])
@@ -592,7 +592,8 @@ def test_the_summary_is_three_sentences():
 def test_attributes_and_fingerprints_are_recorded_once():
     run = record(llama(), "run", tokens="0-1")
     attributes = run.index.query(
-        "SELECT count(*) FROM scalar_rows WHERE role = 'attribute' AND path = 'model.norm' AND slot = 'variance_epsilon'"
+        "SELECT count(*) FROM scalar_rows WHERE role = 'attribute' AND path = 'model.norm' AND "
+        "slot = 'variance_epsilon'"
     )
     assert attributes == [(1,)]
     weights = dict(

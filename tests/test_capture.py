@@ -451,7 +451,8 @@ def test_a_registered_hook_is_finished_when_the_process_ends(tmp_path):
     script = (
         "import torch, llmdebug_nb.msit\n"
         "model = torch.nn.Sequential(torch.nn.Linear(3, 3))\n"
-        f"llmdebug_nb.msit.register_hook(model, llmdebug_nb.msit.DumpConfig(dump_path={str(tmp_path)!r}))\n"
+        f"llmdebug_nb.msit.register_hook(model, "
+        f"llmdebug_nb.msit.DumpConfig(dump_path={str(tmp_path)!r}))\n"
         "model(torch.ones(1, 3))\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
@@ -726,7 +727,7 @@ def test_a_refused_recording_leaves_no_file_open():
 
 @pytest.mark.parametrize("stats_only", [False, True], ids=["tensors", "statistics only"])
 def test_the_way_of_accelerator_tensors_gives_the_same_records(monkeypatch, stats_only):
-    """CPU tensors sent the way of a device's: known by identity, figures read back together at the end of the call."""
+    """Send CPU tensors the way of a device's: their figures are read together after a call."""
     from llmdebug_nb.capture import recorder
 
     model = llama()

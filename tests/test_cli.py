@@ -63,7 +63,7 @@ def test_report_writes_a_page_that_needs_nothing_else(runs, tmp_path, capsys):
     for arguments in (["golden"], ["golden", "mine"]):
         target = tmp_path / "page.html"
         assert main(["report", *arguments, "-o", str(target)]) == 0
-        page = target.read_text()
+        page = target.read_text(encoding="utf-8")
         assert not re.findall(r"(?:src|href|url)\s*[=(]\s*[\"']?(?!data:)[a-z]+:", page)
         assert "default-src 'none'" in html.unescape(page)
         assert "<script" not in page

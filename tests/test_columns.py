@@ -38,7 +38,8 @@ SORTS = ["step", "seq", "path", "op", "dtype", "shape", "error", "limit", "verdi
 
 def _differences(rows):
     return [
-        Difference(i, Pair(Record(i, Site(path, step=step), 100 - i, f"Op{i % 3}", Summary(f"float{16 << i % 2}", (i % 4,))), None, ""), verdict, error, limit)
+        Difference(i, Pair(Record(i, Site(path, step=step), 100 - i, f"Op{i % 3}",
+            Summary(f"float{16 << i % 2}", (i % 4,))), None, ""), verdict, error, limit)
         for i, (path, step, verdict, error, limit) in enumerate(rows)
     ]  # fmt: skip
 

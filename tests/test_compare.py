@@ -250,7 +250,7 @@ def test_the_table_and_the_files_say_the_same(tmp_path):
 
     back = pandas.read_csv(report.differences.to_csv(tmp_path / "d.csv"))
     assert list(back.verdict) == list(frame.verdict)
-    page = report.differences.to_html(tmp_path / "d.html").read_text()
+    page = report.differences.to_html(tmp_path / "d.html").read_text(encoding="utf-8")
     assert "lm_head" in page
     assert "http://" not in page
     assert "https://" not in page
@@ -288,7 +288,7 @@ def test_names_are_escaped_in_html(tmp_path):
         with ld.dump(module, name=name):
             module(torch.full((1, 2), factor))
     report = ld.compare("a", "b")
-    page = report.to_html(tmp_path / "r.html").read_text()
+    page = report.to_html(tmp_path / "r.html").read_text(encoding="utf-8")
     assert "<img src=x" not in page
     assert "&lt;img src=x" in page
     for each in (report, *report.findings, report.differences[-1], report.golden):

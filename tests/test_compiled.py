@@ -1,4 +1,4 @@
-"""Compiled code: the graph of `torch.compile` node by node, what Inductor's kernels write, and which kernel is to blame."""
+"""Code compiled by `torch.compile`: graph nodes, the kernels' buffers, and blamed kernels."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def paths(run) -> set[str]:
     return {record.site.path for record in run.records()}
 
 
-# -- the graph, node by node ------------------------------------------------------------------------
+# -- the graph, node by node ----------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -114,7 +114,7 @@ def test_an_fx_dump_computes_bit_for_bit_what_eager_code_does_and_matches_it_ope
     assert {d.site.path for d in paired} == operators
 
 
-def test_a_compiled_training_step_keeps_loss_gradients_and_random_numbers_and_records_its_backward_graph():
+def test_a_compiled_training_step_keeps_its_bits_and_records_its_backward_graph():
     def step(net):
         torch.manual_seed(1)
         loss = net(example()).square().mean()
@@ -178,7 +178,8 @@ def test_steps_are_calls_of_the_model_whatever_the_number_of_graphs(broken: bool
             net(example(rows))
     assert steps(run) == [0, 2, 3]
     count = run.index.query(
-        "SELECT step, count(*) FROM rows WHERE path = 'layers.1.norm/Aten.rsqrt' AND role = 'output' GROUP BY step"
+        "SELECT step, count(*) FROM rows WHERE path = 'layers.1.norm/Aten.rsqrt' AND role = "
+        "'output' GROUP BY step"
     )
     assert count == [(0, 1), (2, 1), (3, 1)]
 
@@ -312,7 +313,8 @@ def test_what_runs_uncompiled_in_the_block_is_said():
         ({"graph": "fx", "fusion_switch": {}}, "graph='fx' makes none"),
         ({"fusion_switch": {}}, "say graph='fused'"),
         ({"graph": "fused", "compiler_config": 3}, "expected a mapping of Inductor's settings"),
-        ({"graph": "fused", "compiler_config": {"max_fusion_sizes": 3}}, "no setting 'max_fusion_sizes'; nearest: max_fusion_size"),
+        ({"graph": "fused", "compiler_config": {"max_fusion_sizes": 3}},
+            "no setting 'max_fusion_sizes'; nearest: max_fusion_size"),
         ({"graph": "fused", "fusion_switch": "no.json"}, "expected a JSON file such as"),
     ],
 )  # fmt: skip
@@ -326,12 +328,12 @@ def test_compiling_needs_to_be_told_the_model():
         ld.dump(graph="fx")
 
 
-# -- the kernels --------------------------------------------------------------------------------------
+# -- the kernels ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def fused(tmp_path_factory: pytest.TempPathFactory):
-    """One compiled model, two steps: the outputs of plain Inductor, ours, and the folder of the runs."""
+    """Return two steps of one model: plain Inductor's outputs, the recorded ones, run, folder."""
     folder = tmp_path_factory.mktemp("fused")
     net = model()
     torch._dynamo.reset()
@@ -452,7 +454,7 @@ def test_a_wrong_kernel_is_named_with_its_nodes_module_and_line(
 
 
 class Mirrored(nn.Module):
-    """In place, on an input: fused wrongly by Inductor for the CPU in torch 2.13 (pytorch issue 198270)."""
+    """Writes to its input, which torch 2.13 fuses wrongly on the CPU (PyTorch issue 198270)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -514,7 +516,8 @@ def test_with_all_fusion_off_every_operator_is_its_own_kernel_and_bits_are_those
 def test_ge_config_takes_the_parameters_that_msit_has(tmp_path: Path):
     net = model()
     config = torchair.get_ge_dump_config(
-        dump_path=tmp_path, dump_mode="output", fusion_switch_file=None, dump_token=[1], dump_layer="layers.1",
+        dump_path=tmp_path, dump_mode="output", fusion_switch_file=None, dump_token=[1],
+            dump_layer="layers.1",
         compiler_config={"fallback_by_default": True},
     )  # fmt: skip
     call = torch.compile(net, backend=config.backend)
@@ -532,7 +535,7 @@ def test_ge_config_takes_the_parameters_that_msit_has(tmp_path: Path):
         torchair.get_fx_dump_config(tmp_path, compiler_config=[])
 
 
-# -- the fusion switch ----------------------------------------------------------------------------------
+# -- the fusion switch ----------------------------------------------------------------------------
 
 
 @given(
@@ -555,7 +558,8 @@ def test_a_rule_that_is_said_to_be_on_stays_on_and_all_stands_for_the_others(rul
     [
         ([], "expected a mapping with the key Switch"),
         ({"Switch": {"GraphFusions": {}}}, "there is no 'GraphFusions'; nearest: GraphFusion"),
-        ({"Switch": {"GraphFusion": {"batch": "off"}}}, "GraphFusion has no rule 'batch'; nearest: batch_fusion"),
+        ({"Switch": {"GraphFusion": {"batch": "off"}}},
+            "GraphFusion has no rule 'batch'; nearest: batch_fusion"),
         ({"Switch": {"UBFusion": {"aten.rsqrts": "off"}}}, "UBFusion has no rule 'aten.rsqrts'"),
         ({"Switch": {"UBFusion": {"vertical": False}}}, "expected 'on' or 'off'"),
         ({"Switch": {"UBFusion": "off"}}, "expected a mapping such as"),
@@ -572,7 +576,7 @@ def test_an_operator_can_be_kept_out_of_all_kernels():
     }
 
 
-# -- torchair's folders ---------------------------------------------------------------------------------
+# -- torchair's folders ---------------------------------------------------------------------------
 
 
 def fields(message: bytes) -> dict[int, list[int | bytes]]:
@@ -640,7 +644,7 @@ def test_a_run_is_written_in_the_files_of_ge_dumps_with_a_graph_that_names_fx_te
     before = sum(fields(one)[5][0] for one in message[4])
     assert data[8 + length + before :] == expected.numpy().tobytes()
     (graph,) = (tmp_path / "ge").glob("dynamo_original_graph_1_rank_0_pid_0_ts_*.txt")
-    assert 's: "mul_3-aten.mul.Tensor.OUTPUT.0"' in graph.read_text()
+    assert 's: "mul_3-aten.mul.Tensor.OUTPUT.0"' in graph.read_text(encoding="utf-8")
 
 
 def test_converting_says_what_can_not_be_written(

@@ -31,7 +31,7 @@ def _no_hook_stays_and_nothing_warns_unless_a_test_says_so():
         yield
 
 
-# -- loops ------------------------------------------------------------------------------------------
+# -- loops ----------------------------------------------------------------------------------------
 
 
 def test_all_steps_of_a_loop_are_in_one_run():
@@ -279,7 +279,7 @@ def test_overflow_check_records_the_calls_with_nan_or_infinity():
     assert set(frame.call) == {1}
 
 
-# -- save -------------------------------------------------------------------------------------------
+# -- save -----------------------------------------------------------------------------------------
 
 
 def test_level_debug_records_what_is_saved_and_nothing_else():
@@ -359,7 +359,7 @@ def test_save_refuses_names_that_are_none(arguments):
         msprobe.PrecisionDebugger(level="debug").save(*arguments)
 
 
-# -- calls in the wrong place -----------------------------------------------------------------------
+# -- calls in the wrong place ---------------------------------------------------------------------
 
 
 def test_a_stop_without_start_is_said_and_harmless():
@@ -468,7 +468,8 @@ def test_the_end_of_the_process_finishes_the_run(tmp_path, ending, message):
     script = (
         "import torch\nfrom llmdebug_nb import msprobe\n"
         "model = torch.nn.Sequential(torch.nn.Linear(3, 3))\n"
-        f"debugger = msprobe.PrecisionDebugger(task='tensor', level='L0', dump_path={str(tmp_path)!r})\n"
+        f"debugger = msprobe.PrecisionDebugger(task='tensor', level='L0', "
+        f"dump_path={str(tmp_path)!r})\n"
         "debugger.start(model); model(torch.ones(1, 3)); debugger.stop(); debugger.step()\n"
         "debugger.start(model); model(torch.ones(1, 3))\n" + ending
     )
@@ -484,7 +485,8 @@ def test_a_killed_process_keeps_what_was_recorded(tmp_path):
     script = (
         "import os, signal, torch\nfrom llmdebug_nb import msprobe\n"
         "model = torch.nn.Sequential(torch.nn.Linear(3, 3))\n"
-        f"debugger = msprobe.PrecisionDebugger(task='tensor', level='L0', dump_path={str(tmp_path)!r})\n"
+        f"debugger = msprobe.PrecisionDebugger(task='tensor', level='L0', "
+        f"dump_path={str(tmp_path)!r})\n"
         "for _ in range(2):\n"
         "    debugger.start(model); model(torch.ones(1, 3)); debugger.stop(); debugger.step()\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -579,7 +581,7 @@ def test_closing_between_start_and_stop_finishes_the_run():
     assert hooks_left(model) == 0
 
 
-# -- arguments --------------------------------------------------------------------------------------
+# -- arguments ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", [3, "model", [3], {"a": 1}])
@@ -675,7 +677,7 @@ def test_a_rank_given_to_start_is_the_rank_of_the_process(tmp_path):
     assert set(debugger.close().to_pandas()["rank"]) == {3}
 
 
-# -- dump_enable ------------------------------------------------------------------------------------
+# -- dump_enable ----------------------------------------------------------------------------------
 
 
 def _change(path, values):

@@ -129,10 +129,10 @@ def test_a_reports_file_opens_as_its_page_and_runs_no_script_but_ours(served):
     answer = comm.ask(op="open", golden="plain.html", mine="")
     assert (answer["title"], answer["page"], answer["scripts"]) == (
         "plain.html",
-        plain.read_text(),
+        plain.read_text(encoding="utf-8"),
         False,
     )
-    text = saved.read_text().replace("<main>", "<script>alert(1)</script><main>")
+    text = saved.read_text(encoding="utf-8").replace("<main>", "<script>alert(1)</script><main>")
     saved.write_text(text)
     answer = comm.ask(op="open", golden="saved.html", mine="")
     assert answer["scripts"]
@@ -182,7 +182,10 @@ def test_what_can_not_be_opened_is_said_in_one_line(served):
 
 
 def test_listing_loads_no_torch():
-    code = "import sys, llmdebug_nb.notebook.desk; sys.exit('torch' in sys.modules or 'ipywidgets' in sys.modules)"
+    code = (
+        "import sys, llmdebug_nb.notebook.desk; sys.exit('torch' in sys.modules or "
+        "'ipywidgets' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -245,7 +248,7 @@ with ld.dump(model, name="killed", tokens="all", path={str(served)!r}):
 
 def test_the_marker_may_be_hostile(served):
     path = record(served, "golden")
-    marker = json.loads((path / fmt.MARKER).read_text())
+    marker = json.loads((path / fmt.MARKER).read_text(encoding="utf-8"))
     (path / fmt.MARKER).write_text(json.dumps({**marker, "created": "<img>", "name": "<b>"}))
     [folder] = opened(desk.Desk, served).ask(op="runs", folders=[""], name="")["folders"]
     assert folder["runs"][0]["name"] == "golden"

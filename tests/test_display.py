@@ -1,4 +1,4 @@
-"""Runs, reports, findings and differences as the value of a cell: in a terminal, in a notebook, and in what was saved."""
+"""Runs, reports, findings and differences as a cell's value: in terminals and notebooks."""
 
 from __future__ import annotations
 

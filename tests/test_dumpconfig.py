@@ -23,7 +23,7 @@ def _options(**given):
     return msit.DumpConfig(**given).options
 
 
-# -- what each parameter means ----------------------------------------------------------------------
+# -- what each parameter means --------------------------------------------------------------------
 
 
 def test_as_it_is_the_first_token_of_all_modules_is_recorded_here():
@@ -109,7 +109,7 @@ def test_two_configs_are_two_configs():
     assert [str(c.options.tokens) for c in (first, second)] == ["0", "1"]
 
 
-# -- layer_name -------------------------------------------------------------------------------------
+# -- layer_name -----------------------------------------------------------------------------------
 
 PATHS = [
     "",
@@ -165,7 +165,7 @@ def test_layer_name_selects_modules():
         assert all(path.startswith("model.layers.1.mlp") for path in paths)
 
 
-# -- recording --------------------------------------------------------------------------------------
+# -- recording ------------------------------------------------------------------------------------
 
 
 def test_tokens_parts_types_and_statistics(tmp_path):
@@ -267,7 +267,7 @@ def test_register_hook_refuses_what_is_no_model_or_no_config(model, config):
         msit.register_hook(model, config)
 
 
-# -- device_id --------------------------------------------------------------------------------------
+# -- device_id ------------------------------------------------------------------------------------
 
 
 def test_a_process_on_another_device_records_nothing_and_says_so(tmp_path, monkeypatch):
@@ -297,7 +297,7 @@ def test_the_device_asked_for_and_the_cpu_record(tmp_path, monkeypatch):
         assert len(hook.stop()) > 0
 
 
-# -- analyze ----------------------------------------------------------------------------------------
+# -- analyze --------------------------------------------------------------------------------------
 
 
 def _analysis(run):

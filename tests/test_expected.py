@@ -87,7 +87,10 @@ def test_a_marked_module_and_what_follows_from_it_are_expected_and_everything_sa
     marked = [d for d in report.differences if d.expected == mark]
     assert {d.site.path for d in marked} == {KERNEL, "model.layers.0.self_attn"}
     counted = f"{len(bad):,} as expected"
-    said = f"{mark} (fused kernel {HOSTILE}): {len(marked)} rows; {len(bad) - len(marked)} rows more follow from that"
+    said = (
+        f"{mark} (fused kernel {HOSTILE}): {len(marked)} rows; {len(bad) - len(marked)} rows "
+        "more follow from that"
+    )
     for text in (
         str(report),
         report_text(report.view()),
@@ -260,10 +263,13 @@ DAMAGED = [
     '{"format": "llmdebug-expected", "version": 2, "expected": []}',
     '{"format": "llmdebug-expected", "version": 1, "expected": {}}',
     '{"format": "llmdebug-expected", "version": 1, "expected": [{"golden": "golden", "path": 7}]}',
-    '{"format": "llmdebug-expected", "version": 1, "expected": [{"golden": "golden", "path": "x", "step": true}]}',
-    '{"format": "llmdebug-expected", "version": 1, "expected": [{"golden": "golden", "path": "x", "more": 1}]}',
+    '{"format": "llmdebug-expected", "version": 1, "expected": [{"golden": "golden", "path": '
+    '"x", "step": true}]}',
+    '{"format": "llmdebug-expected", "version": 1, "expected": [{"golden": "golden", "path": '
+    '"x", "more": 1}]}',
     "[" * 100_000,
-    '{"format": "llmdebug-expected", "version": 1, "expected": [{"golden": "golden", "path": "\\ud800"}]}',
+    '{"format": "llmdebug-expected", "version": 1, "expected": [{"golden": "golden", "path": '
+    '"\\ud800"}]}',
 ]
 
 
@@ -277,7 +283,7 @@ def test_a_damaged_file_is_said_in_one_line_counts_for_nothing_and_is_left_alone
     assert "is damaged, so nothing counts as expected" in line
     with pytest.raises(CorruptDumpError, match="is damaged"):
         report.expect(KERNEL)
-    assert file.read_text() == text
+    assert file.read_text(encoding="utf-8") == text
     assert report.expected == []
 
 
@@ -303,8 +309,10 @@ def test_a_dump_that_calls_itself_by_a_path_writes_nowhere_else(tmp_path):
 
 TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=40)
 MARKS = st.builds(
-    Expectation, TEXTS.filter(bool), TEXTS, st.sampled_from([None, "input", "output", "weight", "grad"]),
-    st.none() | TEXTS.filter(bool), st.sampled_from([None, "forward", "backward"]), st.none() | st.integers(0, 10**6),
+    Expectation, TEXTS.filter(bool), TEXTS, st.sampled_from([None, "input", "output", "weight",
+        "grad"]),
+    st.none() | TEXTS.filter(bool), st.sampled_from([None, "forward", "backward"]),
+        st.none() | st.integers(0, 10**6),
 )  # fmt: skip
 
 

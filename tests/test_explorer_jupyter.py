@@ -99,7 +99,7 @@ def test_an_answer_comes_while_a_cell_runs(lab: Lab, page: Page) -> None:
     )
     lab.open(page, notebook)
     lab.run_cell(page)
-    # from here on the kernel answers beside its cells: the first requests of a widget may wait for the running one
+    # the first requests of a widget may wait for the running cell; later ones are answered
     page.get_by_role("treeitem", name="down_proj").click(timeout=60_000)
     expect(page.locator(".llmdebug-total")).to_have_text("2 records")
     lab.run_cell(page, 1)
@@ -110,7 +110,7 @@ def test_an_answer_comes_while_a_cell_runs(lab: Lab, page: Page) -> None:
 
 @pytest.fixture(scope="module")
 def small(lab: Lab) -> None:
-    """A real run in the folder that Jupyter serves: 3 tokens of a model that NaNs in the last one."""
+    """Record 3 tokens, the last one with NaN, in the folder that Jupyter serves."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
     with ld.dump(model, name="small", tokens="all", path=str(lab.root / "llmdebug_runs")):
@@ -128,7 +128,7 @@ def save(page: Page) -> None:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("app", ["lab", "notebook"])
-def test_a_runs_explorer_follows_the_theme_comes_back_after_a_reload_and_says_when_its_kernel_is_gone(
+def test_a_runs_explorer_follows_the_theme_survives_a_reload_and_says_if_its_kernel_is_gone(
     lab: Lab, page: Page, app: str
 ) -> None:
     notebook = lab.write_notebook(f"run_{app}.ipynb", RUN)
@@ -190,7 +190,8 @@ def test_a_notebook_that_was_saved_with_its_widgets_opens_without_their_kernel(
     lab.run_cell(page)
     expect(page.locator(".llmdebug-total")).to_have_text("8 records", timeout=60_000)
     page.evaluate(
-        "() => window.jupyterapp.commands.execute('@jupyter-widgets/jupyterlab-manager:saveWidgetState')"
+        "() => window.jupyterapp.commands.execute('@jupyter-widgets/"
+        "jupyterlab-manager:saveWidgetState')"
     )
     save(page)
     lab.shut_down("notebook")

@@ -165,7 +165,8 @@ def test_hostile_names_are_text(mount: Mount) -> None:
         "summary": HOSTILE,
         "findings": [finding, finding],
     }
-    view.overview = lambda request, plain=view.overview: {**plain(request), **hostile}  # type: ignore[method-assign]
+    plain = view.overview
+    view.overview = lambda request: {**plain(request), **hostile}  # type: ignore[method-assign]
     view._layer = lambda path: path  # type: ignore[method-assign]
     detail = {"script": HOSTILE, "why": "", "save": HOSTILE, "source": HOSTILE}
     detail |= {"kernel": "", "code": ""}
@@ -213,7 +214,8 @@ def test_hostile_names_are_text_in_the_explorer_of_a_run(mount: Mount) -> None:
 def test_keys_that_the_widget_uses_do_not_reach_the_notebook(mount: Mount) -> None:
     page = mount(Explorer(FakeView()))
     page.evaluate(
-        "() => { window.leaked = []; document.addEventListener('keydown', event => window.leaked.push(event.key)); }"
+        "() => { window.leaked = []; document.addEventListener('keydown', event => "
+        "window.leaked.push(event.key)); }"
     )
     for key in ("n", "d", "x", "ArrowDown", "End"):
         page.get_by_role("grid", name="Records").press(key)

@@ -426,7 +426,8 @@ def test_each_head_is_drawn_with_its_values_in_one_scale(mount: Mount) -> None:
     found = page.locator(".llmdebug-thumb canvas").evaluate_all(
         """all => all.map(el => {
           const { data } = el.getContext('2d').getImageData(0, 0, el.width, el.height);
-          return Array.from({ length: el.width * el.height }, (_, i) => [...data.slice(4 * i, 4 * i + 3)].join());
+          const colour = (_, i) => [...data.slice(4 * i, 4 * i + 3)].join();
+          return Array.from({ length: el.width * el.height }, colour);
         })"""
     )
     least, most, nan = "68,1,84", "253,231,37", "255,0,255"
@@ -501,10 +502,13 @@ def test_golden_against_mine_is_points_or_where_they_are_many_a_density(
     expect(plot).to_have_attribute(
         "aria-label", re.compile("^Golden against mine, 64 elements from ")
     )
-    drawn = """el => { const {width, height} = el; const data = el.getContext('2d').getImageData(0, 0, width, height).data;
+    drawn = """el => {
+      const {width, height} = el;
+      const data = el.getContext('2d').getImageData(0, 0, width, height).data;
       const words = new Set(new Uint32Array(data.buffer)); return words.size; }"""
     page.wait_for_function(
-        f"(() => {{ const el = document.querySelector('.llmdebug-scatter-plot'); return ({drawn})(el) > 3; }})()"
+        f"(() => {{ const el = document.querySelector('.llmdebug-scatter-plot'); return "
+        f"({drawn})(el) > 3; }})()"
     )
     plot.hover(position={"x": 5, "y": 5})
     expect(page.locator(".llmdebug-scatter-told")).to_have_text(

@@ -1,4 +1,4 @@
-"""Any state of an explorer as a file: the page opens without a kernel and without a network, the figures are what papers take."""
+"""An explorer saved as a file: the page needs no kernel and no network; figures suit papers."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def wide(tmp_path_factory):
 
 @pytest.fixture
 def opened(page: Page):
-    """Open a file as a double click does, with the network cut; nothing may be asked for, and no script may fail."""
+    """Open a file as a double click does, without a network; no script of it may fail."""
     wrong: list[str] = []
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on(
@@ -374,14 +374,17 @@ def test_a_heat_map_holds_the_slice_that_was_asked_for(wide):
     [
         ({"path": "x.txt"}, "expected a name that ends in .html, .png, .svg, .pdf"),
         ({"path": "x.html", "show": "heatmap"}, "a page shows everything"),
-        ({"path": "x.png", "show": "heatmaps"}, "show 'heatmaps': expected some of layers.*nearest: heatmap"),
+        ({"path": "x.png", "show": "heatmaps"},
+            "show 'heatmaps': expected some of layers.*nearest: heatmap"),
         ({"path": "x.png"}, "nothing to draw: no tensor is selected; choose one with at="),
         ({"path": "x.png", "show": ["layers"]}, "no layers to show: a single run has no errors"),
         ({"path": "x.png", "at": "lm_hat"}, "has no path 'lm_hat'; nearest: lm_head"),
         ({"path": "x.png", "at": 3.5}, "at: expected the path of a module"),
         ({"path": "x.png", "step": 9}, "step 9 was not recorded; there is 0, 1, 2"),
-        ({"path": "x.png", "at": "lm_head", "side": "gold"}, "side 'gold': expected one of golden.*nearest: golden"),
-        ({"path": "x.png", "at": "lm_head", "slice": "0,:,:,:"}, "slice '0,:,:,:': expected an index for each axis"),
+        ({"path": "x.png", "at": "lm_head", "side": "gold"},
+            "side 'gold': expected one of golden.*nearest: golden"),
+        ({"path": "x.png", "at": "lm_head", "slice": "0,:,:,:"},
+            "slice '0,:,:,:': expected an index for each axis"),
         ({"path": "x.png", "at": "lm_head", "slice": "a"}, "slice 'a': expected an index"),
         ({"path": "no/such/x.png", "at": "lm_head"}, "can't write no/such/x.png"),
     ],

@@ -70,7 +70,7 @@ def test_gradients_of_module_inputs_and_outputs_equal_those_of_autograd():
     for path, (output, _) in seen.items():
         (expected,) = torch.autograd.grad(loss, output, retain_graph=True)
         assert torch.equal(run.tensor(path, phase="backward", role="input"), expected), path
-    # the module's own part of the gradient of its input: from the gradient that arrives for its output
+    # a module's own part of its input's gradient comes from the gradient of its output
     for path, (output, inputs) in seen.items():
         arrived = run.tensor(path, phase="backward", role="input")
         rows = backward(run, "output").query(f"path == '{path}'")
@@ -165,7 +165,7 @@ def test_checkpointed_layers_have_the_gradients_of_plain_ones(mode, reentrant):
 
     def table(run):
         rows = backward(run, "input")
-        # sums of gradients are the engine's own, and how it makes them depends on who else holds them
+        # the engine adds gradients in its own way, which depends on who else holds them
         rows = rows[rows.path.str.contains("layers.0.mlp") & ~rows.path.str.contains("Aten.add")]
         return {(r.path, r.call, r.slot): r.fingerprint for r in rows.itertuples()}
 

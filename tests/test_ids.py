@@ -277,17 +277,21 @@ def test_a_recording_of_one_layer_leaves_the_insides_of_the_others_alone(tmp_pat
     model.lm_head.register_forward_hook(lambda *_: hooked.append(hooks_left(model)))
     with ld.dump(model, path=tmp_path, layers="model.layers.0.mlp"):
         model(prompt())
-    # two each: the root, model and lm_head, embeddings, rotary, norm and six layers in it, and the four parts of layer 0; one of the test's
+    # two each: the root, model, lm_head, what model holds (embeddings, rotary, norm, six layers)
+    # and the four parts of layer 0; one of the test's
     assert hooked == [2 * (3 + 9 + 4) + 1]
 
 
 def test_processes_of_one_rank_have_ids_in_their_own_generations(tmp_path: Path) -> None:
     code = (
-        "import llmdebug_nb as ld, torch; from llmdebug_nb.core.options import DumpOptions; from llmdebug_nb.app.recording import Recording\n"
-        "import llmdebug_nb.store.writer as w, llmdebug_nb.app.recording as r, sys; from pathlib import Path\n"
+        "import llmdebug_nb as ld, torch; from llmdebug_nb.core.options import DumpOptions; "
+        "from llmdebug_nb.app.recording import Recording\n"
+        "import llmdebug_nb.store.writer as w, llmdebug_nb.app.recording as r, sys; from "
+        "pathlib import Path\n"
         "made = r.create_run\n"
         "def again(parent, name, details):\n"
-        "    return Path(parent) / name if (Path(parent) / name).exists() else made(parent, name, details)\n"
+        "    return Path(parent) / name if (Path(parent) / name).exists() else made(parent, "
+        "name, details)\n"
         "r.create_run = again\n"
         "model = torch.nn.Sequential(*[torch.nn.Linear(2, 2) for _ in range(int(sys.argv[1]))])\n"
         f"with ld.dump(model, path={str(tmp_path)!r}): model(torch.ones(1, 2))\n"
@@ -298,7 +302,9 @@ def test_processes_of_one_rank_have_ids_in_their_own_generations(tmp_path: Path)
     assert [len(run.ids(0, generation)) for generation in (0, 1)] == [3, 4]
     files = ld.write_topology(run, tmp_path / "out")
     assert sorted(
-        len(json.loads(file.read_text())["nodes"]) for file in files if "model" in file.parts
+        len(json.loads(file.read_text(encoding="utf-8"))["nodes"])
+        for file in files
+        if "model" in file.parts
     ) == [2, 3]
 
 
@@ -318,8 +324,8 @@ def test_a_dump_from_before_there_were_ids_opens_without(tmp_path: Path) -> None
 
 def test_atb_dumps_have_the_ids_that_their_paths_say(tmp_path: Path) -> None:
     header = (
-        b"$Version=1.0\n$Object.Count=1\n$Object.Length=8\nformat=2\ndtype=0\ndims=2\n$Object.data=0,8\n$End=1\n"
-        + bytes(8)
+        b"$Version=1.0\n$Object.Count=1\n$Object.Length=8\n"
+        b"format=2\ndtype=0\ndims=2\n$Object.data=0,8\n$End=1\n" + bytes(8)
     )
     base = tmp_path / "msit_dump_20250101_000000/tensors/0_42/0"
     for path in (
@@ -332,7 +338,8 @@ def test_atb_dumps_have_the_ids_that_their_paths_say(tmp_path: Path) -> None:
         (base / f"{path}.bin").write_bytes(header)
     run = ld.open_run(tmp_path)
     assert list(run.ids().items()) == [
-        (("2_Embed", 0), "2"), (("10_Layer", 0), "10"), (("10_Layer.0_Norm.x", 0), "10_0"), (("10_Layer.1_Linear", 0), "10_1"),
+        (("2_Embed", 0), "2"), (("10_Layer", 0), "10"), (("10_Layer.0_Norm.x", 0), "10_0"),
+            (("10_Layer.1_Linear", 0), "10_1"),
     ]  # fmt: skip
     assert "10_Layer.1_Linear" in str(ld.topology(run))
 

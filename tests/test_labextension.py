@@ -32,8 +32,12 @@ HOSTILE = "<img src=x onerror=document.title='owned'>"
 
 def test_the_extension_has_the_version_of_the_package() -> None:
     for file in ("package.json", "package-lock.json", "lib/package.json"):
-        assert json.loads((EXTENSION / file).read_text())["version"] == ld.__version__
-    assert f'version = "{ld.__version__}"' in (REPOSITORY / "pyproject.toml").read_text()
+        assert (
+            json.loads((EXTENSION / file).read_text(encoding="utf-8"))["version"] == ld.__version__
+        )
+    assert f'version = "{ld.__version__}"' in (REPOSITORY / "pyproject.toml").read_text(
+        encoding="utf-8"
+    )
 
 
 @pytest.mark.parametrize("kind", ["standard", "editable"])
@@ -159,7 +163,8 @@ def test_the_sidebar_lists_the_runs_of_the_workspace(lab: Lab, page: Page) -> No
     expect(options.filter(has_text="other")).to_have_count(0)
     lab.write_notebook("sub/beside.ipynb", "1")
     page.evaluate(
-        "() => { void window.jupyterapp.commands.execute('docmanager:open', {path: 'sub/beside.ipynb'}); }"
+        "() => { void window.jupyterapp.commands.execute('docmanager:open', {path: 'sub/"
+        "beside.ipynb'}); }"
     )
     expect(options.filter(has_text="other")).to_have_count(1, timeout=30_000)
     expect(page.get_by_role("group", name="sub/llmdebug_runs")).to_be_visible()
@@ -324,7 +329,8 @@ def test_palette_and_launcher_lead_to_the_sidebar(lab: Lab, page: Page) -> None:
 
 def notebook_cells(page: Page) -> list[str]:
     return page.evaluate(
-        "() => [...window.jupyterapp.shell.currentWidget.content.model.sharedModel.cells].map(one => one.getSource())"
+        "() => [...window.jupyterapp.shell.currentWidget.content.model.sharedModel.cells]"
+        ".map(one => one.getSource())"
     )
 
 
@@ -397,7 +403,8 @@ def test_the_pointer_over_a_magic_shows_what_its_options_mean(lab: Lab, page: Pa
     box = line.bounding_box()
     assert box is not None
     per_letter = page.evaluate(
-        "line => { const r = document.createRange(); r.selectNodeContents(line); return r.getBoundingClientRect().width; }",
+        "line => { const r = document.createRange(); r.selectNodeContents(line); return "
+        "r.getBoundingClientRect().width; }",
         line.element_handle(),
     ) / len("%%llmdump model --tokens 0-3")
     for letter, text in (
@@ -439,7 +446,8 @@ def test_the_sidebar_has_no_accessibility_violation(lab: Lab, page: Page, theme:
     assert violations(page, "#jp-llmdebug-panel") == []
     page.screenshot(path=SCREENSHOTS / f"labextension_{theme.rpartition(' ')[2].lower()}.png")
     page.evaluate(
-        "() => window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Light'})"
+        "() => window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab "
+        "Light'})"
     )
 
 

@@ -39,7 +39,7 @@ model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """A folder of programs, from which they are launched; and where their runs go, as runs of a test do."""
+    """Return a folder to launch programs from, whose runs go where a test's runs go."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -64,7 +64,8 @@ def test_a_generate_script_is_recorded_by_token_with_its_arguments_output_and_st
     (here / "a program.py").write_text(
         f"import sys; sys.path.insert(0, {str(HERE)!r})\n"
         "from models import generate, llama\n"
-        "print(sys.argv[1:], sys.stdin.read()); print(generate(llama(), new=4).tolist()); print('e', file=sys.stderr)\n"
+        "print(sys.argv[1:], sys.stdin.read()); print(generate(llama(), new=4).tolist()); "
+        "print('e', file=sys.stderr)\n"
         "sys.exit(3)"
     )
     done = _dump(
@@ -180,7 +181,8 @@ optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(3):
     torch.dropout(model(torch.randn(4, 3)), 0.5, True).sum().backward()
     optimizer.step()
-state = [p.detach().numpy().tobytes() for p in model.parameters()] + [torch.get_rng_state().numpy().tobytes()]
+state = [p.detach().numpy().tobytes() for p in model.parameters()]
+state += [torch.get_rng_state().numpy().tobytes()]
 print(hashlib.sha256(b"".join(state)).hexdigest(), torch.nn.Module.__call__.__qualname__)
 """
     )
@@ -220,7 +222,8 @@ def test_topology_and_tables_are_written_in_the_places_of_msits_with_a_row_for_e
         if str(pid) in file.parent.name
     }
     files -= {f"rank0_{pid}/index.sqlite", f"rank0_{pid}/tensors.bin"}
-    tables = ("operation_io_tensors/{}/operation_tensors", "kernel_io_tensors/{}/kernel_tensors", "cpu_profiling/{}/operation_statistic")  # fmt: skip
+    tables = ("operation_io_tensors/{}/operation_tensors", "kernel_io_tensors/{}/kernel_tensors",
+        "cpu_profiling/{}/operation_statistic")  # fmt: skip
     expected = {f"{table.format(pid)}_{step}.csv" for table in tables for step in (0, 1)}
     layers = ("0", "1")
     expected |= {
@@ -236,7 +239,7 @@ def test_topology_and_tables_are_written_in_the_places_of_msits_with_a_row_for_e
     for step in (0, 1):
         lines = (
             (run.path / f"operation_io_tensors/{pid}/operation_tensors_{step}.csv")
-            .read_text()
+            .read_text(encoding="utf-8")
             .splitlines()
         )
         assert len(lines) - 1 == 3 + len(computed)  # the model and its two modules
@@ -260,7 +263,8 @@ def test_a_session_of_onnx_runtime_is_recorded_from_its_first_run_without_torch_
         here / "tiny.onnx",
     )
     (here / "run.py").write_text(
-        f"{before}import numpy as np, onnxruntime\nsession = onnxruntime.InferenceSession('tiny.onnx')\n"
+        f"{before}import numpy as np, onnxruntime\n"
+        "session = onnxruntime.InferenceSession('tiny.onnx')\n"
         "print([session.run(None, {'x': np.full((1, 3), n, np.float32)})[0].tolist()"
         " for n in range(3)])"
     )
@@ -291,7 +295,7 @@ def test_ids_that_no_call_has_are_named_beside_the_ones_that_exist(here):
     assert "never came" not in line
 
 
-# -- what can't be reached, and what ends early ------------------------------------------------------
+# -- what can't be reached, and what ends early ---------------------------------------------------
 
 
 def test_a_python_that_could_not_be_reached_is_named_with_the_reason(here):
@@ -452,7 +456,7 @@ def test_a_users_own_sitecustomize_still_runs(here, monkeypatch):
     assert done.status == 6
 
 
-# -- the command line --------------------------------------------------------------------------------
+# -- the command line -----------------------------------------------------------------------------
 
 
 def test_a_command_that_is_not_there_is_one_line_and_127(here, capsys):
@@ -515,7 +519,10 @@ def test_less_than_two_gigabytes_of_room_are_refused_by_figures(monkeypatch, cap
 def test_the_short_names_of_msit_mean_what_they_mean_there():
     parser = argparse.ArgumentParser()
     arguments.declare(parser)
-    line = "--exec x -er 1,3,5,7 -time 2 -stp 1 -opname linear -device 3 -ids 2,3_1 -child false -seed -sd -o d -l debug -config c.json -symlink"
+    line = (
+        "--exec x -er 1,3,5,7 -time 2 -stp 1 -opname linear -device 3 -ids 2,3_1 -child "
+        "false -seed -sd -o d -l debug -config c.json -symlink"
+    )
     args = parser.parse_args(line.split())
     given = arguments.options(vars(args))
     assert given.pop("files") == []
@@ -543,7 +550,8 @@ def test_the_short_names_of_msit_mean_what_they_mean_there():
 
 
 def test_options_reach_the_program_as_they_were_given():
-    given = {"name": "n", "tokens": "0,2-", "types": ["Linear"], "seed": 7, "warmup": 2, "apis": ["mm"], "mode": "aten", "opname": "mm"}  # fmt: skip
+    given = {"name": "n", "tokens": "0,2-", "types": ["Linear"], "seed": 7, "warmup": 2,
+        "apis": ["mm"], "mode": "aten", "opname": "mm"}  # fmt: skip
     options = DumpOptions.of(**given)
     again = DumpOptions.of(**json.loads(json.dumps(options.given())))
     assert again == options
@@ -580,7 +588,7 @@ def test_processes_of_one_rank_count_on_also_behind_warm_ups_and_keep_what_only_
     assert set(run.scalars().generation) == {-1, 1}  # attributes, when each first ran
 
 
-# -- looking at processes ------------------------------------------------------------------------------
+# -- looking at processes -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

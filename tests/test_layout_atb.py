@@ -24,7 +24,7 @@ CODES = {name: code for code, name in atb.ACL_DTYPES.items()}
 
 
 def bin_bytes(tensor: torch.Tensor, **changed: Any) -> bytes:
-    """Write a tensor as the probe does; ``changed`` replaces header values, None leaves a line out."""
+    """Return a tensor file as ATB writes it; ``changed`` replaces header values, None drops one."""
     data = to_bytes(tensor).tobytes()
     fields = {
         "$Version": "1.0",
@@ -209,8 +209,8 @@ def test_atb_statistics_file_gives_its_figures(tmp_path: Path) -> None:
     )
 
 
-STATISTIC = """Device and PID,Execution Count,Op Name,Op Type,Op Id,Input/Output,Index,Dtype,Format,Shape,Max,Min,Mean,\
-Norm,Tensor Path
+STATISTIC = """Device and PID,Execution Count,Op Name,Op Type,Op Id,Input/Output,Index,\
+Dtype,Format,Shape,Max,Min,Mean,Norm,Tensor Path
 0_1,0,Layer/Linear,Linear,3_1,input,0,bf16,nd,2x3,5.000000,0.000000,2.500000,7.416198,N/A
 0_1,0,Layer/Linear,Linear,3_1,output,0,int4,nd,2x3,N/A,N/A,N/A,N/A,N/A
 0_1,0,Layer/Lin"""

@@ -200,10 +200,13 @@ def test_msprobe_tensor_without_figures_is_described_by_reading_it(tmp_path: Pat
 def test_msprobe_bare_nan_and_infinity_are_numbers(tmp_path: Path) -> None:
     entry = {"Torch.add.0.forward": {"output": [leaf(torch.tensor([math.nan, math.inf]))]}}
     folder = msprobe_rank(tmp_path / "step0/rank0", entry)
-    assert "NaN" in (folder / "dump.json").read_text()
+    assert "NaN" in (folder / "dump.json").read_text(encoding="utf-8")
     summary = at(msprobe.read(tmp_path), "Torch.add").summary
     assert math.isnan(summary.max or 0.0)
-    write(folder / "dump.json", (folder / "dump.json").read_text().replace("NaN", "-Infinity"))
+    write(
+        folder / "dump.json",
+        (folder / "dump.json").read_text(encoding="utf-8").replace("NaN", "-Infinity"),
+    )
     assert at(msprobe.read(tmp_path), "Torch.add").summary.max == -math.inf
 
 

@@ -34,7 +34,7 @@ def seen(arena: look.Arena, tensor: torch.Tensor) -> int:
 
 @st.composite
 def tensors(draw):
-    """Draw a view of some tensor: permuted, cut with steps, expanded, in any dtype that the kernel knows."""
+    """Draw a view of a tensor in any dtype that the kernel knows: permuted, cut, expanded."""
     dtype = draw(st.sampled_from(DTYPES))
     shape = draw(st.lists(st.integers(1, 5), max_size=4))
     numel = math.prod(shape)
@@ -134,7 +134,8 @@ def test_a_recording_is_the_same_with_and_without_it(options, tmp_path, monkeypa
                 model(given)
         frame = run.to_pandas()
         values = {
-            (r.path, r.step, r.role, r.slot): run.tensor(r.path, step=r.step, role=r.role, slot=r.slot)
+            (r.path, r.step, r.role, r.slot): run.tensor(r.path, step=r.step, role=r.role,
+                slot=r.slot)
             for r in frame.itertuples()
         } if not options.get("stats_only") else {}  # fmt: skip
         return frame, values, run.info()

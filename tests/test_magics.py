@@ -74,7 +74,8 @@ def test_cells_keep_ipython_syntax_and_definitions(shell, capsys):
     result, text = _run(
         shell,
         capsys,
-        "%%llmdump model --name golden\n!echo from the shell\ndef f(x):\n    return x + 1\nmodel(ids)\nf(1)",
+        "%%llmdump model --name golden\n!echo from the shell\ndef f(x):\n    return x + "
+        "1\nmodel(ids)\nf(1)",
     )
     assert result.result == 2
     assert "from the shell" in text
@@ -283,7 +284,8 @@ def test_loading_twice_and_unloading_do_no_harm(shell, capsys):
 def test_importing_the_package_loads_neither_torch_nor_a_notebook_package():
     script = (
         "import sys, llmdebug_nb, llmdebug_nb.cli\n"
-        "heavy = {'torch', 'numpy', 'pandas', 'IPython', 'anywidget', 'ipywidgets', 'matplotlib'} & set(sys.modules)\n"
+        "heavy = {'torch', 'numpy', 'pandas', 'IPython', 'anywidget', 'ipywidgets', "
+        "'matplotlib'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
         "llmdebug_nb.dump\n"
         "light = {'IPython', 'anywidget', 'ipywidgets', 'matplotlib'} & set(sys.modules)\n"
@@ -323,7 +325,8 @@ def test_operators_gradients_and_budgets_are_options_of_the_magic(shell, capsys)
     _, text = _run(
         shell,
         capsys,
-        "%%llmdump model --name ops --mode api --apis linear,!silu --phase backward --max-bytes 1kB\n"
+        "%%llmdump model --name ops --mode api --apis linear,!silu --phase backward "
+        "--max-bytes 1kB\n"
         "model(input_ids=ids, labels=ids).loss.backward()",
     )
     table = shell.user_ns["ops"].to_pandas()
@@ -346,7 +349,8 @@ def test_a_command_is_run_shown_and_recorded_and_its_run_is_a_variable(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a program.py").write_text(
-        "import sys, torch; torch.nn.Linear(2, 2)(torch.ones(1, 2)); print(sys.argv[1:]); print('e', file=sys.stderr); sys.exit(3)"
+        "import sys, torch; torch.nn.Linear(2, 2)(torch.ones(1, 2)); print(sys.argv[1:]); "
+        "print('e', file=sys.stderr); sys.exit(3)"
     )
     shell.run_line_magic("llmdump", "--exec \"python 'a program.py' 'a b'\" --name ran -stp 1")
     out, err = capsys.readouterr()

@@ -70,7 +70,8 @@ def test_the_map_wins_over_everything_and_every_pair_says_which_rule_it_was(tmp_
         runs.append(run)
     path = tmp_path / "map.yaml"
     path.write_text(
-        "# crossed on purpose\nmodel.layers.0.mlp.up_proj: model.layers.0.mlp.gate_proj\n'*.act_fn': null\n"
+        "# crossed on purpose\nmodel.layers.0.mlp.up_proj: "
+        "model.layers.0.mlp.gate_proj\n'*.act_fn': null\n"
     )
     report = ld.compare(*runs, mapping=path)
     crossed = [
@@ -101,20 +102,22 @@ def test_the_command_line_takes_a_map(tmp_path, capsys):
     table = tmp_path / "table.csv"
     assert main(["compare", "golden", "mine", "--map", str(path), "-o", str(table)]) == 0
     assert (
-        f"user map: {path}, line 2, 'transformer.h.*.mlp.act' -> blocks.*.gelu" in table.read_text()
+        f"user map: {path}, line 2, 'transformer.h.*.mlp.act' -> blocks.*.gelu"
+        in table.read_text(encoding="utf-8")
     )
     path.write_text('{\n\t"transformer.x": "blocks"\n}')
     assert main(["compare", "golden", "mine", "--map", str(path)]) == 2
     said = capsys.readouterr().err
     assert (
-        f"llmdebug: mapping {path}, line 2, 'transformer.x' -> blocks: golden has no transformer.x; nearest: transformer"
-        in said
+        f"llmdebug: mapping {path}, line 2, 'transformer.x' -> blocks: golden has no "
+        "transformer.x; nearest: transformer" in said
     )
 
 
 def test_types_that_are_one_may_be_said_and_msits_own_file_says_them(tmp_path):
     (tmp_path / names.UPSTREAM).write_text(json.dumps({
-        "LinearOperation": "Linear", "CommonLayer_outtensor0": ["GLMBlock_output_0", "BloomBlock_output_0"],
+        "LinearOperation": "Linear", "CommonLayer_outtensor0": ["GLMBlock_output_0",
+            "BloomBlock_output_0"],
     }))  # fmt: skip
     read = names.read(tmp_path)
     assert (

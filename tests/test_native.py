@@ -1,4 +1,4 @@
-"""The C kernel beside the torch path and beside numpy in float64, and the bytes it reads them from."""
+"""The C kernel compared with the torch path and with NumPy in float64; and raw tensor bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from llmdebug_nb.core.kernels.summary import figures, torch_figures
 needs_kernel = pytest.mark.skipif(native.kernel() is None, reason=str(native.why_not()))
 
 DTYPES = {DTYPE_NAMES[dtype]: dtype for dtype in native.KINDS}
-# what is special of each floating-point dtype, as bits without the sign: 0, subnormals, 1, the largest, infinity, NaNs
+# special values as bits without the sign: 0, subnormals, 1, the largest, infinity, NaNs
 SPECIAL = {
     "float32": (
         0,
@@ -112,7 +112,7 @@ def by_numpy(values: np.ndarray) -> tuple:
 
 
 def agree(got: tuple, expected: tuple, values: np.ndarray) -> bool:
-    """Tell whether the extremes and counts are equal, and the sums but for the order in which they were added up."""
+    """Return True if extremes and counts are equal, and sums up to their order of addition."""
     if expected[0] is None:
         return got == expected
     with np.errstate(all="ignore"):
@@ -128,7 +128,7 @@ def agree(got: tuple, expected: tuple, values: np.ndarray) -> bool:
 
 
 def kernel_figures(bits: np.ndarray, name: str, offset: int = 0) -> tuple:
-    """Call the C kernel on a copy of the bits that begins ``offset`` bytes after an aligned address."""
+    """Call the C kernel on bits that start ``offset`` bytes after an aligned address."""
     room = np.empty(bits.nbytes + 128, np.uint8)
     begin = -room.ctypes.data % 64 + offset % 64
     room[begin : begin + bits.nbytes] = bits.view(np.uint8)
@@ -180,8 +180,10 @@ def compiled_for(level: str, folder: Path) -> Path:
     """Compile the kernels of one level of x86-64, whatever this processor's is."""
     source = folder / "level.c"
     source.write_text(
-        f'#define llmdebug_summary unused\n#include "{native.LIBRARY.with_name("summary.c")}"\n#undef llmdebug_summary\n'
-        f"EXPORT int llmdebug_summary(Call *call) {{ kernels_{level}[call->kind]((const unsigned char *)"
+        f"#define llmdebug_summary unused\n#include "
+        f'"{native.LIBRARY.with_name("summary.c")}"\n#undef llmdebug_summary\n'
+        f"EXPORT int llmdebug_summary(Call *call) {{ kernels_{level}[call->kind]((const "
+        "unsigned char *)"
         "(uintptr_t)call->address, call->nbytes, &call->summary); return 0; }\n"
     )
     flags = [

@@ -27,7 +27,7 @@ def test_nothing_of_what_is_measured_differs_by_a_bit(model, dtype, work, mode):
 
 
 def test_the_table_in_the_docs_is_that_of_this_matrix():
-    text = (Path(__file__).parent.parent / "docs" / "capture.md").read_text()
+    text = (Path(__file__).parent.parent / "docs" / "capture.md").read_text(encoding="utf-8")
     lines = [tuple(cell.strip() for cell in line.split("|")[1:-1]) for line in text.splitlines()]
     start = lines.index(("model", "dtype", "work", *interference.MODES))
     sites = product(interference.MODELS, interference.DTYPES, interference.WORKS)
@@ -38,9 +38,9 @@ def test_the_table_in_the_docs_is_that_of_this_matrix():
 
 @pytest.mark.slow
 def test_recording_all_tensors_needs_no_more_memory_than_the_largest_of_them(tmp_path):
-    """Peak of a forward and backward pass, recorded and not, in a process each. Payloads go straight to the disk."""
+    """Compare the peaks of a recorded and a plain training step, each in its own process."""
     program = Path(__file__).parent / "memory_peak.py"
-    # what is freed goes back at once: else the peak is that of the allocator's gaps, which differ from run to run
+    # freed memory goes back at once: otherwise gaps of the allocator decide the peak
     environment = {
         **os.environ,
         "MALLOC_MMAP_THRESHOLD_": "131072",

@@ -1,4 +1,4 @@
-"""Sessions of ONNX Runtime: recorded node by node, compared with the model that they were exported from, and blamed by the node."""
+"""ONNX Runtime sessions: recorded by node, compared with the exported model, and blamed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def golden(name, **options):
 
 
 def boundaries(report):
-    """Return the paths of golden's module outputs: those that have a partner, those that lack one."""
+    """Return the paths of golden's module outputs: those with a partner, those without."""
     rows = [
         d
         for d in report.differences
@@ -141,7 +141,8 @@ def test_a_run_of_a_session_looks_like_a_run_of_the_module():
     assert said["provider"] == "CPUExecutionProvider"
     assert "aten.linear" in said["fx"]
     (frames,) = run.index.query(
-        "SELECT s.frames FROM operator_rows o JOIN all_sources s ON s.idx = o.source WHERE o.path = ?",
+        "SELECT s.frames FROM operator_rows o JOIN all_sources s ON s.idx = o.source WHERE "
+        "o.path = ?",
         [f"{mlp}/Onnx.Mul"],
     )[0]
     assert "modeling_llama.py" in frames
@@ -149,7 +150,10 @@ def test_a_run_of_a_session_looks_like_a_run_of_the_module():
 
 def test_attributes_and_small_constants_are_scalars_of_the_node():
     run = recorded(exported("gpt2"), NONE)
-    sql = "SELECT slot, type, value FROM scalar_rows WHERE role = 'input' AND path = 'transformer.h.0.ln_1/Onnx.LayerNormalization'"
+    sql = (
+        "SELECT slot, type, value FROM scalar_rows WHERE role = 'input' AND path = "
+        "'transformer.h.0.ln_1/Onnx.LayerNormalization'"
+    )
     assert {slot: (kind, text) for slot, kind, text in run.index.query(sql)} == {
         "axis": ("int", "-1"), "epsilon": ("float", "1e-05"), "stash_type": ("int", "1"),
     }  # fmt: skip
@@ -413,7 +417,7 @@ def test_any_chain_of_nodes_gives_the_same_bits_and_one_record_a_node(data):
     assert run.load(made[-1]).numpy().tobytes() == wanted.tobytes()
 
 
-# --- large models, bad input ------------------------------------------------------------------------
+# --- large models, bad input ---------------------------------------------------------------------
 
 
 def test_external_data_is_read_from_where_it_lies(tmp_path, monkeypatch):
@@ -512,7 +516,7 @@ def test_without_onnxruntime_all_else_works():
     assert done.stdout.strip() == "2", done.stderr
 
 
-# --- with a cache -----------------------------------------------------------------------------------
+# --- with a cache --------------------------------------------------------------------------------
 
 
 def test_a_text_generation_loop_counts_tokens_as_generate_does():
@@ -540,7 +544,7 @@ def test_a_text_generation_loop_counts_tokens_as_generate_does():
     assert not any(d.verdict == "diverged" for d in report.differences)
 
 
-# --- compared ---------------------------------------------------------------------------------------
+# --- compared ------------------------------------------------------------------------------------
 
 
 @LEVELS
@@ -577,7 +581,7 @@ def test_two_recordings_of_one_session_are_the_same():
     assert not any(d.verdict == "unmatched" for d in report.differences)
 
 
-# --- blamed -----------------------------------------------------------------------------------------
+# --- blamed --------------------------------------------------------------------------------------
 
 
 def altered_weight(name):
@@ -663,7 +667,7 @@ def test_without_metadata_an_altered_weight_is_still_blamed_on_its_node():
     assert f"node n{at} (" in report.findings[0].evidence
 
 
-# --- quantised --------------------------------------------------------------------------------------
+# --- quantised -----------------------------------------------------------------------------------
 
 
 def test_a_quantised_model_is_compared_with_the_float_one(tmp_path):

@@ -25,7 +25,7 @@ def record(model, work, **options):
 
 
 class Block(nn.Module):
-    """One of each: early import, repeated call, in-place write, scalar argument, custom method, nested module."""
+    """Has an early import, a repeated call, an in-place write, a scalar, a nested module."""
 
     def __init__(self) -> None:
         super().__init__()

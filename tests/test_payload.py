@@ -34,7 +34,7 @@ FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def record(place: Path, tensors, close=True, **options):
-    """Record tensors as outputs of ``m0``, ``m1`` …, by a recorder alone; return its Run and the recorder."""
+    """Record tensors as outputs of ``m0``, ``m1`` …; return the run and its recorder."""
     folder = create_run(place, "run", {})
     sink = Writer(folder)
     made = Recorder(sink, DumpOptions(**options))
@@ -263,7 +263,7 @@ def test_a_model_recorded_in_parts_opens_everywhere(tmp_path):
     assert [axis["size"] for axis in detail["sides"][0]["axes"]] == list(
         run.find("lm_head").payload_shape
     )
-    assert "<img" in ld.compare(*runs).to_html(tmp_path / "report.html").read_text()
+    assert "<img" in ld.compare(*runs).to_html(tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 def _view(run):

@@ -1,4 +1,4 @@
-"""Times of the program: operators, kernels, host times and gaps, launch configurations, and the files and pictures made of them."""
+"""Times of operators, kernels, host and gaps; launch configurations; their files and pictures."""
 
 from __future__ import annotations
 
@@ -301,7 +301,7 @@ def test_two_threads_leave_the_times_of_one_and_no_error(tmp_path):
     assert len(run.host().query("path == '0/Aten.relu'")) >= 1
 
 
-# -- compiled code ----------------------------------------------------------------------------------
+# -- compiled code --------------------------------------------------------------------------------
 
 
 class Small(nn.Module):
@@ -385,7 +385,8 @@ def test_launch_configurations_are_written_a_row_a_kernel(fused, tmp_path):
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["x0", "x1", "x2"]), st.integers(0, 9), st.one_of(st.integers(1, 4096).map(str), st.just("ks0")), st.sampled_from([1, 8, 16])),
+        st.tuples(st.sampled_from(["x0", "x1", "x2"]), st.integers(0, 9), st.one_of(st.integers(1,
+            4096).map(str), st.just("ks0")), st.sampled_from([1, 8, 16])),
         min_size=1, max_size=5,
     )
 )  # fmt: skip
@@ -393,7 +394,11 @@ def test_any_nest_of_loops_is_read_back(nest):
     source = 'extern "C" void kernel(const float* a)\n{\n'
     for name, low, high, step in nest:
         bound = f"{high}L" if high.isdigit() else high
-        source += f"for(int64_t {name}=static_cast<int64_t>({low}L); {name}<static_cast<int64_t>({bound}); {name}+=static_cast<int64_t>({step}L))\n{{\n"
+        source += (
+            f"for(int64_t {name}=static_cast<int64_t>({low}L); "
+            f"{name}<static_cast<int64_t>({bound}); "
+            f"{name}+=static_cast<int64_t>({step}L))\n{{\n"
+        )
     source += "at::vec::Vectorized<float> v;\n" + "}\n" * (len(nest) + 1)
     expected = [
         "  " * depth + f"{name}: {low} to {high} by {step}"
@@ -410,7 +415,7 @@ def test_no_source_and_no_configuration_breaks_the_table(source, configuration):
 
 
 def test_a_triton_kernel_tells_grid_blocks_warps_and_registers():
-    """No GPU: the launcher is a stand-in with the attributes that `CachingAutotuner` sets; the grid is Inductor's own."""
+    """Stand in for a launcher of `CachingAutotuner`, without a GPU; the grid is Inductor's own."""
     config = SimpleNamespace(kwargs={"XBLOCK": 128, "YBLOCK": 4}, num_warps=4, num_stages=1)
     launcher = SimpleNamespace(config=config, n_regs=24, n_spills=0, shared=512)
     autotuner = SimpleNamespace(
@@ -435,7 +440,7 @@ def test_a_triton_kernel_tells_grid_blocks_warps_and_registers():
     assert row["arguments"] == ["*fp32 in_ptr0"]
 
 
-# -- the clock, and events that only an accelerator has -------------------------------------------------
+# -- the clock, and events that only an accelerator has -------------------------------------------
 
 
 @given(
@@ -534,7 +539,7 @@ def test_gaps_and_durations_are_never_negative_however_events_lie(spans):
     assert len(found.launches) <= sum(name == "aten::mm" for _, _, name in spans)
 
 
-# -- options ------------------------------------------------------------------------------------------
+# -- options --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -561,7 +566,7 @@ def test_without_a_profile_there_are_no_times_and_no_ranges(tmp_path):
     assert len(run.ops()) == 1
 
 
-# -- the dump -----------------------------------------------------------------------------------------
+# -- the dump -------------------------------------------------------------------------------------
 
 
 def test_a_dump_made_before_there_were_times_opens_and_has_none(run, tmp_path):
@@ -583,7 +588,8 @@ def test_a_dump_with_nonsense_in_its_tables_is_read_or_refused_in_one_line(run, 
     import shutil
 
     for number, change in enumerate(
-        ("timings SET start = 'x'", "launches SET duration = x'00ff'", "timings SET path = NULL, op = 7", "launches SET inputs = '[[1]]', kernel = NULL")
+        ("timings SET start = 'x'", "launches SET duration = x'00ff'",
+            "timings SET path = NULL, op = 7", "launches SET inputs = '[[1]]', kernel = NULL")
     ):  # fmt: skip
         bad = shutil.copytree(run.path, tmp_path / str(number))
         with sqlite3.connect(next(bad.glob("*/" + fmt.INDEX))) as db:
@@ -653,7 +659,7 @@ def test_a_reduced_run_keeps_its_times(run):
     pandas.testing.assert_frame_equal(small.kernels(), run.kernels())
 
 
-# -- tables -------------------------------------------------------------------------------------------
+# -- tables ---------------------------------------------------------------------------------------
 
 
 def _read(path, separator):
@@ -683,7 +689,8 @@ def test_tables_lie_where_upstream_puts_them_and_say_what_was_recorded(run, tmp_
         {(r.site.path, r.site.call) for r in run.records(step=0, role=("input", "output"))}
     )
     linear = next(row for row in ops if row["OpName"] == "model.layers.0.mlp.up_proj")
-    assert (linear["CaseName"], linear["InDType"], linear["InFormat"], linear["InShape"], linear["OutShape"]) == (
+    assert (linear["CaseName"], linear["InDType"], linear["InFormat"], linear["InShape"],
+        linear["OutShape"]) == (
         "Linear", "float32", "nd", "1,7,32", "1,7,64",
     )  # fmt: skip
     assert json.loads(linear["OpParam"])["in_features"] == "32"
@@ -707,7 +714,8 @@ _texts = st.text(
 @settings(max_examples=50)
 @given(
     st.lists(
-        st.tuples(_texts, _texts, st.dictionaries(_texts, _texts, max_size=3), st.lists(st.lists(st.integers(0, 99), max_size=4), max_size=3)),
+        st.tuples(_texts, _texts, st.dictionaries(_texts, _texts, max_size=3),
+            st.lists(st.lists(st.integers(0, 99), max_size=4), max_size=3)),
         max_size=4,
     )
 )  # fmt: skip
@@ -748,7 +756,7 @@ def test_a_run_without_tables_and_a_folder_that_cannot_be_are_said_in_one_line(r
         ld.write_tables("nowhere", tmp_path)
 
 
-# -- timeline -----------------------------------------------------------------------------------------
+# -- timeline -------------------------------------------------------------------------------------
 
 
 def test_a_timeline_says_what_took_most_and_where_the_host_was_slow(tmp_path):
@@ -764,7 +772,7 @@ def test_a_timeline_says_what_took_most_and_where_the_host_was_slow(tmp_path):
     labels = [tick.get_text() for tick in shown.figure.axes[0].get_yticklabels()]
     assert labels == ["modules", "", "host ops", "kernels cpu"]
     assert shown.save(tmp_path / "t.svg").stat().st_size > 1000
-    trace = json.loads(shown.save(tmp_path / "t.json").read_text())["traceEvents"]
+    trace = json.loads(shown.save(tmp_path / "t.json").read_text(encoding="utf-8"))["traceEvents"]
     assert len(trace) == len(shown.host) + len(shown.kernels)
     with pytest.raises(ld.errors.OptionError, match=r"\.png"):
         shown.save(tmp_path / "t.txt")
@@ -801,7 +809,7 @@ def test_the_command_line_writes_tables_and_prints_a_timeline(run, tmp_path, cap
     assert "no times of step 9" in capsys.readouterr().err
 
 
-# -- ONNX Runtime -------------------------------------------------------------------------------------
+# -- ONNX Runtime ---------------------------------------------------------------------------------
 
 
 def test_the_profile_of_onnx_runtime_has_each_node_once_a_run(tmp_path):
@@ -888,7 +896,8 @@ def test_a_profile_that_was_cut_short_is_read_as_far_as_it_goes(tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "{}", "null", "[" * 100_000, json.dumps([_node(ts="now")]), json.dumps([_node(dur=True)]), '[{"cat":"Node","name":"a_kernel_time","ts":NaN,"dur":1}]',
+    ["", "{", "{}", "null", "[" * 100_000, json.dumps([_node(ts="now")]),
+        json.dumps([_node(dur=True)]), '[{"cat":"Node","name":"a_kernel_time","ts":NaN,"dur":1}]',
      json.dumps([_node(ts=1e300)]), json.dumps([_node(ts=None)]), "\x00\xff"],
 )  # fmt: skip
 def test_what_is_no_profile_of_onnx_runtime_is_said_by_name(text, tmp_path):
@@ -901,8 +910,10 @@ def test_what_is_no_profile_of_onnx_runtime_is_said_by_name(text, tmp_path):
 
 
 _json = st.recursive(
-    st.none() | st.booleans() | st.floats() | st.text(max_size=5) | st.sampled_from(["Node", "Session", "model_run", "x_kernel_time"]),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["cat", "name", "ts", "dur", "args", "provider", "op_name"]), inner, max_size=6),
+    st.none() | st.booleans() | st.floats() | st.text(max_size=5) | st.sampled_from(["Node",
+        "Session", "model_run", "x_kernel_time"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["cat", "name",
+        "ts", "dur", "args", "provider", "op_name"]), inner, max_size=6),
     max_leaves=20,
 )  # fmt: skip
 

@@ -19,7 +19,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 torch.manual_seed(0)
-config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
+config = LlamaConfig(
+    vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2
+)
 model = LlamaForCausalLM(config).eval()
 port = LlamaForCausalLM(config).eval()
 port.load_state_dict(model.state_dict())

@@ -36,7 +36,7 @@ def with_adapters():
 
 
 def train(model, steps=3, accumulate=2):
-    """A Trainer-like loop: accumulation, clipping, AdamW, a schedule; return everything that it leaves behind."""
+    """Train as a Trainer does, with accumulation and clipping; return all state it leaves."""
     torch.manual_seed(3)
     model.train()
     trained = [p for p in model.parameters() if p.requires_grad]

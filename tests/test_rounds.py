@@ -26,7 +26,7 @@ class Doubling(nn.Module):
         return x.mul_(2) + self.weight
 
 
-# -- rounds ------------------------------------------------------------------------------------------
+# -- rounds ---------------------------------------------------------------------------------------
 
 
 @given(
@@ -106,7 +106,7 @@ def test_a_model_that_generates_nothing_makes_a_round_of_each_call():
     assert set(run.to_pandas().step) == {1, 2}
 
 
-# -- when inputs are looked at -------------------------------------------------------------------------
+# -- when inputs are looked at --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_times_that_make_no_sense_are_refused(options):
         DumpOptions(**options)
 
 
-# -- which ---------------------------------------------------------------------------------------------
+# -- which ----------------------------------------------------------------------------------------
 
 
 def test_classes_are_chosen_by_how_their_names_begin_in_any_case():
@@ -180,7 +180,8 @@ def test_operators_are_chosen_by_how_their_names_begin():
 
 @pytest.mark.parametrize(
     ("device", "wanted", "same"),
-    [("cpu", "cpu", True), ("cuda:0", "cuda0", True), ("cuda", "cuda0", True), ("cuda:1", "cuda", True), ("cuda:1", "0", False),
+    [("cpu", "cpu", True), ("cuda:0", "cuda0", True), ("cuda", "cuda0", True), ("cuda:1", "cuda",
+        True), ("cuda:1", "0", False),
      ("cuda:1", "1", True), ("cpu", "3", True), ("cpu", "cuda0", False)],
 )  # fmt: skip
 def test_devices_are_known_by_name_or_number(device, wanted, same):

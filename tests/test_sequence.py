@@ -16,7 +16,7 @@ OPS = ("linear", "matmul", "add", "mul", "softmax", "silu")
 
 
 def _value(seed, exact=True):
-    """Return a summary of a tensor of its own; not ``exact``: the same up to rounding, with other bytes."""
+    """Return a tensor's summary; not ``exact``: equal up to rounding, with other bytes."""
     draw = random.Random(seed)
     figures = [
         draw.uniform(-3, -1),
@@ -147,7 +147,7 @@ def test_digits_of_agreement_count_the_worst_of_the_statistics():
 
 
 def _records(calls, prefix=""):
-    """Return the records of calls (path, op, value), numbered per path as a recording does, an input and an output each."""
+    """Return an input and an output record of each (path, op, value), numbered per path."""
     numbers, records = {}, []
     for path, op, seed in calls:
         full = f"{prefix}{path}/{op}" if op else f"{prefix}{path}"

@@ -1,4 +1,4 @@
-"""Stepping: where a program halts, what is at hand there, how it goes on, and that nothing is left behind."""
+"""Stepping: where a program halts, what can be seen there, how it continues and cleans up."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ def test_what_a_call_took_and_gave_is_an_explorer_beside_golden(broken):
 
 
 @pytest.mark.parametrize("make", [
-    lambda x: x.to(torch.float8_e4m3fn), lambda x: x.to_sparse(), lambda x: x > 0, lambda x: x[:0], lambda x: x + 1j,
+    lambda x: x.to(torch.float8_e4m3fn), lambda x: x.to_sparse(), lambda x: x > 0, lambda x: x[:0],
+        lambda x: x + 1j,
 ])  # fmt: skip
 def test_without_golden_the_explorer_is_of_the_live_tensors_of_any_kind(make):
     class Makes(nn.Module):
@@ -119,7 +120,8 @@ def test_it_halts_at_the_first_values_that_are_so(when, plant, says):
 
 
 @pytest.mark.parametrize("make", [
-    lambda x: x.to(torch.float8_e4m3fn), lambda x: x.to_sparse(), lambda x: x > 0, lambda x: x[:0], lambda x: x + 1j,
+    lambda x: x.to(torch.float8_e4m3fn), lambda x: x.to_sparse(), lambda x: x > 0, lambda x: x[:0],
+        lambda x: x + 1j,
 ])  # fmt: skip
 def test_whatever_a_call_gives_can_be_shown_and_tested(make):
     class Makes(nn.Module):
@@ -195,7 +197,7 @@ class Wrapper(nn.Module):
 
 
 def renamed(module, names):
-    """Register children under other names; whoever calls them knows no other way, so they stay attributes too."""
+    """Register children under other names; they stay attributes for the code that calls them."""
     children = dict(module._modules)
     module._modules.clear()
     for name, child in children.items():

@@ -36,7 +36,8 @@ from models import generate, llama, prompt
 def _row(number=0, path="a", dtype="float32", shape="[2, 3]", **more):
     row = [None] * len(COLUMNS)
     given_ = {
-        "id": number, "root_call": 0, "path": path, "call": 0, "phase": "forward", "role": "output", "slot": "0", "op": "Linear",
+        "id": number, "root_call": 0, "path": path, "call": 0, "phase": "forward",
+            "role": "output", "slot": "0", "op": "Linear",
         "dtype": dtype, "shape": shape, "device": "cpu", **more,
     }  # fmt: skip
     for name, value in given_.items():
@@ -63,8 +64,10 @@ def recorded():
 def test_a_frame_is_these_bytes():
     header = fmt.encode_header(_row(7, path='x"y'), 24)
     text = (
-        '{"__metadata__":{"record":"[7, 0, \\"x\\\\\\"y\\", 0, \\"forward\\", \\"output\\", \\"0\\", \\"Linear\\", \\"float32\\", '
-        '\\"[2, 3]\\", null, null, null, null, null, null, null, null, \\"cpu\\", null, null, null, null, null, null]"},'
+        '{"__metadata__":{"record":"[7, 0, \\"x\\\\\\"y\\", 0, \\"forward\\", \\"output\\", '
+        '\\"0\\", \\"Linear\\", \\"float32\\", '
+        '\\"[2, 3]\\", null, null, null, null, null, null, null, null, \\"cpu\\", null, null, '
+        'null, null, null, null]"},'
         '"tensor":{"dtype":"F32","shape":[2, 3],"data_offsets":[0,24]}}'
     )
     padded = text + " " * (-len(text) % 8)
@@ -83,8 +86,10 @@ def test_a_frame_of_a_part_says_its_shape_and_the_figures_of_the_whole():
     }
     header = fmt.encode_header(_row(7, kept="slice[0,:2]", kept_shape="[2]", **figures), 8)
     text = (
-        '{"__metadata__":{"record":"[7, 0, \\"a\\", 0, \\"forward\\", \\"output\\", \\"0\\", \\"Linear\\", \\"float32\\", '
-        '\\"[2, 3]\\", -1.0, Infinity, NaN, 2.5, 1, 1, 0, null, \\"cpu\\", null, null, null, null, \\"slice[0,:2]\\", \\"[2]\\"]"},'
+        '{"__metadata__":{"record":"[7, 0, \\"a\\", 0, \\"forward\\", \\"output\\", \\"0\\", '
+        '\\"Linear\\", \\"float32\\", '
+        '\\"[2, 3]\\", -1.0, Infinity, NaN, 2.5, 1, 1, 0, null, \\"cpu\\", null, null, null, '
+        'null, \\"slice[0,:2]\\", \\"[2]\\"]"},'
         '"tensor":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
     )
     padded = text + " " * (-len(text) % 8)
@@ -145,10 +150,10 @@ def test_frames_come_back_in_order_and_stop_at_a_torn_one(tmp_path_factory, step
 def test_the_layout_on_disk_is_as_documented(recorded):
     assert sorted(p.name for p in recorded.path.iterdir()) == [fmt.MARKER, _process(recorded).name]
     assert sorted(p.name for p in _process(recorded).iterdir()) == [fmt.INDEX, fmt.PAYLOAD]
-    marker = json.loads((recorded.path / fmt.MARKER).read_text())
+    marker = json.loads((recorded.path / fmt.MARKER).read_text(encoding="utf-8"))
     assert (marker["format"], marker["version"], marker["name"]) == ("llmdebug-run", 1, "golden")
     assert marker["options"]["tokens"] == "0-2"
-    document = (Path(__file__).parent.parent / "docs" / "format.md").read_text()
+    document = (Path(__file__).parent.parent / "docs" / "format.md").read_text(encoding="utf-8")
     for name in (*COLUMNS, *(table.name for table in TABLES), fmt.MARKER, fmt.INDEX, fmt.PAYLOAD):
         assert f"`{name}`" in document, name
     for table, columns in (("operators", OPERATORS.names), ("sources", ("idx", "frames"))):
@@ -375,13 +380,16 @@ def _copy(recorded, tmp_path):
     [
         (lambda p: (p / fmt.MARKER).write_text("{"), "damaged"),
         (lambda p: (p / fmt.MARKER).write_text('{"format": "other"}'), "does not say format"),
-        (lambda p: (p / fmt.MARKER).write_text('{"format": "llmdebug-run", "version": 99}'), "format version 99"),
+        (lambda p: (p / fmt.MARKER).write_text('{"format": "llmdebug-run", "version": 99}'),
+            "format version 99"),
         (lambda p: (_process(p) / fmt.INDEX).write_bytes(b"not a database at all" * 99), "damaged"),
-        (lambda p: (_process(p) / fmt.INDEX).write_bytes((_process(p) / fmt.INDEX).read_bytes()[:3000]), "damaged|can't be read"),
+        (lambda p: (_process(p) / fmt.INDEX).write_bytes(
+            (_process(p) / fmt.INDEX).read_bytes()[:3000]), "damaged|can't be read"),
         (lambda p: (_process(p) / fmt.INDEX).unlink(), "no recording"),
         (lambda p: _sql(p, "DROP TABLE scalars"), "expected the tables"),
         (lambda p: _sql(p, "CREATE VIEW evil AS SELECT 1"), "expected the tables"),
-        (lambda p: _sql(p, "CREATE TRIGGER evil AFTER INSERT ON meta BEGIN DELETE FROM meta; END"), "expected the tables"),
+        (lambda p: _sql(p, "CREATE TRIGGER evil AFTER INSERT ON meta BEGIN DELETE FROM meta; END"),
+            "expected the tables"),
         (lambda p: _sql(p, "UPDATE meta SET value = 'nonsense'"), "damaged"),
         (lambda p: _sql(p, "UPDATE meta SET value = '[]' WHERE key = 'bytes'"), "damaged"),
         (lambda p: _sql(p, "UPDATE records SET min = 'x'"), "column of numbers"),
@@ -476,7 +484,8 @@ def with_operators(tmp_path):
 def test_operator_calls_come_back_in_execution_order_with_where_they_were_called(with_operators):
     table = with_operators.operators()
     assert list(table.columns) == [
-        "rank", "generation", "step", "path", "call", "phase", "level", "op", "source", "within", "within_call",
+        "rank", "generation", "step", "path", "call", "phase", "level", "op", "source", "within",
+            "within_call",
         "forward_path", "forward_call",
     ]  # fmt: skip
     assert list(table.step) == [0, 0, 1, 1, 1]
@@ -502,7 +511,8 @@ def test_a_call_stack_is_written_once(with_operators):
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"path": "model.norm/Functional.linaer"}, r"no path 'model.norm/Functional.linaer'; nearest: model.norm/Functional.linear"),
+        ({"path": "model.norm/Functional.linaer"},
+            r"no path 'model.norm/Functional.linaer'; nearest: model.norm/Functional.linear"),
         ({"path": _LINEAR, "step": 7}, "no step 7 at .*; there is 0, 1"),
         ({"path": _LINEAR, "call": 3}, "no call 3 at .*; there is 0"),
         ({"path": _LINEAR, "phase": "backward"}, "no phase 'backward' at .*; there is forward"),
@@ -659,5 +669,8 @@ def test_dumps_of_one_moment_and_process_do_not_clash(monkeypatch):
             module(torch.ones(1, 2))
         runs.append(run.path)
     assert len(set(runs)) == 3
-    assert json.loads((runs[-1] / fmt.MARKER).read_text())["created"] == 1_700_000_000.0
+    assert (
+        json.loads((runs[-1] / fmt.MARKER).read_text(encoding="utf-8"))["created"]
+        == 1_700_000_000.0
+    )
     assert reader.native(runs[0]).info()["complete"]

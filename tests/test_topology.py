@@ -1,4 +1,4 @@
-"""The topology of a run, against what a trace of one's own sees; as JSON; as an ONNX model, opened by Netron."""
+"""The topology of a run: compared with a trace, as JSON, and as an ONNX model in Netron."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_json_has_upstreams_keys_and_comes_back_as_it_was(tmp_path: Path) -> Non
     whole = tmp_path / f"out/model/{pid}/GPT2LMHeadModel.json"
     assert files[0] == whole
     assert {file.parent for file in files[1:]} == {tmp_path / f"out/layer/{pid}"}
-    said = json.loads(whole.read_text())
+    said = json.loads(whole.read_text(encoding="utf-8"))
     assert {
         "modelName",
         "inTensors",
@@ -201,7 +201,9 @@ def test_json_has_upstreams_keys_and_comes_back_as_it_was(tmp_path: Path) -> Non
         "weightTensors",
         "nodes",
     } <= said.keys()
-    layer = json.loads((tmp_path / f"out/layer/{pid}/transformer.h.0.json").read_text())
+    layer = json.loads(
+        (tmp_path / f"out/layer/{pid}/transformer.h.0.json").read_text(encoding="utf-8")
+    )
     assert layer.keys() == said["nodes"][0].keys() | {"edges", "tensors"}
     assert {
         "opName",
@@ -213,9 +215,9 @@ def test_json_has_upstreams_keys_and_comes_back_as_it_was(tmp_path: Path) -> Non
         "nodes",
     } <= layer.keys()
     for file in files:
-        found = read(file.read_text(), file.name)
-        assert found.to_json() == json.loads(file.read_text())
-    assert str(read(whole.read_text(), "x")) == str(ld.topology(run))
+        found = read(file.read_text(encoding="utf-8"), file.name)
+        assert found.to_json() == json.loads(file.read_text(encoding="utf-8"))
+    assert str(read(whole.read_text(encoding="utf-8"), "x")) == str(ld.topology(run))
 
 
 @pytest.mark.parametrize("mode", ["module", "api", "module+aten", "module+api+aten"])
@@ -267,7 +269,8 @@ def test_onnx_keeps_names_dtypes_shapes_and_attributes(tmp_path: Path) -> None:
     for record in run.records(role="output"):
         if not record.op.startswith("Aten."):
             continue
-        name = f"{record.site.path}{f'#{record.site.call}' if record.site.call else ''}_output_{record.site.slot}"
+        call = f"#{record.site.call}" if record.site.call else ""
+        name = f"{record.site.path}{call}_output_{record.site.slot}"
         name = name if name[0] != "/" else f"LlamaForCausalLM{name}"
         assert [dim.dim_value for dim in declared[name].shape.dim] == list(record.summary.shape), (
             name
@@ -319,7 +322,8 @@ def test_netron_shows_the_operations_of_a_layer(served: str, page: Page) -> None
 def atb(
     name: str, ins: list[str], outs: list[str], nodes: list[Any] | None = None, **param: Any
 ) -> dict[str, Any]:
-    return {"opName": name, "opType": f"{name}Operation", "param": param, "inTensors": ins, "outTensors": outs,
+    return {"opName": name, "opType": f"{name}Operation", "param": param, "inTensors": ins,
+        "outTensors": outs,
             "internalTensors": [], "nodes": nodes or []}  # fmt: skip
 
 
@@ -340,7 +344,8 @@ def atb_model(folder: Path, *nodes: Any, **more: Any) -> Path:
 
 LAYER = atb(
     "Layer_0", ["x", "w"], ["y"],
-    [atb("Norm", ["x", "w"], ["n"], epsilon=1e-6, kind="rms", nested={"on": True, "sizes": [1, 2], "deep": {"a": "b"}}),
+    [atb("Norm", ["x", "w"], ["n"], epsilon=1e-6, kind="rms", nested={"on": True, "sizes": [1, 2],
+        "deep": {"a": "b"}}),
      atb("Linear", ["n"], ["y"], transposeA=False, ids=[], none=None, huge=2**70)],
 )  # fmt: skip
 
@@ -380,7 +385,8 @@ def test_shapes_come_from_the_table_of_operations_beside_it_and_are_read_once(
     table = tmp_path / "operation_io_tensors/4242/operation_tensors_0.csv"
     table.parent.mkdir(parents=True)
     table.write_text(
-        "CaseNum|OpName|InDType|InShape|OutDType|OutShape\n1|Norm|float16;bf16|2,3;3|float16|2,3\n2|Linear|no|1;2;3|float|oops\n"
+        "CaseNum|OpName|InDType|InShape|OutDType|OutShape\n1|Norm|float16;bf16|2,3;3|float16|2,"
+        "3\n2|Linear|no|1;2;3|float|oops\n"
     )
     cache: dict[str, Any] = {}
     made = onnx.load(msit.atb_json_to_onnx(path, cache=cache))

@@ -1,4 +1,4 @@
-"""Triton kernels, as Inductor writes them for GPUs, seen from within: here they run in Triton's interpreter."""
+"""Triton kernels that Inductor writes for GPUs, run and recorded in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROGRAM = Path(__file__).with_name("triton_program.py")
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory):
-    """What the program found: Triton has to be told before it is imported, so that is a process of its own."""
+    """Run the program in its own process: Triton is configured before its import."""
     folder = tmp_path_factory.mktemp("triton")
     env = {
         **os.environ,

@@ -1,4 +1,4 @@
-"""The verdict: what rounding explains is noise, and what it doesn't is not; calibration, fixed limits, user metrics."""
+"""The verdict: rounding is noise and bugs are not; calibration, fixed limits, user metrics."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_a_token_chosen_otherwise_at_a_near_tie_is_no_bug():
     assert (token.verdict, token.reason) == ("unmatched", tolerance.NEAR_TIE)
 
 
-# -- what is not ------------------------------------------------------------------------------------
+# -- what is not ----------------------------------------------------------------------------------
 
 
 def _blamed(report):
@@ -241,7 +241,7 @@ def test_an_embedding_scale_rounded_to_bfloat16_is_diverged_though_below_one_eps
     assert row.metrics["relative_euclidean_distance"] < 2.0**-7
 
 
-# -- the rules by themselves ---------------------------------------------------------------------------
+# -- the rules by themselves ----------------------------------------------------------------------
 
 
 def _row(
@@ -348,7 +348,7 @@ def test_nan_on_one_side_diverges_whatever_the_noise():
     assert _judged(_at("a", error=0.0, inf_mismatch=2))[-1].error == math.inf
 
 
-# -- calibration -----------------------------------------------------------------------------------------
+# -- calibration ----------------------------------------------------------------------------------
 
 
 class _Dropping(nn.Module):
@@ -400,7 +400,7 @@ def test_a_coarser_golden_run_calibrates_a_finer_comparison():
     assert _compare(golden, run, calibrate=coarse).verdict == "within_noise"
 
 
-# -- fixed limits ------------------------------------------------------------------------------------------
+# -- fixed limits ---------------------------------------------------------------------------------
 
 
 def _lm_head_off_by(factor, dtype=torch.float32):
@@ -513,7 +513,7 @@ def test_all_of_a_set_and_any_of_a_list_must_hold(cosine, distance, least, most)
     assert (holds(both), holds(either)) == (good and fine, good or fine)
 
 
-# -- user metrics ----------------------------------------------------------------------------------------
+# -- user metrics ---------------------------------------------------------------------------------
 
 
 def test_a_users_metric_is_measured_beside_ours_and_may_be_limited():
@@ -584,13 +584,13 @@ def test_limits_calibration_and_metrics_on_the_command_line(tmp_path, capsys):
     ]
     assert main(["compare", golden, mine, *options]) == 0
     assert "fixed by l.yaml for" in capsys.readouterr().out
-    assert ",off," in (tmp_path / "o.csv").read_text().splitlines()[0]
+    assert ",off," in (tmp_path / "o.csv").read_text(encoding="utf-8").splitlines()[0]
     (tmp_path / "l.yaml").write_text("'*': {relativ_l2: 0.02}\n")
     assert main(["compare", golden, mine, "--limits", str(tmp_path / "l.yaml")]) == 2
     assert "l.yaml, line 1: * > relativ_l2" in capsys.readouterr().err
 
 
-# -- logits ------------------------------------------------------------------------------------------------
+# -- logits ---------------------------------------------------------------------------------------
 
 
 @every_model
@@ -602,7 +602,7 @@ def test_logits_are_measured_row_by_row_wherever_they_come_by(architecture):
     assert all(d.metrics["kl_row_max"] > 0 and d.metrics["top1_flips"] == 0 for d in rows)
 
 
-# -- dtypes, memory and masks ----------------------------------------------------------------------------------
+# -- dtypes, memory and masks ---------------------------------------------------------------------
 
 
 class _Block(nn.Module):

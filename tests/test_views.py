@@ -140,9 +140,8 @@ def test_rows_come_by_step_node_text_and_page_in_execution_order(ask):
 def test_a_word_finds_the_rows_whose_text_holds_it(ask, view, word):
     everything = _rows(ask)["rows"]
     shown = {
-        r[
-            "id"
-        ]: f"{r['path']} {r['role']}[{r['slot']}] {'in' if r['role'] == 'input' else 'out'}[{r['slot']}]"
+        r["id"]: f"{r['path']} {r['role']}[{r['slot']}] "
+        f"{'in' if r['role'] == 'input' else 'out'}[{r['slot']}]"
         for r in everything
     }
     extra = {r["id"]: f" {r['op']} {r['dtype']} {r['verdict'] or ''}" for r in everything}
@@ -681,7 +680,8 @@ def test_a_report_leads_to_the_blamed_row_and_its_mismatches(runs):
     assert {r["verdict"] for r in mismatches["rows"]} == {"diverged"}
     cells = {
         which: view.view(
-            {"op": "view", "row": finding["row"], "which": which, "axes": [1, 2], "fixed": [0, 0, 0], "y0": 0, "x0": 0, "y1": 0, "x1": 0, "size": 512}
+            {"op": "view", "row": finding["row"], "which": which, "axes": [1, 2], "fixed": [0, 0,
+                0], "y0": 0, "x0": 0, "y1": 0, "x1": 0, "size": 512}
         )[1][0]
         for which in ("golden", "mine", "difference")
     }  # fmt: skip
@@ -834,14 +834,19 @@ class _Stages(torch.nn.Module):
 @pytest.mark.parametrize(
     ("make", "layers"),
     [
-        (llama, "model.embed_tokens model.layers.0 model.layers.1 model.norm model.rotary_emb lm_head"),
-        (gpt2, "transformer.wte transformer.wpe transformer.drop transformer.h.0 transformer.h.1 transformer.ln_f lm_head"),
+        (llama, "model.embed_tokens model.layers.0 model.layers.1 model.norm "
+                "model.rotary_emb lm_head"),
+        (gpt2, "transformer.wte transformer.wpe transformer.drop transformer.h.0 "
+               "transformer.h.1 transformer.ln_f lm_head"),
         (
             t5,
-            "shared encoder.embed_tokens encoder.block.0 encoder.block.1 encoder.final_layer_norm encoder.dropout"
-            " decoder.embed_tokens decoder.block.0 decoder.block.1 decoder.final_layer_norm decoder.dropout lm_head",
+            "shared encoder.embed_tokens encoder.block.0 encoder.block.1 "
+            "encoder.final_layer_norm encoder.dropout"
+            " decoder.embed_tokens decoder.block.0 decoder.block.1 decoder.final_layer_norm "
+            "decoder.dropout lm_head",
         ),
-        (lambda: torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.ReLU()), torch.nn.Linear(2, 2)), "0 1 2"),
+        (lambda: torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.ReLU()),
+            torch.nn.Linear(2, 2)), "0 1 2"),
         (_Stages, "first second"),
         (lambda: torch.nn.ModuleDict({"module": _Stages()}), "module.first module.second"),
         (lambda: torch.nn.Linear(2, 2), ""),
@@ -888,7 +893,8 @@ def test_each_cell_holds_the_worst_row_of_its_layer_and_step(rows):
         Node("head", "head", "H", 0),
     ]
     differences = [
-        Difference(i, Pair(Record(i, Site(path, step=step), i, "op", Summary("float32", (1,))), None, ""), verdict, error, limit)
+        Difference(i, Pair(Record(i, Site(path, step=step), i, "op", Summary("float32", (1,))),
+            None, ""), verdict, error, limit)
         for i, (path, step, verdict, error, limit) in enumerate(rows)
     ]  # fmt: skip
     found = layer_errors(
@@ -963,7 +969,8 @@ def test_a_large_map_is_made_quickly_enough_to_be_asked_for():
     nodes += [Node(f"layers.{n}", str(n), "L", 1) for n in range(100)]
     summary = Summary("float32", (1,))
     differences = [
-        Difference(i, Pair(Record(i, Site(f"layers.{i % 100}", step=i // 100), i, "L", summary), None, ""), "match", 0.0, 1.0)
+        Difference(i, Pair(Record(i, Site(f"layers.{i % 100}", step=i // 100), i, "L", summary),
+            None, ""), "match", 0.0, 1.0)
         for i in range(100_000)
     ]  # fmt: skip
     found = layer_errors(

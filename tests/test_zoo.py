@@ -33,11 +33,15 @@ def test_a_planted_bug_is_found_and_an_equal_program_raises_no_alarm() -> None:
 @pytest.mark.parametrize(
     ("number", "architecture", "precision", "seed"),
     [
-        ("22", "qwen2", "bf16", 0),  # first seen in a step in which no call's output differs beyond noise
+        ("22", "qwen2", "bf16", 0),
+            # first seen in a step in which no call's output differs beyond noise
         ("28b", "llama", "bf16", 0),  # casts have gradients of their own
-        ("M6", "gpt_neox", "bf16", 0),  # a mode that one side leaves at its default, and noise hides
-        ("M8", "gpt_neox", "bf16", 0),  # a cast gives what it is given, and no operator is taken for one
-        ("13", "mixtral", "bf16", 2),  # behind another choice of experts, where no value can be judged
+        ("M6", "gpt_neox", "bf16", 0),
+            # a mode that one side leaves at its default, and noise hides
+        ("M8", "gpt_neox", "bf16", 0),
+            # a cast gives what it is given, and no operator is taken for one
+        ("13", "mixtral", "bf16", 2),
+            # behind another choice of experts, where no value can be judged
         ("M5", "mistral", "bf16", 2),  # a cast that only one side makes is not what is wrong
         ("3", "llama", "bf16", 0),  # a cast that does lose something
         ("M14", "olmo2", "fp32", 0),  # what only moves elements has the norm of what it is given

@@ -1,4 +1,5 @@
-"""Runs the Triton kernels that Inductor writes on a machine without a GPU: in Triton's own interpreter, on CPU tensors.
+"""Run the Triton kernels that Inductor writes in Triton's interpreter, on CPU tensors.
+
 
 Triton reads TRITON_INTERPRET as it is imported, so this is for processes of their own.
 """
@@ -24,7 +25,7 @@ BLOCK = 32  # elements of each axis in a block
 
 
 class _LibDevice:
-    """The functions of CUDA's library, which the interpreter has not: Triton's own, else NumPy's."""
+    """CUDA's math functions, which the interpreter lacks: Triton's own, else NumPy's."""
 
     def __getattr__(self, name: str) -> Callable[[Any], Any]:
         own, theirs = getattr(tl.math, name, None), getattr(np, name, None)
@@ -72,7 +73,7 @@ class _Kernel:
 
 @contextmanager
 def interpreted(changed: Callable[[str], str] = str) -> Iterator[None]:
-    """In here, Inductor writes Triton kernels for the CPU, and they are interpreted. ``changed(source)``: what a kernel is run as."""
+    """Let Inductor write Triton kernels for the CPU; ``changed(source)`` may edit a kernel."""
     from torch._inductor import config
     from torch._inductor.async_compile import AsyncCompile
     from torch.utils import _triton

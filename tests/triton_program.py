@@ -1,4 +1,4 @@
-"""Compiles a model to Triton kernels, plainly and recorded, and prints what became of it as JSON. Run by test_triton.py."""
+"""Compile a model to Triton kernels, plain and recorded; print the outcome as JSON."""
 
 from __future__ import annotations
 
