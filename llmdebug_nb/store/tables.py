@@ -1,11 +1,14 @@
-"""Writing the tables of a run as msit's `dump --exec` does: the same folders, file names and columns.
+"""Writing the tables of a run as msit's `dump --exec` does: the same folders, files and columns.
 
-    operation_io_tensors/{pid}/operation_tensors_{n}.csv    what each call was given and gave; columns separated by ``|``
-    kernel_io_tensors/{pid}/kernel_tensors_{n}.csv          the same of the kernels that ran, and when
+    operation_io_tensors/{pid}/operation_tensors_{n}.csv    inputs and outputs of each call; columns
+                                                            are separated by ``|``
+    kernel_io_tensors/{pid}/kernel_tensors_{n}.csv          the same for kernels, with their times
     cpu_profiling/{pid}/operation_statistic_{n}.csv         host time of each call
-    tiling/kernel_tiling.csv                                launch configurations of the fused kernels, of which msit keeps raw bytes
+    tiling/kernel_tiling.csv                                launch configurations of fused kernels,
+                                                            of which msit keeps raw bytes
 
-``n`` is the step, ``generation_step`` from the second generation on. Columns that have no meaning here are there, and empty.
+``n`` is the step, ``generation_step`` from the second generation on. Columns without a meaning here
+are empty.
 """
 
 from __future__ import annotations
@@ -25,13 +28,14 @@ if TYPE_CHECKING:
     import pandas
 
 OP_COLUMNS = (
-    "CaseNum", "CaseName", "OpName", "OpParam", "InNum", "InDType", "InFormat", "InShape", "OutNum", "OutDType", "OutFormat", "OutShape",
-    "DataGenType", "DataGenRange", "InTensorFile", "OutTensorFile", "TestType", "TestLevel", "FromModel", "SocVersion", "ExpectedError",
+    "CaseNum", "CaseName", "OpName", "OpParam", "InNum", "InDType", "InFormat", "InShape",
+    "OutNum", "OutDType", "OutFormat", "OutShape", "DataGenType", "DataGenRange", "InTensorFile",
+    "OutTensorFile", "TestType", "TestLevel", "FromModel", "SocVersion", "ExpectedError",
 )  # fmt: skip
 KERNEL_COLUMNS = (*OP_COLUMNS, "Device", "Stream", "StartUs", "DurationUs")
 _BAR = "|"
-_BREAKS = re.compile(r"[|\r\n\v\f\x1c-\x1e\x85\u2028\u2029]")  # what would end a column or a line
-_FORMAT = "nd"  # tensors are kept in row-major order, without a layout of their own
+_BREAKS = re.compile(r"[|\r\n\v\f\x1c-\x1e\x85\u2028\u2029]")  # ends of columns or lines
+_FORMAT = "nd"  # row-major
 _Row = Mapping[str, Any]
 
 
@@ -86,13 +90,14 @@ def write_tables(run: Run, folder: Path) -> list[Path]:
         ) from None
     if not written:
         raise StoreError(
-            f"{run.label} has no tables: nothing was recorded of calls; record it with profile='op+kernel+host'"
+            f"{run.label} has no tables: nothing was recorded of calls;"
+            " record it with profile='op+kernel+host'"
         )
     return written
 
 
 def _name(row: _Row) -> str:
-    """Return what a call is called: its path, with ``#1`` for the second call of it in the step, as in topologies."""
+    """Return the name of a call, as in topologies: its path, with ``#1`` for its second call."""
     return str(row["path"]) + (f"#{row['call']}" if row["call"] else "")
 
 
@@ -113,13 +118,12 @@ def _files(run: Run, frame: pandas.DataFrame) -> Iterable[tuple[str, list[_Row]]
 
 
 def _pids(run: Run) -> dict[tuple[int, int], int]:
-    """Return which process made the generations of each rank; a rank may have several, one after the other."""
+    """Return the process of each generation of each rank: ranks may have several processes."""
     known = run.source.processes
     pids: dict[tuple[int, int], int] = {}
     for view in ("rows", "all_timings", "all_launches"):
-        for rank, generation, first in run.index.query(
-            f"SELECT rank, generation, min(id) FROM {view} GROUP BY rank, generation"
-        ):
+        sql = f"SELECT rank, generation, min(id) FROM {view} GROUP BY rank, generation"
+        for rank, generation, first in run.index.query(sql):
             process = known[first // STRIDE] if first // STRIDE < len(known) else {}
             pids.setdefault((rank, generation), process.get("pid", rank))
     return pids
@@ -139,8 +143,8 @@ def _write(
     return path
 
 
-def _cell(value: Any) -> Any:
-    """Return what is written for a value: nothing where it is not known, of a list its parts, with ``;`` between them."""
+def _cell(value: object) -> object:
+    """Return the cell of a value: empty if it is unknown; the parts of a list joined with ``;``."""
     if isinstance(value, (list, tuple)):
         return ";".join(map(str, value))
     if isinstance(value, dict):
@@ -148,7 +152,7 @@ def _cell(value: Any) -> Any:
     return "" if value is None or value != value else value
 
 
-def _plain(cell: Any) -> str:
+def _plain(cell: object) -> str:
     return _BREAKS.sub(" ", str(cell))
 
 
@@ -179,7 +183,7 @@ def _case(number: int, name: str, op: str, given: _Row, model: str) -> list[Any]
 
 
 def _statistics(rows: Sequence[_Row]) -> tuple[list[str], list[list[Any]]]:
-    """Return columns and rows of host times: ``opname``, and what was measured while it was executed, and before."""
+    """Return columns and rows of host times: of each call, and of the gap before it."""
     columns = ["opname", "execute_count", "execute_start_us", "execute_time_us", "setup_gap_us"]
     table = []
     for row in rows:

@@ -7,10 +7,12 @@
 
 A ``.bin`` is lines of ``key=value`` up to ``$End=1``, then row-major little-endian bytes:
 
-    $Version=1.0, $Object.Count=1, $Object.Length=24, format=2, dtype=0, dims=2,3, $Object.data=0,24, $End=1
+    $Version=1.0, $Object.Count=1, $Object.Length=24, format=2, dtype=0, dims=2,3,
+    $Object.data=0,24, $End=1
 
-Without ``$Object.data`` it only describes a tensor, or names the file of an equal one (``data=0_1_outtensor0.bin``),
-or carries figures (``max``, ``min``, ``mean``, ``l2norm``). Its writer appends: several in one file are several calls.
+Without ``$Object.data`` it only describes a tensor, names the file of an equal one
+(``data=0_1_outtensor0.bin``), or has figures (``max``, ``min``, ``mean``, ``l2norm``). The writer
+appends: several tensors in one file are those of several calls.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ from llmdebug_nb.store.layouts.files import (
 
 NAME = "atb"
 
-# ACL data types; those that torch has no name for are described, and their values can't be read
+# ACL data types; the values of those that torch has no name for can't be read
 ACL_DTYPES = {
     0: "float32",
     1: "float16",
@@ -91,7 +93,7 @@ _FORMATS = {
 }
 _HEADER = 4096  # bytes; upstream's values have at most 50 characters each
 _START = b"$Version="
-_ALIAS_DEPTH = 16  # a file may stand for one that stands for another
+_ALIAS_DEPTH = 16  # an alias may name another alias
 
 _ROUND = r"(?P<base>(?:[^/]+/)*?)(?:(?P<process>[0-9]+_[0-9]+)/)?(?:(?P<round>[0-9]{1,9})/)?"
 _OPS = r"(?P<ops>(?:[0-9]+_(?![0-9]+/)[^/]+/)+)(?P<when>before|after)/"
@@ -121,7 +123,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """One tensor of a ``.bin``: it lies at ``start`` for ``length`` bytes, or ``alias`` names the file that has it."""
+    """One tensor of a ``.bin``: ``length`` bytes from ``start``, or ``alias`` names another file."""
 
     offset: int
     summary: Summary
@@ -138,10 +140,10 @@ class Object:
 
 
 def parse(name: str, stream: BinaryIO, size: int, offset: int = 0) -> Object:
-    """Read the header at ``offset`` of a ``.bin`` of ``size`` bytes, and hold it against the file.
+    """Read the header at ``offset`` of a ``.bin`` of ``size`` bytes and check it against the file.
 
     Raises:
-        CorruptDumpError: it is no header. If only its data can't be used, the object says why.
+        CorruptDumpError: it is no header. If only its data can't be used, ``lost`` has the reason.
     """
     stream.seek(offset)
     head = stream.read(_HEADER)
@@ -185,7 +187,7 @@ def _dtype(code: str) -> str:
 
 
 def _with_data(name: str, made: Object, span: str, total: int, size: int) -> Object:
-    """Add where the bytes lie, or why they can't be used. Nothing is believed that the file is too short for."""
+    """Add the place of the bytes, or the reason why they can't be used."""
     found = re.fullmatch(r"([0-9]{1,18}),([0-9]{1,18})", span)
     dtype, shape = made.summary.dtype, list(made.summary.shape)
     if found is None:
@@ -217,7 +219,7 @@ def objects(folder: Folder, name: str) -> Iterator[Object]:
                 made = parse(name, stream, size, made.end)
                 yield made
             elif made.lost:
-                return  # its header said little that was true, so neither did it say where it ends
+                return  # its header is wrong, so its end is unknown
             else:
                 raise CorruptDumpError(
                     f"{name} has {size - made.end} bytes after its data, and no header there"
@@ -239,7 +241,7 @@ def _open(folder: Folder, place: Place) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file of the dump, and what its name says."""
+    """A file of the dump and the parts of its name."""
 
     name: str
     parts: dict[str, str]
@@ -254,7 +256,7 @@ class _File:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What an alias in the same round calls this file."""
+        """The key by which an alias in the same round names this file."""
         tensor = f"{self.parts['io']}tensor{self.parts['index']}".lower()
         return *self.group, "_".join(op.partition("_")[0] for op in self.ops), tensor
 
@@ -268,7 +270,7 @@ class _File:
         return (self.parts["io"].lower() == "out") == self.leaving
 
     def site(self, rank: int) -> Site:
-        """Return where it was seen; what is seen on the other side (an input, after) has a slot of its own."""
+        """Return its site; an input seen after the operation has a slot of its own."""
         role, index = f"{self.parts['io'].lower()}put", self.parts["index"]
         slot = index if self.usual else f"{self.parts['when'].lower()}.{index}"
         return Site(
@@ -277,12 +279,10 @@ class _File:
 
 
 def _named(folder: Folder, name: str, kind: re.Pattern[str]) -> _File | None:
-    found = kind.fullmatch(folder.context + name)
-    return (
-        _File(name, {key: value or "" for key, value in found.groupdict().items()})
-        if found
-        else None
-    )
+    match = kind.fullmatch(folder.context + name)
+    if match is None:
+        return None
+    return _File(name, {key: value or "" for key, value in match.groupdict().items()})
 
 
 def detect(path: Path) -> bool:
@@ -294,12 +294,13 @@ def detect(path: Path) -> bool:
 
 
 def read(path: Path) -> Contents:
-    """Read an ATB dump of msit 8.2 or msprobe 26.2. A step is a round: an execution of the outermost operations.
+    """Read an ATB dump of msit 8.2 or msprobe 26.2.
 
-    ``meta["formats"]``: the tensor formats, since the bytes of the fractal ones are in an order of their own.
+    A step is a round: one execution of the outermost operations. ``meta["formats"]``: the tensor
+    formats; the fractal ones have another order of bytes.
 
     Raises:
-        CorruptDumpError: nothing in it can be read. What can't be read otherwise is a record that says so.
+        CorruptDumpError: no file can be read. Otherwise such files become records with the reason.
         NotADumpError: it holds several dumps.
     """
     folder = Folder(path)
@@ -311,18 +312,13 @@ def read(path: Path) -> Contents:
     ranks = {process: rank for rank, process in enumerate(processes)}
     by_key = {file.key: file for file in sorted(files, key=lambda file: file.usual)}
     formats: set[str] = set()
-    drafts = [
-        d
-        for file in files
-        for d in _drafts(folder, file, ranks[file.parts["process"]], by_key, formats)
-    ]
+    drafts: list[Draft] = []
+    for file in files:
+        drafts += _drafts(folder, file, ranks[file.parts["process"]], by_key, formats)
     kept = {draft.site for draft in drafts}
     for table in tables:
-        drafts += (
-            row
-            for row in _table(folder, table, ranks[table.parts["process"]])
-            if row.site not in kept
-        )
+        rows = _table(folder, table, ranks[table.parts["process"]])
+        drafts += (row for row in rows if row.site not in kept)
     drafts.sort(key=_moment)
     types = {d.site.path: d.op for d in drafts if d.op}
     unread = [missing(name, why) for name, why in left_out.items()]
@@ -337,21 +333,15 @@ def read(path: Path) -> Contents:
 
 
 def id_of(path: str) -> str:
-    """Return the execution id that a path of operations says: ``3_Layer.1_Linear`` is ``3_1``."""
+    """Return the execution id in a path of operations: ``3_1`` of ``3_Layer.1_Linear``."""
     return "_".join(re.findall(r"(?:\A|\.)([0-9]{1,9})_", path))
 
 
 def _moment(draft: Draft) -> tuple[object, ...]:
     site = draft.site
     leaving = (site.role == "output") != site.slot.startswith(("before.", "after."))
-    return (
-        site.rank,
-        site.step,
-        moment(site.path, leaving),
-        site.role,
-        natural(site.slot),
-        site.call,
-    )
+    place = moment(site.path, leaving)
+    return site.rank, site.step, place, site.role, natural(site.slot), site.call
 
 
 def _drafts(
@@ -361,12 +351,9 @@ def _drafts(
     by_key: Mapping[tuple[str, str, str, str], _File],
     formats: set[str],
 ) -> Iterator[Draft]:
-    """Yield the tensors of one ``.bin``; ``formats`` gathers theirs."""
-    site, op, device = (
-        file.site(rank),
-        file.ops[-1].partition("_")[2],
-        f"npu:{file.parts['process'].partition('_')[0]}",
-    )
+    """Yield the tensors of one ``.bin``; add their formats to ``formats``."""
+    site, op = file.site(rank), file.ops[-1].partition("_")[2]
+    device = f"npu:{file.parts['process'].partition('_')[0]}"
     call = 0
     try:
         for made in objects(folder, file.name):
@@ -387,7 +374,7 @@ def _drafts(
 def _follow(
     folder: Folder, file: _File, made: Object, by_key: Mapping[tuple[str, str, str, str], _File]
 ) -> Place:
-    """Return the place of the tensor that an alias stands for: of an operation of the same round, never a path."""
+    """Return the place of an alias's tensor: an operation of the same round, never a path."""
     at, wanted = file, made
     for _ in range(_ALIAS_DEPTH):
         named = _ALIAS.fullmatch(at_name := wanted.alias or "")

@@ -1,5 +1,7 @@
-"""What the readers of foreign layouts share: a folder that nothing is read outside of, decoders that
-neither trust a pickle nor a length, and the way from what was found to `Contents`.
+"""The parts that readers of foreign layouts share.
+
+These are a folder outside of which nothing is read, decoders that trust neither a pickle nor a
+length, and the conversion of drafts to `Contents`.
 """
 
 from __future__ import annotations
@@ -26,11 +28,9 @@ from llmdebug_nb.core.records import Node, Record, RootCall, Site, Summary
 from llmdebug_nb.store.layouts import Contents
 
 UNKNOWN = Summary("unknown", ())
-_SCAN_LIMIT = 20_000  # names looked at before a layout is given up: detection has to stay cheap
-_EXPANSION = (
-    1 << 30
-)  # bytes a small file may expand to: saved views may repeat their storage, bombs may not
-_ITEMS_LIMIT = 1_000_000  # entries of one unpickled container: it may refer to itself
+_SCAN_LIMIT = 20_000  # names that are looked at to detect a layout, which has to stay cheap
+_EXPANSION = 1 << 30  # bytes a small file may expand to: saved views repeat their storage
+_ITEMS_LIMIT = 1_000_000  # entries of one unpickled container, which may refer to itself
 
 
 def natural(text: str) -> list[str | int]:
@@ -41,9 +41,9 @@ def natural(text: str) -> list[str | int]:
 
 
 class Folder:
-    """A folder that nothing is read outside of. Names are relative to it, with ``/``.
+    """A folder outside of which nothing is read. Names are relative to it, with ``/``.
 
-    ``context``: its own last names, since a step or a process may only be named there.
+    ``context``: its own last names, as a step or a process may only be named there.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,18 +51,14 @@ class Folder:
         self.context = "".join(f"{name}/" for name in self.path.parts[1:][-2:])
 
     def file(self, name: str) -> Path:
-        """Return the real place of a file.
+        """Return the real path of a file.
 
         Raises:
-            CorruptDumpError: it is not there, leads out of the folder, or is no regular file.
+            CorruptDumpError: it does not exist, leads out of the folder, or is no regular file.
         """
         try:
             real = (self.path / name).resolve(strict=True)
-        except (
-            OSError,
-            RuntimeError,
-            ValueError,
-        ):  # absent; a loop of links; a name with a zero byte
+        except (OSError, RuntimeError, ValueError):  # absent, a loop of links, a zero byte
             raise CorruptDumpError(f"{name} is not there") from None
         if not real.is_relative_to(self.path):
             raise CorruptDumpError(
@@ -73,9 +69,9 @@ class Folder:
         return real
 
     def walk(self) -> tuple[list[str], dict[str, str]]:
-        """Return the names of all files, naturally sorted, and of the folders left out, with the reason.
+        """Return the names of all files, naturally sorted, and the folders left out with the reason.
 
-        A linked folder is not entered: what it leads to is met at its own place, or lies outside.
+        A linked folder is not entered: its target is walked at its own place, or lies outside.
         """
         names: list[str] = []
         left_out: dict[str, str] = {}
@@ -102,7 +98,7 @@ class Folder:
             return False
 
     def scan(self) -> Iterator[str]:
-        """Yield the names of files as they come, not too many of them: enough to tell a layout."""
+        """Yield the names of some files, enough to detect a layout."""
         seen = 0
         for at, folders, files in os.walk(self.path):
             folders.sort()
@@ -118,17 +114,17 @@ class Folder:
 
 @contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Turn whatever a decoder raises on damaged or hostile bytes into a CorruptDumpError that names the file."""
+    """Turn any error of a decoder into a CorruptDumpError that names the file."""
     try:
         yield
     except CorruptDumpError:
         raise
     except pickle.UnpicklingError as error:
-        # torch's own text goes on to advise loading it with code execution on
-        found = re.search(r"GLOBAL ([\w.]+)", str(error))
-        what = f"it needs {found[1]}" if found else str(error).splitlines()[0][:120]
+        # torch's own message advises loading the file with code execution
+        needed = re.search(r"GLOBAL ([\w.]+)", str(error))
+        why = f"it needs {needed[1]}" if needed else str(error).splitlines()[0][:120]
         raise CorruptDumpError(
-            f"{name} holds more than tensors, and no pickled code is run ({what})"
+            f"{name} holds more than tensors, and no pickled code is run ({why})"
         ) from None
     except Exception as error:  # decoders of hostile bytes raise nearly anything
         why = next(iter(str(error).splitlines()), "")[:200]
@@ -142,7 +138,7 @@ def read_json(folder: Folder, name: str) -> Any:
 
 
 def read_csv(folder: Folder, name: str, columns: Iterable[str]) -> list[dict[str, str]]:
-    """Return the rows of a table that has at least these columns; a row that was cut short has empty ones."""
+    """Return the rows of a table that has at least these columns; missing cells are empty."""
     with (
         reading(name),
         folder.file(name).open(encoding="utf-8", errors="replace", newline="") as stream,
@@ -155,9 +151,9 @@ def read_csv(folder: Folder, name: str, columns: Iterable[str]) -> list[dict[str
 
 
 def read_object(folder: Folder, name: str, mapped: bool = False) -> Any:
-    """Return what a ``.pt`` or ``.pth`` file holds, tensors on the CPU, without running pickled code.
+    """Return the object of a ``.pt`` or ``.pth`` file, without running pickled code.
 
-    ``mapped``: leave values in the file until they are used, where the file's format allows it.
+    Tensors are on the CPU. ``mapped``: read values when they are used, if the format allows it.
     """
     file = folder.file(name)
     with reading(name):
@@ -171,7 +167,7 @@ def read_object(folder: Folder, name: str, mapped: bool = False) -> Any:
 
 
 def read_npy(folder: Folder, name: str) -> torch.Tensor:
-    """Return the array of a ``.npy`` file; its header is held against the file size by mapping it."""
+    """Return the array of a ``.npy`` file; mapping it checks its header against the file size."""
     with reading(name):
         array = np.load(folder.file(name), mmap_mode="r", allow_pickle=False)
         if not isinstance(array, np.ndarray):
@@ -195,7 +191,7 @@ def read_tensor(folder: Folder, name: str) -> torch.Tensor:
 
 
 def checked(folder: Folder, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Return ``tensor`` detached, once its storage and extent are known to fit the file it came from."""
+    """Return ``tensor`` detached; check that its storage and size fit the file it came from."""
     size = folder.file(name).stat().st_size
     with reading(name):
         if tensor.layout is torch.strided and tensor.device.type != "meta":
@@ -205,12 +201,9 @@ def checked(folder: Folder, name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def check_members(name: str, archive: zipfile.ZipFile, size: int) -> None:
-    """Raise CorruptDumpError if a compressed archive would unfold out of all proportion to its ``size``."""
-    _check_size(
-        name,
-        max((entry.file_size for entry in archive.infolist()), default=0),
-        max(size, _EXPANSION),
-    )
+    """Raise CorruptDumpError if a member of an archive of ``size`` bytes would expand too far."""
+    largest = max((entry.file_size for entry in archive.infolist()), default=0)
+    _check_size(name, largest, max(size, _EXPANSION))
 
 
 def _check_size(name: str, claimed: int, limit: int) -> None:
@@ -218,9 +211,9 @@ def _check_size(name: str, claimed: int, limit: int) -> None:
         raise CorruptDumpError(f"{name} claims {claimed:,} bytes where at most {limit:,} can be")
 
 
-def tensors_in(name: str, value: Any) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
+def tensors_in(name: str, value: object) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
     """Yield the tensors of nested dicts and sequences with the keys that lead there, in order."""
-    stack: list[tuple[tuple[str, ...], Any]] = [((), value)]
+    stack: list[tuple[tuple[str, ...], object]] = [((), value)]
     for _ in range(_ITEMS_LIMIT):
         if not stack:
             return
@@ -234,10 +227,10 @@ def tensors_in(name: str, value: Any) -> Iterator[tuple[tuple[str, ...], torch.T
     raise CorruptDumpError(f"{name} nests more than {_ITEMS_LIMIT:,} entries")
 
 
-def number(value: Any) -> float | None:
-    """Return a figure as a float, or None where the dump has none (null, empty, N/A)."""
+def number(value: object) -> float | None:
+    """Return a figure as a float, or None if the dump has none (null, empty, N/A)."""
     try:
-        return float(value)
+        return float(value)  # type: ignore[arg-type]  # anything else raises
     except (TypeError, ValueError, OverflowError):
         return None
 
@@ -252,39 +245,36 @@ _DTYPES = {
 _SIZES = re.compile(r"(?:[0-9]{1,19}(?:[,x] ?[0-9]{1,19})*,?)?")
 
 
-def dtype_named(value: Any) -> str:
-    """Return torch's name, without the prefix, of a dtype as other tools write it: ``torch.float32``, ``bf16``."""
+def dtype_named(value: object) -> str:
+    """Return torch's name of a dtype that other tools write as ``torch.float32`` or ``bf16``."""
     name = str(value).strip().rpartition(".")[2].lower()
     return _DTYPES.get(name, name) if re.fullmatch(r"[a-z0-9_]{1,40}", name) else UNKNOWN.dtype
 
 
-def sizes(value: Any) -> tuple[int, ...]:
-    """Return a shape from ``[2, 3]``, ``"(2, 3)"``, ``"torch.Size([2, 3])"``, ``"2,3"`` or ``"2x3"``.
+def sizes(value: object) -> tuple[int, ...]:
+    """Return a shape from ``[2, 3]``, ``"(2, 3)"``, ``"torch.Size([2, 3])"``, ``"2,3"``, ``"2x3"``.
 
     Raises:
         CorruptDumpError: it is no list of sizes.
     """
-    found: Any = value
+    shape = value
     if isinstance(value, str):
         inner = value.strip().removeprefix("torch.Size")
         for brackets in ("()", "[]"):
             inner = inner[1:-1] if inner[:1] + inner[-1:] == brackets else inner
-        found = (
-            [int(size) for size in re.findall("[0-9]+", inner)] if _SIZES.fullmatch(inner) else None
-        )
-    if not isinstance(found, list) or not all(
-        type(size) is int and 0 <= size < 1 << 63 for size in found
-    ):
-        raise CorruptDumpError(f"{str(value)[:80]!r} is no shape")
-    return tuple(found)
+        valid = _SIZES.fullmatch(inner) is not None
+        shape = [int(size) for size in re.findall("[0-9]+", inner)] if valid else None
+    if isinstance(shape, list) and all(type(n) is int and 0 <= n < 1 << 63 for n in shape):
+        return tuple(shape)
+    raise CorruptDumpError(f"{str(value)[:80]!r} is no shape")
 
 
-# -- from what was found to Contents ------------------------------------------------------------
+# -- from drafts to Contents --------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor lies: a file of the folder, and which tensor in it (its key, or where it starts)."""
+    """The place of a tensor: a file of the folder, and its key or offset in it."""
 
     file: str
     key: str | int | None = None
@@ -292,7 +282,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A record in the making. Without a ``summary`` it is described by reading its ``place``."""
+    """A record without a number. If it has no ``summary``, its ``place`` is read for one."""
 
     site: Site
     op: str = ""
@@ -303,14 +293,14 @@ class Draft:
 
 
 def missing(name: str, why: object, step: int = 0, rank: int = 0) -> Draft:
-    """Stand in for a file or folder that can't be read, so that it stays visible under its name."""
+    """Return a draft for a file or folder that can't be read, so that it stays visible."""
     return Draft(Site(name, step, rank=rank), lost=str(why))
 
 
 def moment(path: str, leaving: bool, order: Mapping[str, int] | None = None) -> tuple[Any, ...]:
-    """Return a sort key of nested execution: what enters a module, then its children, then what leaves it.
+    """Return a sort key of nested execution: a module's inputs, its children, then its outputs.
 
-    ``order``: position of a path among all, for those that are known; others follow by name.
+    ``order``: the positions of known paths; other paths follow by name.
     """
     order = order or {}
     parts = path.replace("/", ".").split(".") if path else []
@@ -323,7 +313,7 @@ def moment(path: str, leaving: bool, order: Mapping[str, int] | None = None) -> 
 
 
 def one_dump(folder: Folder, bases: Iterable[str]) -> None:
-    """Raise NotADumpError if the files come from several dumps, whose processes would pass for ranks of one."""
+    """Raise NotADumpError if the files come from several dumps: they would look like ranks of one."""
     found = sorted({base.removeprefix(folder.context).rstrip("/") for base in bases}, key=natural)
     if len(found) > 1:
         raise NotADumpError(
@@ -332,7 +322,7 @@ def one_dump(folder: Folder, bases: Iterable[str]) -> None:
 
 
 def tree_of(types: Mapping[str, str], records: Sequence[Record]) -> list[Node]:
-    """Return the module tree over dotted paths; an ancestor that has no type of its own gets an empty one."""
+    """Return the module tree over dotted paths; an ancestor without a type gets an empty one."""
     nodes: list[Node] = []
     index: dict[str, int] = {}
     params: dict[str, dict[str, list[int]]] = {}
@@ -363,12 +353,13 @@ def contents(
     tokens: bool = False,
     meta: dict[str, Any] | None = None,
 ) -> Contents:
-    """Number the drafts in the order given, and describe those that have no summary by reading them.
+    """Return the drafts as numbered records, in their order.
 
-    ``tokens``: a step is a generated token (prefill first). ``types``: class names by module path.
+    ``open_(place)`` reads a tensor; it is called for drafts without a summary. ``tokens``: a step
+    is a generated token (prefill first). ``types``: class names by module path.
 
     Raises:
-        CorruptDumpError: nothing is known of any tensor.
+        CorruptDumpError: nothing is known about any tensor.
     """
     records: list[Record] = []
     described: dict[Place, Summary] = {}
@@ -399,7 +390,7 @@ def _describe(
     described: dict[Place, Summary],
     made: dict[Place, int],
 ) -> Record:
-    """Make a record. ``made``: outputs by place, since a file that stands for another names its producer."""
+    """Return a draft as a record. ``made``: outputs by place; an input from there has a producer."""
     place, summary, lost, producer = draft.place, draft.summary, draft.lost, None
     if place is not None:
         try:
@@ -412,19 +403,10 @@ def _describe(
     elif place is not None and draft.site.role == "output":
         made[place] = number
     site = replace(draft.site, path=_text(draft.site.path), slot=_text(draft.site.slot))
-    return Record(
-        number,
-        site,
-        number,
-        _text(draft.op),
-        summary or UNKNOWN,
-        draft.device,
-        producer,
-        place,
-        lost,
-    )
+    op, summary = _text(draft.op), summary or UNKNOWN
+    return Record(number, site, number, op, summary, draft.device, producer, place, lost)
 
 
 def _text(name: str) -> str:
-    """Return a name that can be stored and shown: file names and JSON may hold half characters."""
+    """Return a name that can be stored and shown: names and JSON may hold half surrogate pairs."""
     return name.encode("utf-8", "backslashreplace").decode()

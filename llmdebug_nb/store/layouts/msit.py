@@ -94,7 +94,7 @@ def _named(folder: Folder, name: str) -> _File | None:
 
 
 def detect(path: Path) -> bool:
-    """Tell whether ``path`` is an ``msit_dump_*`` folder, its ``torch_tensors``, a process in it, or one token."""
+    """Tell whether ``path`` is a dump, its ``torch_tensors``, a process in it, or one token."""
     if not path.is_dir():
         return False
     folder = Folder(path)
@@ -102,10 +102,10 @@ def detect(path: Path) -> bool:
 
 
 def read(path: Path) -> Contents:
-    """Read an msit 8.2 torch dump. Steps are tokens; a rank is the number of the process among all, by name.
+    """Read an msit 8.2 torch dump. Steps are tokens; processes are numbered as ranks, by name.
 
     Raises:
-        CorruptDumpError: nothing in it can be read. What can't be read otherwise is a record that says so.
+        CorruptDumpError: no file can be read. Otherwise such files become records with the reason.
         NotADumpError: it holds several dumps.
     """
     folder = Folder(path)
@@ -167,7 +167,7 @@ def _drafts(
     types: dict[str, str],
     kept: set[tuple[str, str | None]],
 ) -> Iterator[Draft]:
-    """Yield what a file holds. ``kept``: the folders and roles of which there are tensors."""
+    """Yield the records of a file. ``kept``: the folders and roles that have tensors."""
     device = re.sub(r"^([a-z]+)([0-9]+)_[0-9]+$", r"\1:\2", file.process).partition("_")[0] or "cpu"
     if file.kind is _WEIGHT:
         owner, _, name = (file.parts["weight"] or "").rpartition(".")
@@ -183,7 +183,7 @@ def _drafts(
 
 
 def _path(module: str, types: dict[str, str]) -> tuple[str, str]:
-    """Return path and class; an API has a folder ``{module}.{api}`` too, and the tree tells which is which."""
+    """Return path and class of a module or API: both have folders, and the tree tells them apart."""
     owner, _, api = module.rpartition(".")
     if module not in types and owner in types and api.isidentifier():
         return f"{owner}/{api}" if owner else api, api
@@ -198,9 +198,9 @@ def _table(
     kept: set[tuple[str, str | None]],
     device: str,
 ) -> Iterator[Draft]:
-    """Yield the rows of a statistics table, but for roles whose tensors are kept: those are described exactly.
+    """Yield the rows of a statistics table, except for roles whose tensors are in the dump.
 
-    The index is the last of a nested output's, so that one that comes again may be the next call or not.
+    The index is the last one of a nested output: a repeated index may, or may not, be another call.
     """
     path, op = _path(file.module, types)
     seen: Counter[tuple[str, str]] = Counter()

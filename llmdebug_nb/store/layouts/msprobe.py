@@ -55,7 +55,7 @@ _GROUPS = {
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """What the name of an entry says."""
+    """The parts of an entry's name."""
 
     path: str
     op: str
@@ -86,7 +86,7 @@ def read(path: Path) -> Contents:
     ``{module}/{Prefix}.{api}``, its call counted there, since upstream counts over the whole model.
 
     Raises:
-        CorruptDumpError: nothing in it can be read. What can't be read otherwise is a record that says so.
+        CorruptDumpError: no file can be read. Otherwise such files become records with the reason.
         NotADumpError: it holds several dumps.
     """
     folder = Folder(path)
@@ -121,7 +121,7 @@ def _read_one(
     step: int,
     rank: int,
 ) -> Iterator[Draft]:
-    """Yield the tensors of one ``dump.json`` in its order; ``types`` gathers the classes of its modules."""
+    """Yield the tensors of one ``dump.json`` in its order; add the modules' classes to ``types``."""
     construct: dict[str, Any] = {}
     beside = name.removesuffix("dump.json")
     if (folder.path / f"{beside}construct.json").exists():
@@ -151,7 +151,7 @@ def _read_one(
 
 
 def _entries(data: dict[str, Any], construct: dict[str, Any]) -> dict[str, _Entry]:
-    """Return what the names say. An API's call is counted anew within the module that it ran in."""
+    """Return the parts of all names, with an API's calls counted within its module."""
     entries = {key: _entry(key, construct) for key in data}
     numbers: dict[str, set[int]] = defaultdict(set)
     for entry in entries.values():
@@ -182,10 +182,10 @@ def _entry(key: str, construct: dict[str, Any]) -> _Entry:
 
 
 def _owner(key: str, construct: dict[str, Any]) -> str:
-    """Return the path of the module that an API ran in; empty for the root, and where the dump doesn't say."""
+    """Return the path of the module that an API ran in; "" for the root or an unknown one."""
     seen: set[str] = set()
     owner: Any = construct.get(key)
-    while isinstance(owner, str) and owner not in seen:  # a hostile one may run in circles
+    while isinstance(owner, str) and owner not in seen:  # a hostile dump may contain a circle
         if found := _MODULE.fullmatch(owner):
             return found["path"]
         seen.add(owner)
@@ -193,20 +193,15 @@ def _owner(key: str, construct: dict[str, Any]) -> str:
     return ""
 
 
-def _leaves(value: Any, bare: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+def _leaves(value: object, bare: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the tensors of nested lists and objects with dotted slots; scalars are left out.
 
-    ``bare``: a value that is one mapping comes as a list of one; its slots are the mapping's keys.
+    ``bare``: a list of one mapping stands for the mapping; the slots are its keys.
     """
-    if (
-        bare
-        and isinstance(value, list)
-        and len(value) == 1
-        and isinstance(value[0], dict)
-        and not _is_leaf(value[0])
-    ):
-        value = value[0]
-    stack: list[tuple[str, Any]] = [("", value)]
+    alone = value[0] if bare and isinstance(value, list) and len(value) == 1 else None
+    if isinstance(alone, dict) and not _is_leaf(alone):
+        value = alone
+    stack: list[tuple[str, object]] = [("", value)]
     while stack:
         slot, item = stack.pop()
         prefix = f"{slot}." if slot else ""
@@ -224,7 +219,7 @@ def _is_leaf(item: dict[str, Any]) -> bool:
 
 
 def _draft(folder: Folder, data_folder: str, site: Site, op: str, leaf: dict[str, Any]) -> Draft:
-    """Make the record of one described tensor. ``dump_data_dir`` is not believed: files lie beside the JSON."""
+    """Return the record of one tensor. ``dump_data_dir`` is ignored: files lie beside the JSON."""
     summary = place = lost = None
     try:
         summary = _summary(leaf)
@@ -236,14 +231,8 @@ def _draft(folder: Folder, data_folder: str, site: Site, op: str, leaf: dict[str
             place = Place(data_folder + file)
     except CorruptDumpError as error:
         lost = str(error)
-    if (
-        place
-        and summary
-        and summary.fingerprint is None
-        and summary.max is None
-        and summary.l2norm is None
-    ):
-        summary = None  # the dump has no figures, though it has the values
+    if place and summary and (summary.fingerprint, summary.max, summary.l2norm) == (None,) * 3:
+        summary = None  # the dump has the values without figures
     return Draft(site, op, place, summary, lost)
 
 

@@ -1,7 +1,8 @@
-"""Plain tensor files: ``.npy``, ``.npz``, ``.pt``, ``.pth`` and ``.safetensors``, one or a folder of them.
+"""Plain tensor files, one or a folder of them.
 
-A file with one tensor becomes an output at the file's path without its ending. A file with named
-tensors becomes one record for each, at its name; if files share a name, the file's is put before it.
+They are ``.npy``, ``.npz``, ``.pt``, ``.pth`` and ``.safetensors``. A file with one tensor becomes
+an output at the file's path without its ending. A file with named tensors becomes one record for
+each, at its name; if several files have that name, the file's path is put before it.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def _stem(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """A tensor of a file. ``key``: in the file. ``path``, ``slot``: of its record. ``get()`` reads it."""
+    """A tensor of a file; ``get()`` reads it. ``path``, ``slot``: of its record."""
 
     key: str | int | None
     path: str

@@ -43,7 +43,7 @@ _DIRECTIONS = {"input": "INPUT", "output": "OUTPUT"}
 
 @dataclass
 class Written:
-    """``tensors``: how many were written to ``folder``. ``left_out``: reason -> how many were not."""
+    """``tensors``: how many were written. ``left_out``: reason -> how many were not."""
 
     folder: Path
     tensors: int = 0

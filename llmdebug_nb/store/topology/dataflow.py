@@ -1,9 +1,12 @@
-"""The topology of one step of a run: its calls, nested, and the tensors that go between them.
+"""The topology of one step of a run: its nested calls and the tensors between them.
 
-An edge is a storage: what a call takes is what the record put out whose storage it is (`Record.producer`). A tensor that nothing
-recorded put out comes from outside: an argument of the root, a parameter (known by its bytes, or by its shape among those of
-the module) or what an earlier step left. Two such are one if dtype and bytes are equal. Where a run has modules only, what computes between
-them is not recorded: an operation ``Unrecorded`` stands for it, and takes what nothing recorded takes.
+Edges follow storages: an input comes from the recorded output whose storage it has
+(`Record.producer`). A tensor without such an output comes from outside: it is an argument of the
+root, a parameter (identified by its bytes, or by its shape among those of the module) or a result
+of an earlier step. Two tensors from outside are one if dtype and bytes are equal.
+
+If only modules were recorded, the operators between them are unknown. An operation ``Unrecorded``
+stands for them; its inputs are the tensors that no recorded call uses.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ if TYPE_CHECKING:
 UNRECORDED = "Unrecorded"
 OF_OPERATORS = "by storage, between recorded operators"
 OF_MODULES = (
-    f"by storage, between modules; what runs between them was not recorded: {UNRECORDED} stands for it, and takes what nothing recorded takes"
+    "by storage, between modules; operators between them were not recorded:"
+    f" {UNRECORDED} stands for them, and takes the tensors that no recorded call takes"
     " (record with mode='module+aten' for every edge)"
 )
 Key = tuple[str, int]  # path and call
@@ -35,7 +39,7 @@ Key = tuple[str, int]  # path and call
 
 @dataclass(slots=True)
 class _Call:
-    """A call, and the values that go in and out: as recorded, and by what runs in it."""
+    """A call with its input and output values and the calls inside it."""
 
     key: Key
     op: Operation
@@ -54,7 +58,9 @@ class _Call:
 def topology(
     run: Run, step: int | None = None, generation: int = 0, rank: int | None = None
 ) -> Topology:
-    """Return the topology of a step of a run; ``step`` None: the first that was recorded, from that generation on. ``rank`` None: the lowest.
+    """Return the topology of a step of a run.
+
+    ``step`` None: the first recorded one, from that generation on. ``rank`` None: the lowest.
 
     Raises:
         TensorLookupError: there is no such step.
@@ -99,12 +105,9 @@ class _Step:
         self._calls = self._tree()
         self._values: dict[int, str] = {}  # id of an output's record -> its value
         self._makers: dict[str, _Call] = {}  # value -> the call that made it
-        self._outside: dict[
-            tuple[str, str, int], str
-        ] = {}  # what comes from outside, by its content
-        self._unmade: list[
-            tuple[_Call, str, _Call | None]
-        ] = []  # call that it is made in, value, the child that takes it
+        self._outside: dict[tuple[str, str, int], str] = {}  # content -> value from outside
+        # the call that a value is made in, the value, and the child that takes it
+        self._unmade: list[tuple[_Call, str, _Call | None]] = []
         self._taken: set[str] = set()
 
     def _tree(self) -> dict[Key, _Call]:
@@ -116,9 +119,8 @@ class _Step:
             for key in keys
             if not key[0].startswith("save/")
         }
-        latest: dict[
-            tuple[str, str], _Call
-        ] = {}  # root and id -> the last call so far: each call of a root has the id ""
+        # root and id -> the last call so far: every call of a root has the id ""
+        latest: dict[tuple[str, str], _Call] = {}
         for key, call in calls.items():
             _, around = self._operators.get(key, ("", None))
             root = _root_of(key[0])
@@ -162,7 +164,7 @@ class _Step:
         return Operation(f"{name}#{call}" if call else name, kind, domain=domain, id=id_)
 
     def _params(self) -> dict[tuple[str, int | None], dict[str, Any]]:
-        """Return what calls were given that is no tensor, and what modules are set to (call None)."""
+        """Return the arguments of calls that are no tensors; of modules the attributes (call None)."""
         found: dict[tuple[str, int | None], dict[str, Any]] = defaultdict(dict)
         generation, step, _ = self._where
         for row in self._run.index.scalars(role="attribute"):
@@ -235,13 +237,13 @@ class _Step:
         return name
 
     def _own_weights(self, call: _Call) -> None:
-        """A module in which nothing else was recorded takes its own parameters."""
+        """Add a module's parameters to its inputs if nothing was recorded inside it."""
         for name, dtype, shape in self._weights.of(call.key[0]):
             self._tensors.setdefault(name, (dtype, shape))
             call.takes.append(name)
 
     def _stand_ins(self) -> None:
-        """Put an operation in the place of what computes between recorded modules."""
+        """Add operations for the unrecorded operators between modules."""
         number: dict[int, int] = defaultdict(int)
         for call, value, before in self._unmade:
             at = call.inside.index(before) if before is not None else len(call.inside)
@@ -261,7 +263,7 @@ class _Step:
     # -- the whole ----------------------------------------------------------------------------
 
     def _root(self, tops: list[_Call]) -> _Call:
-        """Return the call that holds all: that of the root, or what stands for several calls of it."""
+        """Return the root's call, or one call in place of several."""
         if len(tops) == 1:
             root = tops[0]
         else:
@@ -283,8 +285,8 @@ class _Step:
             root.inside.append(call)
 
     def _close(self, root: _Call) -> None:
-        """Fill in what each operation takes, gives and keeps to itself."""
-        if not root.gives:  # not recorded: what the last call gave
+        """Fill in the inputs, outputs and internal tensors of each operation."""
+        if not root.gives:  # not recorded: take those of the last call
             last = next((call for call in reversed(_walk(root)) if call.gives), root)
             root.gives = list(last.gives)
         users: dict[str, list[_Call]] = defaultdict(list)
@@ -302,7 +304,7 @@ class _Step:
             call.op.weights = [v for v in call.op.inputs if v in known and v not in made]
 
     def _fill(self, call: _Call, users: dict[str, list[_Call]]) -> tuple[set[str], list[str]]:
-        """Return what is made below a call, and what is taken there, in order."""
+        """Return the values made inside a call, and its inputs in order."""
         takes, gives = list(dict.fromkeys(call.takes)), list(dict.fromkeys(call.gives))
         if not call.inside:
             call.op.inputs, call.op.outputs = takes, gives
@@ -320,9 +322,9 @@ class _Step:
 
 
 def _root_of(path: str) -> str:
-    """Return what the paths of a further root begin with, "" for the first one."""
-    found = re.match(r"[^.~/]*~\d+", path)
-    return found[0] if found else ""
+    """Return the label of a further root, with which its paths begin; "" for the first root."""
+    label = re.match(r"[^.~/]*~\d+", path)
+    return label[0] if label else ""
 
 
 def _key(row: Record) -> Key:
@@ -330,7 +332,7 @@ def _key(row: Record) -> Key:
 
 
 def _content(row: Record) -> tuple[str, str, int]:
-    """Return what tells a tensor from others by its bytes alone, whatever its shape."""
+    """Return a key that tensors of equal bytes share, whatever their shapes."""
     return row.summary.fingerprint or f"#{row.id}", row.summary.dtype, math.prod(row.summary.shape)
 
 
@@ -344,7 +346,7 @@ def _walk(call: _Call) -> list[_Call]:
 
 
 def _flat(call: _Call, layers: set[str]) -> list[_Call]:
-    """Return a call, or what runs in it where that holds the layers: wrappers are no layers."""
+    """Return a call, or of a wrapper around the layers the calls inside it."""
     around = any(path.startswith(f"{call.key[0]}.") for path in layers)
     if not around or call.key[0] in layers or not call.inside:
         return [call]
@@ -352,7 +354,7 @@ def _flat(call: _Call, layers: set[str]) -> list[_Call]:
 
 
 def _value(kind: str, text: str) -> Any:
-    """Return a value that was written down as text; what is no number or flag stays text."""
+    """Return a recorded text as a number or flag, or unchanged if it is neither."""
     try:
         if kind == "bool":
             return text == "True"
@@ -362,7 +364,7 @@ def _value(kind: str, text: str) -> Any:
 
 
 def _argument(path: str, slot: str) -> str:
-    """Return the name of an argument: a dispatcher operator's by its schema, others by their place."""
+    """Return an argument's name: by the schema of a dispatcher operator, else by its position."""
     if slot.startswith("kwargs."):
         return slot[len("kwargs.") :]
     names = _schema(path.rpartition("/")[2]) if "/Aten." in path else []
@@ -370,7 +372,7 @@ def _argument(path: str, slot: str) -> str:
 
 
 def _schema(name: str) -> list[str]:
-    """Return the names of an operator's arguments: ``Aten.add.Tensor``."""
+    """Return the argument names of an operator such as ``Aten.add.Tensor``."""
     import torch
 
     _, op, overload = (*name.split("."), "default")[:3]

@@ -1,4 +1,4 @@
-"""The parameters and buffers of a run, and which of them an operator was given."""
+"""The parameters and buffers of a run, and their use by operators."""
 
 from __future__ import annotations
 
@@ -34,13 +34,17 @@ class Weights:
                     self._by_bytes[content].append((path, slot))
 
     def of(self, path: str) -> list[tuple[str, str, tuple[int, ...]]]:
-        """Return name, dtype and shape of a module's own."""
+        """Return name, dtype and shape of a module's own parameters and buffers."""
         return [(_join(path, slot), *kind) for slot, kind in self._own.get(path, {}).items()]
 
     def find(
         self, path: str, dtype: str, shape: tuple[int, ...], content: str | None
     ) -> str | None:
-        """Return the weight that an operator was given: of its module, else of any, by its bytes; else the only one of its shape, also transposed."""
+        """Return the weight that is an operator's input, or None.
+
+        Weights with the same bytes are taken first, its own module's before others; then the only
+        weight of its module with that shape, also transposed.
+        """
         module = path.partition("/")[0]
         if "/" not in path:
             return None
