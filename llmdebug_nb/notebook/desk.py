@@ -97,10 +97,9 @@ class Desk(_Answering):
     def _group(
         self, kind: wire.Kind, folder: Path, rows: Iterable[wire.RunRow | None]
     ) -> wire.RunsFolder:
-        shown = (
-            "/" if folder == self.served.resolve() else place(folder, self.served) or str(folder)
-        )
-        return {"kind": kind, "folder": shown, "runs": [row for row in rows if row is not None]}
+        is_root = folder == self.served.resolve()
+        name = "/" if is_root else place(folder, self.served) or str(folder)
+        return {"kind": kind, "folder": name, "runs": [row for row in rows if row is not None]}
 
     def _reports(self, folder: Path) -> list[wire.RunRow]:
         rows: list[wire.RunRow] = []

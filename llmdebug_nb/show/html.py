@@ -73,7 +73,7 @@ def page(view: ViewData) -> str:
     )
 
 
-def fragment(view: ViewData) -> str:
+def fragment(view: ViewData) -> Markup:
     """Return verdict, findings and the first rows (of a report, mismatches), for an output cell."""
     overview = view.overview()
     is_bad = overview["kind"] == "report" and overview["first_bad"] >= 0

@@ -7,15 +7,14 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from glob import escape
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import torch
 
 from llmdebug_nb.core.errors import LLMDebugError, StoreError, TensorLookupError, nearest
-from llmdebug_nb.core.findings import EXPECTED, Difference, Expectation, Finding, Verdict
+from llmdebug_nb.core.findings import EXPECTED, Difference, Expectation, Finding
 from llmdebug_nb.core.kernels import summary as kernel
-from llmdebug_nb.core.opened_run import OpenedRun
 from llmdebug_nb.core.row_filter import row_text
 from llmdebug_nb.show import filters, tensors, wire, wire_requests
 from llmdebug_nb.show.columns import Columns, figures
@@ -26,44 +25,11 @@ from llmdebug_nb.show.tensors import Array, number
 from llmdebug_nb.show.text import report_text
 from llmdebug_nb.show.tokens import Tokenizer, texts
 from llmdebug_nb.show.tree import Tree
-from llmdebug_nb.show.view_data import Answer
+from llmdebug_nb.show.view_data import Answer, ReportData
 from llmdebug_nb.show.views import Judged, View, axes_of, side_view
 from llmdebug_nb.show.words import expected_text, labels, made_text
 
 _PAGE = 1000  # rows at most
-
-
-class ReportData(Protocol):
-    """What a view asks of a report; `app.report.Report` answers it."""
-
-    @property
-    def golden(self) -> OpenedRun: ...
-    @property
-    def mine(self) -> OpenedRun: ...
-    @property
-    def differences(self) -> Sequence[Difference]: ...
-    @property
-    def findings(self) -> Sequence[Finding]: ...
-    @property
-    def expected(self) -> list[Expectation]: ...
-    @property
-    def verdict(self) -> Verdict: ...
-    @property
-    def kept_in(self) -> str: ...
-    def lines(self) -> list[str]: ...
-    def summary(self) -> str: ...
-    def notes(self) -> list[str]: ...
-    def expect(
-        self,
-        what: str | Difference | Finding,
-        comment: str = "",
-        *,
-        role: str | None = None,
-        slot: str | None = None,
-        phase: str | None = None,
-        step: int | None = None,
-    ) -> Expectation: ...
-    def unexpect(self, what: str | Difference | Finding | Expectation) -> list[Expectation]: ...
 
 
 class ReportView(View):

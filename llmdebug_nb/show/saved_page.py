@@ -48,10 +48,10 @@ def page(view: ViewData, state: wire.State) -> str:
 def rebuild(text: str) -> str | None:
     """Return a new page with the data of a saved one and none of its scripts; None without data."""
     data = _SAVED.search(text)
-    return None if data is None else _whole("", "", data[1])
+    return None if data is None else _whole("", Markup(""), data[1])
 
 
-def _whole(title: str, fallback: str, data: str) -> str:
+def _whole(title: str, fallback: Markup, data: str) -> str:
     script = bundle(PAGE)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"

@@ -1,10 +1,12 @@
-"""What text, pages and figures ask of a view; `views.View` answers it."""
+"""What text, pages and figures ask of a view, and what a view asks of a report."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from llmdebug_nb.core.findings import Difference, Expectation, Finding, Verdict
+from llmdebug_nb.core.opened_run import OpenedRun
 from llmdebug_nb.show import wire, wire_requests
 from llmdebug_nb.show.tensors import Array
 
@@ -17,7 +19,7 @@ Answer = tuple[Any, list[memoryview]]  # a message of `wire.py` and its binary b
 
 
 class ViewData(Protocol):
-    """A run or a comparison, ready to show.
+    """A run or a comparison, ready to show; `views.View` answers it.
 
     ``array(row, side)`` returns the values of one side of a row.
     ``layer_errors`` is None for a single run.
@@ -40,3 +42,36 @@ class ViewData(Protocol):
     def errors(self, request: wire_requests.ErrorsRequest) -> wire.ErrorHistogram: ...
     def scatter(self, request: wire_requests.ScatterRequest) -> Answer: ...
     def find(self, path: str, step: int | None, role: str) -> int: ...
+
+
+class ReportData(Protocol):
+    """What a view asks of a report; `app.report.Report` answers it."""
+
+    @property
+    def golden(self) -> OpenedRun: ...
+    @property
+    def mine(self) -> OpenedRun: ...
+    @property
+    def differences(self) -> Sequence[Difference]: ...
+    @property
+    def findings(self) -> Sequence[Finding]: ...
+    @property
+    def expected(self) -> list[Expectation]: ...
+    @property
+    def verdict(self) -> Verdict: ...
+    @property
+    def kept_in(self) -> str: ...
+    def lines(self) -> list[str]: ...
+    def summary(self) -> str: ...
+    def notes(self) -> list[str]: ...
+    def expect(
+        self,
+        what: str | Difference | Finding,
+        comment: str = "",
+        *,
+        role: str | None = None,
+        slot: str | None = None,
+        phase: str | None = None,
+        step: int | None = None,
+    ) -> Expectation: ...
+    def unexpect(self, what: str | Difference | Finding | Expectation) -> list[Expectation]: ...
