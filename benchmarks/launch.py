@@ -41,7 +41,7 @@ def measure(program: str, rounds: int, folder: Path) -> dict[str, tuple[float, f
     """Return by way the medians of wall and CPU seconds: plain, inside a launched program, and launched."""
     plain = {**os.environ, "LLMDEBUG_RUNS": str(folder / "runs")}
     handover = Handover(Path(tempfile.mkdtemp(dir=folder)))
-    handover.order({**DumpOptions(stats_only=True).given(), "path": str(folder / "inside")})
+    handover.write_options({**DumpOptions(stats_only=True).given(), "path": str(folder / "inside")})
     inside = environment(handover, plain, None)
     command = [sys.executable, "-c", program]
     ways = {

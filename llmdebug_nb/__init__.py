@@ -7,7 +7,8 @@
     report = ld.compare(golden, "mine")
     ld.explore(report)
 
-In a notebook: ``%load_ext llmdebug_nb``, then ``%%llmdump``, ``%llmcompare``, ``%llmexplore``, ``%llmruns``.
+In a notebook: ``%load_ext llmdebug_nb``, then ``%%llmdump``, ``%llmcompare``, ``%llmexplore``
+and ``%llmruns``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The names that users of msit type: ``from llmdebug_nb.msit import DumpConfig, register_hook``."""
+"""Names for users of msit: ``from llmdebug_nb.msit import DumpConfig, register_hook``."""
 
 from llmdebug_nb.app.topology import atb_json_to_onnx
 from llmdebug_nb.app.upstream.dump_config import DumpConfig

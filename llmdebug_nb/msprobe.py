@@ -1,4 +1,4 @@
-"""The names that users of msprobe type: ``from llmdebug_nb.msprobe import PrecisionDebugger``."""
+"""Names for users of msprobe: ``from llmdebug_nb.msprobe import PrecisionDebugger``."""
 
 from llmdebug_nb.app.upstream.precision_debugger import PrecisionDebugger
 from llmdebug_nb.core.determinism import seed_all

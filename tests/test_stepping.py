@@ -329,7 +329,7 @@ def test_an_interrupt_halts_a_running_program_at_its_next_call(monkeypatch):
             model(torch.ones(1))
 
     stepper = ld.step(model, when="nan", mode="module")
-    taken = stepper._told.get
+    taken = stepper._events.get
     interrupts = iter([KeyboardInterrupt])
 
     def get(*args, **kwargs):
@@ -337,7 +337,7 @@ def test_an_interrupt_halts_a_running_program_at_its_next_call(monkeypatch):
             raise kind
         return taken(*args, **kwargs)
 
-    monkeypatch.setattr(stepper._told, "get", get)
+    monkeypatch.setattr(stepper._events, "get", get)
     stop = stepper.start(work)
     assert stop.why == "interrupted"
     ended.set()

@@ -202,7 +202,7 @@ class Recording:
         return list(self._running().nodes)
 
     def step(self) -> int:
-        """End the current step and return the number of the next. From now on, only this ends one."""
+        """End the step and return the number of the next. From now on, only this ends steps."""
         return int(self._running().step())
 
     def pause(self, backward: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Tables of a run: csv files in msit's columns, the timeline of a step, profiles of ONNX Runtime."""
+"""Tables of a run: csv files in msit's columns, timelines, profiles of ONNX Runtime."""
 
 from __future__ import annotations
 

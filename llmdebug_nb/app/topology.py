@@ -1,4 +1,4 @@
-"""The use cases of topologies: of a run, or of a file that ATB's tools wrote; as text, as JSON in their places, as an ONNX model."""
+"""Topologies, the call trees of runs and of ATB's dumps: as text, as JSON, as ONNX models."""
 
 from __future__ import annotations
 
@@ -16,19 +16,25 @@ from llmdebug_nb.store.run import Run
 from llmdebug_nb.store.topology import dataflow, document, onnx_model
 from llmdebug_nb.store.topology.document import Operation, Topology
 
-Table = dict[str, dict[str, str]]  # rows of a table of operations, by their names
-_WIDEST = 1 << 24  # characters of a line of it
+Table = dict[str, dict[str, str]]  # rows of a table of operations, by name
+_WIDEST = 1 << 24  # characters that are read of a line in it
 
 
 def topology(
     run: str | os.PathLike[str] | Run, step: int | None = None, *, rank: int | None = None
 ) -> Topology:
-    """Return what calls what in a step of a run (or its name or path), and which tensors go where.
+    """Return the calls of a step of a run (or its name or path), and the tensors between them.
 
-    ``step`` None: the first one recorded. ``rank`` None: the lowest. Print it for the tree; `to_json` gives ATB's JSON.
+    Print it for the tree; its method ``to_json`` gives ATB's JSON.
+
+    Args:
+        run: the run.
+        step: default: the first one recorded.
+        rank: default: the lowest.
 
     Raises:
-        TensorLookupError: there is no such step. StoreError: the run can't be opened.
+        TensorLookupError: no such step.
+        StoreError: the run can't be opened.
     """
     return dataflow.topology(open_run(run), step, rank=rank)
 
@@ -36,9 +42,13 @@ def topology(
 def write_topology(
     run: str | os.PathLike[str] | Run, folder: str | os.PathLike[str], step: int | None = None
 ) -> list[Path]:
-    """Write the topology of a run in the places of ATB's: ``model/{pid}/{Name}.json`` and ``layer/{pid}/{Name}.json``; return the files.
+    """Write the topology of a run where ATB's tools write theirs; return the files.
 
-    Raises what `topology` raises, and DumpWriteError: the folder can't be written to.
+    They are ``model/{pid}/{Name}.json`` and ``layer/{pid}/{Name}.json``.
+
+    Raises:
+        TensorLookupError, StoreError: as `topology`.
+        DumpWriteError: the folder can't be written.
     """
     run, written = open_run(run), []
     for process in run.source.processes:
@@ -63,30 +73,44 @@ def to_onnx(
     level: int = -1,
     step: int | None = None,
 ) -> Path:
-    """Write the topology of a run (or of a file of it, ``X.json``) as an ONNX model to look at (in Netron, say) and return its path.
+    """Write a topology as an ONNX model to look at, in Netron for example; return its path.
 
-    ``level``: how deep operations become nodes of their own: 1 layers, 2 what runs in them, …, -1 the innermost, 0 the model as one.
-    Domains ``llmdebug.module``, ``llmdebug.api``, ``llmdebug.aten``; weights are inputs without values.
+    Node domains are ``llmdebug.module``, ``llmdebug.api`` and ``llmdebug.aten``. Weights are
+    inputs without values.
+
+    Args:
+        run: a run, its name or path, or a topology in a file ``X.json``.
+        path: the file.
+        level: the depth of the operations that become nodes: 0 the model as one node, 1 layers,
+            2 the calls in them, …, -1 the innermost.
+        step: default: the first one recorded.
 
     Raises:
-        OptionError: ``level`` makes no sense, or the file can't be written; and what `topology` raises.
+        OptionError: an invalid ``level``, or the file can't be written.
+        TensorLookupError, StoreError: as `topology`.
     """
     return onnx_model.save(read(run, step), Path(path), level)
 
 
 def read(what: str | os.PathLike[str] | Run, step: int | None = None) -> Topology:
-    """Return the topology of a run, or of a file ``.json``. Raises what `topology` and `read_topology` raise."""
-    is_file = isinstance(what, (str, os.PathLike)) and str(what).endswith(".json")
-    return read_topology(what) if is_file else topology(what, step)  # type: ignore[arg-type]
+    """Return the topology of a run, or of a ``.json`` file.
+
+    Raises what `topology` and `read_topology` raise.
+    """
+    if not isinstance(what, Run) and str(what).endswith(".json"):
+        return read_topology(what)
+    return topology(what, step)
 
 
 def read_topology(path: str | os.PathLike[str], cache: dict[str, Table] | None = None) -> Topology:
-    """Read a topology from a JSON file, of ours or of ATB's tools, with the shapes that the table of operations of the same dump knows.
+    """Read a topology from a JSON file, our own or of ATB's tools.
 
-    ``cache``: tables that were read before, by path; give the same one for many files.
+    Shapes come from the dump's tables of operations, if it has any. ``cache``: the tables read so
+    far, by path; pass the same one for many files.
 
     Raises:
-        UnknownRunError: there is no such file. CorruptDumpError: it is no topology.
+        UnknownRunError: no such file.
+        CorruptDumpError: the file is no topology.
     """
     file = Path(path)
     try:
@@ -101,23 +125,29 @@ def read_topology(path: str | os.PathLike[str], cache: dict[str, Table] | None =
         raise UnknownRunError(
             f"can't read the topology {file}: {error.strerror or error}"
         ) from None
-    found = document.read(text, file.name)
+    topology = document.read(text, file.name)
     for table in _tables(file, {} if cache is None else cache):
-        for _, op in found.root.walk():
-            _describe(found, op, table.get(op.name, {}))
-    return found
+        for _, op in topology.root.walk():
+            _add_shapes(topology, op, table.get(op.name, {}))
+    return topology
 
 
 def atb_json_to_onnx(
     path: str | os.PathLike[str], model_level: int = -1, cache: dict[str, Table] | None = None
 ) -> Path:
-    """Write a topology that ATB's tools dumped as an ONNX model beside it, ``X.json`` as ``X.onnx``; return its path (msit's function of this name).
+    """Write the ATB topology ``X.json`` as the ONNX model ``X.onnx`` beside it; return its path.
 
-    ``model_level``: as ``level`` of `to_onnx`. ``param`` becomes attributes: numbers, flags as 0 and 1, texts as they are, ``a.b`` for what is
-    nested. ``cache``: as in `read_topology`.
+    It is msit's function of this name. ``param`` becomes attributes: numbers, flags as 0 and 1,
+    texts, and ``a.b`` for nested ones.
+
+    Args:
+        path: the topology.
+        model_level: as ``level`` of `to_onnx`.
+        cache: as in `read_topology`.
 
     Raises:
-        OptionError: ``model_level`` makes no sense, or the file can't be written. UnknownRunError, CorruptDumpError: it is no topology.
+        OptionError: an invalid ``model_level``, or the file can't be written.
+        UnknownRunError, CorruptDumpError: as `read_topology`.
     """
     return onnx_model.save(read_topology(path, cache), Path(path).with_suffix(".onnx"), model_level)
 
@@ -127,7 +157,10 @@ def _file_name(name: str) -> str:
 
 
 def _tables(file: Path, cache: dict[str, Table]) -> Iterator[Table]:
-    """Yield the tables of operations that were dumped with a topology: ``operation_io_tensors/{pid}/*.csv`` beside ``model/{pid}``."""
+    """Yield the tables of operations of a topology's dump.
+
+    They are ``operation_io_tensors/{pid}/*.csv`` beside ``model/{pid}``.
+    """
     file = file.resolve()
     if len(file.parents) < 3:
         return
@@ -143,7 +176,7 @@ def _tables(file: Path, cache: dict[str, Table]) -> Iterator[Table]:
 
 
 def _table(path: Path) -> Table:
-    """Read one, columns apart by ``|``; one that can't be read says nothing of any operation."""
+    """Read a table whose columns are separated by ``|``; an unreadable one counts as empty."""
     try:
         with open(path, encoding="utf-8", newline="") as lines:
             short = (line[:_WIDEST] for line in lines)
@@ -155,8 +188,8 @@ def _table(path: Path) -> Table:
         return {}
 
 
-def _describe(found: Topology, op: Operation, row: dict[str, str]) -> None:
-    """Take over dtypes and shapes of an operation's tensors, in their order."""
+def _add_shapes(topology: Topology, op: Operation, row: dict[str, str]) -> None:
+    """Add the dtypes and shapes of an operation's tensors, which are in the same order."""
     for names, side in ((op.inputs, "In"), (op.outputs, "Out")):
         dtypes, shapes = (
             str(row.get(f"{side}{what}") or "").split(";") for what in ("DType", "Shape")
@@ -165,6 +198,5 @@ def _describe(found: Topology, op: Operation, row: dict[str, str]) -> None:
             continue
         for name, dtype, shape in zip(names, dtypes, shapes, strict=True):
             if re.fullmatch(r"\d{1,18}(,\d{1,18})*", shape):
-                found.tensors.setdefault(
-                    name, (dtype_named(dtype), tuple(map(int, shape.split(","))))
-                )
+                sizes = tuple(map(int, shape.split(",")))
+                topology.tensors.setdefault(name, (dtype_named(dtype), sizes))

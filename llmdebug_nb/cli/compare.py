@@ -27,7 +27,7 @@ def add(commands: Commands) -> None:
         help="YAML or JSON file: which module of GOLDEN is which of MINE")  # fmt: skip
     add("--no-explain", action="store_true", help="skip the search for the cause")
     add("--expect", metavar="GLOB", action="append", default=[],
-        help="mark deviations of these modules as expected, now and in later comparisons")  # fmt: skip
+        help="mark deviations of these modules as expected, from now on")  # fmt: skip
     add("--comment", metavar="TEXT", default="", help="why they are expected")
     add("--unexpect", metavar="GLOB", action="append", default=[],
         help="remove a mark; give its glob")  # fmt: skip

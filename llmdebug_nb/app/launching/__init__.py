@@ -1,1 +1,1 @@
-"""Recording a program that nobody edits: it is started with a hook in its way, and every process of it that runs a model records it."""
+"""Recording an unedited program: each of its Python processes that runs a model records it."""

@@ -41,7 +41,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     add("-tiling", "--tiling", action="store_true",
         help="with --graph fused or both: launch configurations of kernels")  # fmt: skip
     add("-symlink", "--symlink", action="store_true",
-        help="no effect: equal tensors are always stored once; kept for msit's scripts")  # fmt: skip
+        help="no effect: equal tensors are stored once; kept for msit's scripts")  # fmt: skip
     declare_options(parser, {"rounds": LAUNCH_ROUNDS, "tokens": None})
 
 

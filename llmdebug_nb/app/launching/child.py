@@ -6,48 +6,54 @@ import functools
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.app.launching.handover import Handover
 
-_waiting: Waiting | None = None
+if TYPE_CHECKING:
+    from torch import nn
+
+    from llmdebug_nb.app.launching.shared import SharedRecording
+    from llmdebug_nb.app.live_models import Model
+    from llmdebug_nb.core.determinism import Switched
+
+_starter: RecordingStarter | None = None
 
 
 def begin(package: str) -> None:
-    """The program has imported ``package`` for the first time in this process."""
-    global _waiting
+    """Prepare recording; called when the process has imported ``package`` for the first time."""
+    global _starter
     handover = Handover.here()
     if handover is None:
         return
-    handover.reached(package)
-    if _waiting is None:
-        _waiting = Waiting(handover)
-        os.register_at_fork(after_in_child=_waiting.forked)
-    _waiting.begin(package)
+    handover.note_import(package)
+    if _starter is None:
+        _starter = RecordingStarter(handover)
+        os.register_at_fork(after_in_child=_starter.after_fork)
+    _starter.begin(package)
 
 
-class Waiting:
-    """Waits for the outermost call of a module or for a `generate`, whichever comes first, and has it recorded from its beginning.
+class RecordingStarter:
+    """Starts the recording at the first outermost call of a module, `generate` or ONNX session.
 
-    A process that runs no model writes nothing: a launcher of others, say, or a worker that loads data.
+    A process that runs no model, such as a launcher or a data loader, writes nothing.
     """
 
     def __init__(self, handover: Handover) -> None:
         self._handover = handover
-        self._orders = handover.orders()
-        self._recording: Any = None
+        self._options = handover.options()
+        self._recording: SharedRecording | None = None
         self._undo: list[Callable[[], None]] = []
         self._packages: list[str] = []
-        self.enter: Any = (
-            None  # what the recording is told of the `generate` during which it begins
-        )
-        self.announce: Any = None
-        self.leave: Any = None
-        self._seeded: Any = None
+        # those of the recording's tracker, for the `generate` during which recording starts
+        self.enter: Callable[..., Any] | None = None
+        self.announce: Callable[..., Any] | None = None
+        self.leave: Callable[..., Any] | None = None
+        self._seeded: Switched | None = None
 
     def begin(self, package: str) -> None:
-        """A package is there now, whose models may run. ONNX Runtime is recorded by means of torch, which is imported then."""
-        seed = self._orders.get("seed")
+        """Wait for models of a package that is now imported."""
+        seed = self._options.get("seed")
         if package == "torch" and seed is not None:
             from llmdebug_nb.core import determinism
 
@@ -61,91 +67,103 @@ class Waiting:
             from llmdebug_nb.capture import generation
             from llmdebug_nb.capture.compat import pytorch
 
-            self._undo.append(pytorch.before_first_call(self._runs))
-            self._hear(generation.listeners)
+            self._undo.append(pytorch.before_first_call(self._before_call))
+            # enter, announce and leave are there when they are first called
+            listener: Any = self
+            generation.listeners.add(listener)
+            self._undo.append(functools.partial(generation.listeners.remove, listener))
         else:
+            # it records by means of torch, and imports torch
             from llmdebug_nb.capture.compat import onnxruntime_api
 
-            self._hear(onnxruntime_api.listeners)
+            onnxruntime_api.listeners.add(self)
+            self._undo.append(functools.partial(onnxruntime_api.listeners.remove, self))
 
-    def _hear(self, listeners: Any) -> None:
-        listeners.add(self)
-        self._undo.append(functools.partial(listeners.remove, self))
-
-    def forked(self) -> None:
-        """This process is a copy of one that was waiting or recording: it is on its own from here."""
+    def after_fork(self) -> None:
+        """In a forked child: drop the parent's recording and wait anew."""
         recording, self._recording = self._recording, None
         if recording is not None:
             recording.abandon()
             for package in self._packages:
                 self._listen(package)
 
-    def _runs(self, model: Any) -> bool:
-        """A module is about to run: record, unless it is none of ours."""
-        return self._recording is not None or (
-            not _loads_data() and next(model.parameters(), None) is not None and self._start(model)
-        )
+    def _before_call(self, model: nn.Module) -> bool:
+        """Start recording before a module runs. True: no further call needs to be watched."""
+        if self._recording is not None:
+            return True
+        if _in_data_loader() or next(model.parameters(), None) is None:
+            return False
+        self._start(model)
+        return True
 
-    def _start(self, model: Any) -> bool:
-        """Start recording, as ``model`` is about to run. Always true: what could not start is said, and not tried again."""
+    def _start(self, model: Model) -> None:
+        """Start recording; if that fails, say so and don't try again."""
         from llmdebug_nb.app.launching.shared import SharedRecording
         from llmdebug_nb.core.errors import LLMDebugError
         from llmdebug_nb.core.options import DumpOptions
 
         self._stop_listening()
         try:
-            options = DumpOptions.of(**self._orders)
-            # what is compiled has to be known beforehand; all else is found as it runs
-            given = model if options.graph is not None else None
-            self._recording = SharedRecording(given, options, self._handover, self._seeded)
+            options = DumpOptions.of(**self._options)
+            # only a model that is compiled must be known in advance
+            models = model if options.graph is not None else None
+            self._recording = SharedRecording(models, options, self._handover, self._seeded)
             self._recording.start()
         except (LLMDebugError, OSError, ImportError) as error:
             self._handover.say(f"nothing was recorded: {error}")
         else:
             _at_end_of_worker(self._recording.at_exit)
-        return True
 
     def _stop_listening(self) -> None:
         while self._undo:
             self._undo.pop()()
 
-    def follow(self, model: Any) -> Any:
-        """A `generate` begins. The recording listens to the next ones itself."""
-        if not self._runs(model) or not self._is_on:
+    # -- a listener of generations ---------------------------------------------------------------
+
+    def follow(self, model: nn.Module) -> nn.Module | None:
+        """Start recording at a `generate`; the recording itself listens to later ones."""
+        recording = self._running() if self._before_call(model) else None
+        if recording is None:
             return None
-        tracker = self._recording.generations
+        tracker = recording.generations
         self.enter, self.announce, self.leave = tracker.enter, tracker.announce, tracker.leave
-        return tracker.follow(model)
+        root: nn.Module | None = tracker.follow(model)
+        return root
 
-    def ran(self, session: Any, *given: Any) -> Any:
-        """A session of ONNX Runtime is run for the first time; ``given`` ends with what runs it as the program wants it."""
-        return self._told(session, "ran", *given)
+    # -- a listener of ONNX Runtime --------------------------------------------------------------
 
-    def ran_unseen(self, session: Any, *given: Any) -> Any:
-        return self._told(session, "ran_unseen", *given)
+    def ran(self, session: Any, *arguments: Any) -> Any:
+        """Start recording at a run of a session. The last argument runs it unrecorded."""
+        return self._run_session(session, "ran", *arguments)
 
-    def _told(self, session: Any, how: str, *given: Any) -> Any:
-        if _loads_data() or self._orders.get("graph"):  # which is of what `torch.compile` compiles
-            return given[-1]()
+    def ran_unseen(self, session: Any, *arguments: Any) -> Any:
+        """Start recording at a run whose values can't be seen."""
+        return self._run_session(session, "ran_unseen", *arguments)
+
+    def _run_session(self, session: Any, method: str, *arguments: Any) -> Any:
+        # graph is for code that `torch.compile` compiled
+        if _in_data_loader() or self._options.get("graph"):
+            return arguments[-1]()
         if self._recording is None:
             self._start(session)
-        if not self._is_on:
-            return given[-1]()
-        return getattr(self._recording.sessions, how)(session, *given)
+        recording = self._running()
+        if recording is None:
+            return arguments[-1]()
+        return getattr(recording.sessions, method)(session, *arguments)
 
-    @property
-    def _is_on(self) -> bool:
-        return self._recording is not None and self._recording.running
+    def _running(self) -> SharedRecording | None:
+        recording = self._recording
+        return recording if recording is not None and recording.running else None
 
 
-def _loads_data() -> bool:
-    """Tell whether this process is a worker of a DataLoader: a model that it runs prepares data."""
+def _in_data_loader() -> bool:
+    """True in a worker of a DataLoader, whose models only prepare data."""
     data = sys.modules.get("torch.utils.data")
     return data is not None and data.get_worker_info() is not None
 
 
 def _at_end_of_worker(stop: Callable[[], None]) -> None:
-    """A process of `multiprocessing` ends without `atexit`."""
+    """Call ``stop`` at the end of a process of `multiprocessing`, which skips `atexit`."""
     process = sys.modules.get("multiprocessing.process")
     if process is not None and process.parent_process() is not None:
         from multiprocessing.util import Finalize

@@ -1,6 +1,7 @@
-"""The processes below a launched program, as Linux shows them in /proc: whom a signal goes to, and which Python the hook could not reach.
+"""The processes below a launched program: who gets signals, and which Pythons the hook missed.
 
-Elsewhere nothing is known of them: signals go to the program itself, and only its own command line is looked at.
+They are read from /proc, so only on Linux. Elsewhere, signals go to the program itself and only
+its own command line is looked at.
 """
 
 from __future__ import annotations
@@ -13,17 +14,14 @@ from pathlib import Path
 from llmdebug_nb.app.launching.environment import HOOK, is_python
 
 _PROC = Path("/proc")
-_CODE = (
-    "/libtorch_cpu.",
-    "/libtorch_python.",
-    "onnxruntime_pybind11_state",
-)  # mapped by who runs models
+# libraries in the memory of processes that run models
+_LIBRARIES = ("/libtorch_cpu.", "/libtorch_python.", "onnxruntime_pybind11_state")
 _OFF = {"I": "-I (isolated mode)", "E": "-E (which ignores PYTHONPATH)", "S": "-S (without site)"}
-_VALUED = "cmWX"  # options of python after which the program's own arguments, or a value, begin
+_VALUED = "cmWX"  # python's options that take the rest of the word, or the next one
 
 
 def below(pid: int) -> Iterator[int]:
-    """Yield the processes that descend from one, parents first."""
+    """Yield the descendants of a process, parents first."""
     children: list[int] = []
     with contextlib.suppress(OSError, ValueError):
         for task in (_PROC / str(pid) / "task").iterdir():
@@ -34,56 +32,54 @@ def below(pid: int) -> Iterator[int]:
 
 
 class Unreached:
-    """Finds the Pythons of a program that run torch or ONNX Runtime without our hook. ``found``: what each is, and why."""
+    """Finds Pythons that run torch or ONNX Runtime without our hook.
+
+    ``found``: a message for each, with the reason.
+    """
 
     def __init__(self, pth: bool) -> None:
         self._pth = pth
-        self._settled: set[int] = set()  # processes known to be reached, or found already
+        self._done: set[int] = set()  # processes that were reached, or found
         self.found: list[str] = []
 
     def look(self, pid: int) -> None:
-        """Look at a process and all below it, those that are new."""
+        """Look at the new ones among a process and its descendants."""
         for each in (pid, *below(pid)):
-            if each in self._settled:
+            if each in self._done:
                 continue
             with contextlib.suppress(OSError):
-                words = (
-                    (_PROC / str(each) / "cmdline")
-                    .read_bytes()
-                    .decode(errors="replace")
-                    .split("\0")[:-1]
-                )
+                words = _read(each, "cmdline").split("\0")[:-1]
                 if not words or not _runs_models(each):
                     continue
-                self._settled.add(each)
-                why = why_unreached(words, self._pth) or self._overwritten(each)
+                self._done.add(each)
+                why = why_unreached(words, self._pth) or self._why_overwritten(each)
                 if why is not None:
-                    self.found.append(
-                        f"not reached: process {each}, {' '.join(words)[:200]}: {why}"
-                    )
+                    command = " ".join(words)[:200]
+                    self.found.append(f"not reached: process {each}, {command}: {why}")
 
-    def _overwritten(self, pid: int) -> str | None:
-        variables = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
-        paths = next(
-            (
-                each[11:].decode(errors="replace")
-                for each in variables
-                if each.startswith(b"PYTHONPATH=")
-            ),
-            "",
-        )
+    def _why_overwritten(self, pid: int) -> str | None:
+        variables = _read(pid, "environ").split("\0")
+        prefix = "PYTHONPATH="
+        paths = next((v.removeprefix(prefix) for v in variables if v.startswith(prefix)), "")
         if self._pth or str(HOOK) in paths.split(os.pathsep):
             return None
-        return "PYTHONPATH was overwritten, and python called by its path; extend PYTHONPATH, call python by name, or add --pth"
+        return (
+            "PYTHONPATH was overwritten, and python called by its path; extend PYTHONPATH,"
+            " call python by name, or add --pth"
+        )
+
+
+def _read(pid: int, name: str) -> str:
+    return (_PROC / str(pid) / name).read_bytes().decode(errors="replace")
 
 
 def _runs_models(pid: int) -> bool:
-    text = (_PROC / str(pid) / "maps").read_text(errors="replace")
-    return any(code in text for code in _CODE)
+    maps = _read(pid, "maps")
+    return any(library in maps for library in _LIBRARIES)
 
 
 def why_unreached(words: Sequence[str], pth: bool) -> str | None:
-    """Say why a Python with that command line does not run our hook; None where nothing in it prevents that."""
+    """Return why a Python with that command line does not run our hook; None if it does."""
     if not is_python(words[0]):
         return None
     for word in words[1:]:

@@ -1,4 +1,4 @@
-"""What a launched program finds in its environment, so that its Pythons begin with our hook."""
+"""The environment of a launched program, in which every Python starts with our hook."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmdebug_nb.core.errors import OptionError
 
 HOOK = Path(__file__).parent / "hook"
 _NAMES = ("python", "python3", *(f"python3.{minor}" for minor in range(8, 21)))
-# goes before the python of that name further down the PATH, and puts back what a script took off PYTHONPATH
+# a stand-in for python: it restores our hook in PYTHONPATH, then runs the real python
 _SHIM = """#!/bin/sh
 here={shims}
 case ":$PYTHONPATH:" in
@@ -32,15 +32,22 @@ exit 127
 """
 
 
-def environment(handover: Handover, given: Mapping[str, str], seed: int | None) -> dict[str, str]:
-    """Return the environment of the program: ``given``, the hook first on PYTHONPATH, and stand-ins for python first on PATH."""
-    shims = _shims(handover.folder / "bin", given.get("PATH", os.defpath))
+def environment(
+    handover: Handover, inherited: Mapping[str, str], seed: int | None
+) -> dict[str, str]:
+    """Return the inherited environment with our hook first on PYTHONPATH.
+
+    Stand-ins for python come first on PATH.
+    """
+    shims = _shims(handover.folder / "bin", inherited.get("PATH", os.defpath))
     new = {
         VARIABLE: str(handover.folder),
-        "PYTHONPATH": _before(str(HOOK), given.get("PYTHONPATH", "")),
-        "PATH": _before(str(shims), given.get("PATH", os.defpath)),
+        "PYTHONPATH": _before(str(HOOK), inherited.get("PYTHONPATH", "")),
+        "PATH": _before(str(shims), inherited.get("PATH", os.defpath)),
     }
-    return {**given, **new} if seed is None else {**given, **new, "PYTHONHASHSEED": str(seed)}
+    if seed is not None:
+        new["PYTHONHASHSEED"] = str(seed)
+    return {**inherited, **new}
 
 
 def _before(first: str, rest: str) -> str:
@@ -48,7 +55,7 @@ def _before(first: str, rest: str) -> str:
 
 
 def _shims(folder: Path, path: str) -> Path:
-    """Write a stand-in for each name of python that there is on the PATH."""
+    """Write a stand-in for each name of python that is on the PATH."""
     folder.mkdir()
     for name in _NAMES:
         if shutil.which(name, path=path) is not None:
@@ -66,20 +73,22 @@ def _quoted(path: Path) -> str:
 
 
 def _inside_quotes(path: Path) -> str:
-    """Return a path as it stands between double quotes in a script of the shell."""
+    """Return a path as it is written between double quotes in a shell script."""
     return "".join("\\" + c if c in '"$`\\' else c for c in str(path))
 
 
 class PthFile:
-    """A .pth file in the site-packages of the program's Python: it also works where PYTHONPATH is not looked at (``-E``, ``-I``).
+    """A .pth file in the site-packages of the program's Python.
 
-    It does nothing in a process that was not launched by us, and is removed with `remove`.
+    It runs the hook even if Python ignores PYTHONPATH (``-E``, ``-I``). In processes outside the
+    launch it does nothing.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
-        """Raises OptionError: there is no Python, or its folder can't be written to."""
+        """Write it. Raises OptionError: there is no Python, or its folder can't be written."""
         self._file = _site_packages(command) / f"llmdebug_launch_{os.getpid()}.pth"
-        code = f"import os, runpy; os.environ.get({VARIABLE!r}) and runpy.run_path({str(HOOK / 'sitecustomize.py')!r})\n"
+        script = str(HOOK / "sitecustomize.py")
+        code = f"import os, runpy; os.environ.get({VARIABLE!r}) and runpy.run_path({script!r})\n"
         try:
             self._file.write_text(code, encoding="utf-8")
         except OSError as error:
@@ -88,11 +97,12 @@ class PthFile:
             ) from None
 
     def remove(self) -> None:
+        """Delete the file."""
         self._file.unlink(missing_ok=True)
 
 
 def _site_packages(command: Sequence[str]) -> Path:
-    """Return where the first Python of a command, else that of the PATH, looks for .pth files."""
+    """Return the folder for .pth files of the first Python in a command, else of the PATH's."""
     named = next((word for word in command if is_python(word)), "python")
     python = shutil.which(named) or shutil.which("python3")
     if python is None:
@@ -101,16 +111,17 @@ def _site_packages(command: Sequence[str]) -> Path:
         )
     if Path(python).absolute() == Path(sys.executable).absolute():
         return Path(sysconfig.get_path("purelib"))
-    ask = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
-    asked = subprocess.run(ask, capture_output=True, text=True, check=False)
-    if asked.returncode != 0 or not Path(asked.stdout.strip()).is_dir():
+    script = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    answer = subprocess.run(script, capture_output=True, text=True, check=False)
+    folder = Path(answer.stdout.strip())
+    if answer.returncode != 0 or not folder.is_dir():
         raise OptionError(
             f"pth: {python} does not say where its site-packages are; leave --pth out"
         )
-    return Path(asked.stdout.strip())
+    return folder
 
 
 def is_python(word: str) -> bool:
-    """Tell whether a word of a command is a Python interpreter, with or without its path."""
+    """True if a word of a command names a Python interpreter, with or without its path."""
     name = os.path.basename(word)
     return name.startswith("python") and not name.removeprefix("python").strip("0123456789.t")

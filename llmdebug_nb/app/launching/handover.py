@@ -1,9 +1,12 @@
-"""The folder by which a program and who launched it know of each other. Of the standard library alone, as every Python of the program reads it.
+"""The folder through which a launched program and its launcher exchange messages.
 
-options.json   what to record, and where
-run            path of the run, once a process has begun it
-reached/PID    a process that imported torch or onnxruntime, by which of them
-said           lines of JSON: what a process could not do, or was stopped by
+Every Python of the program imports this module, so it uses only the standard library.
+
+    options.json   what to record, and where
+    run            path of the run, once a process has started it
+    reached/PID    the first package (torch or onnxruntime) that a process imported
+    said           JSON lines: messages of the processes for the user
+    lock           held by a process that creates the run
 """
 
 from __future__ import annotations
@@ -11,57 +14,55 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-VARIABLE = "LLMDEBUG_LAUNCH"  # in the environment of the program: this folder
+VARIABLE = "LLMDEBUG_LAUNCH"  # environment variable of the program: this folder
 
 
 class Handover:
-    """One launch's folder."""
+    """The folder of one launch."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     @classmethod
     def here(cls) -> Handover | None:
-        """Return that of the launch that this process is part of, if it is part of one that still runs."""
+        """Return the folder of the launch that this process belongs to, if the launcher runs."""
         folder = os.environ.get(VARIABLE)
         return cls(Path(folder)) if folder and os.path.isdir(folder) else None
 
-    # -- what the program is told -------------------------------------------------------------
+    # -- from the launcher to the program --------------------------------------------------------
 
-    def order(self, options: dict[str, Any]) -> None:
+    def write_options(self, options: Mapping[str, object]) -> None:
+        """Write the options of the recording, and prepare the folder."""
         (self.folder / "reached").mkdir()
         (self.folder / "options.json").write_text(json.dumps(options), encoding="utf-8")
 
-    def orders(self) -> dict[str, Any]:
-        ordered: dict[str, Any] = json.loads(
-            (self.folder / "options.json").read_text(encoding="utf-8")
-        )
-        return ordered
+    def options(self) -> dict[str, Any]:
+        """Return the options of the recording."""
+        text = (self.folder / "options.json").read_text(encoding="utf-8")
+        options: dict[str, Any] = json.loads(text)
+        return options
 
-    # -- what it tells ------------------------------------------------------------------------
+    # -- from the program to the launcher --------------------------------------------------------
 
-    def reached(self, package: str) -> None:
-        """A process of the program imports ``package``."""
+    def note_import(self, package: str) -> None:
+        """Note that this process imports ``package``."""
         file = self.folder / "reached" / str(os.getpid())
-        with contextlib.suppress(OSError):  # who launched it is gone: then nobody asks
+        with contextlib.suppress(OSError):  # the launcher has ended
             if not file.exists():
                 file.write_text(package, encoding="utf-8")
 
     def processes(self) -> dict[int, str]:
-        """Return the processes that were reached, and the package that each imported."""
-        found = sorted(
-            int(file.name) for file in (self.folder / "reached").iterdir() if file.name.isdigit()
-        )
-        return {
-            pid: (self.folder / "reached" / str(pid)).read_text(encoding="utf-8") for pid in found
-        }
+        """Return the ids of the processes that were reached, and the package each imported."""
+        folder = self.folder / "reached"
+        pids = sorted(int(file.name) for file in folder.iterdir() if file.name.isdigit())
+        return {pid: (folder / str(pid)).read_text(encoding="utf-8") for pid in pids}
 
     def say(self, text: str) -> None:
-        """Tell who launched the program, by one write: processes say things at the same time."""
+        """Send a message. It is one write, as several processes may send at the same time."""
         line = json.dumps([os.getpid(), text]) + "\n"
         with contextlib.suppress(OSError):
             file = os.open(self.folder / "said", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -70,23 +71,23 @@ class Handover:
             finally:
                 os.close(file)
 
-    def said(self) -> list[tuple[int, str]]:
-        """Return what processes said, in order."""
+    def messages(self) -> list[tuple[int, str]]:
+        """Return the messages in order, each with the id of its process."""
         file = self.folder / "said"
-        found = []
-        for line in (
-            file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else ()
-        ):
-            with contextlib.suppress(ValueError, TypeError):  # the program can write there too
+        messages: list[tuple[int, str]] = []
+        if not file.exists():
+            return messages
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+            with contextlib.suppress(ValueError, TypeError):  # the program may write here too
                 pid, text = json.loads(line)
-                found.append((int(pid), str(text)))
-        return found
+                messages.append((int(pid), str(text)))
+        return messages
 
-    # -- the run that its processes share -----------------------------------------------------
+    # -- the run that the processes share --------------------------------------------------------
 
     @property
     def run(self) -> Path | None:
-        """The run's folder, once it was begun."""
+        """The run's folder, once a process has created it."""
         with contextlib.suppress(OSError):
             return Path((self.folder / "run").read_text(encoding="utf-8"))
         return None
@@ -96,8 +97,8 @@ class Handover:
         (self.folder / "run").write_text(str(path), encoding="utf-8")
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Keep the other processes out meanwhile; one that is killed lets them in."""
+    def lock(self) -> Iterator[None]:
+        """Keep other processes out of a block; a killed process releases the lock."""
         import fcntl
 
         with open(self.folder / "lock", "w", encoding="utf-8") as file:

@@ -1,72 +1,62 @@
-"""What is written beside the tensors of a run once its program has ended: files in the places of msit's `dump --exec`."""
+"""Files written beside the tensors of a run when its program has ended, as in msit's dumps."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from llmdebug_nb.core.errors import LLMDebugError
 from llmdebug_nb.core.options import DumpKeywords, DumpOptions
 
-TOPOLOGY = ("model", "layer", "onnx")  # model/PID/NAME.json and layer/PID/NAME.json, as .onnx too
-TABLES = {
-    "op": "op",
-    "kernel": "kernel",
-    "cpu_profiling": "host",
-    "tiling": "tiling",
-}  # their names in `DumpOptions.profile`
+TOPOLOGY = ("model", "layer", "onnx")  # model/PID/NAME.json and layer/PID/NAME.json, also as .onnx
+# kinds of tables, and their names in the option `profile`
+TABLES = {"op": "op", "kernel": "kernel", "cpu_profiling": "host", "tiling": "tiling"}
 KNOWN = (*TOPOLOGY, *TABLES)
-_SHOWN = 40  # lines
-_OPERATORS = frozenset((*TOPOLOGY, "op"))  # what is only whole if operators are recorded
+_SHOWN = 40  # lines of execution ids
+_OF_OPERATORS = frozenset((*TOPOLOGY, "op"))  # incomplete unless operators are recorded
 
 
 def needed(files: Collection[str], options: DumpOptions) -> DumpKeywords:
-    """Return the options without which these files would be empty, where the user leaves the choice to us."""
-    found: DumpKeywords = {}
-    if _OPERATORS & set(files) and options.graph is None and not options.operators:
-        found["mode"] = "module+aten"
+    """Return the options that these files need and the user did not choose."""
+    needs: DumpKeywords = {}
+    if _OF_OPERATORS & set(files) and options.graph is None and not options.operators:
+        needs["mode"] = "module+aten"
     tables = [name for kind, name in TABLES.items() if kind in files]
     if tables and not options.profile:
-        found["profile"] = "+".join(tables)
-    return found
+        needs["profile"] = "+".join(tables)
+    return needs
 
 
 def write(run: Path, files: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Write these files into a run's folder, and say so: a level and a line each."""
+    """Write these files into a run's folder; yield messages, each with its level."""
     from llmdebug_nb.app import topology
     from llmdebug_nb.app.tables import write_tables
 
     try:
-        written: list[Path] = []
+        paths: list[Path] = []
         if set(TOPOLOGY) & set(files):
-            written += topology.write_topology(run, run)
+            paths += topology.write_topology(run, run)
         if "onnx" in files:
-            written += [
-                topology.to_onnx(path, path.with_suffix(".onnx")) for path in tuple(written)
-            ]
+            paths += [topology.to_onnx(path, path.with_suffix(".onnx")) for path in tuple(paths)]
         if set(TABLES) & set(files):
-            written += write_tables(run, run)
+            paths += write_tables(run, run)
     except LLMDebugError as error:
         yield "warning", f"{', '.join(files)}: {error}"
-    else:
-        places: dict[Path, int] = {}
-        for path in written:
-            place = path.parent.relative_to(run)
-            places[place] = places.get(place, 0) + 1
-        said = ", ".join(f"{count} in {place}" for place, count in places.items())
-        yield "info", f"files in the places of msit's: {said}"
-        if "model" in files:
-            yield "info", _calls(run)
+        return
+    folders = Counter(path.parent.relative_to(run) for path in paths)
+    counts = ", ".join(f"{count} in {folder}" for folder, count in folders.items())
+    yield "info", f"files in the places of msit's: {counts}"
+    if "model" in files:
+        yield "info", _execution_ids(run)
 
 
-def _calls(run: Path) -> str:
-    """Return what the first step of a run calls, with the execution ids that ``-ids`` takes: as much as fits a screen."""
-    from llmdebug_nb.app import topology
+def _execution_ids(run: Path) -> str:
+    """Return the calls of a run's first step with their execution ids, as many as fit a screen."""
+    from llmdebug_nb.app.topology import topology
 
-    lines = str(topology.topology(run)).splitlines()
-    more = (
-        [f"… {len(lines) - _SHOWN:,} more lines: llmdebug topology {run}"]
-        if len(lines) > _SHOWN
-        else []
-    )
-    return "\n".join(["execution ids, for -ids:", *lines[:_SHOWN], *more])
+    lines = str(topology(run)).splitlines()
+    text = ["execution ids, for -ids:", *lines[:_SHOWN]]
+    if len(lines) > _SHOWN:
+        text.append(f"… {len(lines) - _SHOWN:,} more lines: llmdebug topology {run}")
+    return "\n".join(text)

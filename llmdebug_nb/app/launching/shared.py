@@ -1,11 +1,11 @@
-"""A recording of one process in a run that the processes of a program share."""
+"""The recording of one process, in a run that all processes of a program share."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.app.launching.handover import Handover
 from llmdebug_nb.app.recording import Recording
@@ -13,54 +13,64 @@ from llmdebug_nb.core import determinism
 from llmdebug_nb.core.errors import LLMDebugError
 from llmdebug_nb.core.options import DumpOptions
 
+if TYPE_CHECKING:
+    from llmdebug_nb.app.live_models import Models
+
 
 class SharedRecording(Recording):
-    """``seeded``: what was seeded as the program began."""
+    """A recording into the run of a launch."""
 
     def __init__(
         self,
-        model: Any,
+        model: Models | None,
         options: DumpOptions,
         handover: Handover,
         seeded: determinism.Switched | None,
     ) -> None:
+        """``seeded``: the seeds set when the program began."""
         super().__init__(model, options)
         self._handover, self._seeded = handover, seeded
 
     @property
     def generations(self) -> Any:
-        """What is told of each `generate`."""
-        return self._running().generations
+        """The listener of `generate` calls."""
+        session: Any = self._running()
+        return session.generations
 
     @property
     def sessions(self) -> Any:
-        """What is told of each run of ONNX Runtime."""
+        """The listener of ONNX Runtime."""
         return self._running().sessions
 
     def at_exit(self) -> None:
-        """The process ends, for whatever reason it still can say."""
+        """End the recording with the process; send errors to the launcher."""
         if not self.running:
             return
-        error = getattr(sys, "last_type", None)
+        program_error = getattr(sys, "last_type", None)
         try:
-            self.stop(None if error is None else error.__name__)
-        except LLMDebugError as ours:
-            self._handover.say(str(ours))
+            self.stop(None if program_error is None else program_error.__name__)
+        except LLMDebugError as error:
+            self._handover.say(str(error))
 
     def _create(self, name: str) -> Path:
-        """Return the run of the launch, which the first process to come makes; and what lies beside it (``.fx``)."""
-        with self._handover.alone():
+        """Return the run's folder, or that of the run beside it (``.fx``).
+
+        The first process creates it.
+        """
+        with self._handover.lock():
             run = self._handover.run
-            beside = name.removeprefix(self.options.name)
-            if run is None or (beside and not run.with_name(run.name + beside).is_dir()):
-                made = super()._create(name)
-                if not beside:
-                    self._handover.run = made
-                return made
-            return run.with_name(run.name + beside)
+            suffix = name.removeprefix(self.options.name)
+            if run is not None:
+                folder = run.with_name(run.name + suffix)
+                if not suffix or folder.is_dir():
+                    return folder
+            folder = super()._create(name)
+            if not suffix:
+                self._handover.run = folder
+            return folder
 
     def _discard(self) -> None:
-        """Remove what this process wrote. The run stays for the others; who launched the program removes an empty one."""
+        """Remove this process's empty part; the launcher removes a run that is empty as a whole."""
         for folder in self._process_folders:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,7 +1,8 @@
 """Reading msprobe's ``config.json`` (26.x and earlier) into the options of a recording.
 
-Every field is carried out, or has no effect here (`_IDLE`, and the sections of tasks that were not chosen),
-or is refused by name (`_INSTEAD`, `_OTHER_TASKS`, `_OTHER_LEVELS`); docs/precision_debugger.md has the table.
+Every field is obeyed, or has no effect here (`_IDLE`, and the sections of other tasks), or is
+refused by name (`_INSTEAD`, `_OTHER_TASKS`, `_OTHER_LEVELS`). docs/precision_debugger.md has the
+table.
 """
 
 from __future__ import annotations
@@ -11,18 +12,24 @@ import os
 import re
 import reprlib
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llmdebug_nb.core.errors import OptionError, nearest
 from llmdebug_nb.core.option_parsing import TokenSet
-from llmdebug_nb.core.options import DumpOptions
+from llmdebug_nb.core.options import EVERY_TOKEN, DumpOptions
 
+# names of options in messages: ours to msprobe's
+OPTION_NAMES = {
+    "contains": "list", "tokens": "step", "ranks": "rank", "overflow": "overflow_nums",
+    "path": "dump_path",
+}  # fmt: skip
 _MODES = {"L0": "module", "L1": "api", "mix": "module+api", "debug": "module"}
 _OTHER_LEVELS = {
-    "L2": "kernels of the device are not seen; use level L1, or ld.dump(mode='aten') for the dispatcher"
+    "L2": "kernels of the device are not seen; use level L1, or ld.dump(mode='aten') for the"
+    " dispatcher"
 }
 _SELECTION = ("scope", "list", "data_mode")
 _SECTIONS = {
@@ -64,7 +71,7 @@ _COMMON = (
     "custom_op_namespaces",
     "load",
 )
-_IDLE: dict[str, tuple[Any, ...]] = {
+_IDLE: dict[str, tuple[object, ...]] = {
     "async_dump": (True, False),  # nothing ever waits for the device within a step
     "precision": ("low", "high"),  # mean and norm are always accumulated in float64
     "file_format": ("npy", "bin"),  # runs have one format; run.tensor() gives torch or NumPy
@@ -86,7 +93,7 @@ _MAX_DIM = 63
 
 @dataclass(frozen=True, slots=True)
 class DebuggerConfig:
-    """What a debugger is to do. ``saves_only``: level debug, nothing but what `save` is given."""
+    """What a debugger records. ``saves_only``: level debug, only tensors passed to `save`."""
 
     options: DumpOptions
     saves_only: bool
@@ -94,7 +101,7 @@ class DebuggerConfig:
 
 
 class DumpSwitch:
-    """``dump_enable`` of a config.json. Where the file sets it, it is read again whenever the file has changed."""
+    """``dump_enable`` of a config.json. If the file sets it, a changed file is read again."""
 
     def __init__(self, path: Path | None, values: dict[str, Any]) -> None:
         self._path, self._values = path, values
@@ -102,7 +109,7 @@ class DumpSwitch:
         self._seen = self._state()
 
     def is_on(self) -> bool:
-        """Tell whether recording is switched on now. A file that can't be read changes nothing and is warned about."""
+        """True if recording is on now. A file that can't be read is a warning."""
         if (
             self._path is None
             or self._values.get("dump_enable") is None
@@ -147,16 +154,16 @@ def read_config(
     task: str | None = None,
     dump_path: str | os.PathLike[str] | None = None,
     level: str | None = None,
-    step: Any = None,
+    step: int | str | Sequence[int | str] | None = None,
     name: str = "debugger",
 ) -> DebuggerConfig:
-    """Read a config.json; what is given by argument goes before what the file says.
+    """Read a config.json; arguments override its fields.
 
     Without either: task statistics, level L1, every step, in the runs folder.
 
     Raises:
-        OptionError: a file that can't be read, a field that is unknown, refused, of the wrong type, or at odds
-            with another one; one line that says what was seen, what was expected, and what to do.
+        OptionError: an unreadable file; an unknown, refused, mistyped or contradictory field. One
+            line says what was seen, what was expected, and what to do.
     """
     path = _path(config_path)
     values = {} if path is None else _load(path)
@@ -176,7 +183,7 @@ def read_config(
     options = DumpOptions.of(
         name=name,
         path=dump_path,
-        tokens=_steps(*common.or_given("step", step), "all"),
+        tokens=_steps(*common.or_given("step", step), EVERY_TOKEN),
         ranks=common.read("rank", _steps, None),
         mode=_MODES[level],
         phase=phase,
@@ -195,7 +202,7 @@ def read_config(
 
 
 class _Fields:
-    """The fields of one section, all of them known; None counts as absent. ``where``: what to put before a name."""
+    """The fields of one section; None counts as absent. ``where``: put before a field's name."""
 
     def __init__(self, values: dict[str, Any], where: str, known: Iterable[str]) -> None:
         self.values, self.where, known = values, where, tuple(known)
@@ -212,15 +219,15 @@ class _Fields:
     def read(self, name: str, check: Callable[[Any, str, Any], Any], default: Any) -> Any:
         return check(self.values.get(name), self.where + name, default)
 
-    def or_given(self, name: str, given: Any) -> tuple[Any, str]:
-        """Return the argument, or else the field; and what a message calls it."""
-        return (self.values.get(name), self.where + name) if given is None else (given, name)
+    def or_given(self, name: str, argument: object) -> tuple[object, str]:
+        """Return the argument, or else the field; and its name in messages."""
+        return (self.values.get(name), self.where + name) if argument is None else (argument, name)
 
 
 # -- files ----------------------------------------------------------------------------------------
 
 
-def _path(value: Any) -> Path | None:
+def _path(value: object) -> Path | None:
     if value is not None and not isinstance(value, (str, os.PathLike)):
         raise OptionError(f"config_path {reprlib.repr(value)}: expected the path of a config.json")
     return None if value is None else Path(value)
@@ -254,14 +261,14 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
-# -- values: each check takes the value, what a message calls it, and what None means --------------
+# -- values: each check takes the value, its name in messages, and the default -------------------
 
 
 def _either(known: Iterable[Any]) -> str:
     return " or ".join(json.dumps(each) for each in known)
 
 
-def _wrong(what: str, value: Any, expected: str) -> OptionError:
+def _wrong(what: str, value: object, expected: str) -> OptionError:
     return OptionError(f"{what} {reprlib.repr(value)}: expected {expected}")
 
 
@@ -271,7 +278,7 @@ def _no_field(where: str, name: str, known: Iterable[str]) -> OptionError:
 
 
 def _known(
-    value: Any, what: str, known: Iterable[str], refused: dict[str, str], default: str
+    value: object, what: str, known: Iterable[str], refused: dict[str, str], default: str
 ) -> str:
     if value is None:
         return default
@@ -290,7 +297,7 @@ def _place(value: Any, what: str, default: Any) -> Any:
     return default if value is None else value
 
 
-def _flag(value: Any, what: str, default: bool) -> bool:
+def _flag(value: object, what: str, default: bool) -> bool:
     if value is not None and not isinstance(value, bool):
         raise _wrong(what, value, "true or false")
     return default if value is None else value
@@ -316,7 +323,8 @@ def _list(value: Any, what: str, default: Any) -> Any:
     names = _texts(value, what, default)
     if any(name.startswith("name-regex(") for name in names or ()):
         raise OptionError(
-            f"{what}: name-regex(…) is not supported: give parts of names, as in ['relu', 'layers.3.mlp']"
+            f"{what}: name-regex(…) is not supported: give parts of names, as in"
+            " ['relu', 'layers.3.mlp']"
         )
     return names
 
@@ -334,7 +342,7 @@ def _steps(value: Any, what: str, default: Any) -> Any:
     return TokenSet.parse(items, what) if items else default
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**9
 
 
@@ -353,7 +361,7 @@ def _summary_mode(value: Any, what: str, default: str) -> str:
 
 
 def _data_mode(value: Any, what: str, default: tuple[str, str]) -> tuple[str, str]:
-    """Return phase and part: of each pair of words, both or neither mean both."""
+    """Return phase and part; both words of a pair, or neither, mean both."""
     words = _texts(value, what, ["all"])
     unknown = next((word for word in words if word not in _DATA_MODES), None)
     if unknown is not None:
@@ -366,9 +374,8 @@ def _data_mode(value: Any, what: str, default: tuple[str, str]) -> tuple[str, st
         )
     phases = [word for word in ("forward", "backward") if word in words]
     parts = [word for word in ("input", "output") if word in words]
-    return phases[0] if len(phases) == 1 else default[0], parts[0] if len(parts) == 1 else default[
-        1
-    ]
+    phase = phases[0] if len(phases) == 1 else default[0]
+    return phase, parts[0] if len(parts) == 1 else default[1]
 
 
 def _overflow_nums(value: Any, what: str, default: int) -> int:
@@ -407,7 +414,7 @@ def _slice(value: Any, what: str, default: Any) -> Any:
 
 
 def _refuse_contradictions(chosen: _Fields, task: str, level: str) -> None:
-    """Refuse fields that are right each but can't be carried out together; names both."""
+    """Refuse fields that are valid but contradict each other; name both."""
     where = chosen.where
     summary = chosen.read("summary_mode", _summary_mode, "statistics")
     if summary != "statistics" and task != "statistics":
@@ -417,21 +424,23 @@ def _refuse_contradictions(chosen: _Fields, task: str, level: str) -> None:
         )
     if chosen.values.get("slice") and task != "tensor":
         raise OptionError(
-            f"{where}slice goes with task tensor, not with task {task}: statistics are of whole tensors"
+            f"{where}slice goes with task tensor, not with task {task}: statistics are of whole"
+            " tensors"
         )
     if chosen.values.get("check_mode") not in (None, "all"):
-        raise OptionError(
-            f"{where}check_mode {reprlib.repr(chosen.values['check_mode'])} is not supported: use all"
-        )
+        mode = reprlib.repr(chosen.values["check_mode"])
+        raise OptionError(f"{where}check_mode {mode} is not supported: use all")
     if level == "debug":
         if task == "overflow_check":
             raise OptionError(
-                "task overflow_check and level debug exclude each other: debug records what save() is given"
+                "task overflow_check and level debug exclude each other: debug records what save()"
+                " is given"
             )
         for name in (*_SELECTION, "slice"):
             if chosen.values.get(name) not in (None, [], ["all"]):
                 raise OptionError(
-                    f"{where}{name} and level debug exclude each other: debug records what save() is given"
+                    f"{where}{name} and level debug exclude each other: debug records what save()"
+                    " is given"
                 )
     for name in chosen.read("scope", _texts, []):
         if level in ("L0", "L1") and name.startswith(("Module.", "Cell.")) != (level == "L0"):

@@ -68,7 +68,8 @@ class Registered(Recording):
         with named_as(OPTION_NAMES):
             return super().start()
 
-    def stop(self, ended_by: str | None = None) -> Run | None:  # type: ignore[override]  # as in msit
+    # None is msit's answer in a process that records nothing
+    def stop(self, ended_by: str | None = None) -> Run | None:  # type: ignore[override]
         """Finish the run and, with ``analyze``, its csv file.
 
         In a process that records nothing: warn, and return None.

@@ -1,0 +1,138 @@
+"""`Stop`: the call at which a program is halted, and its tensors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from llmdebug_nb.app.compare import compare
+from llmdebug_nb.app.stepping.golden import Golden
+from llmdebug_nb.comparison.engine import error
+from llmdebug_nb.core.errors import CompareError
+from llmdebug_nb.core.kernels.raw import unreadable
+from llmdebug_nb.core.kernels.summary import summarize
+from llmdebug_nb.core.records import Record, RootCall, Site
+from llmdebug_nb.show.run_view import RunView
+from llmdebug_nb.store.layouts import Contents
+from llmdebug_nb.store.reader import in_memory
+
+if TYPE_CHECKING:
+    import torch
+
+    from llmdebug_nb.show.views import View
+    from llmdebug_nb.store.run import Run
+
+
+@dataclass
+class Stop:
+    """Where the program is halted: a call that has just ended.
+
+    ``inputs``, ``outputs``: its live tensors by slot. The program continues with whatever is
+    written to them. ``why``: why it halted.
+    """
+
+    path: str
+    op: str
+    call: int
+    generation: int
+    step: int
+    inputs: dict[str, torch.Tensor]
+    outputs: dict[str, torch.Tensor]
+    against: Golden | None = None
+    why: str = ""
+
+    @cached_property
+    def golden(self) -> dict[str, torch.Tensor]:
+        """The outputs that golden's run recorded for this call, by slot."""
+        return self._golden_tensors("output", self.outputs)
+
+    @cached_property
+    def errors(self) -> dict[str, float]:
+        """The relative L2 error of the outputs, by slot."""
+        return {
+            slot: error(theirs, self.outputs[slot].detach().cpu())
+            for slot, theirs in self.golden.items()
+            if slot in self.outputs and theirs.numel() == self.outputs[slot].numel()
+        }
+
+    @property
+    def names(self) -> tuple[str, str, str]:
+        """The names that a condition may use: path, operator, and operator without its level."""
+        return self.path, self.op, self.op.partition(".")[2]
+
+    def view(self) -> View:
+        """Return what an explorer shows: the tensors as they are now, beside golden's if any."""
+        mine = self._run("stop", {"input": self.inputs, "output": self.outputs}, {
+            "input": "stop.inputs[{slot!r}]", "output": "stop.outputs[{slot!r}]",
+        })  # fmt: skip
+        if self.golden:
+            theirs = {"input": self._golden_tensors("input", self.inputs), "output": self.golden}
+            golden = self._run("golden", theirs, {"output": "stop.golden[{slot!r}]"})
+            with contextlib.suppress(CompareError):
+                return compare(golden, mine, explain=False, progress=False).view()
+        return RunView(mine)
+
+    def _golden_tensors(
+        self, role: str, live: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        return {} if self.against is None else self.against.tensors(self._site(role), live)
+
+    def _site(self, role: str, slot: str = "") -> Site:
+        return Site(
+            self.path, self.step, self.call, role=role, slot=slot, generation=self.generation
+        )
+
+    def _run(
+        self,
+        name: str,
+        tensors: Mapping[str, Mapping[str, torch.Tensor]],
+        code: Mapping[str, str],
+    ) -> Run:
+        """Return tensors, by role and slot, as a run. ``code``: Python that gives one, by role."""
+        records: list[Record] = []
+        values: list[torch.Tensor] = []
+        for role, by_slot in tensors.items():
+            for slot, tensor in by_slot.items():
+                number, why = len(records), unreadable(tensor)
+                values.append(tensor.detach())
+                records.append(Record(
+                    number, self._site(role, slot), number, self.op, summarize(values[number]),
+                    str(tensor.device), None, number if why is None else None, why,
+                ))  # fmt: skip
+        calls = [RootCall(0, self.generation, self.step)]
+        contents = Contents(
+            records, calls, [], lambda record: values[record.id].cpu(), {"code": code}
+        )
+        return in_memory(name, contents, sum(t.numel() * t.element_size() for t in values))
+
+    def __repr__(self) -> str:
+        lines = [f"{self.path or 'the model'} ({self.op}), step {self.step}: {self.why}"]
+        for role, tensors in (("input", self.inputs), ("output", self.outputs)):
+            for slot, tensor in tensors.items():
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                line = f"  {role:6} {slot}  {dtype} {list(tensor.shape)}{_range(tensor)}"
+                if role == "output" and slot in self.errors:
+                    line += f", {self.errors[slot]:.2g} off golden"
+                lines.append(line)
+        return "\n".join(lines)
+
+
+def _range(tensor: torch.Tensor) -> str:
+    values = computable(tensor)
+    if values is None or values.is_complex():
+        return ""
+    return f", {float(values.min()):.4g} to {float(values.max()):.4g}"
+
+
+def computable(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the values as a tensor that has min and max; None if it is empty or has no values."""
+    import torch
+
+    if not tensor.numel() or tensor.layout != torch.strided or tensor.is_quantized:
+        return None
+    values = tensor.detach()
+    # float8 has no min
+    return values.float() if values.is_floating_point() and values.dtype.itemsize == 1 else values
