@@ -1,4 +1,4 @@
-"""Dtypes by name, and how finely each rounds."""
+"""Dtypes by name, and their machine epsilon."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ def is_floating(name: str) -> bool:
 
 @functools.cache
 def epsilon(name: str) -> float:
-    """Return the machine epsilon of a dtype, of a complex one that of its parts; 0 if it does not round or is not known."""
+    """Return the machine epsilon of a dtype; of a complex one, of its parts.
+
+    It is 0 for dtypes that do not round and for unknown ones.
+    """
     dtype = DTYPES.get(name)
     if dtype is not None and dtype.is_complex:
         dtype = dtype.to_real()
@@ -41,5 +44,5 @@ def epsilon(name: str) -> float:
 
 
 def coarsest(names: Iterable[str]) -> str | None:
-    """Return the floating dtype with the largest epsilon, the first of equals; None where none of them is floating."""
+    """Return the floating dtype with the largest epsilon, the first of equals; None for none."""
     return max(filter(is_floating, names), key=epsilon, default=None)

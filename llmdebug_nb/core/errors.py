@@ -3,19 +3,19 @@
     LLMDebugError
     ├── OptionError          an argument, option or mapping that makes no sense (also a ValueError)
     ├── CaptureError         recording could not start or go on
-    │   └── EmptyDumpError   the block ran, and nothing that was asked for came by
+    │   └── EmptyDumpError   the block ran without any of the requested calls
     ├── StoreError           a dump could not be written or read
     │   ├── UnknownRunError  no run of that name or at that place (also a LookupError)
-    │   ├── NotADumpError    the folder holds nothing that any reader knows
+    │   ├── NotADumpError    the folder has none of the known layouts
     │   ├── CorruptDumpError bytes that contradict the format; names the file
     │   └── DumpWriteError   read-only place, full disk
-    ├── TensorLookupError    a run has no such tensor, or has it without its payload (also a LookupError)
+    ├── TensorLookupError    a run has no such tensor, or not its values (also a LookupError)
     ├── CompareError         two runs that can't be compared
     └── MissingPackageError  an optional package that is not installed (also an ImportError)
 
-`show/` adds FrontEndMissingError (the explorer was not built) and FilterError (what was typed above the list can't be read), `notebook/`
-BadRequestError (a message from the page that makes no sense); the last two never leave the explorer. Each message
-says what was seen, what was expected and what to do next, in one line.
+`show/` adds FrontEndMissingError (the explorer was not built) and FilterError (the typed filter is
+invalid), `notebook/` adds BadRequestError (an invalid message from the page); the last two never
+leave the explorer. Each message says in one line what was found, what was expected and what to do.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import os
 import traceback
 from collections.abc import Iterable
 
-# where this package's own code lies: frames in it are never the user's
+# the folder of this package's own code: frames in it are never the user's
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
@@ -33,12 +33,13 @@ class LLMDebugError(Exception):
     """Base of every error that llmdebug_nb raises on purpose."""
 
     def _render_traceback_(self) -> list[str]:
-        """Return what IPython shows in place of a traceback: the message, and the line of the program that led here."""
+        """Return the message and the user's line, which IPython shows in place of a traceback."""
         line = ""
         for frame, number in traceback.walk_tb(self.__traceback__):
             file = frame.f_code.co_filename
             if not file.startswith(PACKAGE):
-                line = f" ({os.path.basename(file) + ', ' if os.path.isfile(file) else ''}line {number})"
+                place = f"{os.path.basename(file)}, " if os.path.isfile(file) else ""
+                line = f" ({place}line {number})"
         return [f"{type(self).__name__}: {self}{line}"]
 
 
@@ -51,7 +52,7 @@ class CaptureError(LLMDebugError):
 
 
 class EmptyDumpError(CaptureError):
-    """The block ran, and nothing that was asked for came by."""
+    """The block ran without any of the requested calls."""
 
 
 class StoreError(LLMDebugError):
@@ -63,7 +64,7 @@ class UnknownRunError(StoreError, LookupError):
 
 
 class NotADumpError(StoreError):
-    """The folder holds nothing that any reader knows."""
+    """The folder has none of the known layouts."""
 
 
 class CorruptDumpError(StoreError):
@@ -75,7 +76,7 @@ class DumpWriteError(StoreError):
 
 
 class TensorLookupError(LLMDebugError, LookupError):
-    """A run has no such tensor, or has it without its payload."""
+    """A run has no such tensor, or not its values."""
 
 
 class CompareError(LLMDebugError):
@@ -87,7 +88,10 @@ class MissingPackageError(LLMDebugError, ImportError):
 
 
 def nearest(wanted: str, known: Iterable[str], limit: int = 3) -> str:
-    """Return a clause such as ``; nearest: a, b`` for an error message, or an empty string. The root has no name to be near to."""
+    """Return a clause such as ``; nearest: a, b`` for an error message, or an empty string.
+
+    The root is left out, as its name is empty.
+    """
     names = [name for name in dict.fromkeys(known) if name]
     close = difflib.get_close_matches(wanted, names, n=limit, cutoff=0.3) or names[:limit]
     return f"; nearest: {', '.join(close)}" if close else ""

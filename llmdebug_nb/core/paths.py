@@ -1,7 +1,7 @@
 """Paths of modules and operators: ``model.layers.0.mlp`` and ``model.layers.0.mlp/Torch.addmm``.
 
-Dots separate modules; the part behind a slash is an operator that ran in the module. The root module's path is ``""``;
-paths of a second root start with its label: ``Llama~1.model``.
+Dots separate modules; the part behind a slash is an operator that ran in the module. The root
+module's path is ``""``; paths of a second root start with its label: ``Llama~1.model``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The nouns of a recording. Every stage exchanges these; read this file first.
 
-A tensor is seen at a **Site** while a **RootCall** runs, is described by a **Summary**, and becomes a **Record**.
-A dump of records, opened again, is a **Run** (`store/run.py`), whose modules are the **Node** rows of its topology.
-What comparing two runs gives is in `findings.py`.
+A tensor is seen at a **Site** during a **RootCall**, is described by a **Summary**, and becomes a
+**Record**. An opened dump of records is a **Run** (`store/run.py`); its modules are **Node** rows.
+The nouns of a comparison are in `findings.py`.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 WARMUP = "warmup"
-EXPORTED = "Onnx."  # operators of an exported graph begin with it
-IN_KERNEL = "kernel."  # slots of what a kernel of compiled code reads start with it: they are names of buffers, not of arguments
+EXPORTED = "Onnx."  # the prefix of an exported graph's operators
+IN_KERNEL = "kernel."  # the prefix of a fused kernel's slots: names of buffers, not of arguments
 
 
 _SUM = re.compile(r"(\S+) sum of ([1-9]\d{0,11})")
 
 
 def summed(slot: str) -> tuple[str, int] | None:
-    """Read a slot such as ``0 sum of 64``: output 0, yet to be divided by 64. None for any other."""
-    found = _SUM.fullmatch(slot)
-    return (found[1], int(found[2])) if found else None
+    """Read a slot such as ``0 sum of 64``: output 0, not yet divided by 64. Else return None."""
+    parts = _SUM.fullmatch(slot)
+    return (parts[1], int(parts[2])) if parts else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +30,14 @@ class RootCall:
     """One forward call of an outermost module.
 
     ``index``: n-th root call of this process, from 0.
-    ``generation``: which `generate` (or unbroken series of bare forward calls) it belongs to. Counted
-    from 0 over the real ones; warm-ups come before them and count down: -1 is the last warm-up.
+    ``generation``: the `generate` call (or unbroken series of bare forward calls) it belongs to,
+    from 0. Warm-ups come before and count down: -1 is the last warm-up.
     ``step``: generated token of that generation, prefill 0, then one per decode iteration; for
     bare calls their ordinal. Chunks of one prefill share step 0.
     ``kind``: prefill, decode, verify (assisted decoding), full (no cache), extra (a further call
-    within the same token, e.g. guidance), encoder, forward (none of these can be told) or warmup.
+    within the same token, e.g. guidance), encoder, forward (unknown) or warmup.
     ``query``/``total``/``batch``: token rows fed in, prompt + generated tokens so far, sequences;
-    None where the call shows no token ids.
+    None if the call has no token ids.
     """
 
     index: int
@@ -51,7 +51,10 @@ class RootCall:
 
 
 class CallKey(NamedTuple):
-    """Which call of a module or operator, of all calls in a run. ``call``: n-th of that path within the step, from 0."""
+    """The key of a call among all calls of a run.
+
+    ``call``: n-th call of that path within the step, from 0.
+    """
 
     rank: int
     generation: int
@@ -83,7 +86,7 @@ class Site:
 
     @property
     def key(self) -> CallKey:
-        """The call that it was an input, output or weight of."""
+        """The call that has it as an input, output or weight."""
         return CallKey(self.rank, self.generation, self.step, self.phase, self.path, self.call)
 
     def __str__(self) -> str:
@@ -96,10 +99,10 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What every recorded tensor is described by, payload kept or not.
+    """The description of a recorded tensor, whether its values were kept or not.
 
-    ``dtype``: torch name without the prefix (``bfloat16``). ``shape``: sizes; ``()`` is a scalar, -1 a size
-    that is no one number (nested tensors).
+    ``dtype``: torch name without the prefix (``bfloat16``). ``shape``: sizes; ``()`` is a scalar,
+    -1 a size that is no single number (nested tensors).
     ``min``/``max``/``mean``/``l2norm``: over all elements, in IEEE arithmetic (a NaN anywhere gives
     NaN); booleans count as 0 and 1, complex numbers by magnitude; mean and norm are accumulated
     in float64; all four are None for an empty tensor or one whose values can't be read.
@@ -133,10 +136,11 @@ class Record:
     ``seq``: execution order within the process. ``op``: class name of the module.
     ``producer``: id of the record whose output storage this tensor is, or None (a graph input, or
     made by code that was not observed).
-    ``payload``: where the bytes lie, opaque to all but the store; None if not kept.
-    ``lost``: why a payload that was asked for is not there, or None.
-    ``kept``: what the payload is where it is not the whole tensor: ``slice[0,:]`` (that part, in the tensor's
-    dtype), ``minmax`` (float64[2]) or ``quantile[N]`` (float64[N]). ``kept_shape``: its shape then.
+    ``payload``: the place of the values, known to the store alone; None if they were not kept.
+    ``lost``: why requested values are missing, or None.
+    ``kept``: None if the values are the whole tensor, else ``slice[0,:]`` (that part, in the
+    tensor's dtype), ``minmax`` (float64[2]) or ``quantile[N]`` (float64[N]); ``kept_shape``: its
+    shape.
     """
 
     id: int
@@ -153,7 +157,7 @@ class Record:
 
     @property
     def payload_shape(self) -> tuple[int, ...]:
-        """The shape of what was kept: the tensor's own, or that of the part."""
+        """The shape of the kept values: the tensor's own, or that of the part."""
         return self.summary.shape if self.kept_shape is None else self.kept_shape
 
 
@@ -176,8 +180,11 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A kernel of compiled code. ``name``: ``graph0/cpp_fused_mul_1``. ``nodes``: of the graph, that it computes. ``source``: its code, "" for one of
-    PyTorch's own."""
+    """A kernel of compiled code.
+
+    ``name``: ``graph0/cpp_fused_mul_1``. ``nodes``: the nodes of the graph that it computes.
+    ``source``: its code, "" for a kernel of PyTorch itself.
+    """
 
     name: str
     nodes: tuple[str, ...]

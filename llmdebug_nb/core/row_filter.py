@@ -1,4 +1,4 @@
-"""Filters over the rows of a recording: values of columns, and what a reader types above a list of rows."""
+"""Filters over the rows of a recording: values of columns, and the filter typed above a list."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ class Run(Tabular):
         return frames.records(self)
 
     def scalars(self, path: str | None = None) -> pandas.DataFrame:
-        """Return one row for each argument and output that is no tensor, such as a number or a flag.
+        """Return one row for each argument and output that is no tensor but a number, flag or text.
 
         Role ``attribute``: plain attributes of a module (eps, training); ``weight``: fingerprints
         of its parameters.

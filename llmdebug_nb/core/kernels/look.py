@@ -1,16 +1,16 @@
-"""Small CPU tensors, looked at in one call of C (`look.c`) and written down later, many at a time.
+"""Small CPU tensors: copied and measured by one call of C (`look.c`), turned into rows later.
 
-A program pushes code and data of ours out of the caches between two of its hooks, so that every step there costs
-several times what it does in a loop. So as little as possible is done while the program waits: its elements are copied
-and described. What needs Python follows in `Arena.take`.
+Between two hooks the program pushes our own code and data out of the caches, so every step in a
+hook costs several times what it costs in a loop. While the program waits, the elements are only
+copied and measured; the rest follows in `Arena.take`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +19,8 @@ from llmdebug_nb.core.kernels import native
 from llmdebug_nb.core.kernels.native import Figures
 from llmdebug_nb.core.kernels.raw import memory_at
 
-# dtype name, shape, figures, and the elements' bytes in row-major order, there until `Arena.clear`
+Look = Callable[[int, torch.Tensor, int], int]  # address of an arena, tensor, bytes of its storage
+# dtype name, shape, figures, and the elements' bytes in row-major order, valid until `Arena.clear`
 Looked = tuple[str, tuple[int, ...], Figures, memoryview]
 
 ROOM, MANY, LARGEST = 1 << 20, 4096, 64 << 10  # bytes, tensors, bytes of one tensor
@@ -31,11 +32,13 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def sample(tensor: torch.Tensor) -> bytes | None:
-    """Return 64 words out of a CPU tensor's storage, evenly spread; None where it has fewer, or can't be read."""
+    """Return 64 words spread evenly over a CPU tensor's storage.
+
+    None if it is too small or unreadable.
+    """
     try:
-        words = (
-            tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.element_size()
-        ) // 8
+        start = tensor.storage_offset() * tensor.element_size()
+        words = (tensor.untyped_storage().nbytes() - start) // 8
         address = tensor.data_ptr()
     except (RuntimeError, NotImplementedError):
         return None
@@ -45,7 +48,7 @@ def sample(tensor: torch.Tensor) -> bytes | None:
 
 
 class _Head(ctypes.Structure):
-    """The beginning of DLPack's ``DLPackExchangeAPI`` (dlpack.h, 1.3): its version and functions, in order."""
+    """The beginning of DLPack's ``DLPackExchangeAPI`` (dlpack.h, 1.3)."""
 
     _fields_ = (
         ("major", ctypes.c_uint32),
@@ -74,12 +77,12 @@ class _Arena(ctypes.Structure):
 
 
 class Arena:
-    """Copies of tensors, and what they are. Not thread-safe: its owner holds a lock, and Python's."""
+    """Copies of tensors with their figures. Not thread-safe: the owner holds a lock and the GIL."""
 
     def __init__(
-        self, function: Any, view: int, room: int = ROOM, many: int = MANY, largest: int = LARGEST
+        self, function: Look, view: int, room: int = ROOM, many: int = MANY, largest: int = LARGEST
     ) -> None:
-        """``function``: ``llmdebug_look``. ``view``: address of torch's function that tells what a tensor is."""
+        """``function``: ``llmdebug_look``. ``view``: address of torch's function for it."""
         self._room = np.empty(room, np.uint8)
         self._looks, self._view = np.empty(many * _LOOK.size, np.uint8), self._room.data
         self._arena = _Arena(
@@ -88,18 +91,17 @@ class Arena:
         self._function, self._address = function, ctypes.addressof(self._arena)
 
     def look(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> int:
-        """Copy and describe a tensor with that storage. Return the number of the look, NO_ROOM, or NOT_FOR_THIS.
+        """Copy and measure a tensor of that storage; return its number, NO_ROOM or NOT_FOR_THIS.
 
-        The last are those on other devices, of classes and dtypes with rules of their own, empty, large or freed ones. A small
-        strided one is copied in row-major order.
+        NOT_FOR_THIS are tensors on other devices, of special classes and dtypes, and empty, large
+        or freed ones. A small strided tensor is copied in row-major order.
         """
         if type(tensor) not in _PLAIN or tensor.is_neg():
             return NOT_FOR_THIS
-        seen: int = self._function(self._address, tensor, storage.nbytes())
-        return seen
+        return self._function(self._address, tensor, storage.nbytes())
 
     def take(self, number: int) -> Looked:
-        """Return what a look of that number saw."""
+        """Return the tensor of that number."""
         kind, start, nbytes, dims, *rest = _LOOK.unpack_from(self._looks.data, number * _LOOK.size)
         return (
             _KINDS[kind],
@@ -109,19 +111,19 @@ class Arena:
         )
 
     def clear(self) -> None:
-        """Make room; what was taken is no longer there."""
+        """Make room; the bytes of taken tensors become invalid."""
         self._arena.used = self._arena.count = 0
 
 
 def arena() -> Arena | None:
-    """Return a new arena, or None where there can be none: the C kernel isn't used, or torch shows no such function."""
+    """Return a new arena, or None if the C kernel isn't used or torch lacks the function."""
     parts = _parts()
     return None if parts is None else Arena(*parts)
 
 
 @cache
-def _parts() -> tuple[Any, int] | None:
-    """Return ``llmdebug_look`` and torch's function for it, both tried."""
+def _parts() -> tuple[Look, int] | None:
+    """Return ``llmdebug_look`` and torch's function for it, both tested."""
     capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     if native.kernel() is None or capsule is None:
         return None
@@ -131,9 +133,8 @@ def _parts() -> tuple[Any, int] | None:
     if head.major != 1 or not head.dltensor_from_py_object_no_sync:
         return None
     try:
-        function = ctypes.PyDLL(
-            str(native.LIBRARY)
-        ).llmdebug_look  # holds Python's lock, as torch's function needs
+        # PyDLL keeps the GIL, which torch's function needs
+        function = ctypes.PyDLL(str(native.LIBRARY)).llmdebug_look
     except (OSError, AttributeError):
         return None  # a library of an older version
     function.restype = ctypes.c_int64
@@ -143,7 +144,7 @@ def _parts() -> tuple[Any, int] | None:
 
 
 def _is_right(arena: Arena) -> bool:
-    """Try a strided tensor. Not made by torch's factories, which a mode may be watching."""
+    """Test with a strided tensor, without torch's factories: a mode may watch them."""
     values = np.array([[1, 2], [3, 4]], np.float32)
     tensor = torch.from_numpy(values).t()
     if arena.look(tensor, tensor.untyped_storage()) != 0:

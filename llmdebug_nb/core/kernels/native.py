@@ -1,4 +1,6 @@
-"""The C kernel (`summary.c`): found, checked and called here. It is optional, and the torch path gives the same figures.
+"""Loading, testing and calling the C kernel (`summary.c`).
+
+It is optional: torch gives the same figures.
 
 The build hook compiles it where there is a C compiler; it is never compiled at run time.
 ``LLMDEBUG_NATIVE=0`` in the environment turns it off.
@@ -25,29 +27,19 @@ Figures = tuple[
 LIBRARY = Path(__file__).with_name("_summary.so")  # on every platform: it is opened by its path
 # those of summary.c
 TABLE = (
-    "float32",
-    "float64",
-    "float16",
-    "bfloat16",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-)
+    "float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8",
+    "uint16", "uint32", "uint64",
+)  # fmt: skip
 KINDS: dict[torch.dtype, int] = {getattr(torch, name): kind for kind, name in enumerate(TABLE)}
 KINDS[torch.bool] = KINDS[torch.uint8]
 
-# the Call of summary.c: address, nbytes, kind; then its Summary: low, high, mean, norm, nan, inf, zero
+# the Call of summary.c: address, nbytes, kind; its Summary: low, high, mean, norm, nan, inf, zero
 _QUESTION, _ANSWER = struct.Struct("=Qqq"), struct.Struct("=4d3q")
 Kernel = Callable[[int, int, int], Figures]
 
 
 class _Room(threading.local):
-    """A Call, one a thread."""
+    """A Call for each thread."""
 
     def __init__(self) -> None:
         self.call = ctypes.create_string_buffer(_QUESTION.size + _ANSWER.size)
@@ -55,10 +47,10 @@ class _Room(threading.local):
 
 @cache
 def kernel() -> Kernel | None:
-    """Return the C kernel, or None where it isn't used.
+    """Return the C kernel, or None if it isn't used.
 
-    It takes an address (aligned or not), how many bytes of elements are there (not none) and one of
-    `KINDS`, and returns (min, max, mean, l2norm, nan, inf, zero). Other threads run meanwhile.
+    It takes an address (aligned or not), the size of the elements in bytes (not 0) and one of
+    `KINDS`, and returns (min, max, mean, l2norm, nan, inf, zero). It releases the GIL.
     """
     return _load()[0]
 
@@ -70,14 +62,12 @@ def why_not() -> str | None:
 
 @cache
 def _load() -> tuple[Kernel | None, str | None]:
-    """Return the kernel, or why there is none."""
+    """Return the kernel, or None and the reason."""
     if os.environ.get("LLMDEBUG_NATIVE") == "0":
         return None, "LLMDEBUG_NATIVE=0 turns it off"
     if not LIBRARY.is_file():
-        return (
-            None,
-            f"{LIBRARY.name} was not built: llmdebug_nb was installed without a working C compiler",
-        )
+        why = "llmdebug_nb was installed without a working C compiler"
+        return None, f"{LIBRARY.name} was not built: {why}"
     try:
         function = ctypes.CDLL(str(LIBRARY)).llmdebug_summary
     except (OSError, AttributeError) as error:
@@ -92,19 +82,17 @@ def _load() -> tuple[Kernel | None, str | None]:
         return answer(call, at)
 
     wrong = [name for name in TABLE if not _is_right(kernel, name)]
-    return (
-        (None, f"{LIBRARY.name} gives wrong figures of {', '.join(wrong)}")
-        if wrong
-        else (kernel, None)
-    )
+    if wrong:
+        return None, f"{LIBRARY.name} gives wrong figures of {', '.join(wrong)}"
+    return kernel, None
 
 
 def _is_right(kernel: Kernel, name: str) -> bool:
-    """Try numbers that every dtype holds, as many as no vector is long; NaN and infinity where it has them."""
+    """Test with more numbers than a vector holds; NaN and infinity if the dtype has them."""
     kind = TABLE.index(name)
 
     def got(values: list[float]) -> Figures:
-        # not by torch, which may be under a mode here that makes tensors on a device, or none at all
+        # without torch: a mode may create its tensors on a device, or none at all
         wide = np.array(values, np.float32 if name == "bfloat16" else name)
         data = (wide.view(np.uint32) >> 16).astype(np.uint16) if name == "bfloat16" else wide
         return kernel(data.ctypes.data, data.nbytes, kind)
@@ -115,12 +103,5 @@ def _is_right(kernel: Kernel, name: str) -> bool:
         return right
     values[7], values[-1] = math.inf, -2
     right &= got(values) == (-2, math.inf, math.inf, math.inf, 0, 1, 41)
-    low, high, mean, norm, *counts = got([*values, math.nan])
-    return (
-        right
-        and low != low
-        and high != high
-        and mean != mean
-        and norm != norm
-        and counts == [1, 1, 41]
-    )
+    *figures, nan, inf, zero = got([*values, math.nan])
+    return right and all(figure != figure for figure in figures) and (nan, inf, zero) == (1, 1, 41)

@@ -1,4 +1,4 @@
-"""What may be kept in place of a whole tensor: a part of it, or a few figures."""
+"""Reductions that are kept in place of a whole tensor: a part of it, or a few figures."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import numpy as np
 import torch
 
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-_ON_DEVICE = (
-    1 << 24
-)  # elements: sorting more would take more of an accelerator's memory than the program may have left
+_ON_DEVICE = 1 << 24  # elements: sorting more may take more memory than the accelerator has left
 _FAR = 1 << 62  # beyond every size, and still an index that torch takes
 
 Index = tuple[int | slice | EllipsisType, ...]
@@ -35,7 +33,9 @@ def _item(text: str) -> int | slice | EllipsisType:
 
 
 def cut(tensor: torch.Tensor, index: Index) -> torch.Tensor:
-    """Return the part of a tensor that ``index`` names, by NumPy's rules: a view, of the integers if it is quantised.
+    """Return the part of a tensor that ``index`` names, by NumPy's rules, as a view.
+
+    Of a quantised tensor it is a part of the integers.
 
     Raises:
         IndexError: the tensor has fewer dimensions, or ends before a number in the index.
@@ -51,7 +51,7 @@ def cut(tensor: torch.Tensor, index: Index) -> torch.Tensor:
 
 
 def minmax(tensor: torch.Tensor) -> torch.Tensor:
-    """Return float64[2] on the CPU: the least and the greatest value; both NaN if one is, or if there is none.
+    """Return float64[2] on the CPU: minimum and maximum; NaN if a value is NaN or none exists.
 
     Booleans count as 0 and 1, complex numbers by magnitude.
     """
@@ -62,10 +62,10 @@ def minmax(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def quantiles(tensor: torch.Tensor, count: int) -> torch.Tensor:
-    """Return float64[count] on the CPU: the quantiles 0, 1/(count-1), …, 1, between values in linear interpolation.
+    """Return float64[count] on the CPU: the quantiles 0, 1/(count-1), …, 1, interpolated linearly.
 
-    Any number of elements (`torch.quantile` ends at 2**24). All are NaN if a value is, or if there is none.
-    Where `numpy.quantile` makes a NaN of an infinity, the infinity stays.
+    The tensor may have any size (`torch.quantile` ends at 2**24). All are NaN if a value is NaN or
+    none exists. Infinities stay, unlike in `numpy.quantile`.
     """
     flat = _values(tensor)
     size = flat.numel()
@@ -90,7 +90,7 @@ def _sorted_there(flat: torch.Tensor, places: list[np.ndarray]) -> list[np.ndarr
 
 
 def _sorted_here(flat: torch.Tensor, places: list[np.ndarray]) -> list[np.ndarray]:
-    """The same on the CPU, where `torch.sort` would take 8 bytes more for each element."""
+    """Do the same on the CPU, where `torch.sort` would take 8 bytes more for each element."""
     wide = flat.cpu() if flat.dtype in (torch.float32, torch.float64) else flat.cpu().float()
     ordered = np.sort(wide.numpy())
     return [ordered[at].astype(np.float64) for at in places]
@@ -104,7 +104,6 @@ def _values(tensor: torch.Tensor) -> torch.Tensor:
         return (flat.to(torch.complex64) if flat.dtype == torch.complex32 else flat).abs()
     if flat.dtype in _FLOATS:
         return flat
-    exact = (
-        flat.device.type != "mps" and not flat.is_floating_point()
-    )  # there are no doubles on mps
+    # mps has no doubles
+    exact = flat.device.type != "mps" and not flat.is_floating_point()
     return flat.to(torch.float64 if exact else torch.float32)

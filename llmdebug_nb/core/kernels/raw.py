@@ -1,4 +1,4 @@
-"""Tensors as raw bytes and back: the one way in and out of a payload."""
+"""Conversion of tensors to raw bytes and back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _QUANTISED = {torch.qint8: "int8", torch.quint8: "uint8", torch.qint32: "int32"}
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
-    """Return the dtype's torch name without the prefix; a quantised tensor is named by its integers."""
+    """Return the dtype's torch name without prefix; of a quantised tensor that of its integers."""
     return (
         DTYPE_NAMES.get(tensor.dtype)
         or _QUANTISED.get(tensor.dtype)
@@ -24,7 +24,7 @@ def dtype_name(tensor: torch.Tensor) -> str:
 
 
 def unreadable(tensor: torch.Tensor) -> str | None:
-    """Return why the bytes of ``tensor`` can't be read (sparse, meta, wrapped …), or None if they can."""
+    """Return why the bytes of a tensor can't be read (sparse, meta, wrapped …), or None."""
     if tensor.layout is not torch.strided:
         return f"layout {str(tensor.layout).removeprefix('torch.')} has no row-major bytes"
     if tensor.is_nested:
@@ -43,9 +43,9 @@ _SIZES = {dtype: dtype.itemsize for name, dtype in DTYPES.items() if not name.st
 
 
 def memory(tensor: torch.Tensor) -> tuple[int, int] | None:
-    """Return (address, nbytes) of a tensor whose elements lie in this process's memory in row-major order.
+    """Return (address, nbytes) of a tensor whose elements are in host memory in row-major order.
 
-    None if they don't, or if it can't be told for certain: empty, strided, on a device, freed, wrapped, conjugate.
+    None if they are not, or may not be: empty, strided, on a device, freed, wrapped, conjugate.
     """
     if type(tensor) not in _PLAIN or not tensor.is_cpu:
         return None
@@ -54,9 +54,9 @@ def memory(tensor: torch.Tensor) -> tuple[int, int] | None:
         if not size or not tensor.is_contiguous() or tensor.is_neg():
             return None
         nbytes = tensor.numel() * size
-        if type(nbytes) is not int:  # torch.jit.trace makes a traced tensor of it
+        if type(nbytes) is not int:  # torch.jit.trace turns it into a tensor
             nbytes = tensor.nbytes
-        # a freed storage (FSDP does that) would leave the tensor with an address of nothing
+        # the address of a freed storage (FSDP frees some) is invalid
         if not 0 < nbytes <= tensor.untyped_storage().nbytes() - tensor.storage_offset() * size:
             return None
         address = tensor.data_ptr()
@@ -66,9 +66,9 @@ def memory(tensor: torch.Tensor) -> tuple[int, int] | None:
 
 
 class _Memory(ctypes.Array[ctypes.c_char]):
-    """All of the memory from an address on, of which a view takes as much as it knows to be there.
+    """The memory from an address on; a view takes as much as exists.
 
-    One class for all sizes, as making classes is slow; ``owner`` keeps what lies there alive.
+    One class serves all sizes, as creating classes is slow. ``owner`` keeps the memory alive.
     """
 
     __slots__ = ("owner",)
@@ -78,14 +78,14 @@ class _Memory(ctypes.Array[ctypes.c_char]):
 
 
 def memory_at(address: int) -> Any:
-    """Return a buffer that begins at an address, of which nobody knows how much is there, or for how long."""
+    """Return a buffer from an address on; the caller knows its size and lifetime."""
     return _Memory.from_address(address)
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values as a contiguous CPU tensor without gradient; a quantised tensor's as its integers.
+    """Return a strided tensor of any dtype and device as a contiguous CPU tensor without gradient.
 
-    Shares memory with a contiguous CPU tensor. Strided layouts of every dtype, from any device;
+    A contiguous CPU tensor shares its memory with the result. Quantised tensors become integers;
     conjugate and negative views are resolved.
     """
     t = tensor.detach()
@@ -103,20 +103,21 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 def to_bytes(tensor: torch.Tensor) -> np.ndarray:
     """Return the elements of ``tensor`` (see `plain`) in row-major order as ``uint8[nbytes]``.
 
-    Shares memory with a contiguous CPU tensor, and keeps it alive: use it before the tensor can change.
+    A contiguous CPU tensor shares its memory with the result and is kept alive by it: use the
+    result before the tensor can change.
     """
     found = memory(tensor)
     if found is not None:
         return view(tensor, found)
     if tensor.numel() == 0:
         return np.empty(0, np.uint8)
-    # a size-1 dimension may have any stride and still count as contiguous, which view(uint8) refuses
+    # view(uint8) refuses contiguous tensors whose dimensions of size 1 have unusual strides
     t = plain(tensor)
     return t.as_strided((t.numel(),), (1,)).view(torch.uint8).numpy()
 
 
 def view(tensor: torch.Tensor, found: tuple[int, int]) -> np.ndarray:
-    """Return what `to_bytes` does of a tensor that `memory` has ``found``."""
+    """Return the bytes of a tensor at the address and size ``found`` that `memory` returned."""
     room = memory_at(found[0])
     room.owner = tensor
     return np.frombuffer(room, np.uint8, found[1])

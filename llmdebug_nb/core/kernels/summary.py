@@ -1,9 +1,9 @@
-"""Summaries: what every recorded tensor is described by.
+"""Summaries of tensors.
 
 Mean and norm are accumulated in float64, so that half-precision tensors neither overflow nor
-drift. On the CPU the figures are read at once, by a C kernel (`native`) or else by torch, to the same
-numbers (sums may differ in their last digits); on an accelerator they stay there as one float64
-vector per tensor, to be read back together (`device_figures`), so that recording never waits for it.
+drift. On the CPU the figures are computed at once, by a C kernel (`native`) or by torch; both agree
+up to the last digits of sums. On an accelerator they stay on the device as one float64 vector for
+each tensor (`device_figures`) and are read back together, so that recording never waits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NO_FIGURES: Figures = (None,) * 7
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values as a real tensor that reductions accept: magnitudes of complex numbers, wider fp8."""
+    """Return real values that reductions accept: magnitudes of complex numbers, fp8 as float32."""
     if tensor.dtype in _FLOATS:
         return tensor
     if tensor.is_quantized:
@@ -38,14 +38,14 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def figures(tensor: torch.Tensor, found: tuple[int, int] | None = None) -> Figures:
-    """Return (min, max, mean, l2norm, nan, inf, zero) of a readable CPU tensor, all None if it is empty.
+    """Return (min, max, mean, l2norm, nan, inf, zero) of a readable CPU tensor.
 
-    ``found``: what `raw.memory` says of it, where that is known.
-    A NaN makes the first four NaN; a mean whose sum leaves float64 is infinite or NaN. No zero is negative.
+    All are None if it is empty. ``found``: the result of `raw.memory`, if known. A NaN makes the
+    first four NaN; a mean whose sum overflows float64 is infinite or NaN. No zero is negative.
     """
     kernel, kind = native.kernel(), native.KINDS.get(tensor.dtype)
     if kernel is not None and kind is not None:
-        # a strided one is copied rather than walked, so that equal tensors have equal figures whatever their strides
+        # a strided tensor is copied first: equal tensors have equal figures whatever their strides
         found = found or memory(tensor) or memory(tensor := plain(tensor))
         if found is not None:
             address, nbytes = found
@@ -54,7 +54,7 @@ def figures(tensor: torch.Tensor, found: tuple[int, int] | None = None) -> Figur
 
 
 def torch_figures(tensor: torch.Tensor) -> Figures:
-    """Return what `figures` does, by torch alone, of a CPU tensor of any dtype that torch can read."""
+    """Return `figures` by torch alone, of a CPU tensor of any dtype that torch can read."""
     count = tensor.numel()
     if count == 0:
         return _NO_FIGURES
@@ -72,18 +72,18 @@ def torch_figures(tensor: torch.Tensor) -> Figures:
             part_nan = int(torch.isnan(part).sum())
             nan += part_nan
             inf += int(torch.isinf(part).sum())
-        # not min(): a NaN must win, whichever side it stands on
+        # not min(): a NaN must win on either side
         low = part_low if part_low != part_low or part_low < low else low
         high = part_high if part_high != part_high or part_high > high else high
     if nan:
         low = high = math.nan
     norm = math.sqrt(squares) if squares == squares else math.nan
-    # + 0.0: whether a zero found among others is negative is chance
+    # + 0.0: the sign of a zero is arbitrary
     return low + 0.0, high + 0.0, total / count, norm, nan, inf, count - nonzero
 
 
 class _Scratch(threading.local):
-    """Room for a chunk in float64, one a thread: fresh memory would cost more than the sums."""
+    """Each thread's room for a chunk in float64: fresh memory would cost more than the sums."""
 
     def __init__(self) -> None:
         self.room = torch.empty(0, dtype=torch.float64)
@@ -95,15 +95,14 @@ _scratch = _Scratch()
 def _wide(part: torch.Tensor) -> torch.Tensor:
     """Return a 1-d chunk in float64, in memory that the next call uses again."""
     if _scratch.room.numel() < part.numel():
-        with torch.inference_mode(
-            False
-        ):  # else it could not be written to outside of inference mode
+        # otherwise it could not be written to outside of inference mode
+        with torch.inference_mode(False):
             _scratch.room = torch.empty(_CHUNK, dtype=torch.float64)
     return _scratch.room[: part.numel()].copy_(part)
 
 
 def summarize(tensor: torch.Tensor) -> Summary:
-    """Describe a tensor of any kind; figures are None where its values can't be read."""
+    """Describe a tensor of any kind; figures are None if its values can't be read."""
     name, shape = dtype_name(tensor), tuple(tensor.shape)
     if unreadable(tensor) is not None:
         return Summary(name, shape)
@@ -113,7 +112,7 @@ def summarize(tensor: torch.Tensor) -> Summary:
 
 
 def _safe(tensor: torch.Tensor) -> Figures:
-    """Return the figures, or none where this build of torch can't read the dtype (packed fp4)."""
+    """Return the figures; None for a dtype that this build of torch can't read (packed fp4)."""
     try:
         return figures(tensor)
     except (RuntimeError, NotImplementedError):
@@ -123,7 +122,7 @@ def _safe(tensor: torch.Tensor) -> Figures:
 def device_figures(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return float64[7] on the tensor's device, in the order of `figures`, without waiting for it.
 
-    None for an empty tensor. Nothing is read back here: stack the vectors of a step, then copy once.
+    None for an empty tensor. Nothing is read back: stack the vectors of a step, then copy once.
     """
     count = tensor.numel()
     if count == 0:
@@ -146,7 +145,7 @@ def device_figures(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def read_back(vectors: list[torch.Tensor]) -> list[Figures]:
-    """Copy the vectors of `device_figures` (one device) to the host at once; counts become integers."""
+    """Copy vectors of `device_figures` from one device to the host; counts become integers."""
     if not vectors:
         return []
     rows = torch.stack(vectors).cpu().tolist()

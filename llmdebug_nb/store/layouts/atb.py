@@ -123,7 +123,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """One tensor of a ``.bin``: ``length`` bytes from ``start``, or ``alias`` names another file."""
+    """A tensor of a ``.bin``: ``length`` bytes from ``start``, or ``alias`` names another file."""
 
     offset: int
     summary: Summary

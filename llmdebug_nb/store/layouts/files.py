@@ -69,7 +69,7 @@ class Folder:
         return real
 
     def walk(self) -> tuple[list[str], dict[str, str]]:
-        """Return the names of all files, naturally sorted, and the folders left out with the reason.
+        """Return the names of all files, naturally sorted, and skipped folders with the reason.
 
         A linked folder is not entered: its target is walked at its own place, or lies outside.
         """
@@ -313,7 +313,7 @@ def moment(path: str, leaving: bool, order: Mapping[str, int] | None = None) -> 
 
 
 def one_dump(folder: Folder, bases: Iterable[str]) -> None:
-    """Raise NotADumpError if the files come from several dumps: they would look like ranks of one."""
+    """Raise NotADumpError if files come from several dumps: they would look like ranks of one."""
     found = sorted({base.removeprefix(folder.context).rstrip("/") for base in bases}, key=natural)
     if len(found) > 1:
         raise NotADumpError(
@@ -390,7 +390,7 @@ def _describe(
     described: dict[Place, Summary],
     made: dict[Place, int],
 ) -> Record:
-    """Return a draft as a record. ``made``: outputs by place; an input from there has a producer."""
+    """Return a draft as a record. ``made``: outputs by place, which produce inputs from there."""
     place, summary, lost, producer = draft.place, draft.summary, draft.lost, None
     if place is not None:
         try:

@@ -1,12 +1,14 @@
-"""msit torch dumps (msit 8.2 ``llm/dump/torch_dump``): one ``.pth`` per tensor, in folders named by module.
+"""msit torch dumps (msit 8.2 ``llm/dump/torch_dump``): one ``.pth`` per tensor.
+
+Folders are named by module:
 
     msit_dump_{time}/torch_tensors/{device}_{pid}/
         model_tree.json                             names and classes of the modules
         weights/root.{parameter}.pth
         {token}/root.{module}/{input|output}[_i[_j]].pth, statistics.csv
 
-The order of execution is not recorded: records follow the module tree, inputs on the way in, outputs
-on the way out. A call repeated within a token has overwritten the earlier one's files.
+The order of execution is not recorded: records follow the module tree, inputs on the way in,
+outputs on the way out. A call repeated within a token has overwritten the earlier one's files.
 """
 
 from __future__ import annotations
@@ -145,7 +147,7 @@ def _moment(draft: Draft, order: dict[str, int]) -> tuple[object, ...]:
 
 
 def _tree(folder: Folder, name: str) -> dict[str, str]:
-    """Return class names by module path, parents first, from ``{"name": "root.a", "type", "children"}``."""
+    """Return class names by module path, parents first, of a tree of name, type and children."""
     types: dict[str, str] = {}
     stack = [read_json(folder, name)]
     while stack:
@@ -183,7 +185,7 @@ def _drafts(
 
 
 def _path(module: str, types: dict[str, str]) -> tuple[str, str]:
-    """Return path and class of a module or API: both have folders, and the tree tells them apart."""
+    """Return path and class of a folder's module or API; the tree tells them apart."""
     owner, _, api = module.rpartition(".")
     if module not in types and owner in types and api.isidentifier():
         return f"{owner}/{api}" if owner else api, api

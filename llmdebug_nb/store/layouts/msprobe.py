@@ -1,4 +1,4 @@
-"""msprobe PyTorch dumps (mindstudio-probe 8.3 and 26.2): a ``dump.json`` that describes every tensor.
+"""msprobe PyTorch dumps (mindstudio-probe 8.3 and 26.2): ``dump.json`` describes every tensor.
 
     [step{n}/[rank{id}|proc{pid}|rank/]]
         dump.json                       entries by name, in the order of execution
@@ -121,7 +121,7 @@ def _read_one(
     step: int,
     rank: int,
 ) -> Iterator[Draft]:
-    """Yield the tensors of one ``dump.json`` in its order; add the modules' classes to ``types``."""
+    """Yield the tensors of one ``dump.json``; add the modules' classes to ``types``."""
     construct: dict[str, Any] = {}
     beside = name.removesuffix("dump.json")
     if (folder.path / f"{beside}construct.json").exists():
