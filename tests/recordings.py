@@ -16,7 +16,7 @@ import llmdebug_nb as ld
 AGREED = frozenset({"match", "within_noise"})
 
 
-def record(work: Callable[[], object], model: Any = None, name: str = "run", **options: Any) -> Any:
+def record(model: Any, work: Callable[[], object], name: str = "r", **options: Any) -> Any:
     """Record ``model`` while ``work`` runs, all steps unless the options name others."""
     with ld.dump(model, **{"name": name, "tokens": "all", **options}) as run:
         work()
@@ -37,6 +37,7 @@ def record_linear(folder: Path, name: str, scale: float = 1.0) -> Path:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
     with torch.no_grad():
         model[0].weight *= scale
-    run = record(lambda: model(torch.ones(2, 4)), model, name, path=str(folder / "llmdebug_runs"))
+    place = str(folder / "llmdebug_runs")
+    run = record(model, lambda: model(torch.ones(2, 4)), name, path=place)
     assert run.path is not None
     return run.path

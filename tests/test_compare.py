@@ -14,7 +14,7 @@ from llmdebug_nb.align import pairing, unpaired
 from llmdebug_nb.core.records import Record, Site, Summary
 from llmdebug_nb.notebook import display
 from models import ARCHITECTURES, generate, gpt2, llama, prompt
-from recordings import AGREED
+from recordings import AGREED, scaled
 
 
 def _pair(model, change, tokens="0-2", **options):
@@ -27,12 +27,6 @@ def _pair(model, change, tokens="0-2", **options):
             generate(each, new=4)
         runs.append(run)
     return runs
-
-
-def _scaled(path, factor):
-    return lambda model: model.get_submodule(path).register_forward_hook(
-        lambda module, args, out: out * factor
-    )
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -56,7 +50,7 @@ def test_a_run_matches_itself(architecture):
     ],
 )
 def test_a_wrong_leaf_is_blamed_and_nothing_that_inherits(path):
-    report = ld.compare(*_pair(llama(), _scaled(path, 1.001)))
+    report = ld.compare(*_pair(llama(), scaled(path, 1.001)))
     assert report.verdict == "diverged"
     assert report.findings[0].path == path
     assert report.findings[0].cause == "introduced"
@@ -87,7 +81,7 @@ def test_code_between_the_modules_is_blamed_on_the_module_it_belongs_to(monkeypa
 
 def test_two_bugs_are_two_findings_in_execution_order():
     def change(model):
-        _scaled("transformer.h.0.mlp.act", 1.01)(model)
+        scaled("transformer.h.0.mlp.act", 1.01)(model)
         model.transformer.wpe.weight.data.mul_(1.01)
 
     report = ld.compare(*_pair(gpt2(), change))
@@ -110,7 +104,7 @@ def test_the_same_weights_in_bf16_are_within_noise_and_a_bug_in_bf16_is_not():
     assert report.verdict == "within_noise"
     broken = _pair(
         llama(),
-        lambda m: (_scaled("model.layers.0.mlp.act_fn", 1.5)(m), m.to(torch.bfloat16)),
+        lambda m: (scaled("model.layers.0.mlp.act_fn", 1.5)(m), m.to(torch.bfloat16)),
         tokens="0",
     )
     report = ld.compare(*broken)
@@ -188,7 +182,7 @@ def test_models_that_share_nothing_but_being_models_cannot_be_compared():
 
 
 def test_statistics_alone_still_find_the_bug():
-    golden, mine = _pair(llama(), _scaled("model.layers.1.mlp.act_fn", 1.01), stats_only=True)
+    golden, mine = _pair(llama(), scaled("model.layers.1.mlp.act_fn", 1.01), stats_only=True)
     report = ld.compare(golden, mine)
     assert report.findings[0].path == "model.layers.1.mlp.act_fn"
     assert "judged by statistics" in report.first_divergence.reason
@@ -225,7 +219,7 @@ def test_nan_on_one_side_is_diverged_and_on_both_is_not():
 
 
 def test_a_payload_that_is_damaged_is_one_unmatched_row():
-    golden, mine = _pair(llama(), _scaled("lm_head", 1.01), tokens="0")
+    golden, mine = _pair(llama(), scaled("lm_head", 1.01), tokens="0")
     payload = next(mine.path.glob("rank*/tensors.bin"))
     with open(payload, "r+b") as file:
         file.truncate(payload.stat().st_size // 2)
@@ -240,7 +234,7 @@ def test_a_payload_that_is_damaged_is_one_unmatched_row():
 
 
 def test_the_table_and_the_files_say_the_same(tmp_path):
-    report = ld.compare(*_pair(llama(), _scaled("lm_head", 1.01), tokens="0"))
+    report = ld.compare(*_pair(llama(), scaled("lm_head", 1.01), tokens="0"))
     frame = report.differences.to_pandas()
     assert len(frame) == len(report.differences)
     worst = frame[frame.verdict == "diverged"].iloc[0]
@@ -259,7 +253,7 @@ def test_the_table_and_the_files_say_the_same(tmp_path):
 
 
 def test_runs_and_reports_are_tables_for_what_reads_arrow():
-    golden, mine = _pair(llama(), _scaled("lm_head", 1.01), tokens="0")
+    golden, mine = _pair(llama(), scaled("lm_head", 1.01), tokens="0")
     report = ld.compare(golden, mine)
     assert report.to_pandas().equals(report.differences.to_pandas())
     try:
@@ -298,12 +292,12 @@ def test_names_are_escaped_in_html(tmp_path):
 
 
 def test_explain_can_be_left_out():
-    golden, mine = _pair(llama(), _scaled("lm_head", 1.01), tokens="0")
+    golden, mine = _pair(llama(), scaled("lm_head", 1.01), tokens="0")
     assert ld.compare(golden, mine, explain=False).findings == []
 
 
 def test_findings_and_differences_are_plain_data():
-    report = ld.compare(*_pair(llama(), _scaled("lm_head", 1.01), tokens="0"))
+    report = ld.compare(*_pair(llama(), scaled("lm_head", 1.01), tokens="0"))
     f = report.findings[0]
     json.dumps([f.path, f.op, f.step, f.cause, f.evidence])
     assert "1 differs" in str(report) or "diverged" in str(report)
@@ -384,7 +378,7 @@ def test_two_roots_in_one_block_do_not_explain_each_other():
 )
 def test_with_half_of_the_tensors_the_blame_says_what_it_rests_on(part, planted, blamed, cause):
     finding, *more = ld.compare(
-        *_pair(llama(), _scaled(planted, 1.01), part=part, tokens="0")
+        *_pair(llama(), scaled(planted, 1.01), part=part, tokens="0")
     ).findings
     assert not more
     assert (finding.path, finding.cause) == (blamed, cause)

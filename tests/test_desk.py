@@ -20,6 +20,7 @@ from llmdebug_nb.store import catalog
 from llmdebug_nb.store import format as fmt
 from llmdebug_nb.store import progress as progress_module
 from llmdebug_nb.store.progress import progress
+from recordings import record_linear
 
 
 class Comm:
@@ -46,17 +47,6 @@ def served(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def record(served: Path, name: str, scale: float = 1.0) -> Path:
-    torch.manual_seed(0)
-    model = torch.nn.Linear(4, 4)
-    with torch.no_grad():
-        model.weight *= scale
-    with ld.dump(model, name=name, tokens="all", path=str(served / "llmdebug_runs")) as run:
-        model(torch.ones(2, 4))
-    assert run.path is not None
-    return run.path
-
-
 def opened(kind: type[desk.Desk] | type[desk.Tab], served: Path) -> Comm:
     comm = Comm()
     kind(served).attach(comm)
@@ -64,9 +54,9 @@ def opened(kind: type[desk.Desk] | type[desk.Tab], served: Path) -> Comm:
 
 
 def test_runs_are_listed_by_folder_with_the_newest_first(served):
-    record(served, "golden")
-    record(served, "golden")
-    record(served / "sub", "other")
+    record_linear(served, "golden")
+    record_linear(served, "golden")
+    record_linear(served / "sub", "other")
     comm = opened(desk.Desk, served)
     answer = comm.ask(op="runs", folders=["", "sub", "nowhere", ""], name="")
     assert [(one["folder"], [run["name"] for run in one["runs"]]) for one in answer["folders"]] == [
@@ -75,7 +65,7 @@ def test_runs_are_listed_by_folder_with_the_newest_first(served):
     ]
     run = answer["folders"][1]["runs"][0]
     assert run["place"] == "sub/llmdebug_runs/other"
-    assert (run["steps"], run["records"], run["state"]) == (1, 2, "complete")
+    assert (run["steps"], run["records"], run["state"]) == (1, 6, "complete")
     assert (
         run["bytes"]
         == (Path(run["path"]) / next(Path(run["path"]).glob("rank*")) / fmt.PAYLOAD).stat().st_size
@@ -84,7 +74,7 @@ def test_runs_are_listed_by_folder_with_the_newest_first(served):
 
 def test_the_environment_variable_goes_before_the_setting(served, tmp_path_factory, monkeypatch):
     elsewhere = tmp_path_factory.mktemp("elsewhere")
-    record(elsewhere, "golden")
+    record_linear(elsewhere, "golden")
     monkeypatch.setenv("LLMDEBUG_RUNS", str(elsewhere / "llmdebug_runs"))
     [folder] = opened(desk.Desk, served).ask(op="runs", folders=["", "sub"], name="other")[
         "folders"
@@ -94,8 +84,8 @@ def test_the_environment_variable_goes_before_the_setting(served, tmp_path_facto
 
 
 def test_a_damaged_run_is_listed_and_stops_nothing(served):
-    good = record(served, "good")
-    bad = record(served, "bad")
+    good = record_linear(served, "good")
+    bad = record_linear(served, "bad")
     (bad / fmt.MARKER).write_text("{")
     for index in bad.glob("rank*/index.sqlite"):
         index.write_bytes(b"no database")
@@ -107,7 +97,7 @@ def test_a_damaged_run_is_listed_and_stops_nothing(served):
 
 
 def test_our_html_pages_are_listed_as_reports_and_no_others(served):
-    report = ld.compare(record(served, "golden"), record(served, "mine", scale=2.0))
+    report = ld.compare(record_linear(served, "golden"), record_linear(served, "mine", scale=2.0))
     report.to_html(served / "report.html")
     (served / "page.html").write_text("<h1>of someone else</h1>")
     comm = opened(desk.Desk, served)
@@ -123,7 +113,7 @@ def test_our_html_pages_are_listed_as_reports_and_no_others(served):
 
 
 def test_a_reports_file_opens_as_its_page_and_runs_no_script_but_ours(served):
-    report = ld.compare(record(served, "golden"), record(served, "mine", scale=2.0))
+    report = ld.compare(record_linear(served, "golden"), record_linear(served, "mine", scale=2.0))
     plain, saved = report.to_html(served / "plain.html"), ld.export(report, served / "saved.html")
     comm = opened(desk.Tab, served)
     answer = comm.ask(op="open", golden="plain.html", mine="")
@@ -146,7 +136,7 @@ def test_a_reports_file_opens_as_its_page_and_runs_no_script_but_ours(served):
 
 
 def test_delete_takes_a_run_from_disk_and_nothing_else(served):
-    path = record(served, "golden")
+    path = record_linear(served, "golden")
     comm = opened(desk.Desk, served)
     assert comm.ask(op="delete", path=str(path)) == {"re": 7, "path": str(path)}
     assert not path.exists()
@@ -157,7 +147,7 @@ def test_delete_takes_a_run_from_disk_and_nothing_else(served):
 
 
 def test_a_tab_opens_a_run_and_then_speaks_the_explorers_language(served):
-    path = record(served, "golden")
+    path = record_linear(served, "golden")
     comm = opened(desk.Tab, served)
     assert "error" in comm.ask(op="rows")
     answer = comm.ask(op="open", golden=path.relative_to(served).as_posix(), mine="")
@@ -168,7 +158,7 @@ def test_a_tab_opens_a_run_and_then_speaks_the_explorers_language(served):
 
 
 def test_a_tab_compares_two_runs(served):
-    golden, mine = record(served, "golden"), record(served, "mine", scale=2.0)
+    golden, mine = record_linear(served, "golden"), record_linear(served, "mine", scale=2.0)
     answer = opened(desk.Tab, served).ask(op="open", golden=str(golden), mine=str(mine))
     assert answer["traits"]["snapshot"]["verdict"] == "diverged"
     assert answer["traits"]["selected"] == answer["traits"]["snapshot"]["first_bad"]
@@ -193,7 +183,7 @@ def test_listing_loads_no_torch():
 
 
 def test_progress_agrees_with_the_run(served):
-    path = record(served, "golden")
+    path = record_linear(served, "golden")
     info, now = ld.open_run(path).info(), progress(path)
     assert (now.bytes, now.records, now.steps) == (info["bytes"], info["records"], info["steps"])
 
@@ -247,7 +237,7 @@ with ld.dump(model, name="killed", tokens="all", path={str(served)!r}):
 
 
 def test_the_marker_may_be_hostile(served):
-    path = record(served, "golden")
+    path = record_linear(served, "golden")
     marker = json.loads((path / fmt.MARKER).read_text(encoding="utf-8"))
     (path / fmt.MARKER).write_text(json.dumps({**marker, "created": "<img>", "name": "<b>"}))
     [folder] = opened(desk.Desk, served).ask(op="runs", folders=[""], name="")["folders"]

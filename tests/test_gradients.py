@@ -13,13 +13,7 @@ import llmdebug_nb as ld
 from llmdebug_nb.app.recording import Recording
 from llmdebug_nb.core.options import DumpOptions
 from models import llama, prompt
-
-
-def record(model, work, **options):
-    with ld.dump(model, **{"name": "r", "tokens": "all", **options}) as run:
-        work()
-    assert run.info()["complete"], run.info()
-    return run
+from recordings import record
 
 
 def step(model, ids):

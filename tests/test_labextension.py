@@ -21,6 +21,7 @@ from playwright.sync_api import Locator, Page, expect
 import llmdebug_nb as ld
 from browser import violations
 from lab_server import Lab, running_lab
+from recordings import record_linear
 
 REPOSITORY = Path(__file__).parent.parent
 EXTENSION = REPOSITORY / "labextension"
@@ -92,21 +93,10 @@ def test_wheel_and_sdist_carry_the_extension_and_are_built_without_node(
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """A JupyterLab of their own, with runs in its workspace."""
     with running_lab(tmp_path_factory.mktemp("labextension")) as server:
-        record(server.root, "golden")
-        record(server.root, "mine", scale=2.0)
-        record(server.root / "sub", "other")
+        record_linear(server.root, "golden")
+        record_linear(server.root, "mine", scale=2.0)
+        record_linear(server.root / "sub", "other")
         yield server
-
-
-def record(root: Path, name: str, scale: float = 1.0) -> Path:
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
-    with torch.no_grad():
-        model[0].weight *= scale
-    with ld.dump(model, name=name, tokens="all", path=str(root / "llmdebug_runs")) as run:
-        model(torch.ones(2, 4))
-    assert run.path is not None
-    return run.path
 
 
 def open_lab(lab: Lab, page: Page, place: str = "") -> None:
@@ -245,7 +235,7 @@ def test_a_saved_explorer_opens_from_the_file_browser_and_is_walked(lab: Lab, pa
 
 
 def test_deleting_asks_first(lab: Lab, page: Page) -> None:
-    path = record(lab.root, "surplus")
+    path = record_linear(lab.root, "surplus")
     open_lab(lab, page)
     show_runs(page)
     run_row(page, "surplus").click()
@@ -290,7 +280,7 @@ def test_a_folder_that_is_no_dump_says_so(lab: Lab, page: Page) -> None:
 
 
 def test_hostile_names_are_text(lab: Lab, page: Page) -> None:
-    path = record(lab.root, "hostile")
+    path = record_linear(lab.root, "hostile")
     named = path.rename(path.with_name(HOSTILE))
     try:
         open_lab(lab, page)
@@ -502,7 +492,7 @@ def test_the_sidebar_and_a_tab_recover_when_their_kernel_is_shut_down(lab: Lab, 
     open_lab(lab, page)
     show_runs(page)
     lab.shut_down("llmdebug")
-    path = record(lab.root, "later")
+    path = record_linear(lab.root, "later")
     again = page.locator("#jp-llmdebug-panel").get_by_role("button", name="Try again")
     expect(run_row(page, "later").or_(again)).to_be_visible(timeout=60_000)
     if again.is_visible():

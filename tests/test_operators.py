@@ -13,15 +13,9 @@ from torch.nn.functional import relu
 
 import llmdebug_nb as ld
 from models import llama, mixtral, prompt
+from recordings import record
 
 LEVELS = ("module", "api", "aten")
-
-
-def record(model, work, **options):
-    with ld.dump(model, **{"name": "r", "tokens": "all", **options}) as run:
-        work()
-    assert run.info()["complete"], run.info()
-    return run
 
 
 class Block(nn.Module):

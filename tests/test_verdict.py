@@ -18,7 +18,7 @@ from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.records import Record, Site, Summary
 from models import generate, gpt2, llama, mixtral, prompt, qwen2
-from recordings import AGREED
+from recordings import AGREED, scaled
 
 SEEDS = (0, 1, 2)
 MODELS = {"llama": llama, "gpt2": gpt2, "qwen2": qwen2}
@@ -166,12 +166,6 @@ def _norm(model):
     )
 
 
-def _scaled(path, factor):
-    return lambda model: model.get_submodule(path).register_forward_hook(
-        lambda module, args, out: out * factor
-    )
-
-
 def _other_eps(model):
     norm = model.get_submodule(_norm(model))
     name = "eps" if hasattr(norm, "eps") else "variance_epsilon"
@@ -182,7 +176,7 @@ def _other_eps(model):
 @every_model
 def test_a_thousandth_in_one_activation_is_diverged(architecture, seed):
     model = MODELS[architecture](seed)
-    assert _blamed(_changed(model, _scaled(_act(model), 1.001))) == _act(model)
+    assert _blamed(_changed(model, scaled(_act(model), 1.001))) == _act(model)
 
 
 @every_seed
@@ -214,7 +208,7 @@ def test_four_percent_in_bfloat16_against_float32_are_diverged(architecture, see
     path = _act(model)
     assert (
         _blamed(
-            _changed(model, lambda m: (_scaled(path, 1.04)(m), m.to(torch.bfloat16)), tokens="0")
+            _changed(model, lambda m: (scaled(path, 1.04)(m), m.to(torch.bfloat16)), tokens="0")
         )
         == path
     )
@@ -407,7 +401,7 @@ def _lm_head_off_by(factor, dtype=torch.float32):
     model = llama().to(dtype)
     return [
         _record(model, "golden", tokens="0"),
-        _record((_scaled("lm_head", factor)(model), model)[1], "mine", tokens="0"),
+        _record((scaled("lm_head", factor)(model), model)[1], "mine", tokens="0"),
     ]
 
 
@@ -596,7 +590,7 @@ def test_limits_calibration_and_metrics_on_the_command_line(tmp_path, capsys):
 @every_model
 def test_logits_are_measured_row_by_row_wherever_they_come_by(architecture):
     model = MODELS[architecture]()
-    report = _changed(model, _scaled("lm_head", 2.0), tokens="0")
+    report = _changed(model, scaled("lm_head", 2.0), tokens="0")
     rows = [d for d in report.differences if "kl_row_max" in d.metrics]
     assert {d.site.path for d in rows} == {"lm_head", ""}
     assert all(d.metrics["kl_row_max"] > 0 and d.metrics["top1_flips"] == 0 for d in rows)
@@ -697,7 +691,7 @@ def test_statistics_alone_and_parts_are_judged_by_the_same_limits():
     for options in ({"stats_only": True}, {"slice": "..., :8"}, {"reduce": "quantile:11"}):
         golden, same = (_record(model, name, **options) for name in ("golden", "same"))
         broken = copy.deepcopy(model)
-        _scaled("model.layers.1.mlp.act_fn", 1.001)(broken)
+        scaled("model.layers.1.mlp.act_fn", 1.001)(broken)
         assert _compare(golden, same).verdict == "match"
         assert (
             _blamed(_compare(golden, _record(broken, "mine", **options)))
