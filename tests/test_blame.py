@@ -15,11 +15,11 @@ from torch.nn import functional as F
 
 import llmdebug_nb as ld
 from llmdebug_nb.comparison.engine import error
+from llmdebug_nb.core.records import CallKey
 from llmdebug_nb.explain import causes, replay
-from llmdebug_nb.explain.arguments import given
-from llmdebug_nb.explain.calls import Key
-from llmdebug_nb.explain.runs import NotAgain, Runs, Side
-from llmdebug_nb.explain.swap import swap, untouched
+from llmdebug_nb.explain.arguments import arguments_of
+from llmdebug_nb.explain.runs import CannotReplay, Runs, Side
+from llmdebug_nb.explain.swap import run_on_golden_inputs, untouched
 from llmdebug_nb.explain.verify import CLEAN
 from models import generate, gpt2, hooks_left, llama, mixtral, prompt, qwen2
 from recordings import AGREED
@@ -300,7 +300,7 @@ def test_another_eps_is_blamed_though_noise_hides_what_it_does(mode):
         "model.layers.1.input_layernorm",
         causes.SCALAR,
     )
-    assert "are not set to the same" in report.summary()
+    assert "their settings differ" in report.summary()
 
 
 def test_every_cause_is_one_of_the_closed_set():
@@ -321,10 +321,10 @@ def test_right_operators_called_again_stay_clean(make, dtype, mode):
     runs, units = Runs(side, side, error), []
     for made in run.records(role="output"):
         try:
-            call = replay.Replayed(side, Key.of(made))
+            call = replay.Replayed(side, made.site.key)
             units.append(call.units(runs))
             again = call.run()
-        except NotAgain:
+        except CannotReplay:
             continue
         assert error(run.load(made), again[made.site.slot]) < 1e-6
     assert len(units) > 40
@@ -332,14 +332,14 @@ def test_right_operators_called_again_stay_clean(make, dtype, mode):
 
 
 def test_the_unit_oferror_is_half_an_epsilon_of_the_coarsest_dtype():
-    assert replay.rounding(["float32", "torch.bfloat16", "int64"]) == 2.0**-7
+    assert replay.unit(["float32", "torch.bfloat16", "int64"]) == 2.0**-8
 
     class Leaf(nn.Module):
         def forward(self, x):
             return F.silu(x)
 
     golden = record(nn.Sequential(Leaf()), "golden", "module+api", lambda m: m(torch.ones(1, 4)))
-    call = replay.Replayed(Side(golden), Key(0, 0, 0, "forward", "0/Functional.silu", 0))
+    call = replay.Replayed(Side(golden), CallKey(0, 0, 0, "forward", "0/Functional.silu", 0))
     wrong = Runs(
         Side(golden), Side(golden), lambda a, b: error(a, b * (1 + 2.0**-10))
     )  # of which 2**-24 is half an epsilon
@@ -360,7 +360,7 @@ def test_the_unit_oferror_is_half_an_epsilon_of_the_coarsest_dtype():
     ],
 )
 def test_only_operators_of_torch_are_called(name):
-    with pytest.raises(NotAgain):
+    with pytest.raises(CannotReplay):
         replay.operator(name)
 
 
@@ -369,12 +369,12 @@ def test_only_operators_of_torch_are_called(name):
     ["(__import__('os').system('x'),)", "[open('x')]", "slice(exit())", "(1,", "(lambda: 1,)"],
 )
 def test_what_a_dump_says_is_never_evaluated(text):
-    with pytest.raises(NotAgain):
-        given([], {"0": ("str", text)})
+    with pytest.raises(CannotReplay):
+        arguments_of([], {"0": ("str", text)})
 
 
 def test_indices_and_sizes_are_read_back():
-    args, kwargs = given(
+    args, kwargs = arguments_of(
         [],
         {
             "0": ("str", "(slice(None, -1, None), Ellipsis, None, 3)"),
@@ -400,8 +400,8 @@ def test_a_module_alone_on_goldens_inputs_tells_made_from_received():
 
     report = pair(llama(), plant, tokens="0")
     runs = Runs(Side(report.golden), Side(report.mine), error, report.models[1].get_submodule)
-    made = swap(*_call_of(report, "model.layers.0.mlp"), runs)
-    received = swap(*_call_of(report, "model.layers.1.mlp"), runs)
+    made = run_on_golden_inputs(*_call_of(report, "model.layers.0.mlp"), runs)
+    received = run_on_golden_inputs(*_call_of(report, "model.layers.1.mlp"), runs)
     assert made.by == received.by == "live"
     assert made.error > 0.005
     assert received.error < 1e-6
@@ -418,7 +418,7 @@ def test_without_the_model_the_recorded_operators_are_made_again_along_the_edges
         ("model.layers.1.mlp", False),
         ("model.layers.1.self_attn", False),
     ):
-        done = swap(*_call_of(report, path), runs)
+        done = run_on_golden_inputs(*_call_of(report, path), runs)
         assert done.by == "disk"
         assert (done.error > 0.005) == wrong, path
         assert wrong or done.error < 1e-5
@@ -582,8 +582,8 @@ def test_the_summary_is_three_sentences():
     assert text.startswith(
         "golden and mine first differ in step 0, at the forward output 0 of model.norm"
     )
-    assert "The error is made in model.norm (LlamaRMSNorm), by what it is told" in text
-    assert "Give it golden's value and compare again" in text
+    assert "The error is made in model.norm (LlamaRMSNorm), by another setting" in text
+    assert "Set it to golden's value and compare again" in text
     fine = pair(llama(), lambda model: None).summary()
     assert "bit for bit the same" in fine
     assert text.count(". ") == fine.count(". ") == 2

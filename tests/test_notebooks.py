@@ -21,7 +21,7 @@ SAY = {
     },
     "precision": {
         "compare": ["against bfloat16: within_noise"],
-        "verdict": ["against mine: diverged", "are not set to the same"],
+        "verdict": ["against mine: diverged", "their settings differ"],
         "blamed": ["diverged: model.layers.3.input_layernorm: scalar argument differs",
             "1e-06 in golden and 1e-05 in mine"],
         "calibrated": ["within_noise"],

@@ -1,4 +1,4 @@
-"""The calls of a comparison: what each was given and gave on both sides, and which call that came from."""
+"""The calls of a comparison: the rows of their inputs and outputs, and which calls made those."""
 
 from __future__ import annotations
 
@@ -6,42 +6,26 @@ import bisect
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from llmdebug_nb.core.findings import EXPECTED, Difference
-from llmdebug_nb.core.paths import within
-from llmdebug_nb.core.records import IN_KERNEL, Record
+from llmdebug_nb.core.paths import is_operator, module_of, within
+from llmdebug_nb.core.records import IN_KERNEL, CallKey, Record
 
 AGREES = ("match", "within_noise", EXPECTED)
 _IN_PLACE = re.compile(r"(?<=[A-Za-z0-9])_(?=\.|$)")
 
 
-class Key(NamedTuple):
-    """Which call of which run."""
-
-    rank: int
-    generation: int
-    step: int
-    phase: str
-    path: str
-    call: int
-
-    @classmethod
-    def of(cls, record: Record) -> Key:
-        s = record.site
-        return cls(s.rank, s.generation, s.step, s.phase, s.path, s.call)
-
-
 @dataclass(eq=False)
-class Call:
-    """The rows of one call. ``golden``/``mine``: which call it is there, or None: only the other run made it.
+class ComparedCall:
+    """The rows of one call.
 
-    ``reads``: where a kernel computes it together with others, in one of the runs, what that reads; ``inputs`` are then the rows in which that was made.
-    ``span``: its first and its last row.
+    ``golden``, ``mine``: the call in each run, None if only the other run made it. ``reads``: the
+    inputs of its kernel, if a kernel computes it together with others; ``inputs`` are then the rows
+    in which those were made. ``span``: its first and last row.
     """
 
-    golden: Key | None = None
-    mine: Key | None = None
+    golden: CallKey | None = None
+    mine: CallKey | None = None
     inputs: list[Difference] = field(default_factory=list)
     weights: list[Difference] = field(default_factory=list)
     outputs: list[Difference] = field(default_factory=list)
@@ -49,7 +33,7 @@ class Call:
     span: tuple[int, int] = (0, 0)
 
     @property
-    def key(self) -> Key:
+    def key(self) -> CallKey:
         key = self.golden or self.mine
         assert key is not None
         return key
@@ -60,16 +44,16 @@ class Call:
 
     @property
     def module(self) -> str:
-        """The module that it is, or runs in."""
-        return self.key.path.partition("/")[0]
+        """The path of the module, for an operator that of the module around it."""
+        return module_of(self.key.path)
 
     @property
     def is_operator(self) -> bool:
-        return "/" in self.key.path
+        return is_operator(self.key.path)
 
     @property
     def is_fused(self) -> bool:
-        """A kernel computes it together with others, in one of the runs."""
+        """True if a kernel computes it together with others, in one of the runs."""
         return bool(self.reads)
 
     @property
@@ -79,10 +63,9 @@ class Call:
 
     @property
     def ops(self) -> tuple[str | None, str | None]:
-        """Golden's and mine's operator, or class of the module."""
-        return _op(row.pair.golden for row in self.rows()), _op(
-            row.pair.mine for row in self.rows()
-        )
+        """The operator, or class of the module, in golden and in mine."""
+        pairs = [row.pair for row in self.rows()]
+        return _op(pair.golden for pair in pairs), _op(pair.mine for pair in pairs)
 
     @property
     def one_sided(self) -> bool:
@@ -98,9 +81,9 @@ class Call:
 
     @property
     def made_it(self) -> bool:
-        """Its output diverged and nothing that it was given did, or was there on one side only.
+        """True if its output diverged, and all its inputs agree and have partners.
 
-        Another class may take other arguments for the same: of such a call, something that it was given must agree.
+        Another class may take other arguments for the same: then one input that agrees is enough.
         """
         if self.bad_output is None or self.bad_input is not None:
             return False
@@ -109,7 +92,7 @@ class Call:
 
     @property
     def is_rewritten(self) -> bool:
-        """It is a module of another class in mine."""
+        """True if it is a module of another class in mine."""
         golden, mine = self.ops
         return not self.is_operator and None not in (golden, mine) and golden != mine
 
@@ -134,7 +117,7 @@ def first_divergence(differences: Iterable[Difference]) -> Difference | None:
 
 
 def same_operator(golden: str, mine: str) -> bool:
-    """Tell whether two operators are one: compiled code does nothing in place, so ``Aten.add_.Tensor`` is ``Aten.add.Tensor``."""
+    """Tell whether two operators are equal; compiled code replaces ``add_`` by ``add``."""
     return golden == mine or _IN_PLACE.sub("", golden) == _IN_PLACE.sub("", mine)
 
 
@@ -142,22 +125,24 @@ class Calls:
     """The calls of one phase, in execution order."""
 
     def __init__(self, differences: Sequence[Difference], phase: str) -> None:
-        rows = [d for d in differences if d.pair.either.site.phase == phase]
-        self._golden: dict[Key, Call] = {}
-        self._mine: dict[Key, Call] = {}
-        self._made_golden = {d.pair.golden.id: d for d in rows if d.pair.golden}
-        self._made_mine = {d.pair.mine.id: d for d in rows if d.pair.mine}
-        both = [d for d in rows if d.pair.golden and d.pair.mine]
-        for d in both:  # first, so that a row with one side finds the call that it belongs to
-            self._join(d)
-        self.all: list[Call] = []
-        self.operated: set[str] = set()  # modules of which operators were recorded
+        rows = [d for d in differences if d.site.phase == phase]
+        self._golden: dict[CallKey, ComparedCall] = {}
+        self._mine: dict[CallKey, ComparedCall] = {}
+        # id of a record -> its row, for both sides
+        self._rows = (
+            {d.pair.golden.id: d for d in rows if d.pair.golden},
+            {d.pair.mine.id: d for d in rows if d.pair.mine},
+        )
+        for d in rows:  # pairs first, so that a row of one side finds its call
+            if d.pair.golden and d.pair.mine:
+                self._join(d)
+        self.all: list[ComparedCall] = []
+        self.operated: set[str] = set()  # modules whose operators were recorded
         seen: set[int] = set()
         for d in rows:
             call = self._join(d)
-            {"input": call.inputs, "weight": call.weights}.get(
-                d.pair.either.site.role, call.outputs
-            ).append(d)
+            by_role = {"input": call.inputs, "weight": call.weights}
+            by_role.get(d.site.role, call.outputs).append(d)
             if id(call) not in seen:
                 seen.add(id(call))
                 self.all.append(call)
@@ -165,29 +150,24 @@ class Calls:
                     self.operated.add(call.module)
         for call in self.all:
             call.span = _span(call)
-        self._starts = [call.span[0] for call in self.all]  # rising, as rows are in order
+        self._starts = [call.span[0] for call in self.all]  # rising, since rows are in order
         for call in self.all:
-            if any(
-                _in_kernel(r)
-                for d in call.inputs
-                for r in (d.pair.golden, d.pair.mine)
-                if r is not None
-            ):
+            if any(_in_kernel(r) for d in call.inputs for r in (d.pair.golden, d.pair.mine)):
                 call.reads = call.inputs
         for call in self.all:
             if call.reads:
-                call.inputs = list(self._made_of(call))
+                call.inputs = list(self._sources(call))
 
-    def _join(self, d: Difference) -> Call:
-        golden = Key.of(d.pair.golden) if d.pair.golden else None
-        mine = Key.of(d.pair.mine) if d.pair.mine else None
+    def _join(self, d: Difference) -> ComparedCall:
+        """Return the call of a row, made if it is new."""
+        golden = d.pair.golden.site.key if d.pair.golden else None
+        mine = d.pair.mine.site.key if d.pair.mine else None
         call = self._golden.get(golden) if golden else None
         if call is None:
             there = self._mine.get(mine) if mine else None
-            # what is several calls in golden, and one that is fused in mine, stays several
-            call = (
-                there if there is not None and (golden is None or there.golden is None) else Call()
-            )
+            # several calls of golden that are one fused call in mine stay several
+            joins = there is not None and (golden is None or there.golden is None)
+            call = there if there is not None and joins else ComparedCall()
         if golden is not None and call.golden is None:
             call.golden = golden
             self._golden[golden] = call
@@ -196,81 +176,76 @@ class Calls:
             self._mine.setdefault(mine, call)
         return call
 
-    def _made_of(self, call: Call) -> Iterator[Difference]:
-        """Yield the rows in which what a kernel reads was made: these are compared, while only one run reads it like that."""
-        side = 1 if any(d.pair.mine and _in_kernel(d.pair.mine) for d in call.reads) else 0
-        queue = [
-            d
-            for d in call.reads
-            if (r := (d.pair.golden, d.pair.mine)[side]) is not None and _in_kernel(r)
-        ]
+    def _sources(self, call: ComparedCall) -> Iterator[Difference]:
+        """Yield the rows in which the inputs of a kernel were made.
+
+        Those are compared; only one run reads them through a kernel.
+        """
+        side = 1 if any(_in_kernel(d.pair.mine) for d in call.reads) else 0
+        queue = [d for d in call.reads if _in_kernel((d.pair.golden, d.pair.mine)[side])]
         seen: set[int] = set()
         while queue:
-            made = self.producers(queue.pop(0))[side]
-            if made is None or id(made) in seen:
+            source = self.producers(queue.pop(0))[side]
+            if source is None or id(source) in seen:
                 continue
-            seen.add(id(made))
-            if made.verdict != "unmatched":
-                yield made
+            seen.add(id(source))
+            if source.verdict != "unmatched":
+                yield source
             else:
-                before = self.of(made)
-                given = (before.reads or before.inputs) if before is not None else []
-                queue += [d for d in given if (d.pair.golden, d.pair.mine)[side] is not None]
+                before = self.of(source)
+                rows = (before.reads or before.inputs) if before is not None else []
+                queue += [d for d in rows if (d.pair.golden, d.pair.mine)[side] is not None]
 
-    def of(self, d: Difference) -> Call | None:
+    def of(self, d: Difference) -> ComparedCall | None:
         """Return the call that a row belongs to."""
-        pair = d.pair
-        return (
-            self._golden.get(Key.of(pair.golden))
-            if pair.golden
-            else self._mine.get(Key.of(pair.either))
-        )
+        calls = self._golden if d.pair.golden else self._mine
+        return calls.get(d.site.key)
 
     def producers(self, d: Difference) -> tuple[Difference | None, Difference | None]:
-        """Return the rows of the tensors that golden's and mine's side of ``d`` were made of, where they were recorded."""
-        golden, mine = d.pair.golden, d.pair.mine
-        return (
-            self._made_golden.get(golden.producer)
-            if golden and golden.producer is not None
-            else None,
-            self._made_mine.get(mine.producer) if mine and mine.producer is not None else None,
+        """Return the rows of the producers of golden's and mine's tensor, if they were recorded."""
+        golden, mine = (
+            rows.get(record.producer) if record and record.producer is not None else None
+            for rows, record in zip(self._rows, (d.pair.golden, d.pair.mine), strict=True)
         )
+        return golden, mine
 
-    def of_mine(self, number: int) -> Record | None:
-        """Return a record of mine that put out a tensor, by its id."""
-        row = self._made_mine.get(number)
+    def record_of_mine(self, number: int) -> Record | None:
+        """Return a record of mine by its id."""
+        row = self._rows[1].get(number)
         return row.pair.mine if row is not None else None
 
-    def holder(self, call: Call) -> Call | None:
-        """Return the innermost module call that a call runs within, or None where none was recorded."""
+    def holder(self, call: ComparedCall) -> ComparedCall | None:
+        """Return the innermost module call around a call, or None if none was recorded."""
         around = [c for c in self.all if self.is_inside(call, c)]
         return max(around, key=lambda c: len(c.path), default=None)
 
-    def inside(self, call: Call) -> list[Call]:
-        """Return the calls that run within a module call, in execution order."""
+    def inside(self, call: ComparedCall) -> list[ComparedCall]:
+        """Return the calls inside a module call, in execution order."""
         first, last = call.span
-        places = slice(
-            bisect.bisect_left(self._starts, first), bisect.bisect_right(self._starts, last)
+        begin, end = (
+            bisect.bisect_left(self._starts, first),
+            bisect.bisect_right(self._starts, last),
         )
-        return [other for other in self.all[places] if self.is_inside(other, call)]
+        return [other for other in self.all[begin:end] if self.is_inside(other, call)]
 
-    def is_inside(self, other: Call, call: Call) -> bool:
-        """Tell whether a call runs within a module call."""
+    def is_inside(self, other: ComparedCall, call: ComparedCall) -> bool:
+        """Tell whether a call runs inside a module call."""
         if call.is_operator or other is call:
             return False
         first, last = call.span
-        key, begun = call.key, other.span[0]
-        return first <= begun <= last and other.key[:3] == key[:3] and within(other.path, key.path)
+        key = call.key
+        in_span = first <= other.span[0] <= last
+        return in_span and other.key[:3] == key[:3] and within(other.path, key.path)
 
 
-def _span(call: Call) -> tuple[int, int]:
+def _span(call: ComparedCall) -> tuple[int, int]:
     """Return the first and the last row of a call."""
     places = [row.index for row in call.rows()]
     return min(places, default=0), max(places, default=0)
 
 
-def _in_kernel(record: Record) -> bool:
-    return record.site.slot.startswith(IN_KERNEL)
+def _in_kernel(record: Record | None) -> bool:
+    return record is not None and record.site.slot.startswith(IN_KERNEL)
 
 
 def _op(records: Iterable[Record | None]) -> str | None:

@@ -1,7 +1,7 @@
-"""Why something is to blame: a closed set."""
+"""The causes of findings: a closed set."""
 
 INTRODUCED = "introduced"  # right inputs, wrong output
-INHERITED = "inherited"  # the call only passes on, or magnifies, an error that it was given
+INHERITED = "inherited"  # the call only passes on, or magnifies, an error of its inputs
 WRONG_INPUT = "wrong input"
 WRONG_MASK = "wrong input: mask"
 WRONG_POSITION = "wrong input: position"
@@ -11,12 +11,25 @@ SCALAR = "scalar argument differs"
 OTHER_OPS = "missing/extra op"
 NONDETERMINISTIC = "nondeterministic"
 OVERFLOW = "overflow starts here"
-OTHER_TOKEN = "other token"  # the step's input is a token that the step before chose differently
-CARRIED_OVER = "introduced or carried over"  # inputs agree, but an earlier step had diverged: state such as a cache
+OTHER_TOKEN = "other token"  # the previous step chose another token, which is this step's input
+CARRIED_OVER = "introduced or carried over"  # inputs agree, but state from an earlier step may not
 UNKNOWN_INPUT = "introduced or inherited"  # the inputs were not recorded
-BEFORE = "introduced before"  # seen at an input, and nothing that was recorded made it
+BEFORE = "introduced before"  # seen at an input that nothing recorded made
 
 CAUSES = (
-    INTRODUCED, INHERITED, WRONG_INPUT, WRONG_MASK, WRONG_POSITION, WRONG_CACHE, WEIGHT, SCALAR, OTHER_OPS,
-    NONDETERMINISTIC, OVERFLOW, OTHER_TOKEN, CARRIED_OVER, UNKNOWN_INPUT, BEFORE,
-)  # fmt: skip
+    INTRODUCED,
+    INHERITED,
+    WRONG_INPUT,
+    WRONG_MASK,
+    WRONG_POSITION,
+    WRONG_CACHE,
+    WEIGHT,
+    SCALAR,
+    OTHER_OPS,
+    NONDETERMINISTIC,
+    OVERFLOW,
+    OTHER_TOKEN,
+    CARRIED_OVER,
+    UNKNOWN_INPUT,
+    BEFORE,
+)

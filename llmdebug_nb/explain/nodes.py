@@ -1,6 +1,7 @@
-"""The nodes of an exported graph: which one it is that makes a module's error, by its name.
+"""Find the node of an exported graph that makes a module's error.
 
-The operator that a node is made of, called on what the graph computed with, is what it should have given (`traced.py`); the first that does not is to blame.
+The operator that a node stands for runs again on the values that the graph computed (`traced.py`);
+the first node with another result is the cause.
 """
 
 from __future__ import annotations
@@ -14,22 +15,23 @@ from dataclasses import dataclass
 import torch
 
 from llmdebug_nb.core.findings import FOLDED, INNER, Difference
-from llmdebug_nb.core.records import EXPORTED, Record
+from llmdebug_nb.core.paths import is_operator
+from llmdebug_nb.core.records import EXPORTED, CallKey, Record
 from llmdebug_nb.explain import causes
-from llmdebug_nb.explain.calls import Call, Key
-from llmdebug_nb.explain.replay import quiet, rounding
-from llmdebug_nb.explain.runs import NotAgain, Runs, Side
-from llmdebug_nb.explain.traced import Fx, Graph, Node, Values, read
+from llmdebug_nb.explain.calls import ComparedCall
+from llmdebug_nb.explain.replay import quiet, unit
+from llmdebug_nb.explain.runs import CannotReplay, Runs, Side
+from llmdebug_nb.explain.traced import ExportedGraph, FxCall, GraphNode, GraphValues, read
 
 _WRONG = 64.0  # units of rounding: nodes may be several steps of one operator
 _ATTENTION = "scaled_dot_product_attention"
 
 
 @dataclass(frozen=True)
-class Blamed:
-    """A node, why, and what that makes of the cause (None: it stays)."""
+class BlamedNode:
+    """A node, why, and the cause that follows (None: that of the finding stays)."""
 
-    node: Node
+    node: GraphNode
     why: str = ""
     cause: str | None = None
 
@@ -39,157 +41,163 @@ def is_crossed(differences: Sequence[Difference]) -> bool:
     return any(d.pair.why in (FOLDED, INNER) for d in differences)
 
 
-def compared(differences: Sequence[Difference]) -> list[Difference]:
-    """Return the rows that say something: what a graph has and a model does not, by nature, is no evidence."""
+def comparable(differences: Sequence[Difference]) -> list[Difference]:
+    """Return the rows without those that only a graph, or only a model, has by its nature."""
     return [d for d in differences if d.pair.why not in (FOLDED, INNER)]
 
 
-class Search:
-    """Finds the node that is behind a finding."""
+class NodeSearch:
+    """Finds the node behind a finding."""
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
-        self._graphs = Graph(runs.golden), Graph(runs.mine)
+        self._graphs = ExportedGraph(runs.golden), ExportedGraph(runs.mine)
 
     def find(
-        self, call: Call, cause: str, weights: list[str], rows: list[Difference]
-    ) -> Blamed | None:
-        """Return the node that is to blame for a call; None where there is none, or where it can't be told.
+        self, call: ComparedCall, cause: str, weights: list[str], rows: list[Difference]
+    ) -> BlamedNode | None:
+        """Return the node that causes the error of a call, None if it can't be told.
 
-        ``weights``: the names of those that differ. ``rows``: those inside of it that diverge.
+        ``weights``: the names of those that differ. ``rows``: those inside the call that diverged.
         """
-        for key, graph, side in (
-            (call.mine, self._graphs[1], self._runs.mine),
-            (call.golden, self._graphs[0], self._runs.golden),
+        runs = self._runs
+        of_mine = [d.pair.mine for d in rows if d.pair.mine is not None]
+        of_golden = [d.pair.golden for d in rows if d.pair.golden is not None]
+        for key, graph, side, other, known in (
+            (call.mine, self._graphs[1], runs.mine, runs.golden, of_golden),
+            (call.golden, self._graphs[0], runs.golden, runs.mine, of_mine),
         ):
             nodes = graph.nodes(key) if key is not None else []
             if key is None or not nodes:
                 continue
-            if "/" in key.path:
-                return next((Blamed(node) for node in nodes if node.key == key), None)
-            other = self._runs.golden if side is self._runs.mine else self._runs.mine
-            known = [
-                r
-                for d in rows
-                for r in (d.pair.golden if side is self._runs.mine else d.pair.mine,)
-                if r is not None
-            ]
-            return self._in_module(key, graph, side, cause, weights, _Reference(other, known))
-        return None
-
-    def _in_module(
-        self, key: Key, graph: Graph, side: Side, cause: str, weights: list[str], reference: _Reference
-    ) -> Blamed | None:  # fmt: skip
-        nodes = graph.inside(key)
-        for name in weights if cause == causes.WEIGHT else ():
-            initializer = graph.weight(key.path, name)
-            for node in nodes:
-                if initializer is not None and any(
-                    text == initializer
-                    for slot, (_, text) in node.said.items()
-                    if slot.startswith("initializer.")
-                ):
-                    return Blamed(node, f"whose initializer {initializer} that is")
-        eps = side.attributes.get(key.path, {}).get("eps")
-        if cause == causes.SCALAR and eps is not None:
-            for node in nodes:
-                if eps in side.scalars(node.key).values():
-                    return Blamed(node)
-        if cause in (causes.WEIGHT, causes.SCALAR):
-            return Blamed(nodes[0]) if len(nodes) == 1 else None
-        return self._checked(nodes, graph, side, key, reference) or (
-            Blamed(nodes[0]) if len(nodes) == 1 else None
-        )
-
-    def _checked(
-        self, nodes: list[Node], graph: Graph, side: Side, key: Key, reference: _Reference
-    ) -> Blamed | None:
-        """Return the first node that does not give what the operator does that it is made of, called on what the graph computed."""
-        groups: dict[str, list[Node]] = {}
-        for node in nodes:
-            if node.fx:
-                groups.setdefault(node.fx, []).append(node)
-        values = Values(graph, side, key)
-        for fx, group in groups.items():
-            made = graph.made(group[-1])
-            try:
-                said = read(fx)
-                if made is None:
-                    continue
-                masked = self._masked(group, said, values, made, reference)
-                if masked is not None:
-                    return masked
-                units = self._units(values.computed(said, made), side.load(made))
-            except (NotAgain, ValueError, RuntimeError):
-                continue
-            if units > _WRONG:
-                why = f"which should give aten.{said[1]}({said[2]}) as in the traced program, and is {units:.2g} × eps/2 off that on what it was given"
-                return Blamed(group[-1], why)
-        return None
-
-    def _units(self, wanted: torch.Tensor, recorded: torch.Tensor) -> float:
-        return self._runs.error(wanted, recorded) / (
-            rounding([str(wanted.dtype), str(recorded.dtype)]) / 2
-        )
-
-    def _masked(
-        self, group: list[Node], said: Fx, values: Values, made: Record, reference: _Reference
-    ) -> Blamed | None:
-        """Return the node of an attention that has a mask of its own, where the causal one in its place gives what the other run has, and its own does not."""
-        if not said[1].startswith(_ATTENTION):
-            return None
-        node, mask = next(
-            ((n, m) for n in group if (m := values.mask(n)) is not None), (None, None)
-        )
-        if node is None or mask is None:
-            return None
-        scale = re.search(r"scale: ([\d.e-]+)", said[3])
-        attend: Callable[..., torch.Tensor] = functools.partial(
-            torch.nn.functional.scaled_dot_product_attention,
-            scale=float(scale[1]) if scale else None,
-        )
-        causal = torch.ones(mask.shape[-2:], dtype=torch.bool).tril(mask.shape[-1] - mask.shape[-2])
-        recorded = values.load(made)
-        with quiet():
-            for given in values.attentions(said, group):
-                own = attend(*given, attn_mask=mask)
-                right = attend(*given, attn_mask=causal)
-                if (
-                    own.shape != recorded.shape
-                    or self._units(own, recorded) > _WRONG
-                    or self._units(right, recorded) <= _WRONG
-                ):
-                    continue
-                rows = right.transpose(1, 2).flatten(2)
-                if any(
-                    one.numel() == rows.numel()
-                    and self._units(one.reshape(rows.shape).to(rows.dtype), rows) <= _WRONG
-                    for one in reference.tensors()
-                ):
-                    return Blamed(
-                        node,
-                        "whose mask is not the causal one: with that, it gives what the other run has",
-                        causes.WRONG_MASK,
-                    )
+            if is_operator(key.path):
+                return next((BlamedNode(node) for node in nodes if node.key == key), None)
+            reference = _Reference(other, known)
+            return _ModuleSearch(runs, graph, side, key, reference).find(cause, weights)
         return None
 
 
 @dataclass(frozen=True)
 class _Reference:
-    """Tensors of the other run that differ: what the graph should have computed."""
+    """The other run's tensors that differ: what the graph should have computed."""
 
     side: Side
     records: list[Record]
 
     def tensors(self) -> Iterator[torch.Tensor]:
         for record in self.records:
-            with contextlib.suppress(NotAgain):
+            with contextlib.suppress(CannotReplay):
                 yield self.side.load(record)
 
 
-def words(blamed: Blamed) -> str:
+class _ModuleSearch:
+    """The search in one call of a module."""
+
+    def __init__(
+        self, runs: Runs, graph: ExportedGraph, side: Side, key: CallKey, reference: _Reference
+    ) -> None:
+        self._runs, self._graph, self._side, self._key = runs, graph, side, key
+        self._nodes = graph.inside(key)
+        self._reference = reference
+
+    def find(self, cause: str, weights: list[str]) -> BlamedNode | None:
+        only = BlamedNode(self._nodes[0]) if len(self._nodes) == 1 else None
+        if cause == causes.WEIGHT:
+            return self._by_weight(weights) or only
+        if cause == causes.SCALAR:
+            return self._by_eps() or only
+        return self._by_value() or only
+
+    def _by_weight(self, weights: list[str]) -> BlamedNode | None:
+        """Return the node that has a differing weight as an initializer."""
+        for name in weights:
+            initializer = self._graph.initializer(self._key.path, name)
+            for node in self._nodes if initializer is not None else ():
+                facts = node.facts.items()
+                if any(s.startswith("initializer.") and t == initializer for s, (_, t) in facts):
+                    return BlamedNode(node, f"which has that weight as initializer {initializer}")
+        return None
+
+    def _by_eps(self) -> BlamedNode | None:
+        """Return the node that has the module's eps as an argument."""
+        eps = self._side.attributes.get(self._key.path, {}).get("eps")
+        if eps is None:
+            return None
+        having = (n for n in self._nodes if eps in self._side.scalars(n.key).values())
+        return next(map(BlamedNode, having), None)
+
+    def _by_value(self) -> BlamedNode | None:
+        """Return the first node whose result is not that of the operator it stands for."""
+        groups: dict[str, list[GraphNode]] = {}
+        for node in self._nodes:
+            if node.fx:
+                groups.setdefault(node.fx, []).append(node)
+        values = GraphValues(self._graph, self._side, self._key)
+        for fx, group in groups.items():
+            output = self._graph.output(group[-1])
+            try:
+                call = read(fx)
+                if output is None:
+                    continue
+                masked = self._wrong_mask(group, call, values, output)
+                if masked is not None:
+                    return masked
+                units = self._units(values.computed(call, output), self._side.load(output))
+            except (CannotReplay, ValueError, RuntimeError):
+                continue
+            if units > _WRONG:
+                traced = f"aten.{call.operator}({call.args})"
+                why = f"which stands for {traced} of the traced program; on the same inputs "
+                return BlamedNode(group[-1], f"{why}its result is {units:.2g} × eps/2 off")
+        return None
+
+    def _units(self, wanted: torch.Tensor, recorded: torch.Tensor) -> float:
+        """Return the error in units of rounding."""
+        dtypes = [str(wanted.dtype), str(recorded.dtype)]
+        return self._runs.error(wanted, recorded) / unit(dtypes)
+
+    def _wrong_mask(
+        self, group: list[GraphNode], call: FxCall, values: GraphValues, output: Record
+    ) -> BlamedNode | None:
+        """Return the node of an attention whose own mask is wrong.
+
+        With a causal mask it would give what the other run has, and with its own it does not.
+        """
+        if not call.operator.startswith(_ATTENTION):
+            return None
+        masks = ((node, values.mask(node)) for node in group)
+        node, mask = next(((n, m) for n, m in masks if m is not None), (None, None))
+        if node is None or mask is None:
+            return None
+        scale = re.search(r"scale: ([\d.e-]+)", call.kwargs)
+        attend: Callable[..., torch.Tensor] = functools.partial(
+            torch.nn.functional.scaled_dot_product_attention,
+            scale=float(scale[1]) if scale else None,
+        )
+        causal = torch.ones(mask.shape[-2:], dtype=torch.bool).tril(mask.shape[-1] - mask.shape[-2])
+        recorded = values.load(output)
+        with quiet():
+            for inputs in values.attentions(call, group):
+                own, right = attend(*inputs, attn_mask=mask), attend(*inputs, attn_mask=causal)
+                if own.shape != recorded.shape or self._units(own, recorded) > _WRONG:
+                    continue
+                if self._units(right, recorded) > _WRONG and self._is_known(right):
+                    why = "whose mask is not causal; a causal one gives the other run's result"
+                    return BlamedNode(node, why, causes.WRONG_MASK)
+        return None
+
+    def _is_known(self, result: torch.Tensor) -> bool:
+        """Tell whether the other run has this result of an attention [batch, heads, tokens, n]."""
+        rows = result.transpose(1, 2).flatten(2)
+        return any(
+            one.numel() == rows.numel()
+            and self._units(one.reshape(rows.shape).to(rows.dtype), rows) <= _WRONG
+            for one in self._reference.tensors()
+        )
+
+
+def words(blamed: BlamedNode) -> str:
     """Return ``node node_Add_218 (Onnx.Add)``, and why."""
-    return (
-        f"node {blamed.node.name} ({blamed.node.op}{'' if blamed.node.op.startswith(EXPORTED) else ' of the graph'})"
-        + (f", {blamed.why}" if blamed.why else "")
-    )
+    op = blamed.node.op
+    of_graph = "" if op.startswith(EXPORTED) else " of the graph"
+    return f"node {blamed.node.name} ({op}{of_graph}){', ' + blamed.why if blamed.why else ''}"

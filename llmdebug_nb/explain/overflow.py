@@ -1,44 +1,38 @@
-"""Where NaN and infinity begin: given finite values, or no more of the others than golden was, and giving more."""
+"""Where NaN and infinity begin: at a call whose inputs have no more of them than golden's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from llmdebug_nb.core.findings import Difference
-from llmdebug_nb.explain.calls import Call
+from llmdebug_nb.core.records import Record
+from llmdebug_nb.explain.calls import ComparedCall
 
 
-def starts(call: Call) -> bool:
-    """Tell whether values overflow in this call of mine. Infinite entries that golden has as well (a mask's) do not count."""
+def starts(call: ComparedCall) -> bool:
+    """Tell whether values overflow in this call of mine; golden's infinities do not count."""
     return call.mine is not None and _more(call.outputs) > 0 and _more(call.inputs) == 0
 
 
 def _more(rows: Iterable[Difference]) -> int:
     """Return how many more elements of mine than of golden are NaN or infinite."""
-    return sum(
-        max(0, _count(d, "mine") - _count(d, "golden")) for d in rows if d.pair.mine is not None
-    )
+    pairs = (d.pair for d in rows if d.pair.mine is not None)
+    return sum(max(0, _count(pair.mine) - _count(pair.golden)) for pair in pairs)
 
 
-def _count(d: Difference, side: str) -> int:
-    record = getattr(d.pair, side)
+def _count(record: Record | None) -> int:
     return 0 if record is None else (record.summary.nan or 0) + (record.summary.inf or 0)
 
 
-def words(call: Call) -> str:
-    """Return what went in and what came out."""
-    reach = [
-        max(abs(r.summary.max or 0.0), abs(r.summary.min or 0.0))
-        for r in (d.pair.mine for d in call.inputs)
-        if r
-    ]
-    out = next(
-        d.pair.mine
+def words(call: ComparedCall) -> str:
+    """Describe the inputs and the output of the call."""
+    inputs = [d.pair.mine.summary for d in call.inputs if d.pair.mine]
+    reach = [max(abs(s.max or 0.0), abs(s.min or 0.0)) for s in inputs]
+    s = next(
+        d.pair.mine.summary
         for d in call.outputs
-        if d.pair.mine is not None and _count(d, "mine") > _count(d, "golden")
+        if d.pair.mine is not None and _count(d.pair.mine) > _count(d.pair.golden)
     )
-    s = out.summary
-    given = (
-        f"its inputs are finite (up to {max(reach):.3g})" if reach else "nothing infinite went in"
-    )
-    return f"{given} and its output holds {s.inf or 0:,} infinite and {s.nan or 0:,} NaN of {s.numel:,} elements, in {s.dtype}"
+    before = f"its inputs are finite (up to {max(reach):.3g})" if reach else "no input is infinite"
+    counts = f"{s.inf or 0:,} infinite and {s.nan or 0:,} NaN of {s.numel:,} elements"
+    return f"{before} and its output holds {counts}, in {s.dtype}"

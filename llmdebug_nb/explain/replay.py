@@ -1,10 +1,12 @@
-"""An operator alone on its recorded inputs: in the same dtype, and in float64.
+"""Run an operator again on its recorded inputs: in the same dtype, and in float64.
 
-An error is counted in units of rounding: relative L2 over half the machine epsilon, that of the coarsest dtype among
-inputs and outputs. Operators that compute right stay below ten or so, whatever they were given; what they inherited does not count.
+Its own error is counted in units of rounding: the relative L2 error over half the machine epsilon
+of the coarsest dtype among inputs and outputs. A correct operator stays below about ten, whatever
+its inputs; an inherited error does not count.
 
-Operators are found by their recorded names in torch's own namespaces, and only such as torch itself lists as operators; nothing that a dump says is
-evaluated. What a call would make is known from the meta device before any memory is taken.
+An operator is looked up by its recorded name in torch's own namespaces, and only if torch itself
+lists it as an operator; nothing in a dump is evaluated. The meta device tells the size of the
+result before any memory is taken.
 """
 
 from __future__ import annotations
@@ -13,21 +15,27 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 
-from llmdebug_nb.core.dtypes import DTYPES
-from llmdebug_nb.core.records import Record
+from llmdebug_nb.core.dtypes import coarsest, epsilon
+from llmdebug_nb.core.records import CallKey, Record
+from llmdebug_nb.core.torch_internals import (
+    VF,
+    dispatched_operators,
+    is_tensor_method,
+    overridable_functions,
+)
 from llmdebug_nb.explain import arguments
-from llmdebug_nb.explain.calls import Key
-from llmdebug_nb.explain.runs import NotAgain, Runs, Side
+from llmdebug_nb.explain.arguments import Arguments
+from llmdebug_nb.explain.runs import CannotReplay, Runs, Side
 
-_NAMESPACES: dict[str, tuple[str, Any]] = {
+Operator = Callable[..., object]
+_NAMESPACES: dict[str, tuple[str, object]] = {
     "Functional": ("torch.nn.functional", torch.nn.functional),
     "Tensor": ("torch.Tensor", torch.Tensor),
     "Torch": ("torch", torch),
-    "VF": ("torch._VF", torch._VF),
+    "VF": ("torch._VF", VF),
 }
 # what an operator may raise for arguments that do not suit it
 FAILURES = (
@@ -39,7 +47,9 @@ FAILURES = (
     AttributeError,
     AssertionError,
 )
-_ROOM = 64  # times the elements that a call took and gave, for one on other tensors
+_ROOM = 64  # a call on other tensors may give this many times the elements that were recorded
+_DOUBLE = epsilon("float64")
+# operators with effects beyond their result
 _NEVER = frozenset(
     {
         "from_file",
@@ -57,17 +67,13 @@ _NEVER = frozenset(
 
 
 @functools.cache
-def _overridable() -> frozenset[int]:
-    found = torch.overrides.get_overridable_functions()
-    return frozenset(id(function) for functions in found.values() for function in functions)
+def operator(name: str) -> tuple[str, Operator]:
+    """Return the qualified name and the function of a recorded operator.
 
-
-@functools.cache
-def operator(name: str) -> tuple[str, Callable[..., Any]]:
-    """Return the qualified name and the function of a recorded operator (``Functional.linear``, ``Aten.add.Tensor``).
+    ``name``: such as ``Functional.linear`` or ``Aten.add.Tensor``.
 
     Raises:
-        NotAgain: it is none of torch's operators.
+        CannotReplay: it is no operator of torch.
     """
     prefix, _, bare = name.partition(".")
     if bare.partition(".")[0] not in _NEVER:
@@ -75,78 +81,70 @@ def operator(name: str) -> tuple[str, Callable[..., Any]]:
             return _aten(bare)
         where, home = _NAMESPACES.get(prefix, ("", None))
         for each in (bare, f"__{bare}__"):  # x / y is recorded as Tensor.truediv
-            function = (
-                home.__dict__.get(each, getattr(home, each, None))
-                if home is not None and each.isidentifier()
-                else None
-            )
-            if callable(function) and (
-                id(function) in _overridable() or _is_method(function, each)
-            ):
+            function = _member(home, each) if each.isidentifier() else None
+            if function is not None:
                 return f"{where}.{each}", function
-    raise NotAgain(f"{name} is no operator of torch that can be called again")
+    raise CannotReplay(f"{name} is no operator of torch that can be called again")
 
 
-def _is_method(function: Any, name: str) -> bool:
-    """Tell whether it is a method that tensors get from C: those are not always the very object that torch lists."""
-    return type(function).__name__ in ("method_descriptor", "wrapper_descriptor") and hasattr(
-        torch.Tensor, name
-    )
+def _member(home: object, name: str) -> Operator | None:
+    """Return an operator of a namespace, None if torch does not list it as one."""
+    if home is None:
+        return None
+    function: object = vars(home).get(name, getattr(home, name, None))
+    listed = id(function) in overridable_functions() or is_tensor_method(function, name)
+    return function if callable(function) and listed else None
 
 
-def _aten(bare: str) -> tuple[str, Callable[..., Any]]:
+def _aten(bare: str) -> tuple[str, Operator]:
     name, _, overload = bare.partition(".")
-    if name.isidentifier() and f"aten::{bare if overload else name}" in _dispatched():
-        packet = getattr(torch.ops.aten, name)
-        return f"torch.ops.aten.{name}.{overload or 'default'}", getattr(
-            packet, overload or "default"
-        )
-    raise NotAgain(f"Aten.{bare} is no operator of this torch")
-
-
-@functools.cache
-def _dispatched() -> frozenset[str]:
-    return frozenset(torch._C._dispatch_get_all_op_names())
+    if name.isidentifier() and f"aten::{bare if overload else name}" in dispatched_operators():
+        which = overload or "default"
+        return f"torch.ops.aten.{name}.{which}", getattr(getattr(torch.ops.aten, name), which)
+    raise CannotReplay(f"Aten.{bare} is no operator of this torch")
 
 
 @contextlib.contextmanager
 def quiet(seed: int = 0) -> Iterator[None]:
-    """No gradients, and random numbers that are the same each time and taken back afterwards."""
+    """Run without gradients and with seeded random numbers; restore the random state after."""
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(seed)
         yield
 
 
 class Replayed:
-    """A recorded operator call of one side, to be made again, on its own or on the other side's tensors."""
+    """A recorded operator call of one side, to be run again, on its own or on other tensors.
 
-    def __init__(self, side: Side, key: Key) -> None:
-        """Raises NotAgain where the call can't be made again."""
+    Raises:
+        CannotReplay: the call can't be run again.
+    """
+
+    def __init__(self, side: Side, key: CallKey) -> None:
         self.side, self.key = side, key
         self.records: list[Record] = side.records(key, "input")
-        made = side.records(key, "output")
-        if key.phase != "forward" or not made:
-            raise NotAgain(
-                "calls of backward passes are not made again"
-                if made
-                else "its output was not recorded"
-            )
-        self.op = made[0].op
+        outputs = side.records(key, "output")
+        if not outputs:
+            raise CannotReplay("its output was not recorded")
+        if key.phase != "forward":
+            raise CannotReplay("calls of backward passes are not run again")
+        self.op = outputs[0].op
         self.name, self.function = operator(self.op)
-        self.given = arguments.given(self.records, side.scalars(key))
-        self._shapes = {record.site.slot: record.summary.shape for record in made}
+        self.arguments = arguments.arguments_of(self.records, side.scalars(key))
+        self._shapes = {record.site.slot: record.summary.shape for record in outputs}
 
     def run(
         self, tensors: Replayed | None = None, wide: bool = False, seed: int = 0
     ) -> dict[str, torch.Tensor]:
-        """Return what the call gives, by slot, on its own tensors or those of another call; ``wide``: in float64.
+        """Return the result by slot. ``tensors``: the call whose tensors to use, else its own.
 
-        Raises NotAgain.
+        ``wide``: compute in float64.
+
+        Raises:
+            CannotReplay: the operator fails, or would give another result than recorded.
         """
         source = tensors or self
-        return self.run_on(
-            arguments.loader(source.side, source.records), wide, seed, strict=tensors is None
-        )
+        load = arguments.loader(source.side, source.records)
+        return self.run_on(load, wide, seed, strict=tensors is None)
 
     def run_on(
         self,
@@ -155,89 +153,97 @@ class Replayed:
         seed: int = 0,
         strict: bool = True,
     ) -> dict[str, torch.Tensor]:
-        """Return what the call gives on the tensors that ``load`` gives for its slots. ``strict``: of the recorded shapes.
+        """Return the result by slot on the tensors that ``load`` returns for the input slots.
 
-        Raises NotAgain.
+        ``strict``: the result must have the recorded shapes.
+
+        Raises:
+            CannotReplay: the operator fails, or would give another result than recorded.
         """
-        args, kwargs = arguments.filled(self.given, load, torch.float64 if wide else None)
+        args, kwargs = arguments.filled(self.arguments, load, torch.float64 if wide else None)
         try:
-            self._check(args, kwargs, strict)
+            self._check((args, kwargs), strict)
             with quiet(seed):
                 result = self.function(*args, **kwargs)
         except FAILURES as error:
-            raise NotAgain(
-                f"{self.name} fails when it is called again: {str(error).partition(chr(10))[0]}"
-            ) from None
+            line = str(error).partition("\n")[0]
+            raise CannotReplay(f"{self.name} fails when it is called again: {line}") from None
         return dict(arguments.results(args[0] if result is None and args else result))
 
-    def _check(self, args: list[Any], kwargs: dict[str, Any], strict: bool) -> None:
-        """See from shapes alone that the call gives what was recorded: a dump can't make us take memory beyond its size."""
+    def _check(self, given: Arguments, strict: bool) -> None:
+        """Check the size of the result on the meta device.
 
-        def meta(value: Any) -> Any:
-            if isinstance(value, torch.Tensor):
-                return value.to("meta")
-            if isinstance(value, torch.device):
-                return torch.device("meta")
-            if isinstance(value, tuple):
-                return tuple(meta(part) for part in value)
-            return value
-
-        result = self.function(
-            *map(meta, args), **{name: meta(value) for name, value in kwargs.items()}
-        )
-        shapes = {
-            slot: tuple(tensor.shape)
-            for slot, tensor in arguments.results(
-                meta(args[0]) if result is None and args else result
-            )
-        }
-        taken = sum(math.prod(record.summary.shape) for record in self.records)
-        most = _ROOM * (taken + sum(map(math.prod, self._shapes.values())) + 1)
+        So a dump can't make us take more memory than its own size justifies.
+        """
+        args = [on_meta(value) for value in given[0]]
+        result = self.function(*args, **{name: on_meta(value) for name, value in given[1].items()})
+        tensors = arguments.results(args[0] if result is None and args else result)
+        shapes = {slot: tuple(tensor.shape) for slot, tensor in tensors}
+        recorded = sum(math.prod(record.summary.shape) for record in self.records)
+        most = _ROOM * (recorded + sum(map(math.prod, self._shapes.values())) + 1)
         if not strict and sum(map(math.prod, shapes.values())) > most:
-            raise NotAgain(f"{self.name} would give far more than was recorded")
+            raise CannotReplay(f"{self.name} would give far more than was recorded")
         if strict and any(shapes.get(slot) != shape for slot, shape in self._shapes.items()):
-            raise NotAgain(f"{self.name} would give {shapes}, where {self._shapes} was recorded")
+            raise CannotReplay(
+                f"{self.name} would give {shapes}, where {self._shapes} was recorded"
+            )
 
     def units(self, runs: Runs) -> float:
-        """Return the call's own error: what it recorded against float64, in units of rounding. Raises NotAgain."""
-        made = arguments.outputs(self.side, self.key)
+        """Return its own error, the recorded result against float64, in units of rounding.
+
+        Raises:
+            CannotReplay: the operator fails, or its result does not round.
+        """
+        recorded = arguments.outputs(self.side, self.key)
         reference = self.run(wide=True)
-        given = [r.summary.dtype for r in self.records]
-        worst = [
-            runs.error(reference[slot], tensor) / (rounding([*given, str(tensor.dtype)]) / 2)
-            for slot, tensor in made.items()
+        dtypes = [r.summary.dtype for r in self.records]
+        units = [
+            runs.error(reference[slot], tensor) / unit([*dtypes, str(tensor.dtype)])
+            for slot, tensor in recorded.items()
             if slot in reference
             and tensor.is_floating_point()
             and reference[slot].shape == tensor.shape
         ]
-        if not worst:
-            raise NotAgain("it gives no floating-point values")
-        return max(worst)
+        if not units:
+            raise CannotReplay("it gives no floating-point values")
+        return max(units)
 
 
-def rounding(dtypes: list[str]) -> float:
-    """Return the machine epsilon of the coarsest floating dtype."""
-    kinds = [DTYPES.get(name.removeprefix("torch.")) for name in dtypes]
-    return max(
-        (torch.finfo(kind).eps for kind in kinds if kind is not None and kind.is_floating_point),
-        default=2.0**-52,
-    )
+def on_meta(value: object) -> object:
+    """Return a value without memory: tensors and devices become those of the meta device."""
+    if isinstance(value, torch.Tensor):
+        return value.to("meta")
+    if isinstance(value, torch.device):
+        return torch.device("meta")
+    if isinstance(value, (list, tuple)):
+        return type(value)(on_meta(part) for part in value)
+    if isinstance(value, dict):
+        return {name: on_meta(part) for name, part in value.items()}
+    return value
 
 
-def apart(golden: dict[str, torch.Tensor], mine: dict[str, torch.Tensor], runs: Runs) -> float:
-    """Return the largest error over the results that both have. Raises NotAgain where there are none."""
+def unit(dtypes: list[str]) -> float:
+    """Return a unit of rounding: half the machine epsilon of the coarsest floating dtype."""
+    name = coarsest(dtype.removeprefix("torch.") for dtype in dtypes)
+    return (epsilon(name) if name is not None else _DOUBLE) / 2
+
+
+def largest_error(
+    golden: dict[str, torch.Tensor], mine: dict[str, torch.Tensor], runs: Runs
+) -> float:
+    """Return the largest error over the results of both. Raises CannotReplay if there are none."""
     errors = [
         runs.error(tensor, mine[slot])
         for slot, tensor in golden.items()
         if slot in mine and mine[slot].shape == tensor.shape
     ]
     if not errors:
-        raise NotAgain("the two calls give nothing that could be held against each other")
+        raise CannotReplay("the two calls have no results to compare")
     return max(errors)
 
 
 def is_random(call: Replayed) -> bool:
-    """Tell whether a call gives something else with other random numbers. Raises NotAgain."""
+    """Tell whether the result depends on random numbers. Raises CannotReplay."""
     one, other = call.run(seed=0), call.run(seed=1)
     return any(not same(tensor, other[slot]) for slot, tensor in one.items())
 

@@ -1,17 +1,21 @@
-"""A script that makes the blamed call again from the two dumps: nothing in it but torch and this package."""
+"""Write a script that runs the blamed call again from the two dumps.
+
+It needs torch and this package alone.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
 from llmdebug_nb.core.findings import Difference
+from llmdebug_nb.core.records import CallKey
 from llmdebug_nb.explain import arguments, replay
-from llmdebug_nb.explain.arguments import Tensor
-from llmdebug_nb.explain.calls import Call, Key
-from llmdebug_nb.explain.runs import NotAgain, Runs, Side
+from llmdebug_nb.explain.arguments import Arguments, Tensor
+from llmdebug_nb.explain.calls import ComparedCall
+from llmdebug_nb.explain.runs import CannotReplay, Runs, Side
 
 _SCRIPT = '''"""{title}
 
@@ -34,11 +38,16 @@ def given(run, site, slot):
 def error(golden, mine):
     """Relative L2."""
     golden, mine = golden.double(), mine.double()
-    return float((mine - golden).norm() / golden.norm()) if golden.norm() else float((mine - golden).norm())
+    apart, size = (mine - golden).norm(), golden.norm()
+    return float(apart / size if size else apart)
 
 
 def say(what, golden, mine):
-    print(f"{{what:<56}} {{error(golden, mine) if golden.shape == mine.shape else f'shape {{list(golden.shape)}} against {{list(mine.shape)}}'}}")
+    if golden.shape == mine.shape:
+        figure = error(golden, mine)
+    else:
+        figure = f"shape {{list(golden.shape)}} against {{list(mine.shape)}}"
+    print(f"{{what:<56}} {{figure}}")
 
 
 {calls}
@@ -60,24 +69,31 @@ def double(x):
     return x.double() if x.is_floating_point() else x
 
 
-theirs, ours = golden.tensor(role="output", slot={slot}, **in_golden), mine.tensor(role="output", slot={slot}, **in_mine)
+theirs = golden.tensor(role="output", slot={slot}, **in_golden)
+ours = mine.tensor(role="output", slot={slot}, **in_mine)
 with torch.no_grad():
+    again, mine_again = first(golden_call(golden, in_golden)), first(my_call(mine, in_mine))
+    exact, swapped = first(my_call(mine, in_mine, double)), first(my_call(golden, in_golden))
     say("output, mine against golden:", theirs, ours)
-    say("golden's call again, against what golden recorded:", theirs, first(golden_call(golden, in_golden)))
-    say("mine's call again, against what mine recorded:", ours, first(my_call(mine, in_mine)))
-    say("mine's call in float64, against what mine recorded:", first(my_call(mine, in_mine, double)), ours)
-    say("mine's call on golden's inputs, against golden:", theirs, first(my_call(golden, in_golden)))"""
+    say("golden's call again, against what golden recorded:", theirs, again)
+    say("mine's call again, against what mine recorded:", ours, mine_again)
+    say("mine's call in float64, against what mine recorded:", exact, ours)
+    say("mine's call on golden's inputs, against golden:", theirs, swapped)"""
 
-_MODULE = """module = None  # put the module here to call it as well: model.get_submodule({path})
+_MODULE = """module = None  # to call the module too: model.get_submodule({path})
 
 for slot in {slots}:
-    say(f"input {{slot}}, mine against golden:", given(golden, in_golden, slot), given(mine, in_mine, slot))
-theirs, ours = golden.tensor(role="output", slot={slot}, **in_golden), mine.tensor(role="output", slot={slot}, **in_mine)
+    values = given(golden, in_golden, slot), given(mine, in_mine, slot)
+    say(f"input {{slot}}, mine against golden:", *values)
+theirs = golden.tensor(role="output", slot={slot}, **in_golden)
+ours = mine.tensor(role="output", slot={slot}, **in_mine)
 say("output, mine against golden:", theirs, ours)
 
 
 def first(result):
-    return result if isinstance(result, torch.Tensor) else next(iter(result.values() if isinstance(result, dict) else result))
+    if isinstance(result, dict):
+        result = list(result.values())
+    return result if isinstance(result, torch.Tensor) else result[0]
 
 
 def call(run, site, wide=lambda x: x):
@@ -86,8 +102,9 @@ def call(run, site, wide=lambda x: x):
 
 if module is not None:
     with torch.no_grad():
-        say("the module again, against what mine recorded:", ours, first(call(mine, in_mine)))
-        say("the module on golden's inputs, against golden:", theirs, first(call(golden, in_golden)))"""
+        again, swapped = first(call(mine, in_mine)), first(call(golden, in_golden))
+        say("the module again, against what mine recorded:", ours, again)
+        say("the module on golden's inputs, against golden:", theirs, swapped)"""
 
 # an operator that only one run calls
 _ALONE = """def call(run, site, wide=lambda x: x):
@@ -104,113 +121,116 @@ def double(x):
 
 made = {side}.tensor(role="output", slot={slot}, **in_{side})
 with torch.no_grad():
-    say("the call that only {side} makes, against what it recorded:", made, first(call({side}, in_{side})))
-    say("the same in float64, against what it recorded:", first(call({side}, in_{side}, double)), made)
+    again, exact = first(call({side}, in_{side})), first(call({side}, in_{side}, double))
+    say("the call that only {side} makes, against what it recorded:", made, again)
+    say("the same in float64, against what it recorded:", exact, made)
 """
 
-_SHOWS = """# where it first shows
-theirs, ours = golden.tensor(role={role}, slot={golden_slot}, **{golden_site}), mine.tensor(role={role}, slot={my_slot}, **{my_site})
+_SHOWS = """# the first tensor that differs
+theirs = golden.tensor(role={role}, slot={golden_slot}, **{golden_site})
+ours = mine.tensor(role={role}, slot={my_slot}, **{my_site})
 say({what}, theirs, ours)"""
 
 
 def script(
-    call: Call, runs: Runs, cause: str, evidence: str, shows: Difference | None = None
+    call: ComparedCall, runs: Runs, cause: str, evidence: str, shows: Difference | None = None
 ) -> str | None:
-    """Return the script, or None where the call's tensors are not there on both sides.
+    """Return the script, or None if the call's tensors were not kept on both sides.
 
-    Of an operator that only one run calls: on its own, and beside the row ``shows``, where the difference is first seen.
+    The script of an operator that only one run calls runs it alone, and compares the row ``shows``,
+    where the difference is first seen.
     """
     if call.key.phase != "forward" or (call.one_sided and not call.is_operator):
         return None
     try:
-        body = (
-            _alone(call, runs, shows)
-            if call.one_sided
-            else _operator(call, runs)
-            if call.is_operator
-            else _module(call, runs)
-        )
-    except NotAgain:
+        if call.one_sided:
+            body = _alone(call, runs, shows)
+        else:
+            body = _operator(call, runs) if call.is_operator else _module(call, runs)
+    except CannotReplay:
         return None
-    said = evidence.replace("\\", "/").replace('"""', "'''").encode("ascii", "replace").decode()
-    title = (
-        f"{cause}: {call.op}, step {call.key.step}".replace("\\", "/")
-        .replace('"""', "'''")
-        .encode("ascii", "replace")
-        .decode()
-    )
     return _SCRIPT.format(
-        title=title, evidence=said, golden=_where(runs.golden), mine=_where(runs.mine),
-        at_golden=_site(call.golden), at_mine=_site(call.mine), calls=body,
-    )  # fmt: skip
+        title=_in_docstring(f"{cause}: {call.op}, step {call.key.step}"),
+        evidence=_in_docstring(evidence),
+        golden=_where(runs.golden),
+        mine=_where(runs.mine),
+        at_golden=_site(call.golden),
+        at_mine=_site(call.mine),
+        calls=body,
+    )
 
 
-def _operator(call: Call, runs: Runs) -> str:
+def _in_docstring(text: str) -> str:
+    """Return ASCII text that can't end a docstring: names in a dump are data, never code."""
+    return _ascii(text.replace("\\", "/").replace('"""', "'''"))
+
+
+def _ascii(text: str) -> str:
+    return text.encode("ascii", "replace").decode()
+
+
+def _operator(call: ComparedCall, runs: Runs) -> str:
     assert call.golden is not None
     assert call.mine is not None
     slot = _slot(call)
     golden, mine = (
-        replay.Replayed(side, key)
+        _call_text(replay.Replayed(side, key))
         for side, key in ((runs.golden, call.golden), (runs.mine, call.mine))
     )
-    calls = [f"{each.name}({_arguments(each.given)})" for each in (golden, mine)]
-    return _OPERATOR.format(golden=calls[0], mine=calls[1], slot=slot)
+    return _OPERATOR.format(golden=golden, mine=mine, slot=slot)
 
 
-def _alone(call: Call, runs: Runs, shows: Difference | None) -> str:
-    name, side, key = (
-        ("golden", runs.golden, call.golden) if call.golden else ("mine", runs.mine, call.mine)
-    )
-    assert key is not None
-    again = replay.Replayed(side, key)
+def _alone(call: ComparedCall, runs: Runs, shows: Difference | None) -> str:
+    if call.golden is not None:
+        name, side, key = "golden", runs.golden, call.golden
+    else:
+        name, side, key = "mine", runs.mine, call.key
+    replayed = replay.Replayed(side, key)
     kept = [r for r in side.records(key, "output") if r.payload is not None and r.kept is None]
     if not kept:
-        raise NotAgain("its output was not kept")
-    code = f"{again.name}({_arguments(again.given)})"
-    body = _ALONE.format(call=code, side=name, slot=ascii(kept[0].site.slot))
-    pair = shows.pair if shows is not None else None
-    if (
-        pair is None
-        or pair.golden is None
-        or pair.mine is None
-        or not (pair.golden.payload and pair.mine.payload)
-    ):
+        raise CannotReplay("its output was not kept")
+    slot = ascii(kept[0].site.slot)
+    body = _ALONE.format(call=_call_text(replayed), side=name, slot=slot)
+    if shows is None or not _has_values(shows):
         return body
-    s = pair.golden.site
+    golden, mine = shows.pair.golden, shows.pair.mine
+    assert golden is not None
+    assert mine is not None
+    s = golden.site
     return body + _SHOWS.format(
-        role=ascii(s.role), golden_slot=ascii(s.slot), my_slot=ascii(pair.mine.site.slot), golden_site=_site(Key.of(pair.golden)),
-        my_site=_site(Key.of(pair.mine)), what=ascii(f"{s.role} {s.slot} of {s.path}, mine against golden:"),
-    )  # fmt: skip
+        role=ascii(s.role),
+        golden_slot=ascii(s.slot),
+        my_slot=ascii(mine.site.slot),
+        golden_site=_site(s.key),
+        my_site=_site(mine.site.key),
+        what=ascii(f"{s.role} {s.slot} of {s.path}, mine against golden:"),
+    )
 
 
-def _module(call: Call, runs: Runs) -> str:
+def _module(call: ComparedCall, runs: Runs) -> str:
     assert call.mine is not None
-    records = runs.mine.records(call.mine, "input")
+    records, scalars = runs.mine.records(call.mine, "input"), runs.mine.scalars(call.mine)
     try:
-        code = f"module({_arguments(arguments.given(records, runs.mine.scalars(call.mine), caches=True))})"
-    except NotAgain as why:
-        code = f"None  # {str(why).encode('ascii', 'replace').decode()}".replace("\n", " ")
-    both = [
-        d.site.slot
-        for d in call.inputs
-        if d.pair.golden and d.pair.mine and d.pair.golden.payload and d.pair.mine.payload
-    ]
-    return _MODULE.format(path=ascii(call.path), slots=ascii(both), slot=_slot(call), call=code)
+        given = arguments.arguments_of(records, scalars, without_cache=True)
+        code = f"module({_arguments_text(given)})"
+    except CannotReplay as why:
+        code = f"None  # {_ascii(str(why))}".replace("\n", " ")
+    slots = ascii([d.site.slot for d in call.inputs if _has_values(d)])
+    return _MODULE.format(path=ascii(call.path), slots=slots, slot=_slot(call), call=code)
 
 
-def _slot(call: Call) -> str:
-    rows = [
-        d
-        for d in (call.bad_output, *call.outputs)
-        if d is not None and d.pair.golden and d.pair.mine
-    ]
-    kept = [
-        d
-        for d in rows
-        if d.pair.golden and d.pair.golden.payload and d.pair.mine and d.pair.mine.payload
-    ]
+def _has_values(row: Difference) -> bool:
+    """Tell whether the values of both sides were kept."""
+    golden, mine = row.pair.golden, row.pair.mine
+    return bool(golden and mine and golden.payload and mine.payload)
+
+
+def _slot(call: ComparedCall) -> str:
+    """Return the slot of an output with values, as code. Raises CannotReplay."""
+    rows: Sequence[Difference | None] = (call.bad_output, *call.outputs)
+    kept = [row for row in rows if row is not None and _has_values(row)]
     if not kept:
-        raise NotAgain("its output was not kept")
+        raise CannotReplay("its output was not kept")
     return ascii(kept[0].site.slot)
 
 
@@ -218,29 +238,25 @@ def _where(side: Side) -> str:
     return ascii(str(side.run.path.resolve()) if side.run.path is not None else side.run.label)
 
 
-def _site(key: Key | None) -> str:
+def _site(key: CallKey | None) -> str:
+    """Return the keywords of a call, as code."""
     if key is None:
         return "None  # it does not make this call"
-    names = ("rank", "generation", "step", "phase", "path", "call")
-    return (
-        "dict("
-        + ", ".join(f"{name}={value!a}" for name, value in zip(names, key, strict=True))
-        + ")"
-    )
+    return f"dict({', '.join(f'{name}={value!a}' for name, value in key._asdict().items())})"
 
 
-def _arguments(given: arguments.Given) -> str:
+def _call_text(call: replay.Replayed) -> str:
+    return f"{call.name}({_arguments_text(call.arguments)})"
+
+
+def _arguments_text(given: Arguments) -> str:
     args, kwargs = given
-    return ", ".join(
-        [
-            *map(_code, args),
-            *(f"{name}={_code(value)}" for name, value in kwargs.items() if name.isidentifier()),
-        ]
-    )
+    named = (f"{name}={_code(value)}" for name, value in kwargs.items() if name.isidentifier())
+    return ", ".join([*map(_code, args), *named])
 
 
-def _code(value: Any) -> str:
-    """Return a value as Python says it; strings with quotes and the like escaped."""
+def _code(value: object) -> str:
+    """Return a value as Python code; strings are escaped."""
     if isinstance(value, Tensor):
         return f"wide(given(run, site, {str(value)!a}))"
     if isinstance(value, tuple):

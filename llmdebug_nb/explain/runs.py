@@ -1,4 +1,4 @@
-"""What blame needs of two runs: their rows, values and scalars, a way to measure, and the model that mine recorded."""
+"""What the search for causes needs of two runs: records, values, scalars, and the live model."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
 from llmdebug_nb.core.opened_run import OpenedRun
-from llmdebug_nb.core.records import Kernel, Record, Site
-from llmdebug_nb.explain.calls import Key
+from llmdebug_nb.core.records import CallKey, Kernel, Record, Site
 
 if TYPE_CHECKING:
     import torch
@@ -18,52 +17,44 @@ if TYPE_CHECKING:
 Scalar = tuple[str, str | None]  # type name, text
 
 
-class NotAgain(Exception):
-    """A recorded call can't be made again; says why."""
+class CannotReplay(Exception):
+    """A recorded call can't be run again; the message says why."""
 
 
 class Side:
-    """One of the two runs."""
+    """One of the two runs. ``kernels(site)``: the kernel that computed the outputs of a call."""
 
     def __init__(
         self, run: OpenedRun, kernels: Callable[[Site], Kernel | None] = lambda site: None
     ) -> None:
-        """``kernels(site)``: the kernel that computed what a call gave."""
         self.run, self.kernels = run, kernels
         self._steps: dict[tuple[int, int], dict[tuple[str, int], dict[str, Scalar]]] = {}
 
-    def records(self, key: Key, role: str) -> list[Record]:
-        """Return the records of one call in that role."""
-        found = self.run.records(
-            path=key.path,
-            call=key.call,
-            phase=key.phase,
-            generation=key.generation,
-            step=key.step,
-            rank=key.rank,
-            role=role,
-        )
-        return list(found)
+    def records(self, key: CallKey, role: str) -> list[Record]:
+        """Return the records of one call in a role."""
+        return list(self.run.records(role=role, **key._asdict()))
 
     def load(self, record: Record) -> torch.Tensor:
-        """Return the values of a record. Raises NotAgain where they are not there whole."""
+        """Return the values of a record. Raises CannotReplay if they are not complete."""
         if record.payload is None or record.kept is not None:
-            raise NotAgain(f"the values of {record.site.role} {record.site.slot} were not kept")
+            raise CannotReplay(f"the values of {record.site.role} {record.site.slot} were not kept")
         try:
             return self.run.load(record)
         except (CorruptDumpError, TensorLookupError) as error:
-            raise NotAgain(str(error)) from None
+            raise CannotReplay(str(error)) from None
 
-    def scalars(self, key: Key) -> dict[str, Scalar]:
-        """Return the arguments of one call that are no tensors, by slot; of a forward call only, as no other is told apart."""
+    def scalars(self, key: CallKey) -> dict[str, Scalar]:
+        """Return the arguments of a call that are no tensors, by slot.
+
+        Only forward calls have them; the records do not tell those of other phases apart.
+        """
         if key.phase != "forward":
             return {}
         step = (key.generation, key.step)
         if step not in self._steps:
-            found = self._steps[step] = {}
-            rows = self.run.index.scalars(generation=key.generation, step=key.step, role="input")
-            for row in rows:
-                found.setdefault((row.path, row.call), {})[row.slot] = (row.type, row.value)
+            calls = self._steps[step] = {}
+            for row in self.run.index.scalars(generation=step[0], step=step[1], role="input"):
+                calls.setdefault((row.path, row.call), {})[row.slot] = (row.type, row.value)
         return self._steps[step].get((key.path, key.call), {})
 
     @cached_property
@@ -77,13 +68,13 @@ class Side:
         return self._of_modules("weight")
 
     def _of_modules(self, role: str) -> dict[str, dict[str, Scalar]]:
-        found: dict[str, dict[str, Scalar]] = {}
+        modules: dict[str, dict[str, Scalar]] = {}
         for row in self.run.index.scalars(role=role):
-            found.setdefault(row.path, {}).setdefault(row.slot, (row.type, row.value))
-        return found
+            modules.setdefault(row.path, {}).setdefault(row.slot, (row.type, row.value))
+        return modules
 
-    def source(self, key: Key) -> str | None:
-        """Return where in the program an operator was called: the innermost frame."""
+    def source(self, key: CallKey) -> str | None:
+        """Return the line of the program that called an operator: the innermost frame."""
         return self.run.index.innermost_frame(
             path=key.path,
             call=key.call,
@@ -92,8 +83,8 @@ class Side:
             step=key.step,
         )
 
-    def kernel(self, key: Key) -> Kernel | None:
-        """Return the kernel of compiled code that computed what a call gave, or None."""
+    def kernel(self, key: CallKey) -> Kernel | None:
+        """Return the kernel of compiled code that computed the outputs of a call, or None."""
         return self.kernels(
             Site(key.path, key.step, key.call, key.phase, generation=key.generation)
         )
@@ -101,9 +92,10 @@ class Side:
 
 @dataclass
 class Runs:
-    """Both runs. ``error(golden, mine)``: relative L2 error of two tensors of equal shape, inf where NaN or infinities differ.
+    """Both runs.
 
-    ``module(path)``: the live module of mine's model, or None where it is gone.
+    ``error(golden, mine)``: relative L2 error of two tensors of one shape, inf if NaN or infinities
+    differ. ``module(path)``: the live module of mine's model, or None if it is gone.
     """
 
     golden: Side

@@ -1,6 +1,7 @@
-"""Arguments that are no tensors, and plain attributes of modules, held against each other.
+"""Compare the arguments that are no tensors, and the plain attributes of modules.
 
-They alone pin a wrong eps, scale, axis or dropout rate: the operator that is given one computes what it is told.
+They alone reveal a wrong eps, scale, axis or dropout rate: an operator with such an argument
+computes correctly.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from typing import NamedTuple
 
 import torch
 
-from llmdebug_nb.explain.calls import Call
+from llmdebug_nb.core.paths import module_of
+from llmdebug_nb.core.torch_internals import schema_default
+from llmdebug_nb.explain.calls import ComparedCall
 from llmdebug_nb.explain.replay import operator
-from llmdebug_nb.explain.runs import NotAgain, Runs, Scalar
+from llmdebug_nb.explain.runs import CannotReplay, Runs, Scalar
 
 
 class Differing(NamedTuple):
-    """``golden``, ``mine``: its texts there. ``kind``: the type's name."""
+    """``golden``, ``mine``: its texts there. ``kind``: the name of its type."""
 
     name: str
     golden: str
@@ -28,88 +31,76 @@ class Differing(NamedTuple):
 
 
 _NUMBERS = ("bool", "int", "float")
-_SAME = 1e-6  # numbers this close are the same, computed in another way
-_KINDS = [
-    torch.finfo(kind) for kind in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-]
-_LIMITS = {limit for kind in _KINDS for limit in (kind.max, kind.eps, kind.tiny)}
+_SAME = 1e-6  # relative; numbers this close are one constant, computed in two ways
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_LIMITS = {x for d in map(torch.finfo, _DTYPES) for x in (d.max, d.eps, d.tiny)}
 _OF_TRAINING = ("training", "gradient_checkpointing")
+_MOST_SHOWN = 4
 _ABSENT: Scalar = ("", None)
 _EPS = re.compile(r"(^|_)eps(ilon)?($|_)")
 
 
-def of_call(call: Call, runs: Runs) -> list[Differing]:
-    """Return the scalar arguments of a call that differ; of an argument that only one side names, its value there."""
+def of_call(call: ComparedCall, runs: Runs) -> list[Differing]:
+    """Return the scalar arguments of a call that differ; a default counts as given."""
     if call.golden is None or call.mine is None or call.is_fused:
         return []
     golden, mine = runs.golden.scalars(call.golden), runs.mine.scalars(call.mine)
-    tensors = {d.pair.either.site.slot for d in call.inputs}
+    tensors = {d.site.slot for d in call.inputs}
     cast = any(
         d.pair.golden and d.pair.mine and d.pair.golden.summary.dtype != d.pair.mine.summary.dtype
         for d in call.inputs
     )
-    found = []
+    differing = []
     for slot in dict.fromkeys((*golden, *mine)):
         default = _default(call.op, slot.removeprefix("kwargs.")) if call.is_operator else _ABSENT
         a, b = golden.get(slot, default), mine.get(slot, default)
         if slot in tensors or _equal(a, b) or (cast and "dtype" in (a[0], b[0])):
             continue
         name = f"argument {slot}" if slot.isdigit() else slot.removeprefix("kwargs.")
-        found.append(Differing(name, _said(a), _said(b), (b if a == _ABSENT else a)[0]))
-    return found
+        differing.append(Differing(name, _text(a), _text(b), (b if a == _ABSENT else a)[0]))
+    return differing
 
 
 @functools.cache
 def _default(op: str, name: str) -> Scalar:
-    """Return what an operator takes where an argument is not given, as far as that is written anywhere."""
+    """Return the default of an operator's argument, by its signature or its schema."""
     try:
         _, function = operator(op)
-    except NotAgain:
+    except CannotReplay:
         return _ABSENT
     try:
         value = inspect.signature(function).parameters[name].default
     except (KeyError, TypeError, ValueError):  # written in C: no signature
-        packet = getattr(torch.ops.aten, op.partition(".")[2], None)
-        schemas = (
-            [getattr(packet, overload)._schema for overload in packet.overloads()]
-            if packet is not None
-            else []
-        )
-        given = [
-            a
-            for schema in schemas[:1]
-            for a in schema.arguments
-            if a.name == name and a.has_default_value()
-        ]
-        value = given[0].default_value if given else inspect.Parameter.empty
-    return (
-        (type(value).__name__, str(value))
-        if isinstance(value, (bool, int, float, str))
-        else _ABSENT
-    )
+        value = schema_default(op.partition(".")[2], name)
+    plain = isinstance(value, (bool, int, float, str))
+    return (type(value).__name__, str(value)) if plain else _ABSENT
 
 
-def of_module(call: Call, runs: Runs) -> list[Differing]:
-    """Return the plain attributes of the call's module that differ; ``training`` only where nothing else does."""
+def of_module(call: ComparedCall, runs: Runs) -> list[Differing]:
+    """Return the plain attributes of a call's module that differ.
+
+    ``training`` counts only if nothing else differs.
+    """
     if call.golden is None or call.mine is None:
         return []
-    golden = runs.golden.attributes.get(call.golden.path.partition("/")[0], {})
-    mine = runs.mine.attributes.get(call.mine.path.partition("/")[0], {})
+    golden = runs.golden.attributes.get(module_of(call.golden.path), {})
+    mine = runs.mine.attributes.get(module_of(call.mine.path), {})
     if call.is_rewritten:
         return _of_another_class(golden, mine)
-    found = [
-        Differing(name, _said(golden[name]), _said(mine[name]), golden[name][0])
-        for name in golden
+    differing = [
+        Differing(name, _text(value), _text(mine[name]), value[0])
+        for name, value in golden.items()
         if name in mine
-        and not _equal(golden[name], mine[name])
-        and not _is_size(call, golden[name], mine[name])
+        and not _equal(value, mine[name])
+        and not _are_sizes(call, value, mine[name])
     ]
-    found = [each for each in found if each.name != "training"] or found
-    return found or _of_another_class(golden, mine)  # of one class, but told by an exported graph
+    differing = [each for each in differing if each.name != "training"] or differing
+    # an exported graph tells eps by another name, though the class is the same
+    return differing or _of_another_class(golden, mine)
 
 
 def _of_another_class(golden: dict[str, Scalar], mine: dict[str, Scalar]) -> list[Differing]:
-    """Return what two classes are told alike but for its name, and differently: their eps."""
+    """Return the eps of two classes, if it differs; it alone compares under different names."""
     names = [
         [name for name, value in side.items() if _EPS.search(name) and value[0] == "float"]
         for side in (golden, mine)
@@ -117,31 +108,33 @@ def _of_another_class(golden: dict[str, Scalar], mine: dict[str, Scalar]) -> lis
     if [len(each) for each in names] != [1, 1]:
         return []
     (one,), (other,) = names
-    said = one if one == other else f"{one} ({other} in mine)"
-    return (
-        []
-        if _equal(golden[one], mine[other])
-        else [Differing(said, _said(golden[one]), _said(mine[other]), "float")]
-    )
+    if _equal(golden[one], mine[other]):
+        return []
+    name = one if one == other else f"{one} ({other} in mine)"
+    return [Differing(name, _text(golden[one]), _text(mine[other]), "float")]
 
 
 def constants(differing: list[Differing]) -> list[Differing]:
-    """Return those that a program is set to: numbers such as eps or a scale, and modes such as ``tanh``; not sizes, nor the limits of a dtype."""
-    return [
-        each
-        for each in differing
-        if _is_mode(each)
-        or (_is_constant(each.golden) and _is_constant(each.mine) and not _near(each))
-    ]
+    """Return those that a program sets: numbers such as eps, and modes such as ``tanh``.
+
+    Sizes are none, nor are the limits of a dtype.
+    """
+    return [each for each in differing if _is_mode(each) or _are_constants(each)]
 
 
 def flags(differing: list[Differing]) -> list[Differing]:
-    """Return those that are switches of what is computed, and not of how it is trained."""
+    """Return the switches of the computation, without those of training."""
     return [each for each in differing if each.kind == "bool" and each.name not in _OF_TRAINING]
 
 
 def _is_mode(each: Differing) -> bool:
     return each.kind == "str" and each.golden.isidentifier() and each.mine.isidentifier()
+
+
+def _are_constants(each: Differing) -> bool:
+    if not (_is_constant(each.golden) and _is_constant(each.mine)):
+        return False
+    return not math.isclose(float(each.golden), float(each.mine), rel_tol=_SAME)
 
 
 def _is_constant(text: str) -> bool:
@@ -152,17 +145,12 @@ def _is_constant(text: str) -> bool:
     return not text.lstrip("-").isdigit() and 0.0 < value < math.inf and value not in _LIMITS
 
 
-def _near(each: Differing) -> bool:
-    return math.isclose(float(each.golden), float(each.mine), rel_tol=_SAME)
-
-
-def _is_size(call: Call, golden: Scalar, mine: Scalar) -> bool:
-    """Tell whether two numbers are how large the tensors are on their side, which says no more than that these are."""
+def _are_sizes(call: ComparedCall, golden: Scalar, mine: Scalar) -> bool:
+    """Tell whether two numbers are sizes of tensors on their side, which differ anyway."""
     for side, scalar in (("golden", golden), ("mine", mine)):
         records = (getattr(row.pair, side) for row in call.rows())
-        if scalar[0] != "int" or int(scalar[1] or 0) not in {
-            n for r in records if r is not None for n in r.summary.shape
-        }:
+        sizes = {n for r in records if r is not None for n in r.summary.shape}
+        if scalar[0] != "int" or int(scalar[1] or 0) not in sizes:
             return False
     return True
 
@@ -171,19 +159,15 @@ def words(differing: list[Differing]) -> str:
     """Return ``eps is 1e-06 in golden and 1e-05 in mine``."""
     return ", ".join(
         f"{name} is {golden} in golden and {mine} in mine"
-        for name, golden, mine, _ in dict.fromkeys(differing[:4])
+        for name, golden, mine, _ in dict.fromkeys(differing[:_MOST_SHOWN])
     )
 
 
 def _equal(a: Scalar, b: Scalar) -> bool:
-    """Tell whether two are the same; what has no text (a cache, say) is not held against anything."""
+    """Tell whether two are equal. An object without a text (a cache, say) equals anything."""
     if a == b or _is_opaque(a) or _is_opaque(b):
         return True
-    if {a, b} <= {
-        _ABSENT,
-        ("None", None),
-        ("bool", "False"),
-    }:  # left out, or given as what it is anyway
+    if {a, b} <= {_ABSENT, ("None", None), ("bool", "False")}:  # left out, or given as the default
         return True
     if a[0] in _NUMBERS and b[0] in _NUMBERS:
         return _number(a) == _number(b)
@@ -198,5 +182,5 @@ def _number(scalar: Scalar) -> float:
     return float(scalar[1] == "True") if scalar[0] == "bool" else float(scalar[1] or 0)
 
 
-def _said(scalar: Scalar) -> str:
+def _text(scalar: Scalar) -> str:
     return "not given" if scalar == _ABSENT else str(scalar[1])

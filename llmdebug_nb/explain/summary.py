@@ -1,4 +1,4 @@
-"""A comparison in three sentences: what differs first, whether it is made or received there, and what to try next."""
+"""A comparison in three sentences: the first difference, where its error is made, the next step."""
 
 from __future__ import annotations
 
@@ -9,31 +9,40 @@ from llmdebug_nb.explain import causes
 
 _MADE = {
     causes.INTRODUCED: "The error is made in {where}",
-    causes.INHERITED: "The error is not made in {where}, which only magnifies what it is given",
-    causes.WRONG_INPUT: "The error is received from outside, in what {where} was given",
-    causes.WRONG_MASK: "The error is received by {where}, through its mask",
-    causes.WRONG_POSITION: "The error is received by {where}, through its positions",
-    causes.WRONG_CACHE: "The error is received by {where}, through its cache",
+    causes.INHERITED: "The error is not made in {where}, which only magnifies that of its inputs",
+    causes.WRONG_INPUT: "The error comes from outside, with the inputs of {where}",
+    causes.WRONG_MASK: "The error comes to {where} with its mask",
+    causes.WRONG_POSITION: "The error comes to {where} with its positions",
+    causes.WRONG_CACHE: "The error comes to {where} with its cache",
     causes.WEIGHT: "The error is made in {where}, by another weight and not by its code",
-    causes.SCALAR: "The error is made in {where}, by what it is told and not by what it computes",
-    causes.OTHER_OPS: "The error is made at {where}, where the two programs do not do the same",
-    causes.NONDETERMINISTIC: "Nothing is wrong in {where}, but it gives something else each time",
+    causes.SCALAR: "The error is made in {where}, by another setting and not by its code",
+    causes.OTHER_OPS: "The error is made at {where}, where the two programs call other operators",
+    causes.NONDETERMINISTIC: "There is no error in {where}, but its result changes from run to run",
     causes.OVERFLOW: "The error is made in {where}, where values overflow",
-    causes.OTHER_TOKEN: "The error is received from the step before, which chose another token",
-    causes.CARRIED_OVER: "The error is either made in {where} or carried over by its state from an earlier step",
-    causes.UNKNOWN_INPUT: "The error is made in {where} or received by it, which can't be told without its inputs",
-    causes.BEFORE: "The error is received from code that was not recorded, in {where}",
+    causes.OTHER_TOKEN: "The error comes from the previous step, which chose another token",
+    causes.CARRIED_OVER: (
+        "The error is made in {where}, or its state carries it over from an earlier step"
+    ),
+    causes.UNKNOWN_INPUT: (
+        "The error is made in {where} or inherited by it; without its inputs nothing can tell"
+    ),
+    causes.BEFORE: "The error comes from code that was not recorded, in {where}",
 }
 _NEXT = {
-    causes.INHERITED: "Look at what it is given: record golden in a higher precision too, or pass limits if this much is fine",
+    causes.INHERITED: (
+        "Look at its inputs: record golden in a higher precision too, or pass limits if this error "
+        "is acceptable"
+    ),
     causes.WRONG_INPUT: "Record both runs on the same input",
     causes.WRONG_MASK: "Look at the code that builds the mask",
-    causes.WRONG_POSITION: "Look at the code that counts positions, with its offset and its padding",
-    causes.WRONG_CACHE: "Look at what was written to the cache in the step before",
+    causes.WRONG_POSITION: "Look at the code that counts positions, with its offset and padding",
+    causes.WRONG_CACHE: "Look at what the previous step wrote to the cache",
     causes.WEIGHT: "Look at how the weight is loaded, split, tied or converted",
-    causes.SCALAR: "Give it golden's value and compare again",
+    causes.SCALAR: "Set it to golden's value and compare again",
     causes.OTHER_OPS: "Look at the code there on both sides",
-    causes.NONDETERMINISTIC: "Call ld.seed_all in both programs, or switch dropout off, and compare again",
+    causes.NONDETERMINISTIC: (
+        "Call ld.seed_all in both programs, or switch dropout off, and compare again"
+    ),
     causes.OVERFLOW: "Scale its inputs, or compute it in a wider dtype",
     causes.OTHER_TOKEN: "Feed both runs the same tokens, or decode greedily",
     causes.CARRIED_OVER: "Look at the first step that differs",
@@ -41,6 +50,7 @@ _NEXT = {
     causes.BEFORE: "Record inputs and outputs of all modules",
 }
 _SCRIPT = "run the script that findings[0].save_repro('repro.py') writes"
+_MOST_COMMENTS = 3
 
 
 def sentences(
@@ -49,63 +59,77 @@ def sentences(
     differences: Sequence[Difference],
     findings: Sequence[Finding],
 ) -> str:
-    """Return the three sentences; ``labels``: of golden and mine."""
+    """Return the three sentences. ``labels``: of golden and mine."""
     first = next((d for d in differences if d.verdict == "diverged"), None)
     findings = [finding for finding in findings if finding.expected is None]
     if first is None and not findings:
         return _fine(labels, verdict, differences)
-    seen = f"{labels[0]} and {labels[1]} agree within noise in every tensor that can be judged, but are not set to the same."
-    if first is not None:
-        where = f"{first.site.path or 'the model'} ({first.op})"
-        seen = f"{labels[0]} and {labels[1]} first differ in step {first.site.step}, at the {first.site.phase} {first.site.role} "
-        seen += f"{first.site.slot} of {where}{_by(first)}."
-    expected = [d for d in differences if d.verdict == EXPECTED]
-    seen += f" {len(expected):,} further tensors differ as expected." if expected else ""
+    seen = _seen(labels, first)
+    expected = sum(d.verdict == EXPECTED for d in differences)
+    seen += f" {expected:,} further tensors differ as expected." if expected else ""
     if not findings:
-        return f"{seen} What is to blame was not looked for. Compare again with explain=True."
+        return f"{seen} The cause was not searched. Compare again with explain=True."
+    return f"{seen} {_cause(findings)}"
+
+
+def _seen(labels: tuple[str, str], first: Difference | None) -> str:
+    """Return the sentence on the first difference."""
+    runs = f"{labels[0]} and {labels[1]}"
+    if first is None:
+        return f"{runs} agree within noise in every comparable tensor, but their settings differ."
+    s = first.site
+    tensor = f"{s.phase} {s.role} {s.slot} of {s.path or 'the model'} ({first.op})"
+    return f"{runs} first differ in step {s.step}, at the {tensor}{_by(first)}."
+
+
+def _cause(findings: Sequence[Finding]) -> str:
+    """Return the sentences on the first finding: where the error is made, and what to do next."""
     finding = findings[0]
-    made = _MADE.get(finding.cause, "To blame is {where}").format(
-        where=f"{finding.path or 'the model'} ({finding.op})"
-    )
-    script = _SCRIPT if finding.repro else ""
+    where = f"{finding.path or 'the model'} ({finding.op})"
+    made = _MADE.get(finding.cause, "The cause is {where}").format(where=where)
     advice = _NEXT.get(finding.cause, "Look at the code there")
     more = f" (and {len(findings) - 1} more in findings)" if len(findings) > 1 else ""
     at = f" at {finding.source}" if finding.source else ""
-    evidence = finding.evidence.replace(f": {advice[0].lower()}{advice[1:]}", "")  # said last
-    return f"{seen} {made}{at}: {evidence}{more}. {advice}{f', or {script}' if script else ''}."
+    evidence = finding.evidence.replace(f": {advice[0].lower()}{advice[1:]}", "")  # comes last
+    script = f", or {_SCRIPT}" if finding.repro else ""
+    return f"{made}{at}: {evidence}{more}. {advice}{script}."
 
 
 def _by(first: Difference) -> str:
     if first.error is None or not first.metrics:
         return f" ({first.reason})" if first.reason else ""
-    return f", by {first.error:.2g} (relative L2) where {first.limit or 0.0:.2g} is allowed"
+    return f", by {first.error:.2g} (relative L2) with a limit of {first.limit or 0.0:.2g}"
 
 
 def _fine(labels: tuple[str, str], verdict: str, differences: Sequence[Difference]) -> str:
-    compared = [d for d in differences if d.verdict != "unmatched"]
+    """Return the sentences on a comparison in which nothing diverged."""
     alone = sum(d.is_mismatch for d in differences if not d.metrics)
-    worst = max(compared, key=lambda d: d.error or 0.0, default=None)
-    same = f"{labels[0]} and {labels[1]} are bit for bit the same in all {len(compared):,} tensors that both have."
-    if verdict != "match" and worst is not None:
-        same = f"Nothing diverges: {labels[0]} and {labels[1]} agree within noise in all {len(compared):,} tensors that both have, "
-        same += f"the furthest apart being {worst.site.path or 'the model'} with {worst.error or 0.0:.2g}."
     if verdict == EXPECTED:
         return f"{_as_expected(labels, differences)} {_next(alone)}"
-    nobody = "So nothing is made wrong anywhere, and nothing is received."
-    return f"{same} {nobody} {_next(alone)}"
+    runs = f"{labels[0]} and {labels[1]}"
+    compared = [d for d in differences if d.verdict != "unmatched"]
+    worst = max(compared, key=lambda d: d.error or 0.0, default=None)
+    all_tensors = f"all {len(compared):,} tensors that both have"
+    if verdict == "match" or worst is None:
+        same = f"{runs} are bit for bit the same in {all_tensors}."
+    else:
+        place = f"{worst.site.path or 'the model'} with {worst.error or 0.0:.2g}"
+        same = f"Nothing diverges: {runs} agree within noise in {all_tensors}; "
+        same += f"the largest error is that of {place}."
+    return f"{same} So there is no error to explain. {_next(alone)}"
 
 
 def _as_expected(labels: tuple[str, str], differences: Sequence[Difference]) -> str:
+    runs = f"{labels[0]} and {labels[1]}"
     expected = [d for d in differences if d.verdict == EXPECTED]
-    marked = [d.expected for d in expected if d.expected]
-    text = f"{labels[0]} and {labels[1]} differ in {len(expected):,} tensors, and in all of them as expected: "
-    text += (
-        f"{len(marked):,} marked so, and {len(expected) - len(marked):,} that follow from those."
-    )
-    said = list(dict.fromkeys(mark.comment or str(mark) for mark in marked))
-    if not expected:
-        text = f"{labels[0]} and {labels[1]} are not set to the same, which is expected."
-    return text + (f" What was said of them: {'; '.join(said[:3])}." if said else "")
+    marks = [d.expected for d in expected if d.expected]
+    text = f"The settings of {runs} differ, which is expected."
+    if expected:
+        follow = len(expected) - len(marks)
+        text = f"{runs} differ in {len(expected):,} tensors, all of them as expected: "
+        text += f"{len(marks):,} are marked as expected, and {follow:,} follow from those."
+    comments = list(dict.fromkeys(mark.comment or str(mark) for mark in marks))
+    return text + (f" Reasons: {'; '.join(comments[:_MOST_COMMENTS])}." if comments else "")
 
 
 def _next(alone: int) -> str:

@@ -1,8 +1,9 @@
-"""A module of mine alone on golden's inputs: what it makes wrong there, it makes; the rest it was given.
+"""Run mine's module on golden's inputs: an error that remains is its own, the rest is inherited.
 
-With the live model where that still computes what was recorded; else from disk, by making the module's recorded operators again along the
-dataflow edges. An operator's input is a view of what its producer put out, and views are not recorded: which elements it
-took is read off the recorded values, where these are all different.
+The live module is used if it still computes what was recorded. Otherwise the module's recorded
+operators run again, along the dataflow edges. An operator's input is a view of its producer's
+output, and views are not recorded: which elements it took is read from the recorded values, if
+those are all different.
 """
 
 from __future__ import annotations
@@ -12,28 +13,27 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from llmdebug_nb.core.dtypes import DTYPES
-from llmdebug_nb.core.records import Record
+from llmdebug_nb.core.records import CallKey, Record
+from llmdebug_nb.core.torch_internals import HOOK_DICTS, register_again, registered
 from llmdebug_nb.explain import arguments
-from llmdebug_nb.explain.calls import Call, Calls, Key
-from llmdebug_nb.explain.replay import Replayed, apart, quiet, same
-from llmdebug_nb.explain.runs import NotAgain, Runs
+from llmdebug_nb.explain.arguments import Arguments
+from llmdebug_nb.explain.calls import Calls, ComparedCall
+from llmdebug_nb.explain.replay import Replayed, largest_error, quiet, same
+from llmdebug_nb.explain.runs import CannotReplay, Runs
 
-_HOOKS = (
-    "_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called",
-    "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks",
-)  # fmt: skip
+_MOST_AXES = 5  # of a tensor whose permutations are tried
 
 
 @dataclass(frozen=True)
-class Swapped:
-    """What mine's module gave on golden's inputs. ``error``: against golden's output, relative L2: what it makes itself.
+class SwapResult:
+    """The result of mine's module on golden's inputs.
 
-    ``random``: it gives something else each time. ``by``: ``live`` or ``disk``. ``cache``: a cache was left out.
+    ``error``: against golden's output, so it is the module's own. ``random``: two runs give two
+    results. ``by``: ``live`` or ``disk``. ``cache``: a cache was left out.
     """
 
     error: float
@@ -42,82 +42,73 @@ class Swapped:
     cache: bool = False
 
 
-def swap(call: Call, calls: Calls, runs: Runs) -> Swapped:
-    """Call mine's module on golden's inputs.
+def run_on_golden_inputs(call: ComparedCall, calls: Calls, runs: Runs) -> SwapResult:
+    """Run mine's module on golden's inputs.
 
     Raises:
-        NotAgain: neither the live module nor its recorded operators can be called so.
+        CannotReplay: neither the live module nor its recorded operators can be run.
     """
-    if call.golden is None or call.mine is None or call.key.phase != "forward":
-        raise NotAgain(
-            "only one run made this call"
-            if call.one_sided
-            else "calls of backward passes are not made again"
-        )
+    if call.golden is None or call.mine is None:
+        raise CannotReplay("only one run made this call")
+    if call.key.phase != "forward":
+        raise CannotReplay("calls of backward passes are not run again")
     try:
-        return _live(call, runs)
-    except NotAgain as why:
+        return _live(call.golden, call.mine, call, runs)
+    except CannotReplay as why:
         try:
-            return _from_disk(call, calls, runs)
-        except NotAgain as other:
-            raise NotAgain(f"{why}; {other}") from None
+            return _from_disk(call.golden, call.mine, call, calls, runs)
+        except CannotReplay as other:
+            raise CannotReplay(f"{why}; {other}") from None
 
 
 # -- the live module -------------------------------------------------------------------------------
 
 
-def _live(call: Call, runs: Runs) -> Swapped:
-    assert call.golden is not None
-    assert call.mine is not None
-    module = runs.module(call.mine.path)
+def _live(golden: CallKey, mine: CallKey, call: ComparedCall, runs: Runs) -> SwapResult:
+    module = runs.module(mine.path)
     if module is None:
-        raise NotAgain("the model is gone")
-    scalars = runs.mine.scalars(call.mine)
+        raise CannotReplay("the model is gone")
+    scalars = runs.mine.scalars(mine)
     cache = any(arguments.is_cache(slot, scalar) for slot, scalar in scalars.items())
-    if cache and call.key.step > 0:
-        raise NotAgain("it was called with a cache of earlier tokens, which is not recorded")
-    own = runs.mine.records(call.mine, "input")
-    theirs = runs.golden.records(call.golden, "input")
-    given = arguments.given(own, scalars, caches=True)
+    if cache and mine.step > 0:
+        raise CannotReplay("it was called with a cache of earlier tokens, which is not recorded")
+    own, theirs = runs.mine.records(mine, "input"), runs.golden.records(golden, "input")
+    given = arguments.arguments_of(own, scalars, without_cache=True)
     dtypes = {record.site.slot: record.summary.dtype for record in own}
-    mine, golden = arguments.loader(runs.mine, own), arguments.loader(runs.golden, theirs)
+    load, load_golden = arguments.loader(runs.mine, own), arguments.loader(runs.golden, theirs)
 
-    def as_mine(slot: str) -> torch.Tensor:
-        tensor = golden(slot)
+    def load_as_mine(slot: str) -> torch.Tensor:
+        tensor = load_golden(slot)
         return tensor.to(DTYPES[dtypes[slot]]) if tensor.is_floating_point() else tensor
 
-    made = arguments.outputs(runs.mine, call.mine)
-    again = _called(module, arguments.filled(given, mine))
+    recorded = arguments.outputs(runs.mine, mine)
+    again = _called(module, arguments.filled(given, load))
     limit = max((d.limit or 0.0 for d in call.outputs), default=0.0)
-    other = _called(module, arguments.filled(given, mine), seed=1)
+    other = _called(module, arguments.filled(given, load), seed=1)
     random = any(not same(tensor, other[slot]) for slot, tensor in again.items())
-    if not random and apart(made, again, runs) > limit:
-        raise NotAgain("the model no longer computes what was recorded")
-    result = _called(module, arguments.filled(given, as_mine))
-    return Swapped(
-        apart(arguments.outputs(runs.golden, call.golden), result, runs), random, "live", cache
-    )
+    if not random and largest_error(recorded, again, runs) > limit:
+        raise CannotReplay("the model no longer computes what was recorded")
+    result = _called(module, arguments.filled(given, load_as_mine))
+    error = largest_error(arguments.outputs(runs.golden, golden), result, runs)
+    return SwapResult(error, random, "live", cache)
 
 
-def _called(
-    module: torch.nn.Module, given: arguments.Given, seed: int = 0
-) -> dict[str, torch.Tensor]:
+def _called(module: torch.nn.Module, given: Arguments, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Call a module on its own device and return the results by slot. Raises CannotReplay."""
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
-    args, kwargs = (
-        [_to(value, device) for value in given[0]],
-        {name: _to(value, device) for name, value in given[1].items()},
-    )
+    args = [_to(value, device) for value in given[0]]
+    kwargs = {name: _to(value, device) for name, value in given[1].items()}
     try:
         with untouched(module), quiet(seed):
             result = module(*args, **kwargs)
-    except Exception as error:  # the module is the program's: whatever it raises
-        raise NotAgain(
-            f"the module fails when it is called alone: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        ) from None
+    except Exception as error:  # the module is the program's: it may raise anything
+        line = str(error).partition("\n")[0]
+        text = f"{type(error).__name__}: {line}"
+        raise CannotReplay(f"the module fails when it is called alone: {text}") from None
     return {slot: tensor.cpu() for slot, tensor in arguments.results(result)}
 
 
-def _to(value: Any, device: torch.device) -> Any:
+def _to(value: object, device: torch.device) -> object:
     if isinstance(value, torch.Tensor):
         return value.to(device)
     return tuple(_to(part, device) for part in value) if isinstance(value, tuple) else value
@@ -125,14 +116,14 @@ def _to(value: Any, device: torch.device) -> Any:
 
 @contextlib.contextmanager
 def untouched(module: torch.nn.Module) -> Iterator[None]:
-    """Call a module without its hooks, and leave it as it was: hooks, buffers, mode and attributes of it and its parts."""
+    """Call a module without its hooks, and restore it: hooks, buffers, mode and attributes."""
     parts = list(module.modules())
     attributes = [dict(vars(part)) for part in parts]
     buffers = [(tensor, tensor.detach().clone()) for tensor in module.buffers()]
-    own = [(dict(part._buffers), dict(part._parameters)) for part in parts]
+    own = [registered(part) for part in parts]
     try:
         for part in parts:
-            for name in _HOOKS:
+            for name in HOOK_DICTS:
                 if name in vars(part):
                     vars(part)[name] = OrderedDict()
         yield
@@ -141,97 +132,99 @@ def untouched(module: torch.nn.Module) -> Iterator[None]:
             for tensor, before in buffers:
                 if not torch.equal(tensor, before):
                     tensor.copy_(before)
-        for part, before_attributes, (own_buffers, own_parameters) in zip(
-            parts, attributes, own, strict=True
-        ):
+        for part, before_attributes, before_own in zip(parts, attributes, own, strict=True):
             vars(part).clear()
             vars(part).update(before_attributes)
-            part._buffers.update(own_buffers)
-            part._parameters.update(own_parameters)
+            register_again(part, before_own)
 
 
 # -- from disk -------------------------------------------------------------------------------------
 
 
-def _from_disk(call: Call, calls: Calls, runs: Runs) -> Swapped:
-    """Make mine's operators of the module again, with golden's inputs of the module in place of its own."""
-    assert call.golden is not None
-    assert call.mine is not None
-    own, theirs = runs.mine.records(call.mine, "input"), runs.golden.records(call.golden, "input")
-    mine, golden = arguments.loader(runs.mine, own), arguments.loader(runs.golden, theirs)
-    flow = _Flow(calls, runs)
+def _from_disk(
+    golden: CallKey, mine: CallKey, call: ComparedCall, calls: Calls, runs: Runs
+) -> SwapResult:
+    """Run mine's operators of the module again, on golden's inputs of the module."""
+    own, theirs = runs.mine.records(mine, "input"), runs.golden.records(golden, "input")
+    load, load_golden = arguments.loader(runs.mine, own), arguments.loader(runs.golden, theirs)
+    values = _ReplayedValues(calls, runs)
     for record in own:
-        flow.put(record.producer, mine(record.site.slot), golden(record.site.slot))
+        values.put(record.producer, load(record.site.slot), load_golden(record.site.slot))
     operators = [c.mine for c in calls.inside(call) if c.is_operator and c.mine is not None]
     if not operators:
-        raise NotAgain("its operators were not recorded")
+        raise CannotReplay("its operators were not recorded")
     for key in operators:
-        flow.make(key)
-    made = {
-        record.site.slot: flow.taken(record, runs.mine.load(record))
-        for record in runs.mine.records(call.mine, "output")
+        values.run(key)
+    result = {
+        record.site.slot: values.now(record, runs.mine.load(record))
+        for record in runs.mine.records(mine, "output")
     }
-    return Swapped(apart(arguments.outputs(runs.golden, call.golden), made, runs), False, "disk")
+    error = largest_error(arguments.outputs(runs.golden, golden), result, runs)
+    return SwapResult(error, False, "disk")
 
 
-class _Flow:
-    """Values as mine recorded them, and as they are with golden's in front of them. By record, or by their values."""
+_Values = tuple[torch.Tensor, torch.Tensor]  # as recorded, and as computed again
+
+
+class _ReplayedValues:
+    """Mine's tensors as recorded, and as they are with golden's inputs of the module."""
 
     def __init__(self, calls: Calls, runs: Runs) -> None:
-        self._calls = calls
-        self._runs = runs
-        self._made: dict[
-            int, tuple[torch.Tensor, torch.Tensor]
-        ] = {}  # id of record -> recorded, made
-        self._first: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._calls, self._runs = calls, runs
+        self._known: dict[int, _Values] = {}  # by the id of the record
+        self._inputs: list[_Values] = []
 
-    def put(self, number: int | None, recorded: torch.Tensor, made: torch.Tensor) -> None:
-        if recorded.shape != made.shape:
-            raise NotAgain("the two runs were given inputs of different shapes")
-        made = made.to(recorded.dtype)
+    def put(self, number: int | None, recorded: torch.Tensor, golden: torch.Tensor) -> None:
+        """Replace an input of the module by golden's. ``number``: the id of its producer."""
+        if recorded.shape != golden.shape:
+            raise CannotReplay("the two runs have inputs of different shapes")
+        golden = golden.to(recorded.dtype)
         if number is not None:
-            self._made[number] = recorded, made
-        self._first.append((recorded, made))
+            self._known[number] = recorded, golden
+        self._inputs.append((recorded, golden))
 
-    def make(self, key: Key) -> None:
-        """Make an operator again; one that is given nothing new gave what is recorded."""
+    def run(self, key: CallKey) -> None:
+        """Run an operator again. If none of its inputs changed, its output is as recorded."""
         side = self._runs.mine
-        records = side.records(key, "input")
-        values = {
-            record.site.slot: (load := side.load(record), self.taken(record, load))
-            for record in records
-        }
-        made = [(record, side.load(record)) for record in side.records(key, "output")]
-        if all(recorded is new for recorded, new in values.values()):
-            result = {record.site.slot: recorded for record, recorded in made}
+        inputs: dict[str, _Values] = {}
+        for record in side.records(key, "input"):
+            recorded = side.load(record)
+            inputs[record.site.slot] = recorded, self.now(record, recorded)
+        outputs = [(record, side.load(record)) for record in side.records(key, "output")]
+        if all(recorded is new for recorded, new in inputs.values()):
+            result = {record.site.slot: recorded for record, recorded in outputs}
         else:
-            result = Replayed(side, key).run_on(lambda slot: values[slot][1])
-        for record, recorded in made:
-            self._made[record.id] = recorded, result[record.site.slot]
+            result = Replayed(side, key).run_on(lambda slot: inputs[slot][1])
+        for record, recorded in outputs:
+            self._known[record.id] = recorded, result[record.site.slot]
 
-    def taken(self, record: Record, recorded: torch.Tensor) -> torch.Tensor:
-        """Return what a recorded tensor is now: the same elements of what it was taken from; itself if it is from elsewhere."""
+    def now(self, record: Record, recorded: torch.Tensor) -> torch.Tensor:
+        """Return a recorded tensor as it is now: the same elements of its producer's output.
+
+        It is unchanged if it comes from outside the module.
+        """
         producer = record.producer
-        while (
-            producer is not None and producer not in self._made
-        ):  # what a module gave is what was made inside it
-            giver = self._calls.of_mine(producer)
+        while producer is not None and producer not in self._known:
+            # the output of a module was made inside it
+            giver = self._calls.record_of_mine(producer)
             producer = giver.producer if giver is not None else None
-        source = self._made.get(producer) if producer is not None else None
+        source = self._known.get(producer) if producer is not None else None
         if source is None:
-            source = next(
-                (
-                    each
-                    for each in self._first
-                    if each[0].shape == recorded.shape and torch.equal(each[0], recorded)
-                ),
-                None,
+            equal = (
+                values
+                for values in self._inputs
+                if values[0].shape == recorded.shape and torch.equal(values[0], recorded)
             )
+            source = next(equal, None)
         return recorded if source is None else _same_elements(*source, recorded)
 
 
 def _same_elements(before: torch.Tensor, after: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
-    """Return of ``after`` the elements that ``view`` is of ``before``. Raises NotAgain where that can't be told."""
+    """Return the elements of ``after`` that ``view`` takes of ``before``.
+
+    Raises:
+        CannotReplay: equal values leave it open, or it is no view of ``before``.
+    """
     if torch.equal(before, after):
         return view
     if before.shape == view.shape and torch.equal(before, view):
@@ -242,23 +235,17 @@ def _same_elements(before: torch.Tensor, after: torch.Tensor, view: torch.Tensor
         return _same_order(before, after, view)
     at = torch.searchsorted(values, view.reshape(-1)).clamp(max=len(values) - 1)
     if not torch.equal(values[at], view.reshape(-1)):
-        raise NotAgain(
-            "an operator was given something else than what is in the storage that it shares"
-        )
+        raise CannotReplay("an operator's input is not a part of the storage that it shares")
     return after.reshape(-1)[order[at]].reshape(view.shape)
 
 
 def _same_order(before: torch.Tensor, after: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
-    """Return ``after`` with its dimensions in the order in which ``view`` has those of ``before``. Raises NotAgain."""
-    found: list[torch.Tensor] = []
-    orders = (
-        itertools.permutations(range(before.dim()))
-        if before.numel() == view.numel() and before.dim() < 6
-        else ()
-    )
-    for order in orders:
-        if torch.equal(before.permute(order).reshape(view.shape), view):
-            found.append(after.permute(order).reshape(view.shape))
-    if not found or not all(torch.equal(found[0], other) for other in found):
-        raise NotAgain("which elements an operator took can't be told: some are equal")
-    return found[0]
+    """Permute the axes of ``after`` as ``view`` has those of ``before``. Raises CannotReplay."""
+    permuted: list[torch.Tensor] = []
+    if before.numel() == view.numel() and before.dim() <= _MOST_AXES:
+        for order in itertools.permutations(range(before.dim())):
+            if torch.equal(before.permute(order).reshape(view.shape), view):
+                permuted.append(after.permute(order).reshape(view.shape))
+    if not permuted or not all(torch.equal(permuted[0], other) for other in permuted):
+        raise CannotReplay("equal values leave open which elements an operator took")
+    return permuted[0]

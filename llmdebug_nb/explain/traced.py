@@ -1,7 +1,7 @@
-"""What an exported graph computed, by the names of the traced program that it is made of.
+"""What an exported graph computed, by the names of the traced program it was exported from.
 
-An exporter notes of each node the operator that it is made of (``fx``), as torch.fx formats it. Operators are found by name among those of torch, and
-arguments are read, never evaluated.
+An exporter notes for each node the operator it stands for (``fx``), as torch.fx formats it.
+Operators are looked up by name among those of torch; arguments are read, never evaluated.
 """
 
 from __future__ import annotations
@@ -11,246 +11,260 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
 from llmdebug_nb.core.dtypes import DTYPES
 from llmdebug_nb.core.paths import within
-from llmdebug_nb.core.records import Record
-from llmdebug_nb.explain.calls import Key
-from llmdebug_nb.explain.replay import FAILURES, operator, quiet
-from llmdebug_nb.explain.runs import NotAgain, Scalar, Side
+from llmdebug_nb.core.records import CallKey, Record
+from llmdebug_nb.explain.arguments import is_name
+from llmdebug_nb.explain.replay import FAILURES, on_meta, operator, quiet
+from llmdebug_nb.explain.runs import CannotReplay, Scalar, Side
 
-ROLE = "onnx"  # of the scalars that say what a node is
+ROLE = "onnx"  # of the scalars that describe a node
 _CALLED = re.compile(
-    r"%(\w+) : .*?call_function\[target=torch\.ops\.aten\.([\w.]+)\]\(args = (.*), kwargs = (\{.*\})\)",
+    r"%(\w+) : .*?call_function\[target=torch\.ops\.aten\.([\w.]+)\]"
+    r"\(args = (.*), kwargs = (\{.*\})\)",
     re.DOTALL,
 )
 _VALUE = re.compile(r"%(\w+)")
 _NAMED = re.compile(r"(?<=[{ ])(\w+): ")
 _MOST = 400  # nodes of a module that are looked at
-Fx = tuple[str, str, str, str]  # result, operator, arguments, keyword arguments
+_MASK_DTYPES = ("bool", "float32", "float16", "bfloat16")
+
+
+class FxCall(NamedTuple):
+    """A node of the traced program, as text."""
+
+    result: str
+    operator: str
+    args: str
+    kwargs: str
 
 
 @dataclass(frozen=True)
-class Node:
-    """``key``: its call. ``name``: in the graph. ``fx``: what it is made of, as the exporter wrote it. ``said``: what else is known of it."""
+class GraphNode:
+    """A node of an exported graph.
 
-    key: Key
+    ``fx``: the traced operator it stands for. ``facts``: other scalars recorded of it, by slot.
+    """
+
+    key: CallKey
     name: str
     fx: str
-    said: dict[str, Scalar]
+    facts: dict[str, Scalar]
 
     @property
     def op(self) -> str:
         return self.key.path.rpartition("/")[2]
 
 
-class Graph:
-    """The exported graph of one side, as far as one comparison needs it."""
+class ExportedGraph:
+    """The exported graph of one side, read step by step on demand."""
 
     def __init__(self, side: Side) -> None:
         self._side = side
-        self._steps: dict[tuple[int, int], list[Node]] = {}
+        self._steps: dict[tuple[int, int], list[GraphNode]] = {}
 
-    def nodes(self, key: Key) -> list[Node]:
-        """Return the nodes of the step that a call is of, in the order in which they ran."""
+    def nodes(self, key: CallKey) -> list[GraphNode]:
+        """Return the nodes of the step of a call, in the order in which they ran."""
         step = (key.generation, key.step)
         if step not in self._steps:
-            found: dict[tuple[str, int], dict[str, Scalar]] = {}
+            facts: dict[tuple[str, int], dict[str, Scalar]] = {}
             for row in self._side.run.index.scalars(role=ROLE):
-                found.setdefault((row.path, row.call), {})[row.slot] = (row.type, row.value)
+                facts.setdefault((row.path, row.call), {})[row.slot] = (row.type, row.value)
             self._steps[step] = [
-                Node(Key(key.rank, *step, "forward", path, call), said["node"][1] or "", _joined(said), said)
-                for (path, call), said in found.items() if "node" in said
-            ]  # fmt: skip
+                GraphNode(
+                    CallKey(key.rank, *step, "forward", path, call),
+                    own["node"][1] or "",
+                    _joined(own),
+                    own,
+                )
+                for (path, call), own in facts.items()
+                if "node" in own
+            ]
         return self._steps[step]
 
-    def inside(self, key: Key) -> list[Node]:
+    def inside(self, key: CallKey) -> list[GraphNode]:
+        """Return the nodes of a module."""
         return [node for node in self.nodes(key) if within(node.key.path, key.path)][:_MOST]
 
-    def weight(self, module: str, name: str) -> str | None:
-        """Return the initializer that a weight of a module is."""
-        rows = self._side.run.index.scalars(role=ROLE, path=module, slot=f"initializer.{name}")
+    def initializer(self, module: str, weight: str) -> str | None:
+        """Return the name of the initializer that holds a weight."""
+        rows = self._side.run.index.scalars(role=ROLE, path=module, slot=f"initializer.{weight}")
         return rows[0].value if rows else None
 
-    def made(self, node: Node) -> Record | None:
+    def output(self, node: GraphNode) -> Record | None:
         return next(iter(self._side.records(node.key, "output")), None)
 
 
-def _joined(said: dict[str, Scalar]) -> str:
-    """Return what a node is made of: a text too long for one scalar is several."""
+def _joined(facts: dict[str, Scalar]) -> str:
+    """Return the traced operator of a node; a text too long for one scalar is in several."""
     parts = sorted(
         (int(slot.partition(".")[2] or 0), text or "")
-        for slot, (_, text) in said.items()
+        for slot, (_, text) in facts.items()
         if slot.partition(".")[0] == "fx"
     )
     return "".join(text for _, text in parts)
 
 
-class Values:
-    """What a graph computed, by the names of the traced program."""
+class GraphValues:
+    """The values that a graph computed, by the names of the traced program."""
 
-    def __init__(self, graph: Graph, side: Side, key: Key) -> None:
+    def __init__(self, graph: ExportedGraph, side: Side, key: CallKey) -> None:
         self._side, self._key = side, key
-        self._made = {
+        # of several nodes for one traced operator, the last
+        self._nodes = {
             match[1]: node for node in graph.nodes(key) if (match := re.match(r"%(\w+) :", node.fx))
-        }  # the last of a group stays
+        }
         self._graph = graph
 
     def named(self, name: str) -> torch.Tensor:
-        """Raises NotAgain where it was not recorded."""
-        node = self._made.get(name)
-        made = self._graph.made(node) if node is not None else None
-        if made is None:
-            made = self._constant(name)
-        if made is None:
-            raise NotAgain(f"{name} was not recorded")
-        return self._side.load(made)
+        """Return the value of a name. Raises CannotReplay if it was not recorded."""
+        node = self._nodes.get(name)
+        record = self._graph.output(node) if node is not None else None
+        if record is None:
+            record = self._constant(name)
+        if record is None:
+            raise CannotReplay(f"{name} was not recorded")
+        return self._side.load(record)
 
     @functools.cache  # noqa: B019 - lives as long as one search
     def _constant(self, name: str) -> Record | None:
-        found = self._side.run.records(
+        records = self._side.run.records(
             n=1,
             role="input",
             slot=f"kwargs.{name}",
             generation=self._key.generation,
             step=self._key.step,
         )
-        return next(found, None)
+        return next(records, None)
 
-    def mask(self, node: Node) -> torch.Tensor | None:
-        """Return the mask that a node has as an initializer: flags or numbers, a row and a column a token."""
-        for slot, (_, text) in node.said.items():
-            made = self._constant(text or "") if slot.startswith("initializer.") else None
-            if (
-                made is not None
-                and len(made.summary.shape) >= 2
-                and DTYPES.get(made.summary.dtype, torch.int8)
-                in (torch.bool, torch.float32, torch.float16, torch.bfloat16)
-            ):
+    def mask(self, node: GraphNode) -> torch.Tensor | None:
+        """Return the attention mask [..., queries, keys] that a node has as an initializer."""
+        for slot, (_, text) in node.facts.items():
+            record = self._constant(text or "") if slot.startswith("initializer.") else None
+            if record is None or len(record.summary.shape) < 2:
+                continue
+            if record.summary.dtype in _MASK_DTYPES:
                 try:
-                    return self._side.load(made)
-                except NotAgain:
+                    return self._side.load(record)
+                except CannotReplay:
                     return None
         return None
 
     def load(self, record: Record) -> torch.Tensor:
         return self._side.load(record)
 
-    def attentions(self, said: Fx, group: list[Node]) -> Iterator[tuple[torch.Tensor, ...]]:
-        """Yield what may be query, key and value of an attention: by name, or where views were made into one, as its nodes are given them.
+    def attentions(
+        self, call: FxCall, group: list[GraphNode]
+    ) -> Iterator[tuple[torch.Tensor, ...]]:
+        """Yield the possible query, key and value of an attention.
 
-        Raises NotAgain.
+        They are taken by name. One that was not recorded is a view of an input of its nodes.
+
+        Raises:
+            CannotReplay: more than one was not recorded.
         """
-        names = _VALUE.findall(said[2])[:3]
-        found = [self._found(name) for name in names]
-        like = next((t for t in found[::-1] if t is not None and t.dim() == 4), None)
-        missing = [at for at, t in enumerate(found) if t is None]
-        if like is None or len(found) < 3 or len(missing) > 1:
-            raise NotAgain("what the attention was given was not recorded")
+        tensors = [self._or_none(name) for name in _VALUE.findall(call.args)[:3]]
+        like = next((t for t in tensors[::-1] if t is not None and t.dim() == 4), None)
+        missing = sum(t is None for t in tensors)
+        if like is None or len(tensors) < 3 or missing > 1:
+            raise CannotReplay("the inputs of the attention were not recorded")
         if not missing:
-            yield tuple(t for t in found if t is not None)
+            yield tuple(t for t in tensors if t is not None)
             return
+        for view in self._views(group, like.shape):
+            yield tuple(view if t is None else t for t in tensors)
+
+    def _views(self, group: list[GraphNode], shape: torch.Size) -> Iterator[torch.Tensor]:
+        """Yield the inputs of nodes, from outside of them, in every way they fit a shape."""
         inner = {r.id for node in group for r in self._side.records(node.key, "output")}
-        for record in [
-            r
-            for node in group
-            for r in self._side.records(node.key, "input")
-            if r.producer not in inner
-        ]:
-            if math.prod(record.summary.shape) != like.numel():
+        inputs = (r for node in group for r in self._side.records(node.key, "input"))
+        for record in [r for r in inputs if r.producer not in inner]:
+            if math.prod(record.summary.shape) != math.prod(shape):
                 continue
             tensor = self._side.load(record)
-            ways = [tensor.reshape(like.shape)]
+            yield tensor.reshape(shape)
             if tensor.dim() == 4:
-                ways += [
-                    w
-                    for order in itertools.permutations(range(4))
-                    if (w := tensor.permute(order)).shape == like.shape
-                ]
-            for way in ways:
-                yield tuple(way if t is None else t for t in found)
+                orders = itertools.permutations(range(4))
+                turned = (tensor.permute(order) for order in orders)
+                yield from (view for view in turned if view.shape == shape)
 
-    def _found(self, name: str) -> torch.Tensor | None:
+    def _or_none(self, name: str) -> torch.Tensor | None:
         try:
             return self.named(name)
-        except NotAgain:
+        except CannotReplay:
             return None
 
-    def computed(self, said: Fx, made: Record) -> torch.Tensor:
-        """Return what the operator gives, of the shape that was recorded. Raises NotAgain."""
-        _, name, args, kwargs = said
+    def computed(self, call: FxCall, output: Record) -> torch.Tensor:
+        """Return the operator's result, in the recorded shape. Raises CannotReplay."""
+        name = call.operator
         _, function = operator(f"Aten.{name.removesuffix('.default')}")
-        given, named = _filled(args, self.named), _filled(_NAMED.sub(r"'\1': ", kwargs), self.named)
-        if not isinstance(given, tuple) or not isinstance(named, dict):
-            raise NotAgain(f"the arguments of {name} can't be read")
+        args = _read_arguments(call.args, self.named)
+        kwargs = _read_arguments(_NAMED.sub(r"'\1': ", call.kwargs), self.named)
+        if not isinstance(args, tuple) or not isinstance(kwargs, dict):
+            raise CannotReplay(f"the arguments of {name} can't be read")
         try:
-            shape = function(*_meta(given), **_meta(named))
-            if not isinstance(shape, torch.Tensor) or math.prod(shape.shape) != math.prod(
-                made.summary.shape
-            ):
-                raise NotAgain(f"{name} gives something else")
+            on = {key: on_meta(value) for key, value in kwargs.items()}
+            outline = function(*map(on_meta, args), **on)
+            if not isinstance(outline, torch.Tensor) or outline.numel() != output.summary.numel:
+                raise CannotReplay(f"{name} gives something else")
             with quiet():
-                result = function(*given, **named)
+                result = function(*args, **kwargs)
         except FAILURES as error:
-            raise NotAgain(f"{name} fails: {str(error).partition(chr(10))[0]}") from None
-        found: torch.Tensor = result.reshape(made.summary.shape)
-        return found
+            line = str(error).partition("\n")[0]
+            raise CannotReplay(f"{name} fails: {line}") from None
+        assert isinstance(result, torch.Tensor)
+        return result.reshape(output.summary.shape)
 
 
-def read(fx: str) -> Fx:
-    """Read a node of the traced program as torch.fx formats it. Raises NotAgain."""
-    found = _CALLED.match(fx)
-    if found is None:
-        raise NotAgain("it is no operator of torch")
-    result, name, args, kwargs = found.groups()
-    return result, name, args, kwargs
+def read(fx: str) -> FxCall:
+    """Read a node of the traced program as torch.fx formats it. Raises CannotReplay."""
+    match = _CALLED.match(fx)
+    if match is None:
+        raise CannotReplay("it is no operator of torch")
+    return FxCall(*match.groups())
 
 
-def _filled(text: str, named: Any) -> Any:
-    """Return arguments with their tensors. Raises NotAgain for anything but numbers, texts, dtypes, names and containers of these."""
+def _read_arguments(text: str, named: Callable[[str], torch.Tensor]) -> object:
+    """Return arguments with their tensors.
+
+    Raises:
+        CannotReplay: anything but numbers, texts, dtypes, names and containers of these.
+    """
     try:
         tree = ast.parse(_VALUE.sub(r"value_\1", text), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise NotAgain("its arguments can't be read") from None
-
-    def part_of(node: ast.AST) -> Any:
-        if isinstance(node, ast.Constant):
-            return node.value
-        if isinstance(node, ast.Name) and node.id.startswith("value_"):
-            return named(node.id.removeprefix("value_"))
-        if isinstance(node, ast.Name) and node.id in ("inf", "nan"):
-            return float(node.id)
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            return -part_of(node.operand)
-        if (
-            isinstance(node, ast.Attribute)
-            and isinstance(node.value, ast.Name)
-            and node.value.id == "torch"
-            and node.attr in DTYPES
-        ):
-            return DTYPES[node.attr]
-        if isinstance(node, (ast.Tuple, ast.List)):
-            parts = [part_of(part) for part in node.elts]
-            return tuple(parts) if isinstance(node, ast.Tuple) else parts
-        if isinstance(node, ast.Dict):
-            return {
-                part_of(key): part_of(value)
-                for key, value in zip(node.keys, node.values, strict=True)
-                if key is not None
-            }
-        raise NotAgain("its arguments can't be read")
-
-    return part_of(tree)
+        raise CannotReplay("its arguments can't be read") from None
+    return _read_node(tree, named)
 
 
-def _meta(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to("meta")
-    if isinstance(value, (list, tuple)):
-        return type(value)(_meta(part) for part in value)
-    return {name: _meta(part) for name, part in value.items()} if isinstance(value, dict) else value
+def _read_node(node: ast.expr | None, named: Callable[[str], torch.Tensor]) -> object:
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Name) and node.id.startswith("value_"):
+        return named(node.id.removeprefix("value_"))
+    if isinstance(node, ast.Name) and node.id in ("inf", "nan"):
+        return float(node.id)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        number = _read_node(node.operand, named)
+        if isinstance(number, (int, float, complex)):
+            return -number
+    if isinstance(node, ast.Attribute) and is_name(node.value, "torch") and node.attr in DTYPES:
+        return DTYPES[node.attr]
+    if isinstance(node, ast.Tuple):
+        return tuple(_read_node(part, named) for part in node.elts)
+    if isinstance(node, ast.List):
+        return [_read_node(part, named) for part in node.elts]
+    if isinstance(node, ast.Dict):
+        items = zip(node.keys, node.values, strict=True)
+        return {
+            _read_node(key, named): _read_node(value, named)
+            for key, value in items
+            if key is not None
+        }
+    raise CannotReplay("its arguments can't be read")

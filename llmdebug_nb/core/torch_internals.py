@@ -1,0 +1,68 @@
+"""The private parts of PyTorch that explaining needs.
+
+Those that recording needs are in `capture/compat/`. The stages may not import each other, so these
+have a home of their own.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+# torch's functions that run in C without a Python signature (torch.nn.RNN calls them)
+VF = torch._VF
+# the dicts in which a module keeps its hooks
+HOOK_DICTS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+
+Registered = tuple[dict[str, torch.Tensor | None], dict[str, torch.nn.Parameter | None]]
+
+
+@functools.cache
+def dispatched_operators() -> frozenset[str]:
+    """Return the names of all dispatcher operators: ``aten::add.Tensor``."""
+    return frozenset(torch._C._dispatch_get_all_op_names())
+
+
+@functools.cache
+def overridable_functions() -> frozenset[int]:
+    """Return the ids of the functions that torch itself lists as operators."""
+    functions = torch.overrides.get_overridable_functions()
+    return frozenset(id(function) for several in functions.values() for function in several)
+
+
+def is_tensor_method(function: object, name: str) -> bool:
+    """Tell whether a function is a method of tensors in C; torch may list another object for it."""
+    kinds = ("method_descriptor", "wrapper_descriptor")
+    return type(function).__name__ in kinds and hasattr(torch.Tensor, name)
+
+
+def schema_default(operator: str, argument: str) -> object:
+    """Return the default of an argument by the schema of an aten operator; None if unknown."""
+    packet = getattr(torch.ops.aten, operator, None)
+    if packet is None:
+        return None
+    schema = getattr(packet, packet.overloads()[0])._schema
+    for each in schema.arguments:
+        if each.name == argument and each.has_default_value():
+            return each.default_value
+    return None
+
+
+def registered(module: torch.nn.Module) -> Registered:
+    """Return copies of the dicts of a module's own buffers and parameters."""
+    return dict(module._buffers), dict(module._parameters)
+
+
+def register_again(module: torch.nn.Module, before: Registered) -> None:
+    """Put the buffers and parameters back that `registered` returned."""
+    module._buffers.update(before[0])
+    module._parameters.update(before[1])
