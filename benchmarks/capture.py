@@ -1,11 +1,11 @@
-"""What recording costs, as ratios to the same program uninstrumented: a Markdown table for each size.
+"""What recording costs, as ratios to the same program without it: a Markdown table for each size.
 
     python benchmarks/capture.py [--size S M] [--dtype float32] [--rounds N] [--peer-rounds N]
 
-One round runs every variant once, in turn, in one process; each figure is the median over the rounds of that
-round's ratio, so that a machine that drifts or is shared does not favour anyone. The first round is dropped. Other
-tools (`peers.py`) leave hooks behind: each is measured afterwards, in a process of its own, in rounds of an
-uninstrumented run and one under the tool.
+One round runs every variant once, in turn, in one process. Each figure is the median of the rounds'
+ratios, so a machine that drifts or is shared favours nobody. The first round is dropped. Other
+tools (`peers.py`) leave hooks behind: each is measured afterwards, in a process of its own, in
+rounds of a run without and a run with the tool.
 """
 
 from __future__ import annotations
@@ -35,9 +35,21 @@ from llmdebug_nb.core.kernels import native
 
 logging.set_verbosity_error()
 SIZES = {
-    "S": {"num_hidden_layers": 8, "hidden_size": 256, "intermediate_size": 688, "num_attention_heads": 8, "vocab_size": 4096},
-    "M": {"num_hidden_layers": 12, "hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16, "vocab_size": 32000},
-}  # fmt: skip
+    "S": {
+        "num_hidden_layers": 8,
+        "hidden_size": 256,
+        "intermediate_size": 688,
+        "num_attention_heads": 8,
+        "vocab_size": 4096,
+    },
+    "M": {
+        "num_hidden_layers": 12,
+        "hidden_size": 1024,
+        "intermediate_size": 2816,
+        "num_attention_heads": 16,
+        "vocab_size": 32000,
+    },
+}
 PROMPT, DECODE = 128, 8
 NOISE = os.urandom(1 << 18)
 COLUMNS = (
@@ -100,9 +112,10 @@ def training_step(model: LlamaForCausalLM) -> None:
 
 @dataclass
 class Variant:
-    """``run`` does the work and what belongs to it. ``base``: the variant that it is held against; none: it is one.
+    """A way to do some work.
 
-    ``stored``: bytes on the disk over those of the tensors that it records, where it keeps them.
+    ``run``: does the work, with setup and teardown. ``base``: the variant it is compared with; None
+    for a base. ``stored``: bytes on the disk over those of the recorded tensors, if it keeps them.
     """
 
     name: str
@@ -163,20 +176,24 @@ def ours(model: LlamaForCausalLM, folder: Path) -> list[Variant]:
     modules, operators = recording(**figures), recording(mode="module+aten", **figures)
     work, base = partial(generate, model), "uninstrumented"
     step, step_base = partial(training_step, model), "training step, uninstrumented"
+    all_levels = recording(mode="module+api+aten", **figures)
+    write, first = partial(plain_write, folder, disk), disk_of_first / tensors_of_first
     return [
         Variant(base, work, plain),
         Variant("empty hooks (floor)", work, partial(empty_hooks, model), base),
         Variant("statistics, module", work, modules, base),
         Variant("statistics, module+aten", work, operators, base),
         Variant("statistics, api", work, recording(mode="api", **figures), base),
-        Variant("statistics, module+api+aten", work, recording(mode="module+api+aten", **figures), base),
+        Variant("statistics, module+api+aten", work, all_levels, base),
         Variant("all tensors, module", work, recording(tokens="all"), base, disk / tensors),
-        Variant("plain write of as many bytes (floor)", work, partial(plain_write, folder, disk), base),
-        Variant("all tensors of token 0 only, module", work, recording(tokens="0"), base, disk_of_first / tensors_of_first),
+        Variant("plain write of as many bytes (floor)", work, write, base),
+        Variant("all tensors of token 0 only, module", work, recording(tokens="0"), base, first),
         Variant(step_base, step, plain),
         Variant("training step, statistics with gradients, module", step, modules, step_base),
-        Variant("training step, statistics with gradients, module+aten", step, operators, step_base),
-    ]  # fmt: skip
+        Variant(
+            "training step, statistics with gradients, module+aten", step, operators, step_base
+        ),
+    ]
 
 
 def beside(name: str, size: str, dtype: torch.dtype, folder: Path) -> list[Variant]:
@@ -206,7 +223,7 @@ class Row:
 
 
 def timed(variant: Variant) -> tuple[float, float]:
-    """Return how long the work took (not a number where the variant didn't call it), and the whole."""
+    """Return the seconds of the work (NaN if the variant didn't call it), and of the whole."""
     taken = math.nan
 
     def work() -> None:
@@ -292,8 +309,9 @@ def cells(row: Row) -> list[str]:
 def table(size: str, rows: list[Row], args: argparse.Namespace) -> str:
     """Return the Markdown of one size."""
     why_not = native.why_not()
+    layers, hidden = SIZES[size]["num_hidden_layers"], SIZES[size]["hidden_size"]
     facts = [
-        f"{size}: {SIZES[size]['num_hidden_layers']} layers of hidden size {SIZES[size]['hidden_size']}",
+        f"{size}: {layers} layers of hidden size {hidden}",
         f"{args.dtype}, {args.threads} thread(s), torch {torch.__version__}",
         f"median of {args.rounds} rounds ({args.peer_rounds} for other tools)",
         f"C kernel {'not used: ' + why_not if why_not else 'used'}",

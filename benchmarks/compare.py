@@ -1,9 +1,10 @@
-"""What comparing and blaming cost, as ratios to the two forward passes and to reading both dumps: a Markdown table.
+"""What comparing and explaining cost, as ratios to the forward passes and to reading both dumps.
 
     python benchmarks/compare.py [--hidden 256 1024] [--rounds 5] [--threads 1]
 
-Llama with 12 layers, a prefill of 32 tokens and 3 decode steps; mine has one layer's attention scaled wrongly. One round does all of it in turn, in
-one process; each figure is the median over the rounds, the first of which is dropped.
+Llama with 12 layers, a prefill of 32 tokens and 3 decode steps; in mine the attention of one layer
+has a wrong scale. One round does everything in turn, in one process. Each figure is the median over
+the rounds, of which the first is dropped.
 """
 
 from __future__ import annotations
@@ -42,9 +43,16 @@ def build(hidden: int) -> LlamaForCausalLM:
     """Return the model of that width, the same one every time."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        num_hidden_layers=LAYERS, hidden_size=hidden, intermediate_size=11 * hidden // 4, num_attention_heads=hidden // 32,
-        vocab_size=32000, initializer_range=0.06, bos_token_id=1, eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
+        num_hidden_layers=LAYERS,
+        hidden_size=hidden,
+        intermediate_size=11 * hidden // 4,
+        num_attention_heads=hidden // 32,
+        vocab_size=32000,
+        initializer_range=0.06,
+        bos_token_id=1,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
     return LlamaForCausalLM(config).eval()
 
 
@@ -117,9 +125,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    print(
-        f"{LAYERS} layers, {TOKENS} tokens; {given.threads} thread(s), torch {torch.__version__}; median of {given.rounds} rounds\n"
-    )
+    machine = f"{given.threads} thread(s), torch {torch.__version__}"
+    print(f"{LAYERS} layers, {TOKENS} tokens; {machine}; median of {given.rounds} rounds\n")
     for cells in (COLUMNS, ["---"] * len(COLUMNS)):
         print(f"|{'|'.join(cells)}|")
     for hidden in given.hidden:

@@ -1,9 +1,9 @@
-"""What describing one CPU tensor costs, in µs: the C kernel, the torch path, the fingerprint, beside one plain read.
+"""What the statistics of one CPU tensor cost, in µs: C kernel, torch, fingerprint, a plain read.
 
     python benchmarks/kernels.py [--rounds N] [--threads N]
 
-One round runs every variant in turn; each figure is the median over the rounds, so that a machine that drifts or is
-shared does not favour anyone.
+One round runs every variant in turn. Each figure is the median over the rounds, so a machine that
+drifts or is shared favours nobody.
 """
 
 from __future__ import annotations
@@ -68,9 +68,8 @@ def main() -> None:
                 for _ in range(args.rounds)
             ]
             medians = [statistics.median(row[name] for row in rounds) for name in names]
-            print(
-                f"|{shape} {str(dtype).removeprefix('torch.')}|{'|'.join(f'{m:.2f}' for m in medians)}|"
-            )
+            cells = [f"{shape} {str(dtype).removeprefix('torch.')}", *(f"{m:.2f}" for m in medians)]
+            print(f"|{'|'.join(cells)}|")
 
 
 if __name__ == "__main__":

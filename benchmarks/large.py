@@ -1,4 +1,4 @@
-"""Dumps as large as the explorers are meant for, written without a model: what `ui.py` shows in a browser."""
+"""Dumps as large as the explorers are made for, written without a model, for `ui.py`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def nodes() -> list[Node]:
 
 
 def sites(folder: Path, name: str, error: float = 0.0) -> Path:
-    """Write a run of 100,000 sites, statistics only; ``error``: relative, of every seventh tensor."""
+    """Write a run of 100,000 sites. ``error``: relative, of every seventh tensor."""
     random = np.random.default_rng(0)
     path = create_run(folder, name, {"options": {"stats_only": True}})
     tree = nodes()
@@ -61,10 +61,26 @@ def sites(folder: Path, name: str, error: float = 0.0) -> Path:
 
 def row(number: int, node: Node, role: str, reach: float) -> Row:
     values = {
-        "id": number, "root_call": 0, "path": node.path, "call": 0, "phase": "forward", "role": role, "slot": "0",
-        "op": node.type, "dtype": "float32", "shape": "[1, 128, 1024]", "min": -reach, "max": reach, "mean": reach / 100,
-        "l2norm": reach * 300, "nan": 0, "inf": 0, "zero": 0, "fingerprint": f"{number}:{reach}", "device": "cpu",
-    }  # fmt: skip
+        "id": number,
+        "root_call": 0,
+        "path": node.path,
+        "call": 0,
+        "phase": "forward",
+        "role": role,
+        "slot": "0",
+        "op": node.type,
+        "device": "cpu",
+        "dtype": "float32",
+        "shape": "[1, 128, 1024]",
+        "fingerprint": f"{number}:{reach}",
+        "min": -reach,
+        "max": reach,
+        "mean": reach / 100,
+        "l2norm": reach * 300,
+        "nan": 0,
+        "inf": 0,
+        "zero": 0,
+    }
     return [values.get(name) for name in COLUMNS]
 
 
@@ -86,7 +102,7 @@ def tensor(folder: Path, name: str) -> Path:
 
 
 def report(golden: Run, mine: Run) -> ReportView:
-    """Return the view of a comparison of both, row by row; figures are made up, as comparing so many takes long."""
+    """Return the view of a comparison; its figures are made up, as measuring takes long."""
     random = np.random.default_rng(1)
     errors = random.lognormal(-9, 2, len(golden))
     differences = [
@@ -104,9 +120,17 @@ def report(golden: Run, mine: Run) -> ReportView:
     ]
     said = [f"{len(differences):,} pairs"]
     compared = SimpleNamespace(
-        golden=golden, mine=mine, differences=differences, findings=[], verdict="diverged", expected=[], kept_in="",
-        lines=lambda: said, summary=lambda: said[0], notes=list,
-    )  # fmt: skip
+        golden=golden,
+        mine=mine,
+        differences=differences,
+        findings=[],
+        verdict="diverged",
+        expected=[],
+        kept_in="",
+        lines=lambda: said,
+        summary=lambda: said[0],
+        notes=list,
+    )
     return ReportView(compared)
 
 

@@ -1,7 +1,9 @@
 """What launching a program costs it: `python benchmarks/launch.py [ROUNDS]`.
 
-Each program is run plainly, by `llmdebug dump`, and with everything but the command itself in our way (as processes of a launched script are), in turn;
-the figures are medians in milliseconds, of wall time, and of CPU time in all processes, which a machine that is shared disturbs less. The program that runs a model is recorded with statistics only, so that starting is what is seen.
+Each program runs plainly, then by `llmdebug dump`, then inside a launched program (with everything
+but the command itself), in turn. The figures are medians in milliseconds, of wall time and of the
+CPU time of all processes, which a shared machine disturbs less. The program with a model is
+recorded with statistics only, so the figures show the start.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ def _seconds(command: list[str], variables: dict[str, str]) -> tuple[float, floa
 
 
 def measure(program: str, rounds: int, folder: Path) -> dict[str, tuple[float, float]]:
-    """Return by way the medians of wall and CPU seconds: plain, inside a launched program, and launched."""
+    """Return the median wall and CPU seconds: plain, inside a launched program, and launched."""
     plain = {**os.environ, "LLMDEBUG_RUNS": str(folder / "runs")}
     handover = Handover(Path(tempfile.mkdtemp(dir=folder)))
     handover.write_options({**DumpOptions(stats_only=True).given(), "path": str(folder / "inside")})
@@ -67,9 +69,8 @@ def _middle(seconds: list[float]) -> float:
 
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 15
-    print(
-        "| program | plain, wall / CPU | inside a launched program | launched |\n| --- | --- | --- | --- |"
-    )
+    print("| program | plain, wall / CPU | inside a launched program | launched |")
+    print("| --- | --- | --- | --- |")
     for name, program in PROGRAMS.items():
         with tempfile.TemporaryDirectory() as folder:
             found = measure(program, rounds, Path(folder))

@@ -1,9 +1,10 @@
-"""What recording a session of ONNX Runtime costs, as ratios to the session without us: a Markdown table.
+"""What recording a session of ONNX Runtime costs, as ratios to the session alone: a Markdown table.
 
     python benchmarks/onnxrt.py [--rounds N] [--hidden 512] [--layers 8] [--tokens 128]
 
-One round runs each variant once, in turn, in one process and one thread; each figure is the median over the rounds of that round's ratio. All
-variants are runs of one exported Llama on one prompt, in float32; the first rounds are dropped.
+One round runs each variant once, in turn, in one process and one thread. Each figure is the median
+of the rounds' ratios. All variants are runs of one exported Llama on one prompt, in float32; the
+first rounds are dropped.
 """
 
 from __future__ import annotations
@@ -95,9 +96,8 @@ def main() -> None:
         print("| | ratio |\n| --- | --- |")
         for name, found in ratios.items():
             middle = statistics.median(found)
-            print(
-                f"| {name} | {f'{1000 * middle:.0f} ms' if name == 'ONNX Runtime' else f'×{middle:.2f}'} |"
-            )
+            is_base = name == "ONNX Runtime"
+            print(f"| {name} | {f'{1000 * middle:.0f} ms' if is_base else f'×{middle:.2f}'} |")
         for recording in recordings:
             with contextlib.suppress(
                 ld.errors.EmptyDumpError

@@ -1,8 +1,8 @@
 """Other tools that record what a model computes, as `capture.py` measures them.
 
-An adapter takes the model (its own: several tools leave hooks behind), the inputs of the model and a folder to write
-to, and returns a function that does some work under its tool. What it raises is the line in the table: ImportError
-where the tool, or something that it needs, is not installed.
+An adapter takes a model of its own (several tools leave hooks behind), the model's inputs and a
+folder to write to; it returns a function that does some work under its tool. The table shows the
+error that it raises: ImportError if the tool, or something it needs, is not installed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Run = Callable[[Work], None]
 
 
 class Peer(NamedTuple):
-    """``work``: what it records, `generate` or `forward` of `capture.py`. ``start``: the adapter."""
+    """``work``: `generate` or `forward` of `capture.py`. ``start``: the adapter."""
 
     work: str
     start: Callable[[torch.nn.Module, dict[str, Any], Path], Run]
@@ -30,7 +30,7 @@ class Peer(NamedTuple):
 def debug_mode(
     model: torch.nn.Module, inputs: dict[str, Any], folder: Path, hashes: bool = False
 ) -> Run:
-    """PyTorch's log of every operator, in memory; with ``hashes``, a norm of all that goes in and comes out.
+    """PyTorch's log of every operator, in memory; ``hashes``: with norms of inputs and outputs.
 
     The API is private and may change with any release.
     """
@@ -50,7 +50,7 @@ def debug_mode(
 def msprobe(model: torch.nn.Module, inputs: dict[str, Any], folder: Path, level: str) -> Run:
     """Statistics of msprobe's PrecisionDebugger: L0 are modules, L1 functions, mix both.
 
-    It is made once and each run is a step of it. The functions that it replaces come back after each.
+    It is made once and each run is a step of it. After each, it restores the replaced functions.
     """
     os.environ["MSPROBE_LOG_LEVEL"] = "3"  # errors
     from msprobe.pytorch import PrecisionDebugger
@@ -83,8 +83,8 @@ def msprobe(model: torch.nn.Module, inputs: dict[str, Any], folder: Path, level:
 def torchlens_trace(model: torch.nn.Module, inputs: dict[str, Any], folder: Path) -> Run:
     """TorchLens' graph of one forward pass with every value, in memory. It calls the model itself.
 
-    What it puts in the place of torch's functions stays there, to replace it again would cost more than the pass. The
-    uninstrumented run beside it is some 5 % slower for that, which favours it.
+    Its replacements of torch's functions stay, since replacing them again would cost more than the
+    pass. They make the run beside it some 5 % slower, which favours this tool.
     """
     import torchlens
 

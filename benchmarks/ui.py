@@ -1,10 +1,12 @@
-"""What the explorers cost in a browser, and other ways to show as much in a notebook: two Markdown tables.
+"""What the explorers cost in a browser, beside other notebook widgets: two Markdown tables.
 
     python benchmarks/ui.py [--rounds 3] [--only run report tensor rivals]
 
-Headless Chromium in a real JupyterLab on loopback, with a real kernel. A run and a comparison of 100,000 sites, and a tensor of 4096 x 4096, are written
-first (`large.py`). A time ends when what was waited for is on the page and two more frames were painted, some 30 ms; "first paint" begins with running the
-cell that shows a dump already opened. Each figure is the median over the rounds, each with a page and a kernel of its own.
+Headless Chromium in a real JupyterLab on loopback, with a real kernel. A run and a comparison of
+100,000 sites, and a tensor of 4096 x 4096, are written first (`large.py`). A time ends when the
+result is on the page and two more frames were painted, some 30 ms. "first paint" begins with the
+cell that shows an opened dump. Each figure is the median over the rounds, each with a page and a
+kernel of its own.
 """
 
 from __future__ import annotations
@@ -87,8 +89,10 @@ def shown(done: str) -> Measure:
 
 def clicked(selector: str, done: str) -> Measure:
     """From the click to the page as it is ``done``; what to click on is waited for before."""
-    act = f"""const target = document.querySelector(`{selector}`), box = target.getBoundingClientRect();
-      target.dispatchEvent(new MouseEvent('click', {{bubbles: true, clientX: box.x + box.width / 2, clientY: box.y + box.height / 2}}))"""
+    act = f"""const target = document.querySelector(`{selector}`);
+      const box = target.getBoundingClientRect();
+      const x = box.x + box.width / 2, y = box.y + box.height / 2;
+      target.dispatchEvent(new MouseEvent('click', {{bubbles: true, clientX: x, clientY: y}}))"""
 
     def measure(page: Page) -> float | None:
         page.locator(selector).first.wait_for()
@@ -140,7 +144,7 @@ def sorted_by(column: str) -> Measure:
 
 
 def frame_work(page: Page) -> float:
-    """Return how long the page's thread worked for a frame of scrolling: its own time, not that of others on the machine."""
+    """Return the CPU time of the page's thread for a frame of scrolling."""
     session = page.context.new_cdp_session(page)
     session.send("Performance.enable", {"timeDomain": "threadTicks"})
 
@@ -167,9 +171,12 @@ FILTERS = (
     Figure("filter by a word", "ms", "", typed("block7")),
     Figure("filter by two words and a figure", "ms", "", typed("softmax part13 abs>1")),
 )
+OPEN = """\
+import llmdebug_nb as ld, llmdebug_nb.notebook.widgets
+run = ld.open_run('{}'); len(run)"""
 EXPLORERS = {
     "run": Case(
-        "import llmdebug_nb as ld, llmdebug_nb.notebook.widgets\nrun = ld.open_run('golden'); len(run)",
+        OPEN.format("golden"),
         "ld.explore(run)",
         (
             Figure("first paint", "ms", "≤ 500", shown(LISTED)),
@@ -197,7 +204,7 @@ EXPLORERS = {
         ),
     ),
     "tensor": Case(
-        "import llmdebug_nb as ld, llmdebug_nb.notebook.widgets\nrun = ld.open_run('tensor'); len(run)",
+        OPEN.format("tensor"),
         "explorer = ld.explore(run); explorer.selected = 0; explorer",
         (
             Figure("first paint", "ms", "≤ 400", shown(DRAWN)),
@@ -214,7 +221,8 @@ EXPLORERS = {
 TREE = """\
 import ipywidgets as widgets
 def boxes(n, make):
-    parts = widgets.Accordion([widgets.VBox() for _ in range(n)], titles=[f"module {i}" for i in range(n)])
+    titles = [f"module {i}" for i in range(n)]
+    parts = widgets.Accordion([widgets.VBox() for _ in range(n)], titles=titles)
     def fill(change):
         if change["new"] is not None and not parts.children[change["new"]].children:
             parts.children[change["new"]].children = [make()]
@@ -225,14 +233,18 @@ def leaves(n): return widgets.VBox([widgets.Label(f"op {i} max_abs=1.2e-3") for 
 FRAME = """\
 import numpy as np, pandas as pd
 random = np.random.default_rng(0)
-frame = pd.DataFrame({"op": [f"layers.{i % 80}.op{i}" for i in range(100_000)], **{name: random.lognormal(-8, 3, 100_000) for name in "abcdefg"}})
+frame = pd.DataFrame({"op": [f"layers.{i % 80}.op{i}" for i in range(100_000)]})
+for name in "abcdefg": frame[name] = random.lognormal(-8, 3, 100_000)
 len(frame)"""
 ARRAY = """\
 %matplotlib inline
 import numpy as np, matplotlib.pyplot as plt
-values = np.random.default_rng(0).standard_normal((4096, 4096), dtype=np.float32); plt.close(plt.figure()); 0"""
+values = np.random.default_rng(0).standard_normal((4096, 4096), dtype=np.float32)
+plt.close(plt.figure()); 0"""
 HEADER = ".jp-OutputArea .jupyter-widget-Collapse-header"
 PICTURE = "document.querySelector('.jp-OutputArea img')"
+GRID = "document.querySelector('.ipydatagrid-widget canvas')"
+EMPTY = "[...document.querySelectorAll('.jp-OutputArea-output')]"
 TABLE = "document.querySelectorAll('.jp-OutputArea tbody tr').length > 4"
 
 
@@ -258,16 +270,14 @@ RIVALS: dict[str, tuple[str, Case]] = {
             "import anywidget\nclass Empty(anywidget.AnyWidget):\n"
             "    _esm = \"export default {render: ({el}) => { el.textContent = 'nothing' }}\"\n0",
             "Empty()",
-            painted(
-                "[...document.querySelectorAll('.jp-OutputArea-output')].some(one => one.textContent === 'nothing')"
-            ),
+            painted(f"{EMPTY}.some(one => one.textContent === 'nothing')"),
         ),
     ),
     "ipywidgets Accordion, 1,000 leaves at once": (
         "ipywidgets",
         Case(
-            TREE,
-            "widgets.Accordion([leaves(10) for _ in range(100)], titles=[str(i) for i in range(100)])",
+            TREE + "\nnames = [str(i) for i in range(100)]; 0",
+            "widgets.Accordion([leaves(10) for _ in range(100)], titles=names)",
             unfolded(100, "document.querySelector('.jupyter-widget-Collapse-open')"),
         ),
     ),
@@ -278,28 +288,36 @@ RIVALS: dict[str, tuple[str, Case]] = {
     "ipytree, 1,000 leaves": (
         "ipytree",
         Case(
-            "from ipytree import Node, Tree; 0",
-            "Tree([Node(str(i), [Node(str(k)) for k in range(10)], opened=False) for i in range(100)])",
+            "from ipytree import Node, Tree\n"
+            "def leaves(): return [Node(str(i)) for i in range(10)]\n0",
+            "Tree([Node(str(i), leaves(), opened=False) for i in range(100)])",
             painted("document.querySelectorAll('.jp-OutputArea .jstree-node').length >= 100"),
         ),
     ),
     "pandas, 100,000 x 8 shortened to 10 rows": ("pandas", Case(FRAME, "frame", painted(TABLE))),
     "itables, 100,000 x 8 whole": (
         "itables",
-        Case(FRAME + "\nimport itables; 0", "itables.show(frame, maxBytes=0, connected=False)", painted(TABLE)),
+        Case(
+            FRAME + "\nimport itables; 0",
+            "itables.show(frame, maxBytes=0, connected=False)",
+            painted(TABLE),
+        ),
     ),
     "ipydatagrid, 100,000 x 8": (
         "ipydatagrid",
-        Case(FRAME + "\nimport ipydatagrid; 0", "ipydatagrid.DataGrid(frame)", painted("document.querySelector('.ipydatagrid-widget canvas')")),
+        Case(FRAME + "\nimport ipydatagrid; 0", "ipydatagrid.DataGrid(frame)", painted(GRID)),
     ),
-    "matplotlib imshow, 4096 x 4096": ("matplotlib", Case(ARRAY, "plt.imshow(values, cmap='RdBu'); plt.show()", painted(PICTURE))),
-}  # fmt: skip
+    "matplotlib imshow, 4096 x 4096": (
+        "matplotlib",
+        Case(ARRAY, "plt.imshow(values, cmap='RdBu'); plt.show()", painted(PICTURE)),
+    ),
+}
 
 # -- measuring ------------------------------------------------------------------------------------
 
 
 def measured(lab: Lab, browser: Browser, case: Case) -> list[float | None]:
-    """Return a round's figures, and at the end the kB that came over the web socket since the clock started."""
+    """Return a round's figures, and the kB over the web socket since the clock started."""
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.set_default_timeout(LIMIT_MS + 10_000)
     received: list[int] = []
@@ -395,9 +413,8 @@ def main() -> None:
         large.tensor(runs, "tensor")
         browser = playwright.chromium.launch(**launch_args({}))
         load = os.getloadavg()[0]
-        print(
-            f"Chromium {browser.version}, {os.cpu_count()} cores, load average {load:.1f} before; median of {given.rounds} rounds\n"
-        )
+        machine = f"{os.cpu_count()} cores, load average {load:.1f} before"
+        print(f"Chromium {browser.version}, {machine}; median of {given.rounds} rounds\n")
         explorers(lab, browser, [name for name in EXPLORERS if name in given.only], given.rounds)
         if "rivals" in given.only:
             rivals(lab, browser, given.rounds)

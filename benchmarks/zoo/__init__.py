@@ -1,1 +1,1 @@
-"""Planted bugs and benign changes that comparing and blaming is scored on: ``python benchmarks/zoo/score.py``."""
+"""Planted bugs and benign changes that score the comparison: ``benchmarks/zoo/score.py``."""

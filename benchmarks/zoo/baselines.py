@@ -1,19 +1,19 @@
-"""What a naive reader of the same two dumps would blame: rows are paired by site, in execution order."""
+"""Naive baselines on the same two dumps: rows are paired by site, in execution order."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
+import llmdebug_nb as ld
 from zoo.entry import Seen
 
-SMALL = 1e-5
+SMALL = 1e-5  # absolute error that the second baseline ignores
 
 
-def rows(golden: Any, mine: Any) -> Iterator[tuple[float, Seen]]:
-    """Yield the largest absolute error of each pair of tensors of one site and shape that differ, and what it would blame."""
+def rows(golden: ld.Run, mine: ld.Run) -> Iterator[tuple[float, Seen]]:
+    """Yield the largest absolute error of each differing pair, and the call it points to."""
     theirs = {record.site: record for record in mine.records()}
     for record in golden.records():
         other = theirs.get(record.site)
@@ -38,8 +38,8 @@ def rows(golden: Any, mine: Any) -> Iterator[tuple[float, Seen]]:
         )
 
 
-def blame(golden: Any, mine: Any) -> dict[str, Seen | None]:
-    """Return what each baseline blames; None: it sees nothing wrong."""
+def blame(golden: ld.Run, mine: ld.Run) -> dict[str, Seen | None]:
+    """Return the call that each baseline blames, None if it sees no error."""
     found = [(error, seen) for error, seen in rows(golden, mine) if error > 0]
     return {
         "max error": max(found, key=lambda row: row[0], default=(0.0, None))[1],

@@ -1,7 +1,8 @@
-"""Bugs as they were found in the wild, one function each: it plants the bug in a model and says what is to blame.
+"""Real bugs, one function each: it plants the bug in a model and returns the right answer.
 
-The numbers are those of the list that they come from. Number 25, an in-place fusion of Inductor, needs compiled code
-and is left out: nothing here is compiled. 22 and 28 are simulated eagerly, on one device.
+The numbers are those of the list that the bugs come from. Number 25, an in-place fusion of
+Inductor, is left out because it needs compiled code. 22 and 28 are simulated eagerly, on one
+device.
 """
 
 from __future__ import annotations
@@ -177,7 +178,7 @@ def coarse_softmax(model: Model, case: Case) -> Answer:
 
 
 def large_scores(model: Model, case: Case) -> None:
-    """Let queries and keys of one layer be as large as real models' outliers: their product is beyond 65504."""
+    """Make queries and keys of one layer as large as outliers of real models: beyond 65504."""
     attn = case.part(model, "attn")
     with torch.no_grad():
         if hasattr(attn, "c_attn"):
@@ -235,7 +236,7 @@ def coarse_scale(model: Model, case: Case) -> Answer:
     "17", "gate and up split at the wrong boundary", on="phi3 llama mixtral"
 )  # Megatron PR#520
 def wrong_split(model: Model, case: Case) -> Answer:
-    """Two ranks took the first and the second half of the fused weight, and each halved that into gate and up."""
+    """Split the fused weight between two ranks first, and each half into gate and up then."""
     mlp, path = case.part(model, "mlp"), case.path("mlp")
 
     def halves(fused: torch.Tensor) -> torch.Tensor:
@@ -262,7 +263,7 @@ def wrong_split(model: Model, case: Case) -> Answer:
 
 @BUGS.add("18", "QKV in the wrong order", on="gpt2 phi3")  # ChatLearn#277, tt-mlir#8973
 def wrong_qkv(model: Model, case: Case) -> Answer:
-    """The shards of two ranks, [q k v] each, were laid one after the other into a weight that is [q k v] as a whole."""
+    """Join the [q k v] shards of two ranks, though the whole weight is [q k v] itself."""
     attn = case.part(model, "attn")
     name = "c_attn" if case.architecture == "gpt2" else "qkv_proj"
     fused = getattr(attn, name)
@@ -299,7 +300,7 @@ def hadamard(size: int) -> torch.Tensor:
 
 
 def quantise(attn: Any, forgets: bool = False) -> None:
-    """Keep rotated keys in 8 bits, as llama.cpp does; where it ``forgets``, single tokens are written unrotated."""
+    """Keep rotated keys in 8 bits, as llama.cpp. ``forgets``: write single tokens unrotated."""
     rope = home(attn)["apply_rotary_pos_emb"]
     turn = {dtype: hadamard(attn.head_dim).to(dtype) for dtype in (torch.float32, torch.bfloat16)}
 
@@ -358,7 +359,10 @@ def mean_of_means(model: Model, case: Case) -> Answer:
 
 
 def sharded_norm(norm: Any, reduced: bool = True) -> None:
-    """Norm each half of the sequence on its own, as two ranks do; unless ``reduced``, only the first rank's gradient counts."""
+    """Norm each half of the sequence alone, as two ranks do.
+
+    Unless ``reduced``, only the first rank's gradient counts.
+    """
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         weights = (norm.weight, norm.weight if reduced else norm.weight.detach())

@@ -1,4 +1,4 @@
-"""The nouns of the zoo: an **Entry** (a bug or a benign change), run as **Case**s, whose **Answer** says what to blame."""
+"""The nouns of the zoo: an **Entry** (a bug or a benign change), its **Case**s and **Answer**s."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ HARMLESS = ("match", "within_noise", "nondeterministic")
 
 
 class Seen(NamedTuple):
-    """What a tool blames: ``path`` as in our records (``model.layers.0.mlp/Tensor.mul``, the root is ``""``).
+    """The call that a tool blames.
 
-    ``calls``: its number among the calls of that path in the step, on either side. ``functions``: the innermost
-    function that it was called from, on either side. Both empty where the tool doesn't say.
+    ``path``: as in our records (``model.layers.0.mlp/Tensor.mul``, the root is ``""``). ``calls``:
+    its number among the calls of that path in the step, on either side. ``functions``: the
+    innermost function that called it, on either side. Both are empty if the tool doesn't tell.
     """
 
     path: str
@@ -38,7 +39,7 @@ class Seen(NamedTuple):
 
 
 def answers(target: str, seen: Seen) -> bool:
-    """Tell whether what is seen is the target: ``path``, ``path#call`` or ``path@function``, each may hold ``*``."""
+    """Tell whether a call is a target: ``path``, ``path#call`` or ``path@function``; globs."""
     path, _, function = target.partition("@")
     path, _, call = path.partition("#")
     if not fnmatchcase(seen.path, path) or (call and seen.calls and int(call) not in seen.calls):
@@ -52,9 +53,11 @@ def answers(target: str, seen: Seen) -> bool:
 
 @dataclass(frozen=True)
 class Answer:
-    """``exact``: targets (see `answers`) of which one must be named. ``modules``: globs over modules that hold them.
+    """The right answer to a case.
 
-    ``program``: what mine's program does differently: keywords for the entry's work. ``model``: mine, where it is another model.
+    ``exact``: targets (see `answers`), one of which must be named. ``modules``: globs over the
+    modules around them. ``program``: keywords that change what mine's program does. ``model``:
+    mine, if it is another model.
     """
 
     exact: tuple[str, ...] = ()
@@ -84,9 +87,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class Entry:
-    """``plant``: changes mine, and says what is to blame for it (nothing, where the change is benign).
+    """A bug or a benign change.
 
-    ``on``: architectures. ``work``: what the programs do. ``setup``: what is done to both models. ``config``: settings of both.
+    ``plant``: changes mine and returns the answer (None for a benign change). ``on``:
+    architectures. ``work``: what the programs do. ``setup``: changes both models. ``config``:
+    settings of both.
     """
 
     number: str
@@ -129,7 +134,8 @@ class Case:
     seed: int
 
     def __str__(self) -> str:
-        return f"{self.entry.number} {self.entry.name}, {self.architecture} {self.precision} seed {self.seed}"
+        name = f"{self.entry.number} {self.entry.name}"
+        return f"{name}, {self.architecture} {self.precision} seed {self.seed}"
 
     @property
     def n(self) -> int:
@@ -152,12 +158,11 @@ class Case:
         return Program(self, self._model(0), 0, {})
 
     def mine(self) -> tuple[Program, Answer]:
-        """Return the changed program, and what is to blame."""
+        """Return the changed program, and the right answer."""
         model = self._model(1)
         answer = self.entry.plant(model, self) or Answer()
-        return Program(
-            self, model if answer.model is None else answer.model, 1, answer.program
-        ), answer
+        model = model if answer.model is None else answer.model
+        return Program(self, model, 1, answer.program), answer
 
     def _model(self, side: int) -> models.Model:
         model = models.build(self.architecture, self.seed, **self.entry.config)

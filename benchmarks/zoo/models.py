@@ -1,7 +1,7 @@
 """Tiny random-weight Hugging Face models, and what is done with them while they are recorded.
 
-Random weights are given the scale of trained ones: with the initialisation of the configurations, attention would be
-uniform and norms would do nothing, so that half of the bugs would change nothing.
+The random weights have the scale of trained ones. With the initialisation of the configurations,
+attention would be uniform and norms would change nothing, and half of the bugs would not show.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _T5 = {
 
 
 class Architecture(NamedTuple):
-    """``config``, ``model``: classes of transformers. The rest says what the parts of layer ``{n}`` are called."""
+    """``config``, ``model``: classes of transformers. Other fields: paths of parts."""
 
     config: str
     model: str
@@ -124,7 +124,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def build(name: str, seed: int, **changes: Any) -> Model:
-    """Return the model with the weights of that seed, in float32, in evaluation mode. ``changes``: of its configuration."""
+    """Return the model in float32, in evaluation mode. ``changes``: of its configuration."""
     architecture = ARCHITECTURES[name]
     settings = {
         key: value
@@ -144,7 +144,7 @@ def build(name: str, seed: int, **changes: Any) -> Model:
 
 
 def cast(model: Model, dtype: torch.dtype) -> Model:
-    """Turn the parameters to ``dtype``, in place; buffers stay, as when a checkpoint is loaded in that dtype."""
+    """Convert the parameters in place; buffers stay, as when a checkpoint is loaded so."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     model.config.dtype = dtype
@@ -209,7 +209,7 @@ class _StandIn:
 
 
 def stand_in(original: Any, path: str, value: Any) -> Any:
-    """Return what looks like the namespace ``original`` but for what the dotted ``path`` in it names."""
+    """Return a copy of the namespace ``original`` with another value at a dotted ``path``."""
     name, _, rest = path.partition(".")
     return _StandIn(
         original, name, stand_in(getattr(original, name), rest, value) if rest else value
@@ -240,7 +240,7 @@ def encode(model: Model, seed: int) -> None:
 
 @torch.no_grad()
 def decode(model: Model, seed: int, batch: int = 1) -> None:
-    """Prefill (step 0), then one given token at a time (steps 1, 2): what is chosen has no say in what is fed.
+    """Prefill (step 0), then one fixed token at a time (steps 1, 2), whatever the model chooses.
 
     A model with an encoder makes one pass instead.
     """
@@ -277,14 +277,14 @@ def padded(
 
 
 def share(model: Model, labels: torch.Tensor, count: int, parts: int) -> torch.Tensor:
-    """Return a micro-batch's share in the loss: the sum over its targets, by the number of targets of the whole batch."""
+    """Return a micro-batch's share of the loss: its sum over the targets of the whole batch."""
     return model(
         labels.clamp(min=3), labels=labels, num_items_in_batch=torch.tensor(count), use_cache=False
     ).loss
 
 
 def train(model: Model, seed: int, loss: Callable[..., torch.Tensor] = share) -> None:
-    """Two micro-batches with different numbers of targets, forward and backward; one update of the weights is due."""
+    """Run forward and backward on two micro-batches with different numbers of targets."""
     labels = [tokens(seed + part, length=PROMPT) for part in range(2)]
     labels[1][:, : PROMPT // 2] = -100
     count = sum(int((row[:, 1:] != -100).sum()) for row in labels)

@@ -1,4 +1,4 @@
-"""A second set of bugs and benign changes, on other architectures: nobody tunes on the first set alone."""
+"""A second set of bugs and benign changes, on other architectures, against overfitting."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Dump and compare cases with msprobe, in the Python that has it: cases come as JSON on stdin, a line each goes to stdout.
+"""Dump and compare cases with msprobe, in the Python that has it.
 
-Each program is recorded in a fork of its own, as msprobe's debugger is one per process; every call of the model is a step, at level mix.
-What its ``compare`` calls an error is what it blames, the first row of the first step first; a warning is none.
+The cases come as JSON on stdin; a line for each goes to stdout. Each program is recorded in its own
+fork, because msprobe has one debugger per process; every call of the model is a step, at level mix.
+msprobe blames the first row of the first step that its ``compare`` calls an error; a warning is
+none.
 """
 
 from __future__ import annotations
@@ -85,7 +87,7 @@ def in_a_fork(work: Callable[[], None]) -> None:
 
 
 def places(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return where each name of a step's dump.json was: path as in our records, its call there, the function it was called from."""
+    """Return the place of each name in a step's dump.json: path, call and calling function."""
     data = json.loads((folder / "dump.json").read_text())["data"]
     parents = json.loads((folder / "construct.json").read_text())
     stacks = {
@@ -115,7 +117,7 @@ def places(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def module_path(name: str | None) -> str | None:
-    """Return the path in ``Module.model.layers.0.mlp.LlamaMLP.forward.0``; None if it is no module's name."""
+    """Return the path in ``Module.model.layers.0.mlp.LlamaMLP.forward.0``, None if it is none."""
     found = re.match(
         r"Module\.(.*)\.[^.]+\.(forward|backward|parameters_grad)(\.\d+)?$", name or ""
     )
@@ -147,7 +149,7 @@ def first_error(golden: Path, mine: Path, out: Path) -> dict[str, Any] | None:
 
 
 def place_of(row: dict[str, str], mine: Path, golden: Path) -> dict[str, Any]:
-    """Return where the call of a row was: its name goes on with ``.input.0``, ``.output.0`` or ``.parameters.weight``."""
+    """Return the place of a row: its name ends in ``.input.0``, ``.output.0`` or the like."""
     for name, folder in ((row["NPU Name"], mine), (row["Bench Name"], golden)):
         known = places(folder)
         while name and name not in known:
@@ -158,7 +160,7 @@ def place_of(row: dict[str, str], mine: Path, golden: Path) -> dict[str, Any]:
 
 
 def answer(case: Case, folder: Path) -> dict[str, Any]:
-    """Return what msprobe blames in a case, and what that took: seconds of both dumps and of comparing, bytes."""
+    """Return what msprobe blames in a case, with the seconds and bytes that it took."""
     golden, mine, out = (folder / name for name in ("golden", "mine", "out"))
     start = time.perf_counter()
     in_a_fork(lambda: dump(case.golden(), golden))

@@ -1,4 +1,4 @@
-"""Llama written anew: other names, fused projections, other functions, the same weights. What a port to a serving engine is."""
+"""Llama rewritten, as for a serving engine: other names and functions, the same weights."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Block(nn.Module):
 
 
 class Port(nn.Module):
-    """``forward``: token ids [batch, length] and the cache of the tokens before -> logits, and the cache."""
+    """``forward``: token ids [batch, length] and the cache of earlier tokens -> logits, cache."""
 
     def __init__(self, theirs: Any) -> None:
         super().__init__()

@@ -1,11 +1,14 @@
-"""Score what comparing two recordings blames, over planted bugs and benign changes, beside three baselines.
+"""Score the findings of a comparison on planted bugs and benign changes, beside three baselines.
 
-    python benchmarks/zoo/score.py [--seeds 3] [--only NAME] [--jobs 1] [--set zoo|more|all] [--json F] [--msprobe PYTHON]
+    python benchmarks/zoo/score.py [--seeds 3] [--only NAME] [--jobs 1] [--set zoo|more|all]
+                                   [--json FILE] [--msprobe PYTHON]
 
-For each case the right and the changed program are recorded (modules, functions, weights, tensors) and compared by `ld.compare`
-with its defaults. A bug is a hit where the first finding names one of the places that its entry accepts (exact), one of the first three does
-(top-3), or the first names the module; the step is right where the first finding's step and phase are. A control with a verdict of diverged, or with
-anything blamed, is a false alarm; a bug that is called match or within_noise is a silent miss.
+For each case the right and the changed program are recorded (modules, functions, weights, tensors)
+and compared by `ld.compare` with its defaults. A bug is an exact hit if the first finding names one
+of the places that its entry accepts, a top-3 hit if one of the first three findings does, and a
+module hit if the first finding names the module. The step is right if step and phase of the first
+finding are. A control is a false alarm if its verdict is diverged or if there is any finding. A bug
+whose verdict is match or within_noise is a silent miss.
 """
 
 from __future__ import annotations
@@ -22,13 +25,17 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import llmdebug_nb as ld
+from llmdebug_nb.core.records import Site
 from zoo import baselines
 from zoo.entry import HARMLESS, Answer, Case, Entry, Program, Seen
 from zoo.sets import SETS
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 OURS, MSPROBE = "llmdebug_nb", "msprobe"
 RECORD = {"tokens": "all", "mode": ("module", "api"), "weights": True}
@@ -36,7 +43,11 @@ RECORD = {"tokens": "all", "mode": ("module", "api"), "weights": True}
 
 @dataclass
 class Mark:
-    """How a tool did in a case. ``blamed``: what it named first. A control has only ``alarm``, a bug all but that."""
+    """How a tool did in a case.
+
+    ``blamed``: the verdict, and the first calls it named. Only a control can have an ``alarm``, and
+    only a bug the other marks.
+    """
 
     case: str
     entry: str
@@ -55,10 +66,24 @@ class Mark:
     failed: str | None = None
 
 
+class Figures(TypedDict, total=False):
+    """What a case took."""
+
+    seconds: float
+    recording: float
+    nbytes: int
+    failed: str | None
+
+
 def mark(
-    case: Case, answer: Answer, tool: str, said: str, seen: Sequence[Seen], **figures: Any
+    case: Case,
+    answer: Answer,
+    tool: str,
+    verdict: str,
+    seen: Sequence[Seen],
+    **figures: Unpack[Figures],
 ) -> Mark:
-    """Hold a verdict and what is blamed, the worst first, against what is known. ``said``: match, diverged ..."""
+    """Compare a verdict and the calls that are blamed, the worst first, with the right answer."""
     blamed = [
         f"{s.path or '(root)'} step {s.step}{'' if s.phase == 'forward' else ' ' + s.phase}"
         for s in seen[:3]
@@ -68,36 +93,33 @@ def mark(
         f"{case.entry.number} {case.entry.name}",
         case.entry.benign,
         tool,
-        blamed=[said, *blamed],
+        blamed=[verdict, *blamed],
         **figures,
     )
     if case.entry.benign:
-        result.alarm = said not in HARMLESS or bool(seen)
+        result.alarm = verdict not in HARMLESS or bool(seen)
         return result
-    result.silent = said in HARMLESS
+    result.silent = verdict in HARMLESS
     result.top3 = any(answer.is_exact(s) for s in seen[:3])
     if seen:
-        result.exact, result.module, result.step = (
-            answer.is_exact(seen[0]),
-            answer.is_module(seen[0]),
-            answer.is_step(seen[0]),
-        )
+        result.exact = answer.is_exact(seen[0])
+        result.module, result.step = answer.is_module(seen[0]), answer.is_step(seen[0])
     return result
 
 
 # -- ours ----------------------------------------------------------------------------------------
 
 
-def record(program: Program, folder: Path) -> tuple[Any, float]:
-    """Return the run of a program, and how long that took."""
+def record(program: Program, folder: Path) -> tuple[ld.Run, float]:
+    """Return the run of a program, and the seconds that recording it took."""
     start = time.perf_counter()
     with ld.dump(program.model, name=folder.name, path=folder.parent, **RECORD) as run:
         program()
     return run, time.perf_counter() - start
 
 
-def seen_of(finding: Any, runs: Sequence[Any]) -> Seen:
-    """Return a finding with the calls of its operator and the functions that they were made from, on both sides."""
+def seen_of(finding: ld.Finding, runs: Sequence[ld.Run]) -> Seen:
+    """Return the call of a finding, with its numbers and calling functions on both sides."""
     difference = finding.difference
     if difference is None:
         return Seen(finding.path, finding.step)
@@ -118,22 +140,22 @@ def seen_of(finding: Any, runs: Sequence[Any]) -> Seen:
     )
 
 
-def called_from(run: Any, site: Any) -> list[str]:
-    """Return the innermost function that an operator was called from; its gradients have no call of their own at level api."""
+def called_from(run: ld.Run, site: Site) -> list[str]:
+    """Return the innermost function that called an operator.
+
+    At level api a gradient has no stack of its own; the forward call's counts.
+    """
     for phase in (site.phase, "forward"):
         try:
-            return [
-                run.stack(site.path, site.step, site.call, phase, site.generation)[0].rpartition(
-                    " "
-                )[2]
-            ]
+            stack = run.stack(site.path, site.step, site.call, phase, site.generation)
+            return [stack[0].rpartition(" ")[2]]
         except ld.errors.TensorLookupError:
             continue
     return []
 
 
 def score(case: Case) -> list[Mark]:
-    """Record both programs of a case, compare them, and return our mark and those of the baselines."""
+    """Record and compare both programs of a case; return our mark and those of the baselines."""
     with tempfile.TemporaryDirectory() as folder:
         right, (changed, answer) = case.golden(), case.mine()
         golden, before = record(right, Path(folder, "golden"))
@@ -142,41 +164,26 @@ def score(case: Case) -> list[Mark]:
         start = time.perf_counter()
         try:
             report = ld.compare(golden, mine, progress=False)
-            found = [finding for finding in report.findings if finding.cause != "nondeterministic"]
-            said, failed = report.verdict, None
+            findings = [each for each in report.findings if each.cause != "nondeterministic"]
+            verdict, failed = report.verdict, None
         except Exception:
-            found, said, failed = [], "failed", traceback.format_exc(limit=-2)
-        figures = {
-            "seconds": time.perf_counter() - start,
-            "recording": before + after,
-            "nbytes": nbytes,
-            "failed": failed,
-        }
-        marks = [
-            mark(
-                case,
-                answer,
-                OURS,
-                said,
-                [seen_of(finding, (golden, mine)) for finding in found[:3]],
-                **figures,
-            )
-        ]
+            findings, verdict, failed = [], "failed", traceback.format_exc(limit=-2)
+        figures = Figures(
+            seconds=time.perf_counter() - start,
+            recording=before + after,
+            nbytes=nbytes,
+            failed=failed,
+        )
+        blamed = [seen_of(finding, (golden, mine)) for finding in findings[:3]]
+        marks = [mark(case, answer, OURS, verdict, blamed, **figures)]
         for tool, seen in baselines.blame(golden, mine).items():
-            marks.append(
-                mark(
-                    case,
-                    answer,
-                    tool,
-                    "match" if seen is None else "diverged",
-                    [] if seen is None else [seen],
-                )
-            )
+            verdict, blamed = ("match", []) if seen is None else ("diverged", [seen])
+            marks.append(mark(case, answer, tool, verdict, blamed))
     return marks
 
 
 def msprobe(python: Path, cases: Sequence[Case]) -> list[Mark]:
-    """Return msprobe's marks, from a process of that Python; none, with a message, where it has no msprobe."""
+    """Return msprobe's marks from another Python; none, with a message, if it has no msprobe."""
     tried = (
         subprocess.run(
             [str(python), "-c", "import msprobe, transformers"],
@@ -242,7 +249,7 @@ COLUMNS = (
 
 
 def line(name: str, marks: Sequence[Mark]) -> tuple[str, ...]:
-    """Return a line of the table: hits of the bugs, alarms of the controls, mean seconds and bytes of a case."""
+    """Return a line of the table: hits, alarms, and mean seconds and bytes of a case."""
     bugs, controls = [m for m in marks if not m.benign], [m for m in marks if m.benign]
 
     def hits(of: Sequence[Mark], what: str) -> str:
@@ -277,7 +284,7 @@ def table(marks: Sequence[Mark]) -> str:
 
 
 def misses(marks: Sequence[Mark]) -> str:
-    """Return every case of ours that is no exact hit in the right step, or is a false alarm, with what was blamed."""
+    """Return our false alarms and misses (no exact hit in the right step), with the calls."""
     ours = [m for m in marks if m.tool == OURS]
     lines = [
         f"{m.case}: {' | '.join(m.blamed)}{' ' + m.failed if m.failed else ''}"
@@ -288,7 +295,7 @@ def misses(marks: Sequence[Mark]) -> str:
 
 
 def chosen(entries: Iterable[Entry], given: argparse.Namespace) -> list[Case]:
-    """Return the cases of the entries with that number, or that text in their names, on these architectures or in these precisions."""
+    """Return the cases that the options ask for: by number, name, architecture or precision."""
     cases = [
         case
         for entry in entries
