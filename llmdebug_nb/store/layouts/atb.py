@@ -29,7 +29,7 @@ from llmdebug_nb.core.dtypes import DTYPES
 from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.kernels.raw import from_bytes
 from llmdebug_nb.core.records import Site, Summary
-from llmdebug_nb.store.layouts import Contents
+from llmdebug_nb.store.layouts.contents import Contents
 from llmdebug_nb.store.layouts.files import (
     Draft,
     Folder,

@@ -25,7 +25,7 @@ from tqdm.auto import tqdm
 from llmdebug_nb.core.errors import CorruptDumpError, NotADumpError
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.records import Node, Record, RootCall, Site, Summary
-from llmdebug_nb.store.layouts import Contents
+from llmdebug_nb.store.layouts.contents import Contents
 
 UNKNOWN = Summary("unknown", ())
 _SCAN_LIMIT = 20_000  # names that are looked at to detect a layout, which has to stay cheap

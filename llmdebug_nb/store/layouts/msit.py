@@ -21,7 +21,7 @@ from pathlib import Path
 
 from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.records import Site, Summary
-from llmdebug_nb.store.layouts import Contents
+from llmdebug_nb.store.layouts.contents import Contents
 from llmdebug_nb.store.layouts.files import (
     Draft,
     Folder,

@@ -20,7 +20,7 @@ from typing import Any
 
 from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.records import Site, Summary
-from llmdebug_nb.store.layouts import Contents
+from llmdebug_nb.store.layouts.contents import Contents
 from llmdebug_nb.store.layouts.files import (
     Draft,
     Folder,

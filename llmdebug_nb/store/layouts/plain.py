@@ -22,7 +22,7 @@ from tqdm.auto import tqdm
 from llmdebug_nb.core.errors import CorruptDumpError, MissingPackageError
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.records import Site
-from llmdebug_nb.store.layouts import Contents
+from llmdebug_nb.store.layouts.contents import Contents
 from llmdebug_nb.store.layouts.files import (
     Draft,
     Folder,

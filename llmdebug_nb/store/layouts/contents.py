@@ -1,0 +1,38 @@
+"""The contents of a foreign dump, and the protocol of the modules that read one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from llmdebug_nb.core.records import Node, Record, RootCall
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """The contents of a foreign dump.
+
+    ``load(record)`` returns the tensor of a record whose payload is not None. ``ids``: execution
+    ids by path.
+    """
+
+    records: list[Record]
+    calls: list[RootCall]
+    nodes: list[Node]
+    load: Callable[[Record], torch.Tensor]
+    meta: dict[str, Any] = field(default_factory=dict)
+    ids: dict[str, str] = field(default_factory=dict)
+
+
+class Layout(Protocol):
+    """A module that reads one layout. ``detect`` is cheap: it looks at names alone."""
+
+    NAME: str
+
+    def detect(self, path: Path) -> bool: ...
+    def read(self, path: Path) -> Contents: ...
