@@ -5,16 +5,18 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.app.launching.handover import Handover
 
 if TYPE_CHECKING:
+    from onnxruntime import InferenceSession, RunOptions
     from torch import nn
 
     from llmdebug_nb.app.launching.shared import SharedRecording
     from llmdebug_nb.app.live_models import Model
+    from llmdebug_nb.capture.compat.onnxruntime_api import Feed
     from llmdebug_nb.core.determinism import Switched
 
 _starter: RecordingStarter | None = None
@@ -132,24 +134,36 @@ class RecordingStarter:
 
     # -- a listener of ONNX Runtime --------------------------------------------------------------
 
-    def ran(self, session: Any, *arguments: Any) -> Any:
-        """Start recording at a run of a session. The last argument runs it unrecorded."""
-        return self._run_session(session, "ran", *arguments)
+    def ran(
+        self,
+        session: InferenceSession,
+        names: Sequence[str] | None,
+        feed: Feed,
+        options: RunOptions | None,
+        own: Callable[[], list[object]],
+    ) -> list[object]:
+        """Start recording at a run of a session. ``own()`` runs it unrecorded."""
+        recording = self._recording_of(session)
+        if recording is None:
+            return own()
+        outputs: list[object] = recording.sessions.ran(session, names, feed, options, own)
+        return outputs
 
-    def ran_unseen(self, session: Any, *arguments: Any) -> Any:
+    def ran_unseen(
+        self, session: InferenceSession, feed: Feed | None, own: Callable[[], object]
+    ) -> object:
         """Start recording at a run whose values can't be seen."""
-        return self._run_session(session, "ran_unseen", *arguments)
+        recording = self._recording_of(session)
+        return own() if recording is None else recording.sessions.ran_unseen(session, feed, own)
 
-    def _run_session(self, session: Any, method: str, *arguments: Any) -> Any:
+    def _recording_of(self, session: InferenceSession) -> SharedRecording | None:
+        """Return the recording, started if necessary; None if the session is not recorded."""
         # graph is for code that `torch.compile` compiled
         if _in_data_loader() or self._options.get("graph"):
-            return arguments[-1]()
+            return None
         if self._recording is None:
             self._start(session)
-        recording = self._running()
-        if recording is None:
-            return arguments[-1]()
-        return getattr(recording.sessions, method)(session, *arguments)
+        return self._running()
 
     def _running(self) -> SharedRecording | None:
         recording = self._recording

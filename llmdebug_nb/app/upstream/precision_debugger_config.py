@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from llmdebug_nb.core.errors import OptionError, nearest
 from llmdebug_nb.core.option_parsing import TokenSet
@@ -89,6 +89,11 @@ _FINGERPRINTS = {"statistics": "xxh3", "md5": "crc32", "xor": "xor"}
 _DATA_MODES = ("all", "forward", "backward", "input", "output")
 _MAX_FILE = 1 << 20
 _MAX_DIM = 63
+
+
+_NO_FIELDS: dict[str, Any] = {}
+_NO_NAMES: list[str] = []
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +181,10 @@ def read_config(
     if dump_path is None:
         dump_path = common.read("dump_path", _place, None)
     for section in (*_SECTIONS, *_OTHER_TASKS):
-        common.read(section, _section, {})
-    chosen = _Fields(common.read(task, _section, {}), f"{common.where}{task}.", _SECTIONS[task])
+        common.read(section, _section, _NO_FIELDS)
+    chosen = _Fields(
+        common.read(task, _section, _NO_FIELDS), f"{common.where}{task}.", _SECTIONS[task]
+    )
     _refuse_contradictions(chosen, task, level)
     phase, part = chosen.read("data_mode", _data_mode, ("both", "both"))
     options = DumpOptions.of(
@@ -188,8 +195,8 @@ def read_config(
         mode=_MODES[level],
         phase=phase,
         part=part,
-        contains=chosen.read("list", _list, None),
-        scope=chosen.read("scope", _texts, None),
+        contains=chosen.read("list", _list, _NO_NAMES),
+        scope=chosen.read("scope", _texts, _NO_NAMES),
         slice=chosen.read("slice", _slice, None),
         stats_only=task == "statistics",
         overflow=chosen.read("overflow_nums", _overflow_nums, 1)
@@ -216,7 +223,7 @@ class _Fields:
             if name in _INSTEAD and value:
                 raise OptionError(f"{where}{name} is not supported: {_INSTEAD[name]}")
 
-    def read(self, name: str, check: Callable[[Any, str, Any], Any], default: Any) -> Any:
+    def read(self, name: str, check: Callable[[object, str, T], T], default: T) -> T:
         return check(self.values.get(name), self.where + name, default)
 
     def or_given(self, name: str, argument: object) -> tuple[object, str]:
@@ -291,7 +298,7 @@ def _known(
     return value
 
 
-def _place(value: Any, what: str, default: Any) -> Any:
+def _place(value: object, what: str, default: str | None) -> str | None:
     if value is not None and (not isinstance(value, str) or not value or not value.isprintable()):
         raise _wrong(what, value, "a path")
     return default if value is None else value
@@ -303,13 +310,13 @@ def _flag(value: object, what: str, default: bool) -> bool:
     return default if value is None else value
 
 
-def _section(value: Any, what: str, default: Any) -> Any:
+def _section(value: object, what: str, default: dict[str, Any]) -> dict[str, Any]:
     if value is not None and not isinstance(value, dict):
         raise _wrong(what, value, "an object with the fields of that task")
     return default if value is None else value
 
 
-def _texts(value: Any, what: str, default: Any) -> Any:
+def _texts(value: object, what: str, default: list[str]) -> list[str]:
     if value is None or value == []:
         return default
     if not isinstance(value, list) or not all(
@@ -319,9 +326,9 @@ def _texts(value: Any, what: str, default: Any) -> Any:
     return value
 
 
-def _list(value: Any, what: str, default: Any) -> Any:
+def _list(value: object, what: str, default: list[str]) -> list[str]:
     names = _texts(value, what, default)
-    if any(name.startswith("name-regex(") for name in names or ()):
+    if any(name.startswith("name-regex(") for name in names):
         raise OptionError(
             f"{what}: name-regex(…) is not supported: give parts of names, as in"
             " ['relu', 'layers.3.mlp']"
@@ -329,11 +336,12 @@ def _list(value: Any, what: str, default: Any) -> Any:
     return names
 
 
-def _steps(value: Any, what: str, default: Any) -> Any:
+def _steps(value: object, what: str, default: TokenSet | str | None) -> TokenSet | str | None:
     """Read numbers and inclusive ranges: ``[0, 2, "4-6"]``; an empty list is all of them."""
-    items = (
-        list(value) if isinstance(value, (list, tuple, range)) else [] if value is None else [value]
-    )
+    if isinstance(value, (list, tuple, range)):
+        items = list(value)
+    else:
+        items = [] if value is None else [value]
     if not all(
         _is_number(item) or (isinstance(item, str) and re.fullmatch(r"\d{1,9}(-\d{1,9})?", item))
         for item in items
@@ -346,21 +354,20 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**9
 
 
-def _all_risks(value: Any, what: str, default: Any) -> Any:
+def _all_risks(value: object, what: str, default: None) -> None:
     if value in ("CORE", "FOCUS"):
         raise OptionError(
             f"{what} {value!r} is not supported: operators have no classes here; name them in list"
         )
     if value not in (None, "ALL"):
         raise _wrong(what, value, '"ALL"')
-    return default
 
 
-def _summary_mode(value: Any, what: str, default: str) -> str:
+def _summary_mode(value: object, what: str, default: str) -> str:
     return _known(value, what, _FINGERPRINTS, {}, default)
 
 
-def _data_mode(value: Any, what: str, default: tuple[str, str]) -> tuple[str, str]:
+def _data_mode(value: object, what: str, default: tuple[str, str]) -> tuple[str, str]:
     """Return phase and part; both words of a pair, or neither, mean both."""
     words = _texts(value, what, ["all"])
     unknown = next((word for word in words if word not in _DATA_MODES), None)
@@ -378,14 +385,16 @@ def _data_mode(value: Any, what: str, default: tuple[str, str]) -> tuple[str, st
     return phase, parts[0] if len(parts) == 1 else default[1]
 
 
-def _overflow_nums(value: Any, what: str, default: int) -> int:
+def _overflow_nums(value: object, what: str, default: int) -> int:
     """Return how many calls to record; 0 is any number, upstream's -1."""
-    if value is not None and value != -1 and not (_is_number(value) and value):
-        raise _wrong(what, value, "how many calls to record, 1 or more, or -1 for all")
-    return default if value is None else max(value, 0)
+    if value is None:
+        return default
+    if isinstance(value, int) and (value == -1 or (_is_number(value) and value)):
+        return max(value, 0)
+    raise _wrong(what, value, "how many calls to record, 1 or more, or -1 for all")
 
 
-def _slice(value: Any, what: str, default: Any) -> Any:
+def _slice(value: object, what: str, default: str | None) -> str | None:
     """Return upstream's ``[{dim, begin, end}, …]`` as an index: ``:, 0:4``."""
     if value is None or value == []:
         return default
@@ -442,7 +451,7 @@ def _refuse_contradictions(chosen: _Fields, task: str, level: str) -> None:
                     f"{where}{name} and level debug exclude each other: debug records what save()"
                     " is given"
                 )
-    for name in chosen.read("scope", _texts, []):
+    for name in chosen.read("scope", _texts, _NO_NAMES):
         if level in ("L0", "L1") and name.startswith(("Module.", "Cell.")) != (level == "L0"):
             kind = (
                 "modules, as in Module.fc1.Linear.forward.0"
