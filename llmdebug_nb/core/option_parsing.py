@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
@@ -21,7 +21,8 @@ _SIZES = {"": 1} | {
     for binary, base in (("", 1000), ("i", 1024))
     for power, prefix in enumerate("kmgt")
 }
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}")
+_TIMES = "0 (before), 1 (after), 2 (both) or 3 (inputs before, outputs after)"
 _ID = re.compile(r"\d{1,9}(_\d{1,9})*(\.\d{1,9})?|\.\d{1,9}")
 _INDEX = re.compile(r"\.\.\.|-?\d+|(-?\d+)?\s*:\s*(-?\d+)?(\s*:\s*([1-9]\d*)?)?")
 
@@ -277,3 +278,62 @@ def parse_bytes(value: object, option: str = "max_bytes") -> int | None:
     if size < 1 or isinstance(value, bool):
         raise OptionError(f"{option} {value!r}: expected a number of bytes such as 500MB or 2GiB")
     return size
+
+
+def name(value: object, option: str) -> str:
+    """Check the name of a run."""
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise OptionError(
+            f"{option} {value!r}: use up to 100 letters, digits and _ . -"
+            " (first one a letter, digit or _)"
+        )
+    return value
+
+
+def path(expected: str) -> Callable[[object, str], object]:
+    """Return a reader that accepts a path or None."""
+
+    def check(value: object, option: str) -> object:
+        if value is not None and not isinstance(value, (str, os.PathLike)):
+            raise OptionError(f"{option} {value!r}: expected {expected}")
+        return value
+
+    return check
+
+
+def count(of: str) -> Callable[[object, str], object]:
+    """Return a reader that accepts None or a number from 0 on."""
+
+    def check(value: object, option: str) -> object:
+        if value is not None and (not isinstance(value, int) or value < 0):
+            raise OptionError(f"{option} {value!r}: expected how many {of}, 0 or more")
+        return value
+
+    return check
+
+
+def time(value: object, option: str) -> object:
+    """Check the number that says when inputs and outputs are read."""
+    if type(value) is not int or value not in range(4):
+        raise OptionError(f"{option} {value!r}: expected {_TIMES}")
+    return value
+
+
+def compiler_config(value: object, option: str) -> object:
+    """Check that settings are a mapping, or None."""
+    if value is not None and not isinstance(value, Mapping):
+        raise OptionError(
+            f"{option}: expected a mapping of Inductor's settings, such as"
+            f" {{'max_fusion_size': 8}}, got {type(value).__name__}"
+        )
+    return value
+
+
+def among(known: Iterable[str]) -> Callable[[object, str], object]:
+    """Return a reader that accepts one of these texts."""
+    return lambda value, option: one_of(value, known, option)
+
+
+def unless_none(reader: Callable[[object, str], object]) -> Callable[[object, str], object]:
+    """Return a reader that leaves None as it is."""
+    return lambda value, option: None if value is None else reader(value, option)

@@ -12,13 +12,20 @@ import inspect
 import os
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from llmdebug_nb.core import option_parsing as read
 from llmdebug_nb.core.errors import OptionError, nearest
 from llmdebug_nb.core.msit_rounds import Rounds
+from llmdebug_nb.core.option_declaration import (
+    HOW_MUCH,
+    WHAT,
+    WHEN,
+    declaration_of,
+    option,
+)
 from llmdebug_nb.core.option_parsing import TokenSet
 
 if TYPE_CHECKING:
@@ -42,8 +49,6 @@ PHASES = {"both": ("forward", "backward"), "forward": ("forward",), "backward": 
 GRAPHS = ("fx", "fused", "both")
 FINGERPRINTS = ("xxh3", "crc32", "xor")
 LAUNCH_SEED = 2024  # of a flag -seed without a number, as in msit
-_TIMES = "0 (before), 1 (after), 2 (both) or 3 (inputs before, outputs after)"
-WHAT, WHEN, HOW_MUCH = "what is recorded", "when", "how much, and where"
 
 
 def runs_folder() -> Path:
@@ -51,104 +56,7 @@ def runs_folder() -> Path:
     return Path(os.environ.get("LLMDEBUG_RUNS") or RUNS_FOLDER)
 
 
-@dataclass(frozen=True)
-class Declaration:
-    """What is declared of an option beside its name, type and default.
-
-    ``help``: one line. ``read``: takes a value and the option's name, returns the canonical form.
-    ``store``: returns the form that a dump's JSON holds. ``flags``: spellings beside ``--name``;
-    None: the option has no flag. ``flag_value``: reads the text after the flag. ``bare_flag``: the
-    value of a flag without one.
-    """
-
-    help: str
-    group: str
-    read: Callable[[Any, str], object] | None
-    store: Callable[[Any], object] | None
-    flags: tuple[str, ...] | None
-    flag_value: Callable[[str], object] | None
-    bare_flag: object
-    metavar: str | None
-    choices: tuple[str, ...] | None
-
-
-def option(
-    default: object,
-    help: str,
-    group: str,
-    *,
-    read: Callable[[Any, str], object] | None = None,
-    store: Callable[[Any], object] | None = None,
-    flags: tuple[str, ...] | None = (),
-    flag_value: Callable[[str], object] | None = None,
-    bare_flag: object = None,
-    metavar: str | None = None,
-    choices: tuple[str, ...] | None = None,
-) -> Any:
-    """Declare an option: a dataclass field that carries a `Declaration`."""
-    declaration = Declaration(
-        help, group, read, store, flags, flag_value, bare_flag, metavar, choices
-    )
-    return field(default=default, metadata={"declaration": declaration})
-
-
-def declaration_of(option: Field[Any]) -> Declaration:
-    """Return the declaration of one of `DumpOptions`' fields."""
-    declaration: Declaration = option.metadata["declaration"]
-    return declaration
-
-
 # -- readers that belong to one option ------------------------------------------------------------
-
-
-def _name(value: object, option: str) -> str:
-    if not isinstance(value, str) or not read.NAME.fullmatch(value):
-        raise OptionError(
-            f"{option} {value!r}: use up to 100 letters, digits and _ . -"
-            " (first one a letter, digit or _)"
-        )
-    return value
-
-
-def _path(expected: str) -> Callable[[object, str], object]:
-    def check(value: object, option: str) -> object:
-        if value is not None and not isinstance(value, (str, os.PathLike)):
-            raise OptionError(f"{option} {value!r}: expected {expected}")
-        return value
-
-    return check
-
-
-def _count(of: str) -> Callable[[object, str], object]:
-    def check(value: object, option: str) -> object:
-        if value is not None and (not isinstance(value, int) or value < 0):
-            raise OptionError(f"{option} {value!r}: expected how many {of}, 0 or more")
-        return value
-
-    return check
-
-
-def _time(value: object, option: str) -> object:
-    if type(value) is not int or value not in range(4):
-        raise OptionError(f"{option} {value!r}: expected {_TIMES}")
-    return value
-
-
-def _compiler_config(value: object, option: str) -> object:
-    if value is not None and not isinstance(value, Mapping):
-        raise OptionError(
-            f"{option}: expected a mapping of Inductor's settings, such as"
-            f" {{'max_fusion_size': 8}}, got {type(value).__name__}"
-        )
-    return value
-
-
-def _one_of(known: Iterable[str]) -> Callable[[object, str], object]:
-    return lambda value, option: read.one_of(value, known, option)
-
-
-def _unless_none(reader: Callable[[Any, str], object]) -> Callable[[object, str], object]:
-    return lambda value, option: None if value is None else reader(value, option)
 
 
 def _part_of_msit(text: str) -> str:
@@ -183,10 +91,10 @@ def _stored(value: object) -> object:
 class DumpOptions:
     """What to record, and where to put it."""
 
-    name: str = option("run", "name of the run", HOW_MUCH, read=_name)
+    name: str = option("run", "name of the run", HOW_MUCH, read=read.name)
     path: str | os.PathLike[str] | None = option(
         None, f"folder that will hold the run (default: {RUNS_FOLDER})", HOW_MUCH,
-        read=_path("the folder that will hold the run"), flags=("-o", "--output"), metavar="DIR",
+        read=read.path("the folder that will hold the run"), flags=("-o", "--output"), metavar="DIR",
     )  # fmt: skip
     tokens: TokenSet = option(
         TOKENS, "generated tokens: 0-3, 0,2,5-7, 4- or all", WHEN, read=TokenSet.parse
@@ -195,30 +103,30 @@ class DumpOptions:
         None, "in place of tokens, msit's rounds, as pairs of first and last: 1,3,5,7 is 1 to 3"
         " and 5 to 7; or all. Round 0 is the prefill and the first decode, or the warm-up if there"
         " is one", WHEN,
-        read=_unless_none(Rounds.parse), flags=("-er", "--range"), metavar="A,B,…",
+        read=read.unless_none(Rounds.parse), flags=("-er", "--range"), metavar="A,B,…",
     )  # fmt: skip
     ranks: TokenSet | None = option(
         None, "only these ranks of a distributed job: 0-3", WHEN,
-        read=_unless_none(TokenSet.parse),
+        read=read.unless_none(TokenSet.parse),
     )  # fmt: skip
     warmup: int = option(
         0, "how many generations (or, outside generate, root calls) at the start are warm-ups",
-        WHEN, read=_count("generations to count as warm-up"), flag_value=int, metavar="N",
+        WHEN, read=read.count("generations to count as warm-up"), flag_value=int, metavar="N",
     )  # fmt: skip
     control: str | os.PathLike[str] | None = option(
         None, "JSON file that is read again when it changes, and switches recording on and off",
-        WHEN, read=_path("a JSON file"), flags=("-config", "--config"), metavar="F",
+        WHEN, read=read.path("a JSON file"), flags=("-config", "--config"), metavar="F",
     )  # fmt: skip
     mode: tuple[str, ...] = option(
         "module", "module, api (functions and tensor methods), aten (dispatcher), or several:"
         " module+aten", WHAT, read=read.modes, store=_joined,
     )  # fmt: skip
     phase: str = option(
-        "both", "forward, backward or both", WHAT, read=_one_of(PHASES), choices=tuple(PHASES)
+        "both", "forward, backward or both", WHAT, read=read.among(PHASES), choices=tuple(PHASES)
     )
     part: str = option(
         "both", "in, out or both (inputs are also 0, outputs 1, both 2)", WHAT,
-        read=_one_of(PARTS), flags=("-stp",), flag_value=_part_of_msit,
+        read=read.among(PARTS), flags=("-stp",), flag_value=_part_of_msit,
         choices=("both", "in", "out"),
     )  # fmt: skip
     layers: tuple[str, ...] = option(
@@ -236,12 +144,12 @@ class DumpOptions:
     )  # fmt: skip
     device: str | None = option(
         None, "only models on this device: cpu, cuda0, or the number of an accelerator", WHEN,
-        read=_unless_none(read.device_name), flags=("-device",), metavar="D",
+        read=read.unless_none(read.device_name), flags=("-device",), metavar="D",
     )  # fmt: skip
     time: int = option(
         3, "when inputs and outputs are read: 0 before a call (inputs only), 1 after it, 2 inputs"
         " at both times, 3 inputs before and outputs after", WHAT,
-        read=_time, flags=("-time",), flag_value=int, metavar="N",
+        read=read.time, flags=("-time",), flag_value=int, metavar="N",
     )  # fmt: skip
     apis: tuple[str, ...] = option(
         None, "operators: names or globs with commas, ! in front leaves out; or a YAML file with"
@@ -282,16 +190,16 @@ class DumpOptions:
     )  # fmt: skip
     overflow: int | None = option(
         None, "only calls with NaN or infinity, at most N of them (0: all)", WHAT,
-        read=_count("calls to record"), flag_value=int, metavar="N",
+        read=read.count("calls to record"), flag_value=int, metavar="N",
     )  # fmt: skip
     fingerprint: str = option(
         "xxh3", "how equal tensors are recognised", HOW_MUCH,
-        read=_one_of(FINGERPRINTS), choices=FINGERPRINTS,
+        read=read.among(FINGERPRINTS), choices=FINGERPRINTS,
     )  # fmt: skip
     sources: bool = option(True, "note the source line of each operator", WHAT, flags=None)
     seed: int | None = option(
         None, "seed Python, NumPy and torch at the start", WHEN,
-        read=_unless_none(read.seed), flags=("-seed",), flag_value=int, bare_flag=LAUNCH_SEED,
+        read=read.unless_none(read.seed), flags=("-seed",), flag_value=int, bare_flag=LAUNCH_SEED,
     )  # fmt: skip
     force_eager: bool = option(
         False, "run code of torch.compile eagerly in the recorded steps, instead of refusing it",
@@ -300,7 +208,7 @@ class DumpOptions:
     graph: str | None = option(
         None, "compile the model, and record every node of its graph (fx), every buffer that"
         " Inductor's kernels write (fused), or both: the graph is then a second run, NAME.fx",
-        WHAT, read=_unless_none(_one_of(GRAPHS)), choices=GRAPHS,
+        WHAT, read=read.unless_none(read.among(GRAPHS)), choices=GRAPHS,
     )  # fmt: skip
     fusion_switch: str | os.PathLike[str] | Mapping[str, object] | None = option(
         None, "with graph: JSON file (or, in Python, a mapping) of the fusions to switch off",
@@ -308,7 +216,7 @@ class DumpOptions:
     )  # fmt: skip
     compiler_config: Mapping[str, object] | None = option(
         None, "settings of Inductor by name", WHAT,
-        read=_compiler_config, store=_text, flags=None,
+        read=read.compiler_config, store=_text, flags=None,
     )  # fmt: skip
     profile: tuple[str, ...] = option(
         None, "also tables of times, joined by +: op (inputs and outputs of each call), kernel"
@@ -350,12 +258,12 @@ class DumpOptions:
                 f"profile {_joined(self.profile)!r}: tiling is of fused kernels, so say"
                 " graph='fused', or 'both', as well"
             )
-        for option in ("fusion_switch", "compiler_config"):
-            if self.graph not in ("fused", "both") and getattr(self, option) is not None:
+        for name in ("fusion_switch", "compiler_config"):
+            if self.graph not in ("fused", "both") and getattr(self, name) is not None:
                 raise OptionError(
-                    f"{option} is for compiled code: say graph='fused', or 'both', as well"
+                    f"{name} is for compiled code: say graph='fused', or 'both', as well"
                     if self.graph is None
-                    else f"{option} is for Inductor's kernels, and graph='fx' makes none:"
+                    else f"{name} is for Inductor's kernels, and graph='fx' makes none:"
                     " use 'fused' or 'both'"
                 )
         if self.graph is None:
@@ -365,9 +273,9 @@ class DumpOptions:
                 f"mode {_joined(self.mode)!r}: of compiled code, graph={self.graph!r} says what is"
                 " recorded; leave mode out"
             )
-        for option in ("force_eager", "logits", "ids"):
-            if getattr(self, option):
-                raise OptionError(f"graph and {option} exclude each other")
+        for name in ("force_eager", "logits", "ids"):
+            if getattr(self, name):
+                raise OptionError(f"graph and {name} exclude each other")
 
     @classmethod
     def of(cls, **options: Unpack[DumpKeywords]) -> DumpOptions:

@@ -356,7 +356,7 @@ class _Window:
             self._handle.remove()
 
     def _watch(self) -> None:
-        """Hook the model after the recording's own hooks, which must see the end of the last call."""
+        """Hook the model after the recording, whose hooks must see the end of the last call."""
         self.close()
         if self._model is not None:
             self._handle = self._model.register_forward_hook(self._after, always_call=True)

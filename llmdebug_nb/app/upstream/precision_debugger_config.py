@@ -11,12 +11,12 @@ import json
 import os
 import re
 import reprlib
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from llmdebug_nb.app.upstream.config_file import DumpSwitch, flag, load, wrong
 from llmdebug_nb.core.errors import OptionError, nearest
 from llmdebug_nb.core.option_parsing import TokenSet
 from llmdebug_nb.core.options import EVERY_TOKEN, DumpOptions
@@ -46,10 +46,11 @@ _SECTIONS = {
     "overflow_check": (*_SELECTION, "overflow_nums", "check_mode"),
 }
 _COMPARE = "record both runs, then ld.compare(golden, mine)"
+_OVERFLOW = "use task overflow_check, which records the calls with NaN or infinity in them"
 _OTHER_TASKS = {
     "structure": "run.nodes of any recording is the model tree; use task statistics",
-    "nan_check": "use task overflow_check, which records the calls with NaN or infinity in them",
-    "exception_dump": "use task overflow_check, which records the calls with NaN or infinity in them",
+    "nan_check": _OVERFLOW,
+    "exception_dump": _OVERFLOW,
     "acc_check": f"operators are not run again on another device; {_COMPARE}",
     "run_ut": f"operators are not run again on another device; {_COMPARE}",
     "free_benchmark": f"inputs are not perturbed; {_COMPARE}",
@@ -87,7 +88,6 @@ _INSTEAD = {
 }
 _FINGERPRINTS = {"statistics": "xxh3", "md5": "crc32", "xor": "xor"}
 _DATA_MODES = ("all", "forward", "backward", "input", "output")
-_MAX_FILE = 1 << 20
 _MAX_DIM = 63
 
 
@@ -103,54 +103,6 @@ class DebuggerConfig:
     options: DumpOptions
     saves_only: bool
     switch: DumpSwitch
-
-
-class DumpSwitch:
-    """``dump_enable`` of a config.json. If the file sets it, a changed file is read again."""
-
-    def __init__(self, path: Path | None, values: dict[str, Any]) -> None:
-        self._path, self._values = path, values
-        self._is_on = _flag(values.get("dump_enable"), f"{path}: dump_enable", True)
-        self._seen = self._state()
-
-    def is_on(self) -> bool:
-        """True if recording is on now. A file that can't be read is a warning."""
-        if (
-            self._path is None
-            or self._values.get("dump_enable") is None
-            or self._state() == self._seen
-        ):
-            return self._is_on
-        self._seen = self._state()
-        try:
-            values = _load(self._path)
-            self._is_on = _flag(
-                values.get("dump_enable"), f"{self._path}: dump_enable", self._is_on
-            )
-        except OptionError as error:
-            warnings.warn(
-                f"{error}; recording stays {'on' if self._is_on else 'off'}", stacklevel=4
-            )
-            return self._is_on
-        changed = [
-            name
-            for name in values.keys() | self._values.keys()
-            if values.get(name) != self._values.get(name)
-        ]
-        if set(changed) - {"dump_enable"}:
-            names = ", ".join(sorted(set(changed) - {"dump_enable"}))
-            warnings.warn(
-                f"{self._path}: only dump_enable is read again, not {names}", stacklevel=4
-            )
-        self._values = {**values, "dump_enable": self._is_on}
-        return self._is_on
-
-    def _state(self) -> tuple[int, int] | None:
-        try:
-            stat = None if self._path is None else self._path.stat()
-        except OSError:
-            return None
-        return None if stat is None else (stat.st_mtime_ns, stat.st_size)
 
 
 def read_config(
@@ -171,7 +123,7 @@ def read_config(
             line says what was seen, what was expected, and what to do.
     """
     path = _path(config_path)
-    values = {} if path is None else _load(path)
+    values = {} if path is None else load(path)
     common = _Fields(
         values, "" if path is None else f"{path}: ", (*_COMMON, *_SECTIONS, *_OTHER_TASKS)
     )
@@ -203,7 +155,7 @@ def read_config(
         if task == "overflow_check"
         else None,
         fingerprint=_FINGERPRINTS[chosen.read("summary_mode", _summary_mode, "statistics")],
-        sources=common.read("extra_info", _flag, True),
+        sources=common.read("extra_info", flag, True),
     )
     return DebuggerConfig(options, level == "debug", DumpSwitch(path, values))
 
@@ -240,43 +192,11 @@ def _path(value: object) -> Path | None:
     return None if value is None else Path(value)
 
 
-def _load(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file. Raises OptionError."""
-    try:
-        if not path.is_file():
-            raise OSError("there is no such file")
-        if path.stat().st_size > _MAX_FILE:
-            raise ValueError("it is larger than 1 MiB")
-        values = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_once)
-        if not isinstance(values, dict):
-            raise ValueError(f"it holds a {type(values).__name__}")
-    except (OSError, ValueError, RecursionError) as error:
-        why = str(getattr(error, "strerror", None) or error).partition("\n")[0]
-        raise OptionError(
-            f"{path}: {why}; expected a JSON object with fields such as task, level and step"
-        ) from None
-    return values
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(
-            f"{next(name for name in names if names.count(name) > 1)!r} is there twice"
-        )
-    return values
-
-
 # -- values: each check takes the value, its name in messages, and the default -------------------
 
 
 def _either(known: Iterable[Any]) -> str:
     return " or ".join(json.dumps(each) for each in known)
-
-
-def _wrong(what: str, value: object, expected: str) -> OptionError:
-    return OptionError(f"{what} {reprlib.repr(value)}: expected {expected}")
 
 
 def _no_field(where: str, name: str, known: Iterable[str]) -> OptionError:
@@ -290,7 +210,7 @@ def _known(
     if value is None:
         return default
     if not isinstance(value, str):
-        raise _wrong(what, value, f"one of {', '.join(known)}")
+        raise wrong(what, value, f"one of {', '.join(known)}")
     if value in refused:
         raise OptionError(f"{what} {value!r} is not supported: {refused[value]}")
     if value not in known:
@@ -300,19 +220,13 @@ def _known(
 
 def _place(value: object, what: str, default: str | None) -> str | None:
     if value is not None and (not isinstance(value, str) or not value or not value.isprintable()):
-        raise _wrong(what, value, "a path")
-    return default if value is None else value
-
-
-def _flag(value: object, what: str, default: bool) -> bool:
-    if value is not None and not isinstance(value, bool):
-        raise _wrong(what, value, "true or false")
+        raise wrong(what, value, "a path")
     return default if value is None else value
 
 
 def _section(value: object, what: str, default: dict[str, Any]) -> dict[str, Any]:
     if value is not None and not isinstance(value, dict):
-        raise _wrong(what, value, "an object with the fields of that task")
+        raise wrong(what, value, "an object with the fields of that task")
     return default if value is None else value
 
 
@@ -322,7 +236,7 @@ def _texts(value: object, what: str, default: list[str]) -> list[str]:
     if not isinstance(value, list) or not all(
         isinstance(item, str) and item.strip() for item in value
     ):
-        raise _wrong(what, value, "a list of texts")
+        raise wrong(what, value, "a list of texts")
     return value
 
 
@@ -346,7 +260,7 @@ def _steps(value: object, what: str, default: TokenSet | str | None) -> TokenSet
         _is_number(item) or (isinstance(item, str) and re.fullmatch(r"\d{1,9}(-\d{1,9})?", item))
         for item in items
     ):
-        raise _wrong(what, value, 'a list of numbers and ranges such as [0, 2, "4-6"]')
+        raise wrong(what, value, 'a list of numbers and ranges such as [0, 2, "4-6"]')
     return TokenSet.parse(items, what) if items else default
 
 
@@ -360,7 +274,7 @@ def _all_risks(value: object, what: str, default: None) -> None:
             f"{what} {value!r} is not supported: operators have no classes here; name them in list"
         )
     if value not in (None, "ALL"):
-        raise _wrong(what, value, '"ALL"')
+        raise wrong(what, value, '"ALL"')
 
 
 def _summary_mode(value: object, what: str, default: str) -> str:
@@ -391,7 +305,7 @@ def _overflow_nums(value: object, what: str, default: int) -> int:
         return default
     if isinstance(value, int) and (value == -1 or (_is_number(value) and value)):
         return max(value, 0)
-    raise _wrong(what, value, "how many calls to record, 1 or more, or -1 for all")
+    raise wrong(what, value, "how many calls to record, 1 or more, or -1 for all")
 
 
 def _slice(value: object, what: str, default: str | None) -> str | None:
@@ -400,20 +314,20 @@ def _slice(value: object, what: str, default: str | None) -> str | None:
         return default
     known, ranges = ("dim", "size", "begin", "end"), dict[int, str]()
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise _wrong(what, value, 'a list such as [{"dim": 0, "begin": 0, "end": 4}]')
+        raise wrong(what, value, 'a list such as [{"dim": 0, "begin": 0, "end": 4}]')
     for item in value:
         for name, number in item.items():
             if name not in known:
                 raise _no_field(f"{what}.", name, known)
             if not isinstance(number, int) or isinstance(number, bool) or abs(number) >= 10**9:
-                raise _wrong(f"{what}.{name}", number, "a whole number")
+                raise wrong(f"{what}.{name}", number, "a whole number")
         if "size" in item:
             raise OptionError(
                 f"{what}.size is not supported: tensors are not chosen by their size; leave it out"
             )
         dim, begin, end = item.get("dim", 0), item.get("begin", 0), item.get("end")
         if not 0 <= dim <= _MAX_DIM or dim in ranges:
-            raise _wrong(f"{what}.dim", dim, f"a dimension from 0 to {_MAX_DIM}, each one once")
+            raise wrong(f"{what}.dim", dim, f"a dimension from 0 to {_MAX_DIM}, each one once")
         if end is not None and (begin < 0) == (end < 0) and end <= begin:
             raise OptionError(
                 f"{what}: from {begin} to {end} there is nothing; end is not included"
