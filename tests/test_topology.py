@@ -144,7 +144,7 @@ def test_of_modules_alone_what_is_between_them_is_said_to_be_unrecorded(tmp_path
     with ld.dump(model := llama(), path=tmp_path) as run:
         model(prompt())
     topology = ld.topology(run)
-    assert "Unrecorded stands for it" in topology.edges
+    assert "Unrecorded stands for them" in topology.edges
     ops = {op.name: op for _, op in topology.root.walk()}
     assert ops["model.layers.0.mlp.act_fn"].inputs == ops["model.layers.0.mlp.gate_proj"].outputs
     between = ops["model.layers.0.mlp/unrecorded0"]
