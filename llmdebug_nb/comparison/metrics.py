@@ -208,7 +208,7 @@ class _Sums:
         self.width = width
         self.row_d: list[np.ndarray] = []
         self.row_g: list[np.ndarray] = []
-        self.count = self.finite = self.sizeable = self.mismatched = self.nan = self.inf = 0
+        self.finite = self.sizeable = self.mismatched = self.nan = self.inf = 0
         self.gg = self.mm = self.gm = self.dd = 0.0
         self.abs_d = self.abs_g = self.abs_m = self.rel = self.ulp = 0.0
         self.gd = self.gd_gd = self.max_d = self.max_rel = self.max_ulp = 0.0
@@ -216,7 +216,6 @@ class _Sums:
         self.has_ulp = False
 
     def add(self, g: np.ndarray, m: np.ndarray, ulp: np.ndarray | None) -> None:
-        self.count += g.size
         fine = (np.abs(g) < self.huge) & (np.abs(m) < self.huge)  # False for NaN too
         if self.width:
             self._rows(g, m, fine)
