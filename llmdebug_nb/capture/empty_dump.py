@@ -70,10 +70,10 @@ class EmptyDump:
     """The state of a recording that recorded nothing.
 
     ``roots``: classes of the models followed; ``devices``: theirs. ``sessions``: labels of the
-    ONNX Runtime sessions followed; ``operators``: names in their graphs. ``steps``: those seen; ``steps_came``: one
-    of them is selected.
-    ``selected``: the filters select any module. ``names``: full names of the calls seen, if the
-    filters use them. ``rank``: of this process, None if it is not selected.
+    ONNX Runtime sessions followed; ``operators``: names in their graphs. ``steps``: those seen;
+    ``steps_came``: one of them is selected. ``selected``: the filters select any module.
+    ``names``: full names of the calls seen, if the filters use them. ``rank``: of this process,
+    None if it is not selected.
     """
 
     options: DumpOptions

@@ -98,10 +98,10 @@ class _Preparation:
     ``running``: by thread, each `generate` with its listener, the innermost last.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: torch.nn.Module) -> None:
         self.running: dict[int, list[_Running]] = {}
         self._model, self._before = model, vars(model).get("prepare_inputs_for_generation")
-        original = model.prepare_inputs_for_generation
+        original: Any = model.prepare_inputs_for_generation
 
         @functools.wraps(original)
         def prepare(input_ids: torch.Tensor, *args: object, **kwargs: object) -> object:
@@ -117,7 +117,7 @@ class _Preparation:
                     listener.announce(generate, sizes[1], query)
             return inputs
 
-        model.prepare_inputs_for_generation = prepare
+        model.prepare_inputs_for_generation = prepare  # type: ignore[assignment]
 
     def restore(self) -> None:
         if self._before is None:

@@ -41,18 +41,10 @@ class Observer:
     """
 
     def __init__(
-        self,
-        options: DumpOptions,
-        recorder: Recorder,
-        reference: Recorder | None,
-        thread: ThreadState,
-        guard: Guard,
-        profile: Profile | None,
-        recording_filter: RecordingFilter,
-        *,
-        restricted: bool,
-        operators: bool,
-    ) -> None:
+        self, options: DumpOptions, recorder: Recorder, reference: Recorder | None,
+        thread: ThreadState, guard: Guard, profile: Profile | None,
+        recording_filter: RecordingFilter, *, restricted: bool, operators: bool,
+    ) -> None:  # fmt: skip
         """``reference``: also records inputs of modules. ``restricted``: only some models count.
 
         ``operators``: operators of PyTorch may be observed.

@@ -124,13 +124,9 @@ class Recorder:
             ]
 
     def record_tensor(
-        self,
-        call: RecordedCall,
-        role: str,
-        slot: str,
-        tensor: torch.Tensor,
+        self, call: RecordedCall, role: str, slot: str, tensor: torch.Tensor,
         phase: str = "forward",
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Record a tensor as it is now. One that can't be kept raises nothing; it is counted."""
         with self._lock:
             number = self.records

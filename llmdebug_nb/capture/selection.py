@@ -85,7 +85,7 @@ def counted(
     """Return for each module whether the execution ids of selected modules depend on its calls.
 
     That is so if it is selected, or if a module around a selected one calls it. All arguments are
-    in the order of the tree, the root first. ``containers``: modules that are never called themselves.
+    in the order of the tree, the root first. ``containers``: modules that are never called.
     """
     uncalled = {path for path, is_one in zip(paths, containers, strict=True) if is_one}
 

@@ -35,8 +35,8 @@ class HookedModule:
     ``entry``: a call of it from outside the root's other modules begins a root call; its hooks stay
     for the whole session. ``selected``: the filters select it. ``counted``: its calls count for
     the ids of selected modules. ``fused``: part of a module that only takes its fast path while
-    none of its parts has hooks. ``hooked``: the objects with the hooks: the module, and the wrapper that
-    `torch.compile` made of it.
+    none of its parts has hooks. ``hooked``: the objects with the hooks: the module, and the wrapper
+    that `torch.compile` made of it.
     """
 
     def __init__(
