@@ -94,7 +94,8 @@ class DumpOptions:
     name: str = option("run", "name of the run", HOW_MUCH, read=read.name)
     path: str | os.PathLike[str] | None = option(
         None, f"folder that will hold the run (default: {RUNS_FOLDER})", HOW_MUCH,
-        read=read.path("the folder that will hold the run"), flags=("-o", "--output"), metavar="DIR",
+        read=read.path("the folder that will hold the run"),
+        flags=("-o", "--output"), metavar="DIR",
     )  # fmt: skip
     tokens: TokenSet = option(
         TOKENS, "generated tokens: 0-3, 0,2,5-7, 4- or all", WHEN, read=TokenSet.parse

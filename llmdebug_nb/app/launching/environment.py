@@ -25,7 +25,8 @@ case ":$PYTHONPATH:" in
 esac
 IFS=:
 for place in $PATH; do
-    [ "$place" = "$here" ] || [ ! -x "$place/{name}" ] || {{ unset IFS; exec "$place/{name}" "$@"; }}
+    [ "$place" = "$here" ] && continue
+    [ -x "$place/{name}" ] && {{ unset IFS; exec "$place/{name}" "$@"; }}
 done
 echo "{name}: command not found" >&2
 exit 127

@@ -1,0 +1,109 @@
+"""Rules for every module of the package, so that a stranger finds the way."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import llmdebug_nb as ld
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "llmdebug_nb"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+BARE_ANY = 60  # so many parameters of private functions may be `Any`
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+NAMES = {_name(path) for path in MODULES}
+
+
+def _functions(node: ast.AST, public: bool = True) -> Iterator[tuple[Function, bool]]:
+    """Yield every function below a node, with whether a user of the module may call it."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef):
+            yield from _functions(child, public and not child.name.startswith("_"))
+        elif isinstance(child, Function):
+            dunder = child.name.startswith("__") and child.name.endswith("__")
+            yield child, public and (dunder or not child.name.startswith("_"))
+            yield from _functions(child, False)
+        else:
+            yield from _functions(child, public)
+
+
+def _bare_any(function: Function) -> list[str]:
+    a = function.args
+    parameters = [*a.posonlyargs, *a.args, *a.kwonlyargs, *filter(None, (a.vararg, a.kwarg))]
+    kinds = [(p.arg, p.annotation) for p in parameters]
+    return [name for name, kind in kinds if isinstance(kind, ast.Name) and kind.id == "Any"]
+
+
+def _parameters() -> Iterator[tuple[str, bool]]:
+    for path in MODULES:
+        for function, public in _functions(ast.parse(path.read_text(encoding="utf-8"))):
+            for name in _bare_any(function):
+                yield f"{path.relative_to(ROOT)}:{function.lineno} {function.name}({name})", public
+
+
+def test_no_public_function_takes_any():
+    assert [where for where, public in _parameters() if public] == []
+
+
+def test_few_private_functions_take_any():
+    assert len(list(_parameters())) < BARE_ANY
+
+
+def test_a_newcomer_sees_at_most_fourteen_entries_and_twenty_four_names():
+    entries = [path.name for path in PACKAGE.iterdir() if path.name != "__pycache__"]
+    assert len(entries) <= 14, sorted(entries)
+    assert len(ld.__all__) <= 24
+
+
+def _for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+
+
+def _run_time(tree: ast.AST) -> Iterator[ast.AST]:
+    """Walk all nodes but those that only type checkers see."""
+    for child in ast.iter_child_nodes(tree):
+        if not _for_types(child):
+            yield child
+            yield from _run_time(child)
+
+
+def _imports(path: Path) -> set[str]:
+    """Return the imports within the package: at once, lazily, or by a name in a string."""
+    found = set()
+    for node in _run_time(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            full = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {name if name in NAMES else node.module for name in full}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "." in node.value:
+            found.add(node.value)
+    return (found & NAMES) - {_name(path)}
+
+
+def test_modules_import_each_other_in_no_circle_lazy_imports_included():
+    left = {_name(path): _imports(path) for path in MODULES}
+    while free := [name for name, needs in left.items() if not needs & left.keys()]:
+        for name in free:
+            del left[name]
+    assert left == {}
+
+
+def test_sql_is_written_in_the_store_alone():
+    outside = [path for path in MODULES if "store" not in path.parts]
+    sql = re.compile(r"\bSELECT\b|\bORDER BY\b|\bGROUP BY\b")
+    assert [path for path in outside if sql.search(path.read_text(encoding="utf-8"))] == []
+
+
+def test_modules_stay_short_enough_to_read():
+    lines = {path: path.read_text(encoding="utf-8").count("\n") for path in MODULES}
+    assert {str(path): count for path, count in lines.items() if count > 450} == {}
