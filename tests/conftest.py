@@ -6,6 +6,7 @@ import os
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # processes share the cores; before torch is imported
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # where a program asks for more
 
 import contextlib
 import re
@@ -27,18 +28,13 @@ from llmdebug_nb.core.errors import LLMDebugError
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what drives a browser, and keep together what shares a server or a fixture of its file.
+    """Mark what drives a browser, and start with the longest files.
 
-    The longest groups start first, so that several processes end at about the same time.
+    Several processes, each of which takes a file at a time, then end at about the same time.
     """
     for item in items:
-        fixtures = set(getattr(item, "fixturenames", ()))
-        if "page" in fixtures:
+        if "page" in getattr(item, "fixturenames", ()):
             item.add_marker("browser")
-        if "lab" in fixtures:
-            item.add_marker(pytest.mark.xdist_group("lab"))
-        elif item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
     items.sort(key=_start)
 
 

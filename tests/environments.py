@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent.parent
 LEFT_OUT = {".git", ".venv", "node_modules", "out", "build", "dist", "__pycache__"}
 AS_NOBODY = ("runuser", "-u", "nobody", "--")
 WITHOUT_BROWSER = ("-m", "not browser and not slow", "-p", "no:cacheprovider", "-q", "--tb=short")
-PROCESSES = ("-n", "auto", "--maxprocesses", "4", "--dist", "loadgroup", "--no-loadscope-reorder")
+PROCESSES = ("-n", "auto", "--maxprocesses", "4", "--dist", "loadfile", "--no-loadscope-reorder")
 
 
 @dataclass(frozen=True)

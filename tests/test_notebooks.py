@@ -64,9 +64,7 @@ def _runner() -> Any:
     return module
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in SAY]
-)
+@pytest.mark.parametrize("name", SAY)
 def test_a_notebook_runs_and_says_what_its_text_says(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
