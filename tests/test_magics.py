@@ -164,7 +164,7 @@ def test_runs_are_listed_and_deleted(shell, capsys):
     ("cell", "says"),
     [
         ("%%llmdump model --tokens 3-1\n1", "the range 3-1 runs backwards"),
-        ("%%llmdump model --tokens x\n1", "'x' is no number"),
+        ("%%llmdump model --tokens x\n1", "'x' is neither a number nor a range; write 0-3"),
         ("%%llmdump --name golden\n1 + 1", "no module was called"),
         ("%%llmdump model --layers model.layer.*\nmodel(ids)", "nearest: model.layers"),
         ("%%llmdump model --types Linaer\nmodel(ids)", "Linear"),
@@ -178,7 +178,7 @@ def test_runs_are_listed_and_deleted(shell, capsys):
         ("%%llmdump --nosuch\n1", "unrecognized arguments"),
         ("%%llmdump --tokns 1\n1", "nearest: --tokens"),
         ("%llmdump of", "expected on, off or status; nearest: off"),
-        ("%llmdump", "expected on, off or status"),
+        ("%llmdump", "%llmdump: expected on, off or status"),
         ("%llmdump off", "no recording is running"),
         ("%llmdump on nosuch", "NameError"),
         ("%%llmdump model --part inputs\n1", "invalid choice"),

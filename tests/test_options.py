@@ -50,6 +50,32 @@ def test_signatures_name_every_option_so_that_notebooks_complete_them(function):
     assert not any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
+def test_signatures_show_plain_types():
+    shown = str(inspect.signature(ld.dump))
+    assert shown.startswith("(model: Models | None = None, *, name: str = 'run', path: str | ")
+    assert "tokens: int | str | Iterable[int | str] | TokenSet | None = '0-3'" in shown
+    assert shown.endswith(") -> Recording")
+
+
+@pytest.mark.parametrize("name", ["weights", "logits", "stats_only", "sources", "force_eager"])
+def test_a_switch_is_true_or_false(name):
+    with pytest.raises(ld.errors.OptionError, match=f"{name} 'no': expected True or False"):
+        DumpOptions.of(**{name: "no"})
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"tokens": []}, r"tokens \[\]: '' is neither a number nor a range"),
+        ({"tokens": "x-y"}, "'x-y' is neither a number nor a range; write 0-3"),
+        ({"ids": -1}, "'-1': expected execution ids such as 2, 3_1"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_shown_with_one_that_does(given, says):
+    with pytest.raises(ld.errors.OptionError, match=says):
+        DumpOptions.of(**given)
+
+
 def test_the_defaults_in_a_signature_are_the_ones_that_apply():
     assert inspect.signature(ld.dump).parameters["tokens"].default == "0-3"
     assert inspect.signature(ld.step).parameters["tokens"].default == "all"

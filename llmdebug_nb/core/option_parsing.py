@@ -44,14 +44,15 @@ class TokenSet:
         """
         if spec is None or spec == "all":
             return cls(((0, None),))
+        parts = [str(spec)]
         if isinstance(spec, (range, list, tuple, set, frozenset)):
-            spec = ",".join(str(item) for item in spec)
+            parts = [str(item) for item in spec]
         ranges = []
-        for part in str(spec).split(","):
+        for part in ",".join(parts).split(","):
             match = re.fullmatch(r"\s*(\d{1,9})\s*(?:(-)\s*(\d{1,9})?)?\s*", part)
             if not match:
                 raise OptionError(
-                    f"{option} {spec!r}: {part.strip()!r} is no number;"
+                    f"{option} {spec!r}: {part.strip()!r} is neither a number nor a range;"
                     " write 0-3, 0,2,5-7, 4- or all"
                 )
             low = int(match[1])
@@ -142,7 +143,7 @@ def scope(value: object, option: str = "scope") -> tuple[str, ...]:
 
 def execution_ids(value: object, option: str = "ids") -> tuple[str, ...]:
     """Read ``"2,3_1"``, a number, or several of either; None is an empty tuple."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+    if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     ids = names(value, option)
     for each in ids:

@@ -173,11 +173,12 @@ class DumpOptions:
         True, "with ids: also the calls below them", WHAT,
         read=read.flag, flags=("-child",), flag_value=_true_or_false, metavar="BOOL",
     )  # fmt: skip
-    weights: bool = option(False, "also the parameters, once", WHAT)
-    logits: bool = option(False, "only the last logits of each step", WHAT)
+    weights: bool = option(False, "also the parameters, once", WHAT, read=read.flag)
+    logits: bool = option(False, "only the last logits of each step", WHAT, read=read.flag)
     stats_only: bool = option(
-        False, "statistics only, no values", HOW_MUCH, flags=("-sd", "--save-desc")
-    )
+        False, "statistics only, no values", HOW_MUCH,
+        read=read.flag, flags=("-sd", "--save-desc"),
+    )  # fmt: skip
     slice: str | None = option(
         None, "keep a part of each tensor: 0,:,-1", HOW_MUCH, read=read.index, metavar="INDEX"
     )
@@ -197,14 +198,16 @@ class DumpOptions:
         "xxh3", "how equal tensors are recognised", HOW_MUCH,
         read=read.among(FINGERPRINTS), choices=FINGERPRINTS,
     )  # fmt: skip
-    sources: bool = option(True, "note the source line of each operator", WHAT, flags=None)
+    sources: bool = option(
+        True, "note the source line of each operator", WHAT, read=read.flag, flags=None
+    )
     seed: int | None = option(
         None, "seed Python, NumPy and torch at the start", WHEN,
         read=read.unless_none(read.seed), flags=("-seed",), flag_value=int, bare_flag=LAUNCH_SEED,
     )  # fmt: skip
     force_eager: bool = option(
         False, "run code of torch.compile eagerly in the recorded steps, instead of refusing it",
-        WHAT,
+        WHAT, read=read.flag,
     )  # fmt: skip
     graph: str | None = option(
         None, "compile the model, and record every node of its graph (fx), every buffer that"
@@ -400,6 +403,20 @@ DumpOptions.__doc__ = f"{DumpOptions.__doc__}\n{describe()}\n"
 Function = TypeVar("Function", bound=Callable[..., object])
 
 
+class _Annotation(str):
+    """The source text of an annotation, which signatures show without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _without_quotes(annotation: object) -> object:
+    text = getattr(annotation, "__forward_arg__", annotation)
+    return _Annotation(text) if isinstance(text, str) else annotation
+
+
 def shows_options(**defaults: object) -> Callable[[Function], Function]:
     """Show the options in the signature and docstring of a function that has ``**options``.
 
@@ -408,19 +425,26 @@ def shows_options(**defaults: object) -> Callable[[Function], Function]:
 
     def decorate(function: Function) -> Function:
         signature = inspect.signature(function)
-        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        own = [
+            parameter.replace(annotation=_without_quotes(parameter.annotation))
+            for parameter in signature.parameters.values()
+            if parameter.kind is not parameter.VAR_KEYWORD
+        ]
         names = {parameter.name for parameter in own}
         options = [
             inspect.Parameter(
                 each.name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=defaults.get(each.name, each.default),
-                annotation=DumpKeywords.__annotations__[each.name],
+                annotation=_without_quotes(DumpKeywords.__annotations__[each.name]),
             )
             for each in fields(DumpOptions)
             if each.name not in names
         ]
-        shown = signature.replace(parameters=[*own, *options])
+        shown = signature.replace(
+            parameters=[*own, *options],
+            return_annotation=_without_quotes(signature.return_annotation),
+        )
         function.__signature__ = shown  # type: ignore[attr-defined]  # read by `inspect`
         function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n{describe(**defaults)}\n"
         return function

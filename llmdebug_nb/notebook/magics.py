@@ -246,7 +246,7 @@ class LLMDebugMagics(Magics):
         if command not in SWITCHES:
             near = nearest(command, SWITCHES) if command else ""
             raise UsageError(
-                f"%llmdump {command}: expected on, off or status{near}; "
+                f"%llmdump{command and ' '}{command}: expected on, off or status{near}; "
                 "%%llmdump records one cell, --exec a command"
             )
         recording = self._recording

@@ -90,7 +90,7 @@ class StepMagics(Magics):
         if command not in (*COMMANDS, STATUS):
             known = ", ".join(f"{name} ({effect})" for name, effect in COMMANDS.items())
             raise UsageError(
-                f"%llmstep {command}: expected {STATUS} or one of {known}"
+                f"%llmstep{command and ' '}{command}: expected {STATUS} or one of {known}"
                 f"{nearest(command, COMMANDS)}"
             )
         if self._stepper is None:
