@@ -61,7 +61,7 @@ def nothing_matches(options: DumpOptions, nodes: Sequence[Node]) -> str:
         return f"types {wanted!r} matches none of the module types{within}{near}"
     if options.opname:
         near = nearest(options.opname[0], classes)
-        return f"opname {', '.join(options.opname)!r} begins none of the module types{near}"
+        return f"no module type begins with opname {', '.join(options.opname)!r}{near}"
     return "the model has no modules"
 
 

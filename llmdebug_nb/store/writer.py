@@ -43,8 +43,9 @@ def _refusal(error: OSError | sqlite3.Error, folder: Path) -> DumpWriteError:
     if getattr(error, "errno", None) == errno.ENOSPC or "full" in str(error):
         less = "free some, or record less (tokens, layers, stats_only)"
         return DumpWriteError(f"no space left for the dump in {folder}; {less}")
+    reason = getattr(error, "strerror", None) or error
     return DumpWriteError(
-        f"can't write the dump to {folder}: {error}; choose another place with path="
+        f"can't write the dump to {folder}: {reason}; choose another place with path="
     )
 
 

@@ -86,11 +86,12 @@ def launch(
 
     Raises:
         OptionError: an invalid option, control file or command.
-        DumpWriteError: less than 2 GB are free.
+        DumpWriteError: the folder can't be written, or less than 2 GB are free.
     """
     words = words_of(command)
     chosen = _checked(files, options)
     parent = (runs_folder() if chosen.path is None else Path(chosen.path)).absolute()
+    _refuse_bad_place(parent)
     _refuse_full_disk(parent, chosen)
     with tempfile.TemporaryDirectory(prefix="llmdebug-") as folder:
         handover = Handover(Path(folder))
@@ -162,9 +163,24 @@ def _plain(options: DumpOptions) -> dict[str, Any]:
     return plain
 
 
+def _nearest_existing(folder: Path) -> Path:
+    return next(each for each in (folder, *folder.parents) if each.exists())
+
+
+def _refuse_bad_place(parent: Path) -> None:
+    """Refuse a folder that can't be written before the program runs, perhaps for hours."""
+    existing = _nearest_existing(parent)
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        why = "may not be written" if existing.is_dir() else "is no folder"
+        raise DumpWriteError(
+            f"can't write the dump to {parent}: {existing} {why};"
+            " choose another place with path= (-o)"
+        )
+
+
 def _refuse_full_disk(parent: Path, options: DumpOptions) -> None:
     need = min(ROOM, options.max_bytes or ROOM)
-    existing = next(folder for folder in (parent, *parent.parents) if folder.exists())
+    existing = _nearest_existing(parent)
     usage = shutil.disk_usage(existing)
     if not options.stats_only and usage.total and usage.free < need:
         from llmdebug_nb.show.words import size_text
