@@ -16,7 +16,7 @@ SAY = {
     "rope_bug": {
         "compare": ["diverged", "model.layers.2.self_attn/"],
         "blamed": ["model.layers.2.self_attn/", "in step 0: missing/extra op", "<genexpr>"],
-        "step": ["model.layers.2.self_attn (LlamaAttention), step 0: 0 is"],
+        "step": ["model.layers.2.self_attn (LlamaAttention), step 0: output 0 is"],
         "proof": ["the same logits as golden: True"],
     },
     "precision": {

@@ -95,13 +95,14 @@ def test_it_halts_where_values_diverge_from_golden_with_both_at_hand(broken):
     assert torch.equal(stop.golden["0"], nn.functional.silu(stop.inputs["0"]))
     assert torch.equal(stop.outputs["0"], nn.functional.gelu(stop.inputs["0"]))
     assert stop.errors["0"] > 0.01
+    assert "output 0 is 0.0" in stop.why
     assert "off golden" in repr(stop)
 
 
 @pytest.mark.parametrize(
     ("when", "plant", "says"),
     [
-        ("nan", float("nan"), "holds nan"),
+        ("nan", float("nan"), "output 0 holds nan"),
         ("inf", float("inf"), "holds inf"),
         ("abs>1e4", 1e5, "reaches"),
         ("nan,abs>10000", 1e5, "reaches"),
@@ -361,11 +362,12 @@ def test_a_condition_that_makes_no_sense_is_refused(given, says):
 
 def test_a_command_that_does_not_exist_or_comes_at_the_wrong_time_is_refused(golden):
     stepper = ld.step(golden, at="lm_head")
-    with pytest.raises(ld.errors.CaptureError, match="not halted"):
+    with pytest.raises(ld.errors.CaptureError, match="not halted: it has not started"):
         stepper.go()
     stepper.start(lambda: run(golden))
     with pytest.raises(
-        ld.errors.OptionError, match=r"unknown command 'contine'; nearest: continue"
+        ld.errors.OptionError,
+        match=r"unknown command 'contine'; nearest: continue.*; known: op, layer",
     ):
         stepper.go("contine")
     stepper.abort()
@@ -402,7 +404,7 @@ def test_a_cell_halts_and_later_cells_tell_it_how_to_go_on(shell, capsys):
         capsys,
         "%%llmstep model --when diverges --golden golden\nout = model(ids)\nout.logits.shape",
     )
-    assert text.startswith("model.layers.1.mlp.act_fn (GELU), step 0: 0 is")
+    assert text.startswith("model.layers.1.mlp.act_fn (GELU), step 0: output 0 is")
     result, _ = _cell(shell, capsys, "stop.inputs['0'].shape")
     assert result.result == torch.Size([1, 7, 64])
     assert "out" not in shell.user_ns

@@ -90,15 +90,16 @@ class ValueCondition:
         if self.kind == "diverges":
             error = stop.errors.get(slot, 0.0)
             bound = _rounding(tensor) if self.bound is None else self.bound
-            return f"{slot} is {error:.2g} off golden" if error > bound else None
+            return f"output {slot} is {error:.2g} off golden" if error > bound else None
         values = computable(tensor)
         if values is None or not (values.is_floating_point() or values.is_complex()):
             return None
         if self.kind == "abs":
             largest = float(values.abs().max())
-            return f"{slot} reaches {largest:.4g}" if largest > (self.bound or 0.0) else None
+            over = largest > (self.bound or 0.0)
+            return f"output {slot} reaches {largest:.4g}" if over else None
         found = values.isnan() if self.kind == "nan" else values.isinf()
-        return f"{slot} holds {self.kind}" if bool(found.any()) else None
+        return f"output {slot} holds {self.kind}" if bool(found.any()) else None
 
 
 def _rounding(tensor: torch.Tensor) -> float:

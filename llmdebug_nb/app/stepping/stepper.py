@@ -103,11 +103,12 @@ class Stepper:
             CaptureError: the program is not halted, or golden has no values here.
         """
         if command not in COMMANDS:
-            raise OptionError(f"step: unknown command {command!r}{nearest(command, COMMANDS)}")
+            near, known = nearest(command, COMMANDS), ", ".join(COMMANDS)
+            raise OptionError(f"step: unknown command {command!r}{near}; known: {known}")
         if self.stop is None:
-            raise CaptureError(
-                "the program is not halted" + ("" if self.running else ": it has ended")
-            )
+            state = "" if self.running else ": it has ended"
+            state = ": it has not started" if self._thread is None else state
+            raise CaptureError(f"the program is not halted{state}")
         if command == "replace":
             _check_replacement(self.stop)
         self._commands.put(command)
@@ -268,7 +269,7 @@ def step(
     conditions = Conditions.of(at, options.get("tokens", EVERY_TOKEN), when)
     run = None if golden is None else open_run(golden)
     if run is None and any(each.kind == "diverges" for each in conditions.when):
-        raise OptionError("when: diverges needs golden, the run to hold against")
+        raise OptionError("when: diverges needs golden, the run to compare with")
     recording: DumpKeywords = {
         "name": "stepped", "mode": "module+api", **options, "tokens": EVERY_TOKEN,
     }  # fmt: skip
