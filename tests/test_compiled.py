@@ -669,3 +669,12 @@ def test_converting_says_what_can_not_be_written(
     assert "to 'gx' is not known; known: fx, fx-old, ge" in capsys.readouterr().err
     assert main(["convert", str(fused[3] / "fx"), "-o", str(tmp_path / "d")]) == 0
     assert re.search(r"written: \d+ tensors to ", capsys.readouterr().out)
+
+
+def test_each_backend_refuses_the_graphs_of_the_other() -> None:
+    with pytest.raises(ld.errors.OptionError, match=r"'fused': expected 'fx'; .* inductor_backend"):
+        ld.fx_backend(graph="fused")
+    with pytest.raises(
+        ld.errors.OptionError, match=r"'fx': expected 'fused' .* there is fx_backend"
+    ):
+        ld.inductor_backend(graph="fx")

@@ -428,6 +428,10 @@ def test_a_tensor_is_named_by_path_difference_finding_or_number(report):
         ld.errors.TensorLookupError, match="no output of 'lm_head' in step 7; there is input step 0"
     ):
         state_of(view, "lm_head", 7)
+    with pytest.raises(
+        ld.errors.TensorLookupError, match="no in of 'lm_head'; there is input step 0"
+    ):
+        state_of(view, "lm_head", None, "in")
 
 
 @given(st.lists(st.one_of(st.just(":"), st.integers(0, 99).map(str)), min_size=1, max_size=6))

@@ -164,8 +164,8 @@ def test_one_operator_is_recorded_by_its_id(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ids", "said"),
     [
-        ("9", "9 is no call's; nearest: 0 to 1 in the root"),
-        ("0_2_7", "0_2_7 is no call's; nearest: 0_2_0 to 0_2_3 in call 0_2"),
+        ("9", "no call has the id 9; nearest: 0 to 1 in the root"),
+        ("0_2_7", "no call has the id 0_2_7; nearest: 0_2_0 to 0_2_3 in call 0_2"),
         ("0_2_0.1", "no operator was seen in call 0_2_0, they count where mode is api or aten"),
     ],
 )

@@ -66,7 +66,9 @@ def fx_backend(**options: Unpack[DumpKeywords]) -> GraphBackend:
         OptionError: an unknown or invalid option.
         DumpWriteError: the run can't be written.
     """
-    options["graph"] = "fx"
+    graph = options.setdefault("graph", "fx")
+    if graph != "fx":
+        raise OptionError(f"graph {graph!r}: expected 'fx'; for 'fused' there is inductor_backend")
     return GraphBackend(DumpOptions.of(**options))
 
 

@@ -40,13 +40,14 @@ class WantedIds:
 
     def notes(self) -> list[str]:
         """Return a note for each id that selected no call; none if no call was seen at all."""
-        unmatched = self.unmatched if self._seen else []
-        return [f"no call has the id {wanted}{self._nearest(wanted)}" for wanted in unmatched]
+        return self._unmatched_texts() if self._seen else []
 
     def why_none(self) -> str:
         """Explain why no call was selected."""
-        reasons = [f"{wanted} is no call's{self._nearest(wanted)}" for wanted in self.unmatched]
-        return f"ids {', '.join(self._wanted)!r}: {'. '.join(reasons)}"
+        return f"ids {', '.join(self._wanted)!r}: {'. '.join(self._unmatched_texts())}"
+
+    def _unmatched_texts(self) -> list[str]:
+        return [f"no call has the id {wanted}{self._nearest(wanted)}" for wanted in self.unmatched]
 
     def _nearest(self, wanted: str) -> str:
         """Return a clause with the ids that exist in the innermost call around a wanted one."""

@@ -401,8 +401,9 @@ class ReportView(View):
         rows = [d for d in at_path if d.site.role == role and step in (None, d.site.step)]
         if not rows:
             known = sorted({f"{d.site.role} step {d.site.step}" for d in at_path})[:12]
+            at_step = "" if step is None else f" in step {step}"
             raise TensorLookupError(
-                f"the report has no {role} of {path!r} in step {step}; there is {', '.join(known)}"
+                f"the report has no {role} of {path!r}{at_step}; there is {', '.join(known)}"
             )
         return next((d for d in rows if d.verdict == "diverged" and step is None), rows[0]).index
 

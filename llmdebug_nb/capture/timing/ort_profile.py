@@ -114,7 +114,7 @@ def _events(file: Path) -> list[object]:
         try:
             events = json.loads(text)
         except ValueError:  # the list is only closed together with the session
-            events = json.loads(text[: text.rindex("}") + 1].rstrip(",") + "]")
+            events = json.loads(text[: text.rfind("}") + 1].rstrip(",") + "]")
     except FileNotFoundError:
         hint = "session.end_profiling() returns the name of the profile"
         raise CorruptDumpError(f"{file}: no such file; {hint}") from None
