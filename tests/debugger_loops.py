@@ -37,5 +37,5 @@ def train(debugger, model, steps, given=True):
 def config_file(folder: Path, values, name="config.json"):
     """Write msprobe's config.json."""
     path = folder / name
-    path.write_text(values if isinstance(values, str) else json.dumps(values))
+    path.write_text(values if isinstance(values, str) else json.dumps(values), encoding="utf-8")
     return path

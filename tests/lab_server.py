@@ -118,7 +118,7 @@ def running_lab(base: Path) -> Iterator[Lab]:
     for name in ("root", "config", "runtime", "settings", "data", "labextensions"):
         (base / name).mkdir()
     (base / "labextensions" / "llmdebug-nb").symlink_to(REPOSITORY / "labextension" / "lib")
-    (base / "settings" / "overrides.json").write_text(json.dumps(QUIET))
+    (base / "settings" / "overrides.json").write_text(json.dumps(QUIET), encoding="utf-8")
     lab = Lab(
         f"http://127.0.0.1:{free_port()}", secrets.token_hex(16), base / "root", base / "runtime"
     )

@@ -513,7 +513,9 @@ def test_the_repro_runs_and_says_whose_theerror_is(mode, tmp_path):
 
     finding = one(pair(llama(), plant, mode))
     script = finding.save_repro(tmp_path / "repro.py")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, encoding="utf-8", check=True
+    )
     figures = {
         line.rpartition(" ")[0].strip(): float(line.rpartition(" ")[2])
         for line in done.stdout.splitlines()
@@ -540,7 +542,9 @@ def test_the_repro_of_an_operator_that_only_one_run_calls_makes_that_call(tmp_pa
     finding = one(pair(nn.Sequential(Adds()), plant, "module+api", work=lambda m: m(torch.ones(2))))
     assert (finding.path, finding.cause) == ("0/Torch.sigmoid", causes.OTHER_OPS)
     script = finding.save_repro(tmp_path / "repro.py")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, encoding="utf-8", check=True
+    )
     figures = {
         line.rpartition(" ")[0].strip(): float(line.rpartition(" ")[2])
         for line in done.stdout.splitlines()

@@ -626,7 +626,7 @@ def test_transformers_imported_inside_the_block_is_watched_too(tmp_path):
         "assert not [finder for finder in sys.meta_path if 'llmdebug' in type(finder).__module__]\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+        [sys.executable, "-c", script], check=True, capture_output=True, encoding="utf-8"
     )
     assert (
         done.stdout.strip()

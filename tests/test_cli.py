@@ -77,7 +77,7 @@ def test_errors_are_one_line_and_status_2(tmp_path):
         done = subprocess.run(
             [sys.executable, "-m", "llmdebug_nb.cli", *arguments],
             capture_output=True,
-            text=True,
+            encoding="utf-8",
             check=False,
         )
         assert done.returncode == 2
@@ -89,7 +89,7 @@ def test_the_command_is_installed_and_shows_its_version():
     done = subprocess.run(
         [Path(sys.executable).parent / "llmdebug", "--version"],
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         check=True,
     )
     assert done.stdout.startswith(f"llmdebug {ld.__version__}, ")
@@ -99,12 +99,12 @@ def test_the_version_says_whether_the_c_kernel_is_used():
     from llmdebug_nb.core.kernels import native
 
     command = [sys.executable, "-m", "llmdebug_nb.cli", "--version"]
-    with_it = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    with_it = subprocess.run(command, check=True, capture_output=True, encoding="utf-8").stdout
     without = subprocess.run(
         command,
         check=True,
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         env={**os.environ, "LLMDEBUG_NATIVE": "0"},
     ).stdout
     assert with_it.startswith(f"llmdebug {ld.__version__}, torch {torch.__version__}, ")

@@ -497,7 +497,8 @@ def test_with_all_fusion_off_every_operator_is_its_own_kernel_and_bits_are_those
     net, x = model(), example()
     switch = tmp_path / "switch.json"
     switch.write_text(
-        json.dumps({"Switch": {"GraphFusion": {"ALL": "off"}, "UBFusion": {"ALL": "off"}}})
+        json.dumps({"Switch": {"GraphFusion": {"ALL": "off"}, "UBFusion": {"ALL": "off"}}}),
+        encoding="utf-8",
     )
     expected = net(x)
     with ld.dump(net, name="off", graph="fused", fusion_switch=switch) as run:

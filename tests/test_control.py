@@ -26,7 +26,7 @@ class File:
         self.path, self.time = path, 10**18
 
     def write(self, text):
-        self.path.write_text(text if isinstance(text, str) else json.dumps(text))
+        self.path.write_text(text if isinstance(text, str) else json.dumps(text), encoding="utf-8")
         self.time += 10**9
         os.utime(self.path, ns=(self.time, self.time))
 
@@ -189,7 +189,7 @@ def test_a_mistake_is_said_once_and_when_it_is_made_and_what_was_said_before_hol
 def test_a_file_that_is_being_written_is_not_taken_for_a_mistake(control, capsys):
     control.write({})
     watched = ControlFile(control.path)
-    control.path.write_text('{"enable": ')  # this very moment
+    control.path.write_text('{"enable": ', encoding="utf-8")  # this very moment
     assert not watched.changed()
     assert not watched.changed()
     assert capsys.readouterr().err == ""

@@ -473,7 +473,7 @@ def test_the_end_of_the_process_finishes_the_run(tmp_path, ending, message):
         "debugger.start(model); model(torch.ones(1, 3)); debugger.stop(); debugger.step()\n"
         "debugger.start(model); model(torch.ones(1, 3))\n" + ending
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, encoding="utf-8")
     assert message in done.stderr
     assert "llmdebug" not in done.stderr
     run = ld.open_run(tmp_path)
@@ -516,7 +516,7 @@ def test_a_process_that_recorded_nothing_says_so_at_its_end(tmp_path, lines, sai
         + lines
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        [sys.executable, "-c", script], capture_output=True, encoding="utf-8", check=True
     )
     assert f"nothing was recorded: {said}" in done.stderr
     assert list(tmp_path.iterdir()) == []
@@ -683,7 +683,7 @@ def test_a_rank_given_to_start_is_the_rank_of_the_process(tmp_path):
 def _change(path, values):
     """Write a config file so that its time of change differs."""
     before = path.stat().st_mtime_ns
-    path.write_text(values if isinstance(values, str) else json.dumps(values))
+    path.write_text(values if isinstance(values, str) else json.dumps(values), encoding="utf-8")
     os.utime(path, ns=(before + 10**9, before + 10**9))
 
 

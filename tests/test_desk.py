@@ -86,7 +86,7 @@ def test_the_environment_variable_goes_before_the_setting(served, tmp_path_facto
 def test_a_damaged_run_is_listed_and_stops_nothing(served):
     good = record_linear(served, "good")
     bad = record_linear(served, "bad")
-    (bad / fmt.MARKER).write_text("{")
+    (bad / fmt.MARKER).write_text("{", encoding="utf-8")
     for index in bad.glob("rank*/index.sqlite"):
         index.write_bytes(b"no database")
     [folder] = opened(desk.Desk, served).ask(op="runs", folders=[""], name="")["folders"]
@@ -99,7 +99,7 @@ def test_a_damaged_run_is_listed_and_stops_nothing(served):
 def test_our_html_pages_are_listed_as_reports_and_no_others(served):
     report = ld.compare(record_linear(served, "golden"), record_linear(served, "mine", scale=2.0))
     report.to_html(served / "report.html")
-    (served / "page.html").write_text("<h1>of someone else</h1>")
+    (served / "page.html").write_text("<h1>of someone else</h1>", encoding="utf-8")
     comm = opened(desk.Desk, served)
     runs, reports = comm.ask(op="runs", folders=["", "sub"], name="")["folders"]
     assert (runs["kind"], reports["kind"], reports["folder"]) == ("run", "report", "/")
@@ -123,14 +123,14 @@ def test_a_reports_file_opens_as_its_page_and_runs_no_script_but_ours(served):
         False,
     )
     text = saved.read_text(encoding="utf-8").replace("<main>", "<script>alert(1)</script><main>")
-    saved.write_text(text)
+    saved.write_text(text, encoding="utf-8")
     answer = comm.ask(op="open", golden="saved.html", mine="")
     assert answer["scripts"]
     assert "alert(1)" not in answer["page"]
     assert (
         re.search('id="saved">(.*?)<', answer["page"])[1] == re.search('id="saved">(.*?)<', text)[1]
     )
-    (served / "page.html").write_text("<h1>of someone else</h1>")
+    (served / "page.html").write_text("<h1>of someone else</h1>", encoding="utf-8")
     answer = comm.ask(op="open", golden="page.html", mine="")
     assert answer["error"] == "page.html was not written by llmdebug"
 
@@ -239,7 +239,9 @@ with ld.dump(model, name="killed", tokens="all", path={str(served)!r}):
 def test_the_marker_may_be_hostile(served):
     path = record_linear(served, "golden")
     marker = json.loads((path / fmt.MARKER).read_text(encoding="utf-8"))
-    (path / fmt.MARKER).write_text(json.dumps({**marker, "created": "<img>", "name": "<b>"}))
+    (path / fmt.MARKER).write_text(
+        json.dumps({**marker, "created": "<img>", "name": "<b>"}), encoding="utf-8"
+    )
     [folder] = opened(desk.Desk, served).ask(op="runs", folders=[""], name="")["folders"]
     assert folder["runs"][0]["name"] == "golden"
     assert folder["runs"][0]["created"] == 0.0

@@ -67,7 +67,7 @@ def test_each_parameter_becomes_its_option(given, option, value):
 
 def test_operators_may_be_listed_in_a_file(tmp_path):
     listed = tmp_path / "apis.yaml"
-    listed.write_text("include: [linear, 'soft*']\nexclude: [softplus]\n")
+    listed.write_text("include: [linear, 'soft*']\nexclude: [softplus]\n", encoding="utf-8")
     assert _options(api_list=listed).apis == ("linear", "soft*", "!softplus")
 
 

@@ -276,7 +276,7 @@ DAMAGED = [
 @pytest.mark.parametrize("text", DAMAGED)
 def test_a_damaged_file_is_said_in_one_line_counts_for_nothing_and_is_left_alone(one, text):
     file = marks.file_of(one[1])
-    file.write_text(text)
+    file.write_text(text, encoding="utf-8")
     report = ld.compare(*one, progress=False)
     assert report.verdict == "diverged"
     (line,) = [line for line in str(report).splitlines() if str(file) in line]
@@ -351,7 +351,7 @@ def test_whatever_a_file_holds_it_is_read_or_refused(tmp_path_factory, whole, en
     folder = tmp_path_factory.mktemp("marks")
     golden, mine = (Run(name, folder / name, lambda: None) for name in ("golden", "mine"))
     for data in (whole, {"format": marks.FORMAT, "version": marks.VERSION, "expected": [entry]}):
-        marks.file_of(mine).write_text(json.dumps(data))
+        marks.file_of(mine).write_text(json.dumps(data), encoding="utf-8")
         said, found = "", []
         try:
             found = marks.read(golden, mine)

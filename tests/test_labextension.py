@@ -65,7 +65,7 @@ def test_wheel_and_sdist_carry_the_extension_and_are_built_without_node(
     ]
     environment = {**os.environ, "PATH": "", "CC": "false"}
     done = subprocess.run(
-        command, cwd=checkout, env=environment, capture_output=True, text=True, check=False
+        command, cwd=checkout, env=environment, capture_output=True, encoding="utf-8", check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -459,7 +459,9 @@ def test_the_list_is_used_by_keyboard_alone(lab: Lab, page: Page) -> None:
 
 def test_a_kernel_without_the_package_is_named(lab: Lab, page: Page, tmp_path: Path) -> None:
     (tmp_path / "llmdebug_nb").mkdir()
-    (tmp_path / "llmdebug_nb" / "__init__.py").write_text("raise ImportError('not here')")
+    (tmp_path / "llmdebug_nb" / "__init__.py").write_text(
+        "raise ImportError('not here')", encoding="utf-8"
+    )
     spec = {
         "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
         "display_name": "Bare",
@@ -468,7 +470,7 @@ def test_a_kernel_without_the_package_is_named(lab: Lab, page: Page, tmp_path: P
     }
     home = lab.runtime.parent / "kernels" / "bare"
     home.mkdir(parents=True)
-    (home / "kernel.json").write_text(json.dumps(spec))
+    (home / "kernel.json").write_text(json.dumps(spec), encoding="utf-8")
     try:
         open_lab(lab, page)
         show_runs(page)

@@ -47,7 +47,9 @@ def here(tmp_path, monkeypatch):
 def _dump(*arguments, **more):
     """Run ``llmdebug dump`` as a user does."""
     command = [sys.executable, "-m", "llmdebug_nb.cli", "dump", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, **more)
+    return subprocess.run(
+        command, capture_output=True, encoding="utf-8", check=False, timeout=120, **more
+    )
 
 
 def _inputs(run):
@@ -66,7 +68,8 @@ def test_a_generate_script_is_recorded_by_token_with_its_arguments_output_and_st
         "from models import generate, llama\n"
         "print(sys.argv[1:], sys.stdin.read()); print(generate(llama(), new=4).tolist()); "
         "print('e', file=sys.stderr)\n"
-        "sys.exit(3)"
+        "sys.exit(3)",
+        encoding="utf-8",
     )
     done = _dump(
         "--exec",
@@ -101,7 +104,8 @@ dist.init_process_group("gloo")
 spread = nn.parallel.DistributedDataParallel(model)
 spread(torch.ones(dist.get_rank() + 1, 3)).sum().backward()
 dist.destroy_process_group()
-"""
+""",
+        encoding="utf-8",
     )
     done = ld.launch("torchrun --nproc-per-node 2 train.py", name="ddp")
     assert done.status == 0
@@ -120,9 +124,11 @@ dist.destroy_process_group()
 
 
 def test_a_script_that_starts_python_twice_makes_one_run_whose_generations_count_on(here):
-    (here / "call.py").write_text(MODEL + "import sys\nmodel(torch.ones(len(sys.argv[1]), 3))")
+    (here / "call.py").write_text(
+        MODEL + "import sys\nmodel(torch.ones(len(sys.argv[1]), 3))", encoding="utf-8"
+    )
     (here / "run.sh").write_text(
-        'python call.py "$1"\nPYTHONPATH=/nowhere python3 call.py x\n'
+        'python call.py "$1"\nPYTHONPATH=/nowhere python3 call.py x\n', encoding="utf-8"
     )  # the shim puts it back
     done = ld.launch(["bash", "run.sh", "a b"], name="r")
     assert _inputs(done.run) == [(0, 0, 0, 3), (0, 1, 0, 1)]
@@ -159,7 +165,8 @@ if __name__ == "__main__":
         sys.exit()
     os.wait()
     model(torch.ones(7, 3))
-"""
+""",
+        encoding="utf-8",
     )
     done = ld.launch("python load.py", name="r", tokens="all")
     assert _inputs(done.run) == [
@@ -184,10 +191,11 @@ for _ in range(3):
 state = [p.detach().numpy().tobytes() for p in model.parameters()]
 state += [torch.get_rng_state().numpy().tobytes()]
 print(hashlib.sha256(b"".join(state)).hexdigest(), torch.nn.Module.__call__.__qualname__)
-"""
+""",
+        encoding="utf-8",
     )
     plain = subprocess.run(
-        [sys.executable, "train.py"], capture_output=True, text=True, check=True
+        [sys.executable, "train.py"], capture_output=True, encoding="utf-8", check=True
     ).stdout
     recorded = _dump("--mode", "module+api+aten", "-time", "2", "--", "python", "train.py")
     assert recorded.stdout == plain
@@ -196,7 +204,9 @@ print(hashlib.sha256(b"".join(state)).hexdigest(), torch.nn.Module.__call__.__qu
 def test_topology_and_tables_are_written_in_the_places_of_msits_with_a_row_for_each_call(here):
     import onnx
 
-    (here / "call.py").write_text(MODEL + "given = torch.ones(1, 3); model(given); model(given)")
+    (here / "call.py").write_text(
+        MODEL + "given = torch.ones(1, 3); model(given); model(given)", encoding="utf-8"
+    )
     done = _dump(
         "--exec",
         "python call.py",
@@ -266,7 +276,8 @@ def test_a_session_of_onnx_runtime_is_recorded_from_its_first_run_without_torch_
         f"{before}import numpy as np, onnxruntime\n"
         "session = onnxruntime.InferenceSession('tiny.onnx')\n"
         "print([session.run(None, {'x': np.full((1, 3), n, np.float32)})[0].tolist()"
-        " for n in range(3)])"
+        " for n in range(3)])",
+        encoding="utf-8",
     )
     done = _dump("--name", "r", "-er", "1,2", "--", "python", "run.py")
     assert done.stdout == "[[[0.0, 0.0, 0.0]], [[2.0, 2.0, 2.0]], [[4.0, 4.0, 4.0]]]\n"
@@ -279,7 +290,8 @@ def test_a_program_that_looks_for_torch_before_it_imports_it_is_recorded(here):
     (here / "look.py").write_text(
         "import importlib.util\n"
         "assert all(importlib.util.find_spec('torch') for _ in range(3))\n"
-        f"{MODEL}model(torch.ones(1, 3))"
+        f"{MODEL}model(torch.ones(1, 3))",
+        encoding="utf-8",
     )
     done = ld.launch(["python", "look.py"], name="r", rounds="0,0")
     assert done.status == 0
@@ -287,7 +299,7 @@ def test_a_program_that_looks_for_torch_before_it_imports_it_is_recorded(here):
 
 
 def test_ids_that_no_call_has_are_named_beside_the_ones_that_exist(here):
-    (here / "run.py").write_text(f"{MODEL}model(torch.ones(1, 3))")
+    (here / "run.py").write_text(f"{MODEL}model(torch.ones(1, 3))", encoding="utf-8")
     done = ld.launch(["python", "run.py"], name="r", rounds="0,0", ids="3")
     (line,) = done.lines("warning")
     assert "ids '3'" in line
@@ -299,7 +311,9 @@ def test_ids_that_no_call_has_are_named_beside_the_ones_that_exist(here):
 
 
 def test_a_python_that_could_not_be_reached_is_named_with_the_reason(here):
-    (here / "call.py").write_text(MODEL + "model(torch.ones(1, 3)); import time; time.sleep(1)")
+    (here / "call.py").write_text(
+        MODEL + "model(torch.ones(1, 3)); import time; time.sleep(1)", encoding="utf-8"
+    )
     overwritten = f"PYTHONPATH=/nowhere {sys.executable} call.py"
     done = ld.launch(["bash", "-c", f"{overwritten}; exit 5"], name="r")
     assert (done.status, done.path) == (5, None)
@@ -319,9 +333,10 @@ def test_a_pth_file_reaches_an_isolated_python_and_is_gone_afterwards(here):
     site = next((here / "own").glob("lib/python*/site-packages"))
     for place in sys.path:  # the packages of this environment, which a venv of a venv does not see
         if place.endswith("site-packages"):
-            (site / "beside.pth").write_text(place + "\n")
+            (site / "beside.pth").write_text(place + "\n", encoding="utf-8")
     (here / "call.py").write_text(
-        MODEL + f"import os; print(os.listdir({str(site)!r})); model(torch.ones(1, 3))"
+        MODEL + f"import os; print(os.listdir({str(site)!r})); model(torch.ones(1, 3))",
+        encoding="utf-8",
     )
     done = ld.launch(["own/bin/python", "-I", "call.py"], name="r", pth=True)
     assert len(_inputs(done.run)) == 1
@@ -336,7 +351,9 @@ def test_a_pth_file_reaches_an_isolated_python_and_is_gone_afterwards(here):
     ],
 )
 def test_what_was_recorded_until_a_crash_can_be_read(here, end, status, said):
-    (here / "crash.py").write_text(MODEL + f"import os; model(torch.ones(1, 3)); {end}")
+    (here / "crash.py").write_text(
+        MODEL + f"import os; model(torch.ones(1, 3)); {end}", encoding="utf-8"
+    )
     done = _dump("--name", "r", "--", "python", "crash.py")
     assert done.returncode == status
     assert said in done.stderr
@@ -357,7 +374,8 @@ try:
 except KeyboardInterrupt:
     print("stopped", flush=True)
     raise SystemExit(9)
-"""
+""",
+        encoding="utf-8",
     )
     command = [
         sys.executable,
@@ -377,7 +395,7 @@ except KeyboardInterrupt:
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
+        encoding="utf-8",
         start_new_session=True,
         preexec_fn=heeded,
     ) as launched:
@@ -392,7 +410,9 @@ except KeyboardInterrupt:
 def test_a_termination_reaches_what_a_script_has_started(here):
     (here / "slow.py").write_text(
         MODEL
-        + "import os, time\nmodel(torch.ones(1, 3)); print(os.getpid(), flush=True)\ntime.sleep(60)"
+        + "import os, time\nmodel(torch.ones(1, 3))\n"
+        + "print(os.getpid(), flush=True)\ntime.sleep(60)",
+        encoding="utf-8",
     )
     command = [
         sys.executable,
@@ -407,7 +427,7 @@ def test_a_termination_reaches_what_a_script_has_started(here):
         "python slow.py; true",
     ]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8"
     ) as launched:
         pid = int(launched.stdout.readline())
         launched.terminate()
@@ -434,7 +454,7 @@ def test_a_program_that_runs_no_model_says_so_and_keeps_its_status(here, capfd, 
 
 
 def test_a_filter_that_matches_nothing_says_so_and_leaves_no_run(here):
-    (here / "call.py").write_text(MODEL + "model(torch.ones(1, 3))")
+    (here / "call.py").write_text(MODEL + "model(torch.ones(1, 3))", encoding="utf-8")
     done = ld.launch("python call.py", name="r", opname="attention")
     assert (done.status, done.path, ld.runs()) == (0, None, [])
     assert any("no module type begins with opname 'attention'" in line for line in done.lines())
@@ -444,7 +464,9 @@ def test_a_filter_that_matches_nothing_says_so_and_leaves_no_run(here):
 
 def test_a_users_own_sitecustomize_still_runs(here, monkeypatch):
     (here / "own").mkdir()
-    (here / "own" / "sitecustomize.py").write_text("import builtins; builtins.OWN = 'own'")
+    (here / "own" / "sitecustomize.py").write_text(
+        "import builtins; builtins.OWN = 'own'", encoding="utf-8"
+    )
     monkeypatch.setenv(
         "PYTHONPATH", f"{here / 'own'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     )
@@ -462,7 +484,7 @@ def test_a_command_that_is_not_there_is_one_line_and_127(here, capsys):
     assert capsys.readouterr().err == "llmdebug: pyhton: command not found\n"
     assert main(["dump", "--exec", "A=1 python x.py"]) == 127
     assert "set variables before llmdebug itself" in capsys.readouterr().err
-    (here / "text").write_text("")
+    (here / "text").write_text("", encoding="utf-8")
     assert main(["dump", "--", "./text"]) == 126
 
 

@@ -350,7 +350,8 @@ def test_a_command_is_run_shown_and_recorded_and_its_run_is_a_variable(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a program.py").write_text(
         "import sys, torch; torch.nn.Linear(2, 2)(torch.ones(1, 2)); print(sys.argv[1:]); "
-        "print('e', file=sys.stderr); sys.exit(3)"
+        "print('e', file=sys.stderr); sys.exit(3)",
+        encoding="utf-8",
     )
     shell.run_line_magic("llmdump", "--exec \"python 'a program.py' 'a b'\" --name ran -stp 1")
     out, err = capsys.readouterr()

@@ -71,7 +71,8 @@ def test_the_map_wins_over_everything_and_every_pair_says_which_rule_it_was(tmp_
     path = tmp_path / "map.yaml"
     path.write_text(
         "# crossed on purpose\nmodel.layers.0.mlp.up_proj: "
-        "model.layers.0.mlp.gate_proj\n'*.act_fn': null\n"
+        "model.layers.0.mlp.gate_proj\n'*.act_fn': null\n",
+        encoding="utf-8",
     )
     report = ld.compare(*runs, mapping=path)
     crossed = [
@@ -97,7 +98,8 @@ def test_the_command_line_takes_a_map(tmp_path, capsys):
     path.write_text(
         json.dumps(
             {"transformer.h.*.mlp.act": "blocks.*.gelu", "transformer.drop": None}, indent="\t"
-        )
+        ),
+        encoding="utf-8",
     )
     table = tmp_path / "table.csv"
     assert main(["compare", "golden", "mine", "--map", str(path), "-o", str(table)]) == 0
@@ -105,7 +107,7 @@ def test_the_command_line_takes_a_map(tmp_path, capsys):
         f"user map: {path}, line 2, 'transformer.h.*.mlp.act' -> blocks.*.gelu"
         in table.read_text(encoding="utf-8")
     )
-    path.write_text('{\n\t"transformer.x": "blocks"\n}')
+    path.write_text('{\n\t"transformer.x": "blocks"\n}', encoding="utf-8")
     assert main(["compare", "golden", "mine", "--map", str(path)]) == 2
     said = capsys.readouterr().err
     assert (
@@ -118,7 +120,7 @@ def test_types_that_are_one_may_be_said_and_msits_own_file_says_them(tmp_path):
     (tmp_path / names.UPSTREAM).write_text(json.dumps({
         "LinearOperation": "Linear", "CommonLayer_outtensor0": ["GLMBlock_output_0",
             "BloomBlock_output_0"],
-    }))  # fmt: skip
+    }), encoding="utf-8")  # fmt: skip
     read = names.read(tmp_path)
     assert (
         read.kind("LinearOperation") == read.kind("QuantLinear") == read.kind("Linear")
@@ -158,7 +160,7 @@ def test_types_that_are_one_may_be_said_and_msits_own_file_says_them(tmp_path):
 )
 def test_a_mistake_is_named_with_its_line_and_key(tmp_path, text, said):
     path = tmp_path / "map.yaml"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     with pytest.raises(ld.errors.OptionError) as error:
         _resolved(path)
     message = str(error.value)
@@ -182,6 +184,6 @@ def test_a_map_that_is_not_there_or_no_map_is_said():
 
 def test_a_map_is_data_and_never_code(tmp_path):
     path = tmp_path / "map.yaml"
-    path.write_text("a: !!python/object/apply:os.system ['touch /tmp/never']\n")
+    path.write_text("a: !!python/object/apply:os.system ['touch /tmp/never']\n", encoding="utf-8")
     with pytest.raises(ld.errors.OptionError, match="line 1"):
         names.read(path)

@@ -184,7 +184,8 @@ def compiled_for(level: str, folder: Path) -> Path:
         f'"{native.LIBRARY.with_name("summary.c")}"\n#undef llmdebug_summary\n'
         f"EXPORT int llmdebug_summary(Call *call) {{ kernels_{level}[call->kind]((const "
         "unsigned char *)"
-        "(uintptr_t)call->address, call->nbytes, &call->summary); return 0; }\n"
+        "(uintptr_t)call->address, call->nbytes, &call->summary); return 0; }\n",
+        encoding="utf-8",
     )
     flags = [
         "-std=c11",
@@ -327,7 +328,7 @@ def test_without_a_library_or_with_a_broken_one_torch_does_it(monkeypatch, tmp_p
     monkeypatch.setattr(native, "LIBRARY", tmp_path / "_summary.so")
     assert "C compiler" in native.why_not()
     native._load.cache_clear()
-    native.LIBRARY.write_text("no library")
+    native.LIBRARY.write_text("no library", encoding="utf-8")
     assert "can't be loaded" in native.why_not()
     assert figures(torch.tensor([3.0, 4.0])) == (3, 4, 3.5, 5, 0, 0, 0)
 
@@ -358,7 +359,7 @@ def hook(tmp_path, monkeypatch):
 def test_without_a_working_compiler_the_build_says_why_and_leaves_no_library(
     hook, monkeypatch, compiler, why
 ):
-    hook.LIBRARY.write_text("one of other sources")
+    hook.LIBRARY.write_text("one of other sources", encoding="utf-8")
     monkeypatch.setenv("CC", compiler)
     monkeypatch.setattr(hook.shutil, "which", lambda name: None)
     assert why in hook.build_library()

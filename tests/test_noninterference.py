@@ -49,7 +49,7 @@ def test_recording_all_tensors_needs_no_more_memory_than_the_largest_of_them(tmp
 
     def measured(*args):
         done = subprocess.run(
-            [sys.executable, program, *args], env=environment, capture_output=True, text=True
+            [sys.executable, program, *args], env=environment, capture_output=True, encoding="utf-8"
         )
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)

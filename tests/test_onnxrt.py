@@ -511,7 +511,7 @@ def test_without_onnxruntime_all_else_works():
         "print(len(list(run.records())))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+        [sys.executable, "-c", program], capture_output=True, encoding="utf-8", check=False
     )
     assert done.stdout.strip() == "2", done.stderr
 

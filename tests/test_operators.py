@@ -474,7 +474,7 @@ def test_a_compiled_function_inside_a_model_is_named():
 def test_operators_are_chosen_by_name_glob_function_or_file(tmp_path):
     model = llama()
     wanted = tmp_path / "apis.yaml"
-    wanted.write_text("include: ['linear', 'Functional.s*']\nexclude: [silu]\n")
+    wanted.write_text("include: ['linear', 'Functional.s*']\nexclude: [silu]\n", encoding="utf-8")
     expected = {"Functional.linear", "Functional.scaled_dot_product_attention"}
     for apis in ("linear,Functional.s*,!silu", [F.linear, "scaled_dot*"], wanted):
         run = record(model, lambda: forward_only(model, prompt()), mode="api", apis=apis)

@@ -749,7 +749,7 @@ def test_whatever_names_and_parameters_are_a_table_reads_back_as_it_was_written(
 
 
 def test_a_run_without_tables_and_a_folder_that_cannot_be_are_said_in_one_line(run, tmp_path):
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(ld.errors.StoreError, match="can't write"):
         ld.write_tables(run, tmp_path / "file")
     with pytest.raises(ld.errors.UnknownRunError):
@@ -889,7 +889,9 @@ def _node(**changes):
 
 def test_a_profile_that_was_cut_short_is_read_as_far_as_it_goes(tmp_path):
     file = tmp_path / "p.json"
-    file.write_text("[" + json.dumps(_node()) + ",\n" + json.dumps(_node(ts=9)) + ",\n")
+    file.write_text(
+        "[" + json.dumps(_node()) + ",\n" + json.dumps(_node(ts=9)) + ",\n", encoding="utf-8"
+    )
     rows = ort_profile.launches(file)
     assert [(row[1], row[6], row[8]) for _, row in rows] == [(0, "cuda", 5000), (1, "cuda", 9000)]
 
@@ -922,7 +924,7 @@ _json = st.recursive(
 @given(st.lists(_json, max_size=5))
 def test_any_json_is_read_or_refused(tmp_path_factory, events):
     file = tmp_path_factory.mktemp("o") / "o.json"
-    file.write_text(json.dumps(events))
+    file.write_text(json.dumps(events), encoding="utf-8")
     try:
         rows = ort_profile.launches(file)
     except ld.errors.CorruptDumpError:

@@ -53,7 +53,9 @@ def test_importing_the_package_loads_neither_torch_nor_jupyter():
         "print([m for m in ('torch', 'IPython', 'ipywidgets', 'anywidget', 'numpy', 'pandas')"
         " if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True
+    )
     assert done.stdout == "[]\n"
 
 

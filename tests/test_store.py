@@ -313,14 +313,14 @@ def test_unknown_runs_say_what_there_is(recorded):
 
 
 def test_a_folder_that_is_no_dump_is_refused(tmp_path):
-    (tmp_path / "readme.txt").write_text("hello")
+    (tmp_path / "readme.txt").write_text("hello", encoding="utf-8")
     with pytest.raises(ld.errors.NotADumpError, match=r"is no dump.*known: "):
         ld.open_run(tmp_path)
 
 
 def test_a_read_only_place_is_said_before_the_model_runs(tmp_path):
     target = tmp_path / "file"
-    target.write_text("in the way")
+    target.write_text("in the way", encoding="utf-8")
     ran = []
     with (
         pytest.raises(ld.errors.DumpWriteError, match="can't write the dump"),
@@ -378,9 +378,9 @@ def _copy(recorded, tmp_path):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda p: (p / fmt.MARKER).write_text("{"), "damaged"),
-        (lambda p: (p / fmt.MARKER).write_text('{"format": "other"}'), "does not say format"),
-        (lambda p: (p / fmt.MARKER).write_text('{"format": "llmdebug-run", "version": 99}'),
+        (lambda p: (p / fmt.MARKER).write_bytes(b"{"), "damaged"),
+        (lambda p: (p / fmt.MARKER).write_bytes(b'{"format": "other"}'), "does not say format"),
+        (lambda p: (p / fmt.MARKER).write_bytes(b'{"format": "llmdebug-run", "version": 99}'),
             "format version 99"),
         (lambda p: (_process(p) / fmt.INDEX).write_bytes(b"not a database at all" * 99), "damaged"),
         (lambda p: (_process(p) / fmt.INDEX).write_bytes(

@@ -338,7 +338,7 @@ def atb_model(folder: Path, *nodes: Any, **more: Any) -> Path:
         "weightTensors": ["w"],
         "nodes": nodes,
     }
-    path.write_text(json.dumps({**body, **more}))
+    path.write_text(json.dumps({**body, **more}), encoding="utf-8")
     return path
 
 
@@ -386,7 +386,8 @@ def test_shapes_come_from_the_table_of_operations_beside_it_and_are_read_once(
     table.parent.mkdir(parents=True)
     table.write_text(
         "CaseNum|OpName|InDType|InShape|OutDType|OutShape\n1|Norm|float16;bf16|2,3;3|float16|2,"
-        "3\n2|Linear|no|1;2;3|float|oops\n"
+        "3\n2|Linear|no|1;2;3|float|oops\n",
+        encoding="utf-8",
     )
     cache: dict[str, Any] = {}
     made = onnx.load(msit.atb_json_to_onnx(path, cache=cache))
@@ -467,7 +468,7 @@ def test_a_file_that_is_no_topology_is_refused_in_one_line(
 )
 def test_text_that_is_no_topology_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     with pytest.raises(ld.errors.CorruptDumpError, match=r"x\.json is no topology"):
         msit.atb_json_to_onnx(path)
     path.write_bytes(b"\xff\xfe\x00")

@@ -23,7 +23,7 @@ def program(tmp_path_factory: pytest.TempPathFactory):
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
     }
     done = subprocess.run(
-        [sys.executable, str(PROGRAM)], env=env, capture_output=True, text=True, timeout=280
+        [sys.executable, str(PROGRAM)], env=env, capture_output=True, encoding="utf-8", timeout=280
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

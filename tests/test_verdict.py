@@ -442,9 +442,10 @@ def test_the_same_limits_from_yaml_and_from_json(tmp_path):
         "*": {"relative_l2": 0.02},
         "lm_head": [{"cosine": 0.9, "max_abs": 1e-3}, {"kl": 1e-9}],
     }
-    (tmp_path / "l.json").write_text(json.dumps(rules))
+    (tmp_path / "l.json").write_text(json.dumps(rules), encoding="utf-8")
     (tmp_path / "l.yaml").write_text(
-        "'*': {relative_l2: 0.02}\nlm_head:\n- cosine: 0.9\n  max_abs: 1e-3\n- kl: 1e-9\n"
+        "'*': {relative_l2: 0.02}\nlm_head:\n- cosine: 0.9\n  max_abs: 1e-3\n- kl: 1e-9\n",
+        encoding="utf-8",
     )
     golden, mine = _lm_head_off_by(1.01)
     reports = [
@@ -473,7 +474,7 @@ def test_the_same_limits_from_yaml_and_from_json(tmp_path):
     ],
 )
 def test_an_error_in_a_limits_file_names_key_and_line(tmp_path, text, says):
-    (tmp_path / "l.yaml").write_text(text)
+    (tmp_path / "l.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(ld.errors.OptionError, match=says):
         Limits.read(tmp_path / "l.yaml")
 
@@ -560,9 +561,9 @@ def test_limits_calibration_and_metrics_on_the_command_line(tmp_path, capsys):
     from llmdebug_nb.cli import main
 
     golden, mine = (str(run.path) for run in _lm_head_off_by(1.01))
-    (tmp_path / "l.yaml").write_text("'*': {relative_l2: 0.02}\n")
+    (tmp_path / "l.yaml").write_text("'*': {relative_l2: 0.02}\n", encoding="utf-8")
     (tmp_path / "m.py").write_text(
-        "def off(golden, mine):\n    return float((golden - mine).abs().max())\n"
+        "def off(golden, mine):\n    return float((golden - mine).abs().max())\n", encoding="utf-8"
     )
     assert main(["compare", golden, mine]) == 1
     metric = f"{tmp_path / 'm.py'}:off"
@@ -579,7 +580,7 @@ def test_limits_calibration_and_metrics_on_the_command_line(tmp_path, capsys):
     assert main(["compare", golden, mine, *options]) == 0
     assert "fixed by l.yaml for" in capsys.readouterr().out
     assert ",off," in (tmp_path / "o.csv").read_text(encoding="utf-8").splitlines()[0]
-    (tmp_path / "l.yaml").write_text("'*': {relativ_l2: 0.02}\n")
+    (tmp_path / "l.yaml").write_text("'*': {relativ_l2: 0.02}\n", encoding="utf-8")
     assert main(["compare", golden, mine, "--limits", str(tmp_path / "l.yaml")]) == 2
     assert "l.yaml, line 1: * > relativ_l2" in capsys.readouterr().err
 

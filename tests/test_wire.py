@@ -39,7 +39,7 @@ def test_check_fails_when_a_file_is_out_of_date(
     assert wire_types.main(["--check"]) == 1
     assert wire_types.main([]) == 0
     assert wire_types.main(["--check"]) == 0
-    (tmp_path / "wire.ts").write_text("// older\n")
+    (tmp_path / "wire.ts").write_text("// older\n", encoding="utf-8")
     assert wire_types.main(["--check"]) == 1
 
 
