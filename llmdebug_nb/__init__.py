@@ -1,4 +1,4 @@
-"""llmdebug_nb: record what a model computed, compare two recordings, find the op that is to blame.
+"""llmdebug_nb: record a model, compare two recordings, find the operator that is to blame.
 
     import llmdebug_nb as ld
 

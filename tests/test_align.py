@@ -480,17 +480,17 @@ X = torch.randn(
     ],
 )
 def test_how_an_activation_lies_is_found_and_said_and_undone(mine, says):
-    said, g, m = _fitted(X, mine)
-    assert said == says
+    layout, g, m = _fitted(X, mine)
+    assert layout == says
     assert torch.equal(g, m)
-    said, m, g = _fitted(mine, X)
+    layout, m, g = _fitted(mine, X)
     assert torch.equal(g, m)
 
 
 def test_a_weight_of_another_kind_of_layer_may_lie_transposed_and_one_of_the_same_may_not():
     w = X[0, 0, :, :6].contiguous()
-    said, g, m = _fitted(w, w.t().contiguous(), "weight", ("Conv1D", "Linear"))
-    assert said == "transposed"
+    layout, g, m = _fitted(w, w.t().contiguous(), "weight", ("Conv1D", "Linear"))
+    assert layout == "transposed"
     assert torch.equal(g, m)
     assert _fitted(w, w.t().contiguous(), "weight", ("Linear", "Linear"))[0] is None
 

@@ -106,7 +106,7 @@ def test_a_broken_kernel_is_found_by_calling_the_operator_again():
         "model.layers.0.mlp.act_fn/Functional.silu",
         causes.INTRODUCED,
     )
-    assert "× eps/2 off float64, golden's 0." in finding.evidence
+    assert "× eps/2 off float64, golden 0." in finding.evidence
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -462,10 +462,11 @@ def test_the_run_keeps_the_model_only_as_long_as_somebody_else_does():
     plant(broken)
     golden, mine = record(llama(), "golden"), record(broken, "mine")
     assert (
-        "the live module alone on golden's inputs" in ld.compare(golden, mine).findings[0].evidence
+        "the live module, run alone on golden's inputs"
+        in ld.compare(golden, mine).findings[0].evidence
     )
     assert (
-        "the live module alone on golden's inputs"
+        "the live module, run alone on golden's inputs"
         in ld.compare("golden", "mine").findings[0].evidence
     )
     del broken
@@ -474,7 +475,7 @@ def test_the_run_keeps_the_model_only_as_long_as_somebody_else_does():
     again = llama()
     plant(again)
     assert (
-        "the live module alone on golden's inputs"
+        "the live module, run alone on golden's inputs"
         in ld.compare(golden, mine, model=again).findings[0].evidence
     )
     with pytest.raises(ld.errors.OptionError, match=r"expected a torch.nn.Module, got str"):
@@ -522,9 +523,9 @@ def test_the_repro_runs_and_says_whose_theerror_is(mode, tmp_path):
     }
     assert figures["output, mine against golden:"] > 1e-3
     if mode == "module+api":
-        assert figures["golden's call again, against what golden recorded:"] == 0.0
-        assert figures["mine's call again, against what mine recorded:"] == 0.0
-        assert figures["mine's call on golden's inputs, against golden:"] > 1e-3
+        assert figures["golden's call replayed, against golden's record:"] == 0.0
+        assert figures["mine's call replayed, against mine's record:"] == 0.0
+        assert figures["mine's call on golden's inputs, against golden's record:"] > 1e-3
     else:
         assert figures["input 0, mine against golden:"] == 0.0
 
@@ -549,7 +550,7 @@ def test_the_repro_of_an_operator_that_only_one_run_calls_makes_that_call(tmp_pa
         line.rpartition(" ")[0].strip(): float(line.rpartition(" ")[2])
         for line in done.stdout.splitlines()
     }
-    assert figures["the call that only mine makes, against what it recorded:"] == 0.0
+    assert figures["the call that only mine makes, against its record:"] == 0.0
     assert figures["input 0 of 0/Tensor.mul, mine against golden:"] == pytest.approx(
         1 - 1 / (1 + 2.718281828**-1), rel=1e-5
     )
@@ -586,7 +587,7 @@ def test_the_summary_is_three_sentences():
     assert text.startswith(
         "golden and mine first differ in step 0, at the forward output 0 of model.norm"
     )
-    assert "The error is made in model.norm (LlamaRMSNorm), by another setting" in text
+    assert "The error is made in model.norm (LlamaRMSNorm), by a different setting" in text
     assert "Set it to golden's value and compare again" in text
     fine = pair(llama(), lambda model: None).summary()
     assert "bit for bit the same" in fine

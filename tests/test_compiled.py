@@ -161,9 +161,11 @@ def test_where_an_internal_of_inductor_is_missing_the_graph_is_run_node_by_node_
     with ld.dump(net, name="k", graph="fused") as run:
         assert torch.equal(net(x), expected)  # as eager code, which Inductor's is not
     assert "layers.1.norm/Aten.rsqrt" in paths(run)
-    (said,) = run.meta["problems"]
-    assert f"PyTorch {torch.__version__} has no PythonWrapperCodegen.generate_kernel_call" in said
-    assert "node by node instead" in said
+    (problem,) = run.meta["problems"]
+    assert (
+        f"PyTorch {torch.__version__} has no PythonWrapperCodegen.generate_kernel_call" in problem
+    )
+    assert "node by node instead" in problem
     assert "node by node instead" in describe_run(run)
     with ld.dump(net, name="both", graph="both"):
         net(x)
@@ -234,7 +236,7 @@ def test_a_backend_records_however_the_model_is_compiled_and_lets_it_run_on_afte
         "SELECT role, group_concat(step) FROM rows WHERE path = '' GROUP BY role"
     )
     assert roots == [("input", "0,1,2"), ("output", "1,2")]
-    assert "what the first call of the model gave back is not in it" in describe_run(run)
+    assert "the result of the model's first call is missing" in describe_run(run)
 
 
 @torch.no_grad()

@@ -142,7 +142,7 @@ def test_a_missing_file_is_refused_at_the_start(model, control):
 def test_a_recording_that_was_never_enabled_says_so(model, control):
     control.write({"enable": False})
     with (
-        pytest.raises(ld.errors.EmptyDumpError, match="switched it off"),
+        pytest.raises(ld.errors.EmptyDumpError, match="switched the recording off"),
         ld.dump(model, name="r", control=control.path),
     ):
         model(torch.ones(1, 3))
@@ -177,11 +177,11 @@ def test_a_mistake_is_said_once_and_when_it_is_made_and_what_was_said_before_hol
         control.write({"dump_enable": "true", "er": "x"})
         for _ in range(3):
             model(torch.ones(1, 3))
-        said = capsys.readouterr().err
+        printed = capsys.readouterr().err
         control.write({"dump_enable": "true", "er": "0,3"})
         model(torch.ones(1, 3))
-    assert said.startswith("llmdebug: control file control.json: er 'x': expected pairs")
-    assert said.count("\n") == 1
+    assert printed.startswith("llmdebug: control file control.json: er 'x': expected pairs")
+    assert printed.count("\n") == 1
     assert set(run.to_pandas().step) == {0, 1, 2, 3}
     assert run.info()["complete"]
 

@@ -655,7 +655,7 @@ def test_a_rank_that_was_not_asked_for_records_nothing_and_says_so_once(tmp_path
     )
     model, debugger = mlp(), msprobe.PrecisionDebugger(config)
     with pytest.warns(
-        UserWarning, match="this process is rank 0, and rank 1-2 was asked for"
+        UserWarning, match="this process is rank 0, and only rank 1-2 is recorded"
     ) as said:
         train(debugger, model, 3)
     assert len(said) == 1

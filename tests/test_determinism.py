@@ -1,4 +1,4 @@
-"""Seeds and switches: what is done is said, and all but the seeds is taken back."""
+"""Seeds and switches: every change is reported, and all but the seeds are undone."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_seed_repeats_python_numpy_and_torch():
 
 
 def test_everything_that_is_switched_is_said_and_taken_back():
-    with ld.seed_all(3, mode=True, rm_dropout=True) as said:
+    with ld.seed_all(3, mode=True, rm_dropout=True) as changes:
         assert torch.are_deterministic_algorithms_enabled()
         assert not torch.is_deterministic_algorithms_warn_only_enabled()
         assert os.environ["PYTHONHASHSEED"] == "3"
@@ -73,8 +73,8 @@ def test_everything_that_is_switched_is_said_and_taken_back():
         "use_deterministic_algorithms",
         "dropout2d",
     ):
-        assert any(word in line for line in said), word
-    assert json.loads(json.dumps(said)) == list(said)
+        assert any(word in line for line in changes), word
+    assert json.loads(json.dumps(changes)) == list(changes)
 
 
 def test_what_was_set_before_is_set_again(monkeypatch):
@@ -94,14 +94,14 @@ def test_on_cuda_its_libraries_are_switched_too(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     torch.backends.cudnn.benchmark = True
     try:
-        with ld.seed_all(3) as said:
+        with ld.seed_all(3) as changes:
             assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
             assert (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark) == (
                 True,
                 False,
             )
         assert torch.backends.cudnn.benchmark
-        assert "torch.backends.cudnn.benchmark off" in said
+        assert "torch.backends.cudnn.benchmark off" in changes
         monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")  # repeats as well
         with ld.seed_all(3):
             assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
@@ -171,8 +171,8 @@ def test_a_flag_is_true_or_false(flags):
 
 
 def test_any_whole_number_is_a_seed():
-    with ld.seed_all(numpy.int64(5)) as said:
-        assert any("seeded with 5" in line for line in said)
+    with ld.seed_all(numpy.int64(5)) as changes:
+        assert any("seeded with 5" in line for line in changes)
 
 
 def test_the_debugger_offers_the_same():

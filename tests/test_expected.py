@@ -87,7 +87,7 @@ def test_a_marked_module_and_what_follows_from_it_are_expected_and_everything_sa
     marked = [d for d in report.differences if d.expected == mark]
     assert {d.site.path for d in marked} == {KERNEL, "model.layers.0.self_attn"}
     counted = f"{len(bad):,} as expected"
-    said = (
+    line = (
         f"{mark} (fused kernel {HOSTILE}): {len(marked)} rows; {len(bad) - len(marked)} rows "
         "more follow from that"
     )
@@ -100,9 +100,9 @@ def test_a_marked_module_and_what_follows_from_it_are_expected_and_everything_sa
         assert "expected" in text
         assert "fused kernel" in text
     assert counted in str(report)
-    assert said in str(report)
+    assert line in str(report)
     page = html.page(report.view())
-    assert escape(said) in page
+    assert escape(line) in page
     assert HOSTILE not in page
     frame = report.differences.to_pandas()
     assert (frame.expected.dropna().index == bad).all()

@@ -162,21 +162,23 @@ def test_one_operator_is_recorded_by_its_id(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ids", "said"),
+    ("ids", "message"),
     [
         ("9", "no call has the id 9; nearest: 0 to 1 in the root"),
         ("0_2_7", "no call has the id 0_2_7; nearest: 0_2_0 to 0_2_3 in call 0_2"),
         ("0_2_0.1", "no operator was seen in call 0_2_0, they count where mode is api or aten"),
     ],
 )
-def test_an_id_that_does_not_exist_names_the_nearest(ids: str, said: str, tmp_path: Path) -> None:
+def test_an_id_that_does_not_exist_names_the_nearest(
+    ids: str, message: str, tmp_path: Path
+) -> None:
     model = llama()
     with (
         pytest.raises(ld.errors.EmptyDumpError, match="nothing was recorded") as error,
         ld.dump(model, path=tmp_path, ids=ids),
     ):
         generate(model, new=2)
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert hooks_left(model) == 0
 
 

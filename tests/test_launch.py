@@ -494,7 +494,7 @@ def test_a_command_that_is_not_there_is_one_line_and_127(here, capsys):
         ([], "no command: say llmdebug dump --exec"),
         (["--exec", "true", "--", "true"], "--exec and -- exclude each other"),
         (["--exec", " "], "expected a command"),
-        (["python", "run.py"], "'python' is no option; a command goes behind --"),
+        (["python", "run.py"], "'python' is not an option; a command goes behind --"),
         (["--exec", "python 'a"], "No closing quotation"),
         (["--exec", "python a | tee b"], r"there is no shell to understand '\|'"),
         (["-er", "1,0", "--", "true"], "the pair 1,0 runs backwards"),

@@ -133,11 +133,11 @@ def test_types_that_are_one_may_be_said_and_msits_own_file_says_them(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "problem"),
     [
-        ("a: b\nc: 3\n", "line 2, 'c': 3 is no name"),
-        ("a: b\nc: []\n", "line 2, 'c': [] is no name"),
-        ("a: b\nc:\n- d\n- 5\n", "line 2, 'c': 5 is no name"),
+        ("a: b\nc: 3\n", "line 2, 'c': 3 is not a name"),
+        ("a: b\nc: []\n", "line 2, 'c': [] is not a name"),
+        ("a: b\nc:\n- d\n- 5\n", "line 2, 'c': 5 is not a name"),
         ("a: b\nb: c\na: d\n", "line 3, 'a': a second time, after line 1"),
         ("a.*: b.*.*\n", "line 1, 'a.*': 'b.*.*' has more * than 'a.*'"),
         ("a: [b\nc: d\n", "line 2: "),
@@ -158,14 +158,14 @@ def test_types_that_are_one_may_be_said_and_msits_own_file_says_them(tmp_path):
         ),
     ],
 )
-def test_a_mistake_is_named_with_its_line_and_key(tmp_path, text, said):
+def test_a_mistake_is_named_with_its_line_and_key(tmp_path, text, problem):
     path = tmp_path / "map.yaml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ld.errors.OptionError) as error:
         _resolved(path)
     message = str(error.value)
     assert str(path) in message
-    assert said in message
+    assert problem in message
     assert "\n" not in message
 
 
@@ -178,7 +178,7 @@ def test_a_map_that_is_not_there_or_no_map_is_said():
         ld.errors.OptionError, match="mapping 5: expected a dict, or a YAML or JSON file"
     ):
         names.read(5)
-    with pytest.raises(ld.errors.OptionError, match="mapping 'a': 3 is no name"):
+    with pytest.raises(ld.errors.OptionError, match="mapping 'a': 3 is not a name"):
         names.read({"a": 3})
 
 

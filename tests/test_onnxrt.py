@@ -132,14 +132,14 @@ def test_a_run_of_a_session_looks_like_a_run_of_the_module():
     assert node.summary == module.summary
     (given,) = run.records(role="input", path=f"{mlp}.down_proj")
     assert given.producer is not None  # the dataflow is there
-    said = dict(
+    facts = dict(
         run.index.query(
             "SELECT slot, value FROM scalar_rows WHERE role = 'onnx' AND path = ?", [node.site.path]
         )
     )
-    assert said["node"] == "node_linear_6"
-    assert said["provider"] == "CPUExecutionProvider"
-    assert "aten.linear" in said["fx"]
+    assert facts["node"] == "node_linear_6"
+    assert facts["provider"] == "CPUExecutionProvider"
+    assert "aten.linear" in facts["fx"]
     (frames,) = run.index.query(
         "SELECT s.frames FROM operator_rows o JOIN all_sources s ON s.idx = o.source WHERE "
         "o.path = ?",
@@ -329,7 +329,7 @@ def test_types_that_numpy_lacks_and_values_that_are_no_tensors():
     one = session(small(pair, helper.make_node("ConcatFromSequence", ["s"], ["y"], axis=0)), NONE)
     with ld.dump(one) as run:
         one.run(None, X)
-    assert any("no tensors" in note for note in run.meta["notes"])
+    assert any("not tensors" in note for note in run.meta["notes"])
     assert [r.summary.shape for r in run.records(path="/Onnx.ConcatFromSequence")] == [(4, 3)]
 
 

@@ -314,7 +314,7 @@ def test_figures_are_compared_as_figures(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("mine", "said"),
+    ("mine", "reason"),
     [
         ({"slice": "1"}, "golden keeps slice[0], mine slice[1]"),
         ({}, "golden keeps slice[0], mine all of it"),
@@ -322,10 +322,10 @@ def test_figures_are_compared_as_figures(tmp_path):
         ({"stats_only": True}, "no values on mine"),
     ],
 )
-def test_different_parts_are_never_held_against_each_other(tmp_path, mine, said):
+def test_different_parts_are_never_compared_with_each_other(tmp_path, mine, reason):
     golden = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     other = _compared(tmp_path, golden, golden * 2, {"slice": "0"}, mine)
-    assert (other.verdict, other.reason) == ("diverged", f"judged by statistics: {said}")
+    assert (other.verdict, other.reason) == ("diverged", f"judged by statistics: {reason}")
     assert "cosine_similarity" not in other.metrics
     assert _compared(tmp_path, golden, golden.clone(), {"slice": "0"}, mine).verdict == "match"
 

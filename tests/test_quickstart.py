@@ -60,7 +60,7 @@ def test_the_verdict_blames_the_planted_module(executed: dict[str, str]) -> None
     assert f"first differ in step 0, at the forward output 0 of {PLANTED} (" in executed["compare"]
     assert f"The error is made in {PLANTED} (" in executed["compare"]
     assert executed["report"].startswith(f"diverged: {PLANTED} (")  # findings[0]
-    assert "its tensor inputs are identical" in executed["report"]
+    assert "its input tensors are identical" in executed["report"]
 
 
 def test_the_repaired_port_matches(executed: dict[str, str]) -> None:
@@ -92,11 +92,11 @@ def test_a_failing_cell_is_shown_and_fails_the_run(
     ]
     nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "broken.ipynb")
     assert runner.main([str(tmp_path / "broken.ipynb")]) == 1
-    said = capsys.readouterr()
-    assert "[ 2/3] int('no number')" in said.out
-    assert "[ 3/3]" not in said.out
-    assert "ValueError" in said.err
-    assert "int('no number')" in said.err
+    printed = capsys.readouterr()
+    assert "[ 2/3] int('no number')" in printed.out
+    assert "[ 3/3]" not in printed.out
+    assert "ValueError" in printed.err
+    assert "int('no number')" in printed.err
 
 
 def test_it_is_committed_clean(runner: ModuleType) -> None:

@@ -314,7 +314,7 @@ def test_unknown_runs_say_what_there_is(recorded):
 
 def test_a_folder_that_is_no_dump_is_refused(tmp_path):
     (tmp_path / "readme.txt").write_text("hello", encoding="utf-8")
-    with pytest.raises(ld.errors.NotADumpError, match=r"is no dump.*known: "):
+    with pytest.raises(ld.errors.NotADumpError, match=r"is not a dump.*known: "):
         ld.open_run(tmp_path)
 
 

@@ -192,7 +192,7 @@ def test_json_has_upstreams_keys_and_comes_back_as_it_was(tmp_path: Path) -> Non
     whole = tmp_path / f"out/model/{pid}/GPT2LMHeadModel.json"
     assert files[0] == whole
     assert {file.parent for file in files[1:]} == {tmp_path / f"out/layer/{pid}"}
-    said = json.loads(whole.read_text(encoding="utf-8"))
+    document = json.loads(whole.read_text(encoding="utf-8"))
     assert {
         "modelName",
         "inTensors",
@@ -200,11 +200,11 @@ def test_json_has_upstreams_keys_and_comes_back_as_it_was(tmp_path: Path) -> Non
         "internalTensors",
         "weightTensors",
         "nodes",
-    } <= said.keys()
+    } <= document.keys()
     layer = json.loads(
         (tmp_path / f"out/layer/{pid}/transformer.h.0.json").read_text(encoding="utf-8")
     )
-    assert layer.keys() == said["nodes"][0].keys() | {"edges", "tensors"}
+    assert layer.keys() == document["nodes"][0].keys() | {"edges", "tensors"}
     assert {
         "opName",
         "opType",
@@ -430,7 +430,7 @@ def nested(depth: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("node", "said"),
+    ("node", "reason"),
     [
         (3, "expected an object, not int"),
         ({"opType": "A"}, "opName and opType must be texts"),
@@ -443,11 +443,11 @@ def nested(depth: int) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_a_file_that_is_no_topology_is_refused_in_one_line(
-    node: Any, said: str, tmp_path: Path
+    node: Any, reason: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ld.errors.CorruptDumpError, match=r"Chat\.json is no topology") as error:
+    with pytest.raises(ld.errors.CorruptDumpError, match=r"Chat\.json is not a topology") as error:
         msit.atb_json_to_onnx(atb_model(tmp_path, node))
-    assert said in str(error.value)
+    assert reason in str(error.value)
     assert len(str(error.value)) < 400
     assert "\n" not in str(error.value)
 
@@ -469,10 +469,10 @@ def test_a_file_that_is_no_topology_is_refused_in_one_line(
 def test_text_that_is_no_topology_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(ld.errors.CorruptDumpError, match=r"x\.json is no topology"):
+    with pytest.raises(ld.errors.CorruptDumpError, match=r"x\.json is not a topology"):
         msit.atb_json_to_onnx(path)
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ld.errors.CorruptDumpError, match="no text"):
+    with pytest.raises(ld.errors.CorruptDumpError, match="not a text file"):
         msit.atb_json_to_onnx(path)
     with pytest.raises(ld.errors.UnknownRunError, match="can't read the topology"):
         msit.atb_json_to_onnx(tmp_path / "nosuch.json")
@@ -565,7 +565,7 @@ def test_command_line_prints_and_writes_topologies(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["topology", "nosuch"], "no run 'nosuch'"),
         (["topology", "golden", "--step", "9"], "has no step 9 with tensors; there is 0"),
@@ -575,11 +575,11 @@ def test_command_line_prints_and_writes_topologies(
     ],
 )
 def test_mistakes_on_the_command_line_are_one_line(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with ld.dump(model := llama(), name="golden"):
         model(prompt())
     assert main(arguments) == 2
     error = capsys.readouterr().err
-    assert said in error
+    assert message in error
     assert error.count("\n") == 1

@@ -461,15 +461,18 @@ def test_the_same_limits_from_yaml_and_from_json(tmp_path):
     [
         (
             "a: {relative_l2: 0.1}\nb:\n  cosin: 0.9\n",
-            r"l.yaml, line 3: b > cosin: .*is no metric; nearest: cosine",
+            r"l.yaml, line 3: b > cosin: .*is not a metric; nearest: cosine",
         ),
-        ("a: {max_abs: often}\n", r"l.yaml, line 1: a > max_abs: 'often' is no limit"),
-        ("\na: msprob\n", r"l.yaml, line 2: a: 'msprob' is no rule; nearest: msprobe"),
+        ("a: {max_abs: often}\n", r"l.yaml, line 1: a > max_abs: 'often' is not a limit"),
+        ("\na: msprob\n", r"l.yaml, line 2: a: 'msprob' is not a rule; nearest: msprobe"),
         ("a: {max_abs: 1}\na: {max_abs: 2}\n", r"l.yaml, line 2: a stands on line 1 already"),
         ("a: {max_abs: 1\nb: [", r"l.yaml, line 2: "),
-        ("- a\n", r"l.yaml: .*is no mapping"),
-        ("", r"l.yaml: .*is no mapping"),
-        ("a: {float32: {max_abs: -1}}", r"l.yaml, line 1: a > float32 > max_abs: -1 is no limit"),
+        ("- a\n", r"l.yaml: .*is not a mapping"),
+        ("", r"l.yaml: .*is not a mapping"),
+        (
+            "a: {float32: {max_abs: -1}}",
+            r"l.yaml, line 1: a > float32 > max_abs: -1 is not a limit",
+        ),
         ("a: 3", r"l.yaml, line 1: a: expected metric: number"),
     ],
 )

@@ -173,15 +173,15 @@ class Spelled:
 def test_with_a_tokenizer_steps_have_the_text_that_they_were_given(runs):
     ids = generate(llama(), new=4)[0].tolist()
     view = RunView(runs[0], Spelled())
-    said = {(step["generation"], step["step"]): step["text"] for step in view.overview()["steps"]}
-    assert said == {
+    texts = {(step["generation"], step["step"]): step["text"] for step in view.overview()["steps"]}
+    assert texts == {
         (-1, 0): Spelled().decode(prompt()[0].tolist()),
         (0, 0): Spelled().decode(ids[:7]),
         (0, 1): str(ids[7]),
         (0, 2): str(ids[8]),
     }
     report = ld.compare(*runs, explain=False).view(Spelled())
-    assert {step["text"] for step in report.overview()["steps"]} == set(said.values())
+    assert {step["text"] for step in report.overview()["steps"]} == set(texts.values())
     assert {step["text"] for step in RunView(runs[0]).overview()["steps"]} == {""}
 
 

@@ -115,10 +115,10 @@ def test_blame_in_the_right_module_but_at_another_operator_is_no_exact_hit() -> 
     assert (found.exact, found.module) == (False, True)
 
 
-@pytest.mark.parametrize("said", ["diverged", "failed"])
-def test_whatever_else_is_said_of_a_control_is_a_false_alarm(said: str) -> None:
+@pytest.mark.parametrize("verdict", ["diverged", "failed"])
+def test_any_other_verdict_on_a_control_is_a_false_alarm(verdict: str) -> None:
     control = Case(ENTRIES["C5"], "llama", "bf16", 0)
-    assert score.mark(control, Answer(), "", said, []).alarm
+    assert score.mark(control, Answer(), "", verdict, []).alarm
     assert score.mark(control, Answer(), "", "within_noise", [RIGHT]).alarm
     assert not score.mark(control, Answer(), "", "within_noise", []).alarm
 

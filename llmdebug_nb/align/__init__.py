@@ -1,1 +1,1 @@
-"""Which record of one run answers to which of the other."""
+"""Pairing the records of two runs: each record of golden with its partner in mine."""

@@ -1,8 +1,8 @@
-"""Which rows and tokens of one run's batch are those of the other's.
+"""Find which rows and tokens of golden's batch lie where in mine's batch.
 
 The runs may differ in batch size, in the side of the padding, or in the use of a cache. The answer
-is read from the token ids that both models were given: each row of golden is searched in the rows
-of mine for the longest span of equal tokens. If the two batches are alike there is no map.
+comes from the recorded token ids of both models: for each row of golden, the rows of mine are
+searched for the longest span of equal tokens. If the two batches are alike, there is no map.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class TokenSpan:
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """The axis of a tensor that holds keys of earlier tokens too, and where they begin."""
+    """The axis of a tensor that also holds keys of earlier tokens, and the index of the first."""
 
     axis: int
     start: int
@@ -45,9 +45,10 @@ class _Keys:
 
 @dataclass(frozen=True, slots=True)
 class BatchMap:
-    """Where the tokens of golden's batch are in mine's.
+    """The place of golden's tokens in mine's batch.
 
-    ``golden``, ``mine``: shapes [batch, tokens] of the token ids. ``spans``: what both have.
+    ``golden``, ``mine``: shapes [batch, tokens] of the token ids. ``spans``: the tokens that both
+    batches have.
     """
 
     golden: tuple[int, int]
@@ -82,7 +83,7 @@ class BatchMap:
         return BatchMap((self.golden[0], 1), (self.mine[0], 1), spans)
 
     def _axes(self, golden: Shape, mine: Shape) -> Iterable[tuple[int, ...]]:
-        """Yield the axes that may be those of tokens."""
+        """Yield the axes that may be the token axes."""
         tokens = self.golden[1], self.mine[1]
         found = tuple(a for a in range(1, len(golden)) if (golden[a], mine[a]) == tokens)
         if tokens[0] != tokens[1]:
@@ -104,9 +105,9 @@ class BatchMap:
         mine: tuple[int, int] | None = None,
         keys: _Keys | None = None,
     ) -> Fit:
-        """Return the fit that takes the spans out of both sides.
+        """Return the fit that cuts the spans out of both sides.
 
-        ``golden``, ``mine``: [batch, tokens], to split a flat first axis into.
+        ``golden``, ``mine``: [batch, tokens], the shapes that a flat first axis is split into.
         """
         spans = self.spans if batched else self.spans[:1]
         lengths = [r.length for r in spans]
@@ -168,9 +169,9 @@ def _picked(
     unflat: tuple[int, int] | None,
     cut: tuple[int, int, int] | None,
 ) -> Move:
-    """Return a move that takes (row, first token) of each pick, over the given lengths.
+    """Return a move that cuts out each pick: its row, and its tokens from the first one on.
 
-    ``axes``: those of tokens. ``cut``: axis, start and length of the keys.
+    ``axes``: the token axes. ``cut``: axis, start and length of the keys.
     """
 
     def move(x: torch.Tensor) -> torch.Tensor:
@@ -201,7 +202,7 @@ def batch_map(
     masks: Masks = (None, None),
     rows: dict[int, int] | None = None,
 ) -> BatchMap | None:
-    """Map token ids [batch, tokens] to others; None if alike, or if a row is missing there.
+    """Map golden's token ids [batch, tokens] to mine's; None if alike, or if mine lacks a row.
 
     ``masks``: of the same shapes, 0 for padding. ``rows``: golden's row -> mine's, if known.
     """
@@ -280,7 +281,7 @@ class BatchMaps:
         self._maps: dict[tuple[int, int], BatchMap | None] = {}
 
     def of(self, generation: int, step: int) -> BatchMap | None:
-        """Return the map of a step; None if both batches are alike, or if nothing tells."""
+        """Return the map of a step; None if both batches are alike or no map can be found."""
         key = generation, step
         if key not in self._maps:
             self._maps[key] = self._find(key)

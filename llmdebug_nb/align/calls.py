@@ -1,4 +1,4 @@
-"""The calls of a run, and which calls and tensors of two runs match."""
+"""The calls of a run, and the matching calls and tensors of two runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FAR = 0.01  # relative gap of two norms that rounding does not make
 
 @dataclass(slots=True)
 class RecordedCall:
-    """The records of one call. ``module``: its path; for an operator, that of the module around."""
+    """The records of one call. ``module``: its path, or that of the module around an operator."""
 
     path: str
     module: str
@@ -37,7 +37,7 @@ class RecordedCall:
 
     @property
     def is_fused(self) -> bool:
-        """True if a kernel computes it together with others: its inputs are the kernel's."""
+        """True if a kernel computes it together with others; its inputs are then the kernel's."""
         return any(r.site.slot.startswith(IN_KERNEL) for r in self.records)
 
     @property
@@ -82,11 +82,11 @@ def match_operators(
     tolerance: MatchTolerance,
     compare: Compare,
 ) -> Iterator[tuple[RecordedCall, RecordedCall, str]]:
-    """Yield the matching operator calls of one module, and what ``compare`` says of them.
+    """Yield the matching operator calls of one module, each with the answer of ``compare``.
 
-    ``kinds``: what identifies a call, for each side. ``paired``: the calls of inner modules that
-    match already; they hold the sequences together. ``compare``: what the values of two calls have
-    in common; "" refuses the pair, and the rest is aligned again without it.
+    ``kinds``: for each side, the text that identifies a call. ``paired``: calls of inner modules
+    that match already, the fixed points of the alignment. ``compare``: describes what the values
+    of two calls have in common; "" refuses the pair, and the rest is aligned again without it.
     """
     kept: list[list[RecordedCall]] = []
     features: list[list[CallFeatures]] = []
@@ -117,10 +117,10 @@ def _features(call: RecordedCall, number: int, kind: Kind) -> CallFeatures:
 def match_tensors(
     golden: RecordedCall, mine: RecordedCall, names: Names, replaced: bool, sure_digits: float
 ) -> Iterator[tuple[Record, Record, str]]:
-    """Yield the matching tensors of two calls, and in what their slots differ, or "".
+    """Yield the matching tensors of two calls, with a text if their slots differ, else "".
 
     Tensors match by role and slot. The rest matches by the user's map, then by value, then as the
-    only one of its shape. ``sure_digits``: decimal digits of agreement that identify a tensor.
+    only tensor of its shape. ``sure_digits``: decimal digits of agreement that identify a tensor.
     ``replaced``: other operators compute the same result: only outputs, and inputs of equal
     values, match.
     """
@@ -153,7 +153,7 @@ def match_tensors(
 
 
 def _outputs(golden: RecordedCall, mine: RecordedCall) -> Iterator[tuple[Record, Record, str]]:
-    """Yield the matching outputs of a fused call: one side may have the sum of a mean."""
+    """Yield the matching outputs of a fused call: one side may have the sum behind a mean."""
     theirs = [r for r in mine.records if r.site.role == "output"]
     for record in golden.records:
         if record.site.role != "output":
@@ -173,7 +173,7 @@ def _output_slot(record: Record) -> str:
 
 
 def share_inputs(golden: RecordedCall, mine: RecordedCall, sure_digits: float) -> bool:
-    """Tell whether two calls have an equal input but for rounding, or no input that could tell."""
+    """Tell whether two calls share an input up to rounding, or have no input that could show it."""
     if golden.is_fused or mine.is_fused:
         return True
     sides = [[r.summary for r in call.records if r.site.role == "input"] for call in (golden, mine)]
@@ -223,7 +223,7 @@ def identifies(record: Record) -> bool:
 def _other_slot(
     record: Record, theirs: list[Record], rivals: list[Record], names: Names
 ) -> Record | None:
-    """Return the partner of a record under another slot; ``rivals`` compete for the same ones."""
+    """Return the partner of a record under another slot; ``rivals`` look for partners too."""
     s, value = record.site, record.summary
     free = [r for r in theirs if r.site.role == s.role]
     for other in free:

@@ -1,8 +1,8 @@
-"""Match an exported graph (ONNX) with the model it was exported from, where names do not help.
+"""Match an exported graph (ONNX) with the model it was exported from, if names do not help.
 
 An exporter may drop the names of modules, and an optimiser may fuse operators of several modules.
-What is left is the order of results: those of modules and operators on one side, those of nodes on
-the other. They are aligned by their values, and if the values differ, by kind of operation.
+The order of results remains: results of modules and operators in the model, results of nodes in
+the graph. They are aligned by value or, if the values differ, by kind of operation.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def match_results(
     tolerance: MatchTolerance,
     nameless: bool,
 ) -> Iterator[tuple[RecordedCall, RecordedCall, str, bool]]:
-    """Yield unpaired calls whose results match, in the order of both, and if their kinds do.
+    """Yield unpaired calls whose results match, in the order of both, with the reason.
 
-    ``nameless``: the graph does not name its modules. Then the kind of operation decides where
+    ``nameless``: the graph does not name its modules. Then the kind of operation decides if the
     values differ.
     """
     golden, mine = _distinct_results(golden), _distinct_results(mine)
@@ -60,7 +60,7 @@ def match_results(
 
 
 def _distinct_results(calls: Sequence[RecordedCall]) -> list[RecordedCall]:
-    """Return the calls in the order of their results, and the first of those with equal ones.
+    """Return the calls in the order of their results; of calls with equal results, the first.
 
     A module begins before the calls inside it and ends after them, so its result may be theirs.
     """
@@ -80,7 +80,7 @@ def match_copies(
     paired_ids: Collection[int],
     pairs: Iterable[tuple[Record, Record]],
 ) -> Iterator[tuple[Record, Record, str]]:
-    """Yield unpaired records of modules that equal a paired record, with the partner of that.
+    """Yield unpaired records of modules that equal a paired record, with that record's partner.
 
     ``paired_ids``: ids of records with a partner. ``pairs``: this side's record first.
     """

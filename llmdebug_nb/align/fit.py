@@ -1,4 +1,4 @@
-"""How two tensors that hold the same values in different layouts are brought to one shape."""
+"""Bringing two tensors with the same values in different layouts to one shape."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Move = Callable[["torch.Tensor"], "torch.Tensor"]
 class Fit:
     """The steps that bring two tensors to one shape.
 
-    ``says``: the layout in words, for the report. ``golden``, ``mine``: what is done to each
-    side, in order. ``whole``: every element of both takes part, so their statistics still compare.
+    ``says``: the layout in words, for the report. ``golden``, ``mine``: the steps for each side,
+    in order. ``whole``: every element of both takes part, so statistics can still be compared.
     """
 
     says: str

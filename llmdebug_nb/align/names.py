@@ -1,4 +1,4 @@
-"""The user's mapping: which module or operator type of golden corresponds to which of mine."""
+"""The user's map: pairs of modules, or of operator types, one of golden and one of mine."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class _Output(NamedTuple):
 class Rule:
     """One entry of the mapping.
 
-    ``golden``: a path with ``*`` for any text. ``mine``: the corresponding paths, several for a
-    module that is split there, none for one that is left out. ``text``: the entry and its place.
+    ``golden``: a path with ``*`` for any text. ``mine``: the corresponding paths; several if mine
+    splits the module, none if the user leaves it out. ``text``: the entry and its place.
     """
 
     golden: str
@@ -69,8 +69,8 @@ class Names:
     """A mapping that was read.
 
     ``rules``: in the order written; the first that fits a path counts. ``types``: groups of
-    equivalent types. ``outputs``: pairs of equivalent outputs. ``parts``: a type is meant by any
-    part of its name, as in msit.
+    equivalent types. ``outputs``: pairs of equivalent outputs. ``parts``: any part of its name
+    selects a type, as in msit.
     """
 
     rules: tuple[Rule, ...] = ()
@@ -86,7 +86,7 @@ class Names:
         return op
 
     def same_output(self, golden: tuple[str, str], mine: tuple[str, str]) -> bool:
-        """Tell whether the mapping calls two outputs, given as (type, slot), equivalent."""
+        """Tell whether the mapping calls two outputs (type, slot) equivalent."""
         return any(
             (g.slot, m.slot) == (golden[1], mine[1])
             and self._is_meant(g.type, golden[0])
@@ -139,7 +139,7 @@ class Names:
 
 
 def _unused(rule: Rule, golden: Iterable[str], mine: Iterable[str], fits: bool) -> str:
-    """Explain why a rule is of no use. ``fits``: golden has such a path."""
+    """Explain why a rule has no effect. ``fits``: golden has such a path."""
     if fits:
         wanted = " or ".join(rule.mine)
         return f"mapping {rule.text}: mine has no {wanted}{nearest(rule.mine[0], mine)}"
@@ -172,7 +172,7 @@ def read(mapping: Names | Mapping[str, object] | str | os.PathLike[str] | None) 
     return _names(file.entries(), file.place, upstream=path.name == UPSTREAM)
 
 
-Place = Callable[[object], str]  # of a key: where it is, in words
+Place = Callable[[object], str]  # describes the place of a key
 Entries = list[tuple[object, object]]  # keys and values
 
 
@@ -285,10 +285,10 @@ def _texts(key: object, value: object, place: Place) -> tuple[str, tuple[str, ..
     """Return key and values of an entry as texts. Raises OptionError."""
     texts = [value] if isinstance(value, str) else value
     if not isinstance(key, str) or not isinstance(texts, (list, tuple)) or not texts:
-        raise OptionError(f"mapping {place(key)}: {value!r} is no name; {_HELP}")
+        raise OptionError(f"mapping {place(key)}: {value!r} is not a name; {_HELP}")
     for text in texts:
         if not isinstance(text, str):
-            raise OptionError(f"mapping {place(key)}: {text!r} is no name; {_HELP}")
+            raise OptionError(f"mapping {place(key)}: {text!r} is not a name; {_HELP}")
     return key, tuple(text.strip() for text in texts)
 
 

@@ -1,9 +1,10 @@
-"""Which record of one run corresponds to which of the other, and why.
+"""Pair the records of two runs, each pair with its reason.
 
-Modules are paired first (the user's mapping, then `tree.py`), then their calls, then the calls of
-the operators inside them as sequences (`sequence.py`), held together by the calls of inner modules;
-never by a running counter. Then come the tensors of each two calls, and what is left is paired by
-value. A record without a partner stays visible, with a reason (`unpaired.py`).
+Modules are paired first (the user's mapping, then `tree.py`), then their calls. Then the operators
+inside each module are aligned as sequences (`sequence.py`), with the calls of inner modules as
+fixed points; call numbers play no part. Then the tensors of two paired calls are paired. The
+remaining records are paired by value. A record without a partner stays visible, with a reason
+(`unpaired.py`).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ SAME_VALUES = "same values"
 
 _SAME, _REPLACED = "the same operator", "another operator with the same result"
 _IN_PLACE = re.compile(r"^(Aten\.\w*[A-Za-z0-9])_(\.|$)")
-_MOSTLY = 0.5  # share of the module calls without a partner that makes a graph nameless
+_MOSTLY = 0.5  # a graph counts as nameless if this share of the module calls has no partner
 Records = tuple[list[Record], list[Record]]
 Nodes = tuple[Sequence[Node], Sequence[Node]]
 # an operator's call, its rank set to 0 -> the node of the traced program
@@ -64,8 +65,8 @@ def pair(
 ) -> list[Pair]:
     """Pair the records of two runs, in golden's execution order.
 
-    A record that only ``mine`` has stands after the pair that ran before it there. Each record is
-    in one pair, unless it has several partners: a fused tensor, or a rank shared by several.
+    A record that only ``mine`` has comes after the pair that ran before it in mine. Each record is
+    in one pair, unless it has several partners: a fused tensor, or one rank against several.
 
     ``nodes``: the module trees, if known. ``load``: read the values of each side, to confirm
     layouts. ``traced``: for compiled code, the nodes of the traced program.
@@ -131,7 +132,7 @@ class _Pairing:
     def _modules(
         self, golden: list[RecordedCall], mine: list[RecordedCall]
     ) -> tuple[Numbers, bool]:
-        """Pair the calls of modules; return numbers of the pairs, and if any shapes differ."""
+        """Pair the calls of modules; return the pairs' numbers, and whether any shapes differ."""
         sides = [
             _grouped((c.module, c) for c in calls if not c.operator) for calls in (golden, mine)
         ]
@@ -172,7 +173,7 @@ class _Pairing:
         ]
 
     def _copies(self, golden: list[RecordedCall], mine: list[RecordedCall]) -> None:
-        """Pair the records of modules that hand on a tensor that is paired elsewhere."""
+        """Pair the records of modules that pass on a tensor which is paired elsewhere."""
         pairs = [
             (pair.golden, pair.mine)
             for call in golden
@@ -193,7 +194,7 @@ class _Pairing:
         paired: Numbers,
         tolerance: MatchTolerance,
     ) -> None:
-        """Pair the operators inside each module; the calls of inner modules hold them together."""
+        """Pair the operators inside each module; calls of inner modules are fixed points."""
         golden, mine = self._by_node(golden, mine)
         sides = [_by_parent(calls) for calls in (golden, mine)]
         compare = functools.partial(self._compare, tolerance)
@@ -233,7 +234,7 @@ class _Pairing:
         return [c for c in golden if id(c) not in done], [c for c in mine if id(c) not in done]
 
     def _compare(self, tolerance: MatchTolerance, golden: RecordedCall, mine: RecordedCall) -> str:
-        """Say how two operator calls correspond, "" if they do not."""
+        """Describe how two operator calls correspond; "" if they do not."""
         same_op = self._kind(golden) == self._kind_of(mine.op)
         same_shapes = tolerance.any_shape or golden.shape == mine.shape
         if not (same_op and same_shapes) and self._same_output(golden, mine):
@@ -242,7 +243,7 @@ class _Pairing:
         return _SAME if same_op and same_inputs and not self._misfits(golden, mine) else ""
 
     def _kind(self, call: RecordedCall) -> str:
-        """Return what an operator of golden is called in mine, if the mapping says so."""
+        """Return mine's name of an operator of golden, if the mapping renames it."""
         targets, _ = self._given.get(call.path, ((), ""))
         return self._kind_of(operator_of(targets[0]) if targets else call.op)
 
@@ -336,7 +337,7 @@ class _Pairing:
         return table
 
     def _reasons(self, pairs: list[Pair]) -> tuple[Reasons, Reasons]:
-        """Return what explains the records without a partner, for both sides."""
+        """Return, for both sides, the object that explains records without a partner."""
         there = [(path, other) for path, (others, _) in self._partners.items() for other in others]
         left_out = {path for path, (others, _) in self._given.items() if not others}
         own = [p.golden for p in pairs if p.golden], [p.mine for p in pairs if p.mine]
@@ -348,7 +349,7 @@ class _Pairing:
 
 
 def _shared(golden: list[RecordedCall], mine: list[RecordedCall], paired: Numbers) -> Numbers:
-    """Return the numbers of the pairs of which both calls are in these lists."""
+    """Return the numbers of the pairs that have both calls in these lists."""
     ours, theirs = (
         {id(call): numbers[id(call)] for call in calls if id(call) in numbers}
         for calls, numbers in zip((golden, mine), paired, strict=True)

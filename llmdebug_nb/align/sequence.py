@@ -1,9 +1,8 @@
-"""Align two sequences of calls although calls were inserted, removed or replaced in one of them.
+"""Align two sequences of calls, even if calls were inserted, removed or replaced in one of them.
 
 This is a weighted longest common subsequence: of all ways to go through both sequences in order,
-take the one whose paired calls are the most alike. Equal sequences cost one pass, and so do equal
-beginnings and ends. The rest takes time with the product of the two lengths, and memory with
-their sum.
+take the one whose paired calls are the most alike. Equal beginnings and ends cost one pass. For
+the rest, the time grows with the product of the two lengths, and the memory with their sum.
 """
 
 from __future__ import annotations
@@ -32,12 +31,13 @@ _MANTISSA_SHARE = 0.75  # of the digits of the coarser run's dtype: so many make
 
 @dataclass(frozen=True, slots=True)
 class CallFeatures:
-    """What a call is recognised by.
+    """The features by which a call is recognised.
 
-    ``op``: what is called. ``shape``: the shapes of inputs and outputs. ``name``: the module's name
-    in its parent, "" if it says nothing. ``value``: the statistics of the output. ``anchor``: the
-    number of a pair that is already known, the same on both sides, else 0. ``shape_identifies``:
-    the shape (of parameters) is enough to recognise the call, whatever its op.
+    ``op``: the operator, or class of the module. ``shape``: the shapes of inputs and outputs.
+    ``name``: the module's name in its parent, "" if it is only a number. ``value``: the statistics
+    of the output. ``anchor``: the number of a pair that is already known, the same on both sides,
+    else 0. ``shape_identifies``: the shape (of parameters) is enough to recognise the call,
+    whatever its op.
     """
 
     op: str
@@ -60,7 +60,7 @@ class CallFeatures:
 class MatchTolerance:
     """How far apart calls that match may be.
 
-    ``any_shape``: shapes may differ (another batch, say), so they tell no calls apart.
+    ``any_shape``: shapes may differ (another batch, say), so they can't tell calls apart.
     ``sure_digits``: decimal digits of agreement that identify a tensor.
     """
 
@@ -140,7 +140,8 @@ def _moved(
 def _figures(values: Sequence[Summary | None]) -> np.ndarray:
     """Return float64[n, 5]: numel, min, max, mean and l2norm.
 
-    NaN for a tensor that is missing, constant or of three elements or fewer: those tell nothing.
+    NaN for a tensor that is missing, constant or has at most three elements: these identify
+    nothing.
     """
     rows = [
         (s.numel, s.min, s.max, s.mean, s.l2norm)

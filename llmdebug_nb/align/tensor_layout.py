@@ -1,8 +1,8 @@
-"""How the elements of one tensor lie in the other tensor of its pair.
+"""Find how the elements of one tensor lie in the other tensor of its pair.
 
 A tensor may be transposed, have its heads flattened, be one part of a fused tensor, some rows of a
-batch, the shard of a rank, or quantised. Shapes and statistics say which layouts are possible; the
-values decide between them, if they were kept, once for all pairs that lie alike.
+batch, the shard of a rank, or quantised. Shapes and statistics limit the possible layouts. The
+values decide between them, if they were kept; the decision holds for all similar pairs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from llmdebug_nb.core.paths import any_layer
 from llmdebug_nb.core.records import Record, Summary, summed
 
 _FITS = 0.25  # largest relative L2 error in a right layout: bugs and rounding to 4 bits included
-_SAME = 0.02  # the same if nothing but the values says that the two belong together
+_SAME = 0.02  # the same if only the values show that the two belong together
 _TIES = 4.0  # a layout must be this many times better than an earlier, simpler one
 _CLOSE = 1e-6  # relative; statistics and errors this close count as equal
 _MOST_GROUPS = 512  # heads that a fused tensor is split into
@@ -39,7 +39,7 @@ Shape = tuple[int, ...]
 
 
 class LayoutFinder:
-    """Finds the layouts of pairs, and remembers them for pairs that lie alike."""
+    """Finds the layouts of pairs, and remembers them for similar pairs."""
 
     def __init__(
         self, sides: tuple[list[Record], list[Record]], load: tuple[Load, Load] | None
@@ -56,9 +56,10 @@ class LayoutFinder:
         self._last: tuple[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] | None = None
 
     def fit(self, golden: Record, mine: Record, fused: bool = False) -> Fit | None:
-        """Return how two tensors are brought to one shape.
+        """Return the fit that brings two tensors to one shape.
 
-        None if they lie alike or nothing is found. ``fused``: one module holds parts of the other.
+        None if they have the same layout, or if no layout is found. ``fused``: one module holds
+        parts of the other.
         """
         a, b, s = golden.summary, mine.summary, golden.site
         divided = _divided(golden, mine)
@@ -85,13 +86,13 @@ class LayoutFinder:
         return self._best(("part", *places, *changed), golden, mine, parts, fused or sharded)
 
     def agree(self, golden: Record, mine: Record) -> bool:
-        """Tell whether two tensors hold the same values; False if that can't be seen."""
+        """Tell whether two tensors hold the same values; False without values."""
         fit = self.fit(golden, mine)
         error = self._error(golden, mine, fit or Fit(""))
         return error is not None and error < _SAME
 
     def relaid(self, generation: int, step: int) -> bool:
-        """Tell whether the batches of a step differ: the tokens lie elsewhere, or others join."""
+        """Tell whether the batches of a step differ in the rows or the places of tokens."""
         maps = (self._batches.of(generation, each) for each in (step, 0))
         return any(found is not None for found in maps)
 
@@ -146,10 +147,10 @@ class LayoutFinder:
     def _best(
         self, key: Hashable, golden: Record, mine: Record, fits: Iterable[Fit], sure: bool
     ) -> Fit | None:
-        """Return the fit with the least error; without values the one known for ``key``.
+        """Return the fit with the smallest error; without values, the one known for ``key``.
 
-        ``sure``: something else proves that the two belong together. Then the likeliest fit is
-        taken even without values.
+        ``sure``: the two are known to belong together. Then the likeliest fit is taken even
+        without values.
         """
         known = self._known.get(key)
         if known is not None:
@@ -204,7 +205,7 @@ class LayoutFinder:
 
 
 def _completed(fit: Fit, golden: Shape, mine: Shape) -> Iterator[Fit]:
-    """Yield fits that go on from one until tensors of these shapes have equal shapes."""
+    """Yield fits that extend one until tensors of these shapes have equal shapes."""
     try:
         pair = fit(torch.empty(golden, device="meta"), torch.empty(mine, device="meta"))
     except ValueError:

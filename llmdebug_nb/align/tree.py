@@ -1,10 +1,10 @@
-"""Which module of one model corresponds to which of the other, if models were wrapped or changed.
+"""Pair the modules of two models, even if one was wrapped or changed.
 
 Modules of the same path match, and so do those below a wrapper (``module.``, ``_orig_mod.``,
 ``base_model.model.`` or any other prefix). The remaining leaves are aligned as a sequence, by
-type, parameter shapes, name and values; the modules around them follow from the leaves they hold.
-A leaf without a partner may be several leaves fused into one: adjacent leaves of the matching
-parent, whose parameters together have its size.
+type, parameter shapes, name and values. The modules around them follow from the leaves they hold.
+A leaf without a partner may be fused from several leaves: neighbours in the matching parent whose
+parameters add up to its size.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ Shapes = tuple[tuple[int, ...], ...]
 class ModuleFacts:
     """A module as the topology and the records describe it.
 
-    ``params``: sorted shapes of its own parameters. ``place``: index of the record at which it
-    first ran. ``leaves``: the innermost modules inside it.
+    ``params``: sorted shapes of its own parameters. ``place``: index of its first record.
+    ``leaves``: the innermost modules inside it.
     """
 
     path: str
@@ -67,7 +67,7 @@ class ModuleTree:
         self._read(records)
         self.leaves = [path for path, module in self.modules.items() if not module.children]
         ran = sum(self.modules[leaf].place < math.inf for leaf in self.leaves)
-        if ran * 2 > len(self.leaves):  # the order of calls says more than that of registration
+        if ran * 2 > len(self.leaves):  # the order of calls is more telling
             self.leaves.sort(key=lambda leaf: self.modules[leaf].place)
         for leaf in self.leaves:
             for path in (leaf, *ancestors(leaf)):
@@ -100,7 +100,7 @@ class ModuleTree:
         return module
 
     def features(self, path: str, kind: Kind, params: bool) -> CallFeatures:
-        """Return what a leaf is recognised by. ``params``: both models know parameter shapes."""
+        """Return the features of a leaf. ``params``: both models have parameter shapes."""
         m = self.modules[path]
         by_params = bool(params and m.params)
         shape = m.params if by_params else (m.output.shape if m.output else ())
@@ -114,10 +114,10 @@ def _sorted_shapes(shapes: Iterable[Sequence[int]]) -> Shapes:
     return tuple(sorted(tuple(sorted(shape)) for shape in shapes))
 
 
-def partners(golden: ModuleTree, mine: ModuleTree, given: Partners, kind: Kind = str) -> Partners:
-    """Return the partners of golden's modules. ``given``: those of the user, which are final."""
-    found: Partners = dict(given)
-    taken = {path for paths, _ in given.values() for path in paths}
+def partners(golden: ModuleTree, mine: ModuleTree, fixed: Partners, kind: Kind = str) -> Partners:
+    """Return the partners of golden's modules. ``fixed``: the user's pairs, which stay."""
+    found: Partners = dict(fixed)
+    taken = {path for paths, _ in fixed.values() for path in paths}
 
     def match(path: str, partner: str, why: str) -> None:
         if path not in found and partner not in taken:
@@ -216,7 +216,7 @@ def _fixed_points(
 
 
 def _common(golden: ModuleFacts, mine: ModuleFacts, params: bool) -> str:
-    """Say what two leaves have in common."""
+    """Describe the features that two leaves share."""
     common = ["type"] if golden.type == mine.type else []
     if golden.name and golden.name == mine.name:
         common.append("name")
@@ -269,7 +269,7 @@ def _chain(golden: list[ModuleFacts], mine: list[ModuleFacts]) -> list[tuple[str
 def _fused(
     whole: ModuleTree, split: ModuleTree, found: Partners, taken: set[str], turned: bool = False
 ) -> None:
-    """Pair a leaf with the several leaves it is split into. ``turned``: golden has the several."""
+    """Pair a leaf with the leaves that it is split into. ``turned``: golden has these."""
     if turned:
         forth = {paths[0]: path for path, (paths, _) in found.items() if paths}
     else:

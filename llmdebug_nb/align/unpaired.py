@@ -1,4 +1,4 @@
-"""Why a record has no partner: a closed set of reasons, together with `findings.EXCUSED`."""
+"""The reasons why a record has no partner: a closed set, together with `findings.EXCUSED`."""
 
 from __future__ import annotations
 

@@ -50,13 +50,13 @@ def compare(
         golden: the reference.
         mine: the run that is judged.
         explain: also search for the cause of the differences.
-        mapping: which module of golden is which of mine, where their paths don't tell:
-            a dict, or a YAML or JSON file (see `align.names.read`).
+        mapping: golden's paths with the corresponding paths of mine, for modules that are not
+            paired by themselves: a dict, or a YAML or JSON file (see `align.names.read`).
         limits: fixed limits in place of those that rounding explains, by path and dtype:
             ``{"model.layers.*": {"cosine": 0.999}, "lm_head": {"bfloat16": {"max_abs": 0.1}}}``,
             or a YAML or JSON file of that.
         calibrate: one or several other recordings of golden: perturbed, in another precision,
-            with other kernels, or a mere repetition. Three times their difference from golden
+            with other kernels, or simply repeated. Three times their difference from golden
             counts as noise.
         metrics: your own metrics, callables ``(golden, mine) -> float`` of two CPU tensors, or a
             dict of them by name.
@@ -126,8 +126,8 @@ def _paired(golden: Run, mine: Run, mapping: Names, progress: bool) -> Iterable[
 def _share_a_site(pairs: list[Pair]) -> bool:
     """True if the runs have a site in common.
 
-    Two roots of different shapes don't count where both runs have modules inside: every model
-    has a root.
+    Every model has a root. So if both runs have modules inside, two roots of different shapes
+    don't count.
     """
     both = [(p.golden, p.mine) for p in pairs if p.golden and p.mine]
     only_roots = all(

@@ -1,4 +1,4 @@
-"""Writing what an explorer shows to a file: a page, a figure, or the report page."""
+"""Writing the explorer's state to a file, as a page or a figure; and the report page."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def modules_in(models: object) -> tuple[nn.Module, ...]:
     """Return the modules in ``models``: None, one module, or several.
 
     Raises:
-        OptionError: something else than a module, or the same module twice.
+        OptionError: a value is not a module, or the same module comes twice.
     """
     return _checked(models, lambda model: False, "a torch.nn.Module")
 
@@ -80,7 +80,7 @@ def module_finder(run: Run, model: object = None) -> Callable[[str], nn.Module |
     as long as they exist.
 
     Raises:
-        OptionError: ``model`` is no module.
+        OptionError: ``model`` is not a module.
     """
     given = modules_in(model)
     remembered = [] if run.path is None or given else _recorded_roots.get(run.path, [])

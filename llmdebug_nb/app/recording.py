@@ -1,4 +1,4 @@
-"""Recording a model: `dump`, and the recording it makes."""
+"""Recording a model: `dump`, and the `Recording` that it makes."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 @shows_options()
 def dump(model: Models | None = None, **options: Unpack[DumpKeywords]) -> Recording:
-    """Record what a model computes in a ``with`` block; the block's target is the Run.
+    """Record the tensors of a model in a ``with`` block; the block's target is the Run.
 
-    ``model``: a module, a session of ONNX Runtime, or several of them. None records whatever
-    outermost modules run.
+    ``model``: a module, a session of ONNX Runtime, or several of them. None records every
+    outermost module that runs.
 
         with ld.dump(model, name="golden", tokens="0-3") as golden:
             model.generate(**inputs)
@@ -67,11 +67,11 @@ class Recording:
         """Check the models and options.
 
         Args:
-            model: a module, a session of ONNX Runtime, several, or None for whatever runs.
-            options: what to record, and where to put it.
+            model: a module, a session of ONNX Runtime, several, or None for every one that runs.
+            options: which tensors to record, and where to put the run.
             manual: only `step` ends a step; steps count from 0.
             rank: the rank of this process, where torch doesn't know it.
-            compiles: record whatever is compiled with `backend`.
+            compiles: record all code that is compiled with `backend`.
 
         Raises:
             OptionError: no module, the same one twice, or no model where one is to be compiled.
@@ -261,7 +261,7 @@ class Recording:
             warnings.warn(str(error_here), stacklevel=2)
 
     def _seed(self) -> determinism.Switched:
-        """Apply the option ``seed``; return what was switched."""
+        """Apply the option ``seed``; return the list of its changes."""
         seed = self.options.seed
         return determinism.Switched() if seed is None else determinism.seed_only(seed)
 

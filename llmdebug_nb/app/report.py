@@ -212,9 +212,9 @@ class Report(Tabular):
         covers all outputs of these modules; ``role`` (input | output | weight | grad), ``slot``,
         ``phase`` (forward | backward) and ``step`` select some of their tensors.
 
-        The mark is kept beside the run of mine. It counts in every later comparison of runs of
-        these two names. Later errors count as expected too, as far as the expected ones explain
-        their size.
+        The mark is kept beside the run of mine. It counts in every later comparison of runs with
+        these two names. Errors that follow from an expected one count as expected too, as far as
+        it explains their size.
 
         Raises:
             OptionError: no tensor of the comparison fits, or a field makes no sense.
@@ -277,7 +277,7 @@ class Report(Tabular):
     # -- in words -----------------------------------------------------------------------------
 
     def summary(self) -> str:
-        """Return three sentences: the first difference, whether it is made there, the next step."""
+        """Return three sentences: the first difference, the place of its error, the next step."""
         names = labels(self.golden, self.mine)
         return sentences(names, self.verdict, list(self.differences), self.findings)
 
@@ -352,7 +352,7 @@ class Report(Tabular):
         return [f"Expected: {line}"]
 
     def notes(self) -> list[str]:
-        """Return what limits the verdict."""
+        """Return the notes that limit the verdict, such as rows that could not be compared."""
         inside = sum(d.verdict == "unmatched" and not d.is_mismatch for d in self.differences)
         alone = self._counts["unmatched"] - inside
         notes = []

@@ -24,7 +24,7 @@ def open_run(where: str | os.PathLike[str] | Run) -> Run:
     """Open a run by name (of this process, or in the runs folder) or path, or another tool's dump.
 
     Raises:
-        UnknownRunError, NotADumpError, CorruptDumpError: each says what was seen and what to do.
+        UnknownRunError, NotADumpError, CorruptDumpError: the message names the cause and a remedy.
     """
     here = recorded.get(where) if isinstance(where, str) else None
     if not isinstance(where, str) or here is None or not catalog.is_run(here):
@@ -111,7 +111,7 @@ def _progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 def describe_run(run: Run) -> str:
-    """Return one line: what a run holds, where it is, and what could not be recorded."""
+    """Return one line: the contents of a run, its folder, and the values that are missing."""
     info, meta = run.info(), run.meta
     tensors, steps = count_text(info["records"], "tensor"), count_text(info["steps"], "step")
     first = [f"{run.name}: {tensors} of {steps}", _values_text(run)]
@@ -126,7 +126,7 @@ def describe_run(run: Run) -> str:
 
 
 def _values_text(run: Run) -> str:
-    """Say how much of the values was kept, and where."""
+    """Describe how much of the values was kept, and the folder."""
     info, path = run.info(), run.path
     if path is not None and path.is_relative_to(Path.cwd()):
         path = Path(os.path.relpath(path))

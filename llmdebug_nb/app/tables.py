@@ -49,6 +49,6 @@ def ort_kernels(path: str | os.PathLike[str]) -> pandas.DataFrame:
     The columns are those of `Run.kernels`; ``step`` is the number of the `run` call.
 
     Raises:
-        CorruptDumpError: the file is no such profile.
+        CorruptDumpError: the file is not such a profile.
     """
     return profile.kernel_frame(ort_profile.launches(path))

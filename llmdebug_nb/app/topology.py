@@ -110,17 +110,17 @@ def read_topology(path: str | os.PathLike[str], cache: dict[str, Table] | None =
 
     Raises:
         UnknownRunError: no such file.
-        CorruptDumpError: the file is no topology.
+        CorruptDumpError: the file is not a topology.
     """
     file = Path(path)
     try:
         if file.stat().st_size > document.LARGEST:
             raise CorruptDumpError(
-                f"{file} is no topology: larger than {document.LARGEST >> 20} MiB"
+                f"{file} is not a topology: larger than {document.LARGEST >> 20} MiB"
             )
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise CorruptDumpError(f"{file} is no topology: no text") from None
+        raise CorruptDumpError(f"{file} is not a topology: not a text file") from None
     except OSError as error:
         raise UnknownRunError(
             f"can't read the topology {file}: {error.strerror or error}"

@@ -1,1 +1,1 @@
-"""Recording: what a program computes becomes records, without changing what it computes."""
+"""Recording: the tensors of a program become records. The program computes the same as before."""

@@ -21,13 +21,13 @@ StepKey: TypeAlias = tuple[str, int, int]  # root, generation, step
 
 
 class OpenCall:
-    """A call of a module or operator that is under way.
+    """A call of a module or operator that has not ended yet.
 
-    ``module``: path of the module that it is or runs in; None outside of all modules.
-    ``id``: its execution id; None in a backward pass that recomputes nothing.
-    ``module_id``: the execution id of the module call that it is or runs in.
+    ``module``: path of the module that is called or that the operator runs in; None outside of
+    all modules. ``module_id``: the execution id of that module call.
+    ``id``: its own execution id; None in a backward pass that recomputes nothing.
     ``selected``: the filters select it or a module around it. ``recorded``: it is recorded.
-    ``recomputed``: a checkpoint computes it once more, for the sake of the graph.
+    ``recomputed``: a checkpoint runs it a second time, to build the autograd graph.
     ``since``, ``edges``: if gradients are on, the autograd clock when it began, and for each
     input that needs a gradient its slot and its node in the graph.
     ``inputs``: kept where they are needed after the call. ``outer_stacks``: cache of `CallStacks`.
@@ -84,11 +84,11 @@ class ThreadState(threading.local):
 
     @property
     def step_key(self) -> tuple[object, ...]:
-        """What call numbers count within: root, generation and step."""
+        """The scope in which call numbers count: root, generation and step."""
         return self._step_key or ()
 
     def outermost(self) -> bool:
-        """Return whether no root call is running. An interrupt may have left one without an end."""
+        """Return whether no root call is running. An interrupted one may still seem open."""
         while self.entries and not pytorch.is_running(self.entries[-1][1]):
             self.entries.pop()
         return not self.entries
@@ -119,7 +119,7 @@ class ThreadState(threading.local):
         return number
 
     def _number_recomputed(self, path: str) -> int:
-        """Return the number of the call that a checkpoint recomputes: the last one comes first."""
+        """Return the number of the call that a checkpoint recomputes, beginning with the last."""
         times = self._recomputed.get(path, 0)
         self._recomputed[path] = times + 1
         return max(self._next_number.get(path, 0) - 1 - times, 0)

@@ -1,4 +1,4 @@
-"""Dynamic control: a JSON file that says what to record, read again whenever it changes.
+"""Dynamic control: a JSON file selects the calls to record, and is read again when it changes.
 
     {"enable": true, "steps": "0-3", "ids": ["model.layers.0*", "0_2"], "ranks": "0,2"}
 
@@ -161,7 +161,7 @@ class ControlFile:
         return changed
 
     def _report(self, modified: int) -> None:
-        """Report the problem, unless the file of that time may still be in the making."""
+        """Report the problem, unless the file may have been half written when it was read."""
         if self._unreported and time.time_ns() - modified > _SETTLED:
             self._unreported = False
-            print(f"llmdebug: {self.problem}; what it said before still holds", file=sys.stderr)
+            print(f"llmdebug: {self.problem}; its earlier settings still hold", file=sys.stderr)

@@ -97,7 +97,7 @@ class EmptyDump:
             or self._nothing_selected()
             or self._no_step_came()
             or self._no_call_matched()
-            or "the modules that were asked for did not run in the steps that were"
+            or "the selected modules did not run in the selected steps"
         )
 
     def _nothing_ran(self) -> str | None:
@@ -120,9 +120,9 @@ class EmptyDump:
         if not self.roots and not self.sessions:
             return "no module was called in this block; run a model in it"
         if self.rank is None:
-            return f"ranks {options.ranks} do not hold this process"
+            return f"ranks {options.ranks} do not include the rank of this process"
         if not self.enabled:
-            return f"the control file {options.control} switched it off"
+            return f"the control file {options.control} switched the recording off"
         if not self.selected and (self.sessions or not options.operators):
             return nothing_matches(options, self.nodes)
         wanted = options.device

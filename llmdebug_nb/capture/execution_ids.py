@@ -6,7 +6,7 @@ _SEEN = 10_000  # ids of calls, remembered to name the nearest
 
 
 class WantedIds:
-    """Execution ids that are asked for.
+    """The execution ids that the user selects.
 
     ``wanted``: ids such as ``3_1`` and ``3_1.4``; empty selects every call. ``children``: calls
     inside of those are selected too.

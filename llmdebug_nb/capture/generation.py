@@ -1,4 +1,4 @@
-"""Watching Hugging Face's `generate`: when it runs, and how many tokens each call in it is for."""
+"""Watching Hugging Face's `generate`: its beginning and end, and the tokens of each call in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The guard between our own work and the program: errors stay on our side."""
+"""The guard between our own work and the program: our errors never reach the program."""
 
 from __future__ import annotations
 

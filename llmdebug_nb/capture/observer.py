@@ -1,4 +1,4 @@
-"""From an observed call to records: which calls are recorded, what of them, and how they relate."""
+"""From an observed call to records: it decides which calls and which of their tensors to record."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ Kwargs = Mapping[str, object]
 class Observer:
     """Observes the calls of one session.
 
-    ``backward``: gradients are recorded. ``paused``: but not now, and neither is compiled code.
-    ``unpaired``: count of backward operators left out, as no forward operator they belong to was
+    ``backward``: gradients are recorded. ``paused``: gradients and compiled code are not recorded
+    now. ``unpaired``: count of backward operators left out because their forward operator was not
     seen. ``weights_recorded``: all modules have been observed once.
     ``record(call, role, leaves)``: records inputs or outputs of a call.
     ``on_call_end(call, outputs)``: called when a recorded call ends; the program waits for it.
@@ -98,7 +98,7 @@ class Observer:
             self._modes.close()
 
     def rest(self) -> None:
-        """Take off what observes between root calls, as no further step is recorded."""
+        """Take off all that observes between root calls: no further step is recorded."""
         self._resting = True
         if self._modes:
             self._modes.pop()
@@ -211,7 +211,7 @@ class Observer:
             self.on_call_end(call, outputs)
 
     def record_if_overflowing(self, call: OpenCall) -> None:
-        """Decide over the leaves of a call, if only calls that overflow are recorded."""
+        """If only overflowing calls are recorded, record or drop the held leaves of a call."""
         if self._overflow is not None:
             self._overflow.decide(call)
 

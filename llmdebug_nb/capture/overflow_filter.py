@@ -13,7 +13,7 @@ RecordLeaves = Callable[[OpenCall, str, Iterable[Leaf]], None]
 
 
 class OverflowFilter:
-    """Holds the leaves of a call back until it is known whether its outputs overflow."""
+    """Holds the leaves of a call until its outputs show whether they overflow."""
 
     def __init__(self, limit: int, record: RecordLeaves, full: Callable[[], None]) -> None:
         """``limit``: count of calls to record, 0 for any; at the limit, ``full()`` is called."""

@@ -1,4 +1,4 @@
-"""Which part of each tensor is kept besides its statistics, and for how long."""
+"""The part of each tensor that is kept besides its statistics, and the limits of disk space."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class NotKept(Exception):
 
 
 class Policy:
-    """Decides over payloads. Once one does not fit, none is kept: a dump keeps the run's beginning.
+    """Decides which payloads are kept. Once one does not fit, no later one is kept either.
 
     ``part_name``: the part of a tensor that is kept, in the dump's words (``slice[0,:]``,
     ``minmax``, ``quantile[101]``); None: all of it. ``written``: bytes of payload so far.

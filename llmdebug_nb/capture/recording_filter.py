@@ -1,4 +1,4 @@
-"""Which root calls and modules are recorded now: by the options, overridden by a control file."""
+"""Selects the root calls and modules to record now: by the options, then by the control file."""
 
 from __future__ import annotations
 

@@ -40,9 +40,9 @@ class RootFinder:
         self._looks_inside = compiled or parts.options.force_eager
 
     def adopt(self, model: nn.Module) -> Root | None:
-        """Follow a model. If that is impossible, return None and report the reason.
+        """Follow a model. If it can't be followed, return None and report the reason.
 
-        Raises CaptureError: it is impossible, and the model was given.
+        Raises CaptureError: a model that the user named can't be followed.
         """
         module = pytorch.unwrapped(model)
         if self._looks_inside:
@@ -85,7 +85,7 @@ class RootFinder:
             root = self.adopt(model)
         return root.module if root is not None else None
 
-    # -- whatever runs ----------------------------------------------------------------------------
+    # -- without a given model --------------------------------------------------------------------
 
     def watch_all(self) -> Callable[[], None]:
         """Follow every outermost module that runs; return how to stop that."""

@@ -1,4 +1,4 @@
-"""Which modules a dump records: pure functions of their names, types and places."""
+"""The selection of modules to record: pure functions of their names, types and places."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ Backend = Callable[..., Callable[..., object]]
 
 
 class Progress(NamedTuple):
-    """How far a recording is. ``steps``: of all root calls so far. ``written``: bytes kept."""
+    """The progress of a recording. ``steps``: of all root calls so far. ``written``: bytes kept."""
 
     steps: list[int]
     records: int
@@ -110,7 +110,7 @@ class Session:
         self._modules.stop()
 
     def pause(self, backward: bool = False) -> None:
-        """Record nothing more until `resume`; with ``backward``, still earlier calls' gradients."""
+        """Pause until `resume`; ``backward``: gradients of earlier calls are still recorded."""
         self._parts.observer.pause(backward)
 
     def resume(self) -> None:
@@ -119,7 +119,7 @@ class Session:
     # -- steps and values of the program ----------------------------------------------------------
 
     def step(self) -> int:
-        """End the step by hand; from then on only this does. Return the number of the next step."""
+        """End the step, and return the number of the next. From then on, only `step` ends steps."""
         return self._parts.steps.advance()
 
     def count_steps_by_hand(self) -> None:
@@ -143,7 +143,7 @@ class Session:
             call, calls[call.root_call], outputs
         )
 
-    # -- what became of it ------------------------------------------------------------------------
+    # -- the result -------------------------------------------------------------------------------
 
     @property
     def generations(self) -> GenerateListener:
@@ -208,7 +208,7 @@ class Session:
 
 
 class EagerModules:
-    """The source of calls of modules that run eagerly: given models, or whatever runs."""
+    """The source of eager module calls: from the given models, or from every root that runs."""
 
     def __init__(
         self, parts: Parts, models: Sequence[nn.Module], describe: Describe, any_model: bool
@@ -250,7 +250,7 @@ def eager_session(
     models: Sequence[object] = (),
     rank: int = 0,
 ) -> Session:
-    """Make the session that records some models, or with none given whatever outermost module runs.
+    """Make the session that records the given models, or else every outermost module that runs.
 
     ``models``: modules, and sessions of ONNX Runtime. ``describe(model, prefix)``: its topology.
 

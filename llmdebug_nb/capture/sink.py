@@ -1,4 +1,4 @@
-"""What a recorder needs: where its rows go, and what it notes of a call."""
+"""The interfaces of a recorder: the sink of its rows, and the call that a row belongs to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ScalarRow: TypeAlias = tuple[int, str, int, str, str, str, str | None]
 
 
 class Sink(Protocol):
-    """Where rows go. `store.writer.Writer` is one."""
+    """Receives rows and payloads. `store.writer.Writer` is one."""
 
     def shortage(self, nbytes: int) -> str | None: ...
     def payload(self, row: Row, data: Bytes) -> None: ...

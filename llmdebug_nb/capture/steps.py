@@ -1,8 +1,9 @@
-"""Numbers the root calls: which generation, step and kind each one is.
+"""Numbers the root calls: the generation, step and kind of each one.
 
-Shapes can't tell: the last chunk of a prefill may have one row, assisted decoding has several, and
-without a cache every call has all rows. `generate` itself knows (`generation.py`): the length of
-its prompt, and how many tokens it prepares each call for. That needs no value from the device.
+Shapes are not enough: the last chunk of a prefill may have one row, assisted decoding has several,
+and without a cache every call has all rows. So `generate` is watched (`generation.py`): it knows
+the length of its prompt, and for how many tokens it prepares each call. That needs no value from
+the device.
 """
 
 from __future__ import annotations

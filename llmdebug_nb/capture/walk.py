@@ -89,7 +89,7 @@ def operator_inputs(args: tuple[object, ...], kwargs: Mapping[str, object]) -> I
 
 
 def scalar_text(value: object) -> tuple[str, str | None]:
-    """Return type name and text of a leaf that is no tensor; only plain values have a text."""
+    """Return type name and text of a leaf that is not a tensor; only plain values have a text."""
     if value is None:
         return "None", None
     return type(value).__name__, str(value)[:200] if isinstance(value, _PLAIN) else None

@@ -24,7 +24,7 @@ def add(commands: Commands) -> None:
     add("-o", "--csv", metavar="CSV", help="write the table of differences")
     add("--html", metavar="F", help="write the report as one HTML page")
     add("--map", metavar="F",
-        help="YAML or JSON file: which module of GOLDEN is which of MINE")  # fmt: skip
+        help="YAML or JSON file: modules of GOLDEN with those of MINE")  # fmt: skip
     add("--no-explain", action="store_true", help="skip the search for the cause")
     add("--expect", metavar="GLOB", action="append", default=[],
         help="mark deviations of these modules as expected, from now on")  # fmt: skip

@@ -1,4 +1,4 @@
-"""``llmdebug dump``: launch a command, and say how it ended and what was recorded."""
+"""``llmdebug dump``: launch a command, and report its end and the recording."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from llmdebug_nb.cli.command import Commands
 from llmdebug_nb.core.errors import OptionError
 
 _DESCRIPTION = (
-    "Run a command unchanged, and record what its models compute: in all its Python processes,"
-    " into one run."
+    "Run a command unchanged, and record the models in all its Python processes into one run."
 )
 
 
 def add(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
-        "dump", allow_abbrev=False, help="run a command, and record what its models compute",
+        "dump", allow_abbrev=False, help="run a command, and record its models",
         description=_DESCRIPTION,
     )  # fmt: skip
     arguments.declare(parser)

@@ -1,4 +1,4 @@
-"""``llmdebug info``: what a run holds."""
+"""``llmdebug info``: the contents of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmdebug_nb.cli.command import OK, Commands, add_command
 
 def add(commands: Commands) -> None:
     """Declare the command."""
-    text = "say what a dump holds"
+    text = "print the contents of a dump"
     parser = add_command(commands, "info", _run, text, f"{text.capitalize()}.")
     parser.add_argument(
         "path", metavar="RUN", help="name or path of a run, or a dump of another tool"

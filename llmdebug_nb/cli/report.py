@@ -1,4 +1,4 @@
-"""``llmdebug report`` and ``llmdebug export``: what the explorer shows, as a file."""
+"""``llmdebug report`` and ``llmdebug export``: reports, explorers and figures as files."""
 
 from __future__ import annotations
 

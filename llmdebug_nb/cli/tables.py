@@ -32,7 +32,7 @@ def _tables(args: argparse.Namespace) -> int:
 def add_timeline(commands: Commands) -> None:
     """Declare ``timeline``."""
     parser = add_command(
-        commands, "timeline", _timeline, "say where the time of a step went",
+        commands, "timeline", _timeline, "print the slowest operators of a step, and the gaps",
         "Print what took most time in a step of a run recorded with profile, and the longest gaps"
         " between operators.",
     )  # fmt: skip

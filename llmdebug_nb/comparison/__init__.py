@@ -1,1 +1,1 @@
-"""Measuring pairs and judging what was measured."""
+"""Measuring pairs of tensors, and judging the errors."""

@@ -86,8 +86,8 @@ def _named(metrics: object) -> Iterator[tuple[str, Metric]]:
     for name, item in pairs:
         function = _from_file(item) if isinstance(item, (str, os.PathLike)) else item
         if not callable(function) or not isinstance(name, (str, type(None))):
-            wanted = "callable (golden, mine) -> float, and no 'file.py:function'"
-            raise OptionError(f"metrics: {item!r} is no {wanted}")
+            wanted = "callable (golden, mine) -> float or 'file.py:function'"
+            raise OptionError(f"metrics: {item!r} is not a {wanted}")
         yield str(name or getattr(function, "__name__", type(function).__name__)), function
 
 

@@ -1,8 +1,8 @@
-"""Pairs in, differences out.
+"""Measure pairs, which become differences when they are judged.
 
-Each distinct pair of payloads is read and measured once, as a stream; all are judged at the end. If
-both sides kept the same part of a tensor, the parts are measured, and the statistics of the whole
-tensors are compared as well: they reveal errors outside the part.
+Each distinct pair of payloads is read and measured once, chunk by chunk. All pairs are judged at
+the end. If both sides kept the same part of a tensor, the parts are measured. The statistics of the
+whole tensors are compared as well, because they reveal errors outside the part.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def judging(
     calibration: Calibration | None = None,
     custom: Custom | None = None,
 ) -> Judging:
-    """Measure all pairs and return what judges them.
+    """Measure all pairs and return the `Judging` of them.
 
     ``pairs`` must be in golden's execution order. A payload that can't be read becomes a row with a
     reason; it never ends the comparison. ``nodes``: golden's modules.

@@ -144,7 +144,7 @@ class _RuleReader:
     def rules(self, tree: object) -> Iterator[_Rule]:
         """Yield the rules in the order written. Raises OptionError."""
         if not isinstance(tree, Mapping) or not tree:
-            raise self._error((), f"{_short(tree)} is no mapping of path globs to limits")
+            raise self._error((), f"{_short(tree)} is not a mapping of path globs to limits")
         for path, value in tree.items():
             at = (str(path),)
             if not isinstance(value, Mapping) or not self._is_by_dtype(value):
@@ -162,7 +162,7 @@ class _RuleReader:
     def _any_of(self, value: object, at: tuple[str, ...]) -> Conditions:
         if isinstance(value, str):
             if value not in RULES:
-                raise self._error(at, f"{value!r} is no rule{nearest(value, RULES)}")
+                raise self._error(at, f"{value!r} is not a rule{nearest(value, RULES)}")
             return RULES[value]
         items = value if isinstance(value, list) else [value]
         mappings = [item for item in items if isinstance(item, Mapping) and item]
@@ -177,10 +177,10 @@ class _RuleReader:
     def _condition(self, name: object, bound: object, at: tuple[str, ...]) -> tuple[str, float]:
         if not self._is_metric(name):
             close = nearest(str(name), [*self._known, *ALIASES])
-            raise self._error(at, f"{_short(name)} is no metric{close}")
+            raise self._error(at, f"{_short(name)} is not a metric{close}")
         number = _number(bound)
         if number is None or math.isnan(number) or isinstance(bound, bool) or number < 0:
-            raise self._error(at, f"{_short(bound)} is no limit; expected a number, 0 or more")
+            raise self._error(at, f"{_short(bound)} is not a limit; expected a number, 0 or more")
         return ALIASES.get(str(name), str(name)), number
 
     def _is_metric(self, name: object) -> bool:

@@ -1,4 +1,4 @@
-"""How much error the rounding of a program explains, tensor by tensor.
+"""The error that the rounding of a program explains, tensor by tensor.
 
 Errors are followed in execution order along the tree of calls. The output of a call may differ by
 the noise of its inputs, times an *amplification*, and by its own rounding, its *floor*. The two are
@@ -6,19 +6,19 @@ independent, so their squares add up:
 
     limit^2 = (amplification * noise of the inputs)^2 + floor^2
 
-The noise of a tensor is its measured error, while that is within the limit. So nothing is excused
-by an error that does not exist: if two programs agree bit by bit, the limit of a call is its floor.
-A tensor that diverged passes on its limit instead of its error, because what follows from a bug is
-inherited and no noise. A tensor that is expected to differ passes on its error as it is: that
-explains what follows from it, and nothing larger.
+The noise of a tensor is its measured error, as long as it is within the limit. So an error that
+does not exist excuses nothing: if two programs agree bit by bit, the limit of a call is its floor.
+A tensor that diverged passes on its limit instead of its error, because the consequences of a bug
+are inherited errors, not noise. A tensor that is expected to differ passes on its full error. That
+explains its consequences, and nothing larger.
 
-The inputs of a call are its input tensors and weights. Code between the modules may use anything
-that its module was given or that was recorded inside it so far; and, since modules keep state such
-as a cache, anything from earlier steps.
+The inputs of a call are its input tensors and weights. Code between modules may use the inputs of
+the module around it, and everything recorded inside that module so far. It may also use anything
+from earlier steps, because modules keep state such as a cache.
 
-Two figures are followed like this: the error, and the *scale error* if it is too even for rounding,
-which is random from element to element. A common factor is detected far below the error that
-rounding may cause.
+Two figures are followed like this: the error, and the *scale error*. Rounding varies randomly from
+element to element; an error that is more even than that is a scale error, a common factor of all
+elements. So a common factor is detected even if it is far smaller than the limit.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class _RunningCall:
 
 @dataclass(slots=True)
 class Explained:
-    """What explains a tensor's error: the noise of the inputs, and the floors of its call."""
+    """The explanation of a tensor's error: the noise of the inputs, and the floors of its call."""
 
     level: Level
     floor: float
@@ -232,8 +232,8 @@ class Siblings:
     """How calls of one kind amplify the noise of their inputs, learnt from the same run.
 
     Siblings are the tensors of one op at the same place of their module, in every layer. A path is
-    compared with the other paths, so that a bug does not excuse itself; the median of those counts,
-    so that it does not excuse others.
+    compared with the other paths only, so that a bug does not excuse itself. Their median counts,
+    so that the bug does not excuse the others either.
     """
 
     def __init__(self) -> None:
@@ -288,6 +288,6 @@ def _rms(record: Record) -> float:
 
 
 def kind_of(record: Record) -> tuple[str, ...]:
-    """Return what siblings have in common: op, path without numbers, phase, role and slot."""
+    """Return the key that siblings share: op, path without numbers, phase, role and slot."""
     s = record.site
     return record.op, any_layer(s.path), s.phase, s.role, s.slot

@@ -1,7 +1,8 @@
 """The verdicts: match, within_noise, diverged, expected, or unmatched if nothing can be judged.
 
-The limit of a row comes, in this order, from the user (`limits.py`), from calibration (differences
-between recordings of golden are no bugs), and from the noise that rounding explains (`noise.py`).
+The limit of a row comes from the first of these that has one: the user (`limits.py`), calibration
+(differences between recordings of golden are not bugs), the noise that rounding explains
+(`noise.py`).
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Measured:
 
 @dataclass
 class Calibration:
-    """By how much other recordings of golden differ from it. ``runs``: their names."""
+    """The differences between golden and other recordings of it. ``runs``: their names."""
 
     runs: list[str] = field(default_factory=list)
     # id of golden's record, or its place in any step -> largest error and scale error
@@ -173,7 +174,7 @@ class Judging:
     def differences(self, expected: Sequence[Expectation] = ()) -> list[Difference]:
         """Return a Difference for each measured pair.
 
-        A mismatch that is expected says so, and so does one that an expected difference explains.
+        A mismatch gets the verdict `expected` if it is marked, or if a marked one explains it.
         """
         marks = {
             d.index: mark
@@ -212,9 +213,10 @@ def _excused(
 
 
 def _made_from(differences: Sequence[Difference], marked: Collection[int]) -> set[int]:
-    """Return the mismatches that are computed from unpaired tensors that are expected.
+    """Return the mismatches that follow from unpaired tensors which are expected.
 
-    Such a tensor has no error that it could pass on. They end where both runs compare again.
+    An unpaired tensor has no error to pass on. Its consequences end at the next tensors that both
+    runs have.
     """
     explained: set[int] = set()
     made: set[tuple[bool, int]] = set()  # side and record

@@ -144,7 +144,7 @@ OPERATORS = Table(
         Column("source", "INT", "number of its call stack"),
         Column("within", "TEXT", "the module or api operator that called it"),
         Column("within_call", "INT"),
-        Column("forward_path", "TEXT", "of the forward call that it is the gradient of"),
+        Column("forward_path", "TEXT", "of the forward call whose gradient it computes"),
         Column("forward_call", "INT"),
     ],
 )

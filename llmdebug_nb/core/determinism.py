@@ -33,7 +33,7 @@ _DROPOUTS = (
 
 
 class Switched(list[str]):
-    """What was switched, in words.
+    """A list of the changes, in words.
 
     `restore`, or the end of a ``with`` block, undoes everything except the seeds.
     """
@@ -45,7 +45,7 @@ class Switched(list[str]):
     def add(
         self, words: str, undo: Callable[P, object] | None = None, *args: P.args, **kwargs: P.kwargs
     ) -> None:
-        """Add what was done, and how to undo it."""
+        """Add a change in words, and the function that undoes it."""
         self.append(words)
         if undo is not None:
             self._undo.callback(undo, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""What the stages after the store may ask of an opened run. `store.run.Run` answers it."""
+"""The interface of an opened run, for the stages after the store. `store.run.Run` implements it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ScalarRow(NamedTuple):
-    """An argument, output or attribute that is no tensor; ``value``: its text."""
+    """An argument, output or attribute that is not a tensor; ``value``: its text."""
 
     generation: int
     step: int

@@ -11,7 +11,7 @@ WHAT, WHEN, HOW_MUCH = "what is recorded", "when", "how much, and where"
 
 @dataclass(frozen=True)
 class Declaration:
-    """What is declared of an option beside its name, type and default.
+    """The declaration of an option, besides its name, type and default.
 
     ``help``: one line. ``read``: takes a value and the option's name, returns the canonical form.
     ``store``: returns the form that a dump's JSON holds. ``flags``: spellings beside ``--name``;

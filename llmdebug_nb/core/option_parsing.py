@@ -1,6 +1,6 @@
-"""Readers of option values: each returns one canonical form, or raises an OptionError that helps.
+"""Readers of option values: each returns one canonical form, or raises a helpful OptionError.
 
-A reader takes the value and the name that the user knows the option by.
+A reader takes the value, and the name under which the user knows the option.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""From differences to what is to blame."""
+"""The search for the call that made an error, among all calls that differ."""

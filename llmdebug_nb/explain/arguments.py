@@ -1,4 +1,4 @@
-"""Build the arguments of a recorded call from its tensors and scalars, without running anything."""
+"""Build the arguments of a recorded call from its tensors and scalars; no recorded code runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def arguments_of(
 ) -> Arguments:
     """Return the arguments of a call, with a `Tensor` in place of each tensor.
 
-    ``without_cache``: a cache of earlier tokens becomes None, so that the call is still possible.
+    ``without_cache``: a cache of earlier tokens becomes None, so that the call can still be made.
 
     Raises:
         CannotReplay: an argument was not recorded, or its text can't be read.
@@ -106,7 +106,7 @@ def loader(side: Side, records: list[Record]) -> Callable[[str], torch.Tensor]:
 
 
 def results(value: object, slot: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a result under the slots that a recording gives them."""
+    """Yield the tensors of a result, each with the slot that a recording would use."""
     if isinstance(value, torch.Tensor):
         yield slot or "0", value
     elif isinstance(value, (list, tuple, Mapping)):

@@ -1,13 +1,13 @@
-"""Find the calls that made an error, as against those that inherited it, with cause and evidence.
+"""Find the calls that made an error, apart from those that inherited it.
 
 If the inputs of a call agree and its output does not, the call made an error, or a call inside it
-did. The innermost of such calls are the suspects; everything after them inherits. Forward and
-backward pass are searched separately: a backward pass computes with tensors that the forward pass
-left, so once those differ, only the forward pass is searched.
+did. The innermost of such calls are the suspects. Calls after them inherit the error. The forward
+and the backward pass are searched separately. The backward pass uses tensors of the forward pass,
+so it is searched only if the forward passes agree.
 
-Inside a suspect module the first row that differs leads further: to an operator that one side
-lacks, a mask, or a weight. Finally a suspect runs again (`verify.py`); one that only magnifies the
-error of its inputs hands the blame on to the calls before it.
+Inside a suspect module, the search follows the first row that differs to its origin: an operator
+that one side lacks, a mask, or a weight. Finally the suspect is replayed (`verify.py`). If it only
+magnifies the error of its inputs, the blame passes to the calls before it.
 """
 
 from __future__ import annotations
@@ -32,14 +32,17 @@ from llmdebug_nb.explain.edges import (
 from llmdebug_nb.explain.runs import Runs
 from llmdebug_nb.explain.weights import Weights
 
-_TESTED = 8  # suspects that run again
-_BEFORE = 24  # calls before a suspect that run again, if it only magnifies
-_MOST_WEIGHTS = 3  # names in the evidence
+_TESTED = 8  # at most so many suspects are replayed
+_BEFORE = 24  # at most so many calls before a suspect are replayed, if it only magnifies
+_MOST_WEIGHTS = 3  # at most so many weights are named in the evidence
 _LAST = (causes.INHERITED, causes.CARRIED_OVER, causes.NONDETERMINISTIC)
 
 
 def findings(differences: Sequence[Difference], runs: Runs) -> list[Finding]:
-    """Return the findings, the worst first; one for each path, however many steps show it."""
+    """Return the findings, the worst first.
+
+    A path has one finding, even if many steps show its error.
+    """
     crossed = nodes.is_crossed(differences)
     if crossed:
         differences = nodes.comparable(differences)
@@ -82,7 +85,7 @@ class _Search:
         self.tested = 0
         # Fusion may hide an input. A call with hidden inputs is blamed only if no other call is.
         self.follows = (causes.INHERITED, causes.UNKNOWN_INPUT) if crossed else (causes.INHERITED,)
-        # True once a call is known to have made an error: what follows from it blames no other.
+        # True once a call is known to have made an error. Its consequences blame no other call.
         self.made = any(d.verdict == EXPECTED and d.index < start.index for d in differences)
         self.excused = self.made
 
@@ -181,7 +184,10 @@ class _Search:
         return self._at_edge(holder, edge) if holder is not None and edge is not None else None
 
     def _by_setting(self, call: ComparedCall) -> _Blamed | None:
-        """Blame what was not computed: a weight, an operator, a scalar argument or an attribute."""
+        """Blame a difference that is visible without computing.
+
+        It is a weight, another operator, a scalar argument or an attribute.
+        """
         row = call.bad_output or next(call.rows())
         other = self.weights.differing(call)
         if other:
@@ -197,7 +203,7 @@ class _Search:
             evidence = f"it is {golden} in golden and {mine} in mine"
             return _Blamed(call, causes.OTHER_OPS, evidence, row)
         if call.is_rewritten:
-            return None  # arguments and attributes of another class do not compare
+            return None  # arguments and attributes of different classes can't be compared
         arguments = scalars.of_call(call, self.runs)
         if arguments:
             evidence = scalars.words([*arguments, *scalars.of_module(call, self.runs)])
@@ -233,7 +239,7 @@ class _Search:
         return _Blamed(edge.call, cause, f"{here}{evidence}; {_difference(edge.row)}", edge.row)
 
     def _run_again(self, suspect: ComparedCall, row: Difference) -> _Blamed:
-        """Blame a suspect by its records, and by running it again."""
+        """Blame a suspect by its records, and by a replay."""
         cause, inputs = self._by_records(suspect)
         golden, mine = suspect.ops
         if suspect.is_rewritten:
@@ -264,12 +270,12 @@ class _Search:
         return causes.CARRIED_OVER if self._earlier(call) else causes.INTRODUCED, _inputs(call)
 
     def _earlier(self, call: ComparedCall) -> bool:
-        """Tell whether an earlier step diverged: state may carry that over."""
+        """Tell whether an earlier step diverged: a cache may carry its error over."""
         s = self.start.site
         return (s.generation, s.step) < (call.key.generation, call.key.step)
 
     def _before(self, suspect: ComparedCall) -> _Blamed | None:
-        """Blame the call before a suspect that made the error which the suspect magnifies."""
+        """Find the call that made the error which the suspect only magnifies, and blame it."""
         queue, seen, best = [suspect], {id(suspect)}, None
         while queue and len(seen) <= _BEFORE:
             current = queue.pop(0)
@@ -282,11 +288,11 @@ class _Search:
                     queue.append(call)
                     edge = by_producer(row, self.calls) if call.one_sided else None
                     if edge is not None:
-                        words = f"{edge.words}; {suspect.path} magnifies the difference"
+                        words = f"{edge.words}; {suspect.path} only magnifies the difference"
                         return _Blamed(edge.call, edge.cause, words, edge.row)
                     setting = self._by_setting(call)
                     if setting is not None:
-                        words = f"{setting.evidence}; {suspect.path} magnifies its error"
+                        words = f"{setting.evidence}; {suspect.path} only magnifies that error"
                         return replace(setting, evidence=words)
                     tested = verify.test(call, self.calls, self.runs)
                     if tested.score > max(verify.CLEAN, best[0] if best else 0.0):
@@ -295,7 +301,7 @@ class _Search:
             return None
         _, call, words = best
         row = max(call.outputs, key=lambda d: d.error or 0.0)
-        words = f"{words}; {suspect.path} magnifies that beyond the limit"
+        words = f"{words}; {suspect.path} magnifies that error beyond its limit"
         return _Blamed(call, causes.INTRODUCED, words, row)
 
     # -- no call to blame -------------------------------------------------------------------------
@@ -317,7 +323,7 @@ class _Search:
         return [Finding(s.path, start.op, s.step, causes.OTHER_TOKEN, text, start)]
 
     def _unseen(self) -> Finding:
-        """Blame code that was not recorded, and say which recording would show more."""
+        """Blame code that was not recorded, and advise a recording that shows more."""
         start, s = self.start, self.start.site
         call = self.calls.of(start)
         kind = kind_of(start) if s.role == "input" else None
@@ -363,7 +369,7 @@ class _Search:
 
 
 def _hides(row: Difference) -> bool:
-    """Tell whether a row differs within noise, or was not judged because of a near tie."""
+    """Tell whether noise or a near tie may hide the effect of a setting on this row."""
     return row.verdict == "within_noise" or (row.verdict == "unmatched" and bool(row.metrics))
 
 
@@ -376,7 +382,7 @@ def _inputs(call: ComparedCall) -> str:
     if any(d.verdict == EXPECTED for d in call.inputs):
         return f"its inputs differ no more than expected ({worst:.2g})"
     if worst == 0.0:
-        return "its tensor inputs are identical"
+        return "its input tensors are identical"
     return f"its inputs agree (error {worst:.2g})"
 
 

@@ -1,4 +1,4 @@
-"""The calls of a comparison: the rows of their inputs and outputs, and which calls made those."""
+"""The calls of a comparison, with the rows of their inputs and outputs and their producers."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _IN_PLACE = re.compile(r"(?<=[A-Za-z0-9])_(?=\.|$)")
 class ComparedCall:
     """The rows of one call.
 
-    ``golden``, ``mine``: the call in each run, None if only the other run made it. ``reads``: the
-    inputs of its kernel, if a kernel computes it together with others; ``inputs`` are then the rows
-    in which those were made. ``span``: its first and last row.
+    ``golden``, ``mine``: the call in each run, None if only the other run made it. ``span``: its
+    first and last row. If one kernel computes several calls, ``reads`` are the inputs of that
+    kernel, and ``inputs`` are the rows of the outputs that these inputs are.
     """
 
     golden: CallKey | None = None
@@ -53,7 +53,7 @@ class ComparedCall:
 
     @property
     def is_fused(self) -> bool:
-        """True if a kernel computes it together with others, in one of the runs."""
+        """True if one of the runs computes it in a kernel together with other calls."""
         return bool(self.reads)
 
     @property
@@ -83,7 +83,8 @@ class ComparedCall:
     def made_it(self) -> bool:
         """True if its output diverged, and all its inputs agree and have partners.
 
-        Another class may take other arguments for the same: then one input that agrees is enough.
+        A module of another class may take different arguments, so there one input that agrees is
+        enough.
         """
         if self.bad_output is None or self.bad_input is not None:
             return False
@@ -165,7 +166,7 @@ class Calls:
         call = self._golden.get(golden) if golden else None
         if call is None:
             there = self._mine.get(mine) if mine else None
-            # several calls of golden that are one fused call in mine stay several
+            # if mine fuses several calls of golden into one, they stay several
             joins = there is not None and (golden is None or there.golden is None)
             call = there if there is not None and joins else ComparedCall()
         if golden is not None and call.golden is None:
@@ -177,9 +178,9 @@ class Calls:
         return call
 
     def _sources(self, call: ComparedCall) -> Iterator[Difference]:
-        """Yield the rows in which the inputs of a kernel were made.
+        """Yield the rows of the outputs that the inputs of a kernel are.
 
-        Those are compared; only one run reads them through a kernel.
+        Only one run has the kernel's inputs; both runs have these outputs.
         """
         side = 1 if any(_in_kernel(d.pair.mine) for d in call.reads) else 0
         queue = [d for d in call.reads if _in_kernel((d.pair.golden, d.pair.mine)[side])]

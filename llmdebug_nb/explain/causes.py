@@ -1,4 +1,4 @@
-"""The causes of findings: a closed set."""
+"""The causes that a finding can have: a closed set."""
 
 INTRODUCED = "introduced"  # right inputs, wrong output
 INHERITED = "inherited"  # the call only passes on, or magnifies, an error of its inputs

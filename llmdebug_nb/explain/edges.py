@@ -1,4 +1,4 @@
-"""The first row that differs inside a module whose inputs agree, and what it was computed from."""
+"""Find the first row that differs inside a module whose inputs agree, and trace it back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KINDS = (
     (re.compile(r"position|\b(cos|sin)\b|rotary"), causes.WRONG_POSITION),
     (re.compile(r"past|cache"), causes.WRONG_CACHE),
 )
-_LOWEST = 0.5  # of the lowest number of a dtype: a mask has entries below this
+_LOWEST = 0.5  # share of a dtype's lowest number: a mask has entries below this
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Edge:
 
 
 def look_inside(module: ComparedCall, calls: Calls) -> Edge | None:
-    """Return the first thing that is wrong inside a module call, None if nothing recorded is."""
+    """Return the first error inside a module call; None if no recorded row differs there."""
     inner = calls.inside(module)
     bad = [(d.index, call, d) for call in inner for d in call.rows() if d.verdict == "diverged"]
     if not bad:
@@ -55,7 +55,7 @@ def look_inside(module: ComparedCall, calls: Calls) -> Edge | None:
 
 
 def _other_arguments(module: ComparedCall, call: ComparedCall, row: Difference) -> Edge:
-    """Blame the inputs that a call has on one side only; of a module, the code around it."""
+    """Blame the inputs that a call has on one side only, or for a module the code around it."""
     alone = [d for d in call.inputs if d.verdict == "unmatched"]
     cause = next(filter(None, map(kind_of, alone)), causes.INTRODUCED)
     words = f"{call.path} was called with other arguments: {slots(alone)}"
@@ -76,7 +76,7 @@ def slots(rows: Sequence[Difference]) -> str:
 
 
 def kind_of(row: Difference) -> str | None:
-    """Return the cause if an input is a mask, positions or a cache, by its name or values."""
+    """Return the cause for a mask, positions or a cache, recognised by name or values."""
     for pattern, cause in _KINDS:
         if pattern.search(row.site.slot):
             return cause
@@ -100,7 +100,7 @@ def _is_mask(record: Record) -> bool:
 
 
 def is_root(row: Difference, differences: Sequence[Difference]) -> bool:
-    """Tell whether the row is of an outermost module: no other path of the step is around it."""
+    """Tell whether a row belongs to an outermost module of its step."""
     s = row.site
     return not any(
         d.site.path != s.path and within(s.path, d.site.path)
@@ -122,7 +122,7 @@ def by_producer(row: Difference, calls: Calls) -> Edge | None:
         common = ((c, d) for c, d in reversed(chain) if _takes_common(c, calls))
         call, output = next(common, chain[-1])
         reaches = f"{row.site.role} {row.site.slot} of {row.op}"
-        words = f"only {_owner(call)} calls {call.op} there; its result reaches {reaches}"
+        words = f"only {_owner(call)} calls {call.op}, and its result reaches {reaches}"
         return Edge(call, output, causes.OTHER_OPS, words)
     return None
 
@@ -143,9 +143,9 @@ def _one_sided(
 
 
 def _changes_nothing(call: ComparedCall) -> bool:
-    """Tell whether an operator keeps the values: a cast or a copy, by the norms.
+    """Tell whether an operator keeps the values, as a cast or a copy does, by comparing norms.
 
-    A backward call whose result was not recorded counts as one.
+    A backward call whose result was not recorded counts as such an operator.
     """
     inputs, outputs = _summaries(call.inputs[:1]), _summaries(call.outputs)
     if call.key.phase == "backward" and not outputs:
@@ -194,7 +194,7 @@ def _one_sided_operator(
 
 
 def _code_before(module: ComparedCall, call: ComparedCall, row: Difference, calls: Calls) -> Edge:
-    """Blame the code before a call: its input differs, though what made the input agrees."""
+    """Blame the code before a call: its input differs, but the producer of the input agrees."""
     origin = _origin(row, calls)
     golden, mine = calls.producers(row)
     other_producers = golden is not None and mine is not None and golden is not mine

@@ -1,7 +1,7 @@
 """Find the node of an exported graph that makes a module's error.
 
-The operator that a node stands for runs again on the values that the graph computed (`traced.py`);
-the first node with another result is the cause.
+The exporter notes which operator each node stands for. That operator is replayed on the values
+that the graph computed (`traced.py`). The first node whose result differs is the cause.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ATTENTION = "scaled_dot_product_attention"
 
 @dataclass(frozen=True)
 class BlamedNode:
-    """A node, why, and the cause that follows (None: that of the finding stays)."""
+    """A node, the evidence against it, and its cause; with None the finding keeps its cause."""
 
     node: GraphNode
     why: str = ""
@@ -42,7 +42,7 @@ def is_crossed(differences: Sequence[Difference]) -> bool:
 
 
 def comparable(differences: Sequence[Difference]) -> list[Difference]:
-    """Return the rows without those that only a graph, or only a model, has by its nature."""
+    """Leave out the rows that only a graph, or only a model, can have."""
     return [d for d in differences if d.pair.why not in (FOLDED, INNER)]
 
 
@@ -56,9 +56,9 @@ class NodeSearch:
     def find(
         self, call: ComparedCall, cause: str, weights: list[str], rows: list[Difference]
     ) -> BlamedNode | None:
-        """Return the node that causes the error of a call, None if it can't be told.
+        """Return the node that causes the error of a call, or None if no node is sure to.
 
-        ``weights``: the names of those that differ. ``rows``: those inside the call that diverged.
+        ``weights``: names of the weights that differ. ``rows``: diverged rows inside the call.
         """
         runs = self._runs
         of_mine = [d.pair.mine for d in rows if d.pair.mine is not None]
@@ -79,7 +79,7 @@ class NodeSearch:
 
 @dataclass(frozen=True)
 class _Reference:
-    """The other run's tensors that differ: what the graph should have computed."""
+    """The other run's tensors that differ: the values that the graph should have computed."""
 
     side: Side
     records: list[Record]
@@ -127,7 +127,7 @@ class _ModuleSearch:
         return next(map(BlamedNode, having), None)
 
     def _by_value(self) -> BlamedNode | None:
-        """Return the first node whose result is not that of the operator it stands for."""
+        """Return the first node whose result differs from that of its operator."""
         groups: dict[str, list[GraphNode]] = {}
         for node in self._nodes:
             if node.fx:
@@ -161,7 +161,7 @@ class _ModuleSearch:
     ) -> BlamedNode | None:
         """Return the node of an attention whose own mask is wrong.
 
-        With a causal mask it would give what the other run has, and with its own it does not.
+        A causal mask would give the other run's result; the node's own mask does not.
         """
         if not call.operator.startswith(_ATTENTION):
             return None

@@ -1,4 +1,4 @@
-"""Where NaN and infinity begin: at a call whose inputs have no more of them than golden's."""
+"""Find the call where NaN or infinity begins: its inputs hold no more of them than golden's."""
 
 from __future__ import annotations
 

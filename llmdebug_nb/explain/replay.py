@@ -1,12 +1,12 @@
-"""Run an operator again on its recorded inputs: in the same dtype, and in float64.
+"""Replay an operator on its recorded inputs: in the same dtype, and in float64.
 
-Its own error is counted in units of rounding: the relative L2 error over half the machine epsilon
-of the coarsest dtype among inputs and outputs. A correct operator stays below about ten, whatever
-its inputs; an inherited error does not count.
+Its own error is the relative L2 error between the two results. It is counted in units of
+rounding: half the machine epsilon of the coarsest dtype among inputs and outputs. A correct
+operator stays below about ten units, whatever its inputs are. An inherited error does not count.
 
 An operator is looked up by its recorded name in torch's own namespaces, and only if torch itself
-lists it as an operator; nothing in a dump is evaluated. The meta device tells the size of the
-result before any memory is taken.
+lists it as an operator. Nothing in a dump is evaluated. The meta device gives the size of the
+result before any memory is allocated.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NAMESPACES: dict[str, tuple[str, object]] = {
     "Torch": ("torch", torch),
     "VF": ("torch._VF", VF),
 }
-# what an operator may raise for arguments that do not suit it
+# the errors that an operator may raise for unsuitable arguments
 FAILURES = (
     RuntimeError,
     TypeError,
@@ -73,7 +73,7 @@ def operator(name: str) -> tuple[str, Operator]:
     ``name``: such as ``Functional.linear`` or ``Aten.add.Tensor``.
 
     Raises:
-        CannotReplay: it is no operator of torch.
+        CannotReplay: torch has no such operator.
     """
     prefix, _, bare = name.partition(".")
     if bare.partition(".")[0] not in _NEVER:
@@ -84,7 +84,7 @@ def operator(name: str) -> tuple[str, Operator]:
             function = _member(home, each) if each.isidentifier() else None
             if function is not None:
                 return f"{where}.{each}", function
-    raise CannotReplay(f"{name} is no operator of torch that can be called again")
+    raise CannotReplay(f"torch has no operator {name} that can be replayed")
 
 
 def _member(home: object, name: str) -> Operator | None:
@@ -101,7 +101,7 @@ def _aten(bare: str) -> tuple[str, Operator]:
     if name.isidentifier() and f"aten::{bare if overload else name}" in dispatched_operators():
         which = overload or "default"
         return f"torch.ops.aten.{name}.{which}", getattr(getattr(torch.ops.aten, name), which)
-    raise CannotReplay(f"Aten.{bare} is no operator of this torch")
+    raise CannotReplay(f"this version of torch has no operator Aten.{bare}")
 
 
 @contextlib.contextmanager
@@ -113,10 +113,10 @@ def quiet(seed: int = 0) -> Iterator[None]:
 
 
 class Replayed:
-    """A recorded operator call of one side, to be run again, on its own or on other tensors.
+    """A recorded operator call of one side, to be replayed on its own tensors or on others.
 
     Raises:
-        CannotReplay: the call can't be run again.
+        CannotReplay: the call can't be replayed.
     """
 
     def __init__(self, side: Side, key: CallKey) -> None:
@@ -126,7 +126,7 @@ class Replayed:
         if not outputs:
             raise CannotReplay("its output was not recorded")
         if key.phase != "forward":
-            raise CannotReplay("calls of backward passes are not run again")
+            raise CannotReplay("calls of backward passes are not replayed")
         self.op = outputs[0].op
         self.name, self.function = operator(self.op)
         self.arguments = arguments.arguments_of(self.records, side.scalars(key))
@@ -135,12 +135,13 @@ class Replayed:
     def run(
         self, tensors: Replayed | None = None, wide: bool = False, seed: int = 0
     ) -> dict[str, torch.Tensor]:
-        """Return the result by slot. ``tensors``: the call whose tensors to use, else its own.
+        """Return the result by slot.
 
-        ``wide``: compute in float64.
+        ``tensors``: another call, whose tensors are used; default: its own. ``wide``: compute in
+        float64.
 
         Raises:
-            CannotReplay: the operator fails, or would give another result than recorded.
+            CannotReplay: the operator fails, or would give a result of another size than recorded.
         """
         source = tensors or self
         load = arguments.loader(source.side, source.records)
@@ -158,7 +159,7 @@ class Replayed:
         ``strict``: the result must have the recorded shapes.
 
         Raises:
-            CannotReplay: the operator fails, or would give another result than recorded.
+            CannotReplay: the operator fails, or would give a result of another size than recorded.
         """
         args, kwargs = arguments.filled(self.arguments, load, torch.float64 if wide else None)
         try:
@@ -167,29 +168,30 @@ class Replayed:
                 result = self.function(*args, **kwargs)
         except FAILURES as error:
             line = str(error).partition("\n")[0]
-            raise CannotReplay(f"{self.name} fails when it is called again: {line}") from None
+            raise CannotReplay(f"{self.name} fails in the replay: {line}") from None
         return dict(arguments.results(args[0] if result is None and args else result))
 
-    def _check(self, given: Arguments, strict: bool) -> None:
+    def _check(self, call_arguments: Arguments, strict: bool) -> None:
         """Check the size of the result on the meta device.
 
-        So a dump can't make us take more memory than its own size justifies.
+        So a hostile dump can't make this process allocate far more memory than the dump's size.
         """
-        args = [on_meta(value) for value in given[0]]
-        result = self.function(*args, **{name: on_meta(value) for name, value in given[1].items()})
+        args = [on_meta(value) for value in call_arguments[0]]
+        kwargs = {name: on_meta(value) for name, value in call_arguments[1].items()}
+        result = self.function(*args, **kwargs)
         tensors = arguments.results(args[0] if result is None and args else result)
         shapes = {slot: tuple(tensor.shape) for slot, tensor in tensors}
         recorded = sum(math.prod(record.summary.shape) for record in self.records)
         most = _ROOM * (recorded + sum(map(math.prod, self._shapes.values())) + 1)
         if not strict and sum(map(math.prod, shapes.values())) > most:
-            raise CannotReplay(f"{self.name} would give far more than was recorded")
+            raise CannotReplay(f"{self.name} would give a far larger result than recorded")
         if strict and any(shapes.get(slot) != shape for slot, shape in self._shapes.items()):
             raise CannotReplay(
-                f"{self.name} would give {shapes}, where {self._shapes} was recorded"
+                f"{self.name} would give shapes {shapes}, but {self._shapes} were recorded"
             )
 
     def units(self, runs: Runs) -> float:
-        """Return its own error, the recorded result against float64, in units of rounding.
+        """Return its own error in units of rounding: the recorded result against float64.
 
         Raises:
             CannotReplay: the operator fails, or its result does not round.

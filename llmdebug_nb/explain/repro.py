@@ -1,6 +1,6 @@
-"""Write a script that runs the blamed call again from the two dumps.
+"""Write a script that replays the blamed call from the two dumps.
 
-It needs torch and this package alone.
+The script needs only torch and this package.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ in_golden = {at_golden}
 in_mine = {at_mine}
 
 
-def given(run, site, slot):
+def recorded_input(run, site, slot):
     return run.tensor(role="input", slot=slot, **site)
 
 
 def error(golden, mine):
     """Relative L2."""
     golden, mine = golden.double(), mine.double()
-    apart, size = (mine - golden).norm(), golden.norm()
-    return float(apart / size if size else apart)
+    difference, size = (mine - golden).norm(), golden.norm()
+    return float(difference / size if size else difference)
 
 
-def say(what, golden, mine):
+def show(label, golden, mine):
     if golden.shape == mine.shape:
         figure = error(golden, mine)
     else:
         figure = f"shape {{list(golden.shape)}} against {{list(mine.shape)}}"
-    print(f"{{what:<56}} {{figure}}")
+    print(f"{{label:<56}} {{figure}}")
 
 
 {calls}
@@ -69,25 +69,25 @@ def double(x):
     return x.double() if x.is_floating_point() else x
 
 
-theirs = golden.tensor(role="output", slot={slot}, **in_golden)
-ours = mine.tensor(role="output", slot={slot}, **in_mine)
+golden_output = golden.tensor(role="output", slot={slot}, **in_golden)
+my_output = mine.tensor(role="output", slot={slot}, **in_mine)
 with torch.no_grad():
     again, mine_again = first(golden_call(golden, in_golden)), first(my_call(mine, in_mine))
     exact, swapped = first(my_call(mine, in_mine, double)), first(my_call(golden, in_golden))
-    say("output, mine against golden:", theirs, ours)
-    say("golden's call again, against what golden recorded:", theirs, again)
-    say("mine's call again, against what mine recorded:", ours, mine_again)
-    say("mine's call in float64, against what mine recorded:", exact, ours)
-    say("mine's call on golden's inputs, against golden:", theirs, swapped)"""
+    show("output, mine against golden:", golden_output, my_output)
+    show("golden's call replayed, against golden's record:", golden_output, again)
+    show("mine's call replayed, against mine's record:", my_output, mine_again)
+    show("mine's call in float64, against mine's record:", exact, my_output)
+    show("mine's call on golden's inputs, against golden's record:", golden_output, swapped)"""
 
 _MODULE = """module = None  # to call the module too: model.get_submodule({path})
 
 for slot in {slots}:
-    values = given(golden, in_golden, slot), given(mine, in_mine, slot)
-    say(f"input {{slot}}, mine against golden:", *values)
-theirs = golden.tensor(role="output", slot={slot}, **in_golden)
-ours = mine.tensor(role="output", slot={slot}, **in_mine)
-say("output, mine against golden:", theirs, ours)
+    values = recorded_input(golden, in_golden, slot), recorded_input(mine, in_mine, slot)
+    show(f"input {{slot}}, mine against golden:", *values)
+golden_output = golden.tensor(role="output", slot={slot}, **in_golden)
+my_output = mine.tensor(role="output", slot={slot}, **in_mine)
+show("output, mine against golden:", golden_output, my_output)
 
 
 def first(result):
@@ -103,8 +103,8 @@ def call(run, site, wide=lambda x: x):
 if module is not None:
     with torch.no_grad():
         again, swapped = first(call(mine, in_mine)), first(call(golden, in_golden))
-        say("the module again, against what mine recorded:", ours, again)
-        say("the module on golden's inputs, against golden:", theirs, swapped)"""
+        show("the module called again, against mine's record:", my_output, again)
+        show("the module on golden's inputs, against golden's record:", golden_output, swapped)"""
 
 # an operator that only one run calls
 _ALONE = """def call(run, site, wide=lambda x: x):
@@ -122,14 +122,14 @@ def double(x):
 made = {side}.tensor(role="output", slot={slot}, **in_{side})
 with torch.no_grad():
     again, exact = first(call({side}, in_{side})), first(call({side}, in_{side}, double))
-    say("the call that only {side} makes, against what it recorded:", made, again)
-    say("the same in float64, against what it recorded:", exact, made)
+    show("the call that only {side} makes, against its record:", made, again)
+    show("the same in float64, against its record:", exact, made)
 """
 
 _SHOWS = """# the first tensor that differs
-theirs = golden.tensor(role={role}, slot={golden_slot}, **{golden_site})
-ours = mine.tensor(role={role}, slot={my_slot}, **{my_site})
-say({what}, theirs, ours)"""
+golden_tensor = golden.tensor(role={role}, slot={golden_slot}, **{golden_site})
+my_tensor = mine.tensor(role={role}, slot={my_slot}, **{my_site})
+show({label}, golden_tensor, my_tensor)"""
 
 
 def script(
@@ -137,8 +137,8 @@ def script(
 ) -> str | None:
     """Return the script, or None if the call's tensors were not kept on both sides.
 
-    The script of an operator that only one run calls runs it alone, and compares the row ``shows``,
-    where the difference is first seen.
+    If only one run calls the operator, the script replays this call alone. It then compares the
+    row ``shows``, the first one that differs.
     """
     if call.key.phase != "forward" or (call.one_sided and not call.is_operator):
         return None
@@ -203,7 +203,7 @@ def _alone(call: ComparedCall, runs: Runs, shows: Difference | None) -> str:
         my_slot=ascii(mine.site.slot),
         golden_site=_site(s.key),
         my_site=_site(mine.site.key),
-        what=ascii(f"{s.role} {s.slot} of {s.path}, mine against golden:"),
+        label=ascii(f"{s.role} {s.slot} of {s.path}, mine against golden:"),
     )
 
 
@@ -211,8 +211,8 @@ def _module(call: ComparedCall, runs: Runs) -> str:
     assert call.mine is not None
     records, scalars = runs.mine.records(call.mine, "input"), runs.mine.scalars(call.mine)
     try:
-        given = arguments.arguments_of(records, scalars, without_cache=True)
-        code = f"module({_arguments_text(given)})"
+        call_arguments = arguments.arguments_of(records, scalars, without_cache=True)
+        code = f"module({_arguments_text(call_arguments)})"
     except CannotReplay as why:
         code = f"None  # {_ascii(str(why))}".replace("\n", " ")
     slots = ascii([d.site.slot for d in call.inputs if _has_values(d)])
@@ -249,8 +249,8 @@ def _call_text(call: replay.Replayed) -> str:
     return f"{call.name}({_arguments_text(call.arguments)})"
 
 
-def _arguments_text(given: Arguments) -> str:
-    args, kwargs = given
+def _arguments_text(call_arguments: Arguments) -> str:
+    args, kwargs = call_arguments
     named = (f"{name}={_code(value)}" for name, value in kwargs.items() if name.isidentifier())
     return ", ".join([*map(_code, args), *named])
 
@@ -258,7 +258,7 @@ def _arguments_text(given: Arguments) -> str:
 def _code(value: object) -> str:
     """Return a value as Python code; strings are escaped."""
     if isinstance(value, Tensor):
-        return f"wide(given(run, site, {str(value)!a}))"
+        return f"wide(recorded_input(run, site, {str(value)!a}))"
     if isinstance(value, tuple):
         return f"({', '.join(map(_code, value))}{',' if len(value) == 1 else ''})"
     if isinstance(value, dict):

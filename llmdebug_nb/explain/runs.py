@@ -1,4 +1,4 @@
-"""What the search for causes needs of two runs: records, values, scalars, and the live model."""
+"""The two runs as the search for causes sees them: records, values, scalars, live modules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Scalar = tuple[str, str | None]  # type name, text
 
 
 class CannotReplay(Exception):
-    """A recorded call can't be run again; the message says why."""
+    """A recorded call can't be replayed; the message says why."""
 
 
 class Side:
@@ -44,9 +44,9 @@ class Side:
             raise CannotReplay(str(error)) from None
 
     def scalars(self, key: CallKey) -> dict[str, Scalar]:
-        """Return the arguments of a call that are no tensors, by slot.
+        """Return the arguments of a call that are not tensors, by slot.
 
-        Only forward calls have them; the records do not tell those of other phases apart.
+        Only forward calls have them, because scalars are recorded without a phase.
         """
         if key.phase != "forward":
             return {}

@@ -1,7 +1,7 @@
-"""Compare the arguments that are no tensors, and the plain attributes of modules.
+"""Compare the arguments that are not tensors, and the plain attributes of modules.
 
-They alone reveal a wrong eps, scale, axis or dropout rate: an operator with such an argument
-computes correctly.
+Only they reveal a wrong eps, scale, axis or dropout rate: an operator with a wrong argument still
+computes correctly, so a replay finds no error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from llmdebug_nb.explain.runs import CannotReplay, Runs, Scalar
 
 
 class Differing(NamedTuple):
-    """``golden``, ``mine``: its texts there. ``kind``: the name of its type."""
+    """A scalar that differs. ``golden``, ``mine``: its texts. ``kind``: the name of its type."""
 
     name: str
     golden: str
@@ -41,7 +41,7 @@ _EPS = re.compile(r"(^|_)eps(ilon)?($|_)")
 
 
 def of_call(call: ComparedCall, runs: Runs) -> list[Differing]:
-    """Return the scalar arguments of a call that differ; a default counts as given."""
+    """Return the scalar arguments of a call that differ; missing ones count as their defaults."""
     if call.golden is None or call.mine is None or call.is_fused:
         return []
     golden, mine = runs.golden.scalars(call.golden), runs.mine.scalars(call.mine)
@@ -115,15 +115,15 @@ def _of_another_class(golden: dict[str, Scalar], mine: dict[str, Scalar]) -> lis
 
 
 def constants(differing: list[Differing]) -> list[Differing]:
-    """Return those that a program sets: numbers such as eps, and modes such as ``tanh``.
+    """Return the scalars that a program chooses: numbers such as eps, modes such as ``tanh``.
 
-    Sizes are none, nor are the limits of a dtype.
+    Sizes of tensors and limits of dtypes are left out.
     """
     return [each for each in differing if _is_mode(each) or _are_constants(each)]
 
 
 def flags(differing: list[Differing]) -> list[Differing]:
-    """Return the switches of the computation, without those of training."""
+    """Return the flags that change the computation; ``training`` is left out."""
     return [each for each in differing if each.kind == "bool" and each.name not in _OF_TRAINING]
 
 
@@ -146,7 +146,7 @@ def _is_constant(text: str) -> bool:
 
 
 def _are_sizes(call: ComparedCall, golden: Scalar, mine: Scalar) -> bool:
-    """Tell whether two numbers are sizes of tensors on their side, which differ anyway."""
+    """Tell whether each number is a size of a tensor in its run; sizes differ anyway."""
     for side, scalar in (("golden", golden), ("mine", mine)):
         records = (getattr(row.pair, side) for row in call.rows())
         sizes = {n for r in records if r is not None for n in r.summary.shape}
@@ -164,7 +164,7 @@ def words(differing: list[Differing]) -> str:
 
 
 def _equal(a: Scalar, b: Scalar) -> bool:
-    """Tell whether two are equal. An object without a text (a cache, say) equals anything."""
+    """Tell whether two scalars are equal. An object without a text (a cache) equals anything."""
     if a == b or _is_opaque(a) or _is_opaque(b):
         return True
     if {a, b} <= {_ABSENT, ("None", None), ("bool", "False")}:  # left out, or given as the default

@@ -1,4 +1,4 @@
-"""A comparison in three sentences: the first difference, where its error is made, the next step."""
+"""A comparison in three sentences: the first difference, the place of its error, the next step."""
 
 from __future__ import annotations
 
@@ -9,23 +9,21 @@ from llmdebug_nb.explain import causes
 
 _MADE = {
     causes.INTRODUCED: "The error is made in {where}",
-    causes.INHERITED: "The error is not made in {where}, which only magnifies that of its inputs",
-    causes.WRONG_INPUT: "The error comes from outside, with the inputs of {where}",
-    causes.WRONG_MASK: "The error comes to {where} with its mask",
-    causes.WRONG_POSITION: "The error comes to {where} with its positions",
-    causes.WRONG_CACHE: "The error comes to {where} with its cache",
-    causes.WEIGHT: "The error is made in {where}, by another weight and not by its code",
-    causes.SCALAR: "The error is made in {where}, by another setting and not by its code",
-    causes.OTHER_OPS: "The error is made at {where}, where the two programs call other operators",
+    causes.INHERITED: "{where} does not make the error, it only magnifies that of its inputs",
+    causes.WRONG_INPUT: "The error is made outside, and enters {where} with its inputs",
+    causes.WRONG_MASK: "The error enters {where} with its mask",
+    causes.WRONG_POSITION: "The error enters {where} with its positions",
+    causes.WRONG_CACHE: "The error enters {where} with its cache",
+    causes.WEIGHT: "The error is made in {where}, by a different weight and not by its code",
+    causes.SCALAR: "The error is made in {where}, by a different setting and not by its code",
+    causes.OTHER_OPS: "The error is made at {where}, as the two programs call other operators",
     causes.NONDETERMINISTIC: "There is no error in {where}, but its result changes from run to run",
     causes.OVERFLOW: "The error is made in {where}, where values overflow",
     causes.OTHER_TOKEN: "The error comes from the previous step, which chose another token",
     causes.CARRIED_OVER: (
-        "The error is made in {where}, or its state carries it over from an earlier step"
+        "The error is made in {where}, or a cache carries it over from an earlier step"
     ),
-    causes.UNKNOWN_INPUT: (
-        "The error is made in {where} or inherited by it; without its inputs nothing can tell"
-    ),
+    causes.UNKNOWN_INPUT: ("{where} makes the error or inherits it, which its inputs would tell"),
     causes.BEFORE: "The error comes from code that was not recorded, in {where}",
 }
 _NEXT = {
@@ -36,12 +34,12 @@ _NEXT = {
     causes.WRONG_INPUT: "Record both runs on the same input",
     causes.WRONG_MASK: "Look at the code that builds the mask",
     causes.WRONG_POSITION: "Look at the code that counts positions, with its offset and padding",
-    causes.WRONG_CACHE: "Look at what the previous step wrote to the cache",
+    causes.WRONG_CACHE: "Look at the values that the previous step wrote to the cache",
     causes.WEIGHT: "Look at how the weight is loaded, split, tied or converted",
     causes.SCALAR: "Set it to golden's value and compare again",
-    causes.OTHER_OPS: "Look at the code there on both sides",
+    causes.OTHER_OPS: "Look at this code in both programs",
     causes.NONDETERMINISTIC: (
-        "Call ld.seed_all in both programs, or switch dropout off, and compare again"
+        "Call ld.seed_all in both programs or switch dropout off, then record and compare again"
     ),
     causes.OVERFLOW: "Scale its inputs, or compute it in a wider dtype",
     causes.OTHER_TOKEN: "Feed both runs the same tokens, or decode greedily",
@@ -90,7 +88,8 @@ def _cause(findings: Sequence[Finding]) -> str:
     advice = _NEXT.get(finding.cause, "Look at the code there")
     more = f" (and {len(findings) - 1} more in findings)" if len(findings) > 1 else ""
     at = f" at {finding.source}" if finding.source else ""
-    evidence = finding.evidence.replace(f": {advice[0].lower()}{advice[1:]}", "")  # comes last
+    # the advice comes last, so it is removed from the evidence
+    evidence = finding.evidence.replace(f": {advice[0].lower()}{advice[1:]}", "")
     script = f", or {_SCRIPT}" if finding.repro else ""
     return f"{made}{at}: {evidence}{more}. {advice}{script}."
 

@@ -1,9 +1,9 @@
 """Run mine's module on golden's inputs: an error that remains is its own, the rest is inherited.
 
-The live module is used if it still computes what was recorded. Otherwise the module's recorded
-operators run again, along the dataflow edges. An operator's input is a view of its producer's
-output, and views are not recorded: which elements it took is read from the recorded values, if
-those are all different.
+The live module is used if it still computes the recorded values. Otherwise the module's recorded
+operators are replayed along the dataflow edges. An operator's input is often a view of its
+producer's output, and views are not recorded. The recorded values show which elements the view
+took, as long as no two of them are equal.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _MOST_AXES = 5  # of a tensor whose permutations are tried
 class SwapResult:
     """The result of mine's module on golden's inputs.
 
-    ``error``: against golden's output, so it is the module's own. ``random``: two runs give two
-    results. ``by``: ``live`` or ``disk``. ``cache``: a cache was left out.
+    ``error``: the error against golden's output, which is the module's own error. ``random``: two
+    calls gave two results. ``by``: ``live`` or ``disk``. ``cache``: a cache was left out.
     """
 
     error: float
@@ -51,7 +51,7 @@ def run_on_golden_inputs(call: ComparedCall, calls: Calls, runs: Runs) -> SwapRe
     if call.golden is None or call.mine is None:
         raise CannotReplay("only one run made this call")
     if call.key.phase != "forward":
-        raise CannotReplay("calls of backward passes are not run again")
+        raise CannotReplay("calls of backward passes are not replayed")
     try:
         return _live(call.golden, call.mine, call, runs)
     except CannotReplay as why:
@@ -87,7 +87,7 @@ def _live(golden: CallKey, mine: CallKey, call: ComparedCall, runs: Runs) -> Swa
     other = _called(module, arguments.filled(given, load), seed=1)
     random = any(not same(tensor, other[slot]) for slot, tensor in again.items())
     if not random and largest_error(recorded, again, runs) > limit:
-        raise CannotReplay("the model no longer computes what was recorded")
+        raise CannotReplay("the model no longer computes the recorded values")
     result = _called(module, arguments.filled(given, load_as_mine))
     error = largest_error(arguments.outputs(runs.golden, golden), result, runs)
     return SwapResult(error, random, "live", cache)
@@ -156,7 +156,7 @@ def _from_disk(
     for key in operators:
         values.run(key)
     result = {
-        record.site.slot: values.now(record, runs.mine.load(record))
+        record.site.slot: values.updated(record, runs.mine.load(record))
         for record in runs.mine.records(mine, "output")
     }
     error = largest_error(arguments.outputs(runs.golden, golden), result, runs)
@@ -167,7 +167,7 @@ _Values = tuple[torch.Tensor, torch.Tensor]  # as recorded, and as computed agai
 
 
 class _ReplayedValues:
-    """Mine's tensors as recorded, and as they are with golden's inputs of the module."""
+    """Mine's tensors, as recorded and as computed from golden's inputs of the module."""
 
     def __init__(self, calls: Calls, runs: Runs) -> None:
         self._calls, self._runs = calls, runs
@@ -175,7 +175,7 @@ class _ReplayedValues:
         self._inputs: list[_Values] = []
 
     def put(self, number: int | None, recorded: torch.Tensor, golden: torch.Tensor) -> None:
-        """Replace an input of the module by golden's. ``number``: the id of its producer."""
+        """Put golden's input of the module in place of mine's; ``number``: its producer's id."""
         if recorded.shape != golden.shape:
             raise CannotReplay("the two runs have inputs of different shapes")
         golden = golden.to(recorded.dtype)
@@ -184,12 +184,12 @@ class _ReplayedValues:
         self._inputs.append((recorded, golden))
 
     def run(self, key: CallKey) -> None:
-        """Run an operator again. If none of its inputs changed, its output is as recorded."""
+        """Replay an operator. If none of its inputs changed, its output stays as recorded."""
         side = self._runs.mine
         inputs: dict[str, _Values] = {}
         for record in side.records(key, "input"):
             recorded = side.load(record)
-            inputs[record.site.slot] = recorded, self.now(record, recorded)
+            inputs[record.site.slot] = recorded, self.updated(record, recorded)
         outputs = [(record, side.load(record)) for record in side.records(key, "output")]
         if all(recorded is new for recorded, new in inputs.values()):
             result = {record.site.slot: recorded for record, recorded in outputs}
@@ -198,10 +198,10 @@ class _ReplayedValues:
         for record, recorded in outputs:
             self._known[record.id] = recorded, result[record.site.slot]
 
-    def now(self, record: Record, recorded: torch.Tensor) -> torch.Tensor:
-        """Return a recorded tensor as it is now: the same elements of its producer's output.
+    def updated(self, record: Record, recorded: torch.Tensor) -> torch.Tensor:
+        """Return the new values of a recorded tensor: the same elements of its producer's output.
 
-        It is unchanged if it comes from outside the module.
+        A tensor from outside the module is unchanged.
         """
         producer = record.producer
         while producer is not None and producer not in self._known:
@@ -223,7 +223,7 @@ def _same_elements(before: torch.Tensor, after: torch.Tensor, view: torch.Tensor
     """Return the elements of ``after`` that ``view`` takes of ``before``.
 
     Raises:
-        CannotReplay: equal values leave it open, or it is no view of ``before``.
+        CannotReplay: equal values leave several answers, or ``view`` is not a view of ``before``.
     """
     if torch.equal(before, after):
         return view
@@ -240,7 +240,10 @@ def _same_elements(before: torch.Tensor, after: torch.Tensor, view: torch.Tensor
 
 
 def _same_order(before: torch.Tensor, after: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
-    """Permute the axes of ``after`` as ``view`` has those of ``before``. Raises CannotReplay."""
+    """Permute the axes of ``after`` as ``view`` permutes those of ``before``.
+
+    Raises CannotReplay.
+    """
     permuted: list[torch.Tensor] = []
     if before.numel() == view.numel() and before.dim() <= _MOST_AXES:
         for order in itertools.permutations(range(before.dim())):

@@ -1,7 +1,7 @@
-"""What an exported graph computed, by the names of the traced program it was exported from.
+"""The values of an exported graph, by the names of the traced program that it was exported from.
 
-An exporter notes for each node the operator it stands for (``fx``), as torch.fx formats it.
-Operators are looked up by name among those of torch; arguments are read, never evaluated.
+An exporter notes for each node the operator that it stands for (``fx``), as torch.fx formats it.
+Operators are looked up by name in torch. Arguments are parsed, never evaluated.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class FxCall(NamedTuple):
 class GraphNode:
     """A node of an exported graph.
 
-    ``fx``: the traced operator it stands for. ``facts``: other scalars recorded of it, by slot.
+    ``fx``: the traced operator that it stands for. ``facts``: its other recorded scalars, by slot.
     """
 
     key: CallKey
@@ -102,7 +102,7 @@ class ExportedGraph:
 
 
 def _joined(facts: dict[str, Scalar]) -> str:
-    """Return the traced operator of a node; a text too long for one scalar is in several."""
+    """Return the traced operator of a node; a long text is recorded as several scalars."""
     parts = sorted(
         (int(slot.partition(".")[2] or 0), text or "")
         for slot, (_, text) in facts.items()
@@ -116,7 +116,7 @@ class GraphValues:
 
     def __init__(self, graph: ExportedGraph, side: Side, key: CallKey) -> None:
         self._side, self._key = side, key
-        # of several nodes for one traced operator, the last
+        # if several nodes stand for one traced operator, the last one counts
         self._nodes = {
             match[1]: node for node in graph.nodes(key) if (match := re.match(r"%(\w+) :", node.fx))
         }
@@ -181,7 +181,7 @@ class GraphValues:
             yield tuple(view if t is None else t for t in tensors)
 
     def _views(self, group: list[GraphNode], shape: torch.Size) -> Iterator[torch.Tensor]:
-        """Yield the inputs of nodes, from outside of them, in every way they fit a shape."""
+        """Yield every way to view an outside input of the nodes in the wanted shape."""
         inner = {r.id for node in group for r in self._side.records(node.key, "output")}
         inputs = (r for node in group for r in self._side.records(node.key, "input"))
         for record in [r for r in inputs if r.producer not in inner]:
@@ -212,7 +212,7 @@ class GraphValues:
             on = {key: on_meta(value) for key, value in kwargs.items()}
             outline = function(*map(on_meta, args), **on)
             if not isinstance(outline, torch.Tensor) or outline.numel() != output.summary.numel:
-                raise CannotReplay(f"{name} gives something else")
+                raise CannotReplay(f"{name} gives a result of another kind or shape")
             with quiet():
                 result = function(*args, **kwargs)
         except FAILURES as error:
@@ -226,7 +226,7 @@ def read(fx: str) -> FxCall:
     """Read a node of the traced program as torch.fx formats it. Raises CannotReplay."""
     match = _CALLED.match(fx)
     if match is None:
-        raise CannotReplay("it is no operator of torch")
+        raise CannotReplay("torch has no such operator")
     return FxCall(*match.groups())
 
 

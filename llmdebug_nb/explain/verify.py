@@ -1,4 +1,4 @@
-"""Run a suspect again: does it make the error, pass on that of its inputs, or is it random?"""
+"""Replay a suspect: does it make the error, pass on the error of its inputs, or is it random?"""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from llmdebug_nb.explain.runs import CannotReplay, Runs
 from llmdebug_nb.explain.swap import SwapResult, run_on_golden_inputs
 
 MAKES, PASSES_ON, RANDOM, UNKNOWN = "makes", "passes on", "random", "unknown"
-CLEAN = 32.0  # units of rounding: correct operators of four models stay below 9, in any dtype
-_APART = 8.0  # mine's own error over golden's, in one operator; more is a bug
-_SMALLER = 0.5  # of the error: a module whose own error is below this passes on the rest
+# units of rounding; the operators of four correct models stay below 9, in any dtype
+CLEAN = 32.0
+_APART = 8.0  # an operator of mine has a bug if its own error is this many times golden's
+_SMALLER = 0.5  # a module passes an error on if its own share of it is below this
 
 
 @dataclass(frozen=True)
 class Tested:
-    """What running a call again showed.
+    """The result of a replay.
 
-    ``kind``: what the call does. ``words``: the evidence, or why it could not be run. ``score``:
-    its own error, in units of rounding.
+    ``kind``: `MAKES`, `PASSES_ON`, `RANDOM` or `UNKNOWN`. ``words``: the evidence, or why the
+    call could not be replayed. ``score``: the call's own error, in units of rounding.
     """
 
     kind: str
@@ -29,11 +30,11 @@ class Tested:
     score: float = 0.0
 
 
-_TWICE = Tested(RANDOM, "called twice on the same inputs it gives two results")
+_TWICE = Tested(RANDOM, "two calls on the same inputs give two results")
 
 
 def test(call: ComparedCall, calls: Calls, runs: Runs) -> Tested:
-    """Run the suspect again: an operator on its own inputs, mine's module on golden's."""
+    """Replay an operator on its own inputs, or run mine's module on golden's inputs."""
     try:
         return _operator(call, runs) if call.is_operator else _module(call, calls, runs)
     except CannotReplay as why:
@@ -48,15 +49,15 @@ def _operator(call: ComparedCall, runs: Runs) -> Tested:
     golden, mine = Replayed(runs.golden, call.golden), Replayed(runs.mine, call.mine)
     if is_random(mine):
         return _TWICE
-    theirs, ours = golden.units(runs), mine.units(runs)
-    figures = f"called again alone, mine is {_units(ours)} off float64, golden's {_units(theirs)}"
-    if ours > CLEAN and ours > _APART * theirs:
-        return Tested(MAKES, figures, ours)
+    of_golden, of_mine = golden.units(runs), mine.units(runs)
+    figures = f"replayed alone, mine is {_units(of_mine)} off float64, golden {_units(of_golden)}"
+    if of_mine > CLEAN and of_mine > _APART * of_golden:
+        return Tested(MAKES, figures, of_mine)
     same_call = golden.name == mine.name and golden.arguments == mine.arguments
     identical = all(d.verdict == "match" for d in call.inputs)
-    if same_call and ours <= CLEAN and theirs <= CLEAN and not identical:
-        return Tested(PASSES_ON, f"{figures}: it magnifies the error of its inputs", ours)
-    return Tested(UNKNOWN, figures, ours)
+    if same_call and of_mine <= CLEAN and of_golden <= CLEAN and not identical:
+        return Tested(PASSES_ON, f"{figures}: it magnifies the error of its inputs", of_mine)
+    return Tested(UNKNOWN, figures, of_mine)
 
 
 def _module(call: ComparedCall, calls: Calls, runs: Runs) -> Tested:
@@ -69,16 +70,16 @@ def _module(call: ComparedCall, calls: Calls, runs: Runs) -> Tested:
     limit = max((d.limit or 0.0 for d in call.outputs), default=0.0)
     records = (r for d in call.outputs for r in (d.pair.golden, d.pair.mine) if r)
     score = done.error / unit([r.summary.dtype for r in records])
-    words = f"{_how(done)}, its error is {done.error:.2g}; with mine's own inputs it is {total:.2g}"
+    words = f"{_how(done)}: error {done.error:.2g}, against {total:.2g} on mine's own inputs"
     if bad is not None and done.error <= limit and done.error < _SMALLER * total:
         return Tested(PASSES_ON, words, score)
     return Tested(MAKES if done.error > limit else UNKNOWN, words, score)
 
 
 def _how(done: SwapResult) -> str:
-    ran = "the live module alone" if done.by == "live" else "its recorded operators run again"
-    cache = " (without its cache, which is still empty)" if done.cache else ""
-    return f"{ran}{cache} on golden's inputs"
+    ran = "the live module" if done.by == "live" else "its recorded operators"
+    cache = " (without its cache, which was still empty)" if done.cache else ""
+    return f"{ran}{cache}, run alone on golden's inputs"
 
 
 def _units(units: float) -> str:

@@ -1,4 +1,4 @@
-"""Compare weights: by their records if there are any, else by the fingerprints of the start."""
+"""Compare weights: by their records, or else by fingerprints taken when the recording began."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Weights:
         rows = self._rows.get(golden)
         if rows is not None:
             return [slot for slot, d in rows.items() if d.verdict == "diverged"]
-        ours = self._runs.golden.fingerprints.get(golden, {})
-        theirs = self._runs.mine.fingerprints.get(mine, {})
+        of_golden = self._runs.golden.fingerprints.get(golden, {})
+        of_mine = self._runs.mine.fingerprints.get(mine, {})
         return [
             name
-            for name, (kind, fingerprint) in ours.items()
-            if name in theirs and theirs[name][0] == kind and theirs[name][1] != fingerprint
+            for name, (kind, fingerprint) in of_golden.items()
+            if name in of_mine and of_mine[name][0] == kind and of_mine[name][1] != fingerprint
         ]

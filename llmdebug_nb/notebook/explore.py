@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def explore(
     what: Run | Report | str | os.PathLike[str], tokenizer: Tokenizer | None = None
 ) -> Explorer:
-    """Return the explorer of a report or of a run, which may be named or given by its path.
+    """Return the explorer of a report, or of a run (or its name or path).
 
     A notebook displays it if it is the last expression of a cell. With a ``tokenizer`` (any
     object with ``decode(ids)``) each step shows its input text if token ids were recorded.

@@ -124,7 +124,7 @@ class LLMDebugMagics(Magics):
     @argument(
         "--map",
         metavar="F",
-        help="YAML or JSON file, or a variable: which module of golden is which of mine",
+        help="YAML or JSON file, or a variable: modules of golden with those of mine",
     )
     @argument("--no-explain", action="store_true", help="skip the search for the cause")
     @argument(

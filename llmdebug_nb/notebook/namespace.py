@@ -66,7 +66,7 @@ class Namespace:
         return {name: self._shell.user_ns[name] for name in names}
 
     def bind(self, run: Run) -> None:
-        """Say what was recorded, and make the run a variable unless its name is taken."""
+        """Print a line on the run, and make the run a variable unless its name is taken."""
         name, value = run.name, self._variables.get(run.name)
         note = ""
         if not name.isidentifier() or keyword.iskeyword(name) or hasattr(builtins, name):

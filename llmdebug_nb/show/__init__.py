@@ -1,1 +1,1 @@
-"""What is shown: JSON-ready view models first, then text and HTML made from them."""
+"""Showing runs and comparisons: views as JSON-ready data, and text and HTML made from them."""

@@ -53,7 +53,7 @@ def state_of(
 
     Raises:
         OptionError: an argument makes no sense.
-        TensorLookupError: there is no such tensor; the message names those there are.
+        TensorLookupError: there is no such tensor; the message names the recorded ones.
     """
     overview = view.overview()
     state = opening(overview)

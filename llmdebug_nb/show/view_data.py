@@ -1,4 +1,4 @@
-"""What text, pages and figures ask of a view, and what a view asks of a report."""
+"""Two interfaces: of a view, for text, pages and figures; and of a report, for its view."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ViewData(Protocol):
 
 
 class ReportData(Protocol):
-    """What a view asks of a report; `app.report.Report` answers it."""
+    """A report, as its view needs it; `app.report.Report` implements it."""
 
     @property
     def golden(self) -> OpenedRun: ...

@@ -1,4 +1,4 @@
-"""Where runs are: by name in the runs folder, or by path."""
+"""Finding runs: by name in the runs folder, or by path."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def read_marker(folder: Path) -> dict[str, Any]:
     """Return a run's marker, ``llmdebug.json``.
 
     Raises:
-        CorruptDumpError: it is no such marker, or of a later version of the format.
+        CorruptDumpError: it is not such a marker, or of a later version of the format.
     """
     file = folder / fmt.MARKER
     try:

@@ -136,7 +136,7 @@ def _decode(header: bytes, name: str) -> tuple[Row, int | None]:
         ):
             raise ValueError("fields are missing")
         if not all(field is None or isinstance(field, (str, int, float)) for field in row):
-            raise ValueError("a field is no text and no number")
+            raise ValueError("a field is neither a text nor a number")
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise CorruptDumpError(f"{name}: a payload frame is damaged ({error})") from None
     return row, nbytes
@@ -151,7 +151,7 @@ def shape_of(text: str) -> tuple[int, ...]:
     try:
         sizes = json.loads(text)
     except RecursionError:
-        raise ValueError(f"{text[:80]!r}… is no shape") from None
+        raise ValueError(f"{text[:80]!r}… is not a shape") from None
     if not isinstance(sizes, list) or not all(type(size) is int and size >= 0 for size in sizes):
-        raise ValueError(f"{text[:80]!r} is no shape")
+        raise ValueError(f"{text[:80]!r} is not a shape")
     return tuple(sizes)

@@ -28,7 +28,7 @@ _FIGURES = ("min", "max", "mean", "l2norm", "nan", "inf", "zero")
 
 
 class Process:
-    """What one process recorded.
+    """The recording of one process.
 
     ``number``: its place among the processes of the run. ``later``: what is added to its
     generations, so that they follow those of an earlier process of the same rank.

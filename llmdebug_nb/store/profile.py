@@ -84,7 +84,7 @@ def _with_ids(run: Run, frame: pandas.DataFrame) -> pandas.DataFrame:
 def _in_us(
     frame: pandas.DataFrame, columns: tuple[str, ...] = ("start", "duration")
 ) -> pandas.DataFrame:
-    """Convert nanoseconds to microseconds. Raises CorruptDumpError if a time is no number."""
+    """Convert nanoseconds to microseconds. Raises CorruptDumpError if a time is not a number."""
     for name in columns:
         try:
             frame[name] = frame[name].astype("float64") / _US
@@ -137,7 +137,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def _add_parameters(run: Run, calls: dict[_Site, dict[str, Any]]) -> None:
-    """Add arguments that are no tensors, and of modules their plain attributes."""
+    """Add arguments that are not tensors, and the plain attributes of modules."""
     arguments: dict[_Site, dict[str, str | None]] = {}
     attributes: dict[str, dict[str, str | None]] = {}
     for row in run.index.scalars(role=("input", "attribute")):

@@ -43,7 +43,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one process wrote. ``folder``: its name. ``ended_by``: why the recording ended early."""
+    """The part of one process. ``folder``: its name. ``ended_by``: why it ended early."""
 
     folder: str
     rank: str

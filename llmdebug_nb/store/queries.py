@@ -220,7 +220,7 @@ class Index:
     # -- scalars, operators, kernels ----------------------------------------------------------
 
     def scalars(self, **columns: Unpack[ScalarColumns]) -> list[ScalarRow]:
-        """Return arguments, outputs and attributes that are no tensors."""
+        """Return arguments, outputs and attributes that are not tensors."""
         where, values = equal(columns)
         sql = f"SELECT {quoted(ScalarRow._fields)} FROM scalar_rows WHERE {where}"
         return [ScalarRow(*row) for row in self.query(sql, values)]
@@ -292,9 +292,9 @@ class Index:
     def first_unknown(
         self, view: str, columns: Mapping[str, object], order: Sequence[str]
     ) -> tuple[str, list[str]] | None:
-        """Return the first column, in ``order``, whose value is in no row that fits those before.
+        """Return the first column whose value no row has, and the values that rows have there.
 
-        With it come the values that the column has in those rows.
+        The columns are checked in ``order``; only rows that fit the columns before are searched.
         """
         before: dict[str, object] = {}
         for name in order:

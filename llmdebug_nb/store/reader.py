@@ -32,8 +32,7 @@ def open_run(where: str | os.PathLike[str] | Run) -> Run:
     """Open a dump by name, path, or foreign dump folder; a Run is returned as it is.
 
     Raises:
-        UnknownRunError, NotADumpError, CorruptDumpError: the message says what was found and what
-            to do.
+        UnknownRunError, NotADumpError, CorruptDumpError: the message names the cause and a remedy.
     """
     if isinstance(where, Run):
         return where
@@ -46,7 +45,7 @@ def open_run(where: str | os.PathLike[str] | Run) -> Run:
     if layout is None:
         known = ", ".join(each.NAME for each in layouts.layouts())
         raise NotADumpError(
-            f"{path} is no dump: no {fmt.MARKER} in it, and no layout matches (known: {known})"
+            f"{path} is not a dump: no {fmt.MARKER} in it, and no layout matches (known: {known})"
         )
     run = Run(path.name, path, lambda: _foreign(layout, path))
     run.source  # noqa: B018 - a file that can't be read is reported now, not later
@@ -105,7 +104,7 @@ def _open_native(path: Path, marker: dict[str, Any]) -> Source:
 def _merged(processes: list[Process]) -> sqlite3.Connection:
     """Return one index in memory over several processes.
 
-    Model tree and root calls are those of the first process, and what the others have besides.
+    Model tree and root calls are those of the first process, plus those that only later ones have.
     """
     db = sqlite3.connect(":memory:", check_same_thread=False)
     create_tables(db)

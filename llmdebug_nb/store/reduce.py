@@ -38,9 +38,9 @@ def reduced(
     progress: Callable[[int], None],
     name: str | None = None,
 ) -> Path:
-    """Write a run with figures of the tensors of ``run`` beside it; return its folder.
+    """Write a smaller run beside ``run``, with figures of its tensors; return its folder.
 
-    ``folder``: what that is called. ``name``: the run's own name, if it is another.
+    ``folder``: the name of the new folder. ``name``: the new run's name, if it differs from that.
     ``figures(tensor)`` returns float64[n], called ``kept``. Tensors that ``run`` keeps only in
     part are copied as they are. ``progress(n)`` is called after every ``n`` records.
 

@@ -55,7 +55,7 @@ class Run(Tabular):
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What the dump records about itself: options, environment, how recording ended."""
+        """The dump's own data: options, environment, the end of the recording."""
         return self.source.meta
 
     @property
@@ -134,7 +134,7 @@ class Run(Tabular):
         return frames.records(self)
 
     def scalars(self, path: str | None = None) -> pandas.DataFrame:
-        """Return one row for each argument and output that is no tensor but a number, flag or text.
+        """Return one row for each argument and output that is a number, a flag or a text.
 
         Role ``attribute``: plain attributes of a module (eps, training); ``weight``: fingerprints
         of its parameters.
@@ -148,7 +148,7 @@ class Run(Tabular):
         ``level``: api | aten. ``source``: the innermost frame of its call stack, missing if stacks
         were not recorded; `stack` returns all of it. ``within``, ``within_call``: the call of a
         module or operator that it is part of. ``forward_path``, ``forward_call``: in the backward
-        phase, the forward call that it is the gradient of.
+        phase, the forward call whose gradient it computes.
         """
         return frames.operators(self)
 
@@ -156,7 +156,7 @@ class Run(Tabular):
         """Return one row for each recorded call, in execution order.
 
         It has the call's parameters, and dtype and shape of each input and output tensor.
-        ``parameters``: arguments that are no tensors, and plain attributes of modules, as texts by
+        ``parameters``: arguments that are not tensors, and attributes of modules, as texts by
         name. ``id``: its execution id, see `ids`.
         """
         return profile.ops(self)
@@ -325,7 +325,7 @@ class Run(Tabular):
             return self.source.load(record)
 
     def _missing(self, columns: RecordColumns | OperatorColumns, view: str) -> str:
-        """Say which part of a site is not in the run, and which values are."""
+        """Return the error that names the unknown part of a site, and the values in its place."""
         wanted = dict[str, object](columns)
         if view != "rows" and self.index.is_empty(view):
             needed = "record with mode='api' or mode='aten'"

@@ -40,7 +40,7 @@ _Row = Mapping[str, Any]
 
 
 def write_tables(run: Run, folder: Path) -> list[Path]:
-    """Write what tables a run has below ``folder``; return the files.
+    """Write the tables of a run into ``folder``; return the files.
 
     Raises:
         StoreError: the run has none. DumpWriteError: the folder can't be written to.

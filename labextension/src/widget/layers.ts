@@ -9,7 +9,7 @@ import type { Layer, Step } from './wire';
 
 export class Layers {
   readonly root: HTMLElement;
-  private told = h('div', { class: 'llmdebug-told' }, T.mapHint);
+  private hint = h('div', { class: 'llmdebug-told' }, T.mapHint);
   private map: LayerMap;
   private growth: Growth;
   /** Fetch the errors again, after the verdicts have changed. */
@@ -23,7 +23,7 @@ export class Layers {
     let errors: LayerErrors | undefined;
     const events: PlaceEvents = {
       choose: place => errors && choose(errors.layers[place.layer]!, place.step, errors.row(place)),
-      tell: text => void (this.told.textContent = text || T.mapHint),
+      tell: text => void (this.hint.textContent = text || T.mapHint),
     };
     this.map = new LayerMap(events);
     this.growth = new Growth(events);
@@ -32,7 +32,7 @@ export class Layers {
       { class: 'llmdebug-layers', open: true, hidden: true },
       h('summary', {}, T.layers),
       h('div', { class: 'llmdebug-layer-views' }, this.map.root, this.growth.root),
-      this.told,
+      this.hint,
     );
     this.reload = async () => void (errors = (await this.load()) ?? errors);
     void this.reload();

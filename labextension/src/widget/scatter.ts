@@ -17,7 +17,7 @@ export class Scatter {
   private canvas = h('canvas', { class: 'llmdebug-scatter-plot', role: 'img' });
   private low = h('span');
   private high = h('span');
-  private told = h('div', { class: 'llmdebug-scatter-told' }, T.scatterHint);
+  private hint = h('div', { class: 'llmdebug-scatter-told' }, T.scatterHint);
   private answer: Answer | null = null;
   private data: Float32Array[] = [];
   private cells = new Uint32Array();
@@ -31,12 +31,12 @@ export class Scatter {
       h('figcaption', {}, T.scatter),
       this.canvas,
       h('div', { class: 'llmdebug-caption' }, this.low, h('span', {}, T.scatterAxes), this.high),
-      this.told,
+      this.hint,
     );
     this.canvas.addEventListener('pointermove', event => this.tell(event));
     this.canvas.addEventListener(
       'pointerleave',
-      () => void (this.told.textContent = T.scatterHint),
+      () => void (this.hint.textContent = T.scatterHint),
     );
     this.resize.observe(this.canvas);
   }
@@ -53,7 +53,7 @@ export class Scatter {
     this.cells = size ? new Uint32Array(floats(reply.buffers[0]).buffer) : new Uint32Array();
     this.low.textContent = figure(lo, 3);
     this.high.textContent = figure(hi, 3);
-    this.told.textContent = T.scatterHint;
+    this.hint.textContent = T.scatterHint;
     this.canvas.dataset.kind = size ? 'density' : 'points';
     const range = T.scatterSays(count, figure(lo, 3), figure(hi, 3));
     const label = [T.scatter, range, broken ? T.brokenPairs(broken) : ''].filter(Boolean);
@@ -131,6 +131,6 @@ export class Scatter {
     const held = answer.size
       ? ` · ${T.elements(this.cells[cell(y) * answer.size + cell(x)] ?? 0)}`
       : '';
-    this.told.textContent = `${SIDES.golden} ${at(x)} · ${SIDES.mine} ${at(y)}${held}`;
+    this.hint.textContent = `${SIDES.golden} ${at(x)} · ${SIDES.mine} ${at(y)}${held}`;
   }
 }

@@ -1,1 +1,1 @@
-"""Recording an unedited program: each of its Python processes that runs a model records it."""
+"""Recording an unedited program, in each of its Python processes that runs a model."""

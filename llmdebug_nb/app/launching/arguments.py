@@ -1,4 +1,4 @@
-"""The flags of ``llmdebug dump`` and ``%llmdump --exec``, with msit's short names and long ones."""
+"""The flags of ``llmdebug dump`` and ``%llmdump --exec``: msit's short names, and long names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("words", nargs="*", help=argparse.SUPPRESS)  # a command without -- before it
     add("--exec", metavar="COMMAND",
-        help="the command, as one text; quotes work as in a shell, nothing else does")  # fmt: skip
+        help="the command, as one text; only quotes work as in a shell")  # fmt: skip
     add("--pth", action="store_true",
         help="also reach Pythons that ignore PYTHONPATH, by a .pth file while it runs")  # fmt: skip
     add("-l", "--log-level", choices=tuple(LEVELS), default="info",
@@ -66,14 +66,14 @@ def _check(arguments: Mapping[str, Any], chosen: Mapping[str, Any], types: Colle
     """Refuse arguments that contradict each other."""
     if arguments.get("words"):
         raise OptionError(
-            f"{arguments['words'][0]!r} is no option; a command goes behind --:"
+            f"{arguments['words'][0]!r} is not an option; a command goes behind --:"
             " llmdebug dump [options] -- python run.py"
         )
     if arguments.get("tiling") and chosen.get("graph") not in ("fused", "both"):
         raise OptionError("-tiling is of fused kernels: add --graph fused, or both")
     if "rounds" in chosen and "tokens" in chosen:
         raise OptionError(
-            "-er (--range) and --tokens exclude each other: rounds and tokens both say which steps"
+            "-er (--range) and --tokens exclude each other: both select the steps to record"
         )
     without_values = ""
     if "stats_only" in chosen:

@@ -1,4 +1,4 @@
-"""In a process of a launched program: wait for the first model that runs, then record."""
+"""The part inside a launched process: it waits for the first model that runs, then records."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class RecordingStarter:
             generation.listeners.add(listener)
             self._undo.append(functools.partial(generation.listeners.remove, listener))
         else:
-            # it records by means of torch, and imports torch
+            # recording needs torch, so this imports torch
             from llmdebug_nb.capture.compat import onnxruntime_api
 
             onnxruntime_api.listeners.add(self)
@@ -90,7 +90,7 @@ class RecordingStarter:
                 self._listen(package)
 
     def _before_call(self, model: nn.Module) -> bool:
-        """Start recording before a module runs. True: no further call needs to be watched."""
+        """Start recording before a module runs; return True if no further call must be watched."""
         if self._recording is not None:
             return True
         if _in_data_loader() or next(model.parameters(), None) is None:
@@ -99,7 +99,7 @@ class RecordingStarter:
         return True
 
     def _start(self, model: Model) -> None:
-        """Start recording; if that fails, say so and don't try again."""
+        """Start recording. If that fails, report it once and don't try again."""
         from llmdebug_nb.app.launching.shared import SharedRecording
         from llmdebug_nb.core.errors import LLMDebugError
         from llmdebug_nb.core.options import DumpOptions
@@ -152,7 +152,7 @@ class RecordingStarter:
     def ran_unseen(
         self, session: InferenceSession, feed: Feed | None, own: Callable[[], object]
     ) -> object:
-        """Start recording at a run whose values can't be seen."""
+        """Start recording at a run of a session whose values can't be seen."""
         recording = self._recording_of(session)
         return own() if recording is None else recording.sessions.ran_unseen(session, feed, own)
 

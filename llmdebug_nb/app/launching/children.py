@@ -1,7 +1,7 @@
-"""The processes below a launched program: who gets signals, and which Pythons the hook missed.
+"""The processes below a launched program: they get signals, and those without our hook are named.
 
-They are read from /proc, so only on Linux. Elsewhere, signals go to the program itself and only
-its own command line is looked at.
+They are read from /proc, which only Linux has. On other systems, signals go to the program alone,
+and only its own command line is checked.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ def below(pid: int) -> Iterator[int]:
 class Unreached:
     """Finds Pythons that run torch or ONNX Runtime without our hook.
 
-    ``found``: a message for each, with the reason.
+    ``messages``: one for each, with the reason.
     """
 
     def __init__(self, pth: bool) -> None:
         self._pth = pth
         self._done: set[int] = set()  # processes that were reached, or found
-        self.found: list[str] = []
+        self.messages: list[str] = []
 
     def look(self, pid: int) -> None:
-        """Look at the new ones among a process and its descendants."""
+        """Check a process and its descendants, each one once."""
         for each in (pid, *below(pid)):
             if each in self._done:
                 continue
@@ -55,7 +55,7 @@ class Unreached:
                 why = why_unreached(words, self._pth) or self._why_overwritten(each)
                 if why is not None:
                     command = " ".join(words)[:200]
-                    self.found.append(f"not reached: process {each}, {command}: {why}")
+                    self.messages.append(f"not reached: process {each}, {command}: {why}")
 
     def _why_overwritten(self, pid: int) -> str | None:
         variables = _read(pid, "environ").split("\0")

@@ -5,7 +5,7 @@ Every Python of the program imports this module, so it uses only the standard li
     options.json   what to record, and where
     run            path of the run, once a process has started it
     reached/PID    the first package (torch or onnxruntime) that a process imported
-    said           JSON lines: messages of the processes for the user
+    messages       JSON lines: messages of the processes for the user
     lock           held by a process that creates the run
 """
 
@@ -22,7 +22,7 @@ VARIABLE = "LLMDEBUG_LAUNCH"  # environment variable of the program: this folder
 
 
 class Handover:
-    """The folder of one launch."""
+    """The folder of one launch, as both sides see it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -65,7 +65,7 @@ class Handover:
         """Send a message. It is one write, as several processes may send at the same time."""
         line = json.dumps([os.getpid(), text]) + "\n"
         with contextlib.suppress(OSError):
-            file = os.open(self.folder / "said", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            file = os.open(self.folder / "messages", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
                 os.write(file, line.encode())
             finally:
@@ -73,7 +73,7 @@ class Handover:
 
     def messages(self) -> list[tuple[int, str]]:
         """Return the messages in order, each with the id of its process."""
-        file = self.folder / "said"
+        file = self.folder / "messages"
         messages: list[tuple[int, str]] = []
         if not file.exists():
             return messages

@@ -1,4 +1,4 @@
-"""Running a command to its end: its output, its signals, and looking at its processes."""
+"""Running a command to its end: output, signals, and regular checks of its processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import IO, Any
 from llmdebug_nb.app.launching.children import below
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # exit statuses, as in a shell
-_LOOK = 0.25  # seconds between two looks at the program's processes
+_LOOK = 0.25  # seconds between two checks of the program's processes
 
 
 class NotStarted(Exception):
@@ -83,7 +83,7 @@ class _OutputReader:
                 self._lines.put((name, line))
 
     def pass_on(self, seconds: float) -> None:
-        """Wait up to ``seconds`` for a line, and pass on all that there are."""
+        """Wait up to ``seconds`` for a line, then pass on all lines that have arrived."""
         with contextlib.suppress(queue.Empty):
             self._output(*self._lines.get(timeout=seconds))
             while True:
@@ -129,7 +129,7 @@ def _looking(program: subprocess.Popen[Any], look: Callable[[int], None]) -> Ite
 
 @contextlib.contextmanager
 def _forwarded_signals(program: subprocess.Popen[Any]) -> Iterator[None]:
-    """Forward signals to the program, except an interrupt that reaches it without us."""
+    """Forward signals to the program, except interrupts that it receives anyway."""
 
     def forward(number: int, _: FrameType | None) -> None:
         if number == signal.SIGINT and _reaches_all():

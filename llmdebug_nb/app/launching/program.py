@@ -1,4 +1,4 @@
-"""Launching a program: run it, wait for it, and say what was recorded."""
+"""Launching a program: run it, wait for it, and report the recording."""
 
 from __future__ import annotations
 
@@ -67,21 +67,22 @@ def launch(
     output: Callable[[str, str], object] | None = None,
     **options: Unpack[DumpKeywords],
 ) -> Launched:
-    """Run a command, and record into one run what models compute in all its Python processes.
+    """Run a command, and record the models in all its Python processes into one run.
 
         done = ld.launch("python generate.py --prompt 'a b'", name="golden", tokens="0-3")
         done.status, done.run
 
-    Interrupts go to the program; what was recorded until then is kept.
+    Interrupts go to the program; the recording so far is kept.
 
     Args:
         command: a text, which is split as a shell does, or a list of words. No shell runs it.
-        files: files to write into the run's folder at the end, as msit's dumps have them: any of
+        files: the files of msit's dumps to write into the run's folder at the end: any of
             ``model``, ``layer``, ``onnx``, ``op``, ``kernel``, ``cpu_profiling``, ``tiling``.
-        pth: also reach Pythons that ignore PYTHONPATH, by a file in their site-packages for as
-            long as the program runs.
-        output: called as ``output(stream, text)`` with what the command writes to ``stdout`` and
-            ``stderr``; the command then has no input. By default it has ours, and our streams.
+        pth: also reach Pythons that ignore PYTHONPATH, by a file in their site-packages that is
+            removed when the program ends.
+        output: receives the command's output, as ``output(stream, text)`` with the stream
+            ``stdout`` or ``stderr``; the command then has no input. By default the command uses
+            the streams of this process.
         options: of the recording.
 
     Raises:
@@ -186,7 +187,7 @@ def _refuse_full_disk(parent: Path, options: DumpOptions) -> None:
         from llmdebug_nb.show.words import size_text
 
         raise DumpWriteError(
-            f"{size_text(usage.free)} are free in {existing}, and a dump of a program wants"
+            f"{size_text(usage.free)} are free in {existing}, and a dump of a program needs"
             f" {size_text(need)}; free some, choose another place with path= (-o), or record less"
             " (max_bytes, stats_only)"
         )
@@ -237,7 +238,7 @@ def _messages(
     unreached: Unreached,
     pth: bool,
 ) -> Iterator[tuple[str, str]]:
-    """Yield messages with their levels: what was recorded, how it ended, what was missed."""
+    """Yield messages with their levels: the recording, its end, and the processes it missed."""
     reached, messages = handover.processes(), handover.messages()
     pids = ", ".join(map(str, reached)) or "none"
     yield "debug", f"processes that imported torch or onnxruntime: {pids}"
@@ -248,16 +249,16 @@ def _messages(
             why = part.ended_by or "its process was killed, or left by os._exit"
             yield (
                 "warning",
-                f"{part.folder} is incomplete ({why}); all that was written can be read",
+                f"{part.folder} is incomplete ({why}); what it holds can be read",
             )
     for pid, text in messages:
         yield "warning", f"{text} (process {pid})" if len(reached) > 1 else text
     if not parts and not messages:
         yield "warning", f"nothing was recorded: {_why_nothing(reached)}"
-        why_not = None if unreached.found else why_unreached(words, pth)
+        why_not = None if unreached.messages else why_unreached(words, pth)
         if why_not is not None:
             yield "warning", f"not reached: {words[0]}: {why_not}"
-    for text in unreached.found:
+    for text in unreached.messages:
         yield "warning", text
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SharedRecording(Recording):
-    """A recording into the run of a launch."""
+    """The recording of this process, into the run of the launch."""
 
     def __init__(
         self,

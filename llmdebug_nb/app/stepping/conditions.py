@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     import torch
 
 _WHEN = re.compile(r"(nan|inf)|(abs)\s*>\s*(\S+)|(diverges)(?:\s*>\s*(\S+))?")
-_UNITS = 32  # an error of so many units of rounding counts as diverged
+_UNITS = 32  # a larger error, in units of rounding, counts as diverged
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """When to halt. Each kind of condition that is given must hold.
+    """When to halt: one condition of each given kind must hold.
 
     ``at``: globs over paths and operators. ``tokens``: steps. ``when``: conditions on values, of
     which one must hold.

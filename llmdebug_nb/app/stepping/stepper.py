@@ -46,8 +46,8 @@ class Aborted(BaseException):
 class Stepper:
     """A program that is stepped through. Made by `step`; it runs once.
 
-    ``stop``: where it is halted, or None. ``run``: the recording so far. ``result``: the value of
-    the program, once it has ended.
+    ``stop``: the present halt, or None. ``run``: the recording so far. ``result``: the value that
+    the program returned, once it has ended.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Stepper:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, work: Callable[[], object]) -> Stop | None:
-        """Run ``work()`` up to the first halt and return that; None: it ran to its end.
+        """Run ``work()`` up to the first halt and return the halt; None if it ran to its end.
 
         Raises:
             CaptureError: the program ran already, or can't be recorded.
@@ -160,7 +160,7 @@ class Stepper:
                 self._interrupted = interrupted = True
             except queue.Empty:
                 raise CaptureError(
-                    "interrupted, but the program is busy with something that is not recorded;"
+                    "interrupted, but the program is busy with work that is not recorded;"
                     " it halts at its next call"
                 ) from None
 
@@ -246,7 +246,7 @@ def step(
     golden: Run | str | os.PathLike[str] | None = None,
     **options: Unpack[DumpKeywords],
 ) -> Stepper:
-    """Return a stepper that runs a program up to the first call where the conditions hold.
+    """Return a stepper, which runs a program up to the first call where the conditions hold.
 
         stop = ld.step(model, when="nan").start(lambda: model.generate(ids))
 

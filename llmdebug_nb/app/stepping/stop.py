@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Stop:
-    """Where the program is halted: a call that has just ended.
+    """A halt of the program: a call that has just ended.
 
-    ``inputs``, ``outputs``: its live tensors by slot. The program continues with whatever is
-    written to them. ``why``: why it halted.
+    ``inputs``, ``outputs``: its live tensors by slot. If you write to them, the program continues
+    with the new values. ``why``: the condition that held, in words.
     """
 
     path: str
@@ -64,7 +64,7 @@ class Stop:
         return self.path, self.op, self.op.partition(".")[2]
 
     def view(self) -> View:
-        """Return what an explorer shows: the tensors as they are now, beside golden's if any."""
+        """Return the view for an explorer: the present tensors, beside golden's if known."""
         mine = self._run("stop", {"input": self.inputs, "output": self.outputs}, {
             "input": "stop.inputs[{slot!r}]", "output": "stop.outputs[{slot!r}]",
         })  # fmt: skip

@@ -27,7 +27,7 @@ class Ended:
 
 
 def under_same_settings(work: Callable[[], object]) -> Callable[[], object]:
-    """Return ``work`` such that it runs in another thread as it would run in this one.
+    """Return ``work`` with the settings of this thread, to be run in another one.
 
     Grad mode, inference mode, autocast, the number of threads and context variables belong to a
     thread.

@@ -188,7 +188,7 @@ class PrecisionDebugger:
         also their gradients, when they arrive.
 
         Raises:
-            OptionError: the name is no text, or save_backward neither True nor False.
+            OptionError: the name is not a text, or save_backward is neither True nor False.
         """
         if not isinstance(name, str) or not name:
             raise OptionError(f"save(variable, name): expected a text to call it by, got {name!r}")
@@ -219,7 +219,7 @@ class PrecisionDebugger:
         return run
 
     def close(self) -> Run | None:
-        """Finish the run and return it; None if this process was not to record (a warning said so).
+        """Finish the run and return it; None, after a warning, if this process records nothing.
 
         Raises:
             EmptyDumpError: nothing was recorded; the message says why.
@@ -265,7 +265,7 @@ class PrecisionDebugger:
         rank = rank_here() if self._rank is None else self._rank
         if self.options.ranks is not None and rank not in self.options.ranks:
             self._warn_off(
-                f"this process is rank {rank}, and rank {self.options.ranks} was asked for"
+                f"this process is rank {rank}, and only rank {self.options.ranks} is recorded"
             )
             return False
         if self._step not in self.options.tokens or self._ended:

@@ -51,8 +51,8 @@ _OTHER_TASKS = {
     "structure": "run.nodes of any recording is the model tree; use task statistics",
     "nan_check": _OVERFLOW,
     "exception_dump": _OVERFLOW,
-    "acc_check": f"operators are not run again on another device; {_COMPARE}",
-    "run_ut": f"operators are not run again on another device; {_COMPARE}",
+    "acc_check": f"operators are not replayed on another device; {_COMPARE}",
+    "run_ut": f"operators are not replayed on another device; {_COMPARE}",
     "free_benchmark": f"inputs are not perturbed; {_COMPARE}",
     "diff_check": f"two runs are not compared while they run; {_COMPARE}",
     "grad_probe": "use task statistics with data_mode ['backward']",
@@ -120,7 +120,7 @@ def read_config(
 
     Raises:
         OptionError: an unreadable file; an unknown, refused, mistyped or contradictory field. One
-            line says what was seen, what was expected, and what to do.
+            line names the value found, the value expected, and a remedy.
     """
     path = _path(config_path)
     values = {} if path is None else load(path)

@@ -30,7 +30,7 @@ def register_hook(model: nn.Module, config: DumpConfig | None = None) -> Recordi
     Any number of configs and registrations may exist at the same time.
 
     Raises:
-        OptionError: ``model`` is no module, or ``config`` no DumpConfig.
+        OptionError: ``model`` is not a module, or ``config`` is not a DumpConfig.
         EmptyDumpError: the filters match nothing.
     """
     if not modules_in(model):
@@ -50,7 +50,7 @@ def register_hook(model: nn.Module, config: DumpConfig | None = None) -> Recordi
 
 
 class Registered(Recording):
-    """A recording as msit makes it. ``elsewhere``: why this process records nothing, or None."""
+    """A recording with msit's interface. ``elsewhere``: why this process records nothing."""
 
     def __init__(self, model: nn.Module, config: DumpConfig) -> None:
         super().__init__(model, config.options)

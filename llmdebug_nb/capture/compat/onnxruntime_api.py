@@ -47,7 +47,7 @@ Feed = Mapping[str, object]  # the inputs of a run by name
 
 
 class Listener(Protocol):
-    """Hears of runs. ``own()`` runs the session for the program, which gets the returned value."""
+    """Follows runs. ``own()`` runs the program's session; the program gets the returned value."""
 
     def ran(
         self, session: InferenceSession, names: Sequence[str] | None, feed: Feed,
@@ -167,7 +167,7 @@ class SessionMaker:
     """Makes sessions like a given one: same providers, options, custom operators and threads."""
 
     def __init__(self, session: InferenceSession) -> None:
-        """Raises CaptureError if it is unknown how the session was made."""
+        """Raises CaptureError if onnxruntime does not reveal how the session was made."""
         self.path, self.data = model_of(session)
         self._session = session
 

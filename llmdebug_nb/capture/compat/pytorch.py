@@ -1,4 +1,4 @@
-"""Internals of PyTorch and Transformers; nothing else uses them. Each says what happens without."""
+"""Internals of PyTorch and Transformers, used only here. Docstrings name the effect of a lack."""
 
 from __future__ import annotations
 

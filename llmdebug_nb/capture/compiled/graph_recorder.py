@@ -28,7 +28,7 @@ Slots = Iterable[tuple[str, object]]  # tensors and other values, each with its 
 
 
 class GraphHost(Protocol):
-    """What recording graphs needs of the session. ``reference``: recorder of the second dump."""
+    """The session, as recording graphs needs it. ``reference``: recorder of the second dump."""
 
     thread: ThreadState
     recorder: Recorder

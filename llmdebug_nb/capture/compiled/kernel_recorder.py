@@ -14,7 +14,7 @@ from llmdebug_nb.capture.compiled.graph_recorder import CompiledGraph, GraphReco
 from llmdebug_nb.capture.compiled.origins import Origin, origin_of
 from llmdebug_nb.core.records import IN_KERNEL
 
-_UNOBSERVED = "a kernel of a kind that can't be looked into (combined or foreign) was not recorded"
+_UNOBSERVED = "a combined or foreign kernel was not recorded: its buffers can't be observed"
 
 
 class KernelRecorder:

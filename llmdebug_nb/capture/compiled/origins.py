@@ -1,4 +1,4 @@
-"""What the nodes of a compiled graph are in the program: module, operator, call number and line.
+"""The origin of each node of a compiled graph: module, operator, call number and source line.
 
 `torch.compile` traces a program (Dynamo), lowers the trace to dispatcher operators (AOTAutograd,
 which for Inductor also decomposes them) and fuses these. The metadata of a node keeps its history:

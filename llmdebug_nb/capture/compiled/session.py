@@ -26,10 +26,8 @@ _GENERATE = (
     "instead (model.forward = torch.compile(model.forward, backend=...)), or record with "
     "`with ld.dump(model, graph=...)`"
 )
-_NOT_RUN = "nothing was compiled with this backend, or what was has not run"
-_LATE = (
-    "what the first call of the model gave back is not in it, as recording began inside that call"
-)
+_NOT_RUN = "nothing was compiled with this backend, or the compiled code has not run"
+_LATE = "the result of the model's first call is missing, as recording began inside that call"
 
 
 class _Function(nn.Module):
@@ -111,11 +109,11 @@ class CompiledModules:
         thread = self.thread
         if thread.recording and len(thread.entries) == 1 and self.graphs.ran == self._graphs_before:
             self.problems[
-                f"a call of {entry.op} ran uncompiled: only what went in and out of it is recorded"
+                f"a call of {entry.op} ran uncompiled: only its inputs and outputs are recorded"
             ] += 1
         self._calls.leave(entry)
 
-    # -- what graphs ask and report ---------------------------------------------------------------
+    # -- questions and reports of graphs ----------------------------------------------------------
 
     def follow_compiled(self, frame: Frame) -> None:
         """Follow what is being compiled, if no model was given: it becomes the root."""

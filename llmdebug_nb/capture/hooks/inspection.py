@@ -1,4 +1,4 @@
-"""What a model says of itself: its entry modules, weights and attributes."""
+"""The facts read from a model: its entry modules, weights and attributes."""
 
 from __future__ import annotations
 

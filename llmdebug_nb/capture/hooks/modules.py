@@ -1,4 +1,4 @@
-"""Module level: hooks on the modules of a root, there only while a step runs that is recorded."""
+"""Module level: hooks on the modules of a root, present only while a recorded step runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Kwargs = dict[str, object]
 
 
 class EntryListener(Protocol):
-    """Receives the calls of a root's entry modules, and says where those of all modules go."""
+    """Receives the calls of a root's entry modules, and names the receiver of all module calls."""
 
     thread: ThreadState
     observer: Observer

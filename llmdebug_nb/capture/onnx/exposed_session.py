@@ -74,7 +74,7 @@ class ExposedSession:
             else:
                 model = onnx.load(path, load_external_data=False)
             if not model.graph.node:
-                raise CaptureError("there is no node in it")
+                raise CaptureError("it has no nodes")
             if model.functions:
                 from onnx import inliner
 

@@ -1,7 +1,8 @@
-"""The sessions of ONNX Runtime that are recorded: which ones, their runs and their results.
+"""The sessions of ONNX Runtime that are recorded: their choice, their runs and their results.
 
-Our own session (`exposed_session.py`) runs in place of the program's. The first runs are made on
-both; if their results differ in any bit, the program gets its own from then on.
+Our own session (`exposed_session.py`) runs in place of the program's session. The first runs are
+made on both sessions. If their results differ in any bit, the program gets its own session's
+results from then on.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class Sessions:
         except CaptureError as error:
             if may_fail:
                 onnxruntime_api.model_of(session)  # raises at once if the model is gone
-            problem = f"a session is recorded only by what goes in and out of it: {error}"
+            problem = f"only the inputs and outputs of a session are recorded: {error}"
             self._host.problems[problem] += 1
         label = (exposed.graph.modules[""].type if exposed is not None else "") or _FALLBACK
         followed = FollowedSession(session, exposed, label, self._host.next_prefix(label))
@@ -124,7 +125,7 @@ class Sessions:
             )
         if exposed.hidden:
             hidden = len(exposed.hidden)
-            notes.append(f"{hidden} values that are no tensors (sequences, maps) are not recorded")
+            notes.append(f"{hidden} values that are not tensors (sequences, maps) are not recorded")
 
     def select_all(self) -> None:
         """Apply the filters anew."""

@@ -91,7 +91,7 @@ class Arena:
         self._function, self._address = function, ctypes.addressof(self._arena)
 
     def look(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> int:
-        """Copy and measure a tensor of that storage; return its number, NO_ROOM or NOT_FOR_THIS.
+        """Copy and measure a tensor; return its number, NO_ROOM or NOT_FOR_THIS.
 
         NOT_FOR_THIS are tensors on other devices, of special classes and dtypes, and empty, large
         or freed ones. A small strided tensor is copied in row-major order.

@@ -1,7 +1,7 @@
 """Dumps of other tools: each module reads the folders of one layout into `Contents`.
 
-Nothing outside the folder is opened, no pickle is trusted (``weights_only=True``), and every length
-field is checked against the file before it is used.
+No file outside the folder is opened. No pickle is trusted (``weights_only=True``). Every length
+field is checked against the size of the file before it is used.
 """
 
 from __future__ import annotations

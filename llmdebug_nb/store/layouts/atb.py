@@ -10,9 +10,9 @@ A ``.bin`` is lines of ``key=value`` up to ``$End=1``, then row-major little-end
     $Version=1.0, $Object.Count=1, $Object.Length=24, format=2, dtype=0, dims=2,3,
     $Object.data=0,24, $End=1
 
-Without ``$Object.data`` it only describes a tensor, names the file of an equal one
+Without ``$Object.data`` the file only describes a tensor, names the file of an equal tensor
 (``data=0_1_outtensor0.bin``), or has figures (``max``, ``min``, ``mean``, ``l2norm``). The writer
-appends: several tensors in one file are those of several calls.
+appends to files: several tensors in one file come from several calls.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def parse(name: str, stream: BinaryIO, size: int, offset: int = 0) -> Object:
     """Read the header at ``offset`` of a ``.bin`` of ``size`` bytes and check it against the file.
 
     Raises:
-        CorruptDumpError: it is no header. If only its data can't be used, ``lost`` has the reason.
+        CorruptDumpError: not a header. If only its data can't be used, ``lost`` has the reason.
     """
     stream.seek(offset)
     head = stream.read(_HEADER)
@@ -154,7 +154,7 @@ def parse(name: str, stream: BinaryIO, size: int, offset: int = 0) -> Object:
     for line in head[: found.start()].decode("ascii", "replace").splitlines():
         key, equals, value = line.partition("=")
         if not equals or "=" in value:
-            raise CorruptDumpError(f"{name} has a header line that is no key=value: {line[:80]!r}")
+            raise CorruptDumpError(f"{name} has a header line without key=value: {line[:80]!r}")
         fields[key.lower()] = value
     dtype = _dtype(fields.get("dtype", fields.get("type", "")))
     try:
@@ -381,7 +381,7 @@ def _follow(
         target = by_key.get((*file.group, named["ids"], named["tensor"].lower())) if named else None
         if target is None:
             raise CorruptDumpError(
-                f"{at.name} stands for {at_name[:80]!r}, which is no tensor of its round"
+                f"{at.name} stands for {at_name[:80]!r}, which is not a tensor of its round"
             )
         at, wanted = target, next(objects(folder, target.name))
         if wanted.kept:

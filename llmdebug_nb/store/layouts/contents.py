@@ -30,7 +30,7 @@ class Contents:
 
 
 class Layout(Protocol):
-    """A module that reads one layout. ``detect`` is cheap: it looks at names alone."""
+    """A module that reads one layout. ``detect`` is cheap: it only checks names."""
 
     NAME: str
 

@@ -1,7 +1,7 @@
 """The parts that readers of foreign layouts share.
 
-These are a folder outside of which nothing is read, decoders that trust neither a pickle nor a
-length, and the conversion of drafts to `Contents`.
+They are: a folder that opens no file outside itself, decoders that trust neither a pickle nor a
+length field, and the conversion of drafts to `Contents`.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def natural(text: str) -> list[str | int]:
 
 
 class Folder:
-    """A folder outside of which nothing is read. Names are relative to it, with ``/``.
+    """A folder that opens no file outside itself. Names are relative to it, with ``/``.
 
-    ``context``: its own last names, as a step or a process may only be named there.
+    ``context``: the last parts of its own path, which may name the step or the process.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,12 +54,12 @@ class Folder:
         """Return the real path of a file.
 
         Raises:
-            CorruptDumpError: it does not exist, leads out of the folder, or is no regular file.
+            CorruptDumpError: it does not exist, leads out of the folder, or is not a regular file.
         """
         try:
             real = (self.path / name).resolve(strict=True)
         except (OSError, RuntimeError, ValueError):  # absent, a loop of links, a zero byte
-            raise CorruptDumpError(f"{name} is not there") from None
+            raise CorruptDumpError(f"{name} is missing") from None
         if not real.is_relative_to(self.path):
             raise CorruptDumpError(
                 f"{name} is a link that leads out of the folder, and is not followed"
@@ -171,7 +171,7 @@ def read_npy(folder: Folder, name: str) -> torch.Tensor:
     with reading(name):
         array = np.load(folder.file(name), mmap_mode="r", allow_pickle=False)
         if not isinstance(array, np.ndarray):
-            raise CorruptDumpError(f"{name} is no .npy file but an archive")
+            raise CorruptDumpError(f"{name} is an archive, not a .npy file")
         return from_array(array)
 
 
@@ -255,7 +255,7 @@ def sizes(value: object) -> tuple[int, ...]:
     """Return a shape from ``[2, 3]``, ``"(2, 3)"``, ``"torch.Size([2, 3])"``, ``"2,3"``, ``"2x3"``.
 
     Raises:
-        CorruptDumpError: it is no list of sizes.
+        CorruptDumpError: it is not a list of sizes.
     """
     shape = value
     if isinstance(value, str):
@@ -266,7 +266,7 @@ def sizes(value: object) -> tuple[int, ...]:
         shape = [int(size) for size in re.findall("[0-9]+", inner)] if valid else None
     if isinstance(shape, list) and all(type(n) is int and 0 <= n < 1 << 63 for n in shape):
         return tuple(shape)
-    raise CorruptDumpError(f"{str(value)[:80]!r} is no shape")
+    raise CorruptDumpError(f"{str(value)[:80]!r} is not a shape")
 
 
 # -- from drafts to Contents --------------------------------------------------------------------
@@ -282,7 +282,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A record without a number. If it has no ``summary``, its ``place`` is read for one."""
+    """A record without a number. Without a ``summary``, the tensor at ``place`` is read for one."""
 
     site: Site
     op: str = ""
@@ -390,7 +390,7 @@ def _describe(
     described: dict[Place, Summary],
     made: dict[Place, int],
 ) -> Record:
-    """Return a draft as a record. ``made``: outputs by place, which produce inputs from there."""
+    """Return a draft as a record. ``made``: outputs by place, the producers of inputs there."""
     place, summary, lost, producer = draft.place, draft.summary, draft.lost, None
     if place is not None:
         try:

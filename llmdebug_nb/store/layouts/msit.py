@@ -7,8 +7,8 @@ Folders are named by module:
         weights/root.{parameter}.pth
         {token}/root.{module}/{input|output}[_i[_j]].pth, statistics.csv
 
-The order of execution is not recorded: records follow the module tree, inputs on the way in,
-outputs on the way out. A call repeated within a token has overwritten the earlier one's files.
+The order of execution is not recorded. So records follow the module tree: the inputs of a module,
+its children, its outputs. A repeated call within a token has overwritten the earlier call's files.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file of the dump, and what its name says."""
+    """A file of the dump, and the parts of its name."""
 
     name: str
     kind: re.Pattern[str]
@@ -156,7 +156,7 @@ def _tree(folder: Folder, name: str) -> dict[str, str]:
         if not isinstance(children, list) or not all(
             isinstance(node.get(key), str) for key in ("name", "type")
         ):
-            raise CorruptDumpError(f"{name} is no module tree: a node is {str(node)[:80]!r}")
+            raise CorruptDumpError(f"{name} is not a module tree: a node is {str(node)[:80]!r}")
         types[node["name"].removeprefix("root").removeprefix(".")] = node["type"]
         stack += reversed(children)
     return types
@@ -202,7 +202,8 @@ def _table(
 ) -> Iterator[Draft]:
     """Yield the rows of a statistics table, except for roles whose tensors are in the dump.
 
-    The index is the last one of a nested output: a repeated index may, or may not, be another call.
+    The index is only the last one of a nested output, so an index that comes twice may belong to
+    another call or to another part of the output.
     """
     path, op = _path(file.module, types)
     seen: Counter[tuple[str, str]] = Counter()

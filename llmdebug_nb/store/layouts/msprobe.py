@@ -82,8 +82,9 @@ def detect(path: Path) -> bool:
 def read(path: Path) -> Contents:
     """Read an msprobe dump: task tensor, statistics, md5 or xor.
 
-    Figures are those of the dump, so no tensor is read for them unless it has none. An API runs at
-    ``{module}/{Prefix}.{api}``, its call counted there, since upstream counts over the whole model.
+    Figures are taken from the dump; a tensor is only read if the dump has none for it. An API gets
+    the path ``{module}/{Prefix}.{api}``. Its calls are counted anew for each path, because msprobe
+    counts them over the whole model.
 
     Raises:
         CorruptDumpError: no file can be read. Otherwise such files become records with the reason.
@@ -128,7 +129,7 @@ def _read_one(
         try:
             construct = read_json(folder, f"{beside}construct.json")
             if not isinstance(construct, dict):
-                raise CorruptDumpError(f"{beside}construct.json is no object")
+                raise CorruptDumpError(f"{beside}construct.json is not an object")
         except CorruptDumpError as error:
             construct = {}
             yield missing(f"{beside}construct.json", error, step, rank)
@@ -137,7 +138,7 @@ def _read_one(
             types.setdefault(entry.path, entry.op)
         at = Site(entry.path, step, entry.call, entry.phase, rank=rank)
         if not isinstance(data[key], dict):
-            yield Draft(at, entry.op, lost=f"{name}: {key} is no object")
+            yield Draft(at, entry.op, lost=f"{name}: {key} is not an object")
             continue
         for group, value in data[key].items():
             usual = ("weight" if entry.kind == "grads" else "output", f"{group}.")
@@ -226,7 +227,7 @@ def _draft(folder: Folder, data_folder: str, site: Site, op: str, leaf: dict[str
         file = leaf.get("data_name")
         if isinstance(file, str):
             if "/" in file or "\\" in file:
-                raise CorruptDumpError(f"data_name {file[:80]!r} is no plain file name")
+                raise CorruptDumpError(f"data_name {file[:80]!r} is not a plain file name")
             folder.file(data_folder + file)
             place = Place(data_folder + file)
     except CorruptDumpError as error:

@@ -43,7 +43,7 @@ _DIRECTIONS = {"input": "INPUT", "output": "OUTPUT"}
 
 @dataclass
 class Written:
-    """``tensors``: how many were written. ``left_out``: reason -> how many were not."""
+    """``tensors``: the number written. ``left_out``: the numbers left out, by reason."""
 
     folder: Path
     tensors: int = 0
@@ -52,7 +52,7 @@ class Written:
 
 @dataclass(frozen=True)
 class _Call:
-    """``fx``: the stem of its files: ``mm-aten.mm.default``. ``time``: in microseconds."""
+    """A call to write. ``fx``: the stem of its files, ``mm-aten.mm.default``. ``time``: in µs."""
 
     records: list[Record]
     fx: str

@@ -164,7 +164,7 @@ class _Step:
         return Operation(f"{name}#{call}" if call else name, kind, domain=domain, id=id_)
 
     def _params(self) -> dict[tuple[str, int | None], dict[str, Any]]:
-        """Return arguments that are no tensors, by call, and modules' attributes (call None)."""
+        """Return arguments that are not tensors, by call, and modules' attributes (call None)."""
         found: dict[tuple[str, int | None], dict[str, Any]] = defaultdict(dict)
         generation, step, _ = self._where
         for row in self._run.index.scalars(role="attribute"):

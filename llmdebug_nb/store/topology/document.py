@@ -143,16 +143,16 @@ def read(text: str, name: str) -> Topology:
     """Read a document of this tool or of ATB's tools. ``name``: its name in errors.
 
     Raises:
-        CorruptDumpError: it is no such document, too large or too deeply nested.
+        CorruptDumpError: it is not such a document, too large or too deeply nested.
     """
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
         why = "too deep" if isinstance(error, RecursionError) else str(error)
-        raise CorruptDumpError(f"{name} is no topology: no JSON that can be read ({why})") from None
+        raise CorruptDumpError(f"{name} is not a topology: not valid JSON ({why})") from None
     if not isinstance(found, dict) or not ("modelName" in found or "opName" in found):
         raise CorruptDumpError(
-            f"{name} is no topology: expected an object with modelName, or with opName and opType"
+            f"{name} is not a topology: expected an object with modelName, or opName and opType"
         )
     is_model = "modelName" in found
     if is_model:
@@ -227,8 +227,8 @@ class _Reader:
         self._count += count
         if self._count > MOST:
             raise CorruptDumpError(
-                f"{self._name} is no topology: more than {MOST:,} operations and tensors in it"
+                f"{self._name} is not a topology: more than {MOST:,} operations and tensors in it"
             )
 
     def _refused(self, where: str, why: str) -> CorruptDumpError:
-        return CorruptDumpError(f"{self._name} is no topology: {where[:120]!r}: {why}")
+        return CorruptDumpError(f"{self._name} is not a topology: {where[:120]!r}: {why}")

@@ -30,7 +30,7 @@ def chosen(topology: Topology, level: int) -> list[Operation]:
     innermost operations.
 
     Raises:
-        OptionError: ``level`` is no integer, or less than -1.
+        OptionError: ``level`` is not an integer, or less than -1.
     """
     if not isinstance(level, int) or isinstance(level, bool) or level < -1:
         raise OptionError(

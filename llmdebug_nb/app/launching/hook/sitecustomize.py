@@ -1,6 +1,7 @@
 """Runs at the start of every Python of a launched program; imports only the standard library.
 
-It runs the sitecustomize that it hides, then waits for an import of torch or onnxruntime.
+First it runs the program's own sitecustomize, which it hides. Then it waits until the program
+imports torch or onnxruntime.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ def _run_hidden_sitecustomize() -> None:
 class _AfterImport:
     """A finder that calls `child.begin(name)` right after the first import of a package.
 
-    A program may look for the package (`importlib.util.find_spec`) any number of times before it
-    imports it: only running the module counts.
+    A program may look for the package (`importlib.util.find_spec`) any number of times before the
+    import. Only the execution of the module counts.
     """
 
     def __init__(self, names: tuple[str, ...]) -> None:
@@ -73,7 +74,7 @@ class _AfterImport:
 
 
 def _provide_package() -> None:
-    """Let `import llmdebug_nb` give the package of the launcher, whatever is installed here."""
+    """Let `import llmdebug_nb` import the launcher's package, even if another one is installed."""
     from importlib.util import module_from_spec, spec_from_file_location
 
     if "llmdebug_nb" not in sys.modules:

@@ -1,4 +1,4 @@
-"""Which graph node's value a buffer of a kernel holds, and which inputs it is computed from."""
+"""Maps each buffer of a kernel to the graph node whose value it holds, and to its inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this version of Inductor offers, its settings, and which fusions it may do."""
+"""Inductor's version, settings and fusions: checks whether kernels can be observed."""
 
 from __future__ import annotations
 
