@@ -114,7 +114,7 @@ VIOLATIONS = """async scope => (await axe.run(scope)).violations
 
 
 def violations(page: Page, scope: str) -> list[str]:
-    """Return what is not accessible below ``scope``."""
+    """Return the accessibility problems below ``scope``."""
     page.add_script_tag(path=AXE)
     found: list[str] = page.evaluate(VIOLATIONS, scope)
     return found

@@ -1,4 +1,4 @@
-"""What the tests of PrecisionDebugger share: a model, its batches and a training loop."""
+"""Shared by the tests of PrecisionDebugger: a model, its batches and a training loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def batch(number=0):
 
 
 def train(debugger, model, steps, given=True):
-    """The loop of msprobe's users; return what each forward pass gave."""
+    """Run the loop of msprobe's users; return the result of each forward pass."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     outputs = []
     for number in range(steps):

@@ -32,7 +32,7 @@ PROCESSES = ("-n", "auto", "--maxprocesses", "4", "--dist", "loadfile", "--no-lo
 
 @dataclass(frozen=True)
 class Environment:
-    """Variables to set, or where and as whom to run."""
+    """Variables to set, or the folder and user to run with."""
 
     name: str
     variables: dict[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What the tests of the explorer in a bare page share: where its parts are."""
+"""Shared by the tests of the explorer in a bare page: the places of its parts."""
 
 from __future__ import annotations
 

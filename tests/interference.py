@@ -1,4 +1,4 @@
-"""What recording must not change, compared with an unrecorded run.
+"""Compare a recorded run with an unrecorded one: recording must change no result.
 
 ``python tests/interference.py`` prints the table.
 
@@ -57,7 +57,7 @@ MODELS: dict[str, Callable[[], Any]] = {**ARCHITECTURES, "encoder": encoder}
 
 
 def differences(name: str, dtype: str, work: str, mode: str) -> list[str]:
-    """Return what an unrecorded and a recorded run of a model differ in: nothing, it is hoped."""
+    """Return the differences between an unrecorded and a recorded run; empty if all is well."""
     outcomes = []
     for recorded in (False, True):
         model = MODELS[name]().to(DTYPES[dtype])
@@ -163,7 +163,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def table() -> str:
-    """Return the matrix as Markdown: ``=`` where nothing differs, else what does."""
+    """Return the matrix as Markdown: ``=``, or the differences of a cell."""
     lines = [
         "| model | dtype | work | " + " | ".join(MODES) + " |",
         "|---" * (3 + len(MODES)) + "|",

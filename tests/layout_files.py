@@ -1,4 +1,4 @@
-"""What the tests of the foreign layouts share: files to read, honest and hostile."""
+"""Shared by the tests of the foreign layouts: valid and hostile files."""
 
 from __future__ import annotations
 

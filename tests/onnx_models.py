@@ -88,7 +88,7 @@ def generate(session: Any, ids: torch.Tensor, new: int) -> list[int]:
 
 
 def strip(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Remove what names a node's module: metadata and the names of nodes and initializers."""
+    """Remove all traces of modules: metadata, and the names of nodes and initializers."""
     renamed = {one.name: f"w{at}" for at, one in enumerate(model.graph.initializer)}
     for one in model.graph.initializer:
         one.name = renamed[one.name]

@@ -83,7 +83,7 @@ def themes(page: Page) -> Iterator[str]:
 
 
 def picture(what: Locator, name: str, height: int = 3000) -> None:
-    """Write a small PNG of the upper part of what is there."""
+    """Write a small PNG of the upper part of the page."""
     what.scroll_into_view_if_needed()
     image = Image.open(io.BytesIO(what.screenshot(animations="disabled"))).convert("RGB")
     OUT.mkdir(parents=True, exist_ok=True)

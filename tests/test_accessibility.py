@@ -32,7 +32,7 @@ def test_an_explorer_has_no_accessibility_violation(page: Page, scheme: Any, rep
 
 
 def focused(page: Page) -> str:
-    """Return role or tag, and name, of what has the focus."""
+    """Return role (or tag) and name of the element that has the focus."""
     return str(
         page.evaluate(
             "() => { const at = document.activeElement;"

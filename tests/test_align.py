@@ -88,7 +88,7 @@ def test_gpt2_and_its_port_with_other_names_and_separate_projections_pair_module
     assert not any("attention" in path for path in _alone(report, "mine") if "/" not in path)
 
 
-def test_what_is_fused_is_compared_part_by_part_and_the_part_is_named():
+def test_fused_tensors_are_compared_part_by_part_and_the_part_is_named():
     theirs = gpt2()
     report = ld.compare(
         _run("golden", theirs, prompt()), _run("mine", reimplemented.GPT(theirs), prompt())
@@ -266,7 +266,7 @@ def test_a_linear_replaced_by_two_matmuls_shifts_nothing_and_is_no_error(mode):
 
 
 @pytest.mark.parametrize("names", [("eager", "sdpa"), ("sdpa", "eager")])
-def test_eager_attention_against_sdpa_leaves_what_is_inside_alone_and_pairs_the_rest(names):
+def test_between_eager_attention_and_sdpa_only_the_inner_operators_stay_unpaired(names):
     model, runs = llama(), []
     for name in names:
         model.set_attn_implementation(name)
@@ -479,7 +479,7 @@ X = torch.randn(
         (X[:, ::2], "0 of each 2 along axis -3 of golden"),
     ],
 )
-def test_how_an_activation_lies_is_found_and_said_and_undone(mine, says):
+def test_the_layout_of_an_activation_is_found_and_described_and_undone(mine, says):
     layout, g, m = _fitted(X, mine)
     assert layout == says
     assert torch.equal(g, m)
@@ -495,7 +495,7 @@ def test_a_weight_of_another_kind_of_layer_may_lie_transposed_and_one_of_the_sam
     assert _fitted(w, w.t().contiguous(), "weight", ("Linear", "Linear"))[0] is None
 
 
-def test_nothing_fits_where_the_values_are_others():
+def test_different_values_have_no_layout():
     other = torch.randn(2, 6, 32, generator=torch.Generator().manual_seed(9))
     assert _fitted(X, other)[0] is None
     assert _fitted(X, other[:1, :, :8])[0] is None

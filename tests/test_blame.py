@@ -1,4 +1,4 @@
-"""Planted bugs: what is blamed, why, and what the blame rests on."""
+"""Planted bugs: the blamed call, the cause, and the evidence."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_wrong_scale_of_attention_is_a_scalar_that_differs(mode):
 
 
 @pytest.mark.parametrize("mode", ["module", "module+api"])
-def test_a_wrong_mask_is_said_to_be_received(mode):
+def test_a_wrong_mask_is_a_wrong_input(mode):
     def plant(model):
         layer = model.model.layers[1]
         right = layer.forward
@@ -134,7 +134,7 @@ def test_a_wrong_mask_is_said_to_be_received(mode):
     assert finding.path.startswith("model.layers.1.self_attn")
 
 
-def test_other_positions_are_said_to_be_received():
+def test_other_positions_are_a_wrong_input():
     golden = record(llama(), "golden", work=lambda m: m(prompt(), use_cache=False))
     mine = record(
         llama(),
@@ -482,7 +482,7 @@ def test_the_run_keeps_the_model_only_as_long_as_somebody_else_does():
         ld.compare(golden, mine, model="again")
 
 
-def test_what_magnifies_noise_hands_the_blame_on():
+def test_a_call_that_only_magnifies_passes_the_blame_on():
     class Cancel(nn.Module):
         def forward(self, x):
             return x - torch.ones_like(x)
@@ -508,7 +508,7 @@ def test_what_magnifies_noise_hands_the_blame_on():
 
 
 @pytest.mark.parametrize("mode", ["module", "module+api"])
-def test_the_repro_runs_and_says_whose_theerror_is(mode, tmp_path):
+def test_the_repro_script_runs_and_shows_whose_error_it_is(mode, tmp_path):
     def plant(model):
         model.model.layers[1].input_layernorm.variance_epsilon = 1e-2
 

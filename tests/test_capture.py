@@ -1,4 +1,4 @@
-"""What is recorded, and that nothing is lost on the way."""
+"""The recorded tensors are complete and right."""
 
 from __future__ import annotations
 
@@ -502,7 +502,7 @@ def test_deep_copies_of_a_recorded_model_stay_free_of_hooks_after_the_block():
 
 
 class Step(nn.Module):
-    """A module with a parameter, so that it can be a root, doing what it is told."""
+    """A module that runs a given function; its parameter makes it a possible root."""
 
     def __init__(self, function):
         super().__init__()

@@ -49,7 +49,7 @@ def _natural(path):
 
 
 def _value(d, sort):
-    """What Python would sort by; None for what comes last."""
+    """The sort key of a row in Python; None comes last."""
     if sort in ("error", "limit"):
         value = getattr(d, sort)
         return None if value is None or math.isnan(value) else value
@@ -68,7 +68,7 @@ def _value(d, sort):
 @settings(deadline=None)
 @given(ROWS, st.sampled_from(SORTS), st.booleans())
 @example([], "path", False)
-def test_a_column_sorts_as_python_would_and_what_has_no_figure_comes_last(rows, sort, descending):
+def test_a_column_sorts_as_python_would_and_missing_figures_come_last(rows, sort, descending):
     differences = _differences(rows)
     order = list(Columns(differences, [d.site.step for d in differences]).order(sort, descending))
     assert sorted(order) == list(range(len(rows)))

@@ -88,7 +88,7 @@ def test_two_bugs_are_two_findings_in_execution_order():
     assert [f.path for f in report.findings][:1] == ["transformer.wpe"]
 
 
-def test_a_wrong_input_is_said_before_anything_is_blamed():
+def test_a_wrong_input_is_reported_before_any_call_is_blamed():
     model, runs = llama(), []
     for name, seed in (("golden", 0), ("mine", 1)):
         with ld.dump(model, name=name) as run:
@@ -190,7 +190,7 @@ def test_statistics_alone_still_find_the_bug():
     assert same.verdict == "match"
 
 
-def test_statistics_against_tensors_compares_what_both_have():
+def test_statistics_against_tensors_compares_the_statistics():
     model = llama()
     with ld.dump(model, name="whole") as whole:
         model(prompt())
@@ -252,7 +252,7 @@ def test_the_table_and_the_files_say_the_same(tmp_path):
         report.to_csv(tmp_path / "no" / "such" / "folder.csv")
 
 
-def test_runs_and_reports_are_tables_for_what_reads_arrow():
+def test_runs_and_reports_are_tables_for_readers_of_arrow():
     golden, mine = _pair(llama(), scaled("lm_head", 1.01), tokens="0")
     report = ld.compare(golden, mine)
     assert report.to_pandas().equals(report.differences.to_pandas())
@@ -333,7 +333,7 @@ def test_statistics_that_agree_over_other_bytes_are_no_match():
     assert "the bytes do not" in row.reason
 
 
-def test_a_partial_recording_is_said_with_the_verdict():
+def test_a_partial_recording_is_noted_with_the_verdict():
     model = llama()
     with ld.dump(model, name="whole") as whole:
         model(prompt())
@@ -344,7 +344,7 @@ def test_a_partial_recording_is_said_with_the_verdict():
     assert "76 of 78 rows could not be compared" in report.view().overview()["notes"][0]
 
 
-def test_another_token_is_said_to_be_another_token():
+def test_another_token_is_a_cause_of_its_own():
     model, runs = llama(), []
     for name, seed in (("golden", 0), ("mine", 1)):
         with ld.dump(model, name=name, tokens="0-3", seed=seed) as run:
@@ -376,7 +376,9 @@ def test_two_roots_in_one_block_do_not_explain_each_other():
         ("in", "model.norm", "", "introduced before"),
     ],
 )
-def test_with_half_of_the_tensors_the_blame_says_what_it_rests_on(part, planted, blamed, cause):
+def test_with_half_of_the_tensors_the_cause_names_the_missing_evidence(
+    part, planted, blamed, cause
+):
     finding, *more = ld.compare(
         *_pair(llama(), scaled(planted, 1.01), part=part, tokens="0")
     ).findings
@@ -384,7 +386,7 @@ def test_with_half_of_the_tensors_the_blame_says_what_it_rests_on(part, planted,
     assert (finding.path, finding.cause) == (blamed, cause)
 
 
-def test_a_call_that_was_given_less_is_not_blamed_for_it():
+def test_a_call_with_missing_inputs_is_not_blamed_for_it():
     class Leaf(nn.Module):
         def __init__(self):
             super().__init__()
@@ -411,7 +413,7 @@ def test_a_call_that_was_given_less_is_not_blamed_for_it():
     assert (finding.path, finding.op) == ("", "Caller")
 
 
-def test_the_same_model_called_in_another_way_is_said_to_be():
+def test_the_same_model_called_with_other_arguments_is_reported():
     model = llama()
     with ld.dump(model, name="generated", tokens="0") as generated:
         generate(model, new=1)
@@ -481,7 +483,7 @@ def test_another_weight_is_named():
     assert "its parameter weight differs" in finding.evidence
 
 
-def test_a_run_without_gradients_says_so_of_those_of_the_other():
+def test_gradients_of_only_one_run_are_unmatched_with_that_reason():
     model, ids = llama(), prompt()
     report = ld.compare(_training(model, ids), _training(model, ids, phase="forward"))
     alone = {d.reason for d in report.differences if d.verdict == "unmatched"}

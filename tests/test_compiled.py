@@ -99,7 +99,7 @@ def paths(run) -> set[str]:
 
 
 @torch.no_grad()
-def test_an_fx_dump_computes_bit_for_bit_what_eager_code_does_and_matches_it_operator_by_operator():
+def test_an_fx_dump_equals_eager_code_bit_for_bit_and_operator_by_operator():
     net, x = model(), example()
     with ld.dump(net, name="eager", mode="aten"):
         expected = net(x)
@@ -134,7 +134,7 @@ def test_a_compiled_training_step_keeps_its_bits_and_records_its_backward_graph(
 
 
 @torch.no_grad()
-def test_every_node_says_its_module_and_the_line_of_the_program_that_it_comes_from():
+def test_every_node_names_its_module_and_its_source_line():
     net = model()
     with ld.dump(net, name="fx", graph="fx") as run:
         net(example())
@@ -150,7 +150,7 @@ def test_every_node_says_its_module_and_the_line_of_the_program_that_it_comes_fr
 
 
 @torch.no_grad()
-def test_where_an_internal_of_inductor_is_missing_the_graph_is_run_node_by_node_and_that_is_said(
+def test_if_inductor_lacks_an_internal_the_graph_runs_node_by_node_and_a_note_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ):
     from torch._inductor.codegen.wrapper import PythonWrapperCodegen
@@ -270,7 +270,7 @@ def test_two_recordings_in_one_place_are_two_runs(tmp_path: Path):
     assert run.path == tmp_path / "msit_fx_dump.2"
 
 
-def test_generate_of_a_compiled_module_which_runs_uncompiled_is_said_so():
+def test_generate_of_a_compiled_module_is_reported_as_uncompiled():
     from tests.models import llama
 
     net, backend = llama(), ld.fx_backend(name="fx")
@@ -299,7 +299,7 @@ def test_generate_of_a_model_whose_forward_is_compiled_counts_its_tokens():
     assert {r.site.step for r in run.records(path="lm_head/Aten.mm")} == {0, 1, 2}
 
 
-def test_what_runs_uncompiled_in_the_block_is_said():
+def test_uncompiled_calls_in_the_block_are_reported():
     net = model()
     with ld.dump(net, name="fx", graph="fx") as run, torch.compiler.set_stance("force_eager"):
         net(example())
@@ -325,7 +325,7 @@ def test_options_that_make_no_sense_for_graphs_are_refused(options, says: str):
         ld.dump(model(), name="x", **options).start()
 
 
-def test_compiling_needs_to_be_told_the_model():
+def test_compiling_needs_a_named_model():
     with pytest.raises(ld.errors.OptionError, match=r"name it, as in dump\(model, graph='fx'\)"):
         ld.dump(graph="fx")
 
@@ -350,7 +350,7 @@ def fused(tmp_path_factory: pytest.TempPathFactory):
     return expected, got, run, folder
 
 
-def test_seeing_kernels_changes_no_bit_of_what_inductor_computes(fused):
+def test_observing_kernels_changes_no_bit_of_inductors_results(fused):
     expected, got, _, _ = fused
     assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
 
@@ -544,7 +544,7 @@ def test_ge_config_takes_the_parameters_that_msit_has(tmp_path: Path):
 @given(
     st.dictionaries(st.sampled_from([*RULES["UBFusion"], "ALL"]), st.sampled_from(["on", "off"]))
 )
-def test_a_rule_that_is_said_to_be_on_stays_on_and_all_stands_for_the_others(rules):
+def test_a_rule_that_is_on_stays_on_and_all_applies_to_the_others(rules):
     switch = FusionSwitch.read({"Switch": {"UBFusion": rules}})
     everything = rules.get("ALL") == "off"
     for rule in ("vertical", "horizontal"):
@@ -568,7 +568,7 @@ def test_a_rule_that_is_said_to_be_on_stays_on_and_all_stands_for_the_others(rul
         ({"Switch": {"UBFusion": "off"}}, "expected a mapping such as"),
     ],
 )  # fmt: skip
-def test_a_switch_that_makes_no_sense_says_what_would(switch, says: str):
+def test_an_invalid_switch_is_refused_with_the_valid_ones(switch, says: str):
     with pytest.raises(ld.errors.OptionError, match=re.escape(says)):
         FusionSwitch.read(switch)
 
@@ -650,7 +650,7 @@ def test_a_run_is_written_in_the_files_of_ge_dumps_with_a_graph_that_names_fx_te
     assert 's: "mul_3-aten.mul.Tensor.OUTPUT.0"' in graph.read_text(encoding="utf-8")
 
 
-def test_converting_says_what_can_not_be_written(
+def test_converting_reports_the_tensors_that_can_not_be_written(
     fused, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     from llmdebug_nb.cli import main

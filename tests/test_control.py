@@ -1,4 +1,4 @@
-"""Dynamic control: a file that says, while the program runs, what is recorded."""
+"""Dynamic control: a file that selects the recorded calls while the program runs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_orders_hold_from_the_next_call_on_and_a_half_written_file_changes_nothi
     assert hooks_left(model) == 0
 
 
-def test_a_file_that_makes_no_sense_at_the_end_is_said(model, control):
+def test_an_invalid_control_file_at_the_end_is_reported(model, control):
     control.write({})
     with ld.dump(model, name="r", control=control.path) as run:
         model(torch.ones(1, 3))
@@ -169,7 +169,7 @@ def test_msits_file_is_obeyed_while_the_program_runs(control):
     }
 
 
-def test_a_mistake_is_said_once_and_when_it_is_made_and_what_was_said_before_holds(
+def test_a_mistake_is_reported_once_and_at_once_and_earlier_settings_still_hold(
     model, control, capsys
 ):
     control.write({"dump_enable": "true", "er": "all"})

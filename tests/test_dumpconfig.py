@@ -97,7 +97,7 @@ def test_operators_may_be_listed_in_a_file(tmp_path):
         ({"seed": "x"}, "seed 'x'"),
     ],
 )
-def test_what_makes_no_sense_is_named_as_it_was_given(given, message):
+def test_an_invalid_argument_is_named_as_the_user_wrote_it(given, message):
     with pytest.raises(ld.errors.OptionError, match=message) as caught:
         msit.DumpConfig(**given)
     assert "\n" not in str(caught.value)
@@ -138,7 +138,7 @@ PATTERNS = [
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_layer_name_matches_what_it_matches_in_msit(pattern):
+def test_layer_name_matches_as_in_msit(pattern):
     globs = globs_of(pattern)
     theirs = re.compile("".join(".*" if c == "*" else re.escape(c) for c in pattern))
     for path in PATHS:
@@ -201,7 +201,7 @@ def test_statistics_are_there_in_every_mode(tmp_path):
         assert hook.stop().to_pandas().l2norm.notna().all()
 
 
-def test_tokens_that_never_came_are_said(tmp_path):
+def test_tokens_that_never_came_are_reported(tmp_path):
     model = llama()
     hook = msit.register_hook(model, msit.DumpConfig(tmp_path, token_range=[7]))
     generate(model, new=2)
@@ -261,7 +261,7 @@ def test_an_aliased_module_list_and_no_config_at_all_work(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("model", "config"), [(None, None), (3, None), ([], None), ("model", {"token_range": [0]})]
 )
-def test_register_hook_refuses_what_is_no_model_or_no_config(model, config):
+def test_register_hook_refuses_other_objects_than_a_model_and_a_config(model, config):
     model = llama() if model == "model" else model
     with pytest.raises(ld.errors.OptionError, match="expected a"):
         msit.register_hook(model, config)

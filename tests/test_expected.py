@@ -1,4 +1,4 @@
-"""What is marked as expected: quiet, and never without a word."""
+"""Expected differences: they do not fail a comparison, and are always reported."""
 
 from __future__ import annotations
 
@@ -73,9 +73,7 @@ def _verdicts(report):
 # --- the verdict ---
 
 
-def test_a_marked_module_and_what_follows_from_it_are_expected_and_everything_says_how_many(
-    one, tmp_path
-):
+def test_a_marked_module_and_its_consequences_are_expected_and_counted_everywhere(one, tmp_path):
     report = ld.compare(*one, progress=False)
     before = _verdicts(report)
     bad = [i for i, verdict in before.items() if verdict == "diverged"]
@@ -119,7 +117,7 @@ def test_a_finding_that_is_expected_is_shown_as_such_and_nobody_else_is_blamed(o
     assert "→" not in str(report)
 
 
-def test_another_error_behind_what_is_expected_is_found(two):
+def test_another_error_after_an_expected_one_is_found(two):
     report = ld.compare(*two, progress=False)
     report.expect(KERNEL)
     assert report.verdict == "diverged"
@@ -131,7 +129,7 @@ def test_another_error_behind_what_is_expected_is_found(two):
     assert report.verdict == "expected"
 
 
-def test_an_error_before_what_is_expected_is_found(two):
+def test_an_error_before_an_expected_one_is_found(two):
     report = ld.compare(*two, progress=False)
     report.expect(BUG)
     assert report.verdict == "diverged"
@@ -150,7 +148,7 @@ def test_however_large_it_is_nothing_behind_it_is_blamed(model, tmp_path, factor
     assert all(finding.expected for finding in report.findings)
 
 
-def test_operators_of_one_run_alone_are_expected_with_what_is_made_from_them(model, tmp_path):
+def test_operators_of_only_one_run_are_expected_with_their_consequences(model, tmp_path):
     options = {"path": tmp_path, "mode": "module+aten"}
     runs = (
         _record(model, "golden", **options),
@@ -178,7 +176,7 @@ def test_a_row_is_one_tensor_in_all_steps_and_can_be_narrowed_to_one(one):
     assert report.verdict == "diverged"
 
 
-def test_fixed_limits_leave_alone_what_follows_from_what_is_expected(one):
+def test_fixed_limits_do_not_excuse_consequences_of_expected_errors(one):
     report = ld.compare(*one, progress=False, limits={"*": {"relative_l2": 1e-6}})
     assert report.verdict == "diverged"
     report.expect(KERNEL)
@@ -240,7 +238,7 @@ def test_two_reports_keep_each_others_marks(two):
     assert ld.compare(*two, progress=False).verdict == "expected"
 
 
-def test_the_command_line_marks_passes_and_says_so(one, capsys):
+def test_the_command_line_marks_and_then_exits_with_0(one, capsys):
     golden, mine = (str(run.path) for run in one)
     assert main(["compare", golden, mine]) == 1
     assert main(["compare", golden, mine, "--expect", KERNEL, "--comment", "fused kernel"]) == 0
@@ -274,7 +272,7 @@ DAMAGED = [
 
 
 @pytest.mark.parametrize("text", DAMAGED)
-def test_a_damaged_file_is_said_in_one_line_counts_for_nothing_and_is_left_alone(one, text):
+def test_a_damaged_file_is_reported_in_one_line_and_ignored_and_left_unchanged(one, text):
     file = marks.file_of(one[1])
     file.write_text(text, encoding="utf-8")
     report = ld.compare(*one, progress=False)
@@ -287,7 +285,7 @@ def test_a_damaged_file_is_said_in_one_line_counts_for_nothing_and_is_left_alone
     assert report.expected == []
 
 
-def test_where_it_cannot_be_kept_it_is_not_expected_either(one, monkeypatch):
+def test_a_mark_that_can_not_be_kept_has_no_effect(one, monkeypatch):
     report = ld.compare(*one, progress=False)
 
     def full(*_args, **_options):
@@ -377,7 +375,9 @@ PATHS = [
     st.sampled_from(PATHS),
     st.sampled_from(["input", "output", "weight"]),
 )
-def test_a_module_is_what_it_makes_and_all_inside_and_not_what_it_is_given(marked, path, role):
+def test_a_mark_on_a_module_covers_its_outputs_and_its_inside_but_not_its_inputs(
+    marked, path, role
+):
     covered = Expectation(marked).covers(Site(path, role=role))
     assert covered == (within(path, marked) and (path != marked or role != "input"))
 
@@ -427,7 +427,7 @@ def test_the_explorer_marks_a_row_and_takes_it_back(one, scope, covers):
     assert report.verdict == "diverged"
 
 
-def test_the_explorer_marks_a_finding_and_lists_what_is_left(two):
+def test_the_explorer_marks_a_finding_and_lists_the_remaining_ones(two):
     report = ld.compare(*two, progress=False)
     ask, _ = _ask(report.view())
     overview = ask("expect", row=-1, finding=0, scope="module", comment="")
@@ -442,7 +442,7 @@ def test_the_explorer_marks_a_finding_and_lists_what_is_left(two):
     assert overview["first_bad"] == mismatches["rows"][0]["id"]
 
 
-def test_an_explorer_that_is_open_follows_what_python_marks(one):
+def test_an_open_explorer_follows_marks_made_in_python(one):
     report = ld.compare(*one, progress=False)
     explorer = Explorer(report.view())
     assert explorer.snapshot["verdict"] == "diverged"

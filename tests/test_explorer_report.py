@@ -69,7 +69,7 @@ def test_a_finding_opens_to_evidence_sentences_candidates_and_its_script(mount: 
     )
 
 
-def test_a_finding_keeps_its_words_where_the_script_could_not_be_read_and_asks_for_it_again(
+def test_a_finding_stays_shown_and_asks_again_if_its_script_could_not_be_read(
     mount: Mount,
 ) -> None:
     view = FakeView(report=True)
@@ -132,7 +132,7 @@ def test_a_row_is_marked_by_key_with_a_comment_and_everything_follows(mount: Mou
     ]
 
 
-def test_a_finding_is_marked_where_it_is_told_and_unmarked_there(mount: Mount) -> None:
+def test_a_finding_is_marked_and_unmarked_in_its_own_row(mount: Mount) -> None:
     view = FakeView(report=True)
     page = mount(Explorer(view))
     finding = page.locator(".llmdebug-findings > ul > li").first
@@ -159,7 +159,7 @@ def test_a_mark_that_cannot_be_kept_says_why_and_changes_nothing(mount: Mount) -
     expect(marked(page)).to_have_count(0)
 
 
-def test_what_matches_is_not_marked(mount: Mount) -> None:
+def test_a_matching_tensor_can_not_be_marked(mount: Mount) -> None:
     explorer = Explorer(FakeView(report=True))
     page = mount(explorer)
     from_python(page, explorer, "selected", 1)

@@ -139,7 +139,9 @@ def test_operators_count_within_the_call_around_them(tmp_path: Path) -> None:
     assert operators[".0"] == "/Aten.mul.Tensor"
 
 
-def test_only_asked_ids_are_recorded_with_and_without_what_lies_below(tmp_path: Path) -> None:
+def test_only_selected_ids_are_recorded_with_or_without_the_calls_inside_them(
+    tmp_path: Path,
+) -> None:
     model = llama()
     for children in (True, False):
         with ld.dump(
@@ -383,9 +385,7 @@ def test_explorers_show_ids_and_are_narrowed_by_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options", [{"ids": "0_2_1"}, {"layers": "lm_head"}, {"ids": "0_2_1", "mode": "aten"}], ids=str
 )
-def test_counting_changes_nothing_of_what_is_computed(
-    options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_counting_changes_no_result(options: dict[str, Any], tmp_path: Path) -> None:
     model = llama().train()
 
     def step() -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:

@@ -117,7 +117,7 @@ def test_figures_of(tensor, expected):
     assert [g if g is None else pytest.approx(g) for g in got] == expected
 
 
-def test_what_cannot_be_read_is_described_by_dtype_and_shape_alone():
+def test_unreadable_tensors_are_described_by_dtype_and_shape_alone():
     summary = summarize(torch.eye(3).to_sparse())
     assert (summary.dtype, summary.shape, summary.min, summary.fingerprint) == (
         "float32",

@@ -39,7 +39,7 @@ model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """Return a folder to launch programs from, whose runs go where a test's runs go."""
+    """Return a folder to launch programs from; their runs go into the test's runs folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -53,7 +53,7 @@ def _dump(*arguments, **more):
 
 
 def _inputs(run):
-    """Return what the root was given: rank, generation, step and rows of each call."""
+    """Return rank, generation, step and number of rows of each call of the root."""
     frame = run.to_pandas()
     frame = frame[(frame.path == "") & (frame.role == "input") & (frame.phase == "forward")]
     return [(r.rank, r.generation, r.step, r.shape[0]) for r in frame.itertuples()]

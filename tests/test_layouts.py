@@ -1,4 +1,4 @@
-"""What holds for every foreign layout: links, pipes, names and shapes."""
+"""Rules for every foreign layout: links, pipes, names and shapes."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def _run(shell, capsys, cell):
 
 
 def _line(text):
-    """Return the one line of a UsageError; fails where there is a traceback or more than a line."""
+    """Return the line of a UsageError; fail on a traceback or a second line."""
     lines = [line for line in text.strip().splitlines() if line]
     assert len(lines) == 1, text
     assert lines[0].startswith("UsageError: "), text

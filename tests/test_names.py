@@ -1,4 +1,4 @@
-"""The user's map: what it pairs, what it leaves out, and what it says of a mistake."""
+"""The user's map: its pairs, the modules that it leaves out, and its error messages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_first_rule_that_fits_counts_and_null_leaves_out():
     assert _resolved(mapping)["transformer.h.0.mlp"] == ("layers.0.ffn",)
 
 
-def test_a_list_is_what_a_fused_module_answers_to():
+def test_a_list_maps_several_modules_to_a_fused_one():
     assert _resolved({"transformer.h.0.mlp.act": ["q", "k"]}) == {
         "transformer.h.0.mlp.act": ("q", "k")
     }
@@ -61,7 +61,7 @@ def test_a_star_for_everything_maps_every_path_to_itself_below_a_prefix(paths):
     assert _resolved({"*": "w.*"}, paths, mine) == {path: (f"w.{path}",) for path in paths}
 
 
-def test_the_map_wins_over_everything_and_every_pair_says_which_rule_it_was(tmp_path):
+def test_the_map_overrides_all_rules_and_each_pair_names_its_entry(tmp_path):
     model = llama()
     runs = []
     for name in ("golden", "mine"):
@@ -116,7 +116,7 @@ def test_the_command_line_takes_a_map(tmp_path, capsys):
     )
 
 
-def test_types_that_are_one_may_be_said_and_msits_own_file_says_them(tmp_path):
+def test_the_map_may_equate_types_as_msits_own_file_does(tmp_path):
     (tmp_path / names.UPSTREAM).write_text(json.dumps({
         "LinearOperation": "Linear", "CommonLayer_outtensor0": ["GLMBlock_output_0",
             "BloomBlock_output_0"],
@@ -169,7 +169,7 @@ def test_a_mistake_is_named_with_its_line_and_key(tmp_path, text, problem):
     assert "\n" not in message
 
 
-def test_a_map_that_is_not_there_or_no_map_is_said():
+def test_a_missing_or_invalid_map_is_an_error():
     with pytest.raises(
         ld.errors.OptionError, match=r"mapping 'nowhere.yaml' can't be read: No such file"
     ):

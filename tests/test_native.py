@@ -238,7 +238,7 @@ def test_processors_with_narrower_vectors_get_the_same_figures(
     ],
     ids=lambda t: f"{tuple(t.shape)}{t.stride()}{t.dtype}",
 )
-def test_figures_and_bytes_do_not_depend_on_where_the_elements_lie(tensor):
+def test_figures_and_bytes_do_not_depend_on_alignment_or_strides(tensor):
     whole = raw.plain(tensor).clone()
     assert raw.to_bytes(tensor).tobytes() == whole.flatten().view(torch.uint8).numpy().tobytes()
     assert figures(tensor) == figures(whole)
@@ -267,7 +267,7 @@ def test_a_tensor_whose_storage_was_freed_or_cut_is_not_read(start):
             raw.to_bytes(tensor)
 
 
-def test_what_wraps_values_is_left_to_torch():
+def test_tensors_that_wrap_values_are_left_to_torch():
     seen = []
     torch.func.grad(lambda x: (seen.append(raw.memory(x)), x.sum())[1])(torch.ones(2))
     torch.vmap(lambda x: (seen.append(raw.memory(x)), x)[1])(torch.ones(2, 2))

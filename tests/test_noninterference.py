@@ -1,4 +1,4 @@
-"""Recording changes nothing of what is measured: bit for bit."""
+"""Recording changes no result of a program, bit for bit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from models import VOCABULARY, generate, hooks_left, llama, prompt
 @pytest.mark.parametrize("work", interference.WORKS)
 @pytest.mark.parametrize("dtype", interference.DTYPES)
 @pytest.mark.parametrize("model", interference.MODELS)
-def test_nothing_of_what_is_measured_differs_by_a_bit(model, dtype, work, mode):
+def test_no_result_of_the_program_differs_by_a_bit(model, dtype, work, mode):
     assert interference.differences(model, dtype, work, mode) == []
 
 
@@ -111,7 +111,7 @@ def test_a_copy_made_inside_the_block_is_not_recorded_and_keeps_working():
     assert torch.equal(twin(prompt()).logits, model(prompt()).logits)
 
 
-def test_an_error_of_the_recorder_is_said_and_not_raised(monkeypatch):
+def test_an_error_of_the_recorder_is_reported_and_not_raised(monkeypatch):
     from llmdebug_nb.capture.recorder import Recorder
 
     model = llama()

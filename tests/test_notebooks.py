@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
-# of each notebook, what cells print; of several texts in one place, what one of them is
+# by notebook and cell: texts that the cell prints; of a tuple, at least one
 SAY = {
     "rope_bug": {
         "compare": ["diverged", "model.layers.2.self_attn/"],
@@ -65,7 +65,7 @@ def _runner() -> Any:
 
 
 @pytest.mark.parametrize("name", SAY)
-def test_a_notebook_runs_and_says_what_its_text_says(
+def test_a_notebook_runs_and_prints_the_results_that_its_text_describes(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = _runner()

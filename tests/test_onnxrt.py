@@ -107,7 +107,7 @@ def test_the_program_gets_the_same_bits_as_without_a_recording(name, level):
     assert run.load(next(last)).numpy().tobytes() == wanted[0].tobytes()
 
 
-def test_where_ours_gives_other_bits_the_program_keeps_its_own(monkeypatch):
+def test_if_our_session_gives_other_bits_the_program_keeps_its_own_results(monkeypatch):
     one = session(exported("llama"))
     wanted = one.run(None, FEED)
     monkeypatch.setattr("llmdebug_nb.capture.onnx.sessions._same", lambda a, b: False)
@@ -168,7 +168,7 @@ def test_weights_are_records_as_the_module_has_them():
     assert params["model.layers.1.mlp.up_proj"] == {"weight": [64, 32]}
 
 
-def test_names_of_nodes_tell_modules_where_no_metadata_does():
+def test_without_metadata_modules_are_read_from_names_of_nodes():
     nodes = [
         helper.make_node("Relu", ["x"], ["a"], "/body/layers.0/act/Relu"),
         helper.make_node("Neg", ["a"], ["y"], "/head/Neg"),
@@ -187,7 +187,7 @@ def test_names_of_nodes_tell_modules_where_no_metadata_does():
     }
 
 
-def test_any_session_that_runs_is_recorded_where_none_is_named():
+def test_without_a_named_session_every_session_that_runs_is_recorded():
     one = session(exported("llama"))
     with ld.dump() as run:
         one.run(None, FEED)
@@ -227,7 +227,7 @@ def test_a_named_model_is_recorded_alone():
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_filters_mean_what_they_mean_for_modules(options, kept):
+def test_filters_work_as_for_modules(options, kept):
     one = session(exported("llama"))
     with ld.dump(one, **options) as run:
         one.run(None, FEED)
@@ -264,7 +264,7 @@ def test_an_empty_recording_explains_itself(options, says):
         one.run(None, FEED)
 
 
-def test_a_session_that_was_not_run_is_said():
+def test_a_session_that_did_not_run_is_reported():
     with (
         pytest.raises(ld.errors.EmptyDumpError, match=r"run\(\) was never called"),
         ld.dump(session(exported("llama"))),
@@ -300,7 +300,7 @@ def test_runs_by_binding_values_and_async_are_recorded_too():
     assert steps == [0, 1, 2]
 
 
-def test_inputs_that_only_the_program_knows_are_said():
+def test_inputs_bound_by_address_are_reported():
     one = session(small(helper.make_node("Relu", ["x"], ["y"])))
     binding = one.io_binding()
     binding.bind_input("x", "cpu", 0, np.float32, (2, 3), X["x"].ctypes.data)
@@ -420,7 +420,7 @@ def test_any_chain_of_nodes_gives_the_same_bits_and_one_record_a_node(data):
 # --- large models, bad input ---------------------------------------------------------------------
 
 
-def test_external_data_is_read_from_where_it_lies(tmp_path, monkeypatch):
+def test_external_data_is_read_from_its_own_folder(tmp_path, monkeypatch):
     model = exported("llama")
     file = tmp_path / "model.onnx"
     onnx.save(model, file, save_as_external_data=True, location="model.data", size_threshold=500)
@@ -435,7 +435,7 @@ def test_external_data_is_read_from_where_it_lies(tmp_path, monkeypatch):
         assert torch.equal(run.load(weight), llama().model.layers[1].mlp.up_proj.weight.detach())
 
 
-def test_a_model_that_is_gone_is_said_at_once(tmp_path):
+def test_a_missing_model_file_is_an_error_at_once(tmp_path):
     file = save(exported("llama"), tmp_path / "gone.onnx")
     one = session(file)
     (tmp_path / "gone.onnx").unlink()
@@ -452,7 +452,7 @@ def test_a_model_that_is_gone_is_said_at_once(tmp_path):
     assert one.run(None, FEED)
 
 
-def test_a_model_that_was_overwritten_is_recorded_by_what_goes_in_and_out(tmp_path):
+def test_of_an_overwritten_model_only_inputs_and_outputs_are_recorded(tmp_path):
     file = save(exported("llama"), tmp_path / "model.onnx")
     one = session(file)
     wanted = one.run(None, FEED)[0]
@@ -464,7 +464,7 @@ def test_a_model_that_was_overwritten_is_recorded_by_what_goes_in_and_out(tmp_pa
     assert [r.site.slot for r in run.records(role="output")] == [one.get_outputs()[0].name]
 
 
-def test_external_data_that_is_missing_is_said(tmp_path):
+def test_missing_external_data_is_reported(tmp_path):
     file = tmp_path / "model.onnx"
     onnx.save(
         exported("llama"),

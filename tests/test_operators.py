@@ -1,4 +1,4 @@
-"""Operator levels: what is seen, where it belongs, and that nothing else is touched."""
+"""Operator levels: the recorded operators, their modules, and no other effect."""
 
 from __future__ import annotations
 

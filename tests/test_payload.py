@@ -1,4 +1,4 @@
-"""What is kept of a tensor: parts, figures, budgets, room on the disk, fingerprints."""
+"""The kept part of a tensor: slices, figures, budgets, disk space, fingerprints."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def run(tmp_path_factory):
 
 
 class _Counts(TorchDispatchMode):
-    """Counts what the dispatcher runs, independently of the profiler."""
+    """Counts the operators of the dispatcher, independently of the profiler."""
 
     def __init__(self):
         super().__init__()
@@ -147,7 +147,7 @@ def clocked(model, x, folder):
     return float(run.host().query("path == ''")["duration"].iloc[0]), own, around, run
 
 
-def test_what_the_program_does_between_operators_is_the_gap_and_what_recording_does_is_not(
+def test_a_gap_holds_the_work_of_the_program_and_not_that_of_recording(
     tmp_path,
 ):
     model = Slow()
@@ -157,7 +157,7 @@ def test_what_the_program_does_between_operators_is_the_gap_and_what_recording_d
     assert whole + ours <= around
 
 
-def test_a_slow_hook_of_ours_is_in_no_time_of_the_program(tmp_path, monkeypatch):
+def test_a_slow_hook_of_the_recording_adds_nothing_to_the_programs_times(tmp_path, monkeypatch):
     from llmdebug_nb.capture.recorder import Recorder
 
     see = Recorder.record
@@ -195,7 +195,7 @@ def test_outputs_gradients_and_randomness_are_the_same_bits_with_a_profile(mode,
     assert not torch_profiler.enabled()
 
 
-def test_backward_operators_stand_where_the_forward_ones_did(tmp_path):
+def test_backward_operators_belong_to_the_modules_of_their_forward_operators(tmp_path):
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
     with ld.dump(model, name="t", path=tmp_path, profile="kernel+host") as run:
         model(torch.ones(2, 4)).sum().backward()
@@ -447,7 +447,7 @@ def test_a_triton_kernel_tells_grid_blocks_warps_and_registers():
     st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 50))),
     st.lists(st.integers(0, 1100), min_size=2),
 )
-def test_the_clock_counts_every_nanosecond_outside_of_what_is_ours(stands, moments):
+def test_the_clock_counts_every_nanosecond_outside_our_own_work(stands, moments):
     intervals = [(start, start + length) for start, length in stands]
     clock = Clock(intervals, 0)
     ours = {at for start, end in intervals for at in range(start, end)}
@@ -669,7 +669,7 @@ def _read(path, separator):
         return list(csv.DictReader(file))
 
 
-def test_tables_lie_where_upstream_puts_them_and_say_what_was_recorded(run, tmp_path):
+def test_tables_have_upstreams_places_and_hold_the_recorded_calls(run, tmp_path):
     written = ld.write_tables(run, tmp_path)
     pid = run.source.processes[0]["pid"]
     kinds = [
@@ -748,7 +748,7 @@ def test_whatever_names_and_parameters_are_a_table_reads_back_as_it_was_written(
     ]
 
 
-def test_a_run_without_tables_and_a_folder_that_cannot_be_are_said_in_one_line(run, tmp_path):
+def test_a_run_without_tables_and_an_impossible_folder_are_errors_of_one_line(run, tmp_path):
     (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(ld.errors.StoreError, match="can't write"):
         ld.write_tables(run, tmp_path / "file")
@@ -759,7 +759,7 @@ def test_a_run_without_tables_and_a_folder_that_cannot_be_are_said_in_one_line(r
 # -- timeline -------------------------------------------------------------------------------------
 
 
-def test_a_timeline_says_what_took_most_and_where_the_host_was_slow(tmp_path):
+def test_a_timeline_names_the_slowest_operators_and_the_longest_gaps(tmp_path):
     model = Slow()
     with torch.no_grad(), ld.dump(model, name="s", path=tmp_path, profile="kernel+host") as run:
         model(torch.ones(2, 8))
@@ -902,7 +902,7 @@ def test_a_profile_that_was_cut_short_is_read_as_far_as_it_goes(tmp_path):
         json.dumps([_node(dur=True)]), '[{"cat":"Node","name":"a_kernel_time","ts":NaN,"dur":1}]',
      json.dumps([_node(ts=1e300)]), json.dumps([_node(ts=None)]), "\x00\xff"],
 )  # fmt: skip
-def test_what_is_no_profile_of_onnx_runtime_is_said_by_name(text, tmp_path):
+def test_an_invalid_profile_of_onnx_runtime_is_an_error_that_names_the_file(text, tmp_path):
     file = tmp_path / "bad.json"
     file.write_bytes(text.encode("latin-1"))
     with pytest.raises(ld.errors.CorruptDumpError, match=r"bad\.json"):

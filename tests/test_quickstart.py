@@ -38,7 +38,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def executed(runner: ModuleType, place: Path) -> dict[str, str]:
-    """What each cell printed, by cell id."""
+    """The printed text of each cell, by cell id."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("LLMDEBUG_RUNS", raising=False)
         patch.setenv("PYTHONPATH", str(NOTEBOOKS.parent))

@@ -1,4 +1,4 @@
-"""What the README tells people to type, typed."""
+"""The commands and code of the README, run as a reader would run them."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_the_notebook_cells_run(workplace: Path, monkeypatch: pytest.MonkeyPatch
     assert (workplace / "llmdebug_runs" / "golden").is_dir()
 
 
-def test_what_it_names_is_there() -> None:
+def test_files_named_in_the_readme_exist() -> None:
     root = Path(__file__).parent.parent
     for place in re.findall(r"\]\(([A-Za-z0-9_./-]+)\)", README):
         assert (root / place).exists(), place

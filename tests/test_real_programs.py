@@ -59,7 +59,7 @@ def train(model, steps=3, accumulate=2):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("make", [llama, with_adapters])
-def test_a_training_loop_ends_where_it_does_unrecorded(make, mode):
+def test_a_recorded_training_loop_ends_with_the_same_weights(make, mode):
     plain = train(make())
     model = make()
     with ld.dump(model, name="r", mode=mode, tokens="1-4") as run:
@@ -91,7 +91,7 @@ def test_adapters_have_places_of_their_own():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_offloaded_weights_are_seen_where_they_are_used(mode):
+def test_offloaded_weights_are_recorded_in_their_modules(mode):
     from accelerate import cpu_offload
 
     model = llama()

@@ -16,7 +16,7 @@ from models import generate, hooks_left, llama, prompt
 
 
 class Doubling(nn.Module):
-    """Changes what it is given."""
+    """Changes its input in place."""
 
     def __init__(self):
         super().__init__()
@@ -49,7 +49,7 @@ def test_nothing_is_round_0_and_all_has_no_end():
 @pytest.mark.parametrize(
     "text", ["1", "1,2,3", "2,1", "a,b", "0-3", "-1,0", "1,", "1,1," * 130 + "1,1"]
 )
-def test_what_are_no_pairs_is_refused(text):
+def test_invalid_pairs_are_refused(text):
     with pytest.raises(ld.errors.OptionError, match="pair"):
         DumpOptions(rounds=text)
 
@@ -88,7 +88,7 @@ def test_a_generation_is_recorded_by_rounds(rounds, recorded):
 @pytest.mark.parametrize(
     ("rounds", "recorded"), [("0,0", {(-1, 0)}), ("1,1", {(0, 0), (0, 1)}), ("2,2", {(0, 2)})]
 )
-def test_where_there_is_a_warm_up_it_is_round_0(rounds, recorded):
+def test_a_warm_up_is_round_0(rounds, recorded):
     model = llama()
     with ld.dump(model, name="r", rounds=rounds, warmup=1) as run:
         generate(model, new=1)
@@ -188,7 +188,7 @@ def test_devices_are_known_by_name_or_number(device, wanted, same):
     assert is_device(torch.device(device), wanted) is same
 
 
-def test_a_model_on_another_device_is_left_out_and_that_is_said():
+def test_a_model_on_another_device_is_left_out_and_reported():
     model = nn.Linear(2, 2)
     with (
         pytest.raises(

@@ -1,4 +1,4 @@
-"""Aligning sequences of calls: against the truth of what was inserted, removed and replaced."""
+"""Aligning sequences of calls, with known insertions, removals and replacements."""
 
 from __future__ import annotations
 

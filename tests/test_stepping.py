@@ -1,4 +1,4 @@
-"""Stepping: where a program halts, what can be seen there, how it continues and cleans up."""
+"""Stepping: a program's halts, the tensors at a halt, going on, and cleaning up."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def to_the_end(stepper, command="continue"):
 # -- where it halts --------------------------------------------------------------------------------
 
 
-def test_what_a_call_took_and_gave_is_an_explorer_beside_golden(broken):
+def test_inputs_and_outputs_of_a_halted_call_are_shown_beside_golden(broken):
     stop = ld.step(broken, when="diverges", golden="golden").start(lambda: run(broken))
     view = stop.view()
     overview = view.overview()
@@ -89,7 +89,7 @@ def test_without_golden_the_explorer_is_of_the_live_tensors_of_any_kind(make):
     stepper.abort()
 
 
-def test_it_halts_where_values_diverge_from_golden_with_both_at_hand(broken):
+def test_it_halts_at_the_first_divergence_from_golden_with_both_tensors_at_hand(broken):
     stop = ld.step(broken, when="diverges", golden="golden").start(lambda: run(broken))
     assert stop.path == "model.layers.1.mlp.act_fn"
     assert torch.equal(stop.golden["0"], nn.functional.silu(stop.inputs["0"]))
@@ -207,7 +207,7 @@ def renamed(module, names):
 
 
 @pytest.mark.parametrize("how", ["wrapped", "renamed"])
-def test_golden_is_found_where_modules_are_called_otherwise(golden, how):
+def test_golden_is_found_even_if_modules_have_other_names(golden, how):
     program, path = copy.deepcopy(golden), "model.layers.1.ffn.down"
     with torch.no_grad():
         program.model.layers[1].mlp.down_proj.weight.mul_(1.01)
@@ -230,7 +230,7 @@ def test_golden_is_found_where_modules_are_called_otherwise(golden, how):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_program_that_is_stepped_through_computes_what_it_would_have(golden, threads):
+def test_a_program_that_is_stepped_through_computes_the_same_result(golden, threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -256,7 +256,7 @@ def test_with_goldens_tensor_in_its_place_the_rest_is_golden(golden, broken):
     assert not torch.equal(run(broken), golden.golden_logits)
 
 
-def test_what_is_written_to_a_live_tensor_the_program_goes_on_with(golden):
+def test_the_program_goes_on_with_values_written_to_a_live_tensor(golden):
     stepper = ld.step(golden, at="lm_head", mode="module")
     stop = stepper.start(lambda: run(golden))
     stop.outputs["0"].zero_()
@@ -264,7 +264,7 @@ def test_what_is_written_to_a_live_tensor_the_program_goes_on_with(golden):
     assert not stepper.result.any()
 
 
-def test_where_golden_has_nothing_replacing_is_refused_and_the_program_stays_halted(golden):
+def test_without_golden_values_replacing_is_refused_and_the_program_stays_halted(golden):
     stepper = ld.step(golden, at="lm_head", mode="module")
     stepper.start(lambda: run(golden))
     with pytest.raises(ld.errors.CaptureError, match="golden has no values of lm_head"):
@@ -441,7 +441,7 @@ def test_bad_input_is_one_line(shell, capsys, cells, says):
         _cell(shell, capsys, "%llmstep abort")
 
 
-def test_the_buttons_do_what_the_commands_do_and_say_what_cannot_be_done(golden, broken):
+def test_the_buttons_work_like_the_commands_and_show_errors(golden, broken):
     stepper = ld.step(broken, when="diverges", golden="golden")
     stepper.start(lambda: run(broken))
     halts = []

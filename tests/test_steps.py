@@ -1,4 +1,4 @@
-"""What counts as a token, for every way to generate."""
+"""The numbering of tokens, for every way to generate."""
 
 from __future__ import annotations
 

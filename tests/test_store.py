@@ -74,7 +74,7 @@ def test_a_frame_is_these_bytes():
     assert header == struct.pack("<Q", len(padded)) + padded.encode()
 
 
-def test_a_frame_of_a_part_says_its_shape_and_the_figures_of_the_whole():
+def test_a_frame_of_a_part_holds_its_shape_and_the_figures_of_the_whole():
     figures = {
         "min": -1.0,
         "max": float("inf"),
@@ -305,7 +305,7 @@ def test_runs_open_by_name_by_path_by_the_folder_that_holds_them_and_as_they_are
         ld.open_run(tmp_path / "deep" / "er")
 
 
-def test_unknown_runs_say_what_there_is(recorded):
+def test_an_unknown_run_is_an_error_that_lists_the_known_ones(recorded):
     with pytest.raises(ld.errors.UnknownRunError, match=r"no run 'goldne'.*golden"):
         ld.open_run("goldne")
     with pytest.raises(ld.errors.NotADumpError, match="not by int"):
@@ -318,7 +318,7 @@ def test_a_folder_that_is_no_dump_is_refused(tmp_path):
         ld.open_run(tmp_path)
 
 
-def test_a_read_only_place_is_said_before_the_model_runs(tmp_path):
+def test_a_read_only_place_is_an_error_before_the_model_runs(tmp_path):
     target = tmp_path / "file"
     target.write_text("in the way", encoding="utf-8")
     ran = []
@@ -330,7 +330,7 @@ def test_a_read_only_place_is_said_before_the_model_runs(tmp_path):
     assert not ran
 
 
-def test_a_full_disk_never_stops_the_program_and_is_said(monkeypatch):
+def test_a_full_disk_never_stops_the_program_and_is_reported(monkeypatch):
     import errno
 
     model = llama()
@@ -481,7 +481,7 @@ def with_operators(tmp_path):
     return reader.native(run)
 
 
-def test_operator_calls_come_back_in_execution_order_with_where_they_were_called(with_operators):
+def test_operator_calls_come_back_in_execution_order_with_their_source_lines(with_operators):
     table = with_operators.operators()
     assert list(table.columns) == [
         "rank", "generation", "step", "path", "call", "phase", "level", "op", "source", "within",
@@ -519,7 +519,7 @@ def test_a_call_stack_is_written_once(with_operators):
         ({"path": _ADD}, "recorded with sources=False"),
     ],
 )  # fmt: skip
-def test_an_operator_that_is_not_there_is_answered_by_what_is(with_operators, asked, message):
+def test_an_unknown_operator_is_an_error_that_lists_the_known_ones(with_operators, asked, message):
     with pytest.raises(ld.errors.TensorLookupError, match=message):
         with_operators.stack(**asked)
 

@@ -33,7 +33,7 @@ from screenshots import LARGEST, OUT
 
 
 class Trace(TorchDispatchMode):
-    """Notes for each operator that computes which earlier ones made what it is given."""
+    """Notes for each operator that computes the earlier operators that made its inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ def test_residual_adds_of_a_layer_are_operations_in_it(tmp_path: Path) -> None:
     assert second.param == {"alpha": 1} or "alpha" not in second.param
 
 
-def test_weights_and_arguments_are_where_they_belong(tmp_path: Path) -> None:
+def test_weights_and_arguments_belong_to_their_operation(tmp_path: Path) -> None:
     with ld.dump(model := llama(), path=tmp_path, mode="module+aten") as run:
         model(prompt())
     topology = ld.topology(run)
@@ -140,7 +140,7 @@ def test_weights_and_arguments_are_where_they_belong(tmp_path: Path) -> None:
     assert topology.tensors["lm_head.weight"] == ("float32", (96, 32))
 
 
-def test_of_modules_alone_what_is_between_them_is_said_to_be_unrecorded(tmp_path: Path) -> None:
+def test_computation_between_recorded_modules_is_a_node_unrecorded(tmp_path: Path) -> None:
     with ld.dump(model := llama(), path=tmp_path) as run:
         model(prompt())
     topology = ld.topology(run)
@@ -156,7 +156,7 @@ def test_of_modules_alone_what_is_between_them_is_said_to_be_unrecorded(tmp_path
     }
 
 
-def test_the_model_is_its_layers_and_what_runs_between(tmp_path: Path) -> None:
+def test_a_model_has_its_layers_and_the_calls_between_them_as_nodes(tmp_path: Path) -> None:
     with ld.dump(model := t5(), path=tmp_path, mode="module+aten") as run:
         generate(model, new=2)
     names = [op.name for op in ld.topology(run, 1).root.nodes]

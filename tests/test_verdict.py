@@ -95,7 +95,7 @@ def test_an_equivalent_pair_of_matmuls_is_noise(architecture, seed, dtype):
 
 
 @every_seed
-def test_another_choice_of_experts_at_a_near_tie_is_said_and_is_no_bug(seed):
+def test_another_choice_of_experts_at_a_near_tie_is_reported_and_is_not_a_bug(seed):
     model = mixtral(seed)
     with torch.no_grad():
         for layer in model.model.layers:  # three of four experts get all but the same logit
@@ -181,7 +181,7 @@ def test_a_thousandth_in_one_activation_is_diverged(architecture, seed):
 
 @every_seed
 @every_model
-def test_a_wrong_eps_is_diverged_also_where_it_is_worth_a_few_roundings(architecture, seed):
+def test_a_wrong_eps_diverges_even_if_its_effect_is_a_few_roundings(architecture, seed):
     model = MODELS[architecture](seed)
     for parameter in model.parameters():
         parameter.data.mul_(
@@ -290,7 +290,7 @@ def test_more_noise_in_never_means_less_allowed_out(first, second):
     assert limits[0] <= limits[1]
 
 
-def test_noise_excuses_what_follows_and_an_error_beyond_its_limit_does_not():
+def test_noise_excuses_its_consequences_and_a_diverged_tensor_does_not():
     quiet = _judged(_at("a"), _at("b", "input"), _at("b", error=5 * EPS))[-1]
     noisy = _judged(
         _at("a", error=1.5 * EPS), _at("b", "input", error=1.5 * EPS), _at("b", error=5 * EPS)
@@ -374,7 +374,7 @@ def test_a_program_that_varies_from_run_to_run_is_noise_once_a_second_golden_say
     assert any("calibrated with again" in note for note in report.view().overview()["notes"])
 
 
-def test_calibration_excuses_no_bug_where_golden_does_not_vary():
+def test_calibration_excuses_no_bug_in_tensors_that_do_not_vary():
     golden, again = _dropped("golden", seed=0), _dropped("again", seed=1)
     mine = _dropped(
         "mine", lambda model: model.a.register_forward_hook(lambda m, a, out: out * 1.001), seed=2
@@ -405,7 +405,7 @@ def _lm_head_off_by(factor, dtype=torch.float32):
     ]
 
 
-def test_fixed_limits_hold_where_their_glob_fits_and_the_report_says_so():
+def test_fixed_limits_apply_to_matching_paths_and_the_report_says_so():
     golden, mine = _lm_head_off_by(1.01)
     assert _compare(golden, mine).verdict == "diverged"
     assert (
@@ -628,7 +628,7 @@ def test_one_operator_in_bfloat16_is_no_excuse_for_bfloat16s_rounding():
     assert _compare(golden, _blocks("all", coarse=range(4))).verdict == "diverged"
 
 
-def test_a_mine_that_is_finer_than_golden_here_and_there_is_noise():
+def test_a_finer_dtype_in_some_tensors_of_mine_is_noise():
     assert (
         _compare(_blocks("golden", coarse=range(4)), _blocks("mine", coarse=[0, 1, 3])).verdict
         == "within_noise"

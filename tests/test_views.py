@@ -1,4 +1,4 @@
-"""What the explorer is told, for a real run and a real report."""
+"""The messages to the explorer, for a real run and a real report."""
 
 from __future__ import annotations
 
@@ -402,7 +402,7 @@ def test_figures_filter_rows_as_the_recorded_summaries_say(ask, view, runs, text
 
 @pytest.fixture(scope="module")
 def poisoned():
-    """Two runs of a model that turns what it is given into NaN and infinities, differently."""
+    """Two runs of a model that makes NaN and infinities, in other places in each run."""
     given = torch.tensor([[0.0, 1.0, -4.0, 0.5]])
     found = []
     for name, shift in (("golden", 0.0), ("mine", 4.0)):
@@ -930,7 +930,7 @@ def test_each_cell_holds_the_worst_row_of_its_layer_and_step(rows):
 
 
 def _beyond(error, limit):
-    """How many limits an error is; -1 where nobody can tell."""
+    """Error over limit; -1 if there is no limit or no error."""
     if error is None or error != error:
         return -1.0
     if error == 0:

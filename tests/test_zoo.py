@@ -1,4 +1,4 @@
-"""The zoo: bugs and benign changes are what they say, and the scorer tells right from wrong."""
+"""The zoo: bugs and benign changes work as described, and the scorer is right."""
 
 from __future__ import annotations
 
