@@ -487,7 +487,7 @@ def test_an_error_in_a_limits_file_names_key_and_line(tmp_path, text, says):
     [
         (3, "limits 3: expected a mapping"),
         ("gone.yaml", "can't be read"),
-        ({"a": {"x": 1}}, "limits: a > x: .*no metric"),
+        ({"a": {"x": 1}}, "limits: a > x: .*is not a metric"),
     ],
 )
 def test_limits_that_make_no_sense_are_refused(given, says):
@@ -548,7 +548,7 @@ def test_an_error_in_a_users_metric_is_one_line_and_ends_nothing():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (3, "no callable"),
+        (3, "not a callable"),
         ({"rmse": max}, "the name 'rmse' is taken"),
         ("gone.py:f", "expected a file and a function in it"),
         ([max, max], "the name 'max' is taken"),
