@@ -309,7 +309,7 @@ def test_atb_alias_that_leads_nowhere_or_out_is_lost_with_a_reason(
         (bin_bytes(X, **{"$Object.data": "8,24"}), "places 24 bytes at 8"),
         (bin_bytes(X, **{"$Object.data": "-8,24"}), "no offset and length"),
         (bin_bytes(X, **{"$Object.data": None}), "bytes of no object"),
-        (bin_bytes(X, extra="a=b"), "no key=value"),
+        (bin_bytes(X, extra="a=b"), "without key=value"),
         (bin_bytes(X, extra="a" * 9000), "no $End=1"),
     ],
 )
