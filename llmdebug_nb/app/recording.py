@@ -18,7 +18,8 @@ from llmdebug_nb.app.runs import recorded
 from llmdebug_nb.capture.hooks import module_tree
 from llmdebug_nb.core import determinism
 from llmdebug_nb.core.errors import CaptureError, OptionError, StoreError
-from llmdebug_nb.core.options import DumpOptions, runs_folder, shows_options
+from llmdebug_nb.core.option_signatures import shows_options
+from llmdebug_nb.core.options import DumpOptions, runs_folder
 from llmdebug_nb.core.records import Node, RootCall
 from llmdebug_nb.show.words import count_text, size_text
 from llmdebug_nb.store import reader

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from llmdebug_nb.app.recording import Recording
 from llmdebug_nb.core.errors import OptionError
-from llmdebug_nb.core.options import DumpKeywords, DumpOptions, shows_options
+from llmdebug_nb.core.option_signatures import shows_options
+from llmdebug_nb.core.options import DumpKeywords, DumpOptions
 
 if TYPE_CHECKING:
     import torch

@@ -21,7 +21,7 @@ class ComparedCall:
 
     ``golden``, ``mine``: the call in each run, None if only the other run made it. ``span``: its
     first and last row. If one kernel computes several calls, ``reads`` are the inputs of that
-    kernel, and ``inputs`` are the rows of the outputs that these inputs are.
+    kernel, and ``inputs`` are the rows in which these were outputs.
     """
 
     golden: CallKey | None = None

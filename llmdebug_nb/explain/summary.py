@@ -23,7 +23,7 @@ _MADE = {
     causes.CARRIED_OVER: (
         "The error is made in {where}, or a cache carries it over from an earlier step"
     ),
-    causes.UNKNOWN_INPUT: ("{where} makes the error or inherits it, which its inputs would tell"),
+    causes.UNKNOWN_INPUT: "{where} makes or inherits the error: its inputs were not recorded",
     causes.BEFORE: "The error comes from code that was not recorded, in {where}",
 }
 _NEXT = {

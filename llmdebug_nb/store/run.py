@@ -96,7 +96,7 @@ class Run(Tabular):
     # -- records ------------------------------------------------------------------------------
 
     def records(
-        self, after: int | None = None, n: int = -1, **columns: Unpack[RecordColumns]
+        self, *, after: int | None = None, n: int = -1, **columns: Unpack[RecordColumns]
     ) -> Iterator[Record]:
         """Yield records in execution order, such as ``run.records(role="output", step=0)``.
 

@@ -17,7 +17,8 @@ from llmdebug_nb.app.launching.environment import PthFile, environment
 from llmdebug_nb.app.launching.handover import Handover
 from llmdebug_nb.capture.control_file import ControlFile
 from llmdebug_nb.core.errors import DumpWriteError, OptionError, UnknownRunError
-from llmdebug_nb.core.options import DumpOptions, runs_folder, shows_options
+from llmdebug_nb.core.option_signatures import shows_options
+from llmdebug_nb.core.options import DumpOptions, runs_folder
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

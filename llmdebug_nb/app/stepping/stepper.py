@@ -17,7 +17,8 @@ from llmdebug_nb.app.stepping.stop import Stop
 from llmdebug_nb.app.stepping.thread import Ended, under_same_settings
 from llmdebug_nb.core.errors import CaptureError, LLMDebugError, OptionError, nearest
 from llmdebug_nb.core.layers import is_layer
-from llmdebug_nb.core.options import EVERY_TOKEN, DumpKeywords, DumpOptions, shows_options
+from llmdebug_nb.core.option_signatures import shows_options
+from llmdebug_nb.core.options import EVERY_TOKEN, DumpKeywords, DumpOptions
 from llmdebug_nb.store.run import Run
 
 if TYPE_CHECKING:
