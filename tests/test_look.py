@@ -199,12 +199,12 @@ def test_an_interrupt_while_rows_are_made_mixes_none_up(tmp_path):
             OpenCall(path, "Op", "module", None, 0, 0), "output", "0", torch.full((3,), value)
         )
     with pytest.raises(KeyboardInterrupt):
-        made._write_down()
+        made._write_looks()
     for path, value in list(values.items())[4:]:
         made.record_tensor(
             OpenCall(path, "Op", "module", None, 0, 0), "output", "0", torch.full((3,), value)
         )
-    made._write_down()
+    made._write_looks()
     assert {row[AT["path"]]: row[AT["max"]] for row in made._rows} == {
         p: v for p, v in values.items() if p != "m2"
     }
