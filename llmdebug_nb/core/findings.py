@@ -1,6 +1,7 @@
 """The nouns of a comparison.
 
-A **Pair** of records is measured into a **Difference**; a **Finding** is a call that is to blame.
+A **Pair** of records is measured into a **Difference**; a **Finding** is a call that is to blame,
+with a **Source** in each program. **Coverage** says how much of golden was found in mine.
 A deviation that the user knows and wants is an **Expectation**.
 """
 
@@ -16,13 +17,17 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from llmdebug_nb.core.errors import StoreError
 from llmdebug_nb.core.paths import matches
-from llmdebug_nb.core.records import Kernel, Record, Site
+from llmdebug_nb.core.records import Frame, Kernel, Record, Site
 
 if TYPE_CHECKING:
     import torch
 
 RowVerdict = Literal["match", "within_noise", "expected", "diverged", "unmatched"]
-Verdict = Literal[RowVerdict, "nondeterministic"]
+# incomparable: too little of the two runs answers to each other for any other verdict
+Verdict = Literal[RowVerdict, "nondeterministic", "incomparable"]
+# equal: within noise. rewritten: computed otherwise, equal in effect. guilty: its inputs agree and
+# its result does not. inherited: it follows from a guilty line.
+LineState = Literal["equal", "rewritten", "guilty", "inherited"]
 
 EXPECTED: Final = "expected"
 MISMATCHES = ("diverged", "unmatched")  # verdicts that need attention
@@ -175,15 +180,82 @@ class Difference:
         return self.verdict in MISMATCHES and self.pair.why not in EXCUSED
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A call in one of the two programs, and the line that makes it.
+
+    ``path``, ``op``: as in its run. ``file``, ``line``: the line that calls the operator, or where
+    the module's forward begins; None if unknown. ``code``: the text of that line, "" if unknown.
+    ``frames``: the call stack, innermost first, up to the module's forward.
+    """
+
+    path: str
+    op: str
+    file: str | None = None
+    line: int | None = None
+    code: str = ""
+    frames: tuple[Frame, ...] = ()
+
+    def __str__(self) -> str:
+        """Return ``file:line function``, or the path if the line is unknown."""
+        if self.file is None:
+            return self.path or "(root)"
+        function = f" {self.frames[0].function}" if self.frames else ""
+        return f"{self.file}:{self.line}{function}"
+
+
+@dataclass(frozen=True, slots=True)
+class LinePair:
+    """A line of golden and the line of mine that answers to it; None on one side: it has none.
+
+    ``error``: the relative L2 error between their results; None if nothing could be measured.
+    """
+
+    golden: Source | None
+    mine: Source | None
+    error: float | None
+    state: LineState
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How much of golden was found in mine.
+
+    ``observables``: golden's tensors that leave the model: outputs, logits, loss, gradients,
+    caches. ``values``: golden's distinct tensors that could be compared; of these
+    ``values_matched`` are equal within noise in some layout, and ``rejoined`` are written
+    otherwise in mine, equal in effect.
+    """
+
+    observables: int = 0
+    observables_matched: int = 0
+    values: int = 0
+    values_matched: int = 0
+    rejoined: int = 0
+
+    @property
+    def share(self) -> float:
+        """The share of golden's values that mine has, from 0 to 1; 1 if there is none."""
+        return (self.values_matched + self.rejoined) / self.values if self.values else 1.0
+
+    def __str__(self) -> str:
+        text = f"{self.values_matched:,} of golden's {self.values:,} values agree"
+        if self.rejoined:
+            text += f", and {self.rejoined:,} are written otherwise, equal in effect"
+        return f"{text}; {self.observables_matched:,} of {self.observables:,} results agree."
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Finding:
     """A call that is to blame. ``op``: golden's class of the module, or the operator.
 
     ``cause``: one of `explain/causes.py`. ``evidence``: the reasons, with figures. ``difference``:
-    the row that shows it. ``source``: the line of the program that called the operator
-    (``file:line function``), if it was recorded. ``repro``: a Python script that replays the call
-    from the two dumps. ``kernel``: for compiled code the kernel that computes the call in mine, or
-    in golden if mine is not fused. ``expected``: the expectation that covers it, or None.
+    the row that shows it. ``repro``: a Python script that replays the call from the two dumps.
+    ``kernel``: for compiled code the kernel that computes the call in mine, or in golden if mine is
+    not fused. ``expected``: the expectation that covers it, or None. ``golden``, ``mine``: the call
+    in each program, None where one lacks it. ``pairs``: the lines of both programs around it, as
+    they answer to each other. ``relation``: what mine's value is, of golden's, in words.
+    ``advice``: what to do, in words; "" stands for the advice that the cause suggests.
     """
 
     path: str
@@ -192,10 +264,20 @@ class Finding:
     cause: str
     evidence: str
     difference: Difference | None = None
-    source: str | None = None
     repro: str | None = None
     kernel: Kernel | None = None
     expected: Expectation | None = None
+    golden: Source | None = None
+    mine: Source | None = None
+    pairs: tuple[LinePair, ...] = ()
+    relation: str = ""
+    advice: str = ""
+
+    @property
+    def source(self) -> str | None:
+        """The line to look at: mine's, else golden's; ``file:line function``, None if unknown."""
+        sides = (self.mine, self.golden)
+        return next((str(side) for side in sides if side is not None and side.file), None)
 
     def script(self) -> str:
         """Return ``repro``. Raises StoreError if the call can't be replayed."""

@@ -64,6 +64,14 @@ class CallKey(NamedTuple):
     call: int
 
 
+class Frame(NamedTuple):
+    """A line of the program on a call stack."""
+
+    file: str
+    line: int
+    function: str
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """Where a tensor was seen.

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from llmdebug_nb.core.findings import EXPECTED, Difference, Finding
 from llmdebug_nb.core.paths import is_operator, module_of, within
 from llmdebug_nb.core.records import Kernel
-from llmdebug_nb.explain import causes, nodes, overflow, repro, scalars, verify
+from llmdebug_nb.explain import causes, nodes, overflow, repro, scalars, sources, verify
 from llmdebug_nb.explain.calls import AGREES, Calls, ComparedCall, first_divergence, same_operator
 from llmdebug_nb.explain.edges import (
     Edge,
@@ -343,21 +343,19 @@ class _Search:
     def _finding(self, b: _Blamed) -> Finding:
         evidence = b.evidence if b.steps < 2 else f"{b.evidence}; the same in {b.steps} steps"
         call, cause = b.call, b.cause
-        side = self.runs.mine if call.mine is not None else self.runs.golden
-        source = side.source(call.mine or call.key) if call.is_operator else None
         weights = self.weights.differing(call) if cause == causes.WEIGHT else []
         rows = [d for c in self.calls.inside(call) for d in c.rows() if d.verdict == "diverged"]
         node = self.nodes.find(call, cause, weights, rows)
         if node is not None:
             evidence, cause = f"{evidence}; {nodes.words(node)}", node.cause or cause
-            source = source or side.source(node.node.key)
         script = repro.script(call, self.runs, b.cause, evidence, shows=self.start)
         kernel = self._kernel(call)
         if kernel is not None:
             computes = ", ".join(kernel.nodes)
             evidence = f"{evidence}; computed by kernel {kernel.name} (nodes {computes})"
         place = call.path, call.op, call.key.step
-        return Finding(*place, cause, evidence, b.row, source, script, kernel)
+        golden, mine = sources.of_call(call, self.runs, node.node.key if node else None)
+        return Finding(*place, cause, evidence, b.row, script, kernel, golden=golden, mine=mine)
 
     def _kernel(self, call: ComparedCall) -> Kernel | None:
         """Return the kernel of compiled code that computes a call: mine's, else golden's."""

@@ -73,16 +73,6 @@ class Side:
             modules.setdefault(row.path, {}).setdefault(row.slot, (row.type, row.value))
         return modules
 
-    def source(self, key: CallKey) -> str | None:
-        """Return the line of the program that called an operator: the innermost frame."""
-        return self.run.index.innermost_frame(
-            path=key.path,
-            call=key.call,
-            phase=key.phase,
-            generation=key.generation,
-            step=key.step,
-        )
-
     def kernel(self, key: CallKey) -> Kernel | None:
         """Return the kernel of compiled code that computed the outputs of a call, or None."""
         return self.kernels(

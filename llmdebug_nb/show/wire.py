@@ -14,7 +14,9 @@ Num = float | str | None
 Which = Literal["golden", "mine", "difference"]  # a run's own tensors are "golden"
 Tab = Literal["golden", "mine", "difference", "all"]  # "all": side by side
 Relation = Literal["inputs", "outputs", "consumers", "siblings"]
-Verdict = Literal["match", "within_noise", "expected", "diverged", "unmatched", "nondeterministic"]
+Verdict = Literal[
+    "match", "within_noise", "expected", "diverged", "unmatched", "nondeterministic", "incomparable"
+]
 Sort = Literal["", "step", "seq", "path", "op", "dtype", "shape", "error", "limit", "verdict"]
 Scope = Literal["tensor", "step", "module"]
 

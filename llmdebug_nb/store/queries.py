@@ -231,14 +231,6 @@ class Index:
         found = self.query(_FRAMES.format(where), values)
         return found[0] if found else None
 
-    def innermost_frame(self, **columns: Unpack[OperatorColumns]) -> str | None:
-        """Return the innermost frame of an operator's call stack; None if none can be read."""
-        found = self.first_stack(**columns)
-        try:
-            return None if found is None else str(json.loads(found[1])[0])
-        except (ValueError, TypeError, LookupError):
-            return None
-
     def enclosing_calls(
         self, generation: int, step: int, rank: int
     ) -> dict[tuple[str, int], tuple[str, tuple[str, int] | None]]:

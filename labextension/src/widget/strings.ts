@@ -8,6 +8,7 @@ export const VERDICTS: Record<Verdict, { mark: string; text: string }> = {
   diverged: { mark: '✗', text: 'diverged' },
   unmatched: { mark: '?', text: 'unmatched' },
   nondeterministic: { mark: '~', text: 'nondeterministic' },
+  incomparable: { mark: '≠', text: 'incomparable' },
 };
 
 /** States of a cell in the layer map, by the numbers that the kernel sends. */

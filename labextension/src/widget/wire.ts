@@ -4,7 +4,7 @@ export type Num = number | string | null;
 export type Which = 'golden' | 'mine' | 'difference';
 export type Tab = 'golden' | 'mine' | 'difference' | 'all';
 export type Relation = 'inputs' | 'outputs' | 'consumers' | 'siblings';
-export type Verdict = 'match' | 'within_noise' | 'expected' | 'diverged' | 'unmatched' | 'nondeterministic';
+export type Verdict = 'match' | 'within_noise' | 'expected' | 'diverged' | 'unmatched' | 'nondeterministic' | 'incomparable';
 export type Sort = '' | 'step' | 'seq' | 'path' | 'op' | 'dtype' | 'shape' | 'error' | 'limit' | 'verdict';
 export type Scope = 'tensor' | 'step' | 'module';
 

@@ -1,0 +1,85 @@
+"""Sources of a finding: the lines of both programs."""
+
+import inspect
+
+import pytest
+import torch
+from torch import nn
+
+import llmdebug_nb as ld
+from llmdebug_nb.core.findings import Coverage, Finding, Source
+from llmdebug_nb.core.records import Frame
+from llmdebug_nb.explain.runs import Side
+from llmdebug_nb.explain.sources import source_of
+
+
+def sigmoid(x):
+    return torch.sigmoid(x)  # mine's line
+
+
+class Squashed(nn.Module):
+    def __init__(self, squash):
+        super().__init__()
+        self.linear, self.squash = nn.Linear(4, 4), squash
+
+    def forward(self, x):
+        return self.squash(self.linear(x))  # both call here
+
+
+def line_of(what, comment):
+    lines, start = inspect.getsourcelines(what)
+    return start + next(i for i, line in enumerate(lines) if comment in line)
+
+
+@pytest.fixture
+def side(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = Squashed(sigmoid)
+    with ld.dump(model, name="mine", mode="module+api"), torch.no_grad():
+        model(torch.ones(3, 4))
+    return Side(ld.open_run("mine"))
+
+
+def call(side, op):
+    return next(r.site.key for r in side.run.records(op=op, role="output"))
+
+
+def test_an_operators_source_is_the_line_that_calls_it_with_code_and_frames(side):
+    source = source_of(side, call(side, "Torch.sigmoid"), "Torch.sigmoid")
+    line = line_of(sigmoid, "# mine's line")
+    assert (source.path, source.op) == ("/Torch.sigmoid", "Torch.sigmoid")
+    assert (source.file, source.line) == (__file__, line)
+    assert source.code == "return torch.sigmoid(x)  # mine's line"
+    assert str(source) == f"{__file__}:{line} sigmoid"
+
+
+def test_the_frames_end_at_the_modules_forward(side):
+    source = source_of(side, call(side, "Torch.sigmoid"), "Torch.sigmoid")
+    assert source.frames == (
+        Frame(__file__, line_of(sigmoid, "# mine's line"), "sigmoid"),
+        Frame(__file__, line_of(Squashed, "# both call here"), "forward"),
+    )
+
+
+def test_a_program_without_the_call_has_no_source(side):
+    assert source_of(side, None, None) is None
+
+
+def test_the_source_of_a_finding_is_mines_line_else_goldens():
+    golden, mine = Source("a", "A", "g.py", 3), Source("b", "B", "m.py", 5)
+    both = Finding("a", "A", 0, "introduced", "", golden=golden, mine=mine)
+    assert both.source == "m.py:5"
+    assert Finding("a", "A", 0, "introduced", "", golden=golden).source == "g.py:3"
+    unknown = Source("b", "B")
+    assert Finding("a", "A", 0, "introduced", "", golden=golden, mine=unknown).source == "g.py:3"
+    assert Finding("a", "A", 0, "introduced", "", mine=unknown).source is None
+
+
+def test_coverage_says_what_was_found_and_its_share():
+    coverage = Coverage(2, 1, 200, 150, 30)
+    assert coverage.share == (150 + 30) / 200
+    assert Coverage().share == 1.0
+    text = str(coverage)
+    assert "150 of golden's 200 values agree" in text
+    assert "30 are written otherwise, equal in effect" in text
+    assert "1 of 2 results agree" in text
