@@ -1,0 +1,327 @@
+"""The nouns of the port benchmark: a **Port**, its **Bug**s, and the **Program**s to record.
+
+A port is an independent implementation of a Hugging Face model that runs with the same weights,
+converted. Golden is the Hugging Face model; mine is the port, right or with one bug.
+"""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import copy
+import difflib
+import importlib.util
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from zoo import models
+from zoo.entry import PRECISIONS
+
+Model = Any
+State = dict[str, torch.Tensor]
+Logits = list[torch.Tensor]
+WEIGHTS = ("ordinary", "outliers")
+
+
+@dataclass(frozen=True)
+class Bug:
+    """One mistake in a port, and the right answer.
+
+    One of these makes it: ``old``, ``new``: a substitution in the port's source, where ``old``
+    occurs once. ``convert``: changes the port's converted weights in place. ``settings``: other
+    settings of the port, see `Port.make`.
+
+    ``modules``: globs over the innermost recorded modules, in golden or mine, in which the changed
+    line runs or whose weight is wrong. ``golden``: globs over the full paths of golden's calls that
+    mine leaves out (``model.layers.*.self_attn/Tensor.add``, or a module), if need be with
+    ``@function`` for the innermost function that calls it: for a bug that removes a call, they are
+    as exact as the line. ``also``: other texts of the port's source, each
+    occurring once after the substitution, whose lines are right too: the first operator that takes
+    the wrong value where the changed line gives views and names alone.
+    """
+
+    name: str
+    what: str
+    old: str = ""
+    new: str = ""
+    convert: Callable[[State], None] | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    modules: tuple[str, ...] = ()
+    golden: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+
+    @property
+    def in_code(self) -> bool:
+        return bool(self.old)
+
+    def source(self, text: str) -> str:
+        """Return the port's source with the bug. Raises ValueError if ``old`` isn't there once."""
+        if not self.in_code:
+            return text
+        if text.count(self.old) != 1:
+            raise ValueError(
+                f"{self.name}: {self.old!r} occurs {text.count(self.old)} times, not once"
+            )
+        return text.replace(self.old, self.new)
+
+    def lines(self, text: str) -> frozenset[int]:
+        """Return the numbers of the lines of the changed source that are the right answer.
+
+        ``text``: the source without the bug. They are the statements that differ, or the ones
+        before and after what was removed.
+        """
+        if not self.in_code:
+            return frozenset()
+        changed = self.source(text)
+        old, new = text.splitlines(), changed.splitlines()
+        touched: set[int] = set()
+        for tag, _, _, first, last in difflib.SequenceMatcher(None, old, new, False).get_opcodes():
+            if tag in ("replace", "insert"):
+                touched |= set(range(first + 1, last + 1))
+        for more in self.also:
+            if changed.count(more) != 1:
+                raise ValueError(
+                    f"{self.name}: {more!r} occurs {changed.count(more)} times, not once"
+                )
+            touched.add(changed[: changed.index(more)].count("\n") + 1)
+        return frozenset(touched | statements(changed, touched))
+
+    def names_module(self, path: str) -> bool:
+        """Tell whether a module is an innermost one in which the bug is."""
+        return any(fits(path, glob) for glob in self.modules)
+
+    def is_near(self, path: str) -> bool:
+        """Tell whether a module directly encloses one in which the bug is, or is a child of one."""
+        if path and self.names_module(parent(path)):
+            return True
+        return any(fits(path, parent(glob)) for glob in self.modules)
+
+    def leaves_out(self, path: str, function: str = "") -> bool:
+        """Tell whether a call of golden (its full path) is one that mine leaves out."""
+        for target in self.golden:
+            glob, _, caller = target.partition("@")
+            if fits(path, glob) and (not caller or function in ("", caller)):
+                return True
+        return False
+
+
+def fits(path: str, glob: str) -> bool:
+    """Tell whether each part of a path fits that of a glob: a star stands for no dot."""
+    parts, globs = path.split("."), glob.split(".")
+    return len(parts) == len(globs) and all(map(fnmatchcase, parts, globs))
+
+
+def parent(path: str) -> str:
+    return path.rpartition(".")[0]
+
+
+def statements(text: str, touched: set[int]) -> set[int]:
+    """Return all lines of the simple statements (no blocks) that stand on some of the lines."""
+    lines: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.stmt) and not hasattr(node, "body"):
+            own = set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+            lines |= own if own & touched else set()
+    return lines
+
+
+class Program(NamedTuple):
+    """A model and what is done with it. ``origin``: the Hugging Face model in float32.
+
+    Called, it returns each root call's logits, [tokens, vocabulary] or [1, tokens, vocabulary].
+    """
+
+    model: Model
+    work: Callable[[Model, torch.Tensor], Logits]
+    ids: torch.Tensor
+    origin: Model
+    precision: str
+
+    @torch.no_grad()
+    def __call__(self) -> Logits:
+        return self.work(self.model, self.ids)
+
+
+@dataclass(frozen=True)
+class Port:
+    """An implementation of a Hugging Face model, with its bugs.
+
+    ``source``: the file with the port's code, or a function that returns it; a copy of it, changed
+    by a bug, is imported as a module of ``package``. ``original(seed)`` returns the Hugging Face
+    model, float32, in evaluation mode. ``make(code, original, **settings)`` returns the port from
+    the imported code, its weights not loaded yet. ``convert(original)`` returns its weights by
+    name. ``golden_work``, ``work``: what is done with each model and the token ids [1, length];
+    they return the logits of each root call. ``norms(original)``: each norm with the linear layers
+    that take its output, for weights with outliers. ``offset``: what is added to a norm's weight.
+    ``missing()`` says why the port can't run here, or returns None.
+    """
+
+    name: str
+    source: Path | Callable[[], Path]
+    original: Callable[[int], Model]
+    make: Callable[..., Model]
+    convert: Callable[[Model], State]
+    golden_work: Callable[[Model, torch.Tensor], Logits]
+    work: Callable[[Model, torch.Tensor], Logits]
+    norms: Callable[[Model], Iterable[tuple[Model, list[Model]]]]
+    bugs: tuple[Bug, ...]
+    length: int = 15
+    offset: float = 0.0
+    package: str = ""
+    missing: Callable[[], str | None] = lambda: None
+
+    @property
+    def path(self) -> Path:
+        return self.source if isinstance(self.source, Path) else self.source()
+
+    @property
+    def text(self) -> str:
+        return self.path.read_text(encoding="utf-8")
+
+    def bug(self, name: str) -> Bug:
+        return next(bug for bug in self.bugs if bug.name == name)
+
+    def golden(self, precision: str = "fp32", weights: str = "ordinary", seed: int = 0) -> Program:
+        """Return the Hugging Face model and its work. ``precision``: golden's, then mine's."""
+        origin = self.original(seed)
+        if weights == "outliers":
+            add_outliers(self.norms(origin), seed, self.offset)
+        model = models.cast(copy.deepcopy(origin), PRECISIONS[precision][0])
+        ids = torch.randint(
+            3,
+            origin.config.vocab_size,
+            (1, self.length),
+            generator=torch.Generator().manual_seed(seed),
+        )
+        return Program(model, self.golden_work, ids, origin, precision)
+
+    def mine(self, golden: Program, bug: Bug | None = None) -> Program:
+        """Return the port, right or with a bug, with golden's weights converted."""
+        origin = golden.origin
+        code = load(self.path, self.package, bug)
+        with torch.no_grad():
+            state = {name: value.clone() for name, value in self.convert(origin).items()}
+            if bug and bug.convert:
+                bug.convert(state)
+            model = self.make(code, origin, **(bug.settings if bug else {})).eval()
+            said = model.load_state_dict(state, strict=False)
+        absent = {name for name, _ in model.named_parameters()} & set(said.missing_keys)
+        if absent or said.unexpected_keys:
+            raise ValueError(
+                f"{self.name}: weights missing {absent}, unknown {said.unexpected_keys}"
+            )
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(PRECISIONS[golden.precision][1])
+        return Program(model, self.work, golden.ids, origin, golden.precision)
+
+
+# -- code ----------------------------------------------------------------------------------------
+
+
+@cache
+def scratch() -> Path:
+    """Return a folder for changed sources, which lasts as long as the process."""
+    folder = tempfile.TemporaryDirectory(prefix="ports")
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
+
+
+def load(path: Path, package: str, bug: Bug | None) -> ModuleType:
+    """Import a copy of a file, changed by a bug, as a module of a package."""
+    text = path.read_text(encoding="utf-8")
+    name = f"{path.stem}_{bug.name if bug else 'right'}"
+    file = scratch() / f"{name}.py"
+    file.write_text(bug.source(text) if bug else text, encoding="utf-8")
+    full = f"{package}.{name}" if package else name
+    spec = importlib.util.spec_from_file_location(full, file)
+    assert spec is not None
+    assert spec.loader is not None
+    code = importlib.util.module_from_spec(spec)
+    sys.modules[full] = code  # dataclasses look their module up
+    spec.loader.exec_module(code)
+    return code
+
+
+# -- weights -------------------------------------------------------------------------------------
+
+
+def spread(model: Model, seed: int) -> Model:
+    """Give norms and biases the spread of trained ones: all one and all zero hide bugs."""
+    generator = torch.Generator().manual_seed(1000 + seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model.eval()
+
+
+def add_outliers(
+    norms: Iterable[tuple[Model, list[Model]]], seed: int, offset: float = 0.0
+) -> None:
+    """Multiply three channels of each norm by 30 to 100 and divide its consumers' weights.
+
+    The model computes the same function. Trained language models have such channels.
+    """
+    generator = torch.Generator().manual_seed(2000 + seed)
+    with torch.no_grad():
+        for norm, consumers in norms:
+            channels = torch.randperm(norm.weight.numel(), generator=generator)[:3]
+            factors = 30 + 70 * torch.rand(3, generator=generator)
+            norm.weight[channels] = (norm.weight[channels] + offset) * factors - offset
+            if getattr(norm, "bias", None) is not None:
+                norm.bias[channels] *= factors
+            for consumer in consumers:
+                weight = consumer if isinstance(consumer, torch.Tensor) else consumer.weight
+                weight[..., channels] /= factors  # the input channels are the last axis
+
+
+def llama_norms(model: Model) -> Iterator[tuple[Model, list[Model]]]:
+    """Yield the norms of a Hugging Face decoder named like Llama, with what takes their output."""
+    for layer in model.model.layers:
+        a, m = layer.self_attn, layer.mlp
+        yield layer.input_layernorm, [a.q_proj, a.k_proj, a.v_proj]
+        if hasattr(m, "experts"):
+            yield layer.post_attention_layernorm, [m.gate, m.experts.gate_up_proj]
+        else:
+            yield layer.post_attention_layernorm, [m.gate_proj, m.up_proj]
+    yield model.model.norm, [model.lm_head]
+
+
+# -- the work of most ports ----------------------------------------------------------------------
+
+DECODE = 3
+
+
+def decode(model: Model, ids: torch.Tensor, keep: int = 0) -> Logits:
+    """Prefill all but the last three tokens of a Hugging Face decoder, then feed them one by one.
+
+    ``keep``: so many of the prefill's last positions reach the head (0: all), as in `generate`.
+    """
+    logits = []
+    cache, prompt = None, ids.shape[1] - DECODE
+    for part in (ids[:, :prompt], *ids[:, prompt:].split(1, dim=1)):
+        out = model(part, past_key_values=cache, use_cache=True, logits_to_keep=keep)
+        cache = out.past_key_values
+        logits.append(out.logits)
+    return logits
+
+
+def difference(golden: Logits, mine: Logits) -> float:
+    """Return the largest relative L2 error of the logits of a root call, of its last rows."""
+    assert len(golden) == len(mine)
+    errors = [0.0]
+    for right, ours in zip(golden, mine, strict=True):
+        a = right.double().reshape(-1, right.shape[-1])
+        b = ours.double().reshape(-1, ours.shape[-1])
+        rows = min(len(a), len(b))
+        a, b = a[-rows:], b[-rows:]
+        errors.append(float((a - b).norm() / a.norm()))
+    return max(errors)

@@ -1,0 +1,8 @@
+"""All ports by name. A module that defines ports lists them as ``PORTS``."""
+
+from __future__ import annotations
+
+from ports import layer
+
+MODULES = (layer,)
+PORTS = {port.name: port for module in MODULES for port in module.PORTS}

@@ -1,0 +1,118 @@
+"""The port benchmark: ports compute what their model computes, bugs change it, grades are right."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+from ports import score
+from ports.entry import WEIGHTS, Bug, Port, difference
+from ports.sets import PORTS
+
+EACH = [pytest.param(port, id=port.name) for port in PORTS.values()]
+SOURCE = "def f(x):\n    y = x + 1\n    return g(\n        y,\n        x,\n    )\n"
+
+
+@pytest.fixture(params=EACH)
+def port(request: pytest.FixtureRequest) -> Port:
+    """Yield each port that can run here."""
+    port: Port = request.param
+    if why := port.missing():
+        pytest.skip(why)
+    return port
+
+
+def test_a_bug_changes_one_place_of_the_source(port: Port) -> None:
+    text = port.text
+    assert len({bug.name for bug in port.bugs}) == len(port.bugs)
+    for bug in port.bugs:
+        made_by = (bug.in_code, bug.convert is not None, bool(bug.settings))
+        assert sum(made_by) == 1, bug.name
+        assert bug.modules, bug.name
+        if bug.in_code:
+            assert bug.source(text) != text, bug.name
+            assert bug.lines(text), bug.name
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_a_right_port_gives_the_logits_of_its_model(port: Port, weights: str) -> None:
+    golden = port.golden(weights=weights)
+    assert difference(golden(), port.mine(golden)()) < 1e-5
+
+
+def test_every_bug_changes_the_logits(port: Port) -> None:
+    golden = port.golden()
+    logits = golden()
+    unseen = {bug.name: difference(logits, port.mine(golden, bug)()) for bug in port.bugs}
+    assert {name: error for name, error in unseen.items() if not error > 1e-3} == {}
+
+
+def test_outliers_change_the_weights_and_not_the_logits(port: Port) -> None:
+    ordinary, outliers = port.golden(), port.golden(weights="outliers")
+    largest = [
+        max(float(p.detach().abs().max()) for p in program.model.parameters() if p.ndim == 1)
+        for program in (ordinary, outliers)
+    ]
+    assert largest[1] > 10 * largest[0]
+    assert difference(ordinary(), outliers()) < 1e-4
+
+
+# -- grades --------------------------------------------------------------------------------------
+
+BUG = Bug(
+    "b", "", "y = x + 1", "y = x - 1", modules=("a.*.attn",), golden=("a.1.attn/Tensor.add@f",)
+)
+ANSWER = score.Answer(BUG, "p.py", BUG.lines(SOURCE))
+
+
+def seen(path: str, *lines: int, golden: str = "", region: tuple[int, ...] = ()) -> score.Named:
+    frames = [score.Frame("p.py", line, "f") for line in lines]
+    side = (golden, (score.Frame("hf.py", 1, "f"),)) if golden else None
+    named = frozenset([*frames[:1], *(score.Frame("p.py", line, "f") for line in region)])
+    return score.Named((path,), tuple(frames), side, named, path)
+
+
+@pytest.mark.parametrize(
+    ("named", "modules", "functions"),
+    [
+        (seen("a.1.attn/Tensor.sub", 2), "exact", "exact"),
+        (seen("a.1.attn/Tensor.sub", 3), "exact", "module"),
+        (seen("a.1.attn/Tensor.sub", 9, 2), "exact", "exact"),  # a helper called from the line
+        (seen("a.1.attn/Tensor.sub", 3, region=(2, 4)), "exact", "exact"),
+        (seen("a.1.attn/Tensor.sub", 3, region=(2, 4, 5, 6, 7, 8)), "exact", "module"),
+        (seen("a.1.attn", golden="a.1.attn/Tensor.add"), "exact", "exact"),
+        (seen("a.1.attn", golden="a.1.attn/Tensor.mul"), "exact", "module"),
+        (seen("a.1"), "module", "module"),
+        (seen("a.1.attn.q"), "module", "module"),
+        (seen("a.1.mlp", 5), "wrong", "wrong"),
+        (seen("a"), "wrong", "wrong"),
+    ],
+)
+def test_a_finding_is_graded_by_its_line_and_else_by_its_module(
+    named: score.Named, modules: str, functions: str
+) -> None:
+    assert ANSWER.grade([named], "modules") == modules
+    assert ANSWER.grade([named], "functions") == functions
+
+
+def test_a_later_finding_is_late_and_none_is_wrong() -> None:
+    assert ANSWER.grade([seen("a.1.mlp"), seen("a.1.attn", 2)], "functions") == "late"
+    assert ANSWER.grade([], "functions") == "wrong"
+
+
+def test_the_lines_of_a_bug_are_those_of_the_changed_statements() -> None:
+    assert BUG.lines(SOURCE) == {2}
+    assert Bug("b", "", "        y,\n", "        -y,\n").lines(SOURCE) == {3, 4, 5, 6}
+    with pytest.raises(ValueError, match="occurs 2 times"):
+        Bug("b", "", "y", "z").lines(SOURCE)
+
+
+@pytest.mark.slow
+def test_a_wrong_weight_is_found_in_a_port() -> None:
+    group = score.Group("attention", "modules", "fp32", "ordinary", 0, ("correct", "k_heads"))
+    right, bug = score.score(group)
+    assert right.right
+    assert bug.grade == "exact"
