@@ -30,14 +30,15 @@ class OpenCall:
     ``recomputed``: a checkpoint runs it a second time, to build the autograd graph.
     ``since``, ``edges``: if gradients are on, the autograd clock when it began, and for each
     input that needs a gradient its slot and its node in the graph.
+    ``parameters``: the names of its arguments by position; None if they are unknown.
     ``inputs``: kept where they are needed after the call. ``outer_stacks``: cache of `CallStacks`.
     ``pending``: role, slot and leaf seen so far, if only overflowing calls are recorded.
     """
 
     __slots__ = (
         "edges", "id", "inputs", "level", "module", "module_id", "name", "number", "op",
-        "outer_stacks", "path", "pending", "phase", "recomputed", "recorded", "root_call",
-        "selected", "since",
+        "outer_stacks", "parameters", "path", "pending", "phase", "recomputed", "recorded",
+        "root_call", "selected", "since",
     )  # fmt: skip
 
     inputs: list[Leaf]
@@ -53,6 +54,7 @@ class OpenCall:
         self.selected = self.recorded = self.recomputed = False
         self.since: int | None = None
         self.edges: Sequence[tuple[str, tuple[AutogradNode, int]]] = ()
+        self.parameters: Sequence[str | None] | None = None
         self.outer_stacks: OuterStacks | None = None
         self.pending: Sequence[tuple[str, str, object]] = ()
 

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
+from torch import nn
 
 from llmdebug_nb.capture.calls import Leaf, OpenCall, SharedCounts, ThreadState
 from llmdebug_nb.capture.compat import pytorch
@@ -20,6 +21,7 @@ from llmdebug_nb.capture.operators.modes import OperatorModes
 from llmdebug_nb.capture.overflow_filter import OverflowFilter, RecordLeaves
 from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.capture.recording_filter import RecordingFilter
+from llmdebug_nb.capture.signatures import Signatures
 from llmdebug_nb.capture.timing.profiler import Profile
 from llmdebug_nb.capture.walk import call_inputs, leaves, operator_inputs
 from llmdebug_nb.core.kernels.overflow import overflows
@@ -79,6 +81,7 @@ class Observer:
         self._gradients = Gradients(self._roles, self.guarded, self._record_gradient)
         self._call_stacks = CallStacks(recorder.stack_number) if options.sources else None
         self._forwards = ForwardOperators()
+        self._signatures = Signatures()
         self._latest: int | None = None  # the root call that backward passes belong to
         self._resting = False
 
@@ -144,12 +147,13 @@ class Observer:
     # -- calls ----------------------------------------------------------------------------------
 
     def begin_module(
-        self, path: str, op: str, selected: bool, args: Args, kwargs: Kwargs, recomputed: bool
-    ) -> None:
+        self, path: str, module: nn.Module, selected: bool, args: Args, kwargs: Kwargs,
+        recomputed: bool,
+    ) -> None:  # fmt: skip
         """Open the call of a module. ``recomputed``: by a checkpoint, for the sake of the graph."""
         thread = self.thread
         parent = thread.open_calls[-1] if thread.open_calls else None
-        call = thread.enter(path, op, "module", path, recomputed)
+        call = thread.enter(path, type(module).__name__, "module", path, recomputed)
         if not recomputed:
             self._recorder.record_call(call)
         if self._profile is not None:
@@ -157,6 +161,7 @@ class Observer:
         call.selected = selected or (parent is not None and parent.selected)
         call.recorded = selected and self._modules and self.names.selects(call)
         if call.recorded:
+            call.parameters = self._signatures.of(module)
             self.begin_call(call, call_inputs(args, kwargs))
 
     def end_module(self, call: OpenCall, output: object) -> None:
@@ -248,6 +253,7 @@ class Observer:
         call.selected = True
         call.recorded = self.names.selects(call)
         if call.recorded:
+            call.parameters = operator.parameters
             if not recomputed and self._forward:
                 self._record_operator(call, parent)
             self.begin_call(call, operator_inputs(args, kwargs))
@@ -299,6 +305,7 @@ class Observer:
         call.id = forward.id if forward else None
         call.recorded = self.names.selects(call)
         if call.recorded:
+            call.parameters = operator.parameters
             self._record_operator(call, None, forward)
             self.begin_call(call, operator_inputs(args, kwargs))
         return call

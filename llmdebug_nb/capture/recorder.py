@@ -18,14 +18,16 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable
-from typing import TypeAlias, TypeVar
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import torch
 
 from llmdebug_nb.capture.calls import Leaf
 from llmdebug_nb.capture.compat import pytorch
+from llmdebug_nb.capture.geometry import Key, ShapeTexts, identity, shape_text
 from llmdebug_nb.capture.payload import NotKept, Policy
+from llmdebug_nb.capture.signatures import argument_of
 from llmdebug_nb.capture.sink import Bytes, RecordedCall, ScalarRow, Sink
 from llmdebug_nb.capture.walk import scalar_text
 from llmdebug_nb.core.columns import AT, COLUMNS, RECORDS, Row
@@ -44,21 +46,13 @@ _CONTENT = RECORDS.span("min", "fingerprint")
 _FINGERPRINT, _OFFSET, _LENGTH, _LOST = AT["fingerprint"], AT["offset"], AT["length"], AT["lost"]
 _DTYPE, _SHAPE, _KEPT, _KEPT_SHAPE = AT["dtype"], AT["shape"], AT["kept"], AT["kept_shape"]
 _DEVICE, _PRODUCER, _ROLE = AT["device"], AT["producer"], AT["role"]
+_PHASE, _SLOT, _ARGUMENT = AT["phase"], AT["slot"], AT["argument"]
 _AFTER_SITE = [None] * (len(COLUMNS) - _DTYPE)
 _AFTER_DEVICE = [None] * (len(COLUMNS) - _PRODUCER)
+_INPUTS = ("input", "after")  # the roles of arguments
 _MANY = 4096  # rows in hand before they are committed, also in the middle of a root call
 
 T = TypeVar("T")
-# what makes two tensors equal: their content, or on an accelerator their place and version
-_Key: TypeAlias = tuple[Hashable, ...]
-
-
-class _ShapeTexts(dict[tuple[int, ...], str]):
-    """Sizes as JSON, made once for equal ones."""
-
-    def __missing__(self, shape: tuple[int, ...]) -> str:
-        text = self[shape] = json.dumps(shape)
-        return text
 
 
 class Recorder:
@@ -86,16 +80,16 @@ class Recorder:
         self._stacks: dict[tuple[str, ...], int] = {}
         self._new_stacks: list[tuple[int, str]] = []
         self._scalars: list[ScalarRow] = []
-        self._by_content: dict[_Key, Row] = {}  # XXH3, dtype, shape -> the row that describes it
-        self._by_place: dict[_Key, Row] = {}  # the same by identity, within one root call
+        self._by_content: dict[Key, Row] = {}  # XXH3, dtype, shape -> the row that describes it
+        self._by_place: dict[Key, Row] = {}  # the same by identity, within one root call
         # storage numbers of weights, with handles that reserve them
         self._weights: dict[int | None, object] = {}
         # by identity: a sample of a weight, and its row
-        self._known_weights: dict[_Key, tuple[bytes, Row]] = {}
+        self._known_weights: dict[Key, tuple[bytes, Row]] = {}
         # storage number -> the record of the last output in it
         self._producers: dict[int | None, int] = {}
         self._reserved: list[int] = []  # storage numbers that no other storage may take meanwhile
-        self._shape_texts = _ShapeTexts()
+        self._shape_texts = ShapeTexts()
         self._vectors: dict[torch.device, list[tuple[Row, torch.Tensor]]] = defaultdict(list)
         self._arena = look.arena() if self._policy.part_name is None else None
         # numbers of look and record, call, phase, role, slot, storage number
@@ -159,6 +153,7 @@ class Recorder:
                 self._write_row(
                     tensor,
                     place,
+                    call,
                     [number, call.root_call, call.path, call.number, phase, role, slot, call.op],
                 )
 
@@ -209,10 +204,13 @@ class Recorder:
 
     # -- rows -----------------------------------------------------------------------------------
 
-    def _write_row(self, tensor: torch.Tensor, place: int | None, site: Row) -> None:
+    def _write_row(
+        self, tensor: torch.Tensor, place: int | None, call: RecordedCall, site: Row
+    ) -> None:
         """Make the row of a tensor now."""
         self._write_looks()
         row: Row = [*site, *_AFTER_SITE]
+        row[_ARGUMENT] = _argument(row, call)
         self._rows.append(row)
         describe = self._describe_weight if place in self._weights else self._describe
         self._attempt(row, describe, tensor)
@@ -234,6 +232,7 @@ class Recorder:
                     number, call.root_call, call.path, call.number, phase, role, slot, call.op,
                     dtype, text, *figures, content, "cpu", *_AFTER_DEVICE,
                 ]  # fmt: skip
+                row[_ARGUMENT] = _argument(row, call)
                 self._rows.append(row)
                 first = self._by_content.setdefault((content, dtype, text), row)
                 if more and first is not row:
@@ -268,23 +267,23 @@ class Recorder:
 
     def _describe_weight(self, row: Row, tensor: torch.Tensor) -> None:
         """Describe a weight or a view of one: as before if its version and a sample agree."""
-        identity = _identity(tensor)
-        sample = look.sample(tensor) if identity is not None else None
-        if identity is None or sample is None:
+        key = identity(tensor)
+        sample = look.sample(tensor) if key is not None else None
+        if key is None or sample is None:
             self._describe(row, tensor)
             return
-        old_sample, known = self._known_weights.get(identity, (None, row))
+        old_sample, known = self._known_weights.get(key, (None, row))
         if old_sample == sample:
             row[_KIND], row[_DEVICE] = known[_KIND], known[_DEVICE]
             self._repeat(row, known)
         else:
             self._describe(row, tensor)
-            self._known_weights[identity] = sample, row
+            self._known_weights[key] = sample, row
 
     def _describe(self, row: Row, tensor: torch.Tensor) -> None:
         """Fill in dtype, shape, statistics, fingerprint and payload, once for equal tensors."""
         row[_DTYPE], row[_SHAPE] = dtype_name(tensor), "[]"
-        row[_SHAPE] = _shape_text(tensor)
+        row[_SHAPE] = shape_text(tensor)
         row[_DEVICE] = "cpu" if tensor.is_cpu else str(tensor.device)
         where = memory(tensor) if on_host(tensor) and not tensor.is_nested else None
         why = unreadable(tensor) if where is None else None
@@ -296,7 +295,7 @@ class Recorder:
             where = memory(tensor)
         data = view(tensor, where) if where else to_bytes(tensor) if on_host(tensor) else None
         if data is None:
-            known, key = self._by_place, _identity(tensor) if self.recognizes_places else None
+            known, key = self._by_place, identity(tensor) if self.recognizes_places else None
         else:
             row[_FINGERPRINT] = fingerprint(data)
             known, key = self._by_content, (row[_FINGERPRINT], row[_DTYPE], row[_SHAPE])
@@ -355,7 +354,7 @@ class Recorder:
                 row[_FINGERPRINT] = (self._shown_fingerprint or fingerprint)(whole)
             if self._policy.part_name is None:
                 return whole
-            row[_KEPT], row[_KEPT_SHAPE] = self._policy.part_name, _shape_text(part)
+            row[_KEPT], row[_KEPT_SHAPE] = self._policy.part_name, shape_text(part)
             return to_bytes(part)
 
         try:
@@ -419,25 +418,14 @@ class Recorder:
                 self.lost[f"not in the index: {str(error).partition(';')[0]}"] += len(rows)
 
 
+def _argument(row: Row, call: RecordedCall) -> str | None:
+    """Return the name of the argument that a tensor is, or whose gradient it is."""
+    of_input = row[_ROLE] == "output" if row[_PHASE] != call.phase else row[_ROLE] in _INPUTS
+    if call.parameters is None or not of_input:
+        return None
+    return argument_of(row[_SLOT], call.parameters)
+
+
 def on_host(tensor: torch.Tensor) -> bool:
     """Return whether the values can be read without waiting for a device."""
     return tensor.is_cpu
-
-
-def _identity(tensor: torch.Tensor) -> _Key | None:
-    """Return a key of a tensor and its state, or None if torch does not keep track of them."""
-    storage, version = pytorch.storage_of(tensor), pytorch.version_of(tensor)
-    if storage is None or version is None:
-        return None
-    flags = (tensor.is_conj(), tensor.is_neg())
-    offset, shape, stride = tensor.storage_offset(), tensor.shape, tensor.stride()
-    return storage, version, offset, shape, stride, tensor.dtype, flags
-
-
-def _shape_text(tensor: torch.Tensor) -> str:
-    """Return the sizes as JSON; -1 for a size that is no plain number (nested tensors)."""
-    if tensor.is_nested:
-        sizes = [tensor.size(0), *[-1] * (tensor.dim() - 1)]
-    else:
-        sizes = [size if type(size) is int else -1 for size in tensor.shape]
-    return f"[{', '.join(map(str, sizes))}]"

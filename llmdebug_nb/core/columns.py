@@ -13,11 +13,15 @@ Row = list[Any]
 
 
 class Column(NamedTuple):
-    """``type``: in SQL. ``meaning``: where the name alone does not say it."""
+    """``type``: in SQL. ``meaning``: where the name alone does not say it.
+
+    ``added_later``: older dumps do not have it. Such columns are the last ones of their table.
+    """
 
     name: str
     type: str
     meaning: str = ""
+    added_later: bool = False
 
 
 class Table:
@@ -30,6 +34,11 @@ class Table:
     def names(self) -> tuple[str, ...]:
         """The names of the columns, in order."""
         return tuple(column.name for column in self.columns)
+
+    @cached_property
+    def first_names(self) -> tuple[str, ...]:
+        """The names of the columns that every dump has."""
+        return tuple(column.name for column in self.columns if not column.added_later)
 
     @cached_property
     def at(self) -> dict[str, int]:
@@ -126,6 +135,7 @@ RECORDS = Table(
         Column("lost", "TEXT", "why the values are not there"),
         Column("kept", "TEXT", "the part or figures that the values are; NULL: the whole tensor"),
         Column("kept_shape", "TEXT", "JSON"),
+        Column("argument", "TEXT", "the parameter's name", added_later=True),
     ],
 )
 SCALARS = Table(

@@ -149,6 +149,8 @@ class Record:
     ``kept``: None if the values are the whole tensor, else ``slice[0,:]`` (that part, in the
     tensor's dtype), ``minmax`` (float64[2]) or ``quantile[N]`` (float64[N]); ``kept_shape``: its
     shape.
+    ``argument``: of an input, or of a gradient for one, the name of the parameter: by position or
+    by keyword. None if it has no certain name (``*args``, functions in C), or in older dumps.
     """
 
     id: int
@@ -162,6 +164,7 @@ class Record:
     lost: str | None = None
     kept: str | None = None
     kept_shape: tuple[int, ...] | None = None
+    argument: str | None = None
 
     @property
     def payload_shape(self) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ import struct
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from llmdebug_nb.core.columns import AT, COLUMNS, TABLES, Row
+from llmdebug_nb.core.columns import AT, COLUMNS, RECORDS, TABLES, Row
 from llmdebug_nb.core.errors import CorruptDumpError
 
 FORMAT = "llmdebug-run"
@@ -57,6 +57,7 @@ SAFETENSORS = {
 }
 
 
+_FIRST_COLUMNS = len(RECORDS.first_names)  # a frame of an older dump has no more
 _FIGURES = range(AT["min"], AT["l2norm"] + 1)
 _DTYPE, _SHAPE, _KEPT, _KEPT_SHAPE = AT["dtype"], AT["shape"], AT["kept"], AT["kept_shape"]
 _SOME = re.compile(r"slice\[[^\[\]]+\]|minmax|quantile\[\d+\]")
@@ -131,6 +132,7 @@ def _decode(header: bytes, name: str) -> tuple[Row, int | None]:
         row = json.loads(fields["__metadata__"]["record"])
         tensor = fields.get("tensor")
         nbytes = None if tensor is None else tensor["data_offsets"][1]
+        row += [None] * (len(COLUMNS) - len(row)) if len(row) >= _FIRST_COLUMNS else []
         if len(row) != len(COLUMNS) or (
             nbytes is not None and not (isinstance(nbytes, int) and nbytes >= 0)
         ):

@@ -10,10 +10,11 @@ import json
 import shutil
 import sqlite3
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmdebug_nb.core.columns import AT, RECORDS, ROOT_CALLS, TABLES, Row
+from llmdebug_nb.core.columns import AT, ROOT_CALLS, TABLES, Row, insert
 from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.kernels.raw import from_bytes
 from llmdebug_nb.core.kernels.summary import summarize
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 _NAMES = frozenset(table.name for table in TABLES)
-_LATER = {table.name: table for table in TABLES if table.added_later}
+_LATER = {table.name for table in TABLES if table.added_later}
 _FIGURES = ("min", "max", "mean", "l2norm", "nan", "inf", "zero")
 
 
@@ -62,11 +63,11 @@ class Process:
     def _read_meta(self) -> None:
         found = self.db.execute("SELECT name FROM sqlite_master WHERE type != 'index'")
         tables = {name for (name,) in found}
-        if not tables >= _NAMES - _LATER.keys() or tables - _NAMES:
+        if not tables >= _NAMES - _LATER or tables - _NAMES:
             raise CorruptDumpError(
                 f"{self.folder / fmt.INDEX}: expected the tables {', '.join(sorted(_NAMES))}"
             )
-        self._absent = _LATER.keys() - tables
+        self._stand_ins = dict(self._absent(tables))
         self.stand_in(self.db)
         pairs = self.db.execute("SELECT key, value FROM meta")
         self.meta = {key: json.loads(value) for key, value in pairs}
@@ -74,10 +75,22 @@ class Process:
         self.begun = float(self.meta.get("begun", 0.0))
 
     def stand_in(self, db: sqlite3.Connection) -> None:
-        """Give an index, or a copy of it, empty tables for those that older dumps do not have."""
-        for name in self._absent:
-            columns = ", ".join(f"NULL AS {column}" for column in ("rowid", *_LATER[name].names))
-            db.execute(f"CREATE TEMP VIEW {name} AS SELECT {columns} WHERE 0")
+        """Give an index, or a copy of it, the tables and columns that older dumps do not have."""
+        for name, select in self._stand_ins.items():
+            db.execute(f"CREATE TEMP VIEW {name} AS SELECT {select}")
+
+    def _absent(self, tables: set[str]) -> Iterator[tuple[str, str]]:
+        """Yield name and stand-in of each table that is absent, or lacks columns added later."""
+        for table in TABLES:
+            if table.name not in tables:
+                columns = ", ".join(f"NULL AS {column}" for column in ("rowid", *table.names))
+                yield table.name, f"{columns} WHERE 0"
+            elif table.first_names != table.names:
+                there = {row[1] for row in self.db.execute(f"PRAGMA table_info({table.name})")}
+                lacking = [name for name in table.names if name not in there]
+                if lacking:
+                    columns = ", ".join(f"NULL AS {name}" for name in lacking)
+                    yield table.name, f"rowid AS rowid, *, {columns} FROM main.{table.name}"
 
     def _count_missing(self) -> int:
         """Count the records whose values the payload file has lost: it was cut short."""
@@ -100,13 +113,16 @@ class Process:
         with open(self.folder / fmt.PAYLOAD, "rb") as file:
             rows = list(fmt.scan_frames(file, self._covered, self.nbytes))
         known = {index for (index,) in self.db.execute("SELECT idx FROM root_calls")}
+        # not into the stand-in for a table that lacks columns
+        columns = len(self.db.execute("PRAGMA main.table_info(records)").fetchall())
+        insert_row = insert("main.records", columns).replace("INSERT", "INSERT OR IGNORE", 1)
         for row in rows:
             if row[AT["root_call"]] not in known:
                 self._add_root_call(row[AT["root_call"]])
                 known.add(row[AT["root_call"]])
             if row[AT["length"]] is not None and row[AT["kept"]] is None:
                 self._add_figures(row)
-            self.db.execute(RECORDS.insert.replace("INSERT", "INSERT OR IGNORE", 1), row)
+            self.db.execute(insert_row, row[:columns])
 
     def _add_root_call(self, index: int) -> None:
         """Add a root call that was not committed, as a step after the last one."""

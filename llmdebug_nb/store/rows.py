@@ -15,7 +15,18 @@ from llmdebug_nb.store.format import payload_dtype, shape_of
 from llmdebug_nb.store.views import ROW_COLUMNS
 
 Row = Sequence[Any]
-_OWN = ("id", "seq", "op", "device", "producer", "payload", "lost", "kept", "kept_shape")
+_OWN = (
+    "id",
+    "seq",
+    "op",
+    "device",
+    "producer",
+    "payload",
+    "lost",
+    "kept",
+    "kept_shape",
+    "argument",
+)
 _SITE = tuple(field.name for field in fields(Site))
 _SUMMARY = tuple(field.name for field in fields(Summary))
 _SUMMARY_FROM = len(_OWN) + len(_SITE)
@@ -24,7 +35,7 @@ SELECTED = ",".join((*_OWN, *_SITE, *_SUMMARY))  # what `record_of` reads, in it
 
 def record_of(row: Row, path: Path | None) -> Record:
     """Return the record of a row of `SELECTED` columns. Raises CorruptDumpError."""
-    number, seq, op, device, producer, payload, lost, kept, kept_shape = row[: len(_OWN)]
+    number, seq, op, device, producer, payload, lost, kept, kept_shape, argument = row[: len(_OWN)]
     dtype, shape, low, high, mean, norm, nan, inf, zero, fingerprint = row[_SUMMARY_FROM:]
     try:
         sizes = tuple(json.loads(shape))
@@ -35,7 +46,9 @@ def record_of(row: Row, path: Path | None) -> Record:
     if kept is not None or kept_shape is not None:
         kept_shape = _kept_shape(path, number, kept, kept_shape)
     site = Site(*row[len(_OWN) : _SUMMARY_FROM])
-    return Record(number, site, seq, op, summary, device, producer, payload, lost, kept, kept_shape)
+    return Record(
+        number, site, seq, op, summary, device, producer, payload, lost, kept, kept_shape, argument
+    )
 
 
 def _figures(figures: Sequence[float | None], nan: int | None) -> list[float | None]:

@@ -100,6 +100,31 @@ def dispatcher_operators() -> list[str]:
     return list(torch._C._dispatch_get_all_op_names())
 
 
+def names_of(schema: torch.FunctionSchema) -> tuple[str | None, ...]:
+    """Return the names of the arguments of an operator that may be given by position."""
+    return tuple(argument.name for argument in schema.arguments if not argument.kwarg_only)
+
+
+def agreed_names(operator: str) -> tuple[str | None, ...]:
+    """Return the names of an aten operator's arguments on which all its overloads agree.
+
+    None in the place of others; empty if there is no such operator.
+    """
+    packet = getattr(torch.ops.aten, operator, None)
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
+        return ()
+    schemas = [getattr(packet, name)._schema for name in packet.overloads()]
+    overloads = [
+        names_of(schema)
+        for schema in schemas  # those without tensors are TorchScript's, for numbers and texts
+        if any("Tensor" in str(argument.type) for argument in schema.arguments)
+    ]
+    return tuple(
+        places[0] if all(name == places[0] for name in places) else None
+        for places in zip(*overloads, strict=False)
+    )
+
+
 def is_composite(operator: torch._ops.OpOverload[..., Any]) -> bool:
     """Return whether the dispatcher decomposes an operator outside of inference mode."""
     key = "CompositeImplicitAutograd"

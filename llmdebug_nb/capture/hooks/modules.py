@@ -75,12 +75,15 @@ class HookedModule:
         """The module is called. Called by its hook, and for a call whose pre-hooks already ran."""
         if pytorch.in_backward():
             if self._observer.recomputes():
-                self._observer.begin_module(self.path, self.op, self.selected, args, kwargs, True)
+                self._begin(args, kwargs, recomputed=True)
             return
         if self.entry:
             self._listener.enter(self, args, kwargs)
         if self._thread.recording:
-            self._observer.begin_module(self.path, self.op, self.selected, args, kwargs, False)
+            self._begin(args, kwargs, recomputed=False)
+
+    def _begin(self, args: Args, kwargs: Kwargs, recomputed: bool) -> None:
+        self._observer.begin_module(self.path, self.module, self.selected, args, kwargs, recomputed)
 
     def _end(self, args: Args, kwargs: Kwargs, output: object) -> None:
         """The module has run, or (if the hook is always called) has raised."""

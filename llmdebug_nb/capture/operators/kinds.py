@@ -11,6 +11,7 @@ import torch
 from torch.overrides import resolve_name
 
 from llmdebug_nb.capture.compat import pytorch, torch_modes
+from llmdebug_nb.capture.signatures import Parameters, parameters_of
 from llmdebug_nb.core.errors import EmptyDumpError, nearest
 
 # namespace of a function or operator -> msprobe's prefix
@@ -69,11 +70,13 @@ class Operator:
 
     ``name``: ``Functional.linear``, ``Aten.add.Tensor``. ``rearranges``: it may return a view.
     ``wanted``: its calls are recorded; otherwise they are only counted.
+    ``parameters``: the names of its arguments by position, see `signatures.py`.
     """
 
     name: str
     rearranges: bool = False
     wanted: bool = True
+    parameters: Parameters = ()
 
 
 class OperatorFilter:
@@ -154,7 +157,11 @@ class OperatorKinds:
             bare = name.partition(".")[2]
             queries = bare in _QUERIES or any(fnmatchcase(bare, glob) for glob in _QUERY_GLOBS)
             self._api[function] = (
-                None if queries else Operator(name, bare in _REARRANGES, name in self.wanted)
+                None
+                if queries
+                else Operator(
+                    name, bare in _REARRANGES, name in self.wanted, _names(function, name)
+                )
             )
         return self._api[function]
 
@@ -164,9 +171,31 @@ class OperatorKinds:
         The schema of an operator says whether it only returns a view.
         """
         if function not in self._aten:
-            name, schema = operator_name(function), getattr(function, "_schema", None)
-            returns = schema.returns if schema is not None else ()
-            view = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
-            nothing = schema is None or view or name in METADATA
-            self._aten[function] = None if nothing else Operator(name, wanted=name in self.wanted)
+            self._aten[function] = self._classify(function)
         return self._aten[function]
+
+    def _classify(self, function: Callable[..., object]) -> Operator | None:
+        name, schema = operator_name(function), getattr(function, "_schema", None)
+        if schema is None or name in METADATA:
+            return None
+        aliases = (each.alias_info for each in schema.returns)
+        if any(alias is not None and not alias.is_write for alias in aliases):
+            return None
+        parameters = torch_modes.names_of(schema)
+        return Operator(name, wanted=name in self.wanted, parameters=parameters)
+
+
+def _names(function: Callable[..., object], name: str) -> Parameters:
+    """Return the parameters of a function or tensor method.
+
+    One in C has those of the dispatcher's operator of that name, as far as all overloads agree. A
+    function calls ``input`` what the operator calls ``self``.
+    """
+    written = parameters_of(function)
+    prefix, _, bare = name.partition(".")
+    if written or prefix not in ("Torch", "Functional", "Tensor"):
+        return written
+    agreed = torch_modes.agreed_names(bare)
+    if prefix == "Tensor":
+        return agreed
+    return tuple("input" if each == "self" else each for each in agreed)
