@@ -113,7 +113,8 @@ def agreed_names(operator: str) -> tuple[str | None, ...]:
     packet = getattr(torch.ops.aten, operator, None)
     if not isinstance(packet, torch._ops.OpOverloadPacket):
         return ()
-    schemas = [getattr(packet, name)._schema for name in packet.overloads()]
+    names: list[str] = packet.overloads()  # type: ignore[no-untyped-call]
+    schemas = [getattr(packet, name)._schema for name in names]
     overloads = [
         names_of(schema)
         for schema in schemas  # those without tensors are TorchScript's, for numbers and texts
