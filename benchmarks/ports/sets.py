@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ports import layer
+from ports import engine, gemma, gptlike, layer, meta
 
-MODULES = (layer,)
+MODULES = (layer, engine, meta, gptlike, gemma)
 PORTS = {port.name: port for module in MODULES for port in module.PORTS}
