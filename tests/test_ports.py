@@ -69,10 +69,9 @@ ANSWER = score.Answer(BUG, "p.py", BUG.lines(SOURCE))
 
 
 def seen(path: str, *lines: int, golden: str = "", region: tuple[int, ...] = ()) -> score.Named:
-    frames = [score.Frame("p.py", line, "f") for line in lines]
-    side = (golden, (score.Frame("hf.py", 1, "f"),)) if golden else None
-    named = frozenset([*frames[:1], *(score.Frame("p.py", line, "f") for line in region)])
-    return score.Named((path,), tuple(frames), side, named, path)
+    frames = tuple(("p.py", line) for line in lines)
+    named = frozenset([*frames[:1], *(("p.py", line) for line in region)])
+    return score.Named((path,), frames, (golden, "f"), named, path)
 
 
 @pytest.mark.parametrize(

@@ -43,9 +43,9 @@ class Bug:
     line runs or whose weight is wrong. ``golden``: globs over the full paths of golden's calls that
     mine leaves out (``model.layers.*.self_attn/Tensor.add``, or a module), if need be with
     ``@function`` for the innermost function that calls it: for a bug that removes a call, they are
-    as exact as the line. ``also``: other texts of the port's source, each
-    occurring once after the substitution, whose lines are right too: the first operator that takes
-    the wrong value where the changed line gives views and names alone.
+    as exact as the line. ``also``: other texts of the changed source (each once in it; of
+    ``a ... b`` the first b after a), whose lines are right too: the first operator that takes the
+    wrong value where the changed line gives views and names alone, or runs before the recording.
     """
 
     name: str
@@ -86,13 +86,18 @@ class Bug:
         for tag, _, _, first, last in difflib.SequenceMatcher(None, old, new, False).get_opcodes():
             if tag in ("replace", "insert"):
                 touched |= set(range(first + 1, last + 1))
-        for more in self.also:
-            if changed.count(more) != 1:
-                raise ValueError(
-                    f"{self.name}: {more!r} occurs {changed.count(more)} times, not once"
-                )
-            touched.add(changed[: changed.index(more)].count("\n") + 1)
+        touched |= {self._line(changed, more) for more in self.also}
         return frozenset(touched | statements(changed, touched))
+
+    def _line(self, text: str, where: str) -> int:
+        """Return the number of the line of a text; ``a ... b`` is the first b after a."""
+        first, *rest = where.split(" ... ")
+        if text.count(first) != 1:
+            raise ValueError(f"{self.name}: {first!r} occurs {text.count(first)} times, not once")
+        at = text.index(first)
+        for part in rest:
+            at = text.index(part, at)
+        return text[:at].count("\n") + 1
 
     def names_module(self, path: str) -> bool:
         """Tell whether a module is an innermost one in which the bug is."""
@@ -100,7 +105,7 @@ class Bug:
 
     def is_near(self, path: str) -> bool:
         """Tell whether a module directly encloses one in which the bug is, or is a child of one."""
-        if path and self.names_module(parent(path)):
+        if parent(path) and self.names_module(parent(path)):  # all are children of the root
             return True
         return any(fits(path, parent(glob)) for glob in self.modules)
 
@@ -186,6 +191,10 @@ class Port:
     def text(self) -> str:
         return self.path.read_text(encoding="utf-8")
 
+    def file(self, bug: Bug | None = None) -> str:
+        """Return the name of the copy of the port's source, changed by a bug."""
+        return f"{self.name}_{bug.name if bug else 'right'}.py"
+
     def bug(self, name: str) -> Bug:
         return next(bug for bug in self.bugs if bug.name == name)
 
@@ -206,7 +215,8 @@ class Port:
     def mine(self, golden: Program, bug: Bug | None = None) -> Program:
         """Return the port, right or with a bug, with golden's weights converted."""
         origin = golden.origin
-        code = load(self.path, self.package, bug)
+        text = self.text
+        code = load(bug.source(text) if bug else text, self.file(bug), self.package)
         with torch.no_grad():
             state = {name: value.clone() for name, value in self.convert(origin).items()}
             if bug and bug.convert:
@@ -234,18 +244,17 @@ def scratch() -> Path:
     return Path(folder.name)
 
 
-def load(path: Path, package: str, bug: Bug | None) -> ModuleType:
-    """Import a copy of a file, changed by a bug, as a module of a package."""
-    text = path.read_text(encoding="utf-8")
-    name = f"{path.stem}_{bug.name if bug else 'right'}"
-    file = scratch() / f"{name}.py"
-    file.write_text(bug.source(text) if bug else text, encoding="utf-8")
-    full = f"{package}.{name}" if package else name
-    spec = importlib.util.spec_from_file_location(full, file)
+@cache
+def load(text: str, file: str, package: str) -> ModuleType:
+    """Import a source, written to a file of that name, as a module of a package."""
+    path = scratch() / file
+    path.write_text(text, encoding="utf-8")
+    name = f"{package}.{path.stem}" if package else path.stem
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     code = importlib.util.module_from_spec(spec)
-    sys.modules[full] = code  # dataclasses look their module up
+    sys.modules[name] = code  # dataclasses look their module up
     spec.loader.exec_module(code)
     return code
 

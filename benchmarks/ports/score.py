@@ -36,12 +36,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from zoo.entry import PRECISIONS
 
 import llmdebug_nb as ld
+from llmdebug_nb.core.findings import Source
 from ports.entry import WEIGHTS, Bug, Port, Program
 from ports.sets import PORTS
 
 MODES: dict[str, Any] = {"modules": "module", "functions": ("module", "api")}
 RIGHT = ("match", "within_noise", "expected")
 GRADES = ("exact", "module", "late", "wrong")
+Line = tuple[str, int]
 REGION = 6  # so many lines may be named if the right one is among them
 CORRECT = "correct"
 
@@ -88,25 +90,19 @@ class Mark:
 # -- what a finding names ------------------------------------------------------------------------
 
 
-class Frame(NamedTuple):
-    """A line of a program. ``file``: its name without folders."""
-
-    file: str
-    line: int
-    function: str
-
-
 class Named(NamedTuple):
     """What a finding names. ``paths``: of its call, in either run.
 
-    ``mine``: the lines of mine's call, from the innermost frame outwards. ``golden``: golden's call
-    and its lines. ``region``: the innermost lines of all of mine's calls that the finding names.
+    ``mine``: the lines of mine's call, as (file, line), from the innermost frame outwards; files by
+    their names without folders. ``golden``: the path of golden's call, and the innermost function
+    that makes it; "" if it makes none or it is unknown. ``region``: the innermost lines of all of
+    mine's calls that the finding names.
     """
 
     paths: tuple[str, ...]
-    mine: tuple[Frame, ...]
-    golden: tuple[str, tuple[Frame, ...]] | None
-    region: frozenset[Frame]
+    mine: tuple[Line, ...]
+    golden: tuple[str, str]
+    region: frozenset[Line]
     text: str
 
     @property
@@ -114,75 +110,38 @@ class Named(NamedTuple):
         return [path.partition("/")[0] for path in self.paths]
 
 
-def named(finding: ld.Finding, runs: Sequence[ld.Run]) -> Named:
-    """Return what a finding names: from its sides if it has them, else from its row.
-
-    ``runs``: golden and mine.
-    """
+def named(finding: ld.Finding) -> Named:
+    """Return what a finding names."""
     row = finding.difference
-    records = (None, None) if row is None else (row.pair.golden, row.pair.mine)
-    paths = [finding.path, *(record.site.path for record in records if record is not None)]
-    if hasattr(finding, "golden"):
-        calls = [called(side) for side in (finding.golden, finding.mine)]
-    else:
-        calls = [recorded(run, record) for run, record in zip(runs, records, strict=True)]
-    golden, mine = calls
-    paths += [call[0] for call in calls if call is not None]
-    lines = () if mine is None else mine[1]
-    where = f" at {lines[0].file}:{lines[0].line}" if lines else ""
+    records = () if row is None else (row.pair.golden, row.pair.mine)
+    sides = [side for side in (finding.golden, finding.mine) if side is not None]
+    paths = [finding.path, *map(full_path, sides)]
+    paths += [record.site.path for record in records if record is not None]
+    lines = () if finding.mine is None else lines_of(finding.mine)
+    guilty = [pair.mine for pair in finding.pairs if pair.state == "guilty" and pair.mine]
+    where = f" at {lines[0][0]}:{lines[0][1]}" if lines else ""
     text = " ~ ".join(dict.fromkeys(path or "(root)" for path in paths))
+    golden = finding.golden
     return Named(
         tuple(dict.fromkeys(paths)),
         lines,
-        golden,
-        frozenset([*lines[:1], *guilty_lines(finding)]),
-        f"{text}{where} [{finding.cause}] {finding.evidence[:160]}",
+        ("", "")
+        if golden is None
+        else (full_path(golden), golden.frames[0].function if golden.frames else ""),
+        frozenset([*lines[:1], *(line for side in guilty for line in lines_of(side)[:1])]),
+        f"{text}{where} [{finding.cause}] {finding.relation} {finding.evidence[:160]}",
     )
 
 
-def called(side: Any) -> tuple[str, tuple[Frame, ...]] | None:
-    """Return the path, with the operator, of a finding's side, and its lines."""
-    if side is None:
-        return None
-    path, op = str(side.path), str(side.op or "")
-    frames = [frame for frame in side.frames or () if frame[1]]
-    if not frames and side.file and side.line:
-        frames = [(side.file, side.line, "")]
-    return (
-        f"{path}/{op}" if "/" not in path and "." in op else path,
-        tuple(Frame(Path(file).name, int(line), function) for file, line, function in frames),
-    )
+def full_path(side: Source) -> str:
+    """Return the path of a finding's side with its operator."""
+    return f"{side.path}/{side.op}" if "/" not in side.path and "." in side.op else side.path
 
 
-def guilty_lines(finding: ld.Finding) -> list[Frame]:
-    """Return mine's innermost lines of a finding's guilty pairs, if it lists pairs."""
-    sides = [
-        called(getattr(pair, "mine", None))
-        for pair in getattr(finding, "pairs", None) or ()
-        if getattr(pair, "state", "") == "guilty"
-    ]
-    return [side[1][0] for side in sides if side and side[1]]
-
-
-def recorded(run: ld.Run, record: Any) -> tuple[str, tuple[Frame, ...]] | None:
-    """Return the path of a record's call, and the lines that called it if it is an operator."""
-    if record is None:
-        return None
-    site = record.site
-    for phase in (site.phase, "forward") if "/" in site.path else ():
-        try:
-            stack = run.stack(site.path, site.step, site.call, phase, site.generation)
-        except ld.errors.TensorLookupError:
-            continue
-        return site.path, tuple(map(frame_of, stack))
-    return site.path, ()
-
-
-def frame_of(text: str) -> Frame:
-    """Return the frame that ``file:line function`` stands for."""
-    place, _, function = text.rpartition(" ")
-    file, _, line = place.rpartition(":")
-    return Frame(Path(file).name, int(line), function)
+def lines_of(side: Source) -> tuple[Line, ...]:
+    """Return the lines of a finding's side, innermost first."""
+    frames = [(frame.file, frame.line) for frame in side.frames] or [(side.file, side.line)]
+    return tuple((Path(file).name, line) for file, line in frames if file and line)
 
 
 # -- grades --------------------------------------------------------------------------------------
@@ -198,19 +157,16 @@ class Answer(NamedTuple):
     def __str__(self) -> str:
         bug = self.bug
         line = f"{self.file}:{min(self.lines)} in " if self.lines else ""
-        return f"{line}{' or '.join(bug.modules)}{' without ' if bug.golden else ''}" + (
-            " or ".join(bug.golden)
-        )
+        lacks = f", without {' or '.join(bug.golden)}" if bug.golden else ""
+        return f"{line}{' or '.join(path or '(root)' for path in bug.modules)}{lacks}"
 
-    def is_line(self, frame: Frame) -> bool:
-        return frame.file == self.file and frame.line in self.lines
+    def is_line(self, line: Line) -> bool:
+        return line[0] == self.file and line[1] in self.lines
 
     def is_exact(self, seen: Named, mode: str) -> bool:
         """Tell whether a finding names the bug itself."""
-        if seen.golden is not None:
-            path, frames = seen.golden
-            if self.bug.leaves_out(path, frames[0].function if frames else ""):
-                return True
+        if self.bug.leaves_out(*seen.golden):
+            return True
         if mode == "modules" or not self.bug.in_code:
             return any(map(self.bug.names_module, seen.modules))
         # the changed line may call a helper: then it is the line of an outer frame
@@ -277,7 +233,7 @@ def mark(group: Group, port: Port, bug: Bug | None, golden: ld.Run, mine: ld.Run
             if each.cause != "nondeterministic" and each.expected is None
         ]
         result.verdict = report.verdict
-        seen = [named(each, (golden, mine)) for each in findings]
+        seen = [named(each) for each in findings]
     except Exception:
         result.failed = traceback.format_exc(limit=-2)
     result.seconds = time.perf_counter() - start
@@ -285,8 +241,7 @@ def mark(group: Group, port: Port, bug: Bug | None, golden: ld.Run, mine: ld.Run
     if bug is None:
         result.right = result.verdict in RIGHT and not seen
         return result
-    file = f"{port.path.stem}_{bug.name}.py"
-    answer = Answer(bug, file, bug.lines(port.text))
+    answer = Answer(bug, port.file(bug), bug.lines(port.text))
     result.grade, result.answer = answer.grade(seen, group.mode), str(answer)
     return result
 
