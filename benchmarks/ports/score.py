@@ -112,11 +112,8 @@ class Named(NamedTuple):
 
 def named(finding: ld.Finding) -> Named:
     """Return what a finding names."""
-    row = finding.difference
-    records = () if row is None else (row.pair.golden, row.pair.mine)
     sides = [side for side in (finding.golden, finding.mine) if side is not None]
     paths = [finding.path, *map(full_path, sides)]
-    paths += [record.site.path for record in records if record is not None]
     lines = () if finding.mine is None else lines_of(finding.mine)
     guilty = [pair.mine for pair in finding.pairs if pair.state == "guilty" and pair.mine]
     where = f" at {lines[0][0]}:{lines[0][1]}" if lines else ""
