@@ -166,6 +166,7 @@ class Port:
     name. ``golden_work``, ``work``: what is done with each model and the token ids [1, length];
     they return the logits of each root call. ``norms(original)``: each norm with the linear layers
     that take its output, for weights with outliers. ``offset``: what is added to a norm's weight.
+    ``error``: the largest relative L2 error of the right port's logits in float32.
     ``missing()`` says why the port can't run here, or returns None.
     """
 
@@ -180,6 +181,7 @@ class Port:
     bugs: tuple[Bug, ...]
     length: int = 15
     offset: float = 0.0
+    error: float = 1e-5
     package: str = ""
     missing: Callable[[], str | None] = lambda: None
 

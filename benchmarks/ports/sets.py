@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ports import engine, gemma, gptlike, layer, litgpt_decoder, meta
+from ports import engine, experts, gemma, gptlike, int8, layer, litgpt_decoder, meta
 
-MODULES = (layer, engine, meta, gptlike, gemma, litgpt_decoder)
+MODULES = (layer, engine, meta, gptlike, gemma, experts, int8, litgpt_decoder)
 PORTS = {port.name: port for module in MODULES for port in module.PORTS}

@@ -53,21 +53,24 @@ def written(
     bugs: tuple[Bug, ...],
     keep: int = 0,
     embedding: float = 1.0,
+    file: str = "",
+    change: Callable[[Model], Model] = lambda model: model,
     **more: Any,
 ) -> Port:
-    """Return the port in ``code/{name}.py``.
+    """Return the port in ``code/{file}.py``, by default that of its name.
 
     ``model``: its class, made from the original's configuration. ``kind``, ``settings``: of the
     original. ``keep``: of so many tokens the original gives logits (0: all).
-    ``embedding``: factor of the original's embeddings.
+    ``embedding``: factor of the original's embeddings. ``change``: changes the original.
     """
+    file = file or name
     given: dict[str, Any] = {"norms": llama_norms, **more}
     return Port(
         name=name,
-        source=CODE / f"{name}.py",
-        original=lambda seed: original(kind, seed, settings, embedding),
+        source=CODE / f"{file}.py",
+        original=lambda seed: change(original(kind, seed, settings, embedding)),
         make=lambda code, hf: getattr(code, model)(hf.config),
-        convert=lambda hf: importlib.import_module(f"ports.code.{name}").weights(hf),
+        convert=lambda hf: importlib.import_module(f"ports.code.{file}").weights(hf),
         golden_work=partial(decode, keep=keep),
         work=run,
         bugs=bugs,
