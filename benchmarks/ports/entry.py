@@ -75,8 +75,8 @@ class Bug:
     def lines(self, text: str) -> frozenset[int]:
         """Return the numbers of the lines of the changed source that are the right answer.
 
-        ``text``: the source without the bug. They are the statements that differ, or the ones
-        before and after what was removed.
+        ``text``: the source without the bug. They are the statements that differ; none if lines
+        were removed and `golden` is the answer.
         """
         if not self.in_code:
             return frozenset()

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from ports import engine, experts, gemma, gptlike, int8, layer, litgpt_decoder, meta
+from importlib import import_module
 
-MODULES = (layer, engine, meta, gptlike, gemma, experts, int8, litgpt_decoder)
-PORTS = {port.name: port for module in MODULES for port in module.PORTS}
+from ports.entry import Port
+
+MODULES = (
+    "layer",
+    "engine",
+    "meta",
+    "gptlike",
+    "gemma",
+    "experts",
+    "int8",
+    "litgpt_decoder",
+    "open_clip_text",
+)
+PORTS: dict[str, Port] = {
+    port.name: port for name in MODULES for port in import_module(f"ports.{name}").PORTS
+}
