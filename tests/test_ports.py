@@ -43,6 +43,7 @@ def test_a_right_port_gives_the_logits_of_its_model(port: Port, weights: str) ->
     assert difference(golden(), port.mine(golden)()) < port.error
 
 
+@pytest.mark.slow
 def test_every_bug_changes_the_logits(port: Port) -> None:
     golden = port.golden()
     logits = port.mine(golden)()
@@ -50,6 +51,7 @@ def test_every_bug_changes_the_logits(port: Port) -> None:
     assert {name: error for name, error in unseen.items() if not error > 1e-3} == {}
 
 
+@pytest.mark.slow
 def test_outliers_change_the_weights_and_not_the_logits(port: Port) -> None:
     ordinary, outliers = port.golden(), port.golden(weights="outliers")
     largest = [
