@@ -9,7 +9,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 from ports import score
-from ports.entry import WEIGHTS, Bug, Port, difference
+from ports.entry import WEIGHTS, Bug, Port, difference, fits
 from ports.sets import PORTS
 
 EACH = [pytest.param(port, id=port.name) for port in PORTS.values()]
@@ -35,6 +35,15 @@ def test_a_bug_changes_one_place_of_the_source(port: Port) -> None:
         if bug.in_code:
             assert bug.source(text) != text, bug.name
             assert bug.lines(text) or bug.golden, bug.name
+
+
+def test_the_right_answers_are_modules_of_golden_or_mine(port: Port) -> None:
+    golden = port.golden()
+    models = (golden.model, port.mine(golden).model)
+    paths = {path for model in models for path, _ in model.named_modules(remove_duplicate=False)}
+    answers = {(bug.name, glob) for bug in port.bugs for glob in bug.modules}
+    missing = {(name, glob) for name, glob in answers if not any(fits(p, glob) for p in paths)}
+    assert missing == set()
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)

@@ -52,6 +52,7 @@ BUGS = (
         old="q, k, v = qkv.split(",
         new="q, v, k = qkv.split(",
         modules=("blocks.*.attention", ATTENTION),
+        also=("self.rotate(k, cos, sin)", "self.v_cache[batch.slot_mapping] = v"),
     ),
     Bug(
         "stale_residual",

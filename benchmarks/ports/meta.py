@@ -81,7 +81,7 @@ BUGS = (
         old="freqs_cis = self.freqs_cis[start_pos : start_pos + seqlen]",
         new="freqs_cis = self.freqs_cis[:seqlen]",
         modules=("", "model", "model.rotary_emb", *ATTENTION),
-        also=("turn = freqs_cis.view(",),
+        also=("torch.view_as_real(xq_ * turn)", "torch.view_as_real(xk_ * turn)"),
     ),
     Bug(
         "softmax_over_queries",

@@ -14,6 +14,7 @@ MODULES = (
     "gemma",
     "experts",
     "int8",
+    "shards",
     "litgpt_decoder",
     "open_clip_text",
 )
