@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,12 @@ def test_a_finding_is_graded_by_its_line_and_else_by_its_module(
 ) -> None:
     assert ANSWER.grade([named], "modules") == modules
     assert ANSWER.grade([named], "functions") == functions
+
+
+def test_a_bug_before_the_recording_or_in_weights_is_graded_by_its_module() -> None:
+    early = score.Answer(replace(BUG, early=True), "p.py", frozenset())
+    assert early.grade([seen("a.1.attn/Tensor.sub", 9)], "functions") == "exact"
+    assert early.grade([seen("a.1.attn.q", 9)], "functions") == "module"
 
 
 def test_a_later_finding_is_late_and_none_is_wrong() -> None:

@@ -45,7 +45,8 @@ class Bug:
     ``@function`` for the innermost function that calls it: for a bug that removes a call, they are
     as exact as the line. ``also``: other texts of the changed source (each once in it; of
     ``a ... b`` the first b after a), whose lines are right too: the first operator that takes the
-    wrong value where the changed line gives views and names alone, or runs before the recording.
+    wrong value where the changed line gives views and names alone. ``early``: the changed line runs
+    before the recording, so that the modules are the answer.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Bug:
     modules: tuple[str, ...] = ()
     golden: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
+    early: bool = False
 
     @property
     def in_code(self) -> bool:

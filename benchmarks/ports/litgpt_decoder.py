@@ -233,8 +233,7 @@ NORMS = (
     f"{LAYER}.input_layernorm", f"{LAYER}.post_attention_layernorm", "model.norm",
 )  # fmt: skip
 ROTARY = ("", "model.rotary_emb")
-ATTEND = "attention_scores_scalar or self.config.head_size) ... F.scaled_dot_product_attention("
-
+ATTEND = "attention_scores_scalar or self.config.n_embd) ... F.scaled_dot_product_attention("
 # the text after k's repetition, which tells it from that of latent attention
 HEADS_REPEATED = """(q_per_kv, dim=1)  # (B, nh_q, T, hs)
             v = v.repeat_interleave(q_per_kv, dim=1)  # (B, nh_q, T, hs)
@@ -357,7 +356,7 @@ LLAMA_BUGS = (
         "torch.tril(ones)",
         "torch.tril(ones, 1)",
         modules=("", "model", *ATTENTION),
-        also=("mask = batched_index_select(", ATTEND),
+        early=True,
     ),
     Bug(
         "no_scale",
@@ -365,7 +364,7 @@ LLAMA_BUGS = (
         "attention_scores_scalar or self.config.head_size)",
         "attention_scores_scalar or self.config.n_embd)",
         modules=ATTENTION,
-        also=(ATTEND.replace("head_size", "n_embd"),),
+        also=(ATTEND,),
     ),
     Bug(
         "silu_up",
@@ -387,6 +386,7 @@ LLAMA_BUGS = (
         "            x = attention_output + x\n            x_normed = self.norm_2(x)",
         "            x_normed = self.norm_2(x)\n            x = attention_output + x",
         modules=(BLOCK, LAYER),
+        golden=(f"{LAYER}.post_attention_layernorm*",),  # it is given another value
     ),
 )
 

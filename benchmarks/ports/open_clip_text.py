@@ -240,10 +240,7 @@ BUGS = (
         MASK,
         MASK.replace("triu_(1)", "triu_(2)"),
         modules=("", "text_model", *ATTENTION),
-        also=(
-            "attn_mask = self.attn_mask  #",
-            "need_weights=False,\n            attn_mask=attn_mask",
-        ),
+        early=True,
     ),
     Bug(
         "no_places",

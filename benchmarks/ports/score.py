@@ -164,7 +164,7 @@ class Answer(NamedTuple):
         """Tell whether a finding names the bug itself."""
         if self.bug.leaves_out(*seen.golden):
             return True
-        if mode == "modules" or not self.bug.in_code:
+        if mode == "modules" or not self.lines:
             return any(map(self.bug.names_module, seen.modules))
         # the changed line may call a helper: then it is the line of an outer frame
         if any(map(self.is_line, seen.mine)):
@@ -238,7 +238,8 @@ def mark(group: Group, port: Port, bug: Bug | None, golden: ld.Run, mine: ld.Run
     if bug is None:
         result.right = result.verdict in RIGHT and not seen
         return result
-    answer = Answer(bug, port.file(bug), bug.lines(port.text))
+    lines = frozenset() if bug.early else bug.lines(port.text)
+    answer = Answer(bug, port.file(bug), lines)
     result.grade, result.answer = answer.grade(seen, group.mode), str(answer)
     return result
 
