@@ -124,8 +124,8 @@ def test_a_signature_that_raises_names_nothing():
 def test_a_slot_is_named_by_its_first_part_alone(parameters, rest, place):
     more = "".join("." + part.replace("\\", "").replace(".", "\\.") for part in rest)
     expected = parameters[place] if place < len(parameters) else None
-    assert argument_of(f"{place}{more}", parameters) == expected
-    assert argument_of(f"kwargs.mask{more}", parameters) == "mask"
+    assert argument_of(f"{place}{more}", tuple(parameters)) == expected
+    assert argument_of(f"kwargs.mask{more}", tuple(parameters)) == "mask"
 
 
 # -- older dumps --------------------------------------------------------------------------------

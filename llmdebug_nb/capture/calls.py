@@ -8,6 +8,7 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, TypeAlias
 
 from llmdebug_nb.capture.compat import pytorch
+from llmdebug_nb.capture.signatures import Parameters
 from llmdebug_nb.core.records import RootCall
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class OpenCall:
         self.selected = self.recorded = self.recomputed = False
         self.since: int | None = None
         self.edges: Sequence[tuple[str, tuple[AutogradNode, int]]] = ()
-        self.parameters: Sequence[str | None] | None = None
+        self.parameters: Parameters | None = None
         self.outer_stacks: OuterStacks | None = None
         self.pending: Sequence[tuple[str, str, object]] = ()
 

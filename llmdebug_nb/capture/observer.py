@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -17,7 +17,8 @@ from llmdebug_nb.capture.name_filter import NameFilter
 from llmdebug_nb.capture.operators.call_stacks import CallStacks
 from llmdebug_nb.capture.operators.forward_operators import ForwardOperators
 from llmdebug_nb.capture.operators.kinds import Operator, operator_name
-from llmdebug_nb.capture.operators.modes import OperatorModes
+from llmdebug_nb.capture.operators.modes import OperatorModes, Viewed
+from llmdebug_nb.capture.operators.view_chains import arguments_text
 from llmdebug_nb.capture.overflow_filter import OverflowFilter, RecordLeaves
 from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.capture.recording_filter import RecordingFilter
@@ -26,7 +27,7 @@ from llmdebug_nb.capture.timing.profiler import Profile
 from llmdebug_nb.capture.walk import call_inputs, leaves, operator_inputs
 from llmdebug_nb.core.kernels.overflow import overflows
 from llmdebug_nb.core.options import DumpOptions
-from llmdebug_nb.core.records import RootCall
+from llmdebug_nb.core.records import RootCall, View
 
 Args = tuple[object, ...]
 Kwargs = Mapping[str, object]
@@ -265,6 +266,17 @@ class Observer:
             if self.backward and call.level == "aten":
                 self._forwards.add(call)
         self.end_module(call, outputs)
+
+    def note_views(
+        self, operator: Operator, args: Args, kwargs: Kwargs, views: Sequence[Viewed]
+    ) -> None:
+        """Note views that an operator of a forward pass returned."""
+        if pytorch.in_backward():
+            return
+        source = self._call_stacks.innermost() if self._call_stacks else ""
+        for part, (base, result) in enumerate(views):
+            text = arguments_text(args, kwargs, part if len(views) > 1 else None)
+            self._recorder.add_view(View(operator.name, source, text), base, result)
 
     def note_unrecorded(self, function: Callable[..., object]) -> None:
         """Note an operator that isn't recorded: its gradient may be computed by some that are."""

@@ -26,6 +26,7 @@ import torch
 from llmdebug_nb.capture.calls import Leaf
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.geometry import Key, ShapeTexts, identity, shape_text
+from llmdebug_nb.capture.operators.view_chains import ViewChains
 from llmdebug_nb.capture.payload import NotKept, Policy
 from llmdebug_nb.capture.signatures import argument_of
 from llmdebug_nb.capture.sink import Bytes, RecordedCall, ScalarRow, Sink
@@ -37,7 +38,7 @@ from llmdebug_nb.core.kernels import summary as kernel
 from llmdebug_nb.core.kernels.fingerprint import ALGORITHM, ALGORITHMS, fingerprint
 from llmdebug_nb.core.kernels.raw import dtype_name, memory, plain, to_bytes, unreadable, view
 from llmdebug_nb.core.options import DumpOptions
-from llmdebug_nb.core.records import RootCall
+from llmdebug_nb.core.records import RootCall, View
 
 _MIN = AT["min"]
 _KIND = RECORDS.span("dtype", "shape")
@@ -46,7 +47,7 @@ _CONTENT = RECORDS.span("min", "fingerprint")
 _FINGERPRINT, _OFFSET, _LENGTH, _LOST = AT["fingerprint"], AT["offset"], AT["length"], AT["lost"]
 _DTYPE, _SHAPE, _KEPT, _KEPT_SHAPE = AT["dtype"], AT["shape"], AT["kept"], AT["kept_shape"]
 _DEVICE, _PRODUCER, _ROLE = AT["device"], AT["producer"], AT["role"]
-_PHASE, _SLOT, _ARGUMENT = AT["phase"], AT["slot"], AT["argument"]
+_PHASE, _SLOT, _ARGUMENT, _VIEWS = AT["phase"], AT["slot"], AT["argument"], AT["views"]
 _AFTER_SITE = [None] * (len(COLUMNS) - _DTYPE)
 _AFTER_DEVICE = [None] * (len(COLUMNS) - _PRODUCER)
 _INPUTS = ("input", "after")  # the roles of arguments
@@ -79,6 +80,7 @@ class Recorder:
         self._call_ids: list[tuple[int, str, int, str]] = []
         self._stacks: dict[tuple[str, ...], int] = {}
         self._new_stacks: list[tuple[int, str]] = []
+        self._chains = ViewChains()
         self._scalars: list[ScalarRow] = []
         self._by_content: dict[Key, Row] = {}  # XXH3, dtype, shape -> the row that describes it
         self._by_place: dict[Key, Row] = {}  # the same by identity, within one root call
@@ -92,8 +94,8 @@ class Recorder:
         self._shape_texts = ShapeTexts()
         self._vectors: dict[torch.device, list[tuple[Row, torch.Tensor]]] = defaultdict(list)
         self._arena = look.arena() if self._policy.part_name is None else None
-        # numbers of look and record, call, phase, role, slot, storage number
-        self._looks: list[tuple[int, int, RecordedCall, str, str, str, int | None]] = []
+        # numbers of look and record, call, phase, role, slot, storage number, views
+        self._looks: list[tuple[int, int, RecordedCall, str, str, str, int | None, int | None]] = []
         self._copies: list[tuple[Row, Row]] = []  # rows that wait for the statistics of another
 
     # -- what is recorded -----------------------------------------------------------------------
@@ -125,7 +127,7 @@ class Recorder:
         with self._lock:
             number = self.records
             self.records = number + 1
-            place, looked = None, look.NOT_FOR_THIS
+            place, looked, views = None, look.NOT_FOR_THIS, None
             is_output = role == "output"
             try:
                 if pytorch.is_wrapped(tensor):
@@ -136,6 +138,8 @@ class Recorder:
                     if is_output
                     else pytorch.storage_number(storage)
                 )
+                if place in self._chains.storages and phase == "forward":
+                    views = self._chains.number_of(tensor, place, is_output)
                 if self._arena is not None and on_host(tensor):
                     looked = self._arena.look(tensor, storage)
                     if looked == look.NO_ROOM:
@@ -146,16 +150,12 @@ class Recorder:
             if place is not None and is_output:
                 self._reserved.append(place)
             if looked >= 0:
-                self._looks.append((looked, number, call, phase, role, slot, place))
+                self._looks.append((looked, number, call, phase, role, slot, place, views))
                 if self._policy.wanted:
                     self._write_looks()  # at once, so that a crash of the program loses nothing
             else:
-                self._write_row(
-                    tensor,
-                    place,
-                    call,
-                    [number, call.root_call, call.path, call.number, phase, role, slot, call.op],
-                )
+                site = [number, call.root_call, call.path, call.number, phase, role, slot, call.op]
+                self._write_row(tensor, place, call, site, views)
 
     def record_weight(self, call: RecordedCall, slot: str, tensor: torch.Tensor) -> None:
         """Record the fingerprint of a weight, if it is contiguous in the host's memory."""
@@ -179,6 +179,11 @@ class Recorder:
             self._operators.append(row)
             if len(self._operators) >= _MANY:
                 self.flush()
+
+    def add_view(self, view: View, base: torch.Tensor, result: torch.Tensor) -> None:
+        """Note a view, for the records of what is made of it."""
+        with self._lock:
+            self._chains.add(view, base, result)
 
     def stack_number(self, frames: list[str]) -> int:
         """Return the number of a call stack, innermost frame first; equal stacks share one."""
@@ -205,12 +210,13 @@ class Recorder:
     # -- rows -----------------------------------------------------------------------------------
 
     def _write_row(
-        self, tensor: torch.Tensor, place: int | None, call: RecordedCall, site: Row
-    ) -> None:
+        self, tensor: torch.Tensor, place: int | None, call: RecordedCall, site: Row,
+        views: int | None,
+    ) -> None:  # fmt: skip
         """Make the row of a tensor now."""
         self._write_looks()
         row: Row = [*site, *_AFTER_SITE]
-        row[_ARGUMENT] = _argument(row, call)
+        row[_ARGUMENT], row[_VIEWS] = _argument(row, call), views
         self._rows.append(row)
         describe = self._describe_weight if place in self._weights else self._describe
         self._attempt(row, describe, tensor)
@@ -224,7 +230,7 @@ class Recorder:
             return
         done, more = 0, self._policy.wanted or self._shown_fingerprint is not None
         try:
-            for looked, number, call, phase, role, slot, place in self._looks:
+            for looked, number, call, phase, role, slot, place, views in self._looks:
                 done += 1
                 dtype, shape, figures, data = self._arena.take(looked)
                 text, content = self._shape_texts[shape], fingerprint(data)
@@ -232,7 +238,7 @@ class Recorder:
                     number, call.root_call, call.path, call.number, phase, role, slot, call.op,
                     dtype, text, *figures, content, "cpu", *_AFTER_DEVICE,
                 ]  # fmt: skip
-                row[_ARGUMENT] = _argument(row, call)
+                row[_ARGUMENT], row[_VIEWS] = _argument(row, call), views
                 self._rows.append(row)
                 first = self._by_content.setdefault((content, dtype, text), row)
                 if more and first is not row:
@@ -390,6 +396,7 @@ class Recorder:
             self._producers.clear()
             reserved, self._reserved = self._reserved, []
             pytorch.release_storage_numbers(reserved)
+            self._chains.clear()
             self._by_place.clear()
 
     def flush(self, calls: Iterable[RootCall] = ()) -> None:
@@ -410,9 +417,11 @@ class Recorder:
             try:
                 self.sink.commit(
                     rows, calls, scalars,
-                    operators=operators, sources=self._new_stacks, called=call_ids,
+                    operators=operators, sources=self._new_stacks, chains=self._chains.new,
+                    called=call_ids,
                 )  # fmt: skip
                 self._new_stacks.clear()
+                self._chains.new.clear()
             except StoreError as error:
                 self.failure = error
                 self.lost[f"not in the index: {str(error).partition(';')[0]}"] += len(rows)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from torch import nn
 
@@ -42,7 +43,8 @@ class Signatures:
         return known
 
 
-def argument_of(slot: str, parameters: Sequence[str | None]) -> str | None:
+@functools.lru_cache(4096)  # slots of functions and classes: a program uses a few hundred
+def argument_of(slot: str, parameters: Parameters) -> str | None:
     """Return the name of the argument that a slot is or is a part of, or None.
 
     ``1.0`` is the name of parameter 1, ``kwargs.mask`` is ``mask``.

@@ -7,6 +7,7 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
+from llmdebug_nb.capture.signatures import Parameters
 from llmdebug_nb.core.columns import Row
 from llmdebug_nb.core.records import Node, RootCall
 
@@ -28,6 +29,7 @@ class Sink(Protocol):
         *,
         operators: Iterable[Row] = (),
         sources: Iterable[tuple[int, str]] = (),
+        chains: Iterable[tuple[int, str]] = (),
         called: Iterable[tuple[int, str, int, str]] = (),
     ) -> None: ...
     def nodes(self, nodes: Iterable[Node], start: int) -> None: ...
@@ -51,4 +53,4 @@ class RecordedCall(Protocol):
     @property
     def id(self) -> str | None: ...
     @property
-    def parameters(self) -> Sequence[str | None] | None: ...
+    def parameters(self) -> Parameters | None: ...

@@ -136,6 +136,7 @@ RECORDS = Table(
         Column("kept", "TEXT", "the part or figures that the values are; NULL: the whole tensor"),
         Column("kept_shape", "TEXT", "JSON"),
         Column("argument", "TEXT", "the parameter's name", added_later=True),
+        Column("views", "INT", "number of its chain of views", added_later=True),
     ],
 )
 SCALARS = Table(
@@ -159,6 +160,11 @@ OPERATORS = Table(
     ],
 )
 SOURCES = Table("sources", [_INDEX, Column("frames", "TEXT", "a call stack as JSON")])
+CHAINS = Table(
+    "views",
+    [_INDEX, Column("chain", "TEXT", "JSON: op, source and arguments of each `records.View`")],
+    added_later=True,
+)
 KERNELS = Table(
     "kernels",
     [
@@ -214,7 +220,7 @@ TILINGS = Table(
     added_later=True,
 )
 TABLES = (
-    META, ROOT_CALLS, NODES, RECORDS, SCALARS, OPERATORS, SOURCES, KERNELS, CALLS, TIMINGS,
+    META, ROOT_CALLS, NODES, RECORDS, SCALARS, OPERATORS, SOURCES, CHAINS, KERNELS, CALLS, TIMINGS,
     LAUNCHES, TILINGS,
 )  # fmt: skip
 

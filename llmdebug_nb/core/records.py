@@ -137,6 +137,19 @@ class Summary:
         return n
 
 
+class View(NamedTuple):
+    """A change of layout without new values: a transpose, a split, a slice.
+
+    ``op``: ``Tensor.transpose``. ``source``: ``file:line function``, the innermost place in the
+    program; "" if sources were not recorded. ``arguments``: those that are not tensors, ``1, 2``;
+    with several results, the place of this one follows: ``3, dim=-1 [2]``.
+    """
+
+    op: str
+    source: str
+    arguments: str
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """A tensor as recorded.
@@ -151,6 +164,8 @@ class Record:
     shape.
     ``argument``: of an input, or of a gradient for one, the name of the parameter: by position or
     by keyword. None if it has no certain name (``*args``, functions in C), or in older dumps.
+    ``views``: those that lie between the recorded output it was made of and this tensor, in
+    execution order. Only known where operators were recorded.
     """
 
     id: int
@@ -165,6 +180,7 @@ class Record:
     kept: str | None = None
     kept_shape: tuple[int, ...] | None = None
     argument: str | None = None
+    views: tuple[View, ...] = ()
 
     @property
     def payload_shape(self) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -10,23 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from llmdebug_nb.core.errors import CorruptDumpError
-from llmdebug_nb.core.records import Record, RootCall, Site, Summary
+from llmdebug_nb.core.records import Record, RootCall, Site, Summary, View
 from llmdebug_nb.store.format import payload_dtype, shape_of
 from llmdebug_nb.store.views import ROW_COLUMNS
 
 Row = Sequence[Any]
 _OWN = (
-    "id",
-    "seq",
-    "op",
-    "device",
-    "producer",
-    "payload",
-    "lost",
-    "kept",
-    "kept_shape",
-    "argument",
-)
+    "id", "seq", "op", "device", "producer", "payload", "lost", "kept", "kept_shape", "argument",
+    "views",
+)  # fmt: skip
 _SITE = tuple(field.name for field in fields(Site))
 _SUMMARY = tuple(field.name for field in fields(Summary))
 _SUMMARY_FROM = len(_OWN) + len(_SITE)
@@ -35,7 +28,7 @@ SELECTED = ",".join((*_OWN, *_SITE, *_SUMMARY))  # what `record_of` reads, in it
 
 def record_of(row: Row, path: Path | None) -> Record:
     """Return the record of a row of `SELECTED` columns. Raises CorruptDumpError."""
-    number, seq, op, device, producer, payload, lost, kept, kept_shape, argument = row[: len(_OWN)]
+    number, seq, op, device, producer, payload, lost, kept, kept_shape, *more = row[: len(_OWN)]
     dtype, shape, low, high, mean, norm, nan, inf, zero, fingerprint = row[_SUMMARY_FROM:]
     try:
         sizes = tuple(json.loads(shape))
@@ -46,9 +39,23 @@ def record_of(row: Row, path: Path | None) -> Record:
     if kept is not None or kept_shape is not None:
         kept_shape = _kept_shape(path, number, kept, kept_shape)
     site = Site(*row[len(_OWN) : _SUMMARY_FROM])
+    argument, chain = more
     return Record(
-        number, site, seq, op, summary, device, producer, payload, lost, kept, kept_shape, argument
-    )
+        number, site, seq, op, summary, device, producer, payload, lost, kept, kept_shape, argument,
+        () if chain is None else _views(path, chain),
+    )  # fmt: skip
+
+
+@functools.lru_cache(1024)  # chains: each place in a model has one
+def _views(path: Path | None, chain: str) -> tuple[View, ...]:
+    """Read the views of a record. Raises CorruptDumpError."""
+    try:
+        views = tuple(View(*each) for each in json.loads(chain))
+        if not all(isinstance(text, str) for view in views for text in view):
+            raise ValueError("no texts")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise CorruptDumpError(f"{path}: the views of a record are damaged ({error})") from None
+    return views
 
 
 def _figures(figures: Sequence[float | None], nan: int | None) -> list[float | None]:
@@ -77,6 +84,7 @@ def row_of(record: Record, calls: Mapping[tuple[int, int], RootCall]) -> list[An
     values["shape"] = json.dumps(summary.shape)
     values["payload"] = None if record.payload is None else str(record.id)
     values["kept_shape"] = None if record.kept_shape is None else json.dumps(record.kept_shape)
+    values["views"] = json.dumps(record.views) if record.views else None
     values["kind"], values["root"] = (call.kind, call.root) if call else ("", "")
     values["root_call"] = call.index if call else 0
     return [values[name] for name in ROW_COLUMNS]

@@ -65,6 +65,8 @@ _RECORDS = {
     "root": "c.root",
     "root_call": "t.root_call",
 }
+# the chain itself, which needs no number that differs between processes
+_RECORDS["views"] = "(SELECT chain FROM views WHERE idx = t.views)"
 del _RECORDS["offset"], _RECORDS["length"]
 _CALLS = {"seq": "t.rowid{base}", "rank": "{rank}", **_in_step(columns.CALLS)}
 _WITH_ROOT_CALL = {"root_call": "t.root_call"}

@@ -201,11 +201,13 @@ class Writer:
         *,
         operators: Iterable[Row] = (),
         sources: Iterable[tuple[int, str]] = (),
+        chains: Iterable[tuple[int, str]] = (),
         called: Iterable[tuple[int, str, int, str]] = (),
     ) -> None:
         """Add rows to the index, all of them or none.
 
-        ``sources``: numbered call stacks as JSON. ``called``: execution ids of calls.
+        ``sources``, ``chains``: numbered call stacks, and chains of views, as JSON. ``called``:
+        execution ids of calls.
 
         Raises:
             DumpWriteError: they could not be written.
@@ -224,6 +226,7 @@ class Writer:
             db.executemany(columns.SCALARS.insert, scalars)
             db.executemany(columns.OPERATORS.insert, operators)
             db.executemany(columns.SOURCES.insert, sources)
+            db.executemany(columns.CHAINS.insert, chains)
             db.executemany(columns.CALLS.insert, called)
             self._put_meta({"bytes": os.fstat(self._file).st_size, **(meta or {})})
             db.execute("COMMIT")

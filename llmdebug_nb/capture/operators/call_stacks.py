@@ -25,6 +25,14 @@ Place = tuple[CodeType, int]
 Stack = tuple[Place, ...]
 
 
+class _IsProgram(dict[CodeType, bool]):
+    """Whether code is part of the program, decided once."""
+
+    def __missing__(self, code: CodeType) -> bool:
+        known = self[code] = not code.co_filename.startswith((PACKAGE, _TORCH))
+        return known
+
+
 class CallStacks:
     """Numbers call stacks. ``intern(texts)`` returns the number of a stack in text form."""
 
@@ -32,7 +40,7 @@ class CallStacks:
         self._intern = intern
         self._numbers: dict[Stack, int] = {}
         self._texts: dict[Place, str] = {}
-        self._skipped: dict[CodeType, bool] = {}
+        self._is_program = _IsProgram()
 
     def current(self, open_calls: Sequence[OpenCall]) -> int:
         """Return the number of the current stack, without our own and PyTorch's frames.
@@ -47,18 +55,21 @@ class CallStacks:
             number = self._numbers[stack] = self._intern([self._text(place) for place in stack])
         return number
 
+    def innermost(self) -> str:
+        """Return the innermost place in the program as text, "" if there is none."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and not self._is_program[frame.f_code]:
+            frame = frame.f_back
+        return "" if frame is None else self._text((frame.f_code, frame.f_lasti))
+
     def _stack(self, frame: FrameType | None, modules: Sequence[OuterStacks], depth: int) -> Stack:
         """Return the innermost places of the program, from a frame inside ``depth`` modules."""
         places: list[Place] = []
-        skipped = self._skipped
         for _ in range(_DEPTH):
             if frame is None or len(places) == _KEPT:
                 break
             code = frame.f_code
-            skip = skipped.get(code)
-            if skip is None:
-                skip = skipped[code] = code.co_filename.startswith((PACKAGE, _TORCH))
-            if not skip:
+            if self._is_program[code]:
                 places.append((code, frame.f_lasti))
             elif code is MODULE_CALL and depth:
                 places += self._outside(frame, modules, depth - 1)

@@ -57,6 +57,7 @@ _REARRANGES = _words(
     type_as float half bfloat16 double int long short char byte bool cpu cuda npu xpu resolve_conj
     resolve_neg alias __getitem__ __iter__ atleast_1d atleast_2d atleast_3d"""
 )
+_VIEW_PROPERTIES = _words("T mT H mH real imag")  # of tensors
 # dispatcher operators that only touch metadata, although their schema does not say so
 METADATA = _words(
     """Aten._unsafe_view Aten.detach_ Aten._reshape_alias Aten.lift_fresh
@@ -68,7 +69,8 @@ METADATA = _words(
 class Operator:
     """A kind of operator.
 
-    ``name``: ``Functional.linear``, ``Aten.add.Tensor``. ``rearranges``: it may return a view.
+    ``name``: ``Functional.linear``, ``Aten.add.Tensor``. ``rearranges``: it may return a view; one
+    of the dispatcher does nothing else, and is never wanted.
     ``wanted``: its calls are recorded; otherwise they are only counted.
     ``parameters``: the names of its arguments by position, see `signatures.py`.
     """
@@ -153,34 +155,36 @@ class OperatorKinds:
     def api(self, function: Callable[..., object]) -> Operator | None:
         """Return the kind of a function or tensor method, or None if it computes nothing."""
         if function not in self._api:
-            name = operator_name(function)
-            bare = name.partition(".")[2]
-            queries = bare in _QUERIES or any(fnmatchcase(bare, glob) for glob in _QUERY_GLOBS)
-            self._api[function] = (
-                None
-                if queries
-                else Operator(
-                    name, bare in _REARRANGES, name in self.wanted, _names(function, name)
-                )
-            )
+            self._api[function] = self._of_function(function)
         return self._api[function]
 
+    def _of_function(self, function: Callable[..., object]) -> Operator | None:
+        name = operator_name(function)
+        bare = name.partition(".")[2]
+        read = bare.removesuffix(".__get__")
+        if read != bare and read in _VIEW_PROPERTIES:
+            return Operator(f"Tensor.{read}", rearranges=True)
+        if bare in _QUERIES or any(fnmatchcase(bare, glob) for glob in _QUERY_GLOBS):
+            return None
+        return Operator(name, bare in _REARRANGES, name in self.wanted, _names(function, name))
+
     def aten(self, function: Callable[..., object]) -> Operator | None:
-        """Return the kind of a dispatcher operator, or None if it computes nothing.
+        """Return the kind of a dispatcher operator, or None if it is no operator.
 
         The schema of an operator says whether it only returns a view.
         """
         if function not in self._aten:
-            self._aten[function] = self._classify(function)
+            self._aten[function] = self._of_dispatcher(function)
         return self._aten[function]
 
-    def _classify(self, function: Callable[..., object]) -> Operator | None:
+    def _of_dispatcher(self, function: Callable[..., object]) -> Operator | None:
         name, schema = operator_name(function), getattr(function, "_schema", None)
-        if schema is None or name in METADATA:
+        if schema is None:
             return None
         aliases = (each.alias_info for each in schema.returns)
-        if any(alias is not None and not alias.is_write for alias in aliases):
-            return None
+        is_view = any(alias is not None and not alias.is_write for alias in aliases)
+        if is_view or name in METADATA:
+            return Operator(name, rearranges=True, wanted=False)
         parameters = torch_modes.names_of(schema)
         return Operator(name, wanted=name in self.wanted, parameters=parameters)
 

@@ -23,6 +23,7 @@ from llmdebug_nb.capture.walk import leaves
 
 Args = tuple[object, ...]
 Kwargs = Mapping[str, object]
+Viewed = tuple[torch.Tensor, torch.Tensor]  # a tensor and a view of it
 
 
 class OperatorListener(Protocol):
@@ -37,6 +38,9 @@ class OperatorListener(Protocol):
         self, operator: Operator, level: str, args: Args, kwargs: Kwargs
     ) -> OpenCall | None: ...
     def end_operator(self, call: OpenCall, outputs: object) -> None: ...
+    def note_views(
+        self, operator: Operator, args: Args, kwargs: Kwargs, views: Sequence[Viewed]
+    ) -> None: ...
     def note_unrecorded(self, function: Callable[..., object]) -> None: ...
 
 
@@ -138,24 +142,19 @@ class ApiMode(TorchFunctionMode):
             return func(*args, **kwargs)
         if operator.rearranges:
             result = func(*args, **kwargs)
-            listener.guarded(self._record_copy, operator, args, kwargs, result)
+            listener.guarded(self._note, operator, args, kwargs, result)
             return result
         return _run_recorded(listener, operator, "api", func, args, kwargs)
 
-    def _record_copy(self, operator: Operator, args: Args, kwargs: Kwargs, result: object) -> None:
-        """Record an operator that copied instead of returning a view: it left its inputs alone."""
-        first = args[0] if args else None
-        if (
-            type(result) is torch.Tensor
-            and type(first) is torch.Tensor
-            and pytorch.shares_storage(result, first)
-        ):
-            return  # a view, as nearly always
-        inputs = {pytorch.storage_of(tensor) for tensor in _tensors((args, kwargs))}
-        if any(pytorch.storage_of(tensor) not in inputs for tensor in _tensors(result)):
-            call = self._listener.begin_operator(operator, "api", args, kwargs)
-            if call is not None:
-                self._listener.end_operator(call, result)
+    def _note(self, operator: Operator, args: Args, kwargs: Kwargs, result: object) -> None:
+        """Note views, or record an operator that copied instead: it left its inputs alone."""
+        views = _views(args, kwargs, result)
+        if views is not None:
+            self._listener.note_views(operator, args, kwargs, views)
+            return
+        call = self._listener.begin_operator(operator, "api", args, kwargs)
+        if call is not None:
+            self._listener.end_operator(call, result)
 
 
 class AtenMode(torch_modes.TorchDispatchMode):
@@ -194,12 +193,17 @@ class AtenMode(torch_modes.TorchDispatchMode):
                 return result
         operator = self._kinds.aten(func)
         if operator is None or not operator.wanted:
-            if operator is not None:
+            if operator is not None and not operator.rearranges:
                 listener.guarded(listener.begin_operator, operator, "aten", args, kwargs)
             result = func(*args, **kwargs)
             listener.guarded(listener.note_unrecorded, func)
+            if operator is not None and operator.rearranges:
+                listener.guarded(self._note, operator, args, kwargs, result)
             return result
         return _run_recorded(listener, operator, "aten", func, args, kwargs)
+
+    def _note(self, operator: Operator, args: Args, kwargs: Kwargs, result: object) -> None:
+        self._listener.note_views(operator, args, kwargs, _views(args, kwargs, result) or ())
 
 
 _fast_paths: Listeners[OperatorModes] = Listeners(lambda: torch_modes.with_fast_paths(ApiMode))
@@ -240,6 +244,25 @@ def _written(func: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
         for a in schema.arguments
         if a.alias_info is not None and a.alias_info.is_write
     }
+
+
+def _views(args: Args, kwargs: Kwargs, result: object) -> list[Viewed] | None:
+    """Return what each result is a view of; None if one of them is none."""
+    first = args[0] if args else None
+    if (
+        type(result) is torch.Tensor
+        and type(first) is torch.Tensor
+        and pytorch.shares_storage(result, first)
+    ):
+        return [(first, result)]  # as nearly always
+    inputs = {pytorch.storage_of(tensor): tensor for tensor in _tensors((args, kwargs))[::-1]}
+    views = []
+    for tensor in _tensors(result):
+        storage = pytorch.storage_of(tensor)
+        if storage not in inputs:
+            return None
+        views.append((inputs[storage], tensor))
+    return views
 
 
 def _tensors(value: object) -> list[torch.Tensor]:

@@ -1,0 +1,124 @@
+"""The views on the way from one recorded tensor to the next: transposes, splits, slices.
+
+A view makes no new values, so it is no record. It is noted under the place of its result in memory,
+and a record that lies at that place gets all views since the record that it was made of. Places are
+compared, not tensors: PyTorch may wrap one tensor twice. No tensor is held.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias
+
+import torch
+
+from llmdebug_nb.capture.compat import pytorch
+from llmdebug_nb.core.records import View
+
+_LONGEST = 80  # characters of arguments: a view has a few numbers
+_Place: TypeAlias = tuple[
+    int | torch.SymInt, torch.Size, tuple[int, ...], torch.dtype
+]  # in its storage
+
+
+class _Step:
+    """A place that a view led to. ``recorded``: a record with its values tells the way to it."""
+
+    __slots__ = ("before", "recorded", "view")
+
+    def __init__(self, before: _Step | None, view: View | None) -> None:
+        self.before, self.view, self.recorded = before, view, view is None
+
+    def way_back(self) -> Iterator[_Step]:
+        """Yield this step and those before it, to the first one that is recorded."""
+        step: _Step | None = self
+        while step is not None:
+            yield step
+            step = None if step.recorded else step.before
+
+
+class ViewChains:
+    """The views of a root call, by storage number and place. Not thread-safe.
+
+    ``storages``: the storages that have views; their numbers are reserved until `clear`.
+    ``new``: numbered chains, as JSON, that are not in the dump yet.
+    """
+
+    def __init__(self) -> None:
+        self.storages: dict[int, dict[_Place, _Step]] = {}
+        self.new: list[tuple[int, str]] = []
+        self._numbers: dict[tuple[View, ...], int] = {}
+
+    def add(self, view: View, base: torch.Tensor, result: torch.Tensor) -> None:
+        """Note that ``view`` made ``result`` of ``base``, which has the same storage."""
+        try:
+            base, result = pytorch.plain(base), pytorch.plain(result)
+            old, new = _place(base), _place(result)
+            storage = result.untyped_storage()
+            number = pytorch.storage_number(storage)
+        except (RuntimeError, NotImplementedError, AttributeError, TypeError):
+            return  # nested or sparse: it has no such place
+        if old == new:
+            return  # expanded to the size it had, say
+        steps = self.storages.get(number)
+        if steps is None:
+            steps = self.storages[pytorch.reserve_storage_number(storage)] = {}
+        before = steps.get(old)
+        if before is None:
+            before = steps[old] = _Step(None, None)
+        known = steps.get(new)
+        if known is None or known not in before.way_back():  # else it is back where it was
+            steps[new] = _Step(before, view)
+
+    def number_of(self, tensor: torch.Tensor, storage: int, is_output: bool) -> int | None:
+        """Return the number of the chain that a tensor has in ``storages``; None if it has none.
+
+        The chain of what is made of an output begins anew.
+        """
+        step = self.storages[storage].get(_place(tensor))
+        if step is None:
+            return None
+        way = [each.view for each in step.way_back() if not each.recorded]
+        views = [view for view in reversed(way) if view is not None]
+        step.recorded = step.recorded or is_output
+        return self._number(tuple(views)) if views else None
+
+    def _number(self, chain: tuple[View, ...]) -> int:
+        number = self._numbers.get(chain)
+        if number is None:
+            number = self._numbers[chain] = len(self._numbers)
+            self.new.append((number, json.dumps(chain)))
+        return number
+
+    def clear(self) -> None:
+        """Forget all views, but not the numbers of chains."""
+        storages = list(self.storages)
+        self.storages.clear()
+        pytorch.release_storage_numbers(storages)
+
+
+def arguments_text(args: tuple[object, ...], kwargs: Mapping[str, object], part: int | None) -> str:
+    """Return the arguments that are not tensors: ``1, 2``. ``part``: n-th of several results."""
+    values = [value for value in args if not isinstance(value, torch.Tensor)]
+    named = {k: value for k, value in kwargs.items() if not isinstance(value, torch.Tensor)}
+    if len(values) == 1 and isinstance(values[0], (tuple, list)) and not named:
+        values = list(values[0])  # of sizes, axes or an index
+    texts = [*map(_text, values), *(f"{name}={_text(value)}" for name, value in named.items())]
+    text = ", ".join(texts)[:_LONGEST]
+    return text if part is None else f"{text} [{part}]".lstrip()
+
+
+def _text(value: object) -> str:
+    if isinstance(value, slice):
+        ends = [value.start, value.stop, *([] if value.step is None else [value.step])]
+        return ":".join("" if end is None else _text(end) for end in ends)
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(_text, value))})"
+    if value is Ellipsis:
+        return "..."
+    return "tensor" if isinstance(value, torch.Tensor) else str(value)
+
+
+def _place(tensor: torch.Tensor) -> _Place:
+    return tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
