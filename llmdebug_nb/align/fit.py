@@ -18,12 +18,21 @@ class Fit:
 
     ``says``: the layout in words, for the report. ``golden``, ``mine``: the steps for each side,
     in order. ``whole``: every element of both takes part, so statistics can still be compared.
+    ``certainty``: the probability that the layout is right; 1 if the values confirm it.
     """
 
     says: str
     golden: tuple[Move, ...] = ()
     mine: tuple[Move, ...] = ()
     whole: bool = False
+    certainty: float = 1.0
+
+    def then(self, other: Fit) -> Fit:
+        """Return the fit that does another one after this one."""
+        says = "; ".join(filter(None, (self.says, other.says)))
+        steps = (*self.golden, *other.golden), (*self.mine, *other.mine)
+        whole = self.whole and other.whole
+        return Fit(says, *steps, whole, min(self.certainty, other.certainty))
 
     def __call__(
         self, golden: torch.Tensor, mine: torch.Tensor
@@ -76,19 +85,5 @@ def grouped(axis: int, groups: int, start: int, length: int) -> Move:
     return move
 
 
-def dequantised(scale: torch.Tensor, offset: torch.Tensor | None) -> Move:
-    """Compute ``(w - offset) * scale``; a scale or offset of a group is repeated over the group."""
-
-    def spread(x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-        if x.dim() == 1 and len(shape) == 2 and x.shape[0] == shape[0] != shape[1]:
-            x = x.unsqueeze(1)
-        for axis in range(x.dim()):
-            if x.dim() == len(shape) and 1 < x.shape[axis] < shape[axis]:
-                x = x.repeat_interleave(shape[axis] // x.shape[axis], dim=axis)
-        return x.double()
-
-    def move(x: torch.Tensor) -> torch.Tensor:
-        shifted = x.double() if offset is None else x.double() - spread(offset, x.shape)
-        return shifted * spread(scale, x.shape)
-
-    return move
+def taken(axis: int, index: torch.Tensor) -> Move:
+    return lambda x: x.index_select(axis, index)

@@ -1,0 +1,61 @@
+"""Masks by place: what a masked entry holds does not matter, only where it is."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from llmdebug_nb.align.fit import Fit, Move
+from llmdebug_nb.core.records import Summary
+
+FILL = -1e4  # the mildest fill in use; softmax gives 0 for all that is 104 below the largest score
+
+
+def hidden(x: torch.Tensor) -> torch.Tensor | None:
+    """Return where a tensor is masked (bool), or None if it is nowhere.
+
+    Masked are entries that are not finite, and the fill: what is below half of the least entry, as
+    scores may be added to it.
+    """
+    least, most = (float(each) for each in x.aminmax()) if x.numel() else (0.0, 0.0)
+    if least > FILL and most < math.inf:  # false for NaN
+        return None
+    places = ~x.isfinite()
+    least = float(x.masked_fill(places, 0.0).min())
+    return places | (x <= least / 2) if least <= FILL else places
+
+
+def fill_for(shown: torch.Tensor) -> float:
+    """Return a value that stands out from those shown: three standard deviations below, or -1."""
+    spread = float(shown.double().std()) if shown.numel() > 1 else 0.0
+    return float(shown.double().mean()) - 3 * spread if spread else -1.0
+
+
+def are_masks(golden: Summary, mine: Summary) -> bool:
+    """Tell whether two tensors can only be compared by place: bool and additive masks, fills."""
+    added = [s.max == 0.0 and s.min is not None and s.min <= FILL for s in (golden, mine)]
+    bools = [s.dtype == "bool" for s in (golden, mine)]
+    if all(added):
+        return golden.min != mine.min
+    return (bools[0] and added[1]) or (added[0] and bools[1])
+
+
+def fits() -> list[Fit]:
+    """Return the ways to bring two masks to one form: 1.0 where they hide, 0.0 elsewhere."""
+    return [
+        Fit(f"masks by place, where True {word}", (_places(keeps),), (_places(keeps),), whole=True)
+        for keeps, word in ((True, "shows"), (False, "hides"))
+    ]
+
+
+def _places(keeps: bool) -> Move:
+    def move(x: torch.Tensor) -> torch.Tensor:
+        if x.dtype == torch.bool:
+            return (x != keeps).float()
+        if x.is_meta:
+            return x.float()
+        places = hidden(x.float())
+        return torch.zeros_like(x, dtype=torch.float32) if places is None else places.float()
+
+    return move

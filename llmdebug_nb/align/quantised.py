@@ -1,0 +1,88 @@
+"""Propose how a quantised weight becomes the float weight: ``(w - zero) * scale``.
+
+Scales and zeros stand beside the weight: one for all, one for each row or column, or one for each
+group of neighbours along either axis. Several integers of 4 bits may be packed into one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from llmdebug_nb.align.fit import Fit, Move, permuted
+from llmdebug_nb.core.records import Summary
+
+DTYPES = ("int8", "uint8", "int16", "int32")
+SCALES, ZEROS = ("scale",), ("zero", "offset", "zp")  # parts of the usual names
+_BITS = 4  # formats that pack other sizes don't pack them in whole integers
+_MIDDLE, _COUNT = 1 << (_BITS - 1), 1 << _BITS
+
+
+def fits(
+    scale: torch.Tensor, zero: torch.Tensor | None, weight: Summary, numel: int, side: int
+) -> Iterator[Fit]:
+    """Yield the layouts against a float weight of ``numel`` elements, the plain ones first.
+
+    ``side``: golden's weight is quantised (0) or mine's (1).
+    """
+    formula = "w * scale" if zero is None else "(w - offset) * scale"
+    unpackings: list[tuple[str, Move]] = [("", lambda w: w.double())]
+    packed = numel // max(weight.numel, 1)
+    if packed > 1:
+        middles = (0, _MIDDLE) if zero is None else (None,)
+        unpackings = [
+            (f" of {packed} integers each along axis {axis}", _unpacking(axis, packed, middle))
+            for axis in range(len(weight.shape))
+            for middle in middles
+        ]
+    for packing, unpack in unpackings:
+        for turn in (), (permuted((1, 0)),):
+            says = f"dequantised: {formula}{packing}{', transposed' if turn else ''}"
+            steps = unpack, _scaling(scale, zero), *turn
+            yield Fit(says, () if side else steps, steps if side else ())
+
+
+def _scaling(scale: torch.Tensor, zero: torch.Tensor | None) -> Move:
+    def move(w: torch.Tensor) -> torch.Tensor:
+        offset: torch.Tensor | float = 0.0
+        if zero is not None:
+            part = [n for n, m in zip(zero.shape, scale.shape, strict=False) if n != m]
+            axis = list(zero.shape).index(part[0]) if part and zero.dim() == scale.dim() else None
+            whole = zero if axis is None else _unpacked(zero, axis, scale.shape[axis] // part[0])
+            offset = _spread(whole, w.shape)
+        return (w - offset) * _spread(scale, w.shape)
+
+    return move
+
+
+def _unpacking(axis: int, count: int, middle: int | None) -> Move:
+    """Unpack integers that are signed (0), stored from a middle value on, or have a zero (None)."""
+
+    def move(w: torch.Tensor) -> torch.Tensor:
+        whole = _unpacked(w, axis, count)
+        if middle is None:
+            return whole
+        return whole - middle if middle else (whole + _MIDDLE) % _COUNT - _MIDDLE
+
+    return move
+
+
+def _unpacked(packed: torch.Tensor, axis: int, count: int) -> torch.Tensor:
+    """Return ``count`` integers for each one along an axis, the lowest bits first; float64."""
+    pieces = [(packed.long() >> (_BITS * i)) & (_COUNT - 1) for i in range(count)]
+    return torch.stack(pieces, axis + 1).flatten(axis, axis + 1).double()
+
+
+def _spread(x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Repeat the scales of groups over their members; float64 that goes with ``shape``."""
+    if x.numel() == 1:
+        return x.double().reshape(())
+    if x.dim() == 1 and len(shape) == 2 and x.shape[0] == shape[0]:
+        x = x.unsqueeze(1)
+    if x.dim() == len(shape) == 2 and any(m % n for n, m in zip(x.shape, shape, strict=True)):
+        x = x.t()  # groups first, as in [in / group, out]
+    for axis in range(x.dim()):
+        if x.dim() == len(shape) and 1 < x.shape[axis] < shape[axis]:
+            x = x.repeat_interleave(shape[axis] // x.shape[axis], dim=axis)
+    return x.double()
