@@ -55,7 +55,7 @@ def test_compare_tells_by_its_exit_status(runs, capsys, tmp_path):
     out = capsys.readouterr().out
     assert "→ lm_head (Linear)" in out
     assert all(file.exists() for file in files)
-    assert main(["compare", "golden", "nosuch"]) == 2
+    assert main(["compare", "golden", "nosuch"]) == 3
     assert "no run 'nosuch'" in capsys.readouterr().err
 
 
@@ -72,7 +72,7 @@ def test_report_writes_a_page_that_needs_nothing_else(runs, tmp_path, capsys):
     )  # of the layers, of the tensor to blame and of its errors
 
 
-def test_errors_are_one_line_and_status_2(tmp_path):
+def test_errors_are_one_line_and_status_3(tmp_path):
     for arguments in (["info", str(tmp_path)], ["compare", "a", "b"], ["report", "a"]):
         done = subprocess.run(
             [sys.executable, "-m", "llmdebug_nb.cli", *arguments],
@@ -80,7 +80,7 @@ def test_errors_are_one_line_and_status_2(tmp_path):
             encoding="utf-8",
             check=False,
         )
-        assert done.returncode == 2
+        assert done.returncode == 3
         assert done.stderr.startswith("llmdebug: ")
         assert done.stderr.count("\n") == 1
 

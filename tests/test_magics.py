@@ -198,10 +198,12 @@ def test_bad_input_is_one_line_and_leaves_no_hook(shell, capsys, cell, says):
     assert ld.runs() == []
 
 
-def test_runs_without_a_common_site_and_damaged_ones_are_one_line(shell, capsys):
+def test_runs_without_a_common_site_are_incomparable_and_damaged_ones_one_line(shell, capsys):
     _run(shell, capsys, "%%llmdump model --name a --layers lm_head\nmodel(ids)")
     _run(shell, capsys, "%%llmdump model --name b --layers model.norm\nmodel(ids)")
-    assert "no site in common" in _line(_run(shell, capsys, "%llmcompare a b")[1])
+    text = _run(shell, capsys, "%llmcompare a b")[1]
+    assert "incomparable" in text
+    assert "no site in common" in text
     index = next(shell.user_ns["a"].path.glob("rank*/index.sqlite"))
     index.write_bytes(index.read_bytes()[:100])
     del shell.user_ns["a"]

@@ -44,7 +44,9 @@ def compare(
     model: torch.nn.Module | None = None,
     progress: bool = True,
 ) -> Report:
-    """Compare two runs (or their names or paths): verdict, differences, findings.
+    """Compare two runs (or their names or paths): verdict, coverage, differences, findings.
+
+    If too little of the runs answers to each other, the verdict is ``incomparable``.
 
     Args:
         golden: the reference.
@@ -70,7 +72,7 @@ def compare(
         UnknownRunError and other StoreErrors: a run can't be opened.
         OptionError: an invalid mapping, limit or metric (with its line and key), or ``model`` is
             no module.
-        CompareError: the runs have no site in common.
+        CompareError: a run has no records, or a calibration has no tensor in common with golden.
     """
     golden, mine = open_run(golden), open_run(mine)
     module_at = module_finder(mine, model)
@@ -101,8 +103,13 @@ def _calibration(
         others = list(calibrate)
     for run in map(open_run, others):
         pairs = _paired(golden, run, Names(), progress)
-        measured = engine.measure(pairs, golden.load, run.load, golden.nodes)
-        calibration.add(run.label, list(measured))
+        measured = list(engine.measure(pairs, golden.load, run.load, golden.nodes))
+        if not any(m.pair.golden and m.pair.mine for m in measured):
+            raise CompareError(
+                f"calibrate: {run.label} and {golden.label} have no tensor in common; "
+                "give another recording of golden"
+            )
+        calibration.add(run.label, measured)
     return calibration
 
 
@@ -113,49 +120,12 @@ def _paired(golden: Run, mine: Run, mapping: Names, progress: bool) -> Iterable[
         (golden.nodes, mine.nodes), (golden.load, mine.load),
         (compiled.nodes(golden), compiled.nodes(mine)),
     )  # fmt: skip
-    if not _share_a_site(pairs):
-        raise CompareError(_nothing_in_common(golden, mine, pairs))
+    for run, side in ((golden, "golden"), (mine, "mine")):
+        if all(getattr(one, side) is None for one in pairs):
+            raise CompareError(f"{run.label} has no records: there is nothing to compare")
     if not progress:
         return pairs
     from tqdm.auto import tqdm
 
     bar: Iterable[Pair] = tqdm(pairs, desc="compare", unit="pair", delay=1, leave=False)
     return bar
-
-
-def _share_a_site(pairs: list[Pair]) -> bool:
-    """True if the runs have a site in common.
-
-    Every model has a root. So if both runs have modules inside, two roots of different shapes
-    don't count.
-    """
-    both = [(p.golden, p.mine) for p in pairs if p.golden and p.mine]
-    only_roots = all(
-        not g.site.path and not m.site.path and g.summary.shape != m.summary.shape for g, m in both
-    )
-    return bool(both) and not (
-        only_roots
-        and any(p.golden and p.golden.site.path for p in pairs)
-        and any(p.mine and p.mine.site.path for p in pairs)
-    )
-
-
-def _nothing_in_common(golden: Run, mine: Run, pairs: list[Pair]) -> str:
-    golden_paths = {p.golden.site.path for p in pairs if p.golden}
-    mine_paths = {p.mine.site.path for p in pairs if p.mine}
-    if golden_paths & mine_paths - {""}:
-        golden_steps = sorted({p.golden.site.step for p in pairs if p.golden})
-        mine_steps = sorted({p.mine.site.step for p in pairs if p.mine})
-        seen = (
-            f"{golden.label} has steps {golden_steps}, {mine.label} {mine_steps},"
-            " with other calls or arguments"
-        )
-    else:
-        of_golden, of_mine = (
-            min(paths - {""}, default="(root)") for paths in (golden_paths, mine_paths)
-        )
-        seen = f"{golden.label} has e.g. {of_golden}, {mine.label} {of_mine}"
-    return (
-        f"{golden.label} and {mine.label} have no site in common: {seen};"
-        " record the same model, steps and layers in both"
-    )

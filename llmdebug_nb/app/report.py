@@ -11,12 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from llmdebug_nb.comparison.coverage import coverage, why_incomparable
 from llmdebug_nb.core.errors import CorruptDumpError, OptionError, StoreError, nearest
 from llmdebug_nb.core.findings import EXPECTED, Difference, Expectation, Finding, Verdict, covering
 from llmdebug_nb.core.tabular import Tabular
 from llmdebug_nb.explain import causes
 from llmdebug_nb.explain.calls import first_divergence
-from llmdebug_nb.explain.summary import sentences
+from llmdebug_nb.explain.summary import sentences, unanswered
 from llmdebug_nb.show import html
 from llmdebug_nb.show.report_view import ReportView
 from llmdebug_nb.show.tokens import Tokenizer
@@ -120,7 +121,9 @@ class Report(Tabular):
     """The result of comparing two runs.
 
     ``verdict``: match (bit-identical) | within_noise | expected (all differences were marked as
-    expected) | diverged | nondeterministic (only calls whose results change from run to run).
+    expected) | diverged | nondeterministic (only calls whose results change from run to run) |
+    incomparable (too little of the runs answers to each other; ``incomparable`` says why, then
+    nothing is blamed). ``coverage``: how much of golden was found in mine.
     ``differences``: all rows, with or without a partner. ``first_divergence``: the first diverged
     row, or None. ``findings``: the causes, the worst first and expected ones last.
     ``limits``: the origin of the limits, in words. ``problems``: errors of the comparison itself.
@@ -151,7 +154,7 @@ class Report(Tabular):
     def _judge(self) -> None:
         """Judge all rows and search for the causes, with the current expectations."""
         rows = self._judging.differences(self.expected)
-        self.findings = self._new_findings(rows)
+        self.findings = [] if self.incomparable else self._new_findings(rows)
         all_expected = all(finding.expected for finding in self.findings)
         if self.expected and self._plain_findings and all_expected:
             rows = [
@@ -159,6 +162,7 @@ class Report(Tabular):
                 for d in rows
             ]
         self.differences = Differences(self, rows)
+        self.coverage = coverage(rows)
         self.first_divergence = first_divergence(self.differences)
         self._counts = Counter(d.verdict for d in self.differences)
 
@@ -178,8 +182,19 @@ class Report(Tabular):
     def _plain_findings(self) -> list[Finding]:
         return self._blame(self._judging.plain)
 
+    @functools.cached_property
+    def incomparable(self) -> str:
+        """Why too little of the runs answers to each other; "" if enough does."""
+        weights = (
+            [(row.type, row.value or "") for row in run.index.scalars(role="weight")]
+            for run in (self.golden, self.mine)
+        )
+        return why_incomparable(self._judging.plain, *weights)
+
     @property
     def verdict(self) -> Verdict:
+        if self.incomparable:
+            return "incomparable"
         unexpected = [finding for finding in self.findings if finding.expected is None]
         if unexpected and all(finding.cause == causes.NONDETERMINISTIC for finding in unexpected):
             return "nondeterministic"
@@ -188,6 +203,11 @@ class Report(Tabular):
         if self._counts[EXPECTED] or self.findings:
             return EXPECTED
         return "within_noise" if self._counts["within_noise"] else "match"
+
+    @property
+    def caution(self) -> str:
+        """What a good verdict must not hide: it is on little of golden. "" otherwise."""
+        return self.coverage.caution if self.verdict in ("match", "within_noise") else ""
 
     # -- expectations -------------------------------------------------------------------------
 
@@ -277,9 +297,12 @@ class Report(Tabular):
     # -- in words -----------------------------------------------------------------------------
 
     def summary(self) -> str:
-        """Return three sentences: the first difference, the place of its error, the next step."""
+        """Return what differs first, where the error is made, what to do next, and the coverage."""
         names = labels(self.golden, self.mine)
-        return sentences(names, self.verdict, list(self.differences), self.findings)
+        if self.incomparable:
+            return unanswered(names, self.incomparable)
+        text = sentences(names, self.verdict, list(self.differences), self.findings)
+        return f"{text} {self.coverage}"
 
     def view(self, tokenizer: Tokenizer | None = None) -> ReportView:
         """Return the view that explorers, text and HTML show; it follows new expectations.
@@ -303,8 +326,10 @@ class Report(Tabular):
         return self.differences.to_csv(path)
 
     def lines(self) -> list[str]:
-        """Return the counts, the first divergence and the expectations, a line each."""
-        lines = [self._count_line()]
+        """Return the counts, coverage, first divergence and expectations, a line each."""
+        lines = [self._count_line(), f"Coverage: {self.coverage}"]
+        if self.incomparable:
+            return [f"Too little answers to each other: {self.incomparable}", *lines]
         first = self.first_divergence
         if first is not None:
             lines.append(f"First to diverge: {first.site}, {_error_text(first)}")
@@ -385,4 +410,5 @@ class Report(Tabular):
     def __repr__(self) -> str:
         golden, mine = labels(self.golden, self.mine)
         findings = count_text(len(self.findings), "finding")
-        return f"<Report: {golden} against {mine}, {self.verdict}, {findings}>"
+        verdict = ", ".join(filter(None, (self.verdict, self.caution)))
+        return f"<Report: {golden} against {mine}, {verdict}, {findings}>"

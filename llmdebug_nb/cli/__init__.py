@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from llmdebug_nb.cli import compare, dump, info, reduce, report, tables, topology
 from llmdebug_nb.cli.command import FAILED, PIPE_CLOSED
@@ -27,7 +28,7 @@ _COMMANDS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; return its exit status: 0 fine, 1 diverged, 2 failed."""
+    """Run the command line; return its exit status, one of those in `command.py`."""
     argv = sys.argv[1:] if argv is None else list(argv)
     ours, command = dump.split(argv) if argv[:1] == ["dump"] else (argv, None)
     args = _parser().parse_args(ours)
@@ -47,8 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="llmdebug", description="Numerical debugger for LLMs: look at dumps and compare them."
+    parser = _Parser(
+        prog="llmdebug",
+        description="Numerical debugger for LLMs: look at dumps and compare them. "
+        "Exit status: 0 fine, 3 an error; compare has two more.",
     )
     parser.add_argument(
         "--version", action=_Version, nargs=0, help="versions, and whether the C kernel is used"
@@ -57,6 +60,14 @@ def _parser() -> argparse.ArgumentParser:
     for add in _COMMANDS:
         add(commands)
     return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports wrong arguments with the exit status of errors; argparse's 2 means incomparable."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(FAILED, f"{self.prog}: error: {message}\n")
 
 
 class _Version(argparse.Action):

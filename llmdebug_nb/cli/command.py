@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import TypeAlias
 
-OK, DIVERGED, FAILED, PIPE_CLOSED = 0, 1, 2, 141  # exit statuses
+OK, DIVERGED, INCOMPARABLE, FAILED, PIPE_CLOSED = 0, 1, 2, 3, 141  # exit statuses
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from llmdebug_nb.cli.command import DIVERGED, OK, Commands, add_command
+from llmdebug_nb.cli.command import DIVERGED, INCOMPARABLE, OK, Commands, add_command
 
 _DESCRIPTION = """Compare two dumps.
-Exit status: 0 match, within noise or as expected, 1 diverged, 2 could not compare."""
+Exit status: 0 match, within noise or as expected, 1 diverged or nondeterministic, 2 incomparable
+(too little of the two answers to each other), 3 an error, such as a run that can't be opened."""
 
 
 def add(commands: Commands) -> None:
@@ -49,4 +50,6 @@ def _run(args: argparse.Namespace) -> int:
     for target, write in ((args.csv, report.to_csv), (args.html, report.to_html)):
         if target:
             print(f"written: {write(target)}")
+    if report.verdict == "incomparable":
+        return INCOMPARABLE
     return OK if report.verdict in ("match", "within_noise", EXPECTED) else DIVERGED

@@ -7,6 +7,7 @@ A deviation that the user knows and wants is an **Expectation**.
 
 from __future__ import annotations
 
+import math
 import os
 import weakref
 from collections.abc import Iterable
@@ -41,6 +42,8 @@ OF_COMPILED = frozenset({INSIDE, WRITTEN, READ})
 FOLDED = "not in the exported graph: folded into a constant, fused, or unused there"
 INNER = "a value of the exported graph that no module of the other run returns"
 EXCUSED = OF_COMPILED | {FOLDED, INNER}
+# the reason of a row without a partner, if what follows from it agrees again
+REJOINED: Final = "written otherwise in the other run, equal in effect"
 
 
 class Fit(Protocol):
@@ -177,7 +180,8 @@ class Difference:
     @property
     def is_mismatch(self) -> bool:
         """True if the row needs attention: it diverged, or lacks a partner that should exist."""
-        return self.verdict in MISMATCHES and self.pair.why not in EXCUSED
+        excused = self.pair.why in EXCUSED or self.reason == REJOINED
+        return self.verdict in MISMATCHES and not excused
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +226,7 @@ class Coverage:
     """How much of golden was found in mine.
 
     ``observables``: golden's tensors that leave the model: outputs, logits, loss, gradients,
-    caches. ``values``: golden's distinct tensors that could be compared; of these
+    caches (its *results*). ``values``: golden's distinct tensors that could be compared; of these
     ``values_matched`` are equal within noise in some layout, and ``rejoined`` are written
     otherwise in mine, equal in effect.
     """
@@ -238,11 +242,30 @@ class Coverage:
         """The share of golden's values that mine has, from 0 to 1; 1 if there is none."""
         return (self.values_matched + self.rejoined) / self.values if self.values else 1.0
 
+    @property
+    def caution(self) -> str:
+        """What a good verdict must not hide, in a few words; "" if there is nothing."""
+        if self.observables and not self.observables_matched:
+            return f"but none of golden's {self._results} was found"
+        if 2 * self.share < 1:  # more is unknown than known
+            return f"but on only {self._percent} of golden's values"
+        return ""
+
     def __str__(self) -> str:
-        text = f"{self.values_matched:,} of golden's {self.values:,} values agree"
-        if self.rejoined:
-            text += f", and {self.rejoined:,} are written otherwise, equal in effect"
-        return f"{text}; {self.observables_matched:,} of {self.observables:,} results agree."
+        parts = f" ({self.rejoined:,} written otherwise, equal in effect)" if self.rejoined else ""
+        agree = f"{self._percent} of golden's {self.values:,} values agree{parts}"
+        if not self.observables:
+            return f"{agree}; no result of the whole model could be compared."
+        return f"{agree}, and {self.observables_matched:,} of its {self._results}."
+
+    @property
+    def _results(self) -> str:
+        return f"{self.observables:,} result{'' if self.observables == 1 else 's'}"
+
+    @property
+    def _percent(self) -> str:
+        """The share, rounded down: 100 % is all."""
+        return f"{math.floor(100 * self.share)} %"
 
 
 @dataclass(frozen=True, slots=True, repr=False)

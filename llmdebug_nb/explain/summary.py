@@ -70,6 +70,14 @@ def sentences(
     return f"{seen} {_cause(findings)}"
 
 
+def unanswered(labels: tuple[str, str], why: str) -> str:
+    """Return the sentences on two runs that do not answer to each other. ``why``: the reason."""
+    return (
+        f"{labels[0]} and {labels[1]} can't be compared: {why}. Record the same model, weights, "
+        "steps and layers in both, or pair their modules with a map."
+    )
+
+
 def _seen(labels: tuple[str, str], first: Difference | None) -> str:
     """Return the sentence on the first difference."""
     runs = f"{labels[0]} and {labels[1]}"
@@ -85,13 +93,27 @@ def _cause(findings: Sequence[Finding]) -> str:
     finding = findings[0]
     where = f"{finding.path or 'the model'} ({finding.op})"
     made = _MADE.get(finding.cause, "The cause is {where}").format(where=where)
-    advice = _NEXT.get(finding.cause, "Look at the code there")
+    advice = finding.advice.rstrip(".") or _advice(finding)
     more = f" (and {len(findings) - 1} more in findings)" if len(findings) > 1 else ""
     at = f" at {finding.source}" if finding.source else ""
     # the advice comes last, so it is removed from the evidence
     evidence = finding.evidence.replace(f": {advice[0].lower()}{advice[1:]}", "")
     script = f", or {_SCRIPT}" if finding.repro else ""
-    return f"{made}{at}: {evidence}{more}. {advice}{script}."
+    relation = f" {_sentence(finding.relation)}" if finding.relation else ""
+    return f"{made}{at}: {evidence}{more}.{relation} {advice}{script}."
+
+
+def _advice(finding: Finding) -> str:
+    """Return the advice that the cause suggests; code written otherwise has values of its own."""
+    ops = {side.op for side in (finding.golden, finding.mine) if side is not None}
+    rewritten = len(ops) > 1 or any(pair.state == "rewritten" for pair in finding.pairs)
+    cause = causes.OTHER_OPS if rewritten and finding.cause == causes.SCALAR else finding.cause
+    return _NEXT.get(cause, "Look at the code there")
+
+
+def _sentence(text: str) -> str:
+    """Return a text as a sentence."""
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
 
 
 def _by(first: Difference) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING
 from llmdebug_nb.app.compare import compare
 from llmdebug_nb.app.stepping.golden import Golden
 from llmdebug_nb.comparison.engine import error
-from llmdebug_nb.core.errors import CompareError
 from llmdebug_nb.core.kernels.raw import unreadable
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.records import Record, RootCall, Site
@@ -71,8 +69,9 @@ class Stop:
         if self.golden:
             theirs = {"input": self._golden_tensors("input", self.inputs), "output": self.golden}
             golden = self._run("golden", theirs, {"output": "stop.golden[{slot!r}]"})
-            with contextlib.suppress(CompareError):
-                return compare(golden, mine, explain=False, progress=False).view()
+            report = compare(golden, mine, explain=False, progress=False)
+            if not report.incomparable:
+                return report.view()
         return RunView(mine)
 
     def _golden_tensors(

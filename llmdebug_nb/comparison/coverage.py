@@ -1,0 +1,189 @@
+"""How much of golden was found in mine, and whether the two runs answer to each other at all."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+
+from llmdebug_nb.core.dtypes import epsilon
+from llmdebug_nb.core.findings import EXCUSED, REJOINED, Coverage, Difference
+from llmdebug_nb.core.paths import ancestors, is_operator
+from llmdebug_nb.core.records import Record, Site
+
+_AGREES = ("match", "within_noise")
+# The relative L2 error that a tensor of zeros has. A tensor that is no nearer to golden's than that
+# says nothing about it. (Two independent random tensors of one scale have sqrt(2).)
+_UNRELATED = 1.0
+
+Fingerprint = tuple[str, str]  # of a weight: ``float32 [64, 64]`` and ``algorithm:hex``
+
+
+def coverage(differences: Sequence[Difference]) -> Coverage:
+    """Return how much of golden was found in mine.
+
+    Only tensors that mine could have recorded count: those of steps, phases and levels that it
+    recorded, and that hold values.
+    """
+    observable = _Observable(d.pair.golden for d in differences)
+    agrees: dict[Hashable, bool] = {}
+    rejoins: set[Hashable] = set()
+    results = matched = 0
+    for d, golden in _comparable(differences):
+        value, same = _content(golden), d.verdict in _AGREES
+        agrees[value] = agrees.get(value, False) or same
+        if d.reason == REJOINED:
+            rejoins.add(value)
+        if golden in observable:
+            results += 1
+            matched += same
+    found = {value for value, same in agrees.items() if same}
+    return Coverage(results, matched, len(agrees), len(found), len(rejoins - found))
+
+
+def why_incomparable(
+    differences: Sequence[Difference], golden: Iterable[Fingerprint], mine: Iterable[Fingerprint]
+) -> str:
+    """Return why too little of the runs answers to each other, or "" if enough does.
+
+    ``golden``, ``mine``: the fingerprints of the models' weights, as far as they were recorded.
+    """
+    return _few_pairs(differences) or _unrelated(differences, golden, mine)
+
+
+def _few_pairs(differences: Sequence[Difference]) -> str:
+    """Say so if most tensors have no partner, and no result of golden has one.
+
+    Of two recordings the smaller one counts, as the other may only have recorded more.
+    """
+    kept = [d for d in differences if d.pair.why not in EXCUSED]
+    golden = {d.pair.golden.id: False for d in kept if d.pair.golden}
+    mine = {d.pair.mine.id: False for d in kept if d.pair.mine}
+    for d in kept:
+        if d.pair.golden and d.pair.mine:
+            golden[d.pair.golden.id] = mine[d.pair.mine.id] = True
+    name, smaller = min((("golden", golden), ("mine", mine)), key=lambda side: len(side[1]))
+    paired = sum(smaller.values())
+    observable = _Observable(d.pair.golden for d in differences)
+    measured = any(d.metrics and d.pair.golden in observable for d in differences)
+    if measured or 2 * paired >= len(smaller):
+        return ""
+    few = f"only {paired:,} of {name}'s {len(smaller):,} tensors have a partner in the other run"
+    few = few if paired else "they have no site in common"
+    return f"{few}, and none of golden's results has one: {_examples(differences)}"
+
+
+def _examples(differences: Sequence[Difference]) -> str:
+    """Return what each side has: steps, if the same modules ran in others, else a path."""
+    alone = [d for d in differences if d.pair.golden is None or d.pair.mine is None]
+    golden = [d.site for d in alone if d.pair.golden is not None]
+    mine = [d.site for d in alone if d.pair.mine is not None]
+    paths = [{site.path for site in sites} - {""} for sites in (golden, mine)]
+    if paths[0] & paths[1]:
+        steps = [sorted({site.step for site in sites}) for sites in (golden, mine)]
+        return f"golden has steps {steps[0]}, mine {steps[1]}, with other calls or arguments"
+    of_golden, of_mine = (min(names, default="(root)") for names in paths)
+    return f"golden has e.g. {of_golden}, mine {of_mine}"
+
+
+def _unrelated(
+    differences: Sequence[Difference], golden: Iterable[Fingerprint], mine: Iterable[Fingerprint]
+) -> str:
+    """Say so if the models share no weight, and mine's values say nothing about golden's."""
+    of_golden, of_mine = (
+        # a vector may be equal by its first value or its formula: ones, zeros, frequencies
+        {(kind, text) for kind, text in weights if "," in kind}
+        for weights in (golden, mine)
+    )
+    dtypes = [{kind.partition(" ")[0] for kind, _ in weights} for weights in (of_golden, of_mine)]
+    weights = [d for d in differences if d.site.role == "weight"]
+    if (
+        not dtypes[0] & dtypes[1]
+        or of_golden & of_mine
+        or any(d.verdict in _AGREES for d in weights)
+    ):
+        return ""
+    errors = [_error(d) for d in _results_of_weights(differences)]
+    if not errors or statistics.median(errors) < _UNRELATED:
+        return ""
+    return (
+        "no weight matrix of golden is in mine, and most of mine's values are as far from golden's "
+        "as zeros would be"
+    )
+
+
+def _results_of_weights(differences: Sequence[Difference]) -> Iterator[Difference]:
+    """Yield the pairs that depend on weights: computed, not constant, and no mere numbers."""
+    observable = _Observable(d.pair.golden for d in differences)
+    for d in differences:
+        golden = d.pair.golden
+        if golden is None or d.pair.mine is None or d.error is None:
+            continue
+        summary, site = golden.summary, golden.site
+        given = site.role == "weight" or (site.role == "input" and observable.is_outermost(site))
+        if not given and epsilon(summary.dtype) and summary.min != summary.max:
+            yield d
+
+
+def _error(d: Difference) -> float:
+    """Return the relative L2 error, or the figure that was judged if there is none."""
+    l2 = d.metrics.get("relative_euclidean_distance")
+    error = float(d.error or 0.0) if l2 is None else float(l2)
+    return math.inf if math.isnan(error) else error
+
+
+def _comparable(differences: Sequence[Difference]) -> Iterator[tuple[Difference, Record]]:
+    """Yield the rows with a tensor of golden that mine could have recorded too."""
+    mine = {_selection(d.pair.mine.site) for d in differences if d.pair.mine}
+    for d in differences:
+        golden = d.pair.golden
+        if golden is None or d.pair.why in EXCUSED or _selection(golden.site) not in mine:
+            continue
+        unmeasured = d.pair.mine is not None and d.verdict == "unmatched"
+        if not unmeasured or d.reason == REJOINED:
+            yield d, golden
+
+
+def _selection(site: Site) -> tuple[object, ...]:
+    """Return what a recording selects: the step, the phase, and modules or operators."""
+    return site.generation, site.step, site.phase, is_operator(site.path)
+
+
+def _content(record: Record) -> Hashable:
+    """Return what is the same for equal tensors, wherever they were seen."""
+    s = record.summary
+    if s.fingerprint:
+        return s.dtype, s.shape, s.fingerprint
+    return s.dtype, s.shape, *map(str, (s.min, s.max, s.mean, s.l2norm))  # nan equals no nan
+
+
+class _Observable:
+    """The tensors that leave the model: outputs of the outermost recorded modules, and gradients.
+
+    Without modules, the last output of each step.
+    """
+
+    def __init__(self, records: Iterable[Record | None]) -> None:
+        self._modules: set[str] = set()
+        last: dict[tuple[int, int, int], Record] = {}
+        for record in records:
+            if record is None:
+                continue
+            site = record.site
+            if not is_operator(site.path):
+                self._modules.add(site.path)
+            if site.role == "output" and site.phase == "forward":
+                last[site.rank, site.generation, site.step] = record
+        self._last = set() if self._modules else {record.id for record in last.values()}
+
+    def is_outermost(self, site: Site) -> bool:
+        """Tell whether no recorded module is around the module of a site."""
+        return not is_operator(site.path) and self._modules.isdisjoint(ancestors(site.path))
+
+    def __contains__(self, record: object) -> bool:
+        if not isinstance(record, Record):
+            return False
+        if record.site.role == "grad":
+            return True
+        of_module = record.site.role == "output" and self.is_outermost(record.site)
+        return of_module or record.id in self._last
