@@ -197,6 +197,7 @@ class FakeView:
             if self.report
             else None,
             "notes": [],
+            "caution": "",
             "lines": [f"{len(self.data):,} records in {len(self.steps)} steps"]
             + [f"{len(bad)} pairs diverged, 0 unmatched"] * self.report,
             "summary": "It differs. The error is made there. Look at the code." * self.report,
@@ -239,7 +240,33 @@ class FakeView:
             "script": script,
             "why": "" if script else "its tensors were not recorded in both runs",
             "save": f'report.findings[{request["finding"]}].save_repro("repro.py")',
-            "source": "model.py:12 forward",
+            "relation": "mine's value is golden's times 0.5",
+            "advice": "",
+            "sources": [
+                {
+                    "which": "golden",
+                    "place": "model.py:12 forward",
+                    "call": f"{BROKEN} (Linear)",
+                    "code": "x = self.act(x)",
+                    "frames": [],
+                },
+                {
+                    "which": "mine",
+                    "place": "port.py:30 scale",
+                    "call": f"{BROKEN} (Linear)",
+                    "code": "x = <b>self.act(x)</b> / 2",
+                    "frames": ["port.py:41 forward"],
+                },
+            ],
+            "pairs": [
+                {"state": "equal", "golden": "model.py:11  x = a", "mine": "", "error": 0.0},
+                {
+                    "state": "guilty",
+                    "golden": "model.py:12  x = self.act(x)",
+                    "mine": "port.py:30  x = self.act(x) / 2",
+                    "error": 0.5,
+                },
+            ],
             "kernel": "graph0/cpp_fused_mul_0",
             "code": "" if script else "out[0] = <b>in</b>[0];",
         }
@@ -369,6 +396,9 @@ class FakeView:
 
     def first_rows(self, n: int) -> list[wire.Row]:
         return self.data[:n]
+
+    def telling_rows(self, n: int) -> list[wire.Row]:
+        return [row for row in self.data if row["verdict"] == "diverged"][:n]
 
     def _located(self, request, row: wire.Row | None) -> wire.Located:
         listed = (

@@ -581,7 +581,7 @@ def test_without_values_there_is_no_repro_and_it_says_so(tmp_path):
         finding.save_repro(tmp_path / "repro.py")
 
 
-def test_the_summary_is_three_sentences():
+def test_the_summary_ends_with_the_coverage():
     def plant(model):
         model.model.norm.variance_epsilon = 1e-2
 
@@ -593,7 +593,9 @@ def test_the_summary_is_three_sentences():
     assert "Set it to golden's value and compare again" in text
     fine = pair(llama(), lambda model: None).summary()
     assert "bit for bit the same" in fine
-    assert text.count(". ") == fine.count(". ") == 2
+    assert text.endswith(" and 0 of 1 result agree.")
+    assert fine.endswith(". 100 % of golden's 35 values and 1 of 1 result agree.")
+    assert text.count(". ") == fine.count(". ") == 3
 
 
 def test_attributes_and_fingerprints_are_recorded_once():

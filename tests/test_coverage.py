@@ -176,7 +176,7 @@ def test_a_model_against_itself_is_covered_to_the_last_value():
 def test_a_pass_on_little_of_golden_says_so_in_its_first_line():
     rows = Coverage(observables=0, values=20, values_matched=1)
     assert rows.caution == "but on only 5 % of golden's values"
-    assert Coverage(2, 0, 20, 20).caution == "but none of golden's 2 results was found"
+    assert Coverage(2, 0, 20, 20).caution == "but 0 of golden's 2 results agree"
     assert Coverage(2, 1, 20, 10).caution == ""
 
 

@@ -249,7 +249,7 @@ def test_the_command_line_marks_and_then_exits_with_0(one, capsys):
     assert re.search(r"[\d,]+ as expected", out)
     assert "fused kernel" in out
     assert main(["compare", golden, mine, "--unexpect", KERNEL]) == 1
-    assert main(["compare", golden, mine, "--expect", "nowhere"]) == 2
+    assert main(["compare", golden, mine, "--expect", "nowhere"]) == 3
     assert "no such tensor" in capsys.readouterr().err
 
 

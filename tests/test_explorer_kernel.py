@@ -168,8 +168,16 @@ def test_hostile_names_are_text(mount: Mount) -> None:
     plain = view.overview
     view.overview = lambda request: {**plain(request), **hostile}  # type: ignore[method-assign]
     view._layer = lambda path: path  # type: ignore[method-assign]
-    detail = {"script": HOSTILE, "why": "", "save": HOSTILE, "source": HOSTILE}
-    detail |= {"kernel": "", "code": ""}
+    source = {
+        "which": "mine",
+        "place": HOSTILE,
+        "call": HOSTILE,
+        "code": HOSTILE,
+        "frames": [HOSTILE],
+    }
+    pair = {"state": "guilty", "golden": HOSTILE, "mine": HOSTILE, "error": None}
+    detail = {"script": HOSTILE, "why": "", "save": HOSTILE, "relation": HOSTILE, "advice": HOSTILE}
+    detail |= {"kernel": "", "code": "", "sources": [source, source], "pairs": [pair]}
     view.finding = lambda request: detail  # type: ignore[method-assign,assignment,return-value]
     row = next(row["id"] for row in view.data if row["path"] == HOSTILE)
     view.flow = lambda row: [

@@ -45,7 +45,7 @@ def test_a_finding_opens_to_evidence_sentences_candidates_and_its_script(mount: 
         "model.py:12",
     ):
         expect(body).to_contain_text(text)
-    expect(body.locator("pre")).to_have_text(SCRIPT)
+    expect(body.locator(".llmdebug-script")).to_have_text(SCRIPT)
     expect(body).to_contain_text('report.findings[0].save_repro("repro.py")')
     page.evaluate(
         """() => {
@@ -67,6 +67,26 @@ def test_a_finding_opens_to_evidence_sentences_candidates_and_its_script(mount: 
     expect(page.locator(".llmdebug-finding-body").last).to_contain_text(
         "no repro script: its tensors were not recorded in both runs"
     )
+
+
+def test_a_finding_shows_both_lines_side_by_side_and_its_lines_folded(mount: Mount) -> None:
+    page = mount(Explorer(FakeView(report=True)))
+    page.get_by_role("button", name="Details").first.click()
+    body = page.locator(".llmdebug-finding-body").first
+    expect(body.locator(".llmdebug-relation")).to_have_text("mine's value is golden's times 0.5")
+    golden, mine = (body.get_by_role("region", name=name) for name in ("golden", "mine"))
+    expect(golden.locator("pre")).to_have_text("x = self.act(x)")
+    expect(mine.locator("pre")).to_have_text("x = <b>self.act(x)</b> / 2")  # it is text
+    expect(mine).to_contain_text("called at port.py:41 forward")
+    boxes = golden.bounding_box(), mine.bounding_box()
+    assert boxes[0]["y"] == boxes[1]["y"]
+    assert boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
+    lines = body.get_by_role("row")
+    expect(lines).to_have_count(0)
+    body.get_by_text("Line by line").click()
+    expect(lines).to_have_count(3)
+    expect(lines.last).to_contain_text("guilty")
+    expect(lines.last).to_contain_text("0.5")
 
 
 def test_a_finding_stays_shown_and_asks_again_if_its_script_could_not_be_read(

@@ -522,7 +522,7 @@ def test_a_command_that_is_not_there_is_one_line_and_127(here, capsys):
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_starts(capsys, arguments, message):
-    assert main(["dump", *arguments]) == 2
+    assert main(["dump", *arguments]) == 3
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert re.search(message, said)
@@ -531,7 +531,7 @@ def test_what_makes_no_sense_is_refused_before_anything_starts(capsys, arguments
 def test_less_than_two_gigabytes_of_room_are_refused_by_figures(monkeypatch, capsys):
     usage = type("Usage", (), {"free": 1_500_000_000, "total": 10**12})
     monkeypatch.setattr(program.shutil, "disk_usage", lambda _: usage)
-    assert main(["dump", "--", "true"]) == 2
+    assert main(["dump", "--", "true"]) == 3
     assert "1.5 GB are free" in capsys.readouterr().err
     assert main(["dump", "-sd", "--", "true"]) == 0
     assert main(["dump", "--max-bytes", "1GB", "--", "true"]) == 0

@@ -584,7 +584,7 @@ def test_limits_calibration_and_metrics_on_the_command_line(tmp_path, capsys):
     assert "fixed by l.yaml for" in capsys.readouterr().out
     assert ",off," in (tmp_path / "o.csv").read_text(encoding="utf-8").splitlines()[0]
     (tmp_path / "l.yaml").write_text("'*': {relativ_l2: 0.02}\n", encoding="utf-8")
-    assert main(["compare", golden, mine, "--limits", str(tmp_path / "l.yaml")]) == 2
+    assert main(["compare", golden, mine, "--limits", str(tmp_path / "l.yaml")]) == 3
     assert "l.yaml, line 1: * > relativ_l2" in capsys.readouterr().err
 
 

@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser: argparse.ArgumentParser = _Parser(
         prog="llmdebug",
         description="Numerical debugger for LLMs: look at dumps and compare them. "
         "Exit status: 0 fine, 3 an error; compare has two more.",

@@ -246,17 +246,17 @@ class Coverage:
     def caution(self) -> str:
         """What a good verdict must not hide, in a few words; "" if there is nothing."""
         if self.observables and not self.observables_matched:
-            return f"but none of golden's {self._results} was found"
+            return f"but 0 of golden's {self._results} agree"
         if 2 * self.share < 1:  # more is unknown than known
             return f"but on only {self._percent} of golden's values"
         return ""
 
     def __str__(self) -> str:
         parts = f" ({self.rejoined:,} written otherwise, equal in effect)" if self.rejoined else ""
-        agree = f"{self._percent} of golden's {self.values:,} values agree{parts}"
+        values = f"{self._percent} of golden's {self.values:,} values{parts}"
         if not self.observables:
-            return f"{agree}; no result of the whole model could be compared."
-        return f"{agree}, and {self.observables_matched:,} of its {self._results}."
+            return f"{values} agree; no result of the model was compared."
+        return f"{values} and {self.observables_matched:,} of {self._results} agree."
 
     @property
     def _results(self) -> str:

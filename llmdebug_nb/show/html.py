@@ -16,6 +16,7 @@ from llmdebug_nb.core.errors import LLMDebugError
 from llmdebug_nb.core.findings import Difference, Finding
 from llmdebug_nb.show import tables, wire
 from llmdebug_nb.show.figure import data_url, errors_picture, heatmaps, layer_pictures
+from llmdebug_nb.show.findings import detail, finding_head, finding_line, pairs_table
 from llmdebug_nb.show.timeline import TOP, Timeline
 from llmdebug_nb.show.view_data import ViewData
 
@@ -53,8 +54,8 @@ def page(view: ViewData) -> str:
     mismatches before all rows.
     """
     overview = view.overview()
-    findings = [
-        (tables.finding_line(finding, overview), view.finding({"op": "finding", "finding": at}))
+    shown = [
+        _shown(finding_line(finding, overview), view.finding({"op": "finding", "finding": at}))
         for at, finding in enumerate(overview["findings"])
     ]
     errors, times = view.layer_errors, view.timeline()
@@ -63,7 +64,7 @@ def page(view: ViewData) -> str:
     return render(
         "page.html",
         overview=overview,
-        findings=findings,
+        findings=shown,
         marks=tables.marks_table(overview),
         layers=layer_pictures(errors, steps) if errors is not None and errors.layers else "",
         times=timeline_fragment(times) if times is not None else "",
@@ -74,23 +75,35 @@ def page(view: ViewData) -> str:
 
 
 def fragment(view: ViewData) -> Markup:
-    """Return verdict, findings and the first rows (of a report, mismatches), for an output cell."""
+    """Return verdict, findings and the rows that matter, or the first ones, for an output cell."""
     overview = view.overview()
-    is_bad = overview["kind"] == "report" and overview["first_bad"] >= 0
+    telling = tables.telling_table(view) if overview["kind"] == "report" else None
+    matters = telling is not None and bool(telling.lines)
     return render(
         "fragment.html",
         overview=overview,
-        findings=[tables.finding_line(one, overview) for one in overview["findings"]],
-        title="First mismatches" if is_bad else "First rows",
-        table=tables.rows_table(view, mismatch=is_bad),
+        findings=[finding_line(one, overview) for one in overview["findings"]],
+        title="Rows that matter" if matters else "First rows",
+        table=telling if matters else tables.rows_table(view),
     )
 
 
 def finding_fragment(finding: Finding) -> str:
-    """Return a finding and its script, for an output cell."""
-    lines = tables.finding_lines(finding)
-    head = tables.finding_head(finding)
-    return render("finding.html", head=head, lines=lines, repro=finding.repro)
+    """Return a finding with both sources and its script, for an output cell."""
+    shown = _shown(finding.evidence, detail(finding, ""))
+    return render("finding.html", head=finding_head(finding), finding=shown)
+
+
+class _Shown(NamedTuple):
+    """A finding: its line, its details, and golden's lines with those of mine, if there are any."""
+
+    line: str
+    detail: wire.FindingDetail
+    pairs: tables.Table | None
+
+
+def _shown(line: str, shown: wire.FindingDetail) -> _Shown:
+    return _Shown(line, shown, pairs_table(shown["pairs"]) if shown["pairs"] else None)
 
 
 def difference_fragment(difference: Difference) -> str:

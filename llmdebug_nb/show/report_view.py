@@ -12,11 +12,11 @@ from typing import Literal
 import numpy as np
 import torch
 
-from llmdebug_nb.core.errors import LLMDebugError, StoreError, TensorLookupError, nearest
+from llmdebug_nb.core.errors import LLMDebugError, TensorLookupError, nearest
 from llmdebug_nb.core.findings import EXPECTED, Difference, Expectation, Finding
 from llmdebug_nb.core.kernels import summary as kernel
 from llmdebug_nb.core.row_filter import row_text
-from llmdebug_nb.show import filters, tensors, wire, wire_requests
+from llmdebug_nb.show import filters, findings, telling, tensors, wire, wire_requests
 from llmdebug_nb.show.columns import Columns, figures
 from llmdebug_nb.show.flow import flow
 from llmdebug_nb.show.layers import LayerErrors, layer_errors, ratios
@@ -96,6 +96,7 @@ class ReportView(View):
             "golden": golden,
             "mine": mine,
             "verdict": self._report.verdict,
+            "caution": self._report.caution,
             "lines": self._report.lines(),
             "summary": self._report.summary(),
             "notes": [*self._report.notes(), *(made_text(run) for run in (self.golden, self.mine))],
@@ -275,20 +276,9 @@ class ReportView(View):
         return result
 
     def finding(self, request: wire_requests.FindingRequest) -> wire.FindingDetail:
-        finding = self._finding(request["finding"])
-        script = why = ""
-        try:
-            script = finding.script()
-        except StoreError as error:
-            why = str(error)
-        return {
-            "script": script,
-            "why": why,
-            "save": f'report.findings[{request["finding"]}].save_repro("repro.py")',
-            "source": finding.source or "",
-            "kernel": finding.kernel.name if finding.kernel else "",
-            "code": finding.kernel.source if finding.kernel else "",
-        }
+        at = request["finding"]
+        save = f'report.findings[{at}].save_repro("repro.py")'
+        return findings.detail(self._finding(at), save)
 
     @functools.cached_property
     def layer_errors(self) -> LayerErrors:
@@ -409,6 +399,10 @@ class ReportView(View):
 
     def first_rows(self, n: int) -> list[wire.Row]:
         return [self._difference_row(d.index) for d in self.differences[:n]]
+
+    def telling_rows(self, n: int) -> list[wire.Row]:
+        chosen = telling.rows(self.differences, self.findings, n)
+        return [self._difference_row(d.index) for d in chosen]
 
     def text(self) -> str:
         return report_text(self)

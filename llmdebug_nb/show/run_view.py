@@ -64,6 +64,7 @@ class RunView(View):
             "golden": self.run.label,
             "mine": "",
             "verdict": None,
+            "caution": "",
             "lines": self._lines(),
             "summary": "",
             "notes": [made_text(self.run)],

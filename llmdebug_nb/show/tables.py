@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from llmdebug_nb.core.findings import Difference, Finding
+from llmdebug_nb.core.findings import MISMATCHES, Difference
 from llmdebug_nb.show import wire, wire_requests
 from llmdebug_nb.show.tensors import number
 from llmdebug_nb.show.view_data import ViewData
@@ -41,6 +41,16 @@ def figure(value: wire.Num) -> str:
     if value is None:
         return "-"
     return value if isinstance(value, str) else f"{value:.4g}"
+
+
+def telling_table(view: ViewData, most: int = ROWS) -> Table:
+    """Return the rows of a report that matter most; ``total``: of all mismatches and these."""
+    found = view.rows(
+        {**EVERYTHING, "op": "rows", "step": -1, "mismatch": True, "start": 0, "n": 0}
+    )
+    rows = view.telling_rows(most)
+    agreeing = sum(row["verdict"] not in MISMATCHES for row in rows)
+    return _rows(rows, view.overview(), found["total"] + agreeing)
 
 
 def rows_table(view: ViewData, most: int = ROWS, *, mismatch: bool = False) -> Table:
@@ -125,29 +135,6 @@ def marks_table(overview: wire.Overview) -> Table:
     marks = overview["marks"]
     lines = [Line([mark["text"], f"{mark['rows']:,}", mark["comment"]]) for mark in marks]
     return Table(["expected", "rows", "comment"], lines, len(lines), range(1, 2))
-
-
-def finding_line(finding: wire.FindingView, overview: wire.Overview) -> str:
-    """Return a finding in one line."""
-    step = overview["steps"][finding["step"]]["label"]
-    where = f"{finding['path'] or '(root)'} ({finding['op']}), step {step}"
-    expected = f"expected ({finding['expected']}): " if finding["expected"] else ""
-    return f"{expected}{where}: {finding['cause']}; {finding['evidence']}"
-
-
-def finding_head(finding: Finding) -> str:
-    """Return place and cause of a finding."""
-    return f"{finding.path or '(root)'} ({finding.op}), step {finding.step}: {finding.cause}"
-
-
-def finding_lines(finding: Finding) -> list[str]:
-    """Return why a call is blamed, where it was called, and how to replay it."""
-    lines = [finding.evidence]
-    if finding.source:
-        lines.append(f"called at {finding.source}")
-    if finding.repro is not None:
-        lines.append("a script that replays it: .script(), .save_repro(path)")
-    return lines
 
 
 def difference_line(difference: Difference) -> str:

@@ -6,15 +6,20 @@ from collections.abc import Iterable, Sequence
 
 from llmdebug_nb.core.findings import Difference, Finding
 from llmdebug_nb.show import wire
+from llmdebug_nb.show.findings import (
+    detail,
+    finding_head,
+    finding_line,
+    pairs_table,
+    source_lines,
+)
 from llmdebug_nb.show.tables import (
     Table,
     difference_line,
-    finding_head,
-    finding_line,
-    finding_lines,
     metrics_table,
     rows_table,
     sides_table,
+    telling_table,
 )
 from llmdebug_nb.show.view_data import ViewData
 
@@ -49,30 +54,31 @@ def run_text(view: ViewData) -> str:
 
 
 def report_text(view: ViewData) -> str:
-    """Return verdict, first divergence, findings, first mismatches and notes of a report."""
+    """Return verdict, first divergence, findings, the rows that matter and notes of a report."""
     overview = view.overview()
-    lines = [_verdict_line(overview), *overview["lines"], *_finding_lines(overview)]
+    lines = [_verdict_line(overview), *overview["lines"], *_finding_lines(view, overview)]
     return "\n".join([*lines, *_mismatch_lines(view), "", *overview["notes"]])
 
 
 def notebook_text(view: ViewData) -> str:
-    """Return the text above an explorer: verdict, summary, findings and first mismatches.
+    """Return the text above an explorer: verdict, summary, findings and the rows that matter.
 
     It stays in the saved notebook.
     """
     overview = view.overview()
-    lines = [_verdict_line(overview), overview["summary"], *_finding_lines(overview)]
+    lines = [_verdict_line(overview), overview["summary"], *_finding_lines(view, overview)]
     return "\n".join([*lines, *_mismatch_lines(view)])
 
 
 def _verdict_line(overview: wire.Overview) -> str:
-    return f"{overview['title']}: {overview['verdict']}"
+    caution = f", {overview['caution']}" if overview["caution"] else ""
+    return f"{overview['title']}: {overview['verdict']}{caution}"
 
 
 def _mismatch_lines(view: ViewData) -> list[str]:
-    """Return the table of the first mismatches, if there are any."""
-    table = rows_table(view, mismatch=True)
-    if not table.lines:
+    """Return the table of the rows that matter, if there are any."""
+    table = telling_table(view)
+    if not table.lines or view.overview()["verdict"] == "incomparable":
         return []
     lines = ["", _aligned(table)]
     if table.total > len(table.lines):
@@ -81,18 +87,30 @@ def _mismatch_lines(view: ViewData) -> list[str]:
     return lines
 
 
-def _finding_lines(overview: wire.Overview) -> list[str]:
-    """Return one line per finding, with an arrow at the first unexpected one."""
-    first = next((f for f in overview["findings"] if not f["expected"]), None)
-    return [
-        f"{'→' if finding is first else ' '} {finding_line(finding, overview)}"
-        for finding in overview["findings"][:_FINDINGS]
-    ]
+def _finding_lines(view: ViewData, overview: wire.Overview) -> list[str]:
+    """Return a line per finding; the first unexpected one has an arrow, and both its sources."""
+    findings = overview["findings"]
+    first = next((at for at, one in enumerate(findings) if not one["expected"]), None)
+    lines = []
+    for at, finding in enumerate(findings[:_FINDINGS]):
+        lines.append(f"{'→' if at == first else ' '} {finding_line(finding, overview)}")
+        if at == first:
+            shown = view.finding({"op": "finding", "finding": at})
+            lines += [f"    {line}" for line in source_lines(shown)]
+    return lines
 
 
 def finding_text(finding: Finding) -> str:
-    """Return the place, cause, evidence and source of a finding, and how to replay it."""
-    return "\n".join([finding_head(finding), *finding_lines(finding)])
+    """Return place, cause, evidence and sources of a finding, its lines, and how to replay it."""
+    shown = detail(finding, "")
+    lines = [finding_head(finding), finding.evidence, *source_lines(shown)]
+    if shown["advice"]:
+        lines.append(shown["advice"])
+    if shown["pairs"]:
+        lines += ["", _aligned(pairs_table(shown["pairs"])), ""]
+    if shown["script"]:
+        lines.append("a script that replays it: .script(), .save_repro(path)")
+    return "\n".join(lines)
 
 
 def difference_text(difference: Difference) -> str:

@@ -83,6 +83,9 @@ class View(ABC):
     @abstractmethod
     def first_rows(self, n: int) -> list[wire.Row]: ...
 
+    def telling_rows(self, n: int) -> list[wire.Row]:
+        return self.first_rows(n)
+
     @property
     def layer_errors(self) -> LayerErrors | None:
         return None

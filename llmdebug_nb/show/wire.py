@@ -17,6 +17,7 @@ Relation = Literal["inputs", "outputs", "consumers", "siblings"]
 Verdict = Literal[
     "match", "within_noise", "expected", "diverged", "unmatched", "nondeterministic", "incomparable"
 ]
+LineState = Literal["equal", "rewritten", "guilty", "inherited"]
 Sort = Literal["", "step", "seq", "path", "op", "dtype", "shape", "error", "limit", "verdict"]
 Scope = Literal["tensor", "step", "module"]
 
@@ -141,6 +142,7 @@ class Mark(TypedDict):
 class Overview(TypedDict):
     """The result. ``lines``: the figures. ``summary``: a report's result in sentences.
 
+    ``caution``: what a good verdict must not hide, "" for nothing.
     ``notes``: the limits of the result, and the versions that recorded the runs.
     ``marks``: the expectations; ``kept``: the file they are kept in, "" for none.
     """
@@ -150,6 +152,7 @@ class Overview(TypedDict):
     golden: str
     mine: str
     verdict: Verdict | None
+    caution: str
     lines: list[str]
     summary: str
     notes: list[str]
@@ -161,18 +164,45 @@ class Overview(TypedDict):
     rows: int
 
 
+class SourceView(TypedDict):
+    """The line of one program that makes a call. ``place``: ``file:line function``, or why none.
+
+    ``call``: path and operator; "" if the program makes no such call. ``code``: the text of the
+    line. ``frames``: the lines that called it, innermost first, up to the module's forward.
+    """
+
+    which: Which
+    place: str
+    call: str
+    code: str
+    frames: list[str]
+
+
+class LinePairView(TypedDict):
+    """A line of golden and that of mine that answers to it; "" for none. ``error``: relative L2."""
+
+    state: LineState
+    golden: str
+    mine: str
+    error: Num
+
+
 class FindingDetail(TypedDict):
     """The details of a finding. ``script`` replays the call; "" for none, and ``why`` says why.
 
-    ``save``: the line of Python that writes the script. ``source``: the line of the program that
-    made the call, "" if it was not recorded. ``kernel``, ``code``: for compiled code the kernel
-    that computes the call, and its source; "" for none.
+    ``save``: the line of Python that writes the script. ``relation``: what mine's value is, of
+    golden's; ``advice``: what to do; both may be "". ``sources``: golden's and mine's, or none.
+    ``pairs``: the lines around them. ``kernel``, ``code``: for compiled code the kernel that
+    computes the call, and its source; "" for none.
     """
 
     script: str
     why: str
     save: str
-    source: str
+    relation: str
+    advice: str
+    sources: list[SourceView]
+    pairs: list[LinePairView]
     kernel: str
     code: str
 

@@ -2,6 +2,7 @@
 import { copyButton, kernelCode, type Say } from './copy';
 import { button, h, uniqueId } from './dom';
 import { pathText } from './format';
+import { line, sourceViews } from './sources';
 import { MarkForm, unmarkButton, type Marking } from './expected';
 import type { Ask } from './rpc';
 import { VERDICTS } from './strings';
@@ -117,11 +118,10 @@ class Finding {
     ];
   }
 
-  private code({ script, why, save, source, kernel, code }: FindingDetail): HTMLElement[] {
+  private code(detail: FindingDetail): HTMLElement[] {
+    const { script, why, save, kernel, code } = detail;
     const { say } = this.events;
-    const line = (...parts: (Node | string)[]) => h('div', { class: 'llmdebug-source' }, ...parts);
-    const origin: HTMLElement[] = [];
-    if (source) origin.push(line(`${T.calledAt} ${source}`));
+    const origin = sourceViews(detail);
     if (kernel) origin.push(line(`${T.computedBy} `, h('code', {}, kernel)));
     if (code) origin.push(kernelCode(code, say));
     if (!script) return [...origin, h('div', { class: 'llmdebug-why' }, T.noScript(why))];

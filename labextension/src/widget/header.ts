@@ -13,7 +13,7 @@ export function verdictBadge(verdict: Verdict): HTMLElement {
 }
 
 export function header(overview: Overview, ask: Ask, events: FindingEvents): HTMLElement {
-  const { title, verdict, lines, notes, findings, first_bad } = overview;
+  const { title, verdict, caution, lines, notes, findings, first_bad } = overview;
   return h(
     'header',
     { class: 'llmdebug-header' },
@@ -22,6 +22,7 @@ export function header(overview: Overview, ask: Ask, events: FindingEvents): HTM
       { class: 'llmdebug-title' },
       h('h2', {}, title),
       verdict && verdictBadge(verdict),
+      caution ? h('span', { class: 'llmdebug-caution' }, caution) : null,
       first_bad >= 0
         ? button(
             () => events.jump(first_bad),

@@ -1,5 +1,5 @@
 /** All texts that the explorer shows, except those that the kernel sends. */
-import type { Relation, Scope, Verdict, Which } from './wire';
+import type { LineState, Relation, Scope, Verdict, Which } from './wire';
 
 export const VERDICTS: Record<Verdict, { mark: string; text: string }> = {
   match: { mark: '✓', text: 'match' },
@@ -25,6 +25,14 @@ export const SIDES: Record<Which, string> = {
   golden: 'golden',
   mine: 'mine',
   difference: 'difference',
+};
+
+/** How a line of mine answers to one of golden. */
+export const LINES: Record<LineState, string> = {
+  equal: '✓ equal',
+  rewritten: '≈ rewritten',
+  guilty: '✗ guilty',
+  inherited: '↳ inherited',
 };
 
 /** Which tensors a mark covers. */
@@ -53,6 +61,10 @@ export const evidence = 'evidence';
 export const inShort = 'summary';
 export const others = 'Other candidates';
 export const calledAt = 'called at';
+export const codeOf = (side: string) => `line of ${side}`;
+export const lineByLine = 'Line by line';
+export const lineState = 'state';
+export const lineError = 'error';
 export const computedBy = 'computed by kernel';
 export const copyKernel = 'Copy kernel code';
 export const kernelCode = 'Kernel code';

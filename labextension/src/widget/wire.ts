@@ -5,6 +5,7 @@ export type Which = 'golden' | 'mine' | 'difference';
 export type Tab = 'golden' | 'mine' | 'difference' | 'all';
 export type Relation = 'inputs' | 'outputs' | 'consumers' | 'siblings';
 export type Verdict = 'match' | 'within_noise' | 'expected' | 'diverged' | 'unmatched' | 'nondeterministic' | 'incomparable';
+export type LineState = 'equal' | 'rewritten' | 'guilty' | 'inherited';
 export type Sort = '' | 'step' | 'seq' | 'path' | 'op' | 'dtype' | 'shape' | 'error' | 'limit' | 'verdict';
 export type Scope = 'tensor' | 'step' | 'module';
 
@@ -126,6 +127,7 @@ export interface Mark {
 /**
  * The result. ``lines``: the figures. ``summary``: a report's result in sentences.
  *
+ * ``caution``: what a good verdict must not hide, "" for nothing.
  * ``notes``: the limits of the result, and the versions that recorded the runs.
  * ``marks``: the expectations; ``kept``: the file they are kept in, "" for none.
  */
@@ -135,6 +137,7 @@ export interface Overview {
   golden: string;
   mine: string;
   verdict: Verdict | null;
+  caution: string;
   lines: string[];
   summary: string;
   notes: string[];
@@ -147,17 +150,43 @@ export interface Overview {
 }
 
 /**
+ * The line of one program that makes a call. ``place``: ``file:line function``, or why none.
+ *
+ * ``call``: path and operator; "" if the program makes no such call. ``code``: the text of the
+ * line. ``frames``: the lines that called it, innermost first, up to the module's forward.
+ */
+export interface SourceView {
+  which: Which;
+  place: string;
+  call: string;
+  code: string;
+  frames: string[];
+}
+
+/** A line of golden and that of mine that answers to it; "" for none. ``error``: relative L2. */
+export interface LinePairView {
+  state: LineState;
+  golden: string;
+  mine: string;
+  error: Num;
+}
+
+/**
  * The details of a finding. ``script`` replays the call; "" for none, and ``why`` says why.
  *
- * ``save``: the line of Python that writes the script. ``source``: the line of the program that
- * made the call, "" if it was not recorded. ``kernel``, ``code``: for compiled code the kernel
- * that computes the call, and its source; "" for none.
+ * ``save``: the line of Python that writes the script. ``relation``: what mine's value is, of
+ * golden's; ``advice``: what to do; both may be "". ``sources``: golden's and mine's, or none.
+ * ``pairs``: the lines around them. ``kernel``, ``code``: for compiled code the kernel that
+ * computes the call, and its source; "" for none.
  */
 export interface FindingDetail {
   script: string;
   why: string;
   save: string;
-  source: string;
+  relation: string;
+  advice: string;
+  sources: SourceView[];
+  pairs: LinePairView[];
   kernel: string;
   code: string;
 }
