@@ -1,7 +1,7 @@
 """Write the TypeScript of the messages between pages and the kernel.
 
-`src/widget/wire.ts` is made from `llmdebug_nb/show/wire.py` and `wire_requests.py`,
-`src/plugin/wire.ts` from `llmdebug_nb/notebook/desk_wire.py`.
+`src/widget/wire.ts` is made from `llmdebug_nb/show/wire.py`, `wire_findings.py` and
+`wire_requests.py`, and `src/plugin/wire.ts` from `llmdebug_nb/notebook/desk_wire.py`.
 
 python labextension/wire_types.py            # write them
 python labextension/wire_types.py --check    # exit 1 when one is out of date
@@ -18,7 +18,11 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 TARGETS = {
-    ("llmdebug_nb.show.wire", "llmdebug_nb.show.wire_requests"): HERE / "src/widget/wire.ts",
+    (
+        "llmdebug_nb.show.wire",
+        "llmdebug_nb.show.wire_findings",
+        "llmdebug_nb.show.wire_requests",
+    ): HERE / "src/widget/wire.ts",
     ("llmdebug_nb.notebook.desk_wire",): HERE / "src/plugin/wire.ts",
 }
 HEADER = """\

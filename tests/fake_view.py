@@ -8,7 +8,7 @@ import numpy as np
 
 from llmdebug_nb.core.errors import DumpWriteError, TensorLookupError
 from llmdebug_nb.core.records import Summary
-from llmdebug_nb.show import filters, wire, wire_requests
+from llmdebug_nb.show import filters, wire, wire_findings, wire_requests
 from llmdebug_nb.show.series import line
 from llmdebug_nb.show.tables import EVERYTHING
 from llmdebug_nb.show.tensors import errors, heads, scatter, worst
@@ -233,7 +233,7 @@ class FakeView:
             else [],
         }
 
-    def finding(self, request: wire_requests.FindingRequest) -> wire.FindingDetail:
+    def finding(self, request: wire_requests.FindingRequest) -> wire_findings.FindingDetail:
         self.calls.append(("finding", request["finding"]))
         script = SCRIPT if request["finding"] == 0 else ""
         return {

@@ -1,6 +1,6 @@
 """Findings, ready to show: where, why, the line of both programs, and how these answer each other.
 
-Text, pages and the explorer show the same `wire.FindingDetail`.
+Text, pages and the explorer show the same `wire_findings.FindingDetail`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pathlib import PurePath
 
 from llmdebug_nb.core.errors import StoreError
 from llmdebug_nb.core.findings import Finding, LinePair, Source
-from llmdebug_nb.show import wire
+from llmdebug_nb.show import wire, wire_findings
 from llmdebug_nb.show.tables import Line, Table, figure
 from llmdebug_nb.show.tensors import number
 
@@ -17,7 +17,7 @@ _NONE = "makes no such call"
 _UNKNOWN = "its line was not recorded"
 
 
-def detail(finding: Finding, save: str) -> wire.FindingDetail:
+def detail(finding: Finding, save: str) -> wire_findings.FindingDetail:
     """Return the details of a finding. ``save``: the line of Python that writes its script."""
     script = why = ""
     try:
@@ -37,7 +37,7 @@ def detail(finding: Finding, save: str) -> wire.FindingDetail:
     }
 
 
-def _sources(finding: Finding) -> list[wire.SourceView]:
+def _sources(finding: Finding) -> list[wire_findings.SourceView]:
     """Return golden's and mine's source, or none if they say no more than the finding does."""
     golden, mine = finding.golden, finding.mine
     known = any(side is not None and side.file for side in (golden, mine))
@@ -46,7 +46,7 @@ def _sources(finding: Finding) -> list[wire.SourceView]:
     return [_source_view("golden", finding.golden), _source_view("mine", finding.mine)]
 
 
-def _source_view(which: wire.Which, source: Source | None) -> wire.SourceView:
+def _source_view(which: wire.Which, source: Source | None) -> wire_findings.SourceView:
     if source is None:
         return {"which": which, "place": _NONE, "call": "", "code": "", "frames": []}
     return {
@@ -58,7 +58,7 @@ def _source_view(which: wire.Which, source: Source | None) -> wire.SourceView:
     }
 
 
-def _pair_view(pair: LinePair) -> wire.LinePairView:
+def _pair_view(pair: LinePair) -> wire_findings.LinePairView:
     return {
         "state": pair.state,
         "golden": _line_text(pair.golden),
@@ -89,7 +89,7 @@ def finding_head(finding: Finding) -> str:
     return f"{finding.path or '(root)'} ({finding.op}), step {finding.step}: {finding.cause}"
 
 
-def source_lines(shown: wire.FindingDetail) -> list[str]:
+def source_lines(shown: wire_findings.FindingDetail) -> list[str]:
     """Return the relation of the values, and the line of each program that makes the call."""
     lines = [shown["relation"]] if shown["relation"] else []
     for source in shown["sources"]:
@@ -99,7 +99,7 @@ def source_lines(shown: wire.FindingDetail) -> list[str]:
     return lines
 
 
-def pairs_table(pairs: list[wire.LinePairView]) -> Table:
+def pairs_table(pairs: list[wire_findings.LinePairView]) -> Table:
     """Return golden's lines with those of mine, one pair a line."""
     lines = [
         Line([pair["state"], pair["golden"] or "-", pair["mine"] or "-", figure(pair["error"])])

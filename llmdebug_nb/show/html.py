@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from llmdebug_nb.core.errors import LLMDebugError
 from llmdebug_nb.core.findings import Difference, Finding
-from llmdebug_nb.show import tables, wire
+from llmdebug_nb.show import tables, wire, wire_findings
 from llmdebug_nb.show.figure import data_url, errors_picture, heatmaps, layer_pictures
 from llmdebug_nb.show.findings import detail, finding_head, finding_line, pairs_table
 from llmdebug_nb.show.timeline import TOP, Timeline
@@ -98,11 +98,11 @@ class _Shown(NamedTuple):
     """A finding: its line, its details, and golden's lines with those of mine, if there are any."""
 
     line: str
-    detail: wire.FindingDetail
+    detail: wire_findings.FindingDetail
     pairs: tables.Table | None
 
 
-def _shown(line: str, shown: wire.FindingDetail) -> _Shown:
+def _shown(line: str, shown: wire_findings.FindingDetail) -> _Shown:
     return _Shown(line, shown, pairs_table(shown["pairs"]) if shown["pairs"] else None)
 
 

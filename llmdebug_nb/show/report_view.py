@@ -16,7 +16,7 @@ from llmdebug_nb.core.errors import LLMDebugError, TensorLookupError, nearest
 from llmdebug_nb.core.findings import EXPECTED, Difference, Expectation, Finding
 from llmdebug_nb.core.kernels import summary as kernel
 from llmdebug_nb.core.row_filter import row_text
-from llmdebug_nb.show import filters, findings, telling, tensors, wire, wire_requests
+from llmdebug_nb.show import filters, findings, telling, tensors, wire, wire_findings, wire_requests
 from llmdebug_nb.show.columns import Columns, figures
 from llmdebug_nb.show.flow import flow
 from llmdebug_nb.show.layers import LayerErrors, layer_errors, ratios
@@ -275,7 +275,7 @@ class ReportView(View):
             )  # fmt: skip
         return result
 
-    def finding(self, request: wire_requests.FindingRequest) -> wire.FindingDetail:
+    def finding(self, request: wire_requests.FindingRequest) -> wire_findings.FindingDetail:
         at = request["finding"]
         save = f'report.findings[{at}].save_repro("repro.py")'
         return findings.detail(self._finding(at), save)

@@ -17,7 +17,7 @@ from llmdebug_nb.core.errors import TensorLookupError
 from llmdebug_nb.core.msit_rounds import round_of
 from llmdebug_nb.core.opened_run import OpenedRun
 from llmdebug_nb.core.records import Kernel, Record, RootCall, Site
-from llmdebug_nb.show import export, filters, tensors, wire, wire_requests
+from llmdebug_nb.show import export, filters, tensors, wire, wire_findings, wire_requests
 from llmdebug_nb.show.layers import LayerErrors
 from llmdebug_nb.show.tensors import Array, number
 from llmdebug_nb.show.timeline import Timeline
@@ -133,7 +133,7 @@ class View(ABC):
         path = export.free_path(self, request, request["kind"], Path.cwd())
         return {"path": export.export(self, request, path).name}
 
-    def finding(self, request: wire_requests.FindingRequest) -> wire.FindingDetail:
+    def finding(self, request: wire_requests.FindingRequest) -> wire_findings.FindingDetail:
         raise TensorLookupError(_ALONE)
 
     def layers(self, request: wire_requests.LayersRequest) -> Answer:

@@ -1,6 +1,7 @@
-"""The answers that the kernel sends to the explorer in a page; `wire_requests` has the requests.
+"""The answers that the kernel sends to the explorer in a page.
 
-`labextension/src/widget/wire.ts` is generated from both. A request is
+`wire_findings` has those on findings, `wire_requests` the requests, and
+`labextension/src/widget/wire.ts` is generated from all three. A request is
 ``{"op": NAME, "re": n, ...}``, its answer ``{"re": n, ...}`` with binary buffers, or
 ``{"re": n, "error": "one line"}``. JSON lacks some floats; they travel as the strings ``nan``,
 ``inf``, ``-inf``.
@@ -17,7 +18,6 @@ Relation = Literal["inputs", "outputs", "consumers", "siblings"]
 Verdict = Literal[
     "match", "within_noise", "expected", "diverged", "unmatched", "nondeterministic", "incomparable"
 ]
-LineState = Literal["equal", "rewritten", "guilty", "inherited"]
 Sort = Literal["", "step", "seq", "path", "op", "dtype", "shape", "error", "limit", "verdict"]
 Scope = Literal["tensor", "step", "module"]
 
@@ -162,49 +162,6 @@ class Overview(TypedDict):
     kept: str
     first_bad: int
     rows: int
-
-
-class SourceView(TypedDict):
-    """The line of one program that makes a call. ``place``: ``file:line function``, or why none.
-
-    ``call``: path and operator; "" if the program makes no such call. ``code``: the text of the
-    line. ``frames``: the lines that called it, innermost first, up to the module's forward.
-    """
-
-    which: Which
-    place: str
-    call: str
-    code: str
-    frames: list[str]
-
-
-class LinePairView(TypedDict):
-    """A line of golden and that of mine that answers to it; "" for none. ``error``: relative L2."""
-
-    state: LineState
-    golden: str
-    mine: str
-    error: Num
-
-
-class FindingDetail(TypedDict):
-    """The details of a finding. ``script`` replays the call; "" for none, and ``why`` says why.
-
-    ``save``: the line of Python that writes the script. ``relation``: what mine's value is, of
-    golden's; ``advice``: what to do; both may be "". ``sources``: golden's and mine's, or none.
-    ``pairs``: the lines around them. ``kernel``, ``code``: for compiled code the kernel that
-    computes the call, and its source; "" for none.
-    """
-
-    script: str
-    why: str
-    save: str
-    relation: str
-    advice: str
-    sources: list[SourceView]
-    pairs: list[LinePairView]
-    kernel: str
-    code: str
 
 
 class Layer(TypedDict):

@@ -9,7 +9,6 @@ from llmdebug_nb.show.wire import (
     Detail,
     ErrorHistogram,
     Exported,
-    FindingDetail,
     Heads,
     Histogram,
     LayerMap,
@@ -25,6 +24,7 @@ from llmdebug_nb.show.wire import (
     Which,
     Worst,
 )
+from llmdebug_nb.show.wire_findings import FindingDetail
 
 
 class OverviewRequest(TypedDict):

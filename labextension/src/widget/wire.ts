@@ -1,13 +1,13 @@
-// Generated from llmdebug_nb/show/wire.py and llmdebug_nb/show/wire_requests.py by `python labextension/wire_types.py`. Do not edit.
+// Generated from llmdebug_nb/show/wire.py and llmdebug_nb/show/wire_findings.py and llmdebug_nb/show/wire_requests.py by `python labextension/wire_types.py`. Do not edit.
 
 export type Num = number | string | null;
 export type Which = 'golden' | 'mine' | 'difference';
 export type Tab = 'golden' | 'mine' | 'difference' | 'all';
 export type Relation = 'inputs' | 'outputs' | 'consumers' | 'siblings';
 export type Verdict = 'match' | 'within_noise' | 'expected' | 'diverged' | 'unmatched' | 'nondeterministic' | 'incomparable';
-export type LineState = 'equal' | 'rewritten' | 'guilty' | 'inherited';
 export type Sort = '' | 'step' | 'seq' | 'path' | 'op' | 'dtype' | 'shape' | 'error' | 'limit' | 'verdict';
 export type Scope = 'tensor' | 'step' | 'module';
+export type LineState = 'equal' | 'rewritten' | 'guilty' | 'inherited';
 
 /**
  * One step of the token stepper. ``label`` is ready to show: ``0 prefill``.
@@ -147,48 +147,6 @@ export interface Overview {
   kept: string;
   first_bad: number;
   rows: number;
-}
-
-/**
- * The line of one program that makes a call. ``place``: ``file:line function``, or why none.
- *
- * ``call``: path and operator; "" if the program makes no such call. ``code``: the text of the
- * line. ``frames``: the lines that called it, innermost first, up to the module's forward.
- */
-export interface SourceView {
-  which: Which;
-  place: string;
-  call: string;
-  code: string;
-  frames: string[];
-}
-
-/** A line of golden and that of mine that answers to it; "" for none. ``error``: relative L2. */
-export interface LinePairView {
-  state: LineState;
-  golden: string;
-  mine: string;
-  error: Num;
-}
-
-/**
- * The details of a finding. ``script`` replays the call; "" for none, and ``why`` says why.
- *
- * ``save``: the line of Python that writes the script. ``relation``: what mine's value is, of
- * golden's; ``advice``: what to do; both may be "". ``sources``: golden's and mine's, or none.
- * ``pairs``: the lines around them. ``kernel``, ``code``: for compiled code the kernel that
- * computes the call, and its source; "" for none.
- */
-export interface FindingDetail {
-  script: string;
-  why: string;
-  save: string;
-  relation: string;
-  advice: string;
-  sources: SourceView[];
-  pairs: LinePairView[];
-  kernel: string;
-  code: string;
 }
 
 /** A row of the map of layers. ``node``: its place in the tree; -1: outside of all layers. */
@@ -437,6 +395,48 @@ export interface SavedPage {
   rows: Row[];
   homes: number[];
   answers: Kept[];
+}
+
+/**
+ * The line of one program that makes a call. ``place``: ``file:line function``, or why none.
+ *
+ * ``call``: path and operator; "" if the program makes no such call. ``code``: the text of the
+ * line. ``frames``: the lines that called it, innermost first, up to the module's forward.
+ */
+export interface SourceView {
+  which: Which;
+  place: string;
+  call: string;
+  code: string;
+  frames: string[];
+}
+
+/** A line of golden and that of mine that answers to it; "" for none. ``error``: relative L2. */
+export interface LinePairView {
+  state: LineState;
+  golden: string;
+  mine: string;
+  error: Num;
+}
+
+/**
+ * The details of a finding. ``script`` replays the call; "" for none, and ``why`` says why.
+ *
+ * ``save``: the line of Python that writes the script. ``relation``: what mine's value is, of
+ * golden's; ``advice``: what to do; both may be "". ``sources``: golden's and mine's, or none.
+ * ``pairs``: the lines around them. ``kernel``, ``code``: for compiled code the kernel that
+ * computes the call, and its source; "" for none.
+ */
+export interface FindingDetail {
+  script: string;
+  why: string;
+  save: string;
+  relation: string;
+  advice: string;
+  sources: SourceView[];
+  pairs: LinePairView[];
+  kernel: string;
+  code: string;
 }
 
 export interface OverviewRequest {
