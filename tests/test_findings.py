@@ -126,7 +126,7 @@ def test_the_rows_of_findings_come_before_earlier_mismatches():
     assert rows([row(0, "match")], [], 5) == []
 
 
-def test_a_report_shows_the_line_of_mine_and_the_row_that_is_blamed_within_its_first_lines():
+def test_a_report_shows_both_lines_and_the_row_that_is_blamed(tmp_path):
     def recorded(name, factor):
         model = llama()
         mlp = model.model.layers[1].mlp
@@ -146,5 +146,5 @@ def test_a_report_shows_the_line_of_mine_and_the_row_that_is_blamed_within_its_f
     assert f"mine:   {report.findings[0].mine}  {code}" in head
     assert f"golden: {report.findings[0].golden}  {code}" in head
     assert report.findings[0].difference.site.path in table
-    page = report.to_html("page.html").read_text()
+    page = report.to_html(tmp_path / "page.html").read_text(encoding="utf-8")
     assert html.unescape(page).count(code) >= 2
