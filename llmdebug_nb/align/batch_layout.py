@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from llmdebug_nb.align.fit import Fit, Move, span_text
+from llmdebug_nb.align.fit import Fit, Move, span_text, viewed
 from llmdebug_nb.core.records import Record
 
 Load = Callable[[Record], torch.Tensor]
@@ -61,8 +61,18 @@ class BatchMap:
         Axes of other lengths stay as they are. ``prefill``: the map of the generation's first
         step; it says where the keys of later steps begin.
         """
-        if len(golden) != len(mine) or not golden:
-            return
+        shapes, begun = [golden, mine], Fit("")
+        for side, ids in enumerate((self.golden, self.mine)):
+            own = shapes[side]
+            if len(own) + 1 == len(shapes[1 - side]) and ids == (1, *own[:1]):
+                shapes[side] = (1, *own)
+                move: tuple[Move, ...] = (viewed(shapes[side]),)
+                begun = Fit("", () if side else move, move if side else ())
+        if golden and len(shapes[0]) == len(shapes[1]):
+            for fit in self._fits(shapes[0], shapes[1], prefill):
+                yield begun.then(fit)
+
+    def _fits(self, golden: Shape, mine: Shape, prefill: BatchMap | None) -> Iterable[Fit]:
         lengths = golden[0], mine[0]
         batched = lengths == (self.golden[0], self.mine[0])
         flat = lengths == (self.golden[0] * self.golden[1], self.mine[0] * self.mine[1])
@@ -81,6 +91,11 @@ class BatchMap:
         """Return the map of a later step that feeds one token a row, the same on both sides."""
         spans = tuple(TokenSpan(r.row, 0, r.my_row, 0, 1) for r in self.spans)
         return BatchMap((self.golden[0], 1), (self.mine[0], 1), spans)
+
+    def turned(self) -> BatchMap:
+        """Return the map of mine's batch to golden's."""
+        spans = (TokenSpan(r.my_row, r.my_start, r.row, r.start, r.length) for r in self.spans)
+        return BatchMap(self.mine, self.golden, tuple(sorted(spans, key=lambda r: r.start)))
 
     def _axes(self, golden: Shape, mine: Shape) -> Iterable[tuple[int, ...]]:
         """Yield the axes that may be the token axes."""
@@ -208,6 +223,12 @@ def batch_map(
     """
     if golden.shape == mine.shape and np.array_equal(golden, mine) and _same_mask(*masks):
         return None
+    if rows is None and len(golden) == 1 < len(mine) and golden.shape[1] > mine.shape[1]:
+        turned = batch_map(mine, golden, masks[::-1])  # golden's requests are one row
+        return None if turned is None else turned.turned()
+    flat = len(mine) == 1 < len(golden) and mine.shape[1] > golden.shape[1]  # mine's are
+    if flat:
+        masks = masks[0], np.ones(mine.shape, bool) if masks[1] is None else masks[1].copy()
     spans: list[TokenSpan] = []
     free = list(range(len(mine)))
     for row, ids in enumerate(golden):
@@ -221,7 +242,10 @@ def batch_map(
         length, start, my_start, other = max(candidates, key=lambda c: (c[0], -c[3]))
         if length:
             spans.append(TokenSpan(row, start, other, my_start, length))
-            free.remove(other)
+            if flat and masks[1] is not None:
+                masks[1][other, my_start : my_start + length] = 0
+            else:
+                free.remove(other)
     if len(spans) < (min(len(golden), len(mine)) if rows is None else len(rows)):
         return None  # a row that only one side has: another input, not another layout
     sizes = (golden.shape[0], golden.shape[1]), (mine.shape[0], mine.shape[1])
@@ -270,13 +294,13 @@ class BatchMaps:
         self, sides: tuple[list[Record], list[Record]], load: tuple[Load, Load] | None
     ) -> None:
         self._load = load
-        # integer inputs [batch, tokens], by generation and step
+        # integer inputs [batch, tokens] or [tokens], by generation and step
         self._inputs: list[dict[tuple[int, int], list[Record]]] = [{}, {}]
         for inputs, records in zip(self._inputs, sides, strict=True):
             for r in records:
                 s = r.site
                 given = s.role == "input" and s.phase == "forward"
-                if given and len(r.summary.shape) == 2 and r.summary.dtype in _TOKEN_DTYPES:
+                if given and len(r.summary.shape) in (1, 2) and r.summary.dtype in _TOKEN_DTYPES:
                     inputs.setdefault((s.generation, s.step), []).append(r)
         self._maps: dict[tuple[int, int], BatchMap | None] = {}
 
@@ -306,7 +330,9 @@ class BatchMaps:
     def _read(self, record: Record | None, side: int) -> np.ndarray | None:
         if self._load is None or record is None or record.payload is None:
             return None
-        return None if record.kept is not None else np.asarray(self._load[side](record).numpy())
+        if record.kept is not None:
+            return None
+        return np.atleast_2d(np.asarray(self._load[side](record).numpy()))
 
 
 def _token_ids(records: list[Record]) -> Record | None:
@@ -317,4 +343,4 @@ def _token_ids(records: list[Record]) -> Record | None:
 
 def _mask(records: list[Record], shape: Shape) -> Record | None:
     masks = (r for r in records if "attention_mask" in r.site.slot)
-    return next((r for r in masks if r.summary.shape == shape), None)
+    return next((r for r in masks if r.summary.shape[-2:] in (shape, shape[1:])), None)
