@@ -15,6 +15,7 @@ MODULES = (
     "experts",
     "int8",
     "shards",
+    "batched",
     "litgpt_decoder",
     "open_clip_text",
 )
