@@ -1,5 +1,7 @@
 """Coverage: how much of golden was found in mine, and when two runs are incomparable."""
 
+import html
+
 import pytest
 import torch
 from hypothesis import given
@@ -173,11 +175,23 @@ def test_a_model_against_itself_is_covered_to_the_last_value():
     assert "100 % of golden's" in report.summary()
 
 
-def test_a_pass_on_little_of_golden_says_so_in_its_first_line():
+def test_a_pass_on_little_of_golden_says_so_in_its_first_line(tmp_path):
     rows = Coverage(observables=0, values=20, values_matched=1)
     assert rows.caution == "but on only 5 % of golden's values"
     assert Coverage(2, 0, 20, 20).caution == "but 0 of golden's 2 results agree"
     assert Coverage(2, 1, 20, 10).caution == ""
+    _recorded("a", llama())
+    report = ld.compare("a", _recorded("b", llama(), layers="model.embed_tokens"))
+    assert str(report).splitlines()[0] == "a against b: match, but 0 of golden's 1 result agree"
+    assert "match, but 0 of golden's" in repr(report)
+    assert report.caution in html.unescape(
+        report.to_html(tmp_path / "r.html").read_text(encoding="utf-8")
+    )
+    assert report.coverage.values > 10
+    # what both selected is all that can be covered
+    same = ld.compare(_recorded("c", llama(), layers="model.embed_tokens"), "b")
+    assert str(same).splitlines()[0] == "c against b: match"
+    assert same.coverage == Coverage(1, 1, 2, 2)
 
 
 def test_the_exit_status_of_incomparable_runs_is_2(capsys):

@@ -40,7 +40,7 @@ def test_text_has_both_lines_their_code_the_relation_and_the_lines_around():
     text = finding_text(
         finding(golden=GOLDEN, mine=MINE, pairs=PAIRS, relation="mine is golden's times 0.5")
     )
-    assert "mine is golden's times 0.5" in text
+    assert "Mine is golden's times 0.5." in text
     assert "golden: /a/model.py:12 forward  w = w * scale" in text
     assert "mine:   /b/port.py:30 scaled  w = w / <scale>" in text
     table = [re.split(r"  +", line) for line in text.splitlines() if line.startswith(("r", "gu"))]
@@ -74,7 +74,7 @@ def test_html_has_both_sources_as_text_and_the_lines_folded():
     assert "<scale>" not in page
     assert "w = w / <scale>" in html.unescape(page)
     assert "called at /b/port.py:41 forward" in page
-    assert "a &lt; b" in page
+    assert "A &lt; b." in page
     folded = page[page.index("Line by line") :]
     assert page.count("<details>") == 1
     assert "guilty" in folded
@@ -85,7 +85,7 @@ def summary(one):
 
 
 def test_the_advice_is_the_findings_own_if_it_has_one():
-    assert "Swap the halves." in summary(finding(advice="Swap the halves."))
+    assert "Swap the halves." in summary(finding(advice="swap the halves"))
     assert "golden's value" not in summary(finding(advice="Swap the halves."))
     assert "Set it to golden's value" in summary(finding(golden=GOLDEN, mine=GOLDEN))
 

@@ -277,8 +277,8 @@ class Finding:
     ``kernel``: for compiled code the kernel that computes the call in mine, or in golden if mine is
     not fused. ``expected``: the expectation that covers it, or None. ``golden``, ``mine``: the call
     in each program, None where one lacks it. ``pairs``: the lines of both programs around it, as
-    they answer to each other. ``relation``: what mine's value is, of golden's, in words.
-    ``advice``: what to do, in words; "" stands for the advice that the cause suggests.
+    they answer to each other. ``relation``: a clause on what mine's value is, of golden's.
+    ``advice``: a clause on what to do; "" stands for the advice that the cause suggests.
     """
 
     path: str
@@ -327,6 +327,11 @@ class Finding:
     def __repr__(self) -> str:
         place = f"{self.path or '(root)'} ({self.op}), step {self.step}"
         return f"<{self.cause}: {place}; {self.evidence}>"
+
+
+def sentence(clause: str) -> str:
+    """Return a clause, such as a relation or an advice, as a sentence; "" for none."""
+    return f"{clause[0].upper()}{clause[1:].rstrip('.')}." if clause else ""
 
 
 def covering(expected: Iterable[Expectation], what: Difference | Finding) -> Expectation | None:

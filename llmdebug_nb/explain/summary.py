@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmdebug_nb.core.findings import EXPECTED, Difference, Finding
+from llmdebug_nb.core.findings import EXPECTED, Difference, Finding, sentence
 from llmdebug_nb.explain import causes
 
 _MADE = {
@@ -93,14 +93,14 @@ def _cause(findings: Sequence[Finding]) -> str:
     finding = findings[0]
     where = f"{finding.path or 'the model'} ({finding.op})"
     made = _MADE.get(finding.cause, "The cause is {where}").format(where=where)
-    advice = finding.advice.rstrip(".") or _advice(finding)
+    advice = sentence(finding.advice).rstrip(".") or _advice(finding)
     more = f" (and {len(findings) - 1} more in findings)" if len(findings) > 1 else ""
     at = f" at {finding.source}" if finding.source else ""
     # the advice comes last, so it is removed from the evidence
     evidence = finding.evidence.replace(f": {advice[0].lower()}{advice[1:]}", "")
     script = f", or {_SCRIPT}" if finding.repro else ""
-    relation = f" {_sentence(finding.relation)}" if finding.relation else ""
-    return f"{made}{at}: {evidence}{more}.{relation} {advice}{script}."
+    sentences = f"{made}{at}: {evidence}{more}.", sentence(finding.relation), f"{advice}{script}."
+    return " ".join(filter(None, sentences))
 
 
 def _advice(finding: Finding) -> str:
@@ -109,11 +109,6 @@ def _advice(finding: Finding) -> str:
     rewritten = len(ops) > 1 or any(pair.state == "rewritten" for pair in finding.pairs)
     cause = causes.OTHER_OPS if rewritten and finding.cause == causes.SCALAR else finding.cause
     return _NEXT.get(cause, "Look at the code there")
-
-
-def _sentence(text: str) -> str:
-    """Return a text as a sentence."""
-    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
 
 
 def _by(first: Difference) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import PurePath
 
 from llmdebug_nb.core.errors import StoreError
-from llmdebug_nb.core.findings import Finding, LinePair, Source
+from llmdebug_nb.core.findings import Finding, LinePair, Source, sentence
 from llmdebug_nb.show import wire, wire_findings
 from llmdebug_nb.show.tables import Line, Table, figure
 from llmdebug_nb.show.tensors import number
@@ -28,8 +28,8 @@ def detail(finding: Finding, save: str) -> wire_findings.FindingDetail:
         "script": script,
         "why": why,
         "save": save,
-        "relation": finding.relation,
-        "advice": finding.advice,
+        "relation": sentence(finding.relation),
+        "advice": sentence(finding.advice),
         "sources": _sources(finding),
         "pairs": [_pair_view(pair) for pair in finding.pairs],
         "kernel": finding.kernel.name if finding.kernel else "",
