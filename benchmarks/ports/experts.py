@@ -22,9 +22,9 @@ def next_expert(weight: torch.Tensor) -> torch.Tensor:
 
 
 def up_before_gate(state: State) -> None:
-    """Give expert 3 of layer 1 its two halves in the other order."""
+    """Give experts 1 and 3 of layer 1 their two halves in the other order."""
     w13 = state["layer.1.experts.w13"]
-    w13[3] = torch.cat(w13[3].chunk(2)[::-1])
+    w13[1::2] = w13[1::2].roll(SETTINGS["intermediate_size"], dims=1)
 
 
 def queries_by_turns(weight: torch.Tensor) -> torch.Tensor:
@@ -134,7 +134,7 @@ BUGS = (
     ),
     Bug(
         "up_before_gate",
-        "one expert of layer 1 has up before gate",
+        "two experts of layer 1 have up before gate",
         convert=up_before_gate,
         modules=("layer.1.experts", "model.layers.1.mlp.experts"),
     ),
