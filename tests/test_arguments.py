@@ -137,6 +137,8 @@ def _made_older(run: Path) -> None:
         for table in TABLES:
             for name in table.names[len(table.first_names) :]:
                 db.execute(f'ALTER TABLE {table.name} DROP COLUMN "{name}"')
+            if table.added_later:
+                db.execute(f"DROP TABLE {table.name}")
     db.close()
 
 
@@ -148,6 +150,12 @@ def test_a_dump_from_before_a_column_was_added_opens_without_it():
     opened = ld.open_run(run.path)
     assert [record.site for record in opened.records()] == [record.site for record in before]
     assert {record.argument for record in opened.records()} == {None}
+    assert {record.views for record in opened.records()} == {()}
+    assert {node.source for node in opened.nodes} == {None}
+    key = next(record.site.key for record in before if record.site.path == "/Tensor.matmul")
+    frames = opened.index.frames(key)
+    assert [frame.function for frame in frames] == ["forward"]
+    assert opened.index.code(frames[0]) == ""
     assert torch.equal(opened.load(next(opened.records())), run.load(before[0]))
 
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
+import linecache
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import relu
 
 import llmdebug_nb as ld
+from llmdebug_nb.capture.hooks import module_tree
+from llmdebug_nb.core.records import CallKey, Frame
 from models import llama, mixtral, prompt
 from recordings import record
 
@@ -593,3 +600,136 @@ def test_weights_are_recorded_once_under_their_names():
     assert len(weights) == len(named)
     weight = run.tensor("model.layers.0.mlp.up_proj", role="weight", slot="weight")
     assert torch.equal(weight, model.model.layers[0].mlp.up_proj.weight)
+
+
+# --- frames and code -----------------------------------------------------------------------------
+
+
+def _deep(x):
+    return torch.sigmoid(x)
+
+
+class _Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.helped(self.linear(x))
+
+    def helped(self, x):
+        return _deep(x) * 2
+
+
+class _Around(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.nested = _Nested()
+
+    def forward(self, x):
+        return self.nested(x)
+
+
+def _key(run, path, phase="forward"):
+    table = run.operators()
+    row = table[(table.path == path) & (table.phase == phase)].iloc[0]
+    rank, generation, step = (int(row[name]) for name in ("rank", "generation", "step"))
+    return CallKey(rank, generation, step, phase, path, int(row.call))
+
+
+def test_frames_lead_from_the_operator_to_the_forward_of_its_module_and_no_further():
+    model = _Around()
+    run = record(model, lambda: forward_only(model, torch.ones(2, 4)), mode="module+api")
+    frames = run.index.frames(_key(run, "nested/Torch.sigmoid"))
+    assert [frame.function for frame in frames] == ["_deep", "helped", "forward"]
+    assert {frame.file for frame in frames} == {__file__}
+    assert [run.index.code(frame) for frame in frames] == [
+        "return torch.sigmoid(x)", "return _deep(x) * 2", "return self.helped(self.linear(x))",
+    ]  # fmt: skip
+
+
+def test_an_operator_of_a_module_of_pytorch_has_the_line_that_calls_the_module():
+    model = _Around()
+    run = record(model, lambda: forward_only(model, torch.ones(2, 4)), mode="module+api")
+    (frame,) = run.index.frames(_key(run, "nested.linear/Functional.linear"))
+    assert run.index.code(frame) == "return self.helped(self.linear(x))"
+
+
+def test_a_gradient_has_the_frames_of_its_forward_call():
+    model = _Around()
+
+    def work():
+        model(torch.ones(2, 4)).sum().backward()
+
+    run = record(model, work, mode="aten")
+    table = run.operators()
+    backward = table[(table.phase == "backward") & (table.forward_path == "nested/Aten.sigmoid")]
+    key = _key(run, backward.iloc[0].path, "backward")
+    assert [frame.function for frame in run.index.frames(key)] == ["_deep", "helped", "forward"]
+
+
+def test_the_code_travels_with_the_dump(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import torch\nclass Net(torch.nn.Module):\n    @torch.no_grad()\n"
+        "    def forward(self, x):\n        return torch.tanh(x)  # here\n",
+        encoding="utf-8",
+    )
+    space: dict = {}
+    exec(compile(program.read_text(encoding="utf-8"), str(program), "exec"), space)
+    model = space["Net"]()
+    run = record(model, lambda: model(torch.ones(2)), mode="module+api")
+    program.unlink()
+    linecache.clearcache()
+    opened = ld.open_run(run.path)
+    (frame, *_) = opened.index.frames(_key(opened, "/Torch.tanh"))
+    assert frame == (str(program), 5, "forward")
+    assert opened.index.code(frame) == "return torch.tanh(x)  # here"
+    source = opened.nodes[0].source
+    assert source == (str(program), 4, "Net.forward")
+    assert opened.index.code(source) == "def forward(self, x):"
+    assert opened.index.code(source._replace(line=1)) == ""
+
+
+def test_a_class_without_a_forward_of_its_own_shows_the_one_it_inherits_and_a_list_none():
+    model = nn.Sequential(nn.ModuleList([_Nested()]), _Nested(), nn.ReLU())
+    nodes = {node.path: node.source for node in module_tree.build(model)}
+    assert nodes["0"] is None
+    assert nodes["1"].function == "_Nested.forward"
+    assert nodes["2"].file == inspect.getsourcefile(nn.ReLU)
+    lines = Path(nodes["2"].file).read_text(encoding="utf-8").splitlines()
+    assert lines[nodes["2"].line - 1].strip().startswith("def forward(")
+
+
+def test_without_sources_there_are_no_frames():
+    model = _Around()
+    run = record(
+        model, lambda: forward_only(model, torch.ones(2, 4)), mode="module+api", sources=False
+    )
+    assert run.index.frames(_key(run, "nested/Torch.sigmoid")) == ()
+    assert run.index.frames(CallKey(0, 0, 0, "forward", "nested", 0)) == ()
+
+
+def test_a_cell_of_a_notebook_is_named_by_its_number(monkeypatch):
+    from IPython.core.compilerop import CachingCompiler
+
+    compiler = CachingCompiler()
+    code = (
+        "import torch\nclass Net(torch.nn.Module):\n"
+        "    def forward(self, x):\n        return x.exp()\n"
+    )
+    name = compiler.cache(code, 7)
+    monkeypatch.setattr("IPython.get_ipython", lambda: SimpleNamespace(compile=compiler))
+    space: dict = {"__name__": "__main__"}
+    exec(compiler(code, name, "exec"), space)
+    model = space["Net"]()
+    run = record(model, lambda: model(torch.ones(2)), mode="module+api")
+    (frame, *_) = run.index.frames(_key(run, "/Tensor.exp"))
+    assert frame == ("cell 7", 4, "forward")
+    assert run.index.code(frame) == "return x.exp()"
+    assert run.nodes[0].source == ("cell 7", 3, "Net.forward")
+
+
+@given(st.text(), st.integers(0, 10**8), st.text().filter(lambda text: " " not in text))
+def test_a_frame_is_read_back_from_its_text(file, line, function):
+    assert Frame.read(str(Frame(file, line, function))) == (file, line, function)

@@ -24,7 +24,7 @@ from torch import nn
 import llmdebug_nb as ld
 from llmdebug_nb.capture.calls import OpenCall
 from llmdebug_nb.capture.recorder import Recorder
-from llmdebug_nb.core.columns import AT, COLUMNS, OPERATORS, TABLES
+from llmdebug_nb.core.columns import AT, COLUMNS, OPERATORS, SOURCES, TABLES
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.records import RootCall
 from llmdebug_nb.store import format as fmt
@@ -156,7 +156,7 @@ def test_the_layout_on_disk_is_as_documented(recorded):
     document = (Path(__file__).parent.parent / "docs" / "format.md").read_text(encoding="utf-8")
     for name in (*COLUMNS, *(table.name for table in TABLES), fmt.MARKER, fmt.INDEX, fmt.PAYLOAD):
         assert f"`{name}`" in document, name
-    for table, columns in (("operators", OPERATORS.names), ("sources", ("idx", "frames"))):
+    for table, columns in (("operators", OPERATORS.names), ("sources", SOURCES.names)):
         assert f"`{table}`({', '.join(columns)})" in document
 
 

@@ -14,10 +14,12 @@ from llmdebug_nb.core.records import RootCall
 if TYPE_CHECKING:
     from torch.autograd.graph import Node as AutogradNode
 
+    from llmdebug_nb.capture.operators.call_stacks import Stack
+
 # an argument, result or part of one, with its slot: a tensor or anything else
 Leaf: TypeAlias = tuple[str, object]
 # places in the program by the call of torch's module call that they surround
-OuterStacks: TypeAlias = dict[tuple[int, CodeType, int], tuple[tuple[CodeType, int], ...]]
+OuterStacks: TypeAlias = dict[tuple[int, CodeType, int], "Stack"]
 StepKey: TypeAlias = tuple[str, int, int]  # root, generation, step
 
 

@@ -29,7 +29,8 @@ from llmdebug_nb.capture.geometry import Key, ShapeTexts, identity, shape_text
 from llmdebug_nb.capture.operators.view_chains import ViewChains
 from llmdebug_nb.capture.payload import NotKept, Policy
 from llmdebug_nb.capture.signatures import argument_of
-from llmdebug_nb.capture.sink import Bytes, RecordedCall, ScalarRow, Sink
+from llmdebug_nb.capture.sink import Bytes, RecordedCall, ScalarRow, Sink, SourceRow
+from llmdebug_nb.capture.source_lines import code_of
 from llmdebug_nb.capture.walk import scalar_text
 from llmdebug_nb.core.columns import AT, COLUMNS, RECORDS, Row
 from llmdebug_nb.core.errors import StoreError
@@ -78,8 +79,8 @@ class Recorder:
         self._rows: list[Row] = []
         self._operators: list[Row] = []
         self._call_ids: list[tuple[int, str, int, str]] = []
-        self._stacks: dict[tuple[str, ...], int] = {}
-        self._new_stacks: list[tuple[int, str]] = []
+        self._stacks: dict[tuple[tuple[str, ...], int | None], int] = {}
+        self._new_stacks: list[SourceRow] = []
         self._chains = ViewChains()
         self._scalars: list[ScalarRow] = []
         self._by_content: dict[Key, Row] = {}  # XXH3, dtype, shape -> the row that describes it
@@ -185,13 +186,21 @@ class Recorder:
         with self._lock:
             self._chains.add(view, base, result)
 
-    def stack_number(self, frames: list[str]) -> int:
-        """Return the number of a call stack, innermost frame first; equal stacks share one."""
+    def stack_number(
+        self, frames: list[str], code: list[str] | None = None, inside: int | None = None
+    ) -> int:
+        """Return the number of a call stack, innermost frame first; equal stacks share one.
+
+        ``code``: the line of each frame; read now if it is not given. ``inside``: how many frames
+        there are to the module's forward.
+        """
         with self._lock:
-            number = self._stacks.get(tuple(frames))
+            key = tuple(frames), inside
+            number = self._stacks.get(key)
             if number is None:
-                number = self._stacks[tuple(frames)] = len(self._stacks)
-                self._new_stacks.append((number, json.dumps(frames)))
+                number = self._stacks[key] = len(self._stacks)
+                code = [code_of(frame) for frame in frames] if code is None else code
+                self._new_stacks.append((number, json.dumps(frames), json.dumps(code), inside))
             return number
 
     def add_weights(self, weights: Iterable[torch.Tensor]) -> None:

@@ -11,6 +11,7 @@ from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.hooks.inspection import find_entries, find_fused
 from llmdebug_nb.capture.hooks.modules import EntryListener, HookedModule, Root
 from llmdebug_nb.capture.parts import Parts
+from llmdebug_nb.capture.source_lines import forward_of
 from llmdebug_nb.core.errors import CaptureError
 from llmdebug_nb.core.records import Node
 
@@ -64,6 +65,7 @@ class RootFinder:
         prefix = roots.next_prefix(type(module).__name__)
         nodes = self._describe(module, prefix)
         roots.add_nodes(nodes)
+        self._add_code(module)
         root = Root(module, nodes[0].path, hooks_inside=not self._compiled)
         entries = [module] if self._compiled else find_entries(module)
         entry_ids, fused_ids = {id(entry) for entry in entries}, find_fused(module)
@@ -77,6 +79,15 @@ class RootFinder:
             if hooked.entry and not self._compiled:
                 hooked.attach()
         return root
+
+    def _add_code(self, module: nn.Module) -> None:
+        """Keep the line at which the forward of each class begins, as a stack of one frame."""
+        for kind in {type(part) for part in module.modules()}:
+            forward = forward_of(kind)
+            if forward is not None:
+                frame, code = forward
+                for recorder in self._parts.recorders:
+                    recorder.stack_number([str(frame)], [code], 1)
 
     def follow(self, model: nn.Module) -> nn.Module | None:
         """Return the root that a `generate` of a model concerns, or None."""

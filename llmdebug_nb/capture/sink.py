@@ -12,6 +12,7 @@ from llmdebug_nb.core.columns import Row
 from llmdebug_nb.core.records import Node, RootCall
 
 Bytes: TypeAlias = np.ndarray | memoryview  # uint8[n]
+SourceRow: TypeAlias = tuple[int, str, str, int | None]  # of `columns.SOURCES`
 ScalarRow: TypeAlias = tuple[int, str, int, str, str, str, str | None]
 
 
@@ -28,7 +29,7 @@ class Sink(Protocol):
         scalars: Iterable[ScalarRow] = (),
         *,
         operators: Iterable[Row] = (),
-        sources: Iterable[tuple[int, str]] = (),
+        sources: Iterable[SourceRow] = (),
         chains: Iterable[tuple[int, str]] = (),
         called: Iterable[tuple[int, str, int, str]] = (),
     ) -> None: ...

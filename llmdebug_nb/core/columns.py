@@ -105,6 +105,7 @@ NODES = Table(
         Column("params", "TEXT", "JSON"),
         Column("aliases", "TEXT", "JSON"),
         Column("root", "TEXT"),
+        Column("source", "TEXT", "file:line function of its forward", added_later=True),
     ],
 )
 RECORDS = Table(
@@ -159,7 +160,15 @@ OPERATORS = Table(
         Column("forward_call", "INT"),
     ],
 )
-SOURCES = Table("sources", [_INDEX, Column("frames", "TEXT", "a call stack as JSON")])
+SOURCES = Table(
+    "sources",
+    [
+        _INDEX,
+        Column("frames", "TEXT", "a call stack as JSON"),
+        Column("code", "TEXT", "JSON: the line of code of each frame", added_later=True),
+        Column("inside", "INT", "how many frames, to the module's forward", added_later=True),
+    ],
+)
 CHAINS = Table(
     "views",
     [_INDEX, Column("chain", "TEXT", "JSON: op, source and arguments of each `records.View`")],

@@ -64,12 +64,24 @@ class CallKey(NamedTuple):
     call: int
 
 
+_FRAME = re.compile(r"(.*):(\d{1,9}) (.*)", re.DOTALL)
+
+
 class Frame(NamedTuple):
-    """A line of the program on a call stack."""
+    """A line of the program on a call stack. ``file``: ``cell 3`` for the cell of a notebook."""
 
     file: str
     line: int
     function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} {self.function}"
+
+    @classmethod
+    def read(cls, text: str) -> Frame | None:
+        """Return the frame of a text ``file:line function``; None if it is no such text."""
+        parts = _FRAME.fullmatch(text)
+        return None if parts is None else cls(parts[1], int(parts[2]), parts[3])
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +206,7 @@ class Node:
 
     ``parent``: index in the list, -1 for a root. ``params``: own parameters and buffers -> shape.
     ``aliases``: further names of the same module object (tied modules).
+    ``source``: where the forward of its class begins; None if that is not known.
     """
 
     path: str
@@ -203,6 +216,7 @@ class Node:
     params: dict[str, list[int]] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
     root: str = ""
+    source: Frame | None = None
 
 
 @dataclass(frozen=True, slots=True)

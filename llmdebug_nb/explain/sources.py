@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import linecache
-import re
 
 from llmdebug_nb.core.findings import Source
 from llmdebug_nb.core.paths import is_operator
 from llmdebug_nb.core.records import CallKey, Frame
 from llmdebug_nb.explain.calls import ComparedCall
 from llmdebug_nb.explain.runs import Runs, Side
-
-_FRAME = re.compile(r"(.*):(\d+) (.*)", re.DOTALL)
 
 
 def source_of(
@@ -25,11 +21,16 @@ def source_of(
     if key is None:
         return None
     operator = key if is_operator(key.path) else node
-    frames = _frames(side, operator) if operator is not None else ()
-    if not frames:
+    index = side.run.index
+    frames = index.frames(operator) if operator is not None else ()
+    if frames:
+        first: Frame | None = frames[0]
+    else:
+        first = next((each.source for each in side.run.nodes if each.path == key.path), None)
+    if first is None:
         return Source(key.path, op or "")
-    code = linecache.getline(frames[0].file, frames[0].line).strip()
-    return Source(key.path, op or "", frames[0].file, frames[0].line, code, frames)
+    code = index.code(first) or linecache.getline(first.file, first.line).strip()
+    return Source(key.path, op or "", first.file, first.line, code, frames)
 
 
 def of_call(
@@ -41,23 +42,3 @@ def of_call(
         source_of(runs.golden, call.golden, golden, node),
         source_of(runs.mine, call.mine, mine, node),
     )
-
-
-def _frames(side: Side, key: CallKey) -> tuple[Frame, ...]:
-    """Return the call stack of an operator, innermost first, up to the module's forward."""
-    columns = key._asdict()
-    del columns["rank"]
-    found = side.run.index.first_stack(**columns)
-    try:
-        texts = json.loads(found[1]) if found is not None else []
-    except (ValueError, TypeError):  # a damaged dump
-        return ()
-    frames: list[Frame] = []
-    for text in texts if isinstance(texts, list) else []:
-        match = _FRAME.fullmatch(str(text))
-        if match is None:
-            break
-        frames.append(Frame(match[1], int(match[2]), match[3]))
-        if match[3].rpartition(".")[2] == "forward":
-            break
-    return tuple(frames)

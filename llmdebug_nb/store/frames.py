@@ -5,12 +5,12 @@ Those of calls with their tensors, of kernels and of times are in `profile.py`.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.opened_run import ScalarRow
+from llmdebug_nb.store.rows import texts_of
 from llmdebug_nb.store.views import OPERATOR_COLUMNS, quoted
 
 if TYPE_CHECKING:
@@ -60,24 +60,13 @@ def operators(run: Run) -> pandas.DataFrame:
     rows = run.index.query(sql)
     columns = {name: [row[i] for row in rows] for i, name in enumerate(OPERATOR_COLUMNS)}
     innermost = {
-        number: next(iter(stack(text, run.path)), None)
+        number: next(iter(texts_of(text, run.path, "a call stack")), None)
         for number, text in run.index.query("SELECT idx, frames FROM all_sources")
     }
     columns["source"] = [innermost.get(number) for number in columns["source"]]
     del columns["id"]
     frame = pandas.DataFrame(columns)
     return _typed(frame, dict.fromkeys(("within_call", "forward_call"), "Int64"), run.path)
-
-
-def stack(text: str, path: Path | None) -> list[str]:
-    """Read a call stack. Raises CorruptDumpError."""
-    try:
-        frames = json.loads(text)
-        if not isinstance(frames, list) or not all(isinstance(frame, str) for frame in frames):
-            raise ValueError("no list of texts")
-    except (ValueError, TypeError, RecursionError) as error:
-        raise CorruptDumpError(f"{path}: a call stack is damaged ({error})") from None
-    return frames
 
 
 def _typed(frame: pandas.DataFrame, dtypes: dict[str, str], path: Path | None) -> pandas.DataFrame:

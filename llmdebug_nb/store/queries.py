@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
 from llmdebug_nb.core.opened_run import ScalarRow, StepCount
-from llmdebug_nb.core.records import CallKey, Kernel, Record
+from llmdebug_nb.core.records import CallKey, Frame, Kernel, Record
 from llmdebug_nb.core.row_filter import (
     OperatorColumns,
     RecordColumns,
@@ -21,7 +21,7 @@ from llmdebug_nb.core.row_filter import (
     ScalarColumns,
     row_text,
 )
-from llmdebug_nb.store.rows import SELECTED, record_of
+from llmdebug_nb.store.rows import SELECTED, record_of, texts_of
 from llmdebug_nb.store.source import Source
 from llmdebug_nb.store.views import quoted
 
@@ -40,6 +40,8 @@ _IN_CALL = """(phase = 'forward' OR path NOT LIKE '%/%') AND (rank, generation, 
  IN (SELECT rank, generation, step, path, call FROM call_rows WHERE id = ? OR id GLOB ?)"""
 _FRAMES = """SELECT o.source, s.frames FROM operator_rows o
  LEFT JOIN all_sources s ON s.idx = o.source WHERE {} ORDER BY o.id LIMIT 1"""
+_STACK = """SELECT s.frames, s.inside, o.forward_path, o.forward_call FROM operator_rows o
+ LEFT JOIN all_sources s ON s.idx = o.source WHERE {} ORDER BY o.rank != ?, o.id LIMIT 1"""
 # the input of a model that is named so, or of its first embedding
 _TOKEN_IDS = """SELECT generation, step, min(id) FROM rows WHERE role = 'input'
  AND phase = 'forward' AND payload IS NOT NULL AND kept IS NULL AND dtype IN ('int64', 'int32')
@@ -230,6 +232,46 @@ class Index:
         where, values = equal(columns)
         found = self.query(_FRAMES.format(where), values)
         return found[0] if found else None
+
+    def frames(self, key: CallKey) -> tuple[Frame, ...]:
+        """Return an operator's call stack, innermost frame first, to its module's forward.
+
+        An operator of a backward pass has that of its forward call. Empty for modules, and where
+        stacks were not recorded. Raises CorruptDumpError.
+        """
+        columns = key._asdict()
+        rank = columns.pop("rank")  # its own row first: the other ranks run the same lines
+        where, values = equal(columns)
+        found = self.query(_STACK.format(where), [*values, rank])
+        text, inside, forward, number = found[0] if found else (None, None, None, None)
+        if text is None and forward is not None and key.phase == "backward":
+            return self.frames(key._replace(phase="forward", path=forward, call=number))
+        texts = () if text is None else texts_of(text, self._path, "a call stack")
+        frames = [frame for frame in map(Frame.read, texts) if frame is not None]
+        if not isinstance(inside, int):  # in dumps of graphs and older ones, the name must tell
+            last = (at for at, frame in enumerate(frames, 1) if frame.function == "forward")
+            inside = next(last, len(frames))
+        return tuple(frames[: max(inside, 0)])
+
+    def code(self, frame: Frame) -> str:
+        """Return the line of code of a frame, as it was when it ran; "" if it was not recorded.
+
+        Raises CorruptDumpError.
+        """
+        source = self.source
+        if source.code is None:
+            rows = self.query("SELECT frames, code FROM all_sources WHERE code IS NOT NULL")
+            source.code = {
+                read: line
+                for frames, code in rows
+                for text, line in zip(
+                    texts_of(frames, self._path, "a call stack"),
+                    texts_of(code, self._path, "the code of a call stack"),
+                    strict=False,
+                )
+                if (read := Frame.read(text)) is not None
+            }
+        return source.code.get(frame, "")
 
     def enclosing_calls(
         self, generation: int, step: int, rank: int

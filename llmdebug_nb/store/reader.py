@@ -178,6 +178,7 @@ def _indexed(contents: Contents, layout: str, nbytes: int) -> Source:
                 json.dumps(n.params),
                 json.dumps(n.aliases),
                 n.root,
+                None if n.source is None else str(n.source),
             )
             for i, n in enumerate(contents.nodes)
         ),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmdebug_nb.core.columns import AT, OPERATORS, RECORDS, TABLES, Row
+from llmdebug_nb.core.columns import AT, OPERATORS, RECORDS, SOURCES, TABLES, Row
 from llmdebug_nb.core.errors import DumpWriteError
 from llmdebug_nb.core.kernels.raw import to_bytes
 from llmdebug_nb.core.records import RootCall
@@ -105,7 +105,7 @@ class _Copy:
             calls=[RootCall(*row) for row in read("SELECT * FROM root_calls ORDER BY idx")],
             scalars=read("SELECT * FROM scalars").fetchall(),
             operators=[list(row) for row in read(operators)],
-            sources=read("SELECT * FROM sources").fetchall(),
+            sources=read(f"SELECT {quoted(SOURCES.names)} FROM sources").fetchall(),
         )
 
     def _pages(self) -> Iterator[list[Row]]:

@@ -74,6 +74,17 @@ def _kept_shape(path: Path | None, number: int, kept: object, text: object) -> t
         raise CorruptDumpError(f"{path}: record {number} says no valid part ({part})") from None
 
 
+def texts_of(text: str, path: Path | None, what: str) -> list[str]:
+    """Read a JSON list of texts. Raises CorruptDumpError."""
+    try:
+        texts = json.loads(text)
+        if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
+            raise ValueError("no list of texts")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise CorruptDumpError(f"{path}: {what} is damaged ({error})") from None
+    return texts
+
+
 def row_of(record: Record, calls: Mapping[tuple[int, int], RootCall]) -> list[Any]:
     """Return a record's values of `ROW_COLUMNS`; ``calls``: root calls by generation and step."""
     site, summary = record.site, record.summary

@@ -13,6 +13,7 @@ from llmdebug_nb.core.tabular import Tabular
 from llmdebug_nb.store import compiled, frames, profile
 from llmdebug_nb.store.format import FORMAT
 from llmdebug_nb.store.queries import Index
+from llmdebug_nb.store.rows import texts_of
 from llmdebug_nb.store.source import Source
 
 if TYPE_CHECKING:
@@ -223,7 +224,7 @@ class Run(Tabular):
             raise TensorLookupError(
                 f"run {self.name!r} has no call stacks: it was recorded with sources=False"
             )
-        return frames.stack(text, self.path)
+        return texts_of(text, self.path, "a call stack")
 
     def ids(
         self, step: int | None = None, generation: int = 0, rank: int | None = None

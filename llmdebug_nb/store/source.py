@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.core.paths import within
-from llmdebug_nb.core.records import Node, Record, RootCall
+from llmdebug_nb.core.records import Frame, Node, Record, RootCall
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +18,8 @@ class Source:
     """An opened index with the view ``rows``. Made by `store/reader.py`.
 
     ``processes``: what each process says of itself, at least its ``rank``. ``outdated()``: the
-    dump has grown since. ``kinds``: role, slot, op and dtype of all rows, once they were read.
+    dump has grown since. ``kinds``: role, slot, op and dtype of all rows, once they were read;
+    ``code``: the line of code of each frame, likewise.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Source:
         self.layout, self.nbytes, self.complete = layout, nbytes, complete
         self.processes, self.meta = processes, meta
         self.kinds: list[tuple[str, str, str, str]] | None = None
+        self.code: dict[Frame, str] | None = None
         self._nodes: list[Node] | None = None
         db.create_function("within", 2, within, deterministic=True)
 
@@ -55,12 +57,15 @@ class Source:
 
 def read_nodes(db: sqlite3.Connection, table: str) -> list[Node]:
     """Return the model tree of a table of nodes."""
-    sql = f"SELECT path, name, type, parent, params, aliases, root FROM {table} ORDER BY idx"
+    names = "path, name, type, parent, params, aliases, root, source"
+    sql = f"SELECT {names} FROM {table} ORDER BY idx"
     return [_node(*row) for row in db.execute(sql)]
 
 
 def _node(
-    path: str, name: str, kind: str, parent: int, params: str, aliases: str, root: str
-) -> Node:
+    path: str, name: str, kind: str, parent: int, params: str, aliases: str, root: str,
+    source: str | None,
+) -> Node:  # fmt: skip
+    frame = Frame.read(source) if isinstance(source, str) else None
     others = () if aliases == "[]" else tuple(json.loads(aliases))
-    return Node(path, name, kind, parent, json.loads(params), others, root)
+    return Node(path, name, kind, parent, json.loads(params), others, root, frame)

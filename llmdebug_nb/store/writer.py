@@ -200,13 +200,13 @@ class Writer:
         meta: dict[str, Any] | None = None,
         *,
         operators: Iterable[Row] = (),
-        sources: Iterable[tuple[int, str]] = (),
+        sources: Iterable[tuple[int, str, str | None, int | None]] = (),
         chains: Iterable[tuple[int, str]] = (),
         called: Iterable[tuple[int, str, int, str]] = (),
     ) -> None:
         """Add rows to the index, all of them or none.
 
-        ``sources``, ``chains``: numbered call stacks, and chains of views, as JSON. ``called``:
+        ``sources``: rows of `columns.SOURCES`. ``chains``: numbered chains of views. ``called``:
         execution ids of calls.
 
         Raises:
@@ -256,6 +256,7 @@ class Writer:
                 json.dumps(n.params),
                 json.dumps(n.aliases),
                 n.root,
+                None if n.source is None else str(n.source),
             )
             for i, n in enumerate(nodes, start)
         ]

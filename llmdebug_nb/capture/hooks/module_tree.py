@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from llmdebug_nb.capture.source_lines import forward_of
 from llmdebug_nb.core.records import Node
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def build(root: nn.Module, prefix: str = "") -> list[Node]:
                 params={key: _sizes(tensor) for key, tensor in owned},
                 aliases=tuple(_join(prefix, other) for other in names[id(module)] if other != path),
                 root=label,
+                source=forward[0] if (forward := forward_of(type(module))) else None,
             )
         )
     return nodes

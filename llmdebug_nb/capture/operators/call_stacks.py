@@ -9,12 +9,15 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
+from typing import NamedTuple
 
 import torch
 
 from llmdebug_nb.capture.calls import OpenCall, OuterStacks
 from llmdebug_nb.capture.compat.pytorch import MODULE_CALL
+from llmdebug_nb.capture.source_lines import code_at, named
 from llmdebug_nb.core.errors import PACKAGE
+from llmdebug_nb.core.records import Frame
 
 _DEPTH = 48  # frames looked at
 _KEPT = 8  # frames of the program that are kept, innermost first
@@ -22,7 +25,13 @@ _KEPT = 8  # frames of the program that are kept, innermost first
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 Place = tuple[CodeType, int]
-Stack = tuple[Place, ...]
+
+
+class Stack(NamedTuple):
+    """The innermost places of the program, and how many of them lie within the last module call."""
+
+    places: tuple[Place, ...]
+    inside: int
 
 
 class _IsProgram(dict[CodeType, bool]):
@@ -34,12 +43,15 @@ class _IsProgram(dict[CodeType, bool]):
 
 
 class CallStacks:
-    """Numbers call stacks. ``intern(texts)`` returns the number of a stack in text form."""
+    """Numbers call stacks.
 
-    def __init__(self, intern: Callable[[list[str]], int]) -> None:
+    ``intern(frames, code, inside)`` returns the number of a stack in text form.
+    """
+
+    def __init__(self, intern: Callable[[list[str], list[str], int], int]) -> None:
         self._intern = intern
         self._numbers: dict[Stack, int] = {}
-        self._texts: dict[Place, str] = {}
+        self._lines: dict[Place, tuple[str, str]] = {}
         self._is_program = _IsProgram()
 
     def current(self, open_calls: Sequence[OpenCall]) -> int:
@@ -52,7 +64,9 @@ class CallStacks:
         stack = self._stack(sys._getframe(1), modules, len(modules))
         number = self._numbers.get(stack)
         if number is None:
-            number = self._numbers[stack] = self._intern([self._text(place) for place in stack])
+            lines = [self._line(place) for place in stack.places]
+            frames, code = [text for text, _ in lines], [code for _, code in lines]
+            number = self._numbers[stack] = self._intern(frames, code, stack.inside)
         return number
 
     def innermost(self) -> str:
@@ -60,43 +74,54 @@ class CallStacks:
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and not self._is_program[frame.f_code]:
             frame = frame.f_back
-        return "" if frame is None else self._text((frame.f_code, frame.f_lasti))
+        return "" if frame is None else self._line((frame.f_code, frame.f_lasti))[0]
 
     def _stack(self, frame: FrameType | None, modules: Sequence[OuterStacks], depth: int) -> Stack:
-        """Return the innermost places of the program, from a frame inside ``depth`` modules."""
+        """Return the innermost places of the program, from a frame inside ``depth`` modules.
+
+        A module of PyTorch has no place in the program: the module around it counts.
+        """
         places: list[Place] = []
+        inside: int | None = None
         for _ in range(_DEPTH):
             if frame is None or len(places) == _KEPT:
                 break
             code = frame.f_code
             if self._is_program[code]:
                 places.append((code, frame.f_lasti))
-            elif code is MODULE_CALL and depth:
-                places += self._outside(frame, modules, depth - 1)
-                break
+            elif code is MODULE_CALL:
+                if inside is None and places:
+                    inside = len(places)
+                if depth:
+                    outside = self._outside(frame, modules, depth - 1)
+                    inside = outside.inside if inside is None else inside
+                    places += outside.places
+                    break
             frame = frame.f_back
-        return tuple(places[:_KEPT])
+        inside = len(places) if inside is None else inside
+        return Stack(tuple(places[:_KEPT]), min(inside, _KEPT))
 
     def _outside(self, call: FrameType, modules: Sequence[OuterStacks], depth: int) -> Stack:
         """Return the places outside of a module call."""
         caller = call.f_back and call.f_back.f_back
         if caller is None:
-            return ()
+            return Stack((), 0)
         key = id(call), caller.f_code, caller.f_lasti
         stack = modules[depth].get(key)
         if stack is None:
             stack = modules[depth][key] = self._stack(caller, modules, depth)
         return stack
 
-    def _text(self, place: Place) -> str:
-        """Return ``file:line function``."""
-        text = self._texts.get(place)
-        if text is None:
+    def _line(self, place: Place) -> tuple[str, str]:
+        """Return ``file:line function``, and the code there."""
+        known = self._lines.get(place)
+        if known is None:
             code, instruction = place
             lines = (line for start, end, line in code.co_lines() if start <= instruction < end)
-            line = next(lines, code.co_firstlineno)
-            text = self._texts[place] = f"{code.co_filename}:{line} {code.co_name}"
-        return text
+            line = next(lines, None) or code.co_firstlineno
+            frame = Frame(named(code.co_filename), line, code.co_name)
+            known = self._lines[place] = str(frame), code_at(code.co_filename, line)
+        return known
 
 
 def _outer_stacks(call: OpenCall) -> OuterStacks:

@@ -1,0 +1,52 @@
+"""Lines of the program, as a person names them, and the code that stands there.
+
+The code goes into the dump, so that it can be quoted where the program's files are not.
+"""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+
+from torch import nn
+
+from llmdebug_nb.capture.compat.ipython import cell_of
+from llmdebug_nb.core.records import Frame
+
+_LONGEST = 200  # characters of a line: more than any style allows
+_DECORATORS = 20  # lines between the first decorator of a function and its `def`
+
+
+def named(file: str) -> str:
+    """Return the name of a file; ``cell 3`` for the code of a notebook's cell."""
+    cell = cell_of(file)
+    return file if cell is None else f"cell {cell}"
+
+
+def code_at(file: str, line: int) -> str:
+    """Return the line of code, "" if it can't be read. ``file``: not yet `named`."""
+    return linecache.getline(file, line).strip()[:_LONGEST]
+
+
+def code_of(frame: str) -> str:
+    """Return the line of code of a frame as text, "" if it can't be read."""
+    read = Frame.read(frame)
+    return "" if read is None else code_at(read.file, read.line)
+
+
+def forward_of(kind: type[nn.Module]) -> tuple[Frame, str] | None:
+    """Return the first line of a class's forward and its code; None if it has none in Python."""
+    forward = getattr(kind, "forward", None)
+    if forward is None or forward is nn.Module.forward:
+        return None
+    try:
+        forward = inspect.unwrap(forward)
+        code = forward.__code__
+    except (AttributeError, ValueError):
+        return None
+    file, first = code.co_filename, code.co_firstlineno
+    below = range(first, first + _DECORATORS)
+    is_def = (n for n in below if code_at(file, n).startswith(("def ", "async def ")))
+    line = next(is_def, first)
+    function = str(forward.__qualname__).rpartition("<locals>.")[2]
+    return Frame(named(file), line, function), code_at(file, line)
