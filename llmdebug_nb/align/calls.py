@@ -88,11 +88,7 @@ def match_operators(
     that match already, the fixed points of the alignment. ``compare``: describes what the values
     of two calls have in common; "" refuses the pair, and the rest is aligned again without it.
     """
-    kept: list[list[RecordedCall]] = []
-    features: list[list[CallFeatures]] = []
-    for calls, numbers, kind in zip((golden, mine), paired, kinds, strict=True):
-        kept.append([call for call in calls if call.operator or id(call) in numbers])
-        features.append([_features(call, numbers.get(id(call), 0), kind) for call in kept[-1]])
+    kept, features = _aligned(golden, mine, kinds, paired)
     says: dict[tuple[int, int], str] = {}
     pairs: list[tuple[int, int]] = []
     for _ in range(_ROUNDS):
@@ -106,6 +102,33 @@ def match_operators(
     for i, j in pairs:
         if says[i, j]:
             yield kept[0][i], kept[1][j], says[i, j]
+
+
+def are_parallel(
+    golden: list[RecordedCall],
+    mine: list[RecordedCall],
+    kinds: tuple[Kind, Kind],
+    paired: Numbers,
+    tolerance: MatchTolerance,
+) -> bool:
+    """Tell whether two modules call the same operators in the same order."""
+    _, features = _aligned(golden, mine, kinds, paired)
+    return sequence.is_parallel(features[0], features[1], tolerance)
+
+
+def _aligned(
+    golden: list[RecordedCall],
+    mine: list[RecordedCall],
+    kinds: tuple[Kind, Kind],
+    paired: Numbers,
+) -> tuple[list[list[RecordedCall]], list[list[CallFeatures]]]:
+    """Return the calls that take part in an alignment, and their features."""
+    kept: list[list[RecordedCall]] = []
+    features: list[list[CallFeatures]] = []
+    for calls, numbers, kind in zip((golden, mine), paired, kinds, strict=True):
+        kept.append([call for call in calls if call.operator or id(call) in numbers])
+        features.append([_features(call, numbers.get(id(call), 0), kind) for call in kept[-1]])
+    return kept, features
 
 
 def _features(call: RecordedCall, number: int, kind: Kind) -> CallFeatures:

@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from llmdebug_nb.align.fit import Fit, Move
+from llmdebug_nb.core.kernels.masks import FILL, hidden
 from llmdebug_nb.core.records import Summary
-
-FILL = -1e4  # the mildest fill in use; softmax gives 0 for all that is 104 below the largest score
-
-
-def hidden(x: torch.Tensor) -> torch.Tensor | None:
-    """Return where a tensor is masked (bool), or None if it is nowhere.
-
-    Masked are entries that are not finite, and the fill: what is below half of the least entry, as
-    scores may be added to it.
-    """
-    least, most = (float(each) for each in x.aminmax()) if x.numel() else (0.0, 0.0)
-    if least > FILL and most < math.inf:  # false for NaN
-        return None
-    places = ~x.isfinite()
-    least = float(x.masked_fill(places, 0.0).min())
-    return places | (x <= least / 2) if least <= FILL else places
-
 
 def fill_for(shown: torch.Tensor) -> float:
     """Return a value that stands out from those shown: three standard deviations below, or -1."""

@@ -22,8 +22,8 @@ from llmdebug_nb.align.calls import (
     Numbers,
     Pass,
     RecordedCall,
+    are_parallel,
     calls_by_pass,
-    identifies,
     match_modules,
     match_operators,
     match_tensors,
@@ -34,6 +34,7 @@ from llmdebug_nb.align.sequence import MatchTolerance
 from llmdebug_nb.align.tensor_layout import LayoutFinder
 from llmdebug_nb.align.tree import FUSED, SAME_PATH, ModuleTree
 from llmdebug_nb.align.unpaired import Reasons
+from llmdebug_nb.align.matches import ValueMatch, ValueMatches
 from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.paths import ancestors, is_operator, operator_of
 from llmdebug_nb.core.records import CallKey, Node, Record
@@ -120,6 +121,8 @@ class _Pairing:
     def _pass(self, golden: list[RecordedCall], mine: list[RecordedCall]) -> None:
         """Pair the calls of one pass over the model."""
         s = golden[0].records[0].site
+        self.__dict__.pop("_values", None)
+        self._now = golden, mine
         relaid = self._layouts.relaid(s.generation, s.step)
         paired, reshaped = self._modules(golden, mine)
         self._operators(golden, mine, paired, replace(self._tolerance, any_shape=relaid | reshaped))
@@ -128,6 +131,12 @@ class _Pairing:
             self._by_result(golden, mine)
         if self._any_graph:
             self._copies(golden, mine)
+
+    @functools.cached_property
+    def _values(self) -> ValueMatches:
+        """The tensors of the present pass that both runs have."""
+        golden, mine = ([r for c in calls for r in c.records] for calls in self._now)
+        return ValueMatches(golden, mine, self._layouts, self._tolerance)
 
     def _modules(
         self, golden: list[RecordedCall], mine: list[RecordedCall]
@@ -194,22 +203,68 @@ class _Pairing:
         paired: Numbers,
         tolerance: MatchTolerance,
     ) -> None:
-        """Pair the operators inside each module; calls of inner modules are fixed points."""
+        """Pair the operators: those with the same result, then the rest inside each module.
+
+        Calls of inner modules, and operators with the same result, are fixed points.
+        """
         golden, mine = self._by_node(golden, mine)
         sides = [_by_parent(calls) for calls in (golden, mine)]
         compare = functools.partial(self._compare, tolerance)
         kinds = self._kind, lambda call: self._kind_of(call.op)
+        rest: list[tuple[list[RecordedCall], list[RecordedCall], Numbers, str]] = []
         for path, calls in sides[0].items():
             partners, why = self._partners.get(path, ((), ""))
             if len(partners) != 1 or why.startswith(FUSED) or partners[0] not in sides[1]:
                 continue
             theirs = sides[1][partners[0]]
             known = _shared(calls, theirs, paired)
-            for left, right, how in match_operators(
-                calls, theirs, kinds, known, tolerance, compare
-            ):
-                replaced = how == _REPLACED
-                self._tensors(left, right, self._why(left, right, why, replaced), replaced)
+            if are_parallel(calls, theirs, kinds, known, tolerance):
+                for left, right, _ in match_operators(
+                    calls, theirs, kinds, known, tolerance, compare
+                ):
+                    self._tensors(left, right, self._why(left, right, why, False))
+            else:
+                rest.append((calls, theirs, known, why))
+        self._same_results(golden, mine, paired)
+        for calls, theirs, known, why in rest:
+            known = _shared(calls, theirs, paired)
+            for left, right, _ in match_operators(calls, theirs, kinds, known, tolerance, compare):
+                self._tensors(left, right, self._why(left, right, why, False))
+
+    def _same_results(
+        self, golden: list[RecordedCall], mine: list[RecordedCall], paired: Numbers
+    ) -> None:
+        """Pair the operators of both runs that have the same result."""
+        left = [c for c in self._unpaired(golden, self._pairs) if c.operator]
+        right = {
+            output.id: c
+            for c in self._unpaired(mine, self._mine)
+            if c.operator and (output := c.first_output) is not None
+        }
+        if not left or not right:
+            return
+        for one in left:
+            output = one.first_output
+            assert output is not None
+            others = [
+                (match, right[match.mine.id])
+                for match in self._values.of_golden(output)
+                if match.mine.id in right
+            ]
+            if not others:
+                continue
+            home = self._partners.get(one.module, ((), ""))[0]
+            _, other = min(
+                others,
+                key=lambda each: (
+                    each[1].module not in home,
+                    self._kind(one) != self._kind_of(each[1].op),
+                ),
+            )
+            replaced = self._compare(self._tolerance, one, other) != _SAME
+            self._tensors(one, other, self._why(one, other, SAME_VALUES, replaced), replaced)
+            paired[0][id(one)] = paired[1][id(other)] = len(paired[0]) + 1
+            del right[other.first_output.id]  # type: ignore[union-attr]
 
     def _by_node(
         self, golden: list[RecordedCall], mine: list[RecordedCall]
@@ -283,32 +338,23 @@ class _Pairing:
         for left, right, remark in match_tensors(golden, mine, self._names, replaced, sure):
             self._add(left, right, f"{why}; {remark}" if remark else why)
 
-    def _add(self, golden: Record, mine: Record, why: str) -> None:
+    def _add(self, golden: Record, mine: Record, why: str, elsewhere: bool = False) -> None:
         a, b = golden.summary, mine.summary
         equal = a.fingerprint is not None and a.fingerprint == b.fingerprint and a.shape == b.shape
         fit = None if equal else self._layouts.fit(golden, mine, why.startswith(FUSED))
-        self._pairs[golden.id].append(Pair(golden, mine, why, fit))
+        self._pairs[golden.id].append(Pair(golden, mine, why, fit, elsewhere))
         self._mine.add(mine.id)
 
     def _by_value(self, golden: list[RecordedCall], mine: list[RecordedCall]) -> None:
-        """Pair the remaining records whose bytes occur once on each side, of equal ops first."""
-        for with_op in (True, False):
-            sides = []
-            for calls, paired_ids in ((golden, self._pairs), (mine, self._mine)):
-                sides.append(
-                    _grouped(
-                        ((r.site.role, r.op if with_op else "", r.summary.fingerprint), r)
-                        for call in calls
-                        for r in call.records
-                        if r.id not in paired_ids
-                        and identifies(r)
-                        and r.site.path not in self._given
-                    )
-                )
-            for key, records in sides[0].items():
-                others = sides[1].get(key, [])
-                if len(records) == len(others) == 1:
-                    self._add(records[0], others[0], SAME_VALUES)
+        """Pair the remaining records with any record of the other run that holds the same."""
+        for calls, done in ((golden, self._pairs), (mine, self._mine)):
+            for record in [r for c in calls for r in c.records if r.id not in done]:
+                if record.site.path in self._given:
+                    continue
+                of = self._values.of_golden if calls is golden else self._values.of_mine
+                match = min(of(record), key=_likeness, default=None)
+                if match is not None:
+                    self._add(match.golden, match.mine, SAME_VALUES, elsewhere=True)
 
     # -- the table ----------------------------------------------------------------------------
 
@@ -346,6 +392,12 @@ class _Pairing:
             Reasons(self._sides[0], self._sides[1], own[0], partners[0], left_out),
             Reasons(self._sides[1], self._sides[0], own[1], partners[1], set()),
         )
+
+
+def _likeness(match: ValueMatch) -> tuple[float, bool, bool]:
+    """Return what decides between records that hold the same: rounding, role and operator."""
+    golden, mine = match.golden, match.mine
+    return match.error, golden.site.role != mine.site.role, golden.op != mine.op
 
 
 def _shared(golden: list[RecordedCall], mine: list[RecordedCall], paired: Numbers) -> Numbers:

@@ -26,6 +26,8 @@ _ANCHOR = 1_000 * _CERTAIN  # outweighs any number of certain pairs
 TELLING = 2.0  # decimal digits to which unrelated tensors do not agree by chance
 REPLACED = 3.0  # the same for the results of different operators
 _MOST = 6.0  # decimal digits; closer agreement counts as this much
+CLOSE = 0.02  # relative L2; unrelated tensors are 1.4 apart, a layer's update is a tenth or more
+_ROUNDINGS = 8.0  # in eps: what tens of random roundings of 0.3 eps, amplified twice, add up to
 _MANTISSA_SHARE = 0.75  # of the digits of the coarser run's dtype: so many make a match certain
 
 
@@ -61,17 +63,21 @@ class MatchTolerance:
     """How far apart calls that match may be.
 
     ``any_shape``: shapes may differ (another batch, say), so they can't tell calls apart.
-    ``sure_digits``: decimal digits of agreement that identify a tensor.
+    ``sure_digits``: decimal digits of agreement that identify a tensor. ``close``: the largest
+    relative L2 error between two tensors that hold the same values.
     """
 
     any_shape: bool = False
     sure_digits: float = REPLACED
+    close: float = CLOSE
 
     @classmethod
     def of(cls, *sides: Sequence[str]) -> MatchTolerance:
         """Return the tolerance for runs with tensors of these dtypes; the coarser run decides."""
-        digits = -_MANTISSA_SHARE * math.log10(max(map(_run_epsilon, sides)))
-        return cls(sure_digits=min(REPLACED, digits))
+        coarsest = max(map(_run_epsilon, sides))
+        digits = -_MANTISSA_SHARE * math.log10(coarsest)
+        close = max(CLOSE, _ROUNDINGS * coarsest)
+        return cls(sure_digits=min(REPLACED, digits), close=close)
 
 
 def _run_epsilon(dtypes: Sequence[str]) -> float:
@@ -90,10 +96,7 @@ def align(
 
     ``forbidden``: index pairs that must not match.
     """
-    same_labels = len(golden) == len(mine) and all(
-        g.label == m.label for g, m in zip(golden, mine, strict=True)
-    )
-    if same_labels and not forbidden and not _moved(golden, mine, tolerance.sure_digits):
+    if not forbidden and is_parallel(golden, mine, tolerance):
         return [(i, i) for i in range(len(golden))]
     start, end = 0, 0
     shorter = min(len(golden), len(mine))
@@ -111,6 +114,21 @@ def align(
 def agreement(golden: Summary, mine: Summary) -> float:
     """Return to how many decimal digits (0 to 6) the statistics agree; 0 if they can't tell."""
     return float(_digits(_figures([golden]), _figures([mine]))[0, 0])
+
+
+def digits(golden: Sequence[Summary], mine: Sequence[Summary]) -> np.ndarray:
+    """Return float64[n, m]: the decimal digits to which the statistics of each pair agree."""
+    return _digits(_figures(golden), _figures(mine))
+
+
+def is_parallel(
+    golden: Sequence[CallFeatures], mine: Sequence[CallFeatures], tolerance: MatchTolerance
+) -> bool:
+    """Tell whether both sequences make the same calls in the same order."""
+    same_labels = len(golden) == len(mine) and all(
+        g.label == m.label for g, m in zip(golden, mine, strict=True)
+    )
+    return same_labels and not _moved(golden, mine, tolerance.sure_digits)
 
 
 def _equal(golden: CallFeatures, mine: CallFeatures) -> bool:

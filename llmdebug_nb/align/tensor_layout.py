@@ -125,6 +125,14 @@ class LayoutFinder:
         values = self._values(golden, mine, fit or Fit(""))
         return values is not None and values.error < limit
 
+    def distance(self, golden: Record, mine: Record) -> float | None:
+        """Return the relative L2 error of two tensors in the layout that fits best.
+
+        None without values, or if chance explains that they are near.
+        """
+        values = self._values(golden, mine, self.fit(golden, mine) or Fit(""))
+        return values.error if values is not None and values.confirmed else None
+
     def relaid(self, generation: int, step: int) -> bool:
         """Tell whether the batches of a step differ in the rows or the places of tokens."""
         maps = (self._batches.of(generation, each) for each in (step, 0))

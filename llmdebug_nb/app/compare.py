@@ -17,8 +17,9 @@ from llmdebug_nb.comparison.custom import Custom
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.tolerance import Calibration, says
 from llmdebug_nb.core.errors import CompareError
-from llmdebug_nb.core.findings import Difference, Finding, Pair
+from llmdebug_nb.core.findings import Difference, Pair
 from llmdebug_nb.explain import blame
+from llmdebug_nb.explain.blame import Explanation
 from llmdebug_nb.explain.runs import Runs, Side
 from llmdebug_nb.store import compiled
 from llmdebug_nb.store.run import Run
@@ -86,8 +87,8 @@ def compare(
     sides = [Side(run, run.kernel) for run in (golden, mine)]
     runs = Runs(sides[0], sides[1], engine.error, module_at)
 
-    def find(differences: Sequence[Difference]) -> list[Finding]:
-        return blame.findings(differences, runs) if explain else []
+    def find(differences: Sequence[Difference]) -> Explanation:
+        return blame.explained(differences, runs, explain)
 
     limits_text = says(fixed, calibration, judging.plain)
     return Report(golden, mine, judging, find, limits_text, custom.notes())

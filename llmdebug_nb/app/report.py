@@ -13,9 +13,18 @@ from typing import TYPE_CHECKING, Any, overload
 
 from llmdebug_nb.comparison.coverage import coverage, why_incomparable
 from llmdebug_nb.core.errors import CorruptDumpError, OptionError, StoreError, nearest
-from llmdebug_nb.core.findings import EXPECTED, Difference, Expectation, Finding, Verdict, covering
+from llmdebug_nb.core.findings import (
+    EXPECTED,
+    REJOINED,
+    Difference,
+    Expectation,
+    Finding,
+    Verdict,
+    covering,
+)
 from llmdebug_nb.core.tabular import Tabular
 from llmdebug_nb.explain import causes
+from llmdebug_nb.explain.blame import Explanation
 from llmdebug_nb.explain.calls import first_divergence
 from llmdebug_nb.explain.summary import sentences, unanswered
 from llmdebug_nb.show import html
@@ -135,7 +144,7 @@ class Report(Tabular):
         golden: Run,
         mine: Run,
         judging: Judging,
-        blame: Callable[[Sequence[Difference]], list[Finding]],
+        blame: Callable[[Sequence[Difference]], Explanation],
         limits: str = "",
         problems: Sequence[str] = (),
     ) -> None:
@@ -156,7 +165,11 @@ class Report(Tabular):
         rows = self._judging.differences(self.expected)
         self.findings = [] if self.incomparable else self._new_findings(rows)
         all_expected = all(finding.expected for finding in self.findings)
-        if self.expected and self._plain_findings and all_expected:
+        rows = [
+            replace(d, verdict="unmatched", reason=REJOINED) if d.index in self._plain.rejoins else d
+            for d in rows
+        ]
+        if self.expected and self._plain.findings and all_expected:
             rows = [
                 replace(d, verdict=EXPECTED, reason=_NOT_BLAMED) if d.verdict == "diverged" else d
                 for d in rows
@@ -169,17 +182,17 @@ class Report(Tabular):
     def _new_findings(self, rows: list[Difference]) -> list[Finding]:
         """Return the unexpected findings, then the expected ones."""
         if not self.expected:
-            return self._plain_findings
+            return self._plain.findings
         expected = [
             replace(finding, expected=mark)
-            for finding in self._plain_findings
+            for finding in self._plain.findings
             if (mark := covering(self.expected, finding))
         ]
-        findings = self._blame(rows)
+        findings = self._blame(rows).findings
         return [one for one in findings if covering(self.expected, one) is None] + expected
 
     @functools.cached_property
-    def _plain_findings(self) -> list[Finding]:
+    def _plain(self) -> Explanation:
         return self._blame(self._judging.plain)
 
     @functools.cached_property

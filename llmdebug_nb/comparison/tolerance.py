@@ -48,6 +48,7 @@ UNMATCHED: Final = "unmatched"
 NEAR_TIE = "another choice at a near tie: its inputs differ within noise"
 AFTER_TIE = "not comparable: it follows a choice that was made differently at a near tie"
 COARSER = "mine has a coarser dtype here than in the other calls of this kind"
+CLOSE = "close to a tensor of the other run, but by more than noise"
 TOO_EVEN = "all elements are off by one factor, which rounding does not cause"
 FOLLOWS = "explained by what is expected"
 
@@ -248,7 +249,8 @@ class _Epsilons:
     """
 
     def __init__(self, measured: Sequence[Measured]) -> None:
-        paired = [(m.pair, m.pair.golden) for m in measured if m.pair.mine is not None]
+        own = [m.pair for m in measured if not m.pair.elsewhere]
+        paired = [(pair, pair.golden) for pair in own if pair.mine is not None]
         epsilons = [self.both(pair) for pair, golden in paired if golden is not None]
         epsilons = [both for both in epsilons if all(both)]
         coarser = sum(mine > golden for golden, mine in epsilons)
@@ -292,6 +294,8 @@ def _siblings(
     """Learn from the measured errors, before any is judged."""
     noise, siblings = NoisePropagation(size), Siblings()
     for m in measured:
+        if m.pair.elsewhere:
+            continue
         record, eps = m.pair.either, epsilons.of(m.pair)
         site, shape = record.site, record.summary.shape
         if m.metrics is None:
@@ -337,7 +341,11 @@ class _Judge:
             return Difference(m.index, m.pair, UNMATCHED, reason=m.remark)
         explained = self._noise.explain(site, eps, shape, _replaced(m.pair))
         row, level = self._judged(m, explained, eps)
-        self._noise.record(site, level, eps, shape)
+        if m.pair.elsewhere:
+            if row.verdict == "diverged":
+                return replace(row, verdict=UNMATCHED, reason=CLOSE)
+        else:
+            self._noise.record(site, level, eps, shape)
         if row.metrics.get("top1_flips") and row.verdict == "within_noise":
             self._flips.add((site.rank, site.generation))
         return row

@@ -65,13 +65,15 @@ class Fit(Protocol):
 class Pair:
     """Two records and why they were matched, or one record and why it has no partner.
 
-    ``fit``: brings tensors of different layouts to one shape; see `align/fit.py`.
+    ``fit``: brings tensors of different layouts to one shape; see `align/fit.py`. ``elsewhere``:
+    the two hold the same values, but at different places of the programs.
     """
 
     golden: Record | None
     mine: Record | None
     why: str
     fit: Fit | None = None
+    elsewhere: bool = False
 
     @property
     def either(self) -> Record:

@@ -1,13 +1,12 @@
 """Find the calls that made an error, apart from those that inherited it.
 
-If the inputs of a call agree and its output does not, the call made an error, or a call inside it
-did. The innermost of such calls are the suspects. Calls after them inherit the error. The forward
-and the backward pass are searched separately. The backward pass uses tensors of the forward pass,
-so it is searched only if the forward passes agree.
+`frontier.py` finds the regions where the two programs part for good. Here each region gets its
+cause. Much is visible without computing: a weight, another operator, a scalar argument or an
+attribute that differs. Else the call is replayed (`verify.py`). If it only magnifies the error of
+its inputs, the blame passes to the calls before it.
 
-Inside a suspect module, the search follows the first row that differs to its origin: an operator
-that one side lacks, a mask, or a weight. Finally the suspect is replayed (`verify.py`). If it only
-magnifies the error of its inputs, the blame passes to the calls before it.
+The forward and the backward pass are searched separately. The backward pass uses tensors of the
+forward pass, so it is searched only if the forward passes agree.
 """
 
 from __future__ import annotations
@@ -16,19 +15,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from llmdebug_nb.core.findings import EXPECTED, Difference, Finding
-from llmdebug_nb.core.paths import is_operator, module_of, within
+from llmdebug_nb.core.paths import is_operator, module_of
 from llmdebug_nb.core.records import Kernel
 from llmdebug_nb.explain import causes, nodes, overflow, repro, scalars, sources, verify
-from llmdebug_nb.explain.calls import AGREES, Calls, ComparedCall, first_divergence, same_operator
+from llmdebug_nb.explain.calls import AGREES, Calls, ComparedCall, same_operator
 from llmdebug_nb.explain.edges import (
-    Edge,
-    by_producer,
+    first_of_chain,
+    innermost,
     input_name,
     is_root,
     kind_of,
-    look_inside,
+    origin,
     slots,
 )
+from llmdebug_nb.explain.frontier import Frontier, Region
+from llmdebug_nb.explain.narrowing import Narrowing
 from llmdebug_nb.explain.runs import Runs
 from llmdebug_nb.explain.weights import Weights
 
@@ -38,23 +39,45 @@ _MOST_WEIGHTS = 3  # at most so many weights are named in the evidence
 _LAST = (causes.INHERITED, causes.CARRIED_OVER, causes.NONDETERMINISTIC)
 
 
-def findings(differences: Sequence[Difference], runs: Runs) -> list[Finding]:
-    """Return the findings, the worst first.
+@dataclass(frozen=True)
+class Explanation:
+    """Why two runs differ. ``rejoins``: indices of the rows whose difference reaches nothing."""
 
-    A path has one finding, even if many steps show its error.
+    findings: list[Finding]
+    rejoins: frozenset[int] = frozenset()
+
+
+def explained(
+    differences: Sequence[Difference], runs: Runs, causes_too: bool = True
+) -> Explanation:
+    """Return the findings, the worst first, and the rows that are only written otherwise.
+
+    A path has one finding, even if many steps show its error. ``causes_too``: search for the
+    causes; else there are no findings.
     """
     crossed = nodes.is_crossed(differences)
     if crossed:
         differences = nodes.comparable(differences)
-    start = first_divergence(differences)
-    search = _Search(differences, start, runs, crossed) if start is not None else None
-    return search.findings() if search is not None else _settings(differences, runs)
+    rejoins: set[int] = set()
+    for phase in dict.fromkeys(d.site.phase for d in differences if d.verdict == "diverged"):
+        frontier = Frontier(differences, phase, runs.same_code)
+        rejoins |= {d.index for d in frontier.rejoins}
+        if frontier.guilty:
+            if not causes_too:
+                return Explanation([], frozenset(rejoins))
+            start = frontier.guilty[0].row
+            found = _Search(differences, start, frontier, runs, crossed).findings()
+            return Explanation(found, frozenset(rejoins))
+    return Explanation(_settings(differences, runs) if causes_too else [], frozenset(rejoins))
 
 
 def _settings(differences: Sequence[Difference], runs: Runs) -> list[Finding]:
     """Blame settings that differ although noise hides their effect."""
     changed = next((d for d in differences if _hides(d)), None)
-    return [] if changed is None else _Search(differences, changed, runs).settings()
+    if changed is None:
+        return []
+    frontier = Frontier(differences, changed.site.phase, runs.same_code)
+    return _Search(differences, changed, frontier, runs).settings()
 
 
 @dataclass
@@ -75,12 +98,15 @@ class _Search:
         self,
         differences: Sequence[Difference],
         start: Difference,
+        frontier: Frontier,
         runs: Runs,
         crossed: bool = False,
     ) -> None:
         self.differences, self.start, self.runs = differences, start, runs
         self.calls = Calls(differences, start.site.phase)
         self.weights = Weights(differences, runs)
+        self.frontier = frontier
+        self.narrowing = Narrowing(self.frontier.flows, runs)
         self.nodes = nodes.NodeSearch(runs)
         self.tested = 0
         # Fusion may hide an input. A call with hidden inputs is blamed only if no other call is.
@@ -90,30 +116,21 @@ class _Search:
         self.excused = self.made
 
     def findings(self) -> list[Finding]:
-        suspects = self._suspects()
         found: dict[str, _Blamed] = {}
         steps: dict[str, set[tuple[int, int]]] = {}
-        for suspect in suspects:
-            steps.setdefault(suspect.path, set()).add((suspect.key.generation, suspect.key.step))
-        for path, seen_in in steps.items():
-            blamed = self._judge(next(s for s in suspects if s.path == path))
-            blamed.steps = len(seen_in)
+        for region in self.frontier.guilty:
+            blamed = self._judge(self.narrowing.narrowed(region))
+            key = blamed.call.key
             found.setdefault(blamed.call.path, blamed)
+            steps.setdefault(blamed.call.path, set()).add((key.generation, key.step))
             self.made = self.made or blamed.cause not in _LAST
-        first = self._at_start(suspects)
-        if first is not None:
-            later = found.get(first.call.path)
-            found[first.call.path] = (
-                replace(first, steps=later.steps + 1) if later is not None else first
-            )
-            self.made = True
+        for path, seen_in in steps.items():
+            found[path].steps = len(seen_in)
         blames = [b for b in found.values() if b.cause not in self.follows or not self.made]
         ranked = sorted(blames, key=lambda b: (b.cause in _LAST, b.row.index))
-        if not any(s.inputs or s.is_fused for s in suspects):
-            ranked = ranked[:1]  # without inputs, anything after the first may be inherited
         findings = [*self._wrong_start(), *(self._finding(b) for b in ranked)]
-        # a suspect that only magnifies an expected difference needs no finding
-        return findings if findings or (self.excused and suspects) else [self._unseen()]
+        # a region that only magnifies an expected difference needs no finding
+        return findings if findings or self.excused else [self._unseen()]
 
     def settings(self) -> list[Finding]:
         """Return a finding for each path with other settings, if its outputs differ at all."""
@@ -140,48 +157,92 @@ class _Search:
             other += [each for each in scalars.flags(of_module) if each not in other]
         return other
 
-    def _suspects(self) -> list[ComparedCall]:
-        """Return the innermost calls that made an error, in execution order."""
-        calls = self.calls.all
-        makers = [c for c in calls if c.made_it or overflow.starts(c)]
-        if not makers:  # then the calls with inputs on one side only
-            makers = [call for call in calls if call.bad_output and not call.bad_input]
-        paths: dict[tuple[int, int, int], set[str]] = {}
-        for call in makers:
-            paths.setdefault(call.key[:3], set()).add(call.path)
+    # -- one region -----------------------------------------------------------------------------
 
-        def is_innermost(call: ComparedCall) -> bool:
-            others = paths[call.key[:3]]
-            return not any(path != call.path and within(path, call.path) for path in others)
-
-        return sorted(filter(is_innermost, makers), key=lambda call: call.place)
-
-    # -- one suspect ----------------------------------------------------------------------------
-
-    def _judge(self, suspect: ComparedCall) -> _Blamed:
-        """Return the cause of a suspect's error, or another call to blame."""
-        row = suspect.bad_output or suspect.outputs[0]
-        if overflow.starts(suspect):
-            return _Blamed(suspect, causes.OVERFLOW, overflow.words(suspect), row)
-        setting = self._by_setting(suspect)
+    def _judge(self, region: Region) -> _Blamed:
+        """Return the cause of a region's error."""
+        row = region.row
+        own = self.calls.of(row)
+        assert own is not None
+        if row.site.role == "weight":
+            return self._by_setting(own) or _Blamed(own, causes.WEIGHT, _difference(row), row)
+        golden, mine = self.calls.both(region)
+        around = next((c for c in (*mine, *golden) if self.calls.is_inside(own, c)), None)
+        if row.site.role == "input" and (around or not (golden or mine)):
+            return self._between(own, row, around)
+        if bool(golden) != bool(mine):
+            return self._one_sided(golden or mine, "golden" if golden else "mine", row)
+        if golden and golden[-1] is not mine[-1]:
+            return self._rewritten(golden, mine, row)
+        call = mine[-1] if mine else own
+        if overflow.starts(call):
+            return _Blamed(call, causes.OVERFLOW, overflow.words(call), row)
+        setting = self._by_setting(call)
         if setting is not None:
-            evidence = f"{setting.evidence}; {_inputs(suspect)}; {_difference(row)}"
+            evidence = f"{setting.evidence}; {_inputs(call)}; {_difference(row)}"
             return replace(setting, evidence=evidence)
-        edge = look_inside(suspect, self.calls) if not suspect.is_operator else None
-        if edge is not None:
-            return self._at_edge(suspect, edge)
-        return self._run_again(suspect, row)
+        return self._run_again(call, row)
 
-    def _at_start(self, suspects: list[ComparedCall]) -> _Blamed | None:
-        """Follow the first row that differs, if no suspect explains it."""
-        call = self.calls.of(self.start)
-        if call is None or any(call is s or self.calls.is_inside(call, s) for s in suspects):
-            return None
-        if self.start.site.role == "weight":
-            return self._by_setting(call)
-        holder = self.calls.holder(call)
-        edge = look_inside(holder, self.calls) if holder is not None else None
-        return self._at_edge(holder, edge) if holder is not None and edge is not None else None
+    def _between(self, call: ComparedCall, row: Difference, around: ComparedCall | None) -> _Blamed:
+        """Blame the code before a call: it is given something else, made from what agrees."""
+        kind, holder = kind_of(row), around or self.calls.holder(call)
+        made = origin(row, self.calls)
+        producers = self.calls.producers(row)
+        other = None not in producers and producers[0] is not producers[1]
+        if kind is not None:
+            call, row = innermost(call, row, self.calls)
+            words = f"{call.path} received another {input_name(row)}{made}"
+            return self._placed(_Blamed(call, kind, words, row), holder)
+        if call.is_operator or other or holder is None:
+            words = f"the first tensor to differ is an input of {call.path}{made}"
+            return self._placed(_Blamed(call, causes.INTRODUCED, words, row), holder)
+        words = f"{call.path} is the first call with another input{made}"
+        return self._placed(_Blamed(holder, causes.INTRODUCED, words, row), holder)
+
+    def _one_sided(self, calls: list[ComparedCall], owner: str, row: Difference) -> _Blamed:
+        """Blame a chain of calls that only one program makes."""
+        call = first_of_chain(calls, self.calls)
+        if call.is_operator:
+            reaches = f"{row.site.role} {row.site.slot} of {row.op}"
+            words = f"only {owner} calls {call.op}, and its result reaches {reaches}"
+        else:
+            words = f"only {owner} calls {call.path}"
+        shown = next(iter(call.outputs or call.inputs), row)
+        return self._placed(_Blamed(call, causes.OTHER_OPS, words, shown), self.calls.holder(call))
+
+    def _rewritten(
+        self, golden: list[ComparedCall], mine: list[ComparedCall], row: Difference
+    ) -> _Blamed:
+        """Blame a chain of calls that mine writes otherwise, and not equal in effect."""
+        call = ComparedCall(golden[0].golden, mine[0].mine)
+        call.inputs = [*mine[0].inputs]
+        call.outputs = [d for c in (mine[0], golden[0]) for d in c.outputs]
+        setting = self._by_setting(call)
+        if setting is not None:
+            return replace(setting, evidence=f"{setting.evidence}; {_difference(row)}")
+        theirs, ours = (", ".join(c.op for c in calls) for calls in (golden, mine))
+        words = f"golden calls {theirs} where mine calls {ours}"
+        blamed = _Blamed(call, causes.OTHER_OPS, words, row)
+        return self._placed(blamed, self.calls.holder(mine[0]))
+
+    def _placed(self, b: _Blamed, holder: ComparedCall | None) -> _Blamed:
+        """Add what the module around a blamed call contributes: its settings, its place."""
+        if b.cause in (causes.INTRODUCED, causes.WRONG_MASK) and not b.call.one_sided:
+            setting = self._by_setting(b.call)
+            if setting is not None:
+                evidence = f"{setting.evidence}; {_difference(setting.row)}"
+                return replace(setting, evidence=evidence)
+        if holder is None:
+            return replace(b, evidence=f"{b.evidence}; {_difference(b.row)}")
+        settings = scalars.words(scalars.of_module(holder, self.runs))
+        evidence = f"{settings}; {b.evidence}" if settings else b.evidence
+        cause = b.cause
+        if cause == causes.INTRODUCED and settings:
+            cause = causes.SCALAR
+        if cause == causes.INTRODUCED and self._earlier(holder):
+            cause = causes.CARRIED_OVER
+        here = f"in {holder.path or 'the model'}"
+        return replace(b, cause=cause, evidence=f"{here}: {evidence}; {_difference(b.row)}")
 
     def _by_setting(self, call: ComparedCall) -> _Blamed | None:
         """Blame a difference that is visible without computing.
@@ -220,23 +281,6 @@ class _Search:
         module, run_pass = call.module, call.key[:4]
         around = (c for c in self.calls.all if c.path == module and c.key[:4] == run_pass)
         return next((c for c in around if c.bad_output), call)
-
-    def _at_edge(self, suspect: ComparedCall, edge: Edge) -> _Blamed:
-        """Blame the cause of the first row that differs inside a module."""
-        if edge.cause in (causes.INTRODUCED, causes.WRONG_MASK) and not edge.call.one_sided:
-            setting = self._by_setting(edge.call)
-            if setting is not None:
-                evidence = f"{setting.evidence}; {_difference(setting.row)}"
-                return replace(setting, evidence=evidence)
-        settings = scalars.words(scalars.of_module(suspect, self.runs))
-        evidence = f"{settings}; {edge.words}" if settings else edge.words
-        cause = edge.cause
-        if cause == causes.INTRODUCED and settings:
-            cause = causes.SCALAR
-        if cause == causes.INTRODUCED and self._earlier(suspect):
-            cause = causes.CARRIED_OVER
-        here = f"in {suspect.path or 'the model'}, whose inputs agree: "
-        return _Blamed(edge.call, cause, f"{here}{evidence}; {_difference(edge.row)}", edge.row)
 
     def _run_again(self, suspect: ComparedCall, row: Difference) -> _Blamed:
         """Blame a suspect by its records, and by a replay."""
@@ -286,10 +330,11 @@ class _Search:
                         continue
                     seen.add(id(call))
                     queue.append(call)
-                    edge = by_producer(row, self.calls) if call.one_sided else None
-                    if edge is not None:
-                        words = f"{edge.words}; {suspect.path} only magnifies the difference"
-                        return _Blamed(edge.call, edge.cause, words, edge.row)
+                    if call.one_sided and call.is_operator:
+                        owner = "golden" if call.mine is None else "mine"
+                        alone = self._one_sided([call], owner, row)
+                        words = f"{alone.evidence}; {suspect.path} only magnifies the difference"
+                        return replace(alone, evidence=words)
                     setting = self._by_setting(call)
                     if setting is not None:
                         words = f"{setting.evidence}; {suspect.path} only magnifies that error"

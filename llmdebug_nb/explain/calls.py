@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from llmdebug_nb.core.findings import EXPECTED, Difference
 from llmdebug_nb.core.paths import is_operator, module_of, within
 from llmdebug_nb.core.records import IN_KERNEL, CallKey, Record
+from llmdebug_nb.explain.frontier import Region
 
 AGREES = ("match", "within_noise", EXPECTED)
 _IN_PLACE = re.compile(r"(?<=[A-Za-z0-9])_(?=\.|$)")
@@ -98,6 +99,12 @@ class ComparedCall:
         return not self.is_operator and None not in (golden, mine) and golden != mine
 
     @property
+    def same_kind(self) -> bool:
+        """True if both programs call the same operator, or a module of the same class."""
+        golden, mine = self.ops
+        return golden == mine or None in (golden, mine) or same_operator(str(golden), str(mine))
+
+    @property
     def start(self) -> int:
         return min((row.index for row in self.rows()), default=0)
 
@@ -120,6 +127,11 @@ def first_divergence(differences: Iterable[Difference]) -> Difference | None:
 def same_operator(golden: str, mine: str) -> bool:
     """Tell whether two operators are equal; compiled code replaces ``add_`` by ``add``."""
     return golden == mine or _IN_PLACE.sub("", golden) == _IN_PLACE.sub("", mine)
+
+
+def kind_of_operator(op: str) -> str:
+    """Return what an operator computes, be it a function, a method or in place: ``matmul``."""
+    return _IN_PLACE.sub("", op.partition(".")[2])
 
 
 class Calls:
@@ -201,6 +213,13 @@ class Calls:
         """Return the call that a row belongs to."""
         calls = self._golden if d.pair.golden else self._mine
         return calls.get(d.site.key)
+
+    def both(self, region: Region) -> tuple[list[ComparedCall], list[ComparedCall]]:
+        """Return golden's and mine's calls of a region."""
+        return (
+            [self._golden[call.key] for call in region.golden],
+            [self._mine[call.key] for call in region.mine],
+        )
 
     def producers(self, d: Difference) -> tuple[Difference | None, Difference | None]:
         """Return the rows of the producers of golden's and mine's tensor, if they were recorded."""

@@ -1,15 +1,14 @@
-"""Find the first row that differs inside a module whose inputs agree, and trace it back."""
+"""What can be told of a tensor that differs: a mask, positions, a copy, where it was made."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 
 from llmdebug_nb.core.dtypes import DTYPES, epsilon, is_floating
-from llmdebug_nb.core.findings import EXPECTED, Difference
+from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.paths import within
 from llmdebug_nb.core.records import Record, Summary
 from llmdebug_nb.explain import causes
@@ -21,47 +20,6 @@ _KINDS = (
     (re.compile(r"past|cache"), causes.WRONG_CACHE),
 )
 _LOWEST = 0.5  # share of a dtype's lowest number: a mask has entries below this
-
-
-@dataclass(frozen=True)
-class Edge:
-    """The first row that differs, its call, the cause, and the evidence in words."""
-
-    call: ComparedCall
-    row: Difference
-    cause: str
-    words: str
-
-
-def look_inside(module: ComparedCall, calls: Calls) -> Edge | None:
-    """Return the first error inside a module call; None if no recorded row differs there."""
-    inner = calls.inside(module)
-    bad = [(d.index, call, d) for call in inner for d in call.rows() if d.verdict == "diverged"]
-    if not bad:
-        return _one_sided_operator(inner, module, None)
-    _, call, row = min(bad, key=lambda each: each[0])
-    if row.site.role != "input":
-        return _other_arguments(module, call, row)
-    kind = kind_of(row)
-    if kind is not None:
-        call, row = _innermost(call, row, calls)
-        words = f"{call.path} received another {input_name(row)}{_origin(row, calls)}"
-        return Edge(call, row, kind, words)
-    return (
-        by_producer(row, calls)
-        or _one_sided_operator(inner, module, row)
-        or _code_before(module, call, row, calls)
-    )
-
-
-def _other_arguments(module: ComparedCall, call: ComparedCall, row: Difference) -> Edge:
-    """Blame the inputs that a call has on one side only, or for a module the code around it."""
-    alone = [d for d in call.inputs if d.verdict == "unmatched"]
-    cause = next(filter(None, map(kind_of, alone)), causes.INTRODUCED)
-    words = f"{call.path} was called with other arguments: {slots(alone)}"
-    if call.is_operator:
-        return Edge(call, row, cause, words)
-    return Edge(module, module.bad_output or row, cause, words)
 
 
 def input_name(row: Difference) -> str:
@@ -109,37 +67,14 @@ def is_root(row: Difference, differences: Sequence[Difference]) -> bool:
     )
 
 
-def by_producer(row: Difference, calls: Calls) -> Edge | None:
-    """Follow a row back to operators of one side: golden's first, unless mine was rewritten."""
-    call = calls.of(row)
-    holder = calls.holder(call) if call is not None else None
-    producers = calls.producers(row)
-    for producer in producers[::-1] if holder is not None and holder.is_rewritten else producers:
-        chain = [(c, d) for c, d in _one_sided(producer, calls) if not _widens(c)]
-        if not chain:
-            continue
-        # the earliest operator with an input that both sides have
-        common = ((c, d) for c, d in reversed(chain) if _takes_common(c, calls))
-        call, output = next(common, chain[-1])
-        reaches = f"{row.site.role} {row.site.slot} of {row.op}"
-        words = f"only {_owner(call)} calls {call.op}, and its result reaches {reaches}"
-        return Edge(call, output, causes.OTHER_OPS, words)
-    return None
+def first_of_chain(chain: Sequence[ComparedCall], calls: Calls) -> ComparedCall:
+    """Return the call of a one-sided chain to name: the earliest that takes what both sides have.
 
-
-def _one_sided(
-    producer: Difference | None, calls: Calls
-) -> Iterator[tuple[ComparedCall, Difference]]:
-    """Yield the calls of one side, from the producer of a row backwards along the edges."""
-    queue, seen = [producer], set()
-    while queue:
-        row = queue.pop(0)
-        call = calls.of(row) if row is not None and row.verdict == "unmatched" else None
-        if row is None or call is None or not call.one_sided or id(call) in seen:
-            continue
-        seen.add(id(call))
-        yield call, row
-        queue += [p for d in call.inputs for p in calls.producers(d)]
+    A cast to a finer dtype loses nothing, and neither does a copy.
+    """
+    telling = [c for c in chain if not _widens(c)] or list(chain)
+    telling = [c for c in telling if not _changes_nothing(c)] or telling
+    return next((c for c in telling if _takes_common(c, calls)), telling[0])
 
 
 def _changes_nothing(call: ComparedCall) -> bool:
@@ -178,36 +113,7 @@ def _takes_common(call: ComparedCall, calls: Calls) -> bool:
     return any(p is not None and p.verdict != "unmatched" for p in producers)
 
 
-def _one_sided_operator(
-    inner: list[ComparedCall], module: ComparedCall, row: Difference | None
-) -> Edge | None:
-    """Return the first operator directly in the module that only one side calls, up to the row."""
-    last = row.index if row is not None else module.place
-    for call in inner:
-        own = call.one_sided and call.is_operator and call.module == module.path
-        if not own or call.start > last or _changes_nothing(call):
-            continue
-        if any(d.verdict != EXPECTED for d in call.rows()):
-            words = f"only {_owner(call)} calls {call.op} there"
-            return Edge(call, next(call.rows()), causes.OTHER_OPS, words)
-    return None
-
-
-def _code_before(module: ComparedCall, call: ComparedCall, row: Difference, calls: Calls) -> Edge:
-    """Blame the code before a call: its input differs, but the producer of the input agrees."""
-    origin = _origin(row, calls)
-    golden, mine = calls.producers(row)
-    other_producers = golden is not None and mine is not None and golden is not mine
-    if call.is_operator or other_producers:
-        words = f"the first tensor to differ is an input of {call.path}{origin}"
-        return Edge(call, row, causes.INTRODUCED, words)
-    words = f"{call.path} is the first call with another input{origin}"
-    return Edge(module, module.bad_output or row, causes.INTRODUCED, words)
-
-
-def _innermost(
-    call: ComparedCall, row: Difference, calls: Calls
-) -> tuple[ComparedCall, Difference]:
+def innermost(call: ComparedCall, row: Difference, calls: Calls) -> tuple[ComparedCall, Difference]:
     """Return the innermost module call with the same tensor as an input."""
 
     def prints(d: Difference) -> tuple[str | None, ...]:
@@ -222,12 +128,8 @@ def _innermost(
     return max(same, key=lambda each: each[0].path.count("."), default=(call, row))
 
 
-def _origin(row: Difference, calls: Calls) -> str:
+def origin(row: Difference, calls: Calls) -> str:
     """Say which calls made the tensor of a row."""
     sides = zip(calls.producers(row), ("golden", "mine"), strict=True)
     names = [f"{producer.site.path} in {side}" for producer, side in sides if producer is not None]
     return f" (made by {' and '.join(dict.fromkeys(names))})" if names else ""
-
-
-def _owner(call: ComparedCall) -> str:
-    return "golden" if call.mine is None else "mine"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
 from llmdebug_nb.core.opened_run import OpenedRun
+from llmdebug_nb.core.paths import module_of
 from llmdebug_nb.core.records import CallKey, Kernel, Record, Site
 
 if TYPE_CHECKING:
@@ -58,6 +59,11 @@ class Side:
         return self._steps[step].get((key.path, key.call), {})
 
     @cached_property
+    def classes(self) -> dict[str, str]:
+        """The class of each module, by path."""
+        return {node.path: node.type for node in self.run.nodes}
+
+    @cached_property
     def attributes(self) -> dict[str, dict[str, Scalar]]:
         """Plain attributes of each module, by path."""
         return self._of_modules("attribute")
@@ -92,3 +98,10 @@ class Runs:
     mine: Side
     error: Callable[[torch.Tensor, torch.Tensor], float]
     module: Callable[[str], torch.nn.Module | None] = field(default=lambda path: None)
+
+    def same_code(self, golden: Record, mine: Record) -> bool:
+        """Tell whether the same code made two tensors: one operator, in one class of module."""
+        modules = module_of(golden.site.path), module_of(mine.site.path)
+        if golden.op != mine.op or modules[0] != modules[1]:
+            return False
+        return self.golden.classes.get(modules[0]) == self.mine.classes.get(modules[1])

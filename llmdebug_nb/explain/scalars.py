@@ -42,7 +42,7 @@ _EPS = re.compile(r"(^|_)eps(ilon)?($|_)")
 
 def of_call(call: ComparedCall, runs: Runs) -> list[Differing]:
     """Return the scalar arguments of a call that differ; missing ones count as their defaults."""
-    if call.golden is None or call.mine is None or call.is_fused:
+    if call.golden is None or call.mine is None or call.is_fused or not call.same_kind:
         return []
     golden, mine = runs.golden.scalars(call.golden), runs.mine.scalars(call.mine)
     tensors = {d.site.slot for d in call.inputs}

@@ -1,0 +1,137 @@
+"""Find the tensors of two runs that hold the same values, wherever they were made.
+
+Code that somebody else wrote calls other operators, in other modules and another order. What it
+computes on the way is the same. So tensors are paired by what they hold: equal bytes first, then
+tensors of the same size whose statistics agree and whose values confirm it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from llmdebug_nb.align import sequence
+from llmdebug_nb.align.sequence import MatchTolerance
+from llmdebug_nb.align.tensor_layout import LayoutFinder
+from llmdebug_nb.core.dtypes import is_floating
+from llmdebug_nb.core.records import Record
+
+# Candidates that are confirmed by their values. The statistics of unrelated tensors agree by
+# chance in one pair of a hundred (`sequence.TELLING` digits), so the right one is among the first.
+_CANDIDATES = 4
+_TIE = 4.0  # errors within this factor of the smallest are rounding alike: the order decides
+
+
+@dataclass(frozen=True, slots=True)
+class ValueMatch:
+    """Two records that hold the same values. ``error``: relative L2, 0 for equal bytes."""
+
+    golden: Record
+    mine: Record
+    error: float
+
+
+class ValueMatches:
+    """The tensors of one pass that both runs have, by the id of a record of either side."""
+
+    def __init__(
+        self,
+        golden: Iterable[Record],
+        mine: Iterable[Record],
+        layouts: LayoutFinder,
+        tolerance: MatchTolerance,
+    ) -> None:
+        self._layouts, self._tolerance = layouts, tolerance
+        sides = [_distinct(records) for records in (golden, mine)]
+        self._key = [
+            {record.id: key for key, records in side.items() for record in records}
+            for side in sides
+        ]
+        self._records = sides
+        self._partners: tuple[dict[object, list[tuple[float, object]]], ...] = (
+            defaultdict(list),
+            defaultdict(list),
+        )
+        self._match(sides[0], sides[1])
+
+    def of_golden(self, record: Record) -> list[ValueMatch]:
+        """Return the matches of a record of golden: the closest first, then in execution order."""
+        return [
+            ValueMatch(record, other, error)
+            for error, key in self._partners[0].get(self._key[0].get(record.id), ())
+            for other in self._records[1][key]
+        ]
+
+    def of_mine(self, record: Record) -> list[ValueMatch]:
+        """Return the matches of a record of mine, likewise."""
+        return [
+            ValueMatch(other, record, error)
+            for error, key in self._partners[1].get(self._key[1].get(record.id), ())
+            for other in self._records[0][key]
+        ]
+
+    def _match(self, golden: dict[object, list[Record]], mine: dict[object, list[Record]]) -> None:
+        left = {key: records[0] for key, records in golden.items() if key not in mine}
+        right = {key: records[0] for key, records in mine.items() if key not in golden}
+        for key in golden.keys() & mine.keys():
+            self._partners[0][key].append((0.0, key))
+            self._partners[1][key].append((0.0, key))
+        found = [
+            (error, one, other)
+            for one, other in self._candidates(left, right)
+            if (error := self._error(left[one], right[other])) is not None
+        ]
+        for side, own in ((0, 1), (1, 2)):
+            least: dict[object, float] = {}
+            for each in found:
+                least[each[own]] = min(each[0], least.get(each[own], np.inf))
+            for each in sorted(found, key=lambda each: each[0]):
+                if each[0] <= least[each[own]] * _TIE:
+                    self._partners[side][each[own]].append((each[0], each[3 - own]))
+
+    def _candidates(
+        self, golden: dict[object, Record], mine: dict[object, Record]
+    ) -> Iterator[tuple[object, object]]:
+        """Yield pairs of keys whose statistics agree, the few best of each tensor."""
+        groups: dict[tuple[int, bool], tuple[list[object], list[object]]] = {}
+        for side, records in enumerate((golden, mine)):
+            for key, record in records.items():
+                s = record.summary
+                kind = s.numel, is_floating(s.dtype)
+                groups.setdefault(kind, ([], []))[side].append(key)
+        for (_, floating), (ours, theirs) in groups.items():
+            if not floating or not ours or not theirs:
+                continue
+            digits = sequence.digits(
+                [golden[key].summary for key in ours], [mine[key].summary for key in theirs]
+            )
+            enough = digits >= min(self._tolerance.sure_digits, sequence.TELLING)
+            best = np.zeros_like(enough)
+            for axis in (0, 1):
+                order = np.argsort(-digits, axis=axis, kind="stable")
+                first = np.take(order, range(min(_CANDIDATES, order.shape[axis])), axis=axis)
+                np.put_along_axis(best, first, True, axis=axis)
+            for i, j in zip(*np.nonzero(enough & best), strict=True):
+                yield ours[i], theirs[j]
+
+    def _error(self, golden: Record, mine: Record) -> float | None:
+        error = self._layouts.distance(golden, mine)
+        return error if error is not None and error <= self._tolerance.close else None
+
+
+def _distinct(records: Iterable[Record]) -> dict[object, list[Record]]:
+    """Return the records by what they hold: equal bytes have one key.
+
+    A tensor that is constant or tiny identifies nothing and is left out.
+    """
+    found: dict[object, list[Record]] = {}
+    for record in records:
+        s = record.summary
+        if record.site.role == "weight" or s.numel <= 3 or s.min is None or s.min == s.max:
+            continue
+        key = (s.fingerprint, s.dtype, s.numel) if s.fingerprint else record.id
+        found.setdefault(key, []).append(record)
+    return found

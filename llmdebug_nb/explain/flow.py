@@ -1,0 +1,128 @@
+"""The tensors of one run as a graph: the calls that make them and the calls that take them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from llmdebug_nb.core.findings import EXPECTED, Difference
+from llmdebug_nb.core.paths import ancestors, is_operator
+from llmdebug_nb.core.records import CallKey, Record
+
+AGREES = ("match", "within_noise", EXPECTED)
+
+
+@dataclass(eq=False)
+class FlowCall:
+    """A call of one run. ``inner``: the calls directly inside it; ``around``: the call it is in."""
+
+    key: CallKey
+    inputs: list[Record] = field(default_factory=list)
+    weights: list[Record] = field(default_factory=list)
+    outputs: list[Record] = field(default_factory=list)
+    inner: list[FlowCall] = field(default_factory=list)
+    around: FlowCall | None = None
+
+    @property
+    def is_operator(self) -> bool:
+        return is_operator(self.key.path)
+
+    @property
+    def records(self) -> list[Record]:
+        return [*self.inputs, *self.weights, *self.outputs]
+
+    @property
+    def start(self) -> int:
+        return min(r.id for r in self.records)
+
+
+class Flow:
+    """The tensors of one run: the calls that make and take them.
+
+    ``side``: 0 for golden, 1 for mine.
+    """
+
+    def __init__(self, differences: Sequence[Difference], side: int) -> None:
+        self.rows: dict[int, list[Difference]] = defaultdict(list)  # by the id of the record
+        records: dict[int, Record] = {}
+        for d in differences:
+            record = d.pair.mine if side else d.pair.golden
+            if record is not None:
+                self.rows[record.id].append(d)
+                records[record.id] = record
+        self.records = dict(sorted(records.items()))
+        self.calls: dict[CallKey, FlowCall] = {}
+        for record in self.records.values():
+            self._add(record)
+        self._nest()
+
+    def _add(self, record: Record) -> None:
+        key = record.site.key
+        call = self.calls.get(key)
+        if call is None:
+            call = self.calls[key] = FlowCall(key)
+        by_role = {"input": call.inputs, "weight": call.weights}
+        by_role.get(record.site.role, call.outputs).append(record)
+
+    def _nest(self) -> None:
+        """Find the call around each call: the last one begun of the innermost path around it."""
+        latest: dict[tuple[object, ...], FlowCall] = {}
+        for call in sorted(self.calls.values(), key=lambda call: call.start):
+            key = call.key
+            for path in ancestors(key.path):
+                around = latest.get((*key[:4], path))
+                if around is not None:
+                    call.around = around
+                    around.inner.append(call)
+                    break
+            latest[(*key[:4], key.path)] = call
+
+    def call(self, record: Record) -> FlowCall:
+        return self.calls[record.site.key]
+
+    def agrees(self, record: Record) -> bool | None:
+        """Tell whether a tensor agrees with its partners; None if it has none."""
+        paired = [d for d in self.rows[record.id] if d.verdict != "unmatched"]
+        return all(d.verdict in AGREES for d in paired) if paired else None
+
+    def sources(self, record: Record) -> tuple[list[Record], FlowCall | None]:
+        """Return the tensors that a tensor is made from, and the call whose code makes it."""
+        producer = self.records.get(record.producer) if record.producer is not None else None
+        if producer is not None and producer.id != record.id:
+            return [producer], None
+        call = self.call(record)
+        role = record.site.role
+        if role == "weight":
+            return [], None
+        if role == "input":
+            around = call.around
+            return (self._before(around, record), around) if around is not None else ([], None)
+        made_inside = self._before(call, record) if call.inner else []
+        if made_inside:
+            return made_inside, call
+        return [*call.inputs, *call.weights], call
+
+    def _before(self, call: FlowCall, record: Record) -> list[Record]:
+        """Return what code of a module may use to make a tensor: inputs, and what ran inside."""
+        inner = [r for each in call.inner for r in each.outputs if r.id < record.id]
+        return [*call.inputs, *call.weights, *inner]
+
+
+def back(flow: Flow, record: Record) -> tuple[list[Record], list[FlowCall]]:
+    """Return the nearest tensors with partners that a tensor is made from, and the calls between.
+
+    The calls are in execution order.
+    """
+    queue, seen = [record], {record.id}
+    entries: list[Record] = []
+    calls: dict[int, FlowCall] = {}
+    while queue:
+        sources, maker = flow.sources(queue.pop(0))
+        if maker is not None:
+            calls[id(maker)] = maker
+        for source in sources:
+            if source.id not in seen:
+                seen.add(source.id)
+                (queue if flow.agrees(source) is None else entries).append(source)
+    return entries, sorted(calls.values(), key=lambda call: call.start)

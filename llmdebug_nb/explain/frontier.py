@@ -1,0 +1,127 @@
+"""Find where two programs part for good, along the flow of their tensors.
+
+A pair of tensors that differs is followed back on both sides, through tensors that only one side
+has, to tensors that both have. If one of these differs too, the error is inherited, and the search
+goes on there. If they all agree, the calls on the way make the error: they are a **region**. A
+region may be one call that both programs make, a chain of calls that one of them writes otherwise
+or leaves out, or the code between two recorded calls.
+
+The search begins at what can be observed: what the outermost modules give. A difference that does
+not reach it is another way to write the same (`rejoins`), unless both programs make the same call
+on the same tensors: such a call must give the same result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from llmdebug_nb.core.findings import Difference
+from llmdebug_nb.core.records import Record
+from llmdebug_nb.explain.flow import Flow, FlowCall, back
+
+
+@dataclass(eq=False)
+class Region:
+    """The calls between tensors that agree and a pair that does not, on both sides.
+
+    ``row``: the pair. ``golden``, ``mine``: the calls, in execution order; no calls where code or
+    views between the recorded calls make the difference. ``entries``: the rows of the tensors
+    that agree. ``before``: the call of the other side before which one-sided calls stand.
+    """
+
+    row: Difference
+    golden: list[FlowCall] = field(default_factory=list)
+    mine: list[FlowCall] = field(default_factory=list)
+    entries: list[Difference] = field(default_factory=list)
+    before: FlowCall | None = None
+
+    @property
+    def is_one_call(self) -> bool:
+        """True if both programs make one call, the same, of the row's tensors."""
+        pair = self.row.pair
+        if len(self.golden) != 1 or len(self.mine) != 1 or not pair.golden or not pair.mine:
+            return False
+        sites = pair.golden.site.key, pair.mine.site.key
+        return (self.golden[0].key, self.mine[0].key) == sites
+
+
+class Frontier:
+    """The regions that make the differences of one phase.
+
+    ``guilty``: those from which a difference reaches what counts; in execution order.
+    ``same_code``: tells whether two records were made by the same code. ``rejoins``: rows that
+    differ and reach nothing.
+    """
+
+    def __init__(
+        self,
+        differences: Sequence[Difference],
+        phase: str,
+        same_code: Callable[[Record, Record], bool],
+    ) -> None:
+        self._same_code = same_code
+        rows = [d for d in differences if d.site.phase == phase]
+        self.flows = Flow(rows, 0), Flow(rows, 1)
+        self._bad = [d for d in rows if d.verdict == "diverged"]
+        self._inherits: dict[int, list[Difference]] = {}
+        self._regions: dict[int, Region] = {}
+        self.reaching: set[int] = set()  # indices of rows from which an observable is reached
+        queue = [d for d in self._bad if self._counts(d)]
+        while queue:
+            row = queue.pop()
+            if row.index not in self.reaching:
+                self.reaching.add(row.index)
+                queue += self.inherited(row)
+
+    @cached_property
+    def guilty(self) -> list[Region]:
+        regions = []
+        for row in self._bad:
+            if not self.inherited(row) and row.index in self.reaching:
+                regions.append(self._regions[row.index])
+        return regions
+
+    @cached_property
+    def rejoins(self) -> list[Difference]:
+        return [d for d in self._bad if d.index not in self.reaching]
+
+    def inherited(self, row: Difference) -> list[Difference]:
+        """Return the rows that differ and that the tensors of a row are made from."""
+        if row.index not in self._inherits:
+            self._inherits[row.index] = self._explain(row)
+        return self._inherits[row.index]
+
+    def _explain(self, row: Difference) -> list[Difference]:
+        region = self._regions[row.index] = Region(row)
+        bad: list[list[Difference]] = []
+        sides = (row.pair.golden, region.golden), (row.pair.mine, region.mine)
+        for flow, (record, calls) in zip(self.flows, sides, strict=True):
+            sources, between = back(flow, record) if record is not None else ([], [])
+            calls += between
+            upstream: list[Difference] = []
+            for source in sources:
+                rows = [d for d in flow.rows[source.id] if d.verdict != "unmatched"]
+                if flow.agrees(source):
+                    region.entries += rows
+                else:
+                    upstream += [d for d in rows if d.verdict == "diverged" and d is not row]
+            bad.append(upstream)
+        return bad[1] or bad[0]
+
+    def _counts(self, row: Difference) -> bool:
+        """Tell whether a difference counts by itself.
+
+        It does in a result of an outermost module, in a gradient of a weight, and where both
+        programs run the same code.
+        """
+        golden, mine = row.pair.golden, row.pair.mine
+        if golden is None or mine is None:
+            return False
+        if self._same_code(golden, mine) or row.site.role == "grad":
+            return True
+        if row.site.role != "output":
+            return False
+        records = golden, mine
+        return any(f.call(r).around is None for f, r in zip(self.flows, records, strict=True))
