@@ -8,6 +8,7 @@ from llmdebug_nb.align.fit import Fit, Move
 from llmdebug_nb.core.kernels.masks import FILL, hidden
 from llmdebug_nb.core.records import Summary
 
+
 def fill_for(shown: torch.Tensor) -> float:
     """Return a value that stands out from those shown: three standard deviations below, or -1."""
     spread = float(shown.double().std()) if shown.numel() > 1 else 0.0

@@ -29,12 +29,12 @@ from llmdebug_nb.align.calls import (
     match_tensors,
     share_inputs,
 )
+from llmdebug_nb.align.matches import ValueMatch, ValueMatches
 from llmdebug_nb.align.names import Names
 from llmdebug_nb.align.sequence import MatchTolerance
 from llmdebug_nb.align.tensor_layout import LayoutFinder
 from llmdebug_nb.align.tree import FUSED, SAME_PATH, ModuleTree
 from llmdebug_nb.align.unpaired import Reasons
-from llmdebug_nb.align.matches import ValueMatch, ValueMatches
 from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.paths import ancestors, is_operator, operator_of
 from llmdebug_nb.core.records import CallKey, Node, Record

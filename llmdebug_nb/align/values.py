@@ -10,6 +10,7 @@ import torch
 
 from llmdebug_nb.align import masks
 from llmdebug_nb.align.fit import Fit
+from llmdebug_nb.core.kernels.masks import hidden
 from llmdebug_nb.core.kernels.relative import ratio
 
 WRONG = 0.25  # relative L2 in a right layout is less: bugs and rounding to 4 bits included
@@ -31,7 +32,7 @@ class Values:
     @classmethod
     def of(cls, golden: torch.Tensor, mine: torch.Tensor) -> Values:
         g, m = _real(golden), _real(mine)
-        own, other = masks.hidden(g), masks.hidden(m)
+        own, other = hidden(g), hidden(m)
         if own is None and other is None:
             return cls((g, m))
         own = torch.zeros_like(g, dtype=torch.bool) if own is None else own

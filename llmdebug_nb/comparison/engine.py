@@ -19,7 +19,7 @@ from llmdebug_nb.comparison.tolerance import UNMATCHED, Calibration, Judging, Me
 from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
 from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.kernels.fingerprint import same
-from llmdebug_nb.core.kernels.masks import may_hide, without_hidden
+from llmdebug_nb.core.kernels.masks import may_hide, without_masked
 from llmdebug_nb.core.paths import ancestors, is_operator
 from llmdebug_nb.core.records import Node, Record, Summary
 
@@ -182,7 +182,7 @@ class _Measurer:
             g, m = pair.fit(g, m)
         floating = g.is_floating_point() and m.is_floating_point() and g.shape == m.shape
         if floating and may_hide(golden.summary) and may_hide(mine.summary):
-            g, m = without_hidden(g, m)
+            g, m = without_masked(g, m)
         return metrics.compare(g, m, logits) | self._custom.measure(g, m, pair.either.site)
 
 

@@ -25,21 +25,26 @@ def hidden(x: torch.Tensor) -> torch.Tensor | None:
     return places | (x <= least / 2) if least <= FILL else places
 
 
+def is_surely_masked(x: torch.Tensor) -> torch.Tensor:
+    """Return where a floating tensor is -inf or near the lowest number of its dtype (bool).
+
+    No activation is that large, so nothing is hidden by leaving these entries out.
+    """
+    return x < -0.5 * torch.finfo(x.dtype).max
+
+
 def may_hide(summary: Summary) -> bool:
     """Tell by the statistics whether a tensor may have masked entries."""
     s = summary
-    return bool(s.nan or s.inf) or s.min is None or s.min <= FILL
+    return bool(s.inf) or (s.min is not None and s.min <= FILL)
 
 
-def without_hidden(
-    golden: torch.Tensor, mine: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return two floating tensors of one shape with zeros where both are masked.
+def without_masked(golden: torch.Tensor, mine: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return two floating tensors of one shape with zeros where both are surely masked.
 
-    NaN is never masked here, and an entry that only one side masks stays as it is.
+    An entry that only one side masks stays as it is.
     """
-    own, other = hidden(golden), hidden(mine)
-    if own is None or other is None:
+    both = is_surely_masked(golden) & is_surely_masked(mine)
+    if not bool(both.any()):
         return golden, mine
-    both = own & other & ~golden.isnan() & ~mine.isnan() & (golden < 0) & (mine < 0)
     return golden.masked_fill(both, 0.0), mine.masked_fill(both, 0.0)
