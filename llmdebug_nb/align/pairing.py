@@ -14,7 +14,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from llmdebug_nb.align import exported, tree
 from llmdebug_nb.align.batch_layout import Load
@@ -48,6 +48,7 @@ _SAME, _REPLACED = "the same operator", "another operator with the same result"
 _IN_PLACE = re.compile(r"^(Aten\.\w*[A-Za-z0-9])_(\.|$)")
 _MOSTLY = 0.5  # a graph counts as nameless if this share of the module calls has no partner
 Records = tuple[list[Record], list[Record]]
+Elsewhere = Literal["", "golden", "mine", "both"]
 Nodes = tuple[Sequence[Node], Sequence[Node]]
 # an operator's call, its rank set to 0 -> the node of the traced program
 Traced = Mapping[CallKey, str]
@@ -338,7 +339,7 @@ class _Pairing:
         for left, right, remark in match_tensors(golden, mine, self._names, replaced, sure):
             self._add(left, right, f"{why}; {remark}" if remark else why)
 
-    def _add(self, golden: Record, mine: Record, why: str, elsewhere: bool = False) -> None:
+    def _add(self, golden: Record, mine: Record, why: str, elsewhere: Elsewhere = "") -> None:
         a, b = golden.summary, mine.summary
         equal = a.fingerprint is not None and a.fingerprint == b.fingerprint and a.shape == b.shape
         fit = None if equal else self._layouts.fit(golden, mine, why.startswith(FUSED))
@@ -354,7 +355,10 @@ class _Pairing:
                 of = self._values.of_golden if calls is golden else self._values.of_mine
                 match = min(of(record), key=_likeness, default=None)
                 if match is not None:
-                    self._add(match.golden, match.mine, SAME_VALUES, elsewhere=True)
+                    alone = match.golden.id not in self._pairs and match.mine.id not in self._mine
+                    side: Elsewhere = "golden" if calls is golden else "mine"
+                    side = "both" if alone else side
+                    self._add(match.golden, match.mine, SAME_VALUES, side)
 
     # -- the table ----------------------------------------------------------------------------
 

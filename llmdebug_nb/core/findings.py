@@ -66,14 +66,15 @@ class Pair:
     """Two records and why they were matched, or one record and why it has no partner.
 
     ``fit``: brings tensors of different layouts to one shape; see `align/fit.py`. ``elsewhere``:
-    the two hold the same values, but at different places of the programs.
+    the side whose tensor has no partner at its own place: the other side's tensor holds the same
+    values at another place. With "both", neither has.
     """
 
     golden: Record | None
     mine: Record | None
     why: str
     fit: Fit | None = None
-    elsewhere: bool = False
+    elsewhere: Literal["", "golden", "mine", "both"] = ""
 
     @property
     def either(self) -> Record:

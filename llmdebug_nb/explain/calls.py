@@ -143,19 +143,18 @@ class Calls:
         self._mine: dict[CallKey, ComparedCall] = {}
         # id of a record -> its row, for both sides
         self._rows = (
-            {d.pair.golden.id: d for d in rows if d.pair.golden},
-            {d.pair.mine.id: d for d in rows if d.pair.mine},
+            {d.pair.golden.id: d for d in rows if d.pair.golden and d.pair.elsewhere != "mine"},
+            {d.pair.mine.id: d for d in rows if d.pair.mine and d.pair.elsewhere != "golden"},
         )
         for d in rows:  # pairs first, so that a row of one side finds its call
-            if d.pair.golden and d.pair.mine:
+            if d.pair.golden and d.pair.mine and not d.pair.elsewhere:
                 self._join(d)
         self.all: list[ComparedCall] = []
         self.operated: set[str] = set()  # modules whose operators were recorded
         seen: set[int] = set()
-        for d in rows:
-            call = self._join(d)
+        for call, role, d in [(*each, row) for row in rows for each in self._owners(row)]:
             by_role = {"input": call.inputs, "weight": call.weights}
-            by_role.get(d.site.role, call.outputs).append(d)
+            by_role.get(role, call.outputs).append(d)
             if id(call) not in seen:
                 seen.add(id(call))
                 self.all.append(call)
@@ -171,10 +170,25 @@ class Calls:
             if call.reads:
                 call.inputs = list(self._sources(call))
 
+    def _owners(self, d: Difference) -> Iterator[tuple[ComparedCall, str]]:
+        """Yield the calls that a row belongs to, with its role there: two if they differ."""
+        golden, mine, elsewhere = d.pair.golden, d.pair.mine, d.pair.elsewhere
+        if not elsewhere:
+            yield self._join(d), d.site.role
+        if golden is not None and elsewhere in ("golden", "both"):
+            yield self._joined(golden.site.key, None), golden.site.role
+        if mine is not None and elsewhere in ("mine", "both"):
+            yield self._joined(None, mine.site.key), mine.site.role
+
     def _join(self, d: Difference) -> ComparedCall:
+        golden, mine = d.pair.golden, d.pair.mine
+        return self._joined(
+            golden.site.key if golden is not None else None,
+            mine.site.key if mine is not None else None,
+        )
+
+    def _joined(self, golden: CallKey | None, mine: CallKey | None) -> ComparedCall:
         """Return the call of a row, made if it is new."""
-        golden = d.pair.golden.site.key if d.pair.golden else None
-        mine = d.pair.mine.site.key if d.pair.mine else None
         call = self._golden.get(golden) if golden else None
         if call is None:
             there = self._mine.get(mine) if mine else None
@@ -184,8 +198,8 @@ class Calls:
         if golden is not None and call.golden is None:
             call.golden = golden
             self._golden[golden] = call
-        if mine is not None and call.mine is None:
-            call.mine = mine
+        if mine is not None:
+            call.mine = call.mine or mine
             self._mine.setdefault(mine, call)
         return call
 
@@ -211,8 +225,10 @@ class Calls:
 
     def of(self, d: Difference) -> ComparedCall | None:
         """Return the call that a row belongs to."""
-        calls = self._golden if d.pair.golden else self._mine
-        return calls.get(d.site.key)
+        record = d.pair.golden if d.pair.elsewhere != "mine" else None
+        if record is not None:
+            return self._golden.get(record.site.key)
+        return self._mine.get(d.pair.mine.site.key) if d.pair.mine is not None else None
 
     def both(self, region: Region) -> tuple[list[ComparedCall], list[ComparedCall]]:
         """Return golden's and mine's calls of a region."""

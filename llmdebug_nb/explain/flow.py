@@ -29,12 +29,9 @@ class FlowCall:
         return is_operator(self.key.path)
 
     @property
-    def records(self) -> list[Record]:
-        return [*self.inputs, *self.weights, *self.outputs]
-
-    @property
     def start(self) -> int:
-        return min(r.id for r in self.records)
+        """The id of its first record; weights are recorded before any call."""
+        return min(r.id for r in (self.inputs + self.outputs) or self.weights)
 
 
 class Flow:
