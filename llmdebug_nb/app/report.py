@@ -166,7 +166,9 @@ class Report(Tabular):
         self.findings = [] if self.incomparable else self._new_findings(rows)
         all_expected = all(finding.expected for finding in self.findings)
         rows = [
-            replace(d, verdict="unmatched", reason=REJOINED) if d.index in self._plain.rejoins else d
+            replace(d, verdict="unmatched", reason=REJOINED)
+            if d.index in self._plain.rejoins
+            else d
             for d in rows
         ]
         if self.expected and self._plain.findings and all_expected:
