@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from llmdebug_nb.align import sequence
 from llmdebug_nb.align.names import Names
 from llmdebug_nb.align.sequence import CallFeatures, MatchTolerance
+from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.paths import is_operator, module_of
 from llmdebug_nb.core.records import IN_KERNEL, Record, Summary, summed
 
@@ -256,9 +257,12 @@ def _other_slot(
     best, place = max(likeness, default=(0.0, 0))
     if best >= sequence.TELLING:
         return free[-place]
-    shaped = [r for r in free if _same_kind(value, r.summary)]
-    rivals = [r for r in rivals if r.site.role == s.role and _same_kind(value, r.summary)]
-    return shaped[0] if len(shaped) == len(rivals) == 1 else None
+    rivals = [r for r in rivals if r.site.role == s.role]
+    for alike in (_same_kind, _same_features):
+        shaped = [r for r in free if alike(value, r.summary)]
+        if len(shaped) == sum(alike(value, r.summary) for r in rivals) == 1:
+            return shaped[0]
+    return None
 
 
 def _digits(golden: Summary, mine: Summary) -> float:
@@ -272,3 +276,9 @@ def _same_kind(golden: Summary, mine: Summary) -> bool:
     """Tell whether two tensors have one shape, and both or neither hold integers."""
     whole = [s.dtype.startswith(("int", "uint", "bool")) for s in (golden, mine)]
     return golden.shape == mine.shape and whole[0] == whole[1]
+
+
+def _same_features(golden: Summary, mine: Summary) -> bool:
+    """Tell whether two floating tensors have rows of one length, be they tokens or a batch."""
+    floating = is_floating(golden.dtype) and is_floating(mine.dtype)
+    return floating and bool(golden.shape) and golden.shape[-1:] == mine.shape[-1:]

@@ -60,6 +60,8 @@ class LayoutFinder:
             return divided
         if a.shape != b.shape and not (a.numel and b.numel):
             return Fit("one is empty", (_emptied,), (_emptied,))
+        if a.shape != b.shape and _long(a.shape) == _long(b.shape):
+            return Fit("reshaped", (moves.viewed(b.shape),), whole=True)
         if s.role == "weight" and (a.dtype in quantised.DTYPES) != (b.dtype in quantised.DTYPES):
             return self._dequantised(golden, mine)
         by_tokens = self._by_tokens(golden, mine) if s.role in ("input", "output") else None
@@ -245,6 +247,10 @@ class LayoutFinder:
             return Values.of(*fit(*pair))
         except ValueError:
             return None
+
+
+def _long(shape: Shape) -> Shape:
+    return tuple(n for n in shape if n != 1)
 
 
 def _emptied(x: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,9 @@ module's path is ``""``; paths of a second root start with its label: ``Llama~1.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 _CACHE = 100_000  # paths: more than a model of a thousand layers has
@@ -28,6 +30,18 @@ def module_of(path: str) -> str:
 def operator_of(path: str) -> str:
     """Return the operator's name, with those of the operators around it; "" for a module."""
     return path.partition("/")[2]
+
+
+def parent_of(path: str) -> str:
+    """Return the path of the module that holds a module; "" for the root and its children."""
+    return path.rpartition(".")[0]
+
+
+def common_ancestor(paths: Sequence[str]) -> str:
+    """Return the innermost module that holds all these modules, or is one of them."""
+    parts = [path.split(".") if path else [] for path in paths]
+    common = itertools.takewhile(lambda each: len(set(each)) == 1, zip(*parts, strict=False))
+    return ".".join(each[0] for each in common)
 
 
 def within(path: str, ancestor: str) -> bool:

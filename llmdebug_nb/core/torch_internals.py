@@ -7,6 +7,7 @@ have a home of their own.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import torch
 
@@ -66,3 +67,11 @@ def register_again(module: torch.nn.Module, before: Registered) -> None:
     """Put the buffers and parameters back that `registered` returned."""
     module._buffers.update(before[0])
     module._parameters.update(before[1])
+
+
+@functools.cache
+def decompositions() -> dict[object, Callable[..., object]]:
+    """Return torch's own formulas of its operators: dispatcher operator -> Python function."""
+    from torch._decomp import decomposition_table
+
+    return dict(decomposition_table.items())

@@ -73,11 +73,11 @@ def first_of_chain(chain: Sequence[ComparedCall], calls: Calls) -> ComparedCall:
     A cast to a finer dtype loses nothing, and neither does a copy.
     """
     telling = [c for c in chain if not _widens(c)] or list(chain)
-    telling = [c for c in telling if not _changes_nothing(c)] or telling
+    telling = [c for c in telling if not changes_nothing(c)] or telling
     return next((c for c in telling if _takes_common(c, calls)), telling[0])
 
 
-def _changes_nothing(call: ComparedCall) -> bool:
+def changes_nothing(call: ComparedCall) -> bool:
     """Tell whether an operator keeps the values, as a cast or a copy does, by comparing norms.
 
     A backward call whose result was not recorded counts as such an operator.

@@ -29,6 +29,11 @@ class FlowCall:
         return is_operator(self.key.path)
 
     @property
+    def records_of(self) -> list[Record]:
+        """Its tensors, the outputs first."""
+        return self.outputs + self.inputs + self.weights
+
+    @property
     def start(self) -> int:
         """The id of its first record; weights are recorded before any call."""
         return min(r.id for r in (self.inputs + self.outputs) or self.weights)

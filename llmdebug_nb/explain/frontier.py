@@ -29,6 +29,7 @@ class Region:
     ``row``: the pair. ``golden``, ``mine``: the calls, in execution order; no calls where code or
     views between the recorded calls make the difference. ``entries``: the rows of the tensors
     that agree. ``before``: the call of the other side before which one-sided calls stand.
+    ``taken``: the tensor that mine takes in place of another one, and that other one of golden.
     """
 
     row: Difference
@@ -36,6 +37,7 @@ class Region:
     mine: list[FlowCall] = field(default_factory=list)
     entries: list[Difference] = field(default_factory=list)
     before: FlowCall | None = None
+    taken: tuple[Record | None, Record] | None = None
 
     @property
     def is_one_call(self) -> bool:

@@ -1,20 +1,34 @@
-"""Narrow a region to the calls that make its error, from its end backwards.
+"""Narrow a region to the calls that make its error.
 
-A call of mine is innocent if it answers to a call of golden: both do the same with their inputs,
-by name and arguments, or because mine's call gives golden's result on golden's tensors. Then the
-error is in what it takes.
+From its end backwards: a call of mine is innocent if it answers to a call of golden. Both do the
+same with their inputs, by name and arguments, or because mine's call gives golden's result on
+golden's tensors. Then the error is in what it takes.
+
+Where the two are written otherwise, from its beginning forwards: a call of mine is innocent if its
+result is a step of what golden computes there (`inside.py`). A call that gives such a step once it
+takes another of golden's tensors was given the wrong tensor.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cached_property
+
 import torch
 
+from llmdebug_nb.core.dtypes import epsilon
 from llmdebug_nb.core.records import Record
+from llmdebug_nb.explain import inside
 from llmdebug_nb.explain.calls import kind_of_operator
 from llmdebug_nb.explain.flow import Flow, FlowCall
 from llmdebug_nb.explain.frontier import Region
 from llmdebug_nb.explain.replay import Replayed
 from llmdebug_nb.explain.runs import CannotReplay, Runs
+
+# Operators of a region that are replayed; a longer one is no place that a user would look through.
+_MOST_CALLS = 24
+# in machine epsilons: the error of a few operators on tensors that agree within noise
+_STEPS = 64.0
 
 
 class Narrowing:
@@ -25,6 +39,14 @@ class Narrowing:
 
     def narrowed(self, region: Region) -> Region:
         """Return the region without the calls that only pass its error on."""
+        region = self._backwards(region)
+        operators = [[c for c in side if c.is_operator] for side in (region.golden, region.mine)]
+        several = all(operators) and sum(map(len, operators)) > 2
+        if not several or max(map(len, operators)) > _MOST_CALLS:
+            return region
+        return _Rewritten(self, self._runs, region, operators[0], operators[1]).narrowed()
+
+    def _backwards(self, region: Region) -> Region:
         golden, mine = region.row.pair.golden, region.row.pair.mine
         while golden is not None and mine is not None:
             makers = self._maker(0, golden, region), self._maker(1, mine, region)
@@ -42,7 +64,9 @@ class Narrowing:
             golden, mine = left[0], right[0]
             alone = [f.agrees(r) is None for f, r in zip(self._flows, (golden, mine), strict=True)]
             if not any(alone):
-                return self._cut(region, [theirs], [ours])
+                found = self._cut(region, [theirs], [ours])
+                found.taken = golden, mine
+                return found
             if alone == [True, False]:
                 return self._cut(region, self._chain(0, golden, region), [], ours)
             if alone == [False, True]:
@@ -86,17 +110,22 @@ class Narrowing:
 
     def _unsettled(self, golden: FlowCall, mine: FlowCall) -> tuple[list[Record], list[Record]]:
         """Return the inputs of two calls that do not hold the same values."""
-        right = [record for record in mine.inputs if _is_telling(record)]
+        right = [record for record in mine.inputs if is_telling(record)]
         left = []
-        for record in filter(_is_telling, golden.inputs):
-            same = next((other for other in right if self._same(record, other)), None)
+        for record in filter(is_telling, golden.inputs):
+            same = next((other for other in right if self.same(record, other)), None)
             if same is None:
                 left.append(record)
             else:
                 right.remove(same)
         return left, right
 
-    def _same(self, golden: Record, mine: Record) -> bool:
+    def is_entry(self, record: Record, side: int) -> bool:
+        """Tell whether a tensor enters a region: it agrees, and has values of its own."""
+        return is_telling(record) and bool(self._flows[side].agrees(record))
+
+    def same(self, golden: Record, mine: Record) -> bool:
+        """Tell whether two tensors are paired, or one has the bytes of the other's partner."""
         if not self._flows[0].agrees(golden):
             return False
         others = (d.pair.mine for d in self._flows[0].rows[golden.id])
@@ -116,16 +145,7 @@ class Narrowing:
 
     def _gives_golden(self, golden: FlowCall, mine: FlowCall, left: Record, right: Record) -> bool:
         """Tell whether mine's call gives golden's output if it takes golden's tensor."""
-        given = self._runs.golden.load(left)
-        if left.summary.shape != right.summary.shape:
-            raise CannotReplay("the tensors have other shapes")
-
-        def load(slot: str) -> torch.Tensor:
-            record = next(r for r in mine.inputs if r.site.slot == slot)
-            own = self._runs.mine.load(record)
-            return given.to(own.dtype) if record.id == right.id else own
-
-        result = next(iter(Replayed(self._runs.mine, mine.key).run_on(load).values()))
+        result = on_other(self._runs, mine, right, self._runs.golden.load(left))
         wanted = self._runs.golden.load(golden.outputs[0])
         rows = self._flows[0].rows[left.id]
         limit = max((d.limit or 0.0 for d in rows), default=0.0)
@@ -138,9 +158,131 @@ class Narrowing:
 # relative L2: far above the rounding of one operator in any dtype of 16 bits, and far below what a
 # wrong scale or axis makes
 _SAME_RESULT = 0.02
+_FAR = 0.1  # relative L2: tensors this far apart do not hold the same values, in any dtype
 
 
-def _is_telling(record: Record) -> bool:
+def on_other(runs: Runs, call: FlowCall, record: Record, given: torch.Tensor) -> torch.Tensor:
+    """Return the result of a call of mine that takes another tensor in place of ``record``.
+
+    Raises:
+        CannotReplay: the tensor has another size, or the call fails.
+    """
+    if given.numel() != record.summary.numel:
+        raise CannotReplay("the tensors have other sizes")
+
+    def load(slot: str) -> torch.Tensor:
+        own = next((r for r in call.inputs if r.site.slot == slot), None)
+        if own is None:
+            raise CannotReplay(f"argument {slot} was not recorded")
+        value = runs.mine.load(own)
+        return given.to(value.dtype).reshape(value.shape) if own.id == record.id else value
+
+    return next(iter(Replayed(runs.mine, call.key).run_on(load).values()))
+
+
+class _Rewritten:
+    """A region in which the two programs are written otherwise."""
+
+    def __init__(
+        self,
+        narrowing: Narrowing,
+        runs: Runs,
+        region: Region,
+        golden: list[FlowCall],
+        mine: list[FlowCall],
+    ) -> None:
+        self._narrowing, self._runs, self._region = narrowing, runs, region
+        self._golden, self._mine = golden, mine
+        dtypes = [r.summary.dtype for c in (*golden, *mine) for r in (*c.inputs, *c.outputs)]
+        noise = max((d.error or 0.0 for d in region.entries), default=0.0)
+        self._limit = min(_STEPS * max(map(epsilon, dtypes)) + 4 * noise, _FAR)
+
+    def narrowed(self) -> Region:
+        region = self._region
+        suspects = []
+        for call in self._mine:
+            other = None if self._is_step(call) else self._given_another(call)
+            if other is not None:
+                return other
+            if not self._is_step(call):
+                suspects.append(call)
+        if not suspects or len(suspects) == len(self._mine):
+            return self._by_entries() or region
+        return Region(region.row, region.golden, suspects, region.entries)
+
+    @cached_property
+    def _steps(self) -> list[torch.Tensor]:
+        """What golden computes in the region, step by step."""
+        values = []
+        for call in self._golden:
+            try:
+                values += inside.steps(Replayed(self._runs.golden, call.key))
+            except CannotReplay:
+                continue
+        return values
+
+    def _is_step(self, call: FlowCall) -> bool:
+        try:
+            results = [self._runs.mine.load(r) for r in call.outputs]
+        except CannotReplay:
+            return False
+        return any(inside.same_values(g, m, self._limit) for m in results for g in self._steps)
+
+    def _given_another(self, call: FlowCall) -> Region | None:
+        """Return a smaller region if a call gives a step once it takes another tensor."""
+        agreeing = [r for r in call.inputs if self._narrowing.is_entry(r, 1)]
+        made = {r.id: c for c in self._golden for r in c.outputs}
+        others = [r for c in self._golden for r in (*c.inputs, *c.outputs) if is_telling(r)]
+        for record in agreeing:
+            for other in others:
+                if self._narrowing.same(other, record) or not self._mends(call, record, other):
+                    continue
+                region = self._region
+                if other.id not in made:
+                    taker = next(c for c in self._golden if other in c.inputs)
+                    return Region(
+                        region.row, [taker], [call], region.entries, taken=(other, record)
+                    )
+                last = made[other.id]
+                chain = [c for c in self._golden if c.start <= last.start]
+                return Region(region.row, chain, [], region.entries, call)
+        return None
+
+    def _mends(self, call: FlowCall, record: Record, other: Record) -> bool:
+        try:
+            result = on_other(self._runs, call, record, self._runs.golden.load(other))
+        except CannotReplay:
+            return False
+        return any(inside.same_values(g, result, self._limit) for g in self._steps)
+
+    def _by_entries(self) -> Region | None:
+        """Return a smaller region if one side takes a tensor that the other does not take."""
+        region, narrowing = self._region, self._narrowing
+        taken = [
+            [(c, r) for c in calls for r in c.inputs if narrowing.is_entry(r, side)]
+            for side, calls in enumerate((self._golden, self._mine))
+        ]
+        missing = [(c, g) for c, g in taken[0] if not _has(narrowing, g, taken[1], False)]
+        foreign = [(c, m) for c, m in taken[1] if not _has(narrowing, m, taken[0], True)]
+        if missing and foreign:
+            (theirs, golden), (ours, mine) = missing[0], foreign[0]
+            return Region(region.row, [theirs], [ours], region.entries, taken=(golden, mine))
+        if foreign:
+            ours, mine = foreign[0]
+            return Region(region.row, region.golden, [ours], region.entries, taken=(None, mine))
+        if missing:
+            return Region(region.row, [missing[0][0]], [], region.entries, self._mine[-1])
+        return None
+
+
+def _has(
+    narrowing: Narrowing, record: Record, taken: Sequence[tuple[FlowCall, Record]], of_mine: bool
+) -> bool:
+    pairs = ((other, record) if of_mine else (record, other) for _, other in taken)
+    return any(narrowing.same(golden, mine) for golden, mine in pairs)
+
+
+def is_telling(record: Record) -> bool:
     """Tell whether a tensor has values of its own: it is no constant."""
     s = record.summary
     return s.numel > 1 and s.min != s.max

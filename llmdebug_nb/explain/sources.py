@@ -1,44 +1,138 @@
-"""The lines of the two programs that make a call."""
+"""The lines of the two programs: those that are to blame, and the others of that module."""
 
 from __future__ import annotations
 
 import linecache
+import re
+from collections.abc import Iterator
 
-from llmdebug_nb.core.findings import Source
-from llmdebug_nb.core.paths import is_operator
-from llmdebug_nb.core.records import CallKey, Frame
-from llmdebug_nb.explain.calls import ComparedCall
+from llmdebug_nb.core.findings import LinePair, LineState, Source
+from llmdebug_nb.core.paths import is_operator, module_of
+from llmdebug_nb.core.records import CallKey, Frame, Record
+from llmdebug_nb.explain.flow import Flow, FlowCall
+from llmdebug_nb.explain.judge import Blamed
 from llmdebug_nb.explain.runs import Runs, Side
 
+_FRAME = re.compile(r"(.*):(\d+) (.*)", re.DOTALL)
+_MOST_PAIRS = 200  # lines of a module that are listed
 
-def source_of(
-    side: Side, key: CallKey | None, op: str | None, node: CallKey | None = None
-) -> Source | None:
-    """Return a call's source in one program, or None if the program lacks the call.
+
+def of_call(side: Side, key: CallKey, op: str, node: CallKey | None = None) -> Source:
+    """Return the source of a call: an operator's line, or where a module's forward begins.
 
     ``node``: the node of an exported graph that makes a module's error; the line is then its own.
     """
-    if key is None:
-        return None
     operator = key if is_operator(key.path) else node
-    index = side.run.index
-    frames = index.frames(operator) if operator is not None else ()
-    if frames:
-        first: Frame | None = frames[0]
-    else:
-        first = next((each.source for each in side.run.nodes if each.path == key.path), None)
-    if first is None:
-        return Source(key.path, op or "")
-    code = index.code(first) or linecache.getline(first.file, first.line).strip()
-    return Source(key.path, op or "", first.file, first.line, code, frames)
+    frames = side.run.index.frames(operator) if operator is not None else ()
+    return _source(side, key.path, op, frames) if frames else of_module(side, key.path, op)
 
 
-def of_call(
-    call: ComparedCall, runs: Runs, node: CallKey | None = None
-) -> tuple[Source | None, Source | None]:
-    """Return the sources of a call in golden and in mine."""
-    golden, mine = call.ops
-    return (
-        source_of(runs.golden, call.golden, golden, node),
-        source_of(runs.mine, call.mine, mine, node),
-    )
+def of_module(side: Side, path: str, op: str = "") -> Source:
+    """Return where the forward of a module's class begins."""
+    node = next((each for each in side.run.nodes if each.path == module_of(path)), None)
+    frames = () if node is None or node.source is None else (node.source,)
+    return _source(side, path, op or (node.type if node is not None else ""), frames)
+
+
+def of_views(side: Side, record: Record) -> list[Source]:
+    """Return the lines of the views on the way to a tensor, the first that ran first."""
+    path = module_of(record.site.path)
+    found = []
+    for view in record.views:
+        match = _FRAME.fullmatch(view.source)
+        if match is not None:
+            frames = (Frame(match[1], int(match[2]), match[3]),)
+            found.append(_source(side, path, view.op, frames))
+    return found
+
+
+def _source(side: Side, path: str, op: str, frames: tuple[Frame, ...]) -> Source:
+    if not frames:
+        return Source(path, op)
+    first = frames[0]
+    code = side.run.index.code(first) or linecache.getline(first.file, first.line).strip()
+    return Source(path, op, first.file, first.line, code, frames)
+
+
+class Places:
+    """Where a finding is in both programs, line by line.
+
+    ``flows``: the tensors of golden and of mine. ``node``: see `of_call`.
+    """
+
+    def __init__(
+        self, runs: Runs, flows: tuple[Flow, Flow], blamed: Blamed, node: CallKey | None = None
+    ) -> None:
+        self._sides, self._flows = (runs.golden, runs.mine), flows
+        self._blamed, self._node = blamed, node
+
+    def sources(self) -> tuple[Source | None, Source | None]:
+        """Return the lines to blame: golden's and mine's; None on a side that lacks the call."""
+        call = self._blamed.call
+        found: list[Source | None] = []
+        for side, key, op in zip(self._sides, (call.golden, call.mine), call.ops, strict=True):
+            found.append(None if key is None else of_call(side, key, op or "", self._node))
+        if self._blamed.places is not None:
+            places = zip(self._sides, self._blamed.places, strict=True)
+            found = [of_module(side, path) for side, path in places]
+        views = self._views()
+        if views and found[1] is not None:
+            found[1] = views[0]
+        return found[0], found[1]
+
+    def pairs(self) -> tuple[LinePair, ...]:
+        """Return the lines of the region, and those of mine's module around it."""
+        region = self._blamed.region
+        if region is None:
+            return ()
+        sides = [
+            [self._of(at, call) for call in calls if call.is_operator]
+            for at, calls in enumerate((region.golden, region.mine))
+        ]
+        sides[1] += self._views()
+        count = max(map(len, sides))
+        padded = [[*side, *[None] * (count - len(side))] for side in sides]
+        guilty = [LinePair(g, m, None, "guilty") for g, m in zip(*padded, strict=True)]
+        return (*guilty, *self._around([call.key for call in region.mine]))
+
+    def _views(self) -> list[Source]:
+        """Return the lines of views that lead to the wrong tensor."""
+        region = self._blamed.region
+        if region is None:
+            return []
+        if region.taken is not None:
+            return of_views(self._sides[1], region.taken[1])
+        record = region.row.pair.mine
+        acts = [call for call in region.mine if call.is_operator]
+        return of_views(self._sides[1], record) if record is not None and not acts else []
+
+    def _of(self, at: int, call: FlowCall) -> Source:
+        return of_call(self._sides[at], call.key, call.records_of[0].op)
+
+    def _around(self, guilty: list[CallKey]) -> Iterator[LinePair]:
+        """Yield the other operators of mine's module, each with golden's partner and its state."""
+        key = self._blamed.call.mine
+        if key is None:
+            return
+        module, flow = module_of(key.path), self._flows[1]
+        calls = [
+            call
+            for call in flow.calls.values()
+            if call.is_operator
+            and module_of(call.key.path) == module
+            and call.outputs
+            and call.key[:3] == key[:3]
+            and call.key not in guilty
+        ]
+        for call in sorted(calls, key=lambda call: call.start)[:_MOST_PAIRS]:
+            rows = [d for r in call.outputs for d in flow.rows[r.id] if d.pair.golden is not None]
+            agrees = flow.agrees(call.outputs[0])
+            partner = rows[0].pair.golden if rows else None
+            state: LineState = "equal" if agrees else "inherited" if rows else "rewritten"
+            error = max((d.error or 0.0 for d in rows), default=None)
+            golden = (
+                None
+                if partner is None or not is_operator(partner.site.path)
+                else of_call(self._sides[0], partner.site.key, partner.op)
+            )
+            yield LinePair(golden, self._of(1, call), error, state)

@@ -1,0 +1,45 @@
+"""Clauses of evidence: how far the inputs of a call agree, and how a row differs."""
+
+from __future__ import annotations
+
+from llmdebug_nb.core.findings import EXPECTED, Difference
+from llmdebug_nb.explain.calls import AGREES, ComparedCall
+from llmdebug_nb.explain.edges import slots
+
+
+def of_inputs(call: ComparedCall) -> str:
+    """Return a clause on how far the inputs agree."""
+    other = [d for d in call.inputs if d.verdict not in AGREES]
+    if other:
+        return f"it was called with other arguments: {slots(other)}"
+    worst = max((d.error or 0.0 for d in call.inputs), default=0.0)
+    if any(d.verdict == EXPECTED for d in call.inputs):
+        return f"its inputs differ no more than expected ({worst:.2g})"
+    if worst == 0.0:
+        return "its input tensors are identical"
+    return f"its inputs agree (error {worst:.2g})"
+
+
+def of_difference(row: Difference) -> str:
+    """Return a clause on how a row differs."""
+    s = row.site
+    if row.verdict == "unmatched":
+        return row.reason or "only one run has it"
+    what = {
+        ("backward", "grad"): "the gradient of parameter",
+        ("backward", "output"): "the gradient of input",
+        ("forward", "input"): "input",
+        ("forward", "weight"): "parameter",
+    }
+    text = f"{what.get((s.phase, s.role), 'output')} {s.slot} differs"
+    if row.error is None or not row.metrics:
+        return f"{text}: {row.reason}"
+    return f"{text} by {row.error:.2g} (relative L2), {_times(row)}"
+
+
+def _times(row: Difference) -> str:
+    if not row.limit or row.error is None or row.error == float("inf"):
+        return f"limit {row.limit or 0.0:.2g}"
+    if row.error < row.limit:
+        return f"within its limit of {row.limit:.2g}"
+    return f"{float(f'{row.error / row.limit:.2g}'):,.0f} times the limit"

@@ -1,0 +1,301 @@
+"""Find the cause of a region's error.
+
+Much is visible without computing: a weight, another operator, a scalar argument or an attribute
+that differs. Else the call is replayed (`verify.py`). If it only magnifies the error of its inputs,
+the blame passes to the calls before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from llmdebug_nb.core.findings import EXPECTED, Difference
+from llmdebug_nb.core.paths import common_ancestor, is_operator, module_of, parent_of
+from llmdebug_nb.explain import causes, clauses, overflow, scalars, verify
+from llmdebug_nb.explain.calls import Calls, ComparedCall, same_operator
+from llmdebug_nb.explain.edges import (
+    changes_nothing,
+    first_of_chain,
+    innermost,
+    input_name,
+    kind_of,
+    origin,
+)
+from llmdebug_nb.explain.frontier import Frontier, Region
+from llmdebug_nb.explain.narrowing import Narrowing
+from llmdebug_nb.explain.runs import Runs
+from llmdebug_nb.explain.weights import Weights
+
+_TESTED = 8  # at most so many suspects are replayed
+_BEFORE = 24  # at most so many calls before a suspect are replayed, if it only magnifies
+_MOST_WEIGHTS = 3  # at most so many weights are named in the evidence
+LAST = (causes.INHERITED, causes.CARRIED_OVER, causes.NONDETERMINISTIC)
+
+
+@dataclass
+class Blamed:
+    """A finding before it is put into words: ``call`` is blamed for ``row``.
+
+    ``region``: where the two programs part. ``places``: the modules of golden and mine, if the
+    code of a module is blamed and not a call. ``steps``: in how many steps.
+    """
+
+    call: ComparedCall
+    cause: str
+    evidence: str
+    row: Difference
+    region: Region | None = None
+    places: tuple[str, str] | None = None
+    steps: int = 1
+
+
+class Judge:
+    """Judges the regions of one comparison. ``start``: the first row that differs."""
+
+    def __init__(
+        self, differences: Sequence[Difference], start: Difference, frontier: Frontier, runs: Runs
+    ) -> None:
+        self.start, self.runs = start, runs
+        self.calls = Calls(differences, start.site.phase)
+        self.weights = Weights(differences, runs)
+        self.narrowing = Narrowing(frontier.flows, runs)
+        self._tested = 0
+        # True once a call is known to have made an error. Its consequences blame no other call.
+        self.made = any(d.verdict == EXPECTED and d.index < start.index for d in differences)
+
+    def blamed(self, region: Region) -> Blamed:
+        """Return what is to blame for a region."""
+        region = self.narrowing.narrowed(region)
+        found = self.cause(region)
+        self.made = self.made or found.cause not in LAST
+        return replace(found, region=region)
+
+    def cause(self, region: Region) -> Blamed:
+        """Return the cause of a region's error."""
+        row = region.row
+        own = self.calls.of(row)
+        assert own is not None
+        if row.site.role == "weight":
+            return self.by_setting(own) or Blamed(
+                own, causes.WEIGHT, clauses.of_difference(row), row
+            )
+        golden, mine = self._acts(region)
+        if row.site.role == "input" and not golden and not mine:
+            return self._between(own, row, region)
+        if bool(golden) != bool(mine):
+            other = region.mine if golden else region.golden
+            if any(call.inner for call in other):  # code that was not recorded does it there
+                return self._between(own, row, region)
+            return self._one_sided(golden or mine, "golden" if golden else "mine", row, region)
+        if golden and golden[-1] is not mine[-1]:
+            if any(call.is_operator for call in (*golden, *mine)):
+                return self._rewritten(golden, mine, row)
+            return self._between(own, row, region)
+        call = mine[-1] if mine else own
+        if overflow.starts(call):
+            return Blamed(call, causes.OVERFLOW, overflow.words(call), row)
+        setting = self.by_setting(call)
+        if setting is not None:
+            evidence = f"{setting.evidence}; {clauses.of_inputs(call)}"
+            return replace(setting, evidence=f"{evidence}; {clauses.of_difference(row)}")
+        return self._run_again(call, row)
+
+    def _acts(self, region: Region) -> tuple[list[ComparedCall], list[ComparedCall]]:
+        """Return the calls of a region that compute: operators, and modules with nothing inside."""
+        kept = [[c.key for c in side if not c.inner] for side in (region.golden, region.mine)]
+        golden, mine = self.calls.both(region)
+        return (
+            [c for c in golden if c.golden in kept[0] and not changes_nothing(c)],
+            [c for c in mine if c.mine in kept[1] and not changes_nothing(c)],
+        )
+
+    def _between(self, call: ComparedCall, row: Difference, region: Region) -> Blamed:
+        """Blame the code before a call: it is given something else, made from what agrees."""
+        kind, holder = kind_of(row), self.calls.holder(call)
+        made = origin(row, self.calls)
+        if kind is not None and row.site.role == "input":
+            call, row = innermost(call, row, self.calls)
+            words = f"{call.path} received another {input_name(row)}{made}"
+            return self._placed(Blamed(call, kind, words, row), holder)
+        places = self._places(region)
+        if call.is_operator and places[1] == call.module:
+            words = f"the first tensor to differ is an input of {call.path}{made}"
+            return self._placed(Blamed(call, causes.INTRODUCED, words, row), holder)
+        words = f"{call.path} is the first call with another input{made}"
+        if row.site.role != "input":
+            words = f"{call.path or 'the model'} is the first call with another output"
+        blamed = Blamed(call if holder is None else holder, causes.INTRODUCED, words, row)
+        return replace(self._placed(blamed, holder), places=places)
+
+    def _places(self, region: Region) -> tuple[str, str]:
+        """Return the innermost modules of golden and mine that hold a region."""
+        pair = region.row.pair
+        found = []
+        for record, calls in ((pair.golden, region.golden), (pair.mine, region.mine)):
+            path = record.site.path if record is not None else ""
+            holder = module_of(path) if is_operator(path) else parent_of(path)
+            paths = [c.key.path for c in calls if not (c.inner or c.is_operator)]
+            around = [holder, *map(parent_of, paths)]
+            around += [module_of(c.key.path) for c in calls if c.is_operator]
+            found.append(common_ancestor(around))
+        return found[0], found[1]
+
+    def _one_sided(
+        self, calls: list[ComparedCall], owner: str, row: Difference, region: Region | None = None
+    ) -> Blamed:
+        """Blame a chain of calls that only one program makes."""
+        call = first_of_chain(calls, self.calls)
+        if call.is_operator:
+            reaches = f"{row.site.role} {row.site.slot} of {row.op}"
+            words = f"only {owner} calls {call.op}, and its result reaches {reaches}"
+        else:
+            words = f"only {owner} calls {call.path}"
+        own = (call.golden, None) if owner == "golden" else (None, call.mine)
+        alone = ComparedCall(own[0], own[1], call.inputs, call.weights, call.outputs)
+        shown = next(iter(call.outputs or call.inputs), row)
+        return self._placed(Blamed(alone, causes.OTHER_OPS, words, shown), self.calls.holder(call))
+
+    def _rewritten(
+        self, golden: list[ComparedCall], mine: list[ComparedCall], row: Difference
+    ) -> Blamed:
+        """Blame a chain of calls that mine writes otherwise, and not equal in effect."""
+        call = ComparedCall(golden[0].golden, mine[0].mine)
+        call.inputs = [*mine[0].inputs]
+        call.outputs = [d for c in (mine[0], golden[0]) for d in c.outputs]
+        setting = self.by_setting(call)
+        if setting is not None:
+            evidence = f"{setting.evidence}; {clauses.of_difference(row)}"
+            return replace(setting, evidence=evidence)
+        theirs, ours = (", ".join(c.op for c in calls) for calls in (golden, mine))
+        words = f"golden calls {theirs} where mine calls {ours}"
+        blamed = Blamed(call, causes.OTHER_OPS, words, row)
+        return self._placed(blamed, self.calls.holder(mine[0]))
+
+    def _placed(self, b: Blamed, holder: ComparedCall | None) -> Blamed:
+        """Add what the module around a blamed call contributes: its settings, its place."""
+        if b.cause in (causes.INTRODUCED, causes.WRONG_MASK) and not b.call.one_sided:
+            setting = self.by_setting(b.call)
+            if setting is not None:
+                evidence = f"{setting.evidence}; {clauses.of_difference(setting.row)}"
+                return replace(setting, evidence=evidence)
+        if holder is None:
+            return replace(b, evidence=f"{b.evidence}; {clauses.of_difference(b.row)}")
+        settings = scalars.words(scalars.of_module(holder, self.runs))
+        evidence = f"{settings}; {b.evidence}" if settings else b.evidence
+        cause = b.cause
+        if cause == causes.INTRODUCED and settings:
+            cause = causes.SCALAR
+        if cause == causes.INTRODUCED and self._earlier(holder):
+            cause = causes.CARRIED_OVER
+        here = f"in {holder.path or 'the model'}"
+        return replace(
+            b, cause=cause, evidence=f"{here}: {evidence}; {clauses.of_difference(b.row)}"
+        )
+
+    def by_setting(self, call: ComparedCall) -> Blamed | None:
+        """Blame a difference that is visible without computing.
+
+        It is a weight, another operator, a scalar argument or an attribute.
+        """
+        row = call.bad_output or next(call.rows())
+        other = self.weights.differing(call)
+        if other:
+            owner = self._owner(call)
+            evidence = f"its parameter {', '.join(other[:_MOST_WEIGHTS])} differs"
+            return Blamed(owner, causes.WEIGHT, evidence, owner.bad_output or row)
+        golden, mine = call.ops
+        if call.is_operator and golden and mine and not same_operator(golden, mine):
+            owner = self._owner(call)
+            eps = scalars.of_module(owner, self.runs) if owner.is_rewritten else []
+            if eps:
+                return Blamed(owner, causes.SCALAR, scalars.words(eps), owner.bad_output or row)
+            evidence = f"it is {golden} in golden and {mine} in mine"
+            return Blamed(call, causes.OTHER_OPS, evidence, row)
+        if call.is_rewritten:
+            return None  # arguments and attributes of different classes can't be compared
+        arguments = scalars.of_call(call, self.runs)
+        if arguments:
+            evidence = scalars.words([*arguments, *scalars.of_module(call, self.runs)])
+            return Blamed(call, causes.SCALAR, evidence, row)
+        settings = [] if call.is_operator else scalars.of_module(call, self.runs)
+        if settings and call.path not in self.calls.operated:
+            return Blamed(call, causes.SCALAR, scalars.words(settings), row)
+        return None
+
+    def _owner(self, call: ComparedCall) -> ComparedCall:
+        """Return the module call around an operator, if modules were recorded."""
+        if not call.is_operator:
+            return call
+        module, run_pass = call.module, call.key[:4]
+        around = (c for c in self.calls.all if c.path == module and c.key[:4] == run_pass)
+        return next((c for c in around if c.bad_output), call)
+
+    def _run_again(self, suspect: ComparedCall, row: Difference) -> Blamed:
+        """Blame a suspect by its records, and by a replay."""
+        cause, inputs = self._by_records(suspect)
+        golden, mine = suspect.ops
+        if suspect.is_rewritten:
+            inputs = f"it is a {golden} in golden and a {mine} in mine; {inputs}"
+        evidence = f"{inputs}; {clauses.of_difference(row)}"
+        if self._tested >= _TESTED or row.verdict != "diverged":
+            return Blamed(suspect, cause, evidence, row)
+        self._tested += 1
+        tested = verify.test(suspect, self.calls, self.runs)
+        if tested.kind == verify.RANDOM:
+            words = f"{tested.words}, and nothing else differs between the runs"
+            return Blamed(suspect, causes.NONDETERMINISTIC, words, row)
+        if tested.kind == verify.PASSES_ON:
+            source = None if self.made else self._before(suspect)
+            return source or Blamed(suspect, causes.INHERITED, f"{tested.words}; {evidence}", row)
+        if tested.kind == verify.MAKES:
+            cause = causes.INTRODUCED
+        if tested.kind == verify.MAKES or tested.score:
+            evidence = f"{evidence}; {tested.words}"
+        return Blamed(suspect, cause, evidence, row)
+
+    def _by_records(self, call: ComparedCall) -> tuple[str, str]:
+        """Return the cause, and a clause on the inputs, from the records alone."""
+        if call.is_fused and not call.inputs:
+            return causes.INTRODUCED, "its kernel reads only inputs of the graph"
+        if not call.inputs:
+            return causes.UNKNOWN_INPUT, "its inputs were not recorded"
+        return causes.CARRIED_OVER if self._earlier(call) else causes.INTRODUCED, clauses.of_inputs(
+            call
+        )
+
+    def _earlier(self, call: ComparedCall) -> bool:
+        """Tell whether an earlier step diverged: a cache may carry its error over."""
+        s = self.start.site
+        return (s.generation, s.step) < (call.key.generation, call.key.step)
+
+    def _before(self, suspect: ComparedCall) -> Blamed | None:
+        """Find the call that made the error which the suspect only magnifies, and blame it."""
+        queue, seen, best = [suspect], {id(suspect)}, None
+        while queue and len(seen) <= _BEFORE:
+            current = queue.pop(0)
+            for row in (*current.inputs, *current.outputs):  # a module's output was made inside it
+                for producer in self.calls.producers(row) if row.error else ():
+                    call = self.calls.of(producer) if producer is not None else None
+                    if call is None or id(call) in seen:
+                        continue
+                    seen.add(id(call))
+                    queue.append(call)
+                    if call.one_sided and call.is_operator:
+                        owner = "golden" if call.mine is None else "mine"
+                        alone = self._one_sided([call], owner, row)
+                        words = f"{alone.evidence}; {suspect.path} only magnifies the difference"
+                        return replace(alone, evidence=words)
+                    setting = self.by_setting(call)
+                    if setting is not None:
+                        words = f"{setting.evidence}; {suspect.path} only magnifies that error"
+                        return replace(setting, evidence=words)
+                    tested = verify.test(call, self.calls, self.runs)
+                    if tested.score > max(verify.CLEAN, best[0] if best else 0.0):
+                        best = tested.score, call, tested.words
+        if best is None:
+            return None
+        _, call, words = best
+        row = max(call.outputs, key=lambda d: d.error or 0.0)
+        words = f"{words}; {suspect.path} magnifies that error beyond its limit"
+        return Blamed(call, causes.INTRODUCED, words, row)
