@@ -105,6 +105,17 @@ class Flow:
             return made_inside, call
         return [*call.inputs, *call.weights], call
 
+    def maker(self, record: Record) -> FlowCall | None:
+        """Return the operator that made a tensor, through views and what only passes it on."""
+        for _ in range(len(self.records)):
+            sources, call = self.sources(record)
+            if call is not None:
+                return call if call.is_operator else None
+            if not sources:
+                return None
+            record = sources[0]
+        return None
+
     def _before(self, call: FlowCall, record: Record) -> list[Record]:
         """Return what code of a module may use to make a tensor: inputs, and what ran inside."""
         inner = [r for each in call.inner for r in each.outputs if r.id < record.id]

@@ -79,11 +79,11 @@ class Frontier:
 
     @cached_property
     def guilty(self) -> list[Region]:
-        regions = []
+        regions: dict[object, Region] = {}
         for row in self._bad:
             if not self.inherited(row) and row.index in self.reaching:
-                regions.append(self._regions[row.index])
-        return regions
+                regions.setdefault(_content(row), self._regions[row.index])
+        return list(regions.values())
 
     @cached_property
     def rejoins(self) -> list[Difference]:
@@ -124,3 +124,10 @@ class Frontier:
         if self._same_code(golden, mine) or row.site.role == "grad":
             return True
         return row.site.role == "output" and self.flows[0].call(golden).around is None
+
+
+def _content(row: Difference) -> object:
+    """Return what a row's tensors hold: several calls may take one tensor that is wrong."""
+    s, pair = row.site, row.pair
+    prints = tuple(r.summary.fingerprint if r else None for r in (pair.golden, pair.mine))
+    return (s.generation, s.step, s.rank, *prints) if all(prints) else row.index

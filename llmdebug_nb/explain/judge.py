@@ -129,15 +129,21 @@ class Judge:
         return replace(self._placed(blamed, holder), places=places)
 
     def _places(self, region: Region) -> tuple[str, str]:
-        """Return the innermost modules of golden and mine that hold a region."""
+        """Return the innermost modules of golden and mine that hold a region.
+
+        Only the calls after the last tensor that agrees count: the others made what agrees too.
+        """
         pair = region.row.pair
         found = []
-        for record, calls in ((pair.golden, region.golden), (pair.mine, region.mine)):
+        for side, record, calls in ((0, pair.golden, region.golden), (1, pair.mine, region.mine)):
             path = record.site.path if record is not None else ""
-            holder = module_of(path) if is_operator(path) else parent_of(path)
-            paths = [c.key.path for c in calls if not (c.inner or c.is_operator)]
-            around = [holder, *map(parent_of, paths)]
-            around += [module_of(c.key.path) for c in calls if c.is_operator]
+            around = [module_of(path) if is_operator(path) else parent_of(path)]
+            entries = ((d.pair.golden, d.pair.mine)[side] for d in region.entries)
+            last = max((entry.id for entry in entries if entry is not None), default=-1)
+            for call in calls:
+                if not call.inner and call.start > last:
+                    inside = module_of if call.is_operator else parent_of
+                    around.append(inside(call.key.path))
             found.append(common_ancestor(around))
         return found[0], found[1]
 

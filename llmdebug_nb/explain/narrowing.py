@@ -68,7 +68,12 @@ class Narrowing:
                 found.taken = golden, mine
                 return found
             if alone == [True, False]:
-                return self._cut(region, self._chain(0, golden, region), [], ours)
+                chain = self._chain(0, golden, region)
+                if any(self.same(r, mine) for call in chain for r in call.inputs):
+                    return self._cut(region, chain, [], ours)
+                found = self._cut(region, [theirs], [ours])  # mine takes another tensor
+                found.taken = golden, mine
+                return found
             if alone == [False, True]:
                 return self._cut(region, [], self._chain(1, mine, region), theirs)
         return region
@@ -98,15 +103,8 @@ class Narrowing:
 
     def _maker(self, side: int, record: Record, region: Region) -> FlowCall | None:
         """Return the operator of the region that makes a tensor."""
-        flow, calls = self._flows[side], (region.golden, region.mine)[side]
-        for _ in range(len(flow.records)):
-            sources, maker = flow.sources(record)
-            if maker is not None:
-                return maker if maker.is_operator and maker in calls else None
-            if not sources:
-                return None
-            record = sources[0]
-        return None
+        maker = self._flows[side].maker(record)
+        return maker if maker in (region.golden, region.mine)[side] else None
 
     def _unsettled(self, golden: FlowCall, mine: FlowCall) -> tuple[list[Record], list[Record]]:
         """Return the inputs of two calls that do not hold the same values."""

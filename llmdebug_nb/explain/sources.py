@@ -89,7 +89,7 @@ class Places:
             [self._of(at, call) for call in calls if call.is_operator]
             for at, calls in enumerate((region.golden, region.mine))
         ]
-        sides[1] += self._views()
+        sides[1] += self._views() or self._stands()
         count = max(map(len, sides))
         padded = [[*side, *[None] * (count - len(side))] for side in sides]
         guilty = [LinePair(g, m, None, "guilty") for g, m in zip(*padded, strict=True)]
@@ -105,6 +105,16 @@ class Places:
         record = region.row.pair.mine
         acts = [call for call in region.mine if call.is_operator]
         return of_views(self._sides[1], record) if record is not None and not acts else []
+
+    def _stands(self) -> list[Source]:
+        """Return the lines between which a call would stand that mine leaves out."""
+        region = self._blamed.region
+        if region is None or region.mine or region.before is None:
+            return []
+        flow = self._flows[1]
+        makers = [m for r in region.before.inputs if (m := flow.maker(r)) is not None]
+        last = max(makers, key=lambda call: call.start, default=region.before)
+        return [self._of(1, call) for call in dict.fromkeys((last, region.before))]
 
     def _of(self, at: int, call: FlowCall) -> Source:
         return of_call(self._sides[at], call.key, call.records_of[0].op)
