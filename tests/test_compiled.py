@@ -658,17 +658,17 @@ def test_converting_reports_the_tensors_that_can_not_be_written(
     net = model()
     with torch.no_grad(), ld.dump(net, name="figures", graph="fx", stats_only=True):
         net(example())
-    assert main(["convert", "figures", "-o", str(tmp_path / "a")]) == 2
+    assert main(["convert", "figures", "-o", str(tmp_path / "a")]) == 3
     assert "whose values were not kept" in capsys.readouterr().err
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "theirs").touch()
-    assert main(["convert", str(fused[3] / "fx"), "-o", str(tmp_path / "b")]) == 2
+    assert main(["convert", str(fused[3] / "fx"), "-o", str(tmp_path / "b")]) == 3
     assert "is not empty: name a new folder" in capsys.readouterr().err
     with torch.no_grad(), ld.dump(net, name="eager"):
         net(example())
-    assert main(["convert", "eager", "-o", str(tmp_path / "c")]) == 2
+    assert main(["convert", "eager", "-o", str(tmp_path / "c")]) == 3
     assert "eager is not of compiled code" in capsys.readouterr().err
-    assert main(["convert", "eager", "-o", str(tmp_path / "c"), "--to", "gx"]) == 2
+    assert main(["convert", "eager", "-o", str(tmp_path / "c"), "--to", "gx"]) == 3
     assert "to 'gx' is not known; known: fx, fx-old, ge" in capsys.readouterr().err
     assert main(["convert", str(fused[3] / "fx"), "-o", str(tmp_path / "d")]) == 0
     assert re.search(r"written: \d+ tensors to ", capsys.readouterr().out)

@@ -468,7 +468,7 @@ def test_the_command_line_exports(runs, tmp_path, capsys):
         main(["export", golden, mine, "-o", str(target), "--at", BROKEN, "--show", "heatmap"]) == 0
     )
     assert f"written: {target}" in capsys.readouterr().out
-    assert main(["export", golden, "-o", str(tmp_path / "x.gif")]) == 2
+    assert main(["export", golden, "-o", str(tmp_path / "x.gif")]) == 3
     assert "expected a name that ends in" in capsys.readouterr().err
 
 

@@ -108,7 +108,7 @@ def test_the_command_line_takes_a_map(tmp_path, capsys):
         in table.read_text(encoding="utf-8")
     )
     path.write_text('{\n\t"transformer.x": "blocks"\n}', encoding="utf-8")
-    assert main(["compare", "golden", "mine", "--map", str(path)]) == 2
+    assert main(["compare", "golden", "mine", "--map", str(path)]) == 3
     said = capsys.readouterr().err
     assert (
         f"llmdebug: mapping {path}, line 2, 'transformer.x' -> blocks: golden has no "

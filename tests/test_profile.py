@@ -805,7 +805,7 @@ def test_the_command_line_writes_tables_and_prints_a_timeline(run, tmp_path, cap
     assert len(list((tmp_path / "out").rglob("*.csv"))) == 6
     assert main(["timeline", str(run.path), "--step", "1", "-o", str(tmp_path / "t.png")]) == 0
     assert "most time" in capsys.readouterr().out
-    assert main(["timeline", str(run.path), "--step", "9"]) == 2
+    assert main(["timeline", str(run.path), "--step", "9"]) == 3
     assert "no times of step 9" in capsys.readouterr().err
 
 

@@ -124,8 +124,8 @@ def test_the_command_line_says_what_it_kept(capsys: pytest.CaptureFixture[str]):
     record()
     assert main(["reduce", "whole", "--to", "quantile:3"]) == 0
     assert "whole.quantile: " in capsys.readouterr().out
-    assert main(["reduce", "whole", "--to", "mean"]) == 2
+    assert main(["reduce", "whole", "--to", "mean"]) == 3
     assert "reduce 'mean' is not known; known: minmax, quantile:N" in capsys.readouterr().err
-    assert main(["reduce", "whole", "--name", "x", "--replace"]) == 2
+    assert main(["reduce", "whole", "--name", "x", "--replace"]) == 3
     assert "with replace, the run keeps its name" in capsys.readouterr().err
-    assert main(["reduce", "nothing"]) == 2
+    assert main(["reduce", "nothing"]) == 3

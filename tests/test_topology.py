@@ -579,7 +579,7 @@ def test_mistakes_on_the_command_line_are_one_line(
 ) -> None:
     with ld.dump(model := llama(), name="golden"):
         model(prompt())
-    assert main(arguments) == 2
+    assert main(arguments) == 3
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
