@@ -661,6 +661,49 @@ def test_generate_of_a_model_around_the_recorded_part_gives_its_steps():
     assert [(c.generation, c.step) for c in run.root_calls()] == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
+class _Tuner(nn.Module):
+    """Wraps a model as an adapter library does: `generate` goes past its own forward."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.base_model = nn.Module()
+        self.base_model.model = model
+
+    def generate(self, *args, **more):
+        return self.base_model.model.generate(*args, **more)
+
+
+@pytest.mark.parametrize("tokens", ["all", "1"])
+def test_generate_of_a_wrapper_finds_the_model_that_it_calls_levels_below(tokens):
+    plain, wrapper = llama(), _Tuner(llama())
+    expected = generate(plain, new=3)
+    with ld.dump(wrapper, name="r", tokens=tokens) as run:
+        ids = generate(wrapper, new=3)
+    assert torch.equal(ids, expected)
+    assert [(c.generation, c.step) for c in run.root_calls()] == [(0, 0), (0, 1), (0, 2)]
+    assert set(run.to_pandas().step) == ({0, 1, 2} if tokens == "all" else {1})
+    assert "base_model.model.model.layers.0.mlp" in set(run.to_pandas().path)
+    assert hooks_left(wrapper) == 0
+
+
+def test_an_embedding_called_before_the_model_begins_no_root_call():
+    model = llama()
+    with ld.dump(model, name="r", tokens="all") as run:
+        model(inputs_embeds=model.model.embed_tokens(prompt()))
+    assert [c.step for c in run.root_calls()] == [0]
+
+
+def test_the_watch_for_a_first_call_ends_with_it():
+    model, watched = llama(), []
+    registered = nn.modules.module._global_forward_pre_hooks
+
+    with ld.dump(model, name="r", tokens="all"):
+        watched.append(len(registered))
+        model(prompt())
+        watched.append(len(registered))
+    assert watched == [1, 0]
+
+
 def test_parts_called_one_after_the_other_are_one_step():
     model = llama()
     with ld.dump(model, name="r", tokens="0-1") as run:

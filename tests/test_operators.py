@@ -475,6 +475,27 @@ def test_a_compiled_function_inside_a_model_is_named():
         ld.dump(Holds()).start()
 
 
+def test_a_function_that_is_never_compiled_is_recorded():
+    class Holds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.compiler.disable(nn.Sequential(nn.Linear(2, 2)))
+            self.act = torch.compiler.disable(torch.tanh)
+
+        @torch.compiler.disable(recursive=False)
+        def scaled(self, x):
+            return x.mul(2)
+
+        @torch.compiler.disable
+        def forward(self, x):
+            return self.scaled(self.act(self.inner(x)))
+
+    model = Holds()
+    run = record(model, lambda: forward_only(model, torch.ones(1, 2)), mode="module+api")
+    assert {"Functional.linear", "Torch.tanh", "Tensor.mul"} == set(run.operators().op)
+    assert any(path.endswith("0") for path in run.to_pandas().path)
+
+
 # --- selection ----------------------------------------------------------------------------------
 
 

@@ -39,6 +39,7 @@ class RootFinder:
         self._parts, self._listener, self._describe = parts, listener, describe
         self._any_model, self._compiled = any_model, compiled
         self._looks_inside = compiled or parts.options.force_eager
+        self._stop_watching: Callable[[], None] = lambda: None
 
     def adopt(self, model: nn.Module) -> Root | None:
         """Follow a model. If it can't be followed, return None and report the reason.
@@ -101,6 +102,30 @@ class RootFinder:
     def watch_all(self) -> Callable[[], None]:
         """Follow every outermost module that runs; return how to stop that."""
         return nn.modules.module.register_module_forward_pre_hook(self._before_any).remove
+
+    def watch_inside(self) -> Callable[[], None]:
+        """Until a root call runs, let it begin in any module of a root; return how to stop that.
+
+        A wrapper's `generate` may call the model that it wraps, several levels down.
+        """
+        watch = nn.modules.module.register_module_forward_pre_hook(self._before_inside)
+        self._stop_watching = watch.remove
+        return watch.remove
+
+    def _before_inside(self, module: nn.Module, args: tuple[object, ...]) -> None:
+        if not pytorch.tracing() and not pytorch.in_backward():
+            self._parts.guard.run(self._enter_inside, module, args)
+
+    def _enter_inside(self, module: nn.Module, args: tuple[object, ...]) -> None:
+        hooked = self._parts.roots.hooked(module)
+        if hooked is None:
+            return
+        if hooked.entry or not self._parts.thread.outermost():
+            self._stop_watching()
+        elif next(module.children(), None) is not None:  # an embedding on its own is no model
+            hooked.entry = True
+            hooked.attach()
+            hooked.begin(args, pytorch.hooked_kwargs())
 
     def _before_any(self, module: nn.Module, args: tuple[object, ...]) -> None:
         if not pytorch.tracing() and not pytorch.in_backward():

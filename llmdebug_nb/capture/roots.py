@@ -44,6 +44,10 @@ class Roots:
         """Return whether a module is part of a root."""
         return id(module) in self._modules
 
+    def hooked(self, module: nn.Module) -> HookedModule | None:
+        """Return what follows a module of a root, or None for any other module."""
+        return self._modules.get(id(module))
+
     def path_of(self, module: nn.Module) -> str | None:
         """Return the path of a module of a root, or None for any other module."""
         hooked = self._modules.get(id(module))

@@ -230,8 +230,8 @@ class EagerModules:
         if self._parts.options.force_eager:
             self._undo.append(pytorch.force_eager())
         self._calls.start(self._finder.follow)
-        if self._any_model:
-            self._undo.append(self._finder.watch_all())
+        watch = self._finder.watch_all if self._any_model else self._finder.watch_inside
+        self._undo.append(watch())
 
     def stop(self) -> None:
         self._calls.stop()

@@ -88,8 +88,13 @@ def offloaded_tensors(module: torch.nn.Module) -> Mapping[str, torch.Tensor]:
 
 
 def is_compiled(module: torch.nn.Module) -> bool:
-    """Return whether `torch.compile` wraps a module: hooks in it would be traced or never fire."""
-    return is_compiled_in_place(module) or type(module).__name__ == "OptimizedModule"
+    """Return whether `torch.compile` wraps a module: hooks in it would be traced or never fire.
+
+    `torch.compiler.disable` wraps one too, so that it is never compiled.
+    """
+    context = type(getattr(module, "dynamo_ctx", None)).__name__
+    is_wrapped = type(module).__name__ == "OptimizedModule" and context != "DisableContext"
+    return is_compiled_in_place(module) or is_wrapped
 
 
 def is_compiled_in_place(module: torch.nn.Module) -> bool:
@@ -112,13 +117,16 @@ def wrap_compiled_call(module: torch.nn.Module, wrap: Callable[[Function], Funct
 def compiled_parts(module: torch.nn.Module) -> list[str]:
     """Return the names of a module's attributes that are compiled functions.
 
-    They bypass hooks and modes.
+    They bypass hooks and modes. One that `torch.compiler.disable` returned is not compiled, though
+    it is wrapped in the same way.
     """
     attributes = {**vars(type(module)), **vars(module)}
     return [
         name
         for name, value in attributes.items()
-        if callable(value) and hasattr(value, "_torchdynamo_orig_callable")
+        if callable(value)
+        and hasattr(value, "_torchdynamo_orig_callable")
+        and not getattr(value, "_torchdynamo_disable", False)
     ]
 
 
