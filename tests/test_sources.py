@@ -10,7 +10,7 @@ import llmdebug_nb as ld
 from llmdebug_nb.core.findings import Coverage, Finding, Source
 from llmdebug_nb.core.records import Frame
 from llmdebug_nb.explain.runs import Side
-from llmdebug_nb.explain.sources import source_of
+from llmdebug_nb.explain.sources import of_call
 
 
 def sigmoid(x):
@@ -45,7 +45,7 @@ def call(side, op):
 
 
 def test_an_operators_source_is_the_line_that_calls_it_with_code_and_frames(side):
-    source = source_of(side, call(side, "Torch.sigmoid"), "Torch.sigmoid")
+    source = of_call(side, call(side, "Torch.sigmoid"), "Torch.sigmoid")
     line = line_of(sigmoid, "# mine's line")
     assert (source.path, source.op) == ("/Torch.sigmoid", "Torch.sigmoid")
     assert (source.file, source.line) == (__file__, line)
@@ -54,15 +54,17 @@ def test_an_operators_source_is_the_line_that_calls_it_with_code_and_frames(side
 
 
 def test_the_frames_end_at_the_modules_forward(side):
-    source = source_of(side, call(side, "Torch.sigmoid"), "Torch.sigmoid")
+    source = of_call(side, call(side, "Torch.sigmoid"), "Torch.sigmoid")
     assert source.frames == (
         Frame(__file__, line_of(sigmoid, "# mine's line"), "sigmoid"),
         Frame(__file__, line_of(Squashed, "# both call here"), "forward"),
     )
 
 
-def test_a_program_without_the_call_has_no_source(side):
-    assert source_of(side, None, None) is None
+def test_the_source_of_a_module_is_where_its_forward_begins(side):
+    source = of_call(side, call(side, "Squashed"), "Squashed")
+    assert (source.file, source.line) == (__file__, line_of(Squashed, "def forward"))
+    assert source.code == "def forward(self, x):"
 
 
 def test_the_source_of_a_finding_is_mines_line_else_goldens():
