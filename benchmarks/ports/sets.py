@@ -18,6 +18,7 @@ MODULES = (
     "batched",
     "litgpt_decoder",
     "open_clip_text",
+    "vllm_engine",
 )
 PORTS: dict[str, Port] = {
     port.name: port for name in MODULES for port in import_module(f"ports.{name}").PORTS
