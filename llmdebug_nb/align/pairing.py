@@ -371,14 +371,14 @@ class _Pairing:
         golden, mine = self._reasons(pairs)
         last: dict[int, int] = {}  # id of mine's record -> id of golden's in its first pair
         for pair in pairs:
-            if pair.golden and pair.mine:
+            if pair.golden and pair.mine and not pair.elsewhere:
                 last.setdefault(pair.mine.id, pair.golden.id)
         after: dict[int | None, list[Pair]] = defaultdict(list)  # by the id of golden's record
         place: int | None = None
         for record in self._sides[1]:
             if record.id in last:
                 place = last[record.id]
-            else:
+            elif record.id not in self._mine:
                 after[place].append(Pair(None, record, mine.why(record)))
         table = after.pop(None, [])
         for record in self._sides[0]:
