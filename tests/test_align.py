@@ -220,10 +220,7 @@ def test_a_bare_model_pairs_with_the_one_that_has_a_head():
     report = ld.compare(_run("golden", model.model, prompt()), _run("mine", model, prompt()))
     assert _alone(report, "golden") == set()
     assert _alone(report, "mine") == {"", "lm_head"}
-    assert all(
-        d.pair.why.startswith("same path below a wrapper 'model'")
-        for d in _paired(report)
-    )
+    assert all(d.pair.why.startswith("same path below a wrapper 'model'") for d in _paired(report))
 
 
 # --- operators ---------------------------------------------------------------------------------
