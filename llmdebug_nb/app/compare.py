@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from llmdebug_nb.align import names
 from llmdebug_nb.align.names import Names
 from llmdebug_nb.align.pairing import pair
+from llmdebug_nb.app import proof
 from llmdebug_nb.app.live_models import module_finder
+from llmdebug_nb.app.proof import Again
 from llmdebug_nb.app.report import Report
 from llmdebug_nb.app.runs import open_run
 from llmdebug_nb.comparison import engine
@@ -17,7 +20,7 @@ from llmdebug_nb.comparison.custom import Custom
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.tolerance import Calibration, says
 from llmdebug_nb.core.errors import CompareError
-from llmdebug_nb.core.findings import Difference, Pair
+from llmdebug_nb.core.findings import Difference, Expectation, Pair
 from llmdebug_nb.explain import blame
 from llmdebug_nb.explain.blame import Explanation
 from llmdebug_nb.explain.runs import Runs, Side
@@ -44,6 +47,7 @@ def compare(
     metrics: Metrics | None = None,
     model: torch.nn.Module | None = None,
     progress: bool = True,
+    prove: bool = False,
 ) -> Report:
     """Compare two runs (or their names or paths): verdict, coverage, differences, findings.
 
@@ -65,6 +69,8 @@ def compare(
             dict of them by name.
         model: the model of ``mine``. Its modules run alone on golden's inputs; it is left
             unchanged. Default: the recorded model, if this process recorded it and it still exists.
+        prove: prove the first finding (`Finding.prove`), if the model of ``mine`` is there; else
+            the report notes why not.
         progress: show a progress bar when the comparison takes more than a second.
 
     Expectations that were marked for runs of these names (`Report.expect`) apply again.
@@ -80,18 +86,57 @@ def compare(
     custom = Custom(metrics)
     fixed = None if limits is None else Limits.read(limits, custom.names)
     calibration = _calibration(golden, calibrate, progress)
-    judging = engine.judging(
-        _paired(golden, mine, names.read(mapping), progress), golden.load, mine.load,
-        nodes=golden.nodes, limits=fixed, calibration=calibration, custom=custom,
-    )  # fmt: skip
-    sides = [Side(run, run.kernel) for run in (golden, mine)]
-    runs = Runs(sides[0], sides[1], engine.error, module_at)
+    comparison = _Comparison(names.read(mapping), fixed, calibration, custom, explain, progress)
+    sides = Side(golden, golden.kernel), Side(mine, mine.kernel)
+    runs = Runs(*sides, engine.error, module_at, module_finder(golden))
 
-    def find(differences: Sequence[Difference]) -> Explanation:
-        return blame.explained(differences, runs, explain)
+    def find(model: torch.nn.Module) -> Callable[[str], torch.nn.Module | None]:
+        return module_finder(mine, model)
 
-    limits_text = says(fixed, calibration, judging.plain)
-    return Report(golden, mine, judging, find, limits_text, custom.notes())
+    report = comparison.report(Again(golden, mine, runs, comparison.step, find))
+    if prove:
+        proof.proven(report)
+    return report
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """How two runs are compared."""
+
+    mapping: Names
+    limits: Limits | None
+    calibration: Calibration
+    custom: Custom
+    explain: bool
+    progress: bool
+
+    def report(
+        self,
+        again: Again,
+        step: tuple[int, int] | None = None,
+        expected: list[Expectation] | None = None,
+    ) -> Report:
+        """Compare the runs of ``again``, or one generation and step of golden with all of mine."""
+        golden, mine, runs = again.golden, again.mine, again.runs
+        judging = engine.judging(
+            _paired(golden, mine, self.mapping, self.progress and step is None, step),
+            golden.load, mine.load,
+            nodes=golden.nodes, limits=self.limits, calibration=self.calibration,
+            custom=self.custom,
+        )  # fmt: skip
+
+        def find(differences: Sequence[Difference]) -> Explanation:
+            return blame.explained(differences, runs, self.explain)
+
+        limits_text = says(self.limits, self.calibration, judging.plain)
+        notes = self.custom.notes()
+        return Report(golden, mine, judging, find, limits_text, notes, again, expected)
+
+    def step(
+        self, again: Again, step: tuple[int, int] | None, expected: list[Expectation]
+    ) -> Report:
+        """Compare one generation and step of golden (None: all) with a run of it alone."""
+        return self.report(again, step, expected)
 
 
 def _calibration(
@@ -114,10 +159,22 @@ def _calibration(
     return calibration
 
 
-def _paired(golden: Run, mine: Run, mapping: Names, progress: bool) -> Iterable[Pair]:
-    """Return the pairs of two runs, with a progress bar around them. Raises CompareError."""
+def _paired(
+    golden: Run,
+    mine: Run,
+    mapping: Names,
+    progress: bool,
+    step: tuple[int, int] | None = None,
+) -> Iterable[Pair]:
+    """Return the pairs of two runs, with a progress bar around them. Raises CompareError.
+
+    ``step``: only this generation and step of golden.
+    """
+    records = golden.records()
+    if step is not None:
+        records = golden.records(generation=step[0], step=step[1])
     pairs = pair(
-        golden.records(), mine.records(), mapping,
+        records, mine.records(), mapping,
         (golden.nodes, mine.nodes), (golden.load, mine.load),
         (compiled.nodes(golden), compiled.nodes(mine)),
     )  # fmt: skip

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llmdebug_nb.app.compare import RunLike, compare
-from llmdebug_nb.app.report import Report, write_text
+from llmdebug_nb.app.differences import write_text
+from llmdebug_nb.app.report import Report
 from llmdebug_nb.app.runs import open_run
 from llmdebug_nb.core.findings import Difference, Finding
 from llmdebug_nb.show import export as exporting

@@ -6,19 +6,21 @@ import functools
 import os
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from llmdebug_nb.app.differences import Differences
 from llmdebug_nb.comparison.coverage import coverage, why_incomparable
-from llmdebug_nb.core.errors import CorruptDumpError, OptionError, StoreError, nearest
+from llmdebug_nb.core.errors import CorruptDumpError, OptionError, ProofError, nearest
 from llmdebug_nb.core.findings import (
     EXPECTED,
     REJOINED,
     Difference,
     Expectation,
     Finding,
+    Proof,
     Verdict,
     covering,
 )
@@ -27,76 +29,21 @@ from llmdebug_nb.explain import causes
 from llmdebug_nb.explain.blame import Explanation
 from llmdebug_nb.explain.calls import first_divergence
 from llmdebug_nb.explain.summary import sentences, unanswered
-from llmdebug_nb.show import html
 from llmdebug_nb.show.report_view import ReportView
 from llmdebug_nb.show.tokens import Tokenizer
-from llmdebug_nb.show.words import count_text, expected_text, labels
+from llmdebug_nb.show.words import count_text, labels
 from llmdebug_nb.store import expected as marks
 
 if TYPE_CHECKING:
     import pandas
+    import torch
 
     from llmdebug_nb.comparison.tolerance import Judging
     from llmdebug_nb.store.run import Run
 
+Programs: TypeAlias = "tuple[Callable[[], object], Callable[[], object]]"
 _MARKS = 8  # in one line
 _NOT_BLAMED = "all findings are expected"
-_SITE = ("rank", "generation", "step", "path", "call", "phase", "role", "slot")
-_SIDE = ("dtype", "shape", "max", "min", "mean", "l2norm")
-
-
-def write_text(path: str | os.PathLike[str], text: str) -> Path:
-    """Write a result file. Raises StoreError if it can't be written."""
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise StoreError(f"can't write {os.fspath(path)}: {error.strerror or error}") from None
-    return Path(path)
-
-
-class Differences(Sequence[Difference], Tabular):
-    """The differences of a report, in execution order."""
-
-    def __init__(self, report: Report, rows: Sequence[Difference]) -> None:
-        self._report, self._rows = report, rows
-
-    @overload
-    def __getitem__(self, index: int) -> Difference: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Difference]: ...
-    def __getitem__(self, index: int | slice) -> Difference | Sequence[Difference]:
-        return self._rows[index]
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __iter__(self) -> Iterator[Difference]:
-        return iter(self._rows)
-
-    def __repr__(self) -> str:
-        counts = Counter(d.verdict for d in self._rows)
-        named = ", ".join(f"{count:,} {name}" for name, count in counts.most_common())
-        return f"{len(self)} differences: {named}"
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """Return a table with one row per difference.
-
-        Its columns: the site, dtype, shape and statistics of both sides, metrics, verdict, reason.
-        """
-        import pandas
-
-        frame = pandas.DataFrame(
-            [_flat(d) for d in self._rows], columns=None if self._rows else list(_SITE)
-        )
-        return frame.rename_axis("index")
-
-    def to_csv(self, path: str | os.PathLike[str]) -> Path:
-        """Write `to_pandas` as csv. Raises StoreError."""
-        return write_text(path, self.to_pandas().to_csv())
-
-    def to_html(self, path: str | os.PathLike[str]) -> Path:
-        """Write the report as one self-contained HTML page. Raises StoreError."""
-        return write_text(path, html.page(self._report.view()))
 
 
 def _error_text(d: Difference) -> str:
@@ -105,25 +52,13 @@ def _error_text(d: Difference) -> str:
     return f"error {d.error:.2g} ({d.reason or 'relative L2'})"
 
 
-def _flat(d: Difference) -> dict[str, Any]:
-    row: dict[str, Any] = {name: getattr(d.site, name) for name in _SITE}
-    row["op"], row["seq"] = d.op, d.pair.either.seq
-    for side, record in (("golden", d.pair.golden), ("my", d.pair.mine)):
-        for name in _SIDE:
-            row[f"{side}_{name}"] = None if record is None else getattr(record.summary, name)
-        row[f"{side}_op"] = None if record is None else record.op
-    return (
-        row
-        | d.metrics
-        | {
-            "verdict": d.verdict,
-            "error": d.error,
-            "limit": d.limit,
-            "why": d.pair.why,
-            "reason": d.reason,
-        }
-        | {"expected": expected_text(d) or None, "fit": d.pair.fit.says if d.pair.fit else None}
-    )
+class LiveModels(Protocol):
+    """Runs the models of a comparison again; see `app.proof.Again`."""
+
+    def prove(self, finding: Finding, report: Report, model: torch.nn.Module | None) -> Proof: ...
+    def look_inside(
+        self, finding: Finding, report: Report, programs: Programs | None
+    ) -> Report: ...
 
 
 class Report(Tabular):
@@ -147,13 +82,16 @@ class Report(Tabular):
         blame: Callable[[Sequence[Difference]], Explanation],
         limits: str = "",
         problems: Sequence[str] = (),
+        again: LiveModels | None = None,
+        expected: list[Expectation] | None = None,
     ) -> None:
         self.golden, self.mine = golden, mine
         self.limits, self.problems = limits, list(problems)
         self._judging, self._blame = judging, blame
         self._views: weakref.WeakSet[ReportView] = weakref.WeakSet()
+        self._again = again
         try:
-            self.expected = marks.read(golden, mine)
+            self.expected = marks.read(golden, mine) if expected is None else expected
         except CorruptDumpError as error:
             self.expected = []
             self.problems.append(str(error))
@@ -176,7 +114,7 @@ class Report(Tabular):
                 replace(d, verdict=EXPECTED, reason=_NOT_BLAMED) if d.verdict == "diverged" else d
                 for d in rows
             ]
-        self.differences = Differences(self, rows)
+        self.differences = Differences(self.view, rows)
         self.coverage = coverage(rows)
         self.first_divergence = first_divergence(self.differences)
         self._counts = Counter(d.verdict for d in self.differences)
@@ -306,8 +244,39 @@ class Report(Tabular):
         marks.write(self.golden, self.mine, expected)
         self.expected = expected
         self._judge()
+        self._refresh()
+
+    def _refresh(self) -> None:
         for view in list(self._views):
             view.refresh()
+
+    # -- the live models ----------------------------------------------------------------------
+
+    def prove(self, finding: Finding, model: torch.nn.Module | None = None) -> Proof:
+        """Return `Finding.prove`, and keep it with the finding. Raises ProofError."""
+        if self._again is None:
+            raise ProofError("this report was not made by compare: it knows no live model")
+        proof = self._again.prove(finding, self, model)
+        proven = replace(finding, proof=proof)
+        self.findings = [proven if one is finding else one for one in self.findings]
+        self._refresh()
+        return proof
+
+    def look_inside(
+        self, finding: Finding | None = None, program: Programs | None = None
+    ) -> Report:
+        """Record the blamed module again, in both programs with its operators, and compare.
+
+        ``finding``: default the first one. ``program``: a callable for each program, golden's
+        first, that runs the step; default: the live models run on their recorded inputs. The
+        findings of the new report name the line.
+
+        Raises:
+            ProofError: a model is gone, or can't be run again; the message says what to record.
+        """
+        if self._again is None or not self.findings:
+            raise ProofError("this report blames no module of a live model")
+        return self._again.look_inside(finding or self.findings[0], self, program)
 
     # -- in words -----------------------------------------------------------------------------
 

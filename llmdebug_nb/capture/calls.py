@@ -123,6 +123,10 @@ class ThreadState(threading.local):
         self._next_number[path] = number + 1
         return number
 
+    def upcoming(self, path: str) -> int:
+        """Return the number that the next call of a path will have."""
+        return self._next_number.get(path, 0)
+
     def _number_recomputed(self, path: str) -> int:
         """Return the number of the call that a checkpoint recomputes, beginning with the last."""
         times = self._recomputed.get(path, 0)

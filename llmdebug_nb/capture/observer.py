@@ -23,6 +23,7 @@ from llmdebug_nb.capture.overflow_filter import OverflowFilter, RecordLeaves
 from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.capture.recording_filter import RecordingFilter
 from llmdebug_nb.capture.signatures import Signatures
+from llmdebug_nb.capture.substitution import Substitution
 from llmdebug_nb.capture.timing.profiler import Profile
 from llmdebug_nb.capture.walk import call_inputs, leaves, operator_inputs
 from llmdebug_nb.core.kernels.overflow import overflows
@@ -41,6 +42,7 @@ class Observer:
     seen. ``weights_recorded``: all modules have been observed once.
     ``record(call, role, leaves)``: records inputs or outputs of a call.
     ``on_call_end(call, outputs)``: called when a recorded call ends; the program waits for it.
+    ``substitution``: the tensors of operators that are put in place of the program's own.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Observer:
         self.thread, self.guarded = thread, guard.run
         self.backward = "backward" in options.phases
         self.paused = self.weights_recorded = False
+        self.substitution: Substitution | None = None
         self.unpaired = 0
         self.on_call_end: Callable[[OpenCall, list[Leaf]], None] | None = None
         self._options, self._recorder, self._profile = options, recorder, profile

@@ -18,6 +18,7 @@ from llmdebug_nb.capture.parts import Parts
 from llmdebug_nb.capture.root_calls import RootCalls
 from llmdebug_nb.capture.root_finder import Describe, RootFinder
 from llmdebug_nb.capture.sink import Sink
+from llmdebug_nb.capture.substitution import Substitution
 from llmdebug_nb.core.errors import CaptureError, EmptyDumpError
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.records import Node, RootCall
@@ -125,6 +126,11 @@ class Session:
     def count_steps_by_hand(self) -> None:
         """Count steps by hand from now on, beginning with 0."""
         self._parts.steps.count_by_hand()
+
+    def run_again(self, generation: int, step: int, substitution: Substitution | None) -> None:
+        """Record what follows as this step. ``substitution``: tensors that are put in."""
+        self._parts.steps.begin_at(generation, step)
+        self._parts.observer.substitution = substitution
 
     def save(self, name: str, value: object, gradients: bool = True) -> None:
         """Record the tensors in a value as the output of ``save/name``, with their gradients.

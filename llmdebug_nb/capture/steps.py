@@ -76,6 +76,12 @@ class StepTracker:
         """Stay in one step from now on, until `advance`."""
         self._manual_step = self._manual_step or 0
 
+    def begin_at(self, generation: int, step: int) -> None:
+        """Count by hand from this generation and step on, for the roots that are there by now."""
+        self._manual_step = step
+        for root in self._roots.values():
+            root.generations = generation
+
     def advance(self) -> int:
         """Begin the next step and return its number."""
         with self._lock:

@@ -11,6 +11,7 @@
     │   └── DumpWriteError   read-only place, full disk
     ├── TensorLookupError    a run has no such tensor, or not its values (also a LookupError)
     ├── CompareError         two runs that can't be compared
+    ├── ProofError           a recorded call can't be run again in the live model
     └── MissingPackageError  an optional package that is not installed (also an ImportError)
 
 `show/` adds FrontEndMissingError (the explorer was not built) and FilterError (the typed filter is
@@ -81,6 +82,10 @@ class TensorLookupError(LLMDebugError, LookupError):
 
 class CompareError(LLMDebugError):
     """Two runs that can't be compared."""
+
+
+class ProofError(LLMDebugError):
+    """A recorded call can't be run again in the live model, so nothing can be proven."""
 
 
 class MissingPackageError(LLMDebugError, ImportError):

@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from glob import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol, cast
 
-from llmdebug_nb.core.errors import StoreError
+from llmdebug_nb.core.errors import ProofError, StoreError
 from llmdebug_nb.core.paths import matches
 from llmdebug_nb.core.records import Frame, Kernel, Record, Site
 
@@ -271,6 +271,31 @@ class Coverage:
         return f"{math.floor(100 * self.share)} %"
 
 
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What became of a step of mine in which golden's value stood in for that of a finding.
+
+    ``agrees``: the model's results now agree with golden. ``rows_mended``: of the rows that
+    diverged in that step and follow from the finding or not, those that agree now; ``rows_left``:
+    those that still do not. ``says``: a sentence on that. ``next``: what is blamed now, the bug
+    behind this one; None if nothing is. ``report``: golden against the mended step, a
+    `app.report.Report`.
+    """
+
+    agrees: bool
+    rows_mended: int
+    rows_left: int
+    says: str
+    next: Finding | None = None
+    report: object | None = field(default=None, repr=False, compare=False)
+
+
+class Proving(Protocol):
+    """A report that can prove its findings; see `app.report.Report`."""
+
+    def prove(self, finding: Finding, model: torch.nn.Module | None = None) -> Proof: ...
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Finding:
     """A call that is to blame. ``op``: golden's class of the module, or the operator.
@@ -282,6 +307,7 @@ class Finding:
     in each program, None where one lacks it. ``pairs``: the lines of both programs around it, as
     they answer to each other. ``relation``: a clause on what mine's value is, of golden's.
     ``advice``: a clause on what to do; "" stands for the advice that the cause suggests.
+    ``proof``: the result of `prove`, in the findings of a report; None if it was not proven.
     """
 
     path: str
@@ -298,6 +324,22 @@ class Finding:
     pairs: tuple[LinePair, ...] = ()
     relation: str = ""
     advice: str = ""
+    proof: Proof | None = None
+
+    def prove(self, model: torch.nn.Module | None = None) -> Proof:
+        """Put golden's value in place of mine's in the live model, run the step on, and compare.
+
+        ``model``: the model of mine; default: the recorded one, if this process recorded it and
+        it still exists. It is left unchanged.
+
+        Raises:
+            ProofError: the step can't be run again; the message says why.
+        """
+        row = self.difference
+        report = row.comparison.report if row is not None and row.comparison is not None else None
+        if report is None:
+            raise ProofError("the report of this finding is gone: keep it, or compare again")
+        return cast("Proving", report).prove(self, model)
 
     @property
     def source(self) -> str | None:

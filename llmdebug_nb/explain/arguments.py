@@ -67,7 +67,11 @@ def arguments_of(
 def is_cache(slot: str, scalar: Scalar) -> bool:
     """Tell whether an argument holds keys and values of earlier tokens."""
     kind, text = scalar
-    return text is None and (kind.endswith("Cache") or bool(re.search(r"past|cache", slot)))
+    return (
+        text is None
+        and kind != "None"
+        and (kind.endswith("Cache") or bool(re.search(r"past|cache", slot)))
+    )
 
 
 def filled(

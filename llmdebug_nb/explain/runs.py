@@ -91,13 +91,15 @@ class Runs:
     """Both runs.
 
     ``error(golden, mine)``: relative L2 error of two tensors of one shape, inf if NaN or infinities
-    differ. ``module(path)``: the live module of mine's model, or None if it is gone.
+    differ. ``module(path)``: the live module of mine's model, or None if it is gone;
+    ``golden_module(path)``: of golden's.
     """
 
     golden: Side
     mine: Side
     error: Callable[[torch.Tensor, torch.Tensor], float]
     module: Callable[[str], torch.nn.Module | None] = field(default=lambda path: None)
+    golden_module: Callable[[str], torch.nn.Module | None] = field(default=lambda path: None)
 
     def same_code(self, golden: Record, mine: Record) -> bool:
         """Tell whether the same code made two tensors: one operator, in one class of module."""

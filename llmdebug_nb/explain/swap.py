@@ -117,15 +117,22 @@ def _to(value: object, device: torch.device) -> object:
 @contextlib.contextmanager
 def untouched(module: torch.nn.Module) -> Iterator[None]:
     """Call a module without its hooks, and restore it: hooks, buffers, mode and attributes."""
+    with restored(module):
+        for part in module.modules():
+            for name in HOOK_DICTS:
+                if name in vars(part):
+                    vars(part)[name] = OrderedDict()
+        yield
+
+
+@contextlib.contextmanager
+def restored(module: torch.nn.Module) -> Iterator[None]:
+    """Restore a module afterwards: buffers, mode and attributes."""
     parts = list(module.modules())
     attributes = [dict(vars(part)) for part in parts]
     buffers = [(tensor, tensor.detach().clone()) for tensor in module.buffers()]
     own = [registered(part) for part in parts]
     try:
-        for part in parts:
-            for name in HOOK_DICTS:
-                if name in vars(part):
-                    vars(part)[name] = OrderedDict()
         yield
     finally:
         with torch.no_grad():

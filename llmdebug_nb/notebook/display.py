@@ -9,7 +9,8 @@ from collections.abc import Callable
 from html import escape
 from typing import TYPE_CHECKING
 
-from llmdebug_nb.app.report import Differences, Report
+from llmdebug_nb.app.differences import Differences
+from llmdebug_nb.app.report import Report
 from llmdebug_nb.app.stepping import Stop
 from llmdebug_nb.core.findings import Difference, Finding
 from llmdebug_nb.notebook.explore import explore, explore_stop

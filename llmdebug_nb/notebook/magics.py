@@ -128,6 +128,11 @@ class LLMDebugMagics(Magics):
     )
     @argument("--no-explain", action="store_true", help="skip the search for the cause")
     @argument(
+        "--prove",
+        action="store_true",
+        help="put golden's value into mine's model, if it is still there, and run it on",
+    )
+    @argument(
         "--expect",
         metavar="GLOB",
         action="append",
@@ -153,6 +158,7 @@ class LLMDebugMagics(Magics):
                 namespace.run(args.golden),
                 namespace.run(args.mine),
                 explain=not args.no_explain,
+                prove=args.prove,
                 mapping=namespace.get(args.map),
                 limits=namespace.get(args.limits),
                 calibrate=[namespace.run(name) for name in args.calibrate or ()],

@@ -24,11 +24,12 @@ def detail(finding: Finding, save: str) -> wire_findings.FindingDetail:
         script = finding.script()
     except StoreError as error:
         why = str(error)
+    proof = finding.proof.says if finding.proof else ""
     return {
         "script": script,
         "why": why,
         "save": save,
-        "relation": sentence(finding.relation),
+        "relation": " ".join(filter(None, (sentence(finding.relation), proof))),
         "advice": sentence(finding.advice),
         "sources": _sources(finding),
         "pairs": [_pair_view(pair) for pair in finding.pairs],

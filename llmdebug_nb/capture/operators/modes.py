@@ -19,6 +19,7 @@ from llmdebug_nb.capture.guard import Guarded
 from llmdebug_nb.capture.listeners import Listeners
 from llmdebug_nb.capture.operators import collectives
 from llmdebug_nb.capture.operators.kinds import Operator, OperatorFilter, OperatorKinds
+from llmdebug_nb.capture.substitution import Substitution
 from llmdebug_nb.capture.walk import leaves
 
 Args = tuple[object, ...]
@@ -33,6 +34,8 @@ class OperatorListener(Protocol):
     def thread(self) -> ThreadState: ...
     @property
     def guarded(self) -> Guarded: ...
+    @property
+    def substitution(self) -> Substitution | None: ...
     def listening(self) -> bool: ...
     def begin_operator(
         self, operator: Operator, level: str, args: Args, kwargs: Kwargs
@@ -220,6 +223,9 @@ def _run_recorded(
     kwargs: Kwargs,
 ) -> object:
     """Run an operator and record it. Inputs are recorded first, since it may write to them."""
+    put = listener.substitution
+    if put is not None:
+        args, kwargs = put.operator_inputs(listener.thread, operator.name, args, kwargs)
     call = listener.guarded(listener.begin_operator, operator, level, args, kwargs)
     if call is None:
         return func(*args, **kwargs)
@@ -228,6 +234,8 @@ def _run_recorded(
     except BaseException:
         listener.thread.leave(call.path)
         raise
+    if put is not None:
+        result = put.operator_result(call, result, (args, kwargs))
     outputs = _written(func, args, kwargs) if result is None else result
     listener.guarded(listener.end_operator, call, outputs)
     return result

@@ -1,0 +1,98 @@
+"""The differences of a report, as a sequence and as a table."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from llmdebug_nb.core.errors import StoreError
+from llmdebug_nb.core.findings import Difference
+from llmdebug_nb.core.tabular import Tabular
+from llmdebug_nb.show import html
+from llmdebug_nb.show.report_view import ReportView
+from llmdebug_nb.show.words import expected_text
+
+if TYPE_CHECKING:
+    import pandas
+
+_SITE = ("rank", "generation", "step", "path", "call", "phase", "role", "slot")
+_SIDE = ("dtype", "shape", "max", "min", "mean", "l2norm")
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> Path:
+    """Write a result file. Raises StoreError if it can't be written."""
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StoreError(f"can't write {os.fspath(path)}: {error.strerror or error}") from None
+    return Path(path)
+
+
+class Differences(Sequence[Difference], Tabular):
+    """The differences of a report, in execution order."""
+
+    def __init__(self, view: Callable[[], ReportView], rows: Sequence[Difference]) -> None:
+        """``view()``: the view of the report, which the page shows."""
+        self._view, self._rows = view, rows
+
+    @overload
+    def __getitem__(self, index: int) -> Difference: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Difference]: ...
+    def __getitem__(self, index: int | slice) -> Difference | Sequence[Difference]:
+        return self._rows[index]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[Difference]:
+        return iter(self._rows)
+
+    def __repr__(self) -> str:
+        counts = Counter(d.verdict for d in self._rows)
+        named = ", ".join(f"{count:,} {name}" for name, count in counts.most_common())
+        return f"{len(self)} differences: {named}"
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a table with one row per difference.
+
+        Its columns: the site, dtype, shape and statistics of both sides, metrics, verdict, reason.
+        """
+        import pandas
+
+        frame = pandas.DataFrame(
+            [_flat(d) for d in self._rows], columns=None if self._rows else list(_SITE)
+        )
+        return frame.rename_axis("index")
+
+    def to_csv(self, path: str | os.PathLike[str]) -> Path:
+        """Write `to_pandas` as csv. Raises StoreError."""
+        return write_text(path, self.to_pandas().to_csv())
+
+    def to_html(self, path: str | os.PathLike[str]) -> Path:
+        """Write the report as one self-contained HTML page. Raises StoreError."""
+        return write_text(path, html.page(self._view()))
+
+
+def _flat(d: Difference) -> dict[str, Any]:
+    row: dict[str, Any] = {name: getattr(d.site, name) for name in _SITE}
+    row["op"], row["seq"] = d.op, d.pair.either.seq
+    for side, record in (("golden", d.pair.golden), ("my", d.pair.mine)):
+        for name in _SIDE:
+            row[f"{side}_{name}"] = None if record is None else getattr(record.summary, name)
+        row[f"{side}_op"] = None if record is None else record.op
+    return (
+        row
+        | d.metrics
+        | {
+            "verdict": d.verdict,
+            "error": d.error,
+            "limit": d.limit,
+            "why": d.pair.why,
+            "reason": d.reason,
+        }
+        | {"expected": expected_text(d) or None, "fit": d.pair.fit.says if d.pair.fit else None}
+    )

@@ -1,0 +1,235 @@
+"""Prove a finding: golden's value goes into mine's live model, and the step runs on.
+
+What then agrees was made by the finding. What still differs is another bug behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
+
+from llmdebug_nb.app import inside
+from llmdebug_nb.app.rerun import Step
+from llmdebug_nb.capture.substitution import Place, Substitution
+from llmdebug_nb.core.errors import LLMDebugError, ProofError
+from llmdebug_nb.core.findings import REJOINED, Difference, Expectation, Finding, Proof
+from llmdebug_nb.explain import causes
+from llmdebug_nb.explain.calls import AGREES
+from llmdebug_nb.explain.placing import Placed, Put, of_weights, placed
+from llmdebug_nb.explain.replay import largest_error, same
+from llmdebug_nb.explain.runs import CannotReplay, Runs, Side
+from llmdebug_nb.show.words import count_text
+
+if TYPE_CHECKING:
+    import torch
+
+    from llmdebug_nb.app.report import Programs, Report
+    from llmdebug_nb.store.run import Run
+
+Rows = Sequence[Difference]
+
+
+class Comparing(Protocol):
+    """Compares the runs of an `Again` as the report was made: the same mapping, limits, metrics.
+
+    ``step``: only this generation and step of golden; None: all.
+    """
+
+    def __call__(
+        self, again: Again, step: tuple[int, int] | None, expected: list[Expectation]
+    ) -> Report: ...
+
+
+@dataclass(frozen=True)
+class Again:
+    """Runs the live models of a comparison again.
+
+    ``find(model)``: finds the modules of mine in a model. ``inputs``: the run of mine that has the
+    inputs of the model; default: mine. ``limit``: of its results. ``proven``: the findings whose
+    values are put in already; ``puts``, ``weights``: these values; ``sites``: the rows of these.
+    """
+
+    golden: Run
+    mine: Run
+    runs: Runs
+    compared: Comparing
+    find: Callable[[torch.nn.Module], Callable[[str], torch.nn.Module | None]]
+    inputs: Side | None = None
+    limit: float = 0.0
+    proven: tuple[Finding, ...] = ()
+    puts: dict[Place, list[Put]] = field(default_factory=dict)
+    weights: dict[tuple[str, str], Put] = field(default_factory=dict)
+    sites: frozenset[tuple[object, ...]] = frozenset()
+
+    def prove(
+        self, finding: Finding, report: Report, model: torch.nn.Module | None = None
+    ) -> Proof:
+        """Prove a finding of a report. Raises ProofError."""
+        again = self if model is None else replace(self, runs=self._with(model))
+        try:
+            return again._prove(finding, report)
+        except CannotReplay as why:
+            raise ProofError(
+                f"{finding.path or 'the model'}: golden's value can't be put in: {why}"
+            ) from None
+
+    def look_inside(
+        self, finding: Finding, report: Report, programs: Programs | None = None
+    ) -> Report:
+        """Compare the blamed module again, recorded with its operators. Raises ProofError."""
+        golden, mine = inside.recorded(finding, self.runs, programs)
+        sides = Side(golden, golden.kernel), Side(mine, mine.kernel)
+        runs = replace(self.runs, golden=sides[0], mine=sides[1])
+        again = Again(
+            golden, mine, runs, self.compared, self.find,
+            self.inputs or self.runs.mine, self._limit(report.differences),
+        )  # fmt: skip
+        return self.compared(again, None, report.expected)
+
+    def _limit(self, rows: Rows) -> float:
+        """Return the limit of the results of the model."""
+        limits = (d.limit or 0.0 for d in _results(rows, self.golden))
+        return self.limit or max(limits, default=0.0)
+
+    def _with(self, model: torch.nn.Module) -> Runs:
+        return replace(self.runs, module=self.find(model))
+
+    def _prove(self, finding: Finding, report: Report) -> Proof:
+        row, rows = finding.difference, report.differences
+        if row is None:
+            raise CannotReplay("no tensor shows it")
+        site = row.pair.mine.site if row.pair.mine is not None else row.site
+        inputs = self.inputs or self.runs.mine
+        step = replace(Step.of(site, inputs, self.runs.module), options_of=self.mine)
+        if not self.proven:
+            _check(step, self.runs, self._limit(rows))
+        after = self._with_value(finding, rows)
+        substitution = Substitution(after.puts)
+        run = step.recorded(substitution, after.weights)
+        missing = [place for place in after.puts if place not in substitution.done]
+        if missing:
+            raise CannotReplay(f"mine did not call {missing[0].path or 'the model'} there")
+        side = _side(run, self.runs.mine, after.weights)
+        after = replace(after, mine=run, runs=replace(self.runs, mine=side), inputs=inputs)
+        generation_step = (step.key.generation, step.key.step)
+        mended = after.compared(after, generation_step, report.expected)
+        return _proof(finding, after, rows, mended)
+
+    def _with_value(self, finding: Finding, rows: Rows) -> Again:
+        """Return this with golden's value of a finding put in, too. Raises CannotReplay."""
+        row = finding.difference
+        proven = (*self.proven, finding)
+        if finding.cause == causes.WEIGHT or (row is not None and row.site.role == "weight"):
+            found = of_weights(finding, rows, self.runs, self.runs.golden_module)
+            return replace(self, proven=proven, weights=self.weights | found)
+        puts = {place: [*several] for place, several in self.puts.items()}
+        there = placed(finding, rows, self.runs)
+        results = _results(rows, self.golden)
+        if any(each.row is result for each in there for result in results):
+            raise CannotReplay("it is the result itself, and nothing follows from it")
+        for each in there:
+            puts.setdefault(_place(each), []).append(each.put)
+        sites = self.sites | {_key(each.row) for each in there}
+        return replace(self, proven=proven, puts=puts, sites=sites)
+
+
+def _side(run: Run, before: Side, put: Iterable[tuple[str, str]]) -> Side:
+    """Return a mended run of mine. A state that the model has changed since is no finding."""
+    side, without = Side(run, run.kernel), set(put)
+    side.fingerprints = {
+        path: {name: each for name, each in weights.items() if (path, name) not in without}
+        for path, weights in before.fingerprints.items()
+    }
+    return side
+
+
+def _place(each: Placed) -> Place:
+    role = "input" if each.site.role == "input" else "output"
+    return Place(each.site.path, each.site.call, role, each.site.slot)  # type: ignore[arg-type]
+
+
+def _check(step: Step, runs: Runs, limit: float) -> None:
+    """Check that the live model still gives what was recorded. Raises CannotReplay."""
+    one, other = step.results(seed=0), step.results(seed=1)
+    if any(not same(tensor, other[slot]) for slot, tensor in one.items() if slot in other):
+        raise CannotReplay("two calls on the same inputs give two results")
+    kept = {
+        record.site.slot: step.side.load(record)
+        for record in step.side.records(step.key, "output")
+        if record.payload is not None and record.kept is None
+    }
+    if kept and largest_error(kept, one, runs) > limit:
+        raise CannotReplay("the model no longer computes the recorded values")
+
+
+def _results(rows: Rows, golden: Run) -> list[Difference]:
+    """Return the rows of what the model gives."""
+    roots = {node.path for node in golden.nodes if node.parent < 0}
+    return [
+        d
+        for d in rows
+        if (d.site.role, d.site.phase) == ("output", "forward") and d.site.path in roots
+    ]
+
+
+def _key(d: Difference) -> tuple[object, ...]:
+    """Return what tells a row of one comparison in another: golden's record."""
+    golden = d.pair.golden
+    return (golden.id,) if golden is not None else ("mine", d.site)
+
+
+def _proof(finding: Finding, after: Again, before: Rows, mended: Report) -> Proof:
+    """Return what became of the rows of a step."""
+    now = {_key(d): d for d in mended.differences}
+    row = finding.difference
+    assert row is not None
+    diverged = [
+        d
+        for d in before
+        if d.verdict == "diverged" and d.site.key[:4] == row.site.key[:4]
+        and _key(d) not in after.sites and _key(d) in now
+    ]  # fmt: skip
+    left = [d for d in diverged if not _agrees(now[_key(d)])]
+    count = len(diverged) - len(left)
+    results = _results(mended.differences, after.golden)
+    agrees = all(_agrees(d) for d in results) if results else not left
+    known = {(one.path, one.cause) for one in after.proven}
+    found = (f for f in mended.findings if not f.expected and (f.path, f.cause) not in known)
+    behind = next(found, None)
+    says = _words(finding, agrees, count, len(left), behind)
+    return Proof(agrees, count, len(left), says, behind, mended)
+
+
+def _agrees(d: Difference) -> bool:
+    return d.verdict in AGREES or d.reason == REJOINED
+
+
+def _words(finding: Finding, agrees: bool, count: int, left: int, behind: Finding | None) -> str:
+    put = f"With golden's value put in at {finding.path or 'the model'}"
+    if agrees and not left:
+        mended = f", as do all {count_text(count, 'row')} that diverged after it" if count else ""
+        text = f"{put}, the result of mine agrees with golden{mended}."
+    elif not count:
+        result = "the result agrees" if agrees else "nothing agrees that diverged before"
+        text = f"{put}, {result}: {count_text(left, 'row')} still diverge."
+    else:
+        result = "agrees" if agrees else "still diverges"
+        text = (
+            f"{put}, {count:,} of the {count_text(count + left, 'row')} that diverged agree, and "
+            f"{left:,} still diverge; the result {result}."
+        )
+    if behind is None:
+        return text
+    return f"{text} Next to blame: {behind.path or 'the model'} ({behind.cause})."
+
+
+def proven(report: Report) -> None:
+    """Prove the first finding of a report, if its step can be run again; else note why not."""
+    finding = next((one for one in report.findings if one.expected is None), None)
+    if finding is None:
+        return
+    try:
+        report.prove(finding)
+    except LLMDebugError as why:
+        report.problems.append(f"not proven: {why}")
