@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from llmdebug_nb.core.findings import Difference, Finding
 from llmdebug_nb.core.paths import is_operator, module_of
 from llmdebug_nb.core.records import Kernel
-from llmdebug_nb.explain import causes, clauses, nodes, repro, scalars, sources
+from llmdebug_nb.explain import causes, clauses, nodes, relating, repro, scalars, sources
 from llmdebug_nb.explain.calls import ComparedCall
 from llmdebug_nb.explain.edges import input_name, is_root, kind_of
 from llmdebug_nb.explain.frontier import Frontier
@@ -181,6 +181,7 @@ class _Search:
             evidence = f"{evidence}; computed by kernel {kernel.name} (nodes {computes})"
         of = sources.Places(self.runs, self.frontier.flows, b, node.node.key if node else None)
         golden, mine = of.sources()
+        told = relating.told(b, self.frontier.flows, self.runs)
         path = call.path if b.places is None else b.places[0]
         op = call.op if b.places is None or golden is None else golden.op
         return Finding(
@@ -195,6 +196,8 @@ class _Search:
             golden=golden,
             mine=mine,
             pairs=of.pairs(),
+            relation=told.relation,
+            advice=told.advice,
         )
 
     def _kernel(self, call: ComparedCall) -> Kernel | None:
