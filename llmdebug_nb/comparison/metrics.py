@@ -33,6 +33,7 @@ FIELDS: dict[str, str] = {
     ),
     "scale_error": "g·(m - g) / |g|^2: the common factor of all elements, less 1",
     "scale_t": "|g·(m - g)| / sqrt(sum(g^2 (m - g)^2)): standard errors; rounding stays below 8",
+    "carriers": "sum(g^2)^2 / sum(g^4): so many equal elements would carry |g|",
     "rmse": "sqrt(mean((m - g)^2))",
     "max_absolute_error": "max |m - g|",
     "mean_absolute_error": "mean |m - g|",
@@ -99,7 +100,7 @@ def identical(summary: Summary, logits: bool = False) -> Metrics:
             "one_thousandth_err_ratio": 1.0,
             "five_thousandths_err_ratio": 1.0,
         }
-        values["max_ulp"] = 0
+        values |= {"max_ulp": 0, "carriers": None}  # statistics don't tell the carriers
         if len(summary.shape) < 2 or summary.dtype.startswith("complex"):
             values["worst_row_error"] = None
     values |= {"mismatched": 0, "nan_mismatch": 0, "inf_mismatch": 0}
@@ -211,7 +212,7 @@ class _Sums:
         self.finite = self.sizeable = self.mismatched = self.nan = self.inf = 0
         self.gg = self.mm = self.gm = self.dd = 0.0
         self.abs_d = self.abs_g = self.abs_m = self.rel = self.ulp = 0.0
-        self.gd = self.gd_gd = self.max_d = self.max_rel = self.max_ulp = 0.0
+        self.gd = self.gd_gd = self.gg_gg = self.max_d = self.max_rel = self.max_ulp = 0.0
         self.below1 = self.below5 = 0
         self.has_ulp = False
 
@@ -230,7 +231,9 @@ class _Sums:
         d, size = np.abs(d), np.abs(g)
         self.finite += g.size
         self.mismatched += int(np.count_nonzero(d))
-        self.gg += float(g @ g)
+        square = g * g
+        self.gg += float(square.sum())
+        self.gg_gg += float(square @ square)
         self.mm += float(m @ m)
         self.gm += float(g @ m)
         self.dd += float(d @ d)
@@ -307,6 +310,7 @@ class _Sums:
             "worst_row_error": self._worst_row(),
             "scale_error": self.gd / self.gg if self.gg else ratio(self.mm, 0.0),
             "scale_t": ratio(abs(self.gd), math.sqrt(self.gd_gd)),
+            "carriers": (self.gg / math.sqrt(self.gg_gg)) ** 2 if self.gg_gg else 0.0,
             "rmse": d_norm / math.sqrt(n),
             "max_absolute_error": self.max_d,
             "mean_absolute_error": self.abs_d / n,

@@ -37,11 +37,11 @@ GLUE = 2.0  # floors: code between the modules runs several operators
 AMPLIFIES = 3.0  # amplification of a call without siblings in other layers
 LEAST, MOST = 1.75, 8.0  # range of the amplification that siblings may show
 SLACK = 2.25  # a call may amplify this many times as much as the median of its siblings
-CHANCE = 4.0  # standard errors that the norm of a few random elements may be off
+CHANCE = 4.0  # standard errors that the norm may be off which a few random elements carry
 EVEN_T = 8.0  # standard errors: a scale error this significant is a common factor
 EVEN_SHARE = 0.25  # of the error: a scale error this large is a common factor
 EVEN_BY_CHANCE = 0.2  # share of the noise of the inputs that may become even
-FEW = 8  # elements; so few may all be small by chance
+FEW = 8  # carriers; so few may all be small by chance
 
 
 def floor(eps: float, length: int) -> float:
@@ -234,6 +234,9 @@ class Siblings:
     Siblings are the tensors of one op at the same place of their module, in every layer. A path is
     compared with the other paths only, so that a bug does not excuse itself. Their median counts,
     so that the bug does not excuse the others either.
+
+    The *carriers* of a tensor are the elements that carry its norm (`metrics.FIELDS`). Where a few
+    channels are far larger than all others, they alone do.
     """
 
     def __init__(self) -> None:
@@ -241,35 +244,43 @@ class Siblings:
             lambda: defaultdict(list)
         )
         self._amplifications: dict[tuple[tuple[str, ...], str], float] = {}
-        self._rms: dict[tuple[str, ...], list[float]] = defaultdict(list)
-        self._usual_rms: dict[tuple[str, ...], float] = {}
+        self._sizes: dict[tuple[str, ...], list[tuple[float, float]]] = defaultdict(list)
+        self._usual: dict[tuple[str, ...], tuple[float, float]] = {}
 
-    def add(self, record: Record, error: float, explained: Explained) -> None:
-        self._rms[kind_of(record)].append(_rms(record))
+    def add(self, record: Record, error: float, explained: Explained, carriers: float) -> None:
+        """Learn from a tensor that both runs have."""
+        self._sizes[kind_of(record)].append((_rms(record), carriers))
         expected = math.hypot(explained.level.error, explained.floor)
         if 0.0 < error < math.inf and explained.level.error > 0.0 and 0.0 < expected < math.inf:
             self._ratios[kind_of(record)][record.site.path].append(error / expected)
 
-    def amplification(self, record: Record) -> float:
+    def amplification(self, record: Record, carriers: float) -> float:
         """Return how many times the noise of the inputs a tensor may show.
 
-        The fewer elements it has, the more: the norm of a few may be larger by chance.
+        The fewer carriers, the more: the norm of a few may be larger by chance.
         """
-        chance = 1 + CHANCE / math.sqrt(record.summary.numel or 1)
-        return self._learnt(record) * chance
+        carriers = min(carriers, self._usually(record)[1])
+        return self._learnt(record) * (1 + CHANCE / math.sqrt(max(carriers, 1.0)))
 
-    def smallness(self, record: Record) -> float:
-        """Return how many times smaller a tensor of few elements is than its siblings.
+    def smallness(self, record: Record, carriers: float) -> float:
+        """Return how many times smaller a tensor with few carriers is than its siblings.
 
         Its terms may cancel by chance. Their rounding does not.
         """
-        if record.summary.numel > FEW:
+        usual_rms, usually = self._usually(record)
+        rms = _rms(record)
+        if min(carriers, usually) > FEW or rms == 0.0:
             return 1.0
-        kind, rms = kind_of(record), _rms(record)
-        if kind not in self._usual_rms:
-            sizes = self._rms[kind]
-            self._usual_rms[kind] = statistics.median(sizes) if sizes else 0.0
-        return max(1.0, self._usual_rms[kind] / rms) if rms > 0.0 else 1.0
+        return max(1.0, usual_rms / rms)
+
+    def _usually(self, record: Record) -> tuple[float, float]:
+        """Return the median of the siblings' root mean square, and of their carriers."""
+        kind = kind_of(record)
+        if kind not in self._usual:
+            sizes = self._sizes[kind] or [(0.0, math.inf)]
+            rms, carriers = (statistics.median(figures) for figures in zip(*sizes, strict=True))
+            self._usual[kind] = rms, carriers
+        return self._usual[kind]
 
     def _learnt(self, record: Record) -> float:
         """Return the amplification that the siblings show."""

@@ -74,6 +74,12 @@ class Measured:
     def __post_init__(self) -> None:
         self.error = math.inf if self.certain else error_of(self.metrics or {})
 
+    @property
+    def carriers(self) -> float:
+        """The elements that carry the norm of golden; all of them if the values are unknown."""
+        carriers = (self.metrics or {}).get("carriers")
+        return self.pair.either.summary.numel if carriers is None else carriers
+
 
 @dataclass
 class Calibration:
@@ -304,7 +310,7 @@ def _siblings(
         explained = noise.explain(site, eps, shape, _replaced(m.pair))
         level = Level()
         if eps:
-            siblings.add(record, m.error, explained)
+            siblings.add(record, m.error, explained, m.carriers)
             error = m.error if m.error < math.inf else 0.0
             level = Level(error=error, scale=scale_of(m.metrics))
         noise.record(site, level, eps, shape)
@@ -353,7 +359,7 @@ class _Judge:
     def _judged(self, m: Measured, explained: Explained, eps: float) -> tuple[Difference, Level]:
         """Return the verdict, and the noise that follows from it."""
         metrics, scale = m.metrics or {}, scale_of(m.metrics or {})
-        limit, scale_limit = self._noise_limits(m.pair, explained, eps)
+        limit, scale_limit = self._noise_limits(m, explained, eps)
         expected = m.index in self._expected
         inherited = explained.level.expected
         passed = Level(error=m.error, scale=scale, expected=expected or inherited)
@@ -379,13 +385,14 @@ class _Judge:
             return row("diverged", m.error, finer, COARSER), level
         return _by_noise(m, limit), level
 
-    def _noise_limits(self, pair: Pair, explained: Explained, eps: float) -> tuple[float, float]:
+    def _noise_limits(self, m: Measured, explained: Explained, eps: float) -> tuple[float, float]:
         """Return the limits of the error and of the scale error."""
+        pair, carriers = m.pair, m.carriers
         error, scale = (0.0, 0.0) if pair.golden is None else self._calibration.limits(pair.golden)
         if not eps:  # a dtype that does not round has no noise of its own
             return error, scale
-        level, amplification = explained.level, self._siblings.amplification(pair.either)
-        smallness = self._siblings.smallness(pair.either)
+        level, amplification = explained.level, self._siblings.amplification(pair.either, carriers)
+        smallness = self._siblings.smallness(pair.either, carriers)
         error = max(error, level.limit(amplification, explained.floor) * smallness)
         golden, mine = self._epsilons.both(pair)
         cast = 0.0 if golden == mine else eps / _CAST_SHARE
