@@ -24,6 +24,7 @@ from llmdebug_nb.align.calls import (
     RecordedCall,
     are_parallel,
     calls_by_pass,
+    identifies,
     match_modules,
     match_operators,
     match_tensors,
@@ -34,7 +35,7 @@ from llmdebug_nb.align.names import Names
 from llmdebug_nb.align.sequence import MatchTolerance
 from llmdebug_nb.align.tensor_layout import LayoutFinder
 from llmdebug_nb.align.tree import FUSED, SAME_PATH, ModuleTree
-from llmdebug_nb.align.unpaired import Reasons
+from llmdebug_nb.align.unpaired import Reasons, in_order
 from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.paths import ancestors, is_operator, operator_of
 from llmdebug_nb.core.records import CallKey, Node, Record
@@ -352,6 +353,9 @@ class _Pairing:
             for record in [r for c in calls for r in c.records if r.id not in done]:
                 if record.site.path in self._given:
                     continue
+                if record.site.role == "weight":
+                    self._weight_elsewhere(record, calls is golden)
+                    continue
                 of = self._values.of_golden if calls is golden else self._values.of_mine
                 match = min(of(record), key=_likeness, default=None)
                 if match is not None:
@@ -359,6 +363,26 @@ class _Pairing:
                     side: Elsewhere = "golden" if calls is golden else "mine"
                     side = "both" if alone else side
                     self._add(match.golden, match.mine, SAME_VALUES, side)
+
+    def _weight_elsewhere(self, record: Record, of_golden: bool) -> None:
+        """Pair a weight with the one unpaired weight of the other run that has its bytes."""
+        done: Collection[int] = self._mine if of_golden else self._pairs
+        same = [
+            other
+            for other in self._weights[int(of_golden)].get(record.summary.fingerprint, ())
+            if other.id not in done
+        ]
+        if len(same) == 1 and identifies(record):
+            pair = (record, same[0]) if of_golden else (same[0], record)
+            self._add(*pair, SAME_VALUES)
+
+    @functools.cached_property
+    def _weights(self) -> list[dict[str | None, list[Record]]]:
+        """The weights of both runs, by fingerprint."""
+        return [
+            _grouped((r.summary.fingerprint, r) for r in side if r.site.role == "weight")
+            for side in self._sides
+        ]
 
     # -- the table ----------------------------------------------------------------------------
 
@@ -368,23 +392,7 @@ class _Pairing:
         sizes = {len(pairs), *map(len, (*self._sides, self._mine, self._pairs))}
         if len(sizes) == 1:
             return [self._pairs[record.id][0] for record in self._sides[0]]
-        golden, mine = self._reasons(pairs)
-        last: dict[int, int] = {}  # id of mine's record -> id of golden's in its first pair
-        for pair in pairs:
-            if pair.golden and pair.mine and not pair.elsewhere:
-                last.setdefault(pair.mine.id, pair.golden.id)
-        after: dict[int | None, list[Pair]] = defaultdict(list)  # by the id of golden's record
-        place: int | None = None
-        for record in self._sides[1]:
-            if record.id in last:
-                place = last[record.id]
-            elif record.id not in self._mine:
-                after[place].append(Pair(None, record, mine.why(record)))
-        table = after.pop(None, [])
-        for record in self._sides[0]:
-            table += self._pairs.get(record.id) or [Pair(record, None, golden.why(record))]
-            table += after.pop(record.id, ())
-        return table
+        return in_order(self._sides, self._pairs, *self._reasons(pairs))
 
     def _reasons(self, pairs: list[Pair]) -> tuple[Reasons, Reasons]:
         """Return, for both sides, the object that explains records without a partner."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 
 from llmdebug_nb.align.exported import is_graph
-from llmdebug_nb.core.findings import FOLDED, INNER, INSIDE, READ, WRITTEN
+from llmdebug_nb.core.findings import FOLDED, INNER, INSIDE, READ, WRITTEN, Pair
 from llmdebug_nb.core.paths import is_operator, module_of
 from llmdebug_nb.core.records import IN_KERNEL, Record
 
@@ -72,3 +73,33 @@ class Reasons:
             (operator, NO_OPERATOR),
         )
         return next((reason for holds, reason in checks if holds), NO_CALL)
+
+
+def in_order(
+    sides: tuple[Sequence[Record], Sequence[Record]],
+    pairs: Mapping[int, list[Pair]],
+    golden: Reasons,
+    mine: Reasons,
+) -> list[Pair]:
+    """Return all pairs, with the records without a partner where they ran.
+
+    ``pairs``: by the id of golden's record. ``golden``, ``mine``: why a record has no partner.
+    """
+    last: dict[int, int] = {}  # id of mine's record -> id of golden's in its first pair
+    paired = {pair.mine.id for several in pairs.values() for pair in several if pair.mine}
+    for several in pairs.values():
+        for pair in several:
+            if pair.golden and pair.mine and not pair.elsewhere:
+                last.setdefault(pair.mine.id, pair.golden.id)
+    after: dict[int | None, list[Pair]] = defaultdict(list)  # by the id of golden's record
+    place: int | None = None
+    for record in sides[1]:
+        if record.id in last:
+            place = last[record.id]
+        elif record.id not in paired:
+            after[place].append(Pair(None, record, mine.why(record)))
+    table = after.pop(None, [])
+    for record in sides[0]:
+        table += pairs.get(record.id) or [Pair(record, None, golden.why(record))]
+        table += after.pop(record.id, ())
+    return table

@@ -59,14 +59,17 @@ class ComparedCall:
 
     @property
     def op(self) -> str:
-        rows = self.outputs or self.inputs or self.weights
-        return rows[0].op if rows else ""
+        golden, mine = self.ops
+        return golden or mine or ""
 
     @property
     def ops(self) -> tuple[str | None, str | None]:
         """The operator, or class of the module, in golden and in mine."""
         pairs = [row.pair for row in self.rows()]
-        return _op(pair.golden for pair in pairs), _op(pair.mine for pair in pairs)
+        return (
+            _op((pair.golden for pair in pairs), self.golden),
+            _op((pair.mine for pair in pairs), self.mine),
+        )
 
     @property
     def one_sided(self) -> bool:
@@ -284,5 +287,5 @@ def _in_kernel(record: Record | None) -> bool:
     return record is not None and record.site.slot.startswith(IN_KERNEL)
 
 
-def _op(records: Iterable[Record | None]) -> str | None:
-    return next((record.op for record in records if record is not None), None)
+def _op(records: Iterable[Record | None], key: CallKey | None) -> str | None:
+    return next((r.op for r in records if r is not None and r.site.key == key), None)

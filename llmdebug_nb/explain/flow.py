@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -55,6 +56,9 @@ class Flow:
                 records[record.id] = record
         self.records = dict(sorted(records.items()))
         self.calls: dict[CallKey, FlowCall] = {}
+        # what ran inside a call: the tensors that agree, and the others
+        self._inside: dict[int, tuple[list[Record], list[Record]]] = {}
+        self._agrees: dict[int, bool | None] = {}
         for record in self.records.values():
             self._add(record)
         self._nest()
@@ -85,8 +89,11 @@ class Flow:
 
     def agrees(self, record: Record) -> bool | None:
         """Tell whether a tensor agrees with its partners; None if it has none."""
-        paired = [d for d in self.rows[record.id] if d.verdict != "unmatched"]
-        return all(d.verdict in AGREES for d in paired) if paired else None
+        if record.id not in self._agrees:
+            paired = [d for d in self.rows[record.id] if d.verdict != "unmatched"]
+            agrees = all(d.verdict in AGREES for d in paired) if paired else None
+            self._agrees[record.id] = agrees
+        return self._agrees[record.id]
 
     def sources(self, record: Record) -> tuple[list[Record], FlowCall | None]:
         """Return the tensors that a tensor is made from, and the call whose code makes it."""
@@ -117,9 +124,21 @@ class Flow:
         return None
 
     def _before(self, call: FlowCall, record: Record) -> list[Record]:
-        """Return what code of a module may use to make a tensor: inputs, and what ran inside."""
-        inner = [r for each in call.inner for r in each.outputs if r.id < record.id]
-        return [*call.inputs, *call.weights, *inner]
+        """Return what code of a module may use to make a tensor: inputs, and what ran inside.
+
+        Of what ran inside and agrees, the last is enough: it tells where the code begins.
+        """
+        if id(call) not in self._inside:
+            outputs = sorted((r for c in call.inner for r in c.outputs), key=lambda r: r.id)
+            self._inside[id(call)] = (
+                [r for r in outputs if self.agrees(r)],
+                [r for r in outputs if not self.agrees(r)],
+            )
+        agreeing, others = (
+            side[: bisect.bisect_left(side, record.id, key=lambda r: r.id)]
+            for side in self._inside[id(call)]
+        )
+        return [*call.inputs, *call.weights, *others, *agreeing[-1:]]
 
 
 def back(flow: Flow, record: Record) -> tuple[list[Record], list[FlowCall]]:

@@ -13,6 +13,7 @@ on the same tensors: such a call must give the same result.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -80,10 +81,35 @@ class Frontier:
     @cached_property
     def guilty(self) -> list[Region]:
         regions: dict[object, Region] = {}
-        for row in self._bad:
-            if not self.inherited(row) and row.index in self.reaching:
-                regions.setdefault(_content(row), self._regions[row.index])
+        for row in self._origins():
+            self.inherited(row)
+            regions.setdefault(_content(row), self._regions[row.index])
         return list(regions.values())
+
+    def _origins(self) -> list[Difference]:
+        """Return the rows in which the differences begin, in execution order.
+
+        Rows that follow from each other, as pairs that cross do, begin with the first of them.
+        """
+        rows = [row for row in self._bad if row.index in self.reaching]
+        follows: dict[int, list[Difference]] = defaultdict(list)
+        for row in rows:
+            for source in self.inherited(row):
+                follows[source.index].append(row)
+        queue = [row for row in rows if not self.inherited(row)]
+        origins = list(queue)
+        explained = {row.index for row in queue}
+        for start in (None, *rows):
+            if start is not None and start.index not in explained:
+                origins.append(start)
+                explained.add(start.index)
+                queue.append(start)
+            while queue:
+                for row in follows[queue.pop().index]:
+                    if row.index not in explained:
+                        explained.add(row.index)
+                        queue.append(row)
+        return sorted(origins, key=lambda row: row.index)
 
     @cached_property
     def rejoins(self) -> list[Difference]:

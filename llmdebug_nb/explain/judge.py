@@ -80,26 +80,45 @@ class Judge:
             return self.by_setting(own) or Blamed(
                 own, causes.WEIGHT, clauses.of_difference(row), row
             )
+        overflowed = self._overflow(row)
+        if overflowed is not None:
+            return overflowed
         golden, mine = self._acts(region)
         if row.site.role == "input" and not golden and not mine:
             return self._between(own, row, region)
         if bool(golden) != bool(mine):
             other = region.mine if golden else region.golden
-            if any(call.inner for call in other):  # code that was not recorded does it there
-                return self._between(own, row, region)
-            return self._one_sided(golden or mine, "golden" if golden else "mine", row, region)
+            if any(call.inner for call in other) and not self.calls.operated:
+                return self._between(own, row, region)  # code that was not recorded does it there
+            if (golden or mine)[-1].one_sided:
+                return self._one_sided(golden or mine, "golden" if golden else "mine", row)
+            golden = mine = golden or mine  # what the other program does there, it passes on
         if golden and golden[-1] is not mine[-1]:
             if any(call.is_operator for call in (*golden, *mine)):
                 return self._rewritten(golden, mine, row)
             return self._between(own, row, region)
         call = mine[-1] if mine else own
-        if overflow.starts(call):
-            return Blamed(call, causes.OVERFLOW, overflow.words(call), row)
         setting = self.by_setting(call)
         if setting is not None:
             evidence = f"{setting.evidence}; {clauses.of_inputs(call)}"
             return replace(setting, evidence=f"{evidence}; {clauses.of_difference(row)}")
         return self._run_again(call, row)
+
+    def _overflow(self, row: Difference) -> Blamed | None:
+        """Blame the first call that both programs make and in which only mine overflows."""
+        if not overflow.is_seen(row):
+            return None
+        run_pass = row.site.key[:3]
+        started = [
+            c
+            for c in self.calls.all
+            if c.key[:3] == run_pass and not c.one_sided and overflow.starts(c)
+        ]
+        inner = [c for c in started if not any(self.calls.is_inside(o, c) for o in started)]
+        if not inner:
+            return None
+        call = min(inner, key=lambda c: c.place)
+        return Blamed(call, causes.OVERFLOW, overflow.words(call), call.outputs[0])
 
     def _acts(self, region: Region) -> tuple[list[ComparedCall], list[ComparedCall]]:
         """Return the calls of a region that compute: operators, and modules with nothing inside."""
@@ -147,9 +166,7 @@ class Judge:
             found.append(common_ancestor(around))
         return found[0], found[1]
 
-    def _one_sided(
-        self, calls: list[ComparedCall], owner: str, row: Difference, region: Region | None = None
-    ) -> Blamed:
+    def _one_sided(self, calls: list[ComparedCall], owner: str, row: Difference) -> Blamed:
         """Blame a chain of calls that only one program makes."""
         call = first_of_chain(calls, self.calls)
         if call.is_operator:

@@ -14,6 +14,11 @@ def starts(call: ComparedCall) -> bool:
     return call.mine is not None and _more(call.outputs) > 0 and _more(call.inputs) == 0
 
 
+def is_seen(row: Difference) -> bool:
+    """Tell whether mine's tensor has more NaN and infinities than golden's."""
+    return _more([row]) > 0
+
+
 def _more(rows: Iterable[Difference]) -> int:
     """Return how many more elements of mine than of golden are NaN or infinite."""
     pairs = (d.pair for d in rows if d.pair.mine is not None)
