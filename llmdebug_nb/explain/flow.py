@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from llmdebug_nb.core.findings import EXPECTED, Difference
@@ -112,6 +112,17 @@ class Flow:
             return made_inside, call
         return [*call.inputs, *call.weights], call
 
+    def made_by(self, record: Record, outputs: Collection[int]) -> bool:
+        """Tell whether a tensor is one of these outputs, by id, or a view of one."""
+        for _ in range(len(self.records)):
+            if record.id in outputs:
+                return True
+            producer = self.records.get(record.producer) if record.producer is not None else None
+            if producer is None or producer.id == record.id:
+                return False
+            record = producer
+        return False
+
     def maker(self, record: Record) -> FlowCall | None:
         """Return the operator that made a tensor, through views and what only passes it on."""
         for _ in range(len(self.records)):
@@ -126,8 +137,11 @@ class Flow:
     def _before(self, call: FlowCall, record: Record) -> list[Record]:
         """Return what code of a module may use to make a tensor: inputs, and what ran inside.
 
-        Of what ran inside and agrees, the last is enough: it tells where the code begins.
+        Of what ran inside and agrees, the last is enough: it tells where the code begins. Where
+        operators were recorded, they tell what they take; other code only passes inputs on.
         """
+        if any(inner.is_operator for inner in call.inner):
+            return [*call.inputs, *call.weights]
         if id(call) not in self._inside:
             outputs = sorted((r for c in call.inner for r in c.outputs), key=lambda r: r.id)
             self._inside[id(call)] = (

@@ -8,13 +8,12 @@ result is kept.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from llmdebug_nb.core.kernels.masks import hidden
-from llmdebug_nb.core.kernels.relative import relative_l2
 from llmdebug_nb.core.torch_internals import decompositions
 from llmdebug_nb.explain import arguments
 from llmdebug_nb.explain.replay import FAILURES, Replayed, quiet
@@ -61,15 +60,38 @@ def steps(call: Replayed) -> list[torch.Tensor]:
     return [x for x in kept.values if x.is_floating_point() and x.numel() > 1]
 
 
-def same_values(golden: torch.Tensor, mine: torch.Tensor, limit: float) -> bool:
-    """Tell whether two tensors are equal up to the order of their axes, but for masked entries."""
-    if golden.numel() != mine.numel() or not golden.numel():
-        return False
-    golden, mine = _shown(golden), _shown(mine)
-    norm = float(golden.norm())
-    if abs(float(mine.norm()) - norm) > limit * norm:
-        return False
-    return any(relative_l2(g, m) <= limit for g, m in _layouts(golden, mine))
+class Values:
+    """Tensors that others are compared with: up to the order of their axes, but for masked entries.
+
+    The error of a tensor is relative to its spread, so that constants answer to nothing.
+    """
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._by_size: dict[int, list[tuple[float, torch.Tensor]]] = {}
+        for tensor in tensors:
+            shown = _shown(tensor)
+            known = self._by_size.setdefault(shown.numel(), [])
+            norm = float(shown.norm())
+            # a formula passes most tensors on from step to step
+            if not any(
+                norm == other and torch.equal(shown, x)
+                for other, x in known
+                if shown.shape == x.shape
+            ):
+                known.append((norm, shown))
+
+    def have(self, tensor: torch.Tensor, limit: float) -> bool:
+        """Tell whether one of the tensors holds the same values, within a relative L2 error."""
+        candidates = self._by_size.get(tensor.numel())
+        if not candidates:
+            return False
+        shown = _shown(tensor)
+        norm, spread = float(shown.norm()), float((shown - shown.mean()).norm())
+        return any(
+            abs(other - norm) <= limit * norm
+            and any(float((g - m).norm()) <= limit * spread for g, m in _layouts(known, shown))
+            for other, known in candidates
+        )
 
 
 def _shown(x: torch.Tensor) -> torch.Tensor:

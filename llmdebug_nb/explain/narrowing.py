@@ -16,7 +16,7 @@ from functools import cached_property
 
 import torch
 
-from llmdebug_nb.core.dtypes import epsilon
+from llmdebug_nb.core.dtypes import epsilon, is_floating
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.explain import inside
 from llmdebug_nb.explain.calls import kind_of_operator
@@ -25,8 +25,10 @@ from llmdebug_nb.explain.frontier import Region
 from llmdebug_nb.explain.replay import Replayed
 from llmdebug_nb.explain.runs import CannotReplay, Runs
 
-# Operators of a region that are replayed; a longer one is no place that a user would look through.
-_MOST_CALLS = 24
+# Operators of a region that are replayed. The error is made where the region begins: this is more
+# than an attention with its projections, written operator by operator.
+_MOST_CALLS = 64
+_MOST_SUSPECTS = 12  # calls of a region that are named, and tried with other tensors
 # in machine epsilons: the error of a few operators on tensors that agree within noise
 _STEPS = 64.0
 
@@ -41,10 +43,37 @@ class Narrowing:
         """Return the region without the calls that only pass its error on."""
         region = self._backwards(region)
         operators = [[c for c in side if c.is_operator] for side in (region.golden, region.mine)]
-        several = all(operators) and sum(map(len, operators)) > 2
-        if not several or max(map(len, operators)) > _MOST_CALLS:
+        if not all(operators) or sum(map(len, operators)) <= 2:
             return region
         return _Rewritten(self, self._runs, region, operators[0], operators[1]).narrowed()
+
+    def depending_on_data(self, calls: Sequence[FlowCall], side: int) -> list[FlowCall]:
+        """Return the calls that compute with tensors that agree, the first ones.
+
+        What a program makes of shapes and constants alone, such as masks, is no such call.
+        """
+        made: set[int] = set()
+        found = []
+        for call in calls:
+            if any(
+                self._is_data(r, side) or self._flows[side].made_by(r, made) for r in call.inputs
+            ):
+                made |= {record.id for record in call.outputs}
+                found.append(call)
+        return found[:_MOST_CALLS]
+
+    def _is_data(self, record: Record, side: int) -> bool:
+        """Tell whether a tensor, or what it is a view of, was computed and agrees.
+
+        A weight has no producer.
+        """
+        flow = self._flows[side]
+        base = flow.records.get(record.producer) if record.producer is not None else None
+        if base is None or not is_floating(record.summary.dtype) or not is_telling(record):
+            return False
+        return bool(flow.agrees(record)) or (
+            flow.agrees(record) is None and bool(flow.agrees(base))
+        )
 
     def _backwards(self, region: Region) -> Region:
         golden, mine = region.row.pair.golden, region.row.pair.mine
@@ -191,46 +220,54 @@ class _Rewritten:
     ) -> None:
         self._narrowing, self._runs, self._region = narrowing, runs, region
         self._golden, self._mine = golden, mine
+        self._data = narrowing.depending_on_data(golden, 0), narrowing.depending_on_data(mine, 1)
         dtypes = [r.summary.dtype for c in (*golden, *mine) for r in (*c.inputs, *c.outputs)]
         noise = max((d.error or 0.0 for d in region.entries), default=0.0)
         self._limit = min(_STEPS * max(map(epsilon, dtypes)) + 4 * noise, _FAR)
 
     def narrowed(self) -> Region:
         region = self._region
-        suspects = []
-        for call in self._mine:
-            other = None if self._is_step(call) else self._given_another(call)
+        golden, mine = self._data if all(self._data) else (self._golden, self._mine)
+        suspects: list[FlowCall] = []
+        for call in mine:
+            if self._is_step(call):
+                continue
+            other = None if suspects else self._given_another(call)
             if other is not None:
                 return other
-            if not self._is_step(call):
-                suspects.append(call)
-        if not suspects or len(suspects) == len(self._mine):
-            return self._by_entries() or region
-        return Region(region.row, region.golden, suspects, region.entries)
+            suspects.append(call)
+            if len(suspects) == _MOST_SUSPECTS:
+                break
+        if not suspects:
+            return self._by_entries() or Region(region.row, golden, mine, region.entries)
+        if suspects[0] is mine[0] and (found := self._by_entries()) is not None:
+            return found
+        return Region(region.row, golden, suspects, region.entries)
 
     @cached_property
-    def _steps(self) -> list[torch.Tensor]:
+    def _steps(self) -> inside.Values:
         """What golden computes in the region, step by step."""
         values = []
-        for call in self._golden:
+        for call in self._data[0] or self._golden[:_MOST_CALLS]:
             try:
                 values += inside.steps(Replayed(self._runs.golden, call.key))
             except CannotReplay:
                 continue
-        return values
+        return inside.Values(values)
 
     def _is_step(self, call: FlowCall) -> bool:
         try:
             results = [self._runs.mine.load(r) for r in call.outputs]
         except CannotReplay:
             return False
-        return any(inside.same_values(g, m, self._limit) for m in results for g in self._steps)
+        return any(self._steps.have(result, self._limit) for result in results)
 
     def _given_another(self, call: FlowCall) -> Region | None:
         """Return a smaller region if a call gives a step once it takes another tensor."""
         agreeing = [r for r in call.inputs if self._narrowing.is_entry(r, 1)]
+        calls = (self._data[0] or self._golden)[:_MOST_SUSPECTS]
         made = {r.id: c for c in self._golden for r in c.outputs}
-        others = [r for c in self._golden for r in (*c.inputs, *c.outputs) if is_telling(r)]
+        others = [r for c in calls for r in (*c.inputs, *c.outputs) if is_telling(r)]
         for record in agreeing:
             for other in others:
                 if self._narrowing.same(other, record) or not self._mends(call, record, other):
@@ -251,7 +288,7 @@ class _Rewritten:
             result = on_other(self._runs, call, record, self._runs.golden.load(other))
         except CannotReplay:
             return False
-        return any(inside.same_values(g, result, self._limit) for g in self._steps)
+        return self._steps.have(result, self._limit)
 
     def _by_entries(self) -> Region | None:
         """Return a smaller region if one side takes a tensor that the other does not take."""
