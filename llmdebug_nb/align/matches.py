@@ -8,12 +8,13 @@ tensors of the same size whose statistics agree and whose values confirm it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from llmdebug_nb.align import sequence
+from llmdebug_nb.align.calls import identifies
 from llmdebug_nb.align.sequence import MatchTolerance
 from llmdebug_nb.align.tensor_layout import LayoutFinder
 from llmdebug_nb.core.dtypes import is_floating
@@ -135,3 +136,30 @@ def _distinct(records: Iterable[Record]) -> dict[object, list[Record]]:
         key = (s.fingerprint, s.dtype, s.numel) if s.fingerprint else record.id
         found.setdefault(key, []).append(record)
     return found
+
+
+class WeightMatches:
+    """The weights of two runs by their bytes: a module may have moved, or hold them elsewhere."""
+
+    def __init__(self, sides: tuple[Sequence[Record], Sequence[Record]]) -> None:
+        self._by_bytes: tuple[dict[object, list[Record]], ...] = ({}, {})
+        for weights, records in zip(self._by_bytes, sides, strict=True):
+            for r in records:
+                if r.site.role == "weight" and identifies(r):
+                    weights.setdefault(r.summary.fingerprint, []).append(r)
+
+    def only(
+        self, record: Record, of_golden: bool, paired: tuple[Container[int], Container[int]]
+    ) -> ValueMatch | None:
+        """Return the match of a weight with the only unpaired one of its bytes.
+
+        ``paired``: ids of golden's and of mine's records that have a partner.
+        """
+        if not identifies(record):
+            return None
+        side = int(of_golden)
+        same = self._by_bytes[side].get(record.summary.fingerprint, ())
+        free = [other for other in same if other.id not in paired[side]]
+        if len(free) != 1:
+            return None
+        return ValueMatch(*((record, free[0]) if of_golden else (free[0], record)), 0.0)

@@ -24,13 +24,12 @@ from llmdebug_nb.align.calls import (
     RecordedCall,
     are_parallel,
     calls_by_pass,
-    identifies,
     match_modules,
     match_operators,
     match_tensors,
     share_inputs,
 )
-from llmdebug_nb.align.matches import ValueMatch, ValueMatches
+from llmdebug_nb.align.matches import ValueMatch, ValueMatches, WeightMatches
 from llmdebug_nb.align.names import Names
 from llmdebug_nb.align.sequence import MatchTolerance
 from llmdebug_nb.align.tensor_layout import LayoutFinder
@@ -367,35 +366,19 @@ class _Pairing:
                 if record.site.path in self._given:
                     continue
                 if record.site.role == "weight":
-                    self._weight_elsewhere(record, calls is golden)
-                    continue
-                of = self._values.of_golden if calls is golden else self._values.of_mine
-                match = min(of(record), key=_likeness, default=None)
+                    match = self._weights.only(record, calls is golden, (self._pairs, self._mine))
+                else:
+                    of = self._values.of_golden if calls is golden else self._values.of_mine
+                    match = min(of(record), key=_likeness, default=None)
                 if match is not None:
-                    alone = match.golden.id not in self._pairs and match.mine.id not in self._mine
                     side: Elsewhere = "golden" if calls is golden else "mine"
-                    side = "both" if alone else side
+                    if match.golden.id not in self._pairs and match.mine.id not in self._mine:
+                        side = "" if record.site.role == "weight" else "both"
                     self._add(match.golden, match.mine, SAME_VALUES, side)
 
-    def _weight_elsewhere(self, record: Record, of_golden: bool) -> None:
-        """Pair a weight with the one unpaired weight of the other run that has its bytes."""
-        done: Collection[int] = self._mine if of_golden else self._pairs
-        same = [
-            other
-            for other in self._weights[int(of_golden)].get(record.summary.fingerprint, ())
-            if other.id not in done
-        ]
-        if len(same) == 1 and identifies(record):
-            pair = (record, same[0]) if of_golden else (same[0], record)
-            self._add(*pair, SAME_VALUES)
-
     @functools.cached_property
-    def _weights(self) -> list[dict[str | None, list[Record]]]:
-        """The weights of both runs, by fingerprint."""
-        return [
-            _grouped((r.summary.fingerprint, r) for r in side if r.site.role == "weight")
-            for side in self._sides
-        ]
+    def _weights(self) -> WeightMatches:
+        return WeightMatches(self._sides)
 
     # -- the table ----------------------------------------------------------------------------
 
