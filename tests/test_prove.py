@@ -143,6 +143,39 @@ def test_the_bug_behind_the_first_comes_out_and_is_proven_in_turn(mode):
     assert (last.rows_left, last.next) == (0, None)
 
 
+@pytest.mark.parametrize("mode", ["module", "module+api"])
+def test_a_bug_in_the_code_of_every_layer_is_proven_in_every_layer(mode):
+    def change(model):
+        for block in model.blocks:
+            block.mlp.act = F.relu
+
+    report, _, _mine = compared(change, mode)
+    proof = report.findings[0].prove()
+    assert proof.agrees, proof.says
+    assert proof.next is None
+    assert "in every layer" in proof.says
+
+
+def test_weights_that_are_wrong_in_every_layer_are_proven():
+    def change(model):
+        with torch.no_grad():
+            for block in model.blocks:
+                block.mlp.up.weight[3] *= 2
+
+    report, _golden, _mine = compared(change, "module")
+    proof = report.findings[0].prove()
+    assert proof.agrees, proof.says
+
+
+def test_what_mines_dtype_cannot_hold_is_put_in_behind_it():
+    def change(model):
+        model.blocks[1].mlp.act = lambda x: F.gelu(x.to(torch.bfloat16)).float()
+
+    report, _, _mine = compared(change)
+    proof = report.findings[0].prove()
+    assert proof.agrees, proof.says
+
+
 def test_a_value_that_is_not_the_cause_mends_nothing():
     report, _, _mine = compared(two_bugs, "module")
     row = next(d for d in report.differences if str(d.site) == "blocks.1.mlp output[0] step 0")

@@ -14,9 +14,10 @@ from llmdebug_nb.app.rerun import Step
 from llmdebug_nb.capture.substitution import Place, Substitution
 from llmdebug_nb.core.errors import LLMDebugError, ProofError
 from llmdebug_nb.core.findings import REJOINED, Difference, Expectation, Finding, Proof
+from llmdebug_nb.core.paths import any_layer
 from llmdebug_nb.explain import causes
 from llmdebug_nb.explain.calls import AGREES
-from llmdebug_nb.explain.placing import Placed, Put, of_weights, placed
+from llmdebug_nb.explain.placing import Placed, Put, alike, of_weights, placed
 from llmdebug_nb.explain.replay import largest_error, same
 from llmdebug_nb.explain.runs import CannotReplay, Runs, Side
 from llmdebug_nb.show.words import count_text
@@ -104,27 +105,40 @@ class Again:
         step = replace(Step.of(site, inputs, self.runs.module), options_of=self.mine)
         if not self.proven:
             _check(step, self.runs, self._limit(rows))
-        after = self._with_value(finding, rows)
+        proof = self._run(step, finding, report, every_layer=False)
+        if proof.next is not None and _is_same(proof.next, finding):
+            return self._run(step, finding, report, every_layer=True)
+        return proof
+
+    def _run(self, step: Step, finding: Finding, report: Report, every_layer: bool) -> Proof:
+        """Run a step with golden's value of a finding, and compare. Raises CannotReplay.
+
+        ``every_layer``: put golden's values in at the same place of the other layers, too.
+        """
+        after = self._with_value(finding, report.differences, every_layer)
         substitution = Substitution(after.puts)
         run = step.recorded(substitution, after.weights)
         missing = [place for place in after.puts if place not in substitution.done]
         if missing:
             raise CannotReplay(f"mine did not call {missing[0].path or 'the model'} there")
         side = _side(run, self.runs.mine, after.weights)
-        after = replace(after, mine=run, runs=replace(self.runs, mine=side), inputs=inputs)
+        after = replace(after, mine=run, runs=replace(self.runs, mine=side), inputs=step.side)
         generation_step = (step.key.generation, step.key.step)
         mended = after.compared(after, generation_step, report.expected)
-        return _proof(finding, after, rows, mended)
+        return _proof(finding, after, report.differences, mended, every_layer)
 
-    def _with_value(self, finding: Finding, rows: Rows) -> Again:
+    def _with_value(self, finding: Finding, rows: Rows, every_layer: bool) -> Again:
         """Return this with golden's value of a finding put in, too. Raises CannotReplay."""
         row = finding.difference
         proven = (*self.proven, finding)
         if finding.cause == causes.WEIGHT or (row is not None and row.site.role == "weight"):
-            found = of_weights(finding, rows, self.runs, self.runs.golden_module)
+            found = of_weights(finding, rows, self.runs, every_layer)
+            if not found:
+                raise CannotReplay("golden's model has no weight of these names that differs")
             return replace(self, proven=proven, weights=self.weights | found)
         puts = {place: [*several] for place, several in self.puts.items()}
         there = placed(finding, rows, self.runs)
+        there = alike(there, rows, self.runs) if every_layer else there
         results = _results(rows, self.golden)
         if any(each.row is result for each in there for result in results):
             raise CannotReplay("it is the result itself, and nothing follows from it")
@@ -132,6 +146,12 @@ class Again:
             puts.setdefault(_place(each), []).append(each.put)
         sites = self.sites | {_key(each.row) for each in there}
         return replace(self, proven=proven, puts=puts, sites=sites)
+
+
+def _is_same(one: Finding, other: Finding) -> bool:
+    """Tell whether two findings are of the same code: the same place in two layers."""
+    places = any_layer(one.path), any_layer(other.path)
+    return one.path != other.path and places[0] == places[1] and one.cause == other.cause
 
 
 def _side(run: Run, before: Side, put: Iterable[tuple[str, str]]) -> Side:
@@ -179,7 +199,9 @@ def _key(d: Difference) -> tuple[object, ...]:
     return (golden.id,) if golden is not None else ("mine", d.site)
 
 
-def _proof(finding: Finding, after: Again, before: Rows, mended: Report) -> Proof:
+def _proof(
+    finding: Finding, after: Again, before: Rows, mended: Report, every_layer: bool
+) -> Proof:
     """Return what became of the rows of a step."""
     now = {_key(d): d for d in mended.differences}
     row = finding.difference
@@ -197,7 +219,9 @@ def _proof(finding: Finding, after: Again, before: Rows, mended: Report) -> Proo
     known = {(one.path, one.cause) for one in after.proven}
     found = (f for f in mended.findings if not f.expected and (f.path, f.cause) not in known)
     behind = next(found, None)
-    says = _words(finding, agrees, count, len(left), behind)
+    place = finding.path or "the model"
+    place += ", in every layer," if every_layer else ""
+    says = _words(place, agrees, count, len(left), behind)
     return Proof(agrees, count, len(left), says, behind, mended)
 
 
@@ -205,8 +229,8 @@ def _agrees(d: Difference) -> bool:
     return d.verdict in AGREES or d.reason == REJOINED
 
 
-def _words(finding: Finding, agrees: bool, count: int, left: int, behind: Finding | None) -> str:
-    put = f"With golden's value put in at {finding.path or 'the model'}"
+def _words(place: str, agrees: bool, count: int, left: int, behind: Finding | None) -> str:
+    put = f"With golden's value put in at {place}"
     if agrees and not left:
         mended = f", as do all {count_text(count, 'row')} that diverged after it" if count else ""
         text = f"{put}, the result of mine agrees with golden{mended}."
