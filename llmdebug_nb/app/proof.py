@@ -93,6 +93,13 @@ class Again:
         limits = (d.limit or 0.0 for d in _results(rows, self.golden))
         return self.limit or max(limits, default=0.0)
 
+    def knows(self, finding: Finding) -> bool:
+        """Tell whether a finding is expected, or one that is put right already."""
+        row = finding.difference
+        again = any((f.path, f.cause) == (finding.path, finding.cause) for f in self.proven)
+        mended = row is None or row.verdict != "diverged" or _key(row) in self.sites
+        return finding.expected is not None or (again and mended)
+
     def _with(self, model: torch.nn.Module) -> Runs:
         return replace(self.runs, module=self.find(model))
 
@@ -105,15 +112,31 @@ class Again:
         step = replace(Step.of(site, inputs, self.runs.module), options_of=self.mine)
         if not self.proven:
             _check(step, self.runs, self._limit(rows))
-        proof = self._run(step, finding, report, every_layer=False)
-        if proof.next is not None and _is_same(proof.next, finding):
-            return self._run(step, finding, report, every_layer=True)
+        proof, after, mended = self._run(step, finding, report, (finding, report), False)
+        # one piece of code may run several times in a step, and in every layer
+        while proof.next is not None and _same_code(proof.next, finding):
+            every_layer = proof.next.path != finding.path
+            try:
+                more = after._run(step, proof.next, mended, (finding, report), every_layer)
+            except CannotReplay:
+                break
+            if more[0].rows_left >= proof.rows_left:
+                break
+            proof, after, mended = more
         return proof
 
-    def _run(self, step: Step, finding: Finding, report: Report, every_layer: bool) -> Proof:
-        """Run a step with golden's value of a finding, and compare. Raises CannotReplay.
+    def _run(
+        self,
+        step: Step,
+        finding: Finding,
+        report: Report,
+        first: tuple[Finding, Report],
+        every_layer: bool,
+    ) -> tuple[Proof, Again, Report]:
+        """Run a step with golden's value of a finding of a report put in, too, and compare.
 
-        ``every_layer``: put golden's values in at the same place of the other layers, too.
+        ``first``: the finding that is proven, and its report. ``every_layer``: put golden's values
+        in at the same place of the other layers as well. Raises CannotReplay.
         """
         after = self._with_value(finding, report.differences, every_layer)
         substitution = Substitution(after.puts)
@@ -125,7 +148,7 @@ class Again:
         after = replace(after, mine=run, runs=replace(self.runs, mine=side), inputs=step.side)
         generation_step = (step.key.generation, step.key.step)
         mended = after.compared(after, generation_step, report.expected)
-        return _proof(finding, after, report.differences, mended, every_layer)
+        return _proof(first[0], after, first[1].differences, mended, every_layer), after, mended
 
     def _with_value(self, finding: Finding, rows: Rows, every_layer: bool) -> Again:
         """Return this with golden's value of a finding put in, too. Raises CannotReplay."""
@@ -145,13 +168,13 @@ class Again:
         for each in there:
             puts.setdefault(_place(each), []).append(each.put)
         sites = self.sites | {_key(each.row) for each in there}
+        sites |= {_key(row)} if row is not None else set()
         return replace(self, proven=proven, puts=puts, sites=sites)
 
 
-def _is_same(one: Finding, other: Finding) -> bool:
-    """Tell whether two findings are of the same code: the same place in two layers."""
-    places = any_layer(one.path), any_layer(other.path)
-    return one.path != other.path and places[0] == places[1] and one.cause == other.cause
+def _same_code(one: Finding, other: Finding) -> bool:
+    """Tell whether two findings are of the same code: another call of it, or another layer."""
+    return any_layer(one.path) == any_layer(other.path) and one.cause == other.cause
 
 
 def _side(run: Run, before: Side, put: Iterable[tuple[str, str]]) -> Side:
@@ -212,13 +235,12 @@ def _proof(
         if d.verdict == "diverged" and d.site.key[:4] == row.site.key[:4]
         and _key(d) not in after.sites and _key(d) in now
     ]  # fmt: skip
-    left = [d for d in diverged if not _agrees(now[_key(d)])]
-    count = len(diverged) - len(left)
     results = _results(mended.differences, after.golden)
-    agrees = all(_agrees(d) for d in results) if results else not left
-    known = {(one.path, one.cause) for one in after.proven}
-    found = (f for f in mended.findings if not f.expected and (f.path, f.cause) not in known)
-    behind = next(found, None)
+    left = {_key(d) for d in diverged if not _agrees(now[_key(d)])}
+    count = len(diverged) - len(left)
+    agrees = all(map(_agrees, results)) if results else not left
+    left |= {_key(d) for d in results if not _agrees(d)}
+    behind = next((f for f in mended.findings if not after.knows(f)), None)
     place = finding.path or "the model"
     place += ", in every layer," if every_layer else ""
     says = _words(place, agrees, count, len(left), behind)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from llmdebug_nb.core.dtypes import DTYPES, epsilon
+from llmdebug_nb.core.dtypes import DTYPES
 from llmdebug_nb.core.findings import Difference, Finding, Fit
 from llmdebug_nb.core.paths import any_layer, module_of
 from llmdebug_nb.core.records import Record, Site
@@ -76,16 +76,23 @@ def _placed(d: Difference, runs: Runs) -> Placed | None:
     assert golden is not None
     assert mine is not None
     value = runs.golden.load(golden)
-    dtype = DTYPES[mine.summary.dtype]
-    if value.is_floating_point() and dtype.is_floating_point:
-        rounded = value.to(dtype).to(value.dtype)
-        if runs.error(value, rounded) > max(d.limit or 0.0, epsilon(golden.summary.dtype)):
-            return None
+    if not _holds(DTYPES[mine.summary.dtype], value, d, runs):
+        return None
     return Placed(mine.site, in_place(value, d.pair.fit), d)
 
 
-def in_place(golden: torch.Tensor, fit: Fit | None) -> Put:
+def _holds(dtype: torch.dtype, value: torch.Tensor, d: Difference, runs: Runs) -> bool:
+    """Tell whether a dtype of mine holds golden's value of a row, within the row's limit."""
+    if not (value.is_floating_point() and dtype.is_floating_point):
+        return True
+    rounding = runs.error(value, value.to(dtype).to(value.dtype))
+    return rounding <= max(d.limit or 0.0, torch.finfo(value.dtype).eps)
+
+
+def in_place(golden: torch.Tensor, fit: Fit | None, widen: bool = False) -> Put:
     """Return what makes mine's tensor of golden's: in mine's layout, dtype and device.
+
+    ``widen``: in golden's dtype.
 
     Where golden's tensor answers to a part of mine's, the rest stays as it is. The result raises
     CannotReplay if the layout can't be turned round.
@@ -96,7 +103,7 @@ def in_place(golden: torch.Tensor, fit: Fit | None) -> Put:
             if own.shape != golden.shape:
                 shapes = f"{list(golden.shape)} against {list(own.shape)}"
                 raise CannotReplay(f"golden's tensor has another shape: {shapes}")
-            return golden.to(own.device, own.dtype)
+            return golden.to(own.device, golden.dtype if widen else own.dtype)
         # the fit brings the numbers of mine's elements to where golden's values lie
         numbers = torch.arange(own.numel()).reshape(own.shape)
         values, places = fit(golden, numbers)
@@ -211,7 +218,8 @@ def _recorded_weights(
         if golden is None or mine is None or golden.site.role != "weight":
             continue
         if d.verdict == "diverged" and golden.site.path == path:
-            put = in_place(runs.golden.load(golden), d.pair.fit)
+            value, dtype = runs.golden.load(golden), DTYPES[mine.summary.dtype]
+            put = in_place(value, d.pair.fit, not _holds(dtype, value, d, runs))
             found[mine.site.path, mine.site.slot] = put
     return found
 
@@ -219,7 +227,11 @@ def _recorded_weights(
 def _live_weights(paths: tuple[str, str], runs: Runs) -> dict[tuple[str, str], Put]:
     """Return the weights of golden's live module whose fingerprints differ."""
     prints = runs.golden.fingerprints.get(paths[0], {}), runs.mine.fingerprints.get(paths[1], {})
-    names = [name for name in prints[1] if prints[0].get(name) != prints[1][name]]
+    names = [
+        name
+        for name, (kind, fingerprint) in prints[1].items()
+        if name in prints[0] and prints[0][name][0] == kind and prints[0][name][1] != fingerprint
+    ]
     module = runs.golden_module(paths[0]) if names else None
     if names and module is None:
         raise CannotReplay(

@@ -145,8 +145,9 @@ class ApiMode(TorchFunctionMode):
             return func(*args, **kwargs)
         if operator.rearranges:
             result = func(*args, **kwargs)
-            listener.guarded(self._note, operator, args, kwargs, result)
-            return result
+            if listener.substitution is None or _views(args, kwargs, result) is not None:
+                listener.guarded(self._note, operator, args, kwargs, result)
+                return result
         return _run_recorded(listener, operator, "api", func, args, kwargs)
 
     def _note(self, operator: Operator, args: Args, kwargs: Kwargs, result: object) -> None:
