@@ -3,8 +3,7 @@
 Modules are paired first (the user's mapping, then `tree.py`), then their calls. Then the operators
 inside each module are aligned as sequences (`sequence.py`), with the calls of inner modules as
 fixed points; call numbers play no part. Then the tensors of two paired calls are paired. The
-remaining records are paired by value. A record without a partner stays visible, with a reason
-(`unpaired.py`).
+remaining records are paired by value. A record without a partner keeps a reason (`unpaired.py`).
 """
 
 from __future__ import annotations
@@ -50,8 +49,7 @@ _MOSTLY = 0.5  # a graph counts as nameless if this share of the module calls ha
 Records = tuple[list[Record], list[Record]]
 Elsewhere = Literal["", "golden", "mine", "both"]
 Nodes = tuple[Sequence[Node], Sequence[Node]]
-# an operator's call, its rank set to 0 -> the node of the traced program
-Traced = Mapping[CallKey, str]
+Traced = Mapping[CallKey, str]  # an operator's call, its rank set to 0 -> its traced node
 
 _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
