@@ -372,7 +372,7 @@ def _graphs(draw):
     return rows(*made)
 
 
-@settings(deadline=2000)
+@settings(deadline=None)
 @given(_graphs(), st.booleans())
 def test_any_graph_has_a_frontier_of_what_differs_and_counts(differences, same):
     frontier = Frontier(differences, "forward", lambda golden, mine: same)
@@ -387,14 +387,14 @@ def test_any_graph_has_a_frontier_of_what_differs_and_counts(differences, same):
 
 
 @pytest.mark.xfail(reason="rows that inherit from each other blame nothing")
-@settings(deadline=2000)
+@settings(deadline=None)
 @given(_graphs(), st.booleans())
 def test_what_counts_is_always_blamed_on_something(differences, same):
     frontier = Frontier(differences, "forward", lambda golden, mine: same)
     assert bool(frontier.guilty) == bool(frontier.reaching)
 
 
-@settings(deadline=2000)
+@settings(deadline=None)
 @given(_graphs())
 def test_the_way_back_ends_at_tensors_with_partners(differences):
     for side in (0, 1):
