@@ -42,8 +42,11 @@ def is_crossed(differences: Sequence[Difference]) -> bool:
 
 
 def comparable(differences: Sequence[Difference]) -> list[Difference]:
-    """Leave out the rows that only a graph, or only a model, can have."""
-    return [d for d in differences if d.pair.why not in (FOLDED, INNER)]
+    """Leave out the rows that only a graph, or only a model, can have.
+
+    A graph's operators belong to no call of the model, even if a tensor of it holds their values.
+    """
+    return [d for d in differences if d.pair.why not in (FOLDED, INNER) and not d.pair.elsewhere]
 
 
 class NodeSearch:
