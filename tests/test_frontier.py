@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -325,12 +326,20 @@ def test_a_chain_that_only_golden_has_is_a_region_without_mine():
 
 
 @pytest.mark.parametrize("cut", [(0,), (1,), (2,), (0, 1, 2)])
-def test_a_lost_producer_still_leads_to_the_first_call_that_differs(cut):
-    frontier = Frontier(chain(["match", "diverged", "diverged"], cut), "forward", other_code)
-    assert "/Op.f1" in blamed(frontier)
+def test_a_lost_producer_still_leads_to_the_first_call_of_the_same_code_that_differs(cut):
+    differences = chain(["match", "diverged", "diverged"], cut)
+    assert "/Op.f1" in blamed(Frontier(differences, "forward", lambda golden, mine: True))
 
 
-@pytest.mark.xfail(strict=True, reason="rows that inherit from each other blame nothing")
+def test_without_any_producer_the_order_leads_to_the_first_call_that_differs():
+    """As in the dumps of other tools."""
+    made = chain(["match", "diverged", "diverged"], (0, 1, 2))
+    output = made.pop().pair.golden
+    last = replace(output, producer=None)
+    made.append(Difference(len(made), Pair(last, last, ""), "diverged", 0.5, 1e-6))
+    assert blamed(Frontier(made, "forward", other_code)) == ["/Op.f1"]
+
+
 def test_a_cyclic_graph_ends_and_blames_something():
     made = [
         both("diverged", 1, "/Op.f", "input", producer=4),
@@ -342,7 +351,6 @@ def test_a_cyclic_graph_ends_and_blames_something():
     assert Frontier(rows(*made), "forward", other_code).guilty
 
 
-@pytest.mark.xfail(strict=True, reason="rows that inherit from each other blame nothing")
 def test_pairs_that_cross_blame_something():
     """Golden makes a before b, mine b before a: each inherits the other's error."""
     given = both("match", 1, "", "input")
@@ -386,7 +394,6 @@ def test_any_graph_has_a_frontier_of_what_differs_and_counts(differences, same):
             assert [c.start for c in calls] == sorted(c.start for c in calls)
 
 
-@pytest.mark.xfail(reason="rows that inherit from each other blame nothing")
 @settings(deadline=None)
 @given(_graphs(), st.booleans())
 def test_what_counts_is_always_blamed_on_something(differences, same):
@@ -415,7 +422,6 @@ def test_records_without_order_get_pairs_and_a_frontier():
     assert Frontier(differences, "forward", other_code).guilty
 
 
-@pytest.mark.xfail(reason="the way back from each row passes all earlier calls of its module")
 def test_a_cut_graph_of_thousands_of_calls_is_searched_in_time():
     verdicts = ["match"] * 500 + ["diverged"] * 1500
     differences = chain(verdicts, cut=range(2000))

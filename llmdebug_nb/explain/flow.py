@@ -55,6 +55,8 @@ class Flow:
                 self.rows[record.id].append(d)
                 records[record.id] = record
         self.records = dict(sorted(records.items()))
+        # False if no tensor has a producer, as in the dumps of other tools
+        self._linked = any(record.producer is not None for record in records.values())
         self.calls: dict[CallKey, FlowCall] = {}
         # what ran inside a call: the tensors that agree, and the others
         self._inside: dict[int, tuple[list[Record], list[Record]]] = {}
@@ -140,7 +142,7 @@ class Flow:
         Of what ran inside and agrees, the last is enough: it tells where the code begins. Where
         operators were recorded, they tell what they take; other code only passes inputs on.
         """
-        if any(inner.is_operator for inner in call.inner):
+        if self._linked and any(inner.is_operator for inner in call.inner):
             return [*call.inputs, *call.weights]
         if id(call) not in self._inside:
             outputs = sorted((r for c in call.inner for r in c.outputs), key=lambda r: r.id)
