@@ -124,6 +124,7 @@ class Frontier:
     def _explain(self, row: Difference) -> list[Difference]:
         region = self._regions[row.index] = Region(row)
         bad: list[list[Difference]] = []
+        known: list[bool] = []
         sides = (row.pair.golden, region.golden), (row.pair.mine, region.mine)
         for flow, (record, calls) in zip(self.flows, sides, strict=True):
             sources, between = back(flow, record) if record is not None else ([], [])
@@ -136,7 +137,9 @@ class Frontier:
                 else:
                     upstream += [d for d in rows if d.verdict == "diverged" and d is not row]
             bad.append(upstream)
-        return bad[1] or bad[0]
+            known.append(bool(sources))
+        # what mine makes of tensors that agree is its own; golden decides where mine's way is lost
+        return bad[1] if known[1] else bad[0]
 
     def _counts(self, row: Difference) -> bool:
         """Tell whether a difference counts by itself.

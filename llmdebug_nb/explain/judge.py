@@ -138,6 +138,12 @@ class Judge:
             words = f"{call.path} received another {input_name(row)}{made}"
             return self._placed(Blamed(call, kind, words, row), holder)
         places = self._places(region)
+        unseen = [c for c in (*region.golden, *region.mine) if not c.inner and not c.outputs]
+        if unseen and row.site.role == "input":
+            words = f"first seen at input {row.site.slot} of {call.path}; its producer was not "
+            words += "recorded: record inputs and outputs"
+            found = self._placed(Blamed(call, causes.BEFORE, words, row), holder)
+            return replace(found, places=places)
         if call.is_operator and places[1] == call.module:
             words = f"the first tensor to differ is an input of {call.path}{made}"
             return self._placed(Blamed(call, causes.INTRODUCED, words, row), holder)
@@ -186,7 +192,7 @@ class Judge:
         call = ComparedCall(golden[0].golden, mine[0].mine)
         call.inputs = [*mine[0].inputs]
         call.outputs = [d for c in (mine[0], golden[0]) for d in c.outputs]
-        setting = self.by_setting(call)
+        setting = self.by_setting(call) if len(golden) == len(mine) == 1 else None
         if setting is not None:
             evidence = f"{setting.evidence}; {clauses.of_difference(row)}"
             return replace(setting, evidence=evidence)
