@@ -227,7 +227,7 @@ class _Rewritten:
 
     def narrowed(self) -> Region:
         region = self._region
-        golden, mine = self._data if all(self._data) else (self._golden, self._mine)
+        golden, mine = self._data[0] or self._golden, self._data[1] or self._mine
         suspects: list[FlowCall] = []
         for call in mine:
             if self._is_step(call):
