@@ -54,7 +54,7 @@ def _known_factors(sides: Sides) -> Iterator[tuple[float, str, str]]:
             if n % heads == 0 and n // heads > 2:
                 axes.setdefault(n // heads, f"{n} / {heads} heads")
     root = "look at the scale by the square root of the size: left out, or applied twice"
-    mean = "look for a sum on one side and a mean on the other"
+    mean = "look for a scale that only one side applies, such as a mean where the other sums"
     for n, words in axes.items():
         yield n**0.5, f", the square root of {n}, {words}", root
         yield n**-0.5, f", 1 / sqrt({n}), {words}", root
@@ -140,7 +140,9 @@ def offset(sides: Sides) -> Relation | None:
         advice = "look for w against 1 + w, or for counting from 1 against from 0"
         return Relation(e.ONE_PLUS, f"mine is {words}", advice, error)
     scale = "" if slope == 1.0 else f" {factor_words(sides, slope)[1]},"
-    says = f"mine is golden's value{scale} {'plus' if by > 0 else 'minus'} {abs(by):.6g}"
+    known = max(doubt / abs(by), 4 * e.FINEST)
+    digits = max(1, math.floor(-math.log10(known))) if known < 1.0 else 1
+    says = f"mine is golden's value{scale} {'plus' if by > 0 else 'minus'} {abs(by):.{digits}g}"
     return Relation(e.OFFSET, says, "look for a constant that only one side adds", error)
 
 

@@ -44,6 +44,7 @@ MOST_PER_SLICE, FEWEST_PER_SLICE = 64, 4  # 4 elements at 1e-3 are 28 nats: one 
 PIECE = 2**18  # elements that are compared at once: they stay in the processor's cache
 LONGEST_AXIS = 2**18  # no vocabulary is larger; sorting so many keys takes 20 ms
 NAMED = 8  # indices that a message lists
+TOKENS = "the tokens"  # the word for that axis
 
 # Kinds of relations; `llmdebug_nb.explain.relation` describes them.
 ROUNDED, NEGATED, SCALED, OFFSET, ONE_PLUS = "rounded", "negated", "scaled", "offset", "one plus"

@@ -228,10 +228,9 @@ class Judge:
         It is a weight, another operator, a scalar argument or an attribute.
         """
         row = call.bad_output or next(call.rows())
-        other = self.weights.differing(call)
-        if other:
+        evidence = self.weights.words(call, _MOST_WEIGHTS)
+        if evidence:
             owner = self._owner(call)
-            evidence = f"its parameter {', '.join(other[:_MOST_WEIGHTS])} differs"
             return Blamed(owner, causes.WEIGHT, evidence, owner.bad_output or row)
         golden, mine = call.ops
         if call.is_operator and golden and mine and not same_operator(golden, mine):

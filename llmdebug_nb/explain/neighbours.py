@@ -53,21 +53,47 @@ def weights(flow: Flow, golden: Record, runs: Runs) -> list[Named]:
 
 
 def name(flow: Flow, record: Record) -> str:
-    """Return a tensor's name, by what makes it: ``output of layers.0.q_proj``."""
+    """Return a tensor's name, by the outermost module that gives it: ``output of layers.0.mlp``."""
     for _ in range(len(flow.records)):
         before = flow.records.get(record.producer) if record.producer is not None else None
         if before is None or before.id == record.id:
             break
         record = before
+    record = _given(flow, record) if record.site.role == "output" else _weight(flow, record)
     site = record.site
-    place = site.path or "the model"
     if site.role == "weight":
         return f"{site.path}.{site.slot}".lstrip(".")
+    several = site.key._replace(call=1) in flow.calls
+    place = f"call {site.call + 1} of {site.path}" if several else site.path or "the model"
     if site.role == "input":
-        return f"input {record.argument or site.slot} of {place}"
+        return f"{record.argument or f'input {site.slot}'} of {place}"
     call = flow.calls.get(site.key)
-    several = call is not None and len(call.outputs) > 1
-    return f"output {site.slot} of {place}" if several else f"output of {place}"
+    alone = call is None or len(call.outputs) == 1
+    return f"output of {place}" if alone else f"output {site.slot} of {place}"
+
+
+def _given(flow: Flow, record: Record) -> Record:
+    """Return the output of the outermost module that hands out what a call inside it makes."""
+    call = flow.calls.get(record.site.key)
+    while call is not None and call.around is not None and call.around.key.path:
+        call = call.around
+        same = (r for r in call.outputs if r.producer == record.id or _equal(r, record))
+        given = next(same, None)
+        if given is None:
+            break
+        record = given
+    return record
+
+
+def _weight(flow: Flow, record: Record) -> Record:
+    """Return the weight that a tensor is, if one has its bytes."""
+    weights = (r for r in flow.records.values() if r.site.role == "weight")
+    return next((r for r in weights if _equal(r, record)), record)
+
+
+def _equal(one: Record, other: Record) -> bool:
+    print_ = one.summary.fingerprint
+    return print_ is not None and print_ == other.summary.fingerprint
 
 
 def _named(flow: Flow, records: Iterable[Record], golden: Record) -> list[Named]:

@@ -206,7 +206,7 @@ def _along(sides: Sides, axis: int, factor: float) -> Relation | None:
     more = "" if factor == 1.0 else f", {factor_words(sides, factor)[1]}"
     unit = sides.axis(axis)
     says = words.format(axis=unit) + more
-    advice = _HEADS if "heads are" in says and kind == e.REORDERED else _TOLD.get(kind, "")
+    advice = _HEADS if "heads" in says and kind == e.REORDERED else _TOLD.get(kind, "")
     return Relation(kind, says, advice, error)
 
 
@@ -316,6 +316,8 @@ def _bijection(order: torch.Tensor, groups: tuple[int, ...], where: str, unit: s
     few = math.log(64 * count)
     whole = where if unit == "positions" else f"the {unit} of {where}"
     if count > 1 and count % 2 == 0 and bool((order == (at + count // 2) % count).all()):
+        if 2 in groups and unit in ("heads", "positions"):
+            return e.REORDERED, f"mine has the two heads of {where} swapped", few
         return e.HALVES, f"mine has the two halves of {whole} swapped", few
     if bool((order == count - 1 - at).all()):
         return e.FLIPPED, f"mine has {whole} flipped", few

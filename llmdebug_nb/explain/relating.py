@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 
+from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.findings import Difference
-from llmdebug_nb.core.paths import module_of, parent_of
-from llmdebug_nb.core.records import Record
-from llmdebug_nb.explain import causes, evidence, neighbours
+from llmdebug_nb.core.paths import module_of, operator_of
+from llmdebug_nb.core.records import Record, Site
+from llmdebug_nb.explain import causes, evidence, neighbours, shapes
 from llmdebug_nb.explain.evidence import Relation
 from llmdebug_nb.explain.flow import Flow
 from llmdebug_nb.explain.frontier import Region
@@ -30,7 +30,6 @@ _MOST = 2**22
 _MOST_READ = 2**26  # of a tensor that is read from disk: 0.1 s
 # causes that say themselves what to do
 _SETTLED = (causes.SCALAR, causes.OVERFLOW, causes.NONDETERMINISTIC, causes.OTHER_TOKEN)
-_INTEGER = re.compile(r"\d{1,6}")
 
 
 class Told(NamedTuple):
@@ -63,11 +62,16 @@ class _Relating:
         for two in self._twos():
             try:
                 found = self._relation(two)
-            except (CannotReplay, ValueError):  # no values, or others than the records say
+            except (
+                CannotReplay,
+                CorruptDumpError,
+                ValueError,
+            ):  # no values, or others than the records say
                 continue
             if found is not None:
-                says = f"at {two.where}, {found.says}" if two.where else found.says
-                settled = taken or two.where or self._blamed.cause in _SETTLED
+                says = f"further on, at {two.where}, {found.says}" if two.where else found.says
+                part = two.where and found.kind == evidence.PART
+                settled = taken or part or self._blamed.cause in _SETTLED
                 return Told("; ".join(filter(None, (taken, says))), "" if settled else found.advice)
         return Told(taken)
 
@@ -79,14 +83,12 @@ class _Relating:
         golden, mine = region.taken
         partners = (d.pair.golden for d in self._flows[1].rows[mine.id])
         partner = next((record for record in partners if record is not None), None)
-        if partner is None or (golden is not None and partner.id == golden.id):
+        if partner is None or golden is None or partner.id == golden.id:
             return ""
-        says = f"mine takes golden's {neighbours.name(flow, partner)}"
-        return (
-            says
-            if golden is None
-            else f"{says} where golden takes the {neighbours.name(flow, golden)}"
-        )
+        if partner.summary.numel != golden.summary.numel:  # neither stands for the other
+            return ""
+        theirs, ours = (neighbours.name(flow, record) for record in (golden, partner))
+        return f"mine takes golden's {ours} where golden takes {theirs}" if theirs != ours else ""
 
     def _twos(self) -> Iterator[_Two]:
         """Yield the pairs of tensors that may tell, the nearest to the error first."""
@@ -101,8 +103,7 @@ class _Relating:
         rows = [blamed.row]
         rows += [region.row] if region is not None and region.row is not blamed.row else []
         for two in (two for row in rows for two in _of_row(row)):
-            s = two.mine.site
-            where = f"{s.role} {s.slot} of {s.path or 'the model'}"
+            where = _words(two.mine.site)
             if all(two.mine.id != mine.id for _, mine in ends):
                 yield two if two.row is blamed.row and not ends else two._replace(where=where)
 
@@ -114,21 +115,32 @@ class _Relating:
     # -- one pair ---------------------------------------------------------------------------------
 
     def _relation(self, two: _Two) -> Relation | None:
-        limit = self._limit(two)
+        """Compare two tensors, first as if one were a view of the other."""
         golden, mine = self._fitted(two, two.golden)
-        same = golden.shape == mine.shape
-        if not same and max(golden.numel(), mine.numel()) > _MOST:
+        if golden.shape != mine.shape and golden.numel() == mine.numel():
+            limit = self._limit(two)
+            viewed = golden.reshape(mine.shape)
+            if self._runs.error(viewed, mine) <= limit:
+                return None
+            found = self._compared(two, viewed, mine)
+            if found is not None:
+                return found
+        if golden.shape != mine.shape and max(golden.numel(), mine.numel()) > _MOST:
             return None  # corners of two shapes have nothing to do with each other
-        corner = _corner(mine.shape)
-        if same:
+        return self._compared(two, golden, mine)
+
+    def _compared(self, two: _Two, golden: torch.Tensor, mine: torch.Tensor) -> Relation | None:
+        limit, corner = self._limit(two), _corner(mine.shape)
+        shape = tuple(mine.shape)
+        if golden.shape == mine.shape:
             golden, mine = _cut(golden, corner), _cut(mine, corner)
             if self._runs.error(golden, mine) <= limit:
                 return None  # what is within the limit is no cause
-        others = list(self._others(two, corner))
-        groups = self._groups(mine.shape)
+        others, heads = list(self._others(two, shape, corner)), self._heads(two, shape)
         if two.golden.site.role == "weight":
-            return weight_relation(golden, mine, limit=limit, others=others, groups=groups)
-        return relation(golden, mine, limit=limit, others=others, groups=groups)
+            return weight_relation(golden, mine, limit=limit, others=others, groups=heads)
+        axes = shapes.axis_words(self._flows[1], two.mine.site.key, shape, heads)
+        return relation(golden, mine, limit=limit, others=others, groups=heads, axes=axes)
 
     def _fitted(self, two: _Two, record: Record) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a tensor of golden and mine's, brought to one layout."""
@@ -136,7 +148,9 @@ class _Relating:
         fit = two.row.pair.fit if two.row is not None else None
         return (golden, mine) if fit is None else fit(golden, mine)
 
-    def _others(self, two: _Two, corner: tuple[int, ...]) -> Iterator[tuple[str, torch.Tensor]]:
+    def _others(
+        self, two: _Two, shape: tuple[int, ...], corner: tuple[int, ...]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield golden's tensors around, in mine's layout, as many as there is time for."""
         flow, left = self._flows[0], _MOST
         if two.golden.site.role == "weight":
@@ -148,13 +162,13 @@ class _Relating:
                 continue
             try:
                 value = self._fitted(two, record)[0]
-            except (CannotReplay, ValueError):
+            except (CannotReplay, CorruptDumpError, ValueError):
                 continue
             left -= math.prod(corner)
             if left < 0:
                 return
-            if value.dim() == len(corner):
-                yield name, _cut(value, corner)
+            if _long(value.shape) == _long(shape):
+                yield name, _cut(value.reshape(shape), corner)
 
     def _limit(self, two: _Two) -> float:
         rows = [two.row, self._blamed.row]
@@ -167,13 +181,15 @@ class _Relating:
             raise CannotReplay("the tensor is too large to be compared again")
         return side.load(record)
 
-    def _groups(self, shape: Sequence[int]) -> list[int]:
-        """Return numbers of heads: whole attributes of the modules around that divide an axis."""
-        call, found = self._blamed.call, set[int]()
-        for side, key in ((self._runs.golden, call.golden), (self._runs.mine, call.mine)):
-            if key is not None:
-                found |= _counts(side, module_of(key.path))
-        return sorted(count for count in found if any(size % count == 0 for size in shape))
+    def _heads(self, two: _Two, shape: Sequence[int]) -> list[int]:
+        """Return numbers of heads that may divide an axis."""
+        sides = zip(
+            (self._runs.golden, self._runs.mine),
+            self._flows,
+            (two.golden.site.key, two.mine.site.key),
+            strict=True,
+        )
+        return sorted(set[int]().union(*(shapes.head_counts(*side, shape) for side in sides)))
 
 
 def _of_row(row: Difference) -> Iterator[_Two]:
@@ -196,14 +212,10 @@ def _ends(region: Region) -> Iterator[tuple[Record, Record]]:
     yield from itertools.product(golden, mine)
 
 
-def _counts(side: Side, path: str) -> set[int]:
-    """Return the whole numbers above 1 that a module and the one around it keep."""
-    found = set()
-    for module in dict.fromkeys((path, parent_of(path))):
-        for kind, text in side.attributes.get(module, {}).values():
-            if kind == "int" and text is not None and _INTEGER.fullmatch(text) and int(text) > 1:
-                found.add(int(text))
-    return found
+def _words(site: Site) -> str:
+    module = module_of(site.path) or "the model"
+    operator = operator_of(site.path)
+    return f"{site.role} {site.slot} of {f'{operator} in ' if operator else ''}{module}"
 
 
 def _corner(shape: Sequence[int]) -> tuple[int, ...]:
@@ -212,6 +224,10 @@ def _corner(shape: Sequence[int]) -> tuple[int, ...]:
     while math.prod(sizes) > _MOST:
         sizes[sizes.index(max(sizes))] //= 2
     return tuple(sizes)
+
+
+def _long(shape: Sequence[int]) -> list[int]:
+    return [size for size in shape if size > 1]
 
 
 def _cut(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:

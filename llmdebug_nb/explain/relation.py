@@ -93,6 +93,8 @@ def relation(
         if found is None and golden.dtype != torch.bool:
             dtypes = DTYPE_NAMES.get(golden.dtype, ""), DTYPE_NAMES.get(mine.dtype, "")
             found = distortion.rounded(sides, dtypes)
+        if found is not None and golden.dtype == torch.bool:  # True may mean shown or hidden
+            return dataclasses.replace(found, says=found.says.replace("keeps", "is true at"))
         if found is not None or remaining(sides.mine, sides.golden) < sides.limit:
             return found
     found = distortion.constant(Sides(numbers, ours, *shared))
@@ -110,7 +112,10 @@ def weight_relation(
 ) -> Relation | None:
     """Return what mine's weight is of golden's: `relation`, with the words for a weight's axes."""
     axes = ("the rows", "the columns") if mine.dim() == 2 else ()
-    return relation(golden, mine, limit=limit, others=others, groups=groups, axes=axes)
+    found = relation(golden, mine, limit=limit, others=others, groups=groups, axes=axes)
+    if found is None or found.kind != e.SHIFTED:
+        return found
+    return dataclasses.replace(found, advice="look at how it is split, gathered or concatenated")
 
 
 Hidden = tuple[torch.Tensor | None, torch.Tensor | None]
@@ -168,9 +173,8 @@ def _of_masks(sides: Sides, hidden: Hidden) -> Relation | None:
             return None
         theirs, ours = sides.golden == 0.0, sides.mine == 0.0
     none = torch.zeros(sides.mine.shape, dtype=torch.bool)
-    return distortion.masked(
-        sides, (none if theirs is None else theirs, none if ours is None else ours)
-    )
+    places = none if theirs is None else theirs, none if ours is None else ours
+    return distortion.masked(sides, places)
 
 
 # --- another tensor -----------------------------------------------------------------------------
@@ -195,7 +199,7 @@ def _other(sides: Sides, others: Sequence[tuple[str, torch.Tensor]]) -> Relation
         error = remaining(sides.mine, x, factor)
         if error < sides.limit:
             more = "" if factor == 1.0 else f", {distortion.factor_words(sides, factor)[1]}"
-            advice = f"look at why {label} is taken here"
+            advice = "look at why that tensor is taken"
             return Relation(e.OTHER, f"mine is golden's {label}{more}", advice, error)
     return None
 
@@ -233,12 +237,19 @@ def _partly(sides: Sides, parts: tuple[_Part, ...], most: float) -> Relation | N
         axes=sides.axes,
     )
     if inside is None or inside.kind == e.PART or (len(parts) > 1 and parts[1].share <= _MINORITY):
-        return Relation(e.PART, says, f"look at what is special about {_of(first)}", first.error)
+        return Relation(e.PART, says, _of_part(sides, first), first.error)
     return Relation(e.PART, f"{says}: there {inside.says}", inside.advice, first.error)
 
 
-def _of(part: _Part) -> str:
-    return f"index {spans((~part.agreeing).nonzero().flatten().tolist())}"
+def _of_part(sides: Sides, part: _Part) -> str:
+    """Return the advice that follows from where two tensors differ."""
+    agreeing = part.agreeing.nonzero().flatten().tolist()
+    if sides.axis(part.axis) == e.TOKENS and agreeing == [0]:
+        return "look at what leaves the first token alone: positions, rotations, attention scores"
+    if sides.axis(part.axis) == e.TOKENS and agreeing == [len(part.agreeing) - 1]:
+        return "look at the mask: it hides nothing from the last token"
+    differing = (~part.agreeing).nonzero().flatten().tolist()
+    return f"look at what is special about index {spans(differing)}"
 
 
 def _parts(sides: Sides) -> Iterator[_Part]:
@@ -284,6 +295,8 @@ def _part_words(sides: Sides, part: _Part) -> str:
             agreeing = blocks[:, 0].nonzero().flatten().tolist()
             differing = (~blocks[:, 0]).nonzero().flatten().tolist()
             unit = f"the {heads} heads along {unit}"
+            break
     if len(differing) <= len(agreeing):
         return f"only {spans(differing)} of {unit} {'differs' if len(differing) == 1 else 'differ'}"
-    return f"{spans(agreeing)} of {unit} agree, {spans(differing)} differ"
+    agree = "agrees" if len(agreeing) == 1 else "agree"
+    return f"of {unit}, only {spans(agreeing)} {agree}"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.paths import module_of
 from llmdebug_nb.explain.calls import ComparedCall
 from llmdebug_nb.explain.runs import Runs
+
+# sums of float64 in another order: 2**-53 for each of 10^6 additions, at most
+_SUMMED = 1e-9
 
 
 class Weights:
@@ -24,6 +28,19 @@ class Weights:
             if d.pair.golden and d.pair.mine and d.pair.golden.site.role == "weight":
                 self._rows.setdefault(d.pair.golden.site.path, {})[d.pair.golden.site.slot] = d
 
+    def words(self, call: ComparedCall, most: int) -> str:
+        """Return a clause on the differing weights of the call's module, "" for none."""
+        names = self.differing(call)
+        if not names:
+            return ""
+        rows = self._rows.get(module_of(call.path), {})
+        moved = all(name in rows and _holds_the_same(rows[name]) for name in names)
+        several, listed = len(names) > 1, ", ".join(names[:most])
+        if moved:
+            has = "hold golden's values" if several else "holds golden's values"
+            return f"its parameter{'s' * several} {listed} {has}, but in other places"
+        return f"its parameter{'s' * several} {listed} differ{'s' * (not several)}"
+
     def differing(self, call: ComparedCall) -> list[str]:
         """Return the names of the differing weights of the call's module."""
         if call.golden is None or call.mine is None:
@@ -39,3 +56,19 @@ class Weights:
             for name, (kind, fingerprint) in of_golden.items()
             if name in of_mine and of_mine[name][0] == kind and of_mine[name][1] != fingerprint
         ]
+
+
+def _holds_the_same(row: Difference) -> bool:
+    """Tell whether two weights hold the same values in other places, by their statistics.
+
+    Rounding is the same, so extremes and zeros are equal; sums are added in another order.
+    """
+    assert row.pair.golden is not None
+    assert row.pair.mine is not None
+    theirs, ours = row.pair.golden.summary, row.pair.mine.summary
+    exact = [(s.dtype, s.numel, s.min, s.max, s.zero, s.nan, s.inf) for s in (theirs, ours)]
+    if exact[0] != exact[1] or theirs.numel < 2 or theirs.l2norm is None or theirs.mean is None:
+        return False
+    size = theirs.l2norm
+    sums = (theirs.mean, ours.mean, size / math.sqrt(theirs.numel)), (size, ours.l2norm, size)
+    return all(b is not None and abs(a - b) <= _SUMMED * scale for a, b, scale in sums)
