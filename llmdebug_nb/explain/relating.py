@@ -70,8 +70,7 @@ class _Relating:
                 continue
             if found is not None:
                 says = f"further on, at {two.where}, {found.says}" if two.where else found.says
-                part = two.where and found.kind == evidence.PART
-                settled = taken or part or self._blamed.cause in _SETTLED
+                settled = taken or self._blamed.cause in _SETTLED
                 return Told("; ".join(filter(None, (taken, says))), "" if settled else found.advice)
         return Told(taken)
 

@@ -298,5 +298,6 @@ def _part_words(sides: Sides, part: _Part) -> str:
             break
     if len(differing) <= len(agreeing):
         return f"only {spans(differing)} of {unit} {'differs' if len(differing) == 1 else 'differ'}"
-    agree = "agrees" if len(agreeing) == 1 else "agree"
-    return f"of {unit}, only {spans(agreeing)} {agree}"
+    if len(agreeing) == 1:
+        return f"of {unit}, only {agreeing[0]} agrees"
+    return f"{spans(agreeing)} of {unit} agree, {spans(differing)} differ"
