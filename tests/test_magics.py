@@ -200,7 +200,7 @@ def test_bad_input_is_one_line_and_leaves_no_hook(shell, capsys, cell, says):
 
 def test_runs_without_a_common_site_are_incomparable_and_damaged_ones_one_line(shell, capsys):
     _run(shell, capsys, "%%llmdump model --name a --layers lm_head\nmodel(ids)")
-    _run(shell, capsys, "%%llmdump model --name b --layers model.norm\nmodel(ids)")
+    _run(shell, capsys, "%%llmdump model --name b --layers model.embed_tokens\nmodel(ids)")
     text = _run(shell, capsys, "%llmcompare a b")[1]
     assert "incomparable" in text
     assert "no site in common" in text

@@ -125,11 +125,11 @@ class _Pairing:
         relaid = self._layouts.relaid(s.generation, s.step)
         paired, reshaped = self._modules(golden, mine)
         self._operators(golden, mine, paired, replace(self._tolerance, any_shape=relaid | reshaped))
-        self._by_value(golden, mine)
         if self._crossed:
             self._by_result(golden, mine)
         if self._any_graph:
             self._copies(golden, mine)
+        self._by_value(golden, mine)
 
     @functools.cached_property
     def _values(self) -> ValueMatches:
