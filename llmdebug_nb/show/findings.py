@@ -91,8 +91,8 @@ def finding_head(finding: Finding) -> str:
 
 
 def source_lines(shown: wire_findings.FindingDetail) -> list[str]:
-    """Return the relation of the values, and the line of each program that makes the call."""
-    lines = [shown["relation"]] if shown["relation"] else []
+    """Return the relation and the advice, and the line of each program that makes the call."""
+    lines = [clause for clause in (shown["relation"], shown["advice"]) if clause]
     for source in shown["sources"]:
         code = f"  {source['code']}" if source["code"] else ""
         known = source["place"] if source["place"] != _UNKNOWN else source["call"]
