@@ -10,7 +10,7 @@ from llmdebug_nb.align import sequence
 from llmdebug_nb.align.names import Names
 from llmdebug_nb.align.sequence import CallFeatures, MatchTolerance
 from llmdebug_nb.core.dtypes import is_floating
-from llmdebug_nb.core.paths import is_operator, module_of
+from llmdebug_nb.core.paths import ancestors, is_operator, module_of
 from llmdebug_nb.core.records import IN_KERNEL, Record, Summary, summed
 
 Pass = tuple[int, int, int, str]  # rank, generation, step, phase
@@ -64,6 +64,22 @@ def calls_by_pass(records: Iterable[Record]) -> dict[Pass, list[RecordedCall]]:
             calls[s.path, s.call] = call
         call.records.append(record)
     return {key: list(calls.values()) for key, calls in passes.items()}
+
+
+def by_parent(calls: list[RecordedCall]) -> dict[str, list[RecordedCall]]:
+    """Return the calls directly inside each module: its operators, and the modules below it.
+
+    A module belongs to the innermost module around it that was called.
+    """
+    called = {call.module for call in calls}
+    groups: dict[str, list[RecordedCall]] = {}
+    for call in calls:
+        parent: str | None = call.module
+        if not call.operator:
+            parent = next((outer for outer in ancestors(call.module) if outer in called), None)
+        if parent is not None:
+            groups.setdefault(parent, []).append(call)
+    return groups
 
 
 def match_modules(

@@ -22,6 +22,7 @@ from llmdebug_nb.align.calls import (
     Pass,
     RecordedCall,
     are_parallel,
+    by_parent,
     calls_by_pass,
     match_modules,
     match_operators,
@@ -30,12 +31,13 @@ from llmdebug_nb.align.calls import (
 )
 from llmdebug_nb.align.matches import ValueMatch, ValueMatches, WeightMatches
 from llmdebug_nb.align.names import Names
+from llmdebug_nb.align.reordered import ReorderedRows
 from llmdebug_nb.align.sequence import MatchTolerance
 from llmdebug_nb.align.tensor_layout import LayoutFinder
 from llmdebug_nb.align.tree import FUSED, SAME_PATH, ModuleTree
 from llmdebug_nb.align.unpaired import Reasons, in_order
 from llmdebug_nb.core.findings import Pair
-from llmdebug_nb.core.paths import ancestors, is_operator, operator_of
+from llmdebug_nb.core.paths import is_operator, operator_of
 from llmdebug_nb.core.records import CallKey, Node, Record
 
 SAME_SITE = SAME_PATH
@@ -92,6 +94,7 @@ class _Pairing:
         traced: tuple[Traced, Traced],
     ) -> None:
         self._sides, self._names, self._layouts, self._traced = sides, names, layouts, traced
+        self._reordered = ReorderedRows(layouts)
         trees = [ModuleTree(own, records) for own, records in zip(nodes, sides, strict=True)]
         graphs = [exported.is_graph(records) for records in sides]
         self._crossed = graphs[0] != graphs[1]  # an exported graph and a model
@@ -207,7 +210,7 @@ class _Pairing:
         Calls of inner modules, and operators with the same result, are fixed points.
         """
         golden, mine = self._by_node(golden, mine)
-        sides = [_by_parent(calls) for calls in (golden, mine)]
+        sides = [by_parent(calls) for calls in (golden, mine)]
         compare = functools.partial(self._compare, tolerance)
         kinds = self._kind, lambda call: self._kind_of(call.op)
         rest: list[tuple[list[RecordedCall], list[RecordedCall], Numbers, str]] = []
@@ -353,7 +356,10 @@ class _Pairing:
     def _add(self, golden: Record, mine: Record, why: str, elsewhere: Elsewhere = "") -> None:
         a, b = golden.summary, mine.summary
         equal = a.fingerprint is not None and a.fingerprint == b.fingerprint and a.shape == b.shape
-        fit = None if equal else self._layouts.fit(golden, mine, why.startswith(FUSED))
+        fit = None
+        if not equal:
+            fit = self._reordered.fit(golden, mine)
+            fit = fit or self._layouts.fit(golden, mine, why.startswith(FUSED))
         self._pairs[golden.id].append(Pair(golden, mine, why, fit, elsewhere))
         self._mine.add(mine.id)
 
@@ -423,22 +429,6 @@ def _grouped(items: Iterable[tuple[_K, _V]]) -> dict[_K, list[_V]]:
     groups: dict[_K, list[_V]] = {}
     for key, value in items:
         groups.setdefault(key, []).append(value)
-    return groups
-
-
-def _by_parent(calls: list[RecordedCall]) -> dict[str, list[RecordedCall]]:
-    """Return the calls directly inside each module: its operators, and the modules below it.
-
-    A module belongs to the innermost module around it that was called.
-    """
-    called = {call.module for call in calls}
-    groups: dict[str, list[RecordedCall]] = {}
-    for call in calls:
-        parent: str | None = call.module
-        if not call.operator:
-            parent = next((outer for outer in ancestors(call.module) if outer in called), None)
-        if parent is not None:
-            groups.setdefault(parent, []).append(call)
     return groups
 
 

@@ -117,6 +117,19 @@ class LayoutFinder:
                 return fit
         return None
 
+    def row_order(self, golden: Record, mine: Record) -> torch.Tensor | None:
+        """Return which of golden's rows each row of mine is, int64[rows], if the order differs."""
+        values = self._values(golden, mine)
+        if values is None or golden.summary.shape != mine.summary.shape or values.confirmed:
+            return None
+        g, m = values.tensors
+        order = order_along(m.flatten(1), g.flatten(1)) if g.dim() > 1 else None
+        if order is None:
+            return None
+        rows = torch.from_numpy(order)
+        done = Values.of(g[rows], m)
+        return rows if done.error * TIES < values.error and done.confirmed else None
+
     def agree(self, golden: Record, mine: Record) -> bool:
         """Tell whether two tensors hold the same values; False without values."""
         a, b = golden.summary, mine.summary
