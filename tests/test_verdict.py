@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import math
 
@@ -300,6 +301,26 @@ def test_noise_excuses_its_consequences_and_a_diverged_tensor_does_not():
     assert (quiet.verdict, noisy.verdict) == ("diverged", "within_noise")
     assert [d.verdict for d in broken] == ["diverged"] * 3
     assert broken[-1].limit < 20 * EPS
+
+
+def _matched_elsewhere(elsewhere, error):
+    """Judge a call whose input was matched by value, with this error, and whose output is off."""
+    taken = _row(0, "f", "input", error=error)
+    taken.pair = dataclasses.replace(taken.pair, elsewhere=elsewhere)
+    weight = _row(1, "f", "input", slot="1")
+    return tolerance.Judging([taken, weight, _row(2, "f", error=2.5 * EPS)]).plain
+
+
+def test_the_noise_of_an_input_counts_though_its_partner_is_at_another_place():
+    assert _matched_elsewhere("golden", 1.5 * EPS)[-1].verdict == "within_noise"
+    assert _matched_elsewhere("golden", 0.0)[-1].verdict == "diverged"
+    assert _matched_elsewhere("mine", 1.5 * EPS)[-1].verdict == "diverged"  # one partner too many
+
+
+def test_a_partner_at_another_place_that_is_beyond_noise_is_none():
+    taken, _, made = _matched_elsewhere("golden", 0.1)
+    assert (taken.verdict, taken.reason) == ("unmatched", tolerance.CLOSE)
+    assert made.limit < 10 * EPS
 
 
 def test_integers_have_no_noise_of_their_own():

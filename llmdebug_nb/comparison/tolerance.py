@@ -75,6 +75,11 @@ class Measured:
         self.error = math.inf if self.certain else error_of(self.metrics or {})
 
     @property
+    def is_at_its_place(self) -> bool:
+        """False if the tensor has other partners at its own place, and this one besides."""
+        return self.pair.elsewhere != "mine"
+
+    @property
     def carriers(self) -> float:
         """The elements that carry the norm of golden; all of them if the values are unknown."""
         carriers = (self.metrics or {}).get("carriers")
@@ -300,7 +305,7 @@ def _siblings(
     """Learn from the measured errors, before any is judged."""
     noise, siblings = NoisePropagation(size), Siblings()
     for m in measured:
-        if m.pair.elsewhere:
+        if not m.is_at_its_place:
             continue
         record, eps = m.pair.either, epsilons.of(m.pair)
         site, shape = record.site, record.summary.shape
@@ -347,10 +352,11 @@ class _Judge:
             return Difference(m.index, m.pair, UNMATCHED, reason=m.remark)
         explained = self._noise.explain(site, eps, shape, _replaced(m.pair))
         row, level = self._judged(m, explained, eps)
-        if m.pair.elsewhere:
-            if row.verdict == "diverged":
-                return replace(row, verdict=UNMATCHED, reason=CLOSE)
-        else:
+        if m.pair.elsewhere and row.verdict == "diverged":
+            if m.is_at_its_place:
+                self._noise.add_unpaired(site, eps, shape)
+            return replace(row, verdict=UNMATCHED, reason=CLOSE)
+        if m.is_at_its_place:
             self._noise.record(site, level, eps, shape)
         if row.metrics.get("top1_flips") and row.verdict == "within_noise":
             self._flips.add((site.rank, site.generation))
