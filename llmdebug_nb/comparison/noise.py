@@ -9,8 +9,9 @@ independent, so their squares add up:
 The noise of a tensor is its measured error, as long as it is within the limit. So an error that
 does not exist excuses nothing: if two programs agree bit by bit, the limit of a call is its floor.
 A tensor that diverged passes on its limit instead of its error, because the consequences of a bug
-are inherited errors, not noise. A tensor that is expected to differ passes on its full error. That
-explains its consequences, and nothing larger.
+are inherited errors, not noise. So does a tensor that only such a limit explains: its error is not
+amplified. What chance adds to a limit is not passed on either. A tensor that is expected to differ
+passes on its full error. That explains its consequences, and nothing larger.
 
 The inputs of a call are its input tensors and weights. Code between modules may use the inputs of
 the module around it, and everything recorded inside that module so far. It may also use anything
@@ -244,46 +245,52 @@ class Siblings:
             lambda: defaultdict(list)
         )
         self._amplifications: dict[tuple[tuple[str, ...], str], float] = {}
-        self._sizes: dict[tuple[str, ...], list[tuple[float, float]]] = defaultdict(list)
-        self._usual: dict[tuple[str, ...], tuple[float, float]] = {}
+        # of a kind, and of a path of that kind: root mean squares and carriers
+        self._sizes: dict[object, list[tuple[float, float]]] = defaultdict(list)
+        self._usual: dict[object, tuple[float, float]] = {}
 
     def add(self, record: Record, error: float, explained: Explained, carriers: float) -> None:
         """Learn from a tensor that both runs have."""
-        self._sizes[kind_of(record)].append((_rms(record), carriers))
+        kind = kind_of(record)
+        for key in (kind, (kind, record.site.path)):
+            self._sizes[key].append((_rms(record), carriers))
         expected = math.hypot(explained.level.error, explained.floor)
         if 0.0 < error < math.inf and explained.level.error > 0.0 and 0.0 < expected < math.inf:
             self._ratios[kind_of(record)][record.site.path].append(error / expected)
 
-    def amplification(self, record: Record, carriers: float) -> float:
-        """Return how many times the noise of the inputs a tensor may show.
+    def chance(self, record: Record, carriers: float) -> float:
+        """Return how many times more than that it may show: the norm of a few may be off.
 
-        The fewer carriers, the more: the norm of a few may be larger by chance.
+        This is the chance of one tensor. What is made from it has its own, so the noise that is
+        passed on stays below the limit without it.
         """
-        carriers = min(carriers, self._usually(record)[1])
-        return self._learnt(record) * (1 + CHANCE / math.sqrt(max(carriers, 1.0)))
+        _, usual = self._usually((kind_of(record), record.site.path))
+        return 1 + CHANCE / math.sqrt(max(min(carriers, usual), 1.0))
 
     def smallness(self, record: Record, carriers: float) -> float:
-        """Return how many times smaller a tensor with few carriers is than its siblings.
+        """Return how many times smaller than usual a tensor with few carriers is.
 
-        Its terms may cancel by chance. Their rounding does not.
+        Its terms may cancel by chance. Their rounding does not. A tensor that usually has few
+        carriers has more where these happen to be small.
         """
-        usual_rms, usually = self._usually(record)
-        rms = _rms(record)
-        if min(carriers, usually) > FEW or rms == 0.0:
-            return 1.0
-        return max(1.0, usual_rms / rms)
-
-    def _usually(self, record: Record) -> tuple[float, float]:
-        """Return the median of the siblings' root mean square, and of their carriers."""
         kind = kind_of(record)
-        if kind not in self._usual:
-            sizes = self._sizes[kind] or [(0.0, math.inf)]
-            rms, carriers = (statistics.median(figures) for figures in zip(*sizes, strict=True))
-            self._usual[kind] = rms, carriers
-        return self._usual[kind]
+        rms, (usual, few) = _rms(record), self._usually((kind, record.site.path))
+        if carriers <= FEW:
+            usual = self._usually(kind)[0]
+        elif few > FEW:
+            return 1.0
+        return max(1.0, usual / rms) if rms > 0.0 else 1.0
 
-    def _learnt(self, record: Record) -> float:
-        """Return the amplification that the siblings show."""
+    def _usually(self, key: object) -> tuple[float, float]:
+        """Return the median root mean square of a kind or path, and of its carriers."""
+        if key not in self._usual:
+            sizes = self._sizes[key] or [(0.0, math.inf)]
+            rms, carriers = (statistics.median(figures) for figures in zip(*sizes, strict=True))
+            self._usual[key] = rms, carriers
+        return self._usual[key]
+
+    def amplification(self, record: Record) -> float:
+        """Return how many times the noise of the inputs a tensor may show: what siblings show."""
         kind, path = kind_of(record), record.site.path
         if (kind, path) not in self._amplifications:
             ratios = self._ratios[kind].items()

@@ -12,7 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.metrics import Metrics
@@ -326,6 +326,18 @@ def _replaced(pair: Pair) -> bool:
     return pair.golden is not None and pair.mine is not None and pair.golden.op != pair.mine.op
 
 
+class _NoiseLimits(NamedTuple):
+    """The limits of a tensor's error and scale error.
+
+    ``usual``: without what chance adds. ``noise``: that, without the limits of what diverged.
+    """
+
+    error: float
+    scale: float
+    usual: float
+    noise: float
+
+
 class _Judge:
     """Judges the pairs of a comparison in execution order."""
 
@@ -365,12 +377,15 @@ class _Judge:
     def _judged(self, m: Measured, explained: Explained, eps: float) -> tuple[Difference, Level]:
         """Return the verdict, and the noise that follows from it."""
         metrics, scale = m.metrics or {}, scale_of(m.metrics or {})
-        limit, scale_limit = self._noise_limits(m, explained, eps)
+        limit, scale_limit, usual, noise = self._noise_limits(m, explained, eps)
         expected = m.index in self._expected
         inherited = explained.level.expected
-        passed = Level(error=m.error, scale=scale, expected=expected or inherited)
-        capped = Level(cap=limit, scale_cap=scale_limit)
-        level = passed if m.error <= limit or expected else capped
+        any_noise = expected or inherited
+        error = m.error if any_noise else min(m.error, usual)
+        passed = Level(error=error, scale=scale, expected=any_noise)
+        capped = Level(cap=error if m.error <= limit else usual, scale_cap=scale_limit)
+        is_noise = m.error <= limit and (any_noise or not explained.level.cap or m.error <= noise)
+        level = passed if is_noise or expected else capped
 
         def row(verdict: RowVerdict, error: float, limit: float, reason: str | None) -> Difference:
             return Difference(m.index, m.pair, verdict, error, limit, metrics, reason)
@@ -391,19 +406,29 @@ class _Judge:
             return row("diverged", m.error, finer, COARSER), level
         return _by_noise(m, limit), level
 
-    def _noise_limits(self, m: Measured, explained: Explained, eps: float) -> tuple[float, float]:
-        """Return the limits of the error and of the scale error."""
-        pair, carriers = m.pair, m.carriers
+    def _noise_limits(self, m: Measured, explained: Explained, eps: float) -> _NoiseLimits:
+        pair, record = m.pair, m.pair.either
         error, scale = (0.0, 0.0) if pair.golden is None else self._calibration.limits(pair.golden)
         if not eps:  # a dtype that does not round has no noise of its own
-            return error, scale
-        level, amplification = explained.level, self._siblings.amplification(pair.either, carriers)
-        smallness = self._siblings.smallness(pair.either, carriers)
-        error = max(error, level.limit(amplification, explained.floor) * smallness)
+            return _NoiseLimits(error, scale, error, error)
+        level, amplification = explained.level, self._siblings.amplification(record)
+        usual = level.limit(amplification, explained.floor)
+        noise = amplification * level.error
+        if level.cap:  # what chance may be is asked where the inputs agree
+            by_chance, smallness = 1.0, 1.0
+        else:
+            by_chance = self._siblings.chance(record, m.carriers)
+            smallness = self._siblings.smallness(record, m.carriers)
+        amplification *= by_chance
         golden, mine = self._epsilons.both(pair)
         cast = 0.0 if golden == mine else eps / _CAST_SHARE
         own = math.hypot(level.scale_limit(amplification, explained.scale_floor), cast)
-        return error, max(scale, own)
+        return _NoiseLimits(
+            max(error, level.limit(amplification, explained.floor) * smallness),
+            max(scale, own),
+            max(error, usual),
+            max(error, math.hypot(noise, explained.floor)),
+        )
 
     def _tie(self, m: Measured, explained: Explained, limit: float) -> str | None:
         """Return a reason if noise decided an index or a token, here or before it."""
