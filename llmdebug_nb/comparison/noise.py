@@ -29,6 +29,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from llmdebug_nb.core.dtypes import SINGLE
 from llmdebug_nb.core.paths import ancestors, any_layer
@@ -126,6 +127,18 @@ class Explained:
     level: Level
     floor: float
     scale_floor: float
+
+
+class NoiseLimits(NamedTuple):
+    """The limits of a tensor's error and scale error.
+
+    ``usual``: without what chance adds. ``noise``: that, without the limits of what diverged.
+    """
+
+    error: float
+    scale: float
+    usual: float
+    noise: float
 
 
 class NoisePropagation:

@@ -12,7 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import Final
 
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.metrics import Metrics
@@ -21,6 +21,7 @@ from llmdebug_nb.comparison.noise import (
     EVEN_T,
     Explained,
     Level,
+    NoiseLimits,
     NoisePropagation,
     Siblings,
     floor,
@@ -326,18 +327,6 @@ def _replaced(pair: Pair) -> bool:
     return pair.golden is not None and pair.mine is not None and pair.golden.op != pair.mine.op
 
 
-class _NoiseLimits(NamedTuple):
-    """The limits of a tensor's error and scale error.
-
-    ``usual``: without what chance adds. ``noise``: that, without the limits of what diverged.
-    """
-
-    error: float
-    scale: float
-    usual: float
-    noise: float
-
-
 class _Judge:
     """Judges the pairs of a comparison in execution order."""
 
@@ -406,11 +395,11 @@ class _Judge:
             return row("diverged", m.error, finer, COARSER), level
         return _by_noise(m, limit), level
 
-    def _noise_limits(self, m: Measured, explained: Explained, eps: float) -> _NoiseLimits:
+    def _noise_limits(self, m: Measured, explained: Explained, eps: float) -> NoiseLimits:
         pair, record = m.pair, m.pair.either
         error, scale = (0.0, 0.0) if pair.golden is None else self._calibration.limits(pair.golden)
         if not eps:  # a dtype that does not round has no noise of its own
-            return _NoiseLimits(error, scale, error, error)
+            return NoiseLimits(error, scale, error, error)
         level, amplification = explained.level, self._siblings.amplification(record)
         usual = level.limit(amplification, explained.floor)
         noise = amplification * level.error
@@ -423,7 +412,7 @@ class _Judge:
         golden, mine = self._epsilons.both(pair)
         cast = 0.0 if golden == mine else eps / _CAST_SHARE
         own = math.hypot(level.scale_limit(amplification, explained.scale_floor), cast)
-        return _NoiseLimits(
+        return NoiseLimits(
             max(error, level.limit(amplification, explained.floor) * smallness),
             max(scale, own),
             max(error, usual),
