@@ -104,8 +104,6 @@ def finding_text(finding: Finding) -> str:
     """Return place, cause, evidence and sources of a finding, its lines, and how to replay it."""
     shown = detail(finding, "")
     lines = [finding_head(finding), finding.evidence, *source_lines(shown)]
-    if shown["advice"]:
-        lines.append(shown["advice"])
     if shown["pairs"]:
         lines += ["", _aligned(pairs_table(shown["pairs"])), ""]
     if shown["script"]:
