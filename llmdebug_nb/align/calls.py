@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from llmdebug_nb.align import sequence
+from llmdebug_nb.align import quantised, sequence
 from llmdebug_nb.align.names import Names
 from llmdebug_nb.align.sequence import CallFeatures, MatchTolerance
 from llmdebug_nb.core.dtypes import is_floating
@@ -269,6 +269,10 @@ def _other_slot(
     for other in free:
         if names.same_output((record.op, s.slot), (other.op, other.site.slot)):
             return other
+    if s.role == "weight":
+        stored = [r for r in free if quantised.stands_for(*sorted((r, record), key=_rounds))]
+        if len(stored) == 1:
+            return stored[0]
     likeness = [(_digits(value, r.summary), -i) for i, r in enumerate(free)]
     best, place = max(likeness, default=(0.0, 0))
     if best >= sequence.TELLING:
@@ -279,6 +283,10 @@ def _other_slot(
         if len(shaped) == sum(alike(value, r.summary) for r in rivals) == 1:
             return shaped[0]
     return None
+
+
+def _rounds(record: Record) -> bool:
+    return is_floating(record.summary.dtype)
 
 
 def _digits(golden: Summary, mine: Summary) -> float:

@@ -18,7 +18,9 @@ class Fit:
 
     ``says``: the layout in words, for the report. ``golden``, ``mine``: the steps for each side,
     in order. ``whole``: every element of both takes part, so statistics can still be compared.
-    ``certainty``: the probability that the layout is right; 1 if the values confirm it.
+    ``certainty``: the probability that the layout is right; 1 if the values confirm it. ``grain``:
+    of both tensors as they are, makes the distance of the values that each element of a quantised
+    weight can have.
     """
 
     says: str
@@ -26,6 +28,7 @@ class Fit:
     mine: tuple[Move, ...] = ()
     whole: bool = False
     certainty: float = 1.0
+    grain: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 
     def then(self, other: Fit) -> Fit:
         """Return the fit that does another one after this one."""

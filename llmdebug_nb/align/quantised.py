@@ -1,22 +1,44 @@
 """Propose how a quantised weight becomes the float weight: ``(w - zero) * scale``.
 
 Scales and zeros stand beside the weight: one for all, one for each row or column, or one for each
-group of neighbours along either axis. Several integers of 4 bits may be packed into one.
+group of neighbours along either axis. Several integers of 4 bits may be packed into one. The scale
+is the *grain* of its elements: how far apart the values are that they can have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from llmdebug_nb.align.fit import Fit, Move, permuted
-from llmdebug_nb.core.records import Summary
+from llmdebug_nb.core.dtypes import is_floating
+from llmdebug_nb.core.records import Record, Summary
 
 DTYPES = ("int8", "uint8", "int16", "int32")
 SCALES, ZEROS = ("scale",), ("zero", "offset", "zp")  # parts of the usual names
+_PACKED = (1, 2, 4, 8)  # weights of 4 bits or more in one integer of up to 32
 _BITS = 4  # formats that pack other sizes don't pack them in whole integers
 _MIDDLE, _COUNT = 1 << (_BITS - 1), 1 << _BITS
+
+
+def stands_for(stored: Record, weight: Record) -> bool:
+    """Tell whether one record may hold the integers of the other, a float weight."""
+    a, b = stored.summary, weight.summary
+    if a.dtype not in DTYPES or not is_floating(b.dtype) or _is_beside(stored.site.slot):
+        return False
+    return any(a.numel * count == b.numel for count in _PACKED)
+
+
+def without_scales(shapes: Mapping[str, Sequence[int]]) -> list[Sequence[int]]:
+    """Return the shapes of a module's weights, by name, without scales and zeros of a matrix."""
+    rest = [shape for name, shape in shapes.items() if not _is_beside(name)]
+    return rest if any(len(shape) > 1 for shape in rest) else list(shapes.values())
+
+
+def _is_beside(name: str) -> bool:
+    return any(part in name for part in (*SCALES, *ZEROS))
 
 
 def fits(
@@ -40,7 +62,24 @@ def fits(
         for turn in (), (permuted((1, 0)),):
             says = f"dequantised: {formula}{packing}{', transposed' if turn else ''}"
             steps = unpack, _scaling(scale, zero), *turn
-            yield Fit(says, () if side else steps, steps if side else ())
+            grain = functools.partial(_grain, scale, unpack, turn, side)
+            yield Fit(says, () if side else steps, steps if side else (), grain=grain)
+
+
+def _grain(
+    scale: torch.Tensor,
+    unpack: Move,
+    turn: Sequence[Move],
+    side: int,
+    golden: torch.Tensor,
+    mine: torch.Tensor,
+) -> torch.Tensor:
+    """Return the grain of each element of the float weight, float64 of its shape."""
+    shape = unpack((golden, mine)[side]).shape
+    grain = _spread(scale, shape).abs().expand(shape)
+    for move in turn:
+        grain = move(grain)
+    return grain
 
 
 def _scaling(scale: torch.Tensor, zero: torch.Tensor | None) -> Move:

@@ -231,7 +231,7 @@ class LayoutFinder:
         if scale is None or other.payload is None:
             return None
         fits = quantised.fits(scale, zero, weight.summary, other.summary.numel, side)
-        return self._best(None, golden, mine, list(fits), sure=False)
+        return self._best(None, golden, mine, list(fits), sure=True)
 
     def _beside(self, weight: Record, side: int, names: Sequence[str]) -> torch.Tensor | None:
         """Return a weight of the same module whose slot contains one of the names."""

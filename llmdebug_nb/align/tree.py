@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from llmdebug_nb.align import sequence
+from llmdebug_nb.align import quantised, sequence
 from llmdebug_nb.align.sequence import CallFeatures
 from llmdebug_nb.core.paths import ancestors, is_operator, module_of
 from llmdebug_nb.core.records import Node, Record, Summary
@@ -36,8 +36,8 @@ Shapes = tuple[tuple[int, ...], ...]
 class ModuleFacts:
     """A module as the topology and the records describe it.
 
-    ``params``: sorted shapes of its own parameters. ``place``: index of its first record.
-    ``leaves``: the innermost modules inside it.
+    ``params``: sorted shapes of its own parameters, without scales. ``place``: index of its first
+    record. ``leaves``: the innermost modules inside it.
     """
 
     path: str
@@ -63,7 +63,8 @@ class ModuleTree:
         self.modules: dict[str, ModuleFacts] = {}
         for node in nodes:
             module = self._module(node.path)
-            module.type, module.params = node.type, _sorted_shapes(node.params.values())
+            module.type = node.type
+            module.params = _sorted_shapes(quantised.without_scales(node.params))
         self._read(records)
         self.leaves = [path for path, module in self.modules.items() if not module.children]
         ran = sum(self.modules[leaf].place < math.inf for leaf in self.leaves)

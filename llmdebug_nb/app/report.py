@@ -105,7 +105,7 @@ class Report(Tabular):
         all_expected = all(finding.expected for finding in self.findings)
         rows = [
             replace(d, verdict="unmatched", reason=REJOINED)
-            if d.index in self._plain.rejoins
+            if d.index in self._plain.rejoins and d.verdict != EXPECTED
             else d
             for d in rows
         ]

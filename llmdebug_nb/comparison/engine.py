@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from llmdebug_nb.comparison import metrics
+from llmdebug_nb.comparison import grain, metrics
 from llmdebug_nb.comparison.custom import Custom
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.tolerance import UNMATCHED, Calibration, Judging, Measured, error_of
@@ -116,7 +116,7 @@ class _Measurer:
         self._modules, self._custom = modules, custom or Custom()
         # ids of records of memory that nothing was written to, by side
         self._empty: tuple[set[int], set[int]] = (set(), set())
-        self._measured: dict[Hashable, metrics.Metrics] = {}
+        self._measured: dict[Hashable, tuple[metrics.Metrics, str | None]] = {}
 
     def measured(self, index: int, pair: Pair) -> Measured:
         golden, mine = pair.golden, pair.mine
@@ -169,21 +169,31 @@ class _Measurer:
                 self._measured[key] = self._compare(pair, golden, mine, whole_logits)
         except (CorruptDumpError, TensorLookupError, ValueError) as error:
             return None, str(error)
+        values, remark = self._measured[key]
         if golden.kept is None:
-            return self._measured[key], None
-        values = self._measured[key] | metrics.statistics(a, b)
+            return values, remark
+        values = values | metrics.statistics(a, b)
         if not golden.kept.startswith("slice"):  # figures of the tensor, in float64
             values |= {"max_ulp": None, "mean_ulp": None}
         return values, f"judged by {golden.kept} and statistics"
 
-    def _compare(self, pair: Pair, golden: Record, mine: Record, logits: bool) -> metrics.Metrics:
+    def _compare(
+        self, pair: Pair, golden: Record, mine: Record, logits: bool
+    ) -> tuple[metrics.Metrics, str | None]:
+        """Return the metrics of two tensors, and a remark on them."""
         g, m = self._load_golden(golden), self._load_mine(mine)
+        of_grain: metrics.Metrics = {}
+        remark = None
         if pair.fit is not None:
+            steps = None if pair.fit.grain is None else pair.fit.grain(g, m)
             g, m = pair.fit(g, m)
+            if steps is not None:
+                of_grain, remark = grain.compare(g, m, steps)
         floating = g.is_floating_point() and m.is_floating_point() and g.shape == m.shape
         if floating and may_hide(golden.summary) and may_hide(mine.summary):
             g, m = without_masked(g, m)
-        return metrics.compare(g, m, logits) | self._custom.measure(g, m, pair.either.site)
+        custom = self._custom.measure(g, m, pair.either.site)
+        return metrics.compare(g, m, logits) | of_grain | custom, remark
 
 
 def _by_statistics(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from llmdebug_nb.comparison import grain
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.metrics import Metrics
 from llmdebug_nb.comparison.noise import (
@@ -129,7 +130,8 @@ def error_of(metrics: Mapping[str, float | int | None]) -> float:
     if metrics.get("nan_mismatch") or metrics.get("inf_mismatch"):
         return math.inf
     figures = [metrics.get("stat_error"), metrics.get("relative_euclidean_distance")]
-    worst = metrics.get("worst_row_error")
+    # the rows of a quantised weight have a limit of their own, see `grain.py`
+    worst = None if "worst_channel" in metrics else metrics.get("worst_row_error")
     figures.append(None if worst is None else worst / _ROW_SHARE)
     return max((float(value) for value in figures if value is not None), default=0.0)
 
@@ -341,6 +343,7 @@ class _Judge:
     ) -> None:
         self._noise, self._epsilons, self._siblings = NoisePropagation(size), epsilons, siblings
         self._limits, self._calibration, self._expected = limits, calibration, expected
+        self._outputs: dict[int, Level] = {}  # golden's outputs by id -> noise that they pass on
         # rank and generation whose logits came to prefer another token, within noise
         self._flips: set[tuple[int, int]] = set()
 
@@ -359,6 +362,8 @@ class _Judge:
             return replace(row, verdict=UNMATCHED, reason=CLOSE)
         if m.is_at_its_place:
             self._noise.record(site, level, eps, shape)
+            if m.pair.golden is not None and site.role == "output":
+                self._outputs[m.pair.golden.id] = level
         if row.metrics.get("top1_flips") and row.verdict == "within_noise":
             self._flips.add((site.rank, site.generation))
         return row
@@ -366,6 +371,10 @@ class _Judge:
     def _judged(self, m: Measured, explained: Explained, eps: float) -> tuple[Difference, Level]:
         """Return the verdict, and the noise that follows from it."""
         metrics, scale = m.metrics or {}, scale_of(m.metrics or {})
+        source = self._of_producer(m.pair)
+        if source is not None and explained.level.expected and not source.expected:
+            # what is expected beside it in the module has no part in it
+            explained = replace(explained, level=source)
         limit, scale_limit, usual, noise = self._noise_limits(m, explained, eps)
         expected = m.index in self._expected
         inherited = explained.level.expected
@@ -384,6 +393,8 @@ class _Judge:
             beyond = fixed.error > fixed.limit and not (inherited and m.error <= limit)
             verdict: RowVerdict = "diverged" if beyond else "within_noise" if m.error else "match"
             return row(verdict, fixed.error, fixed.limit, fixed.says), level
+        if (channel := metrics.get("worst_channel")) is not None and not channel <= grain.MOST:
+            return row("diverged", channel, grain.MOST, m.remark), capped
         if m.error and (why := self._tie(m, explained, limit)):
             return row(UNMATCHED, m.error, limit, why), Level(error=math.inf)
         if m.error <= limit and scale > scale_limit and _is_even(metrics, m.error):
@@ -395,9 +406,16 @@ class _Judge:
             return row("diverged", m.error, finer, COARSER), level
         return _by_noise(m, limit), level
 
+    def _of_producer(self, pair: Pair) -> Level | None:
+        """Return the noise that an input has from its producer, None if that is unknown."""
+        if pair.golden is None or pair.golden.producer is None:
+            return None
+        return self._outputs.get(pair.golden.producer)
+
     def _noise_limits(self, m: Measured, explained: Explained, eps: float) -> NoiseLimits:
         pair, record = m.pair, m.pair.either
         error, scale = (0.0, 0.0) if pair.golden is None else self._calibration.limits(pair.golden)
+        error = max(error, float((m.metrics or {}).get("grain_share") or 0.0))
         if not eps:  # a dtype that does not round has no noise of its own
             return NoiseLimits(error, scale, error, error)
         level, amplification = explained.level, self._siblings.amplification(record)

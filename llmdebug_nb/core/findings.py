@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from glob import escape
 from pathlib import Path
@@ -49,13 +49,16 @@ REJOINED: Final = "written otherwise in the other run, equal in effect"
 class Fit(Protocol):
     """Brings two tensors to one shape.
 
-    ``says``: how, in words. ``whole``: whether every element of both takes part.
+    ``says``: how, in words. ``whole``: whether every element of both takes part. ``grain``: of a
+    quantised weight, makes the distance of the values that each element can have.
     """
 
     @property
     def says(self) -> str: ...
     @property
     def whole(self) -> bool: ...
+    @property
+    def grain(self) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None: ...
     def __call__(
         self, golden: torch.Tensor, mine: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]: ...

@@ -77,6 +77,9 @@ class Judge:
         own = self.calls.of(row)
         assert own is not None
         if row.site.role == "weight":
+            if row.metrics.get("channels_off"):  # certain, whatever noise hides of its effect
+                evidence = f"its parameter {row.site.slot} differs: {row.reason}"
+                return Blamed(own, causes.WEIGHT, evidence, row)
             return self.by_setting(own) or Blamed(
                 own, causes.WEIGHT, clauses.of_difference(row), row
             )
