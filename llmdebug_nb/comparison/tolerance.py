@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from llmdebug_nb.comparison import grain
+from llmdebug_nb.comparison.epsilons import Epsilons
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.metrics import Metrics
 from llmdebug_nb.comparison.noise import (
@@ -26,9 +26,7 @@ from llmdebug_nb.comparison.noise import (
     NoisePropagation,
     Siblings,
     floor,
-    kind_of,
 )
-from llmdebug_nb.core.dtypes import epsilon
 from llmdebug_nb.core.findings import (
     EXPECTED,
     MISMATCHES,
@@ -43,7 +41,6 @@ from llmdebug_nb.core.records import CallKey, Record, Site
 
 _ROW_SHARE = 4  # the error of the worst row counts divided by this
 _CALIBRATED = 3.0  # limit over the difference of two recordings: two draws of the same noise
-_THROUGHOUT = 0.25  # share of the tensors coarser in mine that makes the whole program coarser
 _TIES = 0.25  # largest share of the choices of a tensor that may be near ties
 _CAST_SHARE = 5  # of an eps: regular values that one side rounds may all be rounded one way
 UNMATCHED: Final = "unmatched"
@@ -177,7 +174,7 @@ class Judging:
     ) -> None:
         self._measured, self._size = measured, size
         self._limits, self._calibration = limits, calibration or Calibration()
-        self._epsilons = _Epsilons(measured)
+        self._epsilons = Epsilons([m.pair for m in measured])
         self._siblings = _siblings(measured, size, self._epsilons)
         self.comparison = Comparison()
 
@@ -255,55 +252,8 @@ def _made_from(differences: Sequence[Difference], marked: Collection[int]) -> se
     return explained
 
 
-class _Epsilons:
-    """The machine epsilon that counts for a pair: that of the coarser side.
-
-    A program that is coarser than golden throughout may round accordingly. If only some of its
-    tensors are coarser, that rounding is the difference, and golden's epsilon counts.
-    """
-
-    def __init__(self, measured: Sequence[Measured]) -> None:
-        own = [m.pair for m in measured if not m.pair.elsewhere]
-        paired = [(pair, pair.golden) for pair in own if pair.mine is not None]
-        epsilons = [self.both(pair) for pair, golden in paired if golden is not None]
-        epsilons = [both for both in epsilons if all(both)]
-        coarser = sum(mine > golden for golden, mine in epsilons)
-        self._throughout = coarser >= _THROUGHOUT * len(epsilons)
-        self._kinds: dict[tuple[object, ...], dict[str, float]] = defaultdict(dict)
-        for pair, golden in paired:
-            if golden is not None:
-                self._kinds[_call_kind(golden)][golden.site.path] = self.both(pair)[1]
-
-    def of(self, pair: Pair) -> float:
-        """Return the epsilon; 0 if neither side rounds."""
-        golden, mine = self.both(pair)
-        return golden if golden and not self._throughout else max(golden, mine)
-
-    def is_odd(self, pair: Pair) -> bool:
-        """Tell whether mine is coarser than golden here, but in no other call of the kind."""
-        golden, mine = self.both(pair)
-        if pair.golden is None or not golden or mine <= golden:
-            return False
-        kind = self._kinds[_call_kind(pair.golden)].items()
-        others = [eps for path, eps in kind if path != pair.golden.site.path]
-        return len(others) > 1 and mine > max(others)
-
-    @staticmethod
-    def both(pair: Pair) -> tuple[float, float]:
-        """Return the epsilons of golden and mine."""
-        golden, mine = (
-            0.0 if record is None else epsilon(record.summary.dtype)
-            for record in (pair.golden, pair.mine)
-        )
-        return golden, mine
-
-
-def _call_kind(record: Record) -> tuple[object, ...]:
-    return *kind_of(record), record.site.call
-
-
 def _siblings(
-    measured: Sequence[Measured], size: Callable[[str], int], epsilons: _Epsilons
+    measured: Sequence[Measured], size: Callable[[str], int], epsilons: Epsilons
 ) -> Siblings:
     """Learn from the measured errors, before any is judged."""
     noise, siblings = NoisePropagation(size), Siblings()
@@ -335,7 +285,7 @@ class _Judge:
     def __init__(
         self,
         size: Callable[[str], int],
-        epsilons: _Epsilons,
+        epsilons: Epsilons,
         siblings: Siblings,
         limits: Limits | None,
         calibration: Calibration,
