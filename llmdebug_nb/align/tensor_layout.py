@@ -45,6 +45,7 @@ class LayoutFinder:
                 if record.site.role == "weight":
                     weights.setdefault(record.site.path, []).append(record)
         self._known: dict[Hashable, Fit] = {}
+        self._ordered: dict[Hashable, bool] = {}  # whether a layout keeps the order along each axis
         self._begun: dict[tuple[BatchMap, BatchMap | None, Shape, Shape], list[Fit]] = {}
         self._last: tuple[tuple[int, int], Tensors, Values] | None = None
 
@@ -143,9 +144,15 @@ class LayoutFinder:
     def distance(self, golden: Record, mine: Record) -> float | None:
         """Return the relative L2 error of two tensors in the layout that fits best.
 
-        None without values, or if chance explains that they are near.
+        None without values, if chance explains that they are near, or if the layout changes the
+        order along an axis: heads repeated in turns are no layout of heads repeated one by one.
         """
-        values = self._values(golden, mine, self.fit(golden, mine) or Fit(""))
+        fit = self.fit(golden, mine) or Fit("")
+        shapes = golden.summary.shape, mine.summary.shape
+        key = *shapes, fit.says
+        if key not in self._ordered:
+            self._ordered[key] = _keeps_order(fit, *shapes)
+        values = self._values(golden, mine, fit) if self._ordered[key] else None
         return values.error if values is not None and values.confirmed else None
 
     def relaid(self, generation: int, step: int) -> bool:
@@ -316,6 +323,30 @@ def _shapes_after(fit: Fit, golden: Shape, mine: Shape) -> tuple[Shape, ...]:
     except (ValueError, NotImplementedError):
         return ()
     return tuple(tuple(x.shape) for x in pair)
+
+
+def _keeps_order(fit: Fit, *shapes: Shape) -> bool:
+    """Tell whether elements that follow each other along an axis of one tensor do so in the other.
+
+    True if that can't be told, as for values that are computed.
+    """
+    numbers = [torch.arange(math.prod(shape)).reshape(shape) for shape in shapes]
+    try:
+        own, other = (x.flatten() for x in fit(numbers[0], numbers[1]))
+    except (ValueError, RuntimeError):
+        return True
+    if own.is_floating_point() or other.is_floating_point() or own.shape != other.shape:
+        return True
+    pairs = zip((own, other), (other, own), shapes, strict=True)
+    for places, partners, shape in pairs:
+        found = torch.full((math.prod(shape),), -1)
+        found[places] = partners
+        for axis in range(len(shape)):
+            line = found.reshape(shape).movedim(axis, 0).flatten(1)
+            steps = line[1:] - line[:-1]
+            if bool(((steps <= 0) & (line[1:] >= 0) & (line[:-1] >= 0)).any()):
+                return False
+    return True
 
 
 def _similar(golden: Summary, mine: Summary, share: float) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from llmdebug_nb.align.exported import is_graph
 from llmdebug_nb.core.findings import FOLDED, INNER, INSIDE, READ, WRITTEN, Pair
@@ -100,6 +101,14 @@ def in_order(
             after[place].append(Pair(None, record, mine.why(record)))
     table = after.pop(None, [])
     for record in sides[0]:
-        table += pairs.get(record.id) or [Pair(record, None, golden.why(record))]
+        own = pairs.get(record.id) or [Pair(record, None, golden.why(record))]
+        table += [_with_reason(pair, golden, mine) if pair.elsewhere else pair for pair in own]
         table += after.pop(record.id, ())
     return table
+
+
+def _with_reason(pair: Pair, golden: Reasons, mine: Reasons) -> Pair:
+    """Return a pair of tensors at other places, with why the one has no partner at its own."""
+    if pair.elsewhere == "mine" and pair.mine is not None:
+        return replace(pair, alone=mine.why(pair.mine))
+    return replace(pair, alone=golden.why(pair.golden)) if pair.golden is not None else pair

@@ -309,7 +309,7 @@ class _Judge:
         if m.pair.elsewhere and row.verdict == "diverged":
             if m.is_at_its_place:
                 self._noise.add_unpaired(site, eps, shape)
-            return replace(row, verdict=UNMATCHED, reason=CLOSE)
+            return _alone(row)
         if m.is_at_its_place:
             self._noise.record(site, level, eps, shape)
             if m.pair.golden is not None and site.role == "output":
@@ -401,6 +401,17 @@ class _Judge:
         # the values chosen are as good as golden's, or few of many choices differ
         few = (m.metrics.get("mismatched") or math.inf) <= max(1.0, _TIES * record.summary.numel)
         return NEAR_TIE if level.error and (few or self._noise.has_outputs(site)) else None
+
+
+def _alone(row: Difference) -> Difference:
+    """Return the row of a tensor whose values another place holds, but not within noise."""
+    pair = row.pair
+    if pair.elsewhere == "both":
+        return replace(row, verdict=UNMATCHED, reason=CLOSE)
+    of_golden = pair.elsewhere == "golden"
+    own = Pair(pair.golden if of_golden else None, None if of_golden else pair.mine, pair.alone)
+    reason = f"only in {pair.elsewhere}: {pair.alone}"
+    return Difference(row.index, own, UNMATCHED, reason=reason, comparison=row.comparison)
 
 
 def _by_noise(m: Measured, limit: float) -> Difference:

@@ -70,7 +70,7 @@ class Pair:
 
     ``fit``: brings tensors of different layouts to one shape; see `align/fit.py`. ``elsewhere``:
     the side whose tensor has no partner at its own place: the other side's tensor holds the same
-    values at another place. With "both", neither has.
+    values at another place. With "both", neither has. ``alone``: why that side's tensor has none.
     """
 
     golden: Record | None
@@ -78,6 +78,7 @@ class Pair:
     why: str
     fit: Fit | None = None
     elsewhere: Literal["", "golden", "mine", "both"] = ""
+    alone: str = ""
 
     @property
     def either(self) -> Record:
