@@ -330,6 +330,8 @@ def _keeps_order(fit: Fit, *shapes: Shape) -> bool:
 
     True if that can't be told, as for values that are computed.
     """
+    if 0 in map(math.prod, shapes):
+        return True
     numbers = [torch.arange(math.prod(shape)).reshape(shape) for shape in shapes]
     try:
         own, other = (x.flatten() for x in fit(numbers[0], numbers[1]))
@@ -342,7 +344,7 @@ def _keeps_order(fit: Fit, *shapes: Shape) -> bool:
         found = torch.full((math.prod(shape),), -1)
         found[places] = partners
         for axis in range(len(shape)):
-            line = found.reshape(shape).movedim(axis, 0).flatten(1)
+            line = found.reshape(shape).movedim(axis, 0).reshape(shape[axis], -1)
             steps = line[1:] - line[:-1]
             if bool(((steps <= 0) & (line[1:] >= 0) & (line[:-1] >= 0)).any()):
                 return False
