@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -269,6 +270,27 @@ def test_empty_tensors_are_no_mismatch():
     fit = found(torch.empty(0), torch.empty(1, 8, 0, 32))
     g, m = fit(torch.empty(0), torch.empty(1, 8, 0, 32))
     assert g.shape == m.shape == (0,)
+    finds, (g,), (m,) = finder({"0": torch.empty(0)}, {"0": torch.ones(3)})
+    assert not finds.agree(g, m)
+
+
+def test_sizes_that_are_no_number_have_no_layout():
+    finds, (g,), (m,) = finder({"0": random(4, 6)}, {"0": random(6, 4)}, values=False)
+    nested = replace(g, summary=replace(g.summary, shape=(4, -1)))
+    assert finds.fit(nested, m) is None
+    assert finds.fit_parts(nested, [m]) is None
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.integers(2, 5), D, NOISE, SEEDS)
+def test_tensors_agree_in_any_layout_and_unrelated_ones_do_not(n, d, noise, seed):
+    x = random(n, 3 * n + 1, d, seed=seed)
+    mine = noised(x.transpose(0, 1).contiguous(), noise, seed)
+    if noise == HALF:
+        x, mine = x.bfloat16(), mine.bfloat16()
+    finds, (g,), (m, other) = finder({"0": x}, {"0": mine, "1": random(*mine.shape, seed=seed + 1)})
+    assert finds.agree(g, m)
+    assert not finds.agree(g, other)
 
 
 def _causal(n, fill):

@@ -57,7 +57,7 @@ class LayoutFinder:
         """
         a, b, s, other = golden.summary, mine.summary, golden.site, mine.site
         divided = _divided(golden, mine)
-        if divided is not None:
+        if divided is not None or -1 in (*a.shape, *b.shape):
             return divided
         if a.shape != b.shape and not (a.numel and b.numel):
             return Fit("one is empty", (_emptied,), (_emptied,))
@@ -85,12 +85,14 @@ class LayoutFinder:
 
         ``side``: the whole is golden's (0) or mine's (1). An empty part is part of any tensor.
         """
+        if any(-1 in record.summary.shape for record in (whole, *parts)):
+            return None
         left = torch.arange(whole.summary.numel).reshape(whole.summary.shape)
         joined = _joined(whole.summary.shape, [part.summary.shape for part in parts], side)
         for fits in (joined, [self.fit(*_turned(whole, p, side), fused=True) for p in parts]):
             ends = [] if fits is None else [_moved(left, f, side) for f in fits]
             every = torch.cat(ends) if ends else left.new_empty(0)
-            if every.numel() != left.numel() or len(set(every.tolist())) != left.numel():
+            if not bool((torch.bincount(every, minlength=left.numel()) == 1).all()):
                 continue
             pairs = zip(parts, fits or (), strict=True)
             done = [(f or Fit("")) for p, f in pairs if self._holds(*_turned(whole, p, side), f)]
@@ -135,7 +137,7 @@ class LayoutFinder:
         """Tell whether two tensors hold the same values; False without values."""
         a, b = golden.summary, mine.summary
         limit = ALIKE if max(_coarseness(s) for s in (a, b)) > SINGLE else _SAME
-        if a.numel == b.numel and not _similar(a, b, limit):
+        if not (a.numel and b.numel) or (a.numel == b.numel and not _similar(a, b, limit)):
             return False
         fit = self.fit(golden, mine)
         values = self._values(golden, mine, fit or Fit(""))
@@ -178,11 +180,13 @@ class LayoutFinder:
             batch = prefill.later()
         key = batch, prefill, *shapes
         if key not in self._begun:
-            self._begun[key] = list(batch.fits(*shapes, prefill))
-        begun = self._begun[key]
-        if len(begun) == 1 and len(set(_shapes_after(begun[0], *shapes))) == 1:
-            return begun[0]
-        return self._best((s.path, s.role, s.slot, *key), golden, mine, begun, sure=True)
+            begun = self._begun[key] = list(batch.fits(*shapes, prefill))
+            if len(begun) == 1 and len(set(_shapes_after(begun[0], *shapes))) == 1:
+                self._known[key] = begun[0]
+        if key in self._known:
+            return self._known[key]
+        own = s.path, s.role, s.slot, *key
+        return self._best(own, golden, mine, self._begun[key], sure=True)
 
     def _best(
         self, key: Hashable, golden: Record, mine: Record, begun: Sequence[Fit], sure: bool
