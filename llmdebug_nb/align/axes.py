@@ -108,14 +108,15 @@ class Alignment:
         return len(self.parts), moved, merged
 
 
-def alignments(small: Shape, large: Shape) -> Iterator[Alignment]:
-    """Yield the alignments of two shapes, the simple ones first; those with a split axis last."""
+def alignments(small: Shape, large: Shape, split: bool) -> Iterator[Alignment]:
+    """Yield the alignments of two shapes, the simple ones first. ``split``: an axis is split."""
     a, b = (tuple(n for n in shape if n != 1) for shape in (small, large))
     equal = math.prod(a) == math.prod(b)
-    yield from _whole(a, b, 0 if equal else _PARTS)
-    for left, right in itertools.chain(
-        ((a, split) for split in _splits(b, a)), ((split, b) for split in _splits(a, b))
-    ):
+    if not split:
+        yield from _whole(a, b, 0 if equal else _PARTS)
+        return
+    pairs = [(a, shape) for shape in _splits(b, a)] + [(shape, b) for shape in _splits(a, b)]
+    for left, right in pairs:
         yield from _whole(left, right, 0 if equal else _PARTS_OF_SPLIT)
 
 

@@ -124,7 +124,7 @@ def search(
 def proposed(golden: Shape, mine: Shape) -> tuple[Fit, int] | None:
     """Return the simplest fit that the shapes allow, and how many they allow; None if none."""
     small, large = sorted((mine, golden), key=math.prod)
-    found = list(itertools.islice(alignments(small, large), _MOST))
+    found = [each for split in (False, True) for each in alignments(small, large, split)]
     if not found:
         return None
     sizes = zip(found[0].small.sizes, found[0].large.sizes, strict=True)
@@ -161,12 +161,13 @@ class _Tries:
 
     def layouts(self, small: Shape, large: Shape) -> Iterator[Layout]:
         """Yield the layouts of these shapes, with their errors on the sample."""
-        rest = []
-        for alignment in alignments(small, large):
-            tries = self._tried(alignment)
-            yield from itertools.islice(tries, _EACH)
-            rest.append(tries)
-        yield from itertools.chain.from_iterable(rest)
+        for split in (False, True):
+            rest = []
+            for alignment in alignments(small, large, split):
+                tries = self._tried(alignment)
+                yield from itertools.islice(tries, _EACH)
+                rest.append(tries)
+            yield from itertools.chain.from_iterable(rest)
 
     def _tried(self, alignment: Alignment) -> Iterator[Layout]:
         places = alignment.small.places(self._where)
@@ -215,7 +216,12 @@ class _Tries:
         total = np.sum([far[i, at : at + starts] for i, at in enumerate(some)], axis=0)
         nearly = total.min() + _ROUNDING * float(np.square(a, dtype=np.float64).sum())
         yield Part(size, int(np.argmax(total <= nearly)), whole)
-        if self._rows and 0 in fixed.alignment.large.groups[group] and size * whole <= _CELLS:
+        if (
+            size > 1
+            and self._rows
+            and 0 in fixed.alignment.large.groups[group]
+            and size * whole <= _CELLS
+        ):
             places[group] = np.arange(size)[:, None]
             order = _one_to_one(self._small[fixed.alignment.small.offsets(places)], b)
             if order is not None:
