@@ -386,6 +386,42 @@ def test_statistics_alone_propose_a_layout_and_say_how_sure_it_is():
     assert finds.fit(g, m, fused=True).certainty <= 0.25
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_values_that_differ_are_compared_though_one_has_more_axes_of_size_1(turned):
+    for shapes in ([(1, 1), (1,)], [(1, 5, 8), (5, 8)], [(5, 1, 8), (5, 8, 1)]):
+        ordered = shapes[::-1] if turned else shapes
+        golden, mine = (random(*shape, seed=i) for i, shape in enumerate(ordered))
+        finds, (left,), (right,) = finder({"0": golden}, {"0": mine})
+        g, m = finds.fit(left, right)(golden, mine)
+        assert g.shape == m.shape
+        assert torch.equal(g.flatten(), golden.flatten())
+        assert torch.equal(m.flatten(), mine.flatten())
+        assert not finds.agree(left, right)
+    assert found(random(5, 8), random(8, 5, seed=1)) is None
+
+
+def test_other_layouts_go_before_axes_of_size_1():
+    x = random(6, 6)
+    g, m = found(x, x.t()[None])(x, x.t()[None])
+    assert torch.equal(g, m)
+
+
+@pytest.mark.parametrize("wrong", [1.0, 1.5])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_packed_weight_is_brought_to_the_float_weights_shape_with_its_steps(turned, wrong):
+    w = random(32, 64)
+    scale = w.abs().amax(1, keepdim=True) / 7
+    q = torch.round(w / scale).long()
+    packed = ((q[:, ::2] + 8) + ((q[:, 1::2] + 8) << 4)).to(torch.uint8)
+    stored = {"q": packed, "scales": scale * wrong}
+    sides = (stored, {"weight": w}) if turned else ({"weight": w}, stored)
+    finds, (g, *_), (m, *_) = finder(*sides, role="weight")
+    fit, pair = finds.fit(g, m), (packed, w) if turned else (w, packed)
+    values, steps = fit(*pair)[not turned], fit.grain(*pair)
+    assert torch.equal(steps, (scale * wrong).double().expand(32, 64))
+    assert torch.equal(values, q * steps)
+
+
 def test_a_layout_of_ten_million_elements_takes_less_than_a_second():
     x = random(1, 4096, 32 * 80)
     y = x.reshape(4096, 32, 80).transpose(0, 1).contiguous()

@@ -61,8 +61,6 @@ class LayoutFinder:
             return divided
         if a.shape != b.shape and not (a.numel and b.numel):
             return Fit("one is empty", (_emptied,), (_emptied,))
-        if a.shape != b.shape and _long(a.shape) == _long(b.shape):
-            return Fit("reshaped", (moves.viewed(b.shape),), whole=True)
         if s.role == "weight" and (a.dtype in quantised.DTYPES) != (b.dtype in quantised.DTYPES):
             return self._dequantised(golden, mine)
         by_tokens = self._by_tokens(golden, mine) if s.role in ("input", "output") else None
@@ -78,7 +76,12 @@ class LayoutFinder:
             long = [n for n in a.shape if n != 1]
             if golden.op == mine.op or len(set(long)) == len(long) or not _similar(a, b, ALIKE):
                 return None
-        return self._best(key, golden, mine, [Fit("", whole=True)], fused or sharded)
+        found = self._best(key, golden, mine, [Fit("", whole=True)], fused or sharded)
+        alike = a.shape != b.shape and _long(a.shape) == _long(b.shape)
+        if found is None and alike and self._values(golden, mine) is not None:
+            # Axes of size 1 move no element: the values that differ are those in the same places.
+            return Fit("reshaped", (moves.viewed(b.shape),), whole=True)
+        return found
 
     def fit_parts(self, whole: Record, parts: Sequence[Record], side: int = 0) -> list[Fit] | None:
         """Return for each part the fit that cuts it out of the whole; None if they don't make it.
@@ -221,8 +224,8 @@ class LayoutFinder:
             return None if assumed is None else (0.0, False, assumed)
         g, m = values.tensors
         fit, clear = begun, True
-        if g.shape != m.shape and not (sure or begun.whole):
-            return None
+        if g.shape != m.shape and (begun.grain or not (sure or begun.whole)):
+            return None  # unpacked along its own axis, a quantised weight has the float one's shape
         if g.shape != m.shape or not begun.golden + begun.mine:
             found = search(g, m, golden.site.role != "weight", sure)
             if found is None:
