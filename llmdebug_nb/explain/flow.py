@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -106,6 +107,9 @@ class Flow:
         role = record.site.role
         if role == "weight":
             return [], None
+        copied = self._copied(record)
+        if copied is not None:
+            return [copied], None
         if role == "input":
             around = call.around
             return (self._before(around, record), around) if around is not None else ([], None)
@@ -113,6 +117,34 @@ class Flow:
         if made_inside:
             return made_inside, call
         return [*call.inputs, *call.weights], call
+
+    def _copied(self, record: Record) -> Record | None:
+        """Return the last output before a tensor that has the same bytes, if any.
+
+        A view that was copied shares no storage with what it is a view of.
+        """
+        summary = record.summary
+        if summary.fingerprint is None or summary.min == summary.max:
+            return None
+        if record.site.role == "output" and self.call(record).is_operator:
+            return None  # an operator makes its result from its inputs
+        key = summary.fingerprint, summary.dtype, summary.numel
+        ids = self._outputs.get(key, [])
+        at = bisect.bisect_left(ids, record.id)
+        other = self.records[ids[at - 1]] if at else None
+        if other is None or other.site.key == record.site.key:
+            return None
+        return other
+
+    @functools.cached_property
+    def _outputs(self) -> dict[object, list[int]]:
+        """The ids of all outputs by what they hold, rising."""
+        found: dict[object, list[int]] = defaultdict(list)
+        for record in self.records.values():
+            s = record.summary
+            if record.site.role == "output" and s.fingerprint is not None:
+                found[s.fingerprint, s.dtype, s.numel].append(record.id)
+        return found
 
     def made_by(self, record: Record, outputs: Collection[int]) -> bool:
         """Tell whether a tensor is one of these outputs, by id, or a view of one."""

@@ -22,6 +22,10 @@ from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.explain.flow import Flow, FlowCall, back
 
+# A call passes an error on up to this many times: what a call without siblings may amplify noise by
+# (`comparison/noise.py`, AMPLIFIES).
+_PASSES_ON = 3.0
+
 
 @dataclass(eq=False)
 class Region:
@@ -83,7 +87,9 @@ class Frontier:
         regions: dict[object, Region] = {}
         for row in self._origins():
             self.inherited(row)
-            regions.setdefault(_content(row), self._regions[row.index])
+            region = self._regions[row.index]
+            if not regions or not _passes_on(region):
+                regions.setdefault(_content(row), region)
         return list(regions.values())
 
     def _origins(self) -> list[Difference]:
@@ -162,3 +168,12 @@ def _content(row: Difference) -> object:
     s, pair = row.site, row.pair
     prints = tuple(r.summary.fingerprint if r else None for r in (pair.golden, pair.mine))
     return (s.generation, s.step, s.rank, *prints) if all(prints) else row.index
+
+
+def _passes_on(region: Region) -> bool:
+    """Tell whether an error is that of the tensors that enter, a little above its limit.
+
+    Behind an earlier error, tensors may agree within noise and still hold a part of it.
+    """
+    entering = max((d.error or 0.0 for d in region.entries), default=0.0)
+    return (region.row.error or 0.0) <= _PASSES_ON * entering

@@ -144,7 +144,8 @@ class Judge:
             words = f"{call.path} received another {input_name(row)}{made}"
             return self._placed(Blamed(call, kind, words, row), holder)
         places = self._places(region)
-        unseen = [c for c in (*region.golden, *region.mine) if not c.inner and not c.outputs]
+        calls = [c for side in (*region.golden, *region.mine) for c in (side.inner or [side])]
+        unseen = any(not c.outputs and c.start < _first(row) for c in calls)
         if unseen and row.site.role == "input":
             words = f"first seen at input {row.site.slot} of {call.path}; its producer was not "
             words += "recorded: record inputs and outputs"
@@ -333,3 +334,8 @@ class Judge:
         row = max(call.outputs, key=lambda d: d.error or 0.0)
         words = f"{words}; {suspect.path} magnifies that error beyond its limit"
         return Blamed(call, causes.INTRODUCED, words, row)
+
+
+def _first(row: Difference) -> int:
+    """Return the id of golden's record of a row, or of mine's."""
+    return row.pair.either.id
