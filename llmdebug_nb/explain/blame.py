@@ -182,7 +182,7 @@ class _Search:
         of = sources.Places(self.runs, self.frontier.flows, b, node.node.key if node else None)
         golden, mine = of.sources()
         told = relating.told(b, self.frontier.flows, self.runs)
-        path = call.path if b.places is None else b.places[0]
+        path = b.named or (call.path if b.places is None else b.places[0])
         op = call.op if b.places is None or golden is None else golden.op
         return Finding(
             path,

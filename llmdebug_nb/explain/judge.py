@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from llmdebug_nb.core.findings import EXPECTED, Difference
 from llmdebug_nb.core.paths import common_ancestor, is_operator, module_of, parent_of
-from llmdebug_nb.explain import causes, clauses, overflow, scalars, verify
+from llmdebug_nb.explain import causes, clauses, fused, overflow, scalars, verify
 from llmdebug_nb.explain.calls import Calls, ComparedCall, same_operator
 from llmdebug_nb.explain.edges import (
     changes_nothing,
@@ -38,7 +38,8 @@ class Blamed:
     """A finding before it is put into words: ``call`` is blamed for ``row``.
 
     ``region``: where the two programs part. ``places``: the modules of golden and mine, if the
-    code of a module is blamed and not a call. ``steps``: in how many steps.
+    code of a module is blamed and not a call. ``named``: the path that the finding has, if it is
+    not that of the call. ``steps``: in how many steps.
     """
 
     call: ComparedCall
@@ -47,6 +48,7 @@ class Blamed:
     row: Difference
     region: Region | None = None
     places: tuple[str, str] | None = None
+    named: str | None = None
     steps: int = 1
 
 
@@ -59,6 +61,7 @@ class Judge:
         self.start, self.runs = start, runs
         self.calls = Calls(differences, start.site.phase)
         self.weights = Weights(differences, runs)
+        self._flows = frontier.flows
         self.narrowing = Narrowing(frontier.flows, runs)
         self._tested = 0
         # True once a call is known to have made an error. Its consequences blame no other call.
@@ -86,6 +89,9 @@ class Judge:
         overflowed = self._overflow(row)
         if overflowed is not None:
             return overflowed
+        joined = self._joined(region)
+        if joined is not None:
+            return joined
         golden, mine = self._acts(region)
         if row.site.role == "input" and not golden and not mine:
             return self._between(own, row, region)
@@ -109,6 +115,17 @@ class Judge:
             evidence = f"{setting.evidence}; {clauses.of_inputs(call)}"
             return replace(setting, evidence=f"{evidence}; {clauses.of_difference(row)}")
         return self._run_again(call, row)
+
+    def _joined(self, region: Region) -> Blamed | None:
+        """Blame a fused weight whose parts are in another order than golden makes them."""
+        rows = [] if region.taken is None else fused.in_other_order(self._flows[1], region.taken[1])
+        call = self.calls.of(rows[0]) if rows else None
+        if call is None:
+            return None
+        names = ", ".join(module_of(row.site.path) for row in rows)
+        words = f"its parts lie in another order than golden makes them: {names}"
+        evidence = f"{words}; {clauses.of_difference(region.row)}"
+        return Blamed(self._owner(call), causes.WEIGHT, evidence, rows[0])
 
     def _overflow(self, row: Difference) -> Blamed | None:
         """Blame the first call that both programs make and in which only mine overflows."""
@@ -196,6 +213,7 @@ class Judge:
         self, golden: list[ComparedCall], mine: list[ComparedCall], row: Difference
     ) -> Blamed:
         """Blame a chain of calls that mine writes otherwise, and not equal in effect."""
+        golden, mine = (self._near(side, at, row) for at, side in enumerate((golden, mine)))
         call = ComparedCall(golden[0].golden, mine[0].mine)
         call.inputs = [*mine[0].inputs]
         call.outputs = [d for c in (mine[0], golden[0]) for d in c.outputs]
@@ -205,8 +223,31 @@ class Judge:
             return replace(setting, evidence=evidence)
         theirs, ours = (", ".join(c.op for c in calls) for calls in (golden, mine))
         words = f"golden calls {theirs} where mine calls {ours}"
-        blamed = Blamed(call, causes.OTHER_OPS, words, row)
-        return self._placed(blamed, self.calls.holder(mine[0]))
+        blamed = self._placed(
+            Blamed(call, causes.OTHER_OPS, words, row), self.calls.holder(mine[0])
+        )
+        if len(mine) == 1 < len(golden) and mine[0].mine is not None:  # the one call stands for all
+            return replace(blamed, named=mine[0].mine.path)
+        return blamed
+
+    def _near(self, calls: list[ComparedCall], side: int, row: Difference) -> list[ComparedCall]:
+        """Return the calls with those of the row's own module first: what runs there, runs there.
+
+        Masks and positions are made elsewhere, and most of them are right.
+        """
+        record = (row.pair.golden, row.pair.mine)[side]
+        if record is None:
+            return calls
+        path = record.site.path
+        own = {module_of(path), parent_of(module_of(path))}
+        keys = [(c.golden, c.mine)[side] for c in calls]
+        here = [k is not None and module_of(k.path) in own for k in keys]
+        return [
+            c
+            for wanted in (True, False)
+            for c, is_own in zip(calls, here, strict=True)
+            if is_own is wanted
+        ]
 
     def _placed(self, b: Blamed, holder: ComparedCall | None) -> Blamed:
         """Add what the module around a blamed call contributes: its settings, its place."""

@@ -91,7 +91,7 @@ class Narrowing:
             if not self._answers(theirs, ours, left[0], right[0]):
                 break
             golden, mine = left[0], right[0]
-            alone = [f.agrees(r) is None for f, r in zip(self._flows, (golden, mine), strict=True)]
+            alone = [self._is_made(0, golden), self._is_made(1, mine)]
             if not any(alone):
                 found = self._cut(region, [theirs], [ours])
                 found.taken = golden, mine
@@ -106,6 +106,12 @@ class Narrowing:
             if alone == [False, True]:
                 return self._cut(region, [], self._chain(1, mine, region), theirs)
         return region
+
+    def _is_made(self, side: int, record: Record) -> bool:
+        """Tell whether a tensor without a partner is made in the region: no view of what agrees."""
+        flow = self._flows[side]
+        base = flow.records.get(record.producer) if record.producer is not None else None
+        return flow.agrees(record) is None and not (base is not None and flow.agrees(base))
 
     def _cut(
         self,
@@ -294,7 +300,12 @@ class _Rewritten:
         """Return a smaller region if one side takes a tensor that the other does not take."""
         region, narrowing = self._region, self._narrowing
         taken = [
-            [(c, r) for c in calls for r in c.inputs if narrowing.is_entry(r, side)]
+            [
+                (c, r)
+                for c in calls
+                for r in c.inputs
+                if narrowing.is_entry(r, side) and is_floating(r.summary.dtype)
+            ]
             for side, calls in enumerate((self._golden, self._mine))
         ]
         missing = [(c, g) for c, g in taken[0] if not _has(narrowing, g, taken[1], False)]
