@@ -42,7 +42,7 @@ class Region:
     mine: list[FlowCall] = field(default_factory=list)
     entries: list[Difference] = field(default_factory=list)
     before: FlowCall | None = None
-    taken: tuple[Record | None, Record] | None = None
+    taken: tuple[Record, Record] | None = None
 
     @property
     def is_one_call(self) -> bool:

@@ -313,9 +313,6 @@ class _Rewritten:
         if missing and foreign:
             (theirs, golden), (ours, mine) = missing[0], foreign[0]
             return Region(region.row, [theirs], [ours], region.entries, taken=(golden, mine))
-        if foreign:
-            ours, mine = foreign[0]
-            return Region(region.row, region.golden, [ours], region.entries, taken=(None, mine))
         if missing:
             return Region(region.row, [missing[0][0]], [], region.entries, self._mine[-1])
         return None
