@@ -172,9 +172,11 @@ class Flow:
         """Return what code of a module may use to make a tensor: inputs, and what ran inside.
 
         Of what ran inside and agrees, the last is enough: it tells where the code begins. Where
-        operators were recorded, they tell what they take; other code only passes inputs on.
+        operators were recorded, they tell what they take; other code only passes inputs on. A
+        tensor whose maker was left out of the comparison may be made from all of it.
         """
-        if self._linked and any(inner.is_operator for inner in call.inner):
+        known = self._linked and record.producer in (None, record.id)
+        if known and any(inner.is_operator for inner in call.inner):
             return [*call.inputs, *call.weights]
         if id(call) not in self._inside:
             outputs = sorted((r for c in call.inner for r in c.outputs), key=lambda r: r.id)
