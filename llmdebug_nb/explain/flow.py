@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from llmdebug_nb.core.findings import EXPECTED, Difference
 from llmdebug_nb.core.paths import ancestors, is_operator
-from llmdebug_nb.core.records import CallKey, Record
+from llmdebug_nb.core.records import IN_KERNEL, CallKey, Record
 
 AGREES = ("match", "within_noise", EXPECTED)
 
@@ -29,6 +29,11 @@ class FlowCall:
     @property
     def is_operator(self) -> bool:
         return is_operator(self.key.path)
+
+    @property
+    def is_kernel(self) -> bool:
+        """True if compiled code makes it in a kernel, which reads these inputs."""
+        return any(r.site.slot.startswith(IN_KERNEL) for r in self.inputs)
 
     @property
     def records_of(self) -> list[Record]:
@@ -100,11 +105,13 @@ class Flow:
 
     def sources(self, record: Record) -> tuple[list[Record], FlowCall | None]:
         """Return the tensors that a tensor is made from, and the call whose code makes it."""
-        producer = self.records.get(record.producer) if record.producer is not None else None
-        if producer is not None and producer.id != record.id:
-            return [producer], None
         call = self.call(record)
         role = record.site.role
+        producer = self.records.get(record.producer) if record.producer is not None else None
+        # a kernel writes its result anew, be it into the memory of a former tensor
+        anew = role == "output" and call.is_kernel
+        if producer is not None and producer.id != record.id and not anew:
+            return [producer], None
         if role == "weight":
             return [], None
         copied = self._copied(record)
