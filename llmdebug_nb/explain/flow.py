@@ -153,6 +153,10 @@ class Flow:
                 found[s.fingerprint, s.dtype, s.numel].append(record.id)
         return found
 
+    def is_lost(self, record: Record) -> bool:
+        """Tell whether the maker of a tensor was left out of the comparison."""
+        return record.producer is not None and record.producer not in self.records
+
     def made_by(self, record: Record, outputs: Collection[int]) -> bool:
         """Tell whether a tensor is one of these outputs, by id, or a view of one."""
         for _ in range(len(self.records)):
@@ -179,11 +183,9 @@ class Flow:
         """Return what code of a module may use to make a tensor: inputs, and what ran inside.
 
         Of what ran inside and agrees, the last is enough: it tells where the code begins. Where
-        operators were recorded, they tell what they take; other code only passes inputs on. A
-        tensor whose maker was left out of the comparison may be made from all of it.
+        operators were recorded, they tell what they take; other code only passes inputs on.
         """
-        known = self._linked and record.producer in (None, record.id)
-        if known and any(inner.is_operator for inner in call.inner):
+        if self._linked and any(inner.is_operator for inner in call.inner):
             return [*call.inputs, *call.weights]
         if id(call) not in self._inside:
             outputs = sorted((r for c in call.inner for r in c.outputs), key=lambda r: r.id)

@@ -119,7 +119,10 @@ class Frontier:
 
     @cached_property
     def rejoins(self) -> list[Difference]:
-        return [d for d in self._bad if d.index not in self.reaching]
+        reaching = [d.pair.mine for d in self._bad if d.index in self.reaching]
+        seen = {record.id for record in reaching if record is not None}  # in another row, perhaps
+        rest = [d for d in self._bad if d.index not in self.reaching]
+        return [d for d in rest if d.pair.mine is None or d.pair.mine.id not in seen]
 
     def inherited(self, row: Difference) -> list[Difference]:
         """Return the rows that differ and that the tensors of a row are made from."""
@@ -143,8 +146,9 @@ class Frontier:
                 else:
                     upstream += [d for d in rows if d.verdict == "diverged" and d is not row]
             bad.append(upstream)
-            known.append(bool(sources))
-        # what mine makes of tensors that agree is its own; golden decides where mine's way is lost
+            known.append(bool(sources) and record is not None and not flow.is_lost(record))
+        # what mine makes of tensors that agree is its own; golden decides where mine's way is lost,
+        # as behind an operator that only an exported graph has
         return bad[1] if known[1] else bad[0]
 
     def _counts(self, row: Difference) -> bool:
