@@ -406,7 +406,7 @@ class _Judge:
 def _alone(row: Difference) -> Difference:
     """Return the row of a tensor whose values another place holds, but not within noise."""
     pair = row.pair
-    if pair.elsewhere == "both":
+    if pair.elsewhere == "both" or not pair.alone:
         return replace(row, verdict=UNMATCHED, reason=CLOSE)
     of_golden = pair.elsewhere == "golden"
     own = Pair(pair.golden if of_golden else None, None if of_golden else pair.mine, pair.alone)
