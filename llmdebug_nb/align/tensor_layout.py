@@ -18,7 +18,7 @@ from llmdebug_nb.align import fit as moves
 from llmdebug_nb.align import masks, quantised
 from llmdebug_nb.align.batch_layout import BatchMap, BatchMaps, Load
 from llmdebug_nb.align.fit import Fit, span_text
-from llmdebug_nb.align.layout_search import ALIKE, TIES, order_along, proposed, runs_text, search
+from llmdebug_nb.align.layout_search import ALIKE, TIES, order_along, proposed, search
 from llmdebug_nb.align.values import WRONG, Values
 from llmdebug_nb.core.dtypes import SINGLE, epsilon, is_floating
 from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
@@ -103,28 +103,11 @@ class LayoutFinder:
                 return done
         return None
 
-    def permuted(self, golden: Record, mine: Record) -> Fit | None:
-        """Return the fit that puts golden's rows, or columns, in mine's order; None if none does.
-
-        Only the consumers tell whether that is a layout or a bug.
-        """
-        values = self._values(golden, mine)
-        if values is None or golden.summary.shape != mine.summary.shape:
-            return None
-        g, m = values.tensors
-        for axis in range(g.dim()):
-            order = order_along(*(x.movedim(axis, 0).flatten(1) for x in (m, g)))
-            if order is None:
-                continue
-            says = f"axis {axis - g.dim()} of golden in another order: {runs_text(order)}"
-            fit = Fit(says, (moves.taken(axis, torch.from_numpy(order)),), whole=True)
-            done = values.after(fit)
-            if done is not None and done.error * TIES < values.error and done.confirmed:
-                return fit
-        return None
-
     def row_order(self, golden: Record, mine: Record) -> torch.Tensor | None:
-        """Return which of golden's rows each row of mine is, int64[rows], if the order differs."""
+        """Return which of golden's rows each row of mine is, int64[rows], if the order differs.
+
+        Only what takes the tensors tells whether that is a layout or a bug.
+        """
         values = self._values(golden, mine)
         if values is None or golden.summary.shape != mine.summary.shape or values.confirmed:
             return None

@@ -232,8 +232,8 @@ class LinePair:
 class Coverage:
     """How much of golden was found in mine.
 
-    ``observables``: golden's tensors that leave the model: outputs, logits, loss, gradients,
-    caches (its *results*). ``values``: golden's distinct tensors that could be compared; of these
+    ``observables``: golden's tensors that leave the model: outputs, logits, loss and gradients
+    (its *results*). ``values``: golden's distinct tensors that could be compared; of these
     ``values_matched`` are equal within noise in some layout, and ``rejoined`` are written
     otherwise in mine, equal in effect.
     """

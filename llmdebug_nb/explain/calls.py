@@ -80,22 +80,6 @@ class ComparedCall:
         return first_divergence(self.outputs)
 
     @property
-    def bad_input(self) -> Difference | None:
-        return first_divergence(self.inputs)
-
-    @property
-    def made_it(self) -> bool:
-        """True if its output diverged, and all its inputs agree and have partners.
-
-        A module of another class may take different arguments, so there one input that agrees is
-        enough.
-        """
-        if self.bad_output is None or self.bad_input is not None:
-            return False
-        agreeing = sum(d.verdict in AGREES for d in self.inputs)
-        return agreeing == len(self.inputs) or (agreeing > 0 and self.is_rewritten)
-
-    @property
     def is_rewritten(self) -> bool:
         """True if it is a module of another class in mine."""
         golden, mine = self.ops
