@@ -15,12 +15,12 @@ from torch.nn import functional as F
 
 import llmdebug_nb as ld
 from llmdebug_nb.comparison.engine import error
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.records import CallKey
 from llmdebug_nb.explain import causes, replay
 from llmdebug_nb.explain.arguments import arguments_of
 from llmdebug_nb.explain.runs import CannotReplay, Runs, Side
 from llmdebug_nb.explain.swap import run_on_golden_inputs, untouched
-from llmdebug_nb.explain.verify import CLEAN
 from models import generate, gpt2, hooks_left, llama, mixtral, prompt, qwen2
 from recordings import AGREED
 
@@ -333,9 +333,9 @@ def test_right_operators_called_again_stay_clean(make, dtype, mode):
             continue
         assert error(run.load(made), again[made.site.slot]) < 1e-6
     assert len(units) > 40
-    assert max(units) < CLEAN
+    assert max(units) < constants.OPERATOR_EPSILONS
     # a mean near zero cancels: processors that sum in another order take some units more there
-    assert sorted(units)[9 * len(units) // 10] < CLEAN / 3
+    assert sorted(units)[9 * len(units) // 10] < constants.OPERATOR_EPSILONS / 3
 
 
 def test_the_unit_oferror_is_half_an_epsilon_of_the_coarsest_dtype():

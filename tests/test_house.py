@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,3 +108,56 @@ def test_sql_is_written_in_the_store_alone():
 def test_modules_stay_short_enough_to_read():
     lines = {path: path.read_text(encoding="utf-8").count("\n") for path in MODULES}
     assert {str(path): count for path, count in lines.items() if count > 450} == {}
+
+
+JUDGING = [
+    path for part in ("align", "comparison", "explain") for path in (PACKAGE / part).glob("*.py")
+]
+
+
+def _at_import(tree: ast.AST) -> Iterator[ast.AST]:
+    """Walk what runs when a module is imported: all but the bodies of functions."""
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, Function):
+            yield from (
+                node for part in (child.args, *child.decorator_list) for node in ast.walk(part)
+            )
+        elif not isinstance(child, ast.Lambda):
+            yield child
+            yield from _at_import(child)
+
+
+def _is_number(value: ast.expr | None) -> bool:
+    """Tell whether an expression is a number, a tuple of numbers, or made from numbers alone."""
+    if isinstance(value, ast.Tuple):
+        return any(map(_is_number, value.elts))
+    if isinstance(value, ast.BinOp):
+        return _is_number(value.left) or _is_number(value.right)
+    if isinstance(value, ast.UnaryOp):
+        return _is_number(value.operand)
+    return isinstance(value, ast.Constant) and type(value.value) in (int, float)
+
+
+def test_the_numbers_that_decide_a_judgement_stand_in_one_file():
+    for path in JUDGING:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Assign | ast.AnnAssign):
+                assert not _is_number(node.value), f"{path}:{node.lineno}: to core/constants.py"
+
+
+def test_constants_are_read_when_they_are_used():
+    for path in MODULES:
+        for node in _at_import(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                assert node.value.id != "constants", f"{path}:{node.lineno}: a copy of a constant"
+
+
+def test_every_constant_is_used_and_has_a_derivation():
+    lines = (PACKAGE / "core" / "constants.py").read_text(encoding="utf-8").splitlines()
+    text = "".join(path.read_text(encoding="utf-8") for path in MODULES)
+    used = set(re.findall(r"\bconstants\.([A-Z_]+)\b", text))
+    defined = re.compile(r"[A-Z_, ]+ = ")
+    for above, line in itertools.pairwise(lines):
+        if defined.match(line):
+            assert set(line.split(" = ")[0].split(", ")) <= used, line
+            assert above.startswith("#") or defined.match(above), line

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from llmdebug_nb.comparison import metrics, tolerance
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.kernels.summary import summarize
 
 FINITE = st.floats(-50, 50, width=32, allow_subnormal=False)
@@ -75,11 +76,11 @@ def test_chunks_do_not_change_the_figures(seed):
     g = torch.randn(5000, generator=generator)
     m = g + 1e-3 * torch.randn(5000, generator=generator)
     whole = metrics.compare(g, m)
-    before, metrics._CHUNK = metrics._CHUNK, 137
+    before, constants.CHUNK = constants.CHUNK, 137
     try:
         parts = metrics.compare(g, m)
     finally:
-        metrics._CHUNK = before
+        constants.CHUNK = before
     assert whole["worst_row_error"] is None
     for name in metrics.FIELDS.keys() - {"worst_row_error"}:
         assert parts[name] == pytest.approx(whole[name], rel=1e-9, abs=1e-13), name

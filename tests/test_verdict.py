@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import llmdebug_nb as ld
-from llmdebug_nb.comparison import metrics, noise, tolerance
+from llmdebug_nb.comparison import metrics, tolerance
 from llmdebug_nb.comparison.limits import Limits
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.records import Record, Site, Summary
@@ -384,7 +385,7 @@ def test_an_even_factor_is_diverged_below_the_limit_of_the_error():
 def test_a_module_of_which_nothing_inside_was_recorded_may_round_more_often():
     few = _judged(_at("a", "input"), _at("a", error=0.0))[-1].limit
     many = _judged(_at("a", "input"), _at("a", error=0.0), size=lambda path: 24)[-1].limit
-    assert many == pytest.approx(noise.GLUE * math.sqrt(25) * few)
+    assert many == pytest.approx(constants.GLUE_FLOORS * math.sqrt(25) * few)
 
 
 def test_nan_on_one_side_diverges_whatever_the_noise():

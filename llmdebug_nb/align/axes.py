@@ -14,13 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from llmdebug_nb.core import constants
+
 Shape = tuple[int, ...]
 Group = tuple[int, ...]  # axes that are merged into one, in this order
-
-_PARTS = 2  # axes of which one tensor has a part only: of rows, and of features
-_PARTS_OF_SPLIT = 1  # the same where an axis is split as well: all else takes too long
-_STARTS = 64  # equal blocks that are tried along an axis; heads and ranks are rarely more
-_GROUPS = 512  # heads that a fused tensor is split into; the largest models have 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +110,11 @@ def alignments(small: Shape, large: Shape, split: bool) -> Iterator[Alignment]:
     a, b = (tuple(n for n in shape if n != 1) for shape in (small, large))
     equal = math.prod(a) == math.prod(b)
     if not split:
-        yield from _whole(a, b, 0 if equal else _PARTS)
+        yield from _whole(a, b, 0 if equal else constants.PARTIAL_AXES)
         return
     pairs = [(a, shape) for shape in _splits(b, a)] + [(shape, b) for shape in _splits(a, b)]
     for left, right in pairs:
-        yield from _whole(left, right, 0 if equal else _PARTS_OF_SPLIT)
+        yield from _whole(left, right, 0 if equal else constants.PARTIAL_AXES_OF_SPLIT)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -171,11 +168,11 @@ def _splits(shape: Shape, other: Shape) -> Iterator[Shape]:
 def parts(small: int, large: int) -> Iterator[Part]:
     """Yield the regular parts of an axis: equal blocks, the last block, shares of each group."""
     step = math.gcd(small, large)
-    starts = range(0, large - small + 1, step)[:_STARTS]
+    starts = range(0, large - small + 1, step)[: constants.BLOCKS]
     for start in dict.fromkeys((*starts, large - small)):
         yield Part(small, start, large)
-    for groups in range(2, min(step, _GROUPS) + 1):
+    for groups in range(2, min(step, constants.GROUPS) + 1):
         if step % groups == 0:
             size, share = large // groups, small // groups
-            for start in range(0, size - share + 1, math.gcd(size, share))[:_STARTS]:
+            for start in range(0, size - share + 1, math.gcd(size, share))[: constants.BLOCKS]:
                 yield Part(share, start, size)

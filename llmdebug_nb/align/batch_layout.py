@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from llmdebug_nb.align.fit import Fit, Move, span_text, viewed
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.records import Record
 
 Load = Callable[[Record], torch.Tensor]
 Shape = tuple[int, ...]
 _TOKEN_DTYPES = ("int64", "int32")
-_ENOUGH = 0.5  # share of the shorter row's tokens that a span must have
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +284,11 @@ def _longest(
         if np.any(golden[here][real] != mine[there][real]):
             continue
         best = max(best, (int(real.size), start + int(real[0]), my_start + int(real[0])))
-    return best if best[0] >= max(1, _ENOUGH * min(int(m.sum()) for m in masks)) else (0, 0, 0)
+    return (
+        best
+        if best[0] >= max(1, constants.MATCHED_SHARE * min(int(m.sum()) for m in masks))
+        else (0, 0, 0)
+    )
 
 
 class BatchMaps:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from llmdebug_nb.align import quantised, sequence
 from llmdebug_nb.align.names import Names
 from llmdebug_nb.align.sequence import CallFeatures, MatchTolerance
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.paths import ancestors, is_operator, module_of
 from llmdebug_nb.core.records import IN_KERNEL, Record, Summary, summed
@@ -18,8 +19,6 @@ Kind = Callable[["RecordedCall"], str]
 Compare = Callable[["RecordedCall", "RecordedCall"], str]
 # id of a call -> number, for both sides; calls that are paired have the same number
 Numbers = tuple[dict[int, int], dict[int, int]]
-_ROUNDS = 4  # alignments of one sequence, each without the pairs that were refused before
-_FAR = 0.01  # relative gap of two norms that rounding does not make
 
 
 @dataclass(slots=True)
@@ -108,7 +107,7 @@ def match_operators(
     kept, features = _aligned(golden, mine, kinds, paired)
     says: dict[tuple[int, int], str] = {}
     pairs: list[tuple[int, int]] = []
-    for _ in range(_ROUNDS):
+    for _ in range(constants.ALIGNMENT_ROUNDS):
         refused = {pair for pair, common in says.items() if not common}
         pairs = sequence.align(features[0], features[1], tolerance, refused)
         pairs = [(i, j) for i, j in pairs if not features[0][i].anchor]
@@ -251,7 +250,9 @@ def _far(golden: Summary, mine: Summary) -> bool:
     """Tell cheaply whether two tensors differ by more than rounding."""
     if golden.fingerprint == mine.fingerprint or golden.l2norm is None or mine.l2norm is None:
         return False
-    return not abs(golden.l2norm - mine.l2norm) <= _FAR * golden.l2norm  # True for NaN
+    return (
+        not abs(golden.l2norm - mine.l2norm) <= constants.NORM_GAP * golden.l2norm
+    )  # True for NaN
 
 
 def identifies(record: Record) -> bool:
@@ -275,7 +276,7 @@ def _other_slot(
             return stored[0]
     likeness = [(_digits(value, r.summary), -i) for i, r in enumerate(free)]
     best, place = max(likeness, default=(0.0, 0))
-    if best >= sequence.TELLING:
+    if best >= constants.TELLING_DIGITS:
         return free[-place]
     rivals = [r for r in rivals if r.site.role == s.role]
     for alike in (_same_kind, _same_features):

@@ -18,21 +18,8 @@ import torch
 from llmdebug_nb.align import fit as moves
 from llmdebug_nb.align.axes import Alignment, Part, Shape, View, alignments, parts
 from llmdebug_nb.align.fit import Fit, Move, span_text
-from llmdebug_nb.align.values import WRONG
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.kernels.relative import ratio
-
-SAMPLE = 512  # elements on which a layout is tried: the error of an error is then 1 / sqrt(1024)
-ALIKE = 0.05  # rounding to bfloat16 (0.003) through a hundred operators that don't amplify it
-CERTAIN = 1e-3  # another layout is no nearer than that by chance: the search ends
-TIES = 2.0  # a layout must be this many times better than a simpler one, or one as simple
-_SLICES = 64  # slices along an axis that are looked for, and elements by which they are known
-_CELLS = 1 << 22  # elements of the larger tensor that are read along an axis: 32 MB of float64
-_TELLING = 4  # elements that a slice must have to be known by them
-_ROUNDING = 1e-12  # share of the squares: distances this close are equal in float64
-_ORDERED = 1 << 26  # pairs of rows that are compared to find an order: below a second
-_RUNS = 8  # runs that a text shows
-_EACH = 32  # of them, with one alignment before the next one has its turn
-_MOST = 400  # layouts that are tried for a pair; each takes about 50 microseconds
 
 Pick = Part | np.ndarray  # of an axis: a regular part, or places in any order (int64)
 
@@ -107,16 +94,20 @@ def search(
     flat = small.reshape(-1).numpy(), large.reshape(-1).numpy()
     found: list[Layout] = []
     tries = _Tries(*flat, rows).layouts(tuple(small.shape), tuple(large.shape))
-    for layout in itertools.islice(tries, _MOST):
+    for layout in itertools.islice(tries, constants.LAYOUTS_TRIED):
         found.append(layout)
-        if layout.error <= CERTAIN:
+        if layout.error <= constants.CERTAIN_LAYOUT:
             break
     if not found:
         return None
     least = min(layout.error for layout in found)
-    near = [layout for layout in found if layout.error <= least * TIES]
-    unclear = least > CERTAIN and any(layout.seen != near[0].seen for layout in near)
-    if not sure and (least > WRONG or (unclear and least > ALIKE)):
+    near = [layout for layout in found if layout.error <= least * constants.LAYOUT_TIE]
+    unclear = least > constants.CERTAIN_LAYOUT and any(
+        layout.seen != near[0].seen for layout in near
+    )
+    if not sure and (
+        least > constants.WRONG_LAYOUT or (unclear and least > constants.UNCLEAR_LAYOUT)
+    ):
         return None
     return near[0].fit(tuple(golden.shape), tuple(mine.shape)), not unclear
 
@@ -136,9 +127,9 @@ def proposed(golden: Shape, mine: Shape) -> tuple[Fit, int] | None:
 
 def order_along(small: torch.Tensor, large: torch.Tensor) -> np.ndarray | None:
     """Return the row of the second matrix that each row of the first is, int64, each once."""
-    if len(small) * len(large) > _ORDERED:
+    if len(small) * len(large) > constants.ROW_PAIRS:
         return None
-    columns = np.unique(np.linspace(0, small.shape[1] - 1, _SLICES).astype(np.int64))
+    columns = np.unique(np.linspace(0, small.shape[1] - 1, constants.SLICES).astype(np.int64))
     return _one_to_one(small.numpy()[:, columns], large.numpy()[:, columns])
 
 
@@ -146,7 +137,11 @@ def runs_text(order: np.ndarray) -> str:
     """Return the first runs of places: ``5-9, 0-4``."""
     ends = np.flatnonzero(np.diff(order) != 1) + 1
     runs = [span_text(int(run[0]), len(run)) for run in np.split(order, ends)]
-    return ", ".join(runs[:_RUNS]) + (f" and {len(runs) - _RUNS} more" if len(runs) > _RUNS else "")
+    return ", ".join(runs[: constants.INDICES_SHOWN]) + (
+        f" and {len(runs) - constants.INDICES_SHOWN} more"
+        if len(runs) > constants.INDICES_SHOWN
+        else ""
+    )
 
 
 class _Tries:
@@ -155,7 +150,7 @@ class _Tries:
     def __init__(self, small: np.ndarray, large: np.ndarray, rows: bool) -> None:
         self._small, self._large, self._rows = small, large, rows
         self._rng = np.random.default_rng(0)  # the same answer every time
-        self._where = self._rng.integers(0, len(small), SAMPLE)
+        self._where = self._rng.integers(0, len(small), constants.LAYOUT_SAMPLE)
         self._own = small[self._where]
         self._size = _spread(self._own)
 
@@ -165,7 +160,7 @@ class _Tries:
             rest = []
             for alignment in alignments(small, large, split):
                 tries = self._tried(alignment)
-                yield from itertools.islice(tries, _EACH)
+                yield from itertools.islice(tries, constants.LAYOUTS_IN_TURN)
                 rest.append(tries)
             yield from itertools.chain.from_iterable(rest)
 
@@ -185,7 +180,9 @@ class _Tries:
             return
         regular = {g: list(parts(sizes[0][g], sizes[1][g])) for g in groups}
         # one axis is searched as a whole, which is quick; that with few irregular parts
-        telling = [g for g in groups if math.prod(sizes[0]) // sizes[0][g] >= _TELLING]
+        telling = [
+            g for g in groups if math.prod(sizes[0]) // sizes[0][g] >= constants.FEWEST_ELEMENTS
+        ]
         blocks = {g: sum(p.share == sizes[0][g] for p in regular[g]) for g in groups}
         group = min(telling or groups, key=lambda g: len(regular[g]) - blocks[g])
         others = [g for g in groups if g != group]
@@ -199,12 +196,15 @@ class _Tries:
         own = fixed.alignment.small.sizes
         size, whole = own[group], fixed.alignment.large.sizes[group]
         rest = math.prod(own) // size
-        if rest < _TELLING:
+        if rest < constants.FEWEST_ELEMENTS:
             yield from parts(size, whole)
             return
-        width = max(_TELLING, min(_SLICES, rest, _CELLS // whole))
+        width = max(
+            constants.FEWEST_ELEMENTS,
+            min(constants.SLICES, rest, constants.AXIS_ELEMENTS // whole),
+        )
         places = [self._rng.integers(0, n, width)[None] for n in own]
-        count = max(2, min(size, _SLICES, _CELLS // whole))
+        count = max(2, min(size, constants.SLICES, constants.AXIS_ELEMENTS // whole))
         some = np.unique(np.linspace(0, size - 1, count).astype(np.int64))
         places[group] = some[:, None]
         a = self._small[fixed.alignment.small.offsets(places)]
@@ -214,13 +214,13 @@ class _Tries:
         far = _distances(a, b)
         starts = whole - size + 1
         total = np.sum([far[i, at : at + starts] for i, at in enumerate(some)], axis=0)
-        nearly = total.min() + _ROUNDING * float(np.square(a, dtype=np.float64).sum())
+        nearly = total.min() + constants.SAME_DISTANCE * float(np.square(a, dtype=np.float64).sum())
         yield Part(size, int(np.argmax(total <= nearly)), whole)
         if (
             size > 1
             and self._rows
             and 0 in fixed.alignment.large.groups[group]
-            and size * whole <= _CELLS
+            and size * whole <= constants.AXIS_ELEMENTS
         ):
             places[group] = np.arange(size)[:, None]
             order = _one_to_one(self._small[fixed.alignment.small.offsets(places)], b)
@@ -243,12 +243,12 @@ def _one_to_one(a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
     """
     order = np.zeros(len(a), np.int64)
     free = np.ones(len(b), bool)
-    chunk = max(1, _CELLS // len(b))
+    chunk = max(1, constants.AXIS_ELEMENTS // len(b))
     for start in range(0, len(a), chunk):
         for row, far in enumerate(_distances(a[start : start + chunk], b), start):
             place = int(far.argmin())
             if not free[place]:
-                left = np.flatnonzero(free & (far <= far[place] * TIES**2))
+                left = np.flatnonzero(free & (far <= far[place] * constants.LAYOUT_TIE**2))
                 if not len(left):
                     return None
                 place = int(left[0])

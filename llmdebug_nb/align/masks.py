@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from llmdebug_nb.align.fit import Fit, Move
-from llmdebug_nb.core.kernels.masks import FILL, hidden
+from llmdebug_nb.core import constants
+from llmdebug_nb.core.kernels.masks import hidden
 from llmdebug_nb.core.records import Summary
 
 
@@ -17,7 +18,9 @@ def fill_for(shown: torch.Tensor) -> float:
 
 def are_masks(golden: Summary, mine: Summary) -> bool:
     """Tell whether two tensors can only be compared by place: bool and additive masks, fills."""
-    added = [s.max == 0.0 and s.min is not None and s.min <= FILL for s in (golden, mine)]
+    added = [
+        s.max == 0.0 and s.min is not None and s.min <= constants.MASK_FILL for s in (golden, mine)
+    ]
     bools = [s.dtype == "bool" for s in (golden, mine)]
     if all(added):
         return golden.min != mine.min

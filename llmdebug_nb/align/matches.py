@@ -17,13 +17,9 @@ from llmdebug_nb.align import sequence
 from llmdebug_nb.align.calls import identifies
 from llmdebug_nb.align.sequence import MatchTolerance
 from llmdebug_nb.align.tensor_layout import LayoutFinder
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.records import Record
-
-# Candidates that are confirmed by their values. The statistics of unrelated tensors agree by
-# chance in one pair of a hundred (`sequence.TELLING` digits), so the right one is among the first.
-_CANDIDATES = 4
-_TIE = 4.0  # errors within this factor of the smallest are rounding alike: the order decides
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +86,7 @@ class ValueMatches:
             for each in found:
                 least[each[own]] = min(each[0], least.get(each[own], np.inf))
             for each in sorted(found, key=lambda each: each[0]):
-                if each[0] <= least[each[own]] * _TIE:
+                if each[0] <= least[each[own]] * constants.TIED_PARTNERS:
                     self._partners[side][each[own]].append((each[0], each[3 - own]))
 
     def _candidates(
@@ -109,11 +105,13 @@ class ValueMatches:
             digits = sequence.digits(
                 [golden[key].summary for key in ours], [mine[key].summary for key in theirs]
             )
-            enough = digits >= min(self._tolerance.sure_digits, sequence.TELLING)
+            enough = digits >= min(self._tolerance.sure_digits, constants.TELLING_DIGITS)
             best = np.zeros_like(enough)
             for axis in (0, 1):
                 order = np.argsort(-digits, axis=axis, kind="stable")
-                first = np.take(order, range(min(_CANDIDATES, order.shape[axis])), axis=axis)
+                first = np.take(
+                    order, range(min(constants.CONFIRMED_CANDIDATES, order.shape[axis])), axis=axis
+                )
                 np.put_along_axis(best, first, True, axis=axis)
             for i, j in zip(*np.nonzero(enough & best), strict=True):
                 yield ours[i], theirs[j]

@@ -36,6 +36,7 @@ from llmdebug_nb.align.sequence import MatchTolerance
 from llmdebug_nb.align.tensor_layout import LayoutFinder
 from llmdebug_nb.align.tree import FUSED, SAME_PATH, ModuleTree
 from llmdebug_nb.align.unpaired import Reasons, in_order
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.paths import is_operator, operator_of
 from llmdebug_nb.core.records import CallKey, Node, Record
@@ -47,7 +48,6 @@ SAME_VALUES = "same values"
 
 _SAME, _REPLACED = "the same operator", "another operator with the same result"
 _IN_PLACE = re.compile(r"^(Aten\.\w*[A-Za-z0-9])_(\.|$)")
-_MOSTLY = 0.5  # a graph counts as nameless if this share of the module calls has no partner
 Records = tuple[list[Record], list[Record]]
 Elsewhere = Literal["", "golden", "mine", "both"]
 Nodes = tuple[Sequence[Node], Sequence[Node]]
@@ -164,7 +164,7 @@ class _Pairing:
         """Pair the results of an exported graph and a model that names did not pair."""
         left = self._unpaired(golden, self._pairs), self._unpaired(mine, self._mine)
         modules = sum(not c.operator for c in golden)
-        nameless = sum(not c.operator for c in left[0]) > _MOSTLY * modules
+        nameless = sum(not c.operator for c in left[0]) > constants.MAJORITY * modules
         for one, other, why, same_kind in exported.match_results(*left, self._tolerance, nameless):
             if same_kind:
                 self._tensors(one, other, why)

@@ -13,14 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from llmdebug_nb.align.fit import Fit, Move, permuted
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.records import Record, Summary
 
 DTYPES = ("int8", "uint8", "int16", "int32")
 SCALES, ZEROS = ("scale",), ("zero", "offset", "zp")  # parts of the usual names
-_PACKED = (1, 2, 4, 8)  # weights of 4 bits or more in one integer of up to 32
-_BITS = 4  # formats that pack other sizes don't pack them in whole integers
-_MIDDLE, _COUNT = 1 << (_BITS - 1), 1 << _BITS
 
 
 def stands_for(stored: Record, weight: Record) -> bool:
@@ -28,7 +26,7 @@ def stands_for(stored: Record, weight: Record) -> bool:
     a, b = stored.summary, weight.summary
     if a.dtype not in DTYPES or not is_floating(b.dtype) or _is_beside(stored.site.slot):
         return False
-    return any(a.numel * count == b.numel for count in _PACKED)
+    return any(a.numel * count == b.numel for count in constants.PACKED_COUNTS)
 
 
 def without_scales(shapes: Mapping[str, Sequence[int]]) -> list[Sequence[int]]:
@@ -52,7 +50,7 @@ def fits(
     unpackings: list[tuple[str, Move]] = [("", lambda w: w.double())]
     packed = numel // max(weight.numel, 1)
     if packed > 1:
-        middles = (0, _MIDDLE) if zero is None else (None,)
+        middles = (0, 1 << (constants.PACKED_BITS - 1)) if zero is None else (None,)
         unpackings = [
             (f" of {packed} integers each along axis {axis}", _unpacking(axis, packed, middle))
             for axis in range(len(weight.shape))
@@ -102,14 +100,16 @@ def _unpacking(axis: int, count: int, middle: int | None) -> Move:
         whole = _unpacked(w, axis, count)
         if middle is None:
             return whole
-        return whole - middle if middle else (whole + _MIDDLE) % _COUNT - _MIDDLE
+        half = 1 << (constants.PACKED_BITS - 1)
+        return whole - middle if middle else (whole + half) % (2 * half) - half
 
     return move
 
 
 def _unpacked(packed: torch.Tensor, axis: int, count: int) -> torch.Tensor:
     """Return ``count`` integers for each one along an axis, the lowest bits first; float64."""
-    pieces = [(packed.long() >> (_BITS * i)) & (_COUNT - 1) for i in range(count)]
+    bits = constants.PACKED_BITS
+    pieces = [(packed.long() >> (bits * i)) & ((1 << bits) - 1) for i in range(count)]
     return torch.stack(pieces, axis + 1).flatten(axis, axis + 1).double()
 
 

@@ -9,26 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import SINGLE, epsilon, is_floating
 from llmdebug_nb.core.records import Summary
-
-_CELLS = 1 << 20  # entries of a score table that is kept in memory as a whole
-# Scores of what two calls have in common. Only their order and rough proportion matter.
-_SAME_OP, _SAME_SHAPE, _OTHER_SHAPE = 15, 25, 5
-_SAME_NAME, _SAME_OUTPUT = 15, 5
-_SAME_BYTES, _DIGIT = 75, 10  # equal bytes; each decimal digit of agreement
-_CERTAIN = 10_000  # outweighs any number of pairs that share no more than their operator
-_ANCHOR = 1_000 * _CERTAIN  # outweighs any number of certain pairs
-TELLING = 2.0  # decimal digits to which unrelated tensors do not agree by chance
-REPLACED = 3.0  # the same for the results of different operators
-_MOST = 6.0  # decimal digits; closer agreement counts as this much
-CLOSE = 0.02  # relative L2; unrelated tensors are 1.4 apart, a layer's update is a tenth or more
-_ROUNDINGS = 8.0  # in eps: what tens of random roundings of 0.3 eps, amplified twice, add up to
-_MANTISSA_SHARE = 0.75  # of the digits of the coarser run's dtype: so many make a match certain
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +55,16 @@ class MatchTolerance:
     """
 
     any_shape: bool = False
-    sure_digits: float = REPLACED
-    close: float = CLOSE
+    sure_digits: float = field(default_factory=lambda: constants.REPLACED_DIGITS)
+    close: float = field(default_factory=lambda: constants.SAME_VALUES)
 
     @classmethod
     def of(cls, *sides: Sequence[str]) -> MatchTolerance:
         """Return the tolerance for runs with tensors of these dtypes; the coarser run decides."""
         coarsest = max(map(_run_epsilon, sides))
-        digits = -_MANTISSA_SHARE * math.log10(coarsest)
-        close = max(CLOSE, _ROUNDINGS * coarsest)
-        return cls(sure_digits=min(REPLACED, digits), close=close)
+        digits = -constants.MANTISSA_SHARE * math.log10(coarsest)
+        close = max(constants.SAME_VALUES, constants.SAME_VALUES_EPSILONS * coarsest)
+        return cls(sure_digits=min(constants.REPLACED_DIGITS, digits), close=close)
 
 
 def _run_epsilon(dtypes: Sequence[str]) -> float:
@@ -89,13 +76,14 @@ def _run_epsilon(dtypes: Sequence[str]) -> float:
 def align(
     golden: Sequence[CallFeatures],
     mine: Sequence[CallFeatures],
-    tolerance: MatchTolerance = MatchTolerance(),
+    tolerance: MatchTolerance | None = None,
     forbidden: Collection[tuple[int, int]] = (),
 ) -> list[tuple[int, int]]:
     """Return the indices of the calls that match, rising on both sides.
 
     ``forbidden``: index pairs that must not match.
     """
+    tolerance = tolerance or MatchTolerance()
     if not forbidden and is_parallel(golden, mine, tolerance):
         return [(i, i) for i in range(len(golden))]
     start, end = 0, 0
@@ -148,22 +136,25 @@ def _moved(
     prints = {g.fingerprint for g, _ in changed if g}, {m.fingerprint for _, m in changed if m}
     if prints[0] & prints[1] - {None}:
         return True
-    if not changed or len(changed) ** 2 > _CELLS:
+    if not changed or len(changed) ** 2 > constants.SCORE_ENTRIES:
         return False
     digits = _digits(_figures([g for g, _ in changed]), _figures([m for _, m in changed]))
-    far = np.diagonal(digits) < min(TELLING, sure_digits)
+    far = np.diagonal(digits) < min(constants.TELLING_DIGITS, sure_digits)
     return bool((digits[far][:, far] >= sure_digits).any())
 
 
 def _figures(values: Sequence[Summary | None]) -> np.ndarray:
     """Return float64[n, 5]: numel, min, max, mean and l2norm.
 
-    NaN for a tensor that is missing, constant or has at most three elements: these identify
+    NaN for a tensor that is missing, constant or has too few elements: these identify
     nothing.
     """
     rows = [
         (s.numel, s.min, s.max, s.mean, s.l2norm)
-        if s is not None and s.min is not None and s.min != s.max and s.numel > 3
+        if s is not None
+        and s.min is not None
+        and s.min != s.max
+        and s.numel >= constants.FEWEST_ELEMENTS
         else (math.nan,) * 5
         for s in values
     ]
@@ -179,7 +170,9 @@ def _digits(golden: np.ndarray, mine: np.ndarray) -> np.ndarray:
         for column, scale in ((1, reach), (2, reach), (3, norm / np.sqrt(count)), (4, norm)):
             gap = np.abs(golden[:, None, column] - mine[None, :, column]) / scale[:, None]
             worst = np.maximum(worst, gap)  # NaN stays
-        return np.asarray(np.nan_to_num(np.clip(-np.log10(worst + 1e-12), 0.0, _MOST), nan=0.0))
+        return np.asarray(
+            np.nan_to_num(np.clip(-np.log10(worst + 1e-12), 0.0, constants.MOST_DIGITS), nan=0.0)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,24 +239,37 @@ class _Table:
         same_bytes = (g.fingerprint == m.fingerprint) & (g.fingerprint > 0)
         digits = _digits(self._golden.figures[rows], self._mine.figures[columns])
         # if rounding is coarse, which pair agrees to more digits than that is chance
-        certain = same_bytes | ((digits >= REPLACED) & (sure >= REPLACED))
+        certain = same_bytes | (
+            (digits >= constants.REPLACED_DIGITS) & (sure >= constants.REPLACED_DIGITS)
+        )
         numel = g.figures[..., 0] == m.figures[..., 0]
         # a coarse dtype has fewer digits: scale them up to those of other dtypes
-        digits = np.minimum(digits * (REPLACED / sure), REPLACED)
+        digits = np.minimum(digits * (constants.REPLACED_DIGITS / sure), constants.REPLACED_DIGITS)
         score = (
-            op * np.where(shape, _SAME_OP + _SAME_SHAPE, _SAME_OP + _OTHER_SHAPE)
-            + (~op & shape) * _SAME_SHAPE
-            + ((g.name == m.name) & (g.name > 0)) * _SAME_NAME
-            + (g.output == m.output) * _SAME_OUTPUT
-            + certain * _CERTAIN
-            + np.where(same_bytes, _SAME_BYTES, np.where(digits >= TELLING, digits * _DIGIT, 0.0))
+            op
+            * np.where(
+                shape,
+                constants.SAME_OPERATOR_SCORE + constants.SAME_SHAPE_SCORE,
+                constants.SAME_OPERATOR_SCORE + constants.OTHER_SHAPE_SCORE,
+            )
+            + (~op & shape) * constants.SAME_SHAPE_SCORE
+            + ((g.name == m.name) & (g.name > 0)) * constants.SAME_NAME_SCORE
+            + (g.output == m.output) * constants.SAME_OUTPUT_SCORE
+            + certain * constants.CERTAIN_SCORE
+            + np.where(
+                same_bytes,
+                constants.SAME_BYTES_SCORE,
+                np.where(digits >= constants.TELLING_DIGITS, digits * constants.DIGIT_SCORE, 0.0),
+            )
         )
         by_op = op & (shape | numel | self._tolerance.any_shape)
         by_shape = shape & g.shape_identifies & m.shape_identifies
-        allowed = by_op | by_shape | (digits >= REPLACED) | same_bytes
+        allowed = by_op | by_shape | (digits >= constants.REPLACED_DIGITS) | same_bytes
         allowed &= g.shape_identifies == m.shape_identifies  # one with parameters, one without
         anchored = (g.anchor > 0) | (m.anchor > 0)
-        score = np.where(anchored, (g.anchor == m.anchor) * _ANCHOR, np.where(allowed, score, 0.0))
+        score = np.where(
+            anchored, (g.anchor == m.anchor) * constants.ANCHOR_SCORE, np.where(allowed, score, 0.0)
+        )
         for i, j in self.forbidden:
             if rows.start <= i < rows.stop and columns.start <= j < columns.stop:
                 score[i - rows.start, j - columns.start] = 0.0
@@ -273,7 +279,7 @@ class _Table:
         """Return the best way through a part of the table."""
         if top == bottom or left == right:
             return []
-        if (bottom - top) * (right - left) <= _CELLS or bottom - top == 1:
+        if (bottom - top) * (right - left) <= constants.SCORE_ENTRIES or bottom - top == 1:
             return self._walk(top, bottom, left, right)
         middle = (top + bottom) // 2
         down = self._sweep(range(top, middle), left, right, 1)

@@ -18,14 +18,14 @@ from llmdebug_nb.align import fit as moves
 from llmdebug_nb.align import masks, quantised
 from llmdebug_nb.align.batch_layout import BatchMap, BatchMaps, Load
 from llmdebug_nb.align.fit import Fit, span_text
-from llmdebug_nb.align.layout_search import ALIKE, TIES, order_along, proposed, search
-from llmdebug_nb.align.values import WRONG, Values
+from llmdebug_nb.align.layout_search import order_along, proposed, search
+from llmdebug_nb.align.values import Values
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import SINGLE, epsilon, is_floating
 from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
 from llmdebug_nb.core.paths import any_layer
 from llmdebug_nb.core.records import Record, Summary, summed
 
-_SAME = 0.02  # relative L2 of equal values in fp32, if only the values show that they are
 UNSEEN = "a part of it; which one can't be told without values"
 Shape = tuple[int, ...]
 Tensors = tuple[torch.Tensor, torch.Tensor]
@@ -74,7 +74,11 @@ class LayoutFinder:
         if a.shape == b.shape and key not in self._known:
             # One class of module has one layout: a transposed tensor is a bug there.
             long = [n for n in a.shape if n != 1]
-            if golden.op == mine.op or len(set(long)) == len(long) or not _similar(a, b, ALIKE):
+            if (
+                golden.op == mine.op
+                or len(set(long)) == len(long)
+                or not _similar(a, b, constants.UNCLEAR_LAYOUT)
+            ):
                 return None
         found = self._best(key, golden, mine, [Fit("", whole=True)], fused or sharded)
         alike = a.shape != b.shape and _long(a.shape) == _long(b.shape)
@@ -117,12 +121,16 @@ class LayoutFinder:
             return None
         rows = torch.from_numpy(order)
         done = Values.of(g[rows], m)
-        return rows if done.error * TIES < values.error and done.confirmed else None
+        return rows if done.error * constants.LAYOUT_TIE < values.error and done.confirmed else None
 
     def agree(self, golden: Record, mine: Record) -> bool:
         """Tell whether two tensors hold the same values; False without values."""
         a, b = golden.summary, mine.summary
-        limit = ALIKE if max(_coarseness(s) for s in (a, b)) > SINGLE else _SAME
+        limit = (
+            constants.UNCLEAR_LAYOUT
+            if max(_coarseness(s) for s in (a, b)) > SINGLE
+            else constants.SAME_VALUES
+        )
         if not (a.numel and b.numel) or (a.numel == b.numel and not _similar(a, b, limit)):
             return False
         fit = self.fit(golden, mine)
@@ -152,7 +160,7 @@ class LayoutFinder:
         """Tell whether nothing speaks against a fit."""
         values = self._values(golden, mine, fit or Fit(""))
         return values is None or not golden.summary.numel * mine.summary.numel or (
-            values.error <= WRONG)  # fmt: skip
+            values.error <= constants.WRONG_LAYOUT)  # fmt: skip
 
     def _by_tokens(self, golden: Record, mine: Record) -> Fit | None:
         """Return the fit that the batch maps of the step explain."""
@@ -188,7 +196,7 @@ class LayoutFinder:
         if not found:
             return None
         least = min(error for error, *_ in found)
-        near = [each for each in found if each[0] <= least * TIES]
+        near = [each for each in found if each[0] <= least * constants.LAYOUT_TIE]
         _, clear, best = near[0]
         if key is not None and clear and len(near) == 1:
             self._known[key] = best
@@ -366,11 +374,12 @@ def _assumed(golden: Summary, mine: Summary, begun: Fit, sure: bool) -> Fit | No
     fit, count = begun.then(choice[0]), choice[1]
     if fit.whole:
         pairs = ((golden.min, mine.min), (golden.max, mine.max), (golden.l2norm, mine.l2norm))
-        alike = _similar(golden, mine, _SAME) and all(
-            x is not None and y is not None and math.isclose(x, y, rel_tol=_SAME) for x, y in pairs
+        alike = _similar(golden, mine, constants.SAME_VALUES) and all(
+            x is not None and y is not None and math.isclose(x, y, rel_tol=constants.SAME_VALUES)
+            for x, y in pairs
         )
         # unrelated tensors agree to a share in one of the figures with about that probability
-        certainty = (1 - _SAME) / count
+        certainty = (1 - constants.SAME_VALUES) / count
         return replace(fit, says=f"{fit.says}, assumed", certainty=certainty) if alike else None
     return replace(fit, says=UNSEEN, certainty=1 / count) if sure else None
 

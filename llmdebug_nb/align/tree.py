@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from llmdebug_nb.align import quantised, sequence
 from llmdebug_nb.align.sequence import CallFeatures
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.paths import ancestors, is_operator, module_of
 from llmdebug_nb.core.records import Node, Record, Summary
 
@@ -23,8 +24,6 @@ SAME_PATH = "same site"
 WRAPPED = "same path below a wrapper"
 RENAMED = "renamed module"
 FUSED = "fused module"
-_ENOUGH = 0.5  # share of the smaller model's leaves that must match; fewer match by chance
-_MOST_PARTS = 4  # leaves that are fused into one
 
 Partners = dict[str, tuple[tuple[str, ...], str]]  # golden's path -> mine's paths, and why
 Match = Callable[[str, str, str], None]
@@ -158,7 +157,7 @@ def _wrapper(golden: ModuleTree, mine: ModuleTree) -> tuple[str, str] | None:
     """
     same = sum(leaf in mine.modules for leaf in golden.leaves)
     best: tuple[int, tuple[str, str] | None] = (same, None)
-    least = _ENOUGH * min(len(golden.leaves), len(mine.leaves))
+    least = constants.MATCHED_SHARE * min(len(golden.leaves), len(mine.leaves))
     for left, right, turned in ((golden, mine, False), (mine, golden, True)):
         prefixes: Counter[str] = Counter()
         for leaf in right.leaves:
@@ -194,7 +193,7 @@ def _leaves(
     pairs = [(golden.leaves[i], mine.leaves[j]) for i, j in sequence.align(sides[0], sides[1])]
     smaller = min(sum(not params or bool(t.modules[x].params) for x in t.leaves) for t in trees)
     matched = sum(not params or bool(golden.modules[left].params) for left, _ in pairs)
-    if matched < _ENOUGH * smaller:
+    if matched < constants.MATCHED_SHARE * smaller:
         return False
     for left, right in pairs:
         common = _common(golden.modules[left], mine.modules[right], params)
@@ -299,7 +298,7 @@ def _fused(
 
 def _parts(whole: ModuleFacts, free: list[ModuleFacts]) -> tuple[str, ...]:
     """Return adjacent modules whose parameters together have the size of the whole."""
-    for count in range(_MOST_PARTS, 1, -1):
+    for count in range(constants.FUSED_LEAVES, 1, -1):
         for start in range(len(free) - count + 1):
             parts = free[start : start + count]
             if _adds_up(whole.params, [part.params for part in parts]):

@@ -10,16 +10,9 @@ import torch
 
 from llmdebug_nb.align import masks
 from llmdebug_nb.align.fit import Fit
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.kernels.masks import hidden
 from llmdebug_nb.core.kernels.relative import ratio
-
-WRONG = 0.25  # relative L2 in a right layout is less: bugs and rounding to 4 bits included
-# Two unrelated tensors of n elements and one size are within a share e of that size of each other
-# with probability e^n: the volume of that ball. So 0.25 says nothing on 4 elements (0.4 %), and
-# 0.05, which is what bfloat16 leaves after many layers, is no chance on 8 (4e-11). Where few
-# elements carry the norm, n is their number.
-_CHANCE = 1e-6  # largest probability; times the layouts that are tried it is still below 0.1 %
-_LEAST = 2.0**-24  # the error of equal float32 values counts as this much
 
 
 @dataclass(frozen=True)
@@ -79,11 +72,13 @@ class Values:
     @functools.cached_property
     def confirmed(self) -> bool:
         """Whether the two are near each other, and not by chance."""
-        if self.error > WRONG:
+        if self.error > constants.WRONG_LAYOUT:
             return False
         if self.hidden is not None and bool(self.hidden[0].any()) and self._spread[0] == 0.0:
             return True
-        return self._spread[1] * math.log(max(self.error, _LEAST)) <= math.log(_CHANCE)
+        return self._spread[1] * math.log(max(self.error, constants.FINEST)) <= math.log(
+            constants.LAYOUT_CHANCE
+        )
 
 
 def _real(x: torch.Tensor) -> torch.Tensor:

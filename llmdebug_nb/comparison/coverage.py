@@ -6,15 +6,13 @@ import math
 import statistics
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import epsilon
 from llmdebug_nb.core.findings import EXCUSED, REJOINED, Coverage, Difference
 from llmdebug_nb.core.paths import ancestors, is_operator
 from llmdebug_nb.core.records import Record, Site
 
 _AGREES = ("match", "within_noise")
-# The relative L2 error that a tensor of zeros has. A tensor that is no nearer to golden's than that
-# says nothing about it. (Two independent random tensors of one scale have sqrt(2).)
-_UNRELATED = 1.0
 
 Fingerprint = tuple[str, str]  # of a weight: ``float32 [64, 64]`` and ``algorithm:hex``
 
@@ -104,7 +102,7 @@ def _unrelated(
     ):
         return ""
     errors = [_error(d) for d in _results_of_weights(differences)]
-    if not errors or statistics.median(errors) < _UNRELATED:
+    if not errors or statistics.median(errors) < constants.UNRELATED:
         return ""
     return (
         "no weight matrix of golden is in mine, and most of mine's values are as far from golden's "

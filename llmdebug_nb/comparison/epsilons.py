@@ -6,11 +6,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from llmdebug_nb.comparison.noise import kind_of
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import epsilon
 from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.records import Record
-
-_THROUGHOUT = 0.25  # share of the tensors coarser in mine that makes the whole program coarser
 
 
 class Epsilons:
@@ -26,7 +25,7 @@ class Epsilons:
         epsilons = [self.both(pair) for pair, golden in paired if golden is not None]
         epsilons = [both for both in epsilons if all(both)]
         coarser = sum(mine > golden for golden, mine in epsilons)
-        self._throughout = coarser >= _THROUGHOUT * len(epsilons)
+        self._throughout = coarser >= constants.COARSER_SHARE * len(epsilons)
         self._kinds: dict[tuple[object, ...], dict[str, float]] = defaultdict(dict)
         for pair, golden in paired:
             if golden is not None:

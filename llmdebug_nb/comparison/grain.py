@@ -14,9 +14,7 @@ import math
 import torch
 
 from llmdebug_nb.comparison.metrics import Metrics
-
-MOST = 0.5  # grains: root mean square of the error of a channel
-_MANY = 3  # channels that are named
+from llmdebug_nb.core import constants
 
 
 def compare(golden: torch.Tensor, mine: torch.Tensor, grain: torch.Tensor) -> tuple[Metrics, str]:
@@ -31,27 +29,28 @@ def compare(golden: torch.Tensor, mine: torch.Tensor, grain: torch.Tensor) -> tu
     error = (mine.double() - golden.double()).abs()
     # a channel of zeros has no grain: any error is beyond it
     grains = torch.where(error > 0, error / grain, 0.0).square()
-    share = float(grain.norm()) * MOST / (float(golden.double().norm()) or 1.0)
+    share = float(grain.norm()) * constants.CHANNEL_GRAINS / (float(golden.double().norm()) or 1.0)
     names = ("row", "column") if grains.dim() == 2 else ("row",)
     sides = [grains.movedim(axis, 0).flatten(1).mean(1).sqrt() for axis in range(len(names))]
     name, channels = min(zip(names, sides, strict=True), key=lambda each: _share(each[1]))
     worst = float(channels.max()) if channels.numel() else 0.0
-    bad = (~(channels <= MOST)).nonzero().flatten().tolist()
+    bad = (~(channels <= constants.CHANNEL_GRAINS)).nonzero().flatten().tolist()
     off = 0 if bad and _are_reordered(golden.double(), mine.double(), grain.double()) else len(bad)
     figures: Metrics = {"grain_share": share, "worst_channel": worst, "channels_off": off}
     if not bad:
         return figures, f"quantised: at most {worst:.2g} of its steps off in any channel"
-    which = ", ".join(map(str, bad[:_MANY]))
-    if len(bad) > _MANY:
-        which += f" and {len(bad) - _MANY:,} more"
+    which = ", ".join(map(str, bad[: constants.NAMES_SHOWN]))
+    if len(bad) > constants.NAMES_SHOWN:
+        which += f" and {len(bad) - constants.NAMES_SHOWN:,} more"
     are = f"{name} {which} is" if len(bad) == 1 else f"{name}s {which} are"
     far = "not a number" if math.isnan(worst) else f"{worst:.2g} quantisation steps off"
-    return figures, f"{are} up to {far} (of {channels.numel():,}; rounding leaves {MOST:g})"
+    rounding = f"rounding leaves {constants.CHANNEL_GRAINS:g}"
+    return figures, f"{are} up to {far} (of {channels.numel():,}; {rounding})"
 
 
 def _are_reordered(golden: torch.Tensor, mine: torch.Tensor, grain: torch.Tensor) -> bool:
     """Tell whether the rows that differ are golden's rows, each within its grain, reordered."""
-    most = (grain * MOST).flatten(1).norm(dim=1)
+    most = (grain * constants.CHANNEL_GRAINS).flatten(1).norm(dim=1)
     bad = ((mine - golden).flatten(1).norm(dim=1) > most).nonzero().flatten()
     apart = torch.cdist(golden[bad].flatten(1), mine[bad].flatten(1))
     near = apart <= most[bad]
@@ -60,4 +59,8 @@ def _are_reordered(golden: torch.Tensor, mine: torch.Tensor, grain: torch.Tensor
 
 def _share(channels: torch.Tensor) -> float:
     """Return the share of the channels that are beyond their grain; 2 if none is."""
-    return float((~(channels <= MOST)).double().mean()) if (~(channels <= MOST)).any() else 2.0
+    return (
+        float((~(channels <= constants.CHANNEL_GRAINS)).double().mean())
+        if (~(channels <= constants.CHANNEL_GRAINS)).any()
+        else 2.0
+    )

@@ -16,6 +16,7 @@ import math
 import numpy as np
 import torch
 
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPES, SINGLE, coarsest, epsilon, is_floating
 from llmdebug_nb.core.kernels.relative import ratio
 from llmdebug_nb.core.records import Summary
@@ -23,8 +24,6 @@ from llmdebug_nb.core.records import Summary
 Metrics = dict[str, float | int | None]
 
 EPS = SINGLE  # values of golden up to this have no relative error
-_CHUNK = 1 << 18  # elements that are read at once
-_HUGE = 0.99  # of the largest number of a dtype; from here on a number counts as infinite
 FIELDS: dict[str, str] = {
     "cosine_similarity": "g·m / (|g| |m|); 1 if both are zero, 0 if one is",
     "relative_euclidean_distance": "|m - g| / |g|; 0 if both are zero, inf if only g is",
@@ -78,7 +77,7 @@ def compare(golden: torch.Tensor, mine: torch.Tensor, logits: bool = False) -> M
     g_flat, m_flat = _flat(golden), _flat(mine)
     width = golden.shape[-1] if golden.dim() > 1 and not golden.is_complex() else 0
     row = width or g_flat.numel() if logits else width
-    chunk = max(1, _CHUNK // row) * row if row else _CHUNK  # whole rows
+    chunk = max(1, constants.CHUNK // row) * row if row else constants.CHUNK  # whole rows
     sums, tokens = _Sums(unit, width), _Tokens(row) if logits and row else None
     for g, m in zip(torch.split(g_flat, chunk), torch.split(m_flat, chunk), strict=True):
         g64, m64 = g.double().numpy(), m.double().numpy()
@@ -146,7 +145,7 @@ def _masks(golden: torch.Tensor, mine: torch.Tensor) -> tuple[torch.Tensor, torc
     """Return both as additive masks, if one is additive and the other boolean."""
     for truths, added in ((golden, mine), (mine, golden)):
         if truths.dtype == torch.bool and added.is_floating_point() and added.numel():
-            low = _HUGE * torch.finfo(added.dtype).min
+            low = constants.INFINITE_SHARE * torch.finfo(added.dtype).min
             if bool(((added == 0) | (added <= low)).all()):
                 same = torch.zeros_like(added).masked_fill(~truths.reshape(added.shape), -math.inf)
                 return (same, mine) if truths is golden else (golden, same)
@@ -205,7 +204,11 @@ class _Sums:
     """The running sums of one pass."""
 
     def __init__(self, unit: str, width: int) -> None:
-        self.huge = _HUGE * torch.finfo(DTYPES[unit]).max if is_floating(unit) else math.inf
+        self.huge = (
+            constants.INFINITE_SHARE * torch.finfo(DTYPES[unit]).max
+            if is_floating(unit)
+            else math.inf
+        )
         self.width = width
         self.row_d: list[np.ndarray] = []
         self.row_g: list[np.ndarray] = []

@@ -31,19 +31,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import SINGLE
 from llmdebug_nb.core.paths import ancestors, any_layer
 from llmdebug_nb.core.records import Record, Site
-
-GLUE = 2.0  # floors: code between the modules runs several operators
-AMPLIFIES = 3.0  # amplification of a call without siblings in other layers
-LEAST, MOST = 1.75, 8.0  # range of the amplification that siblings may show
-SLACK = 2.25  # a call may amplify this many times as much as the median of its siblings
-CHANCE = 4.0  # standard errors that the norm may be off which a few random elements carry
-EVEN_T = 8.0  # standard errors: a scale error this significant is a common factor
-EVEN_SHARE = 0.25  # of the error: a scale error this large is a common factor
-EVEN_BY_CHANCE = 0.2  # share of the noise of the inputs that may become even
-FEW = 8  # carriers; so few may all be small by chance
 
 
 def floor(eps: float, length: int) -> float:
@@ -53,7 +44,7 @@ def floor(eps: float, length: int) -> float:
     of random signs gives at most 0.2 sqrt(length) eps, less by blocked summation (Higham, Accuracy
     and Stability, 4.2).
     """
-    return eps + math.sqrt(length) / 8 * min(eps, SINGLE)
+    return eps + math.sqrt(length) / constants.SUM_SHARE * min(eps, SINGLE)
 
 
 def scale_floor(eps: float, length: int) -> float:
@@ -61,7 +52,8 @@ def scale_floor(eps: float, length: int) -> float:
 
     That is the rounding of a common factor, which is computed in float32 at least.
     """
-    return eps / 20 + (1 + math.sqrt(length) / 16) * min(eps, SINGLE)
+    of_sum = 1 + math.sqrt(length) / constants.SCALE_SUM_SHARE
+    return eps / constants.SCALE_SHARE + of_sum * min(eps, SINGLE)
 
 
 @dataclass(slots=True)
@@ -95,7 +87,7 @@ class Level:
         return math.hypot(max(amplification * self.error, self.cap), own)
 
     def scale_limit(self, amplification: float, own: float) -> float:
-        by_chance = EVEN_BY_CHANCE * max(amplification * self.error, self.cap)
+        by_chance = constants.EVEN_BY_CHANCE * max(amplification * self.error, self.cap)
         return math.hypot(max(amplification * self.scale, self.scale_cap), own, by_chance)
 
 
@@ -167,7 +159,9 @@ class NoisePropagation:
             around = self._enclosing(site)
             if around is None:  # from outside the model: made from what ran before, if at all
                 return _explained(self._so_far[site.rank, site.generation], eps, 1, 1.0)
-            return _explained(_sum(around.inside, around.before), eps, length, GLUE)
+            return _explained(
+                _sum(around.inside, around.before), eps, length, constants.GLUE_FLOORS
+            )
         call = self._call(site)
         level = _sum(call.inside, call.before, self._weights[site.rank, site.path])
         if not call.has_inputs or call.rewritten:
@@ -175,7 +169,7 @@ class NoisePropagation:
             level = _sum(level, *([around.inside, around.before] if around is not None else []))
         hidden = max(0, self._size(site.path) - len(call.seen))
         several = hidden or call.seen or replaced or call.rewritten
-        floors = GLUE * math.sqrt(1 + hidden) if several else 1.0
+        floors = constants.GLUE_FLOORS * math.sqrt(1 + hidden) if several else 1.0
         length = call.length if call.has_inputs else max(length, call.length)
         return _explained(level, max(eps, call.eps), length, floors)
 
@@ -278,7 +272,7 @@ class Siblings:
         passed on stays below the limit without it.
         """
         _, usual = self._usually((kind_of(record), record.site.path))
-        return 1 + CHANCE / math.sqrt(max(min(carriers, usual), 1.0))
+        return 1 + constants.CARRIER_ERRORS / math.sqrt(max(min(carriers, usual), 1.0))
 
     def smallness(self, record: Record, carriers: float) -> float:
         """Return how many times smaller than usual a tensor with few carriers is.
@@ -288,9 +282,9 @@ class Siblings:
         """
         kind = kind_of(record)
         rms, (usual, few) = _rms(record), self._usually((kind, record.site.path))
-        if carriers <= FEW:
+        if carriers <= constants.FEW_CARRIERS:
             usual = self._usually(kind)[0]
-        elif few > FEW:
+        elif few > constants.FEW_CARRIERS:
             return 1.0
         return max(1.0, usual / rms) if rms > 0.0 else 1.0
 
@@ -308,8 +302,14 @@ class Siblings:
         if (kind, path) not in self._amplifications:
             ratios = self._ratios[kind].items()
             others = [statistics.median(own) for other, own in ratios if other != path]
-            learnt = SLACK * statistics.median(others) if len(others) > 1 else AMPLIFIES
-            self._amplifications[kind, path] = min(max(learnt, LEAST), MOST)
+            learnt = (
+                constants.SIBLING_SPREAD * statistics.median(others)
+                if len(others) > 1
+                else constants.AMPLIFICATION
+            )
+            self._amplifications[kind, path] = min(
+                max(learnt, constants.LEAST_AMPLIFICATION), constants.MOST_AMPLIFICATION
+            )
         return self._amplifications[kind, path]
 
 

@@ -13,13 +13,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from llmdebug_nb.comparison import grain
 from llmdebug_nb.comparison.epsilons import Epsilons
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.metrics import Metrics
 from llmdebug_nb.comparison.noise import (
-    EVEN_SHARE,
-    EVEN_T,
     Explained,
     Level,
     NoiseLimits,
@@ -27,6 +24,7 @@ from llmdebug_nb.comparison.noise import (
     Siblings,
     floor,
 )
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import (
     EXPECTED,
     MISMATCHES,
@@ -39,10 +37,6 @@ from llmdebug_nb.core.findings import (
 )
 from llmdebug_nb.core.records import CallKey, Record, Site
 
-_ROW_SHARE = 4  # the error of the worst row counts divided by this
-_CALIBRATED = 3.0  # limit over the difference of two recordings: two draws of the same noise
-_TIES = 0.25  # largest share of the choices of a tensor that may be near ties
-_CAST_SHARE = 5  # of an eps: regular values that one side rounds may all be rounded one way
 UNMATCHED: Final = "unmatched"
 NEAR_TIE = "another choice at a near tie: its inputs differ within noise"
 AFTER_TIE = "not comparable: it follows a choice that was made differently at a near tie"
@@ -110,7 +104,7 @@ class Calibration:
         """
         of_record = self._spread.get(golden.id)
         error, scale = of_record or self._spread.get(_place(golden.site), (0.0, 0.0))
-        return _CALIBRATED * error, _CALIBRATED * scale
+        return constants.CALIBRATED * error, constants.CALIBRATED * scale
 
 
 def _place(site: Site) -> tuple[object, ...]:
@@ -129,7 +123,7 @@ def error_of(metrics: Mapping[str, float | int | None]) -> float:
     figures = [metrics.get("stat_error"), metrics.get("relative_euclidean_distance")]
     # the rows of a quantised weight have a limit of their own, see `grain.py`
     worst = None if "worst_channel" in metrics else metrics.get("worst_row_error")
-    figures.append(None if worst is None else worst / _ROW_SHARE)
+    figures.append(None if worst is None else worst / constants.WORST_ROW)
     return max((float(value) for value in figures if value is not None), default=0.0)
 
 
@@ -141,7 +135,9 @@ def scale_of(metrics: Mapping[str, float | int | None]) -> float:
 
 def _is_even(metrics: Mapping[str, float | int | None], error: float) -> bool:
     """Tell whether the error is mostly a common factor."""
-    return (metrics.get("scale_t") or 0.0) >= EVEN_T and scale_of(metrics) >= EVEN_SHARE * error
+    return (metrics.get("scale_t") or 0.0) >= constants.EVEN_ERRORS and scale_of(
+        metrics
+    ) >= constants.EVEN_SHARE * error
 
 
 def says(limits: Limits | None, calibration: Calibration, differences: Iterable[Difference]) -> str:
@@ -149,7 +145,7 @@ def says(limits: Limits | None, calibration: Calibration, differences: Iterable[
     text = SAYS
     if calibration.runs:
         text += f"; calibrated with {', '.join(calibration.runs)} "
-        text += f"({_CALIBRATED:g} times its difference from golden, where that is more)"
+        text += f"({constants.CALIBRATED:g} times its difference from golden, where that is more)"
     else:
         text += ", not calibrated to this model: calibrate= takes another recording of golden"
     if limits is None:
@@ -343,8 +339,10 @@ class _Judge:
             beyond = fixed.error > fixed.limit and not (inherited and m.error <= limit)
             verdict: RowVerdict = "diverged" if beyond else "within_noise" if m.error else "match"
             return row(verdict, fixed.error, fixed.limit, fixed.says), level
-        if (channel := metrics.get("worst_channel")) is not None and not channel <= grain.MOST:
-            return row("diverged", channel, grain.MOST, m.remark), capped
+        if (
+            channel := metrics.get("worst_channel")
+        ) is not None and not channel <= constants.CHANNEL_GRAINS:
+            return row("diverged", channel, constants.CHANNEL_GRAINS, m.remark), capped
         if m.error and (why := self._tie(m, explained, limit)):
             return row(UNMATCHED, m.error, limit, why), Level(error=math.inf)
         if m.error <= limit and scale > scale_limit and _is_even(metrics, m.error):
@@ -378,7 +376,7 @@ class _Judge:
             smallness = self._siblings.smallness(record, m.carriers)
         amplification *= by_chance
         golden, mine = self._epsilons.both(pair)
-        cast = 0.0 if golden == mine else eps / _CAST_SHARE
+        cast = 0.0 if golden == mine else eps / constants.CAST_SHARE
         own = math.hypot(level.scale_limit(amplification, explained.scale_floor), cast)
         return NoiseLimits(
             max(error, level.limit(amplification, explained.floor) * smallness),
@@ -399,7 +397,9 @@ class _Judge:
             flipped = (site.rank, site.generation) in self._flips
             return NEAR_TIE if flipped and self._noise.is_outermost(site) else None
         # the values chosen are as good as golden's, or few of many choices differ
-        few = (m.metrics.get("mismatched") or math.inf) <= max(1.0, _TIES * record.summary.numel)
+        few = (m.metrics.get("mismatched") or math.inf) <= max(
+            1.0, constants.NEAR_TIES * record.summary.numel
+        )
         return NEAR_TIE if level.error and (few or self._noise.has_outputs(site)) else None
 
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPES
 from llmdebug_nb.core.records import CallKey, Record
 from llmdebug_nb.explain.runs import CannotReplay, Scalar, Side
 
-_SHORTENED = 200  # characters; a text of this length may have been cut when it was recorded
 _DOT = re.compile(r"(?<!\\)\.")
 _READ: dict[str, Callable[[str], object]] = {
     "bool": lambda text: text == "True",
@@ -147,7 +147,7 @@ def _value(slot: str, scalar: Scalar) -> object:
     kind, text = scalar
     if kind == "None":
         return None
-    if text is None or len(text) >= _SHORTENED:
+    if text is None or len(text) >= constants.ARGUMENT_CHARACTERS:
         raise CannotReplay(f"argument {slot} is a {kind}, which is not recorded")
     try:
         if kind in _READ:

@@ -116,12 +116,12 @@ class _Search:
 
     def _other_settings(self, call: ComparedCall, judged: bool) -> list[scalars.Differing]:
         """Return the differing constants of a call, and the flags if no limit could judge it."""
-        other = [] if call.is_rewritten else scalars.constants(scalars.of_call(call, self.runs))
+        other = [] if call.is_rewritten else scalars.choices(scalars.of_call(call, self.runs))
         if call.is_operator:
             return other
         of_module = scalars.of_module(call, self.runs)
         if call.is_rewritten or call.path not in self.judge.calls.operated:
-            other += scalars.constants(of_module)
+            other += scalars.choices(of_module)
         if not judged:
             other += [each for each in scalars.flags(of_module) if each not in other]
         return other

@@ -10,20 +10,13 @@ from collections.abc import Iterator
 
 import torch
 
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPES, epsilon
 from llmdebug_nb.core.kernels.relative import relative_l2
 from llmdebug_nb.explain import evidence as e
 from llmdebug_nb.explain.evidence import Relation, Sides, listed, nats, remaining, spans
 
 _ROUNDING = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
-# Scales of slices tell a neighbour's scale by evidence alone: golden's largest values are only an
-# estimate of the scales that made them. The estimate of a normal slice of 64 is 15 % off.
-_ESTIMATED = 0.5
-_ROW_SUM = 2.0**-8  # a row of bfloat16 sums to 1 within its epsilon
-_STEPS = 60  # bisections: double precision from any start
-_SATURATED = 60.0  # tanh is 1 in float64 from 19 on
-_MASK = 2**21  # elements of masks that are looked at, in whole matrices: 50 ms
-_TOP = 16  # the soft-cap is read off the largest sixteenth, which it bends most
 
 
 def fitted_factor(predicted: torch.Tensor, mine: torch.Tensor, limit: float) -> float:
@@ -79,7 +72,7 @@ def rounded(sides: Sides, dtypes: tuple[str, str]) -> Relation | None:
         predicted = sides.golden_sample.to(DTYPES[name]).double()
         change, difference = predicted - sides.golden_sample, sides.sample - sides.golden_sample
         found = nats(change, difference, candidates=math.log(len(_ROUNDING)), centred=False)
-        if found < e.CERTAIN:
+        if found < constants.CERTAIN_NATS:
             continue
         error = remaining(sides.mine, sides.golden.to(DTYPES[name]))
         if error < sides.limit:
@@ -124,9 +117,11 @@ def offset(sides: Sides) -> Relation | None:
         return None
     by = float((m - slope * g).mean())
     # a mean is as exact as the values' noise / sqrt(n), and as float32
-    doubt = e.SLACK * float((m - slope * g - by).square().mean()) ** 0.5 / len(m) ** 0.5
+    doubt = (
+        constants.SAMPLE_SPREAD * float((m - slope * g - by).square().mean()) ** 0.5 / len(m) ** 0.5
+    )
     whole = float(round(by))
-    by = whole if abs(by - whole) <= max(doubt, 4 * e.FINEST * abs(by)) else by
+    by = whole if abs(by - whole) <= max(doubt, constants.EXACT * abs(by)) else by
     predicted = slope * g + by
     if by == 0.0 or not _near(sides, predicted, by) or not sides.certain(predicted, parameters=2):
         return None
@@ -140,7 +135,7 @@ def offset(sides: Sides) -> Relation | None:
         advice = "look for w against 1 + w, or for counting from 1 against from 0"
         return Relation(e.ONE_PLUS, f"mine is {words}", advice, error)
     scale = "" if slope == 1.0 else f" {factor_words(sides, slope)[1]},"
-    known = max(doubt / abs(by), 4 * e.FINEST)
+    known = max(doubt / abs(by), constants.EXACT)
     digits = max(1, math.floor(-math.log10(known))) if known < 1.0 else 1
     says = f"mine is golden's value{scale} {'plus' if by > 0 else 'minus'} {abs(by):.{digits}g}"
     return Relation(e.OFFSET, says, "look for a constant that only one side adds", error)
@@ -149,7 +144,7 @@ def offset(sides: Sides) -> Relation | None:
 def _near(sides: Sides, predicted: torch.Tensor, by: float = 0.0) -> bool:
     """Tell whether a prediction of the sample is worth a look at all elements."""
     size = max(float(predicted.norm()), float((predicted - by).norm()))
-    return float((predicted - sides.sample).norm()) <= e.SLACK * sides.limit * size
+    return float((predicted - sides.sample).norm()) <= constants.SAMPLE_SPREAD * sides.limit * size
 
 
 def bent(sides: Sides) -> Relation | None:
@@ -181,12 +176,12 @@ def bent(sides: Sides) -> Relation | None:
 
 def _cap(before: torch.Tensor, after: torch.Tensor) -> float:
     """Return ``c`` of ``after = c * tanh(before / c)``, NaN if none fits."""
-    top = before.abs().topk(max(1, before.numel() // _TOP)).indices
+    top = before.abs().topk(max(1, before.numel() // constants.SOFT_CAP_SHARE)).indices
     before, share = before[top], (after / before)[top]
     if not bool(((share > 0.0) & (share < 1.0)).all()):
         return math.nan
-    low, high = torch.zeros_like(share), torch.full_like(share, _SATURATED)
-    for _ in range(_STEPS):  # tanh(u) / u falls from 1 to 0
+    low, high = torch.zeros_like(share), torch.full_like(share, constants.SATURATED)
+    for _ in range(constants.BISECTIONS):  # tanh(u) / u falls from 1 to 0
         middle = (low + high) / 2
         above = middle.tanh() / middle > share
         low, high = torch.where(above, middle, low), torch.where(above, high, middle)
@@ -243,7 +238,7 @@ def _spread(sides: Sides, axis: int, numbers: torch.Tensor) -> torch.Tensor:
 def _long_axes(sides: Sides) -> Iterator[int]:
     """Yield the axes that may have slices, the last one (channels) first."""
     for axis in reversed(range(sides.mine.dim())):
-        if 2 <= sides.mine.shape[axis] <= e.LONGEST_AXIS:
+        if 2 <= sides.mine.shape[axis] <= constants.LONGEST_AXIS:
             yield axis
 
 
@@ -251,14 +246,14 @@ def _explained(
     sides: Sides, predicted: torch.Tensor, sample: tuple[torch.Tensor, torch.Tensor], count: int
 ) -> bool:
     g, m = sample
-    if not relative_l2(predicted, m) < e.SLACK * sides.limit:
+    if not relative_l2(predicted, m) < constants.SAMPLE_SPREAD * sides.limit:
         return False
     candidates = math.log(2) * len(g) if count == 0 else 0.0  # signs: two choices each
     found = (
         nats(predicted, m, parameters=count, candidates=candidates),
         nats(predicted - g, m - g, parameters=count, candidates=candidates, centred=False),
     )
-    return min(found) >= e.CERTAIN
+    return min(found) >= constants.CERTAIN_NATS
 
 
 def _factors_words(sides: Sides, axis: int, factors: torch.Tensor) -> tuple[str, str, str]:
@@ -273,8 +268,8 @@ def _factors_words(sides: Sides, axis: int, factors: torch.Tensor) -> tuple[str,
 
 
 def _few(factors: torch.Tensor) -> str:
-    words = [f"{x:.4g}" for x in factors[: e.NAMED].tolist()]
-    return ", ".join(words) + (", …" if len(factors) > e.NAMED else "")
+    words = [f"{x:.4g}" for x in factors[: constants.INDICES_SHOWN].tolist()]
+    return ", ".join(words) + (", …" if len(factors) > constants.INDICES_SHOWN else "")
 
 
 def _neighbour(sides: Sides, axis: int, factors: torch.Tensor) -> int:
@@ -288,8 +283,8 @@ def _neighbour(sides: Sides, axis: int, factors: torch.Tensor) -> int:
         return 0
     for by in (1, -1):
         predicted, seen = (scale.roll(-by) / scale).log(), factors.log()
-        near = relative_l2(predicted, seen) < _ESTIMATED
-        if near and nats(predicted, seen, candidates=math.log(2)) >= e.CERTAIN:
+        near = relative_l2(predicted, seen) < constants.ESTIMATED_SCALES
+        if near and nats(predicted, seen, candidates=math.log(2)) >= constants.CERTAIN_NATS:
             return by
     return 0
 
@@ -328,14 +323,16 @@ def masked(sides: Sides, hidden: tuple[torch.Tensor, torch.Tensor]) -> Relation 
     if torch.equal(theirs, ours) or not bool(shown.any()):
         return None
     g, m = golden * shown, mine * shown
-    if all(_sums_to_one(x, -1) < max(sides.limit, _ROW_SUM) for x in (golden, mine)):
-        g = g * (m.sum(-1, keepdim=True) / g.sum(-1, keepdim=True).clamp_min(e.SMALLEST))
+    if all(_sums_to_one(x, -1) < max(sides.limit, constants.SUMS_TO_ONE) for x in (golden, mine)):
+        g = g * (
+            m.sum(-1, keepdim=True) / g.sum(-1, keepdim=True).clamp_min(constants.SMALLEST_SQUARED)
+        )
     error = remaining(m, g)
     if not error < sides.limit:
         return None
     before, after = describe_mask(~theirs), describe_mask(~ours)
-    sample = (x[shown][: e.SLICED].double() for x in (g, m))
-    if "%" in before + after and nats(*sample) < e.CERTAIN:
+    sample = (x[shown][: constants.SLICED_SAMPLE].double() for x in (g, m))
+    if "%" in before + after and nats(*sample) < constants.CERTAIN_NATS:
         return None  # two masks without a pattern have nothing to do with each other
     if before == after:
         count = int((theirs != ours).sum())
@@ -347,7 +344,7 @@ def masked(sides: Sides, hidden: tuple[torch.Tensor, torch.Tensor]) -> Relation 
 def _some(x: torch.Tensor) -> torch.Tensor:
     """Return evenly spaced heads and rows of a batch, where there are very many elements."""
     matrices = x.reshape(-1, *x.shape[-2:])
-    return matrices[:: max(1, x.numel() // _MASK)]
+    return matrices[:: max(1, x.numel() // constants.MASK_ELEMENTS)]
 
 
 def describe_mask(allowed: torch.Tensor) -> str:

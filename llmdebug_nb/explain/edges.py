@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPES, epsilon, is_floating
 from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.paths import within
@@ -19,7 +20,6 @@ _KINDS = (
     (re.compile(r"position|\b(cos|sin)\b|rotary"), causes.WRONG_POSITION),
     (re.compile(r"past|cache"), causes.WRONG_CACHE),
 )
-_LOWEST = 0.5  # share of a dtype's lowest number: a mask has entries below this
 
 
 def input_name(row: Difference) -> str:
@@ -54,7 +54,7 @@ def _is_mask(record: Record) -> bool:
         return True
     if not is_floating(s.dtype) or s.min is None:
         return False
-    return s.min <= _LOWEST * torch.finfo(DTYPES[s.dtype]).min
+    return s.min <= constants.MASK_SHARE * torch.finfo(DTYPES[s.dtype]).min
 
 
 def is_root(row: Difference, differences: Sequence[Difference]) -> bool:

@@ -18,32 +18,9 @@ from dataclasses import dataclass
 
 import torch
 
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.kernels.relative import ratio
 
-# A comparison asks about at most 10^5 sites. With P <= 1e-9 for each of them, one comparison in
-# 10^4 tells a relation that is none.
-CERTAIN = -math.log(1e-9)
-# Float32 carries 24 bits, so an element proves no more than 24 bits, however exact the fit is.
-FINEST = 2.0**-24
-NORMAL = 3.0  # the fourth moment of a normal distribution, in squares of its variance
-# Elements beyond this many median deviations are clipped for the second count of evidence, in which
-# outliers have no say. A normal distribution has 4 % of its elements there.
-OUTLIER = 3.0
-# Elements of a sample. Its relative L2 error is then within 1 / sqrt(2 * 2048) = 1.6 % of the whole
-# tensor's for light tails.
-SAMPLE = 2048
-# The error of a sample or of one slice may be so many limits: a slice of 8 normal elements stays
-# below 2 limits, and heavy tails (excess kurtosis 20) double that. All elements decide afterwards.
-SLACK = 4.0
-# Sums of float32 squares are exact enough between these sizes; other tensors become float64.
-LARGEST, SMALLEST = 1e15, 1e-15
-
-# Elements of a sample of slices: with an axis of 4096 that is 64 of each slice.
-SLICED = 2**18
-MOST_PER_SLICE, FEWEST_PER_SLICE = 64, 4  # 4 elements at 1e-3 are 28 nats: one slice of 10^6
-PIECE = 2**18  # elements that are compared at once: they stay in the processor's cache
-LONGEST_AXIS = 2**18  # no vocabulary is larger; sorting so many keys takes 20 ms
-NAMED = 8  # indices that a message lists
 TOKENS = "the tokens"  # the word for that axis
 
 # Kinds of relations; `llmdebug_nb.explain.relation` describes them.
@@ -80,7 +57,7 @@ def _spread(x: torch.Tensor) -> tuple[float, float]:
     """
     squares = x.square()
     total = float(squares.sum())
-    carried = NORMAL * ratio(total * total, float(squares.square().sum()))
+    carried = 3.0 * ratio(total * total, float(squares.square().sum()))
     return math.sqrt(total), min(carried, float(x.numel()))
 
 
@@ -92,7 +69,7 @@ def _count(
     remains = ratio(float((mine - predicted).norm()), spread)
     if not elements > parameters or not remains < 1.0:
         return -math.inf
-    return (elements - parameters) * (-math.log(max(remains, FINEST)) - 0.5) - candidates
+    return (elements - parameters) * (-math.log(max(remains, constants.FINEST)) - 0.5) - candidates
 
 
 def nats(
@@ -115,7 +92,7 @@ def nats(
     varied = int(mine.count_nonzero())  # zeros of a ReLU or a mask agree without any relation
     level = mine.mean() * centred
     best = _count(predicted - level, mine - level, parameters, candidates, varied)
-    bound = OUTLIER * float(mine.abs().median())
+    bound = constants.OUTLIER * float(mine.abs().median())
     if 0.0 < bound < float(mine.abs().amax()):
         clipped = predicted.clamp(-bound, bound), mine.clamp(-bound, bound)
         best = max(best, _count(*clipped, parameters, candidates, varied))
@@ -132,7 +109,9 @@ def real(x: torch.Tensor) -> torch.Tensor | None:
         x = x.float() if x.is_floating_point() else x.double()
     if x.numel():
         largest = max(abs(float(bound)) for bound in x.aminmax())
-        if x.dtype == torch.float32 and not (SMALLEST < largest < LARGEST or largest == 0.0):
+        if x.dtype == torch.float32 and not (
+            constants.SMALLEST_SQUARED < largest < constants.LARGEST_SQUARED or largest == 0.0
+        ):
             x = x.double()
     return x.contiguous()
 
@@ -159,9 +138,9 @@ class Sides:
     def positions(self) -> torch.Tensor:
         """Flat positions of the sample in mine, the same ones each time (int64)."""
         count = self.mine.numel()
-        if count <= SAMPLE:
+        if count <= constants.RELATION_SAMPLE:
             return torch.arange(count)
-        return torch.randint(count, (SAMPLE,), generator=seeded())
+        return torch.randint(count, (constants.RELATION_SAMPLE,), generator=seeded())
 
     @functools.cached_property
     def sample(self) -> torch.Tensor:
@@ -182,7 +161,10 @@ class Sides:
             return self._slices[axis]
         rest = [size for at, size in enumerate(self.mine.shape) if at != axis]
         count, length = math.prod(rest), max(self.golden.shape[axis], self.mine.shape[axis], 1)
-        wanted = min(max(SLICED // length, FEWEST_PER_SLICE), MOST_PER_SLICE)
+        wanted = min(
+            max(constants.SLICED_SAMPLE // length, constants.FEWEST_ELEMENTS),
+            constants.MOST_PER_SLICE,
+        )
         picks = torch.arange(count)
         if count > wanted:
             picks = torch.randint(count, (wanted,), generator=seeded())
@@ -213,7 +195,10 @@ class Sides:
 
         Beyond equality: it explains the difference between the two, not only mine.
         """
-        if nats(predicted, self.sample, parameters=parameters, candidates=candidates) < CERTAIN:
+        if (
+            nats(predicted, self.sample, parameters=parameters, candidates=candidates)
+            < constants.CERTAIN_NATS
+        ):
             return False
         return not self.same or self.explains(predicted, parameters, candidates)
 
@@ -225,7 +210,7 @@ class Sides:
         count = nats(
             change, difference, parameters=parameters, candidates=candidates, centred=False
         )
-        return count >= CERTAIN
+        return count >= constants.CERTAIN_NATS
 
 
 def seeded() -> torch.Generator:
@@ -243,9 +228,9 @@ def remaining(
     """
     error = size = moved = 0.0
     mine, predicted = mine.reshape(-1), predicted.reshape(-1)
-    for start in range(0, mine.numel(), PIECE):
-        ours = mine[start : start + PIECE]
-        theirs = predicted[start : start + PIECE].to(ours.dtype)
+    for start in range(0, mine.numel(), constants.CHUNK):
+        ours = mine[start : start + constants.CHUNK]
+        theirs = predicted[start : start + constants.CHUNK].to(ours.dtype)
         difference = torch.sub(ours, theirs, alpha=factor)
         if offset:
             difference -= offset
@@ -258,7 +243,9 @@ def remaining(
 
 def listed(numbers: Sequence[int]) -> str:
     """Return ``0, 4, 1, 5``; the first few of many."""
-    return ", ".join(map(str, numbers[:NAMED])) + (", …" if len(numbers) > NAMED else "")
+    return ", ".join(map(str, numbers[: constants.INDICES_SHOWN])) + (
+        ", …" if len(numbers) > constants.INDICES_SHOWN else ""
+    )
 
 
 def spans(numbers: Sequence[int]) -> str:
@@ -270,5 +257,5 @@ def spans(numbers: Sequence[int]) -> str:
         else:
             found.append((number, number))
     words = [f"{first}-{last}" if last > first else str(first) for first, last in found]
-    more = f", … ({len(numbers)} in all)" if len(words) > NAMED else ""
-    return ", ".join(words[:NAMED]) + more
+    more = f", … ({len(numbers)} in all)" if len(words) > constants.INDICES_SHOWN else ""
+    return ", ".join(words[: constants.INDICES_SHOWN]) + more

@@ -18,13 +18,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.explain.flow import Flow, FlowCall, back
-
-# A call passes an error on up to this many times: what a call without siblings may amplify noise by
-# (`comparison/noise.py`, AMPLIFIES).
-_PASSES_ON = 3.0
 
 
 @dataclass(eq=False)
@@ -180,4 +177,4 @@ def _passes_on(region: Region) -> bool:
     Behind an earlier error, tensors may agree within noise and still hold a part of it.
     """
     entering = max((d.error or 0.0 for d in region.entries), default=0.0)
-    return (region.row.error or 0.0) <= _PASSES_ON * entering
+    return (region.row.error or 0.0) <= constants.AMPLIFICATION * entering

@@ -13,13 +13,12 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.kernels.masks import hidden
 from llmdebug_nb.core.torch_internals import decompositions
 from llmdebug_nb.explain import arguments
 from llmdebug_nb.explain.replay import FAILURES, Replayed, quiet
 from llmdebug_nb.explain.runs import CannotReplay
-
-_MOST_AXES = 5  # of a tensor whose permutations are tried: 120 of them
 
 
 class _Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -105,7 +104,7 @@ def _layouts(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     yield golden.flatten(), mine.flatten()
     golden, mine = golden.squeeze(), mine.squeeze()
-    if sorted(golden.shape) != sorted(mine.shape) or golden.dim() > _MOST_AXES:
+    if sorted(golden.shape) != sorted(mine.shape) or golden.dim() > constants.PERMUTED_AXES:
         return
     for order in itertools.permutations(range(golden.dim())):
         turned = golden.permute(order)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import EXPECTED, Difference
 from llmdebug_nb.core.paths import common_ancestor, is_operator, module_of, parent_of
 from llmdebug_nb.explain import causes, clauses, fused, overflow, scalars, verify
@@ -27,9 +28,6 @@ from llmdebug_nb.explain.narrowing import Narrowing
 from llmdebug_nb.explain.runs import Runs
 from llmdebug_nb.explain.weights import Weights
 
-_TESTED = 8  # at most so many suspects are replayed
-_BEFORE = 24  # at most so many calls before a suspect are replayed, if it only magnifies
-_MOST_WEIGHTS = 3  # at most so many weights are named in the evidence
 LAST = (causes.INHERITED, causes.CARRIED_OVER, causes.NONDETERMINISTIC)
 
 
@@ -276,7 +274,7 @@ class Judge:
         It is a weight, another operator, a scalar argument or an attribute.
         """
         row = call.bad_output or next(call.rows())
-        evidence = self.weights.words(call, _MOST_WEIGHTS)
+        evidence = self.weights.words(call, constants.NAMES_SHOWN)
         if evidence:
             owner = self._owner(call)
             return Blamed(owner, causes.WEIGHT, evidence, owner.bad_output or row)
@@ -314,7 +312,7 @@ class Judge:
         if suspect.is_rewritten:
             inputs = f"it is a {golden} in golden and a {mine} in mine; {inputs}"
         evidence = f"{inputs}; {clauses.of_difference(row)}"
-        if self._tested >= _TESTED or row.verdict != "diverged":
+        if self._tested >= constants.SUSPECTS_REPLAYED or row.verdict != "diverged":
             return Blamed(suspect, cause, evidence, row)
         self._tested += 1
         tested = verify.test(suspect, self.calls, self.runs)
@@ -348,7 +346,7 @@ class Judge:
     def _before(self, suspect: ComparedCall) -> Blamed | None:
         """Find the call that made the error which the suspect only magnifies, and blame it."""
         queue, seen, best = [suspect], {id(suspect)}, None
-        while queue and len(seen) <= _BEFORE:
+        while queue and len(seen) <= constants.CALLS_BEFORE:
             current = queue.pop(0)
             for row in (*current.inputs, *current.outputs):  # a module's output was made inside it
                 for producer in self.calls.producers(row) if row.error else ():
@@ -367,7 +365,7 @@ class Judge:
                         words = f"{setting.evidence}; {suspect.path} only magnifies that error"
                         return replace(setting, evidence=words)
                     tested = verify.test(call, self.calls, self.runs)
-                    if tested.score > max(verify.CLEAN, best[0] if best else 0.0):
+                    if tested.score > max(constants.OPERATOR_EPSILONS, best[0] if best else 0.0):
                         best = tested.score, call, tested.words
         if best is None:
             return None

@@ -16,6 +16,7 @@ from functools import cached_property
 
 import torch
 
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import epsilon, is_floating
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.explain import inside
@@ -24,13 +25,6 @@ from llmdebug_nb.explain.flow import Flow, FlowCall
 from llmdebug_nb.explain.frontier import Region
 from llmdebug_nb.explain.replay import Replayed
 from llmdebug_nb.explain.runs import CannotReplay, Runs
-
-# Operators of a region that are replayed. The error is made where the region begins: this is more
-# than an attention with its projections, written operator by operator.
-_MOST_CALLS = 64
-_MOST_SUSPECTS = 12  # calls of a region that are named, and tried with other tensors
-# in machine epsilons: the error of a few operators on tensors that agree within noise
-_STEPS = 64.0
 
 
 class Narrowing:
@@ -60,7 +54,7 @@ class Narrowing:
             ):
                 made |= {record.id for record in call.outputs}
                 found.append(call)
-        return found[:_MOST_CALLS]
+        return found[: constants.REGION_CALLS]
 
     def _is_data(self, record: Record, side: int) -> bool:
         """Tell whether a tensor, or what it is a view of, was computed and agrees.
@@ -185,13 +179,7 @@ class Narrowing:
         if result.numel() != wanted.numel():
             return False
         result = result.reshape(wanted.shape).to(wanted.dtype)
-        return self._runs.error(wanted, result) <= max(limit, _SAME_RESULT)
-
-
-# relative L2: far above the rounding of one operator in any dtype of 16 bits, and far below what a
-# wrong scale or axis makes
-_SAME_RESULT = 0.02
-_FAR = 0.1  # relative L2: tensors this far apart do not hold the same values, in any dtype
+        return self._runs.error(wanted, result) <= max(limit, constants.SAME_VALUES)
 
 
 def on_other(runs: Runs, call: FlowCall, record: Record, given: torch.Tensor) -> torch.Tensor:
@@ -229,7 +217,11 @@ class _Rewritten:
         self._data = narrowing.depending_on_data(golden, 0), narrowing.depending_on_data(mine, 1)
         dtypes = [r.summary.dtype for c in (*golden, *mine) for r in (*c.inputs, *c.outputs)]
         noise = max((d.error or 0.0 for d in region.entries), default=0.0)
-        self._limit = min(_STEPS * max(map(epsilon, dtypes)) + 4 * noise, _FAR)
+        self._limit = min(
+            constants.OPERATORS_EPSILONS * max(map(epsilon, dtypes))
+            + constants.AMPLIFICATION * noise,
+            constants.OTHER_VALUES,
+        )
 
     def narrowed(self) -> Region:
         region = self._region
@@ -242,7 +234,7 @@ class _Rewritten:
             if other is not None:
                 return other
             suspects.append(call)
-            if len(suspects) == _MOST_SUSPECTS:
+            if len(suspects) == constants.REGION_SUSPECTS:
                 break
         if not suspects:
             return self._by_entries() or Region(region.row, golden, mine, region.entries)
@@ -254,7 +246,7 @@ class _Rewritten:
     def _steps(self) -> inside.Values:
         """What golden computes in the region, step by step."""
         values = []
-        for call in self._data[0] or self._golden[:_MOST_CALLS]:
+        for call in self._data[0] or self._golden[: constants.REGION_CALLS]:
             try:
                 values += inside.steps(Replayed(self._runs.golden, call.key))
             except CannotReplay:
@@ -271,7 +263,7 @@ class _Rewritten:
     def _given_another(self, call: FlowCall) -> Region | None:
         """Return a smaller region if a call gives a step once it takes another tensor."""
         agreeing = [r for r in call.inputs if self._narrowing.is_entry(r, 1)]
-        calls = (self._data[0] or self._golden)[:_MOST_SUSPECTS]
+        calls = (self._data[0] or self._golden)[: constants.REGION_SUSPECTS]
         made = {r.id: c for c in self._golden for r in c.outputs}
         others = [r for c in calls for r in (*c.inputs, *c.outputs) if is_telling(r)]
         for record in agreeing:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.layers import layer_of
 from llmdebug_nb.core.paths import parent_of
 from llmdebug_nb.core.records import Record
@@ -12,7 +13,6 @@ from llmdebug_nb.explain.flow import Flow
 from llmdebug_nb.explain.frontier import Region
 from llmdebug_nb.explain.runs import Runs
 
-_MOST = 24  # tensors: each costs a read, and one more of them makes a chance hit likelier
 _NUMBER = re.compile(r"\d+")
 
 Named = tuple[str, Record]
@@ -30,7 +30,7 @@ def around(flow: Flow, golden: Record, region: Region | None) -> list[Named]:
         records += [r for call in region.golden for r in (*call.inputs, *call.outputs)]
     records += _of_layers(flow, golden)
     call = flow.calls.get(golden.site.key)
-    while call is not None and len(records) < 2 * _MOST:
+    while call is not None and len(records) < 2 * constants.NEIGHBOURS:
         records += [*call.inputs, *(r for each in call.inner for r in each.records_of)]
         call = call.around
     return _named(flow, records, golden)
@@ -107,7 +107,7 @@ def _named(flow: Flow, records: Iterable[Record], golden: Record) -> list[Named]
             continue
         seen |= {record.id, content}
         found.append((name(flow, record), record))
-    return found[:_MOST]
+    return found[: constants.NEIGHBOURS]
 
 
 def _of_layers(flow: Flow, record: Record) -> list[Record]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import FOLDED, INNER, Difference
 from llmdebug_nb.core.paths import is_operator
 from llmdebug_nb.core.records import EXPORTED, CallKey, Record
@@ -23,7 +24,6 @@ from llmdebug_nb.explain.replay import quiet, unit
 from llmdebug_nb.explain.runs import CannotReplay, Runs, Side
 from llmdebug_nb.explain.traced import ExportedGraph, FxCall, GraphNode, GraphValues, read
 
-_WRONG = 64.0  # units of rounding: nodes may be several steps of one operator
 _ATTENTION = "scaled_dot_product_attention"
 
 
@@ -148,7 +148,7 @@ class _ModuleSearch:
                 units = self._units(values.computed(call, output), self._side.load(output))
             except (CannotReplay, ValueError, RuntimeError):
                 continue
-            if units > _WRONG:
+            if units > constants.OPERATORS_EPSILONS:
                 traced = f"aten.{call.operator}({call.args})"
                 why = f"which stands for {traced} of the traced program; on the same inputs "
                 return BlamedNode(group[-1], f"{why}its result is {units:.2g} × eps/2 off")
@@ -182,9 +182,14 @@ class _ModuleSearch:
         with quiet():
             for inputs in values.attentions(call, group):
                 own, right = attend(*inputs, attn_mask=mask), attend(*inputs, attn_mask=causal)
-                if own.shape != recorded.shape or self._units(own, recorded) > _WRONG:
+                if (
+                    own.shape != recorded.shape
+                    or self._units(own, recorded) > constants.OPERATORS_EPSILONS
+                ):
                     continue
-                if self._units(right, recorded) > _WRONG and self._is_known(right):
+                if self._units(right, recorded) > constants.OPERATORS_EPSILONS and self._is_known(
+                    right
+                ):
                     why = "whose mask is not causal; a causal one gives the other run's result"
                     return BlamedNode(node, why, causes.WRONG_MASK)
         return None
@@ -194,7 +199,8 @@ class _ModuleSearch:
         rows = result.transpose(1, 2).flatten(2)
         return any(
             one.numel() == rows.numel()
-            and self._units(one.reshape(rows.shape).to(rows.dtype), rows) <= _WRONG
+            and self._units(one.reshape(rows.shape).to(rows.dtype), rows)
+            <= constants.OPERATORS_EPSILONS
             for one in self._reference.tensors()
         )
 

@@ -14,19 +14,11 @@ from dataclasses import dataclass
 
 import torch
 
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.kernels.relative import relative_l2
 from llmdebug_nb.explain import evidence as e
 from llmdebug_nb.explain.distortion import factor_words, fitted_factor
 from llmdebug_nb.explain.evidence import Relation, Sides, listed, nats, remaining, spans
-
-_MOST_AXES = 5  # 120 permutations; tensors of models have at most 5 axes that are longer than 1
-_MOST_PLACES = 400  # candidates of one pair: 0.1 ms each
-_WIDEST = 64  # golden's slices that each slice of mine is measured against
-_MEASURED = 2**22  # elements of those measurements together: 20 ms
-_LIKE = 0.5  # so many slices must have a partner; the border of a shift has none
-# So many slices are matched first. If half of all have a partner, then 16 of 64 have one, but for
-# a chance of 1e-5.
-_FIRST, _FIRST_LIKE = 64, 16
 
 _HEADS = "look at how heads are repeated or split: repeat_interleave against repeat, view before"
 _HEADS += " transpose"
@@ -75,12 +67,15 @@ def placed(sides: Sides) -> Relation | None:
     """Recognise permuted axes, reshaped and mixed up heads, alone or with a factor."""
     if sides.golden.numel() != sides.mine.numel():
         return None
-    places = list(itertools.islice(_places(sides), _MOST_PLACES))
+    places = list(itertools.islice(_places(sides), constants.LAYOUTS_TRIED))
     flat = sides.golden.view(-1)
     for place in places:
         predicted = flat[place.at(sides.positions)].double()
         factor = fitted_factor(predicted, sides.sample, sides.limit)
-        if not relative_l2(factor * predicted, sides.sample) < e.SLACK * sides.limit:
+        if (
+            not relative_l2(factor * predicted, sides.sample)
+            < constants.SAMPLE_SPREAD * sides.limit
+        ):
             continue
         parameters = int(factor not in (1.0, -1.0))
         tried = math.log(2 * len(places))
@@ -99,7 +94,7 @@ def _places(sides: Sides) -> Iterator[Place]:
     if golden != mine:
         says = f"mine is golden's value with shape {list(mine)} instead of {list(golden)}"
         yield Place(golden, tuple(range(len(golden))), e.RESHAPED, says)
-    for order in itertools.permutations(long) if len(long) <= _MOST_AXES else ():
+    for order in itertools.permutations(long) if len(long) <= constants.PERMUTED_AXES else ():
         if list(order) == long:
             continue
         split = tuple(golden[axis] for axis in long)
@@ -155,9 +150,16 @@ def reordered(sides: Sides) -> Relation | None:
     if len(differing) > 1:
         return None
     for axis in reversed(axes):
-        if 1 <= shapes[1][axis] <= e.LONGEST_AXIS and 2 <= shapes[0][axis] <= e.LONGEST_AXIS:
+        if (
+            1 <= shapes[1][axis] <= constants.LONGEST_AXIS
+            and 2 <= shapes[0][axis] <= constants.LONGEST_AXIS
+        ):
             g, m = sides.slices(axis)
-            size = float(g.norm()) / math.sqrt(len(g)) / max(float(m.norm()), e.SMALLEST)
+            size = (
+                float(g.norm())
+                / math.sqrt(len(g))
+                / max(float(m.norm()), constants.SMALLEST_SQUARED)
+            )
             size *= math.sqrt(len(m))
             for factor in (1.0, 1.0 / size if size else 1.0):
                 found = _along(sides, axis, factor)
@@ -170,7 +172,7 @@ def reordered(sides: Sides) -> Relation | None:
 
 def _along(sides: Sides, axis: int, factor: float) -> Relation | None:
     g, m = sides.slices(axis)
-    order = matched(g * factor, m, e.SLACK * sides.limit)
+    order = matched(g * factor, m, constants.SAMPLE_SPREAD * sides.limit)
     if g.shape[1] == 1 and sides.same and len(set(order.tolist())) < len(order):
         order = torch.empty_like(order).scatter(0, m[:, 0].argsort(), (g * factor)[:, 0].argsort())
     known = (order >= 0).nonzero().flatten()
@@ -193,9 +195,9 @@ def _along(sides: Sides, axis: int, factor: float) -> Relation | None:
             centred=False,
             parameters=1,
         )
-        if change < e.CERTAIN:
+        if change < constants.CERTAIN_NATS:
             return None
-    if nats(predicted, seen, candidates=candidates, parameters=1) < e.CERTAIN:
+    if nats(predicted, seen, candidates=candidates, parameters=1) < constants.CERTAIN_NATS:
         return None
     mine = sides.mine if len(known) == len(m) else sides.mine.index_select(axis, known)
     chosen = sides.golden.index_select(axis, order)
@@ -217,13 +219,17 @@ def matched(golden: torch.Tensor, mine: torch.Tensor, tolerance: float) -> torch
     golden's usual slice or of their own size. Equal slices of golden are taken in turn. All are -1
     if fewer than half have a partner.
     """
-    unit = golden.square().mean(0).sqrt().clamp_min(e.SMALLEST)
+    unit = golden.square().mean(0).sqrt().clamp_min(constants.SMALLEST_SQUARED)
     golden, mine = golden / unit, mine / unit
     direction = torch.randn(golden.shape[1], dtype=golden.dtype, generator=e.seeded())
     keys, ranks = (golden @ direction).sort()
 
     def nearest(some: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        width = min(max(_MEASURED // max(some.numel(), 1), 4), _WIDEST, 2 * len(golden))
+        width = min(
+            max(constants.MEASURED_ELEMENTS // max(some.numel(), 1), 4),
+            constants.NEAREST_SLICES,
+            2 * len(golden),
+        )
         middle = torch.searchsorted(keys, some @ direction)
         window = middle.unsqueeze(1) + torch.arange(-(width // 2), width - width // 2)
         nearby = ranks[window.clamp(0, len(golden) - 1)]
@@ -235,12 +241,12 @@ def matched(golden: torch.Tensor, mine: torch.Tensor, tolerance: float) -> torch
         return found, best <= tolerance**2 * torch.maximum(usual[found], usual.mean())
 
     usual = golden.square().sum(1)
-    if len(mine) > 2 * _FIRST:
-        some = mine[torch.randint(len(mine), (_FIRST,), generator=e.seeded())]
-        if int(nearest(some)[1].sum()) < _FIRST_LIKE:
+    if len(mine) > 2 * constants.FIRST_SLICES:
+        some = mine[torch.randint(len(mine), (constants.FIRST_SLICES,), generator=e.seeded())]
+        if int(nearest(some)[1].sum()) < constants.FIRST_MATCHED:
             return torch.full((len(mine),), -1)
     found, near = nearest(mine)
-    if int(near.sum()) < _LIKE * len(mine):
+    if int(near.sum()) < constants.MATCHED_SHARE * len(mine):
         return torch.full((len(mine),), -1)
     return torch.where(near, _in_turn(golden, found), -1)
 
@@ -346,7 +352,9 @@ def _bijection(order: torch.Tensor, groups: tuple[int, ...], where: str, unit: s
             number = count // size
             each = f"each of the {number} {'heads' if number in groups else 'blocks'} of {where}"
             found = _bijection(blocks[0], groups, each, unit)
-            if found[0] != e.REORDERED or count > e.NAMED:  # a short order is told as a whole
+            if (
+                found[0] != e.REORDERED or count > constants.INDICES_SHOWN
+            ):  # a short order is told as a whole
                 return found
     return _listing(order, groups, where, unit)
 

@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 import torch
 
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.paths import module_of, operator_of
 from llmdebug_nb.core.records import Record, Site
-from llmdebug_nb.explain import causes, evidence, neighbours, shapes
+from llmdebug_nb.explain import causes, neighbours, shapes
 from llmdebug_nb.explain.evidence import Relation
 from llmdebug_nb.explain.flow import Flow
 from llmdebug_nb.explain.frontier import Region
@@ -25,9 +26,6 @@ from llmdebug_nb.explain.judge import Blamed
 from llmdebug_nb.explain.relation import relation, weight_relation
 from llmdebug_nb.explain.runs import CannotReplay, Runs, Side
 
-# Elements. Two tensors of this size are compared in 0.1 s, and as many again of others with them.
-_MOST = 2**22
-_MOST_READ = 2**26  # of a tensor that is read from disk: 0.1 s
 # causes that say themselves what to do
 _SETTLED = (causes.SCALAR, causes.OVERFLOW, causes.NONDETERMINISTIC, causes.OTHER_TOKEN)
 
@@ -124,7 +122,10 @@ class _Relating:
             found = self._compared(two, viewed, mine)
             if found is not None:
                 return found
-        if golden.shape != mine.shape and max(golden.numel(), mine.numel()) > _MOST:
+        if (
+            golden.shape != mine.shape
+            and max(golden.numel(), mine.numel()) > constants.RELATED_ELEMENTS
+        ):
             return None  # corners of two shapes have nothing to do with each other
         return self._compared(two, golden, mine)
 
@@ -151,7 +152,7 @@ class _Relating:
         self, two: _Two, shape: tuple[int, ...], corner: tuple[int, ...]
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield golden's tensors around, in mine's layout, as many as there is time for."""
-        flow, left = self._flows[0], _MOST
+        flow, left = self._flows[0], constants.RELATED_ELEMENTS
         if two.golden.site.role == "weight":
             near = neighbours.weights(flow, two.golden, self._runs)
         else:
@@ -173,10 +174,10 @@ class _Relating:
         rows = [two.row, self._blamed.row]
         rows += [] if self._blamed.region is None else [self._blamed.region.row]
         limits = (row.limit for row in rows if row is not None)
-        return next((limit for limit in limits if limit), 4 * evidence.FINEST)
+        return next((limit for limit in limits if limit), constants.EXACT)
 
     def _load(self, side: Side, record: Record) -> torch.Tensor:
-        if record.summary.numel > _MOST_READ:
+        if record.summary.numel > constants.READ_ELEMENTS:
             raise CannotReplay("the tensor is too large to be compared again")
         return side.load(record)
 
@@ -218,9 +219,9 @@ def _words(site: Site) -> str:
 
 
 def _corner(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return a shape of at most `_MOST` elements: the longest axis is halved until it is one."""
+    """Halve the longest axis of a shape until it has few enough elements."""
     sizes = list(shape)
-    while math.prod(sizes) > _MOST:
+    while math.prod(sizes) > constants.RELATED_ELEMENTS:
         sizes[sizes.index(max(sizes))] //= 2
     return tuple(sizes)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPE_NAMES
 from llmdebug_nb.core.kernels.relative import relative_l2
 from llmdebug_nb.explain import distortion, rearrangement
@@ -48,13 +49,6 @@ KINDS = {
     e.CHANNEL_OFFSET: "one offset per index of an axis",
 }
 
-# A mask hides with -inf, a dtype's smallest number, -1e9 or -1e4, to which a score is added. Scores
-# and activations stay above: the largest known activations are a few thousand.
-_HIDES = -9e3
-_ROW_SUM = (
-    0.1  # the first row of a distribution sums to 1 this closely, in any dtype, dropout aside
-)
-_MINORITY = 0.5  # fewer indices than that are named as those that differ
 _LOWEST = torch.finfo(torch.float32).min
 
 Trial = Callable[[Sides], Relation | None]
@@ -83,7 +77,7 @@ def relation(
     heads = tuple(sorted({int(count) for count in groups if count > 1}))
     exact = not any(x.is_floating_point() or x.is_complex() for x in (golden, mine))
     lowest = 0.0 if exact else float(limit)  # integers are not rounded
-    shared = max(lowest, 4 * e.FINEST), heads, tuple(axes)
+    shared = max(lowest, constants.EXACT), heads, tuple(axes)
     if _odd(ours) and bool(ours.isnan().all()):
         return Relation(e.CONSTANT, "mine is NaN everywhere", "", 0.0)
     hidden = _hidden(numbers, golden.dtype), _hidden(ours, mine.dtype)
@@ -132,7 +126,7 @@ def _trials(sides: Sides, others: Sequence[tuple[str, torch.Tensor]]) -> Iterato
     if sides.same:
         yield from (distortion.bent, distortion.signs)
         parts = functools.cache(lambda: tuple(sorted(_parts(sides), key=lambda part: part.share)))
-        yield lambda each: _partly(each, parts(), _MINORITY)
+        yield lambda each: _partly(each, parts(), constants.MAJORITY)
         yield distortion.by_channel
         yield lambda each: _partly(each, parts(), 1.0)
 
@@ -152,7 +146,7 @@ def _hidden(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
     low = float(x.amin())
     if math.isnan(low):
         low = float(x.nan_to_num(0.0).amin())
-    if low > _HIDES or not dtype.is_floating_point:
+    if low > constants.MASK_FILL or not dtype.is_floating_point:
         return None
     places = x <= max(low, _LOWEST) / 2
     return places if int(places.count_nonzero()) > 1 else None
@@ -169,7 +163,9 @@ def _of_masks(sides: Sides, hidden: Hidden) -> Relation | None:
     theirs, ours = hidden
     if theirs is None and ours is None:
         ends = [x.reshape(-1, x.shape[-1])[:1] for x in (sides.golden, sides.mine) if x.dim() > 1]
-        if len(ends) < 2 or any(abs(float(x.sum()) - 1.0) > _ROW_SUM for x in ends):
+        if len(ends) < 2 or any(
+            abs(float(x.sum()) - 1.0) > constants.NEARLY_SUMS_TO_ONE for x in ends
+        ):
             return None
         theirs, ours = sides.golden == 0.0, sides.mine == 0.0
     none = torch.zeros(sides.mine.shape, dtype=torch.bool)
@@ -191,7 +187,7 @@ def _other(sides: Sides, others: Sequence[tuple[str, torch.Tensor]]) -> Relation
         factor = distortion.fitted_factor(sample, sides.sample, sides.limit)
         predicted = factor * sample
         parameters = int(factor not in (1.0, -1.0))
-        if not relative_l2(predicted, sides.sample) < e.SLACK * sides.limit:
+        if not relative_l2(predicted, sides.sample) < constants.SAMPLE_SPREAD * sides.limit:
             continue
         tried = math.log(2 * len(others))
         if not sides.certain(predicted, parameters=parameters, candidates=tried):
@@ -226,7 +222,7 @@ def _partly(sides: Sides, parts: tuple[_Part, ...], most: float) -> Relation | N
     differing = (~first.agreeing).nonzero().flatten()
     says = _part_words(sides, first)
     for more in parts[1:]:
-        if more.share <= _MINORITY:
+        if more.share <= constants.MAJORITY:
             says += f", and there only {spans((~more.agreeing).nonzero().flatten().tolist())}"
             says += f" of {sides.axis(more.axis)}"
     inside = relation(
@@ -236,7 +232,11 @@ def _partly(sides: Sides, parts: tuple[_Part, ...], most: float) -> Relation | N
         groups=sides.groups,
         axes=sides.axes,
     )
-    if inside is None or inside.kind == e.PART or (len(parts) > 1 and parts[1].share <= _MINORITY):
+    if (
+        inside is None
+        or inside.kind == e.PART
+        or (len(parts) > 1 and parts[1].share <= constants.MAJORITY)
+    ):
         return Relation(e.PART, says, _of_part(sides, first), first.error)
     return Relation(e.PART, f"{says}: there {inside.says}", inside.advice, first.error)
 
@@ -257,7 +257,7 @@ def _parts(sides: Sides) -> Iterator[_Part]:
     errors = sizes = None
     for axis in range(sides.mine.dim()):
         count = sides.mine.shape[axis]
-        if not 2 <= count <= e.LONGEST_AXIS:
+        if not 2 <= count <= constants.LONGEST_AXIS:
             continue
         others = [at for at in range(sides.mine.dim()) if at != axis]
         g, m = sides.slices(axis)
@@ -274,15 +274,15 @@ def _parts(sides: Sides) -> Iterator[_Part]:
         remains = math.sqrt(float(error[agreeing].sum()) / max(float(size[agreeing].sum()), 1e-300))
         ways = math.lgamma(count + 1) - math.lgamma(number + 1) - math.lgamma(count - number + 1)
         total = math.sqrt(float(error.sum()) / max(float(size.sum()), 1e-300))
-        if not remains < min(sides.limit, total / e.SLACK):
+        if not remains < min(sides.limit, total / constants.SAMPLE_SPREAD):
             continue  # what differs must stand out
-        if nats(g[agreeing], m[agreeing], candidates=ways) >= e.CERTAIN:
+        if nats(g[agreeing], m[agreeing], candidates=ways) >= constants.CERTAIN_NATS:
             yield _Part(axis, agreeing, remains)
 
 
 def _agreeing(error: torch.Tensor, size: torch.Tensor, limit: float) -> torch.Tensor:
     """Return which slices agree (bool), by the squares of their errors and sizes (float64)."""
-    return error <= (e.SLACK * limit) ** 2 * torch.maximum(size, size.mean())
+    return error <= (constants.SAMPLE_SPREAD * limit) ** 2 * torch.maximum(size, size.mean())
 
 
 def _part_words(sides: Sides, part: _Part) -> str:

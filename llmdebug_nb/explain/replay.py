@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import coarsest, epsilon
 from llmdebug_nb.core.records import CallKey, Record
 from llmdebug_nb.core.torch_internals import (
@@ -47,7 +48,6 @@ FAILURES = (
     AttributeError,
     AssertionError,
 )
-_ROOM = 64  # a call on other tensors may give this many times the elements that were recorded
 _DOUBLE = epsilon("float64")
 # operators with effects beyond their result
 _NEVER = frozenset(
@@ -182,7 +182,7 @@ class Replayed:
         tensors = arguments.results(args[0] if result is None and args else result)
         shapes = {slot: tuple(tensor.shape) for slot, tensor in tensors}
         recorded = sum(math.prod(record.summary.shape) for record in self.records)
-        most = _ROOM * (recorded + sum(map(math.prod, self._shapes.values())) + 1)
+        most = constants.REPLAY_GROWTH * (recorded + sum(map(math.prod, self._shapes.values())) + 1)
         if not strict and sum(map(math.prod, shapes.values())) > most:
             raise CannotReplay(f"{self.name} would give a far larger result than recorded")
         if strict and any(shapes.get(slot) != shape for slot, shape in self._shapes.items()):

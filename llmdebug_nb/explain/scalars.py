@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.paths import module_of
 from llmdebug_nb.core.torch_internals import schema_default
 from llmdebug_nb.explain.calls import ComparedCall
@@ -31,11 +32,9 @@ class Differing(NamedTuple):
 
 
 _NUMBERS = ("bool", "int", "float")
-_SAME = 1e-6  # relative; numbers this close are one constant, computed in two ways
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _LIMITS = {x for d in map(torch.finfo, _DTYPES) for x in (d.max, d.eps, d.tiny)}
 _OF_TRAINING = ("training", "gradient_checkpointing")
-_MOST_SHOWN = 4
 _ABSENT: Scalar = ("", None)
 _EPS = re.compile(r"(^|_)eps(ilon)?($|_)")
 
@@ -114,7 +113,7 @@ def _of_another_class(golden: dict[str, Scalar], mine: dict[str, Scalar]) -> lis
     return [Differing(name, _text(golden[one]), _text(mine[other]), "float")]
 
 
-def constants(differing: list[Differing]) -> list[Differing]:
+def choices(differing: list[Differing]) -> list[Differing]:
     """Return the scalars that a program chooses: numbers such as eps, modes such as ``tanh``.
 
     Sizes of tensors and limits of dtypes are left out.
@@ -134,7 +133,7 @@ def _is_mode(each: Differing) -> bool:
 def _are_constants(each: Differing) -> bool:
     if not (_is_constant(each.golden) and _is_constant(each.mine)):
         return False
-    return not math.isclose(float(each.golden), float(each.mine), rel_tol=_SAME)
+    return not math.isclose(float(each.golden), float(each.mine), rel_tol=constants.SAME_SCALAR)
 
 
 def _is_constant(text: str) -> bool:
@@ -159,7 +158,7 @@ def words(differing: list[Differing]) -> str:
     """Return ``eps is 1e-06 in golden and 1e-05 in mine``."""
     return ", ".join(
         f"{name} is {golden} in golden and {mine} in mine"
-        for name, golden, mine, _ in dict.fromkeys(differing[:_MOST_SHOWN])
+        for name, golden, mine, _ in dict.fromkeys(differing[: constants.SCALARS_SHOWN])
     )
 
 

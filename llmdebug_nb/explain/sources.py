@@ -6,6 +6,7 @@ import linecache
 import re
 from collections.abc import Iterator
 
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import LinePair, LineState, Source
 from llmdebug_nb.core.paths import is_operator, module_of
 from llmdebug_nb.core.records import CallKey, Frame, Record
@@ -14,7 +15,6 @@ from llmdebug_nb.explain.judge import Blamed
 from llmdebug_nb.explain.runs import Runs, Side
 
 _FRAME = re.compile(r"(.*):(\d+) (.*)", re.DOTALL)
-_MOST_PAIRS = 200  # lines of a module that are listed
 
 
 def of_call(side: Side, key: CallKey, op: str, node: CallKey | None = None) -> Source:
@@ -134,7 +134,7 @@ class Places:
             and call.key[:3] == key[:3]
             and call.key not in guilty
         ]
-        for call in sorted(calls, key=lambda call: call.start)[:_MOST_PAIRS]:
+        for call in sorted(calls, key=lambda call: call.start)[: constants.LINES_SHOWN]:
             rows = [d for r in call.outputs for d in flow.rows[r.id] if d.pair.golden is not None]
             agrees = flow.agrees(call.outputs[0])
             partner = rows[0].pair.golden if rows else None

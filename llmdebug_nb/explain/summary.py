@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import EXPECTED, Difference, Finding, sentence
 from llmdebug_nb.explain import causes
 
@@ -48,7 +49,6 @@ _NEXT = {
     causes.BEFORE: "Record inputs and outputs of all modules",
 }
 _SCRIPT = "run the script that findings[0].save_repro('repro.py') writes"
-_MOST_COMMENTS = 3
 
 
 def sentences(
@@ -145,7 +145,7 @@ def _as_expected(labels: tuple[str, str], differences: Sequence[Difference]) -> 
         text = f"{runs} differ in {len(expected):,} tensors, all of them as expected: "
         text += f"{len(marks):,} are marked as expected, and {follow:,} follow from those."
     comments = list(dict.fromkeys(mark.comment or str(mark) for mark in marks))
-    return text + (f" Reasons: {'; '.join(comments[:_MOST_COMMENTS])}." if comments else "")
+    return text + (f" Reasons: {'; '.join(comments[: constants.NAMES_SHOWN])}." if comments else "")
 
 
 def _next(alone: int) -> str:

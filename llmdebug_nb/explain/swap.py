@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPES
 from llmdebug_nb.core.records import CallKey, Record
 from llmdebug_nb.core.torch_internals import HOOK_DICTS, register_again, registered
@@ -24,8 +25,6 @@ from llmdebug_nb.explain.arguments import Arguments
 from llmdebug_nb.explain.calls import Calls, ComparedCall
 from llmdebug_nb.explain.replay import Replayed, largest_error, quiet, same
 from llmdebug_nb.explain.runs import CannotReplay, Runs
-
-_MOST_AXES = 5  # of a tensor whose permutations are tried
 
 
 @dataclass(frozen=True)
@@ -252,7 +251,7 @@ def _same_order(before: torch.Tensor, after: torch.Tensor, view: torch.Tensor) -
     Raises CannotReplay.
     """
     permuted: list[torch.Tensor] = []
-    if before.numel() == view.numel() and before.dim() <= _MOST_AXES:
+    if before.numel() == view.numel() and before.dim() <= constants.PERMUTED_AXES:
         for order in itertools.permutations(range(before.dim())):
             if torch.equal(before.permute(order).reshape(view.shape), view):
                 permuted.append(after.permute(order).reshape(view.shape))

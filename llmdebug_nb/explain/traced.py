@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import torch
 
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPES
 from llmdebug_nb.core.paths import within
 from llmdebug_nb.core.records import CallKey, Record
@@ -32,7 +33,6 @@ _CALLED = re.compile(
 )
 _VALUE = re.compile(r"%(\w+)")
 _NAMED = re.compile(r"(?<=[{ ])(\w+): ")
-_MOST = 400  # nodes of a module that are looked at
 _MASK_DTYPES = ("bool", "float32", "float16", "bfloat16")
 
 
@@ -90,7 +90,9 @@ class ExportedGraph:
 
     def inside(self, key: CallKey) -> list[GraphNode]:
         """Return the nodes of a module."""
-        return [node for node in self.nodes(key) if within(node.key.path, key.path)][:_MOST]
+        return [node for node in self.nodes(key) if within(node.key.path, key.path)][
+            : constants.TRACED_NODES
+        ]
 
     def initializer(self, module: str, weight: str) -> str | None:
         """Return the name of the initializer that holds a weight."""

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from llmdebug_nb.core import constants
 from llmdebug_nb.explain.calls import Calls, ComparedCall
 from llmdebug_nb.explain.replay import Replayed, is_random, unit
 from llmdebug_nb.explain.runs import CannotReplay, Runs
 from llmdebug_nb.explain.swap import SwapResult, run_on_golden_inputs
 
 MAKES, PASSES_ON, RANDOM, UNKNOWN = "makes", "passes on", "random", "unknown"
-# units of rounding; the operators of four correct models stay below 9, in any dtype
-CLEAN = 32.0
-_APART = 8.0  # an operator of mine has a bug if its own error is this many times golden's
-_SMALLER = 0.5  # a module passes an error on if its own share of it is below this
 
 
 @dataclass(frozen=True)
@@ -51,11 +48,16 @@ def _operator(call: ComparedCall, runs: Runs) -> Tested:
         return _TWICE
     of_golden, of_mine = golden.units(runs), mine.units(runs)
     figures = f"replayed alone, mine is {_units(of_mine)} off float64, golden {_units(of_golden)}"
-    if of_mine > CLEAN and of_mine > _APART * of_golden:
+    if of_mine > constants.OPERATOR_EPSILONS and of_mine > constants.OWN_ERROR_RATIO * of_golden:
         return Tested(MAKES, figures, of_mine)
     same_call = golden.name == mine.name and golden.arguments == mine.arguments
     identical = all(d.verdict == "match" for d in call.inputs)
-    if same_call and of_mine <= CLEAN and of_golden <= CLEAN and not identical:
+    if (
+        same_call
+        and of_mine <= constants.OPERATOR_EPSILONS
+        and of_golden <= constants.OPERATOR_EPSILONS
+        and not identical
+    ):
         return Tested(PASSES_ON, f"{figures}: it magnifies the error of its inputs", of_mine)
     return Tested(UNKNOWN, figures, of_mine)
 
@@ -71,7 +73,7 @@ def _module(call: ComparedCall, calls: Calls, runs: Runs) -> Tested:
     records = (r for d in call.outputs for r in (d.pair.golden, d.pair.mine) if r)
     score = done.error / unit([r.summary.dtype for r in records])
     words = f"{_how(done)}: error {done.error:.2g}, against {total:.2g} on mine's own inputs"
-    if bad is not None and done.error <= limit and done.error < _SMALLER * total:
+    if bad is not None and done.error <= limit and done.error < constants.PASSED_ON_SHARE * total:
         return Tested(PASSES_ON, words, score)
     return Tested(MAKES if done.error > limit else UNKNOWN, words, score)
 

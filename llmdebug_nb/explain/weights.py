@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.paths import module_of
 from llmdebug_nb.explain.calls import ComparedCall
 from llmdebug_nb.explain.runs import Runs
-
-# sums of float64 in another order: 2**-53 for each of 10^6 additions, at most
-_SUMMED = 1e-9
 
 
 class Weights:
@@ -71,4 +69,4 @@ def _holds_the_same(row: Difference) -> bool:
         return False
     size = theirs.l2norm
     sums = (theirs.mean, ours.mean, size / math.sqrt(theirs.numel)), (size, ours.l2norm, size)
-    return all(b is not None and abs(a - b) <= _SUMMED * scale for a, b, scale in sums)
+    return all(b is not None and abs(a - b) <= constants.SAME_SUM * scale for a, b, scale in sums)

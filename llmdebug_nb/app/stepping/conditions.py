@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from llmdebug_nb.app.stepping.stop import Stop, computable
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import epsilon
 from llmdebug_nb.core.errors import OptionError
 from llmdebug_nb.core.option_parsing import TokenSet
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     import torch
 
 _WHEN = re.compile(r"(nan|inf)|(abs)\s*>\s*(\S+)|(diverges)(?:\s*>\s*(\S+))?")
-_UNITS = 32  # a larger error, in units of rounding, counts as diverged
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class ValueCondition:
 
 def _rounding(tensor: torch.Tensor) -> float:
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return _UNITS * epsilon(dtype) if tensor.is_floating_point() else 0.0
+    return constants.OPERATOR_EPSILONS * epsilon(dtype) if tensor.is_floating_point() else 0.0
 
 
 def _texts(value: str | Iterable[str] | None) -> tuple[str, ...]:

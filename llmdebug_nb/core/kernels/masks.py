@@ -6,9 +6,8 @@ import math
 
 import torch
 
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.records import Summary
-
-FILL = -1e4  # the mildest fill in use; softmax gives 0 for all that is 104 below the largest score
 
 
 def hidden(x: torch.Tensor) -> torch.Tensor | None:
@@ -18,11 +17,11 @@ def hidden(x: torch.Tensor) -> torch.Tensor | None:
     scores may be added to it.
     """
     least, most = (float(each) for each in x.aminmax()) if x.numel() else (0.0, 0.0)
-    if least > FILL and most < math.inf:  # false for NaN
+    if least > constants.MASK_FILL and most < math.inf:  # false for NaN
         return None
     places = ~x.isfinite()
     least = float(x.masked_fill(places, 0.0).min())
-    return places | (x <= least / 2) if least <= FILL else places
+    return places | (x <= least / 2) if least <= constants.MASK_FILL else places
 
 
 def is_surely_masked(x: torch.Tensor) -> torch.Tensor:
@@ -36,7 +35,7 @@ def is_surely_masked(x: torch.Tensor) -> torch.Tensor:
 def may_hide(summary: Summary) -> bool:
     """Tell by the statistics whether a tensor may have masked entries."""
     s = summary
-    return bool(s.inf) or (s.min is not None and s.min <= FILL)
+    return bool(s.inf) or (s.min is not None and s.min <= constants.MASK_FILL)
 
 
 def without_masked(golden: torch.Tensor, mine: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

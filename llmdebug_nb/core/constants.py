@@ -1,0 +1,274 @@
+"""Every number that decides a judgement or bounds a search, with its derivation and unit.
+
+Modules read them as `constants.NAME` when they run, so `benchmarks/constants.py` can change one in
+a process and show what its half and its double do. The first part changes answers. The second part,
+work limits, bounds time and memory: a larger limit costs more, and may find more. The third part is
+what texts show.
+
+Errors are relative L2, ||m - g|| / ||g||, unless a comment says otherwise. An eps is the machine
+epsilon of a dtype. Two independent random tensors of one scale have an error of sqrt(2).
+"""
+
+from __future__ import annotations
+
+import math
+
+# === judgement: numbers of a float ==============================================================
+
+# The relative rounding of float32: its values carry 24 bits. Equal values count as this far apart,
+# and one element proves no more than 24 bits, however exact a fit is.
+FINEST = 2.0**-24
+# Error of float32 values that one or two operators more have rounded: a limit is no lower.
+EXACT = 2.0**-22
+# A share of the largest number of a dtype. From here on a number counts as infinite, because a
+# fill such as finfo.min may have been rounded or added to on its way.
+INFINITE_SHARE = 0.99
+# A share of the lowest number of a dtype. A mask reaches below it; no activation does.
+MASK_SHARE = 0.5
+# A number. A mask hides with -inf, a dtype's lowest number, -1e9 or -1e4 (the mildest fill in use),
+# to which a score may be added. Scores and activations stay above: the largest known are thousands.
+MASK_FILL = -9e3
+# Sums of float32 squares are exact enough between these sizes; other tensors become float64.
+LARGEST_SQUARED, SMALLEST_SQUARED = 1e15, 1e-15
+# A share of the sum of absolute values: float64 sums of 10^6 terms in another order differ by at
+# most 2**-53 for each addition, 1e-10 in all.
+SAME_SUM = 1e-9
+# A share of the sum of squares: float64 distances this close are one distance.
+SAME_DISTANCE = 1e-12
+# Relative: Python numbers this close are one constant that was computed in two ways (1 / sqrt(64),
+# 64 ** -0.5). A float32 detour leaves 1e-7.
+SAME_SCALAR = 1e-6
+
+# === judgement: pairing by value and layout =====================================================
+
+# Error of tensors that hold the same values in another layout, by another operator or program.
+# Rounding leaves 0.004 in bfloat16 and an amplification of 3 makes 0.01 of it. A layer's update
+# moves a tensor by a tenth or more.
+SAME_VALUES = 0.02
+# In eps: tens of random roundings of 0.3 eps, amplified twice, add up to this. It replaces
+# SAME_VALUES where a dtype is coarser than that.
+SAME_VALUES_EPSILONS = 8.0
+# Error beyond which a layout is wrong. Bugs and 4-bit rounding stay below it in the right layout.
+WRONG_LAYOUT = 0.25
+# Error up to which one of several layouts is taken: bfloat16 rounding (0.003) through a hundred
+# operators that do not amplify it.
+UNCLEAR_LAYOUT = 0.05
+# Error up to which a layout ends the search: no other layout is that near by chance.
+CERTAIN_LAYOUT = 1e-3
+# A layout must be this many times nearer than a simpler one. Two samples of one error of
+# LAYOUT_SAMPLE elements are within 10 %; where few elements carry it, within a factor of two.
+LAYOUT_TIE = 2.0
+# Probability that a layout fits by chance. Times LAYOUTS_TRIED it is still below 0.1 %.
+# Two unrelated tensors of n elements and one size are within a share e of that size of each other
+# with probability e^n, the volume of that ball. So 0.25 says nothing on 4 elements (0.4 %), and
+# 0.05 is no chance on 8 (4e-11). Where few elements carry the norm, n is their number.
+LAYOUT_CHANCE = 1e-6
+# Elements by which a tensor or slice is known: 4 within 1e-3 are 28 nats, one slice of 10^6.
+FEWEST_ELEMENTS = 4
+# Partners whose errors are within this factor of the smallest are equal up to rounding. The order
+# of the calls decides among them. Rounding of one value in two programs differs by less.
+TIED_PARTNERS = 4.0
+# Relative gap of two norms that rounding does not make, in any dtype of 16 bits.
+NORM_GAP = 0.01
+# Share of the smaller side that must have a partner: of a model's leaves, of a row's tokens, of the
+# slices along an axis. Chance matches fewer; the border of a shift or a cut matches nothing.
+MATCHED_SHARE = 0.5
+# A share: more of the module calls without a partner make a graph nameless, and fewer indices than
+# this are named as the ones that differ.
+MAJORITY = 0.5
+
+# === judgement: sequences of calls ==============================================================
+
+# Decimal digits. The statistics of unrelated tensors agree to so many in one pair of a hundred.
+TELLING_DIGITS = 2.0
+# The same for results of different operators, of which there are more pairs.
+REPLACED_DIGITS = 3.0
+# Decimal digits; closer agreement counts as this much. Float32 has seven.
+MOST_DIGITS = 6.0
+# Share of the decimal digits of the coarser run's dtype which makes a match certain. The others are
+# what rounding takes.
+MANTISSA_SHARE = 0.75
+# Scores of what two calls have in common. Their order and rough proportion matter: a shape says
+# more than an operator's name, equal bytes more than all names, two digits more than the operator.
+SAME_OPERATOR_SCORE, SAME_SHAPE_SCORE, OTHER_SHAPE_SCORE = 15, 25, 5
+SAME_NAME_SCORE, SAME_OUTPUT_SCORE = 15, 5
+SAME_BYTES_SCORE, DIGIT_SCORE = 75, 10
+# Scores that outweigh any number of pairs with no more than their operator in common, and any
+# number of certain pairs: a sequence has fewer than a thousand of either between two anchors.
+CERTAIN_SCORE, ANCHOR_SCORE = 10_000, 10_000_000
+
+# === judgement: noise ===========================================================================
+
+# One over the share of sqrt(length) eps that a sum of products of random signs loses: 0.2, less by
+# blocked summation (Higham, Accuracy and Stability, 4.2).
+SUM_SHARE = 8
+# The same for a common factor of all elements: a sum has half the effect on it, and its rounding is
+# an average over the elements.
+SCALE_SUM_SHARE, SCALE_SHARE = 16, 20
+# Floors of one operator: code between the modules runs several, each with a floor of its own.
+GLUE_FLOORS = 2.0
+# Times the error of the inputs: what a call without siblings in other layers may amplify. It is the
+# largest of a norm or softmax on ordinary activations.
+AMPLIFICATION = 3.0
+# Range of the amplification that siblings may show. A matrix product of random inputs amplifies
+# nothing and varies by 1.75; 8 is a bug in every layer.
+LEAST_AMPLIFICATION, MOST_AMPLIFICATION = 1.75, 8.0
+# A call may amplify this many times as much as the median of its siblings.
+SIBLING_SPREAD = 2.25
+# Standard errors that the norm may be off which a few random elements carry: 6 in 10^5.
+CARRIER_ERRORS = 4.0
+# Carriers of a norm; so few may all be small by chance.
+FEW_CARRIERS = 8
+# Standard errors. A scale error this significant is a common factor: 1e-15, for 10^5 tensors.
+EVEN_ERRORS = 8.0
+# Share of the error. A scale error this large is a common factor.
+EVEN_SHARE = 0.25
+# Share of the noise of the inputs that may become even by chance.
+EVEN_BY_CHANCE = 0.2
+# The error of the worst row counts divided by this: rows of random noise differ less.
+WORST_ROW = 4
+# A limit over the difference of two recordings of golden: two draws of the same noise.
+CALIBRATED = 3.0
+# Share of the choices (indices, tokens) of a tensor that may be near ties.
+NEAR_TIES = 0.25
+# One over a share of an eps: regular values that one side rounds may all be rounded one way.
+CAST_SHARE = 5
+# Share of the tensors that are coarser in mine. So many make the whole program coarser.
+COARSER_SHARE = 0.25
+# Grains of a quantised weight, the steps between its integers: root mean square of a channel's
+# error. No element is rounded by more.
+CHANNEL_GRAINS = 0.5
+# Error that a tensor of zeros has. Outputs that are no nearer to golden's say nothing about it.
+UNRELATED = 1.0
+
+# === judgement: blame ===========================================================================
+
+# In eps: one operator's own error against float64. The operators of four correct models stay below
+# 9, in any dtype.
+OPERATOR_EPSILONS = 32.0
+# The same for a few operators in a row, on tensors that agree within noise.
+OPERATORS_EPSILONS = 64.0
+# An operator of mine has a bug if its own error is this many times golden's.
+OWN_ERROR_RATIO = 8.0
+# A module passes an error on if its own share of it is below this.
+PASSED_ON_SHARE = 0.5
+# Error of tensors that do not hold the same values, in any dtype.
+OTHER_VALUES = 0.1
+
+# === judgement: relation ========================================================================
+
+# Nats of evidence that a relation needs. A comparison asks about at most 10^5 sites. With a chance
+# of 1e-9 for each, one comparison in 10^4 tells a relation that is none.
+CERTAIN_NATS = -math.log(1e-9)
+# Median deviations. Elements beyond are clipped for the second count of evidence, in which outliers
+# have no say. A normal distribution has 4 % of its elements there.
+OUTLIER = 3.0
+# Times the limit: the error of a sample or one slice. A slice of 8 normal elements stays below 2,
+# and heavy tails (excess kurtosis 20) double that. All elements decide afterwards.
+SAMPLE_SPREAD = 4.0
+# Error of scales of slices that were estimated from golden's largest values. The estimate of a
+# normal slice of 64 is 15 % off.
+ESTIMATED_SCALES = 0.5
+# A row of a bfloat16 distribution sums to 1 within its epsilon.
+SUMS_TO_ONE = 2.0**-8
+# The first row of a distribution sums to 1 this closely, in any dtype, dropout aside.
+NEARLY_SUMS_TO_ONE = 0.1
+# tanh is 1 in float64 from 19 on; a soft-cap's argument is looked for up to this.
+SATURATED = 60.0
+# One over the share of a tensor, its largest, off which a soft-cap is read: it bends these most.
+SOFT_CAP_SHARE = 16
+
+# === work limits: layouts =======================================================================
+
+# Layouts that are tried for a pair of tensors; each takes 50 to 100 microseconds.
+LAYOUTS_TRIED = 400
+# Layouts of one alignment that are tried before the next alignment has its turn.
+LAYOUTS_IN_TURN = 32
+# Elements on which a layout is tried. The error of an error is then 1 / sqrt(1024), 3 %.
+LAYOUT_SAMPLE = 512
+# Axes of a tensor whose permutations are tried: 120 of them. Tensors of models have no more axes
+# that are longer than 1.
+PERMUTED_AXES = 5
+# Axes of which one tensor has a part only: of rows, and of features. One where an axis is split.
+PARTIAL_AXES, PARTIAL_AXES_OF_SPLIT = 2, 1
+# Equal blocks that are tried along an axis; heads and ranks are rarely more.
+BLOCKS = 64
+# Heads that a fused tensor is split into; the largest models have 128.
+GROUPS = 512
+# Slices along an axis that are looked for, and elements by which they are known.
+SLICES = 64
+# Elements of the larger tensor that are read along an axis: 32 MB of float64.
+AXIS_ELEMENTS = 1 << 22
+# Pairs of rows that are compared to find an order: below a second.
+ROW_PAIRS = 1 << 26
+# Bits of a quantised weight that is packed, and weights in one integer of up to 32 bits. Formats
+# that pack other sizes do not pack them in whole integers.
+PACKED_BITS, PACKED_COUNTS = 4, (1, 2, 4, 8)
+
+# === work limits: pairing =======================================================================
+
+# Candidates that are confirmed by their values. Unrelated tensors agree to TELLING_DIGITS in one
+# pair of a hundred, so the right one is among the first.
+CONFIRMED_CANDIDATES = 4
+# Alignments of one sequence, each without the pairs that were refused before.
+ALIGNMENT_ROUNDS = 4
+# Entries of a score table that is kept in memory as a whole: 8 MB.
+SCORE_ENTRIES = 1 << 20
+# Leaves of one model that are fused into one of the other: query, key, value and a bias.
+FUSED_LEAVES = 4
+
+# === work limits: blame =========================================================================
+
+# Suspects that are replayed, and calls before a suspect that only magnifies.
+SUSPECTS_REPLAYED, CALLS_BEFORE = 8, 24
+# Operators of a region that are replayed. The error is made where the region begins: this is more
+# than an attention with its projections, written operator by operator.
+REGION_CALLS = 64
+# Calls of a region that are named, and tried with other tensors.
+REGION_SUSPECTS = 12
+# Tensors around a value that are tried as its source. Each costs a read, and one more of them makes
+# a chance hit likelier.
+NEIGHBOURS = 24
+# A call on other tensors may give this many times the elements that were recorded.
+REPLAY_GROWTH = 64
+# Nodes of a traced module that are looked at.
+TRACED_NODES = 400
+
+# === work limits: relation ======================================================================
+
+# Elements that are read at once: they stay in the processor's cache.
+CHUNK = 1 << 18
+# Elements. Two tensors of this size are compared in 0.1 s, and as many again of others with them.
+RELATED_ELEMENTS = 1 << 22
+# Elements of a tensor that is read from disk: 0.1 s.
+READ_ELEMENTS = 1 << 26
+# Elements of a sample. Its error is within 1 / sqrt(2 * 2048) = 1.6 % of the whole tensor's for
+# light tails.
+RELATION_SAMPLE = 2048
+# Elements of a sample of slices: with an axis of 4096 that is 64 of each slice, the most it takes.
+SLICED_SAMPLE, MOST_PER_SLICE = 1 << 18, 64
+# An axis whose slices are ordered. No vocabulary is larger; sorting so many keys takes 20 ms.
+LONGEST_AXIS = 1 << 18
+# Golden's slices that each slice of mine is measured against, and elements of these measurements
+# together: 20 ms.
+NEAREST_SLICES, MEASURED_ELEMENTS = 64, 1 << 22
+# Slices that are matched first. If half of all have a partner, then FIRST_MATCHED of these have one
+# too, but for a chance of 1e-5.
+FIRST_SLICES, FIRST_MATCHED = 64, 16
+# Elements of masks that are looked at, in whole matrices: 50 ms.
+MASK_ELEMENTS = 1 << 21
+# Bisections that find a soft-cap: double precision from any start.
+BISECTIONS = 60
+
+# === what texts show ============================================================================
+
+# Indices and runs of indices that a message lists.
+INDICES_SHOWN = 8
+# Channels, weights and reasons that a message names.
+NAMES_SHOWN = 3
+# Differing scalars that a message names.
+SCALARS_SHOWN = 4
+# Characters of an argument; the recorder cuts its text there, so a longer one is not known whole.
+ARGUMENT_CHARACTERS = 200
+# Lines of a module that are listed side by side.
+LINES_SHOWN = 200
