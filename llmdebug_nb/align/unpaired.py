@@ -90,7 +90,7 @@ def in_order(
     paired = {pair.mine.id for several in pairs.values() for pair in several if pair.mine}
     for several in pairs.values():
         for pair in several:
-            if pair.golden and pair.mine and not pair.elsewhere:
+            if pair.golden and pair.mine and pair.at_its_place:
                 last.setdefault(pair.mine.id, pair.golden.id)
     after: dict[int | None, list[Pair]] = defaultdict(list)  # by the id of golden's record
     place: int | None = None
@@ -102,13 +102,14 @@ def in_order(
     table = after.pop(None, [])
     for record in sides[0]:
         own = pairs.get(record.id) or [Pair(record, None, golden.why(record))]
-        table += [_with_reason(pair, golden, mine) if pair.elsewhere else pair for pair in own]
+        table += [pair if pair.at_its_place else _with_reason(pair, golden, mine) for pair in own]
         table += after.pop(record.id, ())
     return table
 
 
 def _with_reason(pair: Pair, golden: Reasons, mine: Reasons) -> Pair:
     """Return a pair of tensors at other places, with why the one has no partner at its own."""
-    if pair.elsewhere == "mine" and pair.mine is not None:
-        return replace(pair, alone=mine.why(pair.mine))
-    return replace(pair, alone=golden.why(pair.golden)) if pair.golden is not None else pair
+    left, right = pair.own(0), pair.own(1)
+    if left is not None:
+        return replace(pair, alone=golden.why(left))
+    return pair if right is None else replace(pair, alone=mine.why(right))

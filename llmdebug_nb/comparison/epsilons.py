@@ -20,7 +20,7 @@ class Epsilons:
     """
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
-        own = [pair for pair in pairs if not pair.elsewhere]
+        own = [pair for pair in pairs if pair.at_its_place]
         paired = [(pair, pair.golden) for pair in own if pair.mine is not None]
         epsilons = [self.both(pair) for pair, golden in paired if golden is not None]
         epsilons = [both for both in epsilons if all(both)]

@@ -70,7 +70,7 @@ class Measured:
     @property
     def is_at_its_place(self) -> bool:
         """False if the tensor has other partners at its own place, and this one besides."""
-        return self.pair.elsewhere != "mine"
+        return self.pair.golden is None or self.pair.own(0) is not None
 
     @property
     def carriers(self) -> float:
@@ -302,7 +302,7 @@ class _Judge:
             return Difference(m.index, m.pair, UNMATCHED, reason=m.remark)
         explained = self._noise.explain(site, eps, shape, _replaced(m.pair))
         row, level = self._judged(m, explained, eps)
-        if m.pair.elsewhere and row.verdict == "diverged":
+        if not m.pair.at_its_place and row.verdict == "diverged":
             if m.is_at_its_place:
                 self._noise.add_unpaired(site, eps, shape)
             return _alone(row)
@@ -405,12 +405,10 @@ class _Judge:
 
 def _alone(row: Difference) -> Difference:
     """Return the row of a tensor whose values another place holds, but not within noise."""
-    pair = row.pair
-    if pair.elsewhere == "both" or not pair.alone:
+    own = Pair(row.pair.own(0), row.pair.own(1), row.pair.alone)
+    if (own.golden and own.mine) or not own.why:
         return replace(row, verdict=UNMATCHED, reason=CLOSE)
-    of_golden = pair.elsewhere == "golden"
-    own = Pair(pair.golden if of_golden else None, None if of_golden else pair.mine, pair.alone)
-    reason = f"only in {pair.elsewhere}: {pair.alone}"
+    reason = f"only in {'golden' if own.golden else 'mine'}: {own.why}"
     return Difference(row.index, own, UNMATCHED, reason=reason, comparison=row.comparison)
 
 

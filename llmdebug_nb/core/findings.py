@@ -86,6 +86,19 @@ class Pair:
         assert record is not None
         return record
 
+    @property
+    def at_its_place(self) -> bool:
+        """False if the tensors stand at two places: one program has the value somewhere else."""
+        return not self.elsewhere
+
+    def own(self, side: int) -> Record | None:
+        """Return a side's record if this is its own row, and not only where it is seen again.
+
+        ``side``: 0 for golden, 1 for mine.
+        """
+        record, other = (self.mine, "golden") if side else (self.golden, "mine")
+        return None if self.elsewhere == other else record
+
 
 @dataclass(frozen=True, slots=True)
 class Expectation:

@@ -130,11 +130,11 @@ class Calls:
         self._mine: dict[CallKey, ComparedCall] = {}
         # id of a record -> its row, for both sides
         self._rows = (
-            {d.pair.golden.id: d for d in rows if d.pair.golden and d.pair.elsewhere != "mine"},
-            {d.pair.mine.id: d for d in rows if d.pair.mine and d.pair.elsewhere != "golden"},
+            {own.id: d for d in rows if (own := d.pair.own(0))},
+            {own.id: d for d in rows if (own := d.pair.own(1))},
         )
         for d in rows:  # pairs first, so that a row of one side finds its call
-            if d.pair.golden and d.pair.mine and not d.pair.elsewhere:
+            if d.pair.golden and d.pair.mine and d.pair.at_its_place:
                 self._join(d)
         self.all: list[ComparedCall] = []
         self.operated: set[str] = set()  # modules whose operators were recorded
@@ -159,12 +159,13 @@ class Calls:
 
     def _owners(self, d: Difference) -> Iterator[tuple[ComparedCall, str]]:
         """Yield the calls that a row belongs to, with its role there: two if they differ."""
-        golden, mine, elsewhere = d.pair.golden, d.pair.mine, d.pair.elsewhere
-        if not elsewhere:
+        if d.pair.at_its_place:
             yield self._join(d), d.site.role
-        if golden is not None and elsewhere in ("golden", "both"):
+            return
+        golden, mine = d.pair.own(0), d.pair.own(1)
+        if golden is not None:
             yield self._joined(golden.site.key, None), golden.site.role
-        if mine is not None and elsewhere in ("mine", "both"):
+        if mine is not None:
             yield self._joined(None, mine.site.key), mine.site.role
 
     def _join(self, d: Difference) -> ComparedCall:
@@ -212,7 +213,7 @@ class Calls:
 
     def of(self, d: Difference) -> ComparedCall | None:
         """Return the call that a row belongs to."""
-        record = d.pair.golden if d.pair.elsewhere != "mine" else None
+        record = d.pair.own(0)
         if record is not None:
             return self._golden.get(record.site.key)
         return self._mine.get(d.pair.mine.site.key) if d.pair.mine is not None else None

@@ -46,7 +46,7 @@ def comparable(differences: Sequence[Difference]) -> list[Difference]:
 
     A graph's operators belong to no call of the model, even if a tensor of it holds their values.
     """
-    return [d for d in differences if d.pair.why not in (FOLDED, INNER) and not d.pair.elsewhere]
+    return [d for d in differences if d.pair.why not in (FOLDED, INNER) and d.pair.at_its_place]
 
 
 class NodeSearch:
