@@ -98,7 +98,8 @@ class Flow:
     def agrees(self, record: Record) -> bool | None:
         """Tell whether a tensor agrees with its partners; None if it has none."""
         if record.id not in self._agrees:
-            paired = [d for d in self.rows[record.id] if d.verdict != "unmatched"]
+            rows = self.rows[record.id]
+            paired = [d for d in rows if d.verdict != "unmatched" and not _is_empty(d)]
             agrees = all(d.verdict in AGREES for d in paired) if paired else None
             self._agrees[record.id] = agrees
         return self._agrees[record.id]
@@ -108,9 +109,11 @@ class Flow:
         call = self.call(record)
         role = record.site.role
         producer = self.records.get(record.producer) if record.producer is not None else None
-        # a kernel writes its result anew, be it into the memory of a former tensor
-        anew = role == "output" and call.is_kernel
-        if producer is not None and producer.id != record.id and not anew:
+        if (
+            producer is not None
+            and producer.id != record.id
+            and not _is_anew(record, producer, call)
+        ):
             return [producer], None
         if role == "weight":
             return [], None
@@ -153,6 +156,15 @@ class Flow:
                 found[s.fingerprint, s.dtype, s.numel].append(record.id)
         return found
 
+    @functools.cached_property
+    def matrices(self) -> dict[str, Record]:
+        """The first weight of each module that has at least two axes, by the module's path."""
+        found: dict[str, Record] = {}
+        for record in self.records.values():
+            if record.site.role == "weight" and len(record.summary.shape) > 1:
+                found.setdefault(record.site.path, record)
+        return found
+
     def is_lost(self, record: Record) -> bool:
         """Tell whether the maker of a tensor was left out of the comparison."""
         return record.producer is not None and record.producer not in self.records
@@ -168,16 +180,19 @@ class Flow:
             record = producer
         return False
 
-    def maker(self, record: Record) -> FlowCall | None:
-        """Return the operator that made a tensor, through views and what only passes it on."""
+    def base(self, record: Record) -> Record:
+        """Return the tensor that a tensor is a view of, or a copy; itself if it is none."""
         for _ in range(len(self.records)):
             sources, call = self.sources(record)
-            if call is not None:
-                return call if call.is_operator else None
-            if not sources:
-                return None
+            if call is not None or not sources:
+                break
             record = sources[0]
-        return None
+        return record
+
+    def maker(self, record: Record) -> FlowCall | None:
+        """Return the operator that made a tensor, through views and what only passes it on."""
+        _, call = self.sources(self.base(record))
+        return call if call is not None and call.is_operator else None
 
     def _before(self, call: FlowCall, record: Record) -> list[Record]:
         """Return what code of a module may use to make a tensor: inputs, and what ran inside.
@@ -198,6 +213,25 @@ class Flow:
             for side in self._inside[id(call)]
         )
         return [*call.inputs, *call.weights, *others, *agreeing[-1:]]
+
+
+def _is_empty(row: Difference) -> bool:
+    """Tell whether a row compares nothing with something, as the empty start of a cache."""
+    sizes = [r.summary.numel for r in (row.pair.golden, row.pair.mine) if r is not None]
+    return 0 in sizes and any(sizes)
+
+
+def _is_anew(record: Record, producer: Record, call: FlowCall) -> bool:
+    """Tell whether an operator wrote its result into the memory of a tensor from before it."""
+    if record.site.role != "output" or not call.is_operator:
+        return False
+    return call.is_kernel or (producer.id < call.start and not same_bytes(record, producer))
+
+
+def same_bytes(one: Record, other: Record) -> bool:
+    """Tell whether two records hold the same bytes."""
+    a, b = one.summary, other.summary
+    return a.fingerprint is not None and (a.fingerprint, a.dtype) == (b.fingerprint, b.dtype)
 
 
 def back(flow: Flow, record: Record) -> tuple[list[Record], list[FlowCall]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import EXPECTED, Difference
 from llmdebug_nb.core.paths import common_ancestor, is_operator, module_of, parent_of
-from llmdebug_nb.explain import causes, clauses, fused, overflow, scalars, verify
+from llmdebug_nb.explain import causes, clauses, overflow, scalars, verify, weight_order
 from llmdebug_nb.explain.calls import Calls, ComparedCall, same_operator
 from llmdebug_nb.explain.edges import (
     changes_nothing,
@@ -87,9 +87,9 @@ class Judge:
         overflowed = self._overflow(row)
         if overflowed is not None:
             return overflowed
-        joined = self._joined(region)
-        if joined is not None:
-            return joined
+        reordered = self._reordered(region)
+        if reordered is not None:
+            return reordered
         golden, mine = self._acts(region)
         if row.site.role == "input" and not golden and not mine:
             return self._between(own, row, region)
@@ -114,16 +114,17 @@ class Judge:
             return replace(setting, evidence=f"{evidence}; {clauses.of_difference(row)}")
         return self._run_again(call, row)
 
-    def _joined(self, region: Region) -> Blamed | None:
-        """Blame a fused weight whose parts are in another order than golden makes them."""
-        rows = [] if region.taken is None else fused.in_other_order(self._flows[1], region.taken[1])
-        call = self.calls.of(rows[0]) if rows else None
-        if call is None:
+    def _reordered(self, region: Region) -> Blamed | None:
+        """Blame weights that lie in another order than golden has them, fused or not."""
+        rows = weight_order.in_other_order(self._flows, *region.taken) if region.taken else None
+        call = self.calls.of(rows[0]) if rows is not None else None
+        if rows is None or call is None:
             return None
-        names = ", ".join(module_of(row.site.path) for row in rows)
-        words = f"its parts lie in another order than golden makes them: {names}"
-        evidence = f"{words}; {clauses.of_difference(region.row)}"
-        return Blamed(self._owner(call), causes.WEIGHT, evidence, rows[0])
+        golden, mine = ([_module(d, at) for d in rows] for at in (0, 1))
+        words = f"{golden[0]} and {golden[1]} lie in another order in mine: "
+        words += f"{mine[0]} and {mine[1]}" if mine[0] != mine[1] else f"in {mine[0]}"
+        evidence = f"the weights of {words}; {clauses.of_difference(region.row)}"
+        return Blamed(call, causes.WEIGHT, evidence, rows[0])
 
     def _overflow(self, row: Difference) -> Blamed | None:
         """Blame the first call that both programs make and in which only mine overflows."""
@@ -373,6 +374,11 @@ class Judge:
         row = max(call.outputs, key=lambda d: d.error or 0.0)
         words = f"{words}; {suspect.path} magnifies that error beyond its limit"
         return Blamed(call, causes.INTRODUCED, words, row)
+
+
+def _module(row: Difference, side: int) -> str:
+    record = (row.pair.golden, row.pair.mine)[side]
+    return record.site.path if record is not None else ""
 
 
 def _first(row: Difference) -> int:

@@ -21,7 +21,7 @@ from llmdebug_nb.core.dtypes import epsilon, is_floating
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.explain import inside
 from llmdebug_nb.explain.calls import kind_of_operator
-from llmdebug_nb.explain.flow import Flow, FlowCall
+from llmdebug_nb.explain.flow import Flow, FlowCall, same_bytes
 from llmdebug_nb.explain.frontier import Region
 from llmdebug_nb.explain.replay import Replayed
 from llmdebug_nb.explain.runs import CannotReplay, Runs
@@ -31,7 +31,7 @@ class Narrowing:
     """Narrows the regions of one comparison."""
 
     def __init__(self, flows: tuple[Flow, Flow], runs: Runs) -> None:
-        self._flows, self._runs = flows, runs
+        self.flows, self._runs = flows, runs
 
     def narrowed(self, region: Region) -> Region:
         """Return the region without the calls that only pass its error on."""
@@ -50,7 +50,7 @@ class Narrowing:
         found = []
         for call in calls:
             if any(
-                self._is_data(r, side) or self._flows[side].made_by(r, made) for r in call.inputs
+                self._is_data(r, side) or self.flows[side].made_by(r, made) for r in call.inputs
             ):
                 made |= {record.id for record in call.outputs}
                 found.append(call)
@@ -61,7 +61,7 @@ class Narrowing:
 
         A weight has no producer.
         """
-        flow = self._flows[side]
+        flow = self.flows[side]
         base = flow.records.get(record.producer) if record.producer is not None else None
         if base is None or not is_floating(record.summary.dtype) or not is_telling(record):
             return False
@@ -103,7 +103,7 @@ class Narrowing:
 
     def _is_made(self, side: int, record: Record) -> bool:
         """Tell whether a tensor without a partner is made in the region: no view of what agrees."""
-        flow = self._flows[side]
+        flow = self.flows[side]
         base = flow.records.get(record.producer) if record.producer is not None else None
         return flow.agrees(record) is None and not (base is not None and flow.agrees(base))
 
@@ -132,7 +132,7 @@ class Narrowing:
 
     def _maker(self, side: int, record: Record, region: Region) -> FlowCall | None:
         """Return the operator of the region that makes a tensor."""
-        maker = self._flows[side].maker(record)
+        maker = self.flows[side].maker(record)
         return maker if maker in (region.golden, region.mine)[side] else None
 
     def _unsettled(self, golden: FlowCall, mine: FlowCall) -> tuple[list[Record], list[Record]]:
@@ -149,14 +149,14 @@ class Narrowing:
 
     def is_entry(self, record: Record, side: int) -> bool:
         """Tell whether a tensor enters a region: it agrees, and has values of its own."""
-        return is_telling(record) and bool(self._flows[side].agrees(record))
+        return is_telling(record) and bool(self.flows[side].agrees(record))
 
     def same(self, golden: Record, mine: Record) -> bool:
         """Tell whether two tensors are paired, or one has the bytes of the other's partner."""
-        if not self._flows[0].agrees(golden):
+        if not self.flows[0].agrees(golden):
             return False
-        others = (d.pair.mine for d in self._flows[0].rows[golden.id])
-        return any(o is not None and (o.id == mine.id or _same_bytes(o, mine)) for o in others)
+        others = (d.pair.mine for d in self.flows[0].rows[golden.id])
+        return any(o is not None and (o.id == mine.id or same_bytes(o, mine)) for o in others)
 
     def _answers(self, golden: FlowCall, mine: FlowCall, left: Record, right: Record) -> bool:
         """Tell whether mine's call does with golden's tensor what golden's call does."""
@@ -174,7 +174,7 @@ class Narrowing:
         """Tell whether mine's call gives golden's output if it takes golden's tensor."""
         result = on_other(self._runs, mine, right, self._runs.golden.load(left))
         wanted = self._runs.golden.load(golden.outputs[0])
-        rows = self._flows[0].rows[left.id]
+        rows = self.flows[0].rows[left.id]
         limit = max((d.limit or 0.0 for d in rows), default=0.0)
         if result.numel() != wanted.numel():
             return False
@@ -296,12 +296,18 @@ class _Rewritten:
                 (c, r)
                 for c in calls
                 for r in c.inputs
-                if narrowing.is_entry(r, side) and is_floating(r.summary.dtype)
+                if is_telling(r) and is_floating(r.summary.dtype)
             ]
-            for side, calls in enumerate((self._golden, self._mine))
+            for calls in (self._golden, self._mine)
         ]
-        missing = [(c, g) for c, g in taken[0] if not _has(narrowing, g, taken[1], False)]
-        foreign = [(c, m) for c, m in taken[1] if not _has(narrowing, m, taken[0], True)]
+        missing, foreign = (
+            [
+                (c, r)
+                for c, r in taken[at]
+                if narrowing.is_entry(r, at) and not self._has(at, r, rest)
+            ]
+            for at, rest in enumerate(taken[::-1])
+        )
         if missing and foreign:
             (theirs, golden), (ours, mine) = missing[0], foreign[0]
             return Region(region.row, [theirs], [ours], region.entries, taken=(golden, mine))
@@ -309,20 +315,19 @@ class _Rewritten:
             return Region(region.row, [missing[0][0]], [], region.entries, self._mine[-1])
         return None
 
-
-def _has(
-    narrowing: Narrowing, record: Record, taken: Sequence[tuple[FlowCall, Record]], of_mine: bool
-) -> bool:
-    pairs = ((other, record) if of_mine else (record, other) for _, other in taken)
-    return any(narrowing.same(golden, mine) for golden, mine in pairs)
+    def _has(self, side: int, record: Record, others: Sequence[tuple[FlowCall, Record]]) -> bool:
+        """Tell whether one of the other side's tensors is the same, or a view of the same."""
+        narrowing, flows = self._narrowing, self._narrowing.flows
+        for _, other in others:
+            golden, mine = (other, record) if side else (record, other)
+            if narrowing.same(golden, mine):
+                return True
+            if narrowing.same(flows[0].base(golden), flows[1].base(mine)):
+                return True
+        return False
 
 
 def is_telling(record: Record) -> bool:
     """Tell whether a tensor has values of its own: it is no constant."""
     s = record.summary
     return s.numel > 1 and s.min != s.max
-
-
-def _same_bytes(one: Record, other: Record) -> bool:
-    a, b = one.summary, other.summary
-    return a.fingerprint is not None and (a.fingerprint, a.dtype) == (b.fingerprint, b.dtype)

@@ -10,6 +10,7 @@ from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import LinePair, LineState, Source
 from llmdebug_nb.core.paths import is_operator, module_of
 from llmdebug_nb.core.records import CallKey, Frame, Record
+from llmdebug_nb.explain import causes
 from llmdebug_nb.explain.flow import Flow, FlowCall
 from llmdebug_nb.explain.judge import Blamed
 from llmdebug_nb.explain.runs import Runs, Side
@@ -98,7 +99,7 @@ class Places:
     def _views(self) -> list[Source]:
         """Return the lines of views that lead to the wrong tensor."""
         region = self._blamed.region
-        if region is None:
+        if region is None or self._blamed.cause == causes.WEIGHT:
             return []
         if region.taken is not None:
             return of_views(self._sides[1], region.taken[1])
