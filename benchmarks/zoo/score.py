@@ -161,25 +161,26 @@ def score(case: Case) -> list[Mark]:
         golden, before = record(right, Path(folder, "golden"))
         mine, after = record(changed, Path(folder, "mine"))
         nbytes = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
-        start = time.perf_counter()
-        try:
-            report = ld.compare(golden, mine, progress=False)
-            findings = [each for each in report.findings if each.cause != "nondeterministic"]
-            verdict, failed = report.verdict, None
-        except Exception:
-            findings, verdict, failed = [], "failed", traceback.format_exc(limit=-2)
-        figures = Figures(
-            seconds=time.perf_counter() - start,
-            recording=before + after,
-            nbytes=nbytes,
-            failed=failed,
-        )
-        blamed = [seen_of(finding, (golden, mine)) for finding in findings[:3]]
-        marks = [mark(case, answer, OURS, verdict, blamed, **figures)]
+        figures = Figures(recording=before + after, nbytes=nbytes)
+        marks = [compared(case, answer, golden, mine, figures)]
         for tool, seen in baselines.blame(golden, mine).items():
             verdict, blamed = ("match", []) if seen is None else ("diverged", [seen])
             marks.append(mark(case, answer, tool, verdict, blamed))
     return marks
+
+
+def compared(case: Case, answer: Answer, golden: ld.Run, mine: ld.Run, figures: Figures) -> Mark:
+    """Compare both runs of a case and return our mark."""
+    start = time.perf_counter()
+    try:
+        report = ld.compare(golden, mine, progress=False)
+        findings = [each for each in report.findings if each.cause != "nondeterministic"]
+        verdict, failed = report.verdict, None
+    except Exception:
+        findings, verdict, failed = [], "failed", traceback.format_exc(limit=-2)
+    figures = Figures(**figures, seconds=time.perf_counter() - start, failed=failed)
+    blamed = [seen_of(finding, (golden, mine)) for finding in findings[:3]]
+    return mark(case, answer, OURS, verdict, blamed, **figures)
 
 
 def msprobe(python: Path, cases: Sequence[Case]) -> list[Mark]:
