@@ -64,7 +64,7 @@ def _few_pairs(differences: Sequence[Difference]) -> str:
     paired = sum(smaller.values())
     observable = _Observable(d.pair.golden for d in differences)
     measured = any(d.metrics and d.pair.golden in observable for d in differences)
-    if measured or 2 * paired >= len(smaller):
+    if measured or paired >= constants.MATCHED_SHARE * len(smaller):
         return ""
     few = f"only {paired:,} of {name}'s {len(smaller):,} tensors have a partner in the other run"
     few = few if paired else "they have no site in common"

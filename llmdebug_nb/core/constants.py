@@ -6,7 +6,12 @@ work limits, bounds time and memory: a larger limit costs more, and may find mor
 what texts show.
 
 Errors are relative L2, ||m - g|| / ||g||, unless a comment says otherwise. An eps is the machine
-epsilon of a dtype. Two independent random tensors of one scale have an error of sqrt(2).
+epsilon of a dtype: 0.008 in bfloat16, 0.001 in float16, 1e-7 in float32. Two independent random
+tensors of one scale have an error of sqrt(2).
+
+"Correct programs" are 18 ports and harmless changes of the benchmarks, in float32 and bfloat16:
+13,600 tensors. Half of their errors are below 0.009 in bfloat16, 99 % below 0.031 and all below
+0.14. In float32 all are below 1e-6.
 """
 
 from __future__ import annotations
@@ -41,17 +46,17 @@ SAME_SCALAR = 1e-6
 
 # === judgement: pairing by value and layout =====================================================
 
-# Error of tensors that hold the same values in another layout, by another operator or program.
-# Rounding leaves 0.004 in bfloat16 and an amplification of 3 makes 0.01 of it. A layer's update
+# Error of tensors that hold the same values in another layout, by another operator or program. 90 %
+# of the tensors of correct programs in bfloat16 stay below, and all in float32. A layer's update
 # moves a tensor by a tenth or more.
 SAME_VALUES = 0.02
-# In eps: tens of random roundings of 0.3 eps, amplified twice, add up to this. It replaces
-# SAME_VALUES where a dtype is coarser than that.
+# In eps: tens of random roundings of 0.3 eps, amplified twice, add up to this. It counts where it
+# is more than SAME_VALUES: 0.06 in bfloat16, above 99.9 % of the tensors of correct programs.
 SAME_VALUES_EPSILONS = 8.0
 # Error beyond which a layout is wrong. Bugs and 4-bit rounding stay below it in the right layout.
 WRONG_LAYOUT = 0.25
 # Error up to which one of several layouts is taken: bfloat16 rounding (0.003) through a hundred
-# operators that do not amplify it.
+# operators that do not amplify it. 99.9 % of the tensors of correct programs stay below.
 UNCLEAR_LAYOUT = 0.05
 # Error up to which a layout ends the search: no other layout is that near by chance.
 CERTAIN_LAYOUT = 1e-3
@@ -70,8 +75,9 @@ FEWEST_ELEMENTS = 4
 TIED_PARTNERS = 4.0
 # Relative gap of two norms that rounding does not make, in any dtype of 16 bits.
 NORM_GAP = 0.01
-# Share of the smaller side that must have a partner: of a model's leaves, of a row's tokens, of the
-# slices along an axis. Chance matches fewer; the border of a shift or a cut matches nothing.
+# Share of the smaller side that must have a partner: of a run's tensors, a model's leaves, a row's
+# tokens, the slices along an axis. Chance matches fewer; the border of a shift or a cut has no
+# partner.
 MATCHED_SHARE = 0.5
 # A share: more of the module calls without a partner make a graph nameless, and fewer indices than
 # this are named as the ones that differ.
@@ -85,8 +91,8 @@ TELLING_DIGITS = 2.0
 REPLACED_DIGITS = 3.0
 # Decimal digits; closer agreement counts as this much. Float32 has seven.
 MOST_DIGITS = 6.0
-# Share of the decimal digits of the coarser run's dtype which makes a match certain. The others are
-# what rounding takes.
+# Share of the decimal digits of the coarser run's dtype that makes a match certain. Rounding takes
+# the others: 0.5 of 2.1 digits in bfloat16, an error of 0.03.
 MANTISSA_SHARE = 0.75
 # Scores of what two calls have in common. Their order and rough proportion matter: a shape says
 # more than an operator's name, equal bytes more than all names, two digits more than the operator.
@@ -102,38 +108,49 @@ CERTAIN_SCORE, ANCHOR_SCORE = 10_000, 10_000_000
 # One over the share of sqrt(length) eps that a sum of products of random signs loses: 0.2, less by
 # blocked summation (Higham, Accuracy and Stability, 4.2).
 SUM_SHARE = 8
-# The same for a common factor of all elements: a sum has half the effect on it, and its rounding is
-# an average over the elements.
-SCALE_SUM_SHARE, SCALE_SHARE = 16, 20
+# The same for a common factor of all elements: it is one over the root of a sum, and a root halves
+# the error.
+SCALE_SUM_SHARE = 16
+# One over a share of an eps: what the rounding of 16 elements or more, 0.2 eps each, adds to their
+# common factor.
+SCALE_SHARE = 20
 # Floors of one operator: code between the modules runs several, each with a floor of its own.
 GLUE_FLOORS = 2.0
-# Times the error of the inputs: what a call without siblings in other layers may amplify. It is the
-# largest of a norm or softmax on ordinary activations.
+# Times the error of the inputs: what a call without siblings in other layers may amplify. The calls
+# of correct programs show 0.5 in the median and 1.27 at most. Two more draws of it are allowed.
 AMPLIFICATION = 3.0
-# Range of the amplification that siblings may show. A matrix product of random inputs amplifies
-# nothing and varies by 1.75; 8 is a bug in every layer.
+# Range of the amplification that siblings may show: what all calls of correct programs may have,
+# and what their kind may explain. More is a bug in every layer.
 LEAST_AMPLIFICATION, MOST_AMPLIFICATION = 1.75, 8.0
-# A call may amplify this many times as much as the median of its siblings.
+# A call may amplify this many times as much as the median of its siblings. 99 % of the calls of
+# correct programs have 2.1 at most; the others are below LEAST_AMPLIFICATION.
 SIBLING_SPREAD = 2.25
-# Standard errors that the norm may be off which a few random elements carry: 6 in 10^5.
+# Standard errors that the norm may be off which a few random elements carry: one in 10^4 is.
 CARRIER_ERRORS = 4.0
 # Carriers of a norm; so few may all be small by chance.
 FEW_CARRIERS = 8
-# Standard errors. A scale error this significant is a common factor: 1e-15, for 10^5 tensors.
+# Standard errors. A scale error this significant is a common factor. 99.9 % of the tensors of
+# correct programs have 7.2 at most; the errors of neighbouring elements are not independent.
 EVEN_ERRORS = 8.0
-# Share of the error. A scale error this large is a common factor.
+# Share of the error. A smaller scale error is no common factor, however significant it is; half of
+# the tensors of correct programs have 0.08.
 EVEN_SHARE = 0.25
-# Share of the noise of the inputs that may become even by chance.
+# Share of the noise of the inputs that may become even by chance: the mean of 25 random errors.
 EVEN_BY_CHANCE = 0.2
-# The error of the worst row counts divided by this: rows of random noise differ less.
+# The error of the worst row counts divided by this. In correct programs it is 3.5 times the error
+# of the whole at most.
 WORST_ROW = 4
-# A limit over the difference of two recordings of golden: two draws of the same noise.
+# A limit over the difference of two recordings of golden: two draws of the same noise differ by
+# less.
 CALIBRATED = 3.0
-# Share of the choices (indices, tokens) of a tensor that may be near ties.
+# Share of the choices (indices, tokens) of a tensor that may be near ties. A wrong rule changes
+# more of them.
 NEAR_TIES = 0.25
-# One over a share of an eps: regular values that one side rounds may all be rounded one way.
+# One over a share of an eps: what rounding on one side adds to a common factor. Regular values
+# may all be rounded one way.
 CAST_SHARE = 5
-# Share of the tensors that are coarser in mine. So many make the whole program coarser.
+# Share of the tensors that are coarser in mine. So many make the whole program coarser: in a mixed
+# precision norms, softmax and sums stay in float32, while a bug is in one kind of call.
 COARSER_SHARE = 0.25
 # Grains of a quantised weight, the steps between its integers: root mean square of a channel's
 # error. No element is rounded by more.
@@ -152,7 +169,8 @@ OPERATORS_EPSILONS = 64.0
 OWN_ERROR_RATIO = 8.0
 # A module passes an error on if its own share of it is below this.
 PASSED_ON_SHARE = 0.5
-# Error of tensors that do not hold the same values, in any dtype.
+# Error of tensors that do not hold the same values, in any dtype: 99.9 % of the tensors of correct
+# programs are below half of it.
 OTHER_VALUES = 0.1
 
 # === judgement: relation ========================================================================
