@@ -191,6 +191,114 @@ def test_a_bug_in_code_that_both_share_is_found_behind_a_rewrite(mode):
     assert [(f.path, f.cause) for f in report.findings] == [("after", causes.WEIGHT)]
 
 
+def joined(self, x):
+    return torch.cat((torch.mul(x[:2], 0.5), torch.mul(x[2:], 2.0)))
+
+
+def written_in_place(self, x):
+    y = torch.zeros_like(x)
+    y[:2] = torch.mul(x[:2], 0.5)
+    y[2:] = torch.mul(x[2:], 2.5)
+    return y
+
+
+def test_what_is_written_in_place_is_made_of_what_is_written():
+    (finding, *_) = compared(joined, written_in_place).findings
+    first = written_in_place.__code__.co_firstlineno
+    lines = {pair.mine.line for pair in finding.pairs if pair.state == "guilty" and pair.mine}
+    assert first + 3 in lines
+    assert first + 2 not in lines
+
+
+class Gated(nn.Module):
+    """A gate and what goes through it."""
+
+    def __init__(self, *names):
+        super().__init__()
+        torch.manual_seed(3)
+        for name in names:
+            setattr(self, name, nn.Linear(16, 16))
+
+    def forward(self, x):
+        gate, up = (child(x) for child in self.children())
+        return torch.mul(F.silu(gate), up)
+
+
+class TakenForEachOther(Gated):
+    def forward(self, x):
+        up, gate = (child(x) for child in self.children())
+        return torch.mul(F.silu(gate), up)
+
+
+@pytest.mark.parametrize("wrong", ["weights", "code"])
+def test_weights_in_another_order_are_told_from_code_that_takes_the_wrong_one(wrong):
+    golden = Frame(Gated("a", "b"))
+    mine = Frame((Gated if wrong == "weights" else TakenForEachOther)("c", "d"))
+    if wrong == "weights":
+        mine.part.c.load_state_dict(golden.part.b.state_dict())
+        mine.part.d.load_state_dict(golden.part.a.state_dict())
+    x = torch.randn(5, 16)
+    runs = [
+        recorded(model, lambda model=model: model(x), name, mode="module+api", weights=True)
+        for name, model in (("golden", golden), ("mine", mine))
+    ]
+    (finding, *_) = ld.compare(*runs).findings
+    assert (finding.cause == causes.WEIGHT) == (wrong == "weights")
+    assert (finding.path in ("part.a", "part.b")) == (wrong == "weights")
+
+
+def residual(self, x):
+    return self.norm(x + torch.tanh(self.wide(x)).chunk(2, -1)[0])
+
+
+def no_residual(self, x):
+    return self.norm(x * 1.0) + 0 * self.wide(x).sum()
+
+
+def test_by_modules_the_code_that_gives_a_module_another_tensor_is_blamed():
+    (finding, *_) = compared(residual, no_residual, "module").findings
+    assert (finding.golden.path, finding.mine.path) == ("part", "part")
+
+
+class Attention(nn.Module):
+    """Attention with a projection for each of query, key and value."""
+
+    def __init__(self, theirs):
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(16, 16) for _ in range(4))
+        with torch.no_grad():
+            for own, weight in zip(
+                (self.q, self.k, self.v), theirs.in_proj_weight.chunk(3), strict=True
+            ):
+                own.weight.copy_(weight)
+                own.bias.zero_()
+        self.out.load_state_dict(theirs.out_proj.state_dict())
+
+    def forward(self, x):
+        q, k, v = (p(x).unflatten(-1, (2, 8)).transpose(0, 1) for p in (self.q, self.k, self.v))
+        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(0, 1).flatten(1))
+
+
+class Torchs(nn.MultiheadAttention):
+    def forward(self, x):
+        return super().forward(x, x, x, need_weights=False)[0]
+
+
+def test_a_module_whose_weights_are_used_without_it_is_paired_where_it_would_run():
+    torch.manual_seed(4)
+    theirs = Torchs(16, 2)
+    golden, mine = Frame(Attention(theirs)), Frame(theirs)
+    with torch.no_grad():
+        theirs.in_proj_weight[:16] *= -1
+    x = torch.randn(5, 16)
+    runs = [
+        recorded(model, lambda model=model: model(x), name, mode="module")
+        for name, model in (("golden", golden), ("mine", mine))
+    ]
+    (finding, *_) = ld.compare(*runs).findings
+    assert (finding.golden.path, finding.mine.path) == ("part", "part")
+
+
 # -- bad values ------------------------------------------------------------------------------------
 
 

@@ -68,7 +68,7 @@ class ModuleTree:
         self.leaves = [path for path, module in self.modules.items() if not module.children]
         ran = sum(self.modules[leaf].place < math.inf for leaf in self.leaves)
         if ran * 2 > len(self.leaves):  # the order of calls is more telling
-            self.leaves.sort(key=lambda leaf: self.modules[leaf].place)
+            self.leaves.sort(key=self._place)
         for leaf in self.leaves:
             for path in (leaf, *ancestors(leaf)):
                 if path in self.modules:
@@ -98,6 +98,11 @@ class ModuleTree:
             if path:
                 self._module(path.rpartition(".")[0]).children.append(path)
         return module
+
+    def _place(self, leaf: str) -> float:
+        """Return when a leaf ran, or the module around it that uses its weights."""
+        places = (self.modules[path].place for path in (leaf, *ancestors(leaf)))
+        return next((place for place in places if place < math.inf), math.inf)
 
     def features(self, path: str, kind: Kind, params: bool) -> CallFeatures:
         """Return the features of a leaf. ``params``: both models have parameter shapes."""

@@ -194,6 +194,19 @@ class Flow:
         _, call = self.sources(self.base(record))
         return call if call is not None and call.is_operator else None
 
+    def makers(self, record: Record, after: int) -> list[FlowCall]:
+        """Return the calls whose code makes a tensor of those up to a record, by its id."""
+        queue, seen, found = [record], {record.id}, []
+        while queue:
+            sources, call = self.sources(queue.pop())
+            if call is not None:
+                found.append(call)
+            for source in sources:
+                if source.id > after and source.id not in seen and not self.agrees(source):
+                    seen.add(source.id)
+                    queue.append(source)
+        return found
+
     def _before(self, call: FlowCall, record: Record) -> list[Record]:
         """Return what code of a module may use to make a tensor: inputs, and what ran inside.
 

@@ -42,6 +42,11 @@ class Region:
     taken: tuple[Record, Record] | None = None
 
     @property
+    def takes(self) -> tuple[Record | None, Record | None]:
+        """The tensors that golden and mine have in one place, and that differ."""
+        return self.taken or (self.row.pair.golden, self.row.pair.mine)
+
+    @property
     def is_one_call(self) -> bool:
         """True if both programs make one call, the same, of the row's tensors."""
         pair = self.row.pair

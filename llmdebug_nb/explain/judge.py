@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import EXPECTED, Difference
 from llmdebug_nb.core.paths import common_ancestor, is_operator, module_of, parent_of
+from llmdebug_nb.core.records import Record
 from llmdebug_nb.explain import causes, clauses, overflow, scalars, verify, weight_order
 from llmdebug_nb.explain.calls import Calls, ComparedCall, same_operator
 from llmdebug_nb.explain.edges import (
@@ -91,7 +92,8 @@ class Judge:
         if reordered is not None:
             return reordered
         golden, mine = self._acts(region)
-        if row.site.role == "input" and not golden and not mine:
+        given = row.site.role == "input" or region.before is not None
+        if given and not golden and not mine:
             return self._between(own, row, region)
         if bool(golden) != bool(mine):
             other = region.mine if golden else region.golden
@@ -116,13 +118,16 @@ class Judge:
 
     def _reordered(self, region: Region) -> Blamed | None:
         """Blame weights that lie in another order than golden has them, fused or not."""
-        rows = weight_order.in_other_order(self._flows, *region.taken) if region.taken else None
+        golden, mine = region.takes
+        rows = None
+        if golden is not None and mine is not None:
+            rows = weight_order.in_other_order(self._flows, golden, mine)
         call = self.calls.of(rows[0]) if rows is not None else None
         if rows is None or call is None:
             return None
-        golden, mine = ([_module(d, at) for d in rows] for at in (0, 1))
-        words = f"{golden[0]} and {golden[1]} lie in another order in mine: "
-        words += f"{mine[0]} and {mine[1]}" if mine[0] != mine[1] else f"in {mine[0]}"
+        theirs, ours = ([_module(d, at) for d in rows] for at in (0, 1))
+        words = f"{theirs[0]} and {theirs[1]} lie in another order in mine: "
+        words += " and ".join(dict.fromkeys(ours))
         evidence = f"the weights of {words}; {clauses.of_difference(region.row)}"
         return Blamed(call, causes.WEIGHT, evidence, rows[0])
 
@@ -171,28 +176,24 @@ class Judge:
             words = f"the first tensor to differ is an input of {call.path}{made}"
             return self._placed(Blamed(call, causes.INTRODUCED, words, row), holder)
         words = f"{call.path} is the first call with another input{made}"
-        if row.site.role != "input":
+        if row.site.role != "input" and region.before is None:
             words = f"{call.path or 'the model'} is the first call with another output"
         blamed = Blamed(call if holder is None else holder, causes.INTRODUCED, words, row)
         return replace(self._placed(blamed, holder), places=places)
 
     def _places(self, region: Region) -> tuple[str, str]:
-        """Return the innermost modules of golden and mine that hold a region.
+        """Return the innermost modules of golden and mine whose code makes a region's error.
 
-        Only the calls after the last tensor that agrees count: the others made what agrees too.
+        Only code after the last tensor that agrees counts: the rest made what agrees too.
         """
-        pair = region.row.pair
         found = []
-        for side, record, calls in ((0, pair.golden, region.golden), (1, pair.mine, region.mine)):
-            path = record.site.path if record is not None else ""
-            around = [module_of(path) if is_operator(path) else parent_of(path)]
-            entries = ((d.pair.golden, d.pair.mine)[side] for d in region.entries)
+        for at, flow in enumerate(self._flows):
+            entries = ((d.pair.golden, d.pair.mine)[at] for d in region.entries)
             last = max((entry.id for entry in entries if entry is not None), default=-1)
-            for call in calls:
-                if not call.inner and call.start > last:
-                    inside = module_of if call.is_operator else parent_of
-                    around.append(inside(call.key.path))
-            found.append(common_ancestor(around))
+            record = region.takes[at]
+            makers = [] if record is None else flow.makers(record, last)
+            paths = [module_of(call.key.path) for call in makers]
+            found.append(common_ancestor(paths) if paths else _around(record))
         return found[0], found[1]
 
     def _one_sided(self, calls: list[ComparedCall], owner: str, row: Difference) -> Blamed:
@@ -374,6 +375,12 @@ class Judge:
         row = max(call.outputs, key=lambda d: d.error or 0.0)
         words = f"{words}; {suspect.path} magnifies that error beyond its limit"
         return Blamed(call, causes.INTRODUCED, words, row)
+
+
+def _around(record: Record | None) -> str:
+    """Return the path of the module whose code passes a tensor to a call."""
+    path = record.site.path if record is not None else ""
+    return module_of(path) if is_operator(path) else parent_of(path)
 
 
 def _module(row: Difference, side: int) -> str:

@@ -35,7 +35,7 @@ class Narrowing:
 
     def narrowed(self, region: Region) -> Region:
         """Return the region without the calls that only pass its error on."""
-        region = self._backwards(region)
+        region = self._given(region) or self._backwards(region)
         operators = [[c for c in side if c.is_operator] for side in (region.golden, region.mine)]
         if not all(operators) or sum(map(len, operators)) <= 2:
             return region
@@ -68,6 +68,24 @@ class Narrowing:
         return bool(flow.agrees(record)) or (
             flow.agrees(record) is None and bool(flow.agrees(base))
         )
+
+    def _given(self, region: Region) -> Region | None:
+        """Return the region before a module without recorded code that is given another tensor.
+
+        Mine's is one that golden has elsewhere, so that they are no two ways to pass one tensor.
+        """
+        pair = region.row.pair
+        if pair.golden is None or pair.mine is None or region.row.site.role != "output":
+            return None
+        theirs, ours = self.flows[0].call(pair.golden), self.flows[1].call(pair.mine)
+        if any(call.is_operator or call.inner for call in (theirs, ours)):
+            return None
+        left, right = self._unsettled(theirs, ours)
+        if len(left) != 1 or len(right) != 1:
+            return None
+        if not self.flows[1].agrees(right[0]):
+            return None
+        return Region(region.row, [], [], region.entries, ours, (left[0], right[0]))
 
     def _backwards(self, region: Region) -> Region:
         golden, mine = region.row.pair.golden, region.row.pair.mine

@@ -14,7 +14,7 @@ import torch
 from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.paths import module_of
 from llmdebug_nb.core.records import Record
-from llmdebug_nb.explain.flow import Flow
+from llmdebug_nb.explain.flow import AGREES, Flow
 
 
 def in_other_order(
@@ -25,9 +25,10 @@ def in_other_order(
     ``golden``, ``mine``: the tensors that golden and mine take in one place. The weights are those
     that golden makes them with. None if the order is the same, or unknown.
     """
-    partners = (d.pair.golden for d in flows[1].rows[mine.id])
+    tensors = mine, flows[1].base(mine)
+    rows_of_mine = [d for r in tensors for d in flows[1].rows[r.id] if d.verdict in AGREES]
     wanted = _weight(flows[0], golden)
-    for partner in partners:
+    for partner in (d.pair.golden for d in rows_of_mine):
         held = _weight(flows[0], partner) if partner is not None else None
         if wanted is None or held is None or wanted is held:
             continue
