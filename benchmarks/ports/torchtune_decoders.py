@@ -522,7 +522,7 @@ GEMMA_BUGS = (
         "return x * torch.tensor(self.embedding_dim**0.5, dtype=x.dtype)",
         "return x",
         modules=("tok_embeddings", "model.embed_tokens"),
-        golden=("model.embed_tokens/Tensor.mul", "model/Tensor.mul"),
+        golden=("model.embed_tokens/Tensor.mul",),
     ),
     Bug(
         "no_post_norm",
