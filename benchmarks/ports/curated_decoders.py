@@ -1,4 +1,4 @@
-"""GPT-NeoX and MPT of curated-transformers against those of Hugging Face."""
+"""GPT-NeoX, MPT and Falcon of curated-transformers against those of Hugging Face."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from ports.entry import DECODE, Bug, Logits, Model, Port, State, decode, spread
 WIDTH, HEADS, LAYERS, VOCABULARY = 96, 6, 3, 512
 HEAD = WIDTH // HEADS
 BLOCK = "decoder.layers.*"
-NEOX, MPT = "gpt_neox.layers.*", "transformer.blocks.*"
+GROUPS = 2  # of Falcon
+NEOX, MPT, FALCON = "gpt_neox.layers.*", "transformer.blocks.*", "transformer.h.*"
 
 
 def scaled(model: Model, seed: int) -> Model:
@@ -58,6 +59,23 @@ def mpt(seed: int) -> Model:
     return scaled(transformers.MptForCausalLM(config), seed)
 
 
+def falcon(seed: int) -> Model:
+    torch.manual_seed(seed)
+    config = transformers.FalconConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_kv_heads=GROUPS,
+        new_decoder_architecture=True,
+        bias=False,
+        max_position_embeddings=128,
+        tie_word_embeddings=False,
+        attn_implementation="sdpa",
+    )
+    return scaled(transformers.FalconForCausalLM(config), seed)
+
+
 def neox_norms(hf: Model) -> Iterator[tuple[Model, list[Model]]]:
     for layer in hf.gpt_neox.layers:
         yield layer.input_layernorm, [layer.attention.query_key_value]
@@ -70,6 +88,13 @@ def mpt_norms(hf: Model) -> Iterator[tuple[Model, list[Model]]]:
     for layer in hf.transformer.blocks:
         yield layer.norm_1, [layer.attn.Wqkv]
         yield layer.norm_2, [layer.ffn.up_proj]
+
+
+def falcon_norms(hf: Model) -> Iterator[tuple[Model, list[Model]]]:
+    for layer in hf.transformer.h:
+        yield layer.ln_attn, [layer.self_attention.query_key_value]
+        yield layer.ln_mlp, [layer.mlp.dense_h_to_4h]
+    yield hf.transformer.ln_f, [hf.lm_head]
 
 
 # -- the ports -----------------------------------------------------------------------------------
@@ -86,6 +111,7 @@ COMMON = (
     "models/module.py",
     "models/transformer.py",
 )
+PARTS = ("config", "decoder", "causal_lm")
 # base classes that load checkpoints
 BEFORE = """from typing import Generic, TypeVar
 class FromHF(Generic[TypeVar("ConfigT")]): ...
@@ -93,9 +119,26 @@ class Quantizable: ...
 """
 
 
-def source(kind: str) -> Path:
-    own = (f"models/{kind}/{name}.py" for name in ("config", "decoder", "causal_lm"))
+def source(kind: str, *names: str) -> Path:
+    own = (f"models/{kind}/{name}.py" for name in names)
     return packages.joined("curated_transformers", *COMMON, *own, before=BEFORE)
+
+
+def make_falcon(code: ModuleType, hf: Model, **settings: Any) -> Model:
+    given = {
+        "hidden_width": WIDTH,
+        "n_query_heads": HEADS,
+        "n_key_value_heads": GROUPS,
+        "n_hidden_layers": LAYERS,
+        "n_pieces": VOCABULARY,
+        "rotary_embedding_base": 10000,
+        "rotary_embedding_fraction": 1.0,
+        "new_decoder_architecture": True,
+        "use_alibi": False,
+        "use_bias": False,
+        "use_parallel_attention": True,
+    }
+    return code.FalconCausalLM(code.FalconConfig(**{**given, **settings}))
 
 
 def sizes(code: ModuleType, activation: str = "gelu", **settings: Any) -> dict[str, Any]:
@@ -140,6 +183,18 @@ MPT_NAMES = {
     "ffn.output": "ffn.down_proj",
     "attn_input_layer_norm": "norm_1",
     "ffn_input_layer_norm": "norm_2",
+}
+
+FALCON_NAMES = {
+    "decoder.embeddings.piece_embeddings": "transformer.word_embeddings",
+    "decoder.output_layer_norm": "transformer.ln_f",
+    "output_embeddings": "lm_head",
+    "mha.input": "self_attention.query_key_value",
+    "mha.output": "self_attention.dense",
+    "ffn.intermediate": "mlp.dense_h_to_4h",
+    "ffn.output": "mlp.dense_4h_to_h",
+    "attn_input_layer_norm": "ln_attn",
+    "ffn_input_layer_norm": "ln_mlp",
 }
 
 
@@ -187,7 +242,7 @@ def fused(order: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[State], No
             for kind in ("weight", "bias"):
                 name = f"decoder.layers.{n}.mha.input.{kind}"
                 if name in state:
-                    state[name] = state[name][order(torch.arange(3 * WIDTH))]
+                    state[name] = state[name][order(torch.arange(len(state[name])))]
 
     return change
 
@@ -204,6 +259,31 @@ def by_head(n: torch.Tensor) -> torch.Tensor:
 def v_before_k(n: torch.Tensor) -> torch.Tensor:
     q, k, v = n.chunk(3)
     return torch.cat([q, v, k])
+
+
+def not_by_group(n: torch.Tensor) -> torch.Tensor:
+    """Take all of q, then of k and v, where those of one group follow each other."""
+    groups = n.view(GROUPS, HEADS // GROUPS + 2, HEAD)
+    return torch.cat([groups[:, :-2].flatten(), groups[:, -2].flatten(), groups[:, -1].flatten()])
+
+
+def v_groups(n: torch.Tensor) -> torch.Tensor:
+    """Put the values of the groups in another order."""
+    groups = n.view(GROUPS, HEADS // GROUPS + 2, HEAD).clone()
+    groups[:, -1] = groups[:, -1].flip(0)
+    return groups.flatten()
+
+
+def one_norm(state: State) -> None:
+    """Take the norm before attention for the feed-forward layer too, as small Falcons do."""
+    for n in range(LAYERS):
+        for kind in ("weight", "bias"):
+            path = f"decoder.layers.{n}.{{}}_input_layer_norm.{kind}"
+            state[path.format("ffn")] = state[path.format("attn")].clone()
+
+
+def head_tied(state: State) -> None:
+    state["output_embeddings.weight"] = state["decoder.embeddings.piece_embeddings.weight"].clone()
 
 
 def norms_swapped(state: State) -> None:
@@ -433,10 +513,97 @@ MPT_BUGS = (
     ),
 )
 
+FALCON_BUGS = (
+    Bug(
+        "not_by_group",
+        "q, k and v are fused one after the other, not group by group",
+        convert=fused(not_by_group),
+        modules=(f"{BLOCK}.mha.input", f"{FALCON}.self_attention.query_key_value"),
+    ),
+    Bug(
+        "v_groups",
+        "the value heads are in another order",
+        convert=fused(v_groups),
+        modules=(f"{BLOCK}.mha.input", f"{FALCON}.self_attention.query_key_value"),
+    ),
+    Bug(
+        "one_norm",
+        "both layers have the norm of attention",
+        convert=one_norm,
+        modules=(f"{BLOCK}.ffn_input_layer_norm", f"{FALCON}.ln_mlp"),
+    ),
+    Bug(
+        "transposed",
+        "the output projection of attention is transposed",
+        convert=transposed,
+        modules=(f"{BLOCK}.mha.output", f"{FALCON}.self_attention.dense"),
+    ),
+    Bug(
+        "layer_off",
+        "a weight is that of the layer before",
+        convert=layer_before("ffn.intermediate.weight"),
+        modules=("decoder.layers.2.ffn.intermediate", "transformer.h.2.mlp.dense_h_to_4h"),
+    ),
+    Bug(
+        "head_tied",
+        "the head has the embedding's weight",
+        convert=head_tied,
+        modules=("output_embeddings", "lm_head"),
+    ),
+    Bug(
+        "half_rotary",
+        "RoPE turns half of each head",
+        settings={"rotary_embedding_fraction": 0.5},
+        modules=(
+            ROTARY,
+            f"{ROTARY}.rotary_embeds",
+            f"{FALCON}.self_attention",
+            "transformer.rotary_emb",
+        ),
+    ),
+    Bug(
+        "heads_repeated",
+        "key heads are repeated in the wrong order",
+        "key = key.repeat_interleave(n_tiling, dim=1)",
+        "key = key.repeat(1, n_tiling, 1, 1)",
+        modules=(f"{BLOCK}.mha", f"{FALCON}.self_attention"),
+    ),
+    Bug(
+        "query_position",
+        "queries are turned as if each call began at position zero",
+        "query = self.rotary_embeds(query, positions=positions)",
+        "query = self.rotary_embeds(query)",
+        modules=(ROTARY, f"{FALCON}.self_attention"),
+    ),
+    Bug(
+        "cache_slot",
+        "keys of the cache are one place too far",
+        "torch.cat([cache_k, key], dim=-2)",
+        "torch.cat([cache_k.roll(1, -2), key], dim=-2)",
+        modules=(f"{BLOCK}.mha", f"{FALCON}.self_attention"),
+    ),
+    Bug(
+        "wrong_scale",
+        "scores are scaled with the number of heads",
+        "attn_scores /= math.sqrt(width)",
+        "attn_scores /= math.sqrt(key.shape[1])",
+        modules=(f"{BLOCK}.mha", SCORER, f"{FALCON}.self_attention"),
+    ),
+    Bug(
+        "residual_normed",
+        "the normalised input is the residual",
+        "        residual = input\n\n        attn_out, cache = self.mha(",
+        "        residual = self.attn_input_layer_norm(input)\n\n"
+        "        attn_out, cache = self.mha(",
+        modules=(BLOCK, FALCON),
+        also=("return self.ffn_residual_layer_norm(residual + output), cache",),
+    ),
+)
+
 PORTS = (
     Port(
         "curated-neox",
-        partial(source, "gpt_neox"),
+        partial(source, "gpt_neox", *PARTS),
         neox,
         make_neox,
         partial(convert, names=NEOX_NAMES, layers="gpt_neox.layers"),
@@ -450,7 +617,7 @@ PORTS = (
     ),
     Port(
         "curated-mpt",
-        partial(source, "mpt"),
+        partial(source, "mpt", *PARTS),
         mpt,
         make_mpt,
         partial(convert, names=MPT_NAMES, layers="transformer.blocks"),
@@ -458,6 +625,20 @@ PORTS = (
         work,
         mpt_norms,
         MPT_BUGS,
+        package="curated_transformers",
+        prepare=prepare,
+        missing=partial(packages.missing, "curated_transformers"),
+    ),
+    Port(
+        "curated-falcon",
+        partial(source, "falcon", "config", "layer", "decoder", "causal_lm"),
+        falcon,
+        make_falcon,
+        partial(convert, names=FALCON_NAMES, layers="transformer.h"),
+        partial(decode, keep=1),
+        work,
+        falcon_norms,
+        FALCON_BUGS,
         package="curated_transformers",
         prepare=prepare,
         missing=partial(packages.missing, "curated_transformers"),

@@ -31,6 +31,7 @@ HELD_OUT = (
     "bert_encoder",
     "mamba_decoder",
     "curated_decoders",
+    "curated_encoder",
 )
 
 
