@@ -1,7 +1,7 @@
 """Score fixed cases with each judgement constant at half and at twice its value.
 
-    python benchmarks/constants.py [--sets ports,zoo,more] [--constants A,B] [--every 1]
-        [--recordings FOLDER] [--json FILE]
+    python benchmarks/constants.py [--sets ports,zoo,more] [--constants A,B] [--factors 0.5,2]
+        [--every 1] [--recordings FOLDER] [--json FILE]
 
 The cases are a fixed part of the ports and of both zoo sets: right programs and bugs, by modules
 and with functions, fp32 and half precision. Each is recorded once, into a folder that is kept, and
@@ -37,7 +37,8 @@ import llmdebug_nb as ld
 from llmdebug_nb.align import axes
 from llmdebug_nb.core import constants
 
-FACTORS = {"half": 0.5, "twice": 2.0}
+FACTORS = (0.5, 2.0)
+WORDS = {0.5: "at half", 2.0: "at twice"}
 GRADES = ("exact", "module", "alarm")
 MODES = tuple(ports_score.MODES)
 PORTS = PORT_SETS["known"]  # the others are held out from work on the comparison
@@ -49,12 +50,12 @@ AT_ONCE = 8
 class Told:
     """The answer of one comparison. ``grade``: of a bug; "right" or "alarm" of a right program.
 
-    ``factor``: "half", "twice" or "" for the defaults. ``constants``: the ones that were changed at
-    once; with the defaults the ones that were read. ``says``: verdict, places and causes.
+    ``factor``: times the default. ``constants``: the ones that were changed at once; with a factor
+    of 1.0 the ones that were read. ``says``: verdict, places and causes.
     """
 
     case: str
-    factor: str
+    factor: float
     constants: tuple[str, ...]
     grade: str
     says: str
@@ -225,14 +226,14 @@ def usual(case: Case, runs: Runs) -> Told:
     """Compare a case with the defaults, and see which constants are read."""
     with watched() as reads:
         grade, says = case.told(*runs)
-    return Told(case.name, "", tuple(sorted(reads)), grade, " | ".join(says))
+    return Told(case.name, 1.0, tuple(sorted(reads)), grade, " | ".join(says))
 
 
 def compared(
-    case: Case, runs: Runs, default: Told, names: Sequence[str], factor: str
+    case: Case, runs: Runs, default: Told, names: Sequence[str], factor: float
 ) -> Iterator[Told]:
     """Yield the answers with constants changed: at once if that changes nothing, else each."""
-    with changed(names, FACTORS[factor]):
+    with changed(names, factor):
         grade, says = case.told(*runs)
     told = Told(case.name, factor, tuple(names), grade, " | ".join(says))
     if len(names) == 1 or (told.grade, told.says) == (default.grade, default.says):
@@ -243,17 +244,19 @@ def compared(
         yield from compared(case, runs, default, some, factor)
 
 
-def answers(case: Case, names: Sequence[str], folder: Path, done: list[Told]) -> Iterator[Told]:
+def answers(
+    case: Case, names: Sequence[str], factors: Sequence[float], folder: Path, done: list[Told]
+) -> Iterator[Told]:
     """Yield what is not done of a case: first the answer with the defaults."""
     known = [told for told in done if told.case == case.name]
-    missing = {factor: [*names] for factor in FACTORS}
+    missing = {factor: [*names] for factor in factors}
     for told in known:
-        if told.factor:
+        if told.factor in missing:
             missing[told.factor] = [n for n in missing[told.factor] if n not in told.constants]
     if known and not any(missing.values()):
         return
     runs = recorded(case, folder)
-    default = next((told for told in known if not told.factor), None)
+    default = next((told for told in known if told.factor == 1.0), None)
     if default is None:
         default = usual(case, runs)
         yield default
@@ -263,7 +266,13 @@ def answers(case: Case, names: Sequence[str], folder: Path, done: list[Told]) ->
             yield from compared(case, runs, default, some[start : start + AT_ONCE], factor)
 
 
-def run(chosen: Sequence[Case], names: Sequence[str], folder: Path, lines: Path) -> list[Told]:
+def run(
+    chosen: Sequence[Case],
+    names: Sequence[str],
+    folder: Path,
+    lines: Path,
+    factors: Sequence[float] = FACTORS,
+) -> list[Told]:
     """Compare all cases with all values; return what is told, from earlier commands too."""
     told: list[Told] = []
     if lines.exists():
@@ -272,13 +281,13 @@ def run(chosen: Sequence[Case], names: Sequence[str], folder: Path, lines: Path)
     lines.parent.mkdir(parents=True, exist_ok=True)
     with lines.open("a", encoding="utf-8") as file:
         for number, case in enumerate(chosen, 1):
-            for each in answers(case, names, folder, [*told]):
+            for each in answers(case, names, factors, folder, [*told]):
                 told.append(each)
                 print(json.dumps(asdict(each)), file=file, flush=True)
             print(f"\r{number} of {len(chosen)} cases", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     of = {case.name for case in chosen}
-    return [each for each in told if each.case in of]
+    return [each for each in told if each.case in of and each.factor in (1.0, *factors)]
 
 
 # -- the table -----------------------------------------------------------------------------------
@@ -290,48 +299,61 @@ def counted(told: Iterable[Told]) -> str:
     return " / ".join(str(grades.count(grade)) for grade in GRADES)
 
 
-def by_constant(told: Sequence[Told], name: str) -> dict[str, dict[str, Told]]:
-    """Return the answers by factor and case, those of the defaults where nothing was changed."""
-    default = {each.case: each for each in told if not each.factor}
-    found = {factor: dict(default) for factor in FACTORS}
-    for each in told:
-        if each.factor and name in each.constants:
-            found[each.factor][each.case] = each
-    return found
+@dataclass(frozen=True)
+class Row:
+    """The answers of all cases with one constant at some factors. ``default``: by case."""
+
+    name: str
+    default: dict[str, Told]
+    found: dict[float, dict[str, Told]]
+
+    def pairs(self) -> Iterator[tuple[float, Told, Told]]:
+        """Yield factor, default's answer and this one."""
+        for factor, cases in self.found.items():
+            for case, told in cases.items():
+                yield factor, self.default[case], told
+
+    def readers(self) -> int:
+        return sum(self.name in told.constants for told in self.default.values())
+
+    def others(self) -> int:
+        return sum(told.says != before.says for _, before, told in self.pairs())
 
 
-def table(told: Sequence[Told], names: Sequence[str]) -> str:
+def by_constant(told: Sequence[Told], names: Sequence[str]) -> list[Row]:
+    """Return a row a constant; a case has default's answer where nothing was changed."""
+    default = {each.case: each for each in told if each.factor == 1.0}
+    factors = sorted({each.factor for each in told} - {1.0})
+    rows = [Row(name, default, {factor: {**default} for factor in factors}) for name in names]
+    for row in rows:
+        for each in told:
+            if each.factor != 1.0 and row.name in each.constants:
+                row.found[each.factor][each.case] = each
+    return rows
+
+
+def table(rows: Sequence[Row]) -> str:
     """Return a row for each constant, as Markdown."""
-    default = [each for each in told if not each.factor]
-    rows = [["constant", "value", "read in", "at half", "default", "at twice", "other answers"]]
-    rows.append(["---"] * len(rows[0]))
-    for name in names:
-        found = by_constant(told, name)
-        half, twice = (counted(found[factor].values()) for factor in FACTORS)
-        pairs = [(each, found[factor][each.case]) for factor in FACTORS for each in default]
-        others = sum(a.says != b.says for a, b in pairs)
-        read = sum(name in each.constants for each in default)
-        row = [name, f"{vars(constants)[name]:.3g}", str(read), half, counted(default), twice]
-        rows.append([*row, str(others)])
-    return "\n".join(f"|{'|'.join(row)}|" for row in rows)
+    factors = list(rows[0].found)
+    head = ["constant", "value", "read in", "default", *(WORDS.get(f, f"× {f:g}") for f in factors)]
+    cells = [[*head, "other answers"], ["---"] * (len(head) + 1)]
+    for row in rows:
+        each = [counted(told.values()) for told in (row.default, *row.found.values())]
+        value = f"{vars(constants)[row.name]:.3g}"
+        cells.append([row.name, value, str(row.readers()), *each, str(row.others())])
+    return "\n".join(f"|{'|'.join(row)}|" for row in cells)
 
 
-def changes(told: Sequence[Told], names: Sequence[str]) -> str:
+def changes(rows: Sequence[Row]) -> str:
     """Return a line for each grade that a value changes, then the constants that change nothing."""
-    lines, same, unread = [], [], []
-    default = {each.case: each for each in told if not each.factor}
-    for name in names:
-        found = by_constant(told, name)
-        pairs = [(f, default[case], each) for f in FACTORS for case, each in found[f].items()]
-        lines += [
-            f"* {name} at {factor}: {each.case}: {before.grade} → {each.grade}"
-            for factor, before, each in pairs
-            if each.grade != before.grade
-        ]
-        if not any(name in each.constants for each in default.values()):
-            unread.append(name)
-        elif all(each.says == before.says for _, before, each in pairs):
-            same.append(name)
+    lines = [
+        f"* {row.name} × {factor:g}: {told.case}: {before.grade} → {told.grade}"
+        for row in rows
+        for factor, before, told in row.pairs()
+        if told.grade != before.grade
+    ]
+    same = [row.name for row in rows if row.readers() and not row.others()]
+    unread = [row.name for row in rows if not row.readers()]
     lines.append(f"\nChange no answer: {', '.join(same) or 'none'}.")
     lines.append(f"Not read in any case: {', '.join(unread) or 'none'}.")
     return "\n".join(lines)
@@ -346,6 +368,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--sets", default=",".join(("ports", *SETS)), help="some of these")
     parser.add_argument("--constants", default="", help="names; all judgement constants if empty")
+    parser.add_argument("--factors", default="0.5,2", help="times the value of a constant")
     parser.add_argument("--every", type=int, default=1, help="take each n-th case")
     parser.add_argument("--recordings", type=Path, default=OUT / "recordings")
     parser.add_argument("--json", type=Path, default=OUT / "told.jsonl")
@@ -358,9 +381,9 @@ def main() -> None:
     if unknown := [name for name in names if name not in vars(constants)]:
         raise SystemExit(f"no such constant: {', '.join(unknown)}")
     chosen = cases(given.sets.split(","), given.every)
-    told = run(chosen, names, given.recordings, given.json)
-    done = sum(not each.factor for each in told)
-    print(f"{done} cases\n\n{table(told, names)}\n\n{changes(told, names)}")
+    factors = [float(factor) for factor in given.factors.split(",")]
+    rows = by_constant(run(chosen, names, given.recordings, given.json, factors), names)
+    print(f"{len(rows[0].default)} cases\n\n{table(rows)}\n\n{changes(rows)}")
 
 
 if __name__ == "__main__":

@@ -40,6 +40,10 @@ class FakeCase:
         return ("wrong" if changed else "exact"), ["diverged", *changed]
 
 
+def _table(told: list[benchmark.Told], names: list[str]) -> str:
+    return benchmark.table(benchmark.by_constant(told, names))
+
+
 @pytest.fixture(autouse=True)
 def _no_recordings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark, "recorded", lambda case, folder: (None, None))
@@ -77,7 +81,7 @@ def test_of_constants_that_are_changed_at_once_each_that_matters_is_found(
     found = []
     for start in range(0, len(NAMES), at_once):
         some = NAMES[start : start + at_once]
-        found += benchmark.compared(case, (None, None), default, some, "twice")
+        found += benchmark.compared(case, (None, None), default, some, 2.0)
     assert {told.constants for told in found if told.grade == "wrong"} == {(n,) for n in telling}
     assert sorted(name for told in found for name in told.constants) == sorted(NAMES)
 
@@ -91,18 +95,18 @@ def test_an_interrupted_benchmark_goes_on_where_it_stopped(tmp_path: Path) -> No
     again = FakeCase(("SAME_VALUES",))
     resumed = benchmark.run([again], NAMES, tmp_path, lines)
     assert 0 < again.compared < first.compared
-    assert benchmark.table(resumed, NAMES) == benchmark.table(whole, NAMES)
+    assert _table(resumed, NAMES) == _table(whole, NAMES)
     assert benchmark.run([FakeCase(())], NAMES, tmp_path, lines) == resumed
     assert {json.loads(line)["case"] for line in kept} == {"fake"}
 
 
 def test_the_table_counts_answers_at_half_and_at_twice_the_value(tmp_path: Path) -> None:
     told = benchmark.run([FakeCase(("EVEN_SHARE",))], NAMES, tmp_path, tmp_path / "told.jsonl")
-    rows = benchmark.table(told, ["EVEN_SHARE", "EVEN_ERRORS"]).splitlines()
-    assert rows[2] == "|EVEN_SHARE|0.25|1|0 / 0 / 0|1 / 0 / 0|0 / 0 / 0|2|"
+    rows = _table(told, ["EVEN_SHARE", "EVEN_ERRORS"]).splitlines()
+    assert rows[2] == "|EVEN_SHARE|0.25|1|1 / 0 / 0|0 / 0 / 0|0 / 0 / 0|2|"
     assert rows[3] == "|EVEN_ERRORS|8|1|1 / 0 / 0|1 / 0 / 0|1 / 0 / 0|0|"
-    text = benchmark.changes(told, ["EVEN_SHARE", "EVEN_ERRORS"])
-    assert "* EVEN_SHARE at twice: fake: exact → wrong" in text
+    text = benchmark.changes(benchmark.by_constant(told, ["EVEN_SHARE", "EVEN_ERRORS"]))
+    assert "* EVEN_SHARE × 2: fake: exact → wrong" in text
     assert "Change no answer: EVEN_ERRORS." in text
 
 
