@@ -137,11 +137,8 @@ def runs_text(order: np.ndarray) -> str:
     """Return the first runs of places: ``5-9, 0-4``."""
     ends = np.flatnonzero(np.diff(order) != 1) + 1
     runs = [span_text(int(run[0]), len(run)) for run in np.split(order, ends)]
-    return ", ".join(runs[: constants.INDICES_SHOWN]) + (
-        f" and {len(runs) - constants.INDICES_SHOWN} more"
-        if len(runs) > constants.INDICES_SHOWN
-        else ""
-    )
+    most = constants.INDICES_SHOWN
+    return ", ".join(runs[:most]) + (f" and {len(runs) - most} more" if len(runs) > most else "")
 
 
 class _Tries:

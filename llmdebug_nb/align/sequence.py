@@ -239,20 +239,14 @@ class _Table:
         same_bytes = (g.fingerprint == m.fingerprint) & (g.fingerprint > 0)
         digits = _digits(self._golden.figures[rows], self._mine.figures[columns])
         # if rounding is coarse, which pair agrees to more digits than that is chance
-        certain = same_bytes | (
-            (digits >= constants.REPLACED_DIGITS) & (sure >= constants.REPLACED_DIGITS)
-        )
+        certain = same_bytes | (np.minimum(digits, sure) >= constants.REPLACED_DIGITS)
         numel = g.figures[..., 0] == m.figures[..., 0]
         # a coarse dtype has fewer digits: scale them up to those of other dtypes
         digits = np.minimum(digits * (constants.REPLACED_DIGITS / sure), constants.REPLACED_DIGITS)
         score = (
-            op
-            * np.where(
-                shape,
-                constants.SAME_OPERATOR_SCORE + constants.SAME_SHAPE_SCORE,
-                constants.SAME_OPERATOR_SCORE + constants.OTHER_SHAPE_SCORE,
-            )
-            + (~op & shape) * constants.SAME_SHAPE_SCORE
+            op * constants.SAME_OPERATOR_SCORE
+            + shape * constants.SAME_SHAPE_SCORE
+            + (op & ~shape) * constants.OTHER_SHAPE_SCORE
             + ((g.name == m.name) & (g.name > 0)) * constants.SAME_NAME_SCORE
             + (g.output == m.output) * constants.SAME_OUTPUT_SCORE
             + certain * constants.CERTAIN_SCORE

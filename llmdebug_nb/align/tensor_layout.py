@@ -74,11 +74,8 @@ class LayoutFinder:
         if a.shape == b.shape and key not in self._known:
             # One class of module has one layout: a transposed tensor is a bug there.
             long = [n for n in a.shape if n != 1]
-            if (
-                golden.op == mine.op
-                or len(set(long)) == len(long)
-                or not _similar(a, b, constants.UNCLEAR_LAYOUT)
-            ):
+            alike = golden.op != mine.op and _similar(a, b, constants.UNCLEAR_LAYOUT)
+            if not alike or len(set(long)) == len(long):
                 return None
         found = self._best(key, golden, mine, [Fit("", whole=True)], fused or sharded)
         alike = a.shape != b.shape and _long(a.shape) == _long(b.shape)
@@ -126,11 +123,8 @@ class LayoutFinder:
     def agree(self, golden: Record, mine: Record) -> bool:
         """Tell whether two tensors hold the same values; False without values."""
         a, b = golden.summary, mine.summary
-        limit = (
-            constants.UNCLEAR_LAYOUT
-            if max(_coarseness(s) for s in (a, b)) > SINGLE
-            else constants.SAME_VALUES
-        )
+        coarse = max(map(_coarseness, (a, b))) > SINGLE
+        limit = constants.UNCLEAR_LAYOUT if coarse else constants.SAME_VALUES
         if not (a.numel and b.numel) or (a.numel == b.numel and not _similar(a, b, limit)):
             return False
         fit = self.fit(golden, mine)

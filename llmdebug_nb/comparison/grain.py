@@ -59,8 +59,5 @@ def _are_reordered(golden: torch.Tensor, mine: torch.Tensor, grain: torch.Tensor
 
 def _share(channels: torch.Tensor) -> float:
     """Return the share of the channels that are beyond their grain; 2 if none is."""
-    return (
-        float((~(channels <= constants.CHANNEL_GRAINS)).double().mean())
-        if (~(channels <= constants.CHANNEL_GRAINS)).any()
-        else 2.0
-    )
+    bad = ~(channels <= constants.CHANNEL_GRAINS)
+    return float(bad.double().mean()) if bool(bad.any()) else 2.0

@@ -204,11 +204,8 @@ class _Sums:
     """The running sums of one pass."""
 
     def __init__(self, unit: str, width: int) -> None:
-        self.huge = (
-            constants.INFINITE_SHARE * torch.finfo(DTYPES[unit]).max
-            if is_floating(unit)
-            else math.inf
-        )
+        largest = torch.finfo(DTYPES[unit]).max if is_floating(unit) else math.inf
+        self.huge = constants.INFINITE_SHARE * largest
         self.width = width
         self.row_d: list[np.ndarray] = []
         self.row_g: list[np.ndarray] = []

@@ -302,14 +302,11 @@ class Siblings:
         if (kind, path) not in self._amplifications:
             ratios = self._ratios[kind].items()
             others = [statistics.median(own) for other, own in ratios if other != path]
-            learnt = (
-                constants.SIBLING_SPREAD * statistics.median(others)
-                if len(others) > 1
-                else constants.AMPLIFICATION
-            )
-            self._amplifications[kind, path] = min(
-                max(learnt, constants.LEAST_AMPLIFICATION), constants.MOST_AMPLIFICATION
-            )
+            learnt = constants.AMPLIFICATION
+            if len(others) > 1:
+                learnt = constants.SIBLING_SPREAD * statistics.median(others)
+            learnt = max(learnt, constants.LEAST_AMPLIFICATION)
+            self._amplifications[kind, path] = min(learnt, constants.MOST_AMPLIFICATION)
         return self._amplifications[kind, path]
 
 

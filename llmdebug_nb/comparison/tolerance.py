@@ -135,9 +135,8 @@ def scale_of(metrics: Mapping[str, float | int | None]) -> float:
 
 def _is_even(metrics: Mapping[str, float | int | None], error: float) -> bool:
     """Tell whether the error is mostly a common factor."""
-    return (metrics.get("scale_t") or 0.0) >= constants.EVEN_ERRORS and scale_of(
-        metrics
-    ) >= constants.EVEN_SHARE * error
+    significant = (metrics.get("scale_t") or 0.0) >= constants.EVEN_ERRORS
+    return significant and scale_of(metrics) >= constants.EVEN_SHARE * error
 
 
 def says(limits: Limits | None, calibration: Calibration, differences: Iterable[Difference]) -> str:
@@ -339,9 +338,8 @@ class _Judge:
             beyond = fixed.error > fixed.limit and not (inherited and m.error <= limit)
             verdict: RowVerdict = "diverged" if beyond else "within_noise" if m.error else "match"
             return row(verdict, fixed.error, fixed.limit, fixed.says), level
-        if (
-            channel := metrics.get("worst_channel")
-        ) is not None and not channel <= constants.CHANNEL_GRAINS:
+        channel = metrics.get("worst_channel")
+        if channel is not None and not channel <= constants.CHANNEL_GRAINS:
             return row("diverged", channel, constants.CHANNEL_GRAINS, m.remark), capped
         if m.error and (why := self._tie(m, explained, limit)):
             return row(UNMATCHED, m.error, limit, why), Level(error=math.inf)
@@ -397,9 +395,8 @@ class _Judge:
             flipped = (site.rank, site.generation) in self._flips
             return NEAR_TIE if flipped and self._noise.is_outermost(site) else None
         # the values chosen are as good as golden's, or few of many choices differ
-        few = (m.metrics.get("mismatched") or math.inf) <= max(
-            1.0, constants.NEAR_TIES * record.summary.numel
-        )
+        most = max(1.0, constants.NEAR_TIES * record.summary.numel)
+        few = (m.metrics.get("mismatched") or math.inf) <= most
         return NEAR_TIE if level.error and (few or self._noise.has_outputs(site)) else None
 
 

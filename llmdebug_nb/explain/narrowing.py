@@ -235,11 +235,9 @@ class _Rewritten:
         self._data = narrowing.depending_on_data(golden, 0), narrowing.depending_on_data(mine, 1)
         dtypes = [r.summary.dtype for c in (*golden, *mine) for r in (*c.inputs, *c.outputs)]
         noise = max((d.error or 0.0 for d in region.entries), default=0.0)
-        self._limit = min(
-            constants.OPERATORS_EPSILONS * max(map(epsilon, dtypes))
-            + constants.AMPLIFICATION * noise,
-            constants.OTHER_VALUES,
-        )
+        limit = constants.OPERATORS_EPSILONS * max(map(epsilon, dtypes))
+        limit += constants.AMPLIFICATION * noise
+        self._limit = min(limit, constants.OTHER_VALUES)
 
     def narrowed(self) -> Region:
         region = self._region

@@ -72,10 +72,8 @@ def placed(sides: Sides) -> Relation | None:
     for place in places:
         predicted = flat[place.at(sides.positions)].double()
         factor = fitted_factor(predicted, sides.sample, sides.limit)
-        if (
-            not relative_l2(factor * predicted, sides.sample)
-            < constants.SAMPLE_SPREAD * sides.limit
-        ):
+        error = relative_l2(factor * predicted, sides.sample)
+        if not error < constants.SAMPLE_SPREAD * sides.limit:
             continue
         parameters = int(factor not in (1.0, -1.0))
         tried = math.log(2 * len(places))
@@ -150,17 +148,11 @@ def reordered(sides: Sides) -> Relation | None:
     if len(differing) > 1:
         return None
     for axis in reversed(axes):
-        if (
-            1 <= shapes[1][axis] <= constants.LONGEST_AXIS
-            and 2 <= shapes[0][axis] <= constants.LONGEST_AXIS
-        ):
+        theirs, ours = shapes[0][axis], shapes[1][axis]
+        if ours and theirs > 1 and max(theirs, ours) <= constants.LONGEST_AXIS:
             g, m = sides.slices(axis)
-            size = (
-                float(g.norm())
-                / math.sqrt(len(g))
-                / max(float(m.norm()), constants.SMALLEST_SQUARED)
-            )
-            size *= math.sqrt(len(m))
+            size = float(g.norm()) / max(float(m.norm()), constants.SMALLEST_SQUARED)
+            size *= math.sqrt(len(m) / len(g))
             for factor in (1.0, 1.0 / size if size else 1.0):
                 found = _along(sides, axis, factor)
                 if found is not None:
