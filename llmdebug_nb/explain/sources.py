@@ -35,15 +35,24 @@ def of_module(side: Side, path: str, op: str = "") -> Source:
     return _source(side, path, op or (node.type if node is not None else ""), frames)
 
 
-def of_views(side: Side, record: Record) -> list[Source]:
-    """Return the lines of the views on the way to a tensor, the first that ran first."""
-    path = module_of(record.site.path)
+def of_views(side: Side, flow: Flow, record: Record) -> list[Source]:
+    """Return the lines of the views on the way to a tensor, the first that ran first.
+
+    Views of what enters the module are code around it, which gives them to others too.
+    """
+    path, around = module_of(record.site.path), flow.call(record).around
+    entering = [r.views for r in (around.inputs if around is not None else [])]
+    known = [len(v) for v in entering if record.views[: len(v)] == v]
+    frames = side.run.index.frames(record.site.key) if is_operator(record.site.path) else ()
+    functions = [(frame.file, frame.function) for frame in frames]
     found = []
-    for view in record.views:
+    for view in record.views[max(known, default=0) :]:
         match = _FRAME.fullmatch(view.source)
         if match is not None:
-            frames = (Frame(match[1], int(match[2]), match[3]),)
-            found.append(_source(side, path, view.op, frames))
+            frame = Frame(match[1], int(match[2]), match[3])
+            here = frame.file, frame.function
+            outside = frames[functions.index(here) + 1 :] if here in functions else ()
+            found.append(_source(side, path, view.op, (frame, *outside)))
     return found
 
 
@@ -90,7 +99,8 @@ class Places:
             [self._of(at, call) for call in calls if call.is_operator]
             for at, calls in enumerate((region.golden, region.mine))
         ]
-        sides[1] += self._views() or self._stands()
+        views = self._views()
+        sides[1] += [*views, *self._takers()] if views else self._stands()
         count = max(map(len, sides))
         padded = [[*side, *[None] * (count - len(side))] for side in sides]
         guilty = [LinePair(g, m, None, "guilty") for g, m in zip(*padded, strict=True)]
@@ -102,10 +112,19 @@ class Places:
         if region is None or self._blamed.cause == causes.WEIGHT:
             return []
         if region.taken is not None:
-            return of_views(self._sides[1], region.taken[1])
+            return of_views(self._sides[1], self._flows[1], region.taken[1])
         record = region.row.pair.mine
         acts = [call for call in region.mine if call.is_operator]
-        return of_views(self._sides[1], record) if record is not None and not acts else []
+        if record is None or acts:
+            return []
+        return of_views(self._sides[1], self._flows[1], record)
+
+    def _takers(self) -> list[Source]:
+        """Return the line that takes the wrong tensor, if no call of mine is in the region."""
+        region = self._blamed.region
+        record = None if region is None or region.mine else region.row.pair.mine
+        call = None if record is None else self._flows[1].call(record)
+        return [] if call is None or not call.is_operator else [self._of(1, call)]
 
     def _stands(self) -> list[Source]:
         """Return the lines between which a call would stand that mine leaves out."""

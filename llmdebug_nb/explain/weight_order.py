@@ -7,14 +7,16 @@ the weights are.
 
 from __future__ import annotations
 
+import itertools
 import math
+from typing import NamedTuple
 
 import torch
 
 from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.paths import module_of
 from llmdebug_nb.core.records import Record
-from llmdebug_nb.explain.flow import AGREES, Flow
+from llmdebug_nb.explain.flow import Flow
 
 
 def in_other_order(
@@ -25,21 +27,18 @@ def in_other_order(
     ``golden``, ``mine``: the tensors that golden and mine take in one place. The weights are those
     that golden makes them with. None if the order is the same, or unknown.
     """
-    tensors = mine, flows[1].base(mine)
-    rows_of_mine = [d for r in tensors for d in flows[1].rows[r.id] if d.verdict in AGREES]
-    wanted = _weight(flows[0], golden)
-    for partner in (d.pair.golden for d in rows_of_mine):
-        held = _weight(flows[0], partner) if partner is not None else None
-        if wanted is None or held is None or wanted is held:
+    wanted, ours = _weight(flows[0], golden), _weight(flows[1], mine)
+    if wanted is None or ours is None:
+        return None
+    rows = [d for d in flows[0].rows[wanted.id] if d.pair.mine is not None]
+    for row, other in itertools.product(rows, flows[1].rows[ours.id]):
+        held = other.pair.golden
+        if held is None or held.site.role != "weight" or held.site.path == wanted.site.path:
             continue
-        if wanted.site.path == held.site.path or wanted.summary.shape[1:] != held.summary.shape[1:]:
-            continue
-        rows = _row(flows[0], wanted), _row(flows[0], held)
-        places = [_place(row) for row in rows if row is not None]
-        if rows[0] is None or rows[1] is None or len(places) < 2:
-            continue
-        if (wanted.id < held.id) != (places[0] < places[1]):
-            return rows[0], rows[1]
+        first, last = (row, other) if wanted.id < held.id else (other, row)
+        before, after = _place(first), _place(last)
+        if (before.record, before.end) >= (after.record, after.begin):
+            return row, other
     return None
 
 
@@ -49,23 +48,25 @@ def _weight(flow: Flow, record: Record) -> Record | None:
     return None if call is None else flow.matrices.get(module_of(call.key.path))
 
 
-def _row(flow: Flow, weight: Record) -> Difference | None:
-    """Return the row that says where in mine a weight of golden is."""
-    rows = (d for d in flow.rows[weight.id] if d.pair.mine is not None)
-    return next((d for d in rows if d.pair.mine and d.pair.mine.site.role == "weight"), None)
+class _Place(NamedTuple):
+    """Where in mine a weight of golden is: the record, and its first and last element there."""
+
+    record: int
+    begin: int
+    end: int
 
 
-def _place(row: Difference) -> tuple[int, int]:
-    """Return the record of mine that holds golden's weight, and at which element it begins."""
+def _place(row: Difference) -> _Place:
     golden, mine, fit = row.pair.golden, row.pair.mine, row.pair.fit
     assert golden is not None
     assert mine is not None
+    whole = _Place(mine.id, 0, mine.summary.numel - 1)
     if fit is None:
-        return mine.id, 0
+        return whole
     shapes = golden.summary.shape, mine.summary.shape
     numbers = [torch.arange(math.prod(shape)).reshape(shape) for shape in shapes]
     try:
         part = fit(numbers[0], numbers[1])[1]
     except ValueError:
-        return mine.id, 0
-    return mine.id, int(part.flatten()[0]) if part.numel() else 0
+        return whole
+    return _Place(mine.id, int(part.min()), int(part.max())) if part.numel() else whole
