@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +10,9 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
-from ports import score
-from ports.entry import WEIGHTS, Bug, Port, difference, fits
-from ports.sets import PORTS
+from ports import packages, score
+from ports.entry import WEIGHTS, Bug, Port, difference, fits, load
+from ports.sets import PORTS, SETS
 
 EACH = [pytest.param(port, id=port.name) for port in PORTS.values()]
 SOURCE = "def f(x):\n    y = x + 1\n    return g(\n        y,\n        x,\n    )\n"
@@ -70,6 +71,48 @@ def test_outliers_change_the_weights_and_not_the_logits(port: Port) -> None:
     ]
     assert largest[1] > 10 * largest[0]
     assert difference(ordinary(), outliers()) < 1e-4
+
+
+def test_a_bug_can_be_in_any_file_of_a_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "severalfiles"
+    folder.mkdir()
+    (folder / "a.py").write_text("class A:\n    size = 3\n")
+    (folder / "b.py").write_text(
+        "from math import (\n    pi,\n)\nfrom severalfiles.a import A\nfrom .gone import Gone\n\n\n"
+        "class B(A):\n    def area(self, of: Gone):\n        return pi * self.size\n\n\n"
+        "def lora_b(of=Gone):\n    return of\n"
+    )
+    monkeypatch.setenv("LLMDEBUG_PORTS", str(tmp_path))
+    monkeypatch.delitem(sys.modules, "severalfiles", raising=False)
+    path = packages.joined("severalfiles", "a.py", "b.py", without="lora_")
+    bug = Bug("b", "", "size = 3", "size = 5")
+    code = load(bug.source(path.read_text()), "severalfiles_b.py", "severalfiles")
+    assert code.B().area(None) == 5 * math.pi
+    assert not hasattr(code, "lora_b")
+
+
+def test_every_port_is_in_one_set() -> None:
+    assert sum(map(len, SETS.values())) == len(PORTS)
+    assert PORTS.keys() == SETS["known"].keys() | SETS["held-out"].keys()
+
+
+def test_cases_of_held_out_ports_are_not_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known, held_out = (next(iter(ports)) for ports in (SETS["known"], SETS["held-out"]))
+    marks = [
+        score.Mark(port, "modules", "fp32", "ordinary", 0, f"bug of {port}", "diverged", "wrong")
+        for port in (known, held_out)
+    ]
+    monkeypatch.setattr(score, "run", lambda given: marks)
+    monkeypatch.setattr(sys, "argv", ["score.py"])
+    score.main()
+    told = capsys.readouterr().out
+    assert f"|{held_out}|modules|" in told
+    assert f"bug of {known}" in told
+    assert f"bug of {held_out}" not in told
 
 
 # -- grades --------------------------------------------------------------------------------------
