@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,7 +9,6 @@ from torch import Tensor, nn
 import llmdebug_nb as ld
 from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.findings import Finding
-from llmdebug_nb.explain import blame, relating
 from llmdebug_nb.explain.runs import Side
 from recordings import record
 
@@ -219,27 +215,3 @@ def test_a_dump_whose_values_are_cut_off_tells_no_relation_and_raises_nothing(mo
     assert region.relation
     monkeypatch.setattr(Side, "load", cut)
     assert ld.compare(golden, mine).findings[0].relation == ""
-
-
-def test_large_tensors_take_less_than_a_second():
-    """The aim is 0.3 s; a busy machine takes longer."""
-    golden, mine = nn.Linear(4096, 2048, bias=False), nn.Linear(4096, 2048, bias=False)
-    x = torch.randn(1, 4096, generator=torch.Generator().manual_seed(0))
-    runs = [
-        record(model, lambda model=model: model(x), name, mode="module", weights=True)
-        for model, name in ((golden, "golden"), (mine, "mine"))
-    ]
-    spent = []
-
-    def timed(*arguments):
-        start = time.perf_counter()
-        found = relating.told(*arguments)
-        spent.append(time.perf_counter() - start)
-        return found
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blame, "relating", SimpleNamespace(told=timed))
-        for _ in range(2):  # the first one also imports what torch needs for it
-            ld.compare(*runs)
-    assert len(spent) == 2
-    assert min(spent) < 1.0
