@@ -2,24 +2,29 @@
 
 Code that somebody else wrote calls other operators, in other modules and another order. What it
 computes on the way is the same. So tensors are paired by what they hold: equal bytes first, then
-tensors of the same size whose statistics agree and whose values confirm it.
+tensors of the same size whose statistics agree, then those that lie in larger ones
+(`landmarks.py`). The values confirm it.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from llmdebug_nb.align import sequence
 from llmdebug_nb.align.calls import identifies
+from llmdebug_nb.align.landmarks import Landmarks, landmarks
 from llmdebug_nb.align.sequence import MatchTolerance
 from llmdebug_nb.align.tensor_layout import LayoutFinder
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.records import Record
+
+_Sides = tuple[Mapping[object, Sequence[Record]], Mapping[object, Sequence[Record]]]
+_Found = tuple[float, object, object]  # the error, and the keys of two tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,7 @@ class ValueMatches:
             defaultdict(list),
             defaultdict(list),
         )
-        self._match(sides[0], sides[1])
+        self._match((sides[0], sides[1]))
 
     def of_golden(self, record: Record) -> list[ValueMatch]:
         """Return the matches of a record of golden: the closest first, then in execution order."""
@@ -70,24 +75,29 @@ class ValueMatches:
             for other in self._records[0][key]
         ]
 
-    def _match(self, golden: dict[object, list[Record]], mine: dict[object, list[Record]]) -> None:
-        left = {key: records[0] for key, records in golden.items() if key not in mine}
-        right = {key: records[0] for key, records in mine.items() if key not in golden}
-        for key in golden.keys() & mine.keys():
+    def _match(self, sides: _Sides) -> None:
+        equal = sides[0].keys() & sides[1].keys()
+        for key in equal:
             self._partners[0][key].append((0.0, key))
             self._partners[1][key].append((0.0, key))
-        found = [
+        golden, mine = (
+            {key: records[0] for key, records in side.items() if key not in equal} for side in sides
+        )
+        whole = [
             (error, one, other)
-            for one, other in self._candidates(left, right)
-            if (error := self._error(left[one], right[other])) is not None
+            for one, other in self._candidates(golden, mine)
+            if (error := self._error(golden[one], mine[other])) is not None
         ]
-        for side, own in ((0, 1), (1, 2)):
-            least: dict[object, float] = {}
-            for each in found:
-                least[each[own]] = min(each[0], least.get(each[own], np.inf))
-            for each in sorted(found, key=lambda each: each[0]):
-                if each[0] <= least[each[own]] * constants.TIED_PARTNERS:
-                    self._partners[side][each[own]].append((each[0], each[3 - own]))
+        for error, one, other in _closest(whole):
+            self._partners[0][one].append((error, other))
+        for error, other, one in _closest([(e, m, g) for e, g, m in whole]):
+            self._partners[1][other].append((error, one))
+        for side, alone in enumerate((golden, mine)):
+            found = {each[1 + side] for each in whole}
+            small = {key: record for key, record in alone.items() if key not in found}
+            for error, one, other in _closest(self._holders(small, side)):
+                self._partners[side][one].append((error, other))
+                self._partners[1 - side][other].append((error, one))
 
     def _candidates(
         self, golden: dict[object, Record], mine: dict[object, Record]
@@ -116,9 +126,56 @@ class ValueMatches:
             for i, j in zip(*np.nonzero(enough & best), strict=True):
                 yield ours[i], theirs[j]
 
-    def _error(self, golden: Record, mine: Record) -> float | None:
-        error = self._layouts.distance(golden, mine)
+    def _holders(self, small: Mapping[object, Record], side: int) -> list[_Found]:
+        """Return the larger tensors of the other run that hold small ones of this run."""
+        known = {
+            key: windows
+            for key, record in small.items()
+            if len(windows := self._landmarks(record, side))
+        }
+        if not known:
+            return []
+        by_size = sorted(
+            ((key, records[0]) for key, records in self._records[1 - side].items()),
+            key=lambda each: each[1].summary.numel,
+        )
+        least = min(small[key].summary.numel for key in known)
+        large = {key: record for key, record in by_size if record.summary.numel > least}
+        places = Landmarks(
+            {key: self._landmarks(record, 1 - side) for key, record in large.items()},
+            self._tolerance.close,
+        )
+        found = []
+        for key, windows in known.items():
+            own, size = small[key], 0  # of the smallest tensors that hold it
+            for other in places.holders(windows):
+                numel = large[other].summary.numel
+                if numel <= own.summary.numel or 0 < size < numel:
+                    continue
+                pair = (own, large[other]) if side == 0 else (large[other], own)
+                if (error := self._error(*pair, part=True)) is not None:
+                    found.append((error, key, other))
+                    size = numel
+        return found
+
+    def _landmarks(self, record: Record, side: int) -> np.ndarray:
+        values = (
+            self._layouts.values_of(record, side) if is_floating(record.summary.dtype) else None
+        )
+        return landmarks(np.empty(0) if values is None else values.numpy())
+
+    def _error(self, golden: Record, mine: Record, part: bool = False) -> float | None:
+        error = self._layouts.distance(golden, mine, part)
         return error if error is not None and error <= self._tolerance.close else None
+
+
+def _closest(found: Iterable[_Found]) -> list[_Found]:
+    """Return what is about as close as the closest of the same first key, the closest first."""
+    found = sorted(found, key=lambda each: each[0])
+    least: dict[object, float] = {}
+    for error, key, _ in found:
+        least.setdefault(key, error)
+    return [each for each in found if each[0] <= least[each[1]] * constants.TIED_PARTNERS]
 
 
 def _distinct(records: Iterable[Record]) -> dict[object, list[Record]]:

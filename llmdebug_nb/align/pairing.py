@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, TypeVar
 
@@ -227,14 +227,18 @@ class _Pairing:
                     self._tensors(left, right, self._why(left, right, why, False))
             else:
                 rest.append((calls, theirs, known, why))
-        self._same_results(golden, mine, paired)
+        self._same_results(golden, mine, paired, compare)
         for calls, theirs, known, why in rest:
             known = _shared(calls, theirs, paired)
             for left, right, _ in match_operators(calls, theirs, kinds, known, tolerance, compare):
                 self._tensors(left, right, self._why(left, right, why, False))
 
     def _same_results(
-        self, golden: list[RecordedCall], mine: list[RecordedCall], paired: Numbers
+        self,
+        golden: list[RecordedCall],
+        mine: list[RecordedCall],
+        paired: Numbers,
+        compare: Callable[[RecordedCall, RecordedCall], str],
     ) -> None:
         """Pair the operators of both runs that have the same result."""
         left = [c for c in self._unpaired(golden, self._pairs) if c.operator]
@@ -263,7 +267,7 @@ class _Pairing:
                     self._kind(one) != self._kind_of(each[1].op),
                 ),
             )
-            replaced = self._compare(self._tolerance, one, other) != _SAME
+            replaced = compare(one, other) != _SAME
             self._tensors(one, other, self._why(one, other, SAME_VALUES, replaced), replaced)
             paired[0][id(one)] = paired[1][id(other)] = len(paired[0]) + 1
             del right[other.first_output.id]  # type: ignore[union-attr]
@@ -344,10 +348,15 @@ class _Pairing:
                 self._add(left, right, f"{why}; {remark}" if remark else why)
 
     def _belongs_elsewhere(self, golden: Record, mine: Record) -> bool:
-        """Tell whether one of two tensors holds what another tensor of the other run holds."""
-        if golden.site.role == "weight" or golden.summary.fingerprint == mine.summary.fingerprint:
+        """Tell whether another tensor of the other run holds one of two tensors.
+
+        A tensor of which another one is a part may have more parts.
+        """
+        a, b = golden.summary, mine.summary
+        if golden.site.role == "weight" or a.fingerprint == b.fingerprint:
             return False
-        theirs, ours = self._values.of_golden(golden), self._values.of_mine(mine)
+        theirs = [m for m in self._values.of_golden(golden) if m.mine.summary.numel >= a.numel]
+        ours = [m for m in self._values.of_mine(mine) if m.golden.summary.numel >= b.numel]
         if not theirs and not ours:
             return False
         return all(match.mine.id != mine.id for match in theirs) and all(

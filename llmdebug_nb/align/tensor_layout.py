@@ -19,7 +19,7 @@ from llmdebug_nb.align import masks, quantised
 from llmdebug_nb.align.batch_layout import BatchMap, BatchMaps, Load
 from llmdebug_nb.align.fit import Fit, span_text
 from llmdebug_nb.align.layout_search import order_along, proposed, search
-from llmdebug_nb.align.values import Values
+from llmdebug_nb.align.values import Values, real
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import SINGLE, epsilon, is_floating
 from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
@@ -131,19 +131,29 @@ class LayoutFinder:
         values = self._values(golden, mine, fit or Fit(""))
         return values is not None and values.error < limit
 
-    def distance(self, golden: Record, mine: Record) -> float | None:
+    def distance(self, golden: Record, mine: Record, part: bool = False) -> float | None:
         """Return the relative L2 error of two tensors in the layout that fits best.
 
+        ``part``: one of them may be any part of the other.
         None without values, if chance explains that they are near, or if the layout changes the
         order along an axis: heads repeated in turns are no layout of heads repeated one by one.
         """
-        fit = self.fit(golden, mine) or Fit("")
+        fit = self.fit(golden, mine, part) or Fit("")
         shapes = golden.summary.shape, mine.summary.shape
         key = *shapes, fit.says
         if key not in self._ordered:
             self._ordered[key] = _keeps_order(fit, *shapes)
         values = self._values(golden, mine, fit) if self._ordered[key] else None
         return values.error if values is not None and values.confirmed else None
+
+    def values_of(self, record: Record, side: int) -> torch.Tensor | None:
+        """Return the values of golden's (0) or mine's (1) tensor in float32, None if not kept."""
+        if self._load is None or record.payload is None or record.kept:
+            return None
+        try:
+            return real(self._load[side](record))
+        except (CorruptDumpError, TensorLookupError, RuntimeError):
+            return None
 
     def relaid(self, generation: int, step: int) -> bool:
         """Tell whether the batches of a step differ in the rows or the places of tokens."""

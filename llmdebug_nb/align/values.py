@@ -24,7 +24,7 @@ class Values:
 
     @classmethod
     def of(cls, golden: torch.Tensor, mine: torch.Tensor) -> Values:
-        g, m = _real(golden), _real(mine)
+        g, m = real(golden), real(mine)
         own, other = hidden(g), hidden(m)
         if own is None and other is None:
             return cls((g, m))
@@ -81,5 +81,6 @@ class Values:
         )
 
 
-def _real(x: torch.Tensor) -> torch.Tensor:
+def real(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in float32; of complex numbers, the sum of both parts."""
     return (x.real + x.imag if x.is_complex() else x).to(torch.float32)

@@ -73,6 +73,14 @@ FEWEST_ELEMENTS = 4
 # Partners whose errors are within this factor of the smallest are equal up to rounding. The order
 # of the calls decides among them. Rounding of one value in two programs differs by less.
 TIED_PARTNERS = 4.0
+# Elements of a landmark: a window along the last axis, the largest element at LANDMARK_CENTRE. No
+# head has fewer channels. Unrelated windows of 8 elements are within a share e of each other with
+# probability e^8, the volume of that ball: 2e-10 for 0.06.
+LANDMARK = 8
+LANDMARK_CENTRE = 3
+# A share of the landmarks of a tensor that a larger tensor must have, if it holds the tensor.
+# Rounding, and two largest elements that are about equal, lose a few.
+LANDMARKS_FOUND = 0.75
 # Relative gap of two norms that rounding does not make, in any dtype of 16 bits.
 NORM_GAP = 0.01
 # Share of the smaller side that must have a partner: of a run's tensors, a model's leaves, a row's
@@ -228,6 +236,10 @@ PACKED_BITS, PACKED_COUNTS = 4, (1, 2, 4, 8)
 # Candidates that are confirmed by their values. Unrelated tensors agree to TELLING_DIGITS in one
 # pair of a hundred, so the right one is among the first.
 CONFIRMED_CANDIDATES = 4
+# Landmarks of a tensor that are looked up: a share of them has a standard error of 0.11 at most.
+LANDMARKS_TRIED = 16
+# Sides of a cell, in tolerances: a landmark and what is within the tolerance are in two cells.
+LANDMARK_CELL = 2.0
 # Alignments of one sequence, each without the pairs that were refused before.
 ALIGNMENT_ROUNDS = 4
 # Entries of a score table that is kept in memory as a whole: 8 MB.
