@@ -86,6 +86,26 @@ class Alignment:
         sizes = zip(self.small.sizes, self.large.sizes, strict=True)
         return tuple(i for i, (a, b) in enumerate(sizes) if a != b)
 
+    def starts(self, group: int) -> np.ndarray:
+        """Return where a block of a group may start, int64[n], rising.
+
+        Where the large tensor merges axes, a block is a part of one inner axis or some whole ones:
+        the end of one row and the beginning of the next one are no part of anything.
+        """
+        size, whole = self.small.sizes[group], self.large.sizes[group]
+        axes = self.large.groups[group]
+        inner = whole // self.large.axes[axes[0]] if len(axes) > 1 else whole
+        at = np.arange(whole - size + 1)
+        is_block = (at % inner + size <= inner) | ((at % inner == 0) & (size % inner == 0))
+        found: np.ndarray = at[is_block]
+        return found
+
+    def parts_of(self, group: int) -> list[Part]:
+        """Return the regular parts of a group that the small tensor may have."""
+        size, starts = self.small.sizes[group], set(self.starts(group).tolist())
+        every = parts(size, self.large.sizes[group])
+        return [part for part in every if part.share != size or part.start in starts]
+
     @property
     def orders(self) -> tuple[Group, Group]:
         """The axes of both in this order, but for those that the small tensor lacks."""

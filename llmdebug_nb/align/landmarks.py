@@ -28,9 +28,8 @@ def landmarks(values: np.ndarray) -> np.ndarray:
     size = np.abs(values)
     along = [size[..., k : k + length] for k in range(constants.LANDMARK)]
     highest, lowest = functools.reduce(np.maximum, along), functools.reduce(np.minimum, along)
-    is_landmark = (
-        (along[constants.LANDMARK_CENTRE] == highest) & (lowest < highest) & np.isfinite(highest)
-    )
+    centre = along[constants.LANDMARK // 2]
+    is_landmark = (centre == highest) & (lowest < highest) & np.isfinite(highest)
     windows = np.lib.stride_tricks.sliding_window_view(values, constants.LANDMARK, axis=-1)
     found: np.ndarray = windows[is_landmark]
     return found

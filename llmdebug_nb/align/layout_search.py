@@ -175,7 +175,7 @@ class _Tries:
         if not groups:
             yield {}
             return
-        regular = {g: list(parts(sizes[0][g], sizes[1][g])) for g in groups}
+        regular = {g: alignment.parts_of(g) for g in groups}
         # one axis is searched as a whole, which is quick; that with few irregular parts
         telling = [
             g for g in groups if math.prod(sizes[0]) // sizes[0][g] >= constants.FEWEST_ELEMENTS
@@ -194,7 +194,7 @@ class _Tries:
         size, whole = own[group], fixed.alignment.large.sizes[group]
         rest = math.prod(own) // size
         if rest < constants.FEWEST_ELEMENTS:
-            yield from parts(size, whole)
+            yield from fixed.alignment.parts_of(group)
             return
         width = max(
             constants.FEWEST_ELEMENTS,
@@ -209,10 +209,12 @@ class _Tries:
         places[group] = np.arange(whole)[:, None]
         b = self._large[free.places(places)]
         far = _distances(a, b)
-        starts = whole - size + 1
-        total = np.sum([far[i, at : at + starts] for i, at in enumerate(some)], axis=0)
-        nearly = total.min() + constants.SAME_DISTANCE * float(np.square(a, dtype=np.float64).sum())
-        yield Part(size, int(np.argmax(total <= nearly)), whole)
+        starts = fixed.alignment.starts(group)
+        total = np.sum([far[i, starts + at] for i, at in enumerate(some)], axis=0)
+        if len(starts):
+            nearly = constants.SAME_DISTANCE * float(np.square(a, dtype=np.float64).sum())
+            nearest = np.argmax(total <= total.min() + nearly)
+            yield Part(size, int(starts[nearest]), whole)
         if (
             size > 1
             and self._rows
@@ -223,7 +225,7 @@ class _Tries:
             order = _one_to_one(self._small[fixed.alignment.small.offsets(places)], b)
             if order is not None:
                 yield order
-        yield from (part for part in parts(size, whole) if part.share != size)
+        yield from (part for part in fixed.alignment.parts_of(group) if part.share != size)
 
 
 def _distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -67,7 +67,7 @@ class LayoutFinder:
         if by_tokens is not None:
             return by_tokens
         sharded = s.rank != other.rank
-        key = (any_layer(s.path), any_layer(other.path), s.rank, other.rank, s.role, s.slot,
+        key = (fused, any_layer(s.path), any_layer(other.path), s.rank, other.rank, s.role, s.slot,
                a.shape, b.shape, s.role == "weight" or (s.generation, s.step))  # fmt: skip
         if masks.are_masks(a, b):
             return self._best(key, golden, mine, masks.fits(), sure=False)

@@ -73,11 +73,10 @@ FEWEST_ELEMENTS = 4
 # Partners whose errors are within this factor of the smallest are equal up to rounding. The order
 # of the calls decides among them. Rounding of one value in two programs differs by less.
 TIED_PARTNERS = 4.0
-# Elements of a landmark: a window along the last axis, the largest element at LANDMARK_CENTRE. No
+# Elements of a landmark: a window along the last axis, the largest element in the middle. No
 # head has fewer channels. Unrelated windows of 8 elements are within a share e of each other with
 # probability e^8, the volume of that ball: 2e-10 for 0.06.
 LANDMARK = 8
-LANDMARK_CENTRE = 3
 # A share of the landmarks of a tensor that a larger tensor must have, if it holds the tensor.
 # Rounding, and two largest elements that are about equal, lose a few.
 LANDMARKS_FOUND = 0.75
