@@ -424,6 +424,7 @@ MIXTRAL_BUGS = (
         ROUTER,
         ROUTER_FIRST,
         modules=(f"{BLOCK}.mlp", f"{LAYER}.mlp", f"{LAYER}.mlp.gate"),
+        golden=(f"{LAYER}.mlp.gate/Tensor.sum", f"{LAYER}.mlp.gate/Tensor.div_"),
     ),
     Bug(
         "overwritten",

@@ -44,12 +44,13 @@ class Narrowing:
     def depending_on_data(self, calls: Sequence[FlowCall], side: int) -> list[FlowCall]:
         """Return the calls that compute with tensors that agree, the first ones.
 
-        What a program makes of shapes and constants alone, such as masks, is no such call.
+        What a program makes of shapes and constants alone, such as masks, is no such call, nor is
+        one that gives a constant.
         """
         made: set[int] = set()
         found = []
         for call in calls:
-            if any(
+            if any(map(is_telling, call.outputs)) and any(
                 self._is_data(r, side) or self.flows[side].made_by(r, made) for r in call.inputs
             ):
                 made |= {record.id for record in call.outputs}
@@ -328,8 +329,23 @@ class _Rewritten:
             (theirs, golden), (ours, mine) = missing[0], foreign[0]
             return Region(region.row, [theirs], [ours], region.entries, taken=(golden, mine))
         if missing:
-            return Region(region.row, [missing[0][0]], [], region.entries, self._mine[-1])
+            combined = self._combined(missing[0][0])
+            return Region(region.row, [combined], [], region.entries, self._mine[-1])
         return None
+
+    def _combined(self, taker: FlowCall) -> FlowCall:
+        """Return the call of golden that combines what a call gives with other values.
+
+        The call itself may only gather elements of one tensor.
+        """
+        made: set[int] = set()
+        for call in self._golden[self._golden.index(taker) :]:
+            values = [r for r in call.inputs if is_telling(r) and is_floating(r.summary.dtype)]
+            own = [r for r in values if self._narrowing.flows[0].made_by(r, made)]
+            if (own or call is taker) and len(values) > 1:
+                return call
+            made |= {r.id for r in call.outputs} if own or call is taker else set()
+        return taker
 
     def _has(self, side: int, record: Record, others: Sequence[tuple[FlowCall, Record]]) -> bool:
         """Tell whether one of the other side's tensors is the same, or a view of the same."""

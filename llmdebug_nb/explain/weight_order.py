@@ -37,7 +37,9 @@ def in_other_order(
             continue
         first, last = (row, other) if wanted.id < held.id else (other, row)
         before, after = _place(first), _place(last)
-        if (before.record, before.end) >= (after.record, after.begin):
+        in_order = (before.record, before.end) < (after.record, after.begin)
+        # in the places that they have in other layers they differ: here they have others
+        if not in_order or row.verdict == other.verdict == "diverged":
             return row, other
     return None
 
