@@ -131,8 +131,8 @@ def cases(sets: Sequence[str], every: int = 1) -> list[Case]:
     """Return the cases of some sets, the same each time; of these each n-th.
 
     Of each port: the right one in bf16, and one bug in fp32; modes and weights take turns. Of each
-    zoo set: every fourth bug and every second harmless change, by turns in its first architecture
-    and precision and in its last. Their order is mixed, so that a part of them is a sample.
+    zoo set: every second bug and all harmless changes, by turns in the first architecture and
+    precision and in the last. Their order is mixed, so that a part of them is a sample.
     """
     found: list[Case] = []
     names = [name for name, port in PORTS.items() if not port.missing()] if "ports" in sets else []
@@ -142,8 +142,8 @@ def cases(sets: Sequence[str], every: int = 1) -> list[Case]:
         found.append(PortCase(name, mode, "bf16", WEIGHTS[i // 2 % 2], None))
         found.append(PortCase(name, MODES[1 - i % 2], "fp32", WEIGHTS[0], bugs[5 * i % len(bugs)]))
     for of in SETS.keys() & set(sets):
-        bugs_of = [entry for entry in SETS[of] if not entry.benign][::4]
-        harmless = [entry for entry in SETS[of] if entry.benign][::2]
+        bugs_of = [entry for entry in SETS[of] if not entry.benign][::2]
+        harmless = [entry for entry in SETS[of] if entry.benign]
         for i, entry in enumerate([*bugs_of, *harmless]):
             found.append(ZooCase(of, list(entry.cases(1))[-(i % 2)]))
     return sorted(found, key=lambda case: zlib.crc32(case.name.encode()))[::every]

@@ -44,7 +44,7 @@ def floor(eps: float, length: int) -> float:
     of random signs gives at most 0.2 sqrt(length) eps, less by blocked summation (Higham, Accuracy
     and Stability, 4.2).
     """
-    return eps + math.sqrt(length) / constants.SUM_SHARE * min(eps, SINGLE)
+    return eps + constants.SUM_SHARE * math.sqrt(length) * min(eps, SINGLE)
 
 
 def scale_floor(eps: float, length: int) -> float:
@@ -52,8 +52,8 @@ def scale_floor(eps: float, length: int) -> float:
 
     That is the rounding of a common factor, which is computed in float32 at least.
     """
-    of_sum = 1 + math.sqrt(length) / constants.SCALE_SUM_SHARE
-    return eps / constants.SCALE_SHARE + of_sum * min(eps, SINGLE)
+    of_sum = 1 + constants.SCALE_SUM_SHARE * math.sqrt(length)
+    return constants.SCALE_SHARE * eps + of_sum * min(eps, SINGLE)
 
 
 @dataclass(slots=True)

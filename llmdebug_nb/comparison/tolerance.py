@@ -374,7 +374,7 @@ class _Judge:
             smallness = self._siblings.smallness(record, m.carriers)
         amplification *= by_chance
         golden, mine = self._epsilons.both(pair)
-        cast = 0.0 if golden == mine else eps / constants.CAST_SHARE
+        cast = 0.0 if golden == mine else constants.CAST_SHARE * eps
         own = math.hypot(level.scale_limit(amplification, explained.scale_floor), cast)
         return NoiseLimits(
             max(error, level.limit(amplification, explained.floor) * smallness),

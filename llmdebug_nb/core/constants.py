@@ -112,15 +112,15 @@ CERTAIN_SCORE, ANCHOR_SCORE = 10_000, 10_000_000
 
 # === judgement: noise ===========================================================================
 
-# One over the share of sqrt(length) eps that a sum of products of random signs loses: 0.2, less by
-# blocked summation (Higham, Accuracy and Stability, 4.2).
-SUM_SHARE = 8
+# Share of sqrt(length) eps that a sum of products of random signs loses: 0.2, less by blocked
+# summation (Higham, Accuracy and Stability, 4.2).
+SUM_SHARE = 0.125
 # The same for a common factor of all elements: it is one over the root of a sum, and a root halves
 # the error.
-SCALE_SUM_SHARE = 16
-# One over a share of an eps: what the rounding of 16 elements or more, 0.2 eps each, adds to their
-# common factor.
-SCALE_SHARE = 20
+SCALE_SUM_SHARE = 0.0625
+# Share of an eps that the rounding of 16 elements or more, 0.2 eps each, adds to their common
+# factor.
+SCALE_SHARE = 0.05
 # Floors of one operator: code between the modules runs several, each with a floor of its own.
 GLUE_FLOORS = 2.0
 # Times the error of the inputs: what a call without siblings in other layers may amplify. The calls
@@ -153,9 +153,9 @@ CALIBRATED = 3.0
 # Share of the choices (indices, tokens) of a tensor that may be near ties. A wrong rule changes
 # more of them.
 NEAR_TIES = 0.25
-# One over a share of an eps: what rounding on one side adds to a common factor. Regular values
-# may all be rounded one way.
-CAST_SHARE = 5
+# Share of an eps that rounding on one side adds to a common factor. Regular values may all be
+# rounded one way.
+CAST_SHARE = 0.2
 # Share of the tensors that are coarser in mine. So many make the whole program coarser: in a mixed
 # precision norms, softmax and sums stay in float32, while a bug is in one kind of call.
 COARSER_SHARE = 0.25
