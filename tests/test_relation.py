@@ -324,8 +324,13 @@ def test_heads_flattened_before_the_transpose_are_told(seed, ours):
     assert "8 heads before axis 1" in answer.says
 
 
+def _moves_single_heads(order):
+    """Tell whether a head moves without its neighbour: else blocks of two move."""
+    return any(a % 2 or b != a + 1 for a, b in zip(order[::2], order[1::2], strict=True))
+
+
 @settings(deadline=None, max_examples=25)
-@given(SEEDS, st.permutations(range(HEADS)).filter(lambda order: list(order) != sorted(order)))
+@given(SEEDS, st.permutations(range(HEADS)).filter(_moves_single_heads))
 def test_the_order_of_flattened_heads_is_told(seed, order):
     golden = normal(BATCH, TOKENS, HEADS * CHANNELS, seed=seed)
     mine = torch.cat([golden[..., at * CHANNELS : (at + 1) * CHANNELS] for at in order], -1)

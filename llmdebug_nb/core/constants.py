@@ -28,7 +28,8 @@ EXACT = 2.0**-22
 # A share of the largest number of a dtype. From here on a number counts as infinite, because a
 # fill such as finfo.min may have been rounded or added to on its way.
 INFINITE_SHARE = 0.99
-# A share of the lowest number of a dtype. A mask reaches below it; no activation does.
+# A share of the lowest number of a dtype, or of a tensor with a fill. What is below is masked:
+# scores may be added to a fill, and no activation is as large.
 MASK_SHARE = 0.5
 # A number. A mask hides with -inf, a dtype's lowest number, -1e9 or -1e4 (the mildest fill in use),
 # to which a score may be added. Scores and activations stay above: the largest known are thousands.
@@ -284,6 +285,8 @@ NEAREST_SLICES, MEASURED_ELEMENTS = 64, 1 << 22
 # Slices that are matched first. If half of all have a partner, then FIRST_MATCHED of these have one
 # too, but for a chance of 1e-5.
 FIRST_SLICES, FIRST_MATCHED = 64, 16
+# Whole numbers that a factor, or one over it, is told as: sizes of axes, up to the width of a model.
+LARGEST_FACTOR = 4096
 # Elements of masks that are looked at, in whole matrices: 50 ms.
 MASK_ELEMENTS = 1 << 21
 # Bisections that find a soft-cap: double precision from any start.

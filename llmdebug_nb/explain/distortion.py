@@ -59,7 +59,7 @@ def _known_factors(sides: Sides) -> Iterator[tuple[float, str, str]]:
     for n in sides.groups:
         yield n, f", the number of heads or groups, {n}", mean
         yield 1 / n, f", 1 / {n}, one over the number of heads or groups", mean
-    for n in range(3, 4097):
+    for n in range(3, constants.LARGEST_FACTOR + 1):
         yield 1 / n, f", 1 / {n}", ""
         yield n, "", ""
 

@@ -148,7 +148,7 @@ def _hidden(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
         low = float(x.nan_to_num(0.0).amin())
     if low > constants.MASK_FILL or not dtype.is_floating_point:
         return None
-    places = x <= max(low, _LOWEST) / 2
+    places = x <= constants.MASK_SHARE * max(low, _LOWEST)
     return places if int(places.count_nonzero()) > 1 else None
 
 

@@ -21,7 +21,7 @@ def hidden(x: torch.Tensor) -> torch.Tensor | None:
         return None
     places = ~x.isfinite()
     least = float(x.masked_fill(places, 0.0).min())
-    return places | (x <= least / 2) if least <= constants.MASK_FILL else places
+    return places | (x <= constants.MASK_SHARE * least) if least <= constants.MASK_FILL else places
 
 
 def is_surely_masked(x: torch.Tensor) -> torch.Tensor:
@@ -29,7 +29,7 @@ def is_surely_masked(x: torch.Tensor) -> torch.Tensor:
 
     No activation is that large, so nothing is hidden by leaving these entries out.
     """
-    return x < -0.5 * torch.finfo(x.dtype).max
+    return x < constants.MASK_SHARE * torch.finfo(x.dtype).min
 
 
 def may_hide(summary: Summary) -> bool:
