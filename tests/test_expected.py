@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markupsafe import escape
+from torch import nn
 
 import llmdebug_nb as ld
 from llmdebug_nb.cli import main
@@ -136,16 +137,98 @@ def test_an_error_before_an_expected_one_is_found(two):
     assert [f.path for f in report.findings if f.expected is None] == [KERNEL]
 
 
-@pytest.mark.parametrize("factor", [1.3, float("nan")])
-def test_however_large_it_is_nothing_behind_it_is_blamed(model, tmp_path, factor):
-    runs = (
-        _record(model, "golden", tmp_path),
-        _record(_broken(model, **{KERNEL: factor}), "mine", tmp_path),
-    )
+def _marked(model, tmp_path, factor, **options):
+    broken = _broken(model, **{KERNEL: factor})
+    runs = [
+        _record(each, name, tmp_path, **options)
+        for each, name in ((model, "golden"), (broken, "mine"))
+    ]
     report = ld.compare(*runs, progress=False)
     report.expect(report.findings[0])
+    return report, broken
+
+
+def test_a_size_below_half_of_the_tensor_explains_what_follows(model, tmp_path):
+    report, _ = _marked(model, tmp_path, 1.3)
     assert report.verdict == "expected"
     assert all(finding.expected for finding in report.findings)
+
+
+def test_not_a_number_explains_nothing_behind_it(model, tmp_path):
+    report, _ = _marked(model, tmp_path, float("nan"))
+    assert report.verdict == "diverged"
+    assert [f.path for f in report.findings if f.expected] == [KERNEL]
+    first = report.findings[0]
+    assert first.path == "model.layers.0"  # its code takes the marked tensor
+    assert "what enters differs as expected (error inf at model.layers.0" in first.evidence
+    assert "no replay shows that it only follows" in first.evidence
+
+
+@pytest.mark.parametrize("bug", [False, True])
+def test_behind_a_large_expected_difference_a_replay_tells_a_bug_from_what_follows(tmp_path, bug):
+    def program():
+        torch.manual_seed(3)
+        return nn.Sequential(*(nn.Linear(16, 16) for _ in range(6)))
+
+    def record(model, name):
+        with ld.dump(model, name=name, path=tmp_path) as run, torch.no_grad():
+            model(torch.randn(4, 16, generator=torch.Generator().manual_seed(1)))
+        return run
+
+    golden, mine = program(), _broken(program(), **{"1": -3.0})  # four times the tensor off
+    if bug:
+        with torch.no_grad():
+            mine[3].weight.copy_(mine[3].weight.T.clone())
+    report = ld.compare(record(golden, "golden"), record(mine, "mine"), progress=False)
+    report.expect("1", "another sign")
+    unexpected = [f for f in report.findings if f.expected is None]
+    if bug:
+        assert report.verdict == "diverged"
+        assert unexpected[0].path == "3"
+    else:
+        assert (report.verdict, unexpected) == ("expected", [])
+        reasons = {d.site.path: d.reason for d in report.differences if d.verdict == "expected"}
+        assert reasons["3"] == "a replay shows that it follows from what is expected"
+
+
+def test_a_marked_tensor_is_expected_wherever_it_is_seen(tmp_path):
+    """Three projections take one tensor; only what the first one takes is marked."""
+
+    class Block(nn.Module):
+        def __init__(self, factor):
+            super().__init__()
+            torch.manual_seed(0)
+            self.q, self.k, self.v = (nn.Linear(16, 16) for _ in range(3))
+            self.factor = factor
+
+        def forward(self, x):
+            x = x.tanh() * self.factor
+            return self.q(x) + self.k(x) + self.v(x)
+
+    def record(factor, name):
+        model = Block(factor)
+        with ld.dump(model, name=name, path=tmp_path) as run, torch.no_grad():
+            model(torch.randn(4, 16, generator=torch.Generator().manual_seed(1)))
+        return run
+
+    report = ld.compare(record(1.0, "golden"), record(1.01, "mine"), progress=False)
+    (row,) = [d for d in report.differences if (d.site.path, d.site.role) == ("q", "input")]
+    report.expect(row)
+    assert report.verdict == "expected"
+    assert all(finding.expected for finding in report.findings)
+
+
+def test_a_pattern_does_not_cover_what_is_large_or_no_float(one, model, tmp_path):
+    large = _record(_broken(model, **{KERNEL: 1.003, BUG: 2.0}), "large", tmp_path)
+    report = ld.compare(one[0], large, progress=False)
+    report.expect("model.layers.*", "fused kernels")
+    assert report.verdict == "diverged"
+    assert [f.path for f in report.findings if f.expected is None] == [BUG]
+    assert "model.layers.* is a pattern, which covers only small differences" in str(report)
+    report.expect(BUG)  # its error of 1 explains nothing behind it
+    assert [f.path for f in report.findings if f.expected is None] == ["model.layers.1.mlp"]
+    report.expect("model.layers.1.mlp")
+    assert report.verdict == "expected"
 
 
 def test_operators_of_only_one_run_are_expected_with_their_consequences(model, tmp_path):

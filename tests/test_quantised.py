@@ -67,6 +67,10 @@ def test_a_right_quantised_model_is_within_noise_and_its_weights_are_paired(tmp_
     report = _compared(tmp_path)
     assert report.verdict == "within_noise"
     assert report.findings == []
+    (line,) = [line for line in str(report).splitlines() if line.startswith("Quantised: ")]
+    assert line.startswith("Quantised: 5 of 5 weights of mine are golden's within rounding")
+    assert line in report.summary()
+    assert line in report.to_html(tmp_path / "report.html").read_text().replace("&#39;", "'")
     weights = [d for d in report.differences if d.site.role == "weight" and d.pair.golden]
     assert [d.pair.mine.site.slot for d in weights] == ["qweight"] * 5
     for d in weights:
@@ -92,6 +96,7 @@ def test_what_the_steps_do_not_explain_is_a_finding_with_the_channel(tmp_path, w
     assert report.verdict == "diverged"
     assert report.findings[0].path == "layers.2"
     assert "weight" in report.findings[0].cause
+    assert "Quantised: 4 of 5 weights of mine" in str(report)
     row = next(d for d in report.differences if d.site.role == "weight" and d.verdict == "diverged")
     assert row.site.path == "layers.2"
     if what != "another weight":

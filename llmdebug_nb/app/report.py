@@ -6,13 +6,15 @@ import functools
 import os
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from llmdebug_nb.app.differences import Differences
+from llmdebug_nb.comparison import grain
 from llmdebug_nb.comparison.coverage import coverage, why_incomparable
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.errors import CorruptDumpError, OptionError, ProofError, nearest
 from llmdebug_nb.core.findings import (
     EXPECTED,
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
 
 Programs: TypeAlias = "tuple[Callable[[], object], Callable[[], object]]"
 _MARKS = 8  # in one line
-_NOT_BLAMED = "all findings are expected"
+_PASSED_ON = "a replay shows that it follows from what is expected"
 
 
 def _error_text(d: Difference) -> str:
@@ -59,6 +61,19 @@ class LiveModels(Protocol):
     def look_inside(
         self, finding: Finding, report: Report, programs: Programs | None
     ) -> Report: ...
+
+
+def _settled(rows: list[Difference], explanation: Explanation) -> list[Difference]:
+    """Return the rows with what the search for causes found out about differences."""
+
+    def settled(d: Difference) -> Difference:
+        if d.verdict != EXPECTED and d.index in explanation.rejoins:
+            return replace(d, verdict="unmatched", reason=REJOINED)
+        if d.verdict == "diverged" and d.index in explanation.passed_on:
+            return replace(d, verdict=EXPECTED, reason=_PASSED_ON)
+        return d
+
+    return [settled(d) for d in rows] if explanation.rejoins or explanation.passed_on else rows
 
 
 class Report(Tabular):
@@ -100,36 +115,42 @@ class Report(Tabular):
 
     def _judge(self) -> None:
         """Judge all rows and search for the causes, with the current expectations."""
-        rows = self._judging.differences(self.expected)
-        self.findings = [] if self.incomparable else self._new_findings(rows)
-        all_expected = all(finding.expected for finding in self.findings)
-        rows = [
-            replace(d, verdict="unmatched", reason=REJOINED)
-            if d.index in self._plain.rejoins and d.verdict != EXPECTED
-            else d
-            for d in rows
-        ]
-        if self.expected and self._plain.findings and all_expected:
-            rows = [
-                replace(d, verdict=EXPECTED, reason=_NOT_BLAMED) if d.verdict == "diverged" else d
-                for d in rows
-            ]
+        self.findings, rows = self._explained()
         self.differences = Differences(self.view, rows)
         self.coverage = coverage(rows)
         self.first_divergence = first_divergence(self.differences)
         self._counts = Counter(d.verdict for d in self.differences)
 
-    def _new_findings(self, rows: list[Difference]) -> list[Finding]:
-        """Return the unexpected findings, then the expected ones."""
-        if not self.expected:
-            return self._plain.findings
-        expected = [
-            replace(finding, expected=mark)
-            for finding in self._plain.findings
-            if (mark := covering(self.expected, finding))
-        ]
-        findings = self._blame(rows).findings
-        return [one for one in findings if covering(self.expected, one) is None] + expected
+    def _explained(self) -> tuple[list[Finding], list[Difference]]:
+        """Return the findings, the expected ones last, and all rows.
+
+        What is blamed on a marked call is expected. Then the search goes on behind it.
+        """
+        explanation, rows = self._plain, self._judging.differences(self.expected)
+        if self.incomparable or not self.expected:
+            return [] if self.incomparable else explanation.findings, _settled(rows, explanation)
+        expected: dict[tuple[str, str], Finding] = {}
+        excused: set[int] = set()
+        known = -1
+        while known < len(excused):
+            known = len(excused)
+            for finding, mark, made in self._marked(explanation):
+                if mark is not None:
+                    expected.setdefault((finding.path, finding.op), replace(finding, expected=mark))
+                    excused |= made
+            rows = self._judging.differences(self.expected, excused)
+            explanation = self._blame(rows)
+        findings = [finding for finding, mark, _ in self._marked(explanation) if mark is None]
+        rows = _settled(_settled(rows, self._plain), explanation)
+        return [*findings, *expected.values()], rows
+
+    def _marked(
+        self, explanation: Explanation
+    ) -> Iterator[tuple[Finding, Expectation | None, frozenset[int]]]:
+        """Yield the findings with the mark that covers each, and the rows that it makes."""
+        for finding, made in zip(explanation.findings, explanation.rows, strict=True):
+            large = any(map(self._judging.is_large, made))
+            yield finding, covering(self.expected, finding, large), made
 
     @functools.cached_property
     def _plain(self) -> Explanation:
@@ -187,7 +208,8 @@ class Report(Tabular):
 
         The mark is kept beside the run of mine. It counts in every later comparison of runs with
         these two names. Errors that follow from an expected one count as expected too, as far as
-        it explains their size.
+        it explains their size, or a replay shows that they follow. A pattern covers small errors
+        of floats only.
 
         Raises:
             OptionError: no tensor of the comparison fits, or a field makes no sense.
@@ -286,7 +308,7 @@ class Report(Tabular):
         if self.incomparable:
             return unanswered(names, self.incomparable)
         text = sentences(names, self.verdict, list(self.differences), self.findings)
-        return f"{text} {self.coverage}"
+        return " ".join(filter(None, [text, str(self.coverage), grain.says(self.differences)]))
 
     def view(self, tokenizer: Tokenizer | None = None) -> ReportView:
         """Return the view that explorers, text and HTML show; it follows new expectations.
@@ -314,6 +336,7 @@ class Report(Tabular):
         lines = [self._count_line(), f"Coverage: {self.coverage}"]
         if self.incomparable:
             return [f"Too little answers to each other: {self.incomparable}", *lines]
+        lines += filter(None, [grain.says(self.differences)])
         first = self.first_divergence
         if first is not None:
             lines.append(f"First to diverge: {first.site}, {_error_text(first)}")
@@ -360,6 +383,23 @@ class Report(Tabular):
             line += f"; {count_text(rows[None], 'row')} more {follow} from that"
         return [f"Expected: {line}"]
 
+    def _notes_on_marks(self) -> list[str]:
+        used = {d.expected for d in self.differences} | {f.expected for f in self.findings}
+        bad = (d for d in self.differences if d.verdict == "diverged")
+        large = Counter(mark for d in bad if (mark := covering(self.expected, d)) is not None)
+        notes = [
+            f"marked as expected, but does not differ now: {mark}"
+            for mark in self.expected
+            if mark not in used and not large[mark]
+        ]
+        notes += [
+            f"{mark} is a pattern, which covers only small differences of floats: "
+            f"{count_text(rows, 'row')} differ by {constants.PERTURBED:g} or more, or are "
+            "integers; mark a tensor, module or finding by itself if you expect that"
+            for mark, rows in large.items()
+        ]
+        return notes
+
     def notes(self) -> list[str]:
         """Return the notes that limit the verdict, such as rows that could not be compared."""
         inside = sum(d.verdict == "unmatched" and not d.is_mismatch for d in self.differences)
@@ -380,9 +420,7 @@ class Report(Tabular):
             if not run.source.complete:
                 ended_by = run.info()["ended_by"] or "its recording ended early"
                 notes.append(f"{run.label} is incomplete: {ended_by}")
-        used = {d.expected for d in self.differences} | {f.expected for f in self.findings}
-        unused = [mark for mark in self.expected if mark not in used]
-        notes += [f"marked as expected, but does not differ now: {mark}" for mark in unused]
+        notes += self._notes_on_marks()
         notes += self.problems
         if self.verdict != "match" and self.limits:
             notes.append(self.limits)

@@ -10,11 +10,13 @@ rounding that it adds to leaves only 0.29.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 
 from llmdebug_nb.comparison.metrics import Metrics
 from llmdebug_nb.core import constants
+from llmdebug_nb.core.findings import Difference
 
 
 def compare(golden: torch.Tensor, mine: torch.Tensor, grain: torch.Tensor) -> tuple[Metrics, str]:
@@ -46,6 +48,20 @@ def compare(golden: torch.Tensor, mine: torch.Tensor, grain: torch.Tensor) -> tu
     far = "not a number" if math.isnan(worst) else f"{worst:.2g} quantisation steps off"
     rounding = f"rounding leaves {constants.CHANNEL_GRAINS:g}"
     return figures, f"{are} up to {far} (of {channels.numel():,}; {rounding})"
+
+
+def says(differences: Iterable[Difference]) -> str:
+    """Return a sentence on the quantised weights that stand for golden's; "" if there are none."""
+    channels = [d.metrics.get("worst_channel") for d in differences if d.verdict != "unmatched"]
+    steps = [float(steps) for steps in channels if steps is not None]
+    within = [each for each in steps if each <= constants.CHANNEL_GRAINS]
+    if not steps:
+        return ""
+    text = f"Quantised: {len(within):,} of {len(steps):,} weights of mine are golden's within "
+    text += "rounding to their own steps"
+    if within:
+        text += f" (at most {max(within):.2g} of a step, as root mean square of a channel)"
+    return f"{text}; what follows from that counts as noise."
 
 
 def _are_reordered(golden: torch.Tensor, mine: torch.Tensor, grain: torch.Tensor) -> bool:

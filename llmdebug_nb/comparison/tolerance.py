@@ -35,7 +35,7 @@ from llmdebug_nb.core.findings import (
     RowVerdict,
     covering,
 )
-from llmdebug_nb.core.records import CallKey, Record, Site
+from llmdebug_nb.core.records import Record, Site
 
 UNMATCHED: Final = "unmatched"
 NEAR_TIE = "another choice at a near tie: its inputs differ within noise"
@@ -178,22 +178,41 @@ class Judging:
         """The differences without any expectation."""
         return self._judged(frozenset())
 
-    def differences(self, expected: Sequence[Expectation] = ()) -> list[Difference]:
+    def is_large(self, index: int) -> bool:
+        """Tell whether a difference is no perturbation: its size explains nothing behind it.
+
+        One of integers, such as positions or token ids, is none, however small.
+        """
+        m = self._measured[index]
+        if m.metrics is None and not m.certain:
+            return False  # only one run has it
+        return not self._epsilons.of(m.pair) or not m.error < constants.PERTURBED
+
+    def differences(
+        self, expected: Sequence[Expectation] = (), excused: Collection[int] = ()
+    ) -> list[Difference]:
         """Return a Difference for each measured pair.
 
-        A mismatch gets the verdict `expected` if it is marked, or if a marked one explains it.
+        A mismatch gets the verdict `expected` if it is marked, is the tensor of a marked row once
+        more, is ``excused`` (an index), or if the size of such differences before it explains it.
         """
         marks = {
             d.index: mark
             for d in self.plain
-            if d.verdict in MISMATCHES and (mark := covering(expected, d))
+            if d.verdict in MISMATCHES and (mark := covering(expected, d, self.is_large(d.index)))
         }
-        if not marks:
+        if not marks and not excused:
             return self.plain
-        follows = _made_from(self.plain, marks.keys())
-        again = self._judged(frozenset(marks.keys() | follows))
+        known = {*marks, *excused}
+        contents: set[object] = set()
+        for d in self.plain:
+            if d.index in known:
+                contents.add(d.content)
+            elif d.verdict == "diverged" and d.content in contents:
+                known.add(d.index)
+        again = self._judged(frozenset(i for i in known if not self.is_large(i)))
         return [
-            _excused(plain, other, marks.get(plain.index), plain.index in follows)
+            _excused(plain, other, marks.get(plain.index), plain.index in known)
             for plain, other in zip(self.plain, again, strict=True)
         ]
 
@@ -205,46 +224,18 @@ class Judging:
 
 
 def _excused(
-    plain: Difference, again: Difference, mark: Expectation | None, follows: bool
+    plain: Difference, again: Difference, mark: Expectation | None, known: bool
 ) -> Difference:
     """Return a difference with expectations. ``again``: judged with the errors they pass on."""
     if mark is not None:
         return replace(plain, verdict=EXPECTED, expected=mark)
-    if follows:
-        return replace(plain, verdict=EXPECTED, reason=FOLLOWS)
     if plain.verdict != "diverged":
         return plain
-    if again.verdict == "diverged":
+    if known:
+        return replace(plain, verdict=EXPECTED, reason=FOLLOWS)
+    if again.verdict in MISMATCHES:
         return again
     return replace(plain, verdict=EXPECTED, limit=again.limit, reason=FOLLOWS)
-
-
-def _made_from(differences: Sequence[Difference], marked: Collection[int]) -> set[int]:
-    """Return the mismatches that follow from unpaired tensors which are expected.
-
-    An unpaired tensor has no error to pass on. Its consequences end at the next tensors that both
-    runs have.
-    """
-    explained: set[int] = set()
-    made: set[tuple[bool, int]] = set()  # side and record
-    calls: set[tuple[bool, CallKey]] = set()  # side and call, of one run only
-    for d in differences:
-        sides = [
-            (record is d.pair.mine, record)
-            for record in (d.pair.golden, d.pair.mine)
-            if record is not None
-        ]
-        alone = len(sides) == 1
-        for side, record in sides:
-            call = side, record.site.key
-            of_call = alone and record.site.role != "input" and call in calls
-            from_it = (side, record.producer) in made or of_call
-            if from_it and d.verdict in MISMATCHES and d.index not in marked:
-                explained.add(d.index)
-            if alone and (d.index in explained or d.index in marked):
-                made.add((side, record.id))
-                calls.add(call)
-    return explained
 
 
 def _siblings(
@@ -324,6 +315,8 @@ class _Judge:
         expected = m.index in self._expected
         inherited = explained.level.expected
         any_noise = expected or inherited
+        if inherited:
+            limit = min(limit, constants.PERTURBED)
         error = m.error if any_noise else min(m.error, usual)
         passed = Level(error=error, scale=scale, expected=any_noise)
         capped = Level(cap=error if m.error <= limit else usual, scale_cap=scale_limit)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from glob import escape
+from glob import escape, has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, Protocol, cast
 
@@ -43,6 +44,7 @@ FOLDED = "not in the exported graph: folded into a constant, fused, or unused th
 INNER = "a value of the exported graph that no module of the other run returns"
 EXCUSED = OF_COMPILED | {FOLDED, INNER}
 # the reason of a row without a partner, if what follows from it agrees again
+_ESCAPED = re.compile(r"\[[*?[]\]")  # what glob.escape makes of a wildcard
 REJOINED: Final = "written otherwise in the other run, equal in effect"
 
 
@@ -106,7 +108,8 @@ class Expectation:
 
     ``path``: a glob over module and operator paths. Alone it covers the outputs of such a module
     and everything inside it, but not its inputs. With ``role`` and ``slot`` it covers one tensor of
-    such a module. ``phase`` and ``step`` restrict both; None means any.
+    such a module. ``phase`` and ``step`` restrict both; None means any. A pattern (a path with
+    wildcards, and no slot) covers only differences that are small against the tensor.
     """
 
     path: str
@@ -145,6 +148,11 @@ class Expectation:
         if self.role is None and self.slot is None:
             return inside or (at_it and site.role != "input")
         return at_it and self.role in (None, site.role) and self.slot in (None, site.slot)
+
+    @property
+    def is_pattern(self) -> bool:
+        """True if it names no tensor or module, but what they have in common."""
+        return self.slot is None and has_magic(_ESCAPED.sub("", self.path))
 
     def means(self, other: Expectation) -> bool:
         """Return whether both cover the same tensors; comments may differ."""
@@ -196,6 +204,13 @@ class Difference:
     @property
     def op(self) -> str:
         return self.pair.either.op
+
+    @property
+    def content(self) -> object:
+        """What its two tensors hold, the same wherever they are seen; unique if it is unknown."""
+        s, pair = self.site, self.pair
+        prints = tuple(r.summary.fingerprint if r else None for r in (pair.golden, pair.mine))
+        return (s.generation, s.step, s.rank, *prints) if all(prints) else self.index
 
     @property
     def is_mismatch(self) -> bool:
@@ -396,13 +411,27 @@ def sentence(clause: str) -> str:
     return f"{clause[0].upper()}{clause[1:].rstrip('.')}." if clause else ""
 
 
-def covering(expected: Iterable[Expectation], what: Difference | Finding) -> Expectation | None:
-    """Return the first expectation that covers a row, in golden or in mine, or a blamed call."""
+def covering(
+    expected: Iterable[Expectation], what: Difference | Finding, large: bool = False
+) -> Expectation | None:
+    """Return the first expectation that covers a row, in golden or in mine, or a blamed call.
+
+    ``large``: its difference is not small against the tensor, so that no pattern covers it.
+    """
     if isinstance(what, Finding):
         site = what.difference.site if what.difference else Site(what.path, what.step)
-        sites = [replace(site, path=what.path, role="output", slot="0"), site]
+        of_calls = [side.path for side in (what.golden, what.mine) if side is not None]
+        sites = [replace(site, path=at, role="output", slot="0") for at in (what.path, *of_calls)]
+        sites.append(site)
     else:
         sites = [record.site for record in (what.pair.golden, what.pair.mine) if record is not None]
         if len(sites) == 1:  # that a call is there at all counts as its output, not as its input
             sites.append(replace(sites[0], role="output"))
-    return next((mark for mark in expected if any(map(mark.covers, sites))), None)
+    return next(
+        (
+            mark
+            for mark in expected
+            if any(map(mark.covers, sites)) and not (large and mark.is_pattern)
+        ),
+        None,
+    )

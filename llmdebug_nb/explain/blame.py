@@ -10,7 +10,7 @@ forward pass, so it is searched only if the forward passes agree.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from llmdebug_nb.core.findings import Difference, Finding
 from llmdebug_nb.core.paths import is_operator, module_of
@@ -18,6 +18,7 @@ from llmdebug_nb.core.records import Kernel
 from llmdebug_nb.explain import causes, clauses, nodes, relating, repro, scalars, sources
 from llmdebug_nb.explain.calls import ComparedCall
 from llmdebug_nb.explain.edges import input_name, is_root, kind_of
+from llmdebug_nb.explain.expected import PassedOn
 from llmdebug_nb.explain.frontier import Frontier
 from llmdebug_nb.explain.judge import LAST, Blamed, Judge
 from llmdebug_nb.explain.runs import Runs
@@ -25,10 +26,16 @@ from llmdebug_nb.explain.runs import Runs
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why two runs differ. ``rejoins``: indices of the rows whose difference reaches nothing."""
+    """Why two runs differ. All others are indices of rows.
+
+    ``rows``: of each finding, the differences that it makes. ``rejoins``: those that reach nothing.
+    ``passed_on``: those that a replay shows to follow from what is expected.
+    """
 
     findings: list[Finding]
+    rows: list[frozenset[int]] = field(default_factory=list)
     rejoins: frozenset[int] = frozenset()
+    passed_on: frozenset[int] = frozenset()
 
 
 def explained(
@@ -43,19 +50,29 @@ def explained(
     if crossed:
         differences = nodes.comparable(differences)
     rejoins: set[int] = set()
+    passed_on: set[int] = set()
+    found: _Found = []
     for phase in dict.fromkeys(d.site.phase for d in differences if d.verdict == "diverged"):
-        frontier = Frontier(differences, phase, runs.same_code)
+        replays = PassedOn(differences, phase, runs)
+        frontier = Frontier(differences, phase, runs.same_code, replays)
+        guilty = frontier.guilty
         rejoins |= {d.index for d in frontier.rejoins}
-        if frontier.guilty:
-            if not causes_too:
-                return Explanation([], frozenset(rejoins))
-            start = frontier.guilty[0].row
-            found = _Search(differences, start, frontier, runs, crossed).findings()
-            return Explanation(found, frozenset(rejoins))
-    return Explanation(_settings(differences, runs) if causes_too else [], frozenset(rejoins))
+        passed_on |= frontier.passed_on
+        if guilty:
+            if causes_too:
+                search = _Search(differences, guilty[0].row, frontier, runs, crossed)
+                found = search.findings()
+            break
+    else:
+        found = _settings(differences, runs) if causes_too else []
+    findings, rows = [f for f, _ in found], [each for _, each in found]
+    return Explanation(findings, rows, frozenset(rejoins), frozenset(passed_on))
 
 
-def _settings(differences: Sequence[Difference], runs: Runs) -> list[Finding]:
+_Found = list[tuple[Finding, frozenset[int]]]  # with the indices of the rows that it makes
+
+
+def _settings(differences: Sequence[Difference], runs: Runs) -> _Found:
     """Blame settings that differ although noise hides their effect."""
     changed = next((d for d in differences if _hides(d)), None)
     if changed is None:
@@ -81,27 +98,29 @@ class _Search:
         self.nodes = nodes.NodeSearch(runs)
         # Fusion may hide an input. A call with hidden inputs is blamed only if no other call is.
         self.follows = (causes.INHERITED, causes.UNKNOWN_INPUT) if crossed else (causes.INHERITED,)
-        self.excused = self.judge.made
 
-    def findings(self) -> list[Finding]:
+    def findings(self) -> _Found:
         found: dict[object, Blamed] = {}
         steps: dict[object, set[tuple[int, int]]] = {}
+        rows: dict[object, set[int]] = {}
         for region in self.frontier.guilty:
             blamed = self.judge.blamed(region)
             key = blamed.call.key
             place: object = blamed.places or blamed.call.path
             found.setdefault(place, blamed)
             steps.setdefault(place, set()).add((key.generation, key.step))
+            rows.setdefault(place, set()).add(region.row.index)
         for place, seen_in in steps.items():
             found[place].steps = len(seen_in)
         made = self.judge.made
-        blames = [b for b in found.values() if b.cause not in self.follows or not made]
-        ranked = sorted(blames, key=lambda b: (b.cause in LAST, b.row.index))
-        findings = [*self._wrong_start(), *(self._finding(b) for b in ranked)]
-        # a region that only magnifies an expected difference needs no finding
-        return findings if findings or self.excused else [self._unseen()]
+        blames = [(p, b) for p, b in found.items() if b.cause not in self.follows or not made]
+        ranked = sorted(blames, key=lambda each: (each[1].cause in LAST, each[1].row.index))
+        first = frozenset((self.start.index,))
+        findings = [(finding, first) for finding in self._wrong_start()]
+        findings += [(self._finding(b), frozenset(rows[place])) for place, b in ranked]
+        return findings or [(self._unseen(), first)]
 
-    def settings(self) -> list[Finding]:
+    def settings(self) -> _Found:
         """Return a finding for each path with other settings, if its outputs differ at all."""
         found: dict[str, Blamed] = {}
         for call in self.judge.calls.all:
@@ -112,7 +131,7 @@ class _Search:
             if other:
                 evidence = f"{scalars.words(other)}; {clauses.of_difference(row)}"
                 found[call.path] = Blamed(call, causes.SCALAR, evidence, row)
-        return [self._finding(b) for b in found.values()]
+        return [(self._finding(b), frozenset((b.row.index,))) for b in found.values()]
 
     def _other_settings(self, call: ComparedCall, judged: bool) -> list[scalars.Differing]:
         """Return the differing constants of a call, and the flags if no limit could judge it."""

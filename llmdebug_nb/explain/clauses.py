@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from llmdebug_nb.core.findings import EXPECTED, Difference
 from llmdebug_nb.explain.calls import AGREES, ComparedCall
 from llmdebug_nb.explain.edges import slots
@@ -14,10 +16,22 @@ def of_inputs(call: ComparedCall) -> str:
         return f"it was called with other arguments: {slots(other)}"
     worst = max((d.error or 0.0 for d in call.inputs), default=0.0)
     if any(d.verdict == EXPECTED for d in call.inputs):
-        return f"its inputs differ no more than expected ({worst:.2g})"
+        return f"its inputs differ as expected (error {worst:.2g})"
     if worst == 0.0:
         return "its input tensors are identical"
     return f"its inputs agree (error {worst:.2g})"
+
+
+def of_expected(entering: Sequence[Difference]) -> str:
+    """Return an addition on the expected differences that enter a region; "" if there are none."""
+    if not entering:
+        return ""
+    worst = max(entering, key=lambda d: d.error or 0.0)
+    where, error = worst.site.path or "the model", worst.error or 0.0
+    return (
+        f"; what enters differs as expected (error {error:.2g} at {where}). That explains no error "
+        "of this size, and no replay shows that it only follows"
+    )
 
 
 def of_difference(row: Difference) -> str:

@@ -99,7 +99,7 @@ class Flow:
         """Tell whether a tensor agrees with its partners; None if it has none."""
         if record.id not in self._agrees:
             rows = self.rows[record.id]
-            paired = [d for d in rows if d.verdict != "unmatched" and not _is_empty(d)]
+            paired = [d for d in rows if d.verdict != "unmatched" and _is_pair(d)]
             agrees = all(d.verdict in AGREES for d in paired) if paired else None
             self._agrees[record.id] = agrees
         return self._agrees[record.id]
@@ -134,7 +134,9 @@ class Flow:
         A view that was copied shares no storage with what it is a view of.
         """
         summary = record.summary
-        if summary.fingerprint is None or summary.min == summary.max:
+        if summary.fingerprint is None or summary.min is None or summary.max is None:
+            return None
+        if not summary.min < summary.max:  # a constant, or NaN everywhere
             return None
         if record.site.role == "output" and self.call(record).is_operator:
             return None  # an operator makes its result from its inputs
@@ -228,10 +230,15 @@ class Flow:
         return [*call.inputs, *call.weights, *others, *agreeing[-1:]]
 
 
-def _is_empty(row: Difference) -> bool:
-    """Tell whether a row compares nothing with something, as the empty start of a cache."""
-    sizes = [r.summary.numel for r in (row.pair.golden, row.pair.mine) if r is not None]
-    return 0 in sizes and any(sizes)
+def _is_pair(row: Difference) -> bool:
+    """Tell whether a row compares two tensors, and not nothing with something.
+
+    An expected row may have one tensor. The start of a cache may be empty in one program.
+    """
+    golden, mine = row.pair.golden, row.pair.mine
+    if golden is None or mine is None:
+        return False
+    return bool(golden.summary.numel) == bool(mine.summary.numel)
 
 
 def _is_anew(record: Record, producer: Record, call: FlowCall) -> bool:

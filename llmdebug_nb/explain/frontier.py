@@ -14,12 +14,12 @@ on the same tensors: such a call must give the same result.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.findings import Difference
+from llmdebug_nb.core.findings import EXPECTED, Difference
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.explain.flow import Flow, FlowCall, back
 
@@ -30,8 +30,9 @@ class Region:
 
     ``row``: the pair. ``golden``, ``mine``: the calls, in execution order; no calls where code or
     views between the recorded calls make the difference. ``entries``: the rows of the tensors
-    that agree. ``before``: the call of the other side before which one-sided calls stand.
-    ``taken``: the tensor that mine takes in place of another one, and that other one of golden.
+    that agree or differ as expected; ``expected``: the latter. ``before``: the call of the other
+    side before which one-sided calls stand. ``taken``: the tensor that mine takes in place of
+    another one, and that other one of golden.
     """
 
     row: Difference
@@ -40,6 +41,7 @@ class Region:
     entries: list[Difference] = field(default_factory=list)
     before: FlowCall | None = None
     taken: tuple[Record, Record] | None = None
+    expected: list[Difference] = field(default_factory=list)
 
     @property
     def takes(self) -> tuple[Record | None, Record | None]:
@@ -61,7 +63,8 @@ class Frontier:
 
     ``guilty``: those from which a difference reaches what counts; in execution order.
     ``same_code``: tells whether two records were made by the same code. ``rejoins``: rows that
-    differ and reach nothing.
+    differ and reach nothing. ``passes_on``: tells of a region behind an expected difference whether
+    it only passes that on; ``passed_on`` are the indices of the rows of such regions.
     """
 
     def __init__(
@@ -69,8 +72,10 @@ class Frontier:
         differences: Sequence[Difference],
         phase: str,
         same_code: Callable[[Record, Record], bool],
+        passes_on: Callable[[Region], bool] = lambda region: False,
     ) -> None:
-        self._same_code = same_code
+        self._same_code, self._passes_on = same_code, passes_on
+        self.passed_on: set[int] = set()
         rows = [d for d in differences if d.site.phase == phase]
         self.flows = Flow(rows, 0), Flow(rows, 1)
         self._bad = [d for d in rows if d.verdict == "diverged"]
@@ -91,37 +96,49 @@ class Frontier:
             self.inherited(row)
             region = self._regions[row.index]
             if not regions or not _passes_on(region):
-                regions.setdefault(_content(row), region)
+                regions.setdefault(row.content, region)
         return list(regions.values())
 
     def _origins(self) -> list[Difference]:
         """Return the rows in which the differences begin, in execution order.
 
         Rows that follow from each other, as pairs that cross do, begin with the first of them.
+        Behind a row that only passes an expected difference on, differences may begin again.
         """
         rows = [row for row in self._bad if row.index in self.reaching]
         follows: dict[int, list[Difference]] = defaultdict(list)
+        waits = {row.index: len(self.inherited(row)) for row in rows}
         for row in rows:
             for source in self.inherited(row):
                 follows[source.index].append(row)
-        queue = [row for row in rows if not self.inherited(row)]
-        origins = list(queue)
-        explained = {row.index for row in queue}
-        for start in (None, *rows):
-            if start is not None and start.index not in explained:
-                origins.append(start)
-                explained.add(start.index)
-                queue.append(start)
-            while queue:
-                for row in follows[queue.pop().index]:
-                    if row.index not in explained:
-                        explained.add(row.index)
-                        queue.append(row)
+        origins: list[Difference] = []
+        explained: set[int] = set()
+        for ready in ([row for row in rows if not waits[row.index]], *([row] for row in rows)):
+            for row in ready:  # it grows
+                if row.index in explained:
+                    continue
+                explained.add(row.index)
+                if not self._is_passed_on(row):
+                    origins.append(row)
+                    _add_all(explained, row, follows)
+                    continue
+                self.passed_on.add(row.index)
+                for later in follows[row.index]:
+                    waits[later.index] -= 1
+                    if not waits[later.index]:
+                        ready.append(later)
         return sorted(origins, key=lambda row: row.index)
+
+    def _is_passed_on(self, row: Difference) -> bool:
+        sources = self.inherited(row)
+        region = self._regions[row.index]
+        region.expected += [source for source in sources if source.index in self.passed_on]
+        return bool(region.expected) and self._passes_on(region)
 
     @cached_property
     def rejoins(self) -> list[Difference]:
-        reaching = [d.pair.mine for d in self._bad if d.index in self.reaching]
+        blamed = self.reaching - self.passed_on
+        reaching = [d.pair.mine for d in self._bad if d.index in blamed]
         seen = {record.id for record in reaching if record is not None}  # in another row, perhaps
         rest = [d for d in self._bad if d.index not in self.reaching]
         return [d for d in rest if d.pair.mine is None or d.pair.mine.id not in seen]
@@ -145,6 +162,7 @@ class Frontier:
                 rows = [d for d in flow.rows[source.id] if d.verdict != "unmatched"]
                 if flow.agrees(source):
                     region.entries += rows
+                    region.expected += [d for d in rows if d.verdict == EXPECTED]
                 else:
                     upstream += [d for d in rows if d.verdict == "diverged" and d is not row]
             bad.append(upstream)
@@ -169,17 +187,22 @@ class Frontier:
         return row.site.role == "output" and self.flows[0].call(golden).around is None
 
 
-def _content(row: Difference) -> object:
-    """Return what a row's tensors hold: several calls may take one tensor that is wrong."""
-    s, pair = row.site, row.pair
-    prints = tuple(r.summary.fingerprint if r else None for r in (pair.golden, pair.mine))
-    return (s.generation, s.step, s.rank, *prints) if all(prints) else row.index
+def _add_all(explained: set[int], row: Difference, follows: Mapping[int, list[Difference]]) -> None:
+    """Add the indices of all rows that follow from a row."""
+    queue = [row]
+    while queue:
+        for later in follows.get(queue.pop().index, ()):
+            if later.index not in explained:
+                explained.add(later.index)
+                queue.append(later)
 
 
 def _passes_on(region: Region) -> bool:
     """Tell whether an error is that of the tensors that enter, a little above its limit.
 
-    Behind an earlier error, tensors may agree within noise and still hold a part of it.
+    Behind an earlier error, tensors may agree within noise and still hold a part of it. What is
+    expected to differ was judged by its size already.
     """
-    entering = max((d.error or 0.0 for d in region.entries), default=0.0)
+    agreeing = (d for d in region.entries if d.verdict != EXPECTED)
+    entering = max((d.error or 0.0 for d in agreeing), default=0.0)
     return (region.row.error or 0.0) <= constants.AMPLIFICATION * entering

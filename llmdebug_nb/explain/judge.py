@@ -7,11 +7,12 @@ the blame passes to the calls before it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.findings import EXPECTED, Difference
+from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.paths import common_ancestor, is_operator, module_of, parent_of
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.explain import causes, clauses, overflow, scalars, verify, weight_order
@@ -63,15 +64,16 @@ class Judge:
         self._flows = frontier.flows
         self.narrowing = Narrowing(frontier.flows, runs)
         self._tested = 0
-        # True once a call is known to have made an error. Its consequences blame no other call.
-        self.made = any(d.verdict == EXPECTED and d.index < start.index for d in differences)
+        self.made = False  # True once a call is known to have made an error
 
     def blamed(self, region: Region) -> Blamed:
         """Return what is to blame for a region."""
-        region = self.narrowing.narrowed(region)
+        expected = region.expected
+        region = replace(self.narrowing.narrowed(region), expected=expected)
         found = self.cause(region)
         self.made = self.made or found.cause not in LAST
-        return replace(found, region=region)
+        evidence = f"{found.evidence}{clauses.of_expected(expected)}"
+        return replace(found, region=region, evidence=evidence)
 
     def cause(self, region: Region) -> Blamed:
         """Return the cause of a region's error."""
@@ -85,7 +87,8 @@ class Judge:
             return self.by_setting(own) or Blamed(
                 own, causes.WEIGHT, clauses.of_difference(row), row
             )
-        overflowed = self._overflow(row)
+        infinite = any(d.error == math.inf for d in region.expected)
+        overflowed = None if infinite else self._overflow(row)
         if overflowed is not None:
             return overflowed
         reordered = self._reordered(region)

@@ -38,6 +38,22 @@ def test(call: ComparedCall, calls: Calls, runs: Runs) -> Tested:
         return Tested(UNKNOWN, str(why))
 
 
+def passes_on(call: ComparedCall, calls: Calls, runs: Runs) -> bool:
+    """Tell whether a replay proves that a call adds nothing but rounding to what it is given."""
+    try:
+        if call.is_operator:
+            return _operator(call, runs).kind == PASSES_ON
+        done = run_on_golden_inputs(call, calls, runs)
+    except CannotReplay:
+        return False
+    return not done.random and _score(done, call) <= 2 * constants.OPERATORS_EPSILONS
+
+
+def _score(done: SwapResult, call: ComparedCall) -> float:
+    records = (r for d in call.outputs for r in (d.pair.golden, d.pair.mine) if r)
+    return done.error / unit([r.summary.dtype for r in records])
+
+
 def _operator(call: ComparedCall, runs: Runs) -> Tested:
     if call.golden is None or call.mine is None:
         raise CannotReplay("only one run made this call")
@@ -70,8 +86,7 @@ def _module(call: ComparedCall, calls: Calls, runs: Runs) -> Tested:
     total = max((d.error or 0.0 for d in call.outputs), default=0.0)
     total = bad.error if bad and bad.error is not None else total
     limit = max((d.limit or 0.0 for d in call.outputs), default=0.0)
-    records = (r for d in call.outputs for r in (d.pair.golden, d.pair.mine) if r)
-    score = done.error / unit([r.summary.dtype for r in records])
+    score = _score(done, call)
     words = f"{_how(done)}: error {done.error:.2g}, against {total:.2g} on mine's own inputs"
     if bad is not None and done.error <= limit and done.error < constants.PASSED_ON_SHARE * total:
         return Tested(PASSES_ON, words, score)
