@@ -288,7 +288,7 @@ NEAREST_SLICES, MEASURED_ELEMENTS = 64, 1 << 22
 # Slices that are matched first. If half of all have a partner, then FIRST_MATCHED of these have one
 # too, but for a chance of 1e-5.
 FIRST_SLICES, FIRST_MATCHED = 64, 16
-# Whole numbers that a factor, or one over it, is told as: sizes of axes, up to the width of a model.
+# Whole numbers that a factor, or one over it, is told as: sizes of axes, to the width of a model.
 LARGEST_FACTOR = 4096
 # Elements of masks that are looked at, in whole matrices: 50 ms.
 MASK_ELEMENTS = 1 << 21
