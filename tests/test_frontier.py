@@ -246,6 +246,39 @@ def test_weights_in_another_order_are_told_from_code_that_takes_the_wrong_one(wr
     assert (finding.path in ("part.a", "part.b")) == (wrong == "weights")
 
 
+class Given(nn.Module):
+    """Passes two views to a part."""
+
+    def __init__(self, part):
+        super().__init__()
+        torch.manual_seed(0)
+        self.before, self.part = nn.Linear(16, 32), part
+
+    def forward(self, x):
+        first, second = self.before(x).chunk(2, -1)
+        return self.part(first, second)
+
+
+def takes_both(self, first, second):
+    return torch.sin(first) + torch.cos(self.norm(second))
+
+
+def takes_one(self, first, second):
+    return torch.sin(second) + torch.cos(self.norm(second))
+
+
+def test_a_view_that_was_made_outside_is_not_blamed_for_being_taken():
+    x = torch.randn(5, 16)
+    parts = (("Golden", takes_both), ("Mine", takes_one))
+    models = [(name, Given(written(name, forward))) for name, forward in parts]
+    runs = [
+        recorded(model, lambda model=model: model(x), name, mode="module+api")
+        for name, model in models
+    ]
+    (finding, *_) = ld.compare(*runs).findings
+    assert finding.mine.line == takes_one.__code__.co_firstlineno + 1
+
+
 def residual(self, x):
     return self.norm(x + torch.tanh(self.wide(x)).chunk(2, -1)[0])
 
