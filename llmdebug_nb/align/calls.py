@@ -81,6 +81,14 @@ def by_parent(calls: list[RecordedCall]) -> dict[str, list[RecordedCall]]:
     return groups
 
 
+def pair_ranks(golden: Iterable[Pass], mine: Iterable[Pass]) -> dict[int, list[int]]:
+    """Return golden's rank -> mine's ranks: the same, or all if one run has a single rank."""
+    ours, theirs = (sorted({key[0] for key in keys}) for keys in (golden, mine))
+    if len(ours) != len(theirs) and 1 in (len(ours), len(theirs)):
+        return dict.fromkeys(ours, theirs)
+    return {rank: [rank] for rank in ours}
+
+
 def match_modules(
     golden: list[RecordedCall], mine: list[RecordedCall]
 ) -> Iterator[tuple[RecordedCall, RecordedCall]]:
@@ -279,7 +287,7 @@ def _other_slot(
     if best >= constants.TELLING_DIGITS:
         return free[-place]
     rivals = [r for r in rivals if r.site.role == s.role]
-    for alike in (_same_kind, _same_features):
+    for alike in (same_kind, same_features):
         shaped = [r for r in free if alike(value, r.summary)]
         if len(shaped) == sum(alike(value, r.summary) for r in rivals) == 1:
             return shaped[0]
@@ -297,13 +305,13 @@ def _digits(golden: Summary, mine: Summary) -> float:
     return sequence.agreement(golden, mine)
 
 
-def _same_kind(golden: Summary, mine: Summary) -> bool:
+def same_kind(golden: Summary, mine: Summary) -> bool:
     """Tell whether two tensors have one shape, and both or neither hold integers."""
     whole = [s.dtype.startswith(("int", "uint", "bool")) for s in (golden, mine)]
     return golden.shape == mine.shape and whole[0] == whole[1]
 
 
-def _same_features(golden: Summary, mine: Summary) -> bool:
+def same_features(golden: Summary, mine: Summary) -> bool:
     """Tell whether two floating tensors have rows of one length, be they tokens or a batch."""
     floating = is_floating(golden.dtype) and is_floating(mine.dtype)
     return floating and bool(golden.shape) and golden.shape[-1:] == mine.shape[-1:]

@@ -19,7 +19,6 @@ from llmdebug_nb.align import exported, tree
 from llmdebug_nb.align.batch_layout import Load
 from llmdebug_nb.align.calls import (
     Numbers,
-    Pass,
     RecordedCall,
     are_parallel,
     by_parent,
@@ -27,17 +26,19 @@ from llmdebug_nb.align.calls import (
     match_modules,
     match_operators,
     match_tensors,
+    pair_ranks,
     share_inputs,
 )
 from llmdebug_nb.align.matches import ValueMatch, ValueMatches, WeightMatches
 from llmdebug_nb.align.names import Names
 from llmdebug_nb.align.reordered import ReorderedRows
+from llmdebug_nb.align.results import ResultMatches
 from llmdebug_nb.align.sequence import MatchTolerance
 from llmdebug_nb.align.tensor_layout import LayoutFinder
 from llmdebug_nb.align.tree import FUSED, SAME_PATH, ModuleTree
 from llmdebug_nb.align.unpaired import Reasons, in_order
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.findings import Pair
+from llmdebug_nb.core.findings import RESULT, Pair
 from llmdebug_nb.core.paths import is_operator, operator_of
 from llmdebug_nb.core.records import CallKey, Node, Record
 
@@ -109,11 +110,12 @@ class _Pairing:
         of_modules = {path: who for path, who in self._given.items() if not is_operator(path)}
         self._partners = tree.partners(trees[0], trees[1], of_modules, names.kind)
         self._pairs: dict[int, list[Pair]] = defaultdict(list)  # by the id of golden's record
+        self._result_matches = ResultMatches()
         self._mine: set[int] = set()  # ids of mine's records that have a partner
 
     def run(self) -> None:
         golden, mine = (calls_by_pass(records) for records in self._sides)
-        ranks = _ranks(golden, mine)
+        ranks = pair_ranks(golden, mine)
         for (rank, generation, step, phase), calls in golden.items():
             for other in ranks.get(rank, ()):
                 theirs = mine.get((other, generation, step, phase))
@@ -124,7 +126,7 @@ class _Pairing:
         """Pair the calls of one pass over the model."""
         s = golden[0].records[0].site
         self.__dict__.pop("_values", None)
-        self._now = golden, mine
+        self._now = [r for c in golden for r in c.records], [r for c in mine for r in c.records]
         relaid = self._layouts.relaid(s.generation, s.step)
         paired, reshaped = self._modules(golden, mine)
         self._operators(golden, mine, paired, replace(self._tolerance, any_shape=relaid | reshaped))
@@ -133,12 +135,12 @@ class _Pairing:
         if self._any_graph:
             self._copies(golden, mine)
         self._by_value(golden, mine)
+        self._results()
 
     @functools.cached_property
     def _values(self) -> ValueMatches:
         """The tensors of the present pass that both runs have."""
-        golden, mine = ([r for c in calls for r in c.records] for calls in self._now)
-        return ValueMatches(golden, mine, self._layouts, self._tolerance)
+        return ValueMatches(*self._now, self._layouts, self._tolerance)
 
     def _modules(
         self, golden: list[RecordedCall], mine: list[RecordedCall]
@@ -341,8 +343,8 @@ class _Pairing:
     ) -> None:
         """Pair the tensors of two calls."""
         sure = self._tolerance.sure_digits
-        anew = golden.path != mine.path and golden.path not in self._given
-        written_anew = anew and not self._any_graph
+        other_code = (golden.path, golden.op) != (mine.path, mine.op)
+        written_anew = other_code and golden.path not in self._given and not self._any_graph
         for left, right, remark in match_tensors(golden, mine, self._names, replaced, sure):
             if not (written_anew and self._belongs_elsewhere(left, right)):
                 self._add(left, right, f"{why}; {remark}" if remark else why)
@@ -389,6 +391,12 @@ class _Pairing:
                     if match.golden.id not in self._pairs and match.mine.id not in self._mine:
                         side = "" if record.site.role == "weight" else "both"
                     self._add(match.golden, match.mine, SAME_VALUES, side)
+
+    def _results(self) -> None:
+        """Pair the results that the programs give elsewhere, or under another name."""
+        pairs = [pair for record in self._now[0] for pair in self._pairs.get(record.id, ())]
+        for one, other in self._result_matches.match(self._now, pairs):
+            self._add(one, other, RESULT)
 
     @functools.cached_property
     def _weights(self) -> WeightMatches:
@@ -440,11 +448,3 @@ def _grouped(items: Iterable[tuple[_K, _V]]) -> dict[_K, list[_V]]:
     for key, value in items:
         groups.setdefault(key, []).append(value)
     return groups
-
-
-def _ranks(golden: Iterable[Pass], mine: Iterable[Pass]) -> dict[int, list[int]]:
-    """Return golden's rank -> mine's ranks: the same, or all if one run has a single rank."""
-    ours, theirs = (sorted({key[0] for key in keys}) for keys in (golden, mine))
-    if len(ours) != len(theirs) and 1 in (len(ours), len(theirs)):
-        return dict.fromkeys(ours, theirs)
-    return {rank: [rank] for rank in ours}

@@ -8,9 +8,10 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import epsilon
-from llmdebug_nb.core.findings import EXCUSED, REJOINED, Coverage, Difference
-from llmdebug_nb.core.paths import ancestors, is_operator
+from llmdebug_nb.core.findings import EXCUSED, REJOINED, RESULT, Coverage, Difference
+from llmdebug_nb.core.paths import is_operator
 from llmdebug_nb.core.records import Record, Site
+from llmdebug_nb.core.results import Results
 
 _AGREES = ("match", "within_noise")
 
@@ -23,7 +24,7 @@ def coverage(differences: Sequence[Difference]) -> Coverage:
     Only tensors that mine could have recorded count: those of steps, phases and levels that it
     recorded, and that hold values.
     """
-    observable = _Observable(d.pair.golden for d in differences)
+    observable = Results(d.pair.golden for d in differences)
     agrees: dict[Hashable, bool] = {}
     rejoins: set[Hashable] = set()
     results = matched = 0
@@ -46,7 +47,11 @@ def why_incomparable(
 
     ``golden``, ``mine``: the fingerprints of the models' weights, as far as they were recorded.
     """
-    return _few_pairs(differences) or _unrelated(differences, golden, mine)
+    return (
+        _few_pairs(differences)
+        or _unrelated(differences, golden, mine)
+        or _unanswered_step(differences)
+    )
 
 
 def _few_pairs(differences: Sequence[Difference]) -> str:
@@ -58,17 +63,40 @@ def _few_pairs(differences: Sequence[Difference]) -> str:
     golden = {d.pair.golden.id: False for d in kept if d.pair.golden}
     mine = {d.pair.mine.id: False for d in kept if d.pair.mine}
     for d in kept:
-        if d.pair.golden and d.pair.mine:
+        if d.pair.golden and d.pair.mine and d.pair.why != RESULT:
             golden[d.pair.golden.id] = mine[d.pair.mine.id] = True
     name, smaller = min((("golden", golden), ("mine", mine)), key=lambda side: len(side[1]))
     paired = sum(smaller.values())
-    observable = _Observable(d.pair.golden for d in differences)
-    measured = any(d.metrics and d.pair.golden in observable for d in differences)
+    observable = Results(d.pair.golden for d in differences)
+    results = (d for d in differences if d.pair.golden in observable)
+    measured = any(d.metrics and d.pair.why != RESULT for d in results)
     if measured or paired >= constants.MATCHED_SHARE * len(smaller):
         return ""
     few = f"only {paired:,} of {name}'s {len(smaller):,} tensors have a partner in the other run"
     few = few if paired else "they have no site in common"
     return f"{few}, and none of golden's results has one: {_examples(differences)}"
+
+
+def _unanswered_step(differences: Sequence[Difference]) -> str:
+    """Say so if nothing diverged, but a step has results in both runs, and no two belong together.
+
+    What agrees before the results says nothing about them.
+    """
+    if any(d.verdict == "diverged" for d in differences):
+        return ""
+    steps: list[dict[tuple[int, int], bool]] = [{}, {}]  # of golden and mine: any result measured
+    for answered, side in zip(steps, ("golden", "mine"), strict=True):
+        results = Results(getattr(d.pair, side) for d in differences)
+        for d in differences:
+            record = getattr(d.pair, side)
+            if record in results and record.site.role == "output" and epsilon(record.summary.dtype):
+                key = record.site.generation, record.site.step
+                answered[key] = answered.get(key, False) or bool(d.metrics)
+    alone = [key for key, answered in steps[0].items() if not answered]
+    both = [step for generation, step in alone if steps[1].get((generation, step)) is False]
+    if both:
+        return f"in step {both[0]}, no result of golden belongs to a result of mine"
+    return ""
 
 
 def _examples(differences: Sequence[Difference]) -> str:
@@ -112,7 +140,7 @@ def _unrelated(
 
 def _results_of_weights(differences: Sequence[Difference]) -> Iterator[Difference]:
     """Yield the pairs that depend on weights: computed, not constant, and no mere numbers."""
-    observable = _Observable(d.pair.golden for d in differences)
+    observable = Results(d.pair.golden for d in differences)
     for d in differences:
         golden = d.pair.golden
         if golden is None or d.pair.mine is None or d.error is None:
@@ -153,35 +181,3 @@ def _content(record: Record) -> Hashable:
     if s.fingerprint:
         return s.dtype, s.shape, s.fingerprint
     return s.dtype, s.shape, *map(str, (s.min, s.max, s.mean, s.l2norm))  # nan equals no nan
-
-
-class _Observable:
-    """The tensors that leave the model: outputs of the outermost recorded modules, and gradients.
-
-    Without modules, the last output of each step.
-    """
-
-    def __init__(self, records: Iterable[Record | None]) -> None:
-        self._modules: set[str] = set()
-        last: dict[tuple[int, int, int], Record] = {}
-        for record in records:
-            if record is None:
-                continue
-            site = record.site
-            if not is_operator(site.path):
-                self._modules.add(site.path)
-            if site.role == "output" and site.phase == "forward":
-                last[site.rank, site.generation, site.step] = record
-        self._last = set() if self._modules else {record.id for record in last.values()}
-
-    def is_outermost(self, site: Site) -> bool:
-        """Tell whether no recorded module is around the module of a site."""
-        return not is_operator(site.path) and self._modules.isdisjoint(ancestors(site.path))
-
-    def __contains__(self, record: object) -> bool:
-        if not isinstance(record, Record):
-            return False
-        if record.site.role == "grad":
-            return True
-        of_module = record.site.role == "output" and self.is_outermost(record.site)
-        return of_module or record.id in self._last

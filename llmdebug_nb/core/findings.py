@@ -43,6 +43,7 @@ OF_COMPILED = frozenset({INSIDE, WRITTEN, READ})
 FOLDED = "not in the exported graph: folded into a constant, fused, or unused there"
 INNER = "a value of the exported graph that no module of the other run returns"
 EXCUSED = OF_COMPILED | {FOLDED, INNER}
+RESULT = "result of the program"  # why two results are paired that share a shape at most
 # the reason of a row without a partner, if what follows from it agrees again
 _ESCAPED = re.compile(r"\[[*?[]\]")  # what glob.escape makes of a wildcard
 REJOINED: Final = "written otherwise in the other run, equal in effect"

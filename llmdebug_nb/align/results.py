@@ -1,0 +1,83 @@
+"""Pair the results of two programs that give them in other modules, or under other names.
+
+A right port has golden's results somewhere, so their values pair them. Where a bug changes them,
+nothing is left to pair by but the place and the shape. They have to be paired: a comparison that
+leaves out what a program computes says nothing about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+from llmdebug_nb.align.calls import same_features, same_kind
+from llmdebug_nb.core.dtypes import is_floating
+from llmdebug_nb.core.findings import Pair
+from llmdebug_nb.core.records import Record, Summary
+from llmdebug_nb.core.results import Results
+
+_Slot = tuple[str, str]  # path and slot
+_Alike = Callable[[Summary, Summary], bool]
+
+
+class ResultMatches:
+    """Pairs the results of each pass; remembers which of them had the same values before."""
+
+    def __init__(self) -> None:
+        self._known: dict[_Slot, _Slot] = {}
+
+    def match(
+        self, sides: tuple[Sequence[Record], Sequence[Record]], pairs: Collection[Pair]
+    ) -> Iterator[tuple[Record, Record]]:
+        """Yield golden's and mine's results that belong together and have no partner yet.
+
+        ``sides``: the records of one pass. ``pairs``: those of the pass that are paired.
+        """
+        golden, mine = (_floating(records) for records in sides)
+        theirs, ours = ({record.id for record in side} for side in (golden, mine))
+        found = {
+            pair.golden.id: pair.mine.id
+            for pair in pairs
+            if pair.golden is not None and pair.mine is not None and pair.golden.id in theirs
+        }
+        answered = set(found.values()) & ours
+        by_id = {record.id: record for record in mine}
+        for record in golden:
+            if found.get(record.id) in answered:
+                self._known.setdefault(_slot(record), _slot(by_id[found[record.id]]))
+        left = [record for record in golden if record.id not in found]
+        free = [record for record in mine if record.id not in answered]
+        while left:
+            record = left.pop()
+            partner = self._partner(record, left, free, bool(found))
+            if partner is not None:
+                free.remove(partner)
+                yield record, partner
+
+    def _partner(
+        self, record: Record, rivals: list[Record], free: list[Record], answered: bool
+    ) -> Record | None:
+        """Return the partner of a result: as in an earlier step, else by its shape.
+
+        If ``answered``, other results have partners, and this one may be one that mine does not
+        give; then its shape has to be the only one of its kind. Else the last one of mine counts.
+        """
+        known = [r for r in free if _slot(r) == self._known.get(_slot(record))]
+        if known:
+            return known[0]
+        alike = [r for r in free if same_kind(record.summary, r.summary)]
+        if answered:
+            alone = not any(same_kind(record.summary, r.summary) for r in rivals)
+            return alike[0] if alone and len(alike) == 1 else None
+        alike = alike or [r for r in free if same_features(record.summary, r.summary)]
+        return alike[-1] if alike else None
+
+
+def _floating(records: Sequence[Record]) -> list[Record]:
+    """Return the results of a pass that hold numbers of a float."""
+    results = Results(records)
+    outputs = [r for r in records if r.site.role == "output" and is_floating(r.summary.dtype)]
+    return [record for record in outputs if record in results]
+
+
+def _slot(record: Record) -> _Slot:
+    return record.site.path, record.site.slot
