@@ -184,6 +184,12 @@ PASSED_ON_SHARE = 0.5
 # programs are below half of it.
 OTHER_VALUES = 0.1
 
+# Elements of a tensor that is looked for among the elements of others: 8 of them are within 1e-4 of
+# others by chance in one case of 1e-10, where a third of the range is filled.
+FEWEST_FOUND = 8
+# Of 1 / sqrt(n), the distance of the sorted elements of two tensors of one distribution.
+SORTED_BY_CHANCE = 0.1
+
 # === judgement: relation ========================================================================
 
 # Nats of evidence that a relation needs. A comparison asks about at most 10^5 sites. With a chance
@@ -257,8 +263,10 @@ SUSPECTS_REPLAYED, CALLS_BEFORE = 8, 24
 # Operators of a region that are replayed. The error is made where the region begins: this is more
 # than an attention with its projections, written operator by operator.
 REGION_CALLS = 64
-# Calls of a region that are named, and tried with other tensors.
+# Calls of a region that are tried with other tensors.
 REGION_SUSPECTS = 12
+# Lines of a region that are named: as many as one looks through.
+REGION_LINES = 6
 # Tensors around a value that are tried as its source. Each costs a read, and one more of them makes
 # a chance hit likelier.
 NEIGHBOURS = 24

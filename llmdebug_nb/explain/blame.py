@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 
 from llmdebug_nb.core.findings import Difference, Finding
 from llmdebug_nb.core.paths import is_operator, module_of
-from llmdebug_nb.core.records import Kernel
-from llmdebug_nb.explain import causes, clauses, nodes, relating, repro, scalars, sources
+from llmdebug_nb.core.records import CallKey, Kernel
+from llmdebug_nb.explain import causes, clauses, inside, nodes, relating, repro, scalars, sources
 from llmdebug_nb.explain.calls import ComparedCall
 from llmdebug_nb.explain.edges import input_name, is_root, kind_of
 from llmdebug_nb.explain.expected import PassedOn
-from llmdebug_nb.explain.frontier import Frontier
+from llmdebug_nb.explain.frontier import Frontier, Region
 from llmdebug_nb.explain.judge import LAST, Blamed, Judge
 from llmdebug_nb.explain.runs import Runs
 
@@ -103,7 +103,7 @@ class _Search:
         found: dict[object, Blamed] = {}
         steps: dict[object, set[tuple[int, int]]] = {}
         rows: dict[object, set[int]] = {}
-        for region in self.frontier.guilty:
+        for region in self._regions():
             blamed = self.judge.blamed(region)
             key = blamed.call.key
             place: object = blamed.places or blamed.call.path
@@ -119,6 +119,24 @@ class _Search:
         findings = [(finding, first) for finding in self._wrong_start()]
         findings += [(self._finding(b), frozenset(rows[place])) for place, b in ranked]
         return findings or [(self._unseen(), first)]
+
+    def _regions(self) -> list[Region]:
+        """Return the regions in execution order.
+
+        Of the tensors that one call takes, those in which only the order differs come last: a
+        call may take queries and keys whose channels are in another order, but in the same one.
+        """
+        first: dict[CallKey, int] = {}
+        for region in self.frontier.guilty:
+            first.setdefault(region.row.site.key, region.row.index)
+        alone = len(first) == len(self.frontier.guilty)
+        return sorted(
+            self.frontier.guilty,
+            key=lambda region: (
+                first[region.row.site.key],
+                not alone and inside.is_reordered(region.row, self.runs),
+            ),
+        )
 
     def settings(self) -> _Found:
         """Return a finding for each path with other settings, if its outputs differ at all."""

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.findings import EXPECTED, Difference
 from llmdebug_nb.core.paths import ancestors, is_operator
 from llmdebug_nb.core.records import IN_KERNEL, CallKey, Record
@@ -39,6 +40,11 @@ class FlowCall:
     def records_of(self) -> list[Record]:
         """Its tensors, the outputs first."""
         return self.outputs + self.inputs + self.weights
+
+    @property
+    def gives_indices(self) -> bool:
+        """True if it gives indices or flags alone."""
+        return not any(is_floating(r.summary.dtype) for r in self.outputs)
 
     @property
     def start(self) -> int:
@@ -181,6 +187,11 @@ class Flow:
                 return False
             record = producer
         return False
+
+    def takers(self, call: FlowCall, calls: Sequence[FlowCall]) -> list[FlowCall]:
+        """Return those calls that take what a call gives, or views of it."""
+        outputs = {record.id for record in call.outputs}
+        return [c for c in calls if any(self.made_by(r, outputs) for r in c.inputs)]
 
     def base(self, record: Record) -> Record:
         """Return the tensor that a tensor is a view of, or a copy; itself if it is none."""

@@ -7,6 +7,7 @@ result is kept.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator
 
@@ -14,11 +15,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from llmdebug_nb.core import constants
+from llmdebug_nb.core.dtypes import epsilon
+from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.kernels.masks import hidden
 from llmdebug_nb.core.torch_internals import decompositions
 from llmdebug_nb.explain import arguments
 from llmdebug_nb.explain.replay import FAILURES, Replayed, quiet
-from llmdebug_nb.explain.runs import CannotReplay
+from llmdebug_nb.explain.runs import CannotReplay, Runs
 
 
 class _Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -56,11 +59,24 @@ def steps(call: Replayed) -> list[torch.Tensor]:
             call.function(*args, **kwargs)
     except (CannotReplay, *FAILURES):
         return []
-    return [x for x in kept.values if x.is_floating_point() and x.numel() > 1]
+    return [x for x in kept.values if x.numel() > 1]
+
+
+def is_reordered(row: Difference, runs: Runs) -> bool:
+    """Tell whether mine's tensor of a row has the elements of golden's, but for order and signs."""
+    golden, mine = row.pair.golden, row.pair.mine
+    if golden is None or mine is None or golden.summary.numel != mine.summary.numel:
+        return False
+    limit = constants.OPERATORS_EPSILONS * max(epsilon(r.summary.dtype) for r in (golden, mine))
+    try:
+        theirs, ours = runs.golden.load(golden), runs.mine.load(mine)
+    except CannotReplay:
+        return False
+    return Values([theirs]).hold(ours, limit)
 
 
 class Values:
-    """Tensors that others are compared with: up to the order of their axes, but for masked entries.
+    """Tensors that others are compared with.
 
     The error of a tensor is relative to its spread, so that constants answer to nothing.
     """
@@ -80,7 +96,10 @@ class Values:
                 known.append((norm, shown))
 
     def have(self, tensor: torch.Tensor, limit: float) -> bool:
-        """Tell whether one of the tensors holds the same values, within a relative L2 error."""
+        """Tell whether one of the tensors is this one, up to the order of axes.
+
+        ``limit``: of the relative L2 error.
+        """
         candidates = self._by_size.get(tensor.numel())
         if not candidates:
             return False
@@ -88,15 +107,89 @@ class Values:
         norm, spread = float(shown.norm()), float((shown - shown.mean()).norm())
         return any(
             abs(other - norm) <= limit * norm
-            and any(float((g - m).norm()) <= limit * spread for g, m in _layouts(known, shown))
+            and any(float((g - m).norm()) < limit * spread for g, m in _layouts(known, shown))
             for other, known in candidates
         )
 
+    def hold(self, tensor: torch.Tensor, limit: float) -> bool:
+        """Tell whether the elements of a tensor are in one of these, in any order, but for signs.
+
+        So are the rows of a tensor that another program sorts, and half of its channels.
+        """
+        if not _is_dense(tensor):
+            return False
+        ours = _magnitudes(tensor)
+        return any(_places(ours, theirs, limit) is not None for theirs in self._sorted)
+
+    def cover(self, tensor: torch.Tensor, limit: float) -> bool:
+        """Tell whether a tensor has the elements of several of these, and zeros besides.
+
+        So have the result of a fused projection, and a cache that is longer than what is in it.
+        """
+        if not _is_dense(tensor):
+            return False
+        ours = _magnitudes(tensor)
+        for theirs in self._sorted:
+            if constants.FEWEST_FOUND <= len(theirs) <= len(ours):
+                places = _places(theirs, ours, limit)
+                if places is not None:
+                    left = torch.ones(len(ours), dtype=torch.bool)
+                    left[places] = False
+                    ours = ours[left]
+        return not len(ours)
+
+    @functools.cached_property
+    def _sorted(self) -> list[torch.Tensor]:
+        """The numbers of each, the largest tensor first."""
+        tensors = [x for known in self._by_size.values() for _, x in known]
+        return sorted((_magnitudes(x) for x in tensors), key=len, reverse=True)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Tell whether the numbers of a tensor are hardly ever equal by chance, and none is masked."""
+    dense = tensor.numel() >= constants.FEWEST_FOUND
+    return dense and (
+        tensor.is_complex() or (tensor.is_floating_point() and hidden(tensor) is None)
+    )
+
+
+def _magnitudes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the elements without their signs, sorted. Zeros are anywhere, so they are left out."""
+    numbers = _shown(tensor).abs().flatten().sort().values
+    return numbers[numbers > 0]
+
+
+def _places(few: torch.Tensor, many: torch.Tensor, limit: float) -> torch.Tensor | None:
+    """Return where sorted numbers are among others, each in its own place; None if not all are.
+
+    None as well where chance would find them.
+    """
+    size = float(few.square().mean().sqrt()) if len(few) else 0.0
+    if len(few) > len(many) or not size or few[0] == few[-1]:
+        return None
+    place = torch.arange(len(few))
+    if len(few) == len(many):
+        # of two samples of one distribution, the sorted numbers differ by about 1 / sqrt(n)
+        error, spread = float((few - many).norm()), float((few - few.mean()).norm())
+        telling = limit <= constants.SORTED_BY_CHANCE / len(few) ** 0.5
+        return place if telling and error <= limit * spread else None
+    if limit * len(many) > 1:  # any number is near one of so many
+        return None
+    near = limit * size
+    at = torch.searchsorted(many, few - near)
+    at = (at - place).cummax(0).values + place
+    found = bool(at[-1] < len(many)) and bool((many[at] <= few + near).all())
+    return at if found else None
+
 
 def _shown(x: torch.Tensor) -> torch.Tensor:
-    x = x.to(torch.float64)
+    """Return a tensor in float64, with masked elements far below the others."""
+    x = (torch.view_as_real(x) if x.is_complex() else x).to(torch.float64)
     places = hidden(x)
-    return x if places is None else x.masked_fill(places, 0.0)
+    if places is None:
+        return x
+    rest = x.masked_fill(places, 0.0)
+    return rest.masked_fill(places, -2 * float(rest.abs().max()) or -1.0)
 
 
 def _layouts(

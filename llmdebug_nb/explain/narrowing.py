@@ -12,17 +12,16 @@ takes another of golden's tensors was given the wrong tensor.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 
 import torch
 
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import epsilon, is_floating
 from llmdebug_nb.core.records import Record
-from llmdebug_nb.explain import inside
 from llmdebug_nb.explain.calls import kind_of_operator
 from llmdebug_nb.explain.flow import Flow, FlowCall, same_bytes
 from llmdebug_nb.explain.frontier import Region
+from llmdebug_nb.explain.known import Known
 from llmdebug_nb.explain.replay import Replayed
 from llmdebug_nb.explain.runs import CannotReplay, Runs
 
@@ -64,7 +63,10 @@ class Narrowing:
         """
         flow = self.flows[side]
         base = flow.records.get(record.producer) if record.producer is not None else None
-        if base is None or not is_floating(record.summary.dtype) or not is_telling(record):
+        if base is None or not is_telling(record):
+            return False
+        takes = flow.call(base).inputs  # indices may be chosen by data, as those of topk are
+        if not any(is_floating(r.summary.dtype) for r in (record, *takes)):
             return False
         return bool(flow.agrees(record)) or (
             flow.agrees(record) is None and bool(flow.agrees(base))
@@ -239,46 +241,119 @@ class _Rewritten:
         limit = constants.OPERATORS_EPSILONS * max(map(epsilon, dtypes))
         limit += constants.AMPLIFICATION * noise
         self._limit = min(limit, constants.OTHER_VALUES)
+        self._known = self._knows(self._data[0] or golden, 0)
 
     def narrowed(self) -> Region:
         region = self._region
         golden, mine = self._data[0] or self._golden, self._data[1] or self._mine
-        suspects: list[FlowCall] = []
-        for call in mine:
-            if self._is_step(call):
-                continue
-            other = None if suspects else self._given_another(call)
-            if other is not None:
-                return other
-            suspects.append(call)
-            if len(suspects) == constants.REGION_SUSPECTS:
-                break
+        suspects = self._suspects(mine, self._known, 1)
+        golden = self._suspects(golden, self._knows(mine, 1), 0) or golden
+        golden, suspects = self._parting(golden, suspects)
         if not suspects:
-            return self._by_entries() or Region(region.row, golden, mine, region.entries)
-        if suspects[0] is mine[0] and (found := self._by_entries()) is not None:
-            return found
-        return Region(region.row, golden, suspects, region.entries)
+            return self._by_entries(golden, mine) or Region(
+                region.row, golden, mine, region.entries
+            )
+        found = self._given_another(golden, suspects[0])
+        if found is None and suspects[0] is mine[0]:
+            found = self._by_entries(golden, suspects[:1])
+        if found is None:
+            suspects = self._first_lines([*self._tables(suspects[0]), *suspects])
+        return found or Region(region.row, golden, suspects, region.entries)
 
-    @cached_property
-    def _steps(self) -> inside.Values:
-        """What golden computes in the region, step by step."""
-        values = []
-        for call in self._data[0] or self._golden[: constants.REGION_CALLS]:
-            try:
-                values += inside.steps(Replayed(self._runs.golden, call.key))
-            except CannotReplay:
+    def _first_lines(self, calls: list[FlowCall]) -> list[FlowCall]:
+        """Return the calls of the first lines."""
+        index = self._runs.mine.run.index
+        lines: dict[object, None] = {}
+        for at, call in enumerate(calls):
+            frames = index.frames(call.key)
+            lines[(frames[0].file, frames[0].line) if frames else call] = None
+            if len(lines) > constants.REGION_LINES:
+                return calls[:at]
+        return calls
+
+    def _parting(
+        self, golden: list[FlowCall], mine: list[FlowCall]
+    ) -> tuple[list[FlowCall], list[FlowCall]]:
+        """Return the calls of both from the first two on that take the same tensor."""
+        for ours in mine[: constants.REGION_SUSPECTS]:
+            for theirs in golden[: constants.REGION_SUSPECTS]:
+                if self._share(theirs, ours):
+                    return golden[golden.index(theirs) :], mine[mine.index(ours) :]
+        return golden, mine
+
+    def _share(self, golden: FlowCall, mine: FlowCall) -> bool:
+        return any(
+            self._narrowing.same(theirs, ours) or self._known.same(theirs, ours)
+            for theirs in filter(is_telling, golden.inputs)
+            for ours in filter(is_telling, mine.inputs)
+        )
+
+    def _suspects(self, calls: list[FlowCall], known: Known, side: int) -> list[FlowCall]:
+        """Return the calls of one side that the other one does not know, and that matter.
+
+        Before them, those that only move elements, to places that nothing known confirms.
+        """
+        flow, own = self._narrowing.flows[side], (self._golden, self._mine)[side]
+        takers = {call: flow.takers(call, calls) for call in calls}
+        exact = [call for call in calls if known.exactly(call)]
+        apart = [c for c in calls if c not in exact and known.apart(c, own)]
+        every = {*exact, *apart}
+        sure = {c for c in every if c in exact or (takers[c] and every.issuperset(takers[c]))}
+        every |= {c for c in calls if c.gives_indices and not sure.isdisjoint(takers[c])}
+        unknown = self._not_rejoining(calls, every, takers, side)
+        if not unknown:
+            return self._not_rejoining(calls, set(exact), takers, side)
+        moved: list[FlowCall] = []
+        for call in reversed(apart):
+            leads = not {unknown[0], *moved}.isdisjoint(takers[call])
+            if leads and call not in sure and known.moves(call):
+                moved.insert(0, call)
+        return [*moved, *unknown]
+
+    def _not_rejoining(
+        self,
+        calls: list[FlowCall],
+        known: set[FlowCall],
+        takers: dict[FlowCall, list[FlowCall]],
+        side: int,
+    ) -> list[FlowCall]:
+        """Return the unknown calls from which not all ways lead to known ones."""
+        pair = self._region.row.pair
+        flow, last = self._narrowing.flows[side], (pair.golden, pair.mine)[side]
+        rejoin, ends = set(known), set()
+        for call in reversed(calls):
+            is_last = last is not None and flow.made_by(last, {r.id for r in call.outputs})
+            if takers[call] and not is_last and rejoin.issuperset(takers[call]):
+                rejoin.add(call)
+            elif not takers[call] and not is_last:
+                ends.add(call)
+        rest = [call for call in calls if call not in rejoin]
+        return [call for call in rest if call not in ends] or rest
+
+    def _tables(self, suspect: FlowCall) -> list[FlowCall]:
+        """Return the calls that lead to a suspect, use no data, and give what golden lacks.
+
+        They make the sines of positions, and the like.
+        """
+        known = self._knows([c for c in self._golden if c not in self._data[0]], 0)
+        leading, flow = [suspect], self._narrowing.flows[1]
+        for call in reversed(self._mine):
+            outputs = {r.id for r in call.outputs if is_floating(r.summary.dtype)}
+            leads = any(flow.made_by(r, outputs) for c in leading for r in c.inputs)
+            if call in self._data[1] or not leads:
                 continue
-        return inside.Values(values)
+            if not known.exactly(call) and not known.apart(call, self._mine):
+                leading.insert(0, call)
+        return leading[:-1]
 
-    def _is_step(self, call: FlowCall) -> bool:
-        try:
-            results = [self._runs.mine.load(r) for r in call.outputs]
-        except CannotReplay:
-            return False
-        return any(self._steps.have(result, self._limit) for result in results)
+    def _knows(self, calls: list[FlowCall], side: int) -> Known:
+        return Known(calls, side, self._narrowing.flows, self._runs, self._limit)
 
-    def _given_another(self, call: FlowCall) -> Region | None:
-        """Return a smaller region if a call gives a step once it takes another tensor."""
+    def _given_another(self, golden: list[FlowCall], call: FlowCall) -> Region | None:
+        """Return a smaller region if a call gives a step once it takes another tensor.
+
+        ``golden``: its calls that give what mine does not know.
+        """
         agreeing = [r for r in call.inputs if self._narrowing.is_entry(r, 1)]
         calls = (self._data[0] or self._golden)[: constants.REGION_SUSPECTS]
         made = {r.id: c for c in self._golden for r in c.outputs}
@@ -294,7 +369,7 @@ class _Rewritten:
                         region.row, [taker], [call], region.entries, taken=(other, record)
                     )
                 last = made[other.id]
-                chain = [c for c in self._golden if c.start <= last.start]
+                chain = [c for c in golden if c.start <= last.start] or [last]
                 return Region(region.row, chain, [], region.entries, call)
         return None
 
@@ -303,10 +378,13 @@ class _Rewritten:
             result = on_other(self._runs, call, record, self._runs.golden.load(other))
         except CannotReplay:
             return False
-        return self._steps.have(result, self._limit)
+        return self._known.is_given(result)
 
-    def _by_entries(self) -> Region | None:
-        """Return a smaller region if one side takes a tensor that the other does not take."""
+    def _by_entries(self, *suspects: list[FlowCall]) -> Region | None:
+        """Return a smaller region if one side takes a tensor that the other does not take.
+
+        ``suspects``: golden's and mine's calls that may take it.
+        """
         region, narrowing = self._region, self._narrowing
         taken = [
             [
@@ -321,13 +399,13 @@ class _Rewritten:
             [
                 (c, r)
                 for c, r in taken[at]
-                if narrowing.is_entry(r, at) and not self._has(at, r, rest)
+                if c in suspects[at] and narrowing.is_entry(r, at) and not self._has(at, r, rest)
             ]
             for at, rest in enumerate(taken[::-1])
         )
         if missing and foreign:
-            (theirs, golden), (ours, mine) = missing[0], foreign[0]
-            return Region(region.row, [theirs], [ours], region.entries, taken=(golden, mine))
+            (theirs, wanted), (ours, given) = missing[0], foreign[0]
+            return Region(region.row, [theirs], [ours], region.entries, taken=(wanted, given))
         if missing:
             combined = self._combined(missing[0][0])
             return Region(region.row, [combined], [], region.entries, self._mine[-1])
