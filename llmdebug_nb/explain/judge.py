@@ -216,6 +216,7 @@ class Judge:
         self, golden: list[ComparedCall], mine: list[ComparedCall], row: Difference
     ) -> Blamed:
         """Blame a chain of calls that mine writes otherwise, and not equal in effect."""
+        golden, mine = (self._near(side, at, row) for at, side in enumerate((golden, mine)))
         call = ComparedCall(golden[0].golden, mine[0].mine)
         call.inputs = [*mine[0].inputs]
         call.outputs = [d for c in (mine[0], golden[0]) for d in c.outputs]
@@ -231,6 +232,25 @@ class Judge:
         if len(mine) == 1 < len(golden) and mine[0].mine is not None:  # the one call stands for all
             return replace(blamed, named=mine[0].mine.path)
         return blamed
+
+    def _near(self, calls: list[ComparedCall], side: int, row: Difference) -> list[ComparedCall]:
+        """Return the calls with those of the row's own module first: what runs there, runs there.
+
+        Masks and positions are made elsewhere, and most of them are right.
+        """
+        record = (row.pair.golden, row.pair.mine)[side]
+        if record is None:
+            return calls
+        path = record.site.path
+        own = {module_of(path), parent_of(module_of(path))}
+        keys = [(c.golden, c.mine)[side] for c in calls]
+        here = [k is not None and module_of(k.path) in own for k in keys]
+        return [
+            c
+            for wanted in (True, False)
+            for c, is_own in zip(calls, here, strict=True)
+            if is_own is wanted
+        ]
 
     def _placed(self, b: Blamed, holder: ComparedCall | None) -> Blamed:
         """Add what the module around a blamed call contributes: its settings, its place."""
