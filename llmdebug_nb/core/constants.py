@@ -204,10 +204,8 @@ SAMPLE_SPREAD = 4.0
 # Error of scales of slices that were estimated from golden's largest values. The estimate of a
 # normal slice of 64 is 15 % off.
 ESTIMATED_SCALES = 0.5
-# A row of a bfloat16 distribution sums to 1 within its epsilon.
-SUMS_TO_ONE = 2.0**-8
-# The first row of a distribution sums to 1 this closely, in any dtype, dropout aside.
-NEARLY_SUMS_TO_ONE = 0.1
+# The rows of a distribution sum to 1 this closely, in any dtype, dropout aside.
+SUMS_TO_ONE = 0.1
 # tanh is 1 in float64 from 19 on; a soft-cap's argument is looked for up to this.
 SATURATED = 60.0
 # One over the share of a tensor, its largest, off which a soft-cap is read: it bends these most.

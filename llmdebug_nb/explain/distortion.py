@@ -323,10 +323,9 @@ def masked(sides: Sides, hidden: tuple[torch.Tensor, torch.Tensor]) -> Relation 
     if torch.equal(theirs, ours) or not bool(shown.any()):
         return None
     g, m = golden * shown, mine * shown
-    if all(_sums_to_one(x, -1) < max(sides.limit, constants.SUMS_TO_ONE) for x in (golden, mine)):
-        g = g * (
-            m.sum(-1, keepdim=True) / g.sum(-1, keepdim=True).clamp_min(constants.SMALLEST_SQUARED)
-        )
+    if all(_sums_to_one(x, -1) < constants.SUMS_TO_ONE for x in (golden, mine)):
+        sums = g.sum(-1, keepdim=True).clamp_min(constants.SMALLEST_SQUARED)
+        g = g * (m.sum(-1, keepdim=True) / sums)
     error = remaining(m, g)
     if not error < sides.limit:
         return None

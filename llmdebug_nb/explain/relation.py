@@ -163,9 +163,7 @@ def _of_masks(sides: Sides, hidden: Hidden) -> Relation | None:
     theirs, ours = hidden
     if theirs is None and ours is None:
         ends = [x.reshape(-1, x.shape[-1])[:1] for x in (sides.golden, sides.mine) if x.dim() > 1]
-        if len(ends) < 2 or any(
-            abs(float(x.sum()) - 1.0) > constants.NEARLY_SUMS_TO_ONE for x in ends
-        ):
+        if len(ends) < 2 or any(abs(float(x.sum()) - 1.0) > constants.SUMS_TO_ONE for x in ends):
             return None
         theirs, ours = sides.golden == 0.0, sides.mine == 0.0
     none = torch.zeros(sides.mine.shape, dtype=torch.bool)
