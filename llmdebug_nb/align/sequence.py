@@ -232,7 +232,7 @@ class _Table:
         self._mine = _FeatureArrays.of(mine, codes)
 
     def _scores(self, rows: slice, columns: slice) -> np.ndarray:
-        """Return int64[rows, columns]; 0 where two calls have nothing in common."""
+        """Return float64[rows, columns]; 0 where two calls have nothing in common."""
         g, m = self._golden.rows(rows), self._mine.columns(columns)
         sure = self._tolerance.sure_digits
         op, shape = g.op == m.op, g.shape == m.shape
@@ -243,19 +243,10 @@ class _Table:
         numel = g.figures[..., 0] == m.figures[..., 0]
         # a coarse dtype has fewer digits: scale them up to those of other dtypes
         digits = np.minimum(digits * (constants.REPLACED_DIGITS / sure), constants.REPLACED_DIGITS)
-        score = (
-            op * constants.SAME_OPERATOR_SCORE
-            + shape * constants.SAME_SHAPE_SCORE
-            + (op & ~shape) * constants.OTHER_SHAPE_SCORE
-            + ((g.name == m.name) & (g.name > 0)) * constants.SAME_NAME_SCORE
-            + (g.output == m.output) * constants.SAME_OUTPUT_SCORE
-            + certain * constants.CERTAIN_SCORE
-            + np.where(
-                same_bytes,
-                constants.SAME_BYTES_SCORE,
-                np.where(digits >= constants.TELLING_DIGITS, digits * constants.DIGIT_SCORE, 0.0),
-            )
-        )
+        # each thing in common counts one, and so does each digit
+        score = certain * constants.CERTAIN_SCORE + digits * (digits >= constants.TELLING_DIGITS)
+        for same in (op, shape, (g.name == m.name) & (g.name > 0), g.output == m.output):
+            score = score + same
         by_op = op & (shape | numel | self._tolerance.any_shape)
         by_shape = shape & g.shape_identifies & m.shape_identifies
         allowed = by_op | by_shape | (digits >= constants.REPLACED_DIGITS) | same_bytes

@@ -102,13 +102,9 @@ MOST_DIGITS = 6.0
 # Share of the decimal digits of the coarser run's dtype that makes a match certain. Rounding takes
 # the others: 0.5 of 2.1 digits in bfloat16, an error of 0.03.
 MANTISSA_SHARE = 0.75
-# Scores of what two calls have in common. Their order and rough proportion matter: a shape says
-# more than an operator's name, equal bytes more than all names, two digits more than the operator.
-SAME_OPERATOR_SCORE, SAME_SHAPE_SCORE, OTHER_SHAPE_SCORE = 15, 25, 5
-SAME_NAME_SCORE, SAME_OUTPUT_SCORE = 15, 5
-SAME_BYTES_SCORE, DIGIT_SCORE = 75, 10
-# Scores that outweigh any number of pairs with no more than their operator in common, and any
-# number of certain pairs: a sequence has fewer than a thousand of either between two anchors.
+# Scores. What two calls have in common (operator, shape, name, output, digits) counts 7 at most. A
+# certain pair outweighs a thousand of such pairs, and an anchor a thousand certain pairs: between
+# two anchors a sequence has fewer.
 CERTAIN_SCORE, ANCHOR_SCORE = 10_000, 10_000_000
 
 # === judgement: noise ===========================================================================
