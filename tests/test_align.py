@@ -165,6 +165,61 @@ def test_a_wrong_weight_in_a_renamed_and_fused_port_is_blamed_on_the_part():
     assert report.findings[0].path == "model.layers.1.mlp.up_proj"
 
 
+class _Shards(nn.Module):
+    """The two halves of a linear layer: each has half of the outputs, or half of the inputs."""
+
+    def __init__(self, whole, by_inputs):
+        super().__init__()
+        self.by_inputs = by_inputs
+        halves = whole.weight.detach().chunk(2, dim=int(by_inputs))
+        self.rank = nn.ModuleList(nn.Linear(*half.shape[::-1], bias=False) for half in halves)
+        for linear, half in zip(self.rank, halves, strict=True):
+            linear.weight.data.copy_(half)
+
+    def forward(self, x):
+        if self.by_inputs:
+            return sum(linear(part) for linear, part in zip(self.rank, x, strict=True))
+        return [linear(x) for linear in self.rank]
+
+
+class _Block(nn.Module):
+    def __init__(self, whole=None):
+        super().__init__()
+        up, down = nn.Linear(32, 64, bias=False), nn.Linear(64, 32, bias=False)
+        self.norm = nn.LayerNorm(32)
+        self.up = up if whole is None else _Shards(whole.up, by_inputs=False)
+        self.down = down if whole is None else _Shards(whole.down, by_inputs=True)
+        if whole is not None:
+            self.norm.load_state_dict(whole.norm.state_dict())
+
+    def forward(self, x):
+        y = self.up(self.norm(x))
+        return x + self.down([p.relu() for p in y] if isinstance(y, list) else y.relu())
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_layers_in_tensor_parallel_parts_pair_with_whole_ones(turned):
+    golden = nn.Sequential(*(_Block() for _ in range(3)))
+    ours = nn.Sequential(*map(_Block, golden))
+
+    def compared():
+        x = torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(1))
+        runs = [_run("golden", golden, x, weights=True), _run("mine", ours, x, weights=True)]
+        return ld.compare(*(runs[::-1] if turned else runs))
+
+    right = compared()
+    assert right.verdict in AGREED
+    assert not right.findings
+    pairs = {(m, g) if turned else (g, m) for g, m in _modules(_partners(right))}
+    assert {("1.down", "1.down"), ("1.up", "1.up.rank.1"), ("1.norm", "1.norm")} <= pairs
+    with torch.no_grad():
+        for linear in ours[1].down.rank:
+            linear.weight.copy_(linear.weight.flip(1))
+    wrong = compared()
+    assert wrong.findings[0].path in ("1.down", "1.down.rank.0")
+    assert wrong.findings[0].cause == "weight differs"
+
+
 class _Wrapper(nn.Module):
     def __init__(self, inner):
         super().__init__()

@@ -23,7 +23,7 @@ from llmdebug_nb.align.values import Values, real
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import SINGLE, epsilon, is_floating
 from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
-from llmdebug_nb.core.paths import any_layer
+from llmdebug_nb.core.paths import any_layer, extra_numbers
 from llmdebug_nb.core.records import Record, Summary, summed
 
 UNSEEN = "a part of it; which one can't be told without values"
@@ -67,7 +67,8 @@ class LayoutFinder:
         if by_tokens is not None:
             return by_tokens
         sharded = s.rank != other.rank
-        key = (fused, any_layer(s.path), any_layer(other.path), s.rank, other.rank, s.role, s.slot,
+        part = fused and extra_numbers(s.path, other.path)
+        key = (part, any_layer(s.path), any_layer(other.path), s.rank, other.rank, s.role, s.slot,
                a.shape, b.shape, s.role == "weight" or (s.generation, s.step))  # fmt: skip
         if masks.are_masks(a, b):
             return self._best(key, golden, mine, masks.fits(), sure=False)

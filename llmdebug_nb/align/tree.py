@@ -3,8 +3,8 @@
 Modules of the same path match, and so do those below a wrapper (``module.``, ``_orig_mod.``,
 ``base_model.model.`` or any other prefix). The remaining leaves are aligned as a sequence, by
 type, parameter shapes, name and values. The modules around them follow from the leaves they hold.
-A leaf without a partner may be fused from several leaves: neighbours in the matching parent whose
-parameters add up to its size.
+A leaf without a partner may be fused from several leaves: neighbours in the matching parent, of one
+parent themselves, whose parameters add up to its size. So are tensor-parallel parts in one process.
 """
 
 from __future__ import annotations
@@ -134,11 +134,41 @@ def partners(golden: ModuleTree, mine: ModuleTree, fixed: Partners, kind: Kind =
         if path in mine.modules:
             match(path, path, SAME_PATH)
     complete = len(taken) == len(mine.modules) or len(found) == len(golden.modules)
-    if not complete and _leaves(golden, mine, found, match, kind):
-        _inner(golden, mine, found, taken, match)
-        _fused(golden, mine, found, taken)
-        _fused(mine, golden, found, taken, turned=True)
-    return found
+    if complete and _is_leaf_by_leaf(golden, mine, found):
+        return found
+    certain = dict(found)
+    params = all(any(m.params for m in tree.modules.values()) for tree in (golden, mine))
+    _leaves(golden, mine, found, match, kind, params)
+    _inner(golden, mine, found, taken, match)
+    _fused(golden, mine, found, taken)
+    _fused(mine, golden, found, taken, turned=True)
+    found |= fixed
+    return found if _are_alike(golden, mine, found, params) else certain
+
+
+def _is_leaf_by_leaf(golden: ModuleTree, mine: ModuleTree, found: Partners) -> bool:
+    """Tell whether no leaf has a module of several leaves for its partner."""
+    trees = golden.modules, mine.modules
+    return not any(
+        bool(trees[0][path].children) != bool(trees[1][other].children)
+        for path, (others, _) in found.items()
+        for other in others
+        if path in trees[0] and other in trees[1]
+    )
+
+
+def _are_alike(golden: ModuleTree, mine: ModuleTree, found: Partners, params: bool) -> bool:
+    """Tell whether most leaves of the smaller model have partners, whole or in parts.
+
+    ``params``: both models have parameter shapes; then only leaves with parameters count.
+    """
+    partners = {path for paths, _ in found.values() for path in paths}
+    counts = []
+    for tree, paired in ((golden, found.keys()), (mine, partners)):
+        leaves = [x for x in tree.leaves if not params or tree.modules[x].params]
+        counts.append((len(leaves), len(paired & set(leaves))))
+    size, matched = min(counts)
+    return matched >= constants.MATCHED_SHARE * size
 
 
 def _below_wrapper(golden: ModuleTree, mine: ModuleTree, match: Match) -> None:
@@ -177,14 +207,15 @@ def _wrapper(golden: ModuleTree, mine: ModuleTree) -> tuple[str, str] | None:
 
 
 def _leaves(
-    golden: ModuleTree, mine: ModuleTree, found: Partners, match: Match, kind: Kind
-) -> bool:
-    """Align the leaves in the order in which they ran; leaves with a partner are fixed points.
-
-    False if the models have too little in common.
-    """
+    golden: ModuleTree,
+    mine: ModuleTree,
+    found: Partners,
+    match: Match,
+    kind: Kind,
+    params: bool,
+) -> None:
+    """Align the leaves in the order in which they ran; leaves with a partner are fixed points."""
     trees = golden, mine
-    params = all(any(m.params for m in tree.modules.values()) for tree in trees)
     numbers = _fixed_points(golden, mine, found)
     sides = [
         [
@@ -195,15 +226,10 @@ def _leaves(
         ]
         for tree, numbered in zip(trees, numbers, strict=True)
     ]
-    pairs = [(golden.leaves[i], mine.leaves[j]) for i, j in sequence.align(sides[0], sides[1])]
-    smaller = min(sum(not params or bool(t.modules[x].params) for x in t.leaves) for t in trees)
-    matched = sum(not params or bool(golden.modules[left].params) for left, _ in pairs)
-    if matched < constants.MATCHED_SHARE * smaller:
-        return False
-    for left, right in pairs:
+    for i, j in sequence.align(sides[0], sides[1]):
+        left, right = golden.leaves[i], mine.leaves[j]
         common = _common(golden.modules[left], mine.modules[right], params)
         match(left, right, f"{RENAMED}: {common}")
-    return True
 
 
 def _fixed_points(
@@ -282,9 +308,10 @@ def _fused(
     used: Mapping[str, object] | set[str] = found if turned else taken
     for leaf in whole.leaves:
         module = whole.modules[leaf]
-        if leaf in forth or not module.params:
+        known = forth.get(leaf)
+        if not module.params or (known is not None and not split.modules[known].children):
             continue
-        parent = next((forth[path] for path in ancestors(leaf) if path in forth), None)
+        parent = known or next((forth[path] for path in ancestors(leaf) if path in forth), None)
         if parent is None:
             continue
         free = [
@@ -293,20 +320,50 @@ def _fused(
             if path not in used and split.modules[path].params
         ]
         parts = _parts(module, free)
+        joint = [p for p in _joint(split, parts, module) if p == known or p not in used]
         if parts and turned:
-            for part in parts:
+            for part in (*joint, *parts):
                 found[part] = (leaf,), f"{FUSED}: {len(parts)} in golden are one in mine"
         elif parts:
-            found[leaf] = parts, f"{FUSED}: one in golden is {len(parts)} in mine"
-            taken.update(parts)
+            found[leaf] = (*joint, *parts), f"{FUSED}: one in golden is {len(parts)} in mine"
+            taken.update(found[leaf][0])
+
+
+def _joint(split: ModuleTree, parts: Sequence[str], whole: ModuleFacts) -> list[str]:
+    """Return the innermost module that joins parts, and them alone: it gives what the whole does.
+
+    Tensor-parallel parts are joined by a sum or a concatenation.
+    """
+    for path in ancestors(parts[0]) if parts else ():
+        module = split.modules[path]
+        weights = [leaf for leaf in module.leaves if split.modules[leaf].params]
+        if weights != list(parts):
+            break
+        outputs = module.output, whole.output
+        shapes = [output.shape[-1:] for output in outputs if output is not None]
+        if len(shapes) == 2 and shapes[0] == shapes[1]:
+            return [path]
+    return []
+
+
+def summands(partners: Partners) -> set[tuple[str, str]]:
+    """Return the pairs of a whole and a part whose output another module joins with the others'."""
+    fused = {(g, m) for g, (paths, why) in partners.items() if why.startswith(FUSED) for m in paths}
+    return {
+        (g, m)
+        for g, m in fused
+        if any((above, m) in fused for above in ancestors(g))
+        or any((g, above) in fused for above in ancestors(m))
+    }
 
 
 def _parts(whole: ModuleFacts, free: list[ModuleFacts]) -> tuple[str, ...]:
-    """Return adjacent modules whose parameters together have the size of the whole."""
+    """Return adjacent modules of one parent whose parameters together have the size of the whole."""
     for count in range(constants.FUSED_LEAVES, 1, -1):
         for start in range(len(free) - count + 1):
             parts = free[start : start + count]
-            if _adds_up(whole.params, [part.params for part in parts]):
+            parents = {part.path.rpartition(".")[0] for part in parts}
+            if len(parents) == 1 and _adds_up(whole.params, [part.params for part in parts]):
                 return tuple(part.path for part in parts)
     return ()
 

@@ -64,6 +64,12 @@ def any_layer(path: str) -> str:
     return _NUMBER.sub("*", path)
 
 
+def extra_numbers(path: str, other: str) -> tuple[str, ...]:
+    """Return the last numbers of one path for which the other has none: they tell parts apart."""
+    numbers = sorted((_NUMBER.findall(each) for each in (path, other)), key=len)
+    return tuple(numbers[1][len(numbers[0]) :])
+
+
 @functools.lru_cache(_CACHE)
 def matches(glob: str, path: str) -> tuple[bool, bool]:
     """Tell whether a glob matches a path, and whether it matches one that holds it."""
