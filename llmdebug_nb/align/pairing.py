@@ -347,9 +347,8 @@ class _Pairing:
         other_code = (golden.path, golden.op) != (mine.path, mine.op)
         written_anew = other_code and golden.path not in self._given and not self._any_graph
         for left, right, remark in match_tensors(golden, mine, self._names, replaced, sure):
-            if left.site.role == "output" and (golden.path, mine.path) in self._summands:
-                continue
-            if not (written_anew and self._belongs_elsewhere(left, right)):
+            summand = left.site.role == "output" and (golden.path, mine.path) in self._summands
+            if not summand and not (written_anew and self._belongs_elsewhere(left, right)):
                 self._add(left, right, f"{why}; {remark}" if remark else why)
 
     def _belongs_elsewhere(self, golden: Record, mine: Record) -> bool:
@@ -404,8 +403,6 @@ class _Pairing:
     @functools.cached_property
     def _weights(self) -> WeightMatches:
         return WeightMatches(self._sides)
-
-    # -- the table ----------------------------------------------------------------------------
 
     def in_order(self) -> list[Pair]:
         """Return all pairs, with the records without a partner where they ran."""

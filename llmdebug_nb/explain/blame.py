@@ -114,7 +114,7 @@ class _Search:
             found[place].steps = len(seen_in)
         made = self.judge.made
         blames = [(p, b) for p, b in found.items() if b.cause not in self.follows or not made]
-        ranked = sorted(blames, key=lambda each: (each[1].cause in LAST, each[1].row.index))
+        ranked = sorted(blames, key=lambda each: (each[1].cause in LAST, *_place(each[1])))
         first = frozenset((self.start.index,))
         findings = [(finding, first) for finding in self._wrong_start()]
         findings += [(self._finding(b), frozenset(rows[place])) for place, b in ranked]
@@ -244,6 +244,16 @@ class _Search:
             if kernel is not None:
                 return kernel
         return None
+
+
+def _place(blamed: Blamed) -> tuple[int, int, int]:
+    """Return where a finding stands: by the step that shows it, then by its own row.
+
+    A region of a later step may reach back into code of an earlier one, whose results it keeps.
+    """
+    region = blamed.region
+    site = (blamed.row if region is None else region.row).site
+    return site.generation, site.step, blamed.row.index
 
 
 def _hides(row: Difference) -> bool:
