@@ -154,6 +154,60 @@ def test_an_input_that_is_another_part_of_goldens_tensor_blames_where_it_is_take
     assert finding.mine.line in (first + 1, first + 2)
 
 
+class Angles(nn.Module):
+    """Gives the angles by which channels are turned."""
+
+    def forward(self, places):
+        return places[:, None] / torch.arange(1, 17)
+
+
+class Cosines(nn.Module):
+    """Gives their cosines already."""
+
+    def forward(self, places):
+        return torch.cos(places[:, None] / torch.arange(1, 17))
+
+
+class GoldenTurned(Part):
+    def __init__(self):
+        super().__init__()
+        self.turn, self.out = Cosines(), nn.Linear(16, 16)
+
+    def forward(self, x):
+        turned = x * self.turn(torch.arange(1.0, 6.0))
+        return self.out(self.norm(turned)) + x
+
+
+class MineTurned(GoldenTurned):
+    """Takes the cosines itself; doubles what the norm gives, if it is wrong."""
+
+    def __init__(self, wrong):
+        super().__init__()
+        self.turn, self.wrong = Angles(), wrong
+
+    def forward(self, x):
+        turned = x * torch.cos(self.turn(torch.arange(1.0, 6.0)))
+        normed = self.norm(turned)
+        return self.out(torch.add(normed, normed) if self.wrong else normed) + x
+
+
+@pytest.mark.parametrize("mode", ["module", "module+api"])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_angles_at_the_place_of_cosines_are_not_blamed(mode, wrong):
+    runs = []
+    for name, part in (("golden", GoldenTurned()), ("mine", MineTurned(wrong))):
+        frame = Frame(part)
+        x = torch.randn(5, 16, generator=torch.Generator().manual_seed(2))
+        runs.append(
+            recorded(frame, lambda frame=frame, x=x: frame(x), name, mode=mode, weights=True)
+        )
+    report = ld.compare(*runs)
+    assert (report.verdict in AGREED) == (not wrong)
+    assert bool(report.findings) == wrong
+    if mode != "module":  # by modules, all the code between turn and out may be wrong
+        assert [f.path for f in report.findings if "turn" in f.path] == []
+
+
 def normed_twice(self, x):
     first, second = self.norm(x), torch.tanh(x)
     return torch.mul(first, first) + torch.sin(second)

@@ -166,7 +166,7 @@ class _Tries:
         for picks in self._picks(alignment):
             layout = Layout(alignment, picks)
             other = self._large[layout.places(places)]
-            error = ratio(float(np.linalg.norm(other - self._own)), self._size)
+            error = ratio(float(np.linalg.norm(other - self._own.astype(np.float64))), self._size)
             yield replace(layout, error=error, seen=other.tobytes())
 
     def _picks(self, alignment: Alignment) -> Iterator[dict[int, Pick]]:

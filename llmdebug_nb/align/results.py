@@ -45,7 +45,8 @@ class ResultMatches:
             if found.get(record.id) in answered:
                 self._known.setdefault(_slot(record), _slot(by_id[found[record.id]]))
         left = [record for record in golden if record.id not in found]
-        free = [record for record in mine if record.id not in answered]
+        placed = {pair.mine.id for pair in pairs if pair.mine is not None and pair.at_its_place}
+        free = [record for record in mine if record.id not in answered | placed]
         while left:
             record = left.pop()
             partner = self._partner(record, left, free, bool(found))

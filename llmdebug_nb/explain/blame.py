@@ -103,6 +103,7 @@ class _Search:
         found: dict[object, Blamed] = {}
         steps: dict[object, set[tuple[int, int]]] = {}
         rows: dict[object, set[int]] = {}
+        sure: set[object] = set()  # places of regions that begin at tensors that are one thing
         for region in self._regions():
             blamed = self.judge.blamed(region)
             key = blamed.call.key
@@ -110,11 +111,15 @@ class _Search:
             found.setdefault(place, blamed)
             steps.setdefault(place, set()).add((key.generation, key.step))
             rows.setdefault(place, set()).add(region.row.index)
+            if not self.frontier.is_dubious(region.row):
+                sure.add(place)
         for place, seen_in in steps.items():
             found[place].steps = len(seen_in)
         made = self.judge.made
         blames = [(p, b) for p, b in found.items() if b.cause not in self.follows or not made]
-        ranked = sorted(blames, key=lambda each: (each[1].cause in LAST, *_place(each[1])))
+        ranked = sorted(
+            blames, key=lambda each: (each[1].cause in LAST, each[0] not in sure, *_place(each[1]))
+        )
         first = frozenset((self.start.index,))
         findings = [(finding, first) for finding in self._wrong_start()]
         findings += [(self._finding(b), frozenset(rows[place])) for place, b in ranked]

@@ -110,6 +110,16 @@ class Flow:
             self._agrees[record.id] = agrees
         return self._agrees[record.id]
 
+    def take_apart(self, record: Record, row: Difference) -> None:
+        """Leave out a row of a tensor: it says nothing about it."""
+        self.rows[record.id].remove(row)
+        self._agrees.pop(record.id, None)
+
+    def put_back(self, record: Record, row: Difference) -> None:
+        """Take in a row again that was left out."""
+        self.rows[record.id].append(row)
+        self._agrees.pop(record.id, None)
+
     def sources(self, record: Record) -> tuple[list[Record], FlowCall | None]:
         """Return the tensors that a tensor is made from, and the call whose code makes it."""
         call = self.call(record)
@@ -171,6 +181,15 @@ class Flow:
         for record in self.records.values():
             if record.site.role == "weight" and len(record.summary.shape) > 1:
                 found.setdefault(record.site.path, record)
+        return found
+
+    @functools.cached_property
+    def taken_by(self) -> dict[str | None, list[FlowCall]]:
+        """The calls that take a tensor, by its fingerprint."""
+        found: dict[str | None, list[FlowCall]] = defaultdict(list)
+        for call in self.calls.values():
+            for fingerprint in {r.summary.fingerprint for r in call.inputs + call.weights} - {None}:
+                found[fingerprint].append(call)
         return found
 
     def is_lost(self, record: Record) -> bool:

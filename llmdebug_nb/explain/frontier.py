@@ -19,9 +19,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from llmdebug_nb.core import constants
+from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.findings import EXPECTED, Difference
+from llmdebug_nb.core.paths import operator_of
 from llmdebug_nb.core.records import Record
-from llmdebug_nb.explain.flow import Flow, FlowCall, back
+from llmdebug_nb.explain.flow import AGREES, Flow, FlowCall, back
 
 
 @dataclass(eq=False)
@@ -79,6 +81,11 @@ class Frontier:
         rows = [d for d in differences if d.site.phase == phase]
         self.flows = Flow(rows, 0), Flow(rows, 1)
         self._bad = [d for d in rows if d.verdict == "diverged"]
+        self._apart: list[Difference] = []
+        self._take_apart(self._refuted())
+
+    def _follow(self) -> None:
+        """Follow back what counts."""
         self._inherits: dict[int, list[Difference]] = {}
         self._regions: dict[int, Region] = {}
         self.reaching: set[int] = set()  # indices of rows from which an observable is reached
@@ -89,8 +96,91 @@ class Frontier:
                 self.reaching.add(row.index)
                 queue += self.inherited(row)
 
+    def _refuted(self) -> list[Difference]:
+        """Return the pairs of tensors that are two things, though they stand at one place.
+
+        One program gives angles, the other one their cosines. If a call that takes golden's gives
+        what mine has too, or if mine computes the cosines behind that place, mine has golden's
+        tensor in another form. Then the pair says nothing.
+        """
+        dubious = [row for row in self._bad if self.is_dubious(row)]
+        if not dubious:
+            return []
+        golden, mine = (flow.taken_by for flow in self.flows)
+        return [
+            row
+            for row in dubious
+            if any(map(self._agrees, golden.get(_bytes(row.pair.golden), ())))
+            or self._is_made_later(row, mine.get(_bytes(row.pair.mine), ()))
+        ]
+
+    def _is_made_later(self, row: Difference, takers: Sequence[FlowCall]) -> bool:
+        """Tell whether mine makes of its tensor, behind it, what only golden makes before it."""
+        records = row.pair.golden, row.pair.mine
+        golden, mine = (
+            {operator_of(call.key.path) for call in back(flow, record)[1]} if record else set()
+            for flow, record in zip(self.flows, records, strict=True)
+        )
+        later = {operator_of(call.key.path) for call in takers} - {""}
+        return bool((golden - mine) & later)
+
+    def _take_apart(self, rows: Sequence[Difference]) -> None:
+        for row in rows:
+            self._bad.remove(row)
+            self._apart.append(row)
+            for flow, record in zip(self.flows, (row.pair.golden, row.pair.mine), strict=True):
+                if record is not None:
+                    flow.take_apart(record, row)
+        self._follow()
+
+    def _put_back(self, count: int) -> None:
+        """Pair all but the first ``count`` tensors again that were taken apart."""
+        self._apart, rows = self._apart[:count], self._apart[count:]
+        self._bad = sorted([*self._bad, *rows], key=lambda row: row.index)
+        for row in rows:
+            for flow, record in zip(self.flows, (row.pair.golden, row.pair.mine), strict=True):
+                if record is not None:
+                    flow.put_back(record, row)
+        self._follow()
+
+    def _agrees(self, call: FlowCall) -> bool:
+        """Tell whether a call of golden gives what mine has too: numbers of a float."""
+        outputs = [r for r in call.outputs if is_floating(r.summary.dtype)]
+        told = {self.flows[0].agrees(record) for record in outputs}
+        return True in told and False not in told
+
+    def is_dubious(self, row: Difference) -> bool:
+        """Tell whether two tensors of other code may be two things, or have no say.
+
+        They were paired by place and have nothing in common. Or they are weights, which a program
+        may store in its own form, and what they are used on differs too.
+        """
+        golden, mine = row.pair.golden, row.pair.mine
+        if golden is None or mine is None or self._same_code(golden, mine):
+            return False
+        if golden.site.role == "weight":
+            return not any(map(self.flows[0].agrees, self.flows[0].call(golden).inputs))
+        if golden.site.role == "grad" or any(
+            d.verdict in AGREES for d in self.flows[1].rows[mine.id]
+        ):
+            return False  # what mine takes in its place is known
+        return row.error is None or not row.error < constants.UNRELATED
+
     @cached_property
     def guilty(self) -> list[Region]:
+        """The regions. If all begin at dubious pairs, these are taken apart, unless none remain."""
+        first = regions = self._begin()
+        refuted = len(self._apart)
+        while regions and all(self.is_dubious(region.row) for region in regions):
+            self._take_apart([region.row for region in regions])
+            regions = self._begin()
+        if first and not regions:
+            self._put_back(refuted)
+            return self._begin()
+        return regions
+
+    def _begin(self) -> list[Region]:
+        """Return the regions in which the differences begin."""
         regions: dict[object, Region] = {}
         for row in self._origins():
             self.inherited(row)
@@ -141,7 +231,8 @@ class Frontier:
         reaching = [d.pair.mine for d in self._bad if d.index in blamed]
         seen = {record.id for record in reaching if record is not None}  # in another row, perhaps
         rest = [d for d in self._bad if d.index not in self.reaching]
-        return [d for d in rest if d.pair.mine is None or d.pair.mine.id not in seen]
+        rest = [d for d in rest if d.pair.mine is None or d.pair.mine.id not in seen]
+        return rest + self._apart
 
     def inherited(self, row: Difference) -> list[Difference]:
         """Return the rows that differ and that the tensors of a row are made from."""
@@ -195,6 +286,10 @@ def _add_all(explained: set[int], row: Difference, follows: Mapping[int, list[Di
             if later.index not in explained:
                 explained.add(later.index)
                 queue.append(later)
+
+
+def _bytes(record: Record | None) -> str | None:
+    return None if record is None else record.summary.fingerprint
 
 
 def _passes_on(region: Region) -> bool:
