@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -34,36 +35,40 @@ class Part:
         return places
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class View:
     """Axes that are merged into groups. ``axes``: sizes, after splitting; ``groups``: of axes."""
 
     axes: Shape
     groups: tuple[Group, ...]
 
-    @property
+    @cached_property
     def order(self) -> Group:
         return tuple(axis for group in self.groups for axis in group)
 
-    @property
+    @cached_property
     def sizes(self) -> Shape:
         """The sizes of the groups."""
         return tuple(math.prod(self.axes[a] for a in group) for group in self.groups)
+
+    @cached_property
+    def _strides(self) -> Shape:
+        return tuple(math.prod(self.axes[axis + 1 :]) for axis in range(len(self.axes)))
 
     def offsets(self, places: Sequence[np.ndarray]) -> np.ndarray:
         """Return the offsets in the flat tensor of places along each group, int64."""
         total = np.zeros(1, np.int64)
         for group, index in zip(self.groups, places, strict=True):
-            for axis in reversed(group):
+            for axis in group[:0:-1]:
                 index, place = np.divmod(index, self.axes[axis])
-                total = total + place * math.prod(self.axes[axis + 1 :])
+                total = total + place * self._strides[axis]
+            if group:
+                total = total + index * self._strides[group[0]]
         return total
 
     def places(self, offsets: np.ndarray) -> list[np.ndarray]:
         """Return the places along each group of offsets in the flat tensor, int64."""
-        along = [
-            offsets // math.prod(self.axes[axis + 1 :]) % n for axis, n in enumerate(self.axes)
-        ]
+        along = [offsets // step % n for step, n in zip(self._strides, self.axes, strict=True)]
         places = []
         for group in self.groups:
             index = np.zeros_like(offsets)
@@ -73,14 +78,14 @@ class View:
         return places
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Alignment:
     """The groups of both tensors, one to one. The small one's are as large, or part of them."""
 
     small: View
     large: View
 
-    @property
+    @cached_property
     def parts(self) -> Group:
         """The groups of which the small tensor has a part."""
         sizes = zip(self.small.sizes, self.large.sizes, strict=True)
@@ -102,17 +107,23 @@ class Alignment:
 
     def parts_of(self, group: int) -> list[Part]:
         """Return the regular parts of a group that the small tensor may have."""
-        size, starts = self.small.sizes[group], set(self.starts(group).tolist())
-        every = parts(size, self.large.sizes[group])
-        return [part for part in every if part.share != size or part.start in starts]
+        if group not in self._parts_of:
+            size, starts = self.small.sizes[group], set(self.starts(group).tolist())
+            every = parts(size, self.large.sizes[group])
+            self._parts_of[group] = [p for p in every if p.share != size or p.start in starts]
+        return self._parts_of[group]
 
-    @property
+    @cached_property
+    def _parts_of(self) -> dict[int, list[Part]]:
+        return {}
+
+    @cached_property
     def orders(self) -> tuple[Group, Group]:
         """The axes of both in this order, but for those that the small tensor lacks."""
         pairs = zip(self.small.groups, self.large.groups, strict=True)
         return self.small.order, tuple(axis for own, axes in pairs if own for axis in axes)
 
-    @property
+    @cached_property
     def moved(self) -> bool:
         return any(list(order) != sorted(order) for order in self.orders)
 

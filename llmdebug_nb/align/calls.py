@@ -33,7 +33,10 @@ class RecordedCall:
 
     @property
     def first_output(self) -> Record | None:
-        return next((r for r in self.records if r.site.role == "output"), None)
+        for record in self.records:  # written out: it is called some times a row
+            if record.site.role == "output":
+                return record
+        return None
 
     @property
     def is_fused(self) -> bool:
@@ -43,7 +46,8 @@ class RecordedCall:
     @property
     def output(self) -> Summary | None:
         """The statistics of the first output."""
-        return self.first_output.summary if self.first_output is not None else None
+        first = self.first_output
+        return first.summary if first is not None else None
 
     @property
     def shape(self) -> tuple[object, ...]:

@@ -67,19 +67,23 @@ class Landmarks(Generic[_K]):
 
     def _found(self, windows: np.ndarray) -> np.ndarray:
         """Return int64[n, tensors]: how often each tensor has each of n windows."""
-        found = np.zeros((len(windows), len(self._keys)), np.int64)
+        size, keys = len(windows), len(self._keys)
+        found = np.zeros(size * keys, np.int64)
         corner = np.floor(_features(windows) / self._cell - 0.5).astype(np.int64)
-        for steps in np.ndindex(*(2,) * corner.shape[1]):
-            cells = _number(corner + np.array(steps))
-            first = np.searchsorted(self._cells, cells, "left")
-            counts = np.searchsorted(self._cells, cells, "right") - first
-            for row, (start, count) in enumerate(zip(first.tolist(), counts.tolist(), strict=True)):
-                for at in range(start, start + count, constants.CHUNK):
-                    part = slice(at, min(at + constants.CHUNK, start + count))
-                    apart = _norms(self._windows[part] - windows[row])
-                    near = apart <= self._tolerance * _norms(windows[row])
-                    found[row] += np.bincount(self._owners[part][near], minlength=len(self._keys))
-        return found
+        steps = np.ndindex(*(2,) * corner.shape[1])
+        cells = np.concatenate([_number(corner + np.array(step)) for step in steps])
+        first = np.searchsorted(self._cells, cells, "left")
+        counts = np.searchsorted(self._cells, cells, "right") - first
+        ends = np.cumsum(counts)
+        reach = self._tolerance * _norms(windows)
+        for at in range(0, int(ends[-1]), constants.CHUNK):
+            each = np.arange(at, min(at + constants.CHUNK, int(ends[-1])))
+            cell = np.searchsorted(ends, each, "right")
+            place, row = (first + counts - ends)[cell] + each, cell % size
+            near = _norms(self._windows[place] - windows[row]) <= reach[row]
+            pairs = row[near] * keys + self._owners[place[near]]
+            found += np.bincount(pairs, minlength=size * keys)
+        return found.reshape(size, keys)
 
 
 @functools.cache

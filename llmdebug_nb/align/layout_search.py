@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -164,10 +164,9 @@ class _Tries:
     def _tried(self, alignment: Alignment) -> Iterator[Layout]:
         places = alignment.small.places(self._where)
         for picks in self._picks(alignment):
-            layout = Layout(alignment, picks)
-            other = self._large[layout.places(places)]
+            other = self._large[Layout(alignment, picks).places(places)]
             error = ratio(float(np.linalg.norm(other - self._own.astype(np.float64))), self._size)
-            yield replace(layout, error=error, seen=other.tobytes())
+            yield Layout(alignment, picks, error, other.tobytes())
 
     def _picks(self, alignment: Alignment) -> Iterator[dict[int, Pick]]:
         sizes = alignment.small.sizes, alignment.large.sizes

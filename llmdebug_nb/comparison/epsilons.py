@@ -48,11 +48,11 @@ class Epsilons:
     @staticmethod
     def both(pair: Pair) -> tuple[float, float]:
         """Return the epsilons of golden and mine."""
-        golden, mine = (
-            0.0 if record is None else epsilon(record.summary.dtype)
-            for record in (pair.golden, pair.mine)
+        golden, mine = pair.golden, pair.mine
+        return (
+            0.0 if golden is None else epsilon(golden.summary.dtype),
+            0.0 if mine is None else epsilon(mine.summary.dtype),
         )
-        return golden, mine
 
 
 def _call_kind(record: Record) -> tuple[object, ...]:

@@ -142,7 +142,8 @@ class NoisePropagation:
 
     def __init__(self, size: Callable[[str], int]) -> None:
         self._size = size
-        self._calls: dict[tuple[int, int, str], _RunningCall] = {}
+        # by rank and generation, then by path
+        self._calls: dict[tuple[int, int], dict[str, _RunningCall]] = defaultdict(dict)
         self._so_far: dict[tuple[int, int], Level] = defaultdict(Level)
         self._weights: dict[tuple[int, str], Level] = defaultdict(Level)
 
@@ -196,8 +197,9 @@ class NoisePropagation:
             call.has_outputs = True
         call.inside.add(level)
         self._so_far[site.rank, site.generation].add(level)
+        calls = self._calls[site.rank, site.generation]
         for path in ancestors(site.path):
-            around = self._calls.get((site.rank, site.generation, path))
+            around = calls.get(path)
             if around is not None:
                 around.inside.add(level)
                 around.seen.add(site.path)
@@ -211,19 +213,16 @@ class NoisePropagation:
         return self._enclosing(site) is None
 
     def _call(self, site: Site) -> _RunningCall:
-        at, key = (site.rank, site.generation, site.path), (site.step, site.call, site.phase)
-        call = self._calls.get(at)
+        calls, key = self._calls[site.rank, site.generation], (site.step, site.call, site.phase)
+        call = calls.get(site.path)
         if call is None or call.key != key:
             before = Level() if call is None else _sum(call.inside, call.before)
-            call = self._calls[at] = _RunningCall(key, before=before)
+            call = calls[site.path] = _RunningCall(key, before=before)
         return call
 
     def _enclosing(self, site: Site) -> _RunningCall | None:
-        for path in ancestors(site.path):
-            call = self._calls.get((site.rank, site.generation, path))
-            if call is not None:
-                return call
-        return None
+        calls = self._calls[site.rank, site.generation]
+        return next((calls[path] for path in ancestors(site.path) if path in calls), None)
 
 
 def _sum(*levels: Level) -> Level:

@@ -31,7 +31,7 @@ def record_of(row: Row, path: Path | None) -> Record:
     number, seq, op, device, producer, payload, lost, kept, kept_shape, *more = row[: len(_OWN)]
     dtype, shape, low, high, mean, norm, nan, inf, zero, fingerprint = row[_SUMMARY_FROM:]
     try:
-        sizes = tuple(json.loads(shape))
+        sizes = _sizes(shape)
         low, high, mean, norm = _figures((low, high, mean, norm), nan)
     except (ValueError, TypeError):
         raise CorruptDumpError(f"{path}: record {number} has no valid shape ({shape!r})") from None
@@ -44,6 +44,12 @@ def record_of(row: Row, path: Path | None) -> Record:
         number, site, seq, op, summary, device, producer, payload, lost, kept, kept_shape, argument,
         () if chain is None else _views(path, chain),
     )  # fmt: skip
+
+
+@functools.lru_cache(1024)  # a run has few shapes
+def _sizes(shape: str) -> tuple[int, ...]:
+    """Read a shape. Raises ValueError or TypeError."""
+    return tuple(json.loads(shape))
 
 
 @functools.lru_cache(1024)  # chains: each place in a model has one

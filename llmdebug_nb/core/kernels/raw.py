@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 from typing import Any
 
@@ -134,7 +135,7 @@ def from_bytes(
     if dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}")
     kind = DTYPES[dtype]
-    count = int(np.prod(shape, dtype=object)) if shape else 1
+    count = math.prod(shape)
     if any(size < 0 for size in shape) or count * kind.itemsize != len(data):
         raise ValueError(f"{len(data)} bytes do not make a {dtype} tensor of shape {list(shape)}")
     if count == 0:
