@@ -358,7 +358,7 @@ def summands(partners: Partners) -> set[tuple[str, str]]:
 
 
 def _parts(whole: ModuleFacts, free: list[ModuleFacts]) -> tuple[str, ...]:
-    """Return adjacent modules of one parent whose parameters together have the size of the whole."""
+    """Return neighbours of one parent whose parameters together have the size of the whole."""
     for count in range(constants.FUSED_LEAVES, 1, -1):
         for start in range(len(free) - count + 1):
             parts = free[start : start + count]

@@ -49,7 +49,10 @@ def record_of(row: Row, path: Path | None) -> Record:
 @functools.lru_cache(1024)  # a run has few shapes
 def _sizes(shape: str) -> tuple[int, ...]:
     """Read a shape. Raises ValueError or TypeError."""
-    return tuple(json.loads(shape))
+    sizes = json.loads(shape)
+    if not isinstance(sizes, list) or not all(type(size) is int for size in sizes):
+        raise ValueError("no list of sizes")
+    return tuple(sizes)
 
 
 @functools.lru_cache(1024)  # chains: each place in a model has one
