@@ -220,6 +220,58 @@ def test_layers_in_tensor_parallel_parts_pair_with_whole_ones(turned):
     assert wrong.findings[0].cause == "weight differs"
 
 
+class _Sines(nn.Module):
+    def forward(self, positions):
+        return torch.outer(positions.float().flatten(), torch.ones(16)).sin()
+
+
+class _Counting(nn.Module):
+    """Counts positions itself, from the place of the first token on, and adds their sines."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.sines = nn.Embedding(40, 16), _Sines()
+
+    def forward(self, ids, start):
+        places = torch.arange(start, start + ids.shape[1])
+        return self.table(ids) + self.sines(places[None])
+
+
+class _Counted(nn.Module):
+    """Takes positions beside the tokens."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.embed = other.table
+
+    def forward(self, ids, positions):
+        return self.embed(ids) + torch.outer(positions.float(), torch.ones(16)).sin()
+
+
+def _decoded(name, model, count):
+    """Return the run of a prompt of 6 tokens and 2 steps of one token each."""
+    with ld.dump(model, name=name, tokens="all") as run, torch.no_grad():
+        for start, end in ((0, 6), (6, 7), (7, 8)):
+            model(torch.arange(3, 19).reshape(1, 16)[:, start:end], count(start, end))
+    return run
+
+
+def test_positions_of_single_tokens_pair_as_those_of_the_prompt():
+    theirs = _Counting()
+    ours = _Counted(theirs)
+    golden = _decoded("golden", theirs, lambda start, end: start)
+    right = ld.compare(golden, _decoded("mine", ours, torch.arange))
+    assert right.verdict in AGREED
+    rows = [d for d in right.differences if d.pair.why == "same values in an earlier step"]
+    assert [(d.site.path, d.site.step, d.verdict) for d in rows] == [
+        ("sines", 1, "match"),
+        ("sines", 2, "match"),
+    ]
+    off = _decoded("mine", ours, lambda start, end: torch.arange(start, end) + (start > 0))
+    found = ld.compare(golden, off).findings[0]
+    assert (found.path, found.step, found.cause) == ("sines", 1, "wrong input: position")
+
+
 class _Wrapper(nn.Module):
     def __init__(self, inner):
         super().__init__()

@@ -76,7 +76,7 @@ BUGS = (
         old="positions=torch.arange(start, end),",
         new="positions=torch.arange(start, end) + (start > 0),",
         modules=("", "blocks.*.attention.rotary_emb", "model", "model.rotary_emb"),
-        also=("cos, sin = self.table[positions]",),
+        early=True,  # the scheduler makes the positions, before the model is called
     ),
     Bug(
         "row_before",

@@ -32,7 +32,7 @@ from llmdebug_nb.align.calls import (
 from llmdebug_nb.align.matches import ValueMatch, ValueMatches, WeightMatches
 from llmdebug_nb.align.names import Names
 from llmdebug_nb.align.reordered import ReorderedRows
-from llmdebug_nb.align.results import ResultMatches
+from llmdebug_nb.align.results import EARLIER, CountedMatches, ResultMatches
 from llmdebug_nb.align.sequence import MatchTolerance
 from llmdebug_nb.align.tensor_layout import LayoutFinder
 from llmdebug_nb.align.tree import FUSED, SAME_PATH, ModuleTree
@@ -42,8 +42,7 @@ from llmdebug_nb.core.findings import RESULT, Pair
 from llmdebug_nb.core.paths import is_operator, operator_of
 from llmdebug_nb.core.records import CallKey, Node, Record
 
-SAME_SITE = SAME_PATH
-SEQUENCE = "sequence of operators"
+SAME_SITE, SEQUENCE = SAME_PATH, "sequence of operators"
 SAME_NODE = "same node of the traced program"
 SAME_VALUES = "same values"
 
@@ -111,7 +110,7 @@ class _Pairing:
         self._partners = tree.partners(trees[0], trees[1], of_modules, names.kind)
         self._summands = tree.summands(self._partners)
         self._pairs: dict[int, list[Pair]] = defaultdict(list)  # by the id of golden's record
-        self._result_matches = ResultMatches()
+        self._by_place = (ResultMatches(), RESULT), (CountedMatches(), EARLIER)
         self._mine: set[int] = set()  # ids of mine's records that have a partner
 
     def run(self) -> None:
@@ -395,10 +394,11 @@ class _Pairing:
                     self._add(match.golden, match.mine, SAME_VALUES, side)
 
     def _results(self) -> None:
-        """Pair the results that the programs give elsewhere, or under another name."""
-        pairs = [pair for record in self._now[0] for pair in self._pairs.get(record.id, ())]
-        for one, other in self._result_matches.match(self._now, pairs):
-            self._add(one, other, RESULT)
+        """Pair what the programs give elsewhere, and the integers that they take."""
+        pairs = [pair for r in self._now[0] for pair in self._pairs.get(r.id, ())]
+        for matches, why in self._by_place:
+            for one, other in matches.match(self._now, pairs):
+                self._add(one, other, why)
 
     @functools.cached_property
     def _weights(self) -> WeightMatches:

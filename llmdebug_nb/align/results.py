@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-from llmdebug_nb.align.calls import same_features, same_kind
+from llmdebug_nb.align.calls import identifies, same_features, same_kind
 from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.findings import Pair
+from llmdebug_nb.core.paths import is_operator
 from llmdebug_nb.core.records import Record, Summary
 from llmdebug_nb.core.results import Results
 
+EARLIER = "same values in an earlier step"
 _Slot = tuple[str, str]  # path and slot
+_Place = tuple[str, int, str]  # path, call and slot
 _Alike = Callable[[Summary, Summary], bool]
 
 
@@ -71,6 +74,53 @@ class ResultMatches:
             return alike[0] if alone and len(alike) == 1 else None
         alike = alike or [r for r in free if same_features(record.summary, r.summary)]
         return alike[-1] if alike else None
+
+
+class CountedMatches:
+    """Pairs the integers that programs take beside the tokens, such as positions and slots.
+
+    One number identifies nothing, so a step of one token is paired as an earlier step was: by the
+    places of tensors that had the same values there.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[_Place, dict[_Place, None]] = {}  # mine's place -> golden's
+
+    def match(
+        self, sides: tuple[Sequence[Record], Sequence[Record]], pairs: Collection[Pair]
+    ) -> Iterator[tuple[Record, Record]]:
+        """Yield golden's and mine's inputs that had the same values in an earlier step.
+
+        ``sides``: the records of one pass. ``pairs``: those of the pass that are paired.
+        """
+        golden = {_place(record): record for record in sides[0] if _counts(record)}
+        paired = {pair.mine.id for pair in pairs if pair.mine is not None}
+        for record in sides[1]:
+            if not _counts(record) or record.id in paired:
+                continue
+            known = [
+                golden[place] for place in self._known.get(_place(record), ()) if place in golden
+            ]
+            alike = [r for r in known if r.summary.numel == record.summary.numel]
+            if alike:
+                value = record.summary.min, record.summary.max
+                yield min(alike, key=lambda r: (r.summary.min, r.summary.max) != value), record
+        for pair in pairs:
+            one, other = pair.golden, pair.mine
+            if one is None or other is None or not (_counts(one) and _counts(other)):
+                continue
+            if identifies(one) and one.summary.fingerprint == other.summary.fingerprint:
+                self._known.setdefault(_place(other), {})[_place(one)] = None
+
+
+def _counts(record: Record) -> bool:
+    """Tell whether a tensor is an input of a module and holds integers."""
+    whole = record.summary.dtype.startswith(("int", "uint"))
+    return whole and record.site.role == "input" and not is_operator(record.site.path)
+
+
+def _place(record: Record) -> _Place:
+    return record.site.path, record.site.call, record.site.slot
 
 
 def _floating(records: Sequence[Record]) -> list[Record]:

@@ -34,11 +34,13 @@ def slots(rows: Sequence[Difference]) -> str:
 
 
 def kind_of(row: Difference) -> str | None:
-    """Return the cause for a mask, positions or a cache, recognised by name or values."""
-    for pattern, cause in _KINDS:
-        if pattern.search(row.site.slot):
-            return cause
-    masks = any(_is_mask(r) for r in (row.pair.golden, row.pair.mine) if r is not None)
+    """Return the cause for a mask, positions or a cache, known by a program's name or by values."""
+    records = [r for r in (row.pair.golden, row.pair.mine) if r is not None]
+    for name in (each for r in records for each in (r.site.slot, r.argument or "")):
+        for pattern, cause in _KINDS:
+            if pattern.search(name):
+                return cause
+    masks = any(map(_is_mask, records))
     return causes.WRONG_MASK if masks else None
 
 

@@ -96,7 +96,7 @@ class Judge:
             return reordered
         golden, mine = self._acts(region)
         given = row.site.role == "input" or region.before is not None
-        if given and not golden and not mine:
+        if (given and not golden and not mine) or self._is_from_caller(region):
             return self._between(own, row, region)
         if bool(golden) != bool(mine):
             other = region.mine if golden else region.golden
@@ -149,6 +149,14 @@ class Judge:
             return None
         call = min(inner, key=lambda c: c.place)
         return Blamed(call, causes.OVERFLOW, overflow.words(call), call.outputs[0])
+
+    def _is_from_caller(self, region: Region) -> bool:
+        """Tell whether mine is called with the tensor, which golden may make itself."""
+        record = region.row.pair.mine
+        if record is None or record.site.role != "input" or region.mine:
+            return False
+        base = self._flows[1].base(record)
+        return base.site.role == "input" and self._flows[1].call(base).around is None
 
     def _acts(self, region: Region) -> tuple[list[ComparedCall], list[ComparedCall]]:
         """Return the calls of a region that compute: operators, and modules with nothing inside."""
