@@ -127,12 +127,25 @@ class Judge:
             rows = weight_order.in_other_order(self._flows, golden, mine)
         call = self.calls.of(rows[0]) if rows is not None else None
         if rows is None or call is None:
-            return None
+            return self._unlike_other_layers(region)
         theirs, ours = ([_module(d, at) for d in rows] for at in (0, 1))
         words = f"{theirs[0]} and {theirs[1]} lie in another order in mine: "
         words += " and ".join(dict.fromkeys(ours))
         evidence = f"the weights of {words}; {clauses.of_difference(region.row)}"
         return Blamed(call, causes.WEIGHT, evidence, rows[0])
+
+    def _unlike_other_layers(self, region: Region) -> Blamed | None:
+        """Blame a weight that makes what a region takes, and lies otherwise than in most layers."""
+        taken = [d.pair.golden for d in region.entries if d.pair.golden is not None]
+        inner = [c for call in region.golden for c in call.inner]  # code around them may take any
+        taken += [r for c in inner for r in c.outputs if r.id < _first(region.row)]
+        row = weight_order.unlike_other_layers(self._flows[0], taken)
+        call = self.calls.of(row) if row is not None else None
+        if row is None or call is None:
+            return None
+        words = f"the weight of {_module(row, 0)} lies in {_module(row, 1)} otherwise than it does"
+        evidence = f"{words} in most layers; {clauses.of_difference(region.row)}"
+        return Blamed(call, causes.WEIGHT, evidence, row)
 
     def _overflow(self, row: Difference) -> Blamed | None:
         """Blame the first call that both programs make and in which only mine overflows."""

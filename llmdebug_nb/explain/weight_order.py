@@ -2,21 +2,25 @@
 
 A port takes gate where golden takes up: either its code is wrong, or its weights were loaded in
 another order. If they lie in golden's order, be it in one fused tensor, the code is wrong. Else
-the weights are.
+the weights are. A weight that lies otherwise in one layer alone is wrong as well.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 
 from llmdebug_nb.core.findings import Difference
-from llmdebug_nb.core.paths import module_of
+from llmdebug_nb.core.paths import any_layer, module_of, parent_of
 from llmdebug_nb.core.records import Record
-from llmdebug_nb.explain.flow import Flow
+from llmdebug_nb.explain.flow import AGREES, Flow
+
+_Way = tuple[str, str, bool]  # mine's module in any layer, the layout, and if the weights agree
 
 
 def in_other_order(
@@ -42,6 +46,47 @@ def in_other_order(
         if not in_order or row.verdict == other.verdict == "diverged":
             return row, other
     return None
+
+
+def unlike_other_layers(flow: Flow, tensors: Iterable[Record]) -> Difference | None:
+    """Return the row of a weight that lies in mine otherwise than it does in most layers.
+
+    ``flow``: golden's. ``tensors``: those of golden that a region takes; the weight makes one of
+    them. A converter that is right treats all layers alike.
+    """
+    weights = {w.site.path: w for w in (_weight(flow, r) for r in tensors) if w is not None}
+    layers: dict[str, dict[str, frozenset[_Way]]] = defaultdict(dict)
+    wanted = set(map(any_layer, weights))
+    for path, weight in flow.matrices.items():
+        if any_layer(path) in wanted:
+            layers[any_layer(path)][path] = _lies(flow.rows[weight.id])
+    for path, weight in weights.items():
+        lies = layers[any_layer(path)][path]
+        ways = {p: w for p, w in layers[any_layer(path)].items() if _parents(w) == _parents(lies)}
+        usual, count = Counter(ways.values()).most_common(1)[0]
+        if lies != usual and 2 * count > len(ways) > 2:
+            return next((d for d in flow.rows[weight.id] if d.pair.mine is not None), None)
+    return None
+
+
+def _parents(ways: frozenset[_Way]) -> set[str]:
+    """Return the modules of mine around a weight: one layer alone may be written anew."""
+    return {parent_of(path) for path, _, _ in ways}
+
+
+def _lies(rows: Iterable[Difference]) -> frozenset[_Way]:
+    """Return where a weight of golden lies in mine: the modules, the layouts, and if it agrees."""
+    return frozenset(
+        (_in_any_layer(d.pair.mine.site.path), d.pair.fit.says if d.pair.fit else "", agrees)
+        for d in rows
+        if d.pair.mine is not None
+        for agrees in [d.verdict in AGREES]
+    )
+
+
+def _in_any_layer(path: str) -> str:
+    """Return a path without its numbers; those in names, as of ``w1`` and ``w3``, stay."""
+    return ".".join("*" if part.isdigit() else part for part in path.split("."))
 
 
 def _weight(flow: Flow, record: Record) -> Record | None:
