@@ -170,7 +170,8 @@ class Report(Tabular):
         if self.incomparable:
             return "incomparable"
         unexpected = [finding for finding in self.findings if finding.expected is None]
-        if unexpected and all(finding.cause == causes.NONDETERMINISTIC for finding in unexpected):
+        by_chance = causes.NONDETERMINISTIC, causes.NEAR_TIE
+        if unexpected and all(finding.cause in by_chance for finding in unexpected):
             return "nondeterministic"
         if unexpected or self._counts["diverged"]:  # a finding counts even if noise hides its rows
             return "diverged"

@@ -10,6 +10,7 @@ WEIGHT = "weight differs"
 SCALAR = "scalar argument differs"
 OTHER_OPS = "missing/extra op"
 NONDETERMINISTIC = "nondeterministic"
+NEAR_TIE = "near tie"  # rounding decides which experts or tokens are chosen
 OVERFLOW = "overflow starts here"
 OTHER_TOKEN = "other token"  # the previous step chose another token, which is this step's input
 CARRIED_OVER = "introduced or carried over"  # inputs agree, but state from an earlier step may not
@@ -27,6 +28,7 @@ CAUSES = (
     SCALAR,
     OTHER_OPS,
     NONDETERMINISTIC,
+    NEAR_TIE,
     OVERFLOW,
     OTHER_TOKEN,
     CARRIED_OVER,

@@ -115,11 +115,6 @@ class Flow:
         self.rows[record.id].remove(row)
         self._agrees.pop(record.id, None)
 
-    def put_back(self, record: Record, row: Difference) -> None:
-        """Take in a row again that was left out."""
-        self.rows[record.id].append(row)
-        self._agrees.pop(record.id, None)
-
     def sources(self, record: Record) -> tuple[list[Record], FlowCall | None]:
         """Return the tensors that a tensor is made from, and the call whose code makes it."""
         call = self.call(record)

@@ -133,16 +133,6 @@ class Frontier:
                     flow.take_apart(record, row)
         self._follow()
 
-    def _put_back(self, count: int) -> None:
-        """Pair all but the first ``count`` tensors again that were taken apart."""
-        self._apart, rows = self._apart[:count], self._apart[count:]
-        self._bad = sorted([*self._bad, *rows], key=lambda row: row.index)
-        for row in rows:
-            for flow, record in zip(self.flows, (row.pair.golden, row.pair.mine), strict=True):
-                if record is not None:
-                    flow.put_back(record, row)
-        self._follow()
-
     def _agrees(self, call: FlowCall) -> bool:
         """Tell whether a call of golden gives what mine has too: numbers of a float."""
         outputs = [r for r in call.outputs if is_floating(r.summary.dtype)]
@@ -168,19 +158,7 @@ class Frontier:
 
     @cached_property
     def guilty(self) -> list[Region]:
-        """The regions. If all begin at dubious pairs, these are taken apart, unless none remain."""
-        first = regions = self._begin()
-        refuted = len(self._apart)
-        while regions and all(self.is_dubious(region.row) for region in regions):
-            self._take_apart([region.row for region in regions])
-            regions = self._begin()
-        if first and not regions:
-            self._put_back(refuted)
-            return self._begin()
-        return regions
-
-    def _begin(self) -> list[Region]:
-        """Return the regions in which the differences begin."""
+        """The regions, each of a tensor of its own."""
         regions: dict[object, Region] = {}
         for row in self._origins():
             self.inherited(row)

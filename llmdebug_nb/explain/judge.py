@@ -15,7 +15,7 @@ from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.paths import common_ancestor, is_operator, module_of, parent_of
 from llmdebug_nb.core.records import Record
-from llmdebug_nb.explain import causes, clauses, overflow, scalars, verify, weight_order
+from llmdebug_nb.explain import causes, clauses, near_tie, overflow, scalars, verify, weight_order
 from llmdebug_nb.explain.calls import Calls, ComparedCall, same_operator
 from llmdebug_nb.explain.edges import (
     changes_nothing,
@@ -30,7 +30,7 @@ from llmdebug_nb.explain.narrowing import Narrowing
 from llmdebug_nb.explain.runs import Runs
 from llmdebug_nb.explain.weights import Weights
 
-LAST = (causes.INHERITED, causes.CARRIED_OVER, causes.NONDETERMINISTIC)
+LAST = (causes.INHERITED, causes.CARRIED_OVER, causes.NONDETERMINISTIC, causes.NEAR_TIE)
 
 
 @dataclass
@@ -68,6 +68,11 @@ class Judge:
 
     def blamed(self, region: Region) -> Blamed:
         """Return what is to blame for a region."""
+        tie = near_tie.told(region, self.runs, self._flows[0])
+        own = self.calls.of(region.row) if tie else None
+        if own is not None:
+            evidence = f"rounding decides a choice before it: {tie}"
+            return Blamed(own, causes.NEAR_TIE, evidence, region.row)
         expected = region.expected
         region = replace(self.narrowing.narrowed(region), expected=expected)
         found = self.cause(region)

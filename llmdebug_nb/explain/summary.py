@@ -19,6 +19,7 @@ _MADE = {
     causes.SCALAR: "The error is made in {where}, by a different setting and not by its code",
     causes.OTHER_OPS: "The error is made at {where}, as the two programs call other operators",
     causes.NONDETERMINISTIC: "There is no error in {where}, but its result changes from run to run",
+    causes.NEAR_TIE: "There is no error in {where}: rounding decides a choice between near equals",
     causes.OVERFLOW: "The error is made in {where}, where values overflow",
     causes.OTHER_TOKEN: "The error comes from the previous step, which chose another token",
     causes.CARRIED_OVER: (
@@ -42,6 +43,7 @@ _NEXT = {
     causes.NONDETERMINISTIC: (
         "Call ld.seed_all in both programs or switch dropout off, then record and compare again"
     ),
+    causes.NEAR_TIE: "Record both runs in a higher precision, or on another input",
     causes.OVERFLOW: "Scale its inputs, or compute it in a wider dtype",
     causes.OTHER_TOKEN: "Feed both runs the same tokens, or decode greedily",
     causes.CARRIED_OVER: "Look at the first step that differs",
