@@ -7,19 +7,18 @@ leaves out what a program computes says nothing about it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from llmdebug_nb.align.calls import identifies, same_features, same_kind
 from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.paths import is_operator
-from llmdebug_nb.core.records import Record, Summary
+from llmdebug_nb.core.records import Record
 from llmdebug_nb.core.results import Results
 
 EARLIER = "same values in an earlier step"
 _Slot = tuple[str, str]  # path and slot
 _Place = tuple[str, int, str]  # path, call and slot
-_Alike = Callable[[Summary, Summary], bool]
 
 
 class ResultMatches:

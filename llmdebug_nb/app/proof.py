@@ -16,7 +16,7 @@ from llmdebug_nb.core.errors import LLMDebugError, ProofError
 from llmdebug_nb.core.findings import REJOINED, Difference, Expectation, Finding, Proof
 from llmdebug_nb.core.paths import any_layer
 from llmdebug_nb.explain import causes
-from llmdebug_nb.explain.calls import AGREES
+from llmdebug_nb.explain.flow import AGREES
 from llmdebug_nb.explain.placing import Placed, Put, alike, of_weights, placed
 from llmdebug_nb.explain.replay import largest_error, same
 from llmdebug_nb.explain.runs import CannotReplay, Runs, Side

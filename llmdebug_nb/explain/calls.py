@@ -7,12 +7,11 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from llmdebug_nb.core.findings import EXPECTED, Difference
+from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.paths import is_operator, module_of, within
 from llmdebug_nb.core.records import IN_KERNEL, CallKey, Record
 from llmdebug_nb.explain.frontier import Region
 
-AGREES = ("match", "within_noise", EXPECTED)
 _IN_PLACE = re.compile(r"(?<=[A-Za-z0-9])_(?=\.|$)")
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmdebug_nb.core.findings import EXPECTED, Difference
-from llmdebug_nb.explain.calls import AGREES, ComparedCall
+from llmdebug_nb.explain.calls import ComparedCall
 from llmdebug_nb.explain.edges import slots
+from llmdebug_nb.explain.flow import AGREES
 
 
 def of_inputs(call: ComparedCall) -> str:
