@@ -266,6 +266,8 @@ REGION_LINES = 6
 NEIGHBOURS = 24
 # A call on other tensors may give this many times the elements that were recorded.
 REPLAY_GROWTH = 64
+# Containers in one another: an argument of attention nests two, and Python parses 100 at least.
+ARGUMENT_DEPTH = 16
 # Nodes of a traced module that are looked at.
 TRACED_NODES = 400
 
@@ -307,5 +309,7 @@ NAMES_SHOWN = 3
 SCALARS_SHOWN = 4
 # Characters of an argument; the recorder cuts its text there, so a longer one is not known whole.
 ARGUMENT_CHARACTERS = 200
+# Characters of a line of text in a script: with its quotes and indent it fits a page of 100.
+SCRIPT_CHARACTERS = 80
 # Lines of a module that are listed side by side.
 LINES_SHOWN = 200

@@ -49,6 +49,8 @@ def arguments_of(
     root: dict[str, object] = {}
     for slot, leaf in leaves.items():
         *way, last = (part.replace("\\.", ".") for part in _DOT.split(slot))
+        if len(way) > constants.ARGUMENT_DEPTH:
+            raise CannotReplay("an argument is nested too deeply")
         at = root
         for part in way:
             inner = at.setdefault(part, {})

@@ -1,31 +1,39 @@
 """Write a script that replays the blamed call from the two dumps.
 
-The script needs only torch and this package.
+The script needs only torch and this package. Its statements are the templates below. What comes
+from a dump stands in it as literals, which `_code` alone makes: never as code, nor in a comment, as
+some characters end one.
 """
 
 from __future__ import annotations
 
+import keyword
 import math
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 
 import torch
 
+from llmdebug_nb.core import constants
+from llmdebug_nb.core.dtypes import DTYPE_NAMES
 from llmdebug_nb.core.findings import Difference
+from llmdebug_nb.core.printable import printable
 from llmdebug_nb.core.records import CallKey
 from llmdebug_nb.explain import arguments, replay
 from llmdebug_nb.explain.arguments import Arguments, Tensor
 from llmdebug_nb.explain.calls import ComparedCall
 from llmdebug_nb.explain.runs import CannotReplay, Runs, Side
 
-_SCRIPT = '''"""{title}
-
-{evidence}
-"""
+_SCRIPT = '''"""Replays the call that a comparison blames, from the two dumps."""
 
 import torch
 
 import llmdebug_nb as ld
 
+print(
+{about}
+    sep="\\n",
+)
 golden, mine = ld.open_run({golden}), ld.open_run({mine})
 in_golden = {at_golden}
 in_mine = {at_mine}
@@ -97,7 +105,7 @@ def first(result):
 
 
 def call(run, site, wide=lambda x: x):
-    return {call}
+    {call}
 
 
 if module is not None:
@@ -150,8 +158,7 @@ def script(
     except CannotReplay:
         return None
     return _SCRIPT.format(
-        title=_in_docstring(f"{cause}: {call.op}, step {call.key.step}"),
-        evidence=_in_docstring(evidence),
+        about=_about(f"{cause}: {call.op}, step {call.key.step}", evidence),
         golden=_where(runs.golden),
         mine=_where(runs.mine),
         at_golden=_site(call.golden),
@@ -160,13 +167,12 @@ def script(
     )
 
 
-def _in_docstring(text: str) -> str:
-    """Return ASCII text that can't end a docstring: names in a dump are data, never code."""
-    return _ascii(text.replace("\\", "/").replace('"""', "'''"))
-
-
-def _ascii(text: str) -> str:
-    return text.encode("ascii", "replace").decode()
+def _about(*texts: str) -> str:
+    """Return what is wrong as lines of literals, each within the width of a page."""
+    rows = (
+        row for text in texts for row in textwrap.wrap(printable(text), constants.SCRIPT_CHARACTERS)
+    )
+    return "\n".join(f"    {_code(row)}," for row in rows)
 
 
 def _operator(call: ComparedCall, runs: Runs) -> str:
@@ -189,7 +195,7 @@ def _alone(call: ComparedCall, runs: Runs, shows: Difference | None) -> str:
     kept = [r for r in side.records(key, "output") if r.payload is not None and r.kept is None]
     if not kept:
         raise CannotReplay("its output was not kept")
-    slot = ascii(kept[0].site.slot)
+    slot = _code(kept[0].site.slot)
     body = _ALONE.format(call=_call_text(replayed), side=name, slot=slot)
     if shows is None or not _has_values(shows):
         return body
@@ -198,12 +204,12 @@ def _alone(call: ComparedCall, runs: Runs, shows: Difference | None) -> str:
     assert mine is not None
     s = golden.site
     return body + _SHOWS.format(
-        role=ascii(s.role),
-        golden_slot=ascii(s.slot),
-        my_slot=ascii(mine.site.slot),
+        role=_code(s.role),
+        golden_slot=_code(s.slot),
+        my_slot=_code(mine.site.slot),
         golden_site=_site(s.key),
         my_site=_site(mine.site.key),
-        label=ascii(f"{s.role} {s.slot} of {s.path}, mine against golden:"),
+        label=_code(printable(f"{s.role} {s.slot} of {s.path}, mine against golden:")),
     )
 
 
@@ -212,11 +218,11 @@ def _module(call: ComparedCall, runs: Runs) -> str:
     records, scalars = runs.mine.records(call.mine, "input"), runs.mine.scalars(call.mine)
     try:
         call_arguments = arguments.arguments_of(records, scalars, without_cache=True)
-        code = f"module({_arguments_text(call_arguments)})"
+        code = f"return module({_arguments_text(call_arguments)})"
     except CannotReplay as why:
-        code = f"None  # {_ascii(str(why))}".replace("\n", " ")
-    slots = ascii([d.site.slot for d in call.inputs if _has_values(d)])
-    return _MODULE.format(path=ascii(call.path), slots=slots, slot=_slot(call), call=code)
+        code = f"raise NotImplementedError({_code(printable(str(why)))})"
+    slots = _code(tuple(d.site.slot for d in call.inputs if _has_values(d)))
+    return _MODULE.format(path=_code(call.path), slots=slots, slot=_slot(call), call=code)
 
 
 def _has_values(row: Difference) -> bool:
@@ -231,40 +237,64 @@ def _slot(call: ComparedCall) -> str:
     kept = [row for row in rows if row is not None and _has_values(row)]
     if not kept:
         raise CannotReplay("its output was not kept")
-    return ascii(kept[0].site.slot)
+    return _code(kept[0].site.slot)
 
 
 def _where(side: Side) -> str:
-    return ascii(str(side.run.path.resolve()) if side.run.path is not None else side.run.label)
+    return _code(str(side.run.path.resolve()) if side.run.path is not None else side.run.label)
 
 
 def _site(key: CallKey | None) -> str:
     """Return the keywords of a call, as code."""
     if key is None:
         return "None  # it does not make this call"
-    return f"dict({', '.join(f'{name}={value!a}' for name, value in key._asdict().items())})"
+    return f"dict({_keywords(key._asdict())})"
 
 
 def _call_text(call: replay.Replayed) -> str:
+    """Return a call as code. Its name is one that torch has, never a text of the dump."""
     return f"{call.name}({_arguments_text(call.arguments)})"
 
 
 def _arguments_text(call_arguments: Arguments) -> str:
     args, kwargs = call_arguments
-    named = (f"{name}={_code(value)}" for name, value in kwargs.items() if name.isidentifier())
-    return ", ".join([*map(_code, args), *named])
+    return ", ".join([*map(_code, args), *([_keywords(kwargs)] if kwargs else [])])
+
+
+def _keywords(values: Mapping[str, object]) -> str:
+    """Return arguments by keyword; those whose names can't be keywords in a dict."""
+    if all(name.isascii() and name.isidentifier() for name in values) and not any(
+        map(keyword.iskeyword, values)
+    ):
+        return ", ".join(f"{name}={_code(value)}" for name, value in values.items())
+    return f"**{_code(dict(values))}"
 
 
 def _code(value: object) -> str:
-    """Return a value as Python code; strings are escaped."""
+    """Return a value as Python code: the only place where what a dump holds becomes code.
+
+    Raises:
+        CannotReplay: a value of another kind.
+    """
     if isinstance(value, Tensor):
         return f"wide(recorded_input(run, site, {str(value)!a}))"
     if isinstance(value, tuple):
         return f"({', '.join(map(_code, value))}{',' if len(value) == 1 else ''})"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{name!a}: {_code(part)}" for name, part in value.items()) + "}"
+        items = (f"{_code(name)}: {_code(part)}" for name, part in value.items())
+        return f"{{{', '.join(items)}}}"
+    if isinstance(value, slice):
+        return f"slice({_code(value.start)}, {_code(value.stop)}, {_code(value.step)})"
     if isinstance(value, float) and not math.isfinite(value):
         return f"float({str(value)!a})"
+    if isinstance(value, complex):
+        return f"complex({_code(value.real)}, {_code(value.imag)})"
     if isinstance(value, torch.device):
         return f"torch.device({str(value)!a})"
-    return ascii(value)
+    if isinstance(value, torch.dtype):
+        return f"torch.{DTYPE_NAMES[value]}"
+    if value is ...:
+        return "..."
+    if value is None or isinstance(value, (bool, int, float, str, bytes)):
+        return ascii(value)
+    raise CannotReplay(f"a {type(value).__name__} has no literal")

@@ -252,9 +252,9 @@ def _code(run: OpenedRun, s: Site) -> str:
     if run.path is None and (codes := run.meta.get("code")) is not None:  # held in memory
         return str(codes.get(s.role, "")).format(slot=s.slot)
     name = run.label if run.label.isidentifier() else f"ld.open_run({str(run.path or run.name)!r})"
-    place = f"{s.path!r}, step={s.step}, role={s.role!r}, slot={s.slot!r}"
-    place += f", call={s.call}" if s.call else ""
-    place += f", generation={s.generation}" if s.generation else ""
+    place = f"{s.path!r}, step={s.step!r}, role={s.role!r}, slot={s.slot!r}"
+    place += f", call={s.call!r}" if s.call else ""
+    place += f", generation={s.generation!r}" if s.generation else ""
     place += f", phase={s.phase!r}" if s.phase != "forward" else ""
     return f"{name}.tensor({place})"
 
