@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import signal
 import threading
 import time
 
@@ -316,7 +318,7 @@ def test_while_it_is_halted_the_model_may_be_called_and_gradients_stay_as_they_w
     assert torch.equal(stepper.result, golden.golden_logits)
 
 
-def test_an_interrupt_halts_a_running_program_at_its_next_call(monkeypatch):
+def test_an_interrupt_halts_a_running_program_at_its_next_call():
     class Slow(nn.Module):
         def forward(self, x):
             time.sleep(0.05)
@@ -326,23 +328,33 @@ def test_an_interrupt_halts_a_running_program_at_its_next_call(monkeypatch):
     ended = threading.Event()
 
     def work():
+        os.kill(os.getpid(), signal.SIGINT)
         while not ended.is_set():
             model(torch.ones(1))
 
     stepper = ld.step(model, when="nan", mode="module")
-    taken = stepper._events.get
-    interrupts = iter([KeyboardInterrupt])
-
-    def get(*args, **kwargs):
-        for kind in interrupts:
-            raise kind
-        return taken(*args, **kwargs)
-
-    monkeypatch.setattr(stepper._events, "get", get)
     stop = stepper.start(work)
     assert stop.why == "interrupted"
     ended.set()
     assert stepper.go() is None
+
+
+def test_a_second_interrupt_ends_the_program_at_its_next_call():
+    first, second = threading.Event(), threading.Event()
+    model = nn.Sequential(nn.Linear(1, 1))
+
+    def work():
+        for event in (first, second):
+            os.kill(os.getpid(), signal.SIGINT)
+            event.wait(0.3)
+        model(torch.ones(1))
+
+    stepper = ld.step(model, when="nan", mode="module")
+    with pytest.raises(KeyboardInterrupt):
+        stepper.start(work)
+    stepper._thread.join(60)
+    assert not stepper.running
+    assert hooks_left(model) == 0
 
 
 @pytest.mark.parametrize(

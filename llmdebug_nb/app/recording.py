@@ -9,6 +9,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 from llmdebug_nb.app.live_models import models_in, modules_in, remember_roots
 from llmdebug_nb.app.runs import recorded
 from llmdebug_nb.capture.hooks import module_tree
-from llmdebug_nb.core import determinism
+from llmdebug_nb.core import determinism, interrupts
 from llmdebug_nb.core.errors import CaptureError, OptionError, StoreError
 from llmdebug_nb.core.option_signatures import shows_options
 from llmdebug_nb.core.options import DumpOptions, runs_folder
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from llmdebug_nb.capture.calls import OpenCall
     from llmdebug_nb.capture.session import Session
     from llmdebug_nb.core.options import DumpKeywords
+
+_LAST_RANK = 2**31 - 1  # as torch keeps ranks in 32 bits
 
 
 @shows_options()
@@ -89,42 +92,59 @@ class Recording:
         self._models = models_in(model) if options.graph is None else modules_in(model)
         self._manual = manual
         self._session: Session | None = None
+        self._pid = os.getpid()  # of the process whose recording it is
         self._switched = determinism.Switched()
         self._run_folders: list[Path] = []
         self._process_folders: list[Path] = []  # this process's part of each run
         self.run: Run | None = None
 
+    @interrupts.held
     def start(self) -> Run:
-        """Hook the model and begin. Raises CaptureError, StoreError, and then leaves no files."""
-        if self._session is not None:
+        """Hook the model and begin. Raises CaptureError, StoreError, and then leaves no files.
+
+        After an interrupt, too, nothing is left.
+        """
+        if self.running:
             raise CaptureError(f"the recording {self.options.name!r} is already running")
-        folder = self._create(self.options.name)
-        self._run_folders, self._process_folders, writers = [folder], [], []
-        try:
-            writers.append(self._writer(folder))
-            if self.options.graph == "both":
-                self._run_folders.append(self._create(f"{self.options.name}.fx"))
-                writers.append(self._writer(self._run_folders[1]))
-            self._session = self._make_session(*writers)
-            self._switched = self._seed()
-            if self._switched:
-                for writer in writers:
-                    writer.note({"determinism": self._switched})
-        except BaseException:
-            self._session = None
-            self._switched.restore()
-            for writer in writers:
-                writer.close({})
-            self._discard()
-            raise
-        self._session.start()
-        if self._manual:
-            self._session.count_steps_by_hand()
+        interrupts.watch(self)  # until `abandon`, or the end of `stop`
+        with ExitStack() as undo:
+            undo.callback(interrupts.unwatch, self)
+            self._run_folders, self._process_folders, self._pid = [], [], os.getpid()
+            undo.callback(self._discard)
+            session = self._hooked(undo)
+            session.start()
+            if self._manual:
+                session.count_steps_by_hand()
+            self.run = reader.native(self._run_folders[0])
+            names = (self.options.name, f"{self.options.name}.fx")
+            recorded.update(zip(names, self._run_folders, strict=False))
+            undo.callback(self._forget)
+            self._session = session
+            undo.callback(setattr, self, "_session", None)
+            interrupts.deliver()
+            undo.pop_all()
         atexit.register(self.at_exit)
-        self.run = reader.native(folder)
-        recorded[self.options.name] = folder
-        recorded.update({f"{self.options.name}.fx": place for place in self._run_folders[1:]})
         return self.run
+
+    def _forget(self) -> None:
+        for name in (self.options.name, f"{self.options.name}.fx"):
+            recorded.pop(name, None)
+
+    def _hooked(self, undo: ExitStack) -> Session:
+        """Make the run's folders, their writers, and the session. ``undo``: gets how to undo it."""
+        writers = []
+        for suffix in ("", ".fx") if self.options.graph == "both" else ("",):
+            self._run_folders.append(self._create(self.options.name + suffix))
+            writers.append(self._writer(self._run_folders[-1]))
+            undo.callback(writers[-1].close, {})
+        session = self._make_session(*writers)
+        undo.callback(session.abandon)
+        self._switched = self._seed()
+        undo.callback(self._switched.restore)
+        if self._switched:
+            for writer in writers:
+                writer.note({"determinism": self._switched})
+        return session
 
     def _create(self, name: str) -> Path:
         details = {"options": self.options.as_json(), "environment": _environment()}
@@ -152,8 +172,11 @@ class Recording:
             self.options, writer, module_tree.build, models, self._rank, reference
         )
 
+    @interrupts.held
     def stop(self, ended_by: str | None = None) -> Run:
         """Remove every hook and finish the run. ``ended_by``: name of the error that ended it.
+
+        In a forked child, only remove the hooks: the run belongs to the parent process.
 
         Raises:
             EmptyDumpError: nothing was recorded; the message says why. The empty run is removed.
@@ -162,6 +185,14 @@ class Recording:
         session, run = self._session, self.run
         if session is None or run is None:
             raise CaptureError("the recording is not running")
+        if not self.running:
+            self.abandon()
+            return run
+        with ExitStack() as all_of:
+            all_of.callback(interrupts.unwatch, self)
+            return self._stop(session, run, ended_by)
+
+    def _stop(self, session: Session, run: Run, ended_by: str | None) -> Run:
         self._session = None
         atexit.unregister(self.at_exit)
         try:
@@ -172,8 +203,7 @@ class Recording:
             remember_roots(run.path, session.followed())
         refusal = session.refusal()
         if refusal is not None:
-            recorded.pop(self.options.name, None)
-            recorded.pop(f"{self.options.name}.fx", None)
+            self._forget()
             self._discard()
             raise refusal
         return run
@@ -195,7 +225,7 @@ class Recording:
 
     @property
     def running(self) -> bool:
-        return self._session is not None
+        return self._session is not None and self._pid == os.getpid()
 
     @property
     def nodes(self) -> list[Node]:
@@ -247,9 +277,11 @@ class Recording:
             raise CaptureError(f"the recording {self.options.name!r} is not running")
         return self._session
 
+    @interrupts.held
     def __enter__(self) -> Run:
         return self.start()
 
+    @interrupts.held
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
@@ -266,16 +298,18 @@ class Recording:
         seed = self.options.seed
         return determinism.Switched() if seed is None else determinism.seed_only(seed)
 
+    @interrupts.unbroken
     def abandon(self) -> None:
         """Drop the recording in a forked child; it continues in the parent process."""
         session, self._session = self._session, None
         atexit.unregister(self.at_exit)
+        interrupts.unwatch(self)
         if session is not None:
             session.abandon()
 
     def at_exit(self) -> None:
         """End a recording that the program left running."""
-        if self._session is not None:
+        if self.running:
             try:
                 self.stop()
             except (CaptureError, StoreError) as error:
@@ -283,12 +317,23 @@ class Recording:
 
 
 def rank_here() -> int:
-    """Return the rank of this process: from torch, else from ``$RANK``, else 0."""
+    """Return the rank of this process: from torch, else from ``$RANK``, else 0.
+
+    Programs also use the name RANK for other things: anything but a number is left with a warning.
+    """
     import torch
 
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank()
-    return int(os.environ.get("RANK", "0") or 0)
+    text = os.environ.get("RANK") or "0"
+    if text.isascii() and text.isdigit() and int(text) <= _LAST_RANK:
+        return int(text)
+    warnings.warn(
+        f"the environment variable RANK is {text[:40]!r}, which is no number from 0 to"
+        f" {_LAST_RANK}: this process is recorded as rank 0",
+        stacklevel=4,
+    )
+    return 0
 
 
 def _parent(options: DumpOptions) -> Path:

@@ -19,6 +19,7 @@ from llmdebug_nb.capture.session import eager_session
 from llmdebug_nb.capture.substitution import Substitution
 from llmdebug_nb.capture.walk import leaves
 from llmdebug_nb.core.errors import LLMDebugError
+from llmdebug_nb.core.interrupts import Unbroken, let_through, unbroken
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.paths import within
 from llmdebug_nb.core.records import CallKey, Site
@@ -98,7 +99,7 @@ class Step:
 
     def results(self, seed: int = 0) -> dict[str, torch.Tensor]:
         """Run it again, unrecorded; return its tensors by slot. Raises CannotReplay."""
-        with _unchanged(self.model), quiet(seed):
+        with Unbroken(_unchanged(self.model), quiet(seed)):
             result = self._call()
         found = ((slot, leaf) for slot, leaf in leaves(result) if isinstance(leaf, torch.Tensor))
         return {slot: tensor.cpu() for slot, tensor in found}
@@ -120,17 +121,11 @@ class Step:
                 self._call()
 
         put = _weights(self.model, self.key.path, weights or {})
-        handles: list[Handle] = []
-        with _unchanged(self.model), put:
-            try:
-                if substitution is not None:
-                    handles = substitution.hook(self._module)
-                at = self.key.generation, self.key.step
-                options = _options(self.options_of or self.side.run) | dict(changed or {})
-                run = record([self.model], work, options, self.key.rank, at, substitution)
-            finally:
-                for handle in handles:
-                    handle.remove()
+        hooks = _hooked(substitution, self._module)
+        with Unbroken(_unchanged(self.model), put, hooks):
+            at = self.key.generation, self.key.step
+            options = _options(self.options_of or self.side.run) | dict(changed or {})
+            run = record([self.model], work, options, self.key.rank, at, substitution)
         if substitution is not None and substitution.problem is not None:
             raise CannotReplay(str(substitution.problem))
         return run
@@ -148,6 +143,7 @@ class Step:
             raise CannotReplay(f"the model fails when it is run again: {text}") from None
 
 
+@unbroken
 def record(
     models: Sequence[torch.nn.Module],
     work: Callable[[], object],
@@ -161,6 +157,11 @@ def record(
     ``at``: its generation and step. The run is deleted when nobody holds it any more. Raises
     CannotReplay.
     """
+
+    @let_through
+    def run_program() -> None:
+        work()
+
     folder = Path(tempfile.mkdtemp(prefix="llmdebug-"))
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     try:
@@ -171,7 +172,7 @@ def record(
             session.run_again(*at, substitution)
         session.start()
         try:
-            work()
+            run_program()
         finally:
             session.stop()
         refusal = session.refusal()
@@ -204,6 +205,17 @@ def _unchanged(model: torch.nn.Module) -> Iterator[None]:
         raise CannotReplay("a recording is running: end it first, or it would record this too")
     with restored(model):
         yield
+
+
+@contextlib.contextmanager
+def _hooked(substitution: Substitution | None, module: FindModule) -> Iterator[None]:
+    """Hook the modules whose tensors are substituted."""
+    handles: list[Handle] = [] if substitution is None else substitution.hook(module)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextlib.contextmanager

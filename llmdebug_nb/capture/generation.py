@@ -13,6 +13,7 @@ import torch
 
 from llmdebug_nb.capture.compat import pytorch, torch_modes
 from llmdebug_nb.capture.listeners import Listeners
+from llmdebug_nb.core import interrupts
 
 # arguments with one row per token; a decoder's own come before its encoder's
 TOKEN_ARGUMENTS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
@@ -54,7 +55,9 @@ def _wrap(mixin: type) -> Callable[[], None]:
                 root = listener.follow(model)
                 if root is not None:
                     prompt = _prompt_length(model, args, kwargs)
-                    stack.enter_context(_Watched(listener, root, model, prompt))
+                    watched = _Watched(listener, root, model, prompt)
+                    stack.push(watched)  # first: an interrupt may come right after `begin`
+                    watched.begin()
             return original(model, *args, **kwargs)
 
     mixin.generate = generate  # type: ignore[attr-defined]
@@ -72,16 +75,25 @@ class _Watched:
         prompt: int | None,
     ) -> None:
         self._listener, self._root, self._model, self._prompt = listener, root, model, prompt
+        self._begun = False
 
     def __enter__(self) -> None:
+        self.begin()
+
+    @interrupts.unbroken
+    def begin(self) -> None:
         running = self._listener, self._listener.enter(self._root, self._prompt)
+        self._begun = True
         with _lock:
             preparation = _preparations.get(id(self._model))
             if preparation is None:
                 preparation = _preparations[id(self._model)] = _Preparation(self._model)
             preparation.running.setdefault(threading.get_ident(), []).append(running)
 
+    @interrupts.unbroken
     def __exit__(self, *_: object) -> None:
+        if not self._begun:
+            return
         with _lock:
             preparation, thread = _preparations[id(self._model)], threading.get_ident()
             preparation.running[thread].pop()

@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 
 from llmdebug_nb.capture.compat import torch_modes
 from llmdebug_nb.capture.timing.profiler import Profile
+from llmdebug_nb.core import interrupts
 
 T = TypeVar("T")
 
@@ -35,15 +36,20 @@ class Guard:
             self._run if profile is None else functools.partial(profile.ours, self._run)
         )
 
+    @interrupts.held
     def _run(self, work: Callable[..., T], /, *args: object) -> T | None:
         if not self.active or os.getpid() != self._pid:
             return None
         try:
             if torch_modes.watched():
                 with torch_modes.unseen():
-                    return work(*args)
-            return work(*args)
+                    result = work(*args)
+            else:
+                result = work(*args)
         except Exception as error:  # the program must go on; the dump reports the problem
             first_line = str(error).partition("\n")[0]
             self.problems[f"{type(error).__name__} while recording: {first_line}"] += 1
-            return None
+            result = None
+        if interrupts.waiting:
+            interrupts.deliver()
+        return result

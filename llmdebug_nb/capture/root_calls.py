@@ -14,6 +14,7 @@ from llmdebug_nb.capture.hooks import autograd
 from llmdebug_nb.capture.hooks.inspection import attributes_of, weights_of
 from llmdebug_nb.capture.hooks.modules import Args, HookedModule, Kwargs, Root
 from llmdebug_nb.capture.parts import Parts
+from llmdebug_nb.core import interrupts
 
 
 class RootCalls:
@@ -42,6 +43,7 @@ class RootCalls:
         self.thread.entries.append((entry, pytorch.module_call_frame()))
         if not outermost:
             return
+        interrupts.rewatch()
         parts, root = self._parts, entry.root
         if parts.filter.changed():
             self.observer.names.use_ids(*parts.filter.calls)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import NamedTuple, Protocol
 
 from torch import nn
@@ -19,6 +20,7 @@ from llmdebug_nb.capture.root_calls import RootCalls
 from llmdebug_nb.capture.root_finder import Describe, RootFinder
 from llmdebug_nb.capture.sink import Sink
 from llmdebug_nb.capture.substitution import Substitution
+from llmdebug_nb.core import interrupts
 from llmdebug_nb.core.errors import CaptureError, EmptyDumpError
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.records import Node, RootCall
@@ -65,12 +67,15 @@ class Session:
 
     # -- life -----------------------------------------------------------------------------------
 
+    @interrupts.unbroken
     def start(self) -> None:
+        interrupts.watch(self)  # until `abandon`
         self._parts.guard.active = True
         self._modules.start()
         if self.sessions is not None:
             self.sessions.start()
 
+    @interrupts.unbroken
     def stop(self, ended_by: str | None = None) -> None:
         """Take every hook off and close the dump.
 
@@ -87,28 +92,32 @@ class Session:
         parts.commit()
         failures = [recorder.failure for recorder in parts.recorders if recorder.failure]
         ended_by = ended_by or next((str(error) for error in (*failures, *problems)), None)
-        for recorder in parts.recorders:
-            recorder.sink.close({
-                "complete": ended_by is None,
-                "ended_by": ended_by,
-                "lost": dict(recorder.lost),
-                "problems": dict(problems),
-                "notes": parts.notes,
-                "recorded": recorder.records,
-                "distinct": recorder.distinct,
-                "unpaired": parts.observer.unpaired,
-            })  # fmt: skip
+        with ExitStack() as all_of:
+            for recorder in reversed(parts.recorders):
+                all_of.callback(recorder.sink.close, {
+                    "complete": ended_by is None,
+                    "ended_by": ended_by,
+                    "lost": dict(recorder.lost),
+                    "problems": dict(problems),
+                    "notes": parts.notes,
+                    "recorded": recorder.records,
+                    "distinct": recorder.distinct,
+                    "unpaired": parts.observer.unpaired,
+                })  # fmt: skip
         if failures:
             raise failures[0]
 
+    @interrupts.unbroken
     def abandon(self) -> None:
         """Take every hook off and leave the dump alone: it may belong to the parent process."""
         self._parts.guard.active = False
-        if self._parts.profile is not None:
-            self._parts.profile.ends_here()
-        if self.sessions is not None:
-            self.sessions.stop()
-        self._modules.stop()
+        with ExitStack() as all_of:  # each one, whatever another one raises
+            all_of.callback(interrupts.unwatch, self)
+            all_of.callback(self._modules.stop)
+            if self.sessions is not None:
+                all_of.callback(self.sessions.stop)
+            if self._parts.profile is not None:
+                all_of.callback(self._parts.profile.ends_here)
 
     def pause(self, backward: bool = False) -> None:
         """Pause until `resume`; ``backward``: gradients of earlier calls are still recorded."""
@@ -145,9 +154,12 @@ class Session:
     def on_call_end(self, callback: OnCallEnd) -> None:
         """Call ``callback(call, root_call, outputs)`` when a recorded call ends."""
         calls = self._parts.steps.calls
-        self._parts.observer.on_call_end = lambda call, outputs: callback(
-            call, calls[call.root_call], outputs
-        )
+
+        @interrupts.let_through
+        def call_back(call: OpenCall, outputs: list[Leaf]) -> None:
+            callback(call, calls[call.root_call], outputs)
+
+        self._parts.observer.on_call_end = call_back
 
     # -- the result -------------------------------------------------------------------------------
 

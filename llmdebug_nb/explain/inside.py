@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import epsilon
 from llmdebug_nb.core.findings import Difference
+from llmdebug_nb.core.interrupts import Unbroken
 from llmdebug_nb.core.kernels.masks import hidden
 from llmdebug_nb.core.torch_internals import decompositions
 from llmdebug_nb.explain import arguments
@@ -55,7 +56,7 @@ def steps(call: Replayed) -> list[torch.Tensor]:
         load = arguments.loader(call.side, call.records)
         args, kwargs = arguments.filled(call.arguments, load)
         kept = _Steps()
-        with quiet(), kept:
+        with Unbroken(quiet(), kept):
             call.function(*args, **kwargs)
     except (CannotReplay, *FAILURES):
         return []

@@ -20,6 +20,7 @@ import torch
 
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import coarsest, epsilon
+from llmdebug_nb.core.interrupts import Unbroken
 from llmdebug_nb.core.records import CallKey, Record
 from llmdebug_nb.core.torch_internals import (
     VF,
@@ -104,12 +105,15 @@ def _aten(bare: str) -> tuple[str, Operator]:
     raise CannotReplay(f"this version of torch has no operator Aten.{bare}")
 
 
-@contextlib.contextmanager
-def quiet(seed: int = 0) -> Iterator[None]:
+def quiet(seed: int = 0) -> Unbroken:
     """Run without gradients and with seeded random numbers; restore the random state after."""
-    with torch.no_grad(), torch.random.fork_rng():
-        torch.manual_seed(seed)
-        yield
+    return Unbroken(torch.no_grad(), torch.random.fork_rng(), _seeded(seed))
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    torch.manual_seed(seed)
+    yield
 
 
 class Replayed:

@@ -18,6 +18,7 @@ import torch
 
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPES
+from llmdebug_nb.core.interrupts import Unbroken
 from llmdebug_nb.core.records import CallKey, Record
 from llmdebug_nb.core.torch_internals import HOOK_DICTS, register_again, registered
 from llmdebug_nb.explain import arguments
@@ -98,7 +99,7 @@ def _called(module: torch.nn.Module, given: Arguments, seed: int = 0) -> dict[st
     args = [_to(value, device) for value in given[0]]
     kwargs = {name: _to(value, device) for name, value in given[1].items()}
     try:
-        with untouched(module), quiet(seed):
+        with Unbroken(untouched(module), quiet(seed)):
             result = module(*args, **kwargs)
     except Exception as error:  # the module is the program's: it may raise anything
         line = str(error).partition("\n")[0]

@@ -118,13 +118,16 @@ class Writer:
     def __init__(self, run: Path, rank: int = 0) -> None:
         """Raises DumpWriteError if the run's folder can't be written to."""
         self.folder = run / f"rank{rank}_{os.getpid()}"
+        undo = contextlib.ExitStack()
         try:
             self.folder.mkdir()
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_EXCL | getattr(os, "O_BINARY", 0)
             self._file = os.open(self.folder / fmt.PAYLOAD, flags, 0o644)
+            undo.callback(os.close, self._file)
             self._waiting = bytearray()  # frames that `duplicate` has not written yet
             index = self.folder / fmt.INDEX
             self._db = sqlite3.connect(index, check_same_thread=False, isolation_level=None)
+            undo.callback(self._db.close)
             # an empty index is not worth waiting for the disk
             self._db.execute("PRAGMA synchronous=OFF")
             self._db.executescript(fmt.SCHEMA)
@@ -132,8 +135,11 @@ class Writer:
             for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "wal_autocheckpoint=0"):
                 self._db.execute(f"PRAGMA {pragma}")
             self.note({"rank": rank, "pid": os.getpid(), "begun": time.time(), "complete": False})
-        except (OSError, sqlite3.Error) as error:
-            raise _refusal(error, self.folder) from None
+        except BaseException as error:
+            undo.close()
+            if isinstance(error, (OSError, sqlite3.Error)):
+                raise _refusal(error, self.folder) from None
+            raise
 
     def shortage(self, nbytes: int) -> str | None:
         """Say why the disk has no room for so many bytes, or return None.
@@ -282,5 +288,5 @@ class Writer:
         except sqlite3.Error as error:
             raise _refusal(error, self.folder) from None
         finally:
-            self._db.close()
             os.close(self._file)
+            self._db.close()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
@@ -15,6 +18,7 @@ from llmdebug_nb.app.stepping.conditions import Conditions
 from llmdebug_nb.app.stepping.golden import Golden
 from llmdebug_nb.app.stepping.stop import Stop
 from llmdebug_nb.app.stepping.thread import Ended, under_same_settings
+from llmdebug_nb.core import interrupts
 from llmdebug_nb.core.errors import CaptureError, LLMDebugError, OptionError, nearest
 from llmdebug_nb.core.layers import is_layer
 from llmdebug_nb.core.option_signatures import shows_options
@@ -38,6 +42,7 @@ COMMANDS = {
     "abort": "end the program here",
 }
 _PATIENCE = 5.0  # seconds in which an interrupted program must reach a call
+_LOOK = 0.05  # seconds between two looks whether the user has interrupted
 
 
 class Aborted(BaseException):
@@ -61,8 +66,8 @@ class Stepper:
         """Raises OptionError."""
         self._recording = Recording(model, options)
         self._conditions, self._golden = conditions, golden
-        self._commands: queue.Queue[str] = queue.Queue()
-        self._events: queue.Queue[Stop | Ended | LLMDebugError] = queue.Queue()
+        self._commands: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Stop | Ended | LLMDebugError] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         # the command that is being carried out
         self._command = "op" if conditions == Conditions() else "continue"
@@ -78,6 +83,7 @@ class Stepper:
         """True from the start of the program to its end."""
         return self._thread is not None and self._thread.is_alive()
 
+    @interrupts.unbroken
     def start(self, work: Callable[[], object]) -> Stop | None:
         """Run ``work()`` up to the first halt and return the halt; None if it ran to its end.
 
@@ -96,6 +102,7 @@ class Stepper:
         self._thread.start()
         return self.wait()
 
+    @interrupts.unbroken
     def go(self, command: str = "continue") -> Stop | None:
         """Carry out a command of `COMMANDS`; return the next halt, or None if the program ended.
 
@@ -133,8 +140,12 @@ class Stepper:
 
     # -- in the thread of the user ---------------------------------------------------------------
 
+    @interrupts.unbroken
     def wait(self) -> Stop | None:
-        """Wait for the next halt or the end. An interrupt halts the program at its next call."""
+        """Wait for the next halt or the end. An interrupt halts the program at its next call.
+
+        A second one ends the program there.
+        """
         halted, self.stop = self.stop, None
         event = self._next_event()
         if isinstance(event, LLMDebugError):
@@ -142,6 +153,7 @@ class Stepper:
             raise event
         if isinstance(event, Stop):
             self.stop = event
+            interrupts.taken()  # it would halt the program, which is halted
             return event
         if self._thread is not None:
             self._thread.join()
@@ -151,19 +163,20 @@ class Stepper:
         return None
 
     def _next_event(self) -> Stop | Ended | LLMDebugError:
-        interrupted = False
+        deadline = math.inf
         while True:
-            try:
-                return self._events.get(timeout=_PATIENCE if interrupted else None)
-            except KeyboardInterrupt:
-                if interrupted:
-                    raise
-                self._interrupted = interrupted = True
-            except queue.Empty:
+            with contextlib.suppress(queue.Empty):
+                return self._events.get(timeout=_LOOK)
+            if interrupts.taken():
+                if deadline < math.inf:
+                    self._commands.put("abort")
+                    raise KeyboardInterrupt
+                self._interrupted, deadline = True, time.monotonic() + _PATIENCE
+            if time.monotonic() > deadline:
                 raise CaptureError(
                     "interrupted, but the program is busy with work that is not recorded;"
                     " it halts at its next call"
-                ) from None
+                )
 
     # -- in the thread of the program ------------------------------------------------------------
 

@@ -180,6 +180,7 @@ class Sessions:
             return own()
         followed, root, on = begun
         try:
+            self._busy = True
             if not on:
                 return own()
             wanted = list(names or [one.name for one in session.get_outputs()])
@@ -236,6 +237,7 @@ class Sessions:
         if begun is not None:
             followed, root, on = begun
             try:
+                self._busy = True
                 values = self._values(followed, feed) if on else None
                 if values is not None:
                     self._host.guarded(self._record, followed, root, feed, values)
@@ -264,7 +266,6 @@ class Sessions:
         if self._host.selection_changed():
             self.select_all()
         root, on = self._host.begin_run(session, followed.path(""), _inputs(feed))
-        self._busy = True
         return followed, root, on
 
     def _end(self, on: bool) -> None:

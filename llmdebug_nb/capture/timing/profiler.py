@@ -17,6 +17,7 @@ from llmdebug_nb.capture.calls import OpenCall
 from llmdebug_nb.capture.compat import torch_profiler
 from llmdebug_nb.capture.operators.kinds import METADATA, with_prefix
 from llmdebug_nb.capture.timing.profile_rows import ProfilerMark, TimedStep, profile_rows
+from llmdebug_nb.core import interrupts
 from llmdebug_nb.core.columns import Row
 from llmdebug_nb.core.options import DumpOptions
 
@@ -69,6 +70,7 @@ class Profile:
 
     # -- our own work ---------------------------------------------------------------------------
 
+    @interrupts.held
     def ours(self, work: Callable[..., Result], *args: object) -> Result:
         """Call ``work`` inside a range of our own, so its time is not counted."""
         outer = getattr(self._here, "number", None)
