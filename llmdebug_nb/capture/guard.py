@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 from llmdebug_nb.capture.compat import torch_modes
 from llmdebug_nb.capture.timing.profiler import Profile
 from llmdebug_nb.core import interrupts
+from llmdebug_nb.core.masking import masked
 
 T = TypeVar("T")
 
@@ -48,7 +49,7 @@ class Guard:
                 result = work(*args)
         except Exception as error:  # the program must go on; the dump reports the problem
             first_line = str(error).partition("\n")[0]
-            self.problems[f"{type(error).__name__} while recording: {first_line}"] += 1
+            self.problems[f"{type(error).__name__} while recording: {masked(first_line)}"] += 1
             result = None
         if interrupts.waiting:
             interrupts.deliver()

@@ -30,7 +30,7 @@ from llmdebug_nb.capture.operators.view_chains import ViewChains
 from llmdebug_nb.capture.payload import NotKept, Policy
 from llmdebug_nb.capture.signatures import argument_of
 from llmdebug_nb.capture.sink import Bytes, RecordedCall, ScalarRow, Sink, SourceRow
-from llmdebug_nb.capture.source_lines import code_of
+from llmdebug_nb.capture.source_lines import code_of, place_of
 from llmdebug_nb.capture.walk import scalar_text
 from llmdebug_nb.core.columns import AT, COLUMNS, RECORDS, Row
 from llmdebug_nb.core.errors import StoreError
@@ -38,6 +38,7 @@ from llmdebug_nb.core.kernels import look
 from llmdebug_nb.core.kernels import summary as kernel
 from llmdebug_nb.core.kernels.fingerprint import ALGORITHM, ALGORITHMS, fingerprint
 from llmdebug_nb.core.kernels.raw import dtype_name, memory, plain, to_bytes, unreadable, view
+from llmdebug_nb.core.masking import masked
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.records import RootCall, View
 
@@ -109,14 +110,21 @@ class Recorder:
             else:
                 with self._lock:
                     self._scalars.append(
-                        (call.root_call, call.path, call.number, role, slot, *scalar_text(leaf))
+                        (
+                            call.root_call,
+                            call.path,
+                            call.number,
+                            role,
+                            slot,
+                            *scalar_text(leaf, slot),
+                        )
                     )
 
     def record_texts(self, call: RecordedCall, role: str, texts: Iterable[tuple[str, str]]) -> None:
         """Record facts about a call: slots and texts."""
         with self._lock:
             self._scalars += [
-                (call.root_call, call.path, call.number, role, slot, "str", text)
+                (call.root_call, call.path, call.number, role, slot, "str", masked(text))
                 for slot, text in texts
             ]
 
@@ -200,7 +208,8 @@ class Recorder:
             if number is None:
                 number = self._stacks[key] = len(self._stacks)
                 code = [code_of(frame) for frame in frames] if code is None else code
-                self._new_stacks.append((number, json.dumps(frames), json.dumps(code), inside))
+                names = [place_of(frame) for frame in frames]
+                self._new_stacks.append((number, json.dumps(names), json.dumps(code), inside))
             return number
 
     def add_weights(self, weights: Iterable[torch.Tensor]) -> None:
@@ -393,6 +402,7 @@ class Recorder:
         self.kept += 1
 
     def _lose(self, row: Row, why: str) -> None:
+        why = masked(why)
         row[_LOST], row[_KEPT], row[_KEPT_SHAPE] = why, None, None
         self.lost[why] += 1
 

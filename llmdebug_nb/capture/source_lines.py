@@ -11,6 +11,8 @@ import linecache
 from torch import nn
 
 from llmdebug_nb.capture.compat.ipython import cell_of
+from llmdebug_nb.core.masking import masked
+from llmdebug_nb.core.places import shown
 from llmdebug_nb.core.records import Frame
 
 _LONGEST = 200  # characters of a line: more than any style allows
@@ -18,20 +20,29 @@ _DECORATORS = 20  # lines between the first decorator of a function and its `def
 
 
 def named(file: str) -> str:
-    """Return the name of a file; ``cell 3`` for the code of a notebook's cell."""
+    """Return the name of a file in a dump; ``cell 3`` for the code of a notebook's cell."""
     cell = cell_of(file)
-    return file if cell is None else f"cell {cell}"
+    return shown(file) if cell is None else f"cell {cell}"
 
 
 def code_at(file: str, line: int) -> str:
-    """Return the line of code, "" if it can't be read. ``file``: not yet `named`."""
-    return linecache.getline(file, line).strip()[:_LONGEST]
+    """Return the line of code, "" if it can't be read. ``file``: not yet `named`.
+
+    A secret that stands in it is masked.
+    """
+    return masked(linecache.getline(file, line).strip())[:_LONGEST]
 
 
 def code_of(frame: str) -> str:
     """Return the line of code of a frame as text, "" if it can't be read."""
     read = Frame.read(frame)
     return "" if read is None else code_at(read.file, read.line)
+
+
+def place_of(frame: str) -> str:
+    """Return the text of a frame with its file `named`."""
+    read = Frame.read(frame)
+    return frame if read is None else str(read._replace(file=named(read.file)))
 
 
 def forward_of(kind: type[nn.Module]) -> tuple[Frame, str] | None:

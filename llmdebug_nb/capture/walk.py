@@ -8,9 +8,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import torch
 
 from llmdebug_nb.capture.calls import Leaf
+from llmdebug_nb.core.masking import masked
 
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device)
 _LEAVES = frozenset((torch.Tensor, torch.nn.Parameter, type(None), *_PLAIN))  # no look inside
+_SEARCHED, _SHOWN = 4096, 200  # characters of a text: searched for secrets, and kept
 
 
 def leaves(value: object, slot: str = "") -> list[Leaf]:
@@ -33,7 +35,8 @@ def _walk(value: object, slot: str, above: tuple[int, ...]) -> Iterator[Leaf]:
         return
     above = (*above, id(value))
     for key, part in parts:
-        name = str(key).replace(".", "\\.")  # keeps slots unambiguous
+        # keeps slots unambiguous
+        name = masked(key).replace(".", "\\.") if isinstance(key, str) else str(key)
         yield from _walk(part, f"{slot}.{name}" if slot else name, above)
 
 
@@ -88,8 +91,13 @@ def operator_inputs(args: tuple[object, ...], kwargs: Mapping[str, object]) -> I
             yield name, str(value) if isinstance(value, (list, tuple, slice)) else value
 
 
-def scalar_text(value: object) -> tuple[str, str | None]:
-    """Return type name and text of a leaf that is not a tensor; only plain values have a text."""
+def scalar_text(value: object, name: str) -> tuple[str, str | None]:
+    """Return type name and text of a leaf that is not a tensor; only plain values have a text.
+
+    ``name``: its slot. Secrets in the text are masked.
+    """
     if value is None:
         return "None", None
-    return type(value).__name__, str(value)[:200] if isinstance(value, _PLAIN) else None
+    if isinstance(value, str):
+        return type(value).__name__, masked(str(value)[:_SEARCHED], name)[:_SHOWN]
+    return type(value).__name__, str(value)[:_SHOWN] if isinstance(value, _PLAIN) else None

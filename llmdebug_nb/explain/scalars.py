@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 
 from llmdebug_nb.core import constants
+from llmdebug_nb.core.masking import MASK
 from llmdebug_nb.core.paths import module_of
 from llmdebug_nb.core.torch_internals import schema_default
 from llmdebug_nb.explain.calls import ComparedCall
@@ -163,7 +164,9 @@ def words(differing: list[Differing]) -> str:
 
 
 def _equal(a: Scalar, b: Scalar) -> bool:
-    """Tell whether two scalars are equal. An object without a text (a cache) equals anything."""
+    """Tell whether two scalars are equal. What has no text (a cache) equals anything, and so
+    does a secret.
+    """
     if a == b or _is_opaque(a) or _is_opaque(b):
         return True
     if {a, b} <= {_ABSENT, ("None", None), ("bool", "False")}:  # left out, or given as the default
@@ -174,7 +177,9 @@ def _equal(a: Scalar, b: Scalar) -> bool:
 
 
 def _is_opaque(scalar: Scalar) -> bool:
-    return scalar[1] is None and scalar[0] not in ("", "None")
+    if scalar[1] is None:
+        return scalar[0] not in ("", "None")
+    return MASK in scalar[1]
 
 
 def _number(scalar: Scalar) -> float:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import linecache
 import re
 from collections.abc import Iterator
 
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import LinePair, LineState, Source
 from llmdebug_nb.core.paths import is_operator, module_of
+from llmdebug_nb.core.places import line_at
 from llmdebug_nb.core.records import CallKey, Frame, Record
 from llmdebug_nb.explain import causes
 from llmdebug_nb.explain.flow import Flow, FlowCall
@@ -60,7 +60,7 @@ def _source(side: Side, path: str, op: str, frames: tuple[Frame, ...]) -> Source
     if not frames:
         return Source(path, op)
     first = frames[0]
-    code = side.run.index.code(first) or linecache.getline(first.file, first.line).strip()
+    code = side.run.index.code(first) or line_at(first.file, first.line, side.run.path)
     return Source(path, op, first.file, first.line, code, frames)
 
 

@@ -16,6 +16,7 @@ from typing import Literal, TypedDict
 from llmdebug_nb.core.errors import TensorLookupError
 from llmdebug_nb.core.msit_rounds import round_of
 from llmdebug_nb.core.opened_run import OpenedRun
+from llmdebug_nb.core.places import shown
 from llmdebug_nb.core.records import Kernel, Record, RootCall, Site
 from llmdebug_nb.show import export, filters, tensors, wire, wire_findings, wire_requests
 from llmdebug_nb.show.layers import LayerErrors
@@ -251,7 +252,8 @@ def _code(run: OpenedRun, s: Site) -> str:
     """Return the Python expression of a tensor."""
     if run.path is None and (codes := run.meta.get("code")) is not None:  # held in memory
         return str(codes.get(s.role, "")).format(slot=s.slot)
-    name = run.label if run.label.isidentifier() else f"ld.open_run({str(run.path or run.name)!r})"
+    where = shown(str(run.path or run.name))
+    name = run.label if run.label.isidentifier() else f"ld.open_run({where!r})"
     place = f"{s.path!r}, step={s.step!r}, role={s.role!r}, slot={s.slot!r}"
     place += f", call={s.call!r}" if s.call else ""
     place += f", generation={s.generation!r}" if s.generation else ""

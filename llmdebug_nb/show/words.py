@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from llmdebug_nb.core.findings import EXPECTED, Difference
+from llmdebug_nb.core.places import shown
 
 
 class Named(Protocol):
@@ -28,7 +29,7 @@ def made_text(run: Named) -> str:
     environment = run.meta.get("environment") or {}
     if environment:
         text += " with " + ", ".join(f"{name} {one}" for name, one in environment.items())
-    place = text or f" {run.path or 'in memory'}"
+    place = text or f" {shown(str(run.path or 'in memory'))}"
     return f"{run.label}:{place}"
 
 

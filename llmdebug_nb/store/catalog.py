@@ -63,7 +63,7 @@ def find(name: str | os.PathLike[str]) -> Path:
         UnknownRunError: no run has that name; the message lists which names exist.
         NotADumpError: the path holds several runs with different names.
     """
-    path = Path(name)
+    path = Path(name).expanduser()
     text = os.fspath(name)
     home = runs_folder()
     if os.sep not in text and not path.is_absolute():

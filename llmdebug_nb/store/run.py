@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.core.errors import TensorLookupError, nearest
 from llmdebug_nb.core.paths import is_operator
+from llmdebug_nb.core.places import shown
 from llmdebug_nb.core.records import Kernel, Node, Record, RootCall, Site
 from llmdebug_nb.core.tabular import Tabular
 from llmdebug_nb.store import compiled, frames, profile
@@ -81,6 +82,7 @@ class Run(Tabular):
             "lost": lost,
             "complete": source.complete,
             "ended_by": source.meta.get("ended_by"),
+            "masked": sum(process.get("masked") or 0 for process in source.processes),
             "modules": self.index.count("all_nodes"),
         }
 
@@ -92,7 +94,7 @@ class Run(Tabular):
         ended_by = info["ended_by"] or "the process ended early"
         state = "" if info["complete"] else f", incomplete ({ended_by})"
         counts = f"{info['records']:,} tensors, steps: {info['steps']}{state}"
-        return f"Run {self.label!r}: {counts}, {self.path or 'in memory'}"
+        return f"Run {self.label!r}: {counts}, {shown(str(self.path or 'in memory'))}"
 
     # -- records ------------------------------------------------------------------------------
 

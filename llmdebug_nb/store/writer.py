@@ -15,7 +15,7 @@ import sqlite3
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ import numpy as np
 from llmdebug_nb.core import columns
 from llmdebug_nb.core.columns import AT, Row
 from llmdebug_nb.core.errors import DumpWriteError
+from llmdebug_nb.core.masking import MASK, masked_json
 from llmdebug_nb.core.records import Node, RootCall
 from llmdebug_nb.store import format as fmt
 
@@ -33,6 +34,12 @@ STATS_FLOOR = 16 << 20  # the same for a dump of statistics only
 _INSERTS = {table.name: table.insert for table in columns.TABLES}
 _MAX_WRITE = 1 << 30
 _PAGE = 1 << 12
+_FOLDER, _FILE = 0o700, 0o600  # permissions: a dump is its owner's alone, whatever the umask
+
+
+def _create(file: Path, flags: int) -> int:
+    """Create a file that only its owner may read; return its descriptor. Raises OSError."""
+    return os.open(file, flags | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), _FILE)
 
 
 def _replacing(table: columns.Table) -> str:
@@ -90,11 +97,11 @@ def create_run(parent: Path, name: str, details: dict[str, Any]) -> Path:
     _refuse_full_disk(parent, details.get("options", {}))
     number = 1
     try:
-        parent.mkdir(parents=True, exist_ok=True)
+        parent.mkdir(_FOLDER, parents=True, exist_ok=True)
         while True:
             folder = parent / (name if number == 1 else f"{name}.{number}")
             try:
-                folder.mkdir()
+                folder.mkdir(_FOLDER)
                 break
             except FileExistsError:
                 number += 1
@@ -106,7 +113,9 @@ def create_run(parent: Path, name: str, details: dict[str, Any]) -> Path:
             "created": time.time(),
             **details,
         }
-        (folder / fmt.MARKER).write_text(json.dumps(marker, indent=1) + "\n", encoding="utf-8")
+        text = json.dumps(masked_json(marker), indent=1) + "\n"
+        with open(_create(folder / fmt.MARKER, os.O_WRONLY), "w", encoding="utf-8") as file:
+            file.write(text)
     except OSError as error:
         raise _refusal(error, parent) from None
     return folder.resolve()
@@ -120,12 +129,13 @@ class Writer:
         self.folder = run / f"rank{rank}_{os.getpid()}"
         undo = contextlib.ExitStack()
         try:
-            self.folder.mkdir()
-            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_EXCL | getattr(os, "O_BINARY", 0)
-            self._file = os.open(self.folder / fmt.PAYLOAD, flags, 0o644)
+            self.folder.mkdir(_FOLDER)
+            self._file = _create(self.folder / fmt.PAYLOAD, os.O_RDWR | os.O_APPEND)
             undo.callback(os.close, self._file)
+            self._masked = 0
             self._waiting = bytearray()  # frames that `duplicate` has not written yet
             index = self.folder / fmt.INDEX
+            os.close(_create(index, os.O_WRONLY))  # SQLite gives its log the same permissions
             self._db = sqlite3.connect(index, check_same_thread=False, isolation_level=None)
             undo.callback(self._db.close)
             # an empty index is not worth waiting for the disk
@@ -229,17 +239,25 @@ class Writer:
                 _replacing(columns.ROOT_CALLS),
                 (tuple(asdict(c).values()) for c in calls),
             )
-            db.executemany(columns.SCALARS.insert, scalars)
+            db.executemany(columns.SCALARS.insert, self._counted(scalars, -1))
             db.executemany(columns.OPERATORS.insert, operators)
-            db.executemany(columns.SOURCES.insert, sources)
+            db.executemany(columns.SOURCES.insert, self._counted(sources, 2))
             db.executemany(columns.CHAINS.insert, chains)
             db.executemany(columns.CALLS.insert, called)
-            self._put_meta({"bytes": os.fstat(self._file).st_size, **(meta or {})})
+            covered = {"bytes": os.fstat(self._file).st_size, "masked": self._masked}
+            self._put_meta({**covered, **(meta or {})})
             db.execute("COMMIT")
         except sqlite3.Error as error:
             if db.in_transaction:
                 db.execute("ROLLBACK")
             raise _refusal(error, self.folder) from None
+
+    def _counted(self, rows: Iterable[tuple[Any, ...]], column: int) -> Iterator[tuple[Any, ...]]:
+        """Yield rows, and count the secrets that were masked in a column."""
+        for row in rows:
+            if row[column] and MASK in row[column]:
+                self._masked += str(row[column]).count(MASK)
+            yield row
 
     def note(self, meta: dict[str, Any]) -> None:
         """Set metadata of the process: JSON values by name."""
@@ -247,7 +265,7 @@ class Writer:
 
     def _put_meta(self, meta: dict[str, Any]) -> None:
         self._db.executemany(
-            _replacing(columns.META), ((k, json.dumps(v)) for k, v in meta.items())
+            _replacing(columns.META), ((k, json.dumps(masked_json(v))) for k, v in meta.items())
         )
 
     def nodes(self, nodes: Iterable[Node], start: int) -> None:

@@ -13,6 +13,7 @@ from llmdebug_nb.app.upstream.dump_config import OPTION_NAMES, DumpConfig
 from llmdebug_nb.app.upstream.option_names import named_as
 from llmdebug_nb.core import determinism
 from llmdebug_nb.core.errors import OptionError, StoreError
+from llmdebug_nb.core.places import shown
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.store.run import Run
 
@@ -138,7 +139,7 @@ def _expression(run: Run, record: Record) -> str:
     """Return Python code that loads a tensor."""
     names = ("step", "role", "slot", "call", "generation", "rank", "phase")
     where = ", ".join(f"{name}={getattr(record.site, name)!r}" for name in names)
-    return f"ld.open_run({str(run.path)!r}).tensor({record.site.path!r}, {where})"
+    return f"ld.open_run({shown(str(run.path))!r}).tensor({record.site.path!r}, {where})"
 
 
 def _device_index(model: nn.Module) -> int | None:

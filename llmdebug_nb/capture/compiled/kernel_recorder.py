@@ -12,6 +12,7 @@ from llmdebug_nb.capture.compat import triton
 from llmdebug_nb.capture.compat.inductor import CompiledFunction, Launch
 from llmdebug_nb.capture.compiled.graph_recorder import CompiledGraph, GraphRecorder, GraphRun
 from llmdebug_nb.capture.compiled.origins import Origin, origin_of
+from llmdebug_nb.core.masking import masked, masked_json
 from llmdebug_nb.core.records import IN_KERNEL
 
 _UNOBSERVED = "a combined or foreign kernel was not recorded: its buffers can't be observed"
@@ -75,7 +76,8 @@ class KernelRecorder:
         """Return a function that runs the compiled graph and records it in recorded steps."""
         sink = self._host.recorder.sink
         rows = [
-            (self._name(launch), ", ".join(launch.nodes), launch.source) for launch in self.launches
+            (self._name(launch), ", ".join(launch.nodes), masked(launch.source))
+            for launch in self.launches
         ]
         self._host.guarded(sink.table, "kernels", rows)
 
@@ -103,7 +105,7 @@ class KernelRecorder:
         """Record the launch configurations of a graph that has run."""
         number = self._graph.number
         rows = [
-            (f"graph{number}/{name}", json.dumps(configuration))
+            (f"graph{number}/{name}", json.dumps(masked_json(configuration)))
             for name, configuration in triton.configurations(run)
         ]
         self._host.recorder.sink.table("tilings", rows)

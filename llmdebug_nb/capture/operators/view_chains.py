@@ -14,6 +14,7 @@ from typing import TypeAlias
 import torch
 
 from llmdebug_nb.capture.compat import pytorch
+from llmdebug_nb.core.masking import masked
 from llmdebug_nb.core.records import View
 
 _LONGEST = 80  # characters of arguments: a view has a few numbers
@@ -117,6 +118,8 @@ def _text(value: object) -> str:
         return f"({', '.join(map(_text, value))})"
     if value is Ellipsis:
         return "..."
+    if isinstance(value, str):
+        return masked(value)
     return "tensor" if isinstance(value, torch.Tensor) else str(value)
 
 
