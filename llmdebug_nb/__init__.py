@@ -37,6 +37,7 @@ _HOMES = {
     "launch": "app.launching.program",
     "open_run": "app.runs",
     "ort_kernels": "app.tables",
+    "redact_run": "app.runs",
     "reduce_run": "app.runs",
     "runs": "app.runs",
     "seed_all": "core.determinism",
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     from llmdebug_nb.app.report import Report as Report
     from llmdebug_nb.app.runs import delete_run as delete_run
     from llmdebug_nb.app.runs import open_run as open_run
+    from llmdebug_nb.app.runs import redact_run as redact_run
     from llmdebug_nb.app.runs import reduce_run as reduce_run
     from llmdebug_nb.app.runs import runs as runs
     from llmdebug_nb.app.stepping import step as step

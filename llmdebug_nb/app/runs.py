@@ -14,7 +14,7 @@ from llmdebug_nb.core.errors import OptionError, StoreError, UnknownRunError
 from llmdebug_nb.core.kernels import partial
 from llmdebug_nb.core.options import DumpOptions, runs_folder
 from llmdebug_nb.show.words import count_text, size_text
-from llmdebug_nb.store import catalog, reader, reduce
+from llmdebug_nb.store import catalog, reader, redact, reduce
 from llmdebug_nb.store.run import Run
 
 recorded: dict[str, Path] = {}  # folders of the runs of this process, by name
@@ -88,17 +88,48 @@ def reduce_run(
     if name is not None and replace:
         raise OptionError(f"name {name!r}: with replace, the run keeps its name")
     kind, _, points = str(DumpOptions(name=name or "run", reduce=to).reduce).partition(":")
-    run = open_run(where)
-    if run.path is None or not catalog.is_run(run.path):
-        raise OptionError(
-            f"{run.label} was not recorded by llmdebug_nb: only its own runs can be reduced"
-        )
+    run, path = _own(where, "reduced")
     figures = functools.partial(partial.quantiles, count=int(points)) if points else partial.minmax
     label = f"quantile[{points}]" if points else kind
     folder, own_name = name or f"{run.name}.{kind}", run.name if replace else None
     with _progress("reduce", len(run)) as advance:
-        new = reduce.reduced(run.path, folder, label, figures, advance, own_name)
-    return reader.native(reduce.replace(run.path, new) if replace else new)
+        new = reduce.reduced(path, folder, label, figures, advance, own_name)
+    return reader.native(reduce.replace(path, new) if replace else new)
+
+
+def redact_run(
+    where: str | os.PathLike[str] | Run, output: str | os.PathLike[str] | None = None
+) -> Run:
+    """Write a copy of a run without values, sources and strings, to share it; return the copy.
+
+    Module paths, names of operators and arguments, shapes and the statistics of floating-point
+    tensors stay, so two such copies compare. The run itself is unchanged.
+
+    Args:
+        where: the run, or its name or path.
+        output: the new folder. Default: the run's folder with ``.redacted`` appended.
+
+    Raises:
+        OptionError: ``output`` is there already, or the run is of another tool.
+        UnknownRunError, CorruptDumpError: as `open_run`.
+        DumpWriteError: not enough room.
+    """
+    run, path = _own(where, "redacted")
+    folder = path.with_name(f"{path.name}.redacted") if output is None else Path(output).absolute()
+    if output is not None and folder.exists():
+        raise OptionError(f"{output} is there already: name a new folder")
+    with _progress("redact", len(run)) as advance:
+        return reader.native(redact.redacted(path, folder, advance))
+
+
+def _own(where: str | os.PathLike[str] | Run, what: str) -> tuple[Run, Path]:
+    """Return a run and its folder. Raises OptionError for one of another tool."""
+    run = open_run(where)
+    if run.path is None or not catalog.is_run(run.path):
+        raise OptionError(
+            f"{run.label} was not recorded by llmdebug_nb: only its own runs can be {what}"
+        )
+    return run, run.path
 
 
 @contextlib.contextmanager
@@ -131,7 +162,8 @@ def _values_text(run: Run) -> str:
     if path is not None and path.is_relative_to(Path.cwd()):
         path = Path(os.path.relpath(path))
     if not info["payloads"]:
-        return f"statistics only, in {path}"
+        redacted = ", redacted" if run.meta.get("redacted") else ""
+        return f"statistics only{redacted}, in {path}"
     options = run.meta.get("options") or {}
     part = ""
     if options.get("reduce"):

@@ -29,6 +29,8 @@ def made_text(run: Named) -> str:
     environment = run.meta.get("environment") or {}
     if environment:
         text += " with " + ", ".join(f"{name} {one}" for name, one in environment.items())
+    if run.meta.get("redacted"):
+        text += ", redacted: without values, sources and strings"
     place = text or f" {shown(str(run.path or 'in memory'))}"
     return f"{run.label}:{place}"
 

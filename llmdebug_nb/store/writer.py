@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import shutil
@@ -85,6 +86,16 @@ def _refuse_full_disk(parent: Path, options: dict[str, Any]) -> None:
         )
 
 
+def _new_folder(parent: Path, name: str) -> Path:
+    """Create ``name``, or ``name.2``, ``.3`` … if that is taken. Raises OSError."""
+    for number in itertools.count(1):
+        folder = parent / (name if number == 1 else f"{name}.{number}")
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(_FOLDER)
+            return folder
+    raise AssertionError
+
+
 def create_run(parent: Path, name: str, details: dict[str, Any]) -> Path:
     """Create the folder of a new run: ``name``, or ``name.2``, ``.3`` … if that is taken.
 
@@ -95,16 +106,9 @@ def create_run(parent: Path, name: str, details: dict[str, Any]) -> Path:
             created.
     """
     _refuse_full_disk(parent, details.get("options", {}))
-    number = 1
     try:
         parent.mkdir(_FOLDER, parents=True, exist_ok=True)
-        while True:
-            folder = parent / (name if number == 1 else f"{name}.{number}")
-            try:
-                folder.mkdir(_FOLDER)
-                break
-            except FileExistsError:
-                number += 1
+        folder = _new_folder(parent, name)
         marker = {
             "format": fmt.FORMAT,
             "version": fmt.VERSION,
@@ -129,7 +133,7 @@ class Writer:
         self.folder = run / f"rank{rank}_{os.getpid()}"
         undo = contextlib.ExitStack()
         try:
-            self.folder.mkdir(_FOLDER)
+            self.folder = _new_folder(run, self.folder.name)
             self._file = _create(self.folder / fmt.PAYLOAD, os.O_RDWR | os.O_APPEND)
             undo.callback(os.close, self._file)
             self._masked = 0

@@ -1,0 +1,118 @@
+"""Copying a dump without what it tells about a text, a program or a person.
+
+What stays: module paths, names of operators and arguments, shapes, statistics of floats, numbers
+among the arguments. Two such copies still compare by statistics.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from llmdebug_nb.core.columns import (
+    AT,
+    CHAINS,
+    KERNELS,
+    OPERATORS,
+    SCALARS,
+    SOURCES,
+    Row,
+    Table,
+)
+from llmdebug_nb.core.records import Node
+from llmdebug_nb.store import catalog
+from llmdebug_nb.store.copying import Copy, Rows, copied
+
+REDACTED = "removed by llmdebug redact"  # why values are missing
+_NOT_KEPT = "not kept"  # in place of a reason in the words of an exception
+_OFFSET, _LOST, _DTYPE, _ROLE = AT["offset"], AT["lost"], AT["dtype"], AT["role"]
+_VALUES = ("offset", "length", "kept", "kept_shape")
+_STATISTICS = ("min", "max", "mean", "l2norm", "nan", "inf", "zero", "fingerprint")
+_INTEGER = re.compile(r"u?int\d+")
+_TYPE, _VALUE = SCALARS.at["type"], SCALARS.at["value"]
+_NUMBERS = ("bool", "int", "float", "complex", "dtype", "device", "None")
+_OF_TEXT = re.compile(r"token|prompt|text|word|(?<![a-z])ids?(?![a-z])")  # numbers that are ids
+# arguments of views: numbers, slices and keywords, but no texts
+_PLAIN = re.compile(r"(?:[a-z_]{1,30}=|None|True|False|tensor|torch\.\w{1,20}|[-\d\s,.:()\[\]])*")
+_NAME = re.compile(r"\w{1,60}")
+# options whose texts are the user's own
+_OWN_WORDS = ("name", "control", "path", "fusion_switch", "compiler_config")
+
+
+def redacted(run: Path, folder: Path, progress: Callable[[int], None]) -> Path:
+    """Write a copy of ``run`` without values, sources and strings to ``folder``; return that.
+
+    ``progress`` and what is raised: as in `copying.copied`.
+    """
+    marker = catalog.read_marker(run)
+    options = {k: v for k, v in (marker.get("options") or {}).items() if k not in _OWN_WORDS}
+    details = {
+        "options": options,
+        "environment": marker.get("environment", {}),
+        "redacted": True,
+    }
+    return copied(run, (folder.parent, folder.name), details, _Redacted, progress)
+
+
+class _Redacted(Copy):
+    def record(self, row: Row) -> None:
+        """Take the values away. Whole numbers lose their statistics too: they may be tokens."""
+        if row[_OFFSET] is not None:
+            row[_LOST] = REDACTED
+        elif row[_LOST] not in (None, REDACTED):
+            row[_LOST] = _NOT_KEPT
+        names: tuple[str, ...] = _VALUES
+        if row[_ROLE] != "weight" and _INTEGER.fullmatch(row[_DTYPE] or ""):
+            names += _STATISTICS
+        for name in names:
+            row[AT[name]] = None
+
+    def rows(self, table: Table, rows: Rows) -> Rows:
+        if table is SOURCES:
+            return []
+        change = {
+            SCALARS.name: _scalar, OPERATORS.name: _without("source", OPERATORS),
+            CHAINS.name: _chain, KERNELS.name: _without("source", KERNELS, ""),
+        }.get(table.name)  # fmt: skip
+        return rows if change is None else [change(list(row)) for row in rows]
+
+    def nodes(self, nodes: list[Node]) -> list[Node]:
+        return [replace(node, source=None) for node in nodes]
+
+    def meta(self, meta: dict[str, Any]) -> dict[str, Any]:
+        ended_by = meta.get("ended_by")
+        if ended_by is not None and not _NAME.fullmatch(str(ended_by)):
+            ended_by = "an error"
+        kept = ("begun", "complete", "recorded", "determinism")
+        return {key: meta[key] for key in kept if key in meta} | {"ended_by": ended_by}
+
+
+def _scalar(row: Row) -> Row:
+    """Take the text of a scalar away, if it is none of a number, a weight or a graph's node."""
+    role, slot = row[SCALARS.at["role"]], row[SCALARS.at["slot"]]
+    if role == "weight" or role.startswith("graph"):
+        return row
+    if row[_TYPE] not in _NUMBERS or (row[_TYPE] != "bool" and _OF_TEXT.search(slot.lower())):
+        row[_VALUE] = None
+    return row
+
+
+def _chain(row: Row) -> Row:
+    """Take the sources of views away, and arguments that are texts."""
+    chain = [
+        [op, "", arguments if _PLAIN.fullmatch(arguments) else ""]
+        for op, _, arguments in json.loads(row[1])
+    ]
+    return [row[0], json.dumps(chain)]
+
+
+def _without(name: str, table: Table, value: object = None) -> Callable[[Row], Row]:
+    def change(row: Row) -> Row:
+        row[table.at[name]] = value
+        return row
+
+    return change
