@@ -20,6 +20,7 @@ import llmdebug_nb as ld
 from llmdebug_nb import torchair
 from llmdebug_nb.app.runs import describe_run
 from llmdebug_nb.capture.compiled.fusion_switches import RULES, FusionSwitch
+from llmdebug_nb.core.places import shown
 from recordings import AGREED
 
 MODEL_DIM = 32
@@ -143,7 +144,7 @@ def test_every_node_names_its_module_and_its_source_line():
         for i, text in enumerate(Path(__file__).read_text(encoding="utf-8").splitlines(), 1)
         if "torch.rsqrt(" in text
     )
-    assert run.stack("layers.1.norm/Aten.rsqrt")[0] == f"{__file__}:{line} forward"
+    assert run.stack("layers.1.norm/Aten.rsqrt")[0] == f"{shown(__file__)}:{line} forward"
     assert {"layers.0.norm/Aten.rsqrt", "layers.0/Aten.silu", "layers.1.down/Aten.addmm"} <= paths(
         run
     )

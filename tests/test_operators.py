@@ -18,6 +18,7 @@ from torch.nn.functional import relu
 
 import llmdebug_nb as ld
 from llmdebug_nb.capture.hooks import module_tree
+from llmdebug_nb.core.places import shown
 from llmdebug_nb.core.records import CallKey, Frame
 from models import llama, mixtral, prompt
 from recordings import record
@@ -152,7 +153,7 @@ def test_each_operator_knows_its_source_line():
     frames = run.stack("/Functional.relu")
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
     line = next(i for i, text in enumerate(lines, 1) if "x = relu(x)" in text)
-    assert frames[0] == f"{__file__}:{line} forward"
+    assert frames[0] == f"{shown(__file__)}:{line} forward"
     assert any("test_each_operator_knows_its_source_line" in frame for frame in frames)
     assert run.operators().source[0] == frames[0]
     silent = record(
@@ -663,7 +664,7 @@ def test_frames_lead_from_the_operator_to_the_forward_of_its_module_and_no_furth
     run = record(model, lambda: forward_only(model, torch.ones(2, 4)), mode="module+api")
     frames = run.index.frames(_key(run, "nested/Torch.sigmoid"))
     assert [frame.function for frame in frames] == ["_deep", "helped", "forward"]
-    assert {frame.file for frame in frames} == {__file__}
+    assert {frame.file for frame in frames} == {shown(__file__)}
     assert [run.index.code(frame) for frame in frames] == [
         "return torch.sigmoid(x)", "return _deep(x) * 2", "return self.helped(self.linear(x))",
     ]  # fmt: skip

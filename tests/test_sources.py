@@ -8,6 +8,7 @@ from torch import nn
 
 import llmdebug_nb as ld
 from llmdebug_nb.core.findings import Coverage, Finding, Source
+from llmdebug_nb.core.places import shown
 from llmdebug_nb.core.records import Frame
 from llmdebug_nb.explain.runs import Side
 from llmdebug_nb.explain.sources import of_call
@@ -48,22 +49,22 @@ def test_an_operators_source_is_the_line_that_calls_it_with_code_and_frames(side
     source = of_call(side, call(side, "Torch.sigmoid"), "Torch.sigmoid")
     line = line_of(sigmoid, "# mine's line")
     assert (source.path, source.op) == ("/Torch.sigmoid", "Torch.sigmoid")
-    assert (source.file, source.line) == (__file__, line)
+    assert (source.file, source.line) == (shown(__file__), line)
     assert source.code == "return torch.sigmoid(x)  # mine's line"
-    assert str(source) == f"{__file__}:{line} sigmoid"
+    assert str(source) == f"{shown(__file__)}:{line} sigmoid"
 
 
 def test_the_frames_end_at_the_modules_forward(side):
     source = of_call(side, call(side, "Torch.sigmoid"), "Torch.sigmoid")
     assert source.frames == (
-        Frame(__file__, line_of(sigmoid, "# mine's line"), "sigmoid"),
-        Frame(__file__, line_of(Squashed, "# both call here"), "forward"),
+        Frame(shown(__file__), line_of(sigmoid, "# mine's line"), "sigmoid"),
+        Frame(shown(__file__), line_of(Squashed, "# both call here"), "forward"),
     )
 
 
 def test_the_source_of_a_module_is_where_its_forward_begins(side):
     source = of_call(side, call(side, "Squashed"), "Squashed")
-    assert (source.file, source.line) == (__file__, line_of(Squashed, "def forward"))
+    assert (source.file, source.line) == (shown(__file__), line_of(Squashed, "def forward"))
     assert source.code == "def forward(self, x):"
 
 

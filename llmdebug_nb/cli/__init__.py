@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from llmdebug_nb.cli import compare, dump, info, reduce, report, tables, topology
+from llmdebug_nb.cli import compare, dump, info, redact, reduce, report, tables, topology
 from llmdebug_nb.cli.command import FAILED, PIPE_CLOSED
 from llmdebug_nb.core.errors import LLMDebugError
 
@@ -19,6 +19,7 @@ _COMMANDS = (
     report.add_report,
     reduce.add_reduce,
     reduce.add_convert,
+    redact.add,
     report.add_export,
     tables.add_tables,
     tables.add_timeline,

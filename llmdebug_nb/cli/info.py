@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 
 from llmdebug_nb.cli.command import OK, Commands, add_command
 
@@ -21,22 +22,32 @@ def add(commands: Commands) -> None:
         action="store_true",
         help="the calls of a step with their execution ids, types and shapes",
     )
+    parser.add_argument(
+        "--privacy",
+        action="store_true",
+        help="what it holds that tells about a text, a program or a person",
+    )
 
 
 def _run(args: argparse.Namespace) -> int:
     from llmdebug_nb.app.runs import open_run
 
     run = open_run(args.path)
-    if args.json:
+    if args.privacy:
+        privacy = run.privacy()
+        rows = [asdict(each) for each in privacy.holdings]
+        print(json.dumps(rows) if args.json else privacy)
+    elif args.json:
         print(json.dumps(run.info()))
     elif args.ids:
         from llmdebug_nb.app.topology import topology
 
         print(topology(run))
     else:
+        from llmdebug_nb.core.places import shown
         from llmdebug_nb.show.run_view import RunView
 
-        for key, value in run.info().items():
+        for key, value in {**run.info(), "path": shown(str(run.path))}.items():
             print(f"{key:11} {value}")
         print("\n" + RunView(run).text())
     return OK

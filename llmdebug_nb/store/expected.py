@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, fields
@@ -110,7 +111,8 @@ def _replace(file: Path, text: str) -> None:
     try:
         with open(handle, "w", encoding="utf-8") as stream:
             stream.write(text)
-        Path(fresh).chmod(0o644)
+        if file.exists():  # who shares the file with others goes on sharing it
+            Path(fresh).chmod(stat.S_IMODE(file.stat().st_mode))
         os.replace(fresh, file)
     except BaseException:
         Path(fresh).unlink(missing_ok=True)

@@ -13,6 +13,7 @@ from llmdebug_nb.core.records import Kernel, Node, Record, RootCall, Site
 from llmdebug_nb.core.tabular import Tabular
 from llmdebug_nb.store import compiled, frames, profile
 from llmdebug_nb.store.format import FORMAT
+from llmdebug_nb.store.privacy import Privacy, privacy
 from llmdebug_nb.store.queries import Index
 from llmdebug_nb.store.rows import texts_of
 from llmdebug_nb.store.source import Source
@@ -85,6 +86,13 @@ class Run(Tabular):
             "masked": sum(process.get("masked") or 0 for process in source.processes),
             "modules": self.index.count("all_nodes"),
         }
+
+    def privacy(self) -> Privacy:
+        """Return what the dump holds that tells about a text, a program or a person.
+
+        ``print`` it, or look at ``holdings``. Raises CorruptDumpError.
+        """
+        return privacy(self)
 
     def __len__(self) -> int:
         return self.index.count()

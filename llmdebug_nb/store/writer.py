@@ -35,12 +35,15 @@ STATS_FLOOR = 16 << 20  # the same for a dump of statistics only
 _INSERTS = {table.name: table.insert for table in columns.TABLES}
 _MAX_WRITE = 1 << 30
 _PAGE = 1 << 12
-_FOLDER, _FILE = 0o700, 0o600  # permissions: a dump is its owner's alone, whatever the umask
+PRIVATE_FOLDER, PRIVATE_FILE = (
+    0o700,
+    0o600,
+)  # permissions: a dump is its owner's alone, whatever the umask
 
 
 def _create(file: Path, flags: int) -> int:
     """Create a file that only its owner may read; return its descriptor. Raises OSError."""
-    return os.open(file, flags | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), _FILE)
+    return os.open(file, flags | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), PRIVATE_FILE)
 
 
 def _replacing(table: columns.Table) -> str:
@@ -91,7 +94,7 @@ def _new_folder(parent: Path, name: str) -> Path:
     for number in itertools.count(1):
         folder = parent / (name if number == 1 else f"{name}.{number}")
         with contextlib.suppress(FileExistsError):
-            folder.mkdir(_FOLDER)
+            folder.mkdir(PRIVATE_FOLDER)
             return folder
     raise AssertionError
 
@@ -107,7 +110,7 @@ def create_run(parent: Path, name: str, details: dict[str, Any]) -> Path:
     """
     _refuse_full_disk(parent, details.get("options", {}))
     try:
-        parent.mkdir(_FOLDER, parents=True, exist_ok=True)
+        parent.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
         folder = _new_folder(parent, name)
         marker = {
             "format": fmt.FORMAT,
@@ -136,7 +139,7 @@ class Writer:
             self.folder = _new_folder(run, self.folder.name)
             self._file = _create(self.folder / fmt.PAYLOAD, os.O_RDWR | os.O_APPEND)
             undo.callback(os.close, self._file)
-            self._masked = 0
+            self._masked, self._masked_lines = 0, set[str]()
             self._waiting = bytearray()  # frames that `duplicate` has not written yet
             index = self.folder / fmt.INDEX
             os.close(_create(index, os.O_WRONLY))  # SQLite gives its log the same permissions
@@ -243,12 +246,15 @@ class Writer:
                 _replacing(columns.ROOT_CALLS),
                 (tuple(asdict(c).values()) for c in calls),
             )
-            db.executemany(columns.SCALARS.insert, self._counted(scalars, -1))
+            db.executemany(columns.SCALARS.insert, self._counted(scalars))
             db.executemany(columns.OPERATORS.insert, operators)
-            db.executemany(columns.SOURCES.insert, self._counted(sources, 2))
+            db.executemany(columns.SOURCES.insert, self._noted(sources))
             db.executemany(columns.CHAINS.insert, chains)
             db.executemany(columns.CALLS.insert, called)
-            covered = {"bytes": os.fstat(self._file).st_size, "masked": self._masked}
+            covered = {
+                "bytes": os.fstat(self._file).st_size,
+                "masked": self._masked + len(self._masked_lines),
+            }
             self._put_meta({**covered, **(meta or {})})
             db.execute("COMMIT")
         except sqlite3.Error as error:
@@ -256,11 +262,18 @@ class Writer:
                 db.execute("ROLLBACK")
             raise _refusal(error, self.folder) from None
 
-    def _counted(self, rows: Iterable[tuple[Any, ...]], column: int) -> Iterator[tuple[Any, ...]]:
-        """Yield rows, and count the secrets that were masked in a column."""
-        for row in rows:
-            if row[column] and MASK in row[column]:
-                self._masked += str(row[column]).count(MASK)
+    def _counted(self, scalars: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+        """Yield scalars, and count the secrets that were masked in them."""
+        for row in scalars:
+            if row[-1] and MASK in row[-1]:
+                self._masked += row[-1].count(MASK)
+            yield row
+
+    def _noted(self, sources: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+        """Yield call stacks, and note their lines in which secrets were masked."""
+        for row in sources:
+            if row[2] and MASK in row[2]:
+                self._masked_lines |= {line for line in json.loads(row[2]) if MASK in line}
             yield row
 
     def note(self, meta: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from llmdebug_nb.core.errors import LLMDebugError
 from llmdebug_nb.core.options import DumpKeywords, DumpOptions
+from llmdebug_nb.store.writer import PRIVATE_FILE
 
 TOPOLOGY = ("model", "layer", "onnx")  # model/PID/NAME.json and layer/PID/NAME.json, also as .onnx
 # kinds of tables, and their names in the option `profile`
@@ -41,7 +42,9 @@ def write(run: Path, files: Collection[str]) -> Iterator[tuple[str, str]]:
             paths += [topology.to_onnx(path, path.with_suffix(".onnx")) for path in tuple(paths)]
         if set(TABLES) & set(files):
             paths += write_tables(run, run)
-    except LLMDebugError as error:
+        for path in paths:  # they tell of the program what the run tells
+            path.chmod(PRIVATE_FILE)
+    except (LLMDebugError, OSError) as error:
         yield "warning", f"{', '.join(files)}: {error}"
         return
     folders = Counter(path.parent.relative_to(run) for path in paths)

@@ -16,6 +16,7 @@ from llmdebug_nb.core.errors import OptionError, StoreError
 from llmdebug_nb.core.places import shown
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.store.run import Run
+from llmdebug_nb.store.writer import PRIVATE_FILE
 
 if TYPE_CHECKING:
     from torch import nn
@@ -107,6 +108,7 @@ def write_analysis(run: Run) -> Path:
     try:
         with open(path, "w", newline="", encoding="utf-8") as file:
             table = csv.writer(file)
+            path.chmod(PRIVATE_FILE)
             table.writerow(_COLUMNS)
             while page := list(run.records(after=last, n=1000)):
                 table.writerows(_analysis_row(run, record) for record in page)
