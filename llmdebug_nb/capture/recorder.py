@@ -108,25 +108,16 @@ class Recorder:
             if isinstance(leaf, torch.Tensor):
                 self.record_tensor(call, role, slot, leaf, call.phase)
             else:
+                text = scalar_text(leaf, slot)
+                row = call.root_call, call.path, call.number, role, slot, *text
                 with self._lock:
-                    self._scalars.append(
-                        (
-                            call.root_call,
-                            call.path,
-                            call.number,
-                            role,
-                            slot,
-                            *scalar_text(leaf, slot),
-                        )
-                    )
+                    self._scalars.append(row)
 
     def record_texts(self, call: RecordedCall, role: str, texts: Iterable[tuple[str, str]]) -> None:
         """Record facts about a call: slots and texts."""
+        place = call.root_call, call.path, call.number, role
         with self._lock:
-            self._scalars += [
-                (call.root_call, call.path, call.number, role, slot, "str", masked(text))
-                for slot, text in texts
-            ]
+            self._scalars += [(*place, slot, "str", masked(text)) for slot, text in texts]
 
     def record_tensor(
         self, call: RecordedCall, role: str, slot: str, tensor: torch.Tensor,
@@ -207,9 +198,9 @@ class Recorder:
             number = self._stacks.get(key)
             if number is None:
                 number = self._stacks[key] = len(self._stacks)
-                code = [code_of(frame) for frame in frames] if code is None else code
-                names = [place_of(frame) for frame in frames]
-                self._new_stacks.append((number, json.dumps(names), json.dumps(code), inside))
+                code = list(map(code_of, frames)) if code is None else code
+                names = json.dumps(list(map(place_of, frames)))
+                self._new_stacks.append((number, names, json.dumps(code), inside))
             return number
 
     def add_weights(self, weights: Iterable[torch.Tensor]) -> None:
@@ -402,9 +393,8 @@ class Recorder:
         self.kept += 1
 
     def _lose(self, row: Row, why: str) -> None:
-        why = masked(why)
-        row[_LOST], row[_KEPT], row[_KEPT_SHAPE] = why, None, None
-        self.lost[why] += 1
+        row[_LOST], row[_KEPT], row[_KEPT_SHAPE] = masked(why), None, None
+        self.lost[row[_LOST]] += 1
 
     # -- commits --------------------------------------------------------------------------------
 
