@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -474,6 +475,75 @@ def test_a_users_own_sitecustomize_still_runs(here, monkeypatch):
         [sys.executable, "-c", "import sys; sys.exit({'own': 6}[OWN] + ('torch' in sys.modules))"]
     )
     assert done.status == 6
+
+
+SURVIVOR = """
+import json, os, subprocess, sys, time
+open("begun", "w").close()
+while not os.path.exists("over"):
+    time.sleep(0.02)
+show = "import json, os; print(json.dumps(dict(os.environ)))"
+env = json.loads(subprocess.run(["python3", "-c", show], capture_output=True).stdout)
+with open("found.tmp", "w") as file:
+    json.dump({"own": dict(os.environ), "late": env}, file)
+os.rename("found.tmp", "found")
+"""
+
+
+def test_a_process_that_outlives_the_launcher_finds_nothing_of_ours_that_others_can_write(
+    here, monkeypatch
+):
+    scratch = here / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    (here / "survivor.py").write_text(SURVIVOR, encoding="utf-8")
+    starts = (
+        "import os, subprocess, sys\nsubprocess.Popen([sys.executable, 'survivor.py'])\n"
+        "while not os.path.exists('begun'): pass"
+    )
+    ld.launch([sys.executable, "-c", starts], name="r")
+    (folder,) = scratch.iterdir()  # it stays, of this user alone, with nothing in it
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert not list(folder.iterdir())
+    (here / "over").touch()
+    deadline = time.monotonic() + 60
+    while not (here / "found").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    found = json.loads((here / "found").read_text(encoding="utf-8"))
+    assert found["own"]["LLMDEBUG_LAUNCH"] == str(folder)
+    assert "LLMDEBUG_LAUNCH" not in found["late"]
+    assert str(folder) not in str(found["late"])
+    assert "launching" not in found["late"].get("PYTHONPATH", "")
+
+
+def test_a_launch_without_survivors_leaves_no_folder(here, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(here))
+    before = sorted(here.iterdir())
+    ld.launch([sys.executable, "-c", "pass"], name="r")
+    assert sorted(here.iterdir()) == before
+
+
+@pytest.mark.parametrize("how", ["a link", "others may write", "of another user", "over", "gone"])
+def test_a_folder_that_the_launcher_did_not_make_is_no_launch(tmp_path, monkeypatch, how):
+    folder = tmp_path / "launch"
+    folder.mkdir(mode=0o700)
+    handover = Handover(folder)
+    handover.write_options({})
+    monkeypatch.setenv("LLMDEBUG_LAUNCH", str(folder))
+    assert Handover.here() is not None
+    if how == "a link":
+        folder.rename(tmp_path / "elsewhere")
+        folder.symlink_to(tmp_path / "elsewhere")
+    elif how == "others may write":
+        folder.chmod(0o770)
+    elif how == "of another user":
+        monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
+    elif how == "over":
+        (folder / "options.json").unlink()
+    else:
+        shutil.rmtree(folder)
+    assert Handover.here() is None
 
 
 # -- the command line -----------------------------------------------------------------------------

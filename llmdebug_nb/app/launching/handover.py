@@ -14,11 +14,25 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
+import stat
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 VARIABLE = "LLMDEBUG_LAUNCH"  # environment variable of the program: this folder
+_PRIVATE = 0o700  # the mode that `mkdtemp` gives
+
+
+def in_an_environment(text: str) -> bool:
+    """Tell whether another process of this user began with a text in its environment (Linux)."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            own = folder.name == str(os.getpid())
+            if not own and os.fsencode(text) in (folder / "environ").read_bytes():
+                return True
+    return False
 
 
 class Handover:
@@ -29,9 +43,42 @@ class Handover:
 
     @classmethod
     def here(cls) -> Handover | None:
-        """Return the folder of the launch that this process belongs to, if the launcher runs."""
+        """Return the folder of the launch that this process belongs to, if the launcher runs.
+
+        It counts only if it is what the launcher makes: a folder, no link, of this user alone.
+        Otherwise somebody else could make it anew, and tell this program what to write where.
+        """
         folder = os.environ.get(VARIABLE)
-        return cls(Path(folder)) if folder and os.path.isdir(folder) else None
+        if not folder:
+            return None
+        try:
+            found, options = os.lstat(folder), os.lstat(os.path.join(folder, "options.json"))
+        except (OSError, ValueError):
+            return None
+        own = stat.S_ISDIR(found.st_mode) and stat.S_IMODE(found.st_mode) == _PRIVATE
+        owners = {found.st_uid, options.st_uid}
+        return cls(Path(folder)) if own and owners == {os.getuid()} else None
+
+    @classmethod
+    @contextlib.contextmanager
+    def made(cls) -> Iterator[Handover]:
+        """Make the folder of a launch, and empty it afterwards.
+
+        The folder itself stays while a process still has it in its environment, first on PATH: in a
+        temporary folder that all users share, somebody else could make it anew.
+        """
+        folder = Path(tempfile.mkdtemp(prefix="llmdebug-"))
+        try:
+            yield cls(folder)
+        finally:
+            for each in folder.iterdir():
+                if each.is_dir():
+                    shutil.rmtree(each, ignore_errors=True)
+                else:
+                    each.unlink(missing_ok=True)
+            if not in_an_environment(str(folder)):
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
 
     # -- from the launcher to the program --------------------------------------------------------
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,8 +94,7 @@ def launch(
     parent = (runs_folder() if chosen.path is None else Path(chosen.path)).absolute()
     _refuse_bad_place(parent)
     _refuse_full_disk(parent, chosen)
-    with tempfile.TemporaryDirectory(prefix="llmdebug-") as folder:
-        handover = Handover(Path(folder))
+    with Handover.made() as handover:
         handover.write_options({**_plain(chosen), "path": str(parent)})
         variables = environment(handover, os.environ, chosen.seed)
         pth_file = PthFile(words) if pth else None

@@ -1,7 +1,8 @@
 """Runs at the start of every Python of a launched program; imports only the standard library.
 
 First it runs the program's own sitecustomize, which it hides. Then it waits until the program
-imports torch or onnxruntime.
+imports torch or onnxruntime. In a Python that outlives the launcher it takes what the launcher put
+into the environment out of it.
 """
 
 from __future__ import annotations
@@ -85,7 +86,27 @@ def _provide_package() -> None:
             spec.loader.exec_module(module)
 
 
+def _is_over(launch: str) -> bool:
+    return not os.path.isfile(os.path.join(launch, "options.json"))
+
+
+def _leave(launch: str) -> None:
+    """Take all that the launcher has put into the environment out of it, for this process's own."""
+    os.environ.pop("LLMDEBUG_LAUNCH", None)
+    for name, own in (("PATH", os.path.join(launch, "bin")), ("PYTHONPATH", _HERE)):
+        places = os.environ.get(name, "").split(os.pathsep)
+        kept = [place for place in places if os.path.abspath(place or ".") != own]
+        if any(kept):
+            os.environ[name] = os.pathsep.join(kept)
+        elif kept != places:
+            os.environ.pop(name, None)
+
+
 def _begin(name: str) -> None:
+    launch = os.environ.get("LLMDEBUG_LAUNCH")
+    if launch and _is_over(launch):
+        _leave(launch)
+        return
     try:
         _provide_package()
         from llmdebug_nb.app.launching import child
@@ -98,10 +119,11 @@ def _begin(name: str) -> None:
         )
 
 
+_launch = os.environ.get("LLMDEBUG_LAUNCH")
+if _launch and _is_over(_launch):
+    _leave(_launch)
 # once per process: a .pth file may have run this already
-if os.environ.get("LLMDEBUG_LAUNCH") and not any(
-    type(each).__name__ == "_AfterImport" for each in sys.meta_path
-):
+elif _launch and not any(type(each).__name__ == "_AfterImport" for each in sys.meta_path):
     sys.meta_path.insert(0, _AfterImport(("torch", "onnxruntime")))  # type: ignore[arg-type]
 if __name__ == "sitecustomize":
     _run_hidden_sitecustomize()
