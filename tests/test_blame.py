@@ -17,9 +17,10 @@ import llmdebug_nb as ld
 from llmdebug_nb.comparison.engine import error
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.records import CallKey
-from llmdebug_nb.explain import causes, replay
+from llmdebug_nb.explain import causes, execution, operators, replay
 from llmdebug_nb.explain.arguments import arguments_of
-from llmdebug_nb.explain.runs import CannotReplay, Runs, Side
+from llmdebug_nb.explain.operators import CannotReplay
+from llmdebug_nb.explain.runs import Runs, Side
 from llmdebug_nb.explain.swap import run_on_golden_inputs, untouched
 from models import generate, gpt2, hooks_left, llama, mixtral, prompt, qwen2
 from recordings import AGREED
@@ -368,7 +369,7 @@ def test_the_unit_oferror_is_half_an_epsilon_of_the_coarsest_dtype():
 )
 def test_only_operators_of_torch_are_called(name):
     with pytest.raises(CannotReplay):
-        replay.operator(name)
+        operators.replayed(name)
 
 
 @pytest.mark.parametrize(
@@ -438,7 +439,7 @@ def test_swapping_leaves_model_and_random_numbers_as_they_were():
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     model[0].weight.requires_grad_(False)
     random, before = torch.get_rng_state(), hooks_left(model)
-    with untouched(model), replay.quiet(1):
+    with untouched(model), execution.quiet(1):
         model(torch.randn(4, 3))
         model.eval()
     assert calls == []

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -113,7 +113,7 @@ _SCALARS = st.lists(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(HOSTILE, HOSTILE | st.sampled_from(_OPERATORS), HOSTILE, _SCALARS, st.tuples(*[HOSTILE] * 4))
 def test_whatever_a_dump_says_the_script_has_only_its_own_statements(
     path, op, slot, scalars, texts

@@ -17,6 +17,7 @@ from llmdebug_nb.app.live_models import module_finder
 from llmdebug_nb.app.proof import Again
 from llmdebug_nb.app.report import Report
 from llmdebug_nb.app.runs import open_run
+from llmdebug_nb.app.sides import sides
 from llmdebug_nb.comparison import engine
 from llmdebug_nb.comparison.custom import Custom
 from llmdebug_nb.comparison.limits import Limits
@@ -25,7 +26,7 @@ from llmdebug_nb.core.errors import CompareError
 from llmdebug_nb.core.findings import Difference, Expectation, Pair
 from llmdebug_nb.explain import blame
 from llmdebug_nb.explain.blame import Explanation
-from llmdebug_nb.explain.runs import Runs, Side
+from llmdebug_nb.explain.runs import Runs
 from llmdebug_nb.store import compiled
 from llmdebug_nb.store.run import Run
 
@@ -89,8 +90,7 @@ def compare(
     fixed = None if limits is None else Limits.read(limits, custom.names)
     calibration = _calibration(golden, calibrate, progress)
     comparison = _Comparison(names.read(mapping), fixed, calibration, custom, explain, progress)
-    sides = Side(golden, golden.kernel), Side(mine, mine.kernel)
-    runs = Runs(*sides, engine.error, module_at, module_finder(golden))
+    runs = Runs(*sides(golden, mine), engine.error, module_at, module_finder(golden))
 
     def find(model: torch.nn.Module) -> Callable[[str], torch.nn.Module | None]:
         return module_finder(mine, model)

@@ -28,6 +28,7 @@ class OnnxSession(Protocol):
 Model: TypeAlias = "nn.Module | OnnxSession"
 Models: TypeAlias = "Model | Sequence[Model]"
 
+_recorded_here: set[Path] = set()  # folders of runs
 # folder of a run -> path and module of each root that was recorded there
 _recorded_roots: dict[Path, list[tuple[str, weakref.ref[nn.Module]]]] = {}
 
@@ -66,6 +67,16 @@ def _checked(
         if any(model is other for other in each[:number]):
             raise OptionError(f"model: the same {kind} is given twice")
     return each
+
+
+def remember_run(folder: Path) -> None:
+    """Remember that this process records a run."""
+    _recorded_here.add(folder)
+
+
+def is_recorded_here(run: Run) -> bool:
+    """Tell whether this process recorded a run, or holds it in memory."""
+    return run.path is None or run.path in _recorded_here
 
 
 def remember_roots(folder: Path, roots: Iterable[tuple[str, nn.Module]]) -> None:

@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Protocol
 
 from llmdebug_nb.app import inside
 from llmdebug_nb.app.rerun import Step
+from llmdebug_nb.app.sides import sides
 from llmdebug_nb.capture.substitution import Place, Substitution
 from llmdebug_nb.core.errors import LLMDebugError, ProofError
 from llmdebug_nb.core.findings import REJOINED, Difference, Expectation, Finding, Proof
 from llmdebug_nb.core.paths import any_layer
 from llmdebug_nb.explain import causes
 from llmdebug_nb.explain.flow import AGREES
+from llmdebug_nb.explain.operators import CannotReplay
 from llmdebug_nb.explain.placing import Placed, Put, alike, of_weights, placed
 from llmdebug_nb.explain.replay import largest_error, same
-from llmdebug_nb.explain.runs import CannotReplay, Runs, Side
+from llmdebug_nb.explain.runs import Runs, Side
 from llmdebug_nb.show.words import count_text
 
 if TYPE_CHECKING:
@@ -80,8 +82,8 @@ class Again:
     ) -> Report:
         """Compare the blamed module again, recorded with its operators. Raises ProofError."""
         golden, mine = inside.recorded(finding, self.runs, programs)
-        sides = Side(golden, golden.kernel), Side(mine, mine.kernel)
-        runs = replace(self.runs, golden=sides[0], mine=sides[1])
+        of_golden, of_mine = sides(golden, mine)
+        runs = replace(self.runs, golden=of_golden, mine=of_mine)
         again = Again(
             golden, mine, runs, self.compared, self.find,
             self.inputs or self.runs.mine, self._limit(report.differences),
@@ -179,7 +181,7 @@ def _same_code(one: Finding, other: Finding) -> bool:
 
 def _side(run: Run, before: Side, put: Iterable[tuple[str, str]]) -> Side:
     """Return a mended run of mine. A state that the model has changed since is no finding."""
-    side, without = Side(run, run.kernel), set(put)
+    side, without = Side(run, run.kernel, before.execute), set(put)
     side.fingerprints = {
         path: {name: each for name, each in weights.items() if (path, name) not in without}
         for path, weights in before.fingerprints.items()

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from llmdebug_nb.app.live_models import models_in, modules_in, remember_roots
+from llmdebug_nb.app.live_models import models_in, modules_in, remember_roots, remember_run
 from llmdebug_nb.app.runs import recorded
 from llmdebug_nb.capture.hooks import module_tree
 from llmdebug_nb.core import determinism, interrupts
@@ -148,7 +148,9 @@ class Recording:
 
     def _create(self, name: str) -> Path:
         details = {"options": self.options.as_json(), "environment": _environment()}
-        return create_run(_parent(self.options), name, details)
+        folder = create_run(_parent(self.options), name, details)
+        remember_run(folder)
+        return folder
 
     def _writer(self, folder: Path) -> Writer:
         writer = Writer(folder, self._rank)

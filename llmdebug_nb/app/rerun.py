@@ -24,8 +24,9 @@ from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.paths import within
 from llmdebug_nb.core.records import CallKey, Site
 from llmdebug_nb.explain import arguments
-from llmdebug_nb.explain.replay import quiet
-from llmdebug_nb.explain.runs import CannotReplay, Side
+from llmdebug_nb.explain.execution import quiet
+from llmdebug_nb.explain.operators import CannotReplay
+from llmdebug_nb.explain.runs import Side
 from llmdebug_nb.explain.swap import restored
 from llmdebug_nb.store import reader
 from llmdebug_nb.store.run import Run

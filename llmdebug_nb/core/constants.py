@@ -266,6 +266,13 @@ REGION_LINES = 6
 NEIGHBOURS = 24
 # A call on other tensors may give this many times the elements that were recorded.
 REPLAY_GROWTH = 64
+# Seconds of one replay in a process of its own: the largest matrix product of a layer takes one
+# second on one core. Seconds that it waits for the next one: a user reads that long.
+REPLAY_SECONDS, REPLAY_IDLE = 60, 120
+# Replays of a comparison that may end their process. Each start takes the time of importing torch.
+REPLAY_CRASHES = 3
+# Seconds that the process has to end by itself, once nothing can be asked any more.
+REPLAY_END = 1
 # Containers in one another: an argument of attention nests two, and Python parses 100 at least.
 ARGUMENT_DEPTH = 16
 # Nodes of a traced module that are looked at.

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPES
 from llmdebug_nb.core.records import CallKey, Record
-from llmdebug_nb.explain.runs import CannotReplay, Scalar, Side
+from llmdebug_nb.explain.operators import CannotReplay
+from llmdebug_nb.explain.runs import Scalar, Side
 
 _DOT = re.compile(r"(?<!\\)\.")
 _READ: dict[str, Callable[[str], object]] = {
@@ -109,16 +110,6 @@ def loader(side: Side, records: list[Record]) -> Callable[[str], torch.Tensor]:
         return side.load(record)
 
     return load
-
-
-def results(value: object, slot: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a result, each with the slot that a recording would use."""
-    if isinstance(value, torch.Tensor):
-        yield slot or "0", value
-    elif isinstance(value, (list, tuple, Mapping)):
-        for name, part in value.items() if isinstance(value, Mapping) else enumerate(value):
-            escaped = str(name).replace(".", "\\.")
-            yield from results(part, f"{slot}.{escaped}" if slot else escaped)
 
 
 def outputs(side: Side, key: CallKey) -> dict[str, torch.Tensor]:

@@ -1,8 +1,8 @@
-"""The values that an operator computes on the way to its result.
+"""Compare a tensor with those that calls of the other program compute, step by step.
 
 One program calls ``softmax`` where another writes it in five lines. To tell which of the five is
-wrong, golden's operator is replayed by the formula that torch itself has for it, and each step's
-result is kept.
+wrong, golden's operator is replayed by the formula that torch itself has for it
+(`Replayed.steps`), and each step's result is kept.
 """
 
 from __future__ import annotations
@@ -12,55 +12,13 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import epsilon
 from llmdebug_nb.core.findings import Difference
-from llmdebug_nb.core.interrupts import Unbroken
 from llmdebug_nb.core.kernels.masks import hidden
-from llmdebug_nb.core.torch_internals import decompositions
-from llmdebug_nb.explain import arguments
-from llmdebug_nb.explain.replay import FAILURES, Replayed, quiet
-from llmdebug_nb.explain.runs import CannotReplay, Runs
-
-
-class _Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Runs operators by their formulas and keeps every tensor that they compute."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.values: list[torch.Tensor] = []
-
-    def __torch_dispatch__(  # type: ignore[no-untyped-def]
-        self, func, types, args=(), kwargs=None
-    ):
-        formula = decompositions().get(func)
-        if formula is not None:
-            with self:
-                result = formula(*args, **(kwargs or {}))
-        else:
-            result = func(*args, **(kwargs or {}))
-        if result is not NotImplemented:
-            self.values += [tensor for _, tensor in arguments.results(result)]
-            return result
-        return func(*args, **(kwargs or {}))
-
-
-def steps(call: Replayed) -> list[torch.Tensor]:
-    """Return what a recorded operator computes on its own tensors: each step, and its result.
-
-    Empty if it can't be replayed.
-    """
-    try:
-        load = arguments.loader(call.side, call.records)
-        args, kwargs = arguments.filled(call.arguments, load)
-        kept = _Steps()
-        with Unbroken(quiet(), kept):
-            call.function(*args, **kwargs)
-    except (CannotReplay, *FAILURES):
-        return []
-    return [x for x in kept.values if x.numel() > 1]
+from llmdebug_nb.explain.operators import CannotReplay
+from llmdebug_nb.explain.runs import Runs
 
 
 def is_reordered(row: Difference, runs: Runs) -> bool:

@@ -12,8 +12,9 @@ from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.explain import inside
 from llmdebug_nb.explain.flow import Flow, FlowCall
+from llmdebug_nb.explain.operators import CannotReplay
 from llmdebug_nb.explain.replay import Replayed
-from llmdebug_nb.explain.runs import CannotReplay, Runs
+from llmdebug_nb.explain.runs import Runs
 
 
 class Known:
@@ -100,7 +101,7 @@ class Known:
         values = []
         for call in self._calls:
             try:
-                values += inside.steps(Replayed(self._side, call.key))
+                values += Replayed(self._side, call.key).steps()
             except CannotReplay:
                 continue
         return inside.Values(values)

@@ -22,8 +22,9 @@ from llmdebug_nb.explain.calls import kind_of_operator
 from llmdebug_nb.explain.flow import Flow, FlowCall, same_bytes
 from llmdebug_nb.explain.frontier import Region
 from llmdebug_nb.explain.known import Known
+from llmdebug_nb.explain.operators import CannotReplay
 from llmdebug_nb.explain.replay import Replayed
-from llmdebug_nb.explain.runs import CannotReplay, Runs
+from llmdebug_nb.explain.runs import Runs
 
 
 class Narrowing:

@@ -16,7 +16,8 @@ from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.explain.flow import AGREES, Flow
 from llmdebug_nb.explain.frontier import Region
-from llmdebug_nb.explain.runs import CannotReplay, Runs
+from llmdebug_nb.explain.operators import CannotReplay
+from llmdebug_nb.explain.runs import Runs
 
 
 def told(region: Region, runs: Runs, flow: Flow) -> str:

@@ -20,8 +20,10 @@ from llmdebug_nb.core.paths import is_operator
 from llmdebug_nb.core.records import EXPORTED, CallKey, Record
 from llmdebug_nb.explain import causes
 from llmdebug_nb.explain.calls import ComparedCall
-from llmdebug_nb.explain.replay import quiet, unit
-from llmdebug_nb.explain.runs import CannotReplay, Runs, Side
+from llmdebug_nb.explain.execution import quiet
+from llmdebug_nb.explain.operators import CannotReplay
+from llmdebug_nb.explain.replay import unit
+from llmdebug_nb.explain.runs import Runs, Side
 from llmdebug_nb.explain.traced import ExportedGraph, FxCall, GraphNode, GraphValues, read
 
 _ATTENTION = "scaled_dot_product_attention"

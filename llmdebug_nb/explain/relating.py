@@ -23,8 +23,9 @@ from llmdebug_nb.explain.evidence import Relation
 from llmdebug_nb.explain.flow import Flow
 from llmdebug_nb.explain.frontier import Region
 from llmdebug_nb.explain.judge import Blamed
+from llmdebug_nb.explain.operators import CannotReplay
 from llmdebug_nb.explain.relation import relation, weight_relation
-from llmdebug_nb.explain.runs import CannotReplay, Runs, Side
+from llmdebug_nb.explain.runs import Runs, Side
 
 # causes that say themselves what to do
 _SETTLED = (causes.SCALAR, causes.OVERFLOW, causes.NONDETERMINISTIC, causes.OTHER_TOKEN)

@@ -22,7 +22,8 @@ from llmdebug_nb.core.records import CallKey
 from llmdebug_nb.explain import arguments, replay
 from llmdebug_nb.explain.arguments import Arguments, Tensor
 from llmdebug_nb.explain.calls import ComparedCall
-from llmdebug_nb.explain.runs import CannotReplay, Runs, Side
+from llmdebug_nb.explain.operators import CannotReplay
+from llmdebug_nb.explain.runs import Runs, Side
 
 _SCRIPT = '''"""Replays the call that a comparison blames, from the two dumps."""
 
@@ -30,9 +31,8 @@ import torch
 
 import llmdebug_nb as ld
 
-print(
+about = (
 {about}
-    sep="\\n",
 )
 golden, mine = ld.open_run({golden}), ld.open_run({mine})
 in_golden = {at_golden}

@@ -11,6 +11,9 @@ from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
 from llmdebug_nb.core.opened_run import OpenedRun
 from llmdebug_nb.core.paths import module_of
 from llmdebug_nb.core.records import CallKey, Kernel, Record, Site
+from llmdebug_nb.explain import execution
+from llmdebug_nb.explain.execution import Results, Task
+from llmdebug_nb.explain.operators import CannotReplay
 
 if TYPE_CHECKING:
     import torch
@@ -18,17 +21,20 @@ if TYPE_CHECKING:
 Scalar = tuple[str, str | None]  # type name, text
 
 
-class CannotReplay(Exception):
-    """A recorded call can't be replayed; the message says why."""
-
-
 class Side:
-    """One of the two runs. ``kernels(site)``: the kernel that computed the outputs of a call."""
+    """One of the two runs.
+
+    ``kernels(site)``: the kernel that computed the outputs of a call. ``execute(task)``: runs an
+    operator of it, see `execution.py`.
+    """
 
     def __init__(
-        self, run: OpenedRun, kernels: Callable[[Site], Kernel | None] = lambda site: None
+        self,
+        run: OpenedRun,
+        kernels: Callable[[Site], Kernel | None] = lambda site: None,
+        execute: Callable[[Task], Results] = execution.run,
     ) -> None:
-        self.run, self.kernels = run, kernels
+        self.run, self.kernels, self.execute = run, kernels, execute
         self._steps: dict[tuple[int, int], dict[tuple[str, int], dict[str, Scalar]]] = {}
 
     def records(self, key: CallKey, role: str) -> list[Record]:

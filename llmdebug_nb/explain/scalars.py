@@ -19,8 +19,8 @@ from llmdebug_nb.core.masking import MASK
 from llmdebug_nb.core.paths import module_of
 from llmdebug_nb.core.torch_internals import schema_default
 from llmdebug_nb.explain.calls import ComparedCall
-from llmdebug_nb.explain.replay import operator
-from llmdebug_nb.explain.runs import CannotReplay, Runs, Scalar
+from llmdebug_nb.explain.operators import CannotReplay, operator
+from llmdebug_nb.explain.runs import Runs, Scalar
 
 
 class Differing(NamedTuple):

@@ -24,8 +24,10 @@ from llmdebug_nb.core.torch_internals import HOOK_DICTS, register_again, registe
 from llmdebug_nb.explain import arguments
 from llmdebug_nb.explain.arguments import Arguments
 from llmdebug_nb.explain.calls import Calls, ComparedCall
-from llmdebug_nb.explain.replay import Replayed, largest_error, quiet, same
-from llmdebug_nb.explain.runs import CannotReplay, Runs
+from llmdebug_nb.explain.execution import quiet, results
+from llmdebug_nb.explain.operators import CannotReplay
+from llmdebug_nb.explain.replay import Replayed, largest_error, same
+from llmdebug_nb.explain.runs import Runs
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def _called(module: torch.nn.Module, given: Arguments, seed: int = 0) -> dict[st
         line = str(error).partition("\n")[0]
         text = f"{type(error).__name__}: {line}"
         raise CannotReplay(f"the module fails when it is called alone: {text}") from None
-    return {slot: tensor.cpu() for slot, tensor in arguments.results(result)}
+    return {slot: tensor.cpu() for slot, tensor in results(result)}
 
 
 def _to(value: object, device: torch.device) -> object:

@@ -22,8 +22,9 @@ from llmdebug_nb.core.dtypes import DTYPES
 from llmdebug_nb.core.paths import within
 from llmdebug_nb.core.records import CallKey, Record
 from llmdebug_nb.explain.arguments import is_name
-from llmdebug_nb.explain.replay import FAILURES, on_meta, operator, quiet
-from llmdebug_nb.explain.runs import CannotReplay, Scalar, Side
+from llmdebug_nb.explain.execution import Task
+from llmdebug_nb.explain.operators import CannotReplay
+from llmdebug_nb.explain.runs import Scalar, Side
 
 ROLE = "onnx"  # of the scalars that describe a node
 _CALLED = re.compile(
@@ -204,24 +205,16 @@ class GraphValues:
 
     def computed(self, call: FxCall, output: Record) -> torch.Tensor:
         """Return the operator's result, in the recorded shape. Raises CannotReplay."""
-        name = call.operator
-        _, function = operator(f"Aten.{name.removesuffix('.default')}")
+        op = f"Aten.{call.operator.removesuffix('.default')}"
         args = _read_arguments(call.args, self.named)
         kwargs = _read_arguments(_NAMED.sub(r"'\1': ", call.kwargs), self.named)
         if not isinstance(args, tuple) or not isinstance(kwargs, dict):
-            raise CannotReplay(f"the arguments of {name} can't be read")
-        try:
-            on = {key: on_meta(value) for key, value in kwargs.items()}
-            outline = function(*map(on_meta, args), **on)
-            if not isinstance(outline, torch.Tensor) or outline.numel() != output.summary.numel:
-                raise CannotReplay(f"{name} gives a result of another kind or shape")
-            with quiet():
-                result = function(*args, **kwargs)
-        except FAILURES as error:
-            line = str(error).partition("\n")[0]
-            raise CannotReplay(f"{name} fails: {line}") from None
-        assert isinstance(result, torch.Tensor)
-        return result.reshape(output.summary.shape)
+            raise CannotReplay(f"the arguments of {op} can't be read")
+        size = output.summary.numel
+        results = self._side.execute(Task(op, list(args), kwargs, size))
+        if len(results) != 1 or results[0][1].numel() != size:
+            raise CannotReplay(f"{op} gives a result of another kind or shape")
+        return results[0][1].reshape(output.summary.shape)
 
 
 def read(fx: str) -> FxCall:

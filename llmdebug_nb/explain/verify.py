@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from llmdebug_nb.core import constants
 from llmdebug_nb.explain.calls import Calls, ComparedCall
+from llmdebug_nb.explain.operators import CannotReplay
 from llmdebug_nb.explain.replay import Replayed, is_random, unit
-from llmdebug_nb.explain.runs import CannotReplay, Runs
+from llmdebug_nb.explain.runs import Runs
 from llmdebug_nb.explain.swap import SwapResult, run_on_golden_inputs
 
 MAKES, PASSES_ON, RANDOM, UNKNOWN = "makes", "passes on", "random", "unknown"
