@@ -154,6 +154,34 @@ def test_an_input_that_is_another_part_of_goldens_tensor_blames_where_it_is_take
     assert finding.mine.line in (first + 1, first + 2)
 
 
+class LastToken(nn.Module):
+    def __init__(self, token=-1):
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.head, self.token = nn.LayerNorm(96), nn.Linear(96, 8), token
+
+    def forward(self, x):
+        return self.head(self.norm(x)[self.token :])
+
+
+class ChosenToken(LastToken):
+    def forward(self, x):
+        hidden = self.norm(x)
+        return self.head(hidden[torch.tensor([len(x) + self.token])])
+
+
+def test_a_token_chosen_wrongly_blames_the_line_that_chooses_it():
+    x = torch.randn(16, 96)
+    models = LastToken(), ChosenToken(), ChosenToken(-2)
+    golden, right, wrong = (
+        recorded(model, lambda model=model: model(x), f"run{n}", mode="module+api")
+        for n, model in enumerate(models)
+    )
+    assert ld.compare(golden, right).verdict in AGREED
+    (finding,) = ld.compare(golden, wrong).findings
+    assert finding.mine.line == ChosenToken.forward.__code__.co_firstlineno + 2
+
+
 class Angles(nn.Module):
     """Gives the angles by which channels are turned."""
 

@@ -10,7 +10,7 @@ of these only the table is printed, as they are no longer held out once their ca
 Golden is a Hugging Face model, mine an independent implementation with the same weights. Both are
 recorded, with weights and values, and compared by `ld.compare` with its defaults. The comparison
 is right about a correct port if its verdict is match, within_noise or expected and it has no
-finding. The first finding about a bug is
+finding, or nondeterministic because of a near tie alone. The first finding about a bug is
 
 * exact: it names the innermost recorded module that is wrong. If functions were recorded and the
   bug is in code, it names the changed line instead, or at most six lines with the changed one among
@@ -45,6 +45,7 @@ from ports.sets import PORTS, SETS
 
 MODES: dict[str, Any] = {"modules": "module", "functions": ("module", "api")}
 RIGHT = ("match", "within_noise", "expected")
+NONDETERMINISTIC, NEAR_TIE = "nondeterministic", "near tie"  # a verdict and causes
 GRADES = ("exact", "module", "late", "wrong")
 Line = tuple[str, int]
 REGION = 6  # so many lines may be named if the right one is among them
@@ -225,21 +226,24 @@ def mark(group: Group, port: Port, bug: Bug | None, golden: ld.Run, mine: ld.Run
     result = Mark(*group[:5], bug.name if bug else CORRECT, "failed")
     start = time.perf_counter()
     seen: list[Named] = []
+    tied = False
     try:
         report = ld.compare(golden, mine, progress=False)
         findings = [
             each
             for each in report.findings
-            if each.cause not in ("nondeterministic", "near tie") and each.expected is None
+            if each.cause not in (NONDETERMINISTIC, NEAR_TIE) and each.expected is None
         ]
         result.verdict = report.verdict
+        tied = any(each.cause == NEAR_TIE for each in report.findings)
         seen = [named(each) for each in findings]
     except Exception:
         result.failed = traceback.format_exc(limit=-2)
     result.seconds = time.perf_counter() - start
     result.findings, result.blamed = len(seen), [each.text for each in seen[:3]]
     if bug is None:
-        result.right = result.verdict in RIGHT and not seen
+        right = result.verdict in RIGHT or (tied and result.verdict == NONDETERMINISTIC)
+        result.right = right and not seen
         return result
     lines = frozenset() if bug.early else bug.lines(port.text)
     answer = Answer(bug, port.file(bug), lines)

@@ -61,13 +61,13 @@ class BatchMap:
         Axes of other lengths stay as they are. ``prefill``: the map of the generation's first
         step; it says where the keys of later steps begin.
         """
-        shapes, begun = [golden, mine], Fit("")
+        shapes, begun = [golden, mine], Fit("", shared=True)
         for side, ids in enumerate((self.golden, self.mine)):
             own = shapes[side]
             if len(own) + 1 == len(shapes[1 - side]) and ids == (1, *own[:1]):
                 shapes[side] = (1, *own)
                 move: tuple[Move, ...] = (viewed(shapes[side]),)
-                begun = Fit("", () if side else move, move if side else ())
+                begun = Fit("", () if side else move, move if side else (), shared=True)
         if golden and len(shapes[0]) == len(shapes[1]):
             for fit in self._fits(shapes[0], shapes[1], prefill):
                 yield begun.then(fit)
@@ -135,6 +135,7 @@ class BatchMap:
             self._says(batched, bool(axes) or keys is not None),
             (_picked(batched, axes, own, lengths, golden, cuts[0]),),
             (_picked(batched, axes, other, lengths, mine, cuts[1]),),
+            shared=True,
         )
 
     def _says(self, batched: bool, tokens: bool) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
-Move = Callable[["torch.Tensor"], "torch.Tensor"]
+Move = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +17,7 @@ class Fit:
 
     ``says``: the layout in words, for the report. ``golden``, ``mine``: the steps for each side,
     in order. ``whole``: every element of both takes part, so statistics can still be compared.
+    ``shared``: what takes no part are rows and tokens that the other run was not given.
     ``certainty``: the probability that the layout is right; 1 if the values confirm it. ``grain``:
     of both tensors as they are, makes the distance of the values that each element of a quantised
     weight can have.
@@ -29,13 +29,29 @@ class Fit:
     whole: bool = False
     certainty: float = 1.0
     grain: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    shared: bool = False
 
     def then(self, other: Fit) -> Fit:
         """Return the fit that does another one after this one."""
         says = "; ".join(filter(None, (self.says, other.says)))
         steps = (*self.golden, *other.golden), (*self.mine, *other.mine)
         whole = self.whole and other.whole
-        return Fit(says, *steps, whole, min(self.certainty, other.certainty))
+        shared = self.shared and (other.shared or other.whole)
+        certainty = min(self.certainty, other.certainty)
+        return Fit(says, *steps, whole, certainty, shared=shared)
+
+    def places(self, side: int, shape: Sequence[int]) -> torch.Tensor | None:
+        """Return which elements of golden's (0) or mine's (1) tensor take part; None for all.
+
+        They are flat indices, int64[n], of those that both runs have.
+        """
+        if self.whole or self.shared or self.grain is not None:
+            return None
+        size = math.prod(shape)
+        places = torch.arange(size).reshape(tuple(shape))
+        for move in (self.golden, self.mine)[side]:
+            places = move(places)
+        return places.flatten() if places.numel() < size else None
 
     def __call__(
         self, golden: torch.Tensor, mine: torch.Tensor

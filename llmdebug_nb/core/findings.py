@@ -11,7 +11,7 @@ import math
 import os
 import re
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from glob import escape, has_magic
 from pathlib import Path
@@ -52,8 +52,10 @@ REJOINED: Final = "written otherwise in the other run, equal in effect"
 class Fit(Protocol):
     """Brings two tensors to one shape.
 
-    ``says``: how, in words. ``whole``: whether every element of both takes part. ``grain``: of a
-    quantised weight, makes the distance of the values that each element can have.
+    ``says``: how, in words. ``whole``: whether every element of both takes part; else ``places``
+    are the flat indices, int64[n], of those of golden (0) or mine (1) that do, None for all that
+    both runs have. ``grain``: of a quantised weight, makes the distance of the values that each
+    element can have.
     """
 
     @property
@@ -62,6 +64,7 @@ class Fit(Protocol):
     def whole(self) -> bool: ...
     @property
     def grain(self) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None: ...
+    def places(self, side: int, shape: Sequence[int]) -> torch.Tensor | None: ...
     def __call__(
         self, golden: torch.Tensor, mine: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]: ...

@@ -7,6 +7,9 @@ import functools
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
+
+import torch
 
 from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.findings import EXPECTED, Difference
@@ -14,6 +17,7 @@ from llmdebug_nb.core.paths import ancestors, is_operator
 from llmdebug_nb.core.records import IN_KERNEL, CallKey, Record
 
 AGREES = ("match", "within_noise", EXPECTED)
+ALL = Fraction(1)  # of a tensor's elements
 
 
 @dataclass(eq=False)
@@ -52,6 +56,23 @@ class FlowCall:
         return min(r.id for r in (self.inputs + self.outputs) or self.weights)
 
 
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """What is known of a tensor from its partners.
+
+    ``share``: of its elements, those that are known to agree; ``differs``: some partner differs.
+    """
+
+    share: Fraction = Fraction(0)
+    differs: bool = False
+
+    def told(self, share: Fraction) -> bool | None:
+        """Tell whether a share of the tensor agrees; None if too little of it is known."""
+        if self.differs:
+            return False
+        return True if self.share >= share else None
+
+
 class Flow:
     """The tensors of one run: the calls that make and take them.
 
@@ -62,7 +83,7 @@ class Flow:
         self.rows: dict[int, list[Difference]] = defaultdict(list)  # by the id of the record
         records: dict[int, Record] = {}
         for d in differences:
-            record = d.pair.mine if side else d.pair.golden
+            record = _record(d, side)
             if record is not None:
                 self.rows[record.id].append(d)
                 records[record.id] = record
@@ -72,7 +93,8 @@ class Flow:
         self.calls: dict[CallKey, FlowCall] = {}
         # what ran inside a call: the tensors that agree, and the others
         self._inside: dict[int, tuple[list[Record], list[Record]]] = {}
-        self._agrees: dict[int, bool | None] = {}
+        self._side = side
+        self._agreements: dict[int, Agreement] = {}
         for record in self.records.values():
             self._add(record)
         self._nest()
@@ -101,19 +123,54 @@ class Flow:
     def call(self, record: Record) -> FlowCall:
         return self.calls[record.site.key]
 
-    def agrees(self, record: Record) -> bool | None:
-        """Tell whether a tensor agrees with its partners; None if it has none."""
-        if record.id not in self._agrees:
-            rows = self.rows[record.id]
-            paired = [d for d in rows if d.verdict != "unmatched" and _is_pair(d)]
-            agrees = all(d.verdict in AGREES for d in paired) if paired else None
-            self._agrees[record.id] = agrees
-        return self._agrees[record.id]
+    def agrees(self, record: Record, share: Fraction = ALL) -> bool | None:
+        """Tell whether a tensor agrees with its partners; None if too little of it has any.
+
+        ``share``: of its elements, as many as count.
+        """
+        if record.id not in self._agreements:
+            self._agreements[record.id] = self._agreement(record)
+        return self._agreements[record.id].told(share)
+
+    def _agreement(self, record: Record) -> Agreement:
+        rows = [d for d in self.rows[record.id] if d.verdict != "unmatched" and _is_pair(d)]
+        if not all(d.verdict in AGREES for d in rows):
+            return Agreement(differs=True)
+        parts = [_places(d, self._side) for d in rows]
+        if not rows or any(part is None for part in parts):
+            return Agreement(Fraction(bool(rows)))
+        known = torch.cat([part for part in parts if part is not None])
+        return Agreement(Fraction(_count(known), record.summary.numel))
+
+    def share(self, record: Record, row: Difference) -> Fraction:
+        """Return the share of a tensor that a row compares."""
+        places = _places(row, self._side)
+        return ALL if places is None else Fraction(_count(places), record.summary.numel)
+
+    def is_chosen(self, record: Record) -> bool:
+        """Tell whether an operator took a tensor out of one that both runs have.
+
+        The other run holds it as a part of that one alone: its values are right, and nothing tells
+        that it is the right part.
+        """
+        call = self.call(record)
+        if record.site.role != "output" or not call.is_operator:
+            return False
+        side, other = self._side, 1 - self._side
+        taken = (d for r in call.inputs for d in self._agreeing(self.base(r)))
+        wholes = {_bytes(d, other) for d in taken if _places(d, side) is None} - {None}
+        partners = self._agreeing(record)
+        return bool(partners) and all(
+            _bytes(d, other) in wholes and _places(d, other) is not None for d in partners
+        )
+
+    def _agreeing(self, record: Record) -> list[Difference]:
+        return [d for d in self.rows[record.id] if d.verdict in AGREES and _is_pair(d)]
 
     def take_apart(self, record: Record, row: Difference) -> None:
         """Leave out a row of a tensor: it says nothing about it."""
         self.rows[record.id].remove(row)
-        self._agrees.pop(record.id, None)
+        self._agreements.pop(record.id, None)
 
     def sources(self, record: Record) -> tuple[list[Record], FlowCall | None]:
         """Return the tensors that a tensor is made from, and the call whose code makes it."""
@@ -255,6 +312,26 @@ class Flow:
         return [*call.inputs, *call.weights, *others, *agreeing[-1:]]
 
 
+def _record(row: Difference, side: int) -> Record | None:
+    return row.pair.mine if side else row.pair.golden
+
+
+def _bytes(row: Difference, side: int) -> str | None:
+    record = _record(row, side)
+    return None if record is None else record.summary.fingerprint
+
+
+def _places(row: Difference, side: int) -> torch.Tensor | None:
+    """Return the elements of a side's tensor that a row compares, flat int64[n]; None for all."""
+    fit, record = row.pair.fit, _record(row, side)
+    return None if fit is None or record is None else fit.places(side, record.summary.shape)
+
+
+def _count(places: torch.Tensor) -> int:
+    """Return how many different places there are."""
+    return int(torch.bincount(places).count_nonzero())
+
+
 def _is_pair(row: Difference) -> bool:
     """Tell whether a row compares two tensors, and not nothing with something.
 
@@ -279,20 +356,31 @@ def same_bytes(one: Record, other: Record) -> bool:
     return a.fingerprint is not None and (a.fingerprint, a.dtype) == (b.fingerprint, b.dtype)
 
 
-def back(flow: Flow, record: Record) -> tuple[list[Record], list[FlowCall]]:
+def back(flow: Flow, record: Record, share: Fraction = ALL) -> tuple[list[Record], list[FlowCall]]:
     """Return the nearest tensors with partners that a tensor is made from, and the calls between.
 
-    The calls are in execution order.
+    ``share``: of the tensor's elements, those that count. A tensor of which less is known than what
+    flows on is followed back further. The calls are in execution order.
     """
-    queue, seen = [record], {record.id}
-    entries: list[Record] = []
+    queue = [(record, share)]
+    asked = {record.id: share}
+    entries: dict[int, Record] = {}
     calls: dict[int, FlowCall] = {}
     while queue:
-        sources, maker = flow.sources(queue.pop(0))
+        taken, share = queue.pop(0)
+        sources, maker = flow.sources(taken)
         if maker is not None:
             calls[id(maker)] = maker
         for source in sources:
-            if source.id not in seen:
-                seen.add(source.id)
-                (queue if flow.agrees(source) is None else entries).append(source)
-    return entries, sorted(calls.values(), key=lambda call: call.start)
+            part = share
+            if maker is None:  # a view, perhaps of a part alone
+                part = min(ALL, share * taken.summary.numel / max(source.summary.numel, 1))
+            if part <= asked.get(source.id, Fraction(-1)):
+                continue
+            asked[source.id] = part
+            entries[source.id] = source
+            chosen = maker is None and not calls and flow.is_chosen(source)
+            if chosen or flow.agrees(source, part) is None:
+                del entries[source.id]
+                queue.append((source, part))
+    return list(entries.values()), sorted(calls.values(), key=lambda call: call.start)

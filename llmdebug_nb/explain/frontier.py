@@ -225,12 +225,14 @@ class Frontier:
         known: list[bool] = []
         sides = (row.pair.golden, region.golden), (row.pair.mine, region.mine)
         for flow, (record, calls) in zip(self.flows, sides, strict=True):
-            sources, between = back(flow, record) if record is not None else ([], [])
+            sources, between = (
+                back(flow, record, flow.share(record, row)) if record is not None else ([], [])
+            )
             calls += between
             upstream: list[Difference] = []
             for source in sources:
                 rows = [d for d in flow.rows[source.id] if d.verdict != "unmatched"]
-                if flow.agrees(source):
+                if flow.agrees(source) is not False:
                     region.entries += rows
                     region.expected += [d for d in rows if d.verdict == EXPECTED]
                 else:
