@@ -608,13 +608,14 @@ def test_the_summary_ends_with_the_coverage():
 def test_attributes_and_fingerprints_are_recorded_once():
     run = record(llama(), "run", tokens="0-1")
     attributes = run.index.query(
+        tuple,
         "SELECT count(*) FROM scalar_rows WHERE role = 'attribute' AND path = 'model.norm' AND "
-        "slot = 'variance_epsilon'"
+        "slot = 'variance_epsilon'",
     )
     assert attributes == [(1,)]
     weights = dict(
         run.index.query(
-            "SELECT path, value FROM scalar_rows WHERE role = 'weight' AND slot = 'weight'"
+            tuple, "SELECT path, value FROM scalar_rows WHERE role = 'weight' AND slot = 'weight'"
         )
     )
     assert len(weights) == len(

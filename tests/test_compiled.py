@@ -89,7 +89,9 @@ def example(rows: int = 6) -> torch.Tensor:
 
 
 def steps(run) -> list[int]:
-    return [step for (step,) in run.index.query("SELECT DISTINCT step FROM rows ORDER BY step")]
+    return [
+        step for (step,) in run.index.query(tuple, "SELECT DISTINCT step FROM rows ORDER BY step")
+    ]
 
 
 def paths(run) -> set[str]:
@@ -181,8 +183,9 @@ def test_steps_are_calls_of_the_model_whatever_the_number_of_graphs(broken: bool
             net(example(rows))
     assert steps(run) == [0, 2, 3]
     count = run.index.query(
+        tuple,
         "SELECT step, count(*) FROM rows WHERE path = 'layers.1.norm/Aten.rsqrt' AND role = "
-        "'output' GROUP BY step"
+        "'output' GROUP BY step",
     )
     assert count == [(0, 1), (2, 1), (3, 1)]
 
@@ -234,7 +237,7 @@ def test_a_backend_records_however_the_model_is_compiled_and_lets_it_run_on_afte
     assert len(ld.open_run("fx")) == records
     assert steps(run) == [0, 1, 2]
     roots = run.index.query(
-        "SELECT role, group_concat(step) FROM rows WHERE path = '' GROUP BY role"
+        tuple, "SELECT role, group_concat(step) FROM rows WHERE path = '' GROUP BY role"
     )
     assert roots == [("input", "0,1,2"), ("output", "1,2")]
     assert "the result of the model's first call is missing" in describe_run(run)
@@ -393,7 +396,7 @@ def test_a_kernel_is_kept_with_its_nodes_and_its_code(fused):
     _, _, run, _ = fused
     kernels = {
         name: (nodes.split(", "), source)
-        for name, nodes, source in run.index.query("SELECT * FROM all_kernels")
+        for name, nodes, source in run.index.query(tuple, "SELECT * FROM all_kernels")
     }
     name = next(name for name in kernels if "silu" in name and "#" not in name)
     assert {"exp", "neg", "div"} <= set(kernels[name][0])
@@ -507,7 +510,9 @@ def test_with_all_fusion_off_every_operator_is_its_own_kernel_and_bits_are_those
     expected = net(x)
     with ld.dump(net, name="off", graph="fused", fusion_switch=switch) as run:
         assert torch.equal(net(x), expected)
-    assert all("extern:" in name for (name,) in run.index.query("SELECT name FROM all_kernels"))
+    assert all(
+        "extern:" in name for (name,) in run.index.query(tuple, "SELECT name FROM all_kernels")
+    )
     with ld.dump(net, name="eager", mode="aten"):
         net(x)
     report = ld.compare("eager", "off")

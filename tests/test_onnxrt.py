@@ -135,13 +135,16 @@ def test_a_run_of_a_session_looks_like_a_run_of_the_module():
     assert given.producer is not None  # the dataflow is there
     facts = dict(
         run.index.query(
-            "SELECT slot, value FROM scalar_rows WHERE role = 'onnx' AND path = ?", [node.site.path]
+            tuple,
+            "SELECT slot, value FROM scalar_rows WHERE role = 'onnx' AND path = ?",
+            [node.site.path],
         )
     )
     assert facts["node"] == "node_linear_6"
     assert facts["provider"] == "CPUExecutionProvider"
     assert "aten.linear" in facts["fx"]
     (frames,) = run.index.query(
+        tuple,
         "SELECT s.frames FROM operator_rows o JOIN all_sources s ON s.idx = o.source WHERE "
         "o.path = ?",
         [f"{mlp}/Onnx.Mul"],
@@ -155,7 +158,7 @@ def test_attributes_and_small_constants_are_scalars_of_the_node():
         "SELECT slot, type, value FROM scalar_rows WHERE role = 'input' AND path = "
         "'transformer.h.0.ln_1/Onnx.LayerNormalization'"
     )
-    assert {slot: (kind, text) for slot, kind, text in run.index.query(sql)} == {
+    assert {slot: (kind, text) for slot, kind, text in run.index.query(tuple, sql)} == {
         "axis": ("int", "-1"), "epsilon": ("float", "1e-05"), "stash_type": ("int", "1"),
     }  # fmt: skip
 
@@ -529,7 +532,7 @@ def test_a_text_generation_loop_counts_tokens_as_generate_does():
     with ld.dump(one, name="mine", tokens="all") as run:
         mine = [generate(one, prompt(), 4) for _ in range(2)]
     assert mine == [made[0, 7:].tolist()] * 2
-    kinds = run.index.query("SELECT generation, step, kind FROM root_calls ORDER BY idx")
+    kinds = run.index.query(tuple, "SELECT generation, step, kind FROM root_calls ORDER BY idx")
     loop = [(0, "prefill"), (1, "decode"), (2, "decode"), (3, "decode")]
     assert kinds == [(generation, step, kind) for generation in (0, 1) for step, kind in loop]
     report = ld.compare(expected, run)

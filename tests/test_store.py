@@ -386,13 +386,13 @@ def _copy(recorded, tmp_path):
         (lambda p: (_process(p) / fmt.INDEX).write_bytes(
             (_process(p) / fmt.INDEX).read_bytes()[:3000]), "damaged|can't be read"),
         (lambda p: (_process(p) / fmt.INDEX).unlink(), "no recording"),
-        (lambda p: _sql(p, "DROP TABLE scalars"), "expected the tables"),
-        (lambda p: _sql(p, "CREATE VIEW evil AS SELECT 1"), "expected the tables"),
+        (lambda p: _sql(p, "DROP TABLE scalars"), "the table scalars is missing"),
+        (lambda p: _sql(p, "CREATE VIEW evil AS SELECT 1"), "the view 'evil' is none of"),
         (lambda p: _sql(p, "CREATE TRIGGER evil AFTER INSERT ON meta BEGIN DELETE FROM meta; END"),
-            "expected the tables"),
+            "the trigger 'evil' is none of"),
         (lambda p: _sql(p, "UPDATE meta SET value = 'nonsense'"), "damaged"),
         (lambda p: _sql(p, "UPDATE meta SET value = '[]' WHERE key = 'bytes'"), "damaged"),
-        (lambda p: _sql(p, "UPDATE records SET min = 'x'"), "column of numbers"),
+        (lambda p: _sql(p, "UPDATE records SET min = 'x'"), "Expected `float"),
     ],
 )  # fmt: skip
 def test_a_damaged_dump_is_refused_in_one_line(recorded, tmp_path, damage, message):
@@ -505,7 +505,7 @@ def test_operator_calls_come_back_in_execution_order_with_their_source_lines(wit
 
 
 def test_a_call_stack_is_written_once(with_operators):
-    assert with_operators.index.query("SELECT count(*) FROM all_sources") == [(2,)]
+    assert with_operators.index.query(tuple, "SELECT count(*) FROM all_sources") == [(2,)]
 
 
 @pytest.mark.parametrize(

@@ -285,7 +285,9 @@ def test_a_tensor_that_is_taken_often_has_a_few_links_and_their_count():
     model = Fan()
     with ld.dump(model, name="fan") as run:
         model(torch.ones(2))
-    made = run.index.query("SELECT id FROM rows WHERE path = 'first' AND role = 'output'")[0][0]
+    made = run.index.query(tuple, "SELECT id FROM rows WHERE path = 'first' AND role = 'output'")[
+        0
+    ][0]
     for view in (RunView(run), ld.compare(run, run).view()):
         row = (
             next(
@@ -298,7 +300,7 @@ def test_a_tensor_that_is_taken_often_has_a_few_links_and_their_count():
         (inputs, consumers) = view.detail({"op": "detail", "row": row})["flow"]
         assert (inputs["relation"], inputs["total"]) == ("inputs", 1)
         assert (len(consumers["links"]), consumers["total"]) == (12, 30)
-    plan = run.index.query(f"EXPLAIN QUERY PLAN SELECT id FROM rows WHERE producer = {made}")
+    plan = run.index.query(tuple, f"EXPLAIN QUERY PLAN SELECT id FROM rows WHERE producer = {made}")
     assert "by_producer" in plan[0][3]
 
 

@@ -43,7 +43,7 @@ def faithful() -> dict[str, Any]:
         "written": len(written),
         "mapped": sum(d.pair.golden is not None for d in written),
         "phases": sorted({d.site.phase for d in written}),
-        "kernels": dict(run.index.query("SELECT name, source FROM all_kernels")),
+        "kernels": dict(run.index.query(tuple, "SELECT name, source FROM all_kernels")),
         "problems": run.meta.get("problems") or [],
     }
 

@@ -16,7 +16,7 @@ const TEXTS = {
 
 const run = (path: string, more: Partial<RunRow> = {}): RunRow => ({
   ...{ kind: 'run', name: path, path, place: path, created: 0, bytes: 1000 },
-  ...{ records: 4, steps: 2, state: 'complete' },
+  ...{ records: 4, steps: 2, state: 'complete', problem: '' },
   ...more,
 });
 const folder = (...runs: RunRow[]): RunsFolder => ({ kind: 'run', folder: 'runs', runs });

@@ -51,16 +51,28 @@ def runs() -> list[Run]:
 
 
 def delete_run(where: str | os.PathLike[str] | Run) -> Path:
-    """Delete a run's folder and return its path. Raises UnknownRunError, OptionError."""
-    run = open_run(where)
-    if run.path is None or not run.path.exists():
-        raise UnknownRunError(f"run {run.name!r} is already gone")
-    if not catalog.is_run(run.path):
-        raise OptionError(f"{run.path} was not recorded by llmdebug_nb; delete it yourself")
-    shutil.rmtree(run.path)
-    for name in [name for name, folder in recorded.items() if folder == run.path]:
+    """Delete a run's folder, be the run damaged or not, and return its path.
+
+    Raises:
+        UnknownRunError: there is no such run.
+        OptionError: the folder is a link, or not a run's alone.
+    """
+    if isinstance(where, Run):
+        path, name = where.path, where.name
+    else:
+        path, name = recorded.get(str(where)) or catalog.find(where), str(where)
+    if path is None or not path.exists():
+        raise UnknownRunError(f"run {name!r} is already gone")
+    others = catalog.not_of_run(path)
+    if others:
+        raise OptionError(f"{path} is not a run's alone ({others}); delete it yourself")
+    try:
+        shutil.rmtree(path)
+    except OSError as error:
+        raise OptionError(f"{path} can't be deleted: {error.strerror or error}") from None
+    for name in [name for name, folder in recorded.items() if folder == path]:
         del recorded[name]
-    return run.path
+    return path
 
 
 def reduce_run(

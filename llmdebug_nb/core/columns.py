@@ -7,21 +7,45 @@ the statements that insert rows and the views that readers query are derived fro
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
 
 Row = list[Any]
+
+
+_KINDS: dict[str, Any] = {
+    "TEXT": str,
+    "INT": int,
+    "INTEGER": Annotated[int, msgspec.Meta(ge=0)],
+    "REAL": float,
+}
 
 
 class Column(NamedTuple):
     """``type``: in SQL. ``meaning``: where the name alone does not say it.
 
     ``added_later``: older dumps do not have it. Such columns are the last ones of their table.
+    ``optional``: it may be NULL. ``one_of``: the only texts that it may be.
+    ``longest``: how many characters it may have.
     """
 
     name: str
     type: str
     meaning: str = ""
     added_later: bool = False
+    optional: bool = False
+    one_of: tuple[str, ...] = ()
+    longest: int | None = None
+
+    @property
+    def kind(self) -> object:
+        """The type of its values in Python, as msgspec checks it."""
+        plain: Any = _KINDS[self.type.partition(" ")[0]]
+        kind = Literal[self.one_of] if self.one_of else plain
+        if self.longest is not None:
+            kind = Annotated[plain, msgspec.Meta(max_length=self.longest)]
+        return kind | None if self.optional or self.added_later else kind
 
 
 class Table:
@@ -45,6 +69,16 @@ class Table:
         """The place of each column in a row."""
         return {name: place for place, name in enumerate(self.names)}
 
+    @cached_property
+    def kinds(self) -> dict[str, object]:
+        """The type of each column's values."""
+        return {column.name: column.kind for column in self.columns}
+
+    @cached_property
+    def row(self) -> Any:
+        """The type of a row, as msgspec checks it."""
+        return tuple[tuple(self.kinds.values())]  # type: ignore[misc]
+
     def span(self, first: str, last: str) -> slice:
         """Return the slice of a row from one column to another, both included."""
         return slice(self.at[first], self.at[last] + 1)
@@ -52,8 +86,12 @@ class Table:
     @property
     def create(self) -> str:
         """The statement that creates the table."""
-        columns = ", ".join(f'"{column.name}" {column.type}' for column in self.columns)
-        return f"CREATE TABLE {self.name}({columns})"
+        return self.create_with(len(self.columns))
+
+    def create_with(self, columns: int) -> str:
+        """Return the statement that creates the table with its first columns."""
+        declared = ", ".join(f'"{column.name}" {column.type}' for column in self.columns[:columns])
+        return f"CREATE TABLE {self.name}({declared})"
 
     @cached_property
     def insert(self) -> str:
@@ -68,9 +106,12 @@ def insert(table: str, columns: int) -> str:
 
 # the call that a row belongs to
 _ROOT_CALL = Column("root_call", "INT", "the root call that it ran in")
-_PATH = Column("path", "TEXT", "of the module or operator")
+# Characters of a path: the longest of ours, an operator inside an operator, has 150. At most 500
+# modules can then be nested, and who walks the tree needs a frame for each of Python's 1,000.
+LONGEST_PATH = 1000
+_PATH = Column("path", "TEXT", "of the module or operator", longest=LONGEST_PATH)
 _CALL = Column("call", "INT", "n-th call of this path in the step")
-_PHASE = Column("phase", "TEXT", "forward | backward")
+_PHASE = Column("phase", "TEXT", one_of=("forward", "backward"))
 _ROLE = Column("role", "TEXT")
 _SLOT = Column("slot", "TEXT")
 _LEVEL = Column("level", "TEXT")
@@ -88,9 +129,9 @@ ROOT_CALLS = Table(
         Column("generation", "INT"),
         Column("step", "INT"),
         Column("kind", "TEXT"),
-        Column("query", "INT"),
-        Column("total", "INT"),
-        Column("batch", "INT"),
+        Column("query", "INT", optional=True),
+        Column("total", "INT", optional=True),
+        Column("batch", "INT", optional=True),
         Column("root", "TEXT"),
     ],
 )
@@ -121,28 +162,41 @@ RECORDS = Table(
         _OP,
         Column("dtype", "TEXT"),
         Column("shape", "TEXT", "JSON"),
-        Column("min", "REAL"),
-        Column("max", "REAL"),
-        Column("mean", "REAL"),
-        Column("l2norm", "REAL"),
-        Column("nan", "INT"),
-        Column("inf", "INT"),
-        Column("zero", "INT"),
-        Column("fingerprint", "TEXT"),
+        Column("min", "REAL", optional=True),
+        Column("max", "REAL", optional=True),
+        Column("mean", "REAL", optional=True),
+        Column("l2norm", "REAL", optional=True),
+        Column("nan", "INT", optional=True),
+        Column("inf", "INT", optional=True),
+        Column("zero", "INT", optional=True),
+        Column("fingerprint", "TEXT", optional=True),
         Column("device", "TEXT"),
-        Column("producer", "INT", "id of the record whose storage it is"),
-        Column("offset", "INT", "of the values in the payload file"),
-        Column("length", "INT", "of the values, in bytes"),
-        Column("lost", "TEXT", "why the values are not there"),
-        Column("kept", "TEXT", "the part or figures that the values are; NULL: the whole tensor"),
-        Column("kept_shape", "TEXT", "JSON"),
+        Column("producer", "INT", "id of the record whose storage it is", optional=True),
+        Column("offset", "INT", "of the values in the payload file", optional=True),
+        Column("length", "INT", "of the values, in bytes", optional=True),
+        Column("lost", "TEXT", "why the values are not there", optional=True),
+        Column(
+            "kept",
+            "TEXT",
+            "the part or figures that the values are; NULL: the whole tensor",
+            optional=True,
+        ),
+        Column("kept_shape", "TEXT", "JSON", optional=True),
         Column("argument", "TEXT", "the parameter's name", added_later=True),
         Column("views", "INT", "number of its chain of views", added_later=True),
     ],
 )
 SCALARS = Table(
     "scalars",
-    [_ROOT_CALL, _PATH, _CALL, _ROLE, _SLOT, Column("type", "TEXT"), Column("value", "TEXT")],
+    [
+        _ROOT_CALL,
+        _PATH,
+        _CALL,
+        _ROLE,
+        _SLOT,
+        Column("type", "TEXT"),
+        Column("value", "TEXT", optional=True),
+    ],
 )
 OPERATORS = Table(
     "operators",
@@ -153,11 +207,13 @@ OPERATORS = Table(
         _PHASE,
         _LEVEL._replace(meaning="api | aten"),
         _OP,
-        Column("source", "INT", "number of its call stack"),
-        Column("within", "TEXT", "the module or api operator that called it"),
-        Column("within_call", "INT"),
-        Column("forward_path", "TEXT", "of the forward call whose gradient it computes"),
-        Column("forward_call", "INT"),
+        Column("source", "INT", "number of its call stack", optional=True),
+        Column("within", "TEXT", "the module or api operator that called it", optional=True),
+        Column("within_call", "INT", optional=True),
+        Column(
+            "forward_path", "TEXT", "of the forward call whose gradient it computes", optional=True
+        ),
+        Column("forward_call", "INT", optional=True),
     ],
 )
 SOURCES = Table(
@@ -190,16 +246,16 @@ TIMINGS = Table(
     "timings",
     [
         _ID,
-        _ROOT_CALL,
-        _PATH,
-        _CALL,
-        _PHASE,
+        _ROOT_CALL._replace(optional=True),
+        _PATH._replace(optional=True),
+        _CALL._replace(optional=True),
+        _PHASE._replace(optional=True),
         _LEVEL._replace(meaning="module | op | recording"),
-        _OP,
-        Column("thread", "INT"),
-        _START,
-        _DURATION,
-        Column("gap", "INT", "nanoseconds since the operator before it ended"),
+        _OP._replace(optional=True),
+        Column("thread", "INT", optional=True),
+        _START._replace(optional=True),
+        _DURATION._replace(optional=True),
+        Column("gap", "INT", "nanoseconds since the operator before it ended", optional=True),
     ],
     added_later=True,
 )
@@ -207,19 +263,19 @@ LAUNCHES = Table(
     "launches",
     [
         _ID,
-        _ROOT_CALL,
-        _PATH,
-        _CALL,
-        _PHASE,
-        _OP,
-        Column("kernel", "TEXT"),
-        Column("code", "TEXT", "its name in `kernels`"),
-        Column("device", "TEXT"),
-        Column("stream", "INT"),
-        _START,
-        _DURATION,
-        Column("inputs", "TEXT", "JSON: dtype and shape of each tensor"),
-        Column("outputs", "TEXT", "JSON: dtype and shape of each tensor"),
+        _ROOT_CALL._replace(optional=True),
+        _PATH._replace(optional=True),
+        _CALL._replace(optional=True),
+        _PHASE._replace(optional=True),
+        _OP._replace(optional=True),
+        Column("kernel", "TEXT", optional=True),
+        Column("code", "TEXT", "its name in `kernels`", optional=True),
+        Column("device", "TEXT", optional=True),
+        Column("stream", "INT", optional=True),
+        _START._replace(optional=True),
+        _DURATION._replace(optional=True),
+        Column("inputs", "TEXT", "JSON: dtype and shape of each tensor", optional=True),
+        Column("outputs", "TEXT", "JSON: dtype and shape of each tensor", optional=True),
     ],
     added_later=True,
 )

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from llmdebug_nb.core.errors import CorruptDumpError, NotADumpError
+from llmdebug_nb.core.errors import CorruptDumpError, NotADumpError, OptionError
 from llmdebug_nb.core.options import RUNS_FOLDER
 from llmdebug_nb.notebook import desk_wire as wire
 from llmdebug_nb.notebook.bridge import Bridge
-from llmdebug_nb.store import catalog
+from llmdebug_nb.store import catalog, own_file
 from llmdebug_nb.store.progress import progress
 
 if TYPE_CHECKING:
@@ -76,8 +76,9 @@ class Desk(_Answering):
 
     def runs(self, request: wire.RunsRequest) -> wire.Runs:
         name = os.environ.get("LLMDEBUG_RUNS") or request["name"] or RUNS_FOLDER
-        folders = dict.fromkeys((self.served / folder).resolve() for folder in request["folders"])
-        homes = dict.fromkeys((folder / name).resolve() for folder in folders)
+        served = ((self.served / folder).resolve() for folder in request["folders"])
+        folders = dict.fromkeys(filter(self._holds, served))
+        homes = dict.fromkeys(home for folder in folders if self._holds(home := folder / name))
         groups = [
             self._group("run", home, map(self._row, reversed(catalog.runs_in(home))))
             for home in homes
@@ -87,12 +88,23 @@ class Desk(_Answering):
 
     def delete(self, request: wire.DeleteRequest) -> wire.Deleted:
         path = Path(request["path"])
-        if path.is_file() and self._is_report(path):
+        if not path.is_absolute() or not self._holds(path):
+            raise OptionError(f"{path} lies outside {self.served}; delete it yourself")
+        if path.suffix == ".html" and self._is_report(path):
             path.unlink()
             return {"path": str(path)}
         from llmdebug_nb.app.runs import delete_run
 
         return {"path": str(delete_run(path))}
+
+    def _holds(self, path: Path) -> bool:
+        """Tell whether a path, links followed, is in the workspace or in the folder of all runs."""
+        homes = (self.served, Path(os.environ.get("LLMDEBUG_RUNS") or self.served))
+        try:
+            real = path.resolve()
+            return any(real.is_relative_to(home.resolve()) for home in homes)
+        except (OSError, RuntimeError, ValueError):  # a loop of links, a zero byte
+            return False
 
     def _group(
         self, kind: wire.Kind, folder: Path, rows: Iterable[wire.RunRow | None]
@@ -105,7 +117,7 @@ class Desk(_Answering):
         rows: list[wire.RunRow] = []
         for file in folder.glob("*.html"):
             with contextlib.suppress(OSError):
-                stat = file.stat()
+                stat = file.lstat()
                 if self._is_report(file):
                     rows.append(
                         {
@@ -118,12 +130,15 @@ class Desk(_Answering):
                             "records": None,
                             "steps": None,
                             "state": "complete",
+                            "problem": "",
                         }
                     )
         return sorted(rows, key=lambda row: -row["created"])
 
     def _is_report(self, file: Path) -> bool:
         """Return whether a file is one of our own pages; read each version of it once."""
+        if not file.is_file() or file.is_symlink():
+            return False
         version = file, file.stat().st_mtime
         if version not in self._are_reports:
             self._are_reports[version] = is_our_page(file)
@@ -131,10 +146,11 @@ class Desk(_Answering):
 
     def _row(self, run: Path) -> wire.RunRow | None:
         """Return the row of a run; None if it is being deleted."""
+        created, problem = 0.0, ""
         try:
             created = catalog.recorded_at(run)
-        except CorruptDumpError:
-            created = 0.0
+        except CorruptDumpError as error:
+            problem = str(error)
         if not run.is_dir():
             return None
         now = progress(run)
@@ -147,7 +163,8 @@ class Desk(_Answering):
             "bytes": now.bytes,
             "records": now.records,
             "steps": now.steps,
-            "state": now.state,
+            "state": "incomplete" if problem else now.state,
+            "problem": problem,
         }
 
 
@@ -211,7 +228,7 @@ class Tab(_Answering):
 
 def is_our_page(file: Path) -> bool:
     """Return whether `Report.to_html` or `export` wrote a page."""
-    with open(file, "rb") as page:
+    with own_file.open_file(file) as page:
         return _MADE_BY in page.read(_HEAD)
 
 

@@ -15,7 +15,8 @@ State = Literal["complete", "recording", "incomplete"]
 class RunRow(TypedDict):
     """A run on disk, or a report.
 
-    ``place``: its path in the file browser, "" if Jupyter does not serve it.
+    ``place``: its path in the file browser, "" if Jupyter does not serve it. ``problem``: why it
+    can't be opened, "" if its marker is sound.
     """
 
     kind: Kind
@@ -27,6 +28,7 @@ class RunRow(TypedDict):
     records: int | None
     steps: int | None
     state: State
+    problem: str
 
 
 class RunsFolder(TypedDict):

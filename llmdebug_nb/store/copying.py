@@ -13,14 +13,13 @@ from typing import Any
 
 from llmdebug_nb.core.columns import OPERATORS, RECORDS, SCALARS, SOURCES, TABLES, Row, Table
 from llmdebug_nb.core.errors import DumpWriteError
-from llmdebug_nb.core.records import Node, RootCall
-from llmdebug_nb.store.process import Process, processes
-from llmdebug_nb.store.source import read_nodes
+from llmdebug_nb.core.records import Node
+from llmdebug_nb.store.process import OF_PROCESS, Process, processes
+from llmdebug_nb.store.source import read_nodes, read_root_calls
 from llmdebug_nb.store.views import quoted
 from llmdebug_nb.store.writer import Writer, create_run
 
 _PAGE = 4096
-_OF_PROCESS = ("rank", "pid", "bytes", "masked")
 Rows = Iterable[Sequence[Any]]
 
 
@@ -60,32 +59,32 @@ class Copy:
                 self.writer.commit(rows)
                 progress(len(rows))
         finally:
-            meta = {k: v for k, v in self.process.meta.items() if k not in _OF_PROCESS}
+            meta = {k: v for k, v in self.process.meta.items() if k not in OF_PROCESS}
             self.writer.close(self.meta(meta))
 
     def _tables(self) -> None:
         """Copy all tables but the records."""
-        read = self.process.db.execute
-        self.writer.nodes(self.nodes(read_nodes(self.process.db, "nodes")), 0)
+        db = self.process.db
+        self.writer.nodes(self.nodes(read_nodes(db, "nodes")), 0)
         for table in TABLES:
             if table.added_later:
                 self.writer.table(table.name, self.rows(table, self._read(table)))
         self.writer.commit(
-            calls=[RootCall(*row) for row in read("SELECT * FROM root_calls ORDER BY idx")],
+            calls=read_root_calls(db, "root_calls"),
             scalars=map(tuple, self.rows(SCALARS, self._read(SCALARS))),
-            operators=map(list, self.rows(OPERATORS, self._read(OPERATORS, "ORDER BY rowid"))),
+            operators=map(list, self.rows(OPERATORS, self._read(OPERATORS))),
             sources=((*row,) for row in self.rows(SOURCES, self._read(SOURCES))),  # type: ignore[misc]
         )
 
-    def _read(self, table: Table, order: str = "") -> list[tuple[Any, ...]]:
-        sql = f"SELECT {quoted(table.names)} FROM {table.name} {order}"
-        return self.process.db.execute(sql).fetchall()
+    def _read(
+        self, table: Table, then: str = "ORDER BY rowid", *values: object
+    ) -> list[tuple[Any, ...]]:
+        sql = f"SELECT {quoted(table.names)} FROM {table.name} {then}"
+        return self.process.db.rows(table.row, sql, values)
 
     def _pages(self) -> Iterator[list[Row]]:
-        last = -1
-        names = quoted(RECORDS.names)
-        sql = f"SELECT {names} FROM records WHERE id > ? ORDER BY id LIMIT {_PAGE}"
-        while rows := [list(row) for row in self.process.db.execute(sql, (last,))]:
+        last, page = -1, f"WHERE id > ? ORDER BY id LIMIT {_PAGE}"
+        while rows := [list(row) for row in self._read(RECORDS, page, last)]:
             last = rows[-1][0]
             yield rows
 

@@ -19,6 +19,7 @@ from typing import BinaryIO
 
 from llmdebug_nb.core.columns import AT, COLUMNS, RECORDS, TABLES, Row
 from llmdebug_nb.core.errors import CorruptDumpError
+from llmdebug_nb.store.checked import DAMAGE, rows_of
 
 FORMAT = "llmdebug-run"
 VERSION = 1
@@ -133,27 +134,9 @@ def _decode(header: bytes, name: str) -> tuple[Row, int | None]:
         tensor = fields.get("tensor")
         nbytes = None if tensor is None else tensor["data_offsets"][1]
         row += [None] * (len(COLUMNS) - len(row)) if len(row) >= _FIRST_COLUMNS else []
-        if len(row) != len(COLUMNS) or (
-            nbytes is not None and not (isinstance(nbytes, int) and nbytes >= 0)
-        ):
-            raise ValueError("fields are missing")
-        if not all(field is None or isinstance(field, (str, int, float)) for field in row):
-            raise ValueError("a field is neither a text nor a number")
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+        if nbytes is not None and not (isinstance(nbytes, int) and nbytes >= 0):
+            raise ValueError("its length is no number")
+        (row,) = rows_of(RECORDS.row, [row])
+    except (*DAMAGE, KeyError, TypeError, IndexError) as error:
         raise CorruptDumpError(f"{name}: a payload frame is damaged ({error})") from None
-    return row, nbytes
-
-
-def shape_of(text: str) -> tuple[int, ...]:
-    """Read a shape column.
-
-    Raises:
-        ValueError: anything but a JSON list of sizes.
-    """
-    try:
-        sizes = json.loads(text)
-    except RecursionError:
-        raise ValueError(f"{text[:80]!r}… is not a shape") from None
-    if not isinstance(sizes, list) or not all(type(size) is int and size >= 0 for size in sizes):
-        raise ValueError(f"{text[:80]!r} is not a shape")
-    return tuple(sizes)
+    return list(row), nbytes

@@ -5,13 +5,11 @@ Those of calls with their tensors, of kernels and of times are in `profile.py`.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.opened_run import ScalarRow
 from llmdebug_nb.store.rows import texts_of
-from llmdebug_nb.store.views import OPERATOR_COLUMNS, quoted
+from llmdebug_nb.store.views import OPERATOR_COLUMNS, VIEWS, quoted
 
 if TYPE_CHECKING:
     import pandas
@@ -41,7 +39,7 @@ def records(run: Run) -> pandas.DataFrame:
     columns |= {name: [getattr(r, name) for r in rows] for name in ("kept", "lost")}
     frame = pandas.DataFrame(columns, index=pandas.Index([r.id for r in rows], name="id"))
     dtypes = dict.fromkeys(_FLOATS, "float64") | dict.fromkeys((*_COUNTS, "producer"), "Int64")
-    return _typed(frame, dtypes, run.path)
+    return frame.astype(dtypes)
 
 
 def scalars(run: Run, path: str | None) -> pandas.DataFrame:
@@ -57,22 +55,13 @@ def operators(run: Run) -> pandas.DataFrame:
     import pandas
 
     sql = f"SELECT {quoted(OPERATOR_COLUMNS)} FROM operator_rows ORDER BY id"
-    rows = run.index.query(sql)
+    rows = run.index.query(VIEWS["operator_rows"].row(), sql)
     columns = {name: [row[i] for row in rows] for i, name in enumerate(OPERATOR_COLUMNS)}
     innermost = {
         number: next(iter(texts_of(text, run.path, "a call stack")), None)
-        for number, text in run.index.query("SELECT idx, frames FROM all_sources")
+        for number, text in run.index.query(tuple[int, str], "SELECT idx, frames FROM all_sources")
     }
     columns["source"] = [innermost.get(number) for number in columns["source"]]
     del columns["id"]
     frame = pandas.DataFrame(columns)
-    return _typed(frame, dict.fromkeys(("within_call", "forward_call"), "Int64"), run.path)
-
-
-def _typed(frame: pandas.DataFrame, dtypes: dict[str, str], path: Path | None) -> pandas.DataFrame:
-    try:
-        return frame.astype(dtypes)
-    except (ValueError, TypeError) as error:
-        raise CorruptDumpError(
-            f"{path}: a column of numbers holds something else ({error})"
-        ) from None
+    return frame.astype(dict.fromkeys(("within_call", "forward_call"), "Int64"))

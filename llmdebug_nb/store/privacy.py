@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import json
 import os
 import re
 import socket
@@ -18,8 +17,11 @@ from llmdebug_nb.core.masking import MASK
 from llmdebug_nb.core.printable import printable
 from llmdebug_nb.core.records import Frame, Record
 from llmdebug_nb.core.tabular import Tabular
+from llmdebug_nb.store import catalog, own_file
 from llmdebug_nb.store import format as fmt
-from llmdebug_nb.store.rows import texts_of
+from llmdebug_nb.store.checked import shape_of
+from llmdebug_nb.store.rows import texts_of, views_of
+from llmdebug_nb.store.views import VIEWS
 
 if TYPE_CHECKING:
     import pandas
@@ -93,9 +95,10 @@ def _tensors(run: Run) -> Iterator[Holding]:
         "what the model computed; its text can be read from embeddings and logits",
     )  # fmt: skip
     ids = run.index.query(
+        VIEWS["rows"].row("id", "dtype", "shape"),
         f"""SELECT id, dtype, shape FROM rows WHERE payload IS NOT NULL AND role != 'weight'
  AND ({_INTEGER}) GROUP BY payload
- ORDER BY coalesce(argument, '') || slot NOT LIKE '%ids%', id"""
+ ORDER BY coalesce(argument, '') || slot NOT LIKE '%ids%', id""",
     )
     nbytes = sum(_nbytes(dtype, shape) for _, dtype, shape in ids)
     yield Holding(
@@ -103,12 +106,14 @@ def _tensors(run: Run) -> Iterator[Holding]:
         "token ids are among them: with the tokenizer, they are the prompt and the answer",
     )  # fmt: skip
     ((weights, path),) = run.index.query(
+        tuple[int, str | None],
         """SELECT count(payload), min(path) FROM rows
- WHERE (role = 'weight' OR argument IN ('weight', 'bias')) AND payload IS NOT NULL"""
+ WHERE (role = 'weight' OR argument IN ('weight', 'bias')) AND payload IS NOT NULL""",
     )
     yield Holding("of them, weights", weights, 0, path or "", "the model itself")
     ((figures, example),) = run.index.query(
-        "SELECT count(*), min(fingerprint) FROM rows WHERE min IS NOT NULL OR fingerprint NOT NULL"
+        tuple[int, str | None],
+        "SELECT count(*), min(fingerprint) FROM rows WHERE min IS NOT NULL OR fingerprint NOT NULL",
     )
     yield Holding(
         "statistics and fingerprints", figures, 0, example or "",
@@ -117,24 +122,26 @@ def _tensors(run: Run) -> Iterator[Holding]:
 
 
 def _program(run: Run) -> Iterator[Holding]:
-    stacks = run.index.query("SELECT frames, code FROM all_sources")
+    stacks = run.index.query(tuple[str, str | None], "SELECT frames, code FROM all_sources")
     lines = {line for _, code in stacks if code for line in texts_of(code, run.path, "code")}
     yield _of_texts("lines of code", lines - {""}, "what the program does, line by line")
-    kernels = run.index.query("SELECT source FROM all_kernels WHERE source != ''")
+    kernels = run.index.query(tuple[str], "SELECT source FROM all_kernels WHERE source != ''")
     codes = {text for (text,) in kernels}
     yield _of_texts("code of kernels", codes, "what the compiler made of it")
-    views = run.index.query("SELECT DISTINCT views FROM rows WHERE views IS NOT NULL")
+    chains = "SELECT DISTINCT views FROM rows WHERE views IS NOT NULL"
+    views = [views_of(run.path, chain) for (chain,) in run.index.query(tuple[str], chains)]
     places = [text for frames, _ in stacks for text in texts_of(frames, run.path, "a call stack")]
-    places += [view[1] for (chain,) in views for view in json.loads(chain)]
+    places += [view.source for chain in views for view in chain]
     frames = [node.source for node in run.nodes] + [Frame.read(place) for place in places]
     files = {frame.file for frame in frames if frame is not None}
     yield _of_texts("names of files", files, "where the program lies, in its project or the home")
-    paths = {path for (path,) in run.index.query("SELECT DISTINCT path FROM rows")}
+    paths = {path for (path,) in run.index.query(tuple[str], "SELECT DISTINCT path FROM rows")}
     yield _of_texts("names of modules and operators", paths - {""}, "the architecture of the model")
 
 
 def _texts(run: Run) -> Iterator[Holding]:
-    texts = [text for (text,) in run.index.query(f"SELECT value FROM scalar_rows WHERE {_TEXTS}")]
+    found = run.index.query(tuple[str], f"SELECT value FROM scalar_rows WHERE {_TEXTS}")
+    texts = [text for (text,) in found]
     shown = sorted(texts, key=lambda text: (text[:1] in "([", MASK in text))
     yield Holding(
         "texts among arguments and attributes", len(texts), sum(map(_size, texts)),
@@ -190,11 +197,11 @@ def _site(record: Record | None) -> str:
 
 def _nbytes(dtype: str, shape: str) -> int:
     """Return how many bytes a tensor of whole numbers has."""
-    size = int(re.sub(r"\D", "", dtype) or 8) // 8
+    size = int(re.sub(r"\D", "", dtype)[:3] or 8) // 8
     try:
-        for each in fmt.shape_of(shape):
+        for each in shape_of(shape):
             size *= each
-    except ValueError:
+    except (ValueError, RecursionError):
         return 0
     return size
 
@@ -228,18 +235,22 @@ def _mentions(run: Run, name: str) -> int:
     if run.path is None:
         return 0
     word = re.compile(rb"(?<![A-Za-z0-9_])" + re.escape(os.fsencode(name)) + rb"(?![A-Za-z0-9_])")
-    files = [file for file in run.path.rglob("*") if file.name != fmt.PAYLOAD and file.is_file()]
+    files = [file for file in run.path.rglob("*") if file.name != fmt.PAYLOAD and _is_regular(file)]
     count = 0
     for file in files or [run.path]:
-        with open(file, "rb") as stream:
+        with own_file.open_file(file) as stream:
             while chunk := stream.read(_CHUNK):
                 count += len(word.findall(chunk))
     return count
 
 
+def _is_regular(file: Path) -> bool:
+    return file.is_file() and not file.is_symlink()
+
+
 def _other_files(run: Run) -> list[Path]:
     """Return the files in a run's folder that recording did not write."""
-    if run.path is None or not (run.path / fmt.MARKER).is_file():
+    if run.path is None or not catalog.is_run(run.path):
         return []
     ours = {fmt.MARKER, fmt.INDEX, fmt.PAYLOAD, f"{fmt.INDEX}-wal", f"{fmt.INDEX}-shm"}
     return sorted(f for f in run.path.rglob("*") if f.is_file() and f.name not in ours)

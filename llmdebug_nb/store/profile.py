@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.core.columns import LAUNCHES, TIMINGS
-from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.records import CallKey
 from llmdebug_nb.store import tiling as tilings
+from llmdebug_nb.store.views import VIEWS
 
 if TYPE_CHECKING:
     import pandas
@@ -64,7 +64,8 @@ def _frame(run: Run, view: str, columns: tuple[str, ...], where: str) -> pandas.
     import pandas
 
     sql = f"SELECT {','.join(columns)} FROM {view} WHERE {where}"
-    rows = run.index.query(f"{sql} ORDER BY rank, root_call, start, id")
+    kind = VIEWS[view].row(*columns)
+    rows = run.index.query(kind, f"{sql} ORDER BY rank, root_call, start, id")
     frame = pandas.DataFrame(rows, columns=list(columns))
     for name in _TEXTS.intersection(columns):
         frame[name] = frame[name].fillna("").astype(str)
@@ -73,7 +74,9 @@ def _frame(run: Run, view: str, columns: tuple[str, ...], where: str) -> pandas.
 
 def _with_ids(run: Run, frame: pandas.DataFrame) -> pandas.DataFrame:
     """Add the execution id of each call; backward calls and unrecorded operators have ""."""
-    rows = run.index.query("SELECT rank, generation, step, path, call, id FROM call_rows")
+    columns = (*_PLACE, "path", "call", "id")
+    sql = f"SELECT {','.join(columns)} FROM call_rows"
+    rows = run.index.query(VIEWS["call_rows"].row(*columns), sql)
     ids = {row[:-1]: row[-1] for row in rows}
     names = ("rank", "generation", "step", "path", "call", "phase")
     sites = zip(*(frame[name] for name in names), strict=True)
@@ -84,14 +87,9 @@ def _with_ids(run: Run, frame: pandas.DataFrame) -> pandas.DataFrame:
 def _in_us(
     frame: pandas.DataFrame, columns: tuple[str, ...] = ("start", "duration")
 ) -> pandas.DataFrame:
-    """Convert nanoseconds to microseconds. Raises CorruptDumpError if a time is not a number."""
+    """Convert nanoseconds to microseconds."""
     for name in columns:
-        try:
-            frame[name] = frame[name].astype("float64") / _US
-        except (ValueError, TypeError) as error:
-            raise CorruptDumpError(
-                f"the table of times is damaged: {name} holds something else ({error})"
-            ) from None
+        frame[name] = frame[name].astype("float64") / _US
     return frame
 
 
@@ -99,8 +97,8 @@ def tiling(run: Run) -> pandas.DataFrame:
     """Return `Run.tiling`."""
     import pandas
 
-    kernels = run.index.query("SELECT name, source FROM all_kernels")
-    noted = run.index.query("SELECT name, configuration FROM all_tilings")
+    kernels = run.index.query(tuple[str, str], "SELECT name, source FROM all_kernels")
+    noted = run.index.query(tuple[str, str], "SELECT name, configuration FROM all_tilings")
     return pandas.DataFrame(tilings.rows(kernels, noted), columns=list(tilings.COLUMNS))
 
 
@@ -109,12 +107,15 @@ def ops(run: Run) -> pandas.DataFrame:
     import pandas
 
     site = ",".join(_SITE)
-    operators = run.index.query(f"SELECT {site}, level FROM operator_rows")
+    operators = run.index.query(
+        VIEWS["operator_rows"].row(*_SITE, "level"), f"SELECT {site}, level FROM operator_rows"
+    )
     levels = {row[:-1]: row[-1] for row in operators}
     sql = f"""SELECT {site}, op, role, dtype, shape FROM rows
  WHERE role IN ('input', 'output') ORDER BY id"""
     calls: dict[_Site, dict[str, Any]] = {}
-    for *key, op, role, dtype, shape in run.index.query(sql):
+    kind = VIEWS["rows"].row(*_SITE, "op", "role", "dtype", "shape")
+    for *key, op, role, dtype, shape in run.index.query(kind, sql):
         call = tuple(key)
         if call not in calls:
             level = levels.get(call, "module")

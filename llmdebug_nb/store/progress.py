@@ -1,27 +1,29 @@
 """The progress of a native run, without opening it.
 
-It is cheap enough to ask every second and needs the standard library alone.
+It is cheap enough to ask every second, and needs no torch.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import shutil
-import sqlite3
-import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.store import format as fmt
+from llmdebug_nb.store import own_file
+from llmdebug_nb.store.catalog import process_folders
+from llmdebug_nb.store.checked import json_of
+from llmdebug_nb.store.connection import connect, log_of
 
 State = Literal["complete", "recording", "incomplete"]
 _MAX_COPY = 64 << 20  # bytes: a larger index that is still being written is not copied
 _COPY_RATE = 10 << 20  # bytes a second that such copies may read
 _QUIET = 10.0  # seconds without a change before the writer's process is checked
+_LONGEST = 2.0  # seconds: the list of runs waits for each of them
 _FIGURES = """
 SELECT (SELECT count(*) FROM records),
     (SELECT count(*) FROM (SELECT DISTINCT generation, step FROM records
@@ -29,6 +31,13 @@ SELECT (SELECT count(*) FROM records),
     (SELECT value FROM meta WHERE key = 'complete'),
     (SELECT value FROM meta WHERE key = 'ended_by')
 """
+
+
+class _Figures(NamedTuple):
+    records: int
+    steps: int
+    complete: str | None
+    ended_by: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +69,7 @@ _known: dict[Path, tuple[object, Progress, float]] = {}
 def parts(run: Path) -> list[Part]:
     """Return what each process wrote, in order of their folders' names; never raises."""
     found = []
-    for folder in _processes(run):
+    for folder in process_folders(run):
         payload = _stat(folder / fmt.PAYLOAD)
         records, _, complete, ended_by = _figures(folder)
         rank = folder.name.partition("_")[0].removeprefix("rank")
@@ -70,13 +79,9 @@ def parts(run: Path) -> list[Part]:
     return found
 
 
-def _processes(run: Path) -> list[Path]:
-    return sorted(folder for folder in run.glob("rank*") if (folder / fmt.INDEX).is_file())
-
-
 def progress(run: Path) -> Progress:
     """Return the progress of the run in a folder; unreadable files count as incomplete."""
-    processes = _processes(run)
+    processes = process_folders(run)
     files = [
         folder / name
         for folder in processes
@@ -106,8 +111,8 @@ def progress(run: Path) -> Progress:
 
 
 def _stat(file: Path) -> os.stat_result | None:
-    with contextlib.suppress(OSError):
-        return file.stat()
+    with contextlib.suppress(OSError, CorruptDumpError):
+        return own_file.check(file)
     return None
 
 
@@ -133,22 +138,15 @@ def _writer_lives(process: Path, seen: list[tuple[str, int, float]]) -> bool:
 def _figures(process: Path) -> tuple[int | None, int | None, bool, str | None]:
     """Return records, steps, whether the recording is complete, and why not."""
     index = process / fmt.INDEX
-    log = index.with_name(f"{index.name}-wal")
     try:
-        with tempfile.TemporaryDirectory() as scratch:
-            if log.is_file():  # a reader in place would block the writer's last step
-                if index.stat().st_size + log.stat().st_size > _MAX_COPY:
-                    return None, None, False, None
-                shutil.copyfile(index, Path(scratch) / index.name)
-                shutil.copyfile(log, Path(scratch) / log.name)
-                uri = (Path(scratch) / index.name).as_uri()
-            else:
-                uri = f"{index.resolve().as_uri()}?mode=ro&immutable=1"
-            with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
-                db.execute("PRAGMA trusted_schema=OFF")
-                records, steps, complete, ended_by = db.execute(_FIGURES).fetchone()
-                reason = json.loads(ended_by) if ended_by is not None else None
-                whole = complete is not None and json.loads(complete) is True and not log.is_file()
-                return records, steps, whole, reason if isinstance(reason, str) else None
-    except (sqlite3.Error, OSError, ValueError, TypeError, RecursionError):
+        states = [os.lstat(index), *filter(None, [_stat(log_of(index))])]
+        if len(states) > 1 and sum(state.st_size for state in states) > _MAX_COPY:
+            return None, None, False, None
+        with contextlib.closing(connect(index)) as db:
+            db.longest = _LONGEST
+            (found,) = db.rows(_Figures, _FIGURES)
+            reason = json_of(object, found.ended_by or "null")
+            whole = db.settled and json_of(bool, found.complete or "false")
+            return found.records, found.steps, whole, reason if isinstance(reason, str) else None
+    except (CorruptDumpError, OSError, ValueError, RecursionError):
         return None, None, False, None

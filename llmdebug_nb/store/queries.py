@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import threading
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
+from llmdebug_nb.core.errors import TensorLookupError
 from llmdebug_nb.core.opened_run import ScalarRow, StepCount
 from llmdebug_nb.core.records import CallKey, Frame, Kernel, Record
 from llmdebug_nb.core.row_filter import (
@@ -21,13 +20,14 @@ from llmdebug_nb.core.row_filter import (
     ScalarColumns,
     row_text,
 )
-from llmdebug_nb.store.rows import SELECTED, record_of, texts_of
+from llmdebug_nb.store.rows import SELECTED, SELECTED_KINDS, record_of, texts_of
 from llmdebug_nb.store.source import Source
-from llmdebug_nb.store.views import quoted
+from llmdebug_nb.store.views import VIEWS, quoted
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+T = TypeVar("T")
 Values = Sequence[object]
 _BAD = "(coalesce(nan, 0) + coalesce(inf, 0) > 0)"
 _FIGURES = {"abs": "max(abs(min), abs(max))"}  # any other figure is a column
@@ -48,6 +48,21 @@ _TOKEN_IDS = """SELECT generation, step, min(id) FROM rows WHERE role = 'input'
  AND (slot LIKE '%input_ids' OR op LIKE '%Embedding') GROUP BY generation, step"""
 
 
+class _Stack(NamedTuple):
+    frames: str | None
+    inside: int | None
+    forward_path: str | None
+    forward_call: int | None
+
+
+class _Enclosed(NamedTuple):
+    path: str
+    call: int
+    level: str
+    within: str | None
+    within_call: int | None
+
+
 class Index:
     """The index of a dump, opened when it is first asked, and anew when the dump has grown."""
 
@@ -64,17 +79,17 @@ class Index:
                 self._source = self._open()
             return self._source
 
-    def query(self, sql: str, values: Values = ()) -> list[tuple[Any, ...]]:
-        """Return the rows of a SELECT; for modules of `store` alone. Raises CorruptDumpError."""
-        with self.lock:
-            try:
-                return self.source.db.execute(sql, values).fetchall()
-            except sqlite3.DatabaseError as error:
-                raise CorruptDumpError(f"{self._path}: the index can't be read ({error})") from None
+    def query(self, kind: type[T], sql: str, values: Values = ()) -> list[T]:
+        """Return the rows of a SELECT as ``kind``; for modules of `store` alone.
 
-    def _one(self, sql: str, values: Values = ()) -> Any:
+        Raises CorruptDumpError.
+        """
+        with self.lock:
+            return self.source.db.rows(kind, sql, values)
+
+    def _one(self, kind: type[tuple[T, ...]], sql: str, values: Values = ()) -> T:
         """Return the only value of a SELECT that gives one row."""
-        return self.query(sql, values)[0][0]
+        return self.query(kind, sql, values)[0][0]
 
     # -- records ------------------------------------------------------------------------------
 
@@ -88,7 +103,7 @@ class Index:
         if after is not None:
             where, values = f"{where} AND id > ?", [*values, after]
         sql = f"SELECT {SELECTED} FROM rows WHERE {where} ORDER BY id LIMIT ?"
-        for row in self.query(sql, (*values, n)):
+        for row in self.query(SELECTED_KINDS, sql, (*values, n)):
             yield record_of(row, self._path)
 
     def record(self, number: int) -> Record:
@@ -101,8 +116,8 @@ class Index:
     def record_ids(self, **columns: Unpack[RecordColumns]) -> list[int]:
         """Return the ids of records in execution order."""
         where, values = equal(columns)
-        found = self.query(f"SELECT id FROM rows WHERE {where} ORDER BY id", values)
-        return [number for (number,) in found]
+        sql = f"SELECT id FROM rows WHERE {where} ORDER BY id"
+        return [number for (number,) in self.query(tuple[int], sql, values)]
 
     def ids_of_call(self, key: CallKey, role: str) -> list[int]:
         """Return the ids of a call's records in one role."""
@@ -118,40 +133,41 @@ class Index:
 
     def count(self, view: str = "rows") -> int:
         """Return how many rows a view has; of ``rows``, one for each record."""
-        return int(self._one(f"SELECT count(*) FROM {view}"))
+        return self._one(tuple[int], f"SELECT count(*) FROM {view}")
 
     def count_kept_and_lost(self) -> tuple[int, int]:
         """Return how many records have values, and how many have lost them."""
-        ((kept, lost),) = self.query("SELECT count(payload), count(lost) FROM rows")
-        return kept, lost
+        (found,) = self.query(tuple[int, int], "SELECT count(payload), count(lost) FROM rows")
+        return found
 
     def recorded_steps(self) -> set[tuple[int, int]]:
         """Return generation and step of each step with more than weights."""
         sql = "SELECT DISTINCT generation, step FROM rows WHERE role != 'weight'"
-        return set(self.query(sql))
+        return set(self.query(tuple[int, int], sql))
 
     def forward_steps(self) -> list[tuple[int, int, int]]:
         """Return generation, step and rank of each step with forward inputs or outputs."""
         sql = """SELECT DISTINCT generation, step, rank FROM rows
  WHERE phase = 'forward' AND role IN ('input', 'output')"""
-        return self.query(sql)
+        return self.query(tuple[int, int, int], sql)
 
     def first_step(self, path: str, role: str) -> int | None:
         """Return the first step, warm-ups apart, with a record of this path and role."""
         sql = "SELECT min(step) FROM rows WHERE path = ? AND role = ? AND generation >= 0"
-        step: int | None = self._one(sql, (path, role))
-        return step
+        return self._one(tuple[int | None], sql, (path, role))
 
     def token_ids(self) -> dict[tuple[int, int], int]:
         """Return, by generation and step, the id of the record that holds the token ids."""
-        return {(generation, step): number for generation, step, number in self.query(_TOKEN_IDS)}
+        found = self.query(tuple[int, int, int], _TOKEN_IDS)
+        return {(generation, step): number for generation, step, number in found}
 
     # -- lists of rows ------------------------------------------------------------------------
 
     def matching(self, wanted: RowFilter) -> array[int]:
         """Return the ids of the records that pass a filter, in execution order."""
         where, values = self._compiled(wanted)
-        found = self.query(f"SELECT id FROM rows WHERE {where} ORDER BY id", values)
+        sql = f"SELECT id FROM rows WHERE {where} ORDER BY id"
+        found = self.query(tuple[int], sql, values)
         return array("q", (number for (number,) in found))
 
     def nearest_match(self, wanted: RowFilter, start: int, backwards: bool) -> int | None:
@@ -159,32 +175,29 @@ class Index:
         where, values = self._compiled(wanted)
         aim, side = ("max", "<") if backwards else ("min", ">")
         sql = f"SELECT {aim}(id) FROM rows WHERE {where} AND id {side} ?"
-        number: int | None = self._one(sql, (*values, start))
-        return number
+        return self._one(tuple[int | None], sql, (*values, start))
 
     def count_by_path(self, bad: bool = False) -> Counter[str]:
         """Return the records of each path; ``bad``: those that hold NaN or infinity."""
         where = _BAD if bad else "1"
-        return Counter(
-            dict(self.query(f"SELECT path, count(*) FROM rows WHERE {where} GROUP BY path"))
-        )
+        sql = f"SELECT path, count(*) FROM rows WHERE {where} GROUP BY path"
+        return Counter(dict(self.query(tuple[str, int], sql)))
 
     def count_by_step(self) -> list[StepCount]:
         """Return the records of each step."""
         sql = f"""SELECT generation, step, count(*), sum({_BAD}) FROM rows
  GROUP BY generation, step"""
-        return [StepCount(*row) for row in self.query(sql)]
+        return self.query(StepCount, sql)
 
     def first_bad(self) -> int | None:
         """Return the id of the first record that holds NaN or infinity."""
-        number: int | None = self._one(f"SELECT min(id) FROM rows WHERE {_BAD}")
-        return number
+        return self._one(tuple[int | None], f"SELECT min(id) FROM rows WHERE {_BAD}")
 
     def lost_reasons(self, n: int) -> list[tuple[str, int]]:
         """Return the ``n`` most frequent reasons for lost values, each with its count."""
         sql = """SELECT lost, count(*) FROM rows WHERE lost IS NOT NULL
  GROUP BY lost ORDER BY 2 DESC LIMIT ?"""
-        return self.query(sql, (n,))
+        return self.query(tuple[str, int], sql, (n,))
 
     def _compiled(self, wanted: RowFilter) -> tuple[str, list[object]]:
         """Return a filter as a condition in SQL with its values.
@@ -215,8 +228,8 @@ class Index:
         """Return role, slot, op and dtype of all rows."""
         source = self.source
         if source.kinds is None:
-            found = self.query(f"SELECT DISTINCT {_KIND} FROM rows")
-            source.kinds = [kind for kind in found if None not in kind]
+            sql = f"SELECT DISTINCT {_KIND} FROM rows"
+            source.kinds = self.query(tuple[str, str, str, str], sql)
         return source.kinds
 
     # -- scalars, operators, kernels ----------------------------------------------------------
@@ -225,12 +238,14 @@ class Index:
         """Return arguments, outputs and attributes that are not tensors."""
         where, values = equal(columns)
         sql = f"SELECT {quoted(ScalarRow._fields)} FROM scalar_rows WHERE {where}"
-        return [ScalarRow(*row) for row in self.query(sql, values)]
+        return self.query(ScalarRow, sql, values)
 
-    def first_stack(self, **columns: Unpack[OperatorColumns]) -> tuple[int | None, str] | None:
+    def first_stack(
+        self, **columns: Unpack[OperatorColumns]
+    ) -> tuple[int | None, str | None] | None:
         """Return number and text of the first such operator's call stack; None: no such call."""
         where, values = equal(columns)
-        found = self.query(_FRAMES.format(where), values)
+        found = self.query(tuple[int | None, str | None], _FRAMES.format(where), values)
         return found[0] if found else None
 
     def frames(self, key: CallKey) -> tuple[Frame, ...]:
@@ -242,10 +257,10 @@ class Index:
         columns = key._asdict()
         rank = columns.pop("rank")  # its own row first: the other ranks run the same lines
         where, values = equal(columns)
-        found = self.query(_STACK.format(where), [*values, rank])
+        found = self.query(_Stack, _STACK.format(where), [*values, rank])
         text, inside, forward, number = found[0] if found else (None, None, None, None)
         if text is None and forward is not None and key.phase == "backward":
-            return self.frames(key._replace(phase="forward", path=forward, call=number))
+            return self.frames(key._replace(phase="forward", path=forward, call=number or 0))
         texts = () if text is None else texts_of(text, self._path, "a call stack")
         frames = [frame for frame in map(Frame.read, texts) if frame is not None]
         if not isinstance(inside, int):  # in dumps of graphs and older ones, the name must tell
@@ -260,7 +275,8 @@ class Index:
         """
         source = self.source
         if source.code is None:
-            rows = self.query("SELECT frames, code FROM all_sources WHERE code IS NOT NULL")
+            sql = "SELECT frames, code FROM all_sources WHERE code IS NOT NULL"
+            rows = self.query(tuple[str, str], sql)
             source.code = {
                 read: line
                 for frames, code in rows
@@ -280,22 +296,25 @@ class Index:
         sql = """SELECT path, call, level, "within", within_call FROM operator_rows
  WHERE phase = 'forward' AND generation = ? AND step = ? AND rank = ? ORDER BY id"""
         return {
-            (path, call): (level, None if around is None else (around, number))
-            for path, call, level, around, number in self.query(sql, (generation, step, rank))
+            (row.path, row.call): (
+                row.level,
+                None if row.within is None else (row.within, row.within_call or 0),
+            )
+            for row in self.query(_Enclosed, sql, (generation, step, rank))
         }
 
     def kernel(self, name: str) -> Kernel | None:
         """Return a kernel of compiled code by its name."""
         sql = "SELECT name, nodes, source FROM all_kernels WHERE name = ? LIMIT 1"
-        for found, nodes, source in self.query(sql, (name,)):
-            return Kernel(str(found), tuple(str(nodes).split(", ")), str(source))
+        for found, nodes, source in self.query(tuple[str, str, str], sql, (name,)):
+            return Kernel(found, tuple(nodes.split(", ")), source)
         return None
 
     def recording_time(self, generation: int, step: int) -> float:
         """Return the microseconds that recording took in a step."""
         sql = """SELECT sum(duration) FROM all_timings
  WHERE level = 'recording' AND generation = ? AND step = ?"""
-        return float(self._one(sql, (generation, step)) or 0) / 1e3
+        return (self._one(tuple[int | None], sql, (generation, step)) or 0) / 1e3
 
     # -- execution ids ------------------------------------------------------------------------
 
@@ -306,20 +325,20 @@ class Index:
         if step is None:
             first = """SELECT generation, step FROM call_rows
  WHERE generation >= ? ORDER BY 1, 2 LIMIT 1"""
-            found = self.query(first, (generation,))
-            generation, step = found[0] if found else (generation, 0)
+            first_found = self.query(tuple[int, int], first, (generation,))
+            generation, step = first_found[0] if first_found else (generation, 0)
         if rank is None:
-            rank = self._one("SELECT min(rank) FROM call_rows")
+            rank = self._one(tuple[int | None], "SELECT min(rank) FROM call_rows")
         sql = """SELECT path, call, id FROM call_rows
  WHERE generation = ? AND step = ? AND rank = ? ORDER BY seq"""
-        found = self.query(sql, (generation, step, rank))
-        return {(path, call): str(number) for path, call, number in found}
+        found = self.query(tuple[str, int, str], sql, (generation, step, rank))
+        return {(path, call): number for path, call, number in found}
 
     def execution_id(self, **columns: Unpack[OperatorColumns]) -> str | None:
         """Return the id of one call."""
         where, values = equal(columns)
-        found = self.query(f"SELECT id FROM call_rows WHERE {where} LIMIT 1", values)
-        return str(found[0][0]) if found else None
+        sql = f"SELECT id FROM call_rows WHERE {where} LIMIT 1"
+        return next((id_ for (id_,) in self.query(tuple[str], sql, values)), None)
 
     # -- lookups that fail --------------------------------------------------------------------
 
@@ -335,16 +354,17 @@ class Index:
             if name not in columns:
                 continue
             where, values = equal({**before, name: columns[name]})
-            if not self.query(f"SELECT 1 FROM {view} WHERE {where} LIMIT 1", values):
+            if self.is_empty(view, where, values):
                 where, values = equal(before)
-                rows = self.query(f"SELECT DISTINCT {name} FROM {view} WHERE {where}", values)
+                sql = f"SELECT DISTINCT {name} FROM {view} WHERE {where}"
+                rows = self.query(VIEWS[view].row(name), sql, values)
                 return name, [str(value) for (value,) in rows]
             before[name] = columns[name]
         return None
 
-    def is_empty(self, view: str) -> bool:
-        """Tell whether a view has no rows."""
-        return not self.query(f"SELECT 1 FROM {view} LIMIT 1")
+    def is_empty(self, view: str, where: str = "1", values: Values = ()) -> bool:
+        """Tell whether a view has no such rows."""
+        return not self.query(tuple[int], f"SELECT 1 FROM {view} WHERE {where} LIMIT 1", values)
 
 
 def equal(columns: Mapping[str, object]) -> tuple[str, list[object]]:

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmdebug_nb.core.errors import NotADumpError
+from llmdebug_nb.core.errors import CorruptDumpError, NotADumpError
 from llmdebug_nb.core.records import Record
-from llmdebug_nb.store import catalog, layouts
+from llmdebug_nb.store import catalog, connection, layouts
 from llmdebug_nb.store import format as fmt
+from llmdebug_nb.store.connection import Connection
 from llmdebug_nb.store.layouts import Contents, Layout
-from llmdebug_nb.store.process import Process, processes
+from llmdebug_nb.store.process import OF_PROCESS, Process, processes
 from llmdebug_nb.store.rows import row_of
 from llmdebug_nb.store.run import Run
 from llmdebug_nb.store.source import Source
@@ -74,17 +74,20 @@ def _open_native(path: Path, marker: dict[str, Any]) -> Source:
     if len(found) == 1:
         db = found[0].db
         create_views(db, 0, found[0].rank, found[0].later)
+        db.seal()
     else:
         db = _merged(found)
 
     def load(record: Record) -> torch.Tensor:
-        number, offset, length = (int(part) for part in str(record.payload).split(","))
+        try:
+            number, offset, length = map(int, record.payload.split(","))
+        except ValueError:
+            raise CorruptDumpError(f"{path}: {record.site} has no valid place of values") from None
         dtype, shape = record.summary.dtype, record.payload_shape
         return found[number].read(offset, length, dtype, shape, record.kept)
 
     missing = sum(process.missing for process in found)
-    of_process = ("rank", "pid", "bytes")
-    meta = marker | {k: v for k, v in found[0].meta.items() if k not in of_process}
+    meta = marker | {k: v for k, v in found[0].meta.items() if k not in OF_PROCESS}
     if missing:
         meta["ended_by"] = f"{fmt.PAYLOAD} is cut short, {missing:,} tensors have lost their values"
     return Source(
@@ -101,37 +104,34 @@ def _open_native(path: Path, marker: dict[str, Any]) -> Source:
     )
 
 
-def _merged(processes: list[Process]) -> sqlite3.Connection:
+def _merged(processes: list[Process]) -> Connection:
     """Return one index in memory over several processes.
 
     Model tree and root calls are those of the first process, plus those that only later ones have.
     """
-    db = sqlite3.connect(":memory:", check_same_thread=False)
+    db = connection.in_memory()
     create_tables(db)
     for process in processes:
-        scratch = sqlite3.connect(":memory:", check_same_thread=False)
-        process.db.backup(scratch)
-        process.stand_in(scratch)
-        create_views(scratch, process.number, process.rank, process.later)
-        for view in VIEWS:
-            rows = scratch.execute(f"SELECT * FROM {view}").fetchall()
-            if process.number and view == "all_calls":
+        create_views(process.db, process.number, process.rank, process.later)
+        for name, view in VIEWS.items():
+            rows = process.db.rows(view.row(), f"SELECT * FROM {name}")
+            if process.number and name == "all_calls":
                 rows = _new_calls(db, rows, process.number)
-            elif process.number and view == "all_nodes":
+            elif process.number and name == "all_nodes":
                 rows = _new_nodes(db, rows)
-            insert_rows(db, view, rows)
-        scratch.close()
+            insert_rows(db, name, rows)
+        process.db.close()
     db.execute("CREATE INDEX by_id ON rows(id)")
     return db
 
 
-def _new_calls(db: sqlite3.Connection, rows: _Rows, number: int) -> _Rows:
+def _new_calls(db: Connection, rows: _Rows, number: int) -> _Rows:
     """Return the root calls of a further process that no process before it has."""
     known = set(db.execute("SELECT generation, step FROM all_calls"))
     return [(row[0] + number * STRIDE, *row[1:]) for row in rows if row[1:3] not in known]
 
 
-def _new_nodes(db: sqlite3.Connection, rows: _Rows) -> _Rows:
+def _new_nodes(db: Connection, rows: _Rows) -> _Rows:
     """Return the modules of a further process that no process before it has, numbered on."""
     known = db.execute("SELECT path FROM all_nodes ORDER BY idx")
     places = {path: place for place, (path,) in enumerate(known)}
@@ -152,7 +152,7 @@ def _foreign(layout: Layout, path: Path) -> Source:
 
 def _indexed(contents: Contents, layout: str, nbytes: int) -> Source:
     """Put contents into an index in memory, so that the same queries work on them."""
-    db = sqlite3.connect(":memory:", check_same_thread=False)
+    db = connection.in_memory()
     create_tables(db)
     calls = {(call.generation, call.step): call for call in reversed(contents.calls)}
     by_id = {record.id: record for record in contents.records}

@@ -26,6 +26,7 @@ from llmdebug_nb.core.columns import (
 from llmdebug_nb.core.records import Node
 from llmdebug_nb.store import catalog
 from llmdebug_nb.store.copying import Copy, Rows, copied
+from llmdebug_nb.store.rows import views_of
 
 REDACTED = "removed by llmdebug redact"  # why values are missing
 _NOT_KEPT = "not kept"  # in place of a reason in the words of an exception
@@ -105,7 +106,7 @@ def _chain(row: Row) -> Row:
     """Take the sources of views away, and arguments that are texts."""
     chain = [
         [op, "", arguments if _PLAIN.fullmatch(arguments) else ""]
-        for op, _, arguments in json.loads(row[1])
+        for op, _, arguments in views_of(None, row[1])
     ]
     return [row[0], json.dumps(chain)]
 

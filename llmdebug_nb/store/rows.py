@@ -12,8 +12,9 @@ from typing import Any
 
 from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.records import Record, RootCall, Site, Summary, View
-from llmdebug_nb.store.format import payload_dtype, shape_of
-from llmdebug_nb.store.views import ROW_COLUMNS
+from llmdebug_nb.store.checked import json_of, shape_of
+from llmdebug_nb.store.format import payload_dtype
+from llmdebug_nb.store.views import ROW_COLUMNS, VIEWS
 
 Row = Sequence[Any]
 _OWN = (
@@ -23,7 +24,9 @@ _OWN = (
 _SITE = tuple(field.name for field in fields(Site))
 _SUMMARY = tuple(field.name for field in fields(Summary))
 _SUMMARY_FROM = len(_OWN) + len(_SITE)
-SELECTED = ",".join((*_OWN, *_SITE, *_SUMMARY))  # what `record_of` reads, in its order
+_ALL = (*_OWN, *_SITE, *_SUMMARY)
+SELECTED = ",".join(_ALL)  # what `record_of` reads, in its order
+SELECTED_KINDS = VIEWS["rows"].row(*_ALL)
 
 
 def record_of(row: Row, path: Path | None) -> Record:
@@ -31,10 +34,13 @@ def record_of(row: Row, path: Path | None) -> Record:
     number, seq, op, device, producer, payload, lost, kept, kept_shape, *more = row[: len(_OWN)]
     dtype, shape, low, high, mean, norm, nan, inf, zero, fingerprint = row[_SUMMARY_FROM:]
     try:
-        sizes = _sizes(shape)
-        low, high, mean, norm = _figures((low, high, mean, norm), nan)
-    except (ValueError, TypeError):
-        raise CorruptDumpError(f"{path}: record {number} has no valid shape ({shape!r})") from None
+        sizes = shape_of(shape)
+    except (ValueError, RecursionError):
+        raise CorruptDumpError(
+            f"{path}: record {number} has no valid shape ({shape[:80]!r})"
+        ) from None
+    if nan is not None and None in (low, high, mean, norm):  # SQLite keeps NaN as NULL
+        low, high, mean, norm = (math.nan if f is None else f for f in (low, high, mean, norm))
     summary = Summary(dtype, sizes, low, high, mean, norm, nan, inf, zero, fingerprint)
     if kept is not None or kept_shape is not None:
         kept_shape = _kept_shape(path, number, kept, kept_shape)
@@ -42,34 +48,17 @@ def record_of(row: Row, path: Path | None) -> Record:
     argument, chain = more
     return Record(
         number, site, seq, op, summary, device, producer, payload, lost, kept, kept_shape, argument,
-        () if chain is None else _views(path, chain),
+        () if chain is None else views_of(path, chain),
     )  # fmt: skip
 
 
-@functools.lru_cache(1024)  # a run has few shapes
-def _sizes(shape: str) -> tuple[int, ...]:
-    """Read a shape. Raises ValueError or TypeError."""
-    sizes = json.loads(shape)
-    if not isinstance(sizes, list) or not all(type(size) is int for size in sizes):
-        raise ValueError("no list of sizes")
-    return tuple(sizes)
-
-
 @functools.lru_cache(1024)  # chains: each place in a model has one
-def _views(path: Path | None, chain: str) -> tuple[View, ...]:
+def views_of(path: Path | None, chain: str) -> tuple[View, ...]:
     """Read the views of a record. Raises CorruptDumpError."""
     try:
-        views = tuple(View(*each) for each in json.loads(chain))
-        if not all(isinstance(text, str) for view in views for text in view):
-            raise ValueError("no texts")
-    except (ValueError, TypeError, RecursionError) as error:
+        return tuple(json_of(list[View], chain))
+    except (ValueError, RecursionError) as error:
         raise CorruptDumpError(f"{path}: the views of a record are damaged ({error})") from None
-    return views
-
-
-def _figures(figures: Sequence[float | None], nan: int | None) -> list[float | None]:
-    """Put back the NaNs, which SQLite keeps as NULL: elements were counted, a figure is missing."""
-    return [math.nan if value is None and nan is not None else value for value in figures]
 
 
 def _kept_shape(path: Path | None, number: int, kept: object, text: object) -> tuple[int, ...]:
@@ -78,7 +67,7 @@ def _kept_shape(path: Path | None, number: int, kept: object, text: object) -> t
             raise ValueError("no texts")
         payload_dtype(kept, dtype="")
         return shape_of(text)
-    except (ValueError, TypeError):
+    except (ValueError, RecursionError):
         part = f"kept {str(kept)[:60]!r} of shape {str(text)[:60]!r}"
         raise CorruptDumpError(f"{path}: record {number} says no valid part ({part})") from None
 
@@ -86,12 +75,9 @@ def _kept_shape(path: Path | None, number: int, kept: object, text: object) -> t
 def texts_of(text: str, path: Path | None, what: str) -> list[str]:
     """Read a JSON list of texts. Raises CorruptDumpError."""
     try:
-        texts = json.loads(text)
-        if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
-            raise ValueError("no list of texts")
-    except (ValueError, TypeError, RecursionError) as error:
+        return json_of(list[str], text)
+    except (ValueError, RecursionError) as error:
         raise CorruptDumpError(f"{path}: {what} is damaged ({error})") from None
-    return texts
 
 
 def row_of(record: Record, calls: Mapping[tuple[int, int], RootCall]) -> list[Any]:

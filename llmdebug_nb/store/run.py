@@ -230,7 +230,7 @@ class Run(Tabular):
         if found is None:
             raise TensorLookupError(self._missing(columns, "operator_rows"))
         number, text = found
-        if number is None:
+        if number is None or text is None:
             raise TensorLookupError(
                 f"run {self.name!r} has no call stacks: it was recorded with sources=False"
             )

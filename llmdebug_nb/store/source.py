@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import sqlite3
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from llmdebug_nb.core.columns import NODES, ROOT_CALLS
 from llmdebug_nb.core.paths import within
 from llmdebug_nb.core.records import Frame, Node, Record, RootCall
+from llmdebug_nb.store.checked import DAMAGE, SHAPE, json_of
+from llmdebug_nb.store.connection import Connection
+from llmdebug_nb.store.views import VIEWS, quoted
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +26,7 @@ class Source:
 
     def __init__(
         self,
-        db: sqlite3.Connection,
+        db: Connection,
         load: Callable[[Record], torch.Tensor],
         *,
         layout: str,
@@ -50,22 +52,34 @@ class Source:
 
     def root_calls(self) -> list[RootCall]:
         """Return the root calls in their order."""
-        sql = """SELECT idx, generation, step, kind, query, total, batch, root FROM all_calls
- ORDER BY idx"""
-        return [RootCall(*row) for row in self.db.execute(sql)]
+        return read_root_calls(self.db, "all_calls")
 
 
-def read_nodes(db: sqlite3.Connection, table: str) -> list[Node]:
-    """Return the model tree of a table of nodes."""
-    names = "path, name, type, parent, params, aliases, root, source"
-    sql = f"SELECT {names} FROM {table} ORDER BY idx"
-    return [_node(*row) for row in db.execute(sql)]
+def read_root_calls(db: Connection, table: str) -> list[RootCall]:
+    """Return the root calls of a table of them. Raises CorruptDumpError."""
+    sql = f"SELECT {quoted(ROOT_CALLS.names)} FROM {table} ORDER BY idx"
+    return [RootCall(*row) for row in db.rows(VIEWS["all_calls"].row(*ROOT_CALLS.names), sql)]
+
+
+def read_nodes(db: Connection, table: str) -> list[Node]:
+    """Return the model tree of a table of nodes. Raises CorruptDumpError."""
+    names = NODES.names[1:]
+    found = db.rows(
+        VIEWS["all_nodes"].row(*names), f"SELECT {quoted(names)} FROM {table} ORDER BY idx"
+    )
+    try:
+        nodes = [_node(*row) for row in found]
+        if not all(-1 <= node.parent < place for place, node in enumerate(nodes)):
+            raise ValueError("a parent comes after its child")
+        return nodes
+    except DAMAGE as error:
+        raise db.damaged(f"the model tree: {error}") from None
 
 
 def _node(
     path: str, name: str, kind: str, parent: int, params: str, aliases: str, root: str,
     source: str | None,
 ) -> Node:  # fmt: skip
-    frame = Frame.read(source) if isinstance(source, str) else None
-    others = () if aliases == "[]" else tuple(json.loads(aliases))
-    return Node(path, name, kind, parent, json.loads(params), others, root, frame)
+    shapes = {} if params == "{}" else json_of(dict[str, SHAPE], params)
+    others = () if aliases == "[]" else tuple(json_of(list[str], aliases))
+    return Node(path, name, kind, parent, shapes, others, root, Frame.read(source or ""))

@@ -123,7 +123,7 @@ def _pids(run: Run) -> dict[tuple[int, int], int]:
     pids: dict[tuple[int, int], int] = {}
     for view in ("rows", "all_timings", "all_launches"):
         sql = f"SELECT rank, generation, min(id) FROM {view} GROUP BY rank, generation"
-        for rank, generation, first in run.index.query(sql):
+        for rank, generation, first in run.index.query(tuple[int, int, int], sql):
             process = known[first // STRIDE] if first // STRIDE < len(known) else {}
             pids.setdefault((rank, generation), process.get("pid", rank))
     return pids

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from llmdebug_nb.core import columns
 from llmdebug_nb.core.columns import Table, insert
+from llmdebug_nb.store.connection import Connection
 
 STRIDE = 1 << 40  # ids of the n-th process start at n * STRIDE
 _STORED_ELSEWHERE = ("id", "root_call")  # the first column and the last one of a view
@@ -20,11 +21,17 @@ _STORED_ELSEWHERE = ("id", "root_call")  # the first column and the last one of 
 class View(NamedTuple):
     """``columns``: name -> expression over the table ``t`` and the root call ``c`` of a row.
 
-    ``{base}`` makes the ids of processes differ, ``{later}`` their generations.
+    ``kinds``: the type of the values of each. ``{base}`` makes the ids of processes
+    differ, ``{later}`` their generations.
     """
 
     table: Table
     columns: dict[str, str]
+    kinds: dict[str, object]
+
+    def row(self, *columns: str) -> Any:
+        """Return the type of a row of some columns, or of all, for `Connection.rows`."""
+        return tuple[tuple(self.kinds[name] for name in columns or self.columns)]  # type: ignore[misc]
 
     def select(self, number: int, rank: int, later: int) -> str:
         """Return the SELECT for the n-th process; nothing is added where ids stay as they are.
@@ -70,34 +77,47 @@ _RECORDS["views"] = "(SELECT chain FROM views WHERE idx = t.views)"
 del _RECORDS["offset"], _RECORDS["length"]
 _CALLS = {"seq": "t.rowid{base}", "rank": "{rank}", **_in_step(columns.CALLS)}
 _WITH_ROOT_CALL = {"root_call": "t.root_call"}
+# the types of columns that no table declares
+_KINDS = {
+    **dict.fromkeys(("id", "rank", "generation", "step", "seq"), int),
+    **dict.fromkeys(("kind", "root"), str),
+    "payload": str | None,
+}
+
+
+def _view(table: Table, columns: dict[str, str], **kinds: object) -> View:
+    return View(
+        table, columns, {name: ({**_KINDS, **table.kinds, **kinds})[name] for name in columns}
+    )
+
 
 VIEWS = {
-    "rows": View(columns.RECORDS, _RECORDS),
-    "all_calls": View(
+    "rows": _view(columns.RECORDS, _RECORDS, views=str | None),
+    "all_calls": _view(
         columns.ROOT_CALLS,
         {**_own(columns.ROOT_CALLS), "generation": "t.generation{later}"},
     ),
-    "scalar_rows": View(columns.SCALARS, _in_step(columns.SCALARS)),
-    "all_nodes": View(columns.NODES, _own(columns.NODES)),
-    "operator_rows": View(
+    "scalar_rows": _view(columns.SCALARS, _in_step(columns.SCALARS)),
+    "all_nodes": _view(columns.NODES, _own(columns.NODES)),
+    "operator_rows": _view(
         columns.OPERATORS,
         {**_placed(columns.OPERATORS, "rowid"), "source": "t.source{base}"},
     ),
-    "all_sources": View(columns.SOURCES, {**_own(columns.SOURCES), "idx": "t.idx{base}"}),
-    "all_kernels": View(columns.KERNELS, _own(columns.KERNELS)),
-    "call_rows": View(columns.CALLS, _CALLS),
-    "all_timings": View(columns.TIMINGS, {**_placed(columns.TIMINGS, "id"), **_WITH_ROOT_CALL}),
-    "all_launches": View(columns.LAUNCHES, {**_placed(columns.LAUNCHES, "id"), **_WITH_ROOT_CALL}),
-    "all_tilings": View(columns.TILINGS, _own(columns.TILINGS)),
+    "all_sources": _view(columns.SOURCES, {**_own(columns.SOURCES), "idx": "t.idx{base}"}),
+    "all_kernels": _view(columns.KERNELS, _own(columns.KERNELS)),
+    "call_rows": _view(columns.CALLS, _CALLS),
+    "all_timings": _view(columns.TIMINGS, {**_placed(columns.TIMINGS, "id"), **_WITH_ROOT_CALL}),
+    "all_launches": _view(columns.LAUNCHES, {**_placed(columns.LAUNCHES, "id"), **_WITH_ROOT_CALL}),
+    "all_tilings": _view(columns.TILINGS, _own(columns.TILINGS)),
 }
 ROW_COLUMNS = tuple(VIEWS["rows"].columns)
 OPERATOR_COLUMNS = tuple(VIEWS["operator_rows"].columns)
 
 
-def create_views(db: sqlite3.Connection, number: int, rank: int, later: int) -> None:
+def create_views(db: Connection, number: int, rank: int, later: int) -> None:
     """Create the views over the tables of the n-th process; ``later`` is added to generations."""
     for name, view in VIEWS.items():
-        db.execute(f"CREATE TEMP VIEW {name} AS {view.select(number, rank, later)}")
+        db.write(f"CREATE TEMP VIEW {name} AS {view.select(number, rank, later)}")
 
 
 def create_tables(db: sqlite3.Connection) -> None:

@@ -78,7 +78,7 @@ export class RunList {
     const option = element('div', 'jp-llmdebug-run');
     option.id = `jp-llmdebug-run-${this.options.size}`;
     option.dataset.path = run.path;
-    option.title = run.path;
+    option.title = run.problem || run.path;
     option.setAttribute('role', 'option');
     const name = element('span', 'jp-llmdebug-name', run.name);
     option.append(name);

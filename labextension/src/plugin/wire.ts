@@ -6,7 +6,8 @@ export type State = 'complete' | 'recording' | 'incomplete';
 /**
  * A run on disk, or a report.
  *
- * ``place``: its path in the file browser, "" if Jupyter does not serve it.
+ * ``place``: its path in the file browser, "" if Jupyter does not serve it. ``problem``: why it
+ * can't be opened, "" if its marker is sound.
  */
 export interface RunRow {
   kind: Kind;
@@ -18,6 +19,7 @@ export interface RunRow {
   records: number | null;
   steps: number | null;
   state: State;
+  problem: string;
 }
 
 /** A folder of runs or of reports, newest first. */

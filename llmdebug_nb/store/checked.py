@@ -1,0 +1,61 @@
+"""Rows and texts of a dump, checked against the types that they must have.
+
+A dump may come from a stranger or be damaged. What passes here can be used without asking again.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import sqlite3
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Annotated, Any, TypeVar, cast
+
+import msgspec
+
+T = TypeVar("T")
+# what hostile content can cause; msgspec's errors are ValueErrors
+DAMAGE = (sqlite3.Error, ValueError, OverflowError, MemoryError, RecursionError)
+# Seconds since 1970, before the year 9999, the last one that Python's dates have.
+MOMENT = Annotated[float, msgspec.Meta(ge=0, lt=253_370_764_800)]
+# Dimensions. PyTorch has no limit and NumPy's is 64; pages show each of them.
+MOST_DIMENSIONS = 1000
+SIZE = Annotated[int, msgspec.Meta(ge=-1, le=(1 << 63) - 1)]
+SHAPE = Annotated[list[SIZE], msgspec.Meta(max_length=MOST_DIMENSIONS)]
+
+
+def rows_of(kind: type[T], rows: Iterable[Sequence[object]]) -> list[T]:
+    """Return rows as ``kind``, such as ``tuple[int, str]``. Raises ValueError if they are none."""
+    found: Any = msgspec.convert({"rows": rows}, _list_of(cast(Hashable, kind)))
+    return list(found.rows)
+
+
+@functools.cache
+def _list_of(kind: Hashable) -> type[msgspec.Struct]:
+    """Return a type that msgspec prepares once: doing so for each query would take most time."""
+    return msgspec.defstruct("Rows", [("rows", list[kind])])  # type: ignore[valid-type]
+
+
+def json_of(kind: type[T], text: str | bytes) -> T:
+    """Read JSON as ``kind``; half of a surrogate pair, which no file can hold, becomes ``?``.
+
+    Raises:
+        ValueError, RecursionError: it is no such JSON; NaN and infinity are no numbers.
+    """
+    if isinstance(text, str) and "\\ud" in text.lower():
+        text = json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8", "replace")
+    return msgspec.json.decode(text, type=kind)
+
+
+@functools.lru_cache(1024)  # a run has few shapes
+def shape_of(text: str) -> tuple[int, ...]:
+    """Read a shape; -1 is a size that is not one number.
+
+    Raises:
+        ValueError, RecursionError: it is no JSON list of sizes, or no tensor can have it.
+    """
+    sizes = tuple(json_of(SHAPE, text))
+    if math.prod(size for size in sizes if size > 0) >= 1 << 63:
+        raise ValueError(f"no tensor has so many elements: {text[:80]!r}")
+    return sizes

@@ -1,0 +1,182 @@
+"""The index of a dump, opened so that its content can do no harm.
+
+A dump may come from a stranger. So its schema must be ours, word for word: tables and indexes
+alone, without views, triggers, generated columns or virtual tables, which run when they are read.
+Every row is checked against the types of its columns where it is read, so that no other part of the
+program meets a text in the place of a number.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import sqlite3
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from llmdebug_nb.core.columns import TABLES
+from llmdebug_nb.core.errors import CorruptDumpError
+from llmdebug_nb.store import format as fmt
+from llmdebug_nb.store import own_file
+from llmdebug_nb.store.checked import DAMAGE, rows_of
+
+T = TypeVar("T")
+# Seconds. Reading all of 10^7 records takes 20; a damaged index can make SQLite search for ever.
+LONGEST_QUERY = 60.0
+# Instructions of SQLite between two looks at the clock: 10^8 are done a second, so 1 ms.
+_INSTRUCTIONS = 100_000
+# By SQLite's name. Bytes of a text: the longest of ours, the source of a graph, has some 100 KB.
+# Columns: a record has 27. Nothing is attached.
+_LIMITS = {
+    "SQLITE_LIMIT_LENGTH": 1 << 24,
+    "SQLITE_LIMIT_COLUMN": 100,
+    "SQLITE_LIMIT_ATTACHED": 0,
+    "SQLITE_LIMIT_TRIGGER_DEPTH": 1,
+}
+
+
+class Connection(sqlite3.Connection):
+    """A connection to an index, or to one in memory. ``file``: for messages.
+
+    ``settled``: its writer has closed it. ``widths``: how many columns each of its tables has.
+    """
+
+    file: Path | None = None
+    settled = True
+    longest = LONGEST_QUERY
+    _end = float("inf")
+
+    def rows(self, kind: type[T], sql: str, values: Sequence[object] = ()) -> list[T]:
+        """Return the rows of a SELECT as ``kind``, such as ``tuple[str, int]``.
+
+        Raises CorruptDumpError: a value has another type, or the index can't be read.
+        """
+        self._end = time.monotonic() + self.longest
+        try:
+            found = self.execute(sql, values).fetchall()
+            return rows_of(kind, found)
+        except DAMAGE as error:
+            late = self._is_late() and f"a query took more than {self.longest:.0f} s"
+            raise self.damaged(late or error) from None
+        finally:
+            self._end = float("inf")
+
+    def write(self, sql: str, values: Sequence[object] = ()) -> None:
+        """Change an index in memory. Raises CorruptDumpError."""
+        try:
+            self.execute(sql, values)
+        except DAMAGE as error:
+            raise self.damaged(error) from None
+
+    def damaged(self, error: object) -> CorruptDumpError:
+        """Return the error to raise about this index."""
+        why = " ".join(str(error).split())[:300]
+        return CorruptDumpError(f"{self.file or 'index'} is damaged: it can't be read ({why})")
+
+    def harden(self) -> None:
+        """Refuse what only a stranger's index holds. Raises CorruptDumpError."""
+        self.widths: dict[str, int] = {}
+        self.set_progress_handler(self._is_late, _INSTRUCTIONS)
+        if hasattr(self, "setlimit"):  # from Python 3.11 on
+            for name, limit in _LIMITS.items():
+                self.setlimit(getattr(sqlite3, name), limit)
+        try:
+            for pragma in ("trusted_schema=OFF", "cell_size_check=ON"):
+                self.execute(f"PRAGMA {pragma}")
+        except sqlite3.Error as error:
+            raise self.damaged(error) from None
+        made = self.rows(
+            tuple[str, str, str | None], "SELECT type, name, sql FROM main.sqlite_master"
+        )
+        for kind, name, sql in made:
+            table, columns = _known().get(_words(sql or ""), ("", 0))
+            if columns:
+                self.widths[table] = columns
+            elif not table and not (kind == "index" and sql is None):
+                raise CorruptDumpError(
+                    f"{self.file}: the {kind} {name[:60]!r} is none of this format, or other than"
+                    " docs/format.md describes it"
+                )
+        for one in TABLES:
+            if not one.added_later and one.name not in self.widths:
+                raise CorruptDumpError(f"{self.file}: the table {one.name} is missing")
+
+    def seal(self) -> None:
+        """Let nothing be written from now on."""
+        self.execute("PRAGMA query_only=ON")
+
+    def _is_late(self) -> bool:
+        return time.monotonic() > self._end
+
+
+def connect(index: Path) -> Connection:
+    """Open an index: in place if it was closed, else a copy of it in memory.
+
+    Raises CorruptDumpError.
+    """
+    log = log_of(index)
+    try:
+        own_file.check(index)
+        settled = not os.path.lexists(log)
+        db = _in_place(index) if settled else _copied(index, log)
+    except FileNotFoundError:
+        raise CorruptDumpError(f"{index} is missing") from None
+    except (sqlite3.Error, OSError) as error:
+        raise CorruptDumpError(f"{index} is damaged: {error}") from None
+    db.file, db.settled = index, settled
+    db.harden()
+    return db
+
+
+def log_of(index: Path) -> Path:
+    """Return the write-ahead log of an index, which is there until the writer closes it."""
+    return index.with_name(f"{index.name}-wal")
+
+
+def in_memory() -> Connection:
+    """Return an empty index of our own."""
+    return sqlite3.connect(":memory:", check_same_thread=False, factory=Connection)
+
+
+def _in_place(index: Path) -> Connection:
+    uri = f"{index.resolve().as_uri()}?mode=ro&immutable=1"
+    return sqlite3.connect(uri, uri=True, check_same_thread=False, factory=Connection)
+
+
+def _copied(index: Path, log: Path) -> Connection:
+    """SQLite changes an index that has a log when it opens it, so it is given a copy."""
+    with tempfile.TemporaryDirectory() as scratch:
+        for file in (index, log):
+            with own_file.open_file(file) as stream, open(Path(scratch) / file.name, "wb") as copy:
+                shutil.copyfileobj(stream, copy)
+        torn = sqlite3.connect(Path(scratch) / index.name)
+        db = in_memory()
+        try:
+            torn.backup(db)
+        finally:
+            torn.close()
+    return db
+
+
+def _words(sql: str) -> str:
+    """Return a statement without what makes no difference: spaces, quotes, case."""
+    return "".join(sql.split()).replace('"', "").lower()
+
+
+@functools.cache
+def _known() -> dict[str, tuple[str, int]]:
+    """Return the statements of our schema with the table and its columns; 0 for an index.
+
+    The tables of older dumps lack some columns.
+    """
+    tables = {
+        _words(table.create_with(columns)): (table.name, columns)
+        for table in TABLES
+        for columns in range(len(table.first_names), len(table.names) + 1)
+    }
+    indexes = filter(None, map(_words, fmt.INDEXES.split(";")))
+    return tables | dict.fromkeys(indexes, ("index", 0))

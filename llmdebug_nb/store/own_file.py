@@ -1,0 +1,49 @@
+"""Files of a run, opened as what they are: a link, a pipe or a device is refused.
+
+Whoever sends a run decides what its names are. A link would read a file of the reader's, and a
+pipe would block the reader for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from io import FileIO
+from pathlib import Path
+
+from llmdebug_nb.core.errors import CorruptDumpError
+
+_FLAGS = ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY")  # those that the system has
+
+
+def check(file: Path) -> os.stat_result:
+    """Return the state of a regular file.
+
+    Raises:
+        CorruptDumpError: it is a link, or no regular file.
+        FileNotFoundError, OSError: it is not there, or can't be asked.
+    """
+    return _regular(file, os.lstat(file))
+
+
+def open_file(file: Path) -> FileIO:
+    """Open a regular file to read it, without a buffer. Raises as `check`."""
+    check(file)
+    flags = os.O_RDONLY
+    for name in _FLAGS:
+        flags |= getattr(os, name, 0)
+    handle = os.open(file, flags)
+    try:
+        _regular(file, os.fstat(handle))  # it may be another one by now
+        return FileIO(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def _regular(file: Path, state: os.stat_result) -> os.stat_result:
+    if stat.S_ISLNK(state.st_mode):
+        raise CorruptDumpError(f"{file} is a link, and is not followed; put the file in its place")
+    if not stat.S_ISREG(state.st_mode):
+        raise CorruptDumpError(f"{file} is no regular file")
+    return state

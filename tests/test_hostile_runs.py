@@ -1,0 +1,309 @@
+"""Runs that a stranger made: damaged, lying, endless, or with links and pipes in them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import llmdebug_nb as ld
+from llmdebug_nb.app import runs as app_runs
+from llmdebug_nb.core.columns import LONGEST_PATH, TABLES
+from llmdebug_nb.notebook import desk
+from llmdebug_nb.store import connection, reader
+from llmdebug_nb.store import format as fmt
+from llmdebug_nb.store.checked import MOST_DIMENSIONS, shape_of
+from recordings import record_linear
+from test_desk import opened
+
+CorruptDumpError = ld.errors.CorruptDumpError
+
+
+@pytest.fixture
+def served(tmp_path, monkeypatch) -> Path:
+    monkeypatch.delenv("LLMDEBUG_RUNS")
+    return tmp_path
+
+
+@pytest.fixture
+def run(served) -> Path:
+    return record_linear(served, "golden")
+
+
+def process_of(run: Path) -> Path:
+    return next(run.glob("rank*"))
+
+
+def sql(run: Path, script: str) -> None:
+    with contextlib.closing(sqlite3.connect(process_of(run) / fmt.INDEX)) as db:
+        db.executescript(script)
+
+
+def mark(run: Path, **changes: object) -> None:
+    marker = json.loads((run / fmt.MARKER).read_text(encoding="utf-8"))
+    (run / fmt.MARKER).write_text(json.dumps({**marker, **changes}), encoding="utf-8")
+
+
+# -- the schema ---------------------------------------------------------------------------------
+
+ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x FROM n"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"DROP TABLE sources; CREATE VIEW sources AS SELECT x AS idx, '' AS frames, '' AS code,"
+        f" 0 AS inside FROM ({ENDLESS})",
+        "CREATE TABLE more(x)",
+        "CREATE INDEX evil ON records(abs(id))",
+        "DROP TABLE kernels; CREATE TABLE kernels(name TEXT, nodes TEXT,"
+        " source TEXT AS (printf('%.*c', 1000000000, 'x')))",
+        "DROP TABLE tilings; CREATE VIRTUAL TABLE tilings USING fts5(name, configuration)",
+        "CREATE TRIGGER evil AFTER INSERT ON meta BEGIN DELETE FROM meta; END",
+        "ALTER TABLE records ADD COLUMN evil",
+    ],
+)
+def test_a_schema_other_than_ours_is_refused_at_once(run, script):
+    with contextlib.closing(sqlite3.connect(":memory:")) as db:
+        if (
+            "fts5" in script
+            and not db.execute("SELECT sqlite_compileoption_used('ENABLE_FTS5')").fetchone()[0]
+        ):
+            pytest.skip("this SQLite has no virtual tables of text")
+    sql(run, script)
+    start = time.monotonic()
+    with pytest.raises(CorruptDumpError, match="is none of this format"):
+        len(ld.open_run(run))
+    assert time.monotonic() - start < 2
+
+
+def test_a_query_without_an_end_is_ended(run, monkeypatch):
+    db = connection.connect(process_of(run) / fmt.INDEX)
+    db.longest = 0.05
+    with pytest.raises(CorruptDumpError, match="a query took more than"):
+        db.rows(tuple[int], f"SELECT max(x) FROM ({ENDLESS})")
+    assert db.rows(tuple[int], "SELECT 1") == [(1,)]
+
+
+def test_an_opened_index_can_not_be_written(run):
+    opened_run = ld.open_run(run)
+    for statement in ("DELETE FROM records", "CREATE TABLE x(y)", "ATTACH ':memory:' AS other"):
+        with pytest.raises(CorruptDumpError):
+            opened_run.source.db.rows(tuple[int], statement)
+    assert len(opened_run) > 0
+
+
+# -- rows ---------------------------------------------------------------------------------------
+
+WRONG = ("x'00ff'", "'x'", "1.5", "NULL", "-1", "9223372036854775807", "1e400", "'['", "''")
+
+
+def use(run: Path) -> None:
+    """Ask everything that reads the index."""
+    other = ld.open_run(run)
+    for look in (
+        other.info,
+        other.to_pandas,
+        other.scalars,
+        other.operators,
+        other.ops,
+        other.root_calls,
+        other.steps,
+        other.ids,
+        lambda: [other.load(record) for record in other.records()],
+        lambda: [other.id_of(record.site) for record in other.records()],
+        lambda: other.nodes,
+        lambda: ld.topology(other),
+        lambda: other.tensor("nowhere"),
+        lambda: str(ld.compare(other, other)),
+        lambda: app_runs.describe_run(other),
+    ):
+        with contextlib.suppress(ld.LLMDebugError):
+            look()
+
+
+@pytest.mark.parametrize(
+    ("table", "column"),
+    [
+        (table.name, column.name)
+        for table in TABLES
+        for column in table.columns
+        if table.name in ("meta", "root_calls", "nodes", "records", "scalars", "calls")
+    ],
+)
+def test_a_value_of_another_type_is_our_error_wherever_it_is_read(run, tmp_path, table, column):
+    for number, value in enumerate(WRONG):
+        copy = shutil.copytree(run, tmp_path / f"copy{number}")
+        with contextlib.suppress(sqlite3.IntegrityError):
+            sql(copy, f"UPDATE {table} SET {column} = {value}")
+        with contextlib.suppress(ld.LLMDebugError):
+            use(copy)
+        shutil.rmtree(copy)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" + "1," * MOST_DIMENSIONS + "1]",
+        "[9223372036854775807, 3]",
+        "[99999999999999999999]",
+        "[-2]",
+        "[1.0]",
+        "[true]",
+        "3",
+        "[" * 100_000,
+        "",
+    ],
+)
+def test_no_tensor_has_this_shape(text):
+    with pytest.raises((ValueError, RecursionError)):
+        shape_of(text)
+
+
+def test_shapes_at_the_limits_are_read():
+    assert shape_of("[]") == ()
+    assert shape_of("[-1, 3]") == (-1, 3)
+    assert shape_of("[0, 9223372036854775807]") == (0, 2**63 - 1)
+    assert len(shape_of(json.dumps([1] * MOST_DIMENSIONS))) == MOST_DIMENSIONS
+
+
+def test_a_path_of_20_000_parts_is_refused_and_one_at_the_limit_is_shown_in_time(run):
+    sql(run, f"UPDATE records SET path = '{'.'.join('a' * 20_000)}'")
+    with pytest.raises(CorruptDumpError, match="length"):
+        list(ld.open_run(run).records())
+    sql(run, f"UPDATE records SET path = '{'.'.join('a' * (LONGEST_PATH // 2))}'")
+    start = time.monotonic()
+    assert "golden" in str(ld.compare(ld.open_run(run), ld.open_run(run)))
+    assert time.monotonic() - start < 5
+
+
+# -- markers ------------------------------------------------------------------------------------
+
+MARKERS = [
+    "{",
+    "null",
+    "[" * 1_000_000,
+    '{"format": "llmdebug-run", "version": 1, "created": NaN}',
+    '{"format": "llmdebug-run", "version": 1, "created": 1e999}',
+    '{"format": "llmdebug-run", "version": 1, "created": 1e18}',
+    '{"format": "llmdebug-run", "version": 1, "created": "x"}',
+    '{"format": "llmdebug-run", "version": 1, "name": 3}',
+    '{"format": "llmdebug-run", "version": 1, "name": "../../etc"}',
+    '{"format": "llmdebug-run", "version": 1, "options": [1]}',
+    '{"format": "llmdebug-run", "version": 1, "environment": {"torch": {}}}',
+    '{"format": "llmdebug-run", "version": [[1]]}',
+    '"\\ud800"',
+    "\udce9",
+]
+
+
+@pytest.mark.parametrize("text", MARKERS)
+def test_a_run_with_a_damaged_marker_is_listed_with_the_reason_and_can_be_deleted(
+    served, run, text, monkeypatch
+):
+    good = record_linear(served, "good")
+    (run / fmt.MARKER).write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(CorruptDumpError, match="damaged") as error:
+        ld.open_run(run)
+    assert "\n" not in str(error.value)
+    desk_ = opened(desk.Desk, served)
+    [folder] = desk_.ask(op="runs", folders=[""], name="")["folders"]
+    problems = {row["name"]: row["problem"] for row in folder["runs"]}
+    assert problems["good"] == ""
+    assert "damaged" in problems["golden"]
+    monkeypatch.setenv("LLMDEBUG_RUNS", str(good.parent))
+    with pytest.warns(UserWarning, match="damaged"):
+        assert [one.name for one in ld.runs()] == ["good"]
+    assert "error" not in desk_.ask(op="delete", path=str(run))
+    assert not run.exists()
+    assert good.exists()
+
+
+# -- links and pipes ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [fmt.MARKER, fmt.INDEX, fmt.PAYLOAD])
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder", "hard link"])
+def test_a_file_of_a_run_that_is_a_link_or_a_pipe_is_refused(run, tmp_path, name, kind):
+    file = run / name if name == fmt.MARKER else process_of(run) / name
+    outside = tmp_path / "outside"
+    shutil.move(file, outside)
+    if kind == "link":
+        file.symlink_to(outside)
+    elif kind == "hard link":
+        os.link(outside, file)
+    elif kind == "folder":
+        file.mkdir()
+    else:
+        os.mkfifo(file)
+
+    def read() -> torch.Tensor:
+        opened_run = ld.open_run(run)
+        return opened_run.load(next(opened_run.records(role="output")))
+
+    if kind == "hard link":
+        assert read().numel()
+        return
+    with pytest.raises(CorruptDumpError, match=r"link|regular"):
+        read()
+    desk_ = opened(desk.Desk, tmp_path)
+    assert desk_.ask(op="runs", folders=[""], name="")["folders"]
+
+
+def test_a_log_that_is_a_link_is_refused(run, tmp_path):
+    (tmp_path / "log").write_bytes(b"")
+    log = connection.log_of(process_of(run) / fmt.INDEX)
+    log.symlink_to(tmp_path / "log")
+    with pytest.raises(CorruptDumpError, match="link"):
+        ld.open_run(run).info()
+
+
+def test_a_pipe_among_reports_hangs_no_list(served, run):
+    os.mkfifo(served / "page.html")
+    (served / "more.html").symlink_to(served / "page.html")
+    [folder] = opened(desk.Desk, served).ask(op="runs", folders=[""], name="")["folders"]
+    assert folder["kind"] == "run"
+
+
+# -- deleting -----------------------------------------------------------------------------------
+
+
+def test_the_desk_deletes_nothing_outside_its_workspace(tmp_path, monkeypatch):
+    monkeypatch.delenv("LLMDEBUG_RUNS")
+    served = tmp_path / "served"
+    inside, outside = record_linear(served, "mine"), record_linear(tmp_path / "other", "theirs")
+    page = ld.compare(inside, outside).to_html(tmp_path / "page.html")
+    link = served / "link"
+    link.symlink_to(outside.parent, target_is_directory=True)
+    (inside.parent / "alias").symlink_to(inside, target_is_directory=True)
+    desk_ = opened(desk.Desk, served)
+    for path in (
+        outside,
+        page,
+        link / outside.name,
+        served / ".." / "other" / "llmdebug_runs" / "theirs",
+        inside.parent / "alias",
+        "mine",
+        "a\0b",
+        "",
+    ):
+        assert "error" in desk_.ask(op="delete", path=str(path)), path
+    assert [path.exists() for path in (outside, page, inside)] == [True] * 3
+    assert desk_.ask(op="runs", folders=["../other", "link"], name="")["folders"] == []
+    assert "error" not in desk_.ask(op="delete", path=str(inside))
+
+
+def test_a_folder_that_holds_more_than_a_run_is_not_deleted(tmp_path, run):
+    (tmp_path / fmt.MARKER).write_text("{}", encoding="utf-8")
+    (tmp_path / "work").mkdir()
+    with pytest.raises(ld.LLMDebugError, match="holds the folder"):
+        ld.delete_run(tmp_path)
+    assert run.exists()
+    assert reader.native(run).info()["complete"]
