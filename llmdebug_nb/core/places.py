@@ -76,12 +76,15 @@ def line_at(name: str, line: int, near: Path | None = None) -> str:
     return "" if file is None else linecache.getline(file, line).strip()
 
 
-def _candidates(name: str, near: Path | None) -> Iterator[Path]:
+def expanded(name: str) -> str:
+    """Return the place of this machine that `scrubbed` named: the way back for ``~``."""
     if _USER in name:
         name = name.replace(_USER, getpass.getuser())
-    if name.startswith("~"):
-        yield Path.home() / name[1:].lstrip("\\/")
-        return
+    return os.path.expanduser(name) if name.startswith(("~/", "~\\")) else name
+
+
+def _candidates(name: str, near: Path | None) -> Iterator[Path]:
+    name = expanded(name)
     if os.path.isabs(name):
         yield Path(name)
         return

@@ -17,6 +17,7 @@ import torch
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPE_NAMES
 from llmdebug_nb.core.findings import Difference
+from llmdebug_nb.core.places import scrubbed
 from llmdebug_nb.core.printable import printable
 from llmdebug_nb.core.records import CallKey
 from llmdebug_nb.explain import arguments, replay
@@ -241,7 +242,9 @@ def _slot(call: ComparedCall) -> str:
 
 
 def _where(side: Side) -> str:
-    return _code(str(side.run.path.resolve()) if side.run.path is not None else side.run.label)
+    return _code(
+        scrubbed(str(side.run.path.resolve())) if side.run.path is not None else side.run.label
+    )
 
 
 def _site(key: CallKey | None) -> str:

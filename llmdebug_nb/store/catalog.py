@@ -12,6 +12,7 @@ import msgspec
 
 from llmdebug_nb.core.errors import CorruptDumpError, NotADumpError, UnknownRunError
 from llmdebug_nb.core.options import runs_folder
+from llmdebug_nb.core.places import expanded
 from llmdebug_nb.store import format as fmt
 from llmdebug_nb.store import own_file
 from llmdebug_nb.store.checked import MOMENT, json_of
@@ -110,8 +111,8 @@ def find(name: str | os.PathLike[str]) -> Path:
         UnknownRunError: no run has that name; the message lists which names exist.
         NotADumpError: the path holds several runs with different names.
     """
-    path = Path(name).expanduser()
     text = os.fspath(name)
+    path = Path(expanded(text))
     home = runs_folder()
     if os.sep not in text and not path.is_absolute():
         named = _by_name(home, text)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llmdebug_nb.core.errors import LLMDebugError
 from llmdebug_nb.core.options import DumpKeywords, DumpOptions
-from llmdebug_nb.store.writer import PRIVATE_FILE
+from llmdebug_nb.store.writer import PRIVATE_FILE, PRIVATE_FOLDER
 
 TOPOLOGY = ("model", "layer", "onnx")  # model/PID/NAME.json and layer/PID/NAME.json, also as .onnx
 # kinds of tables, and their names in the option `profile`
@@ -44,6 +44,8 @@ def write(run: Path, files: Collection[str]) -> Iterator[tuple[str, str]]:
             paths += write_tables(run, run)
         for path in paths:  # they tell of the program what the run tells
             path.chmod(PRIVATE_FILE)
+            for folder in path.relative_to(run).parents:
+                (run / folder).chmod(PRIVATE_FOLDER)
     except (LLMDebugError, OSError) as error:
         yield "warning", f"{', '.join(files)}: {error}"
         return
