@@ -187,10 +187,10 @@ def test_no_home_of_anyone_stays_in_a_text(text):
 
 
 def test_a_run_opens_by_the_name_that_views_show(ann, monkeypatch):
-    with ld.dump(model := nn.Linear(2, 2), name="a b", path=ann / "runs") as run:
+    with ld.dump(model := nn.Linear(2, 2), name="a-b", path=ann / "runs") as run:
         model(torch.ones(1, 2))
-    assert shown(str(run.path)) == "~/runs/a b"
-    assert ld.open_run("~/runs/a b").path == run.path
+    assert shown(str(run.path)) == "~/runs/a-b"
+    assert ld.open_run("~/runs/a-b").path == run.path
     monkeypatch.chdir("/")
     assert ld.open_run(shown(str(run.path))).path == run.path
 
