@@ -237,36 +237,6 @@ def test_unrelated_weights_are_no_permutation():
     assert finds.row_order(g, m) is None
 
 
-@settings(deadline=None, max_examples=20)
-@given(
-    st.lists(st.integers(0, 5), min_size=1, max_size=4), st.integers(0, 2), NOISE, SEEDS,
-    st.booleans(),
-)  # fmt: skip
-def test_a_concatenation_is_found_part_by_part_with_empty_operands(
-    lengths, axis, noise, seed, whole_is_mine
-):
-    if not sum(lengths):
-        return
-    parts = []
-    for i, n in enumerate(lengths):
-        shape = [4, 6, 8]
-        shape[axis] = n
-        parts.append(random(*shape, seed=seed + i))
-    whole = torch.cat(parts, axis)
-    sides = [{"w": noised(whole, noise, seed)}, {str(i): p for i, p in enumerate(parts)}]
-    finds, *records = finder(*(sides[::-1] if whole_is_mine else sides))
-    (record,), pieces = records[::-1] if whole_is_mine else records
-    fits = finds.fit_parts(record, pieces, int(whole_is_mine))
-    assert len(fits) == len(parts)
-    for fit, part in zip(fits, parts, strict=True):
-        own, other = fit(part, whole)[::-1] if whole_is_mine else fit(whole, part)
-        assert torch.equal(own.flatten(), other.flatten())
-        assert own.numel() == part.numel()
-    if sum(n > 0 for n in lengths) > 1:
-        lacking = [p for p in pieces if p.summary.numel][1:]
-        assert finds.fit_parts(record, lacking, int(whole_is_mine)) is None
-
-
 def test_empty_tensors_are_no_mismatch():
     fit = found(torch.empty(0), torch.empty(1, 8, 0, 32))
     g, m = fit(torch.empty(0), torch.empty(1, 8, 0, 32))
@@ -279,7 +249,6 @@ def test_sizes_that_are_no_number_have_no_layout():
     finds, (g,), (m,) = finder({"0": random(4, 6)}, {"0": random(6, 4)}, values=False)
     nested = replace(g, summary=replace(g.summary, shape=(4, -1)))
     assert finds.fit(nested, m) is None
-    assert finds.fit_parts(nested, [m]) is None
 
 
 @settings(deadline=None, max_examples=15)

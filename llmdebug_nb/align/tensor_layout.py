@@ -17,7 +17,7 @@ import torch
 from llmdebug_nb.align import fit as moves
 from llmdebug_nb.align import masks, quantised
 from llmdebug_nb.align.batch_layout import BatchMap, BatchMaps, Load
-from llmdebug_nb.align.fit import Fit, span_text
+from llmdebug_nb.align.fit import Fit
 from llmdebug_nb.align.layout_search import order_along, proposed, search
 from llmdebug_nb.align.values import Values, real
 from llmdebug_nb.core import constants
@@ -87,26 +87,6 @@ class LayoutFinder:
             return Fit("reshaped", (moves.viewed(b.shape),), whole=True)
         return found
 
-    def fit_parts(self, whole: Record, parts: Sequence[Record], side: int = 0) -> list[Fit] | None:
-        """Return for each part the fit that cuts it out of the whole; None if they don't make it.
-
-        ``side``: the whole is golden's (0) or mine's (1). An empty part is part of any tensor.
-        """
-        if any(-1 in record.summary.shape for record in (whole, *parts)):
-            return None
-        left = torch.arange(whole.summary.numel).reshape(whole.summary.shape)
-        joined = _joined(whole.summary.shape, [part.summary.shape for part in parts], side)
-        for fits in (joined, [self.fit(*_turned(whole, p, side), fused=True) for p in parts]):
-            ends = [] if fits is None else [_moved(left, f, side) for f in fits]
-            every = torch.cat(ends) if ends else left.new_empty(0)
-            if not bool((torch.bincount(every, minlength=left.numel()) == 1).all()):
-                continue
-            pairs = zip(parts, fits or (), strict=True)
-            done = [(f or Fit("")) for p, f in pairs if self._holds(*_turned(whole, p, side), f)]
-            if len(done) == len(parts):
-                return done
-        return None
-
     def row_order(self, golden: Record, mine: Record) -> torch.Tensor | None:
         """Return which of golden's rows each row of mine is, int64[rows], if the order differs.
 
@@ -162,12 +142,6 @@ class LayoutFinder:
         """Tell whether the batches of a step differ in the rows or the places of tokens."""
         maps = (self._batches.of(generation, each) for each in (step, 0))
         return any(found is not None for found in maps)
-
-    def _holds(self, golden: Record, mine: Record, fit: Fit | None) -> bool:
-        """Tell whether nothing speaks against a fit."""
-        values = self._values(golden, mine, fit or Fit(""))
-        return values is None or not golden.summary.numel * mine.summary.numel or (
-            values.error <= constants.WRONG_LAYOUT)  # fmt: skip
 
     def _by_tokens(self, golden: Record, mine: Record) -> Fit | None:
         """Return the fit that the batch maps of the step explain."""
@@ -284,39 +258,6 @@ def _emptied(x: torch.Tensor) -> torch.Tensor:
 
 def _coarseness(summary: Summary) -> float:
     return epsilon(summary.dtype) if is_floating(summary.dtype) else 0.0
-
-
-def _turned(whole: Record, part: Record, side: int) -> tuple[Record, Record]:
-    """Return golden's record and mine's."""
-    return (part, whole) if side else (whole, part)
-
-
-def _moved(x: torch.Tensor, fit: Fit | None, side: int) -> torch.Tensor:
-    for move in () if fit is None else (fit.golden, fit.mine)[side]:
-        x = move(x)
-    return x.flatten()
-
-
-def _joined(whole: Shape, parts: Sequence[Shape], side: int) -> list[Fit | None] | None:
-    """Return the fits of parts that follow each other along the one axis in which they differ."""
-    full = [part for part in parts if math.prod(part)]
-    for axis in range(len(whole)):
-        rest = whole[:axis] + whole[axis + 1 :]
-        if any(len(p) != len(whole) or p[:axis] + p[axis + 1 :] != rest for p in full):
-            continue
-        fits: list[Fit | None] = []
-        start = 0
-        for part in parts:
-            length = part[axis] if math.prod(part) else 0
-            move = moves.narrowed(axis, start, length) if length else _emptied
-            text = f"{span_text(start, length)} of {whole[axis]} along axis {axis - len(whole)}"
-            says = f"{text} of {('golden', 'mine')[side]}" if length else "one is empty"
-            other = () if length else (_emptied,)
-            fits.append(Fit(says, *((other, (move,)) if side else ((move,), other))))
-            start += length
-        if start == whole[axis]:
-            return fits
-    return None
 
 
 def _shapes_after(fit: Fit, golden: Shape, mine: Shape) -> tuple[Shape, ...]:
