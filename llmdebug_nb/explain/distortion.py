@@ -5,6 +5,7 @@ Each function takes the two sides and returns a relation, or None.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 
@@ -93,18 +94,20 @@ def constant(sides: Sides) -> Relation | None:
     return Relation(e.CONSTANT, says, "look for a value that is never filled in", 0.0)
 
 
+def times(sides: Sides, factor: float) -> str:
+    """Return an addition to a relation: ``, times 0.125``; "" for a factor of 1."""
+    return "" if factor == 1.0 else f", {factor_words(sides, factor)[1]}"
+
+
 def scaled(sides: Sides) -> Relation | None:
     """Recognise golden times a constant, -1 included."""
     factor = fitted_factor(sides.golden_sample, sides.sample, sides.limit)
     if factor == 1.0 or not 0.0 < abs(factor) < math.inf:
         return None
-    predicted = factor * sides.golden_sample
-    if not _near(sides, predicted) or not sides.certain(predicted, parameters=int(factor != -1.0)):
+    error = sides.left_by(sides.golden_sample, sides.golden, factor, parameters=int(factor != -1.0))
+    if error is None:
         return None
-    error = remaining(sides.mine, sides.golden, factor)
     kind, words, advice = factor_words(sides, factor)
-    if error >= sides.limit:
-        return None
     return Relation(kind, f"mine is golden's value {words}", advice, error)
 
 
@@ -122,11 +125,8 @@ def offset(sides: Sides) -> Relation | None:
     )
     whole = float(round(by))
     by = whole if abs(by - whole) <= max(doubt, constants.EXACT * abs(by)) else by
-    predicted = slope * g + by
-    if by == 0.0 or not _near(sides, predicted, by) or not sides.certain(predicted, parameters=2):
-        return None
-    error = remaining(sides.mine, sides.golden, slope, by)
-    if error >= sides.limit:
+    error = sides.left_by(g, sides.golden, slope, by, parameters=2) if by else None
+    if error is None:
         return None
     if slope == -1.0 and by == 1.0:
         return Relation(e.INVERTED, "mine is 1 minus golden's value", "look for a not", error)
@@ -134,43 +134,36 @@ def offset(sides: Sides) -> Relation | None:
         words = "1 + golden's value" if by > 0 else "golden's value minus 1"
         advice = "look for w against 1 + w, or for counting from 1 against from 0"
         return Relation(e.ONE_PLUS, f"mine is {words}", advice, error)
-    scale = "" if slope == 1.0 else f" {factor_words(sides, slope)[1]},"
+    scale = times(sides, slope).removeprefix(",") + "," * (slope != 1.0)
     known = max(doubt / abs(by), constants.EXACT)
     digits = max(1, math.floor(-math.log10(known))) if known < 1.0 else 1
     says = f"mine is golden's value{scale} {'plus' if by > 0 else 'minus'} {abs(by):.{digits}g}"
     return Relation(e.OFFSET, says, "look for a constant that only one side adds", error)
 
 
-def _near(sides: Sides, predicted: torch.Tensor, by: float = 0.0) -> bool:
-    """Tell whether a prediction of the sample is worth a look at all elements."""
-    size = max(float(predicted.norm()), float((predicted - by).norm()))
-    return float((predicted - sides.sample).norm()) <= constants.SAMPLE_SPREAD * sides.limit * size
-
-
 def bent(sides: Sides) -> Relation | None:
     """Recognise values that only one side clips or soft-caps."""
     swapped = Sides(sides.mine, sides.golden, sides.limit)
-    for each, before, after in (
+    for each, before, advice in (
         (sides, "mine is golden's value", "look for a limit that only mine has"),
         (swapped, "golden is mine's value", "mine lacks a limit that golden has"),
     ):
+        golden, sample = each.golden, each.golden_sample
         low, high = (float(bound) for bound in each.mine.aminmax())
-        predicted = each.golden_sample.clamp(low, high)
-        if _near(each, predicted) and each.certain(predicted, parameters=2):
-            error = remaining(each.mine, each.golden.clamp(low, high))
-            if error < each.limit:
-                says = f"{before} clipped to {low:.4g} ... {high:.4g}"
-                return Relation(e.CLIPPED, says, after, error)
-        cap = _cap(each.golden_sample, each.sample)
+        clipped = functools.partial(golden.clamp, low, high)
+        error = each.left_by(sample.clamp(low, high), clipped, parameters=2)
+        if error is not None:
+            says = f"{before} clipped to {low:.4g} ... {high:.4g}"
+            return Relation(e.CLIPPED, says, advice, error)
+        cap = _cap(sample, each.sample)
         if not 0.0 < cap < math.inf:
             continue
-        predicted = cap * (each.golden_sample / cap).tanh()
-        if _near(each, predicted) and each.certain(predicted, parameters=1):
-            error = remaining(each.mine, (each.golden / cap).tanh_(), cap)
-            if error < each.limit:
-                side = "before" if each is swapped else "after"
-                says = f"mine is golden's value {side} a soft-cap (tanh) of about {cap:.4g}"
-                return Relation(e.SOFT_CAP, says, after, error)
+        bends = functools.partial(torch.tanh, golden / cap)
+        error = each.left_by((sample / cap).tanh(), bends, cap, parameters=1)
+        if error is not None:
+            side = "before" if each is swapped else "after"
+            says = f"mine is golden's value {side} a soft-cap (tanh) of about {cap:.4g}"
+            return Relation(e.SOFT_CAP, says, advice, error)
     return None
 
 

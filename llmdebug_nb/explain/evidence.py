@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +23,7 @@ from llmdebug_nb.core.kernels.relative import ratio
 
 TOKENS = "the tokens"  # the word for that axis
 
-# Kinds of relations; `llmdebug_nb.explain.relation` describes them.
+# Kinds of relations.
 ROUNDED, NEGATED, SCALED, OFFSET, ONE_PLUS = "rounded", "negated", "scaled", "offset", "one plus"
 CONSTANT, INVERTED, CLIPPED, SOFT_CAP = "constant", "inverted", "clipped", "soft-cap"
 CHANNEL_SCALE, NEIGHBOUR_SCALE, SIGNS = "scale per channel", "neighbour's scale", "signs"
@@ -39,9 +39,9 @@ Axes = tuple[str, ...]
 class Relation:
     """What mine's value is of golden's.
 
-    ``kind``: one of the constants in `llmdebug_nb.explain.relation`. ``says``: a clause for the
-    user. ``advice``: what follows from it, empty where nothing does. ``error``: the relative L2
-    error that remains after the relation is undone.
+    ``kind``: one of the constants above. ``says``: a clause for the user. ``advice``: what follows
+    from it, empty where nothing does. ``error``: the relative L2 error that remains after the
+    relation is undone.
     """
 
     kind: str
@@ -211,6 +211,33 @@ class Sides:
             change, difference, parameters=parameters, candidates=candidates, centred=False
         )
         return count >= constants.CERTAIN_NATS
+
+    def left_by(
+        self,
+        sample: torch.Tensor,
+        whole: torch.Tensor | Callable[[], torch.Tensor],
+        factor: float = 1.0,
+        offset: float = 0.0,
+        *,
+        parameters: int = 0,
+        candidates: float = 0.0,
+    ) -> float | None:
+        """Return the error that ``factor * x + offset`` leaves; None if that is not mine's value.
+
+        ``sample``, ``whole``: x at the sample (float64), and all of it in mine's layout.
+        """
+        scaled = factor * sample
+        predicted = scaled + offset
+        size = max(float(predicted.norm()), float(scaled.norm()))
+        if not float((predicted - self.sample).norm()) <= (
+            constants.SAMPLE_SPREAD * self.limit * size
+        ):
+            return None
+        if not self.certain(predicted, parameters=parameters, candidates=candidates):
+            return None
+        predicted = whole if isinstance(whole, torch.Tensor) else whole()
+        error = remaining(self.mine, predicted, factor, offset)
+        return error if error < self.limit else None
 
 
 def seeded() -> torch.Generator:

@@ -7,6 +7,7 @@ with the nearest slice of golden, and the order that comes out gets its name.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -15,9 +16,8 @@ from dataclasses import dataclass
 import torch
 
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.kernels.relative import relative_l2
 from llmdebug_nb.explain import evidence as e
-from llmdebug_nb.explain.distortion import factor_words, fitted_factor
+from llmdebug_nb.explain.distortion import fitted_factor, times
 from llmdebug_nb.explain.evidence import Relation, Sides, listed, nats, remaining, spans
 
 _HEADS = "look at how heads are repeated or split: repeat_interleave against repeat, view before"
@@ -68,21 +68,16 @@ def placed(sides: Sides) -> Relation | None:
     if sides.golden.numel() != sides.mine.numel():
         return None
     places = list(itertools.islice(_places(sides), constants.LAYOUTS_TRIED))
-    flat = sides.golden.view(-1)
+    flat, tried = sides.golden.view(-1), math.log(2 * len(places)) if places else 0.0
     for place in places:
-        predicted = flat[place.at(sides.positions)].double()
-        factor = fitted_factor(predicted, sides.sample, sides.limit)
-        error = relative_l2(factor * predicted, sides.sample)
-        if not error < constants.SAMPLE_SPREAD * sides.limit:
-            continue
+        sample = flat[place.at(sides.positions)].double()
+        factor = fitted_factor(sample, sides.sample, sides.limit)
         parameters = int(factor not in (1.0, -1.0))
-        tried = math.log(2 * len(places))
-        if not sides.certain(factor * predicted, parameters=parameters, candidates=tried):
-            continue
-        error = remaining(sides.mine, place.whole(sides.golden, sides.mine.shape), factor)
-        if error < sides.limit:
-            more = "" if factor == 1.0 else f", {factor_words(sides, factor)[1]}"
-            return Relation(place.kind, f"{place.says}{more}", place.advice, error)
+        whole = functools.partial(place.whole, sides.golden, sides.mine.shape)
+        error = sides.left_by(sample, whole, factor, parameters=parameters, candidates=tried)
+        if error is not None:
+            says = f"{place.says}{times(sides, factor)}"
+            return Relation(place.kind, says, place.advice, error)
     return None
 
 
@@ -197,9 +192,7 @@ def _along(sides: Sides, axis: int, factor: float) -> Relation | None:
     error = remaining(mine, chosen, factor)
     if not error < sides.limit:
         return None
-    more = "" if factor == 1.0 else f", {factor_words(sides, factor)[1]}"
-    unit = sides.axis(axis)
-    says = words.format(axis=unit) + more
+    says = words.format(axis=sides.axis(axis)) + times(sides, factor)
     advice = _HEADS if "heads" in says and kind == e.REORDERED else _TOLD.get(kind, "")
     return Relation(kind, says, advice, error)
 

@@ -15,39 +15,9 @@ import torch
 
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPE_NAMES
-from llmdebug_nb.core.kernels.relative import relative_l2
 from llmdebug_nb.explain import distortion, rearrangement
 from llmdebug_nb.explain import evidence as e
 from llmdebug_nb.explain.evidence import Relation, Sides, nats, real, remaining, spans
-
-KINDS = {
-    e.ROUNDED: "golden's value in a coarser dtype",
-    e.CONSTANT: "one value everywhere",
-    e.MASKED: "values are hidden in other places",
-    e.NEGATED: "the other sign",
-    e.SCALED: "times a constant",
-    e.ONE_PLUS: "plus or minus 1: w against 1 + w",
-    e.INVERTED: "1 minus golden's value",
-    e.OFFSET: "plus a constant, or times one and plus another",
-    e.OTHER: "another tensor of golden",
-    e.OTHER_SOFTMAX: "a distribution over another axis",
-    e.RESHAPED: "the same elements in another shape",
-    e.PERMUTED: "axes in another order, heads and tokens mixed up",
-    e.FLIPPED: "an axis in reverse",
-    e.SHIFTED: "moved along an axis",
-    e.HALVES: "two halves swapped",
-    e.INTERLEAVED: "half-split against interleaved",
-    e.TILED: "repeated as a whole against each one repeated",
-    e.REORDERED: "another order along an axis",
-    e.SLICED_OUT: "some indices of an axis",
-    e.CLIPPED: "clipped on one side only",
-    e.SOFT_CAP: "soft-capped on one side only",
-    e.SIGNS: "the other sign at some indices of an axis",
-    e.PART: "only a part differs",
-    e.NEIGHBOUR_SCALE: "each index has its neighbour's scale",
-    e.CHANNEL_SCALE: "one factor per index of an axis",
-    e.CHANNEL_OFFSET: "one offset per index of an axis",
-}
 
 _LOWEST = torch.finfo(torch.float32).min
 
@@ -183,18 +153,11 @@ def _other(sides: Sides, others: Sequence[tuple[str, torch.Tensor]]) -> Relation
         x = _shown(x, None)
         sample = x.view(-1)[sides.positions].double()
         factor = distortion.fitted_factor(sample, sides.sample, sides.limit)
-        predicted = factor * sample
-        parameters = int(factor not in (1.0, -1.0))
-        if not relative_l2(predicted, sides.sample) < constants.SAMPLE_SPREAD * sides.limit:
-            continue
-        tried = math.log(2 * len(others))
-        if not sides.certain(predicted, parameters=parameters, candidates=tried):
-            continue
-        error = remaining(sides.mine, x, factor)
-        if error < sides.limit:
-            more = "" if factor == 1.0 else f", {distortion.factor_words(sides, factor)[1]}"
-            advice = "look at why that tensor is taken"
-            return Relation(e.OTHER, f"mine is golden's {label}{more}", advice, error)
+        parameters, tried = int(factor not in (1.0, -1.0)), math.log(2 * len(others))
+        error = sides.left_by(sample, x, factor, parameters=parameters, candidates=tried)
+        if error is not None:
+            says = f"mine is golden's {label}{distortion.times(sides, factor)}"
+            return Relation(e.OTHER, says, "look at why that tensor is taken", error)
     return None
 
 
