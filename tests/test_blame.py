@@ -397,9 +397,7 @@ def test_indices_and_sizes_are_read_back():
 def _call_of(report, path):
     from llmdebug_nb.explain.calls import Calls
 
-    return next(c for c in Calls(list(report.differences), "forward").all if c.path == path), Calls(
-        list(report.differences), "forward"
-    )
+    return next(c for c in Calls(list(report.differences), "forward").all if c.path == path)
 
 
 def test_a_module_alone_on_goldens_inputs_tells_made_from_received():
@@ -408,28 +406,10 @@ def test_a_module_alone_on_goldens_inputs_tells_made_from_received():
 
     report = pair(llama(), plant, tokens="0")
     runs = Runs(Side(report.golden), Side(report.mine), error, report.models[1].get_submodule)
-    made = run_on_golden_inputs(*_call_of(report, "model.layers.0.mlp"), runs)
-    received = run_on_golden_inputs(*_call_of(report, "model.layers.1.mlp"), runs)
-    assert made.by == received.by == "live"
+    made = run_on_golden_inputs(_call_of(report, "model.layers.0.mlp"), runs)
+    received = run_on_golden_inputs(_call_of(report, "model.layers.1.mlp"), runs)
     assert made.error > 0.005
     assert received.error < 1e-6
-
-
-def test_without_the_model_the_recorded_operators_are_made_again_along_the_edges():
-    def plant(model):
-        patched(model.model.layers[0].mlp.act_fn, lambda self, x: F.silu(x) * 1.01)
-
-    report = pair(llama(), plant, "module+api", tokens="0")
-    runs = Runs(Side(report.golden), Side(report.mine), error)
-    for path, wrong in (
-        ("model.layers.0.mlp", True),
-        ("model.layers.1.mlp", False),
-        ("model.layers.1.self_attn", False),
-    ):
-        done = run_on_golden_inputs(*_call_of(report, path), runs)
-        assert done.by == "disk"
-        assert (done.error > 0.005) == wrong, path
-        assert wrong or done.error < 1e-5
 
 
 def test_swapping_leaves_model_and_random_numbers_as_they_were():

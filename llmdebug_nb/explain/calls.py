@@ -232,11 +232,6 @@ class Calls:
         )
         return golden, mine
 
-    def record_of_mine(self, number: int) -> Record | None:
-        """Return a record of mine by its id."""
-        row = self._rows[1].get(number)
-        return row.pair.mine if row is not None else None
-
     def holder(self, call: ComparedCall) -> ComparedCall | None:
         """Return the innermost module call around a call, or None if none was recorded."""
         around = [c for c in self.all if self.is_inside(call, c)]

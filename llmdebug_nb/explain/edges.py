@@ -69,16 +69,6 @@ def is_root(row: Difference, differences: Sequence[Difference]) -> bool:
     )
 
 
-def first_of_chain(chain: Sequence[ComparedCall], calls: Calls) -> ComparedCall:
-    """Return the call of a one-sided chain to name: the earliest that takes what both sides have.
-
-    A cast to a finer dtype loses nothing, and neither does a copy.
-    """
-    telling = [c for c in chain if not _widens(c)] or list(chain)
-    telling = [c for c in telling if not changes_nothing(c)] or telling
-    return next((c for c in telling if _takes_common(c, calls)), telling[0])
-
-
 def changes_nothing(call: ComparedCall) -> bool:
     """Tell whether an operator keeps every value at its place, as a copy or a cast does.
 
@@ -97,38 +87,8 @@ def changes_nothing(call: ComparedCall) -> bool:
     return abs(a.l2norm - b.l2norm) <= max(epsilon(a.dtype), epsilon(b.dtype)) * a.l2norm
 
 
-def _widens(call: ComparedCall) -> bool:
-    """Tell whether an operator only casts to a finer dtype, which loses nothing."""
-    inputs, outputs = ([s.dtype for s in _summaries(rows)] for rows in (call.inputs, call.outputs))
-    if len(inputs) != 1 or len(outputs) != 1:
-        return False
-    floating = is_floating(inputs[0]) and is_floating(outputs[0])
-    return floating and epsilon(outputs[0]) < epsilon(inputs[0])
-
-
 def _summaries(rows: Sequence[Difference]) -> list[Summary]:
     return [d.pair.either.summary for d in rows]
-
-
-def _takes_common(call: ComparedCall, calls: Calls) -> bool:
-    """Tell whether an input of a call was made by a call that both sides have."""
-    producers = (p for d in call.inputs for p in calls.producers(d))
-    return any(p is not None and p.verdict != "unmatched" for p in producers)
-
-
-def innermost(call: ComparedCall, row: Difference, calls: Calls) -> tuple[ComparedCall, Difference]:
-    """Return the innermost module call with the same tensor as an input."""
-
-    def prints(d: Difference) -> tuple[str | None, ...]:
-        return tuple(r.summary.fingerprint if r else None for r in (d.pair.golden, d.pair.mine))
-
-    same = [
-        (c, d)
-        for c in calls.inside(call)
-        for d in c.inputs
-        if not c.is_operator and d.verdict == "diverged" and prints(d) == prints(row)
-    ]
-    return max(same, key=lambda each: each[0].path.count("."), default=(call, row))
 
 
 def origin(row: Difference, calls: Calls) -> str:

@@ -60,7 +60,7 @@ class PassedOn:
 
     def _is_proven(self, call: ComparedCall) -> bool:
         if id(call) not in self._proven:
-            self._proven[id(call)] = verify.passes_on(call, self._calls, self._runs)
+            self._proven[id(call)] = verify.passes_on(call, self._runs)
         return self._proven[id(call)]
 
 

@@ -19,8 +19,6 @@ from llmdebug_nb.explain import causes, clauses, near_tie, overflow, scalars, ve
 from llmdebug_nb.explain.calls import Calls, ComparedCall, same_operator
 from llmdebug_nb.explain.edges import (
     changes_nothing,
-    first_of_chain,
-    innermost,
     input_name,
     kind_of,
     origin,
@@ -190,7 +188,6 @@ class Judge:
         kind, holder = kind_of(row), self.calls.holder(call)
         made = origin(row, self.calls)
         if kind is not None and row.site.role == "input":
-            call, row = innermost(call, row, self.calls)
             words = f"{call.path} received another {input_name(row)}{made}"
             return self._placed(Blamed(call, kind, words, row), holder)
         places = self._places(region)
@@ -227,7 +224,7 @@ class Judge:
 
     def _one_sided(self, calls: list[ComparedCall], owner: str, row: Difference) -> Blamed:
         """Blame a chain of calls that only one program makes."""
-        call = first_of_chain(calls, self.calls)
+        call = calls[0]
         if call.is_operator:
             reaches = f"{row.site.role} {row.site.slot} of {row.op}"
             words = f"only {owner} calls {call.op}, and its result reaches {reaches}"
@@ -242,7 +239,6 @@ class Judge:
         self, golden: list[ComparedCall], mine: list[ComparedCall], row: Difference
     ) -> Blamed:
         """Blame a chain of calls that mine writes otherwise, and not equal in effect."""
-        golden, mine = (self._near(side, at, row) for at, side in enumerate((golden, mine)))
         call = ComparedCall(golden[0].golden, mine[0].mine)
         call.inputs = [*mine[0].inputs]
         call.outputs = [d for c in (mine[0], golden[0]) for d in c.outputs]
@@ -258,25 +254,6 @@ class Judge:
         if len(mine) == 1 < len(golden) and mine[0].mine is not None:  # the one call stands for all
             return replace(blamed, named=mine[0].mine.path)
         return blamed
-
-    def _near(self, calls: list[ComparedCall], side: int, row: Difference) -> list[ComparedCall]:
-        """Return the calls with those of the row's own module first: what runs there, runs there.
-
-        Masks and positions are made elsewhere, and most of them are right.
-        """
-        record = (row.pair.golden, row.pair.mine)[side]
-        if record is None:
-            return calls
-        path = record.site.path
-        own = {module_of(path), parent_of(module_of(path))}
-        keys = [(c.golden, c.mine)[side] for c in calls]
-        here = [k is not None and module_of(k.path) in own for k in keys]
-        return [
-            c
-            for wanted in (True, False)
-            for c, is_own in zip(calls, here, strict=True)
-            if is_own is wanted
-        ]
 
     def _placed(self, b: Blamed, holder: ComparedCall | None) -> Blamed:
         """Add what the module around a blamed call contributes: its settings, its place."""
@@ -346,7 +323,7 @@ class Judge:
         if self._tested >= constants.SUSPECTS_REPLAYED or row.verdict != "diverged":
             return Blamed(suspect, cause, evidence, row)
         self._tested += 1
-        tested = verify.test(suspect, self.calls, self.runs)
+        tested = verify.test(suspect, self.runs)
         if tested.kind == verify.RANDOM:
             words = f"{tested.words}, and nothing else differs between the runs"
             return Blamed(suspect, causes.NONDETERMINISTIC, words, row)
@@ -395,7 +372,7 @@ class Judge:
                     if setting is not None:
                         words = f"{setting.evidence}; {suspect.path} only magnifies that error"
                         return replace(setting, evidence=words)
-                    tested = verify.test(call, self.calls, self.runs)
+                    tested = verify.test(call, self.runs)
                     if tested.score > max(constants.OPERATOR_EPSILONS, best[0] if best else 0.0):
                         best = tested.score, call, tested.words
         if best is None:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from llmdebug_nb.core import constants
-from llmdebug_nb.explain.calls import Calls, ComparedCall
+from llmdebug_nb.explain.calls import ComparedCall
 from llmdebug_nb.explain.operators import CannotReplay
 from llmdebug_nb.explain.replay import Replayed, is_random, unit
 from llmdebug_nb.explain.runs import Runs
@@ -31,20 +31,20 @@ class Tested:
 _TWICE = Tested(RANDOM, "two calls on the same inputs give two results")
 
 
-def test(call: ComparedCall, calls: Calls, runs: Runs) -> Tested:
+def test(call: ComparedCall, runs: Runs) -> Tested:
     """Replay an operator on its own inputs, or run mine's module on golden's inputs."""
     try:
-        return _operator(call, runs) if call.is_operator else _module(call, calls, runs)
+        return _operator(call, runs) if call.is_operator else _module(call, runs)
     except CannotReplay as why:
         return Tested(UNKNOWN, str(why))
 
 
-def passes_on(call: ComparedCall, calls: Calls, runs: Runs) -> bool:
+def passes_on(call: ComparedCall, runs: Runs) -> bool:
     """Tell whether a replay proves that a call adds nothing but rounding to what it is given."""
     try:
         if call.is_operator:
             return _operator(call, runs).kind == PASSES_ON
-        done = run_on_golden_inputs(call, calls, runs)
+        done = run_on_golden_inputs(call, runs)
     except CannotReplay:
         return False
     return not done.random and _score(done, call) <= 2 * constants.OPERATORS_EPSILONS
@@ -79,8 +79,8 @@ def _operator(call: ComparedCall, runs: Runs) -> Tested:
     return Tested(UNKNOWN, figures, of_mine)
 
 
-def _module(call: ComparedCall, calls: Calls, runs: Runs) -> Tested:
-    done = run_on_golden_inputs(call, calls, runs)
+def _module(call: ComparedCall, runs: Runs) -> Tested:
+    done = run_on_golden_inputs(call, runs)
     if done.random:
         return _TWICE
     bad = call.bad_output
@@ -88,16 +88,12 @@ def _module(call: ComparedCall, calls: Calls, runs: Runs) -> Tested:
     total = bad.error if bad and bad.error is not None else total
     limit = max((d.limit or 0.0 for d in call.outputs), default=0.0)
     score = _score(done, call)
-    words = f"{_how(done)}: error {done.error:.2g}, against {total:.2g} on mine's own inputs"
+    cache = " (without its cache, which was still empty)" if done.cache else ""
+    words = f"the live module{cache}, run alone on golden's inputs: error {done.error:.2g}, "
+    words += f"against {total:.2g} on mine's own inputs"
     if bad is not None and done.error <= limit and done.error < constants.PASSED_ON_SHARE * total:
         return Tested(PASSES_ON, words, score)
     return Tested(MAKES if done.error > limit else UNKNOWN, words, score)
-
-
-def _how(done: SwapResult) -> str:
-    ran = "the live module" if done.by == "live" else "its recorded operators"
-    cache = " (without its cache, which was still empty)" if done.cache else ""
-    return f"{ran}{cache}, run alone on golden's inputs"
 
 
 def _units(units: float) -> str:
