@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from llmdebug_nb.core.errors import StoreError
 from llmdebug_nb.core.findings import Difference
+from llmdebug_nb.core.printable import cell
 from llmdebug_nb.core.tabular import Tabular
 from llmdebug_nb.show import html
 from llmdebug_nb.show.report_view import ReportView
@@ -69,8 +70,8 @@ class Differences(Sequence[Difference], Tabular):
         return frame.rename_axis("index")
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
-        """Write `to_pandas` as csv. Raises StoreError."""
-        return write_text(path, self.to_pandas().to_csv())
+        """Write `to_pandas` as csv; a spreadsheet computes no text of it. Raises StoreError."""
+        return write_text(path, self.to_pandas().map(cell).to_csv())
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """Write the report as one self-contained HTML page. Raises StoreError."""

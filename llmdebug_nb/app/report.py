@@ -26,6 +26,7 @@ from llmdebug_nb.core.findings import (
     Verdict,
     covering,
 )
+from llmdebug_nb.core.printable import printable
 from llmdebug_nb.core.tabular import Tabular
 from llmdebug_nb.explain import causes
 from llmdebug_nb.explain.blame import Explanation
@@ -307,9 +308,10 @@ class Report(Tabular):
         """Return what differs first, where the error is made, what to do next, and the coverage."""
         names = labels(self.golden, self.mine)
         if self.incomparable:
-            return unanswered(names, self.incomparable)
+            return printable(unanswered(names, self.incomparable))
         text = sentences(names, self.verdict, list(self.differences), self.findings)
-        return " ".join(filter(None, [text, str(self.coverage), grain.says(self.differences)]))
+        parts = [text, str(self.coverage), grain.says(self.differences)]
+        return printable(" ".join(filter(None, parts)))
 
     def view(self, tokenizer: Tokenizer | None = None) -> ReportView:
         """Return the view that explorers, text and HTML show; it follows new expectations.
@@ -434,4 +436,4 @@ class Report(Tabular):
         golden, mine = labels(self.golden, self.mine)
         findings = count_text(len(self.findings), "finding")
         verdict = ", ".join(filter(None, (self.verdict, self.caution)))
-        return f"<Report: {golden} against {mine}, {verdict}, {findings}>"
+        return printable(f"<Report: {golden} against {mine}, {verdict}, {findings}>")

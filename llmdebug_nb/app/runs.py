@@ -13,6 +13,7 @@ from pathlib import Path
 from llmdebug_nb.core.errors import OptionError, StoreError, UnknownRunError
 from llmdebug_nb.core.kernels import partial
 from llmdebug_nb.core.options import DumpOptions, runs_folder
+from llmdebug_nb.core.printable import printable
 from llmdebug_nb.show.words import count_text, size_text
 from llmdebug_nb.store import catalog, reader, redact, reduce
 from llmdebug_nb.store.run import Run
@@ -165,7 +166,7 @@ def describe_run(run: Run) -> str:
         text += f"; {count:,} not kept: {why}"
     for problem, count in (meta.get("problems") or {}).items():
         text += f"; {problem}" + (f" ({count:,} times)" if count > 1 else "")
-    return text
+    return printable(text)
 
 
 def _values_text(run: Run) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from llmdebug_nb.cli import compare, dump, info, redact, reduce, report, tables, topology
-from llmdebug_nb.cli.command import FAILED, PIPE_CLOSED
+from llmdebug_nb.cli.command import FAILED, PIPE_CLOSED, say
 from llmdebug_nb.core.errors import LLMDebugError
 
 _COMMANDS = (
@@ -37,10 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status: int = args.run(args)
     except LLMDebugError as error:
-        print(f"llmdebug: {error}", file=sys.stderr)
+        say(f"llmdebug: {error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
-        print("llmdebug: interrupted", file=sys.stderr)
+        say("llmdebug: interrupted", file=sys.stderr)
         return FAILED
     except BrokenPipeError:  # the reader of our output (such as head) has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -81,7 +81,7 @@ class _Version(argparse.Action):
 
         why = native.why_not()
         kernel = f"without the C kernel ({why})" if why else "with the C kernel"
-        print(f"llmdebug {_version()}, torch {torch.__version__}, {kernel}")
+        say(f"llmdebug {_version()}, torch {torch.__version__}, {kernel}")
         parser.exit()
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TextIO, TypeAlias
+
+from llmdebug_nb.core.printable import printable_lines
 
 OK, DIVERGED, INCOMPARABLE, FAILED, PIPE_CLOSED = 0, 1, 2, 3, 141  # exit statuses
 
@@ -22,6 +24,11 @@ def add_command(
     parser = commands.add_parser(name, help=help, description=description)
     parser.set_defaults(run=run)
     return parser
+
+
+def say(text: object, file: TextIO | None = None) -> None:
+    """Print a text; no line of it holds control characters, whatever a dump says."""
+    print(printable_lines(str(text).split("\n")), file=file)
 
 
 def add_run(parser: argparse.ArgumentParser, second: bool = False) -> None:

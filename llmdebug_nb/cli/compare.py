@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from llmdebug_nb.cli.command import DIVERGED, INCOMPARABLE, OK, Commands, add_command
+from llmdebug_nb.cli.command import DIVERGED, INCOMPARABLE, OK, Commands, add_command, say
 
 _DESCRIPTION = """Compare two dumps.
 Exit status: 0 match, within noise or as expected, 1 diverged or nondeterministic, 2 incomparable
@@ -46,10 +46,10 @@ def _run(args: argparse.Namespace) -> int:
         report.unexpect(glob)
     for glob in args.expect:
         report.expect(glob, args.comment)
-    print(report)
+    say(report)
     for target, write in ((args.csv, report.to_csv), (args.html, report.to_html)):
         if target:
-            print(f"written: {write(target)}")
+            say(f"written: {write(target)}")
     if report.verdict == "incomparable":
         return INCOMPARABLE
     return OK if report.verdict in ("match", "within_noise", EXPECTED) else DIVERGED

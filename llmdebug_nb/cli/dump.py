@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from llmdebug_nb.app.launching import arguments
-from llmdebug_nb.cli.command import Commands
+from llmdebug_nb.cli.command import Commands, say
 from llmdebug_nb.core.errors import OptionError
 
 _DESCRIPTION = (
@@ -46,5 +46,5 @@ def _run(args: argparse.Namespace) -> int:
         )
     launched = launch(args.exec if command is None else command, pth=args.pth, **options)
     for line in launched.lines(args.log_level):
-        print(f"llmdebug: {line}", file=sys.stderr)
+        say(f"llmdebug: {line}", file=sys.stderr)
     return launched.status

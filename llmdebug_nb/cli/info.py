@@ -6,7 +6,8 @@ import argparse
 import json
 from dataclasses import asdict
 
-from llmdebug_nb.cli.command import OK, Commands, add_command
+from llmdebug_nb.cli.command import OK, Commands, add_command, say
+from llmdebug_nb.core.printable import printable
 
 
 def add(commands: Commands) -> None:
@@ -36,18 +37,19 @@ def _run(args: argparse.Namespace) -> int:
     if args.privacy:
         privacy = run.privacy()
         rows = [asdict(each) for each in privacy.holdings]
-        print(json.dumps(rows) if args.json else privacy)
+        say(json.dumps(rows) if args.json else privacy)
     elif args.json:
-        print(json.dumps(run.info()))
+        say(json.dumps(run.info()))
     elif args.ids:
         from llmdebug_nb.app.topology import topology
 
-        print(topology(run))
+        say(topology(run))
     else:
         from llmdebug_nb.core.places import shown
         from llmdebug_nb.show.run_view import RunView
 
         for key, value in {**run.info(), "path": shown(str(run.path))}.items():
-            print(f"{key:11} {value}")
-        print("\n" + RunView(run).text())
+            say(f"{key:11} {printable(str(value))}")
+        say("")
+        say(RunView(run).text())
     return OK

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from llmdebug_nb.cli.command import OK, Commands, add_command, add_run
+from llmdebug_nb.cli.command import OK, Commands, add_command, add_run, say
 
 
 def add(commands: Commands) -> None:
@@ -25,6 +25,6 @@ def _run(args: argparse.Namespace) -> int:
     from llmdebug_nb.core.places import shown
 
     run = redact_run(args.golden, args.output)
-    print(describe_run(run))
-    print(f"what it still tells: llmdebug info --privacy {shown(str(run.path))}")
+    say(describe_run(run))
+    say(f"what it still tells: llmdebug info --privacy {shown(str(run.path))}")
     return OK

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from llmdebug_nb.cli.command import OK, Commands, add_command, add_run
+from llmdebug_nb.cli.command import OK, Commands, add_command, add_run, say
 
 
 def add_reduce(commands: Commands) -> None:
@@ -25,7 +25,7 @@ def _reduce(args: argparse.Namespace) -> int:
     from llmdebug_nb.app.runs import describe_run, reduce_run
 
     run = reduce_run(args.golden, to=args.to, name=args.name, replace=args.replace)
-    print(describe_run(run))
+    say(describe_run(run))
     return OK
 
 
@@ -47,5 +47,5 @@ def _convert(args: argparse.Namespace) -> int:
 
     written = convert(args.golden, args.output, args.to)
     left_out = "".join(f"; {count:,} left out, {why}" for why, count in written.left_out.items())
-    print(f"written: {count_text(written.tensors, 'tensor')} to {written.folder}{left_out}")
+    say(f"written: {count_text(written.tensors, 'tensor')} to {written.folder}{left_out}")
     return OK

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from llmdebug_nb.cli.command import OK, Commands, add_command, add_run
+from llmdebug_nb.cli.command import OK, Commands, add_command, add_run, say
 
 
 def add_report(commands: Commands) -> None:
@@ -23,7 +23,7 @@ def add_report(commands: Commands) -> None:
 def _report(args: argparse.Namespace) -> int:
     from llmdebug_nb.app.export import write_report
 
-    print(f"written: {write_report(args.golden, args.mine, args.output)}")
+    say(f"written: {write_report(args.golden, args.mine, args.output)}")
     return OK
 
 
@@ -56,5 +56,5 @@ def _export(args: argparse.Namespace) -> int:
         what, args.output, at=args.at, role=args.role, step=args.step, side=args.side,
         slice=args.slice, show=args.show,
     )  # fmt: skip
-    print(f"written: {path}")
+    say(f"written: {path}")
     return OK

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from llmdebug_nb.cli.command import OK, Commands, add_command, add_run, add_step
+from llmdebug_nb.cli.command import OK, Commands, add_command, add_run, add_step, say
 
 
 def add_tables(commands: Commands) -> None:
@@ -25,7 +25,7 @@ def _tables(args: argparse.Namespace) -> int:
     from llmdebug_nb.app.tables import write_tables
 
     for path in write_tables(args.golden, args.output):
-        print(f"written: {path}")
+        say(f"written: {path}")
     return OK
 
 
@@ -45,7 +45,7 @@ def _timeline(args: argparse.Namespace) -> int:
     from llmdebug_nb.app.tables import timeline
 
     step = timeline(args.golden, args.step)
-    print(step)
+    say(step)
     if args.output:
-        print(f"written: {step.save(args.output)}")
+        say(f"written: {step.save(args.output)}")
     return OK

@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 
-from llmdebug_nb.cli.command import OK, Commands, add_command, add_step
+from llmdebug_nb.cli.command import OK, Commands, add_command, add_step, say
 
 
 def add_topology(commands: Commands) -> None:
@@ -29,10 +29,10 @@ def _topology(args: argparse.Namespace) -> int:
 
     if args.output:
         files = topology.write_topology(args.path, args.output, args.step)
-        print(f"written: {len(files)} files in {args.output}, the first one {files[0]}")
+        say(f"written: {len(files)} files in {args.output}, the first one {files[0]}")
         return OK
     tree = topology.read(args.path, args.step)
-    print(json.dumps(tree.to_json()) if args.json else tree)
+    say(json.dumps(tree.to_json()) if args.json else tree)
     return OK
 
 
@@ -56,5 +56,5 @@ def _onnx(args: argparse.Namespace) -> int:
     from llmdebug_nb.app.topology import to_onnx
 
     stem = os.path.splitext(os.path.basename(os.path.normpath(args.path)))[0]
-    print(f"written: {to_onnx(args.path, args.output or f'{stem}.onnx', args.level, args.step)}")
+    say(f"written: {to_onnx(args.path, args.output or f'{stem}.onnx', args.level, args.step)}")
     return OK

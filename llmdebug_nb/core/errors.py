@@ -26,12 +26,17 @@ import os
 import traceback
 from collections.abc import Iterable
 
+from llmdebug_nb.core.printable import printable
+
 # the folder of this package's own code: frames in it are never the user's
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 class LLMDebugError(Exception):
-    """Base of every error that llmdebug_nb raises on purpose."""
+    """Base of every error that llmdebug_nb raises on purpose. Its text may be printed anywhere."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
     def _render_traceback_(self) -> list[str]:
         """Return the message and the user's line, which IPython shows in place of a traceback."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, cast
 
 from llmdebug_nb.core.errors import ProofError, StoreError
 from llmdebug_nb.core.paths import matches
+from llmdebug_nb.core.printable import printable
 from llmdebug_nb.core.records import Frame, Kernel, Record, Site
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class Expectation:
         tensor = f" {self.role or '*'}[{self.slot or '*'}]" if self.role or self.slot else ""
         phase = f" {self.phase}" if self.phase else ""
         step = "" if self.step is None else f" step {self.step}"
-        return f"{self.path or '(root)'}{phase}{tensor}{step}"
+        return printable(f"{self.path or '(root)'}{phase}{tensor}{step}")
 
     @classmethod
     def of_row(cls, row: Difference, comment: str = "") -> Expectation:
@@ -199,7 +200,8 @@ class Difference:
 
     def __repr__(self) -> str:
         figures = "" if self.error is None else f", error {self.error:.2g} (limit {self.limit:.2g})"
-        return f"<{self.verdict}: {self.site}{figures}{', ' + self.reason if self.reason else ''}>"
+        why = f", {self.reason}" if self.reason else ""
+        return printable(f"<{self.verdict}: {self.site}{figures}{why}>")
 
     @property
     def site(self) -> Site:
@@ -242,9 +244,9 @@ class Source:
     def __str__(self) -> str:
         """Return ``file:line function``, or the path if the line is unknown."""
         if self.file is None:
-            return self.path or "(root)"
+            return printable(self.path) or "(root)"
         function = f" {self.frames[0].function}" if self.frames else ""
-        return f"{self.file}:{self.line}{function}"
+        return printable(f"{self.file}:{self.line}{function}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,7 +409,7 @@ class Finding:
 
     def __repr__(self) -> str:
         place = f"{self.path or '(root)'} ({self.op}), step {self.step}"
-        return f"<{self.cause}: {place}; {self.evidence}>"
+        return printable(f"<{self.cause}: {place}; {self.evidence}>")
 
 
 def sentence(clause: str) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+_FORMULA = ("=", "+", "-", "@")
+
 
 def printable(text: str) -> str:
     """Return one line of text. Control, format and unassigned characters become visible escapes.
@@ -20,9 +22,16 @@ def printable(text: str) -> str:
     return "".join(one if one.isprintable() else _escape(one) for one in text)
 
 
-def lines(texts: Iterable[str]) -> str:
+def printable_lines(texts: Iterable[str]) -> str:
     """Return lines below each other; none of them holds a further line break."""
     return "\n".join(map(printable, texts))
+
+
+def cell(value: object) -> object:
+    """Return a cell of a csv file. A text that a spreadsheet would compute has an apostrophe."""
+    if not isinstance(value, str):
+        return value
+    return f"'{printable(value)}" if value.startswith(_FORMULA) else printable(value)
 
 
 def _escape(character: str) -> str:

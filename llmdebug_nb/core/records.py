@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from llmdebug_nb.core.printable import printable
+
 WARMUP = "warmup"
 EXPORTED = "Onnx."  # the prefix of an exported graph's operators
 IN_KERNEL = "kernel."  # the prefix of a fused kernel's slots: names of buffers, not of arguments
@@ -114,7 +116,7 @@ class Site:
         where = f"{self.path or '(root)'} {phase}{self.role}[{self.slot}]"
         extra = f" call {self.call}" if self.call else ""
         gen = f" generation {self.generation}" if self.generation else ""
-        return f"{where} step {self.step}{gen}{extra}"
+        return printable(f"{where} step {self.step}{gen}{extra}")
 
 
 @dataclass(frozen=True, slots=True)

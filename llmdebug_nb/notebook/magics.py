@@ -210,7 +210,11 @@ class LLMDebugMagics(Magics):
                 )
                 return
             rows = [_run_cells(run) for run in runs()]
-        print(aligned(_RUNS, rows) if rows else "There are no runs yet: record one with %%llmdump.")
+        print(
+            "\n".join(aligned(_RUNS, rows))
+            if rows
+            else "There are no runs yet: record one with %%llmdump."
+        )
 
     def _new_recording(self, line: str) -> Recording:
         options = vars(parse(self.llmdump, line))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from llmdebug_nb.core.findings import Difference, Finding
+from llmdebug_nb.core.printable import printable, printable_lines
 from llmdebug_nb.show import wire
 from llmdebug_nb.show.findings import (
     detail,
@@ -27,17 +28,17 @@ _STEPS = 8  # that are named
 _FINDINGS = 5
 
 
-def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return aligned columns, two spaces apart."""
-    lines = [list(head), *(list(row) for row in rows)]
+def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return lines of aligned columns, two spaces apart."""
+    lines = [[printable(cell) for cell in line] for line in (head, *rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    return "\n".join(
+    return [
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
-    )
+    ]
 
 
-def _aligned(table: Table) -> str:
+def _aligned(table: Table) -> list[str]:
     return aligned(table.head, [line.cells for line in table.lines])
 
 
@@ -47,17 +48,17 @@ def run_text(view: ViewData) -> str:
     names = [step["label"] for step in overview["steps"]]
     steps = ", ".join(names[:_STEPS]) + (" …" if len(names) > _STEPS else "")
     lines = [overview["title"], *overview["lines"], f"steps: {steps}", *overview["notes"]]
-    lines += ["", _aligned(table)]
+    lines += ["", *_aligned(table)]
     if table.total > len(table.lines):
         lines.append(f"… {table.total - len(table.lines):,} more rows: run.to_pandas()")
-    return "\n".join(lines)
+    return printable_lines(lines)
 
 
 def report_text(view: ViewData) -> str:
     """Return verdict, first divergence, findings, the rows that matter and notes of a report."""
     overview = view.overview()
     lines = [_verdict_line(overview), *overview["lines"], *_finding_lines(view, overview)]
-    return "\n".join([*lines, *_mismatch_lines(view), "", *overview["notes"]])
+    return printable_lines([*lines, *_mismatch_lines(view), "", *overview["notes"]])
 
 
 def notebook_text(view: ViewData) -> str:
@@ -67,7 +68,7 @@ def notebook_text(view: ViewData) -> str:
     """
     overview = view.overview()
     lines = [_verdict_line(overview), overview["summary"], *_finding_lines(view, overview)]
-    return "\n".join([*lines, *_mismatch_lines(view)])
+    return printable_lines([*lines, *_mismatch_lines(view)])
 
 
 def _verdict_line(overview: wire.Overview) -> str:
@@ -80,7 +81,7 @@ def _mismatch_lines(view: ViewData) -> list[str]:
     table = telling_table(view)
     if not table.lines or view.overview()["verdict"] == "incomparable":
         return []
-    lines = ["", _aligned(table)]
+    lines = ["", *_aligned(table)]
     if table.total > len(table.lines):
         more = table.total - len(table.lines)
         lines.append(f"… {more:,} more mismatches: report.differences.to_pandas()")
@@ -105,14 +106,14 @@ def finding_text(finding: Finding) -> str:
     shown = detail(finding, "")
     lines = [finding_head(finding), finding.evidence, *source_lines(shown)]
     if shown["pairs"]:
-        lines += ["", _aligned(pairs_table(shown["pairs"])), ""]
+        lines += ["", *_aligned(pairs_table(shown["pairs"])), ""]
     if shown["script"]:
         lines.append("a script that replays it: .script(), .save_repro(path)")
-    return "\n".join(lines)
+    return printable_lines(lines)
 
 
 def difference_text(difference: Difference) -> str:
     """Return a difference with the figures of both sides and the metrics."""
-    lines = [difference_line(difference), "", _aligned(sides_table(difference))]
+    lines = [difference_line(difference), "", *_aligned(sides_table(difference))]
     metrics = [" ".join(line.cells) for line in metrics_table(difference).lines]
-    return "\n".join([*lines, *(["", ", ".join(metrics)] if metrics else [])])
+    return printable_lines([*lines, *(["", ", ".join(metrics)] if metrics else [])])

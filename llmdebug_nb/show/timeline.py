@@ -10,6 +10,7 @@ from llmdebug_nb.core.errors import OptionError, StoreError, TensorLookupError
 from llmdebug_nb.core.layers import layer_of
 from llmdebug_nb.core.opened_run import OpenedRun
 from llmdebug_nb.core.paths import module_of
+from llmdebug_nb.core.printable import printable, printable_lines
 
 if TYPE_CHECKING:
     import pandas
@@ -169,10 +170,10 @@ class Timeline:
         return text + (f"; recording took {self.ours / 1e3:.2f} ms beside it" if self.ours else "")
 
     def __repr__(self) -> str:
-        lines = [self.title, "most time (µs):", _text(self.top, TOP)]
+        lines = [self.title, "most time (µs):", *_lines(self.top)]
         if len(self.gaps):
-            lines += ["longest gaps before an operator (µs):", _text(self.gaps, TOP)]
-        return "\n".join(lines)
+            lines += ["longest gaps before an operator (µs):", *_lines(self.gaps)]
+        return printable_lines(lines)
 
     def trace(self) -> list[dict[str, Any]]:
         """Return the rows as events of the Chrome trace event format."""
@@ -266,5 +267,8 @@ def _module(path: str) -> str:
     return layer_of(path) or ".".join(module_of(path).split(".")[:2])
 
 
-def _text(frame: pandas.DataFrame, n: int) -> str:
-    return str(frame.head(n).to_string(index=False, float_format=lambda number: f"{number:.2f}"))
+def _lines(frame: pandas.DataFrame) -> list[str]:
+    """Return the first rows as lines of text."""
+    rows = frame.head(TOP).map(lambda one: printable(one) if isinstance(one, str) else one)
+    text = str(rows.to_string(index=False, float_format=lambda number: f"{number:.2f}"))
+    return text.splitlines()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from llmdebug_nb.core.errors import TensorLookupError, nearest
 from llmdebug_nb.core.paths import is_operator
 from llmdebug_nb.core.places import shown
+from llmdebug_nb.core.printable import printable
 from llmdebug_nb.core.records import Kernel, Node, Record, RootCall, Site
 from llmdebug_nb.core.tabular import Tabular
 from llmdebug_nb.store import compiled, frames, profile
@@ -102,7 +103,7 @@ class Run(Tabular):
         ended_by = info["ended_by"] or "the process ended early"
         state = "" if info["complete"] else f", incomplete ({ended_by})"
         counts = f"{info['records']:,} tensors, steps: {info['steps']}{state}"
-        return f"Run {self.label!r}: {counts}, {shown(str(self.path or 'in memory'))}"
+        return printable(f"Run {self.label!r}: {counts}, {shown(str(self.path or 'in memory'))}")
 
     # -- records ------------------------------------------------------------------------------
 

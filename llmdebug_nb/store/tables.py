@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.core.errors import DumpWriteError, StoreError
+from llmdebug_nb.core.printable import cell
 from llmdebug_nb.store.run import Run
 from llmdebug_nb.store.views import STRIDE
 
@@ -34,7 +34,6 @@ OP_COLUMNS = (
 )  # fmt: skip
 KERNEL_COLUMNS = (*OP_COLUMNS, "Device", "Stream", "StartUs", "DurationUs")
 _BAR = "|"
-_BREAKS = re.compile(r"[|\r\n\v\f\x1c-\x1e\x85\u2028\u2029]")  # ends of columns or lines
 _FORMAT = "nd"  # row-major
 _Row = Mapping[str, Any]
 
@@ -139,7 +138,7 @@ def _write(
         else:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(columns)
-            writer.writerows(rows)
+            writer.writerows([cell(value) for value in row] for row in rows)
     return path
 
 
@@ -152,8 +151,8 @@ def _cell(value: object) -> object:
     return "" if value is None or value != value else value
 
 
-def _plain(cell: object) -> str:
-    return _BREAKS.sub(" ", str(cell))
+def _plain(value: object) -> str:
+    return str(cell(value)).replace(_BAR, " ")
 
 
 def _ops(rows: Iterable[_Row], model: str) -> Iterable[list[Any]]:

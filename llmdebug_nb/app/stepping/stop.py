@@ -12,6 +12,7 @@ from llmdebug_nb.app.stepping.golden import Golden
 from llmdebug_nb.comparison.engine import error
 from llmdebug_nb.core.kernels.raw import unreadable
 from llmdebug_nb.core.kernels.summary import summarize
+from llmdebug_nb.core.printable import printable_lines
 from llmdebug_nb.core.records import Record, RootCall, Site
 from llmdebug_nb.show.run_view import RunView
 from llmdebug_nb.store.layouts import Contents
@@ -116,7 +117,7 @@ class Stop:
                 if role == "output" and slot in self.errors:
                     line += f", {self.errors[slot]:.2g} off golden"
                 lines.append(line)
-        return "\n".join(lines)
+        return printable_lines(lines)
 
 
 def _range(tensor: torch.Tensor) -> str:

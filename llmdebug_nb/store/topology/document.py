@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmdebug_nb.core.errors import CorruptDumpError
+from llmdebug_nb.core.printable import printable, printable_lines
 
 OPERATORS = ("api", "aten")  # domains
 DEPTH = 100  # of operations in operations
@@ -116,9 +117,9 @@ class Topology:
         """The tree of calls: id, path, type, shapes."""
         rows = [
             (
-                op.id,
-                "  " * depth + op.name.rpartition("/")[2],
-                op.type,
+                printable(op.id),
+                "  " * depth + printable(op.name.rpartition("/")[2]),
+                printable(op.type),
                 f"{self._shapes(op.inputs, op.weights)} -> {self._shapes(op.outputs)}",
             )
             for depth, op in self.root.walk()
@@ -128,7 +129,7 @@ class Topology:
             "  ".join((*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[3]))
             for row in rows
         ]
-        return "\n".join([*lines, f"edges: {self.edges}"] if self.edges else lines)
+        return printable_lines([*lines, f"edges: {self.edges}"] if self.edges else lines)
 
     __repr__ = __str__
 
