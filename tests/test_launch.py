@@ -224,6 +224,7 @@ def test_topology_and_tables_are_written_in_the_places_of_msits_with_a_row_for_e
     )
     assert "files in the places of msit's: 2 in model/" in done.stderr
     run = ld.open_run("r")
+    assert {path.stat().st_mode & 0o777 for path in run.path.rglob("*")} <= {0o600, 0o700}
     ids = done.stderr.partition("execution ids, for -ids:\n")[2]
     assert set(run.ids().values()) - {""} <= set(ids.split())
     pid = run.source.processes[0]["pid"]

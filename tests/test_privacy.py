@@ -19,6 +19,7 @@ from llmdebug_nb.core import places
 from llmdebug_nb.core.masking import _SHAPES, MASK, masked
 from llmdebug_nb.core.places import found, line_at, scrubbed, shown
 from llmdebug_nb.store import reader
+from recordings import record_linear
 
 LETTERS = "AbCdEfGhIjKlMnOpQrStUvWxYz0123456789"
 SECRETS = {
@@ -288,6 +289,20 @@ def test_only_its_owner_may_read_a_dump_whatever_the_umask(tmp_path, umask):
     assert {mode for mode, is_folder in modes.values() if is_folder} == {0o700}
     assert {mode for mode, is_folder in modes.values() if not is_folder} == {0o600}
     assert stat.S_IMODE(shared.stat().st_mode) == 0o775
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+def test_marks_of_what_is_expected_are_their_owners_until_shared(tmp_path):
+    runs = [
+        ld.open_run(record_linear(tmp_path, name, scale)) for name, scale in (("a", 1), ("b", 2))
+    ]
+    report = ld.compare(*runs)
+    report.expect("*", "a reason")
+    (file,) = tmp_path.rglob("*.expected.json")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    file.chmod(0o664)
+    report.expect("0", "another")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o664
 
 
 def test_a_masked_value_is_no_difference(tmp_path, secretive):
