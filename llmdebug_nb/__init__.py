@@ -30,6 +30,7 @@ _HOMES = {
     "compare": "app.compare",
     "delete_run": "app.runs",
     "dump": "app.recording",
+    "errcheck": "app.errcheck",
     "explore": "notebook.explore",
     "export": "app.export",
     "fx_backend": "app.torch_compile",
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from llmdebug_nb.app.compare import compare as compare
+    from llmdebug_nb.app.errcheck import errcheck as errcheck
     from llmdebug_nb.app.export import export as export
     from llmdebug_nb.app.launching.program import launch as launch
     from llmdebug_nb.app.recording import dump as dump

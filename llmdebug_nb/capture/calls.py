@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -35,11 +35,12 @@ class OpenCall:
     input that needs a gradient its slot and its node in the graph.
     ``parameters``: the names of its arguments by position; None if they are unknown.
     ``inputs``: kept where they are needed after the call. ``outer_stacks``: cache of `CallStacks`.
+    ``arguments``: positional and by keyword, if an operator may have to be computed again.
     ``pending``: role, slot and leaf seen so far, if only overflowing calls are recorded.
     """
 
     __slots__ = (
-        "edges", "id", "inputs", "level", "module", "module_id", "name", "number", "op",
+        "arguments", "edges", "id", "inputs", "level", "module", "module_id", "name", "number", "op",
         "outer_stacks", "parameters", "path", "pending", "phase", "recomputed", "recorded",
         "root_call", "selected", "since",
     )  # fmt: skip
@@ -60,6 +61,7 @@ class OpenCall:
         self.parameters: Parameters | None = None
         self.outer_stacks: OuterStacks | None = None
         self.pending: Sequence[tuple[str, str, object]] = ()
+        self.arguments: tuple[tuple[object, ...], Mapping[str, object]] | None = None
 
 
 class ThreadState(threading.local):

@@ -23,6 +23,7 @@ from llmdebug_nb.capture.overflow_filter import OverflowFilter, RecordLeaves
 from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.capture.recording_filter import RecordingFilter
 from llmdebug_nb.capture.signatures import Signatures
+from llmdebug_nb.capture.sink import CheckingRecorder
 from llmdebug_nb.capture.substitution import Substitution
 from llmdebug_nb.capture.timing.profiler import Profile
 from llmdebug_nb.capture.walk import call_inputs, leaves, operator_inputs
@@ -86,7 +87,9 @@ class Observer:
         self._call_stacks = CallStacks(recorder.stack_number) if options.sources else None
         self._forwards = ForwardOperators()
         self._signatures = Signatures()
-        self._latest: int | None = None  # the root call that backward passes belong to
+        self._check = recorder if isinstance(recorder, CheckingRecorder) else None
+        # the root call that backward passes belong to
+        self._latest: int | None = None if self._check is None else 0
         self._resting = False
 
     # -- life -----------------------------------------------------------------------------------
@@ -142,6 +145,8 @@ class Observer:
         if pytorch.in_backward():
             return self._latest is not None
         thread = self.thread
+        if self._check is not None:
+            return not self.paused
         return thread.recording or (thread.after_recorded and torch.is_grad_enabled())
 
     def recomputes(self) -> bool:
@@ -180,6 +185,8 @@ class Observer:
             self.thread.last_output = call, output
         if call.recorded and (call.since is not None or self._forward):
             self.end_call(call, leaves(output))
+        if self._check is not None and call.level == "module" and not self.thread.open_calls:
+            self._check.record_result(leaves(output))
 
     def begin_call(self, call: OpenCall, inputs: Iterable[Leaf]) -> None:
         """Record the inputs of a call that begins."""
@@ -258,7 +265,9 @@ class Observer:
         call.recorded = self.names.selects(call)
         if call.recorded:
             call.parameters = operator.parameters
-            if not recomputed and self._forward:
+            if self._check is not None:
+                call.arguments = args, kwargs
+            elif not recomputed and self._forward:
                 self._record_operator(call, parent)
             self.begin_call(call, operator_inputs(args, kwargs))
         return call
@@ -280,6 +289,16 @@ class Observer:
         for part, (base, result) in enumerate(views):
             text = arguments_text(args, kwargs, part if len(views) > 1 else None)
             self._recorder.add_view(View(operator.name, source, text), base, result)
+
+    @property
+    def notes_views(self) -> bool:
+        """Whether views matter: they do for records, which name them."""
+        return self._check is None
+
+    def note_read(self, tensor: object) -> None:
+        """Note that the program reads the number in a tensor."""
+        if self._check is not None:
+            self._check.record_read(tensor)
 
     def note_unrecorded(self, function: Callable[..., object]) -> None:
         """Note an operator that isn't recorded: its gradient may be computed by some that are."""
@@ -321,7 +340,10 @@ class Observer:
         call.recorded = self.names.selects(call)
         if call.recorded:
             call.parameters = operator.parameters
-            self._record_operator(call, None, forward)
+            if self._check is not None:
+                call.arguments = args, kwargs
+            else:
+                self._record_operator(call, None, forward)
             self.begin_call(call, operator_inputs(args, kwargs))
         return call
 
@@ -379,9 +401,14 @@ class Observer:
             for name, tensor in weights.items():
                 self._recorder.record_weight(call, name, tensor)
 
+    @property
+    def watches_parameters(self) -> bool:
+        """Whether the gradients of parameters are recorded now."""
+        return self.backward and torch.is_grad_enabled() and self._options.records_modules
+
     def watch_parameters(self, path: str, op: str, weights: Mapping[str, torch.Tensor]) -> None:
         """Record the gradients of a module's parameters."""
-        if not (self.backward and torch.is_grad_enabled() and self._options.records_modules):
+        if not self.watches_parameters:
             return
         for name, tensor in weights.items():
             begin = functools.partial(self._begin_parameter, path, op, name)

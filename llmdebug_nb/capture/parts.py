@@ -47,15 +47,17 @@ class Parts:
         restricted: bool,
         operators: bool,
         reference: Sink | None = None,
+        recorder: Recorder | None = None,
     ) -> Parts:
         """Make the parts. ``restricted``: only certain models are recorded.
 
-        ``operators``: operators of PyTorch may be observed.
+        ``operators``: operators of PyTorch may be observed. ``recorder``: in place of one that
+        writes to ``sink``.
 
         Raises:
             OptionError: the control file can't be read. EmptyDumpError: an operator doesn't exist.
         """
-        recorder = Recorder(sink, options)
+        recorder = recorder or Recorder(sink, options)
         second = Recorder(reference, options) if reference is not None else None
         notes: list[str] = []
         profile = Profile.of(options, sink, notes)

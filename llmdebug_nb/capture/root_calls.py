@@ -80,6 +80,8 @@ class RootCalls:
         observer = self.observer
         if self._parts.options.operators:
             self._parts.recorder.add_weights(root.module.parameters())
+        if observer.weights_recorded and not observer.watches_parameters:
+            return
         for hooked in root.modules:
             if hooked.selected:
                 path, op, weights = hooked.path, hooked.op, weights_of(hooked.module)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
+from llmdebug_nb.capture.calls import Leaf
 from llmdebug_nb.capture.signatures import Parameters
 from llmdebug_nb.core.columns import Row
 from llmdebug_nb.core.records import Node, RootCall
@@ -36,6 +37,20 @@ class Sink(Protocol):
     def nodes(self, nodes: Iterable[Node], start: int) -> None: ...
     def table(self, name: str, rows: Iterable[Sequence[object]]) -> None: ...
     def close(self, meta: dict[str, object]) -> None: ...
+
+
+@runtime_checkable
+class CheckingRecorder(Protocol):
+    """A recorder that only checks what it is shown, wherever it runs: also in optimizers.
+
+    It computes operators again, so their arguments are kept. Sources and views it needs not.
+    """
+
+    def record_result(self, outputs: Iterable[Leaf]) -> None:
+        """The outermost call of a model has returned ``outputs``."""
+
+    def record_read(self, value: object) -> None:
+        """The program has read the number in a tensor."""
 
 
 class RecordedCall(Protocol):

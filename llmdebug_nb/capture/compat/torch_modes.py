@@ -100,6 +100,13 @@ def dispatcher_operators() -> list[str]:
     return list(torch._C._dispatch_get_all_op_names())
 
 
+def overload(name: str) -> torch._ops.OpOverload | None:
+    """Return the aten operator of a name (``add.Tensor``, ``mm``), or None."""
+    base, _, kind = name.partition(".")
+    found = getattr(getattr(torch.ops.aten, base, None), kind or "default", None)
+    return found if isinstance(found, OpOverload) else None
+
+
 def names_of(schema: torch.FunctionSchema) -> tuple[str | None, ...]:
     """Return the names of the arguments of an operator that may be given by position."""
     return tuple(argument.name for argument in schema.arguments if not argument.kwarg_only)

@@ -58,6 +58,7 @@ _REARRANGES = _words(
     resolve_neg alias __getitem__ __iter__ atleast_1d atleast_2d atleast_3d"""
 )
 _VIEW_PROPERTIES = _words("T mT H mH real imag")  # of tensors
+READS = "Aten._local_scalar_dense"  # returns the number in a tensor to Python
 # dispatcher operators that only touch metadata, although their schema does not say so
 METADATA = _words(
     """Aten._unsafe_view Aten.detach_ Aten._reshape_alias Aten.lift_fresh

@@ -18,7 +18,7 @@ from llmdebug_nb.capture.compat import pytorch, torch_modes
 from llmdebug_nb.capture.guard import Guarded
 from llmdebug_nb.capture.listeners import Listeners
 from llmdebug_nb.capture.operators import collectives
-from llmdebug_nb.capture.operators.kinds import Operator, OperatorFilter, OperatorKinds
+from llmdebug_nb.capture.operators.kinds import READS, Operator, OperatorFilter, OperatorKinds
 from llmdebug_nb.capture.substitution import Substitution
 from llmdebug_nb.capture.walk import leaves
 
@@ -36,6 +36,8 @@ class OperatorListener(Protocol):
     def guarded(self) -> Guarded: ...
     @property
     def substitution(self) -> Substitution | None: ...
+    @property
+    def notes_views(self) -> bool: ...
     def listening(self) -> bool: ...
     def begin_operator(
         self, operator: Operator, level: str, args: Args, kwargs: Kwargs
@@ -45,6 +47,7 @@ class OperatorListener(Protocol):
         self, operator: Operator, args: Args, kwargs: Kwargs, views: Sequence[Viewed]
     ) -> None: ...
     def note_unrecorded(self, function: Callable[..., object]) -> None: ...
+    def note_read(self, tensor: object) -> None: ...
 
 
 class _ThreadModes(threading.local):
@@ -200,9 +203,12 @@ class AtenMode(torch_modes.TorchDispatchMode):
             if operator is not None and not operator.rearranges:
                 listener.guarded(listener.begin_operator, operator, "aten", args, kwargs)
             result = func(*args, **kwargs)
-            listener.guarded(listener.note_unrecorded, func)
-            if operator is not None and operator.rearranges:
+            if torch.is_grad_enabled():  # otherwise it made no node
+                listener.guarded(listener.note_unrecorded, func)
+            if operator is not None and operator.rearranges and listener.notes_views:
                 listener.guarded(self._note, operator, args, kwargs, result)
+            if operator is not None and operator.name == READS:
+                listener.guarded(listener.note_read, args[0])
             return result
         return _run_recorded(listener, operator, "aten", func, args, kwargs)
 

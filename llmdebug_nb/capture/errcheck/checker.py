@@ -1,0 +1,317 @@
+"""Watches the values that calls make, and finds the first bad ones that reach a result.
+
+Each output is read once, for its largest magnitude. Only if that is not finite, zero or near the
+limit of its dtype, the call is looked at closely: what it was given, and what it would have made in
+float64. Bad values are followed from call to call by the storages that hold them. They count once
+they reach a *result*: an output of a model, a parameter, a gradient at the end. Those that a later
+call masks out reach none, and no rule knows masks by name.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+import torch
+
+from llmdebug_nb.capture.calls import Leaf, OpenCall
+from llmdebug_nb.capture.compat import pytorch
+from llmdebug_nb.capture.errcheck.calls import CallFacts
+from llmdebug_nb.capture.errcheck.causes import Cause, cause_of, clipping_of, underflow_of
+from llmdebug_nb.capture.errcheck.exact import writes
+from llmdebug_nb.capture.errcheck.gradients import (
+    ArrivedGradients,
+    backward_call,
+    outputs_of,
+)
+from llmdebug_nb.capture.errcheck.headroom import ReachByDtype
+from llmdebug_nb.capture.errcheck.inputs import Inputs, is_near
+from llmdebug_nb.capture.errcheck.origins import BadTensors, Origin
+from llmdebug_nb.capture.parts import Parts
+from llmdebug_nb.capture.recorder import Recorder
+from llmdebug_nb.capture.sink import RecordedCall, Sink
+from llmdebug_nb.capture.walk import operator_inputs
+from llmdebug_nb.core.faults import CRITICAL, HIGH, KINDS, MEDIUM, Fault, ProcessCheck
+from llmdebug_nb.core.kernels.overflow import reach
+from llmdebug_nb.core.options import DumpOptions
+from llmdebug_nb.core.records import RootCall
+
+_MANY = 64  # faults of different places: a program that is wrong everywhere needs no more
+# GradScaler looks for infinities with it, and leaves out the step if there are any
+_EXAMINES = "Aten._amp_foreach_non_finite_check_and_unscale_"
+Outputs = list[tuple[str, torch.Tensor, float]]  # slot, tensor, reach
+
+
+class Checker(Recorder):
+    """A recorder that keeps no records: it checks what it is shown.
+
+    ``on_fault(origin)``: called as soon as bad values reach a result.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        options: DumpOptions,
+        types: tuple[str, ...] = KINDS,
+        keeps_inputs: bool = False,
+        on_fault: Callable[[Origin], None] = lambda origin: None,
+    ) -> None:
+        """``types``: kinds of faults that count. ``keeps_inputs``: those of faulty calls."""
+        super().__init__(sink, options)
+        self._types, self._keeps, self.on_fault = types, keeps_inputs, on_fault
+        self._checked = 0
+        self._headroom = ReachByDtype()
+        self._bad = BadTensors()
+        self._arrived = ArrivedGradients()
+        self._origins: list[Origin] = []
+        self._found: dict[tuple[str, ...], Origin] = {}
+        self._meant: Counter[str] = Counter()
+        self._check_lock = threading.RLock()
+        self._parts: Parts | None = None
+
+    def attach(self, parts: Parts) -> None:
+        """Take the parts of the session that shows it calls."""
+        self._parts = parts
+        self._facts = CallFacts(parts)
+
+    # -- what the session shows ---------------------------------------------------------------------
+
+    def record(self, call: RecordedCall, role: str, leaves: Iterable[Leaf]) -> None:
+        """Note the inputs of a call, or check its outputs."""
+        if not isinstance(call, OpenCall):
+            return
+        if role == "input":
+            if call.arguments is None:
+                call.inputs = list(leaves)
+            elif self._keeps and writes(call.op):
+                call.pending = [("input", slot, _copy(leaf)) for slot, leaf in leaves]
+        elif role == "output":
+            with self._check_lock:
+                self._check(call, leaves)
+            call.inputs, call.pending, call.arguments = [], (), None
+
+    def record_tensor(
+        self, call: RecordedCall, role: str, slot: str, tensor: torch.Tensor,
+        phase: str = "forward",
+    ) -> None:  # fmt: skip
+        """Check a gradient: one that arrives at a module's call, leaves it, or is a parameter's."""
+        tensor = pytorch.plain(tensor)
+        largest = reach(tensor)
+        if largest is None:
+            return
+        with self._check_lock:
+            back = backward_call(call)
+            self._checked += 1
+            self._headroom.is_ordinary(largest, tensor.dtype, back)
+            origins: tuple[Origin, ...] = ()
+            if not math.isfinite(largest):
+                origins = self._follow_gradient(back, role, outputs_of(role, slot, tensor, largest))
+            if role == "input":
+                self._arrived.add(call, largest, origins)
+
+    def record_result(self, outputs: Iterable[Leaf]) -> None:
+        """The outermost call of a model has ended: what it returns is a result."""
+        with self._check_lock:
+            if self._bad:
+                self._bad.forget_freed()
+            for slot, leaf in outputs if self._bad else ():
+                if isinstance(leaf, torch.Tensor):
+                    self._reach_result(leaf, f"output {slot} of the model")
+
+    def record_read(self, value: object) -> None:
+        """The program reads a number."""
+        if self._bad and isinstance(value, torch.Tensor):
+            with self._check_lock:
+                self._reach_result(value, "a number that the program reads")
+
+    def record_weight(self, call: RecordedCall, slot: str, tensor: torch.Tensor) -> None:
+        pass
+
+    def record_call(self, call: RecordedCall) -> None:
+        pass
+
+    def add_weights(self, weights: Iterable[torch.Tensor]) -> None:
+        pass
+
+    def end_call(self, calls: Iterable[RootCall]) -> None:
+        pass
+
+    def flush(self, calls: Iterable[RootCall] = ()) -> None:
+        pass
+
+    # -- the check of one call ------------------------------------------------------------------------
+
+    def _check(self, call: OpenCall, leaves: Iterable[Leaf]) -> None:
+        """Read each output once; look closer if one of them is no ordinary number."""
+        self._checked += 1
+        outputs: Outputs = []
+        special = False
+        for slot, leaf in leaves:
+            if not isinstance(leaf, torch.Tensor):
+                continue
+            tensor = pytorch.plain(leaf)
+            largest = reach(tensor)
+            if largest is not None:
+                outputs.append((slot, tensor, largest))
+                special |= not self._headroom.is_ordinary(largest, tensor.dtype, call)
+        if special or self._bad:
+            self._look_closer(call, outputs)
+
+    def _look_closer(self, call: OpenCall, outputs: Outputs) -> None:
+        bad = [each for each in outputs if not math.isfinite(each[2])]
+        if call.arguments is not None:
+            call.inputs = list(operator_inputs(*call.arguments))
+        if not bad and not any(
+            not largest or is_near(largest, tensor.dtype) for _, tensor, largest in outputs
+        ):
+            self._end_bad(call, outputs)
+            return
+        inputs = Inputs.of(call.inputs, [tensor for _, tensor, _ in outputs], self._bad)
+        if bad:
+            self._follow(call, inputs, outputs, bad)
+        else:
+            self._end_bad(call, outputs)
+            self._note_extremes(call, inputs, outputs)
+
+    def _follow(self, call: OpenCall, inputs: Inputs, outputs: Outputs, bad: Outputs) -> None:
+        """Find where the bad values of a call come from."""
+        origins = inputs.origins or self._from_parts(call)
+        if not origins and call.level == "module" and (inputs.nan or inputs.infinite):
+            origins = self._of_root_call(call)  # what happens between modules is not seen
+        if origins:
+            for origin in origins:
+                origin.examined |= call.op == _EXAMINES
+                if origin.wants(HIGH):
+                    origin.followed.append(self._facts.of(call, HIGH, outputs))
+        else:
+            cause = cause_of(call, inputs, bad, self._facts.parameter)
+            if cause is None:
+                self._meant[call.op] += 1
+                return
+            origins = (self._begin(call, cause, outputs),)
+        for _, tensor, _ in bad:
+            self._bad.add(tensor, origins)
+            name = self._facts.parameter(tensor)
+            if name is not None:
+                for origin in origins:
+                    self._reached(origin, f"parameter {name}")
+
+    def _follow_gradient(self, call: OpenCall, role: str, outputs: Outputs) -> tuple[Origin, ...]:
+        """Find where a bad gradient comes from: the call that it belongs to, one in it, or before it."""
+        (_, tensor, largest), arrives = outputs[0], role == "input"
+        origins = self._bad.of(tensor) or self._arrived.origins(call) or self._from_parts(call)
+        if not origins and arrives:
+            origins = self._of_root_call(call)
+        for origin in origins:
+            if not arrives and origin.wants(HIGH):
+                origin.followed.append(self._facts.of(call, HIGH, outputs))
+        if not origins:
+            cause = self._arrived.cause(call, role, largest)
+            origins = (self._begin(call, cause, outputs),)
+        self._bad.add(tensor, origins)
+        return origins
+
+    def _of_root_call(self, call: OpenCall) -> tuple[Origin, ...]:
+        return tuple(each for each in self._origins if each.root_call == call.root_call)
+
+    def _from_parts(self, call: OpenCall) -> tuple[Origin, ...]:
+        """Return the origins inside a module call, if it is one: it inherits from its parts."""
+        if call.level != "module":
+            return ()
+        inside = f"{call.path}." if call.path else ""
+        return tuple(
+            each
+            for each in self._of_root_call(call)
+            if each.call.phase == call.phase and each.call.path.startswith(inside)
+        )
+
+    def _end_bad(self, call: OpenCall, outputs: Outputs) -> None:
+        """A call has made clean values: bad ones that it was given end here."""
+        if not self._bad:
+            return
+        for origin in self._bad.of_all(call.inputs):
+            if origin.wants(MEDIUM):
+                origin.followed.append(self._facts.of(call, MEDIUM, outputs))
+        for _, tensor, _ in outputs:
+            self._bad.clear(tensor)
+
+    def _note_extremes(self, call: OpenCall, inputs: Inputs, outputs: Outputs) -> None:
+        """Note outputs near the limit of their dtype, and those that are zero by underflow."""
+        for _, tensor, largest in outputs:
+            if is_near(largest, tensor.dtype) and not inputs.near(tensor.dtype):
+                self._headroom.add_near(largest, tensor.dtype, call)
+        zero = not any(largest for _, _, largest in outputs)
+        cause = (underflow_of if zero else clipping_of)(call, inputs, outputs)
+        if cause is not None:
+            origin = self._begin(call, cause, outputs, HIGH)
+            self._reached(origin, f"its own result, which loses {'all ' if zero else ''}values")
+
+    def _begin(
+        self, call: OpenCall, cause: Cause, outputs: Outputs, level: str = CRITICAL
+    ) -> Origin:
+        facts = self._facts.of(call, level, outputs)
+        inside = call.module is not None
+        origin = Origin(cause.kind, facts, cause.evidence(facts), call.root_call, inside)
+        if self._keeps:
+            kept = {(role, slot) for role, slot, _ in call.pending}
+            origin.held = [
+                *call.pending,
+                *(("input", slot, _copy(leaf)) for slot, leaf in call.inputs
+                  if ("input", slot) not in kept),
+                *(("output", slot, _copy(tensor)) for slot, tensor, _ in outputs),
+            ]  # fmt: skip
+        self._origins.append(origin)
+        return origin
+
+    # -- results ----------------------------------------------------------------------------------------
+
+    def _reach_result(self, tensor: torch.Tensor, result: str) -> None:
+        origins = self._bad.of(tensor)
+        if origins and not math.isfinite(reach(pytorch.plain(tensor)) or 0.0):
+            for origin in origins:
+                self._reached(origin, result)
+
+    def _reached(self, origin: Origin, result: str) -> None:
+        """Bad values have reached a result: their origin is a fault."""
+        if origin.reached or origin.kind not in self._types:
+            return
+        origin.reached = result
+        known = self._found.get(origin.key)
+        if known is not None:
+            known.times += 1
+        elif len(self._found) < _MANY:
+            self._found[origin.key] = origin
+            self.on_fault(origin)
+
+    def finish(self) -> None:
+        """The check is over: what the program still holds is a result."""
+        with self._check_lock:
+            for name, gradient in self._facts.gradients():
+                for origin in self._bad.of(gradient):
+                    if not (origin.examined and origin.kind != "nan"):
+                        self._reach_result(gradient, f"gradient of {name}")
+            for origin in self._bad.all():
+                if not origin.inside and not origin.ended and not origin.examined:
+                    self._reached(origin, "a tensor that the program holds at the end")
+
+    @property
+    def faults(self) -> list[Fault]:
+        """The faults so far, in the order in which they began."""
+        return [each.fault() for each in self._origins if self._found.get(each.key) is each]
+
+    def result(self, rank: int, pid: int, ended_by: str | None) -> ProcessCheck:
+        """Return what was found so far."""
+        masked = Counter(each.call.op_name.rpartition(".")[0].rpartition(".")[0]
+                         for each in self._origins if not each.reached)  # fmt: skip
+        problems = self._parts.guard.problems if self._parts is not None else {}
+        calls = len(self._parts.steps.calls) if self._parts is not None else 0
+        return ProcessCheck(
+            rank, pid, self._checked, calls, tuple(self.faults), self._headroom.all(),
+            dict(self._meant), dict(masked), dict(problems), ended_by,
+        )  # fmt: skip
+
+
+def _copy(leaf: object) -> object:
+    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf

@@ -1,0 +1,59 @@
+"""Optimizer steps as calls: their operators run inside them, and the parameters are their result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from llmdebug_nb.capture.errcheck.checker import Checker
+from llmdebug_nb.capture.parts import Parts
+
+
+class OptimizerSteps:
+    """Opens a call for each step of any optimizer, between `start` and `stop`."""
+
+    def __init__(self, parts: Parts, checker: Checker) -> None:
+        self._parts, self._checker = parts, checker
+        self._undo: list[Callable[[], None]] = []
+
+    def start(self) -> None:
+        before = register_optimizer_step_pre_hook(self._before)
+        after = register_optimizer_step_post_hook(self._after)
+        self._undo = [before.remove, after.remove]
+
+    def stop(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+    def _before(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        self._parts.guard.run(self._begin, optimizer)
+
+    def _after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        self._parts.guard.run(self._end, optimizer)
+
+    def _begin(self, optimizer: torch.optim.Optimizer) -> None:
+        name = type(optimizer).__name__
+        call = self._parts.thread.enter(name, name, "module", name, False)
+        call.selected = True
+        if self._parts.options.records_modules:
+            given = [leaf for slot, each in _parameters(optimizer)
+                     for leaf in ((slot, each), (f"{slot}.grad", each.grad))]  # fmt: skip
+            self._checker.record(call, "input", given)
+
+    def _end(self, optimizer: torch.optim.Optimizer) -> None:
+        call = self._parts.thread.leave(type(optimizer).__name__)
+        if call is not None and self._parts.options.records_modules:
+            self._checker.record(call, "output", list(_parameters(optimizer)))
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the parameters that have a gradient, with their places in the optimizer's groups."""
+    for group, settings in enumerate(optimizer.param_groups):
+        for number, parameter in enumerate(settings["params"]):
+            if parameter.grad is not None:
+                yield f"{group}.{number}", parameter
