@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def verdict(checked: ErrorCheck) -> str:
     return checked.result.verdict
 
 
-# -- planted faults ----------------------------------------------------------------------------------
+# -- planted faults -------------------------------------------------------------------------------
 
 
 def overflowing() -> Model:
@@ -237,7 +238,7 @@ def test_types_select_what_counts(check):
     assert only(check(model, lambda: model(IDS), types=["overflow"])).kind == "overflow"
 
 
-# -- clean controls ----------------------------------------------------------------------------------
+# -- clean controls -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -325,7 +326,18 @@ def test_bad_values_that_a_call_ends_are_medium_if_others_reach_a_result(check):
     assert MEDIUM in [each.level for each in fault.followed]
 
 
-# -- headroom ----------------------------------------------------------------------------------------
+def test_the_example_of_the_documentation_finds_what_it_says(tmp_path, monkeypatch, capsys):
+    text = (Path(__file__).parent.parent / "docs" / "errcheck.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    printed = capsys.readouterr().out
+    for line in ("→ CRITICAL overflow: down_proj/Aten.addmm", "HIGH: norm/Aten.native_layer_norm"):
+        assert line in text
+        assert line in printed
+
+
+# -- headroom -------------------------------------------------------------------------------------
 
 
 def test_headroom_tells_how_far_values_are_from_the_largest_number(check):
@@ -339,7 +351,7 @@ def test_headroom_tells_how_far_values_are_from_the_largest_number(check):
     assert room.factor == pytest.approx(65504 / 20000)
 
 
-# -- nothing is changed -----------------------------------------------------------------------------
+# -- nothing is changed ---------------------------------------------------------------------------
 
 
 def _training() -> list[torch.Tensor]:
@@ -393,7 +405,7 @@ def test_an_error_of_the_program_is_its_own_and_the_result_is_written(tmp_path):
     assert checked.result.processes[0].ended_by == "RuntimeError"
 
 
-# -- exit and the result file ----------------------------------------------------------------------
+# -- exit and the result file ---------------------------------------------------------------------
 
 
 def test_exit_stops_there_and_dumps_what_the_first_bad_call_was_given(check):

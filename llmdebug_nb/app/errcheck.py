@@ -7,7 +7,9 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING
 from llmdebug_nb.app.live_models import modules_in
 from llmdebug_nb.app.recording import rank_here
 from llmdebug_nb.capture.hooks import module_tree
+from llmdebug_nb.core import interrupts
 from llmdebug_nb.core.errors import (
     CaptureError,
     DumpWriteError,
@@ -23,7 +26,7 @@ from llmdebug_nb.core.errors import (
     nearest,
 )
 from llmdebug_nb.core.faults import KINDS, CheckResult, ProcessCheck
-from llmdebug_nb.core.options import EVERY_TOKEN, DumpOptions, runs_folder
+from llmdebug_nb.core.options import DumpOptions, runs_folder
 from llmdebug_nb.show.errcheck import check_html, check_text
 from llmdebug_nb.store.writer import Writer, create_run
 
@@ -31,13 +34,12 @@ if TYPE_CHECKING:
     from torch import nn
 
     from llmdebug_nb.app.live_models import Models
-    from llmdebug_nb.capture.errcheck.optimizers import OptimizerSteps
     from llmdebug_nb.capture.errcheck.origins import Origin
+    from llmdebug_nb.capture.generation import GenerateListener
     from llmdebug_nb.capture.session import Session
-    from llmdebug_nb.core.columns import Row
-    from llmdebug_nb.core.records import Node
 
 MODES = ("aten", "module")
+_KILLED = "a kill, or os._exit"
 RUN = "errcheck"  # name of the run that holds the inputs and outputs of the first faulty call
 
 
@@ -45,86 +47,110 @@ class StoppedAtError(SystemExit):
     """Ends a program that is checked with ``exit``, with status 1."""
 
 
-class ErrorCheck:
-    """A check of everything that runs in a ``with`` block. Made by `errcheck`.
+@dataclass(frozen=True)
+class CheckOptions:
+    """What to check for, and what to do then: see `errcheck`. ``output``: folder of the result."""
 
-    ``result``: what was found, once the block has ended. ``path``: the result file.
-    ``dumped``: folder of the run with the tensors of the first faulty call, if ``exit`` stopped.
-    """
+    types: tuple[str, ...]
+    mode: str
+    exit: bool
+    output: Path
 
-    def __init__(
-        self,
-        model: Models | None,
+    @classmethod
+    def of(
+        cls,
         types: str | Iterable[str] = KINDS,
         mode: str = "aten",
         exit: bool = False,
         output: str | os.PathLike[str] | None = None,
-    ) -> None:
-        """Raises OptionError."""
-        self.types, self.mode, self.exit = kinds(types), checked_mode(mode), exit
-        self.output = runs_folder() if output is None else Path(output)
+    ) -> CheckOptions:
+        """Read options. Raises OptionError."""
+        names = types.replace(",", " ").split() if isinstance(types, str) else list(types)
+        for name in names:
+            if name not in KINDS:
+                raise OptionError(f"types: {name!r} is not known{nearest(str(name), KINDS)}")
+        if not names:
+            raise OptionError(f"types: expected any of {', '.join(KINDS)}")
+        if mode not in MODES:
+            raise OptionError(f"mode {mode!r} is not known{nearest(str(mode), MODES)}")
+        folder = runs_folder() if output is None else Path(output)
+        return cls(tuple(name for name in KINDS if name in names), mode, exit, folder)
+
+
+class ErrorCheck:
+    """A check of everything that runs in a ``with`` block. Made by `errcheck`.
+
+    ``result``: what was found, None until the block has ended. ``path``: the result file.
+    ``dumped``: folder of the run with the tensors of the first faulty call, if ``exit`` stopped.
+    """
+
+    def __init__(self, model: Models | None, options: CheckOptions) -> None:
+        """Raises OptionError: a value is not a module."""
+        self.options = options
         self._models: tuple[nn.Module, ...] = modules_in(model)
         self._session: Session | None = None
+        self._pid = os.getpid()
         self.result: CheckResult | None = None
         self.path: Path | None = None
         self.dumped: Path | None = None
 
     @property
     def running(self) -> bool:
-        return self._session is not None
+        return self._session is not None and self._pid == os.getpid()
 
     @property
-    def generations(self) -> object:
-        """The listener of `generate` calls."""
+    def generations(self) -> GenerateListener:
+        """The listener of `generate`. Raises CaptureError: the check is not running."""
         if self._session is None:
             raise CaptureError("the check is not running")
         return self._session.generations
 
+    @interrupts.held
     def start(self) -> ErrorCheck:
-        """Begin to check. Raises CaptureError."""
-        from llmdebug_nb.capture.errcheck.checker import Checker
-        from llmdebug_nb.capture.errcheck.optimizers import OptimizerSteps
-        from llmdebug_nb.capture.session import check_session
+        """Begin to check. Raises CaptureError. After an error or interrupt, nothing is left."""
+        from llmdebug_nb.capture.errcheck.session import CheckSession
 
-        if self._session is not None:
+        if self.running:
             raise CaptureError("this check is already running")
-        options = DumpOptions.of(
-            name=RUN, mode=self.mode, tokens=EVERY_TOKEN, stats_only=True, sources=False,
-            force_eager=True,
-        )  # fmt: skip
-        self._checker = Checker(_NoSink(), options, self.types, self.exit, self._on_fault)
-        self._session, parts = check_session(
-            options, self._checker, module_tree.build, self._models, rank_here()
-        )
-        self._checker.attach(parts)
-        self._optimizers: OptimizerSteps = OptimizerSteps(parts, self._checker)
-        self._session.start()
-        self._optimizers.start()
+        self._pid = os.getpid()
+        interrupts.watch(self)  # until `abandon`
+        with ExitStack() as undo:
+            undo.callback(interrupts.unwatch, self)
+            self._check = CheckSession(
+                self._models, self.options.types, self.options.mode, self.options.exit,
+                self._on_fault, module_tree.build, rank_here(),
+            )  # fmt: skip
+            undo.callback(self._check.abandon)
+            self._check.start()
+            self._session = self._check.session
+            undo.callback(setattr, self, "_session", None)
+            interrupts.deliver()
+            undo.pop_all()
         atexit.register(self.at_exit)
+        self._keep(self._check.result(os.getpid(), _KILLED))
         return self
 
-    def stop(self, ended_by: str | None = None) -> CheckResult:
-        """Take every hook off and write the result file.
+    @interrupts.held
+    def stop(self, ended_by: str | None = None) -> CheckResult | None:
+        """Take every hook off, write the result file, and return the result.
+
+        In a forked child, only take the hooks off and return None.
 
         Raises:
             CaptureError: the check is not running. DumpWriteError: the file can't be written.
         """
-        session = self._session
-        if session is None:
+        if self._session is None:
             raise CaptureError("the check is not running")
+        is_ours = self.running
+        if is_ours:
+            self._check.stop(at_end=ended_by is None)
         self.abandon()
-        if ended_by is None:
-            self._checker.finish()
-        session.stop(ended_by)
-        process = self._checker.result(rank_here(), os.getpid(), ended_by)
+        if not is_ours:
+            return None
+        process = self._check.result(os.getpid(), ended_by)
         self._keep(process)
-        return self.finished
-
-    @property
-    def finished(self) -> CheckResult:
-        """The result. Raises CaptureError: the check has not ended."""
-        if self.result is None:
-            raise CaptureError("the check has not ended yet")
+        self.result = CheckResult(self.options.mode, self.options.types, (process,))
+        self._write(self.result)
         return self.result
 
     def abandon(self) -> None:
@@ -132,25 +158,31 @@ class ErrorCheck:
         session, self._session = self._session, None
         atexit.unregister(self.at_exit)
         if session is not None:
-            self._optimizers.stop()
-            session.abandon()
+            self._check.abandon()
+        interrupts.unwatch(self)
 
     def at_exit(self) -> None:
         """End a check that the program left running."""
-        if self._session is not None:
+        if self.running:
             error = getattr(sys, "last_type", None)
             try:
                 self.stop(None if error is None else error.__name__)
             except LLMDebugError as problem:
-                print(f"llmdebug: {problem}", file=sys.stderr)
+                self._say(str(problem))
+
+    def _say(self, text: str) -> None:
+        print(f"llmdebug: {text}", file=sys.stderr)
 
     def _keep(self, process: ProcessCheck) -> None:
-        self.result = CheckResult(self.mode, self.types, (process,))
-        self.path = write_result(self.result, self.output)
+        """Keep what is known by now: the process may be killed."""
+
+    def _write(self, result: CheckResult) -> None:
+        self.path = write_result(result, self.options.output)
 
     def _on_fault(self, origin: Origin) -> None:
         """Bad values have reached a result: if asked to, dump the tensors and stop the program."""
-        if not self.exit or self.dumped is not None:
+        self._keep(self._check.result(os.getpid(), _KILLED))
+        if not self.options.exit or self.dumped is not None:
             return
         self.dumped = self._dump(origin)
         raise StoppedAtError(1)
@@ -162,7 +194,7 @@ class ErrorCheck:
         from llmdebug_nb.core.records import RootCall
 
         options = DumpOptions(name=RUN)
-        folder = create_run(self.output, RUN, {"options": options.as_json()})
+        folder = create_run(self.options.output, RUN, {"options": options.as_json()})
         writer, seen = Writer(folder, rank_here()), origin.call
         recorder = Recorder(writer, options)
         operator, number, _ = seen.op_name.rsplit(".", 2)
@@ -174,7 +206,7 @@ class ErrorCheck:
         writer.close({"complete": True, "recorded": recorder.records})
         return folder
 
-    # -- a with block ---------------------------------------------------------------------------
+    # -- a with block -----------------------------------------------------------------------------
 
     def __enter__(self) -> ErrorCheck:
         return self.start()
@@ -191,7 +223,7 @@ class ErrorCheck:
             warnings.warn(str(problem), stacklevel=2)
         return isinstance(error, StoppedAtError) and self.dumped is not None
 
-    # -- the result -----------------------------------------------------------------------------
+    # -- the result -------------------------------------------------------------------------------
 
     def __str__(self) -> str:
         return "the check is running" if self.result is None else check_text(self.result, self.path)
@@ -232,25 +264,7 @@ def errcheck(
         OptionError: an unknown type or mode, or no module.
         DumpWriteError: the result file can't be written.
     """
-    return ErrorCheck(model, types, mode, exit, output)
-
-
-def kinds(types: str | Iterable[str]) -> tuple[str, ...]:
-    """Return kinds of errors in their usual order. Raises OptionError."""
-    names = types.replace(",", " ").split() if isinstance(types, str) else list(types)
-    for name in names:
-        if name not in KINDS:
-            raise OptionError(f"types: {name!r} is not known{nearest(str(name), KINDS)}")
-    if not names:
-        raise OptionError(f"types: expected any of {', '.join(KINDS)}")
-    return tuple(name for name in KINDS if name in names)
-
-
-def checked_mode(mode: str) -> str:
-    """Return the mode. Raises OptionError."""
-    if mode not in MODES:
-        raise OptionError(f"mode {mode!r} is not known{nearest(str(mode), MODES)}")
-    return mode
+    return ErrorCheck(model, CheckOptions.of(types, mode, exit, output))
 
 
 def write_result(result: CheckResult, folder: Path) -> Path:
@@ -261,7 +275,8 @@ def write_result(result: CheckResult, folder: Path) -> Path:
         for number in range(1, 10**6):
             path = folder / f"errcheck_{stamp}{f'_{number}' if number > 1 else ''}.json"
             try:
-                with open(path, "xb") as file:
+                number_of_file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                with open(number_of_file, "wb") as file:
                     file.write(result.as_json())
                 return path
             except FileExistsError:
@@ -272,17 +287,3 @@ def write_result(result: CheckResult, folder: Path) -> Path:
             " choose another place with output= (-o)"
         ) from None
     raise DumpWriteError(f"{folder} is full of results")
-
-
-class _NoSink:
-    """Receives nothing: a check keeps no records."""
-
-    def shortage(self, nbytes: int) -> str | None:
-        return None
-
-    def payload(self, row: Row, data: object) -> None: ...
-    def duplicate(self, row: Row, offset: int, length: int) -> None: ...
-    def commit(self, *rows: object, **more: object) -> None: ...
-    def nodes(self, nodes: Iterable[Node], start: int) -> None: ...
-    def table(self, name: str, rows: Iterable[Sequence[object]]) -> None: ...
-    def close(self, meta: Mapping[str, object]) -> None: ...

@@ -40,8 +40,8 @@ class OpenCall:
     """
 
     __slots__ = (
-        "arguments", "edges", "id", "inputs", "level", "module", "module_id", "name", "number", "op",
-        "outer_stacks", "parameters", "path", "pending", "phase", "recomputed", "recorded",
+        "arguments", "edges", "id", "inputs", "level", "module", "module_id", "name", "number",
+        "op", "outer_stacks", "parameters", "path", "pending", "phase", "recomputed", "recorded",
         "root_call", "selected", "since",
     )  # fmt: skip
 

@@ -16,7 +16,6 @@ from llmdebug_nb.capture.generation import GenerateListener
 from llmdebug_nb.capture.onnx.session_runs import SessionRuns
 from llmdebug_nb.capture.onnx.sessions import Sessions
 from llmdebug_nb.capture.parts import Parts
-from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.capture.root_calls import RootCalls
 from llmdebug_nb.capture.root_finder import Describe, RootFinder
 from llmdebug_nb.capture.sink import Sink
@@ -260,25 +259,6 @@ class EagerModules:
 
     def refusal(self) -> None:
         return None
-
-
-def check_session(
-    options: DumpOptions,
-    checker: Recorder,
-    describe: Describe,
-    models: Sequence[nn.Module] = (),
-    rank: int = 0,
-) -> tuple[Session, Parts]:
-    """Make the session that shows the calls of models, or of all code that runs, to a checker.
-
-    Raises:
-        CaptureError: a model can't be followed.
-    """
-    parts = Parts.build(
-        options, checker.sink, rank, restricted=bool(models), operators=True, recorder=checker
-    )
-    source = EagerModules(parts, models, describe, any_model=not models)
-    return Session(parts, source), parts
 
 
 def eager_session(

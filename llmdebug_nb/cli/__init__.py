@@ -8,12 +8,13 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from llmdebug_nb.cli import compare, dump, info, redact, reduce, report, tables, topology
-from llmdebug_nb.cli.command import FAILED, PIPE_CLOSED, say
+from llmdebug_nb.cli import compare, dump, errcheck, info, redact, reduce, report, tables, topology
+from llmdebug_nb.cli.command import FAILED, PIPE_CLOSED, say, split
 from llmdebug_nb.core.errors import LLMDebugError
 
 _COMMANDS = (
     dump.add,
+    errcheck.add,
     info.add,
     compare.add,
     report.add_report,
@@ -31,7 +32,7 @@ _COMMANDS = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit status, one of those in `command.py`."""
     argv = sys.argv[1:] if argv is None else list(argv)
-    ours, command = dump.split(argv) if argv[:1] == ["dump"] else (argv, None)
+    ours, command = split(argv) if argv[:1] in (["dump"], ["errcheck"]) else (argv, None)
     args = _parser().parse_args(ours)
     args.command = command
     try:
@@ -52,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = _Parser(
         prog="llmdebug",
         description="Numerical debugger for LLMs: look at dumps and compare them. "
-        "Exit status: 0 fine, 3 an error; compare has two more.",
+        "Exit status: 0 fine, 3 an error; compare and errcheck have more.",
     )
     parser.add_argument(
         "--version", action=_Version, nargs=0, help="versions, and whether the C kernel is used"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TextIO, TypeAlias
 
+from llmdebug_nb.core.errors import OptionError
 from llmdebug_nb.core.printable import printable_lines
 
 OK, DIVERGED, INCOMPARABLE, FAILED, PIPE_CLOSED = 0, 1, 2, 3, 141  # exit statuses
@@ -48,3 +49,27 @@ def add_step(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="of this generated token (default: the first recorded)",
     )
+
+
+def split(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """Return the arguments of ``llmdebug``, and the command after ``--`` (None: there is no --)."""
+    if "--" not in argv:
+        return list(argv), None
+    at = list(argv).index("--")
+    return list(argv[:at]), list(argv[at + 1 :])
+
+
+def command_of(args: argparse.Namespace, name: str) -> str | Sequence[str]:
+    """Return the command that a user gives to ``llmdebug NAME``, by --exec or after --.
+
+    Raises:
+        OptionError: both, or neither.
+    """
+    if (args.exec is None) == (args.command is None):
+        problem = "--exec and -- exclude each other" if args.command is not None else "no command"
+        raise OptionError(
+            f"{problem}: say llmdebug {name} --exec 'python run.py',"
+            f" or llmdebug {name} -- python run.py"
+        )
+    command: str | Sequence[str] = args.exec if args.command is None else args.command
+    return command

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 
 from llmdebug_nb.app.launching import arguments
-from llmdebug_nb.cli.command import Commands, say
-from llmdebug_nb.core.errors import OptionError
+from llmdebug_nb.cli.command import Commands, command_of, say
 
 _DESCRIPTION = (
     "Run a command unchanged, and record the models in all its Python processes into one run."
@@ -25,26 +23,12 @@ def add(commands: Commands) -> None:
     parser.set_defaults(run=_run)
 
 
-def split(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """Return the arguments of ``llmdebug``, and the command after ``--`` (None: there is no --)."""
-    if "--" not in argv:
-        return list(argv), None
-    at = list(argv).index("--")
-    return list(argv[:at]), list(argv[at + 1 :])
-
-
 def _run(args: argparse.Namespace) -> int:
     """Launch the command, print the messages, and return the command's exit status."""
     from llmdebug_nb.app.launching.program import launch
 
-    options, command = arguments.options(vars(args)), args.command
-    if (args.exec is None) == (command is None):
-        problem = "--exec and -- exclude each other" if command is not None else "no command"
-        raise OptionError(
-            f"{problem}: say llmdebug dump --exec 'python run.py',"
-            " or llmdebug dump -- python run.py"
-        )
-    launched = launch(args.exec if command is None else command, pth=args.pth, **options)
+    options = arguments.options(vars(args))
+    launched = launch(command_of(args, "dump"), pth=args.pth, **options)
     for line in launched.lines(args.log_level):
         say(f"llmdebug: {line}", file=sys.stderr)
     return launched.status

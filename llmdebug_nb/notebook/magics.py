@@ -18,9 +18,12 @@ from IPython.core.magic_arguments import (
     argument,
     magic_arguments,
 )
+from IPython.display import display
 
 from llmdebug_nb.app.compare import compare
-from llmdebug_nb.app.launching import arguments
+from llmdebug_nb.app.errcheck import CheckOptions, ErrorCheck, StoppedAtError
+from llmdebug_nb.app.launching import arguments, check_arguments
+from llmdebug_nb.app.launching.checking import check_program
 from llmdebug_nb.app.launching.program import launch
 from llmdebug_nb.app.option_flags import declare_options
 from llmdebug_nb.app.recording import Recording, dump
@@ -37,7 +40,7 @@ from llmdebug_nb.store.run import Run
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-MAGICS = ("llmdump", "llmcompare", "llmexplore", "llmruns", "llmstep")
+MAGICS = ("llmdump", "llmcompare", "llmerrcheck", "llmexplore", "llmruns", "llmstep")
 SWITCHES = ("on", "off", "status")
 _RUNS = ["name", "recorded", "tensors", "steps", "size", "state", "path"]
 
@@ -61,9 +64,20 @@ class _RecordingOptions(ArgDecorator):
         declare_options(parser)
 
 
+class _CheckOptions(ArgDecorator):
+    """Declares the arguments of %%llmerrcheck: a model or a command, and the options of a check."""
+
+    def add_to_parser(self, parser: argparse.ArgumentParser, _: object) -> None:
+        add = parser.add_argument
+        add("model", nargs="?", metavar="MODEL_EXPR", help="the model; without it, whatever runs")
+        add("--exec", metavar="COMMAND", help="%%llmerrcheck --exec 'python run.py': a command")
+        add("--name", default="errcheck", help="variable of the result (default: %(default)s)")
+        check_arguments.declare(parser)
+
+
 @magics_class
 class LLMDebugMagics(Magics):
-    """%%llmdump, %llmdump on|off|status, %llmcompare, %llmexplore, %llmruns."""
+    """%%llmdump, %llmdump on|off|status, %llmcompare, %%llmerrcheck, %llmexplore, %llmruns."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
@@ -174,6 +188,52 @@ class LLMDebugMagics(Magics):
                     print(f"written: {write(target)}")
         self._shown = self.shell.execution_count, report
         return report
+
+    @magic_arguments()
+    @_CheckOptions()
+    @line_cell_magic
+    def llmerrcheck(self, line: str, cell: str | None = None) -> object:
+        """Name the first operator in this cell that makes NaN or overflows, and the headroom.
+
+        The cell runs as it would without the magic, and its result is shown as usual. With
+        ``--exit`` it ends at the error. The result is also in the variable ``errcheck``.
+
+        ``%%llmerrcheck``, ``%%llmerrcheck model --type nan overflow --exit``,
+        ``%llmerrcheck --exec "python train.py"``
+        """
+        __tracebackhide__ = True  # an error in the cell shows the user's code, not ours
+        args = parse(self.llmerrcheck, line)
+        if (cell is None) == (args.exec is None):
+            raise UsageError(
+                "%llmerrcheck checks a command (--exec 'python run.py'), %%llmerrcheck a cell"
+            )
+        chosen = check_arguments.options(vars(args))
+        if cell is None:
+            with one_line():
+                self._show_check(args.name, check_program(args.exec, stream=_write, **chosen))
+            return None
+        model = self._namespace.evaluate(args.model, "%%llmerrcheck")
+        run_cell = self._namespace.compile(cell)
+        with one_line():
+            check = ErrorCheck(model, CheckOptions.of(**chosen)).start()
+        result, ended_by = None, None
+        try:
+            result = run_cell()
+        except StoppedAtError:
+            ended_by = StoppedAtError.__name__
+        except BaseException as error:
+            ended_by = type(error).__name__
+            raise
+        finally:
+            with one_line():
+                check.stop(ended_by)
+                self._show_check(args.name, check)
+        return result
+
+    def _show_check(self, name: str, check: object) -> None:
+        """Show the result of a check, and make it a variable."""
+        self.shell.user_ns[name] = check
+        display(check)
 
     def has_shown(self, report: Report) -> bool:
         """Return whether a magic of the running cell has already shown a report."""

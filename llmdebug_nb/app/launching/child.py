@@ -8,13 +8,13 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from llmdebug_nb.app.launching.handover import Handover
+from llmdebug_nb.app.launching.handover import CHECK, Handover
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, RunOptions
     from torch import nn
 
-    from llmdebug_nb.app.launching.shared import SharedRecording
+    from llmdebug_nb.app.launching.shared import SharedCheck, SharedRecording
     from llmdebug_nb.app.live_models import Model
     from llmdebug_nb.capture.compat.onnxruntime_api import Feed
     from llmdebug_nb.core.determinism import Switched
@@ -36,7 +36,9 @@ def begin(package: str) -> None:
 
 
 class RecordingStarter:
-    """Starts the recording at the first outermost call of a module, `generate` or ONNX session.
+    """Starts the recording, or the check, at the first outermost call of a model.
+
+    That is a module, a `generate` or a session of ONNX Runtime.
 
     A process that runs no model, such as a launcher or a data loader, writes nothing.
     """
@@ -44,7 +46,8 @@ class RecordingStarter:
     def __init__(self, handover: Handover) -> None:
         self._handover = handover
         self._options = handover.options()
-        self._recording: SharedRecording | None = None
+        self._check = self._options.pop(CHECK, None)  # in place of recording
+        self._recording: SharedRecording | SharedCheck | None = None
         self._undo: list[Callable[[], None]] = []
         self._packages: list[str] = []
         # those of the recording's tracker, for the `generate` during which recording starts
@@ -100,21 +103,29 @@ class RecordingStarter:
 
     def _start(self, model: Model) -> None:
         """Start recording. If that fails, report it once and don't try again."""
-        from llmdebug_nb.app.launching.shared import SharedRecording
         from llmdebug_nb.core.errors import LLMDebugError
-        from llmdebug_nb.core.options import DumpOptions
 
         self._stop_listening()
         try:
-            options = DumpOptions.of(**self._options)
-            # only a model that is compiled must be known in advance
-            models = model if options.graph is not None else None
-            self._recording = SharedRecording(models, options, self._handover, self._seeded)
+            self._recording = self._made(model)
             self._recording.start()
         except (LLMDebugError, OSError, ImportError) as error:
-            self._handover.say(f"nothing was recorded: {error}")
+            verb = "recorded" if self._check is None else "checked"
+            self._handover.say(f"nothing was {verb}: {error}")
         else:
             _at_end_of_worker(self._recording.at_exit)
+
+    def _made(self, model: Model) -> SharedRecording | SharedCheck:
+        from llmdebug_nb.app.errcheck import CheckOptions
+        from llmdebug_nb.app.launching.shared import SharedCheck, SharedRecording
+        from llmdebug_nb.core.options import DumpOptions
+
+        if self._check is not None:
+            return SharedCheck(self._handover, CheckOptions.of(**self._check))
+        options = DumpOptions.of(**self._options)
+        # only a model that is compiled must be known in advance
+        models = model if options.graph is not None else None
+        return SharedRecording(models, options, self._handover, self._seeded)
 
     def _stop_listening(self) -> None:
         while self._undo:
@@ -159,13 +170,14 @@ class RecordingStarter:
     def _recording_of(self, session: InferenceSession) -> SharedRecording | None:
         """Return the recording, started if necessary; None if the session is not recorded."""
         # graph is for code that `torch.compile` compiled
-        if _in_data_loader() or self._options.get("graph"):
+        if _in_data_loader() or self._options.get("graph") or self._check is not None:
             return None
         if self._recording is None:
             self._start(session)
-        return self._running()
+        recording: Any = self._running()  # a check has returned above
+        return recording  # type: ignore[no-any-return]
 
-    def _running(self) -> SharedRecording | None:
+    def _running(self) -> SharedRecording | SharedCheck | None:
         recording = self._recording
         return recording if recording is not None and recording.running else None
 

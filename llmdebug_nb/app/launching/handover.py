@@ -5,6 +5,7 @@ Every Python of the program imports this module, so it uses only the standard li
     options.json   what to record, and where
     run            path of the run, once a process has started it
     reached/PID    the first package (torch or onnxruntime) that a process imported
+    errcheck/PID   the result of an error check in a process
     messages       JSON lines: messages of the processes for the user
     lock           held by a process that creates the run
 """
@@ -21,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+CHECK = "errcheck"  # the option that a launch has if it checks in place of recording
 VARIABLE = "LLMDEBUG_LAUNCH"  # environment variable of the program: this folder
 _PRIVATE = 0o700  # the mode that `mkdtemp` gives
 
@@ -129,6 +131,21 @@ class Handover:
                 pid, text = json.loads(line)
                 messages.append((int(pid), str(text)))
         return messages
+
+    def note_check(self, result: bytes) -> None:
+        """Send the result of this process's check so far; it replaces an earlier one."""
+        folder = self.folder / CHECK
+        with contextlib.suppress(OSError):  # the launcher has ended
+            folder.mkdir(exist_ok=True)
+            fresh = folder / f"{os.getpid()}.new"
+            fresh.write_bytes(result)
+            fresh.replace(folder / str(os.getpid()))
+
+    def checks(self) -> list[bytes]:
+        """Return the results of all processes."""
+        folder = self.folder / CHECK
+        files = sorted(folder.iterdir()) if folder.is_dir() else []
+        return [file.read_bytes() for file in files if file.name.isdigit()]
 
     # -- the run that the processes share --------------------------------------------------------
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,20 +93,29 @@ def launch(
     words = words_of(command)
     chosen = _checked(files, options)
     parent = (runs_folder() if chosen.path is None else Path(chosen.path)).absolute()
-    _refuse_bad_place(parent)
+    refuse_bad_place(parent)
     _refuse_full_disk(parent, chosen)
-    with Handover.made() as handover:
-        handover.write_options({**_plain(chosen), "path": str(parent)})
-        variables = environment(handover, os.environ, chosen.seed)
-        pth_file = PthFile(words) if pth else None
-        try:
-            launched = _run(words, variables, handover, pth, output)
-        finally:
-            if pth_file is not None:
-                pth_file.remove()
+    orders = {**_plain(chosen), "path": str(parent)}
+    with hooked(words, orders, chosen.seed, pth) as (handover, variables):
+        launched = _run(words, variables, handover, pth, output)
     if files and launched.path is not None:
         launched.messages += products.write(launched.path, files)
     return launched
+
+
+@contextmanager
+def hooked(
+    words: list[str], options: Mapping[str, object], seed: int | None, pth: bool
+) -> Iterator[tuple[Handover, dict[str, str]]]:
+    """Prepare a command: give the handover, with these options, and the command's environment."""
+    with Handover.made() as handover:
+        handover.write_options(options)
+        pth_file = PthFile(words) if pth else None
+        try:
+            yield handover, environment(handover, os.environ, seed)
+        finally:
+            if pth_file is not None:
+                pth_file.remove()
 
 
 def words_of(command: str | Sequence[str]) -> list[str]:
@@ -167,7 +177,7 @@ def _nearest_existing(folder: Path) -> Path:
     return next(each for each in (folder, *folder.parents) if each.exists())
 
 
-def _refuse_bad_place(parent: Path) -> None:
+def refuse_bad_place(parent: Path) -> None:
     """Refuse a folder that can't be written before the program runs, perhaps for hours."""
     existing = _nearest_existing(parent)
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
@@ -253,7 +263,7 @@ def _messages(
     for pid, text in messages:
         yield "warning", f"{text} (process {pid})" if len(reached) > 1 else text
     if not parts and not messages:
-        yield "warning", f"nothing was recorded: {_why_nothing(reached)}"
+        yield "warning", f"nothing was recorded: {why_nothing(reached)}"
         why_not = None if unreached.messages else why_unreached(words, pth)
         if why_not is not None:
             yield "warning", f"not reached: {words[0]}: {why_not}"
@@ -276,7 +286,8 @@ def _recorded(path: Path, parts: Sequence[Part]) -> str:
     )
 
 
-def _why_nothing(reached: dict[int, str]) -> str:
+def why_nothing(reached: dict[int, str]) -> str:
+    """Return why no model was seen. ``reached``: the package that each process imported."""
     if not reached:
         return "no Python that could be reached imported torch or onnxruntime"
     packages = " and ".join(sorted(set(reached.values())))

@@ -1,4 +1,4 @@
-"""The recording of one process, in a run that all processes of a program share."""
+"""The recording or check of one process of a program, whose results all processes share."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from llmdebug_nb.app.errcheck import CheckOptions, ErrorCheck
 from llmdebug_nb.app.launching.handover import Handover
 from llmdebug_nb.app.recording import Recording
 from llmdebug_nb.core import determinism
 from llmdebug_nb.core.errors import LLMDebugError
+from llmdebug_nb.core.faults import CheckResult, ProcessCheck
 from llmdebug_nb.core.options import DumpOptions
 
 if TYPE_CHECKING:
@@ -76,3 +80,20 @@ class SharedRecording(Recording):
 
     def _seed(self) -> determinism.Switched:
         return self._seeded or determinism.Switched()
+
+
+class SharedCheck(ErrorCheck):
+    """The check of this process; the launcher writes the result file."""
+
+    def __init__(self, handover: Handover, options: CheckOptions) -> None:
+        super().__init__(None, options)
+        self._handover = handover
+
+    def _say(self, text: str) -> None:
+        self._handover.say(text)
+
+    def _keep(self, process: ProcessCheck) -> None:
+        self._handover.note_check(msgspec.json.encode(process))
+
+    def _write(self, result: CheckResult) -> None:
+        """Leave the file to the launcher."""

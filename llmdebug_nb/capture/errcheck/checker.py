@@ -76,7 +76,7 @@ class Checker(Recorder):
         self._parts = parts
         self._facts = CallFacts(parts)
 
-    # -- what the session shows ---------------------------------------------------------------------
+    # -- what the session shows -------------------------------------------------------------------
 
     def record(self, call: RecordedCall, role: str, leaves: Iterable[Leaf]) -> None:
         """Note the inputs of a call, or check its outputs."""
@@ -141,7 +141,7 @@ class Checker(Recorder):
     def flush(self, calls: Iterable[RootCall] = ()) -> None:
         pass
 
-    # -- the check of one call ------------------------------------------------------------------------
+    # -- the check of one call --------------------------------------------------------------------
 
     def _check(self, call: OpenCall, leaves: Iterable[Leaf]) -> None:
         """Read each output once; look closer if one of them is no ordinary number."""
@@ -199,7 +199,7 @@ class Checker(Recorder):
                     self._reached(origin, f"parameter {name}")
 
     def _follow_gradient(self, call: OpenCall, role: str, outputs: Outputs) -> tuple[Origin, ...]:
-        """Find where a bad gradient comes from: the call that it belongs to, one in it, or before it."""
+        """Find where a bad gradient comes from: its own call, one inside it, or one before it."""
         (_, tensor, largest), arrives = outputs[0], role == "input"
         origins = self._bad.of(tensor) or self._arrived.origins(call) or self._from_parts(call)
         if not origins and arrives:
@@ -265,7 +265,7 @@ class Checker(Recorder):
         self._origins.append(origin)
         return origin
 
-    # -- results ----------------------------------------------------------------------------------------
+    # -- results ----------------------------------------------------------------------------------
 
     def _reach_result(self, tensor: torch.Tensor, result: str) -> None:
         origins = self._bad.of(tensor)

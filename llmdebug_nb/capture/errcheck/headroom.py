@@ -34,7 +34,7 @@ class ReachByDtype:
         return self._reaches[dtype]
 
     def is_ordinary(self, largest: float, dtype: torch.dtype, call: OpenCall) -> bool:
-        """Note a value that is neither bad nor zero nor near the limit; False: it is one of them."""
+        """Note a reach that is neither bad nor zero nor near the limit; False: it is."""
         known = self._reaches.get(dtype) or self[dtype]
         if not 0 < largest < known.limit / ROOM:
             return False

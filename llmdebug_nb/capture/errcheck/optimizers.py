@@ -1,4 +1,4 @@
-"""Optimizer steps as calls: their operators run inside them, and the parameters are their result."""
+"""Optimizer steps as calls: their operators run inside them; parameters are their result."""
 
 from __future__ import annotations
 

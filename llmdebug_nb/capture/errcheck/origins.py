@@ -21,7 +21,8 @@ Held = list[tuple[str, str, object]]  # role, slot and leaf of a call
 class Origin:
     """A call whose bad values may reach a result.
 
-    ``root_call``: during or after which it ran. ``inside``: it ran inside a model. ``reached``: the result, "" while there is none.
+    ``root_call``: during or after which it ran. ``inside``: it ran inside a model.
+    ``reached``: the result, "" while there is none.
     ``ended``: count of calls that made clean values of its bad ones. ``examined``: GradScaler has
     looked at them. ``held``: its tensors, if they are to be kept.
     """

@@ -1,0 +1,81 @@
+"""The session of an error check: it shows all calls to a checker and stores nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from torch import nn
+
+from llmdebug_nb.capture.errcheck.checker import Checker
+from llmdebug_nb.capture.errcheck.optimizers import OptimizerSteps
+from llmdebug_nb.capture.errcheck.origins import Origin
+from llmdebug_nb.capture.parts import Parts
+from llmdebug_nb.capture.root_finder import Describe
+from llmdebug_nb.capture.session import EagerModules, Session
+from llmdebug_nb.core.columns import Row
+from llmdebug_nb.core.faults import ProcessCheck
+from llmdebug_nb.core.options import EVERY_TOKEN, DumpOptions
+from llmdebug_nb.core.records import Node
+
+
+class CheckSession:
+    """Checks the given models, or all code of PyTorch that runs. ``session``: what hooks them."""
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        types: tuple[str, ...],
+        mode: str,
+        keeps_inputs: bool,
+        on_fault: Callable[[Origin], None],
+        describe: Describe,
+        rank: int,
+    ) -> None:
+        """Make it for `Checker`'s arguments. Raises CaptureError: a model can't be followed."""
+        options = DumpOptions.of(
+            mode=mode, tokens=EVERY_TOKEN, stats_only=True, sources=False, force_eager=True
+        )
+        sink = _NoSink()
+        self._rank = rank
+        self._checker = Checker(sink, options, types, keeps_inputs, on_fault)
+        self._parts = Parts.build(
+            options, sink, rank, restricted=bool(models), operators=True, recorder=self._checker
+        )
+        self._checker.attach(self._parts)
+        source = EagerModules(self._parts, models, describe, any_model=not models)
+        self.session = Session(self._parts, source)
+        self._optimizers = OptimizerSteps(self._parts, self._checker)
+
+    def start(self) -> None:
+        self.session.start()
+        self._optimizers.start()
+
+    def stop(self, at_end: bool) -> None:
+        """Take every hook off. ``at_end``: the program has ended; what it holds is its result."""
+        self._optimizers.stop()
+        self.session.stop()
+        if at_end:
+            self._checker.finish()
+
+    def abandon(self) -> None:
+        """Take every hook off, as in a forked child."""
+        self._optimizers.stop()
+        self.session.abandon()
+
+    def result(self, pid: int, ended_by: str | None) -> ProcessCheck:
+        """Return what was found so far."""
+        return self._checker.result(self._rank, pid, ended_by)
+
+
+class _NoSink:
+    """Receives nothing: a check keeps no records."""
+
+    def shortage(self, nbytes: int) -> str | None:
+        return None
+
+    def payload(self, row: Row, data: object) -> None: ...
+    def duplicate(self, row: Row, offset: int, length: int) -> None: ...
+    def commit(self, *rows: object, **more: object) -> None: ...
+    def nodes(self, nodes: Iterable[Node], start: int) -> None: ...
+    def table(self, name: str, rows: Iterable[Sequence[object]]) -> None: ...
+    def close(self, meta: Mapping[str, object]) -> None: ...
