@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from llmdebug_nb.comparison import metrics, tolerance
+from llmdebug_nb.comparison import metrics
+from llmdebug_nb.comparison.measured import error_of
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.kernels.summary import summarize
 
@@ -112,7 +113,7 @@ def test_nan_and_infinity_are_counted_where_they_differ_and_left_out_of_the_figu
     got = metrics.compare(g, m)
     assert (got["nan_mismatch"], got["inf_mismatch"], got["mismatched"]) == (1, 2, 4)
     assert got["max_absolute_error"] == 1.0
-    assert tolerance.error_of(got) == math.inf
+    assert error_of(got) == math.inf
     same = metrics.compare(g, g)
     assert (same["nan_mismatch"], same["inf_mismatch"], same["mismatched"]) == (0, 0, 0)
 
@@ -198,7 +199,7 @@ def test_an_error_in_one_token_does_not_drown_in_the_norm_of_the_whole():
     got = metrics.compare(g, m)
     assert got["relative_euclidean_distance"] < 0.05
     assert got["worst_row_error"] == pytest.approx(1, rel=0.3)
-    assert tolerance.error_of(got) > 0.2
+    assert error_of(got) > 0.2
 
 
 def test_the_largest_numbers_of_a_dtype_count_as_infinite_so_that_masks_hide_nothing():

@@ -16,7 +16,9 @@ from torch import nn
 import llmdebug_nb as ld
 from llmdebug_nb.comparison import metrics, tolerance
 from llmdebug_nb.comparison.limits import Limits
+from llmdebug_nb.comparison.measured import Measured, error_of
 from llmdebug_nb.core import constants
+from llmdebug_nb.core.dtypes import rounding
 from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.records import Record, Site, Summary
@@ -255,7 +257,7 @@ def _row(
 ):
     record = Record(i, Site(path, step=step, role=role, slot=slot), i, op, Summary(dtype, shape))
     values = {"relative_euclidean_distance": error, **values}
-    return tolerance.Measured(i, Pair(record, record, "same site"), values)
+    return Measured(i, Pair(record, record, "same site"), values)
 
 
 def _judged(*rows, **options):
@@ -352,7 +354,7 @@ def _norms_of_one_token(seed):
             site = Site(f"l.{layer}.n", role=role)
             record = Record(2 * layer + i, site, 2 * layer + i, "Norm", summary)
             figures = metrics.compare(golden * factor, mine * factor)
-            yield tolerance.Measured(record.id, Pair(record, record, "same site"), figures)
+            yield Measured(record.id, Pair(record, record, "same site"), figures)
 
 
 def test_noise_is_noise_where_few_channels_carry_the_norm_and_happen_to_be_small():
@@ -682,6 +684,72 @@ def test_a_finer_dtype_in_some_tensors_of_mine_is_noise():
     )
 
 
+class _Added(nn.Module):
+    """Adds to its input, which stays in float32 under autocast."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(64), nn.Linear(64, 64)
+
+    def forward(self, x):
+        return x + self.linear(self.norm(x))
+
+
+def _added(name, rounded=(), autocast=False, factor=1.0):
+    """Record eight layers. ``rounded``: those whose weights went through bfloat16."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(_Added() for _ in range(8)))
+    with torch.no_grad():
+        for n in rounded:
+            model[n].bfloat16().float()
+        model[5].linear.weight *= factor
+        with (
+            ld.dump(model, name=name, weights=True) as run,
+            torch.autocast("cpu", torch.bfloat16, enabled=autocast),
+        ):
+            model(torch.randn(8, 64))
+    return run
+
+
+def test_a_model_under_autocast_with_weights_of_half_precision_is_noise():
+    golden, mine = _added("golden"), _added("mine", range(8), autocast=True)
+    report = _compare(golden, mine)
+    assert report.verdict == "within_noise"
+    assert _compare(mine, golden).verdict == "within_noise"
+    weights = [d for d in report.differences if d.site.role == "weight" and d.error]
+    assert {d.pair.mine.summary.dtype for d in weights} == {"float32"}
+    assert min(d.error for d in weights if d.site.slot == "weight") > 1e3 * constants.EXACT
+
+
+def test_autocast_hides_no_wrong_weight():
+    report = _compare(_added("golden"), _added("mine", range(8), autocast=True, factor=1.2))
+    assert report.verdict == "diverged"
+    assert report.findings[0].path == "5.linear"
+
+
+def test_weights_that_one_layer_alone_has_rounded_are_diverged():
+    report = _compare(_added("golden"), _added("mine", [5]))
+    assert report.first_divergence.site.path.startswith("5.")
+
+
+@given(
+    st.integers(8, 64),
+    st.sampled_from([torch.bfloat16, torch.float16]),
+    st.sampled_from([torch.float32, torch.float64]),
+    st.integers(0, 2**31),
+)
+@settings(deadline=None)
+def test_values_tell_the_dtype_that_they_went_through(size, narrow, wide, seed):
+    x = torch.randn(size, dtype=wide, generator=torch.Generator().manual_seed(seed))
+    kept = x.to(narrow).to(wide)
+    assert torch.finfo(narrow).eps <= rounding(kept) <= torch.finfo(torch.bfloat16).eps
+    assert rounding(x.to(narrow)) == rounding(torch.full_like(x, 0.5)) == 0.0
+    kept[-1] = 1 + torch.finfo(torch.float32).eps  # no narrow dtype holds it
+    assert rounding(kept) == 0.0
+    kept[-1] = math.inf
+    assert rounding(kept) >= torch.finfo(narrow).eps
+
+
 def test_a_dtype_that_is_coarser_than_at_all_siblings_is_diverged_within_any_noise():
     def layers(dtypes):
         for i, dtype in enumerate(dtypes):
@@ -691,11 +759,11 @@ def test_a_dtype_that_is_coarser_than_at_all_siblings_is_diverged_within_any_noi
                 )
                 mine = Record(i, Site(f"l.{i}.f", role=role), i, "Op", Summary(dtype, (8, 64)))
                 values = {"relative_euclidean_distance": 1e-3}
-                yield tolerance.Measured(i, Pair(golden, mine, "same site"), values)
+                yield Measured(i, Pair(golden, mine, "same site"), values)
         half = Record(9, Site("x", role="output"), 9, "Op", Summary("bfloat16", (8, 64)))
         full = Record(9, Site("x", role="output"), 9, "Op", Summary("float32", (8, 64)))
         yield from (
-            tolerance.Measured(9, Pair(full, half, "same site"), {}) for _ in range(20)
+            Measured(9, Pair(full, half, "same site"), {}) for _ in range(20)
         )  # mine is coarse throughout
 
     odd = tolerance.Judging(list(layers(["bfloat16", "float16", "float16", "float16"]))).plain
@@ -731,9 +799,9 @@ def test_a_mask_of_truths_agrees_with_the_one_that_is_added():
 
     keep = torch.ones(4, 4, dtype=torch.bool).tril()
     added = torch.zeros(4, 4).masked_fill(~keep, torch.finfo(torch.float32).min)
-    assert tolerance.error_of(metrics.compare(keep, added)) == 0
-    assert tolerance.error_of(metrics.compare(added, keep)) == 0
-    assert tolerance.error_of(metrics.compare(~keep, added)) == math.inf
+    assert error_of(metrics.compare(keep, added)) == 0
+    assert error_of(metrics.compare(added, keep)) == 0
+    assert error_of(metrics.compare(~keep, added)) == math.inf
     assert metrics.compare(keep, keep.float())["mismatched"] == 0  # ones and zeros are no such mask
 
 

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 from llmdebug_nb.comparison import grain, metrics
 from llmdebug_nb.comparison.custom import Custom
 from llmdebug_nb.comparison.limits import Limits
-from llmdebug_nb.comparison.tolerance import UNMATCHED, Calibration, Judging, Measured, error_of
+from llmdebug_nb.comparison.measured import Measured, error_of
+from llmdebug_nb.comparison.tolerance import UNMATCHED, Calibration, Judging
+from llmdebug_nb.core.dtypes import rounding
 from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
 from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.kernels.fingerprint import same
@@ -117,6 +119,7 @@ class _Measurer:
         # ids of records of memory that nothing was written to, by side
         self._empty: tuple[set[int], set[int]] = (set(), set())
         self._measured: dict[Hashable, tuple[metrics.Metrics, str | None]] = {}
+        self._rounded: tuple[dict[Hashable, float], ...] = ({}, {})  # of each side's payloads
 
     def measured(self, index: int, pair: Pair) -> Measured:
         golden, mine = pair.golden, pair.mine
@@ -133,7 +136,9 @@ class _Measurer:
         same_bytes = same(a.fingerprint, b.fingerprint) if comparable else None
         values, remark = self._metrics(pair, golden, mine, same_bytes)
         certain = values is None and same_bytes is False
-        return Measured(index, pair, values, remark, same_bytes, certain)
+        its, own = self._rounded
+        rounded = its.get(golden.payload, 0.0), own.get(mine.payload, 0.0)
+        return Measured(index, pair, values, remark, same_bytes, certain, rounded)
 
     def _is_empty(self, *sides: Record) -> bool:
         """Tell whether a tensor is the untouched output of an operator such as `empty`."""
@@ -182,6 +187,9 @@ class _Measurer:
     ) -> tuple[metrics.Metrics, str | None]:
         """Return the metrics of two tensors, and a remark on them."""
         g, m = self._load_golden(golden), self._load_mine(mine)
+        for known, record, x in zip(self._rounded, (golden, mine), (g, m), strict=True):
+            if record.payload not in known:
+                known[record.payload] = rounding(x)
         of_grain: metrics.Metrics = {}
         remark = None
         if pair.fit is not None:

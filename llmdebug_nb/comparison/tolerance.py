@@ -15,7 +15,7 @@ from typing import Final
 
 from llmdebug_nb.comparison.epsilons import Epsilons
 from llmdebug_nb.comparison.limits import Limits
-from llmdebug_nb.comparison.metrics import Metrics
+from llmdebug_nb.comparison.measured import Measured, scale_of
 from llmdebug_nb.comparison.noise import (
     Explained,
     Level,
@@ -48,37 +48,6 @@ FOLLOWS = "explained by what is expected"
 SAYS = "Limits: what the rounding of each call and the noise of its inputs explain"
 
 
-@dataclass(slots=True)
-class Measured:
-    """A pair with its metrics, None if it could not be measured.
-
-    ``remark``: how it was measured, or why not. ``same_bytes``: by fingerprint, None if unknown.
-    ``certain``: it diverged, whatever the limit.
-    """
-
-    index: int
-    pair: Pair
-    metrics: Metrics | None = None
-    remark: str | None = None
-    same_bytes: bool | None = None
-    certain: bool = False
-    error: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.error = math.inf if self.certain else error_of(self.metrics or {})
-
-    @property
-    def is_at_its_place(self) -> bool:
-        """False if the tensor has other partners at its own place, and this one besides."""
-        return self.pair.golden is None or self.pair.own(0) is not None
-
-    @property
-    def carriers(self) -> float:
-        """The elements that carry the norm of golden; all of them if the values are unknown."""
-        carriers = (self.metrics or {}).get("carriers")
-        return self.pair.either.summary.numel if carriers is None else carriers
-
-
 @dataclass
 class Calibration:
     """The differences between golden and other recordings of it. ``runs``: their names."""
@@ -109,28 +78,6 @@ class Calibration:
 
 def _place(site: Site) -> tuple[object, ...]:
     return site.rank, site.path, site.phase, site.role, site.slot
-
-
-def error_of(metrics: Mapping[str, float | int | None]) -> float:
-    """Return the figure that is judged: relative L2, or inf if NaN or infinities differ.
-
-    The error of one row (one token, say) is lost in the norm of the whole, so a quarter of the
-    worst row's error counts too: rounding spreads evenly, a bug need not. If only statistics were
-    compared: ``stat_error``.
-    """
-    if metrics.get("nan_mismatch") or metrics.get("inf_mismatch"):
-        return math.inf
-    figures = [metrics.get("stat_error"), metrics.get("relative_euclidean_distance")]
-    # the rows of a quantised weight have a limit of their own, see `grain.py`
-    worst = None if "worst_channel" in metrics else metrics.get("worst_row_error")
-    figures.append(None if worst is None else worst / constants.WORST_ROW)
-    return max((float(value) for value in figures if value is not None), default=0.0)
-
-
-def scale_of(metrics: Mapping[str, float | int | None]) -> float:
-    """Return the size of the scale error, 0 if it is unknown."""
-    scale = metrics.get("scale_error")
-    return 0.0 if scale is None or not math.isfinite(scale) else abs(float(scale))
 
 
 def _is_even(metrics: Mapping[str, float | int | None], error: float) -> bool:
@@ -169,10 +116,10 @@ class Judging:
     ) -> None:
         self._measured, self._size = measured, size
         self._limits, self._calibration = limits, calibration or Calibration()
-        self._epsilons = Epsilons([m.pair for m in measured])
+        self._epsilons = Epsilons(measured)
         self._sizes = Sizes()
         for m in measured:
-            if m.is_at_its_place and m.metrics is not None and self._epsilons.of(m.pair):
+            if m.is_at_its_place and m.metrics is not None and self._epsilons.of(m):
                 self._sizes.add(m.pair.either, m.carriers)
         self.comparison = Comparison()
 
@@ -189,7 +136,7 @@ class Judging:
         m = self._measured[index]
         if m.metrics is None and not m.certain:
             return False  # only one run has it
-        return not self._epsilons.of(m.pair) or not m.error < constants.PERTURBED
+        return not self._epsilons.of(m) or not m.error < constants.PERTURBED
 
     def differences(
         self, expected: Sequence[Expectation] = (), excused: Collection[int] = ()
@@ -265,7 +212,7 @@ class _Judge:
 
     def difference(self, m: Measured) -> Difference:
         """Return the verdict on a pair, and pass its noise on."""
-        record, eps = m.pair.either, self._epsilons.of(m.pair)
+        record, eps = m.pair.either, self._epsilons.of(m)
         site, shape = record.site, record.summary.shape
         if m.metrics is None and not m.certain:
             self._noise.add_unpaired(site, eps, shape)
@@ -319,9 +266,9 @@ class _Judge:
         if m.error <= limit and scale > scale_limit and _is_even(metrics, m.error):
             diverged = row("diverged", scale, scale_limit, TOO_EVEN)
             return diverged, level if expected else capped
-        if 0.0 < m.error <= limit and self._epsilons.is_odd(m.pair):
+        if 0.0 < m.error <= limit and self._epsilons.is_odd(m):
             length = max(m.pair.either.summary.shape, default=1)
-            finer = floor(min(self._epsilons.both(m.pair)), length)
+            finer = floor(min(self._epsilons.both(m)), length)
             return row("diverged", m.error, finer, COARSER), level
         return _by_noise(m, limit), level
 
@@ -344,7 +291,7 @@ class _Judge:
         else:
             by_chance = self._sizes.chance(record, m.carriers)
             smallness = self._sizes.smallness(record, m.carriers)
-        golden, mine = self._epsilons.both(pair)
+        golden, mine = self._epsilons.both(m)
         cast = 0.0 if golden == mine else constants.CAST_SHARE * eps
         own = math.hypot(level.scale_limit(by_chance, explained.scale_floor), cast)
         return NoiseLimits(
@@ -359,7 +306,7 @@ class _Judge:
         record, level = m.pair.either, explained.level
         if level.error == math.inf:
             return AFTER_TIE
-        if self._epsilons.of(m.pair) or not m.metrics or m.error <= limit or level.cap:
+        if self._epsilons.of(m) or not m.metrics or m.error <= limit or level.cap:
             return None
         site = record.site
         if site.role == "input":

@@ -1,0 +1,66 @@
+"""A pair with its metrics, and the figures among them that are judged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from llmdebug_nb.comparison.metrics import Metrics
+from llmdebug_nb.core import constants
+from llmdebug_nb.core.findings import Pair
+
+
+@dataclass(slots=True)
+class Measured:
+    """A pair with its metrics, None if it could not be measured.
+
+    ``remark``: how it was measured, or why not. ``same_bytes``: by fingerprint, None if unknown.
+    ``certain``: it diverged, whatever the limit. ``rounded``: the epsilons of the coarsest dtypes
+    that hold the values of golden and mine, 0 if unknown.
+    """
+
+    index: int
+    pair: Pair
+    metrics: Metrics | None = None
+    remark: str | None = None
+    same_bytes: bool | None = None
+    certain: bool = False
+    rounded: tuple[float, float] = (0.0, 0.0)
+    error: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.error = math.inf if self.certain else error_of(self.metrics or {})
+
+    @property
+    def is_at_its_place(self) -> bool:
+        """False if the tensor has other partners at its own place, and this one besides."""
+        return self.pair.golden is None or self.pair.own(0) is not None
+
+    @property
+    def carriers(self) -> float:
+        """The elements that carry the norm of golden; all of them if the values are unknown."""
+        carriers = (self.metrics or {}).get("carriers")
+        return self.pair.either.summary.numel if carriers is None else carriers
+
+
+def error_of(metrics: Mapping[str, float | int | None]) -> float:
+    """Return the figure that is judged: relative L2, or inf if NaN or infinities differ.
+
+    The error of one row (one token, say) is lost in the norm of the whole, so a quarter of the
+    worst row's error counts too: rounding spreads evenly, a bug need not. If only statistics were
+    compared: ``stat_error``.
+    """
+    if metrics.get("nan_mismatch") or metrics.get("inf_mismatch"):
+        return math.inf
+    figures = [metrics.get("stat_error"), metrics.get("relative_euclidean_distance")]
+    # the rows of a quantised weight have a limit of their own, see `grain.py`
+    worst = None if "worst_channel" in metrics else metrics.get("worst_row_error")
+    figures.append(None if worst is None else worst / constants.WORST_ROW)
+    return max((float(value) for value in figures if value is not None), default=0.0)
+
+
+def scale_of(metrics: Mapping[str, float | int | None]) -> float:
+    """Return the size of the scale error, 0 if it is unknown."""
+    scale = metrics.get("scale_error")
+    return 0.0 if scale is None or not math.isfinite(scale) else abs(float(scale))
