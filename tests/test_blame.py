@@ -309,12 +309,6 @@ def test_another_eps_is_blamed_though_noise_hides_what_it_does(mode):
     assert "their settings differ" in report.summary()
 
 
-def test_every_cause_is_one_of_the_closed_set():
-    assert set(causes.CAUSES) == {
-        value for name, value in vars(causes).items() if name.isupper() and name != "CAUSES"
-    }
-
-
 # -- calling again ---------------------------------------------------------------------------------
 
 

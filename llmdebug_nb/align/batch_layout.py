@@ -34,16 +34,6 @@ class TokenSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Keys:
-    """The axis of a tensor that also holds keys of earlier tokens, and the index of the first."""
-
-    axis: int
-    start: int
-    my_start: int
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
 class BatchMap:
     """The place of golden's tokens in mine's batch.
 
@@ -55,11 +45,10 @@ class BatchMap:
     mine: tuple[int, int]
     spans: tuple[TokenSpan, ...]
 
-    def fits(self, golden: Shape, mine: Shape, prefill: BatchMap | None) -> Iterable[Fit]:
+    def fits(self, golden: Shape, mine: Shape) -> Iterable[Fit]:
         """Yield ways to bring tensors of these shapes to the same rows and tokens, likeliest first.
 
-        Axes of other lengths stay as they are. ``prefill``: the map of the generation's first
-        step; it says where the keys of later steps begin.
+        Axes of other lengths stay as they are.
         """
         shapes, begun = [golden, mine], Fit("", shared=True)
         for side, ids in enumerate((self.golden, self.mine)):
@@ -69,10 +58,10 @@ class BatchMap:
                 move: tuple[Move, ...] = (viewed(shapes[side]),)
                 begun = Fit("", () if side else move, move if side else (), shared=True)
         if golden and len(shapes[0]) == len(shapes[1]):
-            for fit in self._fits(shapes[0], shapes[1], prefill):
+            for fit in self._fits(shapes[0], shapes[1]):
                 yield begun.then(fit)
 
-    def _fits(self, golden: Shape, mine: Shape, prefill: BatchMap | None) -> Iterable[Fit]:
+    def _fits(self, golden: Shape, mine: Shape) -> Iterable[Fit]:
         lengths = golden[0], mine[0]
         batched = lengths == (self.golden[0], self.mine[0])
         flat = lengths == (self.golden[0] * self.golden[1], self.mine[0] * self.mine[1])
@@ -83,9 +72,8 @@ class BatchMap:
             return
         other_rows = self.golden[0] != self.mine[0] or any(r.row != r.my_row for r in self.spans)
         for axes in self._axes(golden, mine):
-            keys = _keys(golden, mine, axes, prefill)
-            if axes or keys or (batched and other_rows):
-                yield self._fit(batched, axes, keys=keys)
+            if axes or (batched and other_rows):
+                yield self._fit(batched, axes)
 
     def later(self) -> BatchMap:
         """Return the map of a later step that feeds one token a row, the same on both sides."""
@@ -118,7 +106,6 @@ class BatchMap:
         axes: tuple[int, ...],
         golden: tuple[int, int] | None = None,
         mine: tuple[int, int] | None = None,
-        keys: _Keys | None = None,
     ) -> Fit:
         """Return the fit that cuts the spans out of both sides.
 
@@ -127,14 +114,10 @@ class BatchMap:
         spans = self.spans if batched else self.spans[:1]
         lengths = [r.length for r in spans]
         own, other = [(r.row, r.start) for r in spans], [(r.my_row, r.my_start) for r in spans]
-        cuts = [
-            None if keys is None else (keys.axis, start, keys.length)
-            for start in ((keys.start, keys.my_start) if keys else (0, 0))
-        ]
         return Fit(
-            self._says(batched, bool(axes) or keys is not None),
-            (_picked(batched, axes, own, lengths, golden, cuts[0]),),
-            (_picked(batched, axes, other, lengths, mine, cuts[1]),),
+            self._says(batched, bool(axes)),
+            (_picked(batched, axes, own, lengths, golden),),
+            (_picked(batched, axes, other, lengths, mine),),
             shared=True,
         )
 
@@ -161,33 +144,16 @@ class BatchMap:
         return "; ".join(parts) or "the rows in another order"
 
 
-def _keys(
-    golden: Shape, mine: Shape, axes: tuple[int, ...], prefill: BatchMap | None
-) -> _Keys | None:
-    """Return the axis that holds cached keys, if the two prompts began at different indices."""
-    if prefill is None or len(prefill.spans) != 1:
-        return None
-    first = prefill.spans[0]
-    if first.start == first.my_start:
-        return None
-    for axis in range(1, len(golden)):
-        length = golden[axis] - first.start
-        if axis not in axes and length == mine[axis] - first.my_start > 0:
-            return _Keys(axis, first.start, first.my_start, length)
-    return None
-
-
 def _picked(
     batched: bool,
     axes: tuple[int, ...],
     picks: list[tuple[int, int]],
     lengths: list[int],
     unflat: tuple[int, int] | None,
-    cut: tuple[int, int, int] | None,
 ) -> Move:
     """Return a move that cuts out each pick: its row, and its tokens from the first one on.
 
-    ``axes``: the token axes. ``cut``: axis, start and length of the keys.
+    ``axes``: the token axes.
     """
 
     def move(x: torch.Tensor) -> torch.Tensor:
@@ -197,8 +163,6 @@ def _picked(
             piece = x[row if batched else 0]
             for axis in axes:
                 piece = piece.narrow(axis - 1, start, length)
-            if cut is not None:
-                piece = piece.narrow(cut[0] - 1, cut[1], cut[2])
             pieces.append(piece)
         if len(axes) == 1 and len(pieces) > 1:
             return torch.cat(pieces, dim=axes[0] - 1)

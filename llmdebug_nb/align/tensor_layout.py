@@ -46,7 +46,7 @@ class LayoutFinder:
                     weights.setdefault(record.site.path, []).append(record)
         self._known: dict[Hashable, Fit] = {}
         self._ordered: dict[Hashable, bool] = {}  # whether a layout keeps the order along each axis
-        self._begun: dict[tuple[BatchMap, BatchMap | None, Shape, Shape], list[Fit]] = {}
+        self._begun: dict[tuple[BatchMap, Shape, Shape], list[Fit]] = {}
         self._last: tuple[tuple[int, int], Tensors, Values] | None = None
 
     def fit(self, golden: Record, mine: Record, fused: bool = False) -> Fit | None:
@@ -147,15 +147,15 @@ class LayoutFinder:
         """Return the fit that the batch maps of the step explain."""
         s = golden.site
         batch = self._batches.of(s.generation, s.step)
-        prefill = self._batches.of(s.generation, 0)
         shapes = golden.summary.shape, mine.summary.shape
         if batch is None:
+            prefill = self._batches.of(s.generation, 0)
             if prefill is None or shapes[0] == shapes[1]:
                 return None
             batch = prefill.later()
-        key = batch, prefill, *shapes
+        key = batch, *shapes
         if key not in self._begun:
-            begun = self._begun[key] = list(batch.fits(*shapes, prefill))
+            begun = self._begun[key] = list(batch.fits(*shapes))
             if len(begun) == 1 and len(set(_shapes_after(begun[0], *shapes))) == 1:
                 self._known[key] = begun[0]
         if key in self._known:

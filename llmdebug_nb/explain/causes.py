@@ -16,22 +16,3 @@ OTHER_TOKEN = "other token"  # the previous step chose another token, which is t
 CARRIED_OVER = "introduced or carried over"  # inputs agree, but state from an earlier step may not
 UNKNOWN_INPUT = "introduced or inherited"  # the inputs were not recorded
 BEFORE = "introduced before"  # seen at an input that nothing recorded made
-
-CAUSES = (
-    INTRODUCED,
-    INHERITED,
-    WRONG_INPUT,
-    WRONG_MASK,
-    WRONG_POSITION,
-    WRONG_CACHE,
-    WEIGHT,
-    SCALAR,
-    OTHER_OPS,
-    NONDETERMINISTIC,
-    NEAR_TIE,
-    OVERFLOW,
-    OTHER_TOKEN,
-    CARRIED_OVER,
-    UNKNOWN_INPUT,
-    BEFORE,
-)
