@@ -9,18 +9,21 @@ import functools
 import json
 import math
 import sqlite3
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 # what hostile content can cause; msgspec's errors are ValueErrors
 DAMAGE = (sqlite3.Error, ValueError, OverflowError, MemoryError, RecursionError)
 # Seconds since 1970, before the year 9999, the last one that Python's dates have.
 MOMENT = Annotated[float, msgspec.Meta(ge=0, lt=253_370_764_800)]
 # Dimensions. PyTorch has no limit and NumPy's is 64; pages show each of them.
 MOST_DIMENSIONS = 1000
+# Modules or calls in one another. The deepest models nest 20, and Python recurses to 1000.
+MOST_NESTED = 200
 SIZE = Annotated[int, msgspec.Meta(ge=-1, le=(1 << 63) - 1)]
 SHAPE = Annotated[list[SIZE], msgspec.Meta(max_length=MOST_DIMENSIONS)]
 
@@ -46,6 +49,29 @@ def json_of(kind: type[T], text: str | bytes) -> T:
     if isinstance(text, str) and "\\ud" in text.lower():
         text = json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8", "replace")
     return msgspec.json.decode(text, type=kind)
+
+
+def check_tree(parents: Mapping[K, K | None]) -> None:
+    """Check that each way from child to parent ends. ``parents``: of each child, None for a root.
+
+    Raises:
+        ValueError: it leads in a circle, out of the tree, or through too many.
+    """
+    depths: dict[K | None, int] = {None: 0}
+    for child in parents:
+        way: list[K] = []
+        at: K | None = child
+        while at is not None and at not in depths:
+            if at not in parents:
+                raise ValueError(f"the parent {at!r:.80} is not there")
+            way.append(at)
+            if len(way) > MOST_NESTED:
+                break
+            at = parents[at]
+        depth = depths.get(at, 0)
+        if depth + len(way) > MOST_NESTED:
+            raise ValueError(f"more than {MOST_NESTED} lie in one another, or lie in a circle")
+        depths.update({each: depth + n for n, each in enumerate(reversed(way), 1)})
 
 
 @functools.lru_cache(1024)  # a run has few shapes

@@ -39,6 +39,8 @@ def record_of(row: Row, path: Path | None) -> Record:
         raise CorruptDumpError(
             f"{path}: record {number} has no valid shape ({shape[:80]!r})"
         ) from None
+    if producer is not None and producer >= number:
+        raise CorruptDumpError(f"{path}: record {number} is made of a later one, {producer}")
     if nan is not None and None in (low, high, mean, norm):  # SQLite keeps NaN as NULL
         low, high, mean, norm = (math.nan if f is None else f for f in (low, high, mean, norm))
     summary = Summary(dtype, sizes, low, high, mean, norm, nan, inf, zero, fingerprint)

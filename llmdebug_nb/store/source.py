@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from llmdebug_nb.core.columns import NODES, ROOT_CALLS
 from llmdebug_nb.core.paths import within
 from llmdebug_nb.core.records import Frame, Node, Record, RootCall
-from llmdebug_nb.store.checked import DAMAGE, SHAPE, json_of
+from llmdebug_nb.store.checked import DAMAGE, SHAPE, check_tree, json_of
 from llmdebug_nb.store.connection import Connection
 from llmdebug_nb.store.views import VIEWS, quoted
 
@@ -71,6 +71,7 @@ def read_nodes(db: Connection, table: str) -> list[Node]:
         nodes = [_node(*row) for row in found]
         if not all(-1 <= node.parent < place for place, node in enumerate(nodes)):
             raise ValueError("a parent comes after its child")
+        check_tree({place: None if n.parent < 0 else n.parent for place, n in enumerate(nodes)})
         return nodes
     except DAMAGE as error:
         raise db.damaged(f"the model tree: {error}") from None

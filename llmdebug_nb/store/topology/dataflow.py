@@ -17,10 +17,11 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from llmdebug_nb.core.errors import TensorLookupError
+from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
 from llmdebug_nb.core.layers import repeated_layers
 from llmdebug_nb.core.paths import ancestors
 from llmdebug_nb.core.records import Node, Record
+from llmdebug_nb.store.checked import check_tree
 from llmdebug_nb.store.topology.document import Operation, Topology
 from llmdebug_nb.store.topology.weights import Weights
 
@@ -143,6 +144,10 @@ class _Step:
                 )
             if call.parent is not None:
                 call.parent.inside.append(call)
+        try:
+            check_tree({key: c.parent.key if c.parent else None for key, c in calls.items()})
+        except ValueError as error:
+            raise CorruptDumpError(f"{self._run.path}: the calls are no tree: {error}") from None
         params = self._params()
         for key, call in calls.items():
             call.op.param = {**params.get((key[0], None), {}), **params.get(key, {})}
