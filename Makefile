@@ -15,7 +15,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo lab test check lint types vitest pytest test-environments ports screenshots clean
+.PHONY: help demo lab test check lint types vitest pytest fuzz test-environments ports screenshots clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null || grep -hE '^[a-z-]+:.*## ' Makefile
@@ -47,6 +47,9 @@ vitest: $(VENV)/node $(MODULES)  ## run the tests of the front end's modules
 
 pytest: $(VENV)/test $(VENV)/browser $(MODULES)  ## run the tests
 	$(CHROMIUM) $(PYTEST)
+
+fuzz: $(VENV)/test  ## mutate dumps and messages for an hour (SECONDS=3600), from where the last one stopped
+	$(PY) tests/fuzz.py --seconds $(or $(SECONDS),3600) --out out/fuzz
 
 test-environments: $(VENV)/test $(VENV)/browser $(MODULES)  ## run the numeric tests as on other machines: processors, threads, locales, users
 	$(CHROMIUM) $(PY) tests/environments.py

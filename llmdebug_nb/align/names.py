@@ -199,7 +199,9 @@ class _File:
             if tree is None:
                 raise OptionError(f"mapping {path}: the file is empty; {_HELP}")
             return self._entries(tree, str(path))
-        except (OSError, UnicodeDecodeError) as error:
+        except OptionError:
+            raise
+        except (OSError, ValueError, RecursionError) as error:
             reason = getattr(error, "strerror", None) or error
             raise OptionError(f"mapping {str(path)!r} can't be read: {reason}") from None
         except yaml.YAMLError as error:

@@ -60,7 +60,7 @@ def read_settings(text: str) -> ControlSettings:
     """Read the text of a control file. Raises OptionError."""
     try:
         fields = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise OptionError(f"not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise OptionError(

@@ -52,10 +52,12 @@ def check_request(content: object, answers: Answers = wire_requests.ANSWERS) -> 
         raise BadRequestError(f"a message must be an object, not {type(content).__name__}")
     op = content.get("op")
     if not isinstance(op, str) or op not in answers:
-        raise BadRequestError(f"unknown op {op!r}; known: {', '.join(answers)}")
+        # the repr of nested lists may have no end
+        seen = f"{op!r:.60}" if isinstance(op, (str, int, type(None))) else type(op).__name__
+        raise BadRequestError(f"unknown op {seen}; known: {', '.join(answers)}")
     try:
         request: dict[str, Any] = msgspec.convert(content, answers[op][0])
-    except msgspec.ValidationError as error:
+    except (ValueError, RecursionError) as error:  # also of texts that are no UTF-8
         raise BadRequestError(f"{op}: {error}") from None
     unknown = content.keys() - request.keys() - {"re"}
     if unknown:

@@ -76,8 +76,8 @@ class Desk(_Answering):
 
     def runs(self, request: wire.RunsRequest) -> wire.Runs:
         name = os.environ.get("LLMDEBUG_RUNS") or request["name"] or RUNS_FOLDER
-        served = ((self.served / folder).resolve() for folder in request["folders"])
-        folders = dict.fromkeys(filter(self._holds, served))
+        asked = filter(self._holds, (self.served / folder for folder in request["folders"]))
+        folders = [one for one in dict.fromkeys(map(Path.resolve, asked)) if os.path.isdir(one)]
         homes = dict.fromkeys(home for folder in folders if self._holds(home := folder / name))
         groups = [
             self._group("run", home, map(self._row, reversed(catalog.runs_in(home))))

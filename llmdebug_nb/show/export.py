@@ -42,6 +42,8 @@ def free_path(view: ViewData, state: wire.State, kind: str, folder: Path) -> Pat
     """Return the path of a new file in ``folder``, named after the state."""
     overview = view.overview()
     names = [overview["golden"], overview["mine"]]
+    if not -1 <= state["position"] < max(1, len(overview["steps"])):
+        raise OptionError(f"position {state['position']}: there are {len(overview['steps'])} steps")
     if overview["steps"]:
         names.append("step " + overview["steps"][state["position"]]["label"])
     if state["selected"] >= 0:

@@ -15,7 +15,7 @@ import numpy as np
 from llmdebug_nb.core.errors import LLMDebugError, OptionError, nearest
 from llmdebug_nb.show import wire
 from llmdebug_nb.show.layers import AROUND, DIVERGED, MATCH, UNMATCHED, LayerErrors
-from llmdebug_nb.show.tensors import Array, default_axes, plane, window
+from llmdebug_nb.show.tensors import Array, checked_axes, default_axes, plane, window
 from llmdebug_nb.show.view_data import ViewData
 
 if TYPE_CHECKING:
@@ -346,7 +346,7 @@ def _cut(values: Array, state: wire.State) -> Array:
     axes, fixed = state["axes"], state["fixed"]
     if not axes or len(fixed) != values.ndim:
         axes, fixed = default_axes(values.shape), [0] * values.ndim
-    return plane(values, axes, fixed)
+    return plane(values, checked_axes(axes, values), fixed)
 
 
 def _heatmap_of(which: str, cut: Array) -> Draw:

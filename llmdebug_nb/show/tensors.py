@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from llmdebug_nb.core.errors import TensorLookupError
 from llmdebug_nb.show import wire
 
 if TYPE_CHECKING:
@@ -40,6 +41,15 @@ def as_array(tensor: torch.Tensor) -> Array:
         )
         tensor = tensor.to(wide)
     return tensor.numpy()
+
+
+def checked_axes(axes: list[int], values: Array) -> list[int]:
+    """Return the axes of a plane. Raises TensorLookupError: they are none."""
+    if len(axes) != 2 or any(not -1 <= a < values.ndim for a in axes) or (axes[0] == axes[1] != -1):
+        raise TensorLookupError(
+            f"axes {axes}: expected two different axes of a {values.ndim}-d tensor, or -1"
+        )
+    return axes
 
 
 def plane(values: Array, axes: list[int], fixed: list[int]) -> Array:
@@ -158,6 +168,18 @@ def worst(golden: Array, mine: Array, n: int) -> tuple[list[wire.Element], int]:
     return elements, int(np.count_nonzero(size))
 
 
+def _bins(values: Array, bins: int) -> tuple[Array, int, tuple[float, float]]:
+    """Return the arguments of a histogram, whose bins floats can tell apart."""
+    most = np.finfo(np.float64).max / 4  # the range of all has to be a number too
+    fine = np.clip(values.astype(np.float64), -most, most)
+    low, high = float(fine.min()), float(fine.max())
+    narrowest = 2 * bins * float(np.spacing(max(abs(low), abs(high))))
+    if high - low < narrowest:
+        middle = low + (high - low) / 2
+        low, high = middle - narrowest / 2, middle + narrowest / 2
+    return fine, bins, (low, high)
+
+
 def histogram(values: Array, bins: int) -> wire.Histogram:
     """Return counts of the finite elements in equal bins, and how many are not finite."""
     flat = values.reshape(-1)
@@ -166,7 +188,7 @@ def histogram(values: Array, bins: int) -> wire.Histogram:
     nan = int(np.isnan(flat).sum()) if fine.size < flat.size else 0
     counts, edges = np.zeros(bins, int), np.zeros(2)
     if fine.size:
-        counts, edges = np.histogram(fine, bins=bins)
+        counts, edges = np.histogram(*_bins(fine, bins))
     return {
         "lo": number(edges[0]),
         "hi": number(edges[-1]),

@@ -108,7 +108,7 @@ class View(ABC):
 
     def view(self, request: wire_requests.ViewRequest) -> Answer:
         values = self.array(request["row"], request["which"])
-        axes = _checked(request["axes"], values)
+        axes = tensors.checked_axes(request["axes"], values)
         cut = tensors.plane(values, axes, request["fixed"])
         corners = request["y0"], request["x0"], request["y1"], request["x1"]
         view, cells = tensors.window(cut, *corners, max(1, min(request["size"], 1024)))
@@ -116,7 +116,7 @@ class View(ABC):
 
     def heads(self, request: wire_requests.HeadsRequest) -> Answer:
         values, axis = self.array(request["row"], request["which"]), request["axis"]
-        axes = _checked(request["axes"], values)
+        axes = tensors.checked_axes(request["axes"], values)
         if not 0 <= axis < values.ndim or axis in axes:
             raise TensorLookupError(
                 f"axis {axis}: expected one of a {values.ndim}-d tensor beside {axes}"
@@ -210,14 +210,6 @@ class View(ABC):
             "kept": record.payload is not None,
             **(judged or {**_NOT_JUDGED, "reason": record.lost or ""}),
         }
-
-
-def _checked(axes: list[int], values: Array) -> list[int]:
-    if len(axes) != 2 or any(not -1 <= a < values.ndim for a in axes) or (axes[0] == axes[1] != -1):
-        raise TensorLookupError(
-            f"axes {axes}: expected two different axes of a {values.ndim}-d tensor, or -1"
-        )
-    return axes
 
 
 def side_view(which: wire.Which, run: OpenedRun, record: Record) -> wire.Side:

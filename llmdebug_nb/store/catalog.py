@@ -98,9 +98,10 @@ def process_folders(run: Path) -> list[Path]:
 
 def runs_in(folder: Path) -> list[Path]:
     """Return the native runs directly in ``folder``, oldest first."""
-    if not folder.is_dir():
+    try:
+        found = [child for child in folder.iterdir() if child.is_dir() and is_run(child)]
+    except (OSError, ValueError):  # not there, a name too long, a zero byte
         return []
-    found = [child for child in folder.iterdir() if child.is_dir() and is_run(child)]
     return sorted(found, key=lambda child: (os.lstat(child / fmt.MARKER).st_mtime_ns, child.name))
 
 
