@@ -91,6 +91,21 @@ def _summaries(rows: Sequence[Difference]) -> list[Summary]:
     return [d.pair.either.summary for d in rows]
 
 
+def innermost(call: ComparedCall, row: Difference, calls: Calls) -> tuple[ComparedCall, Difference]:
+    """Return the innermost module call with the same tensor as an input."""
+
+    def prints(d: Difference) -> tuple[str | None, ...]:
+        return tuple(r.summary.fingerprint if r else None for r in (d.pair.golden, d.pair.mine))
+
+    same = [
+        (c, d)
+        for c in calls.inside(call)
+        for d in c.inputs
+        if not c.is_operator and d.verdict == "diverged" and prints(d) == prints(row)
+    ]
+    return max(same, key=lambda each: each[0].path.count("."), default=(call, row))
+
+
 def origin(row: Difference, calls: Calls) -> str:
     """Say which calls made the tensor of a row."""
     sides = zip(calls.producers(row), ("golden", "mine"), strict=True)

@@ -19,6 +19,7 @@ from llmdebug_nb.explain import causes, clauses, near_tie, overflow, scalars, ve
 from llmdebug_nb.explain.calls import Calls, ComparedCall, same_operator
 from llmdebug_nb.explain.edges import (
     changes_nothing,
+    innermost,
     input_name,
     kind_of,
     origin,
@@ -188,6 +189,7 @@ class Judge:
         kind, holder = kind_of(row), self.calls.holder(call)
         made = origin(row, self.calls)
         if kind is not None and row.site.role == "input":
+            call, row = innermost(call, row, self.calls)
             words = f"{call.path} received another {input_name(row)}{made}"
             return self._placed(Blamed(call, kind, words, row), holder)
         places = self._places(region)
