@@ -374,6 +374,51 @@ def test_by_modules_the_code_that_gives_a_module_another_tensor_is_blamed():
     assert (finding.golden.path, finding.mine.path) == ("part", "part")
 
 
+def norm_of_sum(self, x):
+    y = torch.tanh(x) + x
+    return self.wide(self.norm(y)).chunk(2, -1)[0] + y
+
+
+def norm_of_input(self, x):
+    y = torch.tanh(x) + x
+    return self.wide(self.norm(x)).chunk(2, -1)[0] + y  # x, not y
+
+
+def helped(self, x):
+    return doubled(torch.tanh(x)) + torch.sin(x)
+
+
+def helped_wrongly(self, x):
+    y = torch.sin(x)
+    return doubled(y) + y
+
+
+def doubled(x):
+    return torch.exp(x)
+
+
+@pytest.mark.parametrize(
+    ("golden", "mine", "line"), [(norm_of_sum, norm_of_input, 2), (helped, helped_wrongly, 2)]
+)
+def test_the_line_that_gives_a_module_or_a_helper_another_tensor_is_named(golden, mine, line):
+    (finding, *_) = compared(golden, mine).findings
+    assert (finding.mine.line, finding.cause) == (
+        mine.__code__.co_firstlineno + line,
+        "introduced",
+    )
+
+
+def test_an_einsum_is_replayed_so_that_what_it_takes_is_blamed():
+    def golden(self, x):
+        return torch.nn.functional.linear(torch.tanh(self.norm(x)), self.wide.weight[:16])
+
+    def mine(self, x):
+        return torch.einsum("tc,wc->tw", torch.tanh(x), self.wide.weight[:16])
+
+    (finding, *_) = compared(golden, mine).findings
+    assert finding.golden.path.startswith("part.norm")
+
+
 class Attention(nn.Module):
     """Attention with a projection for each of query, key and value."""
 

@@ -510,6 +510,7 @@ MPT_BUGS = (
         "ffn_in = input\n",
         modules=(BLOCK, MPT),
         golden=(f"{MPT}.norm_2*",),  # it is given another value
+        also=("ffn_out = self.ffn(self.ffn_input_layer_norm(ffn_in))",),
     ),
 )
 

@@ -111,7 +111,7 @@ class _Search:
             found.setdefault(place, blamed)
             steps.setdefault(place, set()).add((key.generation, key.step))
             rows.setdefault(place, set()).add(region.row.index)
-            if not self.frontier.is_dubious(region.row):
+            if self.frontier.is_sure(blamed.region or region):
                 sure.add(place)
         for place, seen_in in steps.items():
             found[place].steps = len(seen_in)

@@ -13,7 +13,7 @@ import torch
 
 from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.findings import EXPECTED, Difference
-from llmdebug_nb.core.paths import ancestors, is_operator
+from llmdebug_nb.core.paths import ancestors, is_operator, within
 from llmdebug_nb.core.records import IN_KERNEL, CallKey, Record
 
 AGREES = ("match", "within_noise", EXPECTED)
@@ -278,6 +278,19 @@ class Flow:
         _, call = self.sources(self.base(record))
         return call if call is not None and call.is_operator else None
 
+    def takes(self, call: FlowCall, record: Record) -> bool:
+        """Tell whether a call takes a tensor, or another view of what it is a view of."""
+        base = self.base(record)
+        return any(self.base(each) is base for each in call.inputs)
+
+    def taker(self, record: Record) -> FlowCall | None:
+        """Return the first operator that takes an input of a module there."""
+        inner = (c for c in self.calls.values() if within(c.key.path, record.site.path))
+        return next(
+            (c for c in inner if c.is_operator and c.start >= record.id and self.takes(c, record)),
+            None,
+        )
+
     def makers(self, record: Record, after: int) -> list[FlowCall]:
         """Return the calls whose code makes a tensor of those up to a record, by its id."""
         queue, seen, found = [record], {record.id}, []
@@ -348,6 +361,12 @@ def _is_anew(record: Record, producer: Record, call: FlowCall) -> bool:
     if record.site.role != "output" or not call.is_operator:
         return False
     return call.is_kernel or (producer.id < call.start and not same_bytes(record, producer))
+
+
+def is_telling(record: Record) -> bool:
+    """Tell whether a tensor has values of its own: it is no constant."""
+    s = record.summary
+    return s.numel > 1 and s.min != s.max
 
 
 def same_bytes(one: Record, other: Record) -> bool:

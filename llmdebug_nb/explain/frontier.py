@@ -21,9 +21,9 @@ from functools import cached_property
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.findings import EXPECTED, Difference
-from llmdebug_nb.core.paths import operator_of
+from llmdebug_nb.core.paths import any_layer, operator_of
 from llmdebug_nb.core.records import Record
-from llmdebug_nb.explain.flow import AGREES, Flow, FlowCall, back
+from llmdebug_nb.explain.flow import AGREES, Flow, FlowCall, back, is_telling
 
 
 @dataclass(eq=False)
@@ -49,6 +49,10 @@ class Region:
     def takes(self) -> tuple[Record | None, Record | None]:
         """The tensors that golden and mine have in one place, and that differ."""
         return self.taken or (self.row.pair.golden, self.row.pair.mine)
+
+    def is_given_another(self, flow: Flow) -> bool:
+        """Tell whether mine takes another tensor that it computes; ``flow``: mine's."""
+        return self.taken is not None and flow.maker(self.taken[1]) is not None
 
     @property
     def is_one_call(self) -> bool:
@@ -83,6 +87,7 @@ class Frontier:
         self._bad = [d for d in rows if d.verdict == "diverged"]
         self._apart: list[Difference] = []
         self._take_apart(self._refuted())
+        self._take_apart(self._harmless())
 
     def _follow(self) -> None:
         """Follow back what counts."""
@@ -113,6 +118,29 @@ class Frontier:
             for row in dubious
             if any(map(self._agrees, golden.get(_bytes(row.pair.golden), ())))
             or self._is_made_later(row, mine.get(_bytes(row.pair.mine), ()))
+        ]
+
+    def _harmless(self) -> list[Difference]:
+        """Return the pairs of two tensors that do no harm where another layer takes them.
+
+        There, the same lines take the same tensors, and what follows agrees: one program has them
+        in another form.
+        """
+        reaching = [d for d in self._bad if d.index in self.reaching]
+        bad = {d.pair.mine.id for d in reaching if d.pair.mine is not None}
+        paths: list[dict[object, set[str]]] = [defaultdict(set), defaultdict(set)]
+        for flow, places in zip(self.flows, paths, strict=True):
+            for record in flow.records.values():
+                if record.site.role == "input" and (flow is self.flows[0] or record.id not in bad):
+                    places[_in_any_layer(record)].add(record.site.path)
+        return [
+            d
+            for d in reaching
+            if not self._counts(d)
+            and all(
+                record is not None and places[_in_any_layer(record)] - {record.site.path}
+                for record, places in zip((d.pair.golden, d.pair.mine), paths, strict=True)
+            )
         ]
 
     def _is_made_later(self, row: Difference, takers: Sequence[FlowCall]) -> bool:
@@ -156,6 +184,16 @@ class Frontier:
         ):
             return False  # what mine takes in its place is known
         return row.error is None or not row.error < constants.UNRELATED
+
+    def is_sure(self, region: Region) -> bool:
+        """Tell whether a region begins at tensors that are one thing.
+
+        They are if calls make them that take one tensor, however little they have in common.
+        """
+        makers = [side[-1].inputs if side else [] for side in (region.golden, region.mine)]
+        golden = {d.index for r in makers[0] for d in self.flows[0].rows[r.id] if is_telling(r)}
+        mine = {d.index for r in makers[1] for d in self.flows[1].rows[r.id] if is_telling(r)}
+        return bool(region.taken or golden & mine) or not self.is_dubious(region.row)
 
     @cached_property
     def guilty(self) -> list[Region]:
@@ -267,6 +305,12 @@ def _add_all(explained: set[int], row: Difference, follows: Mapping[int, list[Di
             if later.index not in explained:
                 explained.add(later.index)
                 queue.append(later)
+
+
+def _in_any_layer(record: Record) -> object:
+    """Return what a tensor holds, and where it is taken, in any layer."""
+    s = record.site
+    return record.summary.fingerprint, any_layer(s.path), s.slot, s.call, s.generation, s.step
 
 
 def _bytes(record: Record | None) -> str | None:

@@ -109,6 +109,8 @@ class Judge:
             if (golden or mine)[-1].one_sided:
                 return self._one_sided(golden or mine, "golden" if golden else "mine", row)
             golden = mine = golden or mine  # what the other program does there, it passes on
+        if golden and mine and region.is_given_another(self._flows[1]):
+            return self._given(golden, mine, row)
         if golden and golden[-1] is not mine[-1]:
             if any(call.is_operator for call in (*golden, *mine)):
                 return self._rewritten(golden, mine, row)
@@ -241,9 +243,7 @@ class Judge:
         self, golden: list[ComparedCall], mine: list[ComparedCall], row: Difference
     ) -> Blamed:
         """Blame a chain of calls that mine writes otherwise, and not equal in effect."""
-        call = ComparedCall(golden[0].golden, mine[0].mine)
-        call.inputs = [*mine[0].inputs]
-        call.outputs = [d for c in (mine[0], golden[0]) for d in c.outputs]
+        call = _both(golden[0], mine[0])
         setting = self.by_setting(call) if len(golden) == len(mine) == 1 else None
         if setting is not None:
             evidence = f"{setting.evidence}; {clauses.of_difference(row)}"
@@ -256,6 +256,14 @@ class Judge:
         if len(mine) == 1 < len(golden) and mine[0].mine is not None:  # the one call stands for all
             return replace(blamed, named=mine[0].mine.path)
         return blamed
+
+    def _given(
+        self, golden: list[ComparedCall], mine: list[ComparedCall], row: Difference
+    ) -> Blamed:
+        """Blame the code that gives a call another tensor than golden's takes."""
+        call = mine[0] if mine[0] in golden else _both(golden[0], mine[0])
+        words = f"{call.path} is given another tensor"
+        return self._placed(Blamed(call, causes.INTRODUCED, words, row), None)
 
     def _placed(self, b: Blamed, holder: ComparedCall | None) -> Blamed:
         """Add what the module around a blamed call contributes: its settings, its place."""
@@ -383,6 +391,12 @@ class Judge:
         row = max(call.outputs, key=lambda d: d.error or 0.0)
         words = f"{words}; {suspect.path} magnifies that error beyond its limit"
         return Blamed(call, causes.INTRODUCED, words, row)
+
+
+def _both(golden: ComparedCall, mine: ComparedCall) -> ComparedCall:
+    """Return a call of golden and one of mine as one."""
+    outputs = [d for c in (mine, golden) for d in c.outputs]
+    return ComparedCall(golden.golden, mine.mine, [*mine.inputs], outputs=outputs)
 
 
 def _around(record: Record | None) -> str:

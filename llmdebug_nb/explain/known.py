@@ -75,10 +75,14 @@ class Known:
             here, self._limit
         )
 
-    def is_given(self, result: torch.Tensor) -> bool:
-        """Tell whether a result is computed here. Indices and flags are equal by chance."""
+    def is_given(self, result: torch.Tensor, whole: bool) -> bool:
+        """Tell whether a result is computed here. Indices and flags are equal by chance.
+
+        ``whole``: as a whole, and not as elements in another order, or a part.
+        """
         return result.is_floating_point() and (
-            self._steps.have(result, self._limit) or self._results.hold(result, self._limit)
+            self._steps.have(result, self._limit)
+            or (not whole and self._results.hold(result, self._limit))
         )
 
     def _is_found(self, call: FlowCall, among: Callable[[torch.Tensor, float], bool]) -> bool:

@@ -13,17 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import epsilon, is_floating
 from llmdebug_nb.core.records import Record
-from llmdebug_nb.explain.calls import kind_of_operator
-from llmdebug_nb.explain.flow import Flow, FlowCall, same_bytes
+from llmdebug_nb.explain.exchange import Exchange
+from llmdebug_nb.explain.flow import Flow, FlowCall, is_telling
 from llmdebug_nb.explain.frontier import Region
 from llmdebug_nb.explain.known import Known
 from llmdebug_nb.explain.operators import CannotReplay
-from llmdebug_nb.explain.replay import Replayed
 from llmdebug_nb.explain.runs import Runs
 
 
@@ -31,15 +28,16 @@ class Narrowing:
     """Narrows the regions of one comparison."""
 
     def __init__(self, flows: tuple[Flow, Flow], runs: Runs) -> None:
-        self.flows, self._runs = flows, runs
+        self.flows, self._runs, self.exchange = flows, runs, Exchange(flows, runs)
 
     def narrowed(self, region: Region) -> Region:
         """Return the region without the calls that only pass its error on."""
-        region = self._given(region) or self._backwards(region)
+        region = self._given(region) or self._around(self._backwards(region))
         operators = [[c for c in side if c.is_operator] for side in (region.golden, region.mine)]
         if not all(operators) or sum(map(len, operators)) <= 2:
             return region
-        return _Rewritten(self, self._runs, region, operators[0], operators[1]).narrowed()
+        rewritten = _Rewritten(self, self._runs, region, operators[0], operators[1])
+        return self._around(rewritten.narrowed())
 
     def depending_on_data(self, calls: Sequence[FlowCall], side: int) -> list[FlowCall]:
         """Return the calls that compute with tensors that agree, the first ones.
@@ -84,12 +82,36 @@ class Narrowing:
         theirs, ours = self.flows[0].call(pair.golden), self.flows[1].call(pair.mine)
         if any(call.is_operator or call.inner for call in (theirs, ours)):
             return None
-        left, right = self._unsettled(theirs, ours)
-        if len(left) != 1 or len(right) != 1:
+        return self._is_given(region, theirs, ours)
+
+    def _is_given(self, region: Region, theirs: FlowCall, ours: FlowCall) -> Region | None:
+        """Return the region before a module if it is given another tensor."""
+        left, right = self.exchange.unsettled(theirs, ours)
+        if len(left) != 1 or len(right) != 1 or not self.flows[1].agrees(right[0]):
             return None
-        if not self.flows[1].agrees(right[0]):
-            return None
+        if len({is_floating(r.summary.dtype) for r in (left[0], right[0])}) > 1:
+            return None  # a mask in another form
         return Region(region.row, [], [], region.entries, ours, (left[0], right[0]))
+
+    def _around(self, region: Region) -> Region:
+        """Return the region before the outermost module that is given another tensor.
+
+        What it computes of that tensor is golden's too, if golden computes it elsewhere.
+        """
+        found = region
+        if region.is_given_another(self.flows[1]) and region.golden and region.mine:
+            theirs, ours = region.golden[-1].around, region.mine[-1].around
+            while theirs is not None and ours is not None:
+                if self._are_pair(theirs, ours):
+                    found = self._is_given(region, theirs, ours) or found
+                theirs, ours = theirs.around, ours.around
+        return found
+
+    def _are_pair(self, golden: FlowCall, mine: FlowCall) -> bool:
+        records = (*golden.inputs, *golden.outputs)
+        rows = (d for record in records for d in self.flows[0].rows[record.id])
+        others = (d.pair.own(1) for d in rows if d.pair.at_its_place)
+        return any(other is not None and other.site.key == mine.key for other in others)
 
     def _backwards(self, region: Region) -> Region:
         golden, mine = region.row.pair.golden, region.row.pair.mine
@@ -98,13 +120,13 @@ class Narrowing:
             theirs, ours = makers
             if theirs is None or ours is None:
                 break
-            left, right = self._unsettled(theirs, ours)
+            left, right = self.exchange.unsettled(theirs, ours)
             if not left and not right:
                 return self._cut(region, [theirs], [ours])
             region = self._until(region, theirs, ours)
             if len(left) != 1 or len(right) != 1:
                 break
-            if not self._answers(theirs, ours, left[0], right[0]):
+            if not self.exchange.answers(theirs, ours, left[0], right[0]):
                 break
             golden, mine = left[0], right[0]
             alone = [self._is_made(0, golden), self._is_made(1, mine)]
@@ -114,7 +136,7 @@ class Narrowing:
                 return found
             if alone == [True, False]:
                 chain = self._chain(0, golden, region)
-                if any(self.same(r, mine) for call in chain for r in call.inputs):
+                if any(self.exchange.same(r, mine) for call in chain for r in call.inputs):
                     return self._cut(region, chain, [], ours)
                 found = self._cut(region, [theirs], [ours])  # mine takes another tensor
                 found.taken = golden, mine
@@ -157,71 +179,6 @@ class Narrowing:
         maker = self.flows[side].maker(record)
         return maker if maker in (region.golden, region.mine)[side] else None
 
-    def _unsettled(self, golden: FlowCall, mine: FlowCall) -> tuple[list[Record], list[Record]]:
-        """Return the inputs of two calls that do not hold the same values."""
-        right = [record for record in mine.inputs if is_telling(record)]
-        left = []
-        for record in filter(is_telling, golden.inputs):
-            same = next((other for other in right if self.same(record, other)), None)
-            if same is None:
-                left.append(record)
-            else:
-                right.remove(same)
-        return left, right
-
-    def is_entry(self, record: Record, side: int) -> bool:
-        """Tell whether a tensor enters a region: it agrees, and has values of its own."""
-        return is_telling(record) and bool(self.flows[side].agrees(record))
-
-    def same(self, golden: Record, mine: Record) -> bool:
-        """Tell whether two tensors are paired, or one has the bytes of the other's partner."""
-        if not self.flows[0].agrees(golden):
-            return False
-        others = (d.pair.mine for d in self.flows[0].rows[golden.id])
-        return any(o is not None and (o.id == mine.id or same_bytes(o, mine)) for o in others)
-
-    def _answers(self, golden: FlowCall, mine: FlowCall, left: Record, right: Record) -> bool:
-        """Tell whether mine's call does with golden's tensor what golden's call does."""
-        same = kind_of_operator(golden.outputs[0].op) == kind_of_operator(mine.outputs[0].op)
-        runs = self._runs
-        scalars = runs.golden.scalars(golden.key), runs.mine.scalars(mine.key)
-        if same and list(scalars[0].values()) == list(scalars[1].values()):
-            return True
-        try:
-            return self._gives_golden(golden, mine, left, right)
-        except CannotReplay:
-            return same
-
-    def _gives_golden(self, golden: FlowCall, mine: FlowCall, left: Record, right: Record) -> bool:
-        """Tell whether mine's call gives golden's output if it takes golden's tensor."""
-        result = on_other(self._runs, mine, right, self._runs.golden.load(left))
-        wanted = self._runs.golden.load(golden.outputs[0])
-        rows = self.flows[0].rows[left.id]
-        limit = max((d.limit or 0.0 for d in rows), default=0.0)
-        if result.numel() != wanted.numel():
-            return False
-        result = result.reshape(wanted.shape).to(wanted.dtype)
-        return self._runs.error(wanted, result) <= max(limit, constants.SAME_VALUES)
-
-
-def on_other(runs: Runs, call: FlowCall, record: Record, given: torch.Tensor) -> torch.Tensor:
-    """Return the result of a call of mine that takes another tensor in place of ``record``.
-
-    Raises:
-        CannotReplay: the tensor has another size, or the call fails.
-    """
-    if given.numel() != record.summary.numel:
-        raise CannotReplay("the tensors have other sizes")
-
-    def load(slot: str) -> torch.Tensor:
-        own = next((r for r in call.inputs if r.site.slot == slot), None)
-        if own is None:
-            raise CannotReplay(f"argument {slot} was not recorded")
-        value = runs.mine.load(own)
-        return given.to(value.dtype).reshape(value.shape) if own.id == record.id else value
-
-    return next(iter(Replayed(runs.mine, call.key).run_on(load).values()))
-
 
 class _Rewritten:
     """A region in which the two programs are written otherwise."""
@@ -235,6 +192,7 @@ class _Rewritten:
         mine: list[FlowCall],
     ) -> None:
         self._narrowing, self._runs, self._region = narrowing, runs, region
+        self._exchange = narrowing.exchange
         self._golden, self._mine = golden, mine
         self._data = narrowing.depending_on_data(golden, 0), narrowing.depending_on_data(mine, 1)
         dtypes = [r.summary.dtype for c in (*golden, *mine) for r in (*c.inputs, *c.outputs)]
@@ -279,12 +237,12 @@ class _Rewritten:
         for ours in mine[: constants.REGION_SUSPECTS]:
             for theirs in golden[: constants.REGION_SUSPECTS]:
                 if self._share(theirs, ours):
-                    return golden[golden.index(theirs) :], mine[mine.index(ours) :]
+                    return golden[golden.index(theirs) :], mine
         return golden, mine
 
     def _share(self, golden: FlowCall, mine: FlowCall) -> bool:
         return any(
-            self._narrowing.same(theirs, ours) or self._known.same(theirs, ours)
+            self._exchange.same(theirs, ours) or self._known.same(theirs, ours)
             for theirs in filter(is_telling, golden.inputs)
             for ours in filter(is_telling, mine.inputs)
         )
@@ -355,13 +313,13 @@ class _Rewritten:
 
         ``golden``: its calls that give what mine does not know.
         """
-        agreeing = [r for r in call.inputs if self._narrowing.is_entry(r, 1)]
         calls = (self._data[0] or self._golden)[: constants.REGION_SUSPECTS]
         made = {r.id: c for c in self._golden for r in c.outputs}
         others = [r for c in calls for r in (*c.inputs, *c.outputs) if is_telling(r)]
-        for record in agreeing:
+        taken = [r for r in call.inputs if is_telling(r) and is_floating(r.summary.dtype)]
+        for record in taken:
             for other in others:
-                if self._narrowing.same(other, record) or not self._mends(call, record, other):
+                if self._exchange.same(other, record) or not self._mends(call, record, other):
                     continue
                 region = self._region
                 if other.id not in made:
@@ -375,18 +333,19 @@ class _Rewritten:
         return None
 
     def _mends(self, call: FlowCall, record: Record, other: Record) -> bool:
+        """Tell whether a call of mine gives what golden computes once it takes golden's tensor."""
         try:
-            result = on_other(self._runs, call, record, self._runs.golden.load(other))
+            result = self._exchange.on_golden(call, record, other)
         except CannotReplay:
             return False
-        return self._known.is_given(result)
+        return self._known.is_given(result, not self._exchange.is_entry(record, 1))
 
     def _by_entries(self, *suspects: list[FlowCall]) -> Region | None:
         """Return a smaller region if one side takes a tensor that the other does not take.
 
         ``suspects``: golden's and mine's calls that may take it.
         """
-        region, narrowing = self._region, self._narrowing
+        region = self._region
         taken = [
             [
                 (c, r)
@@ -400,7 +359,9 @@ class _Rewritten:
             [
                 (c, r)
                 for c, r in taken[at]
-                if c in suspects[at] and narrowing.is_entry(r, at) and not self._has(at, r, rest)
+                if c in suspects[at]
+                and self._exchange.is_entry(r, at)
+                and not self._has(at, r, rest)
             ]
             for at, rest in enumerate(taken[::-1])
         )
@@ -428,17 +389,11 @@ class _Rewritten:
 
     def _has(self, side: int, record: Record, others: Sequence[tuple[FlowCall, Record]]) -> bool:
         """Tell whether one of the other side's tensors is the same, or a view of the same."""
-        narrowing, flows = self._narrowing, self._narrowing.flows
+        exchange, flows = self._exchange, self._narrowing.flows
         for _, other in others:
             golden, mine = (other, record) if side else (record, other)
-            if narrowing.same(golden, mine):
+            if exchange.same(golden, mine):
                 return True
-            if narrowing.same(flows[0].base(golden), flows[1].base(mine)):
+            if exchange.same(flows[0].base(golden), flows[1].base(mine)):
                 return True
         return False
-
-
-def is_telling(record: Record) -> bool:
-    """Tell whether a tensor has values of its own: it is no constant."""
-    s = record.summary
-    return s.numel > 1 and s.min != s.max

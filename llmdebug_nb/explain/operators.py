@@ -141,6 +141,7 @@ def replayed(name: str) -> tuple[str, Operator]:
     Raises:
         CannotReplay: torch has no such operator, or it is not on the list.
     """
+    name = name.replace("Torch.functional.", "Torch.")  # torch gives it under both names
     found = operator(name)
     bare = name.split(".")[1]
     bare = bare[2:-2] if bare.startswith("__") else bare.removesuffix("_")

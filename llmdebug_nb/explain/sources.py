@@ -64,6 +64,28 @@ def _source(side: Side, path: str, op: str, frames: tuple[Frame, ...]) -> Source
     return Source(path, op, first.file, first.line, code, frames)
 
 
+def _shared(frames: tuple[Frame, ...], others: tuple[Frame, ...]) -> int:
+    """Return the first frame of a stack that is a function of the other stack too."""
+    for at, frame in enumerate(frames):
+        for there, other in enumerate(others):
+            around = zip(frames[at + 1 :], others[there + 1 :], strict=False)  # both may be cut
+            if frame[::2] == other[::2] and all(a == b for a, b in around):
+                return at
+    return 0
+
+
+def _forward(frames: tuple[Frame, ...], module: Source) -> int | None:
+    """Return the frame of a stack that is a module's forward; a function ends before the next."""
+    lines = {
+        at: frame.line - begins.line
+        for begins in module.frames
+        for at, frame in enumerate(frames)
+        if frame.file == begins.file and frame.line >= begins.line
+        if frame.function == begins.function.rpartition(".")[2]
+    }
+    return min(lines, key=lambda at: lines[at], default=None)
+
+
 class Places:
     """Where a finding is in both programs, line by line.
 
@@ -85,9 +107,9 @@ class Places:
         if self._blamed.places is not None:
             places = zip(self._sides, self._blamed.places, strict=True)
             found = [of_module(side, path) for side, path in places]
-        views = self._views()
-        if views and found[1] is not None:
-            found[1] = views[0]
+        gives = [*self._views(), *self._giver()]
+        if gives and found[1] is not None:
+            found[1] = gives[0]
         return found[0], found[1]
 
     def pairs(self) -> tuple[LinePair, ...]:
@@ -99,8 +121,11 @@ class Places:
             [self._of(at, call) for call in calls if call.is_operator]
             for at, calls in enumerate((region.golden, region.mine))
         ]
-        views = self._views()
-        sides[1] += [*views, *self._takers()] if views else self._stands()
+        views, giver = self._views(), self._giver()
+        if giver:
+            sides[1] = [*giver, *views]
+        else:
+            sides[1] += [*views, *self._takers()] if views else self._stands()
         count = max(map(len, sides))
         padded = [[*side, *[None] * (count - len(side))] for side in sides]
         guilty = [LinePair(g, m, None, "guilty") for g, m in zip(*padded, strict=True)]
@@ -118,6 +143,39 @@ class Places:
         if record is None or acts:
             return []
         return of_views(self._sides[1], self._flows[1], record)
+
+    def _giver(self) -> list[Source]:
+        """Return the line that gives mine's call the wrong tensor.
+
+        It is in the innermost function that has both: the call, or a helper's or a module's call
+        that makes it, and the tensor, which is made there or comes in as an input.
+        """
+        side, flow, region = self._sides[1], self._flows[1], self._blamed.region
+        given = None if region is None or region.mine else region.row.pair.mine
+        if region is not None and region.taken is not None:
+            given = region.taken[1]
+        taker = next(iter(region.mine), None) if region is not None else None
+        before = None if region is None else region.before
+        if given is not None and taker is None and given.site.role == "input":
+            taker, before = flow.taker(given), before or flow.call(given)
+        if given is None or taker is None or self._blamed.cause == causes.WEIGHT:
+            return []
+        stack = side.run.index.frames
+        frames, maker = stack(taker.key, whole=True), flow.maker(given)
+        around = (before or taker).around
+        if before is not None and not before.is_operator:
+            inside = _forward(frames, of_module(side, before.key.path))
+            frames = frames[0 if inside is None else inside + 1 :]
+        views = of_views(side, flow, given)
+        here = [at for at, f in enumerate(frames) if views and f[::2] == views[-1].frames[0][::2]]
+        if here:
+            frames = frames[here[0] :]
+        elif maker is not None and not (around is not None and flow.takes(around, given)):
+            frames = frames[_shared(frames, stack(maker.key, whole=True)) :]
+        if self._blamed.places is not None:
+            own = of_module(side, self._blamed.places[1])
+            return [_source(side, own.path, own.op, frames)]
+        return [_source(side, taker.key.path, taker.records_of[0].op, frames)]
 
     def _takers(self) -> list[Source]:
         """Return the line that takes the wrong tensor, if no call of mine is in the region."""

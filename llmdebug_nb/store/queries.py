@@ -248,11 +248,12 @@ class Index:
         found = self.query(tuple[int | None, str | None], _FRAMES.format(where), values)
         return found[0] if found else None
 
-    def frames(self, key: CallKey) -> tuple[Frame, ...]:
+    def frames(self, key: CallKey, whole: bool = False) -> tuple[Frame, ...]:
         """Return an operator's call stack, innermost frame first, to its module's forward.
 
-        An operator of a backward pass has that of its forward call. Empty for modules, and where
-        stacks were not recorded. Raises CorruptDumpError.
+        ``whole``: with the frames around that module too, as far as they were recorded. An operator
+        of a backward pass has that of its forward call. Empty for modules, and where stacks were
+        not recorded. Raises CorruptDumpError.
         """
         columns = key._asdict()
         rank = columns.pop("rank")  # its own row first: the other ranks run the same lines
@@ -260,9 +261,12 @@ class Index:
         found = self.query(_Stack, _STACK.format(where), [*values, rank])
         text, inside, forward, number = found[0] if found else (None, None, None, None)
         if text is None and forward is not None and key.phase == "backward":
-            return self.frames(key._replace(phase="forward", path=forward, call=number or 0))
+            forwards = key._replace(phase="forward", path=forward, call=number or 0)
+            return self.frames(forwards, whole)
         texts = () if text is None else texts_of(text, self._path, "a call stack")
         frames = [frame for frame in map(Frame.read, texts) if frame is not None]
+        if whole:
+            return tuple(frames)
         if not isinstance(inside, int):  # in dumps of graphs and older ones, the name must tell
             last = (at for at, frame in enumerate(frames, 1) if frame.function == "forward")
             inside = next(last, len(frames))
