@@ -232,6 +232,30 @@ def test_a_number_that_the_program_reads_is_a_result(check):
     assert only(checked).reached == "a number that the program reads"
 
 
+def test_a_module_that_returns_its_input_makes_nothing(check):
+    class Between(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.same = nn.Linear(4, 4), nn.Identity()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.same(torch.sqrt(self.linear(x) - 100))
+
+    model = Between()
+    fault = only(check(model, lambda: model(torch.ones(1, 4)), mode="module"))
+    assert "input 0 already holds NaN" in fault.evidence  # made between modules
+
+
+def test_what_recurs_is_one_fault_with_its_count_and_what_is_masked_out_is_forgotten(check):
+    weight = Lambda(lambda x, w: x.log().clamp(min=0) + w)
+    with torch.no_grad():
+        weight.weight[0] = math.nan
+    checked = check(weight, lambda: [weight(torch.zeros(4)) for _ in range(5)])
+    assert only(checked).times == 5
+    assert checked.result.processes[0].masked == {"Aten.log": 5}
+    assert len(checked._check._checker._origins) == 1
+
+
 def test_types_select_what_counts(check):
     model = overflowing()
     assert faults(check(model, lambda: model(IDS), types="underflow nan")) == []
@@ -420,6 +444,13 @@ def test_exit_stops_there_and_dumps_what_the_first_bad_call_was_given(check):
         for key in (("output", "0"), ("input", "0"), ("input", "1"), ("input", "2"))
     )
     assert torch.equal(torch.addmm(bias, inputs, weight), output)
+
+
+def test_exit_after_the_end_of_the_block_stops_nothing(check):
+    loss = []  # the program holds it at the end
+    checked = check(None, lambda: loss.append(torch.log(torch.zeros(2))), exit=True)
+    assert only(checked).reached == "a tensor that the program holds at the end"
+    assert checked.dumped is not None
 
 
 def test_exit_keeps_inputs_that_the_call_overwrites(check):

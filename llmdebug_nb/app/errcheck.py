@@ -90,6 +90,7 @@ class ErrorCheck:
         self._models: tuple[nn.Module, ...] = modules_in(model)
         self._session: Session | None = None
         self._pid = os.getpid()
+        self._ending = False
         self.result: CheckResult | None = None
         self.path: Path | None = None
         self.dumped: Path | None = None
@@ -112,7 +113,7 @@ class ErrorCheck:
 
         if self.running:
             raise CaptureError("this check is already running")
-        self._pid = os.getpid()
+        self._pid, self._ending = os.getpid(), False
         interrupts.watch(self)  # until `abandon`
         with ExitStack() as undo:
             undo.callback(interrupts.unwatch, self)
@@ -143,6 +144,7 @@ class ErrorCheck:
             raise CaptureError("the check is not running")
         is_ours = self.running
         if is_ours:
+            self._ending = True  # there is nothing left to stop
             self._check.stop(at_end=ended_by is None)
         self.abandon()
         if not is_ours:
@@ -185,7 +187,8 @@ class ErrorCheck:
         if not self.options.exit or self.dumped is not None:
             return
         self.dumped = self._dump(origin)
-        raise StoppedAtError(1)
+        if not self._ending:
+            raise StoppedAtError(1)
 
     def _dump(self, origin: Origin) -> Path:
         """Write inputs and outputs of the first faulty call as a run."""

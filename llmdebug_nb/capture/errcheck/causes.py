@@ -16,7 +16,7 @@ from llmdebug_nb.core.faults import FaultyCall, bad_text
 
 CASTS = ("Aten._to_copy", "Aten.copy_")  # the dispatcher's operators that change a dtype
 # their result is memory that nobody has written yet
-_UNSET = ("Aten.empty", "Aten.new_empty", "Aten.resize")
+UNSET = ("Aten.empty", "Aten.new_empty", "Aten.resize")
 Outputs = list[tuple[str, torch.Tensor, float]]
 
 
@@ -46,7 +46,7 @@ def cause_of(
     made. NaN never is, nor is a parameter with infinities. ``parameter(tensor)``: its name.
     """
     has_nan = any(largest != largest for _, _, largest in bad)
-    if call.op.startswith(_UNSET):
+    if call.op.startswith(UNSET):
         return Cause("nan" if has_nan else "overflow", "its memory was never written")
     for slot, tensor in inputs.nan:
         name = parameter(tensor)
@@ -60,6 +60,9 @@ def cause_of(
         return Cause("nan", "its inputs hold infinities that were given to it, and no NaN")
     if any(each != each for each in inputs.constants):
         return Cause("nan", "the program gives it NaN as a constant")
+    if call.op.startswith("Distributed."):
+        where = "another rank, or the sum over ranks"
+        return Cause("nan" if has_nan else "overflow", f"no input of this rank is bad: {where}")
     reaches = [largest for largest, _ in inputs.reaches]
     given = f"its inputs are finite (up to {max(reaches):.4g})" if reaches else "no input is bad"
     if cast_of(call, inputs, bad) and not has_nan:

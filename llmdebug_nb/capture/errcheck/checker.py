@@ -19,7 +19,7 @@ import torch
 from llmdebug_nb.capture.calls import Leaf, OpenCall
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.errcheck.calls import CallFacts
-from llmdebug_nb.capture.errcheck.causes import Cause, cause_of, clipping_of, underflow_of
+from llmdebug_nb.capture.errcheck.causes import UNSET, Cause, cause_of, clipping_of, underflow_of
 from llmdebug_nb.capture.errcheck.exact import writes
 from llmdebug_nb.capture.errcheck.gradients import (
     ArrivedGradients,
@@ -68,6 +68,7 @@ class Checker(Recorder):
         self._origins: list[Origin] = []
         self._found: dict[tuple[str, ...], Origin] = {}
         self._meant: Counter[str] = Counter()
+        self._masked: Counter[str] = Counter()
         self._check_lock = threading.RLock()
         self._parts: Parts | None = None
 
@@ -114,11 +115,11 @@ class Checker(Recorder):
     def record_result(self, outputs: Iterable[Leaf]) -> None:
         """The outermost call of a model has ended: what it returns is a result."""
         with self._check_lock:
-            if self._bad:
-                self._bad.forget_freed()
             for slot, leaf in outputs if self._bad else ():
                 if isinstance(leaf, torch.Tensor):
                     self._reach_result(leaf, f"output {slot} of the model")
+            if self._origins:
+                self._forget()
 
     def record_read(self, value: object) -> None:
         """The program reads a number."""
@@ -147,7 +148,7 @@ class Checker(Recorder):
         """Read each output once; look closer if one of them is no ordinary number."""
         self._checked += 1
         outputs: Outputs = []
-        special = False
+        special, unset = False, call.op.startswith(UNSET)
         for slot, leaf in leaves:
             if not isinstance(leaf, torch.Tensor):
                 continue
@@ -155,7 +156,10 @@ class Checker(Recorder):
             largest = reach(tensor)
             if largest is not None:
                 outputs.append((slot, tensor, largest))
-                special |= not self._headroom.is_ordinary(largest, tensor.dtype, call)
+                if unset:  # any number may lie there, and none was computed
+                    special |= not math.isfinite(largest)
+                else:
+                    special |= not self._headroom.is_ordinary(largest, tensor.dtype, call)
         if special or self._bad:
             self._look_closer(call, outputs)
 
@@ -168,7 +172,9 @@ class Checker(Recorder):
         ):
             self._end_bad(call, outputs)
             return
-        inputs = Inputs.of(call.inputs, [tensor for _, tensor, _ in outputs], self._bad)
+        overwrites = call.arguments is not None and writes(call.op)
+        written = [tensor for _, tensor, _ in outputs] if overwrites else []
+        inputs = Inputs.of(call.inputs, written, self._bad)
         if bad:
             self._follow(call, inputs, outputs, bad)
         else:
@@ -178,8 +184,10 @@ class Checker(Recorder):
     def _follow(self, call: OpenCall, inputs: Inputs, outputs: Outputs, bad: Outputs) -> None:
         """Find where the bad values of a call come from."""
         origins = inputs.origins or self._from_parts(call)
-        if not origins and call.level == "module" and (inputs.nan or inputs.infinite):
-            origins = self._of_root_call(call)  # what happens between modules is not seen
+        if not origins and call.level == "module":
+            origins = tuple(self._bad.of_all((slot, tensor) for slot, tensor, _ in bad))
+            if not origins and (inputs.nan or inputs.infinite):
+                origins = self._of_root_call(call)  # what happens between modules is not seen
         if origins:
             for origin in origins:
                 origin.examined |= call.op == _EXAMINES
@@ -262,6 +270,10 @@ class Checker(Recorder):
                   if ("input", slot) not in kept),
                 *(("output", slot, _copy(tensor)) for slot, tensor, _ in outputs),
             ]  # fmt: skip
+        known = self._found.get(origin.key)
+        if known is not None:
+            known.times += 1
+            return known
         self._origins.append(origin)
         return origin
 
@@ -273,14 +285,20 @@ class Checker(Recorder):
             for origin in origins:
                 self._reached(origin, result)
 
+    def _forget(self) -> None:
+        """Forget bad values that nothing holds any more, and that reached no result."""
+        alive = {*self._bad.all(), *self._found.values()}
+        self._masked.update(_operator(each) for each in self._origins if not each.reached
+                            and each not in alive)  # fmt: skip
+        self._origins = [each for each in self._origins if each in alive]
+
     def _reached(self, origin: Origin, result: str) -> None:
         """Bad values have reached a result: their origin is a fault."""
         if origin.reached or origin.kind not in self._types:
             return
         origin.reached = result
-        known = self._found.get(origin.key)
-        if known is not None:
-            known.times += 1
+        if origin.key in self._found:
+            self._found[origin.key].times += 1
         elif len(self._found) < _MANY:
             self._found[origin.key] = origin
             self.on_fault(origin)
@@ -303,14 +321,20 @@ class Checker(Recorder):
 
     def result(self, rank: int, pid: int, ended_by: str | None) -> ProcessCheck:
         """Return what was found so far."""
-        masked = Counter(each.call.op_name.rpartition(".")[0].rpartition(".")[0]
-                         for each in self._origins if not each.reached)  # fmt: skip
+        masked = self._masked + Counter(
+            _operator(each) for each in self._origins if not each.reached
+        )
         problems = self._parts.guard.problems if self._parts is not None else {}
         calls = len(self._parts.steps.calls) if self._parts is not None else 0
         return ProcessCheck(
             rank, pid, self._checked, calls, tuple(self.faults), self._headroom.all(),
             dict(self._meant), dict(masked), dict(problems), ended_by,
         )  # fmt: skip
+
+
+def _operator(origin: Origin) -> str:
+    """Return the operator's name: ``Aten.log`` of ``Aten.log.3.forward``."""
+    return origin.call.op_name.rsplit(".", 2)[0]
 
 
 def _copy(leaf: object) -> object:

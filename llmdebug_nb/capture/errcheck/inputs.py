@@ -34,17 +34,17 @@ class Inputs:
     reaches: list[tuple[float, torch.Tensor]]
 
     @classmethod
-    def of(cls, leaves: Iterable[Leaf], outputs: Iterable[torch.Tensor], bad: BadTensors) -> Inputs:
-        """Look at inputs. Those that the call has overwritten count as they were known before."""
+    def of(cls, leaves: Iterable[Leaf], written: Iterable[torch.Tensor], bad: BadTensors) -> Inputs:
+        """Look at inputs. ``written``: by the call; what it has overwritten counts as before."""
         leaves = list(leaves)
-        written = {pytorch.storage_of(each) for each in outputs}
+        overwritten = {pytorch.storage_of(each) for each in written}
         inputs = cls(leaves, (), [], [], [])
         origins: dict[Origin, None] = {}
         for slot, leaf in leaves:
             if not isinstance(leaf, torch.Tensor):
                 continue
             known = bad.of(leaf)
-            if pytorch.storage_of(leaf) in written:
+            if overwritten and pytorch.storage_of(leaf) in overwritten:
                 origins.update(dict.fromkeys(known))
                 continue
             largest = reach(pytorch.plain(leaf))

@@ -41,8 +41,7 @@ class OptimizerSteps:
         call = self._parts.thread.enter(name, name, "module", name, False)
         call.selected = True
         if self._parts.options.records_modules:
-            given = [leaf for slot, each in _parameters(optimizer)
-                     for leaf in ((slot, each), (f"{slot}.grad", each.grad))]  # fmt: skip
+            given = [(f"{slot}.grad", each.grad) for slot, each in _parameters(optimizer)]
             self._checker.record(call, "input", given)
 
     def _end(self, optimizer: torch.optim.Optimizer) -> None:
