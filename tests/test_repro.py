@@ -159,3 +159,14 @@ def test_a_script_from_a_hostile_dump_runs_none_of_its_code(tmp_path):
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
     assert "output, mine against golden:" in done.stdout
     assert not canary.exists()
+
+
+def test_a_number_that_is_none_is_a_text_and_no_error():
+    for kind, text in (("int", "x"), ("float", "1e"), ("int", "1.5"), ("float", None)):
+        row = SimpleNamespace(
+            generation=0, step=0, path="m", call=0, role="input", slot="0", type=kind, value=text
+        )
+        side = Side(_Run("run", [], [row]))
+        ((found, _),) = side.scalars(CallKey(0, 0, 0, "forward", "m", 0)).values()
+        assert found == ("float" if text is None else "str")
+        assert side.attributes["m"]["0"][0] == found

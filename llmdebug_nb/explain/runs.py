@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
-from llmdebug_nb.core.opened_run import OpenedRun
+from llmdebug_nb.core.opened_run import OpenedRun, ScalarRow
 from llmdebug_nb.core.paths import module_of
 from llmdebug_nb.core.records import CallKey, Kernel, Record, Site
 from llmdebug_nb.explain import execution
@@ -61,7 +61,7 @@ class Side:
         if step not in self._steps:
             calls = self._steps[step] = {}
             for row in self.run.index.scalars(generation=step[0], step=step[1], role="input"):
-                calls.setdefault((row.path, row.call), {})[row.slot] = (row.type, row.value)
+                calls.setdefault((row.path, row.call), {})[row.slot] = _scalar(row)
         return self._steps[step].get((key.path, key.call), {})
 
     @cached_property
@@ -82,7 +82,7 @@ class Side:
     def _of_modules(self, role: str) -> dict[str, dict[str, Scalar]]:
         modules: dict[str, dict[str, Scalar]] = {}
         for row in self.run.index.scalars(role=role):
-            modules.setdefault(row.path, {}).setdefault(row.slot, (row.type, row.value))
+            modules.setdefault(row.path, {}).setdefault(row.slot, _scalar(row))
         return modules
 
     def kernel(self, key: CallKey) -> Kernel | None:
@@ -90,6 +90,16 @@ class Side:
         return self.kernels(
             Site(key.path, key.step, key.call, key.phase, generation=key.generation)
         )
+
+
+def _scalar(row: ScalarRow) -> Scalar:
+    """Return type and text; a number whose text is none, as a damaged dump has, is only a text."""
+    try:
+        if row.type in ("int", "float"):
+            (int if row.type == "int" else float)(row.value or 0)
+    except ValueError:
+        return "str", row.value
+    return row.type, row.value
 
 
 @dataclass
