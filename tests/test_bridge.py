@@ -66,7 +66,7 @@ def test_a_view_answers_with_its_floats_in_one_buffer() -> None:
         ("rows", "a message must be an object, not str"),
         ({"re": 1}, "unknown op None; known: overview, children,"),
         ({"op": "__init__", "re": 1}, "unknown op '__init__'"),
-        ({"op": ["rows"]}, "unknown op ['rows']"),
+        ({"op": ["rows"]}, "unknown op of type list"),
         ({**ROWS, "start": "0"}, "rows: Expected `int`, got `str` - at `$.start`"),
         ({**ROWS, "start": True}, "rows: Expected `int`, got `bool` - at `$.start`"),
         ({**ROWS, "mismatch": 0}, "rows: Expected `bool`, got `int` - at `$.mismatch`"),

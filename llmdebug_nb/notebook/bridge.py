@@ -53,7 +53,11 @@ def check_request(content: object, answers: Answers = wire_requests.ANSWERS) -> 
     op = content.get("op")
     if not isinstance(op, str) or op not in answers:
         # the repr of nested lists may have no end
-        seen = f"{op!r:.60}" if isinstance(op, (str, int, type(None))) else type(op).__name__
+        seen = (
+            f"{op!r:.60}"
+            if isinstance(op, (str, int, type(None)))
+            else f"of type {type(op).__name__}"
+        )
         raise BadRequestError(f"unknown op {seen}; known: {', '.join(answers)}")
     try:
         request: dict[str, Any] = msgspec.convert(content, answers[op][0])
