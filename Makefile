@@ -15,7 +15,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo lab test check lint types vitest pytest fuzz test-environments ports screenshots clean
+.PHONY: help demo lab test check lint types vitest pytest fuzz test-environments ports faults soak screenshots clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null || grep -hE '^[a-z-]+:.*## ' Makefile
@@ -56,6 +56,12 @@ test-environments: $(VENV)/test $(VENV)/browser $(MODULES)  ## run the numeric t
 
 ports: $(VENV)/ports  ## score the comparison on independent implementations of models, some of them from packages
 	$(PY) benchmarks/ports/score.py
+
+faults: $(VENV)/test  ## interrupt 2,000 points of each activity, kill 200 processes, let files fail: an hour
+	LLMDEBUG_INTERRUPTS=2000 LLMDEBUG_FAULTS=200 $(PY) -m pytest -q tests/test_interrupts.py tests/test_faults.py
+
+soak: $(VENV)/test  ## train and generate for long with recording going on and off: memory stays flat, bits the same
+	$(PY) benchmarks/soak.py
 
 screenshots: $(VENV)/test $(VENV)/browser $(MODULES)  ## take the pictures of the docs anew
 	$(CHROMIUM) $(PY) -m pytest -q tests/screenshots.py tests/test_topology.py::test_netron_shows_the_operations_of_a_layer

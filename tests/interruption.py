@@ -11,6 +11,7 @@ import contextlib
 import gc
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -28,6 +29,7 @@ from torch import nn
 import llmdebug_nb as ld
 from llmdebug_nb.app.runs import recorded
 from llmdebug_nb.core import interrupts
+from llmdebug_nb.core.options import runs_folder
 from models import generate, hooks_left, llama, prompt
 
 OURS = str(Path(ld.__file__).parent) + os.sep
@@ -36,12 +38,13 @@ OURS = str(Path(ld.__file__).parent) + os.sep
 class Interruption:
     """A context that counts bytecodes, also of threads that start in it, and interrupts one.
 
-    ``at``: the number of the bytecode at which SIGINT is sent, in ``where``. ``own``: only those of
+    ``at``: the count at which the signal ``number`` is sent, at ``where``. ``own``: only those of
     our own code count. ``count``: so far.
     """
 
-    def __init__(self, at: int | None, own: bool) -> None:
+    def __init__(self, at: int | None, own: bool, number: int = signal.SIGINT) -> None:
         self.at, self.own, self.count, self.where = at, own, 0, ""
+        self._number = number
 
     def __enter__(self) -> Interruption:
         threading.settrace(self._enter)  # of threads that start now
@@ -66,7 +69,7 @@ class Interruption:
                 sys.settrace(None)
                 threading.settrace(None)  # type: ignore[arg-type]
                 self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(self._number)
         return self._step
 
 
@@ -144,12 +147,14 @@ class Exporting(Comparing):
         super().__init__()
         self.report = ld.compare("golden", "mine", progress=False)
 
+        self._folder = tempfile.mkdtemp()  # for all points: leaving it could be interrupted too
+
     def work(self) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            self.report.to_csv(f"{folder}/report.csv")
-            ld.export(self.report, f"{folder}/report.html")
-            ld.export("golden", f"{folder}/golden.html")
-            ld.write_topology("golden", folder)
+        folder = self._folder
+        self.report.to_csv(f"{folder}/report.csv")
+        ld.export(self.report, f"{folder}/report.html")
+        ld.export("golden", f"{folder}/golden.html")
+        ld.write_topology("golden", folder)
 
 
 class Stepping:
@@ -213,12 +218,13 @@ def state(model: nn.Module) -> dict[str, object]:
         "handler of interrupts": signal.getsignal(signal.SIGINT),
         "owners of the handler": len(interrupts._owners),
         "threads": sorted(thread.name for thread in threading.enumerate()),
-        "descriptors": sorted(_descriptors()),
+        "descriptors": sorted(descriptors()),
         "temporary files": sorted(os.listdir(tempfile.gettempdir())),
     }
 
 
-def _descriptors() -> list[str]:
+def descriptors() -> list[str]:
+    """Return what each open descriptor of this process refers to."""
     found = []
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -247,7 +253,9 @@ def fingerprint_of_next(model: nn.Module) -> list[object]:
     """Record a step of a model anew; return what the run holds."""
     with ld.dump(model, name="next", mode="module+api") as run, torch.no_grad():
         model(torch.ones(2, 4) if isinstance(model, Small) else prompt(3))
-    return [(r.site.path, r.site.role, r.site.slot, r.summary.fingerprint) for r in run.records()]
+    found = [(r.site.path, r.site.role, r.site.slot, r.summary.fingerprint) for r in run.records()]
+    ld.delete_run(run)
+    return found
 
 
 def outcomes(name: str, points: int, seed: int = 0) -> Iterator[tuple[str, bool, list[str]]]:
@@ -276,13 +284,15 @@ def outcomes(name: str, points: int, seed: int = 0) -> Iterator[tuple[str, bool,
         if fingerprint_of_next(activity.model) != reference:
             problems.append("the next recording holds something else")
         yield where, cut, problems
-        for each in [each for each in recorded if each not in ("golden", "mine")]:
-            recorded.pop(each)
+        for folder in runs_folder().iterdir():
+            if folder.name not in ("golden", "mine"):
+                shutil.rmtree(folder)
+                recorded.pop(folder.name, None)
 
 
 def main(name: str, points: int) -> int:
     """Print the outcome of an activity's interrupts; return the number of bad ones."""
-    began, cut, bad = time.monotonic(), 0, 0
+    began, done, cut, bad = time.monotonic(), 0, 0, 0
     places: collections.Counter[str] = collections.Counter()
     tempfile.tempdir = None
     with tempfile.TemporaryDirectory() as folder:
@@ -291,12 +301,15 @@ def main(name: str, points: int) -> int:
         os.environ["LLMDEBUG_RUNS"], tempfile.tempdir = str(Path(folder) / "runs"), str(scratch)
         for where, was_cut, problems in outcomes(name, points):
             cut += was_cut
+            done += 1
             bad += bool(problems)
             for problem in problems:
                 places[problem.partition(":")[0]] += 1
                 print(f"{where}: {problem}"[:400], flush=True)
                 if bad > 20:
                     return bad
+            if done % 100 == 0:
+                print(f"{name}: {done} points, {cut} cut short, {bad} bad", flush=True)
     what = ", ".join(f"{number} {each}" for each, number in places.items())
     print(
         f"{name}: {points} points, {cut} cut it short, {bad} left something ({what or 'none'})"
@@ -306,6 +319,7 @@ def main(name: str, points: int) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     warnings.simplefilter("ignore")  # blocks that are cut short record nothing
     names = list(ACTIVITIES) if sys.argv[1] == "all" else sys.argv[1].split(",")
     sys.exit(min(1, sum(main(name, int(sys.argv[2])) for name in names)))

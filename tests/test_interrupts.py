@@ -20,6 +20,14 @@ from llmdebug_nb.core import interrupts
 POINTS = int(os.environ.get("LLMDEBUG_INTERRUPTS", "12"))
 
 
+@pytest.fixture(autouse=True)
+def _interrupts_arrive():
+    """Set Python's handler: a shell's background jobs ignore interrupts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(30 + 10 * POINTS * len(ACTIVITIES))
 def test_an_interrupt_at_any_bytecode_leaves_nothing_behind_and_the_next_recording_is_whole():

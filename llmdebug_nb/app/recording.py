@@ -106,9 +106,9 @@ class Recording:
         """
         if self.running:
             raise CaptureError(f"the recording {self.options.name!r} is already running")
-        interrupts.watch(self)  # until `abandon`, or the end of `stop`
         with ExitStack() as undo:
             undo.callback(interrupts.unwatch, self)
+            interrupts.watch(self)  # until `abandon`, or the end of `stop`
             self._run_folders, self._process_folders, self._pid = [], [], os.getpid()
             undo.callback(self._discard)
             session = self._hooked(undo)

@@ -198,9 +198,10 @@ class Writer:
 
     def _append(self, parts: list[Any]) -> int:
         """Write the parts in one go and return where they start: a multiple of `format.ALIGN`."""
-        start = os.fstat(self._file).st_size
+        start = None
         views = [memoryview(part).cast("B") for part in parts if len(part)]
         try:
+            start = os.fstat(self._file).st_size
             while views:
                 if hasattr(os, "writev") and sum(map(len, views)) <= _MAX_WRITE:
                     done = os.writev(self._file, views)
@@ -211,7 +212,9 @@ class Writer:
                 if views and done:
                     views[0] = views[0][done:]
         except OSError as error:
-            os.ftruncate(self._file, start)
+            if start is not None:
+                with contextlib.suppress(OSError):  # readers recognise a torn frame
+                    os.ftruncate(self._file, start)
             raise _refusal(error, self.folder) from None
         return start
 
@@ -257,9 +260,10 @@ class Writer:
             }
             self._put_meta({**covered, **(meta or {})})
             db.execute("COMMIT")
-        except sqlite3.Error as error:
+        except (OSError, sqlite3.Error) as error:
             if db.in_transaction:
-                db.execute("ROLLBACK")
+                with contextlib.suppress(sqlite3.Error):
+                    db.execute("ROLLBACK")
             raise _refusal(error, self.folder) from None
 
     def _counted(self, scalars: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
