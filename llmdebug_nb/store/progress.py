@@ -124,7 +124,7 @@ def _writer_lives(process: Path, seen: list[tuple[str, int, float]]) -> bool:
     if time.time() - max(changed for _, _, changed in seen) < _QUIET:
         return True
     pid = process.name.rpartition("_")[2]
-    if os.name != "posix" or not pid.isdigit():
+    if os.name != "posix" or not pid.isdecimal():
         return False
     try:
         os.kill(int(pid), 0)
