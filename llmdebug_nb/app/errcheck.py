@@ -25,7 +25,7 @@ from llmdebug_nb.core.errors import (
     OptionError,
     nearest,
 )
-from llmdebug_nb.core.faults import KINDS, CheckResult, ProcessCheck
+from llmdebug_nb.core.faults import KINDS, MODES, CheckResult, ProcessCheck
 from llmdebug_nb.core.options import DumpOptions, runs_folder
 from llmdebug_nb.show.errcheck import check_html, check_text
 from llmdebug_nb.store.writer import Writer, create_run
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from llmdebug_nb.capture.generation import GenerateListener
     from llmdebug_nb.capture.session import Session
 
-MODES = ("aten", "module")
 _KILLED = "a kill, or os._exit"
 RUN = "errcheck"  # name of the run that holds the inputs and outputs of the first faulty call
 

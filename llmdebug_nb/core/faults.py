@@ -10,6 +10,7 @@ import msgspec
 from llmdebug_nb.core.records import Summary
 
 KINDS = ("overflow", "nan", "underflow", "cast")
+MODES = ("aten", "module")  # what is checked: operators, or modules
 CRITICAL, HIGH, MEDIUM = "CRITICAL", "HIGH", "MEDIUM"
 Figure = float | str | None  # JSON has no NaN and no infinity: they are texts
 

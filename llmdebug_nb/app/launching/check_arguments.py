@@ -6,8 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from llmdebug_nb.app.errcheck import MODES
-from llmdebug_nb.core.faults import KINDS
+from llmdebug_nb.core.faults import KINDS, MODES
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
