@@ -102,7 +102,7 @@ class Failing(FakeView):
 @pytest.mark.parametrize(
     ("problem", "expected"),
     [
-        (TensorLookupError("no row 9;\n there are 3"), "no row 9; there are 3"),
+        (TensorLookupError("no row 9;\n there are 3"), r"no row 9;\n there are 3"),
         (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero"),
         ({"rows": float("nan")}, "ValidationError: Expected `int`, got `float` - at `$.rows`"),
         ({"rows": {1, 2}}, "ValidationError: Expected `int`, got `set` - at `$.rows`"),

@@ -12,7 +12,6 @@ import contextlib
 import json
 import math
 import os
-import select
 import signal
 import struct
 import subprocess
@@ -276,11 +275,16 @@ def serve() -> None:
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     os.dup2(0, 1)  # what an operator prints is no answer
     _limit()
-    while select.select([asked], [], [], constants.REPLAY_IDLE)[0]:
+    while True:
+        idle = threading.Timer(constants.REPLAY_IDLE, os._exit, (0,))
+        idle.daemon = True
+        idle.start()
         try:
             message, tensors = _receive(asked)
         except EOFError:
             return
+        finally:
+            idle.cancel()
         _send(answers, *_answer(message, tensors))
 
 
@@ -306,13 +310,14 @@ def _memory() -> int:
 
 
 def _limit() -> None:
-    """Limit memory, and forbid core dumps, where the system can."""
+    """Limit memory, and forbid core dumps, where the system can: on Linux."""
     try:
         import resource
-    except ImportError:  # Windows
+
+        with open("/proc/self/statm") as file:
+            used = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except (ImportError, FileNotFoundError):  # Windows, macOS
         return
-    with open("/proc/self/statm") as file:
-        used = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     for limit, most in (
         (resource.RLIMIT_AS, used + _memory()),
         (resource.RLIMIT_CORE, 0),
