@@ -84,14 +84,12 @@ class Level:
         if other.expected:
             self.expected = True
 
-    def limit(self, by_chance: float, own: float) -> float:
-        """Return the limit of the error. ``by_chance``: times more than usual may be shown."""
-        return math.hypot(max(constants.AMPLIFICATION * by_chance * self.error, self.cap), own)
+    def limit(self, amplification: float, own: float) -> float:
+        return math.hypot(max(amplification * self.error, self.cap), own)
 
-    def scale_limit(self, by_chance: float, own: float) -> float:
-        amplification = constants.AMPLIFICATION * by_chance
-        even = constants.EVEN_BY_CHANCE * max(amplification * self.error, self.cap)
-        return math.hypot(max(amplification * self.scale, self.scale_cap), own, even)
+    def scale_limit(self, amplification: float, own: float) -> float:
+        by_chance = constants.EVEN_BY_CHANCE * max(amplification * self.error, self.cap)
+        return math.hypot(max(amplification * self.scale, self.scale_cap), own, by_chance)
 
 
 @dataclass(slots=True)
@@ -238,24 +236,34 @@ def _explained(level: Level, eps: float, length: int, floors: float) -> Explaine
     return Explained(level, floors * floor(eps, length), floors * scale_floor(eps, length))
 
 
-class Sizes:
-    """How large the tensors of one kind and path usually are, and how many elements carry them.
+class Siblings:
+    """How calls of one kind amplify the noise of their inputs, learnt from the same run.
 
-    A *kind* are the tensors of one op at the same place of their module, in every layer. The
-    *carriers* of a tensor are the elements that carry its norm (`metrics.FIELDS`). Where a few
+    Siblings are the tensors of one op at the same place of their module, in every layer. A path is
+    compared with the other paths only, so that a bug does not excuse itself. Their median counts,
+    so that the bug does not excuse the others either.
+
+    The *carriers* of a tensor are the elements that carry its norm (`metrics.FIELDS`). Where a few
     channels are far larger than all others, they alone do.
     """
 
     def __init__(self) -> None:
+        self._ratios: dict[tuple[str, ...], dict[str, list[float]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
+        self._amplifications: dict[tuple[tuple[str, ...], str], float] = {}
         # of a kind, and of a path of that kind: root mean squares and carriers
         self._sizes: dict[object, list[tuple[float, float]]] = defaultdict(list)
         self._usual: dict[object, tuple[float, float]] = {}
 
-    def add(self, record: Record, carriers: float) -> None:
+    def add(self, record: Record, error: float, explained: Explained, carriers: float) -> None:
         """Learn from a tensor that both runs have."""
         kind = kind_of(record)
         for key in (kind, (kind, record.site.path)):
             self._sizes[key].append((_rms(record), carriers))
+        expected = math.hypot(explained.level.error, explained.floor)
+        if 0.0 < error < math.inf and explained.level.error > 0.0 and 0.0 < expected < math.inf:
+            self._ratios[kind_of(record)][record.site.path].append(error / expected)
 
     def chance(self, record: Record, carriers: float) -> float:
         """Return how many times more than that it may show: the norm of a few may be off.
@@ -288,6 +296,19 @@ class Sizes:
             self._usual[key] = rms, carriers
         return self._usual[key]
 
+    def amplification(self, record: Record) -> float:
+        """Return how many times the noise of the inputs a tensor may show: what siblings show."""
+        kind, path = kind_of(record), record.site.path
+        if (kind, path) not in self._amplifications:
+            ratios = self._ratios[kind].items()
+            others = [statistics.median(own) for other, own in ratios if other != path]
+            learnt = constants.AMPLIFICATION
+            if len(others) > 1:
+                learnt = constants.SIBLING_SPREAD * statistics.median(others)
+            learnt = max(learnt, constants.LEAST_AMPLIFICATION)
+            self._amplifications[kind, path] = min(learnt, constants.MOST_AMPLIFICATION)
+        return self._amplifications[kind, path]
+
 
 def _rms(record: Record) -> float:
     """Return the root mean square of a tensor."""
@@ -295,6 +316,6 @@ def _rms(record: Record) -> float:
 
 
 def kind_of(record: Record) -> tuple[str, ...]:
-    """Return what tensors of one kind share: op, path without numbers, phase, role and slot."""
+    """Return the key that siblings share: op, path without numbers, phase, role and slot."""
     s = record.site
     return record.op, any_layer(s.path), s.phase, s.role, s.slot

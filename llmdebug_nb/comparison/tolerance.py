@@ -21,7 +21,7 @@ from llmdebug_nb.comparison.noise import (
     Level,
     NoiseLimits,
     NoisePropagation,
-    Sizes,
+    Siblings,
     floor,
 )
 from llmdebug_nb.core import constants
@@ -117,10 +117,7 @@ class Judging:
         self._measured, self._size = measured, size
         self._limits, self._calibration = limits, calibration or Calibration()
         self._epsilons = Epsilons(measured)
-        self._sizes = Sizes()
-        for m in measured:
-            if m.is_at_its_place and m.metrics is not None and self._epsilons.of(m):
-                self._sizes.add(m.pair.either, m.carriers)
+        self._siblings = _siblings(measured, size, self._epsilons)
         self.comparison = Comparison()
 
     @functools.cached_property
@@ -168,7 +165,7 @@ class Judging:
 
     def _judged(self, expected: Collection[int]) -> list[Difference]:
         judge = _Judge(
-            self._size, self._epsilons, self._sizes, self._limits, self._calibration, expected
+            self._size, self._epsilons, self._siblings, self._limits, self._calibration, expected
         )
         return [replace(judge.difference(m), comparison=self.comparison) for m in self._measured]
 
@@ -188,6 +185,29 @@ def _excused(
     return replace(plain, verdict=EXPECTED, limit=again.limit, reason=FOLLOWS)
 
 
+def _siblings(
+    measured: Sequence[Measured], size: Callable[[str], int], epsilons: Epsilons
+) -> Siblings:
+    """Learn from the measured errors, before any is judged."""
+    noise, siblings = NoisePropagation(size), Siblings()
+    for m in measured:
+        if not m.is_at_its_place:
+            continue
+        record, eps = m.pair.either, epsilons.of(m)
+        site, shape = record.site, record.summary.shape
+        if m.metrics is None:
+            noise.add_unpaired(site, eps, shape)
+            continue
+        explained = noise.explain(site, eps, shape, _replaced(m.pair))
+        level = Level()
+        if eps:
+            siblings.add(record, m.error, explained, m.carriers)
+            error = m.error if m.error < math.inf else 0.0
+            level = Level(error=error, scale=scale_of(m.metrics))
+        noise.record(site, level, eps, shape)
+    return siblings
+
+
 def _replaced(pair: Pair) -> bool:
     return pair.golden is not None and pair.mine is not None and pair.golden.op != pair.mine.op
 
@@ -199,12 +219,12 @@ class _Judge:
         self,
         size: Callable[[str], int],
         epsilons: Epsilons,
-        sizes: Sizes,
+        siblings: Siblings,
         limits: Limits | None,
         calibration: Calibration,
         expected: Collection[int],
     ) -> None:
-        self._noise, self._epsilons, self._sizes = NoisePropagation(size), epsilons, sizes
+        self._noise, self._epsilons, self._siblings = NoisePropagation(size), epsilons, siblings
         self._limits, self._calibration, self._expected = limits, calibration, expected
         self._outputs: dict[int, Level] = {}  # golden's outputs by id -> noise that they pass on
         # rank and generation whose logits came to prefer another token, within noise
@@ -284,21 +304,23 @@ class _Judge:
         error = max(error, float((m.metrics or {}).get("grain_share") or 0.0))
         if not eps:  # a dtype that does not round has no noise of its own
             return NoiseLimits(error, scale, error, error)
-        level = explained.level
-        usual = level.limit(1.0, explained.floor)
+        level, amplification = explained.level, self._siblings.amplification(record)
+        usual = level.limit(amplification, explained.floor)
+        noise = amplification * level.error
         if level.cap:  # what chance may be is asked where the inputs agree
             by_chance, smallness = 1.0, 1.0
         else:
-            by_chance = self._sizes.chance(record, m.carriers)
-            smallness = self._sizes.smallness(record, m.carriers)
+            by_chance = self._siblings.chance(record, m.carriers)
+            smallness = self._siblings.smallness(record, m.carriers)
+        amplification *= by_chance
         golden, mine = self._epsilons.both(m)
         cast = 0.0 if golden == mine else constants.CAST_SHARE * eps
-        own = math.hypot(level.scale_limit(by_chance, explained.scale_floor), cast)
+        own = math.hypot(level.scale_limit(amplification, explained.scale_floor), cast)
         return NoiseLimits(
-            max(error, level.limit(by_chance, explained.floor) * smallness),
+            max(error, level.limit(amplification, explained.floor) * smallness),
             max(scale, own),
             max(error, usual),
-            max(error, math.hypot(constants.AMPLIFICATION * level.error, explained.floor)),
+            max(error, math.hypot(noise, explained.floor)),
         )
 
     def _tie(self, m: Measured, explained: Explained, limit: float) -> str | None:

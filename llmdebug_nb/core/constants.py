@@ -115,10 +115,15 @@ SCALE_SUM_SHARE = 0.0625
 SCALE_SHARE = 0.05
 # Floors of one operator: code between the modules runs several, each with a floor of its own.
 GLUE_FLOORS = 2.0
-# Times the error of the inputs: what a call may amplify. The calls of correct programs show 0.5 in
-# the median and 1.27 at most. Half of the largest is allowed more; 3 hides a soft-cap that is
-# left out, in bfloat16.
-AMPLIFICATION = 2.0
+# Times the error of the inputs: what a call without siblings in other layers may amplify. The calls
+# of correct programs show 0.5 in the median and 1.27 at most. Two more draws of it are allowed.
+AMPLIFICATION = 3.0
+# Range of the amplification that siblings may show: what all calls of correct programs may have,
+# and what their kind may explain. More is a bug in every layer.
+LEAST_AMPLIFICATION, MOST_AMPLIFICATION = 1.75, 8.0
+# A call may amplify this many times as much as the median of its siblings. 99 % of the calls of
+# correct programs have 2.1 at most; the others are below LEAST_AMPLIFICATION.
+SIBLING_SPREAD = 2.25
 # Standard errors that the norm may be off which a few random elements carry: one in 10^4 is.
 CARRIER_ERRORS = 4.0
 # Carriers of a norm; so few may all be small by chance.
