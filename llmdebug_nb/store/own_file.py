@@ -13,6 +13,8 @@ from pathlib import Path
 
 from llmdebug_nb.core.errors import CorruptDumpError
 
+# permissions: a dump is its owner's alone, whatever the umask
+PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
 _FLAGS = ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY")  # those that the system has
 
 

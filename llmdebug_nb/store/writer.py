@@ -29,16 +29,13 @@ from llmdebug_nb.core.errors import DumpWriteError
 from llmdebug_nb.core.masking import MASK, masked_json
 from llmdebug_nb.core.records import Node, RootCall
 from llmdebug_nb.store import format as fmt
+from llmdebug_nb.store.own_file import PRIVATE_FILE, PRIVATE_FOLDER
 
 FLOOR = 256 << 20  # bytes that a dump leaves free on the disk for the program and others
 STATS_FLOOR = 16 << 20  # the same for a dump of statistics only
 _INSERTS = {table.name: table.insert for table in columns.TABLES}
 _MAX_WRITE = 1 << 30
 _PAGE = 1 << 12
-PRIVATE_FOLDER, PRIVATE_FILE = (
-    0o700,
-    0o600,
-)  # permissions: a dump is its owner's alone, whatever the umask
 
 
 def _create(file: Path, flags: int) -> int:

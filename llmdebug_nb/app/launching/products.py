@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llmdebug_nb.core.errors import LLMDebugError
 from llmdebug_nb.core.options import DumpKeywords, DumpOptions
-from llmdebug_nb.store.writer import PRIVATE_FILE, PRIVATE_FOLDER
+from llmdebug_nb.store.own_file import PRIVATE_FILE, PRIVATE_FOLDER
 
 TOPOLOGY = ("model", "layer", "onnx")  # model/PID/NAME.json and layer/PID/NAME.json, also as .onnx
 # kinds of tables, and their names in the option `profile`

@@ -15,8 +15,8 @@ from llmdebug_nb.core import determinism
 from llmdebug_nb.core.errors import OptionError, StoreError
 from llmdebug_nb.core.places import shown
 from llmdebug_nb.core.records import Record
+from llmdebug_nb.store.own_file import PRIVATE_FILE
 from llmdebug_nb.store.run import Run
-from llmdebug_nb.store.writer import PRIVATE_FILE
 
 if TYPE_CHECKING:
     from torch import nn
