@@ -141,8 +141,8 @@ class Narrowing:
                 found = self._cut(region, [theirs], [ours])  # mine takes another tensor
                 found.taken = golden, mine
                 return found
-            if alone == [False, True]:
-                return self._cut(region, [], self._chain(1, mine, region), theirs)
+            if alone == [False, True] and (chain := self._chain(1, mine, region)):
+                return self._cut(region, [], chain, theirs)
         return region
 
     def _is_made(self, side: int, record: Record) -> bool:
