@@ -170,12 +170,12 @@ class ValueMatches:
 
 
 def _closest(found: Iterable[_Found]) -> list[_Found]:
-    """Return what is as close as the closest of the same first key, the closest first."""
+    """Return what is about as close as the closest of the same first key, the closest first."""
     found = sorted(found, key=lambda each: each[0])
     least: dict[object, float] = {}
     for error, key, _ in found:
         least.setdefault(key, error)
-    return [each for each in found if each[0] <= least[each[1]]]
+    return [each for each in found if each[0] <= least[each[1]] * constants.TIED_PARTNERS]
 
 
 def _distinct(records: Iterable[Record]) -> dict[object, list[Record]]:

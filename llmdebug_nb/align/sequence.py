@@ -100,7 +100,7 @@ def align(
 
 
 def agreement(golden: Summary, mine: Summary) -> float:
-    """Return to how many decimal digits (0 to 12) the statistics agree; 0 if they can't tell."""
+    """Return to how many decimal digits (0 to 6) the statistics agree; 0 if they can't tell."""
     return float(_digits(_figures([golden]), _figures([mine]))[0, 0])
 
 
@@ -170,7 +170,9 @@ def _digits(golden: np.ndarray, mine: np.ndarray) -> np.ndarray:
         for column, scale in ((1, reach), (2, reach), (3, norm / np.sqrt(count)), (4, norm)):
             gap = np.abs(golden[:, None, column] - mine[None, :, column]) / scale[:, None]
             worst = np.maximum(worst, gap)  # NaN stays
-        return np.asarray(np.nan_to_num(-np.log10(worst + 1e-12), nan=0.0).clip(min=0.0))
+        return np.asarray(
+            np.nan_to_num(np.clip(-np.log10(worst + 1e-12), 0.0, constants.MOST_DIGITS), nan=0.0)
+        )
 
 
 @dataclass(frozen=True, slots=True)

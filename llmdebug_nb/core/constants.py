@@ -71,6 +71,9 @@ LAYOUT_TIE = 2.0
 LAYOUT_CHANCE = 1e-6
 # Elements by which a tensor or slice is known: 4 within 1e-3 are 28 nats, one slice of 10^6.
 FEWEST_ELEMENTS = 4
+# Partners whose errors are within this factor of the smallest are equal up to rounding. The order
+# of the calls decides among them. Rounding of one value in two programs differs by less.
+TIED_PARTNERS = 4.0
 # Elements of a landmark: a window along the last axis, the largest element in the middle. No
 # head has fewer channels. Unrelated windows of 8 elements are within a share e of each other with
 # probability e^8, the volume of that ball: 2e-10 for 0.06.
@@ -94,6 +97,8 @@ MAJORITY = 0.5
 TELLING_DIGITS = 2.0
 # The same for results of different operators, of which there are more pairs.
 REPLACED_DIGITS = 3.0
+# Decimal digits; closer agreement counts as this much. Float32 has seven.
+MOST_DIGITS = 6.0
 # Share of the decimal digits of the coarser run's dtype that makes a match certain. Rounding takes
 # the others: 0.5 of 2.1 digits in bfloat16, an error of 0.03.
 MANTISSA_SHARE = 0.75

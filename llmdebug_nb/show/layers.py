@@ -48,7 +48,7 @@ class LayerErrors:
 
 def ratios(error: Array, limit: Array) -> Array:
     """Return error over limit; no error gives 0, and an error without a limit infinity."""
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         ratio: Array = np.where(error == 0, 0.0, error / np.where(np.isnan(limit), 0.0, limit))
     return ratio
 
