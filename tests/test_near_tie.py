@@ -78,15 +78,19 @@ def with_a_near_tie():
     raise AssertionError("no seed makes a near tie")
 
 
+def report_of(golden, mine, x, mode):
+    with torch.no_grad():
+        runs = [
+            record(golden, lambda: golden(x), "golden", mode=mode),
+            record(mine, lambda: mine(x), "mine", mode=mode),
+        ]
+        return ld.compare(*runs)
+
+
 def compared(factor):
     golden, x = with_a_near_tie()
     mine = Written(golden, factor)
-    with torch.no_grad():
-        runs = [
-            record(golden, lambda: golden(x), "golden", mode="module"),
-            record(mine, lambda: mine(x), "mine", mode="module"),
-        ]
-        return ld.compare(*runs)
+    return report_of(golden, mine, x, mode="module")
 
 
 def test_another_expert_at_a_near_tie_is_no_error():
@@ -134,12 +138,7 @@ def of_one_token(factor):
     alike = (sides[0][:, :, None] == sides[1][:, None]).sum((1, 2))
     x = many[alike == 1][:1]
     assert len(x)
-    with torch.no_grad():
-        runs = [
-            record(golden, lambda: golden(x), "golden", mode="module+api"),
-            record(mine, lambda: mine(x), "mine", mode="module+api"),
-        ]
-        return ld.compare(*runs)
+    return report_of(golden, mine, x, mode="module+api")
 
 
 def test_a_tensor_of_which_only_a_part_is_known_hides_no_near_tie():
