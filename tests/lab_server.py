@@ -35,6 +35,16 @@ CONNECTED = """() => {
   return session?.isReady && kernel?.connectionStatus === 'connected' && kernel?.status === 'idle';
 }"""
 
+CHANGE_THEME = "name => window.jupyterapp.commands.execute('apputils:change-theme', {theme: name})"
+# JupyterLab names the new theme on the page before the browser has its style sheet
+PAINTED = """light => {
+  const probe = document.body.appendChild(document.createElement('i'));
+  probe.style.color = 'var(--jp-layout-color0)';
+  const red = Number(getComputedStyle(probe).color.match(/\\d+/)[0]);
+  probe.remove();
+  return (red > 127) === light;
+}"""
+
 
 @dataclass(frozen=True)
 class Lab:
@@ -110,6 +120,13 @@ class Lab:
         request = urllib.request.Request(f"{self.url}/api/{path}", headers=headers, method=method)
         with urllib.request.urlopen(request, timeout=60) as reply:
             return json.loads(reply.read() or b"null")
+
+
+def show_theme(page: Page, theme: str) -> None:
+    """Show the page in the ``light`` or the ``dark`` theme; wait until it is painted."""
+    page.evaluate(CHANGE_THEME, f"JupyterLab {theme.title()}")
+    page.wait_for_function(PAINTED, arg=theme == "light", timeout=60_000)
+    page.locator("#jupyterlab-splash").wait_for(state="detached")
 
 
 @contextlib.contextmanager

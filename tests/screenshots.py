@@ -10,7 +10,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Locator, Page, expect
 
-from lab_server import Lab
+from lab_server import Lab, show_theme
 
 OUT = Path(__file__).parent.parent / "out" / "screenshots"
 LARGEST = 150_000
@@ -27,7 +27,6 @@ CELLS = (
     "%llmexplore golden",
     "%%llmstep port --when diverges --golden golden\ngenerate(port, ids[:, :7], new=7)",
 )
-THEME = "name => window.jupyterapp.commands.execute('apputils:change-theme', {theme: name})"
 
 
 def test_pictures_of_explorers_stepping_and_sidebar_in_both_themes(lab: Lab, page: Page) -> None:
@@ -74,11 +73,7 @@ def test_pictures_of_explorers_stepping_and_sidebar_in_both_themes(lab: Lab, pag
 def themes(page: Page) -> Iterator[str]:
     """Show the page in each theme, and in the light one again at the end."""
     for theme in ("dark", "light"):
-        page.evaluate(THEME, f"JupyterLab {theme.title()}")
-        expect(page.locator("body")).to_have_attribute(
-            "data-jp-theme-light", str(theme == "light").lower()
-        )
-        expect(page.locator("#jupyterlab-splash")).to_have_count(0)
+        show_theme(page, theme)
         yield theme
 
 

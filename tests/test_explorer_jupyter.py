@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 
 import llmdebug_nb as ld
 from browser import click_value
-from lab_server import CONNECTED, Lab
+from lab_server import CONNECTED, Lab, show_theme
 
 SCREENSHOTS = Path(__file__).parent.parent / "out"
 CELL = """\
@@ -22,7 +22,6 @@ RUN = """\
 import llmdebug_nb as ld
 run_explorer = ld.explore("llmdebug_runs/small")
 run_explorer"""
-THEME = "name => window.jupyterapp.commands.execute('apputils:change-theme', {theme: name})"
 
 
 @pytest.mark.parametrize("app", ["lab", "notebook"])
@@ -84,12 +83,10 @@ def test_a_cell_shows_an_explorer_that_page_and_kernel_share(
 
     lab.run_cell(page, 1)
     expect(page.locator(".llmdebug-step[aria-current]")).to_contain_text("3 decode")
-    page.evaluate(THEME, "JupyterLab Dark")
-    expect(page.locator("body")).to_have_attribute("data-jp-theme-light", "false")
-    expect(page.locator("#jupyterlab-splash")).to_have_count(0)
+    show_theme(page, "dark")
     page.locator(".llmdebug-main").scroll_into_view_if_needed()
     page.screenshot(path=SCREENSHOTS / f"explorer_{app}_dark.png")
-    page.evaluate(THEME, "JupyterLab Light")
+    show_theme(page, "light")
     assert outside == []
 
 
@@ -116,10 +113,6 @@ def small(lab: Lab) -> None:
     with ld.dump(model, name="small", tokens="all", path=str(lab.root / "llmdebug_runs")):
         for scale in (1.0, 2.0, float("nan")):
             model(scale * torch.ones(2, 8))
-
-
-def colour(page: Page) -> str:
-    return str(page.locator(".llmdebug").evaluate("el => getComputedStyle(el).backgroundColor"))
 
 
 def save(page: Page) -> None:
@@ -151,12 +144,12 @@ def test_a_runs_explorer_follows_the_theme_survives_a_reload_and_says_if_its_ker
     expect(page.locator(".llmdebug-place")).to_contain_text("output[0]")
     click_value(page, r"\[\d, \d\] = nan")
 
-    light = colour(page)
-    page.evaluate(THEME, "JupyterLab Dark")
-    expect(page.locator("body")).to_have_attribute("data-jp-theme-light", "false")
-    assert colour(page) != light
-    page.evaluate(THEME, "JupyterLab Light")
-    assert colour(page) == light
+    explorer = page.locator(".llmdebug")
+    light = explorer.evaluate("el => getComputedStyle(el).backgroundColor")
+    show_theme(page, "dark")
+    expect(explorer).not_to_have_css("background-color", light)
+    show_theme(page, "light")
+    expect(explorer).to_have_css("background-color", light)
 
     save(page)
     page.reload()

@@ -20,7 +20,7 @@ from playwright.sync_api import Locator, Page, expect
 
 import llmdebug_nb as ld
 from browser import violations
-from lab_server import Lab, running_lab
+from lab_server import Lab, running_lab, show_theme
 from recordings import record_linear
 
 REPOSITORY = Path(__file__).parent.parent
@@ -424,21 +424,15 @@ def test_the_sidebar_follows_a_recording(lab: Lab, page: Page) -> None:
     expect(live).to_have_count(0, timeout=30_000)
 
 
-@pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
+@pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_sidebar_has_no_accessibility_violation(lab: Lab, page: Page, theme: str) -> None:
     open_lab(lab, page, "/tree/sub")
-    page.evaluate(
-        "name => window.jupyterapp.commands.execute('apputils:change-theme', {theme: name})", theme
-    )
-    page.locator("#jupyterlab-splash").wait_for(state="detached")
+    show_theme(page, theme)
     show_runs(page)
     run_row(page, "golden").click()
     assert violations(page, "#jp-llmdebug-panel") == []
-    page.screenshot(path=SCREENSHOTS / f"labextension_{theme.rpartition(' ')[2].lower()}.png")
-    page.evaluate(
-        "() => window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab "
-        "Light'})"
-    )
+    page.screenshot(path=SCREENSHOTS / f"labextension_{theme}.png")
+    show_theme(page, "light")
 
 
 def test_the_list_is_used_by_keyboard_alone(lab: Lab, page: Page) -> None:
