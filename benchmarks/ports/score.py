@@ -4,8 +4,9 @@
         [--precisions fp32,bf16,fp16] [--weights ordinary,outliers] [--bugs a,b] [--seeds 1]
         [--jobs 1] [--json FILE]
 
-``--set known`` are the ports that the comparison was made with, ``held-out`` those that it was not:
-of these only the table is printed, as they are no longer held out once their cases are read.
+``--set known`` are the ports that the comparison was made with, ``held-out`` and ``fresh`` those
+that it was not: of these only the table is printed, as they are no longer held out once their cases
+are read.
 
 Golden is a Hugging Face model, mine an independent implementation with the same weights. Both are
 recorded, with weights and values, and compared by `ld.compare` with its defaults. The comparison
