@@ -54,21 +54,20 @@ STUBS: dict[str, dict[str, Any]] = {
     "loading_from_pretrained": {"NON_HF_HOSTED_MODEL_NAMES": ()},
     "ActivationCache": {"ActivationCache": object},
 }
-DATASETS = ("datasets", "datasets.arrow_dataset", "datasets.load")
+DATASETS: dict[str, dict[str, Any]] = {
+    "datasets": {},
+    "datasets__arrow_dataset": {"Dataset": object},
+    "datasets__load": {"load_dataset": None},
+}
 
 
 @cache
 def source() -> Path:
     packages.found(*NEEDED)
     packages.file("transformer_lens", "", **STUBS)
-    absent = [name for name in DATASETS if name not in sys.modules]
-    for name in absent:  # it is imported for training alone
-        sys.modules[name] = ModuleType(name)
-        vars(sys.modules[name]).update(Dataset=object, load_dataset=None)
-    for name in PLAIN:
-        import_module(f"transformer_lens.{name}")
-    for name in absent:
-        del sys.modules[name]
+    with packages.stand_ins(**DATASETS):  # it is imported for training alone
+        for name in PLAIN:
+            import_module(f"transformer_lens.{name}")
     return packages.joined("transformer_lens", *(f"{name}.py" for name in FILES))
 
 

@@ -10,6 +10,8 @@ import ast
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -71,6 +73,24 @@ def file(package: str, name: str, **stubs: dict[str, Any]) -> Path:
     return where / name
 
 
+@contextmanager
+def stand_ins(**modules: dict[str, Any]) -> Iterator[None]:
+    """Let modules that aren't needed be imported meanwhile, with these names in them.
+
+    A dot in a module's name is written as two underscores.
+    """
+    names = {name.replace("__", "."): has for name, has in modules.items()}
+    new = [name for name in names if name not in sys.modules]
+    for name in new:
+        sys.modules[name] = ModuleType(name)
+        vars(sys.modules[name]).update(names[name])
+    try:
+        yield
+    finally:
+        for name in new:
+            del sys.modules[name]
+
+
 @cache
 def joined(package: str, *names: str, without: str = "", before: str = "") -> Path:
     """Write files of a package into one, and return it: a bug can be in any of them.
@@ -94,6 +114,27 @@ def joined(package: str, *names: str, without: str = "", before: str = "") -> Pa
     path = scratch() / f"joined_{package}_{stem}.py"
     path.write_text("\n".join(texts), encoding="utf-8")
     return path
+
+
+@cache
+def _taken(package: str, names: tuple[tuple[str, tuple[str, ...]], ...], before: str) -> Path:
+    texts = [before]
+    for name, wanted in names:
+        text = file(package, name).read_text(encoding="utf-8")
+        nodes = {getattr(node, "name", ""): node for node in ast.parse(text).body}
+        texts += [ast.get_source_segment(text, nodes[each]) or "" for each in wanted]
+    path = scratch() / f"taken_{package}_{Path(names[-1][0]).stem}.py"
+    path.write_text("\n\n\n".join(texts), encoding="utf-8")
+    return path
+
+
+def taken(package: str, names: dict[str, tuple[str, ...]], before: str) -> Path:
+    """Write some functions and classes of a package into one file, and return it.
+
+    ``names``: by file, in the order wanted. ``before``: lines that import what they need. What the
+    package has besides is imported from it: no bug can be there.
+    """
+    return _taken(package, tuple(names.items()), before)
 
 
 def _is_dropped(node: ast.stmt, package: str, without: str) -> bool:

@@ -39,6 +39,9 @@ FRESH = (
     "latent",
     "flat_moe",
     "text_to_text",
+    "timm_vision",
+    "rwkv_decoder",
+    "keras_llama",
 )
 
 
