@@ -93,6 +93,27 @@ def test_a_bug_can_be_in_any_file_of_a_package(
     assert not hasattr(code, "lora_b")
 
 
+def test_a_port_can_be_made_of_some_classes_of_a_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "someclasses"
+    folder.mkdir()
+    (folder / "a.py").write_text("import absent\n\n\nclass A:\n    size = 3\n")
+    monkeypatch.setenv("LLMDEBUG_PORTS", str(tmp_path))
+    monkeypatch.delitem(sys.modules, "someclasses", raising=False)
+    path = packages.taken("someclasses", {"a.py": ("A",)}, "import math")
+    code = load(Bug("b", "", "size = 3", "size = 5").source(path.read_text()), "some.py", "")
+    assert code.A.size == 5
+    assert code.math is math
+
+
+def test_stand_ins_are_gone_after_the_import() -> None:
+    with packages.stand_ins(absent={}, absent__part={"name": 3}):
+        from absent.part import name
+    assert name == 3
+    assert not {"absent", "absent.part"} & set(sys.modules)
+
+
 def test_every_port_is_in_one_set() -> None:
     assert sum(map(len, SETS.values())) == len(PORTS)
     assert PORTS.keys() == set().union(*SETS.values())

@@ -42,6 +42,8 @@ FRESH = (
     "timm_vision",
     "rwkv_decoder",
     "keras_llama",
+    "small_gpt",
+    "time_first",
 )
 
 
