@@ -85,6 +85,8 @@ class Decoder(torch.nn.Module):
         for name, value in self.given.items():
             path, _, last = name.rpartition(".")
             getattr(self.get_submodule(path), last).assign(value)
+        for layer in list(self.modules()):  # each makes its parameters known when asked for them
+            list(layer.named_parameters())
 
     def forward(self, ids: torch.Tensor, caches: list[torch.Tensor], start: int) -> torch.Tensor:
         x = self.embedding(ids)
