@@ -15,6 +15,7 @@ from torch import nn
 
 import llmdebug_nb as ld
 from llmdebug_nb import msit
+from llmdebug_nb.core import paths
 from models import generate, hooks_left, llama, prompt
 
 
@@ -816,3 +817,34 @@ def test_the_way_of_accelerator_tensors_gives_the_same_records(monkeypatch, stat
         assert a.fingerprint.equals(b.fingerprint)
         assert device.info()["bytes"] < 1.2 * plain.info()["bytes"]
         assert torch.equal(device.tensor("lm_head", step=2), plain.tensor("lm_head", step=2))
+
+
+def test_modules_with_long_names_and_deep_nests_are_recorded_and_read(tmp_path):
+    model = nn.Sequential()
+    for name in ("a" * 1500 + "1", "a" * 1500 + "2"):
+        model.add_module(name, nn.Linear(2, 2))
+    deep = nn.Linear(2, 2)
+    for _ in range(230):
+        deep = nn.Sequential(deep)
+    model.add_module("deep", deep)
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(5000)
+    try:
+        with ld.dump(model, name="long", path=tmp_path, mode="module+api+aten") as run:
+            model(torch.ones(1, 2))
+    finally:
+        sys.setrecursionlimit(before)
+    again = ld.open_run(run.path)
+    found = {node.path for node in again.nodes}
+    assert len(found) == len(list(model.modules()))
+    assert max(map(len, found)) <= 1000
+    outputs = {record.site.path for record in again.records(role="output")}
+    assert found <= outputs
+    for name in ("a" * 1500 + "1", "a" * 1500 + "2", "deep" + ".0" * 230):
+        path = paths.bounded(name)
+        assert "--" in path
+        assert torch.equal(again.tensor(path), run.tensor(path))
+        assert torch.equal(again.tensor(name), run.tensor(path))
+    assert str(ld.compare(again, again, progress=False))
+    assert str(again)
+    ld.export(again, tmp_path / "page.html")

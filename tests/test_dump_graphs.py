@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,14 @@ def test_a_circle_in_a_dump_is_our_own_error(sql, recorded, tmp_path):
         db.execute(sql)
     db.close()
     with pytest.raises(ld.errors.CorruptDumpError):
+        _tour(path)
+
+
+def test_two_modules_of_one_path_do_no_harm(recorded, tmp_path):
+    path = shutil.copytree(recorded, tmp_path / "run")
+    with closing(sqlite3.connect(next(path.rglob("index.sqlite")))) as db, db:
+        db.execute("UPDATE nodes SET path = '', parent = idx - 1")
+    with suppress(ld.LLMDebugError):
         _tour(path)
 
 

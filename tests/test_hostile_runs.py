@@ -15,7 +15,8 @@ import torch
 
 import llmdebug_nb as ld
 from llmdebug_nb.app import runs as app_runs
-from llmdebug_nb.core.columns import LONGEST_PATH, TABLES
+from llmdebug_nb.core.columns import TABLES
+from llmdebug_nb.core.paths import LONGEST
 from llmdebug_nb.notebook import desk
 from llmdebug_nb.store import connection, reader
 from llmdebug_nb.store import format as fmt
@@ -178,7 +179,7 @@ def test_a_path_of_20_000_parts_is_refused_and_one_at_the_limit_is_shown_in_time
     sql(run, f"UPDATE records SET path = '{'.'.join('a' * 20_000)}'")
     with pytest.raises(CorruptDumpError, match="length"):
         list(ld.open_run(run).records())
-    sql(run, f"UPDATE records SET path = '{'.'.join('a' * (LONGEST_PATH // 2))}'")
+    sql(run, f"UPDATE records SET path = '{'.'.join('a' * (LONGEST // 2))}'")
     start = time.monotonic()
     assert "golden" in str(ld.compare(ld.open_run(run), ld.open_run(run)))
     assert time.monotonic() - start < 5

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
+from llmdebug_nb.core import paths
+
 Row = list[Any]
 
 
@@ -106,10 +108,7 @@ def insert(table: str, columns: int) -> str:
 
 # the call that a row belongs to
 _ROOT_CALL = Column("root_call", "INT", "the root call that it ran in")
-# Characters of a path: the longest of ours, an operator inside an operator, has 150. At most 500
-# modules can then be nested, and who walks the tree needs a frame for each of Python's 1,000.
-LONGEST_PATH = 1000
-_PATH = Column("path", "TEXT", "of the module or operator", longest=LONGEST_PATH)
+_PATH = Column("path", "TEXT", "of the module or operator", longest=paths.LONGEST)
 _CALL = Column("call", "INT", "n-th call of this path in the step")
 _PHASE = Column("phase", "TEXT", one_of=("forward", "backward"))
 _ROLE = Column("role", "TEXT")

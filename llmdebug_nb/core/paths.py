@@ -7,11 +7,18 @@ module's path is ``""``; paths of a second root start with its label: ``Llama~1.
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
+# Characters of a path: the longest of ours, an operator inside an operator, has 150. Who walks the
+# tree needs a frame for each module of a path, and Python has 1,000.
+LONGEST = 1000
+_LONGEST_OPERATOR = 400  # of these; the rest are for its module
+# Modules in one another. The deepest models nest 20, and Python recurses to 1000.
+DEEPEST = 200
 _CACHE = 100_000  # paths: more than a model of a thousand layers has
 _OTHER_ROOT = re.compile(r"[^.~]*~\d+(\.|$)")
 _NUMBER = re.compile(r"\d+")
@@ -30,6 +37,27 @@ def module_of(path: str) -> str:
 def operator_of(path: str) -> str:
     """Return the operator's name, with those of the operators around it; "" for a module."""
     return path.partition("/")[2]
+
+
+def bounded(path: str) -> str:
+    """Return a path that every reader takes, which is nearly always the path itself.
+
+    Of one that is too long or too deep, a hash stands in the middle: ``a.b--0f3c…--weight``.
+    """
+    if len(path) < DEEPEST:  # nearly all
+        return path
+    module, slash, operator = path.partition("/")
+    module = _bounded(module, LONGEST - _LONGEST_OPERATOR)
+    return f"{module}{slash}{_bounded(operator, _LONGEST_OPERATOR - 1)}"
+
+
+def _bounded(name: str, longest: int) -> str:
+    if len(name) <= longest and name.count(".") < DEEPEST:
+        return name
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    head = ".".join(name[: longest // 2].split(".")[: DEEPEST // 2])
+    last = name.rpartition(".")[2][-(longest // 4) :]
+    return f"{head}--{digest}--{last}"
 
 
 def parent_of(path: str) -> str:

@@ -14,6 +14,8 @@ from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
 
+from llmdebug_nb.core.paths import DEEPEST
+
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 # what hostile content can cause; msgspec's errors are ValueErrors
@@ -22,8 +24,7 @@ DAMAGE = (sqlite3.Error, ValueError, OverflowError, MemoryError, RecursionError)
 MOMENT = Annotated[float, msgspec.Meta(ge=0, lt=253_370_764_800)]
 # Dimensions. PyTorch has no limit and NumPy's is 64; pages show each of them.
 MOST_DIMENSIONS = 1000
-# Modules or calls in one another. The deepest models nest 20, and Python recurses to 1000.
-MOST_NESTED = 200
+MOST_NESTED = DEEPEST  # modules, calls or objects in one another
 SIZE = Annotated[int, msgspec.Meta(ge=-1, le=(1 << 63) - 1)]
 SHAPE = Annotated[list[SIZE], msgspec.Meta(max_length=MOST_DIMENSIONS)]
 
@@ -81,7 +82,13 @@ def shape_of(text: str) -> tuple[int, ...]:
     Raises:
         ValueError, RecursionError: it is no JSON list of sizes, or no tensor can have it.
     """
-    sizes = tuple(json_of(SHAPE, text))
+    return shape_of_sizes(tuple(json_of(SHAPE, text)))
+
+
+def shape_of_sizes(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return sizes that a tensor can have. Raises ValueError for any others."""
+    if len(sizes) > MOST_DIMENSIONS:
+        raise ValueError(f"no tensor has {len(sizes):,} dimensions")
     if math.prod(size for size in sizes if size > 0) >= 1 << 63:
-        raise ValueError(f"no tensor has so many elements: {text[:80]!r}")
+        raise ValueError(f"no tensor has so many elements: {str(sizes)[:80]}")
     return sizes

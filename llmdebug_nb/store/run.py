@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.core.errors import TensorLookupError, nearest
-from llmdebug_nb.core.paths import is_operator
+from llmdebug_nb.core.paths import bounded, is_operator
 from llmdebug_nb.core.places import shown
 from llmdebug_nb.core.printable import printable
 from llmdebug_nb.core.records import Kernel, Node, Record, RootCall, Site
@@ -281,6 +281,7 @@ class Run(Tabular):
         Raises:
             TensorLookupError: the message lists what is there instead.
         """
+        path = bounded(path)
         path = next((node.path for node in self.nodes if path in node.aliases), path)
         columns: RecordColumns = {
             "path": path, "phase": phase, "role": role, "generation": generation, "step": step,

@@ -13,6 +13,7 @@ from llmdebug_nb.capture.compat.inductor import CompiledFunction, Launch
 from llmdebug_nb.capture.compiled.graph_recorder import CompiledGraph, GraphRecorder, GraphRun
 from llmdebug_nb.capture.compiled.origins import Origin, origin_of
 from llmdebug_nb.core.masking import masked, masked_json
+from llmdebug_nb.core.paths import bounded
 from llmdebug_nb.core.records import IN_KERNEL
 
 _UNOBSERVED = "a combined or foreign kernel was not recorded: its buffers can't be observed"
@@ -62,7 +63,7 @@ class KernelRecorder:
         op = f"Kernel.{stem if number.isdigit() else kernel}"
         origins, calls = self._graph.origins, self._graph.calls
         module = next((origins[name].module for name in reversed(nodes) if name in origins), "")
-        path = f"{module}/{op}"
+        path = bounded(f"{module}/{op}")
         name = f"{path}#{calls[path]}"
         self._add(name, Origin(module, path, op, calls[path], "", ()))
         calls[path] += 1

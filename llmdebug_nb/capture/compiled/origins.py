@@ -21,6 +21,7 @@ import torch
 from llmdebug_nb.capture.compat import pytorch, torch_modes
 from llmdebug_nb.capture.operators.kinds import operator_name
 from llmdebug_nb.core.errors import PACKAGE
+from llmdebug_nb.core.paths import bounded
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
@@ -156,7 +157,7 @@ def origins(
         op = operator_name(whole if is_result else node.target)
         is_part = node.name in decomposed and not is_result
         name = f"{operator_name(whole)}/{op}" if is_part else op
-        path, traced = f"{module}/{name}", _traced_name(node)
+        path, traced = bounded(f"{module}/{name}"), _traced_name(node)
         key = f"{traced}/{name}" if traced else ""
         known[node.name] = Origin(
             module, path, op, numbers[path], key and f"{key}/{parts[key]}", _stack(node.meta),
@@ -171,7 +172,7 @@ def origin_of(node: torch.fx.Node, frame: Frame, path_of: PathOf, counts: Counte
     """Return the origin of a single node, and count its call in ``counts`` (by path)."""
     module = frame.module(node.meta, path_of)
     op = operator_name(node.target) if node.op == "call_function" else "Graph.input"
-    path, traced = f"{module}/{op}", _traced_name(node)
+    path, traced = bounded(f"{module}/{op}"), _traced_name(node)
     number = counts[path]
     counts[path] += 1
     name = f"{traced}/{op}/{number}" if traced else ""

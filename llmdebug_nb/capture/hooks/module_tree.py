@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from llmdebug_nb.capture.source_lines import forward_of
+from llmdebug_nb.core.paths import DEEPEST, bounded
 from llmdebug_nb.core.records import Node
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ def build(root: nn.Module, prefix: str = "") -> list[Node]:
                 path=_join(prefix, path),
                 name=name or label,
                 type=type(module).__name__,
-                parent=at[parent] if path else -1,
+                parent=_parent(at, parent) if path else -1,
                 params={key: _sizes(tensor) for key, tensor in owned},
                 aliases=tuple(_join(prefix, other) for other in names[id(module)] if other != path),
                 root=label,
@@ -51,5 +53,12 @@ def _sizes(tensor: torch.Tensor) -> list[int]:
         return []
 
 
+def _parent(at: Mapping[str, int], path: str) -> int:
+    """Return the place of a module's parent, or of the innermost one that readers can nest in."""
+    while path.count(".") > DEEPEST // 2:
+        path = path.rpartition(".")[0]
+    return at[path]
+
+
 def _join(prefix: str, path: str) -> str:
-    return f"{prefix}{path}" if path else prefix.rstrip(".")
+    return bounded(f"{prefix}{path}" if path else prefix.rstrip("."))

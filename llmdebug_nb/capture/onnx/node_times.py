@@ -10,6 +10,7 @@ from llmdebug_nb.capture.timing import ort_profile
 from llmdebug_nb.capture.timing.profiler import Sink
 from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.options import DumpOptions
+from llmdebug_nb.core.paths import bounded
 
 _NO_HOST_TIMES = (
     "host times are not taken of sessions of ONNX Runtime; "
@@ -45,7 +46,7 @@ def _calls(followed: FollowedSession) -> dict[str, tuple[str, int]]:
     calls = {}
     for node in followed.plan:
         if isinstance(node, OnnxNode):
-            path = f"{followed.path(node.module)}/{node.op}"
+            path = bounded(f"{followed.path(node.module)}/{node.op}")
             calls[node.name] = (path, counts[path])
             counts[path] += 1
     return calls

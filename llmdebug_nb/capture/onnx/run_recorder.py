@@ -11,7 +11,7 @@ from llmdebug_nb.capture.calls import OpenCall
 from llmdebug_nb.capture.onnx.exposed_session import ExposedSession, first_line
 from llmdebug_nb.capture.onnx.graph import ModuleBegins, ModuleEnds, OnnxModule, OnnxNode
 from llmdebug_nb.capture.onnx.session_runs import SessionRuns
-from llmdebug_nb.core.paths import ancestors
+from llmdebug_nb.core.paths import ancestors, bounded
 from llmdebug_nb.core.records import Node, RootCall
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class FollowedSession:
 
     def path(self, module: str) -> str:
         """Return the path of one of its modules in the dump."""
-        return (self.prefix + module).rstrip(".") if module else self.prefix.rstrip(".")
+        return bounded((self.prefix + module).rstrip("."))
 
     def topology(self) -> list[Node]:
         """Return its modules as rows of the topology."""
@@ -117,7 +117,7 @@ class RunRecorder:
 
     def _call(self, module: str, op: str, level: str) -> OpenCall:
         path = self._followed.path(module)
-        place = path if level == "module" else f"{path}/{op}"
+        place = path if level == "module" else bounded(f"{path}/{op}")
         thread, outer = self._host.thread, self._outer_call(module)
         call = OpenCall(place, op, level, path, thread.count(place), self._root.index)
         home = outer.module_id if outer is not None else ""

@@ -13,6 +13,7 @@ from torch.overrides import resolve_name
 from llmdebug_nb.capture.compat import pytorch, torch_modes
 from llmdebug_nb.capture.signatures import Parameters, parameters_of
 from llmdebug_nb.core.errors import EmptyDumpError, nearest
+from llmdebug_nb.core.paths import bounded
 
 # namespace of a function or operator -> msprobe's prefix
 _PREFIXES = (
@@ -133,7 +134,7 @@ def operator_name(function: Callable[..., object]) -> str:
     if name is None:
         bare = getattr(function, "__name__", type(function).__name__)
         name = f"{getattr(function, '__module__', None) or 'torch'}.{bare}"
-    return with_prefix(str(name).removesuffix(".default"))
+    return bounded(f"/{with_prefix(str(name).removesuffix('.default'))}")[1:]
 
 
 def with_prefix(name: str) -> str:

@@ -16,6 +16,7 @@ from llmdebug_nb.capture.calls import OpenCall
 from llmdebug_nb.capture.compat.torch_profiler import Event
 from llmdebug_nb.capture.timing.program_clock import Clock
 from llmdebug_nb.core.columns import Row
+from llmdebug_nb.core.paths import bounded
 
 OURS = "recording"  # the level of the row with the total time of our own work
 _GRAPH = re.compile(r"^graph_\d+_")
@@ -194,7 +195,7 @@ class _EventReader:
         """Add the row of an outermost operator and return its index."""
         is_operator = "::" in event.name
         op = self._step.named(event.name) if is_operator else f"Kernel.{_kernel_name(event.name)}"
-        path, counts = f"{self._module}/{op}", self._step.counts
+        path, counts = bounded(f"{self._module}/{op}"), self._step.counts
         number = counts[self.phase, path]
         counts[self.phase, path] += 1
         gap = None if self._previous_end is None else max(0, start - self._previous_end)

@@ -17,6 +17,7 @@ appends to files: several tensors in one file come from several calls.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -383,7 +384,7 @@ def _follow(
             raise CorruptDumpError(
                 f"{at.name} stands for {at_name[:80]!r}, which is not a tensor of its round"
             )
-        at, wanted = target, next(objects(folder, target.name))
+        at, wanted = target, _first(folder, target.name)
         if wanted.kept:
             if (wanted.summary.dtype, wanted.summary.shape) != (
                 made.summary.dtype,
@@ -396,6 +397,11 @@ def _follow(
         if not wanted.alias:
             break
     raise CorruptDumpError(f"{file.name} stands for {at.name}, which has no data")
+
+
+@functools.lru_cache(1024)  # the parts of a fused tensor name the same file
+def _first(folder: Folder, name: str) -> Object:
+    return next(objects(folder, name))
 
 
 def _table(folder: Folder, table: _File, rank: int) -> Iterator[Draft]:

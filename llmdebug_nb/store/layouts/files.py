@@ -6,14 +6,13 @@ length field, and the conversion of drafts to `Contents`.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
 import pickle
 import re
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,22 +21,27 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from llmdebug_nb.core.errors import CorruptDumpError, NotADumpError
+from llmdebug_nb.core.errors import CorruptDumpError, LLMDebugError, NotADumpError
+from llmdebug_nb.core.kernels.raw import dtype_name, unreadable
 from llmdebug_nb.core.kernels.summary import summarize
+from llmdebug_nb.core.paths import bounded
 from llmdebug_nb.core.records import Node, Record, RootCall, Site, Summary
+from llmdebug_nb.store.checked import shape_of_sizes
 from llmdebug_nb.store.layouts.contents import Contents
 
 UNKNOWN = Summary("unknown", ())
 _SCAN_LIMIT = 20_000  # names that are looked at to detect a layout, which has to stay cheap
-_EXPANSION = 1 << 30  # bytes a small file may expand to: saved views repeat their storage
-_ITEMS_LIMIT = 1_000_000  # entries of one unpickled container, which may refer to itself
+# What the tensors of a file may take: saved views repeat their storage, and archives are packed.
+# Real ones repeat it a few times, a mask over the heads of a layer 16 to 128 times, but that one is
+# small. A tensor of 128 MiB takes 0.1 s to read, and twice its size while it is copied.
+_TIMES = 16
+_EXPANSION = 128 << 20  # bytes of all files of a dump together, beyond that
 
 
 def natural(text: str) -> list[str | int]:
     """Return a sort key under which ``layers.2`` comes before ``layers.10``."""
-    return [
-        int(part) if number % 2 else part for number, part in enumerate(re.split(r"([0-9]+)", text))
-    ]
+    parts = enumerate(re.split(r"([0-9]{1,18})", text))  # Python reads no number of 5,000 digits
+    return [int(part) if place % 2 else part for place, part in parts]
 
 
 class Folder:
@@ -49,6 +53,29 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
         self.context = "".join(f"{name}/" for name in self.path.parts[1:][-2:])
+        self._free = _EXPANSION
+        self._rest: dict[str, int] = {}  # by file: the bytes that its tensors may still take
+        self._granted: dict[tuple[str, object], int] = {}
+
+    def grant(self, name: str, key: object, nbytes: int) -> None:
+        """Let the tensor ``key`` of a file take so many bytes; one that was granted stays so.
+
+        Raises:
+            CorruptDumpError: the tensors of the dump take far more than its files hold.
+        """
+        before = self._granted.get((name, key), 0)
+        if nbytes <= before:
+            return
+        rest = self._rest.setdefault(name, _TIMES * self.file(name).stat().st_size)
+        beyond = max(nbytes - before - rest, 0)
+        if beyond > self._free:
+            room = rest + self._free
+            raise CorruptDumpError(
+                f"{name} claims {nbytes:,} bytes for a tensor where at most {room:,} can be"
+            )
+        self._free -= beyond
+        self._rest[name] = max(rest - (nbytes - before), 0)
+        self._granted[name, key] = nbytes
 
     def file(self, name: str) -> Path:
         """Return the real path of a file.
@@ -112,12 +139,12 @@ class Folder:
 # -- decoders: each raises CorruptDumpError, naming the file ------------------------------------
 
 
-@contextmanager
+@contextlib.contextmanager
 def reading(name: str) -> Iterator[None]:
     """Turn any error of a decoder into a CorruptDumpError that names the file."""
     try:
         yield
-    except CorruptDumpError:
+    except LLMDebugError:
         raise
     except pickle.UnpicklingError as error:
         # torch's own message advises loading the file with code execution
@@ -150,22 +177,6 @@ def read_csv(folder: Folder, name: str, columns: Iterable[str]) -> list[dict[str
         return [{column: row[column] or "" for column in columns} for row in reader]
 
 
-def read_object(folder: Folder, name: str, mapped: bool = False) -> Any:
-    """Return the object of a ``.pt`` or ``.pth`` file, without running pickled code.
-
-    Tensors are on the CPU. ``mapped``: read values when they are used, if the format allows it.
-    """
-    file = folder.file(name)
-    with reading(name):
-        zipped = zipfile.is_zipfile(file)
-        if zipped:
-            with zipfile.ZipFile(file) as archive:
-                _check_size(
-                    name, sum(entry.file_size for entry in archive.infolist()), file.stat().st_size
-                )
-        return torch.load(file, map_location="cpu", weights_only=True, mmap=mapped and zipped)
-
-
 def read_npy(folder: Folder, name: str) -> torch.Tensor:
     """Return the array of a ``.npy`` file; mapping it checks its header against the file size."""
     with reading(name):
@@ -176,55 +187,20 @@ def read_npy(folder: Folder, name: str) -> torch.Tensor:
 
 
 def from_array(array: np.ndarray) -> torch.Tensor:
-    """Return a copy of a NumPy array as a tensor, in the machine's byte order."""
+    """Return a copy of a NumPy array as a tensor, in the machine's byte order.
+
+    Raises:
+        TypeError: its elements are no numbers. Some of those take no room, however many.
+    """
+    if array.dtype.kind not in "biufc":
+        raise TypeError(f"its elements are {array.dtype.name[:40]}, and no numbers")
     return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
 
 
-def read_tensor(folder: Folder, name: str) -> torch.Tensor:
-    """Return the one tensor of a ``.pt``, ``.pth`` or ``.npy`` file."""
-    if name.endswith(".npy"):
-        return read_npy(folder, name)
-    found = read_object(folder, name)
-    if not isinstance(found, torch.Tensor):
-        raise CorruptDumpError(f"{name} holds a {type(found).__name__}, not a tensor")
-    return checked(folder, name, found)
-
-
-def checked(folder: Folder, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Return ``tensor`` detached; check that its storage and size fit the file it came from."""
-    size = folder.file(name).stat().st_size
-    with reading(name):
-        if tensor.layout is torch.strided and tensor.device.type != "meta":
-            _check_size(name, tensor.untyped_storage().nbytes(), size)
-            _check_size(name, tensor.numel() * tensor.itemsize, max(size, _EXPANSION))
-        return tensor.detach()
-
-
-def check_members(name: str, archive: zipfile.ZipFile, size: int) -> None:
-    """Raise CorruptDumpError if a member of an archive of ``size`` bytes would expand too far."""
-    largest = max((entry.file_size for entry in archive.infolist()), default=0)
-    _check_size(name, largest, max(size, _EXPANSION))
-
-
-def _check_size(name: str, claimed: int, limit: int) -> None:
+def check_size(name: str, claimed: int, limit: int) -> None:
+    """Raise CorruptDumpError if a file claims more bytes than there can be."""
     if claimed > limit:
         raise CorruptDumpError(f"{name} claims {claimed:,} bytes where at most {limit:,} can be")
-
-
-def tensors_in(name: str, value: object) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
-    """Yield the tensors of nested dicts and sequences with the keys that lead there, in order."""
-    stack: list[tuple[tuple[str, ...], object]] = [((), value)]
-    for _ in range(_ITEMS_LIMIT):
-        if not stack:
-            return
-        keys, item = stack.pop()
-        if isinstance(item, torch.Tensor):
-            yield keys, item
-        elif isinstance(item, Mapping):
-            stack += [((*keys, str(key)), child) for key, child in reversed(list(item.items()))]
-        elif isinstance(item, (list, tuple)):
-            stack += [((*keys, str(number)), item[number]) for number in reversed(range(len(item)))]
-    raise CorruptDumpError(f"{name} nests more than {_ITEMS_LIMIT:,} entries")
 
 
 def number(value: object) -> float | None:
@@ -264,8 +240,9 @@ def sizes(value: object) -> tuple[int, ...]:
             inner = inner[1:-1] if inner[:1] + inner[-1:] == brackets else inner
         valid = _SIZES.fullmatch(inner) is not None
         shape = [int(size) for size in re.findall("[0-9]+", inner)] if valid else None
-    if isinstance(shape, list) and all(type(n) is int and 0 <= n < 1 << 63 for n in shape):
-        return tuple(shape)
+    if isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape):
+        with contextlib.suppress(ValueError):
+            return shape_of_sizes(tuple(shape))
     raise CorruptDumpError(f"{str(value)[:80]!r} is not a shape")
 
 
@@ -303,6 +280,7 @@ def moment(path: str, leaving: bool, order: Mapping[str, int] | None = None) -> 
     ``order``: the positions of known paths; other paths follow by name.
     """
     order = order or {}
+    path = bounded(path)
     parts = path.replace("/", ".").split(".") if path else []
     prefixes = [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
     keys = (
@@ -362,7 +340,7 @@ def contents(
         CorruptDumpError: nothing is known about any tensor.
     """
     records: list[Record] = []
-    described: dict[Place, Summary] = {}
+    described: dict[Place, tuple[Summary, str | None]] = {}
     made: dict[Place, int] = {}
     for draft in tqdm(
         drafts, desc=f"reading {folder.path.name}", unit=" tensors", delay=1, leave=False
@@ -377,7 +355,7 @@ def contents(
     return Contents(
         records,
         calls,
-        tree_of(types or {}, records),
+        tree_of({_text(path): kind for path, kind in (types or {}).items()}, records),
         lambda record: open_(record.payload),
         meta or {},
     )
@@ -387,15 +365,18 @@ def _describe(
     number: int,
     draft: Draft,
     open_: Callable[[Place], torch.Tensor],
-    described: dict[Place, Summary],
+    described: dict[Place, tuple[Summary, str | None]],
     made: dict[Place, int],
 ) -> Record:
     """Return a draft as a record. ``made``: outputs by place, the producers of inputs there."""
     place, summary, lost, producer = draft.place, draft.summary, draft.lost, None
     if place is not None:
         try:
-            summary = summary or described.get(place) or summarize(open_(place))
-            described[place] = summary
+            if summary is None:
+                if place not in described:
+                    described[place] = described_as(open_(place))
+                summary, lost = described[place]
+                place = None if lost else place
         except CorruptDumpError as error:
             place, lost = None, str(error)
     if place is not None and draft.site.role == "input":
@@ -407,6 +388,14 @@ def _describe(
     return Record(number, site, number, op, summary, draft.device, producer, place, lost)
 
 
+def described_as(tensor: torch.Tensor) -> tuple[Summary, str | None]:
+    """Return the statistics of a tensor, and the reason why its values can't be read, or None."""
+    why = unreadable(tensor)
+    if why is not None:
+        return Summary(dtype_name(tensor), tuple(tensor.shape)), why
+    return summarize(tensor), None
+
+
 def _text(name: str) -> str:
     """Return a name that can be stored and shown: names and JSON may hold half surrogate pairs."""
-    return name.encode("utf-8", "backslashreplace").decode()
+    return bounded(name.encode("utf-8", "backslashreplace").decode())

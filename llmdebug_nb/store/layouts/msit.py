@@ -35,9 +35,9 @@ from llmdebug_nb.store.layouts.files import (
     one_dump,
     read_csv,
     read_json,
-    read_tensor,
     sizes,
 )
+from llmdebug_nb.store.layouts.pickled import read_tensor
 
 NAME = "msit-torch"
 

@@ -32,9 +32,9 @@ from llmdebug_nb.store.layouts.files import (
     number,
     one_dump,
     read_json,
-    read_tensor,
     sizes,
 )
+from llmdebug_nb.store.layouts.pickled import read_tensor
 
 NAME = "msprobe"
 
@@ -153,7 +153,8 @@ def _read_one(
 
 def _entries(data: dict[str, Any], construct: dict[str, Any]) -> dict[str, _Entry]:
     """Return the parts of all names, with an API's calls counted within its module."""
-    entries = {key: _entry(key, construct) for key in data}
+    owners: dict[str, str] = {}
+    entries = {key: _entry(key, construct, owners) for key in data}
     numbers: dict[str, set[int]] = defaultdict(set)
     for entry in entries.values():
         numbers[entry.path].add(entry.call)
@@ -170,28 +171,34 @@ def _entries(data: dict[str, Any], construct: dict[str, Any]) -> dict[str, _Entr
     }
 
 
-def _entry(key: str, construct: dict[str, Any]) -> _Entry:
+def _entry(key: str, construct: dict[str, Any], owners: dict[str, str]) -> _Entry:
     if found := _MODULE.fullmatch(key):
         return _Entry(found["path"], found["op"], int(found["call"]), found["phase"], "module")
     if found := _GRADS.fullmatch(key):
         return _Entry(found["path"], found["op"], int(found["call"] or 0), "backward", "grads")
     if found := _API.fullmatch(key):
-        owner = _owner(key, construct)
+        owner = _owner(key, construct, owners)
         path = f"{owner}/{found['op']}" if owner else found["op"]
         return _Entry(path, found["op"], int(found["call"]), found["phase"], "api")
     return _Entry(key, "", 0, "forward", "unknown")
 
 
-def _owner(key: str, construct: dict[str, Any]) -> str:
-    """Return the path of the module that an API ran in; "" for the root or an unknown one."""
-    seen: set[str] = set()
-    owner: Any = construct.get(key)
-    while isinstance(owner, str) and owner not in seen:  # a hostile dump may contain a circle
-        if found := _MODULE.fullmatch(owner):
-            return found["path"]
-        seen.add(owner)
-        owner = construct.get(owner)
-    return ""
+def _owner(key: str, construct: dict[str, Any], known: dict[str, str]) -> str:
+    """Return the path of the module that an API ran in; "" for the root or an unknown one.
+
+    ``known``: the answers so far. A chain of APIs, or a circle of them, is walked once.
+    """
+    way: list[str] = []
+    at: Any = key
+    while isinstance(at, str) and at not in known:
+        known[at] = ""  # until it is found: a circle has none
+        way.append(at)
+        at = construct.get(at)
+        if isinstance(at, str) and (found := _MODULE.fullmatch(at)):
+            known[at] = found["path"]
+    owner = known.get(at, "") if isinstance(at, str) else ""
+    known.update(dict.fromkeys(way, owner))
+    return owner
 
 
 def _leaves(value: object, bare: bool) -> Iterator[tuple[str, dict[str, Any]]]:

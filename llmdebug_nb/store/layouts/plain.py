@@ -13,35 +13,32 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import numpy as np
 import torch
 from tqdm.auto import tqdm
 
 from llmdebug_nb.core.errors import CorruptDumpError, MissingPackageError
-from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.records import Site
 from llmdebug_nb.store.layouts.contents import Contents
 from llmdebug_nb.store.layouts.files import (
     Draft,
     Folder,
     Place,
-    check_members,
-    checked,
     contents,
+    described_as,
     from_array,
     missing,
     read_npy,
-    read_object,
     reading,
-    tensors_in,
 )
+from llmdebug_nb.store.layouts.pickled import granted, plain, read_object, tensors_in
 
 NAME = "files"
 
 _SUFFIXES = frozenset((".npy", ".npz", ".pt", ".pth", ".safetensors"))
 _RAW = ".bin"
+_MANY = 64  # tensors of a file: listing them takes longer than reading one
 
 
 def _is_tensor_file(name: str) -> bool:
@@ -85,7 +82,7 @@ def read(path: Path) -> Contents:
         _with_file_name(draft) if len(files_of.get(draft.site.path, ())) > 1 else draft
         for draft in drafts
     ]
-    return contents(folder, drafts, lambda place: _load(folder, place))
+    return contents(folder, drafts, _Reader(folder).load)
 
 
 def _with_file_name(draft: Draft) -> Draft:
@@ -102,12 +99,16 @@ def _stem(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """A tensor of a file; ``get()`` reads it. ``path``, ``slot``: of its record."""
+    """A tensor of a file; ``get()`` reads it. ``path``, ``slot``: of its record.
+
+    ``claimed``: how many bytes an archive says that it unpacks to.
+    """
 
     key: str | int | None
     path: str
     slot: str
     get: Callable[[], torch.Tensor]
+    claimed: int = 0
 
 
 def _drafts(folder: Folder, name: str) -> Iterator[Draft]:
@@ -118,8 +119,9 @@ def _drafts(folder: Folder, name: str) -> Iterator[Draft]:
             found, site = True, Site(item.path, slot=item.slot)
             try:
                 with reading(name):
-                    tensor = checked(folder, name, item.get())
-                yield Draft(site, place=Place(name, item.key), summary=summarize(tensor))
+                    summary, lost = described_as(_read(folder, name, item))
+                place = None if lost else Place(name, item.key)
+                yield Draft(site, place=place, summary=summary, lost=lost)
             except CorruptDumpError as error:
                 yield Draft(site, lost=str(error))
         if not found:
@@ -128,34 +130,64 @@ def _drafts(folder: Folder, name: str) -> Iterator[Draft]:
         yield Draft(Site(_stem(name)), lost=str(error))
 
 
-def _load(folder: Folder, place: Place) -> torch.Tensor:
-    for item in _items(folder, place.file, mapped=place.key is not None):
-        if item.key == place.key:
-            with reading(place.file):
-                # a copy: a mapped tensor would change or vanish with the file
-                return checked(folder, place.file, item.get()).clone()
-    raise CorruptDumpError(f"{place.file} no longer holds tensor {place.key!r}")
+class _Reader:
+    """Reads the tensors of a folder again.
+
+    It keeps a file of many tensors open: to find one, all of them have to be listed. ``_state``:
+    the file's size and time of change, as a mapped file that was written anew must not be read.
+    """
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._name, self._state = "", (0, 0)
+        self._kept: dict[str | int | None, _Item] = {}
+
+    def load(self, place: Place) -> torch.Tensor:
+        """Return a copy of the tensor at a place. Raises CorruptDumpError."""
+        name, key = place.file, place.key
+        state = self._folder.file(name).stat()
+        if (name, (state.st_size, state.st_mtime_ns)) == (self._name, self._state):
+            items = self._kept
+        else:
+            self._name, self._kept = "", {}  # close the file before the next one is opened
+            items = {item.key: item for item in _items(self._folder, name, key is not None)}
+            if len(items) > _MANY:
+                self._name, self._state = name, (state.st_size, state.st_mtime_ns)
+                self._kept = items
+        if key not in items:
+            raise CorruptDumpError(f"{name} no longer holds tensor {key!r}")
+        with reading(name):
+            # a copy: a mapped tensor would change or vanish with the file
+            return _read(self._folder, name, items[key]).clone()
 
 
-def _items(folder: Folder, name: str, mapped: bool = False) -> Iterator[_Item]:
+def _read(folder: Folder, name: str, item: _Item) -> torch.Tensor:
+    """Return the tensor of an item, if its bytes fit its file. Raises CorruptDumpError."""
+    if item.claimed:
+        folder.grant(name, item.key, item.claimed)
+    return granted(folder, name, item.key, item.get())
+
+
+def _items(folder: Folder, name: str, mapped: bool = False) -> list[_Item]:
     suffix = PurePosixPath(name).suffix.lower()
-    if suffix == ".npy":
-        yield _Item(None, _stem(name), "0", lambda: read_npy(folder, name))
-    elif suffix == ".npz":
-        yield from _npz(folder, name)
-    elif suffix == ".safetensors":
-        yield from _safetensors(folder, name)
-    else:
-        yield from _pickled(name, read_object(folder, name, mapped))
+    with reading(name):
+        if suffix == ".npy":
+            return [_Item(None, _stem(name), "0", lambda: read_npy(folder, name))]
+        if suffix == ".npz":
+            return _npz(folder, name)
+        if suffix == ".safetensors":
+            return _safetensors(folder, name)
+        return list(_pickled(folder, name, read_object(folder, name, mapped)))
 
 
-def _pickled(name: str, value: object) -> Iterator[_Item]:
+def _pickled(folder: Folder, name: str, value: object) -> Iterator[_Item]:
     """Yield the tensors of a saved object.
 
     It may be a tensor, a sequence (its slots are numbered) or a dict (its paths are named).
     """
-    for number, (keys, tensor) in enumerate(tensors_in(name, value)):
-        get = partial(torch.Tensor.detach, tensor)
+    size = folder.file(name).stat().st_size
+    for number, (keys, tensor) in enumerate(tensors_in(name, value, size)):
+        get = partial(plain, folder, name, tensor)
         if not keys:
             yield _Item(None, _stem(name), "0", get)
         elif isinstance(value, Mapping):
@@ -164,31 +196,33 @@ def _pickled(name: str, value: object) -> Iterator[_Item]:
             yield _Item(number, _stem(name), ".".join(keys), get)
 
 
-def _npz(folder: Folder, name: str) -> Iterator[_Item]:
-    file = folder.file(name)
-    with reading(name), zipfile.ZipFile(file) as archive:
-        check_members(name, archive, file.stat().st_size)
-    with reading(name):
-        arrays = np.load(file, allow_pickle=False)
-    with arrays:
-        for key in arrays.files:
-            yield _Item(key, key, "0", partial(_member, arrays, key))
+def _npz(folder: Folder, name: str) -> list[_Item]:
+    archive = zipfile.ZipFile(folder.file(name))
+    items = [
+        _Item(key, key, "0", partial(_member, archive, entry), entry.file_size)
+        for entry in archive.infolist()
+        if (key := entry.filename.removesuffix(".npy"))
+    ]
+    if len({item.key for item in items}) != len(items):
+        raise CorruptDumpError(f"{name} holds two arrays of one name")
+    return items
 
 
-def _member(arrays: Mapping[str, Any], key: str) -> torch.Tensor:
-    return from_array(arrays[key])
+def _member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> torch.Tensor:
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        # Python unpacks the others in one piece, however large
+        raise ValueError(f"{entry.filename} is packed in a way that NumPy never writes")
+    with archive.open(entry) as stream:
+        return from_array(np.lib.format.read_array(stream, allow_pickle=False))
 
 
-def _safetensors(folder: Folder, name: str) -> Iterator[_Item]:
+def _safetensors(folder: Folder, name: str) -> list[_Item]:
     try:
         from safetensors import safe_open
     except ImportError:
         raise MissingPackageError(
             f"{name} needs safetensors, which is not installed: pip install safetensors"
         ) from None
-    with reading(name):
-        stored = safe_open(folder.file(name), framework="pt")
-    with stored:
-        names: list[str] = stored.keys()  # type: ignore[no-untyped-call]
-        for key in names:
-            yield _Item(key, key, "0", partial(stored.get_tensor, key))
+    stored = safe_open(folder.file(name), framework="pt")
+    names: list[str] = stored.keys()  # type: ignore[no-untyped-call]
+    return [_Item(key, key, "0", partial(stored.get_tensor, key)) for key in names]

@@ -276,7 +276,7 @@ class _Step:
             root = _Call(("", 0), Operation(kind, kind))
             for top in tops:
                 self._adopt(root, top)
-        layers = repeated_layers(list(self._nodes.values()))
+        layers = repeated_layers(self._run.nodes)
         root.inside = [one for call in root.inside for one in _flat(call, layers)]
         return root
 
