@@ -121,6 +121,73 @@ def test_a_bug_inside_a_rewrite_blames_no_line_before_it():
     assert finding.mine.line in (first + 2, first + 3)  # not where the scores are computed
 
 
+class Whole(nn.Module):
+    """Layers with a residual each, a last norm, and a head."""
+
+    def __init__(self, layer):
+        super().__init__()
+        torch.manual_seed(3)
+        self.layers = nn.ModuleList(layer() for _ in range(3))
+        self.norm, self.head = nn.RMSNorm(16), nn.Linear(16, 24)
+        for norm in (self.norm, *(each.norm for each in self.layers)):
+            nn.init.uniform_(norm.weight, 0.5, 2.0)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.RMSNorm(16), nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x):
+        return x + self.down(F.silu(self.up(self.norm(x))))
+
+
+# as engines write it: a layer gives what it adds and what it adds to, and the next norm adds them
+ENGINE = """
+class Layer(Written):
+    def forward(self, x, residual):
+        residual = x if residual is None else x + residual
+        return self.down(functional.silu(self.up(self.norm(residual)))), residual
+
+class Engine(Model):
+    def forward(self, x):
+        x, residual = x[0], None
+        for layer in self.layers:
+            x, residual = layer(x, residual)
+        return self.norm(x + residual)
+"""
+
+
+@pytest.mark.parametrize("mode", ["module", "module+api"])
+@pytest.mark.parametrize("wrong", [None, "layers.1.norm.weight", "layers.1.down.weight"])
+def test_an_engines_layers_and_logits_are_compared_with_those_of_a_model(mode, wrong):
+    names = {"Written": Layer, "Model": Whole, "functional": F, "__name__": "engine"}
+    exec(compile(ENGINE, "engine.py", "exec"), names)
+    golden, mine = Whole(Layer), names["Engine"](names["Layer"])
+    if wrong is not None:
+        with torch.no_grad():
+            mine.get_parameter(wrong).mul_(torch.linspace(0.5, 1.5, 16 if "norm" in wrong else 32))
+    x = torch.randn(2, 1, 5, 16, generator=torch.Generator().manual_seed(4))
+    with torch.no_grad():
+        with ld.dump(golden, name="golden", mode=mode, tokens="all") as one:
+            for part in x:
+                golden(part)
+        with ld.dump(mine, name="mine", mode=mode, tokens="all") as other:
+            for part in x:
+                mine.head(mine(part))
+    report = ld.compare(one, other)
+    if wrong is None:
+        assert report.verdict in ("match", "within_noise"), report
+        assert report.coverage.observables_matched == report.coverage.observables == 2
+    else:
+        assert report.findings[0].path.startswith(wrong.removesuffix(".weight")), report
+
+
 def test_a_module_that_mine_leaves_out_is_named():
     report = compared(softmaxed, without_the_norm)
     assert report.verdict == "diverged"

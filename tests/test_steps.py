@@ -182,6 +182,28 @@ def test_a_part_of_the_model_called_alone_is_recorded():
     assert run.tensor("model.layers.0.mlp") is not None
 
 
+@pytest.mark.parametrize("tokens", ["all", "0-1"])
+def test_a_part_that_is_called_behind_the_model_belongs_to_its_step(tokens):
+    model = llama()
+    with ld.dump(model, name="r", tokens=tokens) as run, torch.no_grad():
+        for seed in range(3):
+            model.lm_head(model.model(prompt(seed=seed)).last_hidden_state)
+    kept = [0, 1, 2] if tokens == "all" else [0, 1]
+    frame = run.to_pandas()
+    for path in ("model.norm", "lm_head"):
+        assert sorted(set(frame[frame.path == path].step)) == kept
+    assert _numbers(run) == [(0, 0), (0, 0), (0, 1), (0, 1), (0, 2), (0, 2)]
+
+
+def test_a_part_that_is_called_before_the_model_belongs_to_its_step():
+    model = t5()
+    with ld.dump(model, name="r", tokens="all") as run, torch.no_grad():
+        for seed in range(3):
+            states = model.encoder(prompt(seed=seed))
+            model(encoder_outputs=states, decoder_input_ids=prompt(seed=seed))
+    assert _numbers(run) == [(0, 0), (0, 0), (0, 1), (0, 1), (0, 2), (0, 2)]
+
+
 def test_steps_that_were_not_asked_for_leave_no_hook_on_the_modules_inside():
     model = gpt2()
     counts = []

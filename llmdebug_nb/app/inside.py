@@ -55,7 +55,7 @@ def _paths(finding: Finding, runs: Runs) -> tuple[str, str]:
     path = finding.path
     if golden is not None or mine is not None:
         path = path.rpartition(".")[0]
-    known = [path if path in side.classes else "" for side in (runs.golden, runs.mine)]
+    known = [path if path in side.nodes else "" for side in (runs.golden, runs.mine)]
     return known[0], known[1]
 
 

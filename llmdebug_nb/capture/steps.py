@@ -222,13 +222,14 @@ def _place_in_series(
 ) -> _Place:
     """Place a call outside `generate`: a new step, or another part of the model in the same one.
 
-    ``called``: name of the root, or path of the part of it.
+    ``called``: name of the root, or path of the part of it. A step ends where one of them is
+    called again: a program may embed before it calls the root, or compute logits behind it.
     """
     if steps.series is None or steps.series < steps.warmups:
         steps.series, steps.series_step = steps.generations, 0
         steps.generations += 1
         steps.called.clear()
-    elif called in steps.called or steps.name in steps.called:
+    elif called in steps.called:
         steps.series_step += 1
         steps.called.clear()
     steps.called.add(called)

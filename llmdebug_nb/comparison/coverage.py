@@ -57,9 +57,13 @@ def why_incomparable(
 def _few_pairs(differences: Sequence[Difference]) -> str:
     """Say so if most tensors have no partner, and no result of golden has one.
 
-    Of two recordings the smaller one counts, as the other may only have recorded more.
+    Of two recordings the smaller one counts, as the other may only have recorded more. Where both
+    recorded modules, operators don't count: other code calls others.
     """
     kept = [d for d in differences if d.pair.why not in EXCUSED]
+    of_modules = [d for d in kept if not is_operator(d.site.path)]
+    if any(d.pair.golden and d.pair.mine for d in of_modules):
+        kept = of_modules
     golden = {d.pair.golden.id: False for d in kept if d.pair.golden}
     mine = {d.pair.mine.id: False for d in kept if d.pair.mine}
     for d in kept:
@@ -146,7 +150,7 @@ def _results_of_weights(differences: Sequence[Difference]) -> Iterator[Differenc
         if golden is None or d.pair.mine is None or d.error is None:
             continue
         summary, site = golden.summary, golden.site
-        given = site.role == "weight" or (site.role == "input" and observable.is_outermost(site))
+        given = site.role == "weight" or (site.role == "input" and observable.is_outermost(golden))
         if not given and epsilon(summary.dtype) and summary.min != summary.max:
             yield d
 

@@ -5,36 +5,46 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from llmdebug_nb.core.paths import ancestors, is_operator
-from llmdebug_nb.core.records import Record, Site
+from llmdebug_nb.core.records import Record
 
 
 class Results:
-    """The tensors that leave a model: outputs of the outermost recorded modules, and gradients.
+    """The tensors that leave a model: outputs of the outermost recorded calls, and gradients.
 
-    Without modules, the last output of each step.
+    A part of the model that is called behind the rest, as a head that computes logits, is outermost
+    too; a dump of another tool does not tell, as its records may have another order. Without
+    modules, the last output of each step.
     """
 
     def __init__(self, records: Iterable[Record | None]) -> None:
-        self._modules: set[str] = set()
+        self._modules: dict[tuple[object, ...], int] = {}  # by pass and path: their last record
+        self._in_order = False
         last: dict[tuple[int, int, int], Record] = {}
         for record in records:
             if record is None:
                 continue
             site = record.site
-            if not is_operator(site.path):
-                self._modules.add(site.path)
+            self._in_order = self._in_order or record.producer is not None
+            if not is_operator(site.path) and site.role != "weight":
+                key = (*site.key[:4], site.path)
+                self._modules[key] = max(self._modules.get(key, -1), record.id)
             if site.role == "output" and site.phase == "forward":
                 last[site.rank, site.generation, site.step] = record
         self._last = set() if self._modules else {record.id for record in last.values()}
 
-    def is_outermost(self, site: Site) -> bool:
-        """Tell whether no recorded module is around the module of a site."""
-        return not is_operator(site.path) and self._modules.isdisjoint(ancestors(site.path))
+    def is_outermost(self, record: Record) -> bool:
+        """Tell whether a record is a module's, and no module around it gives anything later."""
+        site = record.site
+        keys = ((*site.key[:4], path) for path in ancestors(site.path))
+        around = [self._modules[key] for key in keys if key in self._modules]
+        if is_operator(site.path) or (around and not self._in_order):
+            return False
+        return all(last < record.id for last in around)
 
     def __contains__(self, record: object) -> bool:
         if not isinstance(record, Record):
             return False
         if record.site.role == "grad":
             return True
-        of_module = record.site.role == "output" and self.is_outermost(record.site)
+        of_module = record.site.role == "output" and self.is_outermost(record)
         return of_module or record.id in self._last

@@ -50,6 +50,14 @@ class FlowCall:
         """True if it gives indices or flags alone."""
         return not any(is_floating(r.summary.dtype) for r in self.outputs)
 
+    def is_over(self, at: int) -> bool:
+        """Tell whether it gave its results before a record, by its id.
+
+        A backward pass goes through a call from its outputs on.
+        """
+        forward = self.key.phase == "forward"
+        return forward and bool(self.outputs) and self.outputs[-1].id < at
+
     @property
     def start(self) -> int:
         """The id of its first record; weights are recorded before any call."""
@@ -114,7 +122,7 @@ class Flow:
             key = call.key
             for path in ancestors(key.path):
                 around = latest.get((*key[:4], path))
-                if around is not None:
+                if around is not None and not (self._linked and around.is_over(call.start)):
                     call.around = around
                     around.inner.append(call)
                     break
@@ -163,6 +171,16 @@ class Flow:
         return bool(partners) and all(
             _bytes(d, other) in wholes and _places(d, other) is not None for d in partners
         )
+
+    def is_elsewhere(self, record: Record) -> bool:
+        """Tell whether the other run has a tensor that agrees, whatever stands at its place."""
+        return is_telling(record) and record.summary.fingerprint in self._found
+
+    @functools.cached_property
+    def _found(self) -> set[str | None]:
+        """The fingerprints of all tensors that the other run has."""
+        found = (record for record in self.records.values() if self._agreeing(record))
+        return {record.summary.fingerprint for record in found} - {None}
 
     def _agreeing(self, record: Record) -> list[Difference]:
         return [d for d in self.rows[record.id] if d.verdict in AGREES and _is_pair(d)]

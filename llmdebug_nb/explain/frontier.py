@@ -109,16 +109,32 @@ class Frontier:
         tensor in another form. Then the pair says nothing. What counts by itself stays: a wrong
         result is wrong, whatever is made of it later.
         """
-        dubious = [row for row in self._bad if self.is_dubious(row) and not self._counts(row)]
+        rows = [row for row in self._bad if not self._counts(row)]
+        crossed = [row for row in rows if self._is_crossed(row)]
+        dubious = [row for row in rows if row not in crossed and self.is_dubious(row)]
         if not dubious:
-            return []
+            return crossed
         golden, mine = (flow.taken_by for flow in self.flows)
-        return [
+        return crossed + [
             row
             for row in dubious
             if any(map(self._agrees, golden.get(_bytes(row.pair.golden), ())))
             or self._is_made_later(row, mine.get(_bytes(row.pair.mine), ()))
         ]
+
+    def _is_crossed(self, row: Difference) -> bool:
+        """Tell whether both programs have both tensors, and pass others through a container.
+
+        A layer may give its result, or what it adds and what it adds to. What is inside tells which
+        of them are taken.
+        """
+        golden, mine = row.pair.golden, row.pair.mine
+        if golden is None or mine is None or self._same_code(golden, mine):
+            return False
+        return all(
+            flow.call(record).inner and flow.is_elsewhere(record)
+            for flow, record in zip(self.flows, (golden, mine), strict=True)
+        )
 
     def _harmless(self) -> list[Difference]:
         """Return the pairs of two tensors that do no harm where another layer takes them.

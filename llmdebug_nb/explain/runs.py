@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
 from llmdebug_nb.core.opened_run import OpenedRun, ScalarRow
 from llmdebug_nb.core.paths import module_of
-from llmdebug_nb.core.records import CallKey, Kernel, Record, Site
+from llmdebug_nb.core.records import CallKey, Kernel, Node, Record, Site
 from llmdebug_nb.explain import execution
 from llmdebug_nb.explain.execution import Results, Task
 from llmdebug_nb.explain.operators import CannotReplay
@@ -65,9 +66,9 @@ class Side:
         return self._steps[step].get((key.path, key.call), {})
 
     @cached_property
-    def classes(self) -> dict[str, str]:
-        """The class of each module, by path."""
-        return {node.path: node.type for node in self.run.nodes}
+    def nodes(self) -> dict[str, Node]:
+        """The modules, by path."""
+        return {node.path: node for node in self.run.nodes}
 
     @cached_property
     def attributes(self) -> dict[str, dict[str, Scalar]]:
@@ -118,8 +119,18 @@ class Runs:
     golden_module: Callable[[str], torch.nn.Module | None] = field(default=lambda path: None)
 
     def same_code(self, golden: Record, mine: Record) -> bool:
-        """Tell whether the same code made two tensors: one operator, in one class of module."""
-        modules = module_of(golden.site.path), module_of(mine.site.path)
-        if golden.op != mine.op or modules[0] != modules[1]:
+        """Tell whether the same code made two tensors: one operator, in one class of module.
+
+        Two packages may use one name: their classes stand in files of other names. A class that
+        was patched in place, or in a copy of its file, is still the same.
+        """
+        path = module_of(golden.site.path)
+        if golden.op != mine.op or path != module_of(mine.site.path):
             return False
-        return self.golden.classes.get(modules[0]) == self.mine.classes.get(modules[1])
+        here, there = self.golden.nodes.get(path), self.mine.nodes.get(path)
+        if here is None or there is None:
+            return here is there
+        files = {PurePath(node.source.file).name for node in (here, there) if node.source}
+        return here.type == there.type and not (
+            len(files) > 1 and all(name.endswith(".py") for name in files)
+        )
