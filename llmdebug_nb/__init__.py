@@ -36,8 +36,8 @@ _HOMES = {
     "fx_backend": "app.torch_compile",
     "inductor_backend": "app.torch_compile",
     "launch": "app.launching.program",
+    "opcheck": "app.opcheck",
     "open_run": "app.runs",
-    "ort_kernels": "app.tables",
     "redact_run": "app.runs",
     "reduce_run": "app.runs",
     "runs": "app.runs",
@@ -70,6 +70,7 @@ _MOVED = {
     "convert": "torchair",
     "get_fx_dump_config": "torchair",
     "get_ge_dump_config": "torchair",
+    "ort_kernels": "app.tables",
     "register_hook": "msit",
 }
 __all__ = ["LLMDebugError", "errors", *_HOMES]  # noqa: PLE0604
@@ -81,6 +82,7 @@ if TYPE_CHECKING:
     from llmdebug_nb.app.errcheck import errcheck as errcheck
     from llmdebug_nb.app.export import export as export
     from llmdebug_nb.app.launching.program import launch as launch
+    from llmdebug_nb.app.opcheck import opcheck as opcheck
     from llmdebug_nb.app.recording import dump as dump
     from llmdebug_nb.app.report import Report as Report
     from llmdebug_nb.app.runs import delete_run as delete_run
@@ -89,7 +91,6 @@ if TYPE_CHECKING:
     from llmdebug_nb.app.runs import reduce_run as reduce_run
     from llmdebug_nb.app.runs import runs as runs
     from llmdebug_nb.app.stepping import step as step
-    from llmdebug_nb.app.tables import ort_kernels as ort_kernels
     from llmdebug_nb.app.tables import timeline as timeline
     from llmdebug_nb.app.tables import write_tables as write_tables
     from llmdebug_nb.app.topology import to_onnx as to_onnx

@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import llmdebug_nb as ld
+from llmdebug_nb.app.tables import ort_kernels
 from llmdebug_nb.capture.compat import torch_profiler, triton
 from llmdebug_nb.capture.compat.torch_profiler import Event
 from llmdebug_nb.capture.timing import ort_profile
@@ -838,7 +839,7 @@ def test_the_profile_of_onnx_runtime_has_each_node_once_a_run(tmp_path):
     )
     for _ in range(3):
         session.run(None, {"x": np.ones((2, 3), "f")})
-    table = ld.ort_kernels(session.end_profiling())
+    table = ort_kernels(session.end_profiling())
     assert [(row.step, row.path, row.op, row.device) for row in table.itertuples()] == [
         (step, path, op, "cpu")
         for step in range(3)
@@ -909,9 +910,9 @@ def test_an_invalid_profile_of_onnx_runtime_is_an_error_that_names_the_file(text
     file = tmp_path / "bad.json"
     file.write_bytes(text.encode("latin-1"))
     with pytest.raises(ld.errors.CorruptDumpError, match=r"bad\.json"):
-        ld.ort_kernels(file)
+        ort_kernels(file)
     with pytest.raises(ld.errors.CorruptDumpError, match="no such file"):
-        ld.ort_kernels(tmp_path / "none.json")
+        ort_kernels(tmp_path / "none.json")
 
 
 _json = st.recursive(

@@ -82,7 +82,15 @@ def _script(path, op, slot, scalars, texts):
 
     rows = [
         SimpleNamespace(
-            generation=0, step=0, path=path, call=0, role="input", slot=slot, type=kind, value=text
+            generation=0,
+            step=0,
+            path=path,
+            call=0,
+            role="input",
+            slot=slot,
+            type=kind,
+            value=text,
+            phase=None,
         )
         for slot, kind, text in scalars
     ]
@@ -149,7 +157,9 @@ def test_a_script_from_a_hostile_dump_runs_none_of_its_code(tmp_path):
         runs.append(run)
         db = sqlite3.connect(next(Path(run.path).rglob("index.sqlite")))
         with db:
-            db.execute("INSERT INTO scalars VALUES(0, '0', 0, 'input', '1', ?, ?)", (code, code))
+            db.execute(
+                "INSERT INTO scalars VALUES(0, '0', 0, 'input', '1', ?, ?, 'forward')", (code, code)
+            )
             db.execute("UPDATE records SET op = ? WHERE path = '0'", (code,))
             db.execute("UPDATE meta SET value = ? WHERE key = 'name'", (json.dumps(code),))
         db.close()
@@ -164,7 +174,15 @@ def test_a_script_from_a_hostile_dump_runs_none_of_its_code(tmp_path):
 def test_a_number_that_is_none_is_a_text_and_no_error():
     for kind, text in (("int", "x"), ("float", "1e"), ("int", "1.5"), ("float", None)):
         row = SimpleNamespace(
-            generation=0, step=0, path="m", call=0, role="input", slot="0", type=kind, value=text
+            generation=0,
+            step=0,
+            path="m",
+            call=0,
+            role="input",
+            slot="0",
+            type=kind,
+            value=text,
+            phase=None,
         )
         side = Side(_Run("run", [], [row]))
         ((found, _),) = side.scalars(CallKey(0, 0, 0, "forward", "m", 0)).values()

@@ -108,16 +108,18 @@ class Recorder:
             if isinstance(leaf, torch.Tensor):
                 self.record_tensor(call, role, slot, leaf, call.phase)
             else:
-                text = scalar_text(leaf, slot)
-                row = call.root_call, call.path, call.number, role, slot, *text
-                with self._lock:
-                    self._scalars.append(row)
+                self._add_scalars(call, role, [(slot, *scalar_text(leaf, slot))])
 
     def record_texts(self, call: RecordedCall, role: str, texts: Iterable[tuple[str, str]]) -> None:
         """Record facts about a call: slots and texts."""
+        self._add_scalars(call, role, [(slot, "str", masked(text)) for slot, text in texts])
+
+    def _add_scalars(
+        self, call: RecordedCall, role: str, values: list[tuple[str, str, str | None]]
+    ) -> None:
         place = call.root_call, call.path, call.number, role
         with self._lock:
-            self._scalars += [(*place, slot, "str", masked(text)) for slot, text in texts]
+            self._scalars += [(*place, *value, call.phase) for value in values]
 
     def record_tensor(
         self, call: RecordedCall, role: str, slot: str, tensor: torch.Tensor,
@@ -163,10 +165,7 @@ class Recorder:
         if where is not None:
             kind = f"{dtype_name(tensor)} {self._shape_texts[tensor.shape]}"
             content = fingerprint(view(tensor, where))
-            with self._lock:
-                self._scalars.append(
-                    (call.root_call, call.path, call.number, "weight", slot, kind, content)
-                )
+            self._add_scalars(call, "weight", [(slot, kind, content)])
 
     def record_call(self, call: RecordedCall) -> None:
         """Record that a call began, with its execution id. Call it in execution order."""

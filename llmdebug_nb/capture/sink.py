@@ -14,7 +14,7 @@ from llmdebug_nb.core.records import Node, RootCall
 
 Bytes: TypeAlias = np.ndarray | memoryview  # uint8[n]
 SourceRow: TypeAlias = tuple[int, str, str, int | None]  # of `columns.SOURCES`
-ScalarRow: TypeAlias = tuple[int, str, int, str, str, str, str | None]
+ScalarRow: TypeAlias = tuple[int, str, int, str, str, str, str | None, str]
 
 
 class Sink(Protocol):

@@ -8,13 +8,25 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from llmdebug_nb.cli import compare, dump, errcheck, info, redact, reduce, report, tables, topology
+from llmdebug_nb.cli import (
+    compare,
+    dump,
+    errcheck,
+    info,
+    opcheck,
+    redact,
+    reduce,
+    report,
+    tables,
+    topology,
+)
 from llmdebug_nb.cli.command import FAILED, PIPE_CLOSED, say, split
 from llmdebug_nb.core.errors import LLMDebugError
 
 _COMMANDS = (
     dump.add,
     errcheck.add,
+    opcheck.add,
     info.add,
     compare.add,
     report.add_report,
@@ -53,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = _Parser(
         prog="llmdebug",
         description="Numerical debugger for LLMs: look at dumps and compare them. "
-        "Exit status: 0 fine, 3 an error; compare and errcheck have more.",
+        "Exit status: 0 fine, 3 an error; compare, errcheck and opcheck have more.",
     )
     parser.add_argument(
         "--version", action=_Version, nargs=0, help="versions, and whether the C kernel is used"

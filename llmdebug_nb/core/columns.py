@@ -195,6 +195,7 @@ SCALARS = Table(
         _SLOT,
         Column("type", "TEXT"),
         Column("value", "TEXT", optional=True),
+        _PHASE._replace(added_later=True),
     ],
 )
 OPERATORS = Table(

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 
 class ScalarRow(NamedTuple):
-    """An argument, output or attribute that is not a tensor; ``value``: its text."""
+    """An argument, output or attribute that is not a tensor.
+
+    ``value``: its text. ``phase``: None in older dumps.
+    """
 
     generation: int
     step: int
@@ -32,6 +35,7 @@ class ScalarRow(NamedTuple):
     slot: str
     type: str
     value: str | None
+    phase: str | None = None
 
 
 class StepCount(NamedTuple):

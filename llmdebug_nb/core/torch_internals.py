@@ -33,6 +33,14 @@ def dispatched_operators() -> frozenset[str]:
     return frozenset(torch._C._dispatch_get_all_op_names())
 
 
+def has_own_kernel(name: str) -> bool:
+    """Tell whether aten has an operator of this name that is not made of others."""
+    made_of_others = torch._C._dispatch_has_kernel_for_dispatch_key
+    return f"aten::{name}" in dispatched_operators() and not made_of_others(
+        f"aten::{name}", "CompositeImplicitAutograd"
+    )
+
+
 @functools.cache
 def overridable_functions() -> frozenset[int]:
     """Return the ids of the functions that torch itself lists as operators."""

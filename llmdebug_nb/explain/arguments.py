@@ -10,6 +10,7 @@ import torch
 
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPES
+from llmdebug_nb.core.opchecks import GAP
 from llmdebug_nb.core.records import CallKey, Record
 from llmdebug_nb.explain.operators import CannotReplay
 from llmdebug_nb.explain.runs import Scalar, Side
@@ -21,6 +22,8 @@ _READ: dict[str, Callable[[str], object]] = {
     "float": float,
     "complex": complex,
 }
+# arguments that say how a result lies in memory, not what its values are
+_NO_VALUES = ("layout", "memory_format")
 
 
 class Tensor(str):
@@ -44,7 +47,7 @@ def arguments_of(
     """
     leaves: dict[str, object] = {record.site.slot: Tensor(record.site.slot) for record in records}
     for slot, scalar in scalars.items():
-        if slot not in leaves:
+        if slot not in leaves and not (slot.startswith("kwargs.") and scalar[0] in _NO_VALUES):
             skipped = without_cache and is_cache(slot, scalar)
             leaves[slot] = None if skipped else _value(slot, scalar)
     root: dict[str, object] = {}
@@ -62,7 +65,7 @@ def arguments_of(
     named = root.pop("kwargs", {})
     places = [str(i) for i in range(len(root))]
     if sorted(root, key=_order) != places or not isinstance(named, dict):
-        raise CannotReplay("an argument was not recorded")
+        raise CannotReplay("an argument was not recorded", GAP)
     by_name = {name: _built(value) for name, value in named.items()}
     return [_built(root[place]) for place in places], by_name
 
@@ -106,7 +109,7 @@ def loader(side: Side, records: list[Record]) -> Callable[[str], torch.Tensor]:
     def load(slot: str) -> torch.Tensor:
         record = by_slot.get(slot)
         if record is None:
-            raise CannotReplay(f"argument {slot} was not recorded")
+            raise CannotReplay(f"argument {slot} was not recorded", GAP)
         return side.load(record)
 
     return load
@@ -141,7 +144,7 @@ def _value(slot: str, scalar: Scalar) -> object:
     if kind == "None":
         return None
     if text is None or len(text) >= constants.ARGUMENT_CHARACTERS:
-        raise CannotReplay(f"argument {slot} is a {kind}, which is not recorded")
+        raise CannotReplay(f"argument {slot} is a {kind}, which is not recorded", GAP)
     try:
         if kind in _READ:
             return _READ[kind](text)

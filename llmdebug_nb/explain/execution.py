@@ -10,13 +10,23 @@ import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from llmdebug_nb.core.interrupts import Unbroken
+from llmdebug_nb.core.opchecks import DTYPE, FAILS, RANDOM, UNSET
 from llmdebug_nb.core.torch_internals import decompositions
-from llmdebug_nb.explain.operators import CannotReplay, Operator, replayed
+from llmdebug_nb.explain.formulas import WIDE
+from llmdebug_nb.explain.operators import (
+    SIZED_BY_VALUES,
+    UNSET_MEMORY,
+    CannotReplay,
+    Operator,
+    bare_name,
+    replayed,
+)
 
 Results = list[tuple[str, torch.Tensor]]
 
@@ -28,6 +38,9 @@ class Task:
     ``op``: its recorded name. ``args``, ``kwargs``: with tensors, which it may overwrite. ``most``:
     elements that its results may have together. ``shapes``: those that they must have, by slot;
     None: any. ``seed``: of random numbers. ``steps``: give what it computes on the way, too.
+    ``device``: where it runs; the results come back. ``settled``: refuse it if it draws random
+    numbers or gives memory that nothing has written. ``gradients``: of its outputs, by slot; the
+    results are then the gradients of its inputs. ``wide``: its floating tensors are float64.
     """
 
     op: str
@@ -37,6 +50,10 @@ class Task:
     shapes: Mapping[str, tuple[int, ...]] | None = None
     seed: int = 0
     steps: bool = False
+    device: str = "cpu"
+    settled: bool = False
+    gradients: dict[str, torch.Tensor] | None = None
+    wide: bool = False
 
 
 def run(task: Task) -> Results:
@@ -47,18 +64,78 @@ def run(task: Task) -> Results:
             another size.
     """
     name, function = replayed(task.op)
+    if task.wide:
+        function = WIDE.get(bare_name(task.op), function)
     try:
         _check(name, function, task)
         if task.steps:
             return _steps(function, task)
+        if task.settled and bare_name(task.op) in UNSET_MEMORY:
+            raise CannotReplay(f"{name} gives memory that nothing has written", UNSET)
+        compute = _gradients if task.gradients is not None else _compute
         with quiet(task.seed):
-            result = function(*task.args, **task.kwargs)
+            state = torch.get_rng_state()
+            found = compute(function, task)
+            if task.settled and not torch.equal(state, torch.get_rng_state()):
+                raise CannotReplay(f"{name} draws random numbers", RANDOM)
     except CannotReplay:
         raise
     except Exception as error:  # an operator may raise anything for unsuitable arguments
         line = str(error).partition("\n")[0]
-        raise CannotReplay(f"{name} fails in the replay: {line}") from None
-    return list(results(task.args[0] if result is None and task.args else result))
+        kind = DTYPE if "not implemented for" in line else FAILS
+        raise CannotReplay(f"{name} fails in the replay: {line}", kind) from None
+    return [(slot, tensor.cpu()) for slot, tensor in found]
+
+
+def _compute(function: Operator, task: Task) -> Results:
+    args, kwargs = _on_device(task.args, task.device), _on_device(task.kwargs, task.device)
+    result = function(*args, **kwargs)
+    return list(results(args[0] if result is None and args else result))
+
+
+def _gradients(function: Operator, task: Task) -> Results:
+    """Return the gradients of the inputs, for the given ones of the outputs."""
+    leaves: dict[str, torch.Tensor] = {}
+
+    def leaf(value: Any, slot: str = "") -> Any:
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            leaves[slot] = value.detach().requires_grad_()
+            return leaves[slot].clone()  # the operator may overwrite it
+        if isinstance(value, (list, tuple)):
+            return type(value)(leaf(each, f"{slot}.{i}") for i, each in enumerate(value))
+        return value
+
+    arriving = _on_device(task.gradients or {}, task.device)
+    with torch.enable_grad():
+        args = [leaf(each, str(i)) for i, each in enumerate(_on_device(task.args, task.device))]
+        kwargs = {
+            name: leaf(each, f"kwargs.{name}")
+            for name, each in _on_device(task.kwargs, task.device).items()
+        }
+        result = function(*args, **kwargs)
+        made = dict(results(args[0] if result is None and args else result))
+        roots = [(made[slot], g) for slot, g in arriving.items() if slot in made]
+        roots = [(x, g.to(x.dtype)) for x, g in roots if x.requires_grad and x.shape == g.shape]
+        if len(roots) < len(arriving):
+            raise CannotReplay("its outputs are not those whose gradients were recorded")
+        outputs, given = zip(*roots, strict=True)
+        found = torch.autograd.grad(outputs, list(leaves.values()), given, allow_unused=True)
+    return [(s, g) for s, g in zip(leaves, found, strict=True) if g is not None]
+
+
+def _on_device(value: Any, device: str) -> Any:
+    """Return a value with its tensors on a device; the value itself for the CPU."""
+    if device == "cpu":
+        return value
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, torch.device):
+        return torch.device(device)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_on_device(part, device) for part in value)
+    if isinstance(value, dict):
+        return {name: _on_device(part, device) for name, part in value.items()}
+    return value
 
 
 def results(value: object, slot: str = "") -> Iterator[tuple[str, torch.Tensor]]:
@@ -95,7 +172,9 @@ def _check(name: str, function: Operator, task: Task) -> None:
             kwargs["device"] = torch.device("meta")  # it makes a tensor of sizes alone
         result = function(*args, **kwargs)
     except Exception:
-        if task.steps:  # the size depends on the values; a step on the way may tell it
+        # The size depends on the values. Of steps, one on the way may tell it; the results of the
+        # others are no larger than what they take.
+        if task.steps or bare_name(task.op) in SIZED_BY_VALUES:
             return
         raise
     tensors = results(args[0] if result is None and args else result)

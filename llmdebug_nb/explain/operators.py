@@ -13,18 +13,28 @@ from collections.abc import Callable
 
 import torch
 
+from llmdebug_nb.core.opchecks import FAILS, UNKNOWN
 from llmdebug_nb.core.torch_internals import (
     VF,
+    decompositions,
     dispatched_operators,
     is_tensor_method,
     overridable_functions,
 )
+from llmdebug_nb.explain.formulas import SAFE
 
 Operator = Callable[..., object]
 
 
 class CannotReplay(Exception):
-    """A recorded call can't be replayed; the message says why."""
+    """A recorded call can't be replayed; the message says why.
+
+    ``kind``: of `core.opchecks.REASONS`.
+    """
+
+    def __init__(self, message: str, kind: str = FAILS) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 _NAMESPACES: dict[str, tuple[str, object]] = {
@@ -104,7 +114,7 @@ meshgrid cartesian_prod combinations constant_pad_nd pad reflection_pad1d reflec
 replication_pad1d replication_pad2d pixel_shuffle pixel_unshuffle channel_shuffle unfold_copy
 """
 _CREATION = """
-zeros ones full arange linspace logspace eye scalar_tensor tril_indices triu_indices
+zeros ones full arange linspace logspace eye scalar_tensor tensor tril_indices triu_indices
 zeros_like ones_like full_like empty empty_like empty_permuted new_empty new_zeros new_ones new_full
 new_tensor fill zero fill_diagonal rand randn randint randperm rand_like randn_like randint_like
 bernoulli multinomial normal uniform exponential log_normal poisson random
@@ -125,6 +135,38 @@ cross_entropy nll_loss nll_loss_forward kl_div mse_loss l1_loss smooth_l1_loss h
 binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss margin_ranking_loss
 hinge_embedding_loss soft_margin_loss triplet_margin_loss gaussian_nll_loss poisson_nll_loss
 """
+# Their kernels trust what the forward pass has checked. Those of them that torch has a formula for,
+# made of operators that check for themselves, are computed by that.
+_GRADIENTS = """
+_fused_rms_norm_backward _log_softmax_backward_data _prelu_kernel_backward _softmax_backward_data
+batch_norm_backward binary_cross_entropy_backward diagonal_backward elu_backward
+embedding_dense_backward gelu_backward glu_backward hardsigmoid_backward hardswish_backward
+hardtanh_backward huber_loss_backward leaky_relu_backward log_sigmoid_backward logit_backward
+max_pool2d_with_indices_backward mish_backward mse_loss_backward native_batch_norm_backward
+native_dropout_backward native_group_norm_backward native_layer_norm_backward nll_loss2d_backward
+nll_loss_backward reflection_pad1d_backward reflection_pad2d_backward rrelu_with_noise_backward
+select_backward sigmoid_backward silu_backward slice_backward smooth_l1_loss_backward
+soft_margin_loss_backward softplus_backward tanh_backward threshold_backward unfold_backward
+"""
+# Functions of torch that it does not list as operators, most of them as they take no tensor.
+_UNLISTED = frozenset(
+    (
+        "tensor", "zeros", "ones", "full", "arange", "linspace", "logspace", "eye",
+        "scalar_tensor", "tril_indices", "triu_indices", "empty", "rand", "randn", "randint",
+        "randperm", "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like",
+        "randint_like", "_grouped_mm",
+    )
+)  # fmt: skip
+_OF_GRADIENTS = frozenset(_GRADIENTS.split())
+# they give memory that nothing has written yet
+UNSET_MEMORY = frozenset(("empty", "empty_like", "empty_permuted", "new_empty"))
+# the size of their results depends on values, and is no larger than what they take
+SIZED_BY_VALUES = frozenset(
+    (
+        "nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "_unique2",
+        "unique_dim", "getitem", "index",
+    )
+)  # fmt: skip
 # without the underscores of methods in place and of Python's operators
 REPLAYED = frozenset(
     f"""{_ARITHMETIC} {_LOGIC} {_ACTIVATIONS} {_REDUCTIONS} {_PRODUCTS} {_NORMALIZATION} {_INDEXING}
@@ -143,11 +185,25 @@ def replayed(name: str) -> tuple[str, Operator]:
     """
     name = name.replace("Torch.functional.", "Torch.")  # torch gives it under both names
     found = operator(name)
-    bare = name.split(".")[1]
-    bare = bare[2:-2] if bare.startswith("__") else bare.removesuffix("_")
+    bare = bare_name(name)
+    formula = decompositions().get(found[1]) if bare in _OF_GRADIENTS else SAFE.get(bare)
+    if formula is not None:
+        return f"the formula of {found[0]}", formula
     if bare not in REPLAYED:
-        raise CannotReplay(f"{found[0]} is not one of the operators that are replayed")
+        raise CannotReplay(f"{found[0]} is not one of the operators that are replayed", UNKNOWN)
     return found
+
+
+def by_formula(name: str) -> bool:
+    """Tell whether an operator's formula runs instead of its kernel, in any dtype."""
+    bare = bare_name(name)
+    return bare in _OF_GRADIENTS or bare in SAFE
+
+
+def bare_name(name: str) -> str:
+    """Return the name of an operator without its namespace, overload and underscores."""
+    bare = name.replace("Torch.functional.", "Torch.").partition(".")[2].partition(".")[0]
+    return bare[2:-2] if bare.startswith("__") else bare.removesuffix("_")
 
 
 @functools.cache
@@ -165,7 +221,7 @@ def operator(name: str) -> tuple[str, Operator]:
         function = _member(home, each) if each.isidentifier() else None
         if function is not None:
             return f"{where}.{each}", function
-    raise CannotReplay(f"torch has no operator {name} that can be replayed")
+    raise CannotReplay(f"torch has no operator {name} that can be replayed", UNKNOWN)
 
 
 def _member(home: object, name: str) -> Operator | None:
@@ -174,6 +230,7 @@ def _member(home: object, name: str) -> Operator | None:
         return None
     function: object = vars(home).get(name, getattr(home, name, None))
     listed = id(function) in overridable_functions() or is_tensor_method(function, name)
+    listed = listed or (home is torch and name in _UNLISTED)
     return function if callable(function) and listed else None
 
 
@@ -182,4 +239,4 @@ def _aten(bare: str) -> tuple[str, Operator]:
     if name.isidentifier() and f"aten::{bare if overload else name}" in dispatched_operators():
         which = overload or "default"
         return f"torch.ops.aten.{name}.{which}", getattr(getattr(torch.ops.aten, name), which)
-    raise CannotReplay(f"this version of torch has no operator Aten.{bare}")
+    raise CannotReplay(f"this version of torch has no operator Aten.{bare}", UNKNOWN)

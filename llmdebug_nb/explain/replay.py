@@ -15,6 +15,7 @@ import torch
 
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import coarsest, epsilon
+from llmdebug_nb.core.opchecks import GAP
 from llmdebug_nb.core.records import CallKey, Record
 from llmdebug_nb.explain import arguments
 from llmdebug_nb.explain.execution import Task
@@ -27,17 +28,19 @@ _DOUBLE = epsilon("float64")
 class Replayed:
     """A recorded operator call of one side, to be replayed on its own tensors or on others.
 
+    ``backward``: also an operator of the dispatcher that ran in a backward pass.
+
     Raises:
         CannotReplay: the call can't be replayed.
     """
 
-    def __init__(self, side: Side, key: CallKey) -> None:
+    def __init__(self, side: Side, key: CallKey, backward: bool = False) -> None:
         self.side, self.key = side, key
         self.records: list[Record] = side.records(key, "input")
         outputs = side.records(key, "output")
         if not outputs:
-            raise CannotReplay("its output was not recorded")
-        if key.phase != "forward":
+            raise CannotReplay("its output was not recorded", GAP)
+        if key.phase != "forward" and not backward:
             raise CannotReplay("calls of backward passes are not replayed")
         self.op = outputs[0].op
         self.name, _ = replayed(self.op)
@@ -67,17 +70,24 @@ class Replayed:
         wide: bool = False,
         seed: int = 0,
         strict: bool = True,
+        device: str = "cpu",
+        settled: bool = False,
     ) -> dict[str, torch.Tensor]:
         """Return the result by slot on the tensors that ``load`` returns for the input slots.
 
-        ``strict``: the result must have the recorded shapes.
+        ``strict``: the result must have the recorded shapes. ``device``, ``settled``: of the
+        `execution.Task`.
 
         Raises:
             CannotReplay: the operator fails, or would give a result of another size than recorded.
         """
         args, kwargs = arguments.filled(self.arguments, load, torch.float64 if wide else None)
         shapes = self._shapes if strict else None
-        return dict(self.side.execute(Task(self.op, args, kwargs, self._most, shapes, seed)))
+        task = Task(
+            self.op, args, kwargs, self._most, shapes, seed, device=device, settled=settled,
+            wide=wide,
+        )  # fmt: skip
+        return dict(self.side.execute(task))
 
     def steps(self) -> list[torch.Tensor]:
         """Return what the operator computes on its own tensors: each step, and its result.

@@ -23,7 +23,7 @@ from llmdebug_nb.core.records import CallKey
 from llmdebug_nb.explain import arguments, replay
 from llmdebug_nb.explain.arguments import Arguments, Tensor
 from llmdebug_nb.explain.calls import ComparedCall
-from llmdebug_nb.explain.operators import CannotReplay
+from llmdebug_nb.explain.operators import CannotReplay, by_formula
 from llmdebug_nb.explain.runs import Runs, Side
 
 _SCRIPT = '''"""Replays the call that a comparison blames, from the two dumps."""
@@ -135,6 +135,47 @@ with torch.no_grad():
     show("the same in float64, against its record:", exact, made)
 """
 
+# one call of one run
+_CALL = '''"""Computes one recorded call again, in its own dtype and in float64."""
+
+import torch
+
+import llmdebug_nb as ld
+
+run = ld.open_run({where})
+site = {site}
+
+
+def recorded_input(run, site, slot):
+    return run.tensor(role="input", slot=slot, **site)
+
+
+def call(wide=lambda x: x):
+    return {call}
+
+
+def first(result):
+    return result if isinstance(result, torch.Tensor) else result[{number}]
+
+
+def double(x):
+    return x.double() if x.is_floating_point() else x
+
+
+def error(exact, made):
+    """Relative L2."""
+    exact, made = exact.double(), made.double()
+    difference, size = (made - exact).norm(), exact.norm()
+    return float(difference / size if size else difference)
+
+
+recorded = run.tensor(role="output", slot={slot}, **site)
+with torch.no_grad():
+    exact, again = first(call(double)), first(call())
+print("recorded, against float64:", error(exact, recorded))
+print("computed here, against float64:", error(exact, again))
+'''
+
 _SHOWS = """# the first tensor that differs
 golden_tensor = golden.tensor(role={role}, slot={golden_slot}, **{golden_site})
 my_tensor = mine.tensor(role={role}, slot={my_slot}, **{my_site})
@@ -165,6 +206,20 @@ def script(
         at_golden=_site(call.golden),
         at_mine=_site(call.mine),
         calls=body,
+    )
+
+
+def call_script(side: Side, key: CallKey, slot: str) -> str:
+    """Return a script that computes an operator call of one run again.
+
+    ``slot``: of the output that it looks at. Raises CannotReplay.
+    """
+    call = replay.Replayed(side, key, backward=True)
+    if by_formula(call.op):
+        raise CannotReplay("its kernel is not run, only its formula")
+    number = int(slot) if slot.isdecimal() else 0
+    return _CALL.format(
+        where=_where(side), site=_site(key), call=_call_text(call), slot=_code(slot), number=number
     )
 
 

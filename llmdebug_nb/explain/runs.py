@@ -9,6 +9,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
+from llmdebug_nb.core.opchecks import GAP, STATISTICS
 from llmdebug_nb.core.opened_run import OpenedRun, ScalarRow
 from llmdebug_nb.core.paths import module_of
 from llmdebug_nb.core.records import CallKey, Kernel, Node, Record, Site
@@ -36,7 +37,7 @@ class Side:
         execute: Callable[[Task], Results] = execution.run,
     ) -> None:
         self.run, self.kernels, self.execute = run, kernels, execute
-        self._steps: dict[tuple[int, int], dict[tuple[str, int], dict[str, Scalar]]] = {}
+        self._steps: dict[tuple[int, int], dict[tuple[str, str, int], dict[str, Scalar]]] = {}
 
     def records(self, key: CallKey, role: str) -> list[Record]:
         """Return the records of one call in a role."""
@@ -45,25 +46,25 @@ class Side:
     def load(self, record: Record) -> torch.Tensor:
         """Return the values of a record. Raises CannotReplay if they are not complete."""
         if record.payload is None or record.kept is not None:
-            raise CannotReplay(f"the values of {record.site.role} {record.site.slot} were not kept")
+            where = f"{record.site.role} {record.site.slot}"
+            raise CannotReplay(f"the values of {where} were not kept", STATISTICS)
         try:
             return self.run.load(record)
         except (CorruptDumpError, TensorLookupError) as error:
-            raise CannotReplay(str(error)) from None
+            raise CannotReplay(str(error), GAP) from None
 
     def scalars(self, key: CallKey) -> dict[str, Scalar]:
         """Return the arguments of a call that are not tensors, by slot.
 
-        Only forward calls have them, because scalars are recorded without a phase.
+        In older dumps, which keep no phase with them, only forward calls have them.
         """
-        if key.phase != "forward":
-            return {}
         step = (key.generation, key.step)
         if step not in self._steps:
             calls = self._steps[step] = {}
             for row in self.run.index.scalars(generation=step[0], step=step[1], role="input"):
-                calls.setdefault((row.path, row.call), {})[row.slot] = _scalar(row)
-        return self._steps[step].get((key.path, key.call), {})
+                call = row.phase or "forward", row.path, row.call
+                calls.setdefault(call, {})[row.slot] = _scalar(row)
+        return self._steps[step].get((key.phase, key.path, key.call), {})
 
     @cached_property
     def nodes(self) -> dict[str, Node]:

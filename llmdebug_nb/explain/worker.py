@@ -25,6 +25,7 @@ import torch
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPE_NAMES, DTYPES
 from llmdebug_nb.core.kernels.raw import from_bytes, plain, to_bytes, unreadable
+from llmdebug_nb.core.opchecks import FAILS
 from llmdebug_nb.explain.execution import Results, Task, run
 from llmdebug_nb.explain.operators import CannotReplay
 
@@ -32,6 +33,7 @@ _START = (
     f"import json, sys; sys.path[:] = json.loads(sys.argv[1]);from {__name__} import serve; serve()"
 )
 _LENGTH = struct.Struct("<Q")  # of a header, in bytes
+_PLAIN = ("op", "most", "shapes", "seed", "steps", "device", "settled", "wide")  # fields of a task
 
 
 class Replays:
@@ -53,8 +55,8 @@ class Replays:
         except _EndedError as why:
             self._ended += 1
             raise CannotReplay(f"the replay of {task.op} {why}") from None
-        if isinstance(answer, str):
-            raise CannotReplay(answer)
+        if isinstance(answer, dict):
+            raise CannotReplay(answer["why"], answer["kind"])
         return list(zip(map(str, answer), tensors, strict=True))
 
 
@@ -158,7 +160,8 @@ def _message(task: Task) -> tuple[dict[str, object], list[torch.Tensor]]:
     """Return a task and its tensors, with the settings that decide how sums are rounded."""
     tensors: list[torch.Tensor] = []
     message = {
-        **{field: getattr(task, field) for field in ("op", "most", "shapes", "seed", "steps")},
+        **{field: getattr(task, field) for field in _PLAIN},
+        "gradients": _coded(task.gradients, tensors),
         "args": _coded(task.args, tensors),
         "kwargs": _coded(task.kwargs, tensors),
         "threads": torch.get_num_threads(),
@@ -183,6 +186,10 @@ def _task(message: dict[str, Any], tensors: list[torch.Tensor]) -> Task:
         shapes and {slot: tuple(shape) for slot, shape in shapes.items()},
         message["seed"],
         message["steps"],
+        message["device"],
+        message["settled"],
+        _decoded(message["gradients"], tensors),
+        message["wide"],
     )
 
 
@@ -290,17 +297,17 @@ def serve() -> None:
 
 def _answer(
     message: dict[str, Any], tensors: list[torch.Tensor]
-) -> tuple[list[str] | str, list[torch.Tensor]]:
+) -> tuple[list[str] | dict[str, str], list[torch.Tensor]]:
     """Return the slots and tensors of the results, or why there are none."""
     try:
         results = run(_task(message, tensors))
     except CannotReplay as why:
-        return str(why), []
+        return {"why": str(why), "kind": why.kind}, []
     except MemoryError:
-        return "the replay needs too much memory", []
+        return {"why": "the replay needs too much memory", "kind": FAILS}, []
     for _, tensor in results:
         if (why_not := unreadable(tensor)) is not None:
-            return f"its result can't be passed on: {why_not}", []
+            return {"why": f"its result can't be passed on: {why_not}", "kind": FAILS}, []
     return [slot for slot, _ in results], [plain(tensor) for _, tensor in results]
 
 

@@ -1,0 +1,197 @@
+"""The use case: check the operators of a run, go on after an interrupt, and write the result."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmdebug_nb.app.live_models import is_recorded_here
+from llmdebug_nb.app.opcheck.checking import How, check_all
+from llmdebug_nb.app.opcheck.choosing import Call, Choice, calls_of
+from llmdebug_nb.app.opcheck.journal import Journal
+from llmdebug_nb.app.opcheck.processes import check_in_processes
+from llmdebug_nb.app.runs import open_run
+from llmdebug_nb.core.errors import DumpWriteError, OptionError, TensorLookupError, nearest
+from llmdebug_nb.core.opchecks import METRICS, CallCheck, OpCheckResult
+from llmdebug_nb.core.options import runs_folder
+from llmdebug_nb.core.tabular import Tabular
+from llmdebug_nb.show import opcheck as shown
+from llmdebug_nb.show.spreadsheet import workbook
+from llmdebug_nb.store.run import Run
+
+if TYPE_CHECKING:
+    import pandas
+
+_MOST_JOBS = 64  # processes
+
+
+class OpCheck(Tabular):
+    """The result of `opcheck`. ``result``: all checks. ``paths``: the files that were written."""
+
+    def __init__(self, run: Run, result: OpCheckResult) -> None:
+        self.run, self.result = run, result
+        self.paths: tuple[Path, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """``wrong`` if an operator is, ``right``, or ``not checked`` if none was checked."""
+        return self.result.verdict
+
+    @property
+    def wrong(self) -> list[CallCheck]:
+        """The wrong calls, in execution order."""
+        return self.result.wrong
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return one row for each output: upstream's columns first, then ours."""
+        import pandas
+
+        return pandas.DataFrame(shown.rows(self.result), columns=shown.columns(self.result))
+
+    def to_csv(self, path: str | os.PathLike[str]) -> Path:
+        """Write `to_pandas` as csv. Raises DumpWriteError."""
+        where = Path(path)
+        try:
+            self.to_pandas().to_csv(where, index=False)
+        except OSError as error:
+            raise DumpWriteError(f"can't write {where}: {error.strerror or error}") from None
+        return where
+
+    def to_xlsx(self, path: str | os.PathLike[str]) -> Path:
+        """Write upstream's workbook: all outputs, and those that failed. Raises DumpWriteError."""
+        where, columns = Path(path), shown.columns(self.result)
+        rows = [list(row.values()) for row in shown.rows(self.result)]
+        failed = [list(row.values()) for row in shown.rows(self.result, failed=True)]
+        sheets = {"opcheck_results": rows, "addition_failed_cases": failed}
+        try:
+            where.write_bytes(workbook({n: [columns, *each] for n, each in sheets.items()}))
+        except OSError as error:
+            raise DumpWriteError(f"can't write {where}: {error.strerror or error}") from None
+        return where
+
+    def repro(self, which: CallCheck | int = 0) -> str:
+        """Return a script that computes a call again, in its own dtype and in float64.
+
+        ``which``: a check, or the number of a wrong call, the first is 0.
+
+        Raises:
+            TensorLookupError: there is no such call, or it can't be computed again.
+        """
+        from llmdebug_nb.app.opcheck.scripts import script
+
+        if isinstance(which, int):
+            if not 0 <= which < len(self.wrong):
+                raise TensorLookupError(f"there are {len(self.wrong)} wrong calls, from 0")
+            which = self.wrong[which]
+        return script(self.run, which)
+
+    def __str__(self) -> str:
+        return shown.text(self.result, self.paths)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return shown.page(self.result, self.paths)
+
+
+def opcheck(
+    run: Run | str | os.PathLike[str],
+    *,
+    ids: str | Iterable[str] | None = None,
+    names: str | Iterable[str] | None = None,
+    paths: str | Iterable[str] | None = None,
+    metrics: str | Iterable[str] = ("rel",),
+    device: str = "cpu",
+    rerun: bool = False,
+    jobs: int = 1,
+    output: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+) -> OpCheck:
+    """Compute each recorded operator again in float64, and judge its recorded output by that.
+
+        check = ld.opcheck("golden", rerun=True)
+        check.verdict               # right, wrong or not checked
+        check.to_pandas()
+
+    An interrupted check goes on where it stopped, if it is called again in the same way.
+
+    Args:
+        run: a run, or its name or path, or a dump of another tool.
+        ids: execution ids of calls; what runs inside them too.
+        names: parts of operators' names, such as ``linear``.
+        paths: globs of paths; what is inside such a module too.
+        metrics: upstream's metrics to report: ``rel``, ``abs``, ``cos_sim``, ``kl``.
+        device: where the reference is computed, and wrong operators again.
+        rerun: run wrong operators again in their own dtype: is the recorded output wrong, or the
+            operator itself?
+        jobs: processes.
+        output: folder of the csv and xlsx files (default: that of the runs).
+        progress: show a progress bar.
+
+    Raises:
+        OptionError: an option is wrong. DumpWriteError: a file can't be written.
+        UnknownRunError, CorruptDumpError: the run can't be opened.
+    """
+    run, choice = open_run(run), Choice.of(ids, names, paths)
+    how = _how(run, metrics, device, rerun)
+    if not 1 <= jobs <= _MOST_JOBS:
+        raise OptionError(f"jobs: {jobs} processes; expected 1 to {_MOST_JOBS}")
+    calls = calls_of(run, choice)
+    folder = runs_folder() if output is None else Path(output)
+    with Journal(folder, run, how) as journal:
+        left = [call for call in calls if call.record not in journal.done]
+        with _bar(len(calls), progress) as bar:
+            bar.update(len(calls) - len(left))
+            for check in _checks(run, left, how, jobs):
+                journal.add(check)
+                bar.update(1)
+        done = tuple(journal.done[call.record] for call in calls if call.record in journal.done)
+        result = OpCheck(run, OpCheckResult(run.label, len(calls), done, {"metrics": how.metrics}))
+        result.paths = _write(result, folder)
+        journal.remove()
+    return result
+
+
+def _how(run: Run, metrics: str | Iterable[str], device: str, rerun: bool) -> How:
+    """Read options. Raises OptionError."""
+    import torch
+
+    names = metrics.replace(",", " ").split() if isinstance(metrics, str) else list(metrics)
+    for name in names:
+        if name not in METRICS:
+            raise OptionError(f"metrics: {name!r} is not known{nearest(str(name), METRICS)}")
+    try:
+        torch.empty(0, dtype=torch.float64, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        line = str(error).partition("\n")[0]
+        raise OptionError(f"device {device!r} can't compute in float64: {line}") from None
+    wanted = tuple(name for name in METRICS if name in names)
+    return How(wanted, device, rerun, is_recorded_here(run))
+
+
+def _checks(run: Run, calls: list[Call], how: How, jobs: int) -> Iterator[CallCheck]:
+    jobs = min(jobs, len(calls))
+    if jobs < 2 or run.path is None:
+        yield from check_all(run, calls, how)
+    else:
+        yield from check_in_processes(run.path, calls, how, jobs)
+
+
+def _bar(total: int, shown: bool):  # type: ignore[no-untyped-def]
+    from tqdm.auto import tqdm
+
+    return tqdm(total=total, desc="opcheck", unit="call", delay=1, leave=False, disable=not shown)
+
+
+def _write(check: OpCheck, folder: Path) -> tuple[Path, ...]:
+    """Write both files, under a name that is free."""
+    stamp = time.strftime("%Y%m%d%H%M%S")
+    for number in range(1, 10**6):
+        name = f"opcheck_result_{stamp}{f'_{number}' if number > 1 else ''}"
+        csv, xlsx = folder / f"{name}.csv", folder / f"{name}.xlsx"
+        if not csv.exists() and not xlsx.exists():
+            return check.to_csv(csv), check.to_xlsx(xlsx)
+    raise DumpWriteError(f"{folder} is full of results")

@@ -1,0 +1,80 @@
+"""Check single calls of a run, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from llmdebug_nb.app.opcheck.choosing import Call
+from llmdebug_nb.app.opcheck.judging import Judge
+from llmdebug_nb.core.opchecks import UNKNOWN, WRONG, CallCheck
+from llmdebug_nb.core.paths import is_operator
+from llmdebug_nb.core.records import CallKey
+from llmdebug_nb.explain import execution, worker
+from llmdebug_nb.explain.operators import CannotReplay
+from llmdebug_nb.explain.reference.computed import Computed
+from llmdebug_nb.explain.reference.operator_calls import GradientCall, OperatorCall
+from llmdebug_nb.explain.runs import Side
+from llmdebug_nb.store.run import Run
+
+
+@dataclass(frozen=True)
+class How:
+    """How calls are checked.
+
+    ``metrics``: upstream's that are reported. ``device``: of the reference, and of the calls that
+    are run again. ``rerun``: run wrong calls again. ``trusted``: this process recorded the run, so
+    its operators run without a process of their own.
+    """
+
+    metrics: tuple[str, ...] = ("rel",)
+    device: str = "cpu"
+    rerun: bool = False
+    trusted: bool = False
+
+
+class Checker:
+    """Checks the calls of one run."""
+
+    def __init__(self, run: Run, how: How) -> None:
+        execute = execution.run if how.trusted else worker.Replays().run
+        self._side = Side(run, run.kernel, execute)
+        self._how = how
+        self._judge = Judge(how.metrics)
+
+    def check(self, call: Call) -> CallCheck:
+        """Check one call. What can't be checked has a reason instead."""
+        again = ""
+        try:
+            computed = self._computed(call)
+            outputs = self._judge.outputs(computed, call.op)
+        except CannotReplay as why:
+            return self._result(call, reason=why.kind, detail=str(why))
+        result = self._result(call, outputs=outputs)
+        if self._how.rerun and result.verdict == WRONG:
+            again = self._judge.again(computed, call.op, self._how.device)
+            result = self._result(call, outputs=outputs, again=again)
+        return result
+
+    def _computed(self, call: Call) -> Computed:
+        key, device = call.key, self._how.device
+        if not is_operator(key.path):
+            raise CannotReplay(f"a module {call.op}, of which no operator was recorded", UNKNOWN)
+        if key.phase == "backward" and not call.op.startswith("Aten."):
+            return GradientCall(self._side, key, device)
+        return OperatorCall(self._side, key, device)
+
+    def _result(self, call: Call, **facts: object) -> CallCheck:
+        path = call.key.path
+        return CallCheck(
+            call.record, call.key, call.op, call.id, self._parameters(call.key), path, **facts,  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def _parameters(self, key: CallKey) -> str:
+        scalars = self._side.scalars(key).items()
+        return ", ".join(f"{slot}={text}" for slot, (_, text) in scalars if text is not None)
+
+
+def check_all(run: Run, calls: Iterable[Call], how: How) -> Iterable[CallCheck]:
+    """Check calls one after the other."""
+    return map(Checker(run, how).check, calls)

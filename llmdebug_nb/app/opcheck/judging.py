@@ -1,0 +1,244 @@
+"""Judge the recorded outputs of one call by its reference in float64."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+import torch
+
+from llmdebug_nb.comparison import metrics, operator_error, standards
+from llmdebug_nb.comparison.operator_error import WORDS, Bound, Figures
+from llmdebug_nb.core import constants
+from llmdebug_nb.core.dtypes import DTYPE_NAMES, epsilon
+from llmdebug_nb.core.opchecks import (
+    DTYPE,
+    GAP,
+    OPERATOR_IS_WRONG,
+    RECORD_IS_WRONG,
+    OutputCheck,
+)
+from llmdebug_nb.core.torch_internals import has_own_kernel
+from llmdebug_nb.explain.operators import CannotReplay, bare_name
+from llmdebug_nb.explain.reference.computed import Computed, Tensors
+
+# they add to a tensor again and again, and each sum is rounded to its dtype
+_ADD_IN_PLACE = frozenset(
+    ("index_add", "index_put", "index_reduce", "scatter_add", "scatter_reduce")
+)
+
+
+class Judge:
+    """Judges calls. ``metrics``: upstream's that are wanted, of `core.opchecks.METRICS`."""
+
+    def __init__(self, wanted: Iterable[str] = ("rel",)) -> None:
+        self._wanted = frozenset(wanted)
+
+    def outputs(self, call: Computed, op: str) -> tuple[OutputCheck, ...]:
+        """Return a check of each recorded output of a call. Raises CannotReplay."""
+        return tuple(self._checks(call, op, call.recorded, call.exact()))
+
+    def again(self, call: Computed, op: str, device: str) -> str:
+        """Return what running a wrong call again says; "" if that can't be."""
+        try:
+            made, exact = call.again(device), call.exact()
+            checks = self._checks(call, op, {s: made[s] for s in call.recorded}, exact)
+        except (CannotReplay, KeyError):
+            return ""
+        return OPERATOR_IS_WRONG if any(each.why for each in checks) else RECORD_IS_WRONG
+
+    def _checks(
+        self, call: Computed, op: str, outputs: Tensors, exact: Tensors
+    ) -> list[OutputCheck]:
+        found = []
+        for slot, recorded in outputs.items():
+            reference = exact.get(slot)
+            if reference is None:
+                raise CannotReplay(f"the operator gives no output {slot}", GAP)
+            found.append(self._one(call, op, slot, reference, recorded))
+        return found
+
+    def _one(
+        self, call: Computed, op: str, slot: str, reference: torch.Tensor, recorded: torch.Tensor
+    ) -> OutputCheck:
+        name = DTYPE_NAMES.get(recorded.dtype, str(recorded.dtype))
+        check = OutputCheck(slot, name, tuple(recorded.shape))
+        if reference.shape != recorded.shape:
+            shapes = f"{list(recorded.shape)}, but the operator gives {list(reference.shape)}"
+            return _wrong(check, f"its shape is {shapes}")
+        if recorded.is_complex():
+            reference, recorded = torch.view_as_real(reference), torch.view_as_real(recorded)
+        if recorded.is_floating_point() and not epsilon(str(recorded.dtype)[6:]):
+            raise CannotReplay(f"dtype {name} has no machine epsilon", DTYPE)
+        reference = reference.double()
+        check = self._upstream(check, reference, recorded)
+        if not recorded.is_floating_point():
+            return _whole(call, check, slot, reference, recorded)
+        why = operator_error.differs(reference, recorded)
+        if why:
+            return _wrong(check, why)
+        return _floating(call, op, check, reference, recorded)
+
+    def _upstream(
+        self, check: OutputCheck, reference: torch.Tensor, recorded: torch.Tensor
+    ) -> OutputCheck:
+        """Add what upstream reports."""
+        standard = standards.standard_of(recorded.dtype)
+        if standard is not None:
+            rates = standards.rates(reference, recorded, standard)
+            check = dataclasses.replace(
+                check, standard=str(standard), meets=rates.meets(standard), rate=rates.relative,
+                max_rel=rates.max_relative, abs_rate=rates.absolute, max_abs=rates.max_absolute,
+            )  # fmt: skip
+        if self._wanted & {"cos_sim", "kl"} and recorded.numel():
+            found = metrics.compare(reference, recorded, logits="kl" in self._wanted)
+            check = dataclasses.replace(
+                check, cosine=found["cosine_similarity"], kl=found.get("kl_divergence")
+            )
+        return check
+
+
+def _wrong(check: OutputCheck, why: str) -> OutputCheck:
+    return dataclasses.replace(check, error=math.inf, l2=math.inf, why=why)
+
+
+# -- integers and flags ----------------------------------------------------------------------------
+
+
+def _whole(
+    call: Computed, check: OutputCheck, slot: str, reference: torch.Tensor, recorded: torch.Tensor
+) -> OutputCheck:
+    """Judge whole numbers: they are equal, unless rounding decides between them."""
+    other = reference != recorded.double()
+    count = int(other.sum())
+    if not count or _are_ties(call, other, reference, recorded):
+        return check
+    share = count / other.numel()
+    if share <= constants.NEAR_TIES:
+        try:  # the same operator in its own dtype: does rounding decide so?
+            made = call.again().get(slot)
+        except CannotReplay:
+            made = None
+        if made is not None and made.shape == recorded.shape and torch.equal(made, recorded):
+            return check
+    return _wrong(check, f"{count} of {other.numel()} whole numbers are others")
+
+
+def _are_ties(
+    call: Computed, other: torch.Tensor, reference: torch.Tensor, recorded: torch.Tensor
+) -> bool:
+    """Tell whether positions that differ point at equal elements of an operand."""
+    if recorded.dtype != torch.int64:
+        return False
+    for operand in call.operands:
+        for axis in range(operand.dim()):
+            keeps = recorded.dim() == operand.dim()
+            whole = reference.long(), recorded
+            chosen = [x if keeps else x.unsqueeze(axis) for x in whole]
+            if chosen[0].dim() != operand.dim():
+                continue
+            try:
+                one, two = (operand.take_along_dim(x, axis) for x in chosen)
+            except (RuntimeError, IndexError):
+                continue
+            if one.shape == chosen[0].shape and torch.equal(one, two):
+                return True
+        if not recorded.dim() and operand.numel() > max(int(recorded), int(reference)) >= 0:
+            flat = operand.flatten()
+            if bool(flat[int(recorded)] == flat[int(reference)]):
+                return True
+    return False
+
+
+# -- floating-point numbers ------------------------------------------------------------------------
+
+
+def _floating(
+    call: Computed, op: str, check: OutputCheck, reference: torch.Tensor, recorded: torch.Tensor
+) -> OutputCheck:
+    """Judge by the noise model; a suspect by what its inputs' rounding may move, too."""
+    if not recorded.numel():
+        return check
+    sums_narrow = bare_name(op) in _ADD_IN_PLACE
+    bound = Bound.of(recorded.dtype, call.length, call.is_one, sums_narrow)
+    most = max((x.numel() for x in call.operands), default=1)
+    terms = 1.0 if call.is_one else max(1.0, most / recorded.numel())
+    found = operator_error.figures(reference, recorded.double(), recorded.dtype, terms)
+    units = bound.units(found)
+    if max(units) > 1:
+        units = _explained(call, op, check.slot, bound, found, reference, recorded)
+    worst = max(range(len(units)), key=lambda at: units[at])
+    check = dataclasses.replace(
+        check, l2=found.l2, error=units[worst], figure=WORDS[worst] if units[worst] else ""
+    )
+    if units[worst] > 1:
+        why = f"{check.figure} is {found[worst]:.3g} off, {units[worst]:.3g} times what rounding"
+        return dataclasses.replace(check, why=f"{why} explains")
+    narrower = _narrower(call, op, recorded)
+    return dataclasses.replace(check, why=narrower) if narrower else check
+
+
+def _explained(
+    call: Computed, op: str, slot: str, bound: Bound, found: Figures, reference: torch.Tensor,
+    recorded: torch.Tensor,
+) -> Figures:  # fmt: skip
+    """Return the figures in units of what rounding explains, its way through the inputs too."""
+    moves = moved(call, bound, slot, reference, recorded.dtype)
+    least = (bound.error, *[constants.WORST_ROW * bound.error] * 2, *[bound.factor] * 2)
+    limits = [
+        math.hypot(own, constants.CALIBRATED * move) for own, move in zip(least, moves, strict=True)
+    ]
+    units = [figure / limit for figure, limit in zip(found, limits, strict=True)]
+    factors = units[3:]
+    one = op.startswith("Aten.") or has_own_kernel(bare_name(op))
+    if max(factors) > 1 and max(units[:3]) <= 1 and max(found[3:]) <= bound.error and not one:
+        # A function of several operators rounds between them, all elements by one factor perhaps.
+        try:
+            made = call.again()[slot]
+            own = operator_error.figures(reference, made.double(), recorded.dtype)
+            units[3:] = [
+                min(unit, figure / (constants.CALIBRATED * max(limit, seen)))
+                for unit, figure, limit, seen in zip(
+                    factors, found[3:], limits[3:], own[3:], strict=True
+                )
+            ]
+        except (CannotReplay, KeyError):
+            pass
+    return Figures(*units)
+
+
+def moved(
+    call: Computed, bound: Bound, slot: str, reference: torch.Tensor, dtype: torch.dtype
+) -> Figures:
+    """Return how far an output moves if rounding moves each input, all by random signs."""
+    draws = torch.Generator().manual_seed(0)
+
+    def change(x: torch.Tensor) -> torch.Tensor:
+        signs = torch.randint(0, 2, x.shape, generator=draws) * 2 - 1
+        return x * (1 + bound.error * signs)
+
+    try:
+        other = call.exact(change)[slot].double()
+    except (CannotReplay, KeyError):
+        return Figures()
+    return operator_error.figures(reference, other, dtype)
+
+
+def _narrower(call: Computed, op: str, recorded: torch.Tensor) -> str:
+    """Tell if an operator of the dispatcher gave a narrower dtype than it gives of its inputs."""
+    eps = epsilon(str(recorded.dtype)[6:])
+    given = [x.dtype for x in call.operands if x.is_floating_point()]
+    if (
+        not op.startswith("Aten.")
+        or not given
+        or any(epsilon(str(dtype)[6:]) >= eps for dtype in given)
+    ):
+        return ""
+    try:
+        made = [x.dtype for x in call.again().values()]
+    except CannotReplay:
+        return ""
+    if recorded.dtype in made or not made:
+        return ""
+    return f"its dtype is {DTYPE_NAMES[recorded.dtype]}, but the operator gives {str(made[0])[6:]}"

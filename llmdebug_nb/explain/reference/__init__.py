@@ -1,0 +1,1 @@
+"""References: what the calls of a recording should have given, computed in float64."""

@@ -1,0 +1,56 @@
+"""A recorded call that can be computed again: on its own inputs, in float64 or in its own dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+Tensors = dict[str, torch.Tensor]  # by slot
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Computed(Protocol):
+    """A call and its reference.
+
+    ``recorded``: its outputs as recorded. ``length``: the longest axis of its tensors, over which
+    it may sum. ``operands``: its inputs. ``is_one``: one operator computes it, not several.
+    """
+
+    is_one: bool
+    recorded: Tensors
+    length: int
+
+    @property
+    def operands(self) -> list[torch.Tensor]: ...
+
+    def exact(self, change: Change | None = None) -> Tensors:
+        """Return the outputs in float64, on inputs that ``change`` changes.
+
+        Raises CannotReplay.
+        """
+        ...
+
+    def again(self, device: str = "cpu") -> Tensors:
+        """Return the outputs in the call's own dtype, computed here. Raises CannotReplay."""
+        ...
+
+
+def longest(*tensors: torch.Tensor) -> int:
+    """Return the longest axis of several tensors, at least 1."""
+    return max((size for tensor in tensors for size in tensor.shape), default=1) or 1
+
+
+def changed(
+    load: Callable[[str], torch.Tensor], change: Change | None
+) -> Callable[[str], torch.Tensor]:
+    """Return a function that loads a tensor and changes it, if it is a floating-point one."""
+    if change is None:
+        return load
+
+    def load_changed(slot: str) -> torch.Tensor:
+        tensor = load(slot)
+        return change(tensor.double()) if tensor.is_floating_point() else tensor
+
+    return load_changed
