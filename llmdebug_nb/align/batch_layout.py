@@ -8,7 +8,7 @@ searched for the longest span of equal tokens. If the two batches are alike, the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from llmdebug_nb.core.records import Record
 
 Load = Callable[[Record], torch.Tensor]
 Shape = tuple[int, ...]
+Axes = tuple[int, ...]
 _TOKEN_DTYPES = ("int64", "int32")
 
 
@@ -38,12 +39,13 @@ class BatchMap:
     """The place of golden's tokens in mine's batch.
 
     ``golden``, ``mine``: shapes [batch, tokens] of the token ids. ``spans``: the tokens that both
-    batches have.
+    batches have. ``earlier``: of a later step, the map of the tokens that caches hold from before.
     """
 
     golden: tuple[int, int]
     mine: tuple[int, int]
     spans: tuple[TokenSpan, ...]
+    earlier: BatchMap | None = None
 
     def fits(self, golden: Shape, mine: Shape) -> Iterable[Fit]:
         """Yield ways to bring tensors of these shapes to the same rows and tokens, likeliest first.
@@ -57,67 +59,97 @@ class BatchMap:
                 shapes[side] = (1, *own)
                 move: tuple[Move, ...] = (viewed(shapes[side]),)
                 begun = Fit("", () if side else move, move if side else (), shared=True)
-        if golden and len(shapes[0]) == len(shapes[1]):
-            for fit in self._fits(shapes[0], shapes[1]):
+        if golden and mine:
+            for fit in (self._with_earlier(*shapes) or self)._fits(shapes[0], shapes[1]):
                 yield begun.then(fit)
 
     def _fits(self, golden: Shape, mine: Shape) -> Iterable[Fit]:
         lengths = golden[0], mine[0]
         batched = lengths == (self.golden[0], self.mine[0])
         flat = lengths == (self.golden[0] * self.golden[1], self.mine[0] * self.mine[1])
-        if flat and not batched and len(golden) < 3:
-            yield self._fit(True, (1,), self.golden, self.mine)
+        if flat and not batched and len(golden) == len(mine) < 3:
+            yield self._fit(True, ((1,), (1,)), self.golden, self.mine)
             return
         if not batched and lengths != (1, 1):
             return
         other_rows = self.golden[0] != self.mine[0] or any(r.row != r.my_row for r in self.spans)
         for axes in self._axes(golden, mine):
-            if axes or (batched and other_rows):
+            if any(axes) or (batched and other_rows):
                 yield self._fit(batched, axes)
 
     def later(self) -> BatchMap:
         """Return the map of a later step that feeds one token a row, the same on both sides."""
         spans = tuple(TokenSpan(r.row, 0, r.my_row, 0, 1) for r in self.spans)
-        return BatchMap((self.golden[0], 1), (self.mine[0], 1), spans)
+        return BatchMap((self.golden[0], 1), (self.mine[0], 1), spans, self)
+
+    def _with_earlier(self, golden: Shape, mine: Shape) -> BatchMap | None:
+        """Return the map of all tokens so far, if an axis of other length on each side has these.
+
+        Masks and caches have one. Both sides were fed as many tokens since.
+        """
+        known = self.earlier
+        if known is None or golden == mine or len(golden) != len(mine):
+            return None
+        begun = known.golden[1], known.mine[1]
+        fed = [a - begun[0] for a, b in zip(golden, mine, strict=True) if a != b]
+        since = [b - begun[1] for a, b in zip(golden, mine, strict=True) if a != b]
+        if fed != since or len(set(fed)) != 1 or fed[0] < 1:
+            return None
+        spans = []
+        for r in known.spans:
+            if (r.start + r.length, r.my_start + r.length) == begun:  # no padding follows
+                spans.append(replace(r, length=r.length + fed[0]))
+            else:
+                spans += [r, TokenSpan(r.row, begun[0], r.my_row, begun[1], fed[0])]
+        sizes = [(ids[0], ids[1] + fed[0]) for ids in (known.golden, known.mine)]
+        return BatchMap(sizes[0], sizes[1], tuple(spans))
 
     def turned(self) -> BatchMap:
         """Return the map of mine's batch to golden's."""
         spans = (TokenSpan(r.my_row, r.my_start, r.row, r.start, r.length) for r in self.spans)
         return BatchMap(self.mine, self.golden, tuple(sorted(spans, key=lambda r: r.start)))
 
-    def _axes(self, golden: Shape, mine: Shape) -> Iterable[tuple[int, ...]]:
-        """Yield the axes that may be the token axes."""
+    def _axes(self, golden: Shape, mine: Shape) -> Iterable[tuple[Axes, Axes]]:
+        """Yield the axes of golden and of mine that may be the token axes."""
         tokens = self.golden[1], self.mine[1]
-        found = tuple(a for a in range(1, len(golden)) if (golden[a], mine[a]) == tokens)
+        pairs = zip(golden, mine, strict=False)
+        found = tuple(a for a, sizes in enumerate(pairs) if a and sizes == tokens)
         if tokens[0] != tokens[1]:
-            yield found
+            if not found:  # each program has its own order of axes
+                own, other = (
+                    [a for a in range(1, len(shape)) if shape[a] == n]
+                    for shape, n in zip((golden, mine), tokens, strict=True)
+                )
+                yield from (((a,), (b,)) for a in own for b in other)
+            yield found, found
             return
         if all((r.start, r.my_start, r.length) == (0, 0, tokens[0]) for r in self.spans):
-            yield ()  # every token is at its place
+            yield (), ()  # every token is at its place
             return
         scores = ((2, 3), (2,)) if len(golden) == 4 else ((), ())  # of attention: query and key
         for axes in (*scores, (1,), ()):
             if all(a in found for a in axes):
-                yield axes
+                yield axes, axes
 
     def _fit(
         self,
         batched: bool,
-        axes: tuple[int, ...],
+        axes: tuple[Axes, Axes],
         golden: tuple[int, int] | None = None,
         mine: tuple[int, int] | None = None,
     ) -> Fit:
         """Return the fit that cuts the spans out of both sides.
 
-        ``golden``, ``mine``: [batch, tokens], the shapes that a flat first axis is split into.
+        ``axes``: the token axes of golden and of mine. ``golden``, ``mine``: [batch, tokens], the
+        shapes that a flat first axis is split into.
         """
         spans = self.spans if batched else self.spans[:1]
         lengths = [r.length for r in spans]
         own, other = [(r.row, r.start) for r in spans], [(r.my_row, r.my_start) for r in spans]
         return Fit(
-            self._says(batched, bool(axes)),
-            (_picked(batched, axes, own, lengths, golden),),
-            (_picked(batched, axes, other, lengths, mine),),
+            self._says(batched, any(axes)),
+            (_picked(batched, axes[0], own, lengths, golden),),
+            (_picked(batched, axes[1], other, lengths, mine),),
             shared=True,
         )
 
@@ -146,7 +178,7 @@ class BatchMap:
 
 def _picked(
     batched: bool,
-    axes: tuple[int, ...],
+    axes: Axes,
     picks: list[tuple[int, int]],
     lengths: list[int],
     unflat: tuple[int, int] | None,

@@ -32,7 +32,7 @@ from llmdebug_nb.align.calls import (
 from llmdebug_nb.align.matches import ValueMatch, ValueMatches, WeightMatches
 from llmdebug_nb.align.names import Names
 from llmdebug_nb.align.reordered import ReorderedRows
-from llmdebug_nb.align.results import EARLIER, CountedMatches, ResultMatches
+from llmdebug_nb.align.results import EARLIER, ResultMatches, RoleMatches
 from llmdebug_nb.align.sequence import MatchTolerance
 from llmdebug_nb.align.tensor_layout import LayoutFinder
 from llmdebug_nb.align.tree import FUSED, SAME_PATH, ModuleTree
@@ -110,7 +110,8 @@ class _Pairing:
         self._partners = tree.partners(trees[0], trees[1], of_modules, names.kind)
         self._summands = tree.summands(self._partners)
         self._pairs: dict[int, list[Pair]] = defaultdict(list)  # by the id of golden's record
-        self._by_place = (ResultMatches(), RESULT), (CountedMatches(), EARLIER)
+        roles = RoleMatches(layouts, self._tolerance.close)
+        self._by_place = (ResultMatches(), RESULT), (roles, EARLIER)
         self._mine: set[int] = set()  # ids of mine's records that have a partner
 
     def run(self) -> None:

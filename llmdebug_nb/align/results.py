@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from llmdebug_nb.align.calls import identifies, same_features, same_kind
+from llmdebug_nb.align.tensor_layout import LayoutFinder
 from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.paths import is_operator
@@ -18,7 +19,7 @@ from llmdebug_nb.core.results import Results
 
 EARLIER = "same values in an earlier step"
 _Slot = tuple[str, str]  # path and slot
-_Place = tuple[str, int, str]  # path, call and slot
+_Place = tuple[str, int, str, str]  # path, call, role and slot
 
 
 class ResultMatches:
@@ -75,41 +76,76 @@ class ResultMatches:
         return alike[-1] if alike else None
 
 
-class CountedMatches:
-    """Pairs the integers that programs take beside the tokens, such as positions and slots.
+class RoleMatches:
+    """Pairs tensors that values can't tell by the part that they play: as an earlier step did.
 
-    One number identifies nothing, so a step of one token is paired as an earlier step was: by the
-    places of tensors that had the same values there.
+    Two places that held the same values in an earlier step belong together. So a step of one token
+    is paired, whose positions are one number, and a step that differs. Where integers have no
+    partner in the first step, what each other's modules take is tried.
     """
 
-    def __init__(self) -> None:
-        self._known: dict[_Place, dict[_Place, None]] = {}  # mine's place -> golden's
+    def __init__(self, layouts: LayoutFinder, close: float) -> None:
+        self._layouts, self._close = layouts, close  # close: largest error of the same values
+        self._known: dict[_Place, dict[_Place, tuple[Record, Record]]] = {}  # by mine's place
+        self._agreed: dict[tuple[int, int], bool] = {}
 
     def match(
         self, sides: tuple[Sequence[Record], Sequence[Record]], pairs: Collection[Pair]
     ) -> Iterator[tuple[Record, Record]]:
-        """Yield golden's and mine's inputs that had the same values in an earlier step.
+        """Yield golden's and mine's tensors without partners that play the same part.
 
         ``sides``: the records of one pass. ``pairs``: those of the pass that are paired.
         """
-        golden = {_place(record): record for record in sides[0] if _counts(record)}
-        paired = {pair.mine.id for pair in pairs if pair.mine is not None}
+        both = [(p.golden, p.mine) for p in pairs if p.golden is not None and p.mine is not None]
+        done = {one.id for one, _ in both}, {other.id for _, other in both}
+        found = [*self._as_earlier(sides, done)]
+        done[1].update(other.id for _, other in found)
+        found += self._counted(sides, done[1])
+        yield from found
+        for one, other in (*both, *found):
+            self._known.setdefault(_place(other), {}).setdefault(_place(one), (one, other))
+
+    def _as_earlier(
+        self, sides: tuple[Sequence[Record], Sequence[Record]], done: tuple[set[int], set[int]]
+    ) -> Iterator[tuple[Record, Record]]:
+        golden = {_place(record): record for record in sides[0]}
         for record in sides[1]:
-            if not _counts(record) or record.id in paired:
+            if record.id in done[1] or record.site.role == "weight":
                 continue
             known = [
-                golden[place] for place in self._known.get(_place(record), ()) if place in golden
+                other
+                for place, then in self._known.get(_place(record), {}).items()
+                if (other := golden.get(place)) is not None
+                and (_counts(record) or other.id not in done[0])
+                and self._agree(*then)
             ]
-            alike = [r for r in known if r.summary.numel == record.summary.numel]
-            if alike:
+            if known:
                 value = record.summary.min, record.summary.max
-                yield min(alike, key=lambda r: (r.summary.min, r.summary.max) != value), record
-        for pair in pairs:
-            one, other = pair.golden, pair.mine
-            if one is None or other is None or not (_counts(one) and _counts(other)):
+                yield min(known, key=lambda r: (r.summary.min, r.summary.max) != value), record
+
+    def _counted(
+        self, sides: tuple[Sequence[Record], Sequence[Record]], done: set[int]
+    ) -> Iterator[tuple[Record, Record]]:
+        golden = {r.summary.fingerprint: r for r in reversed(sides[0]) if _counts(r)}
+        partners: dict[str | None, Record | None] = {}  # by the bytes of mine
+        for record in sides[1]:
+            if record.id in done or not _counts(record) or not identifies(record):
                 continue
-            if identifies(one) and one.summary.fingerprint == other.summary.fingerprint:
-                self._known.setdefault(_place(other), {})[_place(one)] = None
+            key = record.summary.fingerprint
+            if key not in partners:
+                partners[key] = next((r for r in golden.values() if self._agree(r, record)), None)
+            partner = partners[key]
+            if partner is not None:
+                yield partner, record
+
+    def _agree(self, golden: Record, mine: Record) -> bool:
+        """Tell whether two tensors hold the same values, and not by chance."""
+        key = golden.id, mine.id
+        if key not in self._agreed:
+            same = identifies(golden) and golden.summary.fingerprint == mine.summary.fingerprint
+            error = None if same else self._layouts.distance(golden, mine)
+            self._agreed[key] = same or (error is not None and error <= self._close)
+        return self._agreed[key]
 
 
 def _counts(record: Record) -> bool:
@@ -119,7 +155,7 @@ def _counts(record: Record) -> bool:
 
 
 def _place(record: Record) -> _Place:
-    return record.site.path, record.site.call, record.site.slot
+    return record.site.path, record.site.call, record.site.role, record.site.slot
 
 
 def _floating(records: Sequence[Record]) -> list[Record]:

@@ -161,7 +161,8 @@ class LayoutFinder:
         if key in self._known:
             return self._known[key]
         own = s.path, s.role, s.slot, *key
-        return self._best(own, golden, mine, self._begun[key], sure=True)
+        same_rank = len(shapes[0]) == len(shapes[1])
+        return self._best(own, golden, mine, self._begun[key], sure=same_rank)
 
     def _best(
         self, key: Hashable, golden: Record, mine: Record, begun: Sequence[Fit], sure: bool

@@ -56,7 +56,8 @@ class Fit(Protocol):
     ``says``: how, in words. ``whole``: whether every element of both takes part; else ``places``
     are the flat indices, int64[n], of those of golden (0) or mine (1) that do, None for all that
     both runs have. ``grain``: of a quantised weight, makes the distance of the values that each
-    element can have.
+    element can have. ``shared``: what takes no part are rows and tokens that the other run was not
+    given.
     """
 
     @property
@@ -65,6 +66,8 @@ class Fit(Protocol):
     def whole(self) -> bool: ...
     @property
     def grain(self) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None: ...
+    @property
+    def shared(self) -> bool: ...
     def places(self, side: int, shape: Sequence[int]) -> torch.Tensor | None: ...
     def __call__(
         self, golden: torch.Tensor, mine: torch.Tensor
