@@ -110,8 +110,7 @@ class _Pairing:
         self._partners = tree.partners(trees[0], trees[1], of_modules, names.kind)
         self._summands = tree.summands(self._partners)
         self._pairs: dict[int, list[Pair]] = defaultdict(list)  # by the id of golden's record
-        roles = RoleMatches(layouts, self._tolerance.close)
-        self._by_place = (ResultMatches(), RESULT), (roles, EARLIER)
+        self._by_place = (ResultMatches(), RESULT), (RoleMatches(layouts), EARLIER)
         self._mine: set[int] = set()  # ids of mine's records that have a partner
 
     def run(self) -> None:

@@ -84,8 +84,8 @@ class RoleMatches:
     partner in the first step, what each other's modules take is tried.
     """
 
-    def __init__(self, layouts: LayoutFinder, close: float) -> None:
-        self._layouts, self._close = layouts, close  # close: largest error of the same values
+    def __init__(self, layouts: LayoutFinder) -> None:
+        self._layouts = layouts
         self._known: dict[_Place, dict[_Place, tuple[Record, Record]]] = {}  # by mine's place
         self._agreed: dict[tuple[int, int], bool] = {}
 
@@ -143,8 +143,7 @@ class RoleMatches:
         key = golden.id, mine.id
         if key not in self._agreed:
             same = identifies(golden) and golden.summary.fingerprint == mine.summary.fingerprint
-            error = None if same else self._layouts.distance(golden, mine)
-            self._agreed[key] = same or (error is not None and error <= self._close)
+            self._agreed[key] = same or self._layouts.distance(golden, mine) is not None
         return self._agreed[key]
 
 

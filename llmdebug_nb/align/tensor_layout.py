@@ -110,8 +110,8 @@ class LayoutFinder:
         limit = constants.UNCLEAR_LAYOUT if coarse else constants.SAME_VALUES
         if not (a.numel and b.numel) or (a.numel == b.numel and not _similar(a, b, limit)):
             return False
-        fit = self.fit(golden, mine)
-        values = self._values(golden, mine, fit or Fit(""))
+        fit = self.fit(golden, mine) or Fit("")
+        values = self._values(golden, mine, fit) if self._in_order(golden, mine, fit) else None
         return values is not None and values.error < limit
 
     def distance(self, golden: Record, mine: Record, part: bool = False) -> float | None:
@@ -122,12 +122,16 @@ class LayoutFinder:
         order along an axis: heads repeated in turns are no layout of heads repeated one by one.
         """
         fit = self.fit(golden, mine, part) or Fit("")
+        values = self._values(golden, mine, fit) if self._in_order(golden, mine, fit) else None
+        return values.error if values is not None and values.confirmed else None
+
+    def _in_order(self, golden: Record, mine: Record, fit: Fit) -> bool:
+        """Tell whether a layout keeps the order along each axis."""
         shapes = golden.summary.shape, mine.summary.shape
         key = *shapes, fit.says
         if key not in self._ordered:
             self._ordered[key] = _keeps_order(fit, *shapes)
-        values = self._values(golden, mine, fit) if self._ordered[key] else None
-        return values.error if values is not None and values.confirmed else None
+        return self._ordered[key]
 
     def values_of(self, record: Record, side: int) -> torch.Tensor | None:
         """Return the values of golden's (0) or mine's (1) tensor in float32, None if not kept."""
