@@ -502,3 +502,38 @@ def test_the_script_of_a_wrong_call_runs_and_shows_the_error(monkeypatch, capsys
     assert "recorded, against float64: 0.001" in out
     with pytest.raises(TensorLookupError):
         check.repro(7)
+
+
+@pytest.fixture
+def shell():
+    from IPython.core.interactiveshell import InteractiveShell
+
+    shell = InteractiveShell()
+    shell.run_line_magic("load_ext", "llmdebug_nb")
+    return shell
+
+
+def test_the_magic_checks_a_run_in_a_variable(shell):
+    shell.user_ns["golden_ops"] = _mlp()
+    check = shell.run_line_magic("llmopcheck", "golden_ops --path up -j 1 -metric abs")
+    assert [each.op for each in check.result.calls] == ["Functional.linear"]
+    assert "Functional.linear" in check._repr_html_()
+
+
+def test_the_buttons_of_the_table_show_the_worst_call(monkeypatch, capsys):
+    from ipywidgets import Button
+
+    from llmdebug_nb.notebook import check_table
+
+    run = _mlp()
+    _plant(monkeypatch, "Functional.silu", FAULTS["one row"])
+    table = check_table.check_table(ld.opcheck(run))
+    texts = [cell.value for cell in table.children[1].children if hasattr(cell, "value")]
+    assert texts.index("Functional.silu") < texts.index("Functional.linear")
+    shown: list[object] = []
+    monkeypatch.setattr(check_table, "display", shown.append)
+    explorer, repro = [c for c in table.children[1].children if isinstance(c, Button)][:2]
+    explorer.click()
+    repro.click()
+    assert "torch.nn.functional.silu" in capsys.readouterr().out
+    assert run.record(shown[0].selected).op == "Functional.silu"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 
+from llmdebug_nb.app.opcheck import arguments
 from llmdebug_nb.cli.command import DIVERGED, INCOMPARABLE, OK, Commands, say
-from llmdebug_nb.core.opchecks import METRICS, NOT_CHECKED, WRONG
+from llmdebug_nb.core.opchecks import NOT_CHECKED, WRONG
 
 _DESCRIPTION = (
     "Compute each recorded operator again in float64, and judge its recorded output by what"
@@ -29,40 +30,14 @@ def add(commands: Commands) -> None:
     )  # fmt: skip
     option = parser.add_argument
     option("-i", "--input", metavar="DUMP", required=True, help="name or path of a run or dump")
-    declare(parser)
+    arguments.declare(parser)
     parser.set_defaults(run=_run)
-
-
-def declare(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of a check; their names are those of `app.opcheck.opcheck`."""
-    option = parser.add_argument
-    option("-o", "--output", metavar="DIR", help="folder of the result (default: that of the runs)")
-    option("-ids", "--operation-ids", metavar="ID", nargs="+", dest="ids",
-           help="execution ids of calls, such as 3_1; what runs inside them too")  # fmt: skip
-    option("-opname", "--operation-name", metavar="NAME", nargs="+", dest="names",
-           help="parts of operators' names, such as linear")  # fmt: skip
-    option("--path", metavar="GLOB", nargs="+", dest="paths",
-           help="paths of modules, such as model.layers.3")  # fmt: skip
-    option("-metric", "--metric", nargs="+", choices=METRICS, default=["rel"], dest="metrics",
-           help="msit's metrics to report (default: rel)")  # fmt: skip
-    option("-device", "--device", metavar="DEVICE", default="cpu",
-           help="where the reference is computed (default: cpu)")  # fmt: skip
-    option(
-        "-rerun",
-        "--rerun",
-        action="store_true",
-        help="run wrong operators here too: is the recorded output wrong, or the operator?",
-    )
-    option("-j", "--jobs", type=int, metavar="N", default=1, help="processes (default: 1)")
 
 
 def _run(args: argparse.Namespace) -> int:
     """Check, print the result, and return the exit status."""
-    from llmdebug_nb.app.opcheck import opcheck
+    from llmdebug_nb.app.opcheck.check import opcheck
 
-    check = opcheck(
-        args.input, ids=args.ids, names=args.names, paths=args.paths, metrics=args.metrics,
-        device=args.device, rerun=args.rerun, jobs=args.jobs, output=args.output,
-    )  # fmt: skip
+    check = opcheck(args.input, **arguments.options(vars(args)))
     say(check)
     return {WRONG: DIVERGED, NOT_CHECKED: INCOMPARABLE}.get(check.verdict, OK)

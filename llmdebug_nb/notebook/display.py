@@ -10,9 +10,11 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from llmdebug_nb.app.differences import Differences
+from llmdebug_nb.app.opcheck.check import OpCheck
 from llmdebug_nb.app.report import Report
 from llmdebug_nb.app.stepping import Stop
 from llmdebug_nb.core.findings import Difference, Finding
+from llmdebug_nb.notebook.check_table import check_table
 from llmdebug_nb.notebook.explore import explore, explore_stop
 from llmdebug_nb.show import html, text
 from llmdebug_nb.show.bundle import FrontEndMissingError
@@ -21,9 +23,11 @@ from llmdebug_nb.show.timeline import Timeline
 from llmdebug_nb.store.run import Run
 
 if TYPE_CHECKING:
+    from ipywidgets import VBox
+
     from llmdebug_nb.notebook.widgets import Explorer
 
-Noun = Run | Report | Finding | Difference | Stop
+Noun = Run | Report | Finding | Difference | Stop | OpCheck
 Table = Differences | Timeline
 Bundle = tuple[dict[str, object], dict[str, object]]  # data and metadata, each by MIME type
 
@@ -39,6 +43,9 @@ def bundle(noun: Noun) -> Bundle:
     if isinstance(noun, Stop):
         static = {"text/plain": repr(noun), "text/html": f"<pre>{escape(repr(noun))}</pre>"}
         return _with_explorer(lambda: explore_stop(noun), static)
+    if isinstance(noun, OpCheck):
+        static = {"text/plain": str(noun), "text/html": noun._repr_html_()}
+        return _with_explorer(lambda: check_table(noun), static)
     view = noun.view() if isinstance(noun, Report) else RunView(noun)
     static = {"text/plain": view.text(), "text/html": html.fragment(view)}
     return _with_explorer(lambda: explore(noun), static)
@@ -62,7 +69,9 @@ def _explorer_at(row: Difference | None) -> Explorer | None:
     return Explorer(view, position=view.step_index_of(row.site), selected=row.index)
 
 
-def _with_explorer(make_explorer: Callable[[], Explorer | None], static: dict[str, str]) -> Bundle:
+def _with_explorer(
+    make_explorer: Callable[[], Explorer | VBox | None], static: dict[str, str]
+) -> Bundle:
     if not _has_kernel():
         return {**static}, {}
     try:

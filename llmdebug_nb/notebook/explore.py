@@ -49,6 +49,15 @@ def show_report(report: Report, shell: InteractiveShell) -> None:
     display(explore(report))
 
 
+def explore_record(run: Run, number: int) -> Explorer:
+    """Return the explorer of a run at one of its records."""
+    from llmdebug_nb.notebook.widgets import Explorer
+
+    view = RunView(run)
+    position = view.step_index_of(run.record(number).site)
+    return Explorer(view, position=position, selected=number)
+
+
 def explore_stop(stop: Stop) -> Explorer:
     """Return the explorer of a halt: at the first divergence, else at the output of the call."""
     from llmdebug_nb.notebook.widgets import Explorer

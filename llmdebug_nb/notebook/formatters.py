@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _WITH_EXPLORER = (
     ("llmdebug_nb.store.run", "Run"),
+    ("llmdebug_nb.app.opcheck.check", "OpCheck"),
     ("llmdebug_nb.app.report", "Report"),
     ("llmdebug_nb.app.stepping", "Stop"),
     ("llmdebug_nb.core.findings", "Difference"),

@@ -25,6 +25,8 @@ from llmdebug_nb.app.errcheck import CheckOptions, ErrorCheck, StoppedAtError
 from llmdebug_nb.app.launching import arguments, check_arguments
 from llmdebug_nb.app.launching.checking import check_program
 from llmdebug_nb.app.launching.program import launch
+from llmdebug_nb.app.opcheck import arguments as opcheck_arguments
+from llmdebug_nb.app.opcheck.check import OpCheck, opcheck
 from llmdebug_nb.app.option_flags import declare_options
 from llmdebug_nb.app.recording import Recording, dump
 from llmdebug_nb.app.report import Report
@@ -40,7 +42,9 @@ from llmdebug_nb.store.run import Run
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-MAGICS = ("llmdump", "llmcompare", "llmerrcheck", "llmexplore", "llmruns", "llmstep")
+MAGICS = (
+    "llmdump", "llmcompare", "llmerrcheck", "llmexplore", "llmopcheck", "llmruns", "llmstep",
+)  # fmt: skip
 SWITCHES = ("on", "off", "status")
 _RUNS = ["name", "recorded", "tensors", "steps", "size", "state", "path"]
 
@@ -75,9 +79,17 @@ class _CheckOptions(ArgDecorator):
         check_arguments.declare(parser)
 
 
+class _OpCheckOptions(ArgDecorator):
+    """Declares the arguments of %llmopcheck: a run, and the options of a check."""
+
+    def add_to_parser(self, parser: argparse.ArgumentParser, _: object) -> None:
+        parser.add_argument("name", metavar="RUN", help="name or path of a run, or its variable")
+        opcheck_arguments.declare(parser)
+
+
 @magics_class
 class LLMDebugMagics(Magics):
-    """%%llmdump, %llmdump on|off|status, %llmcompare, %%llmerrcheck, %llmexplore, %llmruns."""
+    """%%llmdump, %llmcompare, %%llmerrcheck, %llmopcheck, %llmexplore, %llmruns."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
@@ -254,6 +266,18 @@ class LLMDebugMagics(Magics):
             value = self._namespace.get(args.name)
             shown = value if isinstance(value, Report) else self._namespace.run(args.name)
             return explore(shown, tokenizer)
+
+    @magic_arguments()
+    @_OpCheckOptions()
+    @line_magic
+    def llmopcheck(self, line: str) -> OpCheck:
+        """Compute each recorded operator of a run again, and show which are wrong.
+
+        Example: ``%llmopcheck golden --path model.layers.3 -rerun -j 2``
+        """
+        args = parse(self.llmopcheck, line)
+        with one_line():
+            return opcheck(self._namespace.run(args.name), **opcheck_arguments.options(vars(args)))
 
     @magic_arguments()
     @argument("--delete", metavar="NAME", help="delete this run from disk")

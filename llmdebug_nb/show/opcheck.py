@@ -20,7 +20,7 @@ from llmdebug_nb.show.text import aligned
 from llmdebug_nb.show.words import count_text
 
 _SHOWN = 5  # wrong calls in full, and reasons by their most frequent details
-_TYPES = 12  # types of operators
+TYPES = 12  # types of operators
 _UPSTREAM = [
     "op_id", "op_name", "op_param", "tensor_path", "out_tensor_id", "precision_standard",
     "precision_result", "rel_precision_rate(%)", "max_rel_error",
@@ -35,7 +35,7 @@ _OURS = [
     "verdict", "rounding_units", "rel_l2_error", "not_checked", "rerun", "phase", "generation",
     "step", "call", "rank", "dtype", "shape",
 ]  # fmt: skip
-_HEAD = ("operator", "calls", "checked", "wrong", "below standard", "error / rounding")
+HEAD = ("operator", "calls", "checked", "wrong", "below standard", "error / rounding")
 Cell = str | int | float | None
 
 
@@ -107,14 +107,18 @@ def text(result: OpCheckResult, paths: Sequence[Path] = ()) -> str:
 
 def page(result: OpCheckResult, paths: Sequence[Path] = ()) -> str:
     """Return the same for a notebook."""
-    around = _head(result), _tail(result, paths)
-    heads, tails = (html.escape("\n".join(lines)) for lines in around)
+    heads, tails = map(html.escape, around(result, paths))
     lines = "".join(
-        f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in _cells(each))}</tr>"
-        for each in result.types()[:_TYPES]
+        f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells(each))}</tr>"
+        for each in result.types()[:TYPES]
     )
-    names = "".join(f"<th>{name}</th>" for name in _HEAD)
+    names = "".join(f"<th>{name}</th>" for name in HEAD)
     return f"<pre>{heads}</pre><table><tr>{names}</tr>{lines}</table><pre>{tails}</pre>"
+
+
+def around(result: OpCheckResult, paths: Sequence[Path] = ()) -> tuple[str, str]:
+    """Return what stands above the table, and below it."""
+    return "\n".join(_head(result)), "\n".join(_tail(result, paths))
 
 
 def _head(result: OpCheckResult) -> Iterator[str]:
@@ -141,13 +145,14 @@ def wrong_lines(call: CallCheck) -> Iterator[str]:
 
 def _table(result: OpCheckResult) -> list[str]:
     types = result.types()
-    lines = aligned(_HEAD, [_cells(each) for each in types[:_TYPES]])
-    if len(types) > _TYPES:
-        lines.append(f"… {len(types) - _TYPES} more types")
+    lines = aligned(HEAD, [cells(each) for each in types[:TYPES]])
+    if len(types) > TYPES:
+        lines.append(f"… {len(types) - TYPES} more types")
     return lines
 
 
-def _cells(each: TypeCount) -> list[str]:
+def cells(each: TypeCount) -> list[str]:
+    """Return the cells of a type, in the order of `HEAD`."""
     error = "" if not each.checked else "∞" if math.isinf(each.error) else f"{each.error:.2f}"
     counts = (each.calls, each.checked, each.wrong, each.below_standard)
     return [each.op, *(f"{count:,}" for count in counts), error]

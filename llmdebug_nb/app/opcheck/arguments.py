@@ -1,0 +1,39 @@
+"""The flags of ``llmdebug opcheck`` and ``%llmopcheck``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from llmdebug_nb.core.opchecks import METRICS
+
+_OPTIONS = ("output", "ids", "names", "paths", "metrics", "device", "rerun", "jobs")
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of a check; their names are those of `app.opcheck.opcheck`."""
+    option = parser.add_argument
+    option("-o", "--output", metavar="DIR", help="folder of the result (default: that of the runs)")
+    option("-ids", "--operation-ids", metavar="ID", nargs="+", dest="ids",
+           help="execution ids of calls, such as 3_1; what runs inside them too")  # fmt: skip
+    option("-opname", "--operation-name", metavar="NAME", nargs="+", dest="names",
+           help="parts of operators' names, such as linear")  # fmt: skip
+    option("--path", metavar="GLOB", nargs="+", dest="paths",
+           help="paths of modules, such as model.layers.3")  # fmt: skip
+    option("-metric", "--metric", nargs="+", choices=METRICS, default=["rel"], dest="metrics",
+           help="msit's metrics to report (default: rel)")  # fmt: skip
+    option("-device", "--device", metavar="DEVICE", default="cpu",
+           help="where the reference is computed (default: cpu)")  # fmt: skip
+    option(
+        "-rerun",
+        "--rerun",
+        action="store_true",
+        help="run wrong operators here too: is the recorded output wrong, or the operator?",
+    )
+    option("-j", "--jobs", type=int, metavar="N", default=1, help="processes (default: 1)")
+
+
+def options(args: Mapping[str, object]) -> dict[str, Any]:
+    """Return the arguments of `opcheck` among the parsed ones."""
+    return {name: args[name] for name in _OPTIONS}
