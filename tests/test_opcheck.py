@@ -386,6 +386,33 @@ def test_a_gap_in_the_recording_is_told():
     assert _adds_up(result)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_modules_of_torch_are_checked_where_only_they_were_recorded(dtype, monkeypatch):
+    torch.manual_seed(0)
+    parts = [nn.Embedding(9, 32), nn.Linear(32, 48), nn.GELU(), nn.Dropout(0.5), nn.Linear(48, 32)]
+    model = nn.Sequential(*parts, nn.LayerNorm(32), nn.SiLU(), nn.Softmax(-1)).to(dtype).eval()
+    ids = torch.randint(0, 9, (4, 16))
+    run = record(model, lambda: model(ids).sum().backward(), mode="module", weights=True)
+    result = ld.opcheck(run).result
+    assert _adds_up(result)
+    assert [each.key.path for each in result.wrong] == []
+    forward = [each for each in result.calls if each.key.phase == "forward"]
+    assert [each.verdict for each in forward] == ["right"] * 8
+    assert sum(each.key.phase == "backward" and not each.reason for each in result.calls) >= 6
+    _plant(monkeypatch, "LayerNorm", FAULTS["one row"])
+    assert "LayerNorm" in {each.op for each in ld.opcheck(run).wrong}
+
+
+def test_modules_whose_weights_or_formula_are_not_known_say_so():
+    run = record(model := llama(), lambda: model(torch.tensor([[1, 2, 3]])), mode="module")
+    result = ld.opcheck(run).result
+    assert _adds_up(result)
+    why = {each.op: (each.reason, each.detail) for each in result.calls}
+    assert why["Linear"][0] == opchecks.GAP
+    assert "weights=True" in why["Linear"][1]
+    assert why["LlamaRMSNorm"][0] == opchecks.UNKNOWN
+
+
 # -- the use case ----------------------------------------------------------------------------------
 
 

@@ -75,6 +75,8 @@ def figures(
 ) -> Figures:
     """Return the errors of a tensor, both float64 and finite where they are compared.
 
+    They are relative to the reference; absolute if that is all zero.
+
     ``dtype``: of the recorded tensor. What it can't hold, below its smallest number, is no error.
     ``terms``: so many such numbers may have been added up.
     """
@@ -91,7 +93,7 @@ def figures(
     row_g, row_d = g.norm(dim=1), d.norm(dim=1)
     size = float(row_g.norm())
     if not size:
-        return Figures(*[math.inf if bool(d.any()) else 0.0] * 3)
+        return Figures(float(row_d.norm()), float(row_d.max()), float(d.abs().max()))
     rows = row_g.clamp_min(size / math.sqrt(len(g)))
     spread = (rows / math.sqrt(width))[:, None] + g.norm(dim=0) / math.sqrt(len(g))
     return Figures(
@@ -111,44 +113,55 @@ def _factors(g: torch.Tensor, m: torch.Tensor, dtype: torch.dtype) -> tuple[floa
     d = torch.where(fits, m - g.to(dtype).double(), 0.0)
     if not bool(d.any()):
         return 0.0, 0.0
-    whole = _factor(g.reshape(-1, 1), d.reshape(-1, 1))
-    lane = _factor(g, d) if len(g) > 1 else 0.0
-    flat, flat_d = g.flatten(), d.flatten()
+    sums = _sums(g, d)
+    columns = sums.sum(1)
+    whole = _factor(columns.sum(1, keepdim=True), g.reshape(-1, 1), d.reshape(-1, 1))
+    lane = _factor(columns, g, d) if len(g) > 1 else 0.0
+    most = constants.LANES[-1]
+    padding = -g.numel() % most
+    flat, flat_d = (torch.nn.functional.pad(x.flatten(), (0, padding)) for x in (g, d))
+    lanes = torch.nn.functional.pad(sums.flatten(1), (0, padding)).view(len(sums), -1, most).sum(1)
     for count in constants.LANES:
-        lanes = len(flat) // count * count
-        if lanes > count:
-            parts = flat[:lanes].view(-1, count), flat_d[:lanes].view(-1, count)
-            lane = max(lane, _factor(*parts))
+        if g.numel() > count:
+            of_count = lanes.view(len(sums), -1, count).sum(1)
+            lane = max(lane, _factor(of_count, flat.view(-1, count), flat_d.view(-1, count)))
     return whole, lane
 
 
-def _factor(g: torch.Tensor, d: torch.Tensor) -> float:
+def _sums(g: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+    """Return what is added up for a factor: g·d, g², (g·d)², the signs of g·d, and their number."""
+    even = g * d
+    signs = even.sign()
+    return torch.stack([even, g * g, even * even, signs, signs.abs()])
+
+
+def _factor(sums: torch.Tensor, g: torch.Tensor, d: torch.Tensor) -> float:
     """Return the largest significant common factor of a column, less 1.
 
-    Equal values of a column have equal errors, so they count once.
+    ``sums``: the `_sums` of each column. Equal values of a column have equal errors, so they count
+    once.
     """
-    even, power = g * d, (g * g).sum(0)
-    factors = torch.where(_is_sure(even) & (power > 0), even.sum(0).abs() / power, 0.0)
+    factors = torch.where(_is_sure(sums) & (sums[1] > 0), sums[0].abs() / sums[1], 0.0)
     for column in factors.argsort(descending=True)[: constants.NAMES_SHOWN].tolist():
         found = float(factors[column])
         if not found:
             break
         own_g, order = torch.unique(g[:, column], return_inverse=True)
         own_d = torch.zeros_like(own_g).scatter_(0, order, d[:, column])
-        if bool(_is_sure(own_g * own_d)):
+        if bool(_is_sure(_sums(own_g, own_d).sum(1))):
             return found
     return 0.0
 
 
-def _is_sure(even: torch.Tensor) -> torch.Tensor:
-    """Tell for each column of g·d whether its sum is beyond chance: by size, or by signs alone.
+def _is_sure(sums: torch.Tensor) -> torch.Tensor:
+    """Tell for each column whether its sum of g·d is beyond chance: by size, or by signs alone.
 
     A small factor in a narrow dtype changes few elements, by a whole step, all the same way.
     """
-    signs = even.sign()
-    by_size = even.sum(0).abs() >= constants.EVEN_ERRORS * even.norm(dim=0)
-    by_sign = signs.sum(0).abs() >= constants.EVEN_ERRORS * signs.norm(dim=0)
-    sure: torch.Tensor = (by_size | by_sign) & (even != 0).any(0)
+    total, _, squares, signs, count = sums
+    by_size = total.abs() >= constants.EVEN_ERRORS * squares.sqrt()
+    by_sign = signs.abs() >= constants.EVEN_ERRORS * count.sqrt()
+    sure: torch.Tensor = (by_size | by_sign) & (count > 0)
     return sure
 
 

@@ -155,7 +155,9 @@ def quiet(seed: int = 0) -> Unbroken:
 
 @contextlib.contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed notes a call stack as well
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(seed)
     yield
 
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from llmdebug_nb.app.opcheck.choosing import Call
 from llmdebug_nb.app.opcheck.judging import Judge
-from llmdebug_nb.core.opchecks import UNKNOWN, WRONG, CallCheck
+from llmdebug_nb.core.opchecks import WRONG, CallCheck
 from llmdebug_nb.core.paths import is_operator
 from llmdebug_nb.core.records import CallKey
 from llmdebug_nb.explain import execution, worker
 from llmdebug_nb.explain.operators import CannotReplay
 from llmdebug_nb.explain.reference.computed import Computed
+from llmdebug_nb.explain.reference.module_calls import ModuleCall
 from llmdebug_nb.explain.reference.operator_calls import GradientCall, OperatorCall
 from llmdebug_nb.explain.runs import Side
 from llmdebug_nb.store.run import Run
@@ -59,7 +60,7 @@ class Checker:
     def _computed(self, call: Call) -> Computed:
         key, device = call.key, self._how.device
         if not is_operator(key.path):
-            raise CannotReplay(f"a module {call.op}, of which no operator was recorded", UNKNOWN)
+            return ModuleCall(self._side, key, call.op, device)
         if key.phase == "backward" and not call.op.startswith("Aten."):
             return GradientCall(self._side, key, device)
         return OperatorCall(self._side, key, device)

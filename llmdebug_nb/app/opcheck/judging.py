@@ -166,7 +166,7 @@ def _floating(
     terms = 1.0 if call.is_one else max(1.0, most / recorded.numel())
     found = operator_error.figures(reference, recorded.double(), recorded.dtype, terms)
     units = bound.units(found)
-    if max(units) > 1:
+    if max(units) > 1 or (max(found) > 0 and not bool(reference.any())):
         units = _explained(call, op, check.slot, bound, found, reference, recorded)
     worst = max(range(len(units)), key=lambda at: units[at])
     check = dataclasses.replace(
@@ -185,11 +185,21 @@ def _explained(
 ) -> Figures:  # fmt: skip
     """Return the figures in units of what rounding explains, its way through the inputs too."""
     moves = moved(call, bound, slot, reference, recorded.dtype)
-    least = (bound.error, *[constants.WORST_ROW * bound.error] * 2, *[bound.factor] * 2)
+    rows = constants.WORST_ROW * bound.error
+    least: tuple[float, ...] = (bound.error, rows, rows, bound.factor, bound.factor)
+    if not bool(reference.any()):  # then errors are absolute, and no rounding of zero explains any
+        least = (0.0,) * len(found)
     limits = [
         math.hypot(own, constants.CALIBRATED * move) for own, move in zip(least, moves, strict=True)
     ]
-    units = [figure / limit for figure, limit in zip(found, limits, strict=True)]
+    if moves.l2 > constants.AMPLIFICATION * bound.error:
+        # the terms cancel: what is left of their rounding may be even by chance
+        by_chance = constants.EVEN_BY_CHANCE * constants.CALIBRATED * moves.l2
+        limits[3:] = [math.hypot(limit, by_chance) for limit in limits[3:]]
+    units = [
+        figure / limit if limit else math.inf if figure else 0.0
+        for figure, limit in zip(found, limits, strict=True)
+    ]
     factors = units[3:]
     one = op.startswith("Aten.") or has_own_kernel(bare_name(op))
     if max(factors) > 1 and max(units[:3]) <= 1 and max(found[3:]) <= bound.error and not one:
