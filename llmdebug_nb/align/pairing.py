@@ -31,7 +31,6 @@ from llmdebug_nb.align.calls import (
 )
 from llmdebug_nb.align.matches import ValueMatch, ValueMatches, WeightMatches
 from llmdebug_nb.align.names import Names
-from llmdebug_nb.align.reordered import ReorderedRows
 from llmdebug_nb.align.results import EARLIER, ResultMatches, RoleMatches
 from llmdebug_nb.align.sequence import MatchTolerance
 from llmdebug_nb.align.tensor_layout import LayoutFinder
@@ -94,7 +93,6 @@ class _Pairing:
         traced: tuple[Traced, Traced],
     ) -> None:
         self._sides, self._names, self._layouts, self._traced = sides, names, layouts, traced
-        self._reordered = ReorderedRows(layouts)
         trees = [ModuleTree(own, records) for own, records in zip(nodes, sides, strict=True)]
         graphs = [exported.is_graph(records) for records in sides]
         self._crossed = graphs[0] != graphs[1]  # an exported graph and a model
@@ -369,10 +367,7 @@ class _Pairing:
     def _add(self, golden: Record, mine: Record, why: str, elsewhere: Elsewhere = "") -> None:
         a, b = golden.summary, mine.summary
         equal = a.fingerprint is not None and a.fingerprint == b.fingerprint and a.shape == b.shape
-        fit = None
-        if not equal:
-            fit = self._reordered.fit(golden, mine)
-            fit = fit or self._layouts.fit(golden, mine, why.startswith(FUSED))
+        fit = None if equal else self._layouts.fit(golden, mine, why.startswith(FUSED))
         self._pairs[golden.id].append(Pair(golden, mine, why, fit, elsewhere))
         self._mine.add(mine.id)
 

@@ -1,48 +1,80 @@
-"""Modules of a port whose weights hold golden's rows in another order.
+"""The orders of a port's rows: what a weight holds in another order, all that follows holds too.
 
-A port that rotates neighbouring channels permutes the rows of the query and key weights, so the
-outputs are permuted too. Only what takes them tells whether that is right: the order is a layout
-here, and if nothing rejoins behind it, the calls that take it are to blame.
+A port that rotates neighbouring channels permutes the rows of the query and key weights; one whose
+key heads take turns permutes the query heads. What is computed from their outputs has that order
+until it is undone: the order of a weight is a layout of the tensors behind it. No other order is
+one, as heads in another order may be the bug itself.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+
 import torch
 
 from llmdebug_nb.align import fit as moves
-from llmdebug_nb.align.fit import Fit
-from llmdebug_nb.align.tensor_layout import LayoutFinder
-from llmdebug_nb.core.paths import module_of
-from llmdebug_nb.core.records import Record
+from llmdebug_nb.align.fit import Move
 
 SAYS = "golden's rows in another order, as in the weight"
 
 
-class ReorderedRows:
-    """The order of the rows of mine's weights, by golden's and mine's module."""
+class Orders:
+    """The orders that weights have, and those of their heads and of the channels of a head."""
 
-    def __init__(self, layouts: LayoutFinder) -> None:
-        self._layouts = layouts
-        self._orders: dict[tuple[str, str], torch.Tensor] = {}
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, ...], torch.Tensor] = {}
 
-    def fit(self, golden: Record, mine: Record) -> Fit | None:
-        """Return the fit that puts golden's rows in mine's order; None if the order is the same.
+    def __bool__(self) -> bool:
+        return bool(self._found)
 
-        Modules of one path are one program: there another order is a bug.
-        """
-        a, b = golden.site, mine.site
-        key = module_of(a.path), module_of(b.path)
-        shape = golden.summary.shape
-        if key[0] == key[1] or a.role != b.role or shape != mine.summary.shape or not shape:
-            return None
-        if a.role == "weight" and len(shape) > 1:
-            order = self._layouts.row_order(golden, mine)
-            if order is not None:
-                self._orders[key] = order
-        rows = self._orders.get(key)
-        if rows is None:
-            return None
-        axis = -1 if a.role == "output" else 0  # a weight, or an operator's argument that is one
-        if a.role == "input" and golden.producer is not None:
-            return None
-        return Fit(SAYS, (moves.taken(axis, rows),)) if shape[axis] == len(rows) else None
+    def learn(self, order: torch.Tensor) -> None:
+        """Add an order: which of golden's rows each row of mine is, int64[rows]."""
+        for each in (order, *in_heads(order)):
+            back = each.argsort()
+            self._found.setdefault(tuple(back.tolist()), back)
+
+    def moves(self, shape: tuple[int, ...]) -> Iterator[Move]:
+        """Yield what may put a tensor of mine into golden's order, along one axis or two."""
+        for back in self._found.values():
+            for axis, size in enumerate(shape):
+                if size == len(back):
+                    yield moves.taken(axis, back)
+            for one, other in itertools.permutations(range(len(shape)), 2):
+                if shape[one] * shape[other] == len(back) and 1 not in (shape[one], shape[other]):
+                    yield _taken_along((one, other), back)
+
+
+def in_heads(order: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield the orders that an order of rows is made of, if it keeps the heads together.
+
+    They are that of the channels of a head, that of the heads, and that of the rows if only the
+    heads are in another order. Heads are the smallest blocks that keep their rows together.
+    """
+    rows = len(order)
+    for size in (n for n in range(2, rows // 2 + 1) if rows % n == 0):
+        heads, channels = order.view(-1, size) // size, order.view(-1, size) % size
+        if not bool((heads == heads[:, :1]).all() and (channels == channels[:1]).all()):
+            continue
+        of_heads, of_channels = heads[:, 0], channels[0]
+        if not _is_sorted(of_channels):
+            yield of_channels
+        if not _is_sorted(of_heads):
+            yield of_heads
+            yield (of_heads[:, None] * size + torch.arange(size)).flatten()
+        if not _is_sorted(of_channels):
+            return  # smaller blocks would do for heads alone
+
+
+def _is_sorted(order: torch.Tensor) -> bool:
+    return bool((order == torch.arange(len(order))).all())
+
+
+def _taken_along(axes: tuple[int, int], index: torch.Tensor) -> Move:
+    """Return what puts two axes, read as one, into another order."""
+
+    def move(x: torch.Tensor) -> torch.Tensor:
+        last = x.movedim(axes, (-2, -1))
+        return last.flatten(-2)[..., index].view(last.shape).movedim((-2, -1), axes)
+
+    return move

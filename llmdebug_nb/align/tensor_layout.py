@@ -9,21 +9,22 @@ the shard of a rank; a weight may be quantised, a mask written otherwise. The sh
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
 
+from llmdebug_nb.align import angles, masks, quantised
 from llmdebug_nb.align import fit as moves
-from llmdebug_nb.align import masks, quantised
 from llmdebug_nb.align.batch_layout import BatchMap, BatchMaps, Load
 from llmdebug_nb.align.fit import Fit
 from llmdebug_nb.align.layout_search import order_along, proposed, search
+from llmdebug_nb.align.reordered import SAYS, Orders
 from llmdebug_nb.align.values import Values, real
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import SINGLE, epsilon, is_floating
 from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
-from llmdebug_nb.core.paths import any_layer, extra_numbers
+from llmdebug_nb.core.paths import any_layer, extra_numbers, module_of
 from llmdebug_nb.core.records import Record, Summary, summed
 
 UNSEEN = "a part of it; which one can't be told without values"
@@ -44,6 +45,7 @@ class LayoutFinder:
             for record in records:
                 if record.site.role == "weight":
                     weights.setdefault(record.site.path, []).append(record)
+        self._orders = Orders()
         self._known: dict[Hashable, Fit] = {}
         self._ordered: dict[Hashable, bool] = {}  # whether a layout keeps the order along each axis
         self._begun: dict[tuple[BatchMap, Shape, Shape], list[Fit]] = {}
@@ -55,6 +57,11 @@ class LayoutFinder:
         None if they have the same layout, or if no layout is found. ``fused``: one module holds
         parts of the other.
         """
+        fit = self._in_order(golden, mine, fused)
+        return self._rewritten(golden, mine, fit) or fit
+
+    def _in_order(self, golden: Record, mine: Record, fused: bool) -> Fit | None:
+        """Return the fit of two tensors in which the rows of weights have golden's order."""
         a, b, s, other = golden.summary, mine.summary, golden.site, mine.site
         divided = _divided(golden, mine)
         if divided is not None or -1 in (*a.shape, *b.shape):
@@ -67,7 +74,7 @@ class LayoutFinder:
         if by_tokens is not None:
             return by_tokens
         sharded = s.rank != other.rank
-        part = fused and extra_numbers(s.path, other.path)
+        part = fused, extra_numbers(s.path, other.path)
         key = (part, any_layer(s.path), any_layer(other.path), s.rank, other.rank, s.role, s.slot,
                a.shape, b.shape, s.role == "weight" or (s.generation, s.step))  # fmt: skip
         if masks.are_masks(a, b):
@@ -86,6 +93,47 @@ class LayoutFinder:
             # Axes of size 1 move no element: the values that differ are those in the same places.
             return Fit("reshaped", (moves.viewed(b.shape),), whole=True)
         return found
+
+    def _rewritten(self, golden: Record, mine: Record, fit: Fit | None) -> Fit | None:
+        """Return the fit of two tensors if mine's has another form: golden's angles, or an order.
+
+        ``fit``: one that keeps form and order. None if it will do. The order is that of a weight's
+        rows. Modules of one path are one program: there, another order of the rows is a bug.
+        """
+        is_weight = golden.site.role == "weight"
+        forms = [] if is_weight else list(angles.fits(golden.summary, mine.summary))
+        own = module_of(golden.site.path), module_of(mine.site.path)
+        if not (is_weight or self._orders or forms) or own[0] == own[1]:
+            return None
+        fit = fit or Fit("", whole=golden.summary.shape == mine.summary.shape)
+        values = self._values(golden, mine, fit)
+        if values is None or values.confirmed or not all(x.numel() for x in values.tensors):
+            return None
+        order = self.row_order(golden, mine) if is_weight else None
+        if order is not None:
+            self._orders.learn(order)
+        if not fit.whole or _similar(golden.summary, mine.summary, constants.WRONG_LAYOUT):
+            forms.append(Fit("", whole=True))
+        tries = (each for form in forms for each in self._reordered(values, form))
+        found = min(tries, key=lambda each: each[0], default=(math.inf, fit))
+        near = found[0] * constants.LAYOUT_TIE < values.error
+        return fit.then(found[1]) if near else None
+
+    def _reordered(self, values: Values, form: Fit) -> Iterator[tuple[float, Fit]]:
+        """Yield the layouts of two tensors, one in another form, in golden's order, with errors."""
+        moves = (Fit(SAYS, mine=(m,), whole=True) for m in self._orders.moves(values.shapes[1]))
+        for begun in (Fit("", whole=True), *moves):
+            fit = begun.then(form)
+            moved = values.after(fit)
+            g, m = moved.tensors
+            if g.shape != m.shape and g.numel() == m.numel():
+                found = search(g, m, False, False)
+                if found is None or not _keeps_order(found[0], *moved.shapes):
+                    continue
+                fit, moved = fit.then(found[0]), moved.after(found[0])
+            # wrong angles are angles
+            if moved.confirmed or (form.says and moved.error < constants.UNRELATED):
+                yield moved.error, fit
 
     def row_order(self, golden: Record, mine: Record) -> torch.Tensor | None:
         """Return which of golden's rows each row of mine is, int64[rows], if the order differs.
@@ -110,8 +158,7 @@ class LayoutFinder:
         limit = constants.UNCLEAR_LAYOUT if coarse else constants.SAME_VALUES
         if not (a.numel and b.numel) or (a.numel == b.numel and not _similar(a, b, limit)):
             return False
-        fit = self.fit(golden, mine) or Fit("")
-        values = self._values(golden, mine, fit) if self._in_order(golden, mine, fit) else None
+        values = self._nearest(golden, mine)
         return values is not None and values.error < limit
 
     def distance(self, golden: Record, mine: Record, part: bool = False) -> float | None:
@@ -121,17 +168,24 @@ class LayoutFinder:
         None without values, if chance explains that they are near, or if the layout changes the
         order along an axis: heads repeated in turns are no layout of heads repeated one by one.
         """
-        fit = self.fit(golden, mine, part) or Fit("")
-        values = self._values(golden, mine, fit) if self._in_order(golden, mine, fit) else None
+        values = self._nearest(golden, mine, part)
         return values.error if values is not None and values.confirmed else None
 
-    def _in_order(self, golden: Record, mine: Record, fit: Fit) -> bool:
-        """Tell whether a layout keeps the order along each axis."""
+    def _nearest(self, golden: Record, mine: Record, part: bool = False) -> Values | None:
+        """Return two tensors in the layout that fits best; None if that changes the order.
+
+        The order along each axis is golden's, or that of a weight.
+        """
+        fit = self._in_order(golden, mine, part) or Fit("")
         shapes = golden.summary.shape, mine.summary.shape
         key = *shapes, fit.says
         if key not in self._ordered:
             self._ordered[key] = _keeps_order(fit, *shapes)
-        return self._ordered[key]
+        values = self._values(golden, mine, fit) if self._ordered[key] else None
+        if values is None or not values.confirmed:
+            found = self._rewritten(golden, mine, fit)
+            values = self._values(golden, mine, found) if found is not None else values
+        return values
 
     def values_of(self, record: Record, side: int) -> torch.Tensor | None:
         """Return the values of golden's (0) or mine's (1) tensor in float32, None if not kept."""

@@ -33,6 +33,10 @@ class Values:
         fill = masks.fill_for(g[~own])
         return cls((g.masked_fill(own, fill), m.masked_fill(other, fill)), (own, other))
 
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return tuple(self.tensors[0].shape), tuple(self.tensors[1].shape)
+
     def after(self, fit: Fit) -> Values:
         """Return both in a layout."""
         return Values(fit(*self.tensors), self.hidden and fit(*self.hidden))

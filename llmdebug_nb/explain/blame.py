@@ -111,7 +111,7 @@ class _Search:
             found.setdefault(place, blamed)
             steps.setdefault(place, set()).add((key.generation, key.step))
             rows.setdefault(place, set()).add(region.row.index)
-            if self.frontier.is_sure(blamed.region or region):
+            if any(map(self.frontier.is_sure, filter(None, (blamed.region, region)))):
                 sure.add(place)
         for place, seen_in in steps.items():
             found[place].steps = len(seen_in)

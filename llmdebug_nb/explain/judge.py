@@ -27,6 +27,7 @@ from llmdebug_nb.explain.edges import (
 from llmdebug_nb.explain.frontier import Frontier, Region
 from llmdebug_nb.explain.narrowing import Narrowing
 from llmdebug_nb.explain.runs import Runs
+from llmdebug_nb.explain.turning import Turning
 from llmdebug_nb.explain.weights import Weights
 
 LAST = (causes.INHERITED, causes.CARRIED_OVER, causes.NONDETERMINISTIC, causes.NEAR_TIE)
@@ -62,6 +63,7 @@ class Judge:
         self.weights = Weights(differences, runs)
         self._flows = frontier.flows
         self.narrowing = Narrowing(frontier.flows, runs)
+        self.turning = Turning(frontier.flows, runs)
         self._tested = 0
         self.made = False  # True once a call is known to have made an error
 
@@ -128,17 +130,28 @@ class Judge:
     def _reordered(self, region: Region) -> Blamed | None:
         """Blame weights that lie in another order than golden has them, fused or not."""
         golden, mine = region.takes
+        row = self.turning.wrong(region)
+        if row is not None:
+            words = "mine turns other channels of a head together than golden, and the rows of"
+            return self._misplaced(region, row, f"{words} {_module(row, 1)} are not in that order")
+        row = weight_order.never_undone(self._flows, region.entries)
+        if row is not None:
+            words = f"{_module(row, 1)} has golden's rows in another order"
+            return self._misplaced(region, row, f"{words}, and mine takes none of golden's parts")
         rows = None
         if golden is not None and mine is not None:
             rows = weight_order.in_other_order(self._flows, golden, mine)
-        call = self.calls.of(rows[0]) if rows is not None else None
-        if rows is None or call is None:
+        if rows is None:
             return self._unlike_other_layers(region)
-        theirs, ours = ([_module(d, at) for d in rows] for at in (0, 1))
-        words = f"{theirs[0]} and {theirs[1]} lie in another order in mine: "
-        words += " and ".join(dict.fromkeys(ours))
-        evidence = f"the weights of {words}; {clauses.of_difference(region.row)}"
-        return Blamed(call, causes.WEIGHT, evidence, rows[0])
+        theirs, ours = (" and ".join(dict.fromkeys(_module(d, n) for d in rows)) for n in (0, 1))
+        words = f"the weights of {theirs} lie in another order in mine: {ours}"
+        return self._misplaced(region, rows[0], words)
+
+    def _misplaced(self, region: Region, row: Difference, words: str) -> Blamed | None:
+        """Blame a weight whose values lie in other places."""
+        call = self.calls.of(row)
+        evidence = f"{words}; {clauses.of_difference(region.row)}"
+        return None if call is None else Blamed(call, causes.WEIGHT, evidence, row)
 
     def _unlike_other_layers(self, region: Region) -> Blamed | None:
         """Blame a weight that makes what a region takes, and lies otherwise than in most layers."""
@@ -146,12 +159,10 @@ class Judge:
         inner = [c for call in region.golden for c in call.inner]  # code around them may take any
         taken += [r for c in inner for r in c.outputs if r.id < _first(region.row)]
         row = weight_order.unlike_other_layers(self._flows[0], taken)
-        call = self.calls.of(row) if row is not None else None
-        if row is None or call is None:
+        if row is None:
             return None
         words = f"the weight of {_module(row, 0)} lies in {_module(row, 1)} otherwise than it does"
-        evidence = f"{words} in most layers; {clauses.of_difference(region.row)}"
-        return Blamed(call, causes.WEIGHT, evidence, row)
+        return self._misplaced(region, row, f"{words} in most layers")
 
     def _overflow(self, row: Difference) -> Blamed | None:
         """Blame the first call that both programs make and in which only mine overflows."""

@@ -102,7 +102,8 @@ class Narrowing:
         if region.is_given_another(self.flows[1]) and region.golden and region.mine:
             theirs, ours = region.golden[-1].around, region.mine[-1].around
             while theirs is not None and ours is not None:
-                if self._are_pair(theirs, ours):
+                alone = theirs.inner == region.golden and ours.inner == region.mine
+                if alone or self._are_pair(theirs, ours):
                     found = self._is_given(region, theirs, ours) or found
                 theirs, ours = theirs.around, ours.around
         return found

@@ -11,7 +11,7 @@ from llmdebug_nb.core.paths import is_operator, module_of
 from llmdebug_nb.core.places import line_at
 from llmdebug_nb.core.records import CallKey, Frame, Record
 from llmdebug_nb.explain import causes
-from llmdebug_nb.explain.flow import Flow, FlowCall
+from llmdebug_nb.explain.flow import Flow, FlowCall, same_bytes
 from llmdebug_nb.explain.judge import Blamed
 from llmdebug_nb.explain.runs import Runs, Side
 
@@ -107,7 +107,7 @@ class Places:
         if self._blamed.places is not None:
             places = zip(self._sides, self._blamed.places, strict=True)
             found = [of_module(side, path) for side, path in places]
-        gives = [*self._views(), *self._giver()]
+        gives = [*self._again(), *self._views(), *self._giver()]
         if gives and found[1] is not None:
             found[1] = gives[0]
         return found[0], found[1]
@@ -130,6 +130,20 @@ class Places:
         padded = [[*side, *[None] * (count - len(side))] for side in sides]
         guilty = [LinePair(g, m, None, "guilty") for g, m in zip(*padded, strict=True)]
         return (*guilty, *self._around([call.key for call in region.mine]))
+
+    def _again(self) -> list[Source]:
+        """Return the line that computes once more what mine has already, if that is taken.
+
+        What is taken should have been something else: that call was given the wrong tensor.
+        """
+        region, flow = self._blamed.region, self._flows[1]
+        maker = flow.maker(region.taken[1]) if region is not None and region.taken else None
+        if maker is None or self._blamed.cause == causes.WEIGHT:
+            return []
+        made = maker.outputs[0]
+        before = (r for r in flow.records.values() if r.id < maker.start and same_bytes(r, made))
+        first = next((r for r in before if r.site.role == "output"), None)
+        return [self._of(1, maker)] if first is not None and first.op == made.op else []
 
     def _views(self) -> list[Source]:
         """Return the lines of views that lead to the wrong tensor."""

@@ -18,7 +18,7 @@ import torch
 from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.paths import any_layer, module_of, parent_of
 from llmdebug_nb.core.records import Record
-from llmdebug_nb.explain.flow import AGREES, Flow
+from llmdebug_nb.explain.flow import AGREES, Flow, is_telling
 
 _Way = tuple[str, str, bool]  # mine's module in any layer, the layout, and if the weights agree
 
@@ -46,6 +46,52 @@ def in_other_order(
         if not in_order or row.verdict == other.verdict == "diverged":
             return row, other
     return None
+
+
+def never_undone(flows: tuple[Flow, Flow], entries: Iterable[Difference]) -> Difference | None:
+    """Return the row of a weight that lies in another order, if no part of what it makes agrees.
+
+    ``entries``: the tensors that a region takes, one of which it makes. Code that divides queries,
+    keys and values as they lie in mine has golden's parts.
+    """
+    for entry in entries:
+        made = entry.pair.mine
+        weight = _weight(flows[0], entry.pair.golden) if entry.pair.golden is not None else None
+        if made is None or weight is None:
+            continue
+        row = next((d for d in flows[0].rows[weight.id] if d.pair.mine is not None), None)
+        if row is None or not has_other_order(row):
+            continue
+        parts = [
+            r
+            for r in flows[1].records.values()
+            if r.id > made.id and r.summary.numel < made.summary.numel and is_telling(r)
+            and flows[1].made_by(r, {made.id})
+        ]  # fmt: skip
+        if parts and not any(map(flows[1].agrees, parts)):
+            return row
+    return None
+
+
+def row_order(row: Difference) -> torch.Tensor | None:
+    """Return which of golden's rows each row of mine's weight is, int64[rows]; None if unknown."""
+    golden, mine, fit = row.pair.golden, row.pair.mine, row.pair.fit
+    if golden is None or mine is None or golden.summary.shape != mine.summary.shape:
+        return None
+    shape = golden.summary.shape
+    if row.verdict == "diverged" or len(shape) != 2:
+        return None
+    rows = torch.arange(shape[0])[:, None].expand(shape)
+    theirs, ours = (rows, rows) if fit is None else fit(rows, rows)
+    order = torch.empty(shape[0], dtype=torch.int64)
+    order[ours[:, 0]] = theirs[:, 0]
+    return order
+
+
+def has_other_order(row: Difference) -> bool:
+    """Tell whether the rows of mine's weight are known to have another order than golden's."""
+    order = row_order(row)
+    return order is not None and not torch.equal(order, torch.arange(len(order)))
 
 
 def unlike_other_layers(flow: Flow, tensors: Iterable[Record]) -> Difference | None:
@@ -77,14 +123,14 @@ def _parents(ways: frozenset[_Way]) -> set[str]:
 def _lies(rows: Iterable[Difference]) -> frozenset[_Way]:
     """Return where a weight of golden lies in mine: the modules, the layouts, and if it agrees."""
     return frozenset(
-        (_in_any_layer(d.pair.mine.site.path), d.pair.fit.says if d.pair.fit else "", agrees)
+        (in_any_layer(d.pair.mine.site.path), d.pair.fit.says if d.pair.fit else "", agrees)
         for d in rows
         if d.pair.mine is not None
         for agrees in [d.verdict in AGREES]
     )
 
 
-def _in_any_layer(path: str) -> str:
+def in_any_layer(path: str) -> str:
     """Return a path without its numbers; those in names, as of ``w1`` and ``w3``, stay."""
     return ".".join("*" if part.isdigit() else part for part in path.split("."))
 
