@@ -16,8 +16,10 @@ from llmdebug_nb.align.pairing import pair
 from llmdebug_nb.core.findings import Difference, Pair
 from llmdebug_nb.core.records import Record, Site, Summary
 from llmdebug_nb.explain import causes
+from llmdebug_nb.explain.calls import ComparedCall
 from llmdebug_nb.explain.flow import Flow, back
 from llmdebug_nb.explain.frontier import Frontier
+from llmdebug_nb.explain.judge import near
 from recordings import AGREED
 from recordings import record as recorded
 
@@ -758,3 +760,101 @@ def test_a_cut_graph_of_thousands_of_calls_is_searched():
     verdicts = ["match"] * 500 + ["diverged"] * 1500
     differences = chain(verdicts, cut=range(2000))
     assert Frontier(differences, "forward", other_code).guilty
+
+
+# -- pairs that are taken apart --------------------------------------------------------------------
+
+
+def two_things(path):
+    """Two tensors at one place that have nothing in common, though golden's is taken rightly."""
+    differs = tensor(2, path), tensor(2, path, value=20), "diverged"
+    taken = tensor(3, "a/Op.h", "input", producer=2, value=2), None, "unmatched"
+    made = rows(both("match", 1, "", "input"), differs, taken, both("match", 4, "a/Op.h"))
+    return [replace(d, error=2.0) if d.verdict == "diverged" else d for d in made]
+
+
+def test_two_things_at_one_place_are_taken_apart():
+    frontier = Frontier(two_things("a/Op.f"), "forward", other_code)
+    assert frontier.guilty == []
+    assert [d.index for d in frontier.rejoins] == [1]
+
+
+def test_a_result_that_counts_is_never_taken_apart():
+    """Whatever is made of golden's result later: mine's is wrong."""
+    frontier = Frontier(two_things(""), "forward", other_code)
+    assert [region.row.index for region in frontier.guilty] == [1]
+    assert frontier.rejoins == []
+
+
+def two_layers(path):
+    """Two layers that differ between tensors that agree; mine gives the second one's to the end.
+
+    ``path``: of the operator that differs in the second layer.
+    """
+    made = [both("match", 1, "", "input")]
+    for n, op in enumerate(("h.0/Op.f", path)):
+        first = 2 + 4 * n
+        made.append(both("match", first, op, "input", producer=made[-1][0].id))
+        made.append((tensor(first + 1, op), tensor(first + 1, op, value=90 + n), "diverged"))
+        made.append(both("match", first + 2, f"h.{n}/Op.g", "input", producer=first + 1, value=50))
+        made.append(both("match", first + 3, f"h.{n}/Op.g"))
+    result = tensor(20, "", producer=7), tensor(20, "", producer=7, value=99), "diverged"
+    return rows(*made, result)
+
+
+@pytest.mark.parametrize(("path", "blamed_row"), [("h.1/Op.f", 9), ("h.1/Op.e", 6)])
+def test_a_place_that_differs_harmlessly_in_another_layer_is_not_blamed(path, blamed_row):
+    frontier = Frontier(two_layers(path), "forward", other_code)
+    assert [region.row.index for region in frontier.guilty] == [blamed_row]
+
+
+# -- errors of the search --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("broken", ["judge.Judge.blamed", "blame._Search._finding"])
+def test_an_error_while_blaming_leaves_table_and_verdict_and_is_told(monkeypatch, broken):
+    whole = compared(softmaxed, over_rows)
+
+    def fails(*args):
+        raise KeyError("no such thing")
+
+    monkeypatch.setattr(f"llmdebug_nb.explain.{broken}", fails)
+    with pytest.warns(RuntimeWarning, match="could not be searched.*KeyError"):
+        report = compared(softmaxed, over_rows)
+    assert report.verdict == whole.verdict == "diverged"
+    assert len(report.differences) == len(whole.differences)
+    assert report.findings[0].step == whole.findings[0].step
+    assert "could not be searched because of an error of ours (KeyError" in str(report)
+
+
+def test_an_error_while_searching_for_regions_leaves_the_verdict_and_is_told(monkeypatch):
+    def fails(*args):
+        raise IndexError("no such thing")
+
+    monkeypatch.setattr(Frontier, "_follow", fails)
+    with pytest.warns(RuntimeWarning, match="IndexError"):
+        report = compared(softmaxed, over_rows)
+    assert report.verdict == "diverged"
+    assert report.findings == []
+    assert "an error of ours (IndexError: no such thing)" in str(report)
+
+
+# -- what is near ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_of_the_calls_of_a_rewrite_those_of_the_module_of_the_wrong_tensor_come_first(side):
+    paths = ["/Op.mask", "h.0/Op.position", "h.0.attn/Op.scores", "h.0.norm/Op.mean", "h.1/Op.f"]
+    keys = [tensor(n, path).site.key for n, path in enumerate(paths)]
+    calls = [ComparedCall(*((key, None) if side == 0 else (None, key)), []) for key in keys]
+    wrong = tensor(9, "h.0.attn/Op.scores"), tensor(9, "h.0.attn/Op.scores"), "diverged"
+    found = near(calls, side, rows(wrong)[0])
+    assert found == [calls[n] for n in (1, 2, 0, 3, 4)]  # else in the order in which they ran
+
+
+def test_calls_of_the_other_program_alone_come_last():
+    key = tensor(1, "h.0/Op.f").site.key
+    calls = [ComparedCall(key, None, []), ComparedCall(None, key, [])]
+    wrong = tensor(9, "h.0/Op.g"), tensor(9, "h.0/Op.g"), "diverged"
+    assert near(calls, 1, rows(wrong)[0]) == calls[::-1]
+    assert near(calls, 0, rows(wrong)[0]) == calls

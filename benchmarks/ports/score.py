@@ -29,6 +29,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -229,7 +230,9 @@ def mark(group: Group, port: Port, bug: Bug | None, golden: ld.Run, mine: ld.Run
     seen: list[Named] = []
     tied = False
     try:
-        report = ld.compare(golden, mine, progress=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)  # an error of the search itself
+            report = ld.compare(golden, mine, progress=False)
         findings = [
             each
             for each in report.findings

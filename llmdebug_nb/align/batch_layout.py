@@ -104,6 +104,43 @@ class BatchMap:
         sizes = [(ids[0], ids[1] + fed[0]) for ids in (known.golden, known.mine)]
         return BatchMap(sizes[0], sizes[1], tuple(spans))
 
+    def continued(self, steps: int) -> BatchMap:
+        """Return the map of all tokens so far, as caches hold them so many steps later."""
+        spans = tuple(replace(span, length=span.length + steps) for span in self.spans)
+        golden, mine = ((rows, tokens + steps) for rows, tokens in (self.golden, self.mine))
+        return BatchMap(golden, mine, spans)
+
+    def has_all(self, side: int, shape: Shape, places: torch.Tensor) -> bool:
+        """Tell whether elements of a tensor are those of all tokens that both batches have.
+
+        ``side``: whose tensor, 0 for golden's; ``shape``: its axes, in any order. ``places``: flat
+        indices of the elements, int64[n].
+        """
+        rows, tokens = (self.golden, self.mine)[side]
+        index = torch.unravel_index(places, shape)
+        parts = [
+            axis
+            for axis, size in enumerate(shape)
+            if int(index[axis].bincount().count_nonzero()) < size
+        ]
+        batch = next((axis for axis in parts if shape[axis] == rows), None)
+        if batch is None and rows in shape:
+            batch = shape.index(rows)
+        along = [axis for axis in parts if axis != batch]
+        if any(shape[axis] != tokens for axis in along):
+            return False
+        given = torch.zeros(tuple(shape), dtype=torch.bool)
+        for span in self.spans:
+            row, start = (span.my_row, span.my_start) if side else (span.row, span.start)
+            at: list[int | slice] = [slice(None)] * len(shape)
+            for axis in along:
+                at[axis] = slice(start, start + span.length)
+            if batch is not None:
+                at[batch] = row
+            given[tuple(at)] = True
+        count = int(given.sum())
+        return count == len(places) and bool(given.flatten()[places].all())
+
     def turned(self) -> BatchMap:
         """Return the map of mine's batch to golden's."""
         spans = (TokenSpan(r.my_row, r.my_start, r.row, r.start, r.length) for r in self.spans)

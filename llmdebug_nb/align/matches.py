@@ -75,6 +75,18 @@ class ValueMatches:
             for other in self._records[0][key]
         ]
 
+    def holders(self, record: Record, side: int) -> list[ValueMatch]:
+        """Return the matches with all of golden's (0) or mine's (1) tensor that both were given."""
+        found = []
+        for match in (self.of_golden, self.of_mine)[side](record):
+            other = (match.mine, match.golden)[side]
+            if record.summary.numel > other.summary.numel:
+                fit = self._layouts.fit(match.golden, match.mine, fused=True)
+                if fit is None or not fit.shared:
+                    continue  # the rest may be another part
+            found.append(match)
+        return found
+
     def _match(self, sides: _Sides) -> None:
         equal = sides[0].keys() & sides[1].keys()
         for key in equal:

@@ -353,11 +353,10 @@ class _Pairing:
 
         A tensor of which another one is a part may have more parts.
         """
-        a, b = golden.summary, mine.summary
-        if golden.site.role == "weight" or a.fingerprint == b.fingerprint:
+        same = golden.summary.fingerprint == mine.summary.fingerprint
+        if golden.site.role == "weight" or same:
             return False
-        theirs = [m for m in self._values.of_golden(golden) if m.mine.summary.numel >= a.numel]
-        ours = [m for m in self._values.of_mine(mine) if m.golden.summary.numel >= b.numel]
+        theirs, ours = self._values.holders(golden, 0), self._values.holders(mine, 1)
         if not theirs and not ours:
             return False
         return all(match.mine.id != mine.id for match in theirs) and all(

@@ -222,6 +222,24 @@ class LayoutFinder:
         same_rank = len(shapes[0]) == len(shapes[1])
         return self._best(own, golden, mine, self._begun[key], sure=same_rank)
 
+    def _lacks_tokens_alone(self, golden: Record, mine: Record, fit: Fit) -> bool:
+        """Tell whether what takes no part in a fit are tokens that the other run was not given."""
+        s = golden.site
+        now, first = (self._batches.of(s.generation, step) for step in (s.step, 0))
+        batches = [now, first.continued(s.step) if first is not None else None]  # caches hold all
+        if s.role == "weight" or not any(batches):
+            return False
+        shapes = golden.summary.shape, mine.summary.shape
+        places = [fit.places(side, shape) for side, shape in enumerate(shapes)]
+        return any(
+            batch is not None
+            and all(
+                some is None or batch.has_all(side, shapes[side], some)
+                for side, some in enumerate(places)
+            )
+            for batch in batches
+        )
+
     def _best(
         self, key: Hashable, golden: Record, mine: Record, begun: Sequence[Fit], sure: bool
     ) -> Fit | None:
@@ -262,6 +280,8 @@ class LayoutFinder:
             if found is None:
                 return None
             fit, clear, values = begun.then(found[0]), found[1], values.after(found[0])
+            if self._lacks_tokens_alone(golden, mine, fit):
+                fit = replace(fit, shared=True)
         if not (sure or values.confirmed):
             return None
         return values.error, clear and values.confirmed, fit

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from llmdebug_nb.align import quantised, sequence
 from llmdebug_nb.align.sequence import CallFeatures
 from llmdebug_nb.core import constants
+from llmdebug_nb.core.layers import layer_of
 from llmdebug_nb.core.paths import ancestors, is_operator, module_of
 from llmdebug_nb.core.records import Node, Record, Summary
 
@@ -104,13 +105,21 @@ class ModuleTree:
         places = (self.modules[path].place for path in (leaf, *ancestors(leaf)))
         return next((place for place in places if place < math.inf), math.inf)
 
-    def features(self, path: str, kind: Kind, params: bool) -> CallFeatures:
-        """Return the features of a leaf. ``params``: both models have parameter shapes."""
+    def features(self, path: str, kind: Kind, params: bool, layer: str) -> CallFeatures:
+        """Return the features of a leaf.
+
+        ``params``: both models have parameter shapes. ``layer``: mine's partner of its layer; a
+        leaf without parameters is not known from those of other layers.
+        """
         m = self.modules[path]
         by_params = bool(params and m.params)
         shape = m.params if by_params else (m.output.shape if m.output else ())
         return CallFeatures(
-            kind(m.type), shape, m.name, m.weight or m.output, shape_identifies=by_params
+            f"{kind(m.type)}{'' if by_params else layer}",
+            shape,
+            m.name,
+            m.weight or m.output,
+            shape_identifies=by_params,
         )
 
 
@@ -138,8 +147,10 @@ def partners(golden: ModuleTree, mine: ModuleTree, fixed: Partners, kind: Kind =
         return found
     certain = dict(found)
     params = all(any(m.params for m in tree.modules.values()) for tree in (golden, mine))
-    _leaves(golden, mine, found, match, kind, params)
-    _inner(golden, mine, found, taken, match)
+    # leaves with parameters tell which layers are partners, and only in these are the other leaves
+    for weighted in (True, False) if params else (False,):
+        _leaves(golden, mine, found, match, kind, params, weighted)
+        _inner(golden, mine, found, taken, match, weighted)
     _fused(golden, mine, found, taken)
     _fused(mine, golden, found, taken, turned=True)
     found |= fixed
@@ -213,21 +224,29 @@ def _leaves(
     match: Match,
     kind: Kind,
     params: bool,
+    weighted: bool,
 ) -> None:
-    """Align the leaves in the order in which they ran; leaves with a partner are fixed points."""
-    trees = golden, mine
+    """Align the leaves in the order in which they ran; leaves with a partner are fixed points.
+
+    ``weighted``: those with parameters alone.
+    """
     numbers = _fixed_points(golden, mine, found)
-    sides = [
-        [
-            CallFeatures("", anchor=numbered[leaf])
-            if leaf in numbered
-            else tree.features(leaf, kind, params)
-            for leaf in tree.leaves
-        ]
-        for tree, numbered in zip(trees, numbers, strict=True)
-    ]
+    forth = {path: paths[0] for path, (paths, _) in found.items() if len(paths) == 1}
+    layers = forth, {other: other for other in forth.values()}
+    leaves, sides = [], []
+    for tree, numbered, partner in zip((golden, mine), numbers, layers, strict=True):
+        some = [x for x in tree.leaves if x in numbered or tree.modules[x].params or not weighted]
+        leaves.append(some)
+        sides.append(
+            [
+                CallFeatures("", anchor=numbered[leaf])
+                if leaf in numbered
+                else tree.features(leaf, kind, params, partner.get(layer_of(leaf), ""))
+                for leaf in some
+            ]
+        )
     for i, j in sequence.align(sides[0], sides[1]):
-        left, right = golden.leaves[i], mine.leaves[j]
+        left, right = leaves[0][i], leaves[1][j]
         common = _common(golden.modules[left], mine.modules[right], params)
         match(left, right, f"{RENAMED}: {common}")
 
@@ -259,9 +278,17 @@ def _common(golden: ModuleFacts, mine: ModuleFacts, params: bool) -> str:
 
 
 def _inner(
-    golden: ModuleTree, mine: ModuleTree, found: Partners, taken: set[str], match: Match
+    golden: ModuleTree,
+    mine: ModuleTree,
+    found: Partners,
+    taken: set[str],
+    match: Match,
+    weighted: bool,
 ) -> None:
-    """Pair the modules that hold exactly the partners of each other's leaves."""
+    """Pair the modules that hold exactly the partners of each other's leaves.
+
+    ``weighted``: of those with parameters alone.
+    """
     back = {paths[0]: path for path, (paths, _) in found.items() if len(paths) == 1}
     theirs: dict[frozenset[str], list[str]] = defaultdict(list)
     for path, module in mine.modules.items():

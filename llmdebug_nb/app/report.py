@@ -128,6 +128,7 @@ class Report(Tabular):
         What is blamed on a marked call is expected. Then the search goes on behind it.
         """
         explanation, rows = self._plain, self._judging.differences(self.expected)
+        self._failures = explanation.problems
         if self.incomparable or not self.expected:
             return [] if self.incomparable else explanation.findings, _settled(rows, explanation)
         expected: dict[tuple[str, str], Finding] = {}
@@ -141,6 +142,7 @@ class Report(Tabular):
                     excused |= made
             rows = self._judging.differences(self.expected, excused)
             explanation = self._blame(rows)
+            self._failures = explanation.problems
         findings = [finding for finding, mark, _ in self._marked(explanation) if mark is None]
         rows = _settled(_settled(rows, self._plain), explanation)
         return [*findings, *expected.values()], rows
@@ -424,7 +426,7 @@ class Report(Tabular):
                 ended_by = run.info()["ended_by"] or "its recording ended early"
                 notes.append(f"{run.label} is incomplete: {ended_by}")
         notes += self._notes_on_marks()
-        notes += self.problems
+        notes += [*self.problems, *self._failures]
         if self.verdict != "match" and self.limits:
             notes.append(self.limits)
         return notes

@@ -9,7 +9,10 @@ forward pass, so it is searched only if the forward passes agree.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from llmdebug_nb.core.findings import Difference, Finding
@@ -29,13 +32,15 @@ class Explanation:
     """Why two runs differ. All others are indices of rows.
 
     ``rows``: of each finding, the differences that it makes. ``rejoins``: those that reach nothing.
-    ``passed_on``: those that a replay shows to follow from what is expected.
+    ``passed_on``: those that a replay shows to follow from what is expected. ``problems``: errors
+    of the search itself, in words.
     """
 
     findings: list[Finding]
     rows: list[frozenset[int]] = field(default_factory=list)
     rejoins: frozenset[int] = frozenset()
     passed_on: frozenset[int] = frozenset()
+    problems: tuple[str, ...] = ()
 
 
 def explained(
@@ -52,21 +57,52 @@ def explained(
     rejoins: set[int] = set()
     passed_on: set[int] = set()
     found: _Found = []
+    failures = _Failures()
     for phase in dict.fromkeys(d.site.phase for d in differences if d.verdict == "diverged"):
-        replays = PassedOn(differences, phase, runs)
-        frontier = Frontier(differences, phase, runs.same_code, replays)
-        guilty = frontier.guilty
-        rejoins |= {d.index for d in frontier.rejoins}
-        passed_on |= frontier.passed_on
-        if guilty:
-            if causes_too:
-                search = _Search(differences, guilty[0].row, frontier, runs, crossed)
-                found = search.findings()
-            break
+        if failures.texts:
+            break  # nothing tells whether the pass before agrees
+        with failures.told(
+            f"of what differs in the {phase} pass", "differences without effect count"
+        ):
+            replays = PassedOn(differences, phase, runs)
+            frontier = Frontier(differences, phase, runs.same_code, replays)
+            guilty = frontier.guilty
+            rejoins |= {d.index for d in frontier.rejoins}
+            passed_on |= frontier.passed_on
+            if guilty:
+                if causes_too:
+                    search = _Search(differences, guilty[0].row, frontier, runs, crossed, failures)
+                    found = search.findings()
+                break
     else:
-        found = _settings(differences, runs) if causes_too else []
+        with failures.told("of settings that differ"):
+            found = _settings(differences, runs) if causes_too else []
     findings, rows = [f for f, _ in found], [each for _, each in found]
-    return Explanation(findings, rows, frozenset(rejoins), frozenset(passed_on))
+    problems = tuple(failures.texts)
+    return Explanation(findings, rows, frozenset(rejoins), frozenset(passed_on), problems)
+
+
+class _Failures:
+    """Unexpected errors of the search: each ends the search in its scope alone.
+
+    ``texts``: what the report says of them. They are warnings too, with the traceback, so that
+    whoever tests this package sees them.
+    """
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    @contextlib.contextmanager
+    def told(self, scope: str, effect: str = "the verdict is not touched by it") -> Iterator[None]:
+        """Note what is raised while the cause of a scope is searched."""
+        try:
+            yield
+        except Exception as error:
+            first = next(iter(str(error).splitlines()), "")
+            what = f"{type(error).__name__}: {first}"
+            text = f"the cause {scope} could not be searched because of an error of ours ({what})"
+            self.texts.append(f"{text}; {effect}")
+            warnings.warn(f"{text}\n{traceback.format_exc()}", RuntimeWarning, stacklevel=1)
 
 
 _Found = list[tuple[Finding, frozenset[int]]]  # with the indices of the rows that it makes
@@ -91,8 +127,10 @@ class _Search:
         frontier: Frontier,
         runs: Runs,
         crossed: bool = False,
+        failures: _Failures | None = None,
     ) -> None:
         self.differences, self.start, self.runs = differences, start, runs
+        self._failures = failures or _Failures()
         self.frontier = frontier
         self.judge = Judge(differences, start, frontier, runs)
         self.nodes = nodes.NodeSearch(runs)
@@ -105,7 +143,9 @@ class _Search:
         rows: dict[object, set[int]] = {}
         sure: set[object] = set()  # places of regions that begin at tensors that are one thing
         for region in self._regions():
-            blamed = self.judge.blamed(region)
+            blamed = self._blamed(region)
+            if blamed is None:
+                continue
             key = blamed.call.key
             place: object = blamed.places or blamed.call.path
             found.setdefault(place, blamed)
@@ -122,8 +162,18 @@ class _Search:
         )
         first = frozenset((self.start.index,))
         findings = [(finding, first) for finding in self._wrong_start()]
-        findings += [(self._finding(b), frozenset(rows[place])) for place, b in ranked]
+        findings += [(self._told(b), frozenset(rows[place])) for place, b in ranked]
         return findings or [(self._unseen(), first)]
+
+    def _blamed(self, region: Region) -> Blamed | None:
+        """Return what is to blame for a region: the call at its end if the search for it fails."""
+        row, found = region.row, list[Blamed]()
+        with self._failures.told(f"of the error at {row.site.path or 'the model'}"):
+            found.append(self.judge.blamed(region))
+        own = self.judge.calls.of(row)
+        if not found and own is not None:
+            found.append(Blamed(own, causes.UNKNOWN_INPUT, clauses.of_difference(row), row))
+        return found[0] if found else None
 
     def _regions(self) -> list[Region]:
         """Return the regions in execution order.
@@ -205,6 +255,15 @@ class _Search:
         return Finding(parent, op, s.step, causes.BEFORE, text, start)
 
     # -- in words ---------------------------------------------------------------------------------
+
+    def _told(self, b: Blamed) -> Finding:
+        """Return the finding in words, with fewer of them if the search for these fails."""
+        found: list[Finding] = []
+        with self._failures.told(f"at {b.call.path or 'the model'}"):
+            found.append(self._finding(b))
+        call = b.call
+        plain = Finding(call.path, call.op, call.key.step, b.cause, b.evidence, b.row)
+        return found[0] if found else plain
 
     def _finding(self, b: Blamed) -> Finding:
         evidence = b.evidence if b.steps < 2 else f"{b.evidence}; the same in {b.steps} steps"

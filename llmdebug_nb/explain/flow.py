@@ -266,6 +266,14 @@ class Flow:
         """Tell whether the maker of a tensor was left out of the comparison."""
         return record.producer is not None and record.producer not in self.records
 
+    def known_by(self, record: Record) -> int:
+        """Return the id of the last record of all that is there once a tensor is.
+
+        What a call takes beside it is there too.
+        """
+        beside = self.call(record).inputs if record.site.role == "input" else []
+        return max(r.id for r in (record, *beside))
+
     def made_by(self, record: Record, outputs: Collection[int]) -> bool:
         """Tell whether a tensor is one of these outputs, by id, or a view of one."""
         for _ in range(len(self.records)):

@@ -142,8 +142,12 @@ class Frontier:
         """Return the pairs of two tensors that do no harm where another layer takes them.
 
         There, the same lines take the same tensors, and what follows agrees: one program has them
-        in another form.
+        in another form. Or what one of the two places gives there, in another step perhaps, is made
+        of what agrees and differs from its partner too, and what follows agrees.
         """
+        rest = [d for d in self._bad + self._apart if d.index not in self.reaching]
+        own = [d for d in rest if not self.inherited(d)]  # they are made of what agrees
+        quiet = {(at, place) for d in own for at, place in enumerate(_places(d))}
         reaching = [d for d in self._bad if d.index in self.reaching]
         bad = {d.pair.mine.id for d in reaching if d.pair.mine is not None}
         paths: list[dict[object, set[str]]] = [defaultdict(set), defaultdict(set)]
@@ -155,9 +159,12 @@ class Frontier:
             d
             for d in reaching
             if not self._counts(d)
-            and all(
-                record is not None and places[_in_any_layer(record)] - {record.site.path}
-                for record, places in zip((d.pair.golden, d.pair.mine), paths, strict=True)
+            and (
+                not quiet.isdisjoint(enumerate(_places(d)))
+                or all(
+                    record is not None and places[_in_any_layer(record)] - {record.site.path}
+                    for record, places in zip((d.pair.golden, d.pair.mine), paths, strict=True)
+                )
             )
         ]
 
@@ -168,7 +175,9 @@ class Frontier:
             {operator_of(call.key.path) for call in back(flow, record)[1]} if record else set()
             for flow, record in zip(self.flows, records, strict=True)
         )
-        later = {operator_of(call.key.path) for call in takers} - {""}
+        # what also takes a weight, as all linear layers do, may be another call of that kind
+        alone = [c for c in takers if len([*filter(is_telling, c.inputs + c.weights)]) == 1]
+        later = {operator_of(call.key.path) for call in alone} - {""}
         return bool((golden - mine) & later)
 
     def _take_apart(self, rows: Sequence[Difference]) -> None:
@@ -329,8 +338,19 @@ def _add_all(explained: set[int], row: Difference, follows: Mapping[int, list[Di
 
 def _in_any_layer(record: Record) -> object:
     """Return what a tensor holds, and where it is taken, in any layer."""
+    return record.summary.fingerprint, _place(record), record.site.generation, record.site.step
+
+
+def _place(record: Record) -> object:
+    """Return where a tensor is made or taken, in any layer and step."""
     s = record.site
-    return record.summary.fingerprint, any_layer(s.path), s.slot, s.call, s.generation, s.step
+    return any_layer(s.path), s.role, s.slot, s.call
+
+
+def _places(row: Difference) -> tuple[object, ...]:
+    """Return the places of both tensors of a row; a row of one tensor has none."""
+    golden, mine = row.pair.golden, row.pair.mine
+    return (_place(golden), _place(mine)) if golden is not None and mine is not None else ()
 
 
 def _bytes(record: Record | None) -> str | None:

@@ -230,7 +230,7 @@ class Judge:
         found = []
         for at, flow in enumerate(self._flows):
             entries = ((d.pair.golden, d.pair.mine)[at] for d in region.entries)
-            last = max((entry.id for entry in entries if entry is not None), default=-1)
+            last = max((flow.known_by(entry) for entry in entries if entry is not None), default=-1)
             record = region.takes[at]
             makers = [] if record is None else flow.makers(record, last)
             paths = [module_of(call.key.path) for call in makers]
@@ -254,7 +254,7 @@ class Judge:
         self, golden: list[ComparedCall], mine: list[ComparedCall], row: Difference
     ) -> Blamed:
         """Blame a chain of calls that mine writes otherwise, and not equal in effect."""
-        golden, mine = (self._near(side, at, row) for at, side in enumerate((golden, mine)))
+        golden, mine = (near(side, at, row) for at, side in enumerate((golden, mine)))
         call = _both(golden[0], mine[0])
         setting = self.by_setting(call) if len(golden) == len(mine) == 1 else None
         if setting is not None:
@@ -268,23 +268,6 @@ class Judge:
         if len(mine) == 1 < len(golden) and mine[0].mine is not None:  # the one call stands for all
             return replace(blamed, named=mine[0].mine.path)
         return blamed
-
-    def _near(self, calls: list[ComparedCall], side: int, row: Difference) -> list[ComparedCall]:
-        """Return the calls with those of the row's own module first: what runs there, runs there.
-
-        Masks and positions are made elsewhere, and most of them are right.
-        """
-        record = (row.pair.golden, row.pair.mine)[side]
-        if record is None:
-            return calls
-        path = record.site.path
-        own = {module_of(path), parent_of(module_of(path))}
-
-        def is_elsewhere(call: ComparedCall) -> bool:
-            key = (call.golden, call.mine)[side]
-            return key is None or module_of(key.path) not in own
-
-        return sorted(calls, key=is_elsewhere)
 
     def _given(
         self, golden: list[ComparedCall], mine: list[ComparedCall], row: Difference
@@ -420,6 +403,24 @@ class Judge:
         row = max(call.outputs, key=lambda d: d.error or 0.0)
         words = f"{words}; {suspect.path} magnifies that error beyond its limit"
         return Blamed(call, causes.INTRODUCED, words, row)
+
+
+def near(calls: list[ComparedCall], side: int, row: Difference) -> list[ComparedCall]:
+    """Return the calls with those of the row's own module first: what runs there, runs there.
+
+    Masks and positions are made elsewhere, and most of them are right.
+    """
+    record = (row.pair.golden, row.pair.mine)[side]
+    if record is None:
+        return calls
+    path = record.site.path
+    own = {module_of(path), parent_of(module_of(path))}
+
+    def is_elsewhere(call: ComparedCall) -> bool:
+        key = (call.golden, call.mine)[side]
+        return key is None or module_of(key.path) not in own
+
+    return sorted(calls, key=is_elsewhere)
 
 
 def _both(golden: ComparedCall, mine: ComparedCall) -> ComparedCall:

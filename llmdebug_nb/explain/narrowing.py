@@ -217,7 +217,8 @@ class _Rewritten:
         if found is None and suspects[0] is mine[0]:
             found = self._by_entries(golden, suspects[:1])
         if found is None:
-            suspects = self._first_lines([*self._tables(suspects[0]), *suspects])
+            computes = next((c for c in suspects if not self._known.moves(c)), suspects[0])
+            suspects = self._first_lines([*self._tables(computes), *suspects])
         return found or Region(region.row, golden, suspects, region.entries)
 
     def _first_lines(self, calls: list[FlowCall]) -> list[FlowCall]:
@@ -312,8 +313,11 @@ class _Rewritten:
     def _given_another(self, golden: list[FlowCall], call: FlowCall) -> Region | None:
         """Return a smaller region if a call gives a step once it takes another tensor.
 
-        ``golden``: its calls that give what mine does not know.
+        ``golden``: its calls that give what mine does not know. A call that only moves elements
+        gives those of any tensor that it takes.
         """
+        if self._known.moves(call):
+            return None
         calls = (self._data[0] or self._golden)[: constants.REGION_SUSPECTS]
         made = {r.id: c for c in self._golden for r in c.outputs}
         others = [r for c in calls for r in (*c.inputs, *c.outputs) if is_telling(r)]
