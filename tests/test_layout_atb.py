@@ -81,7 +81,7 @@ def test_atb_reads_the_example_of_the_format(tmp_path: Path) -> None:
     contents = atb.read(tmp_path)
     assert torch.equal(contents.load(contents.records[0]), X)
     assert contents.records[0].summary == summarize(X)
-    assert contents.meta == {"formats": ["nd"]}
+    assert contents.meta == {"formats": ["nd"], "op_params": {}}
 
 
 @given(

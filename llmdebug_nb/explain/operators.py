@@ -154,7 +154,7 @@ _UNLISTED = frozenset(
         "tensor", "zeros", "ones", "full", "arange", "linspace", "logspace", "eye",
         "scalar_tensor", "tril_indices", "triu_indices", "empty", "rand", "randn", "randint",
         "randperm", "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like",
-        "randint_like", "_grouped_mm",
+        "randint_like", "_grouped_mm", "_transformer_encoder_layer_fwd",
     )
 )  # fmt: skip
 _OF_GRADIENTS = frozenset(_GRADIENTS.split())
@@ -164,7 +164,7 @@ UNSET_MEMORY = frozenset(("empty", "empty_like", "empty_permuted", "new_empty"))
 SIZED_BY_VALUES = frozenset(
     (
         "nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "_unique2",
-        "unique_dim", "getitem", "index",
+        "unique_dim", "getitem", "index", "where",
     )
 )  # fmt: skip
 # without the underscores of methods in place and of Python's operators

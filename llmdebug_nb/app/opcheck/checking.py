@@ -12,6 +12,7 @@ from llmdebug_nb.core.paths import is_operator
 from llmdebug_nb.core.records import CallKey
 from llmdebug_nb.explain import execution, worker
 from llmdebug_nb.explain.operators import CannotReplay
+from llmdebug_nb.explain.reference.atb_calls import SUFFIX, AtbCall
 from llmdebug_nb.explain.reference.computed import Computed
 from llmdebug_nb.explain.reference.module_calls import ModuleCall
 from llmdebug_nb.explain.reference.operator_calls import GradientCall, OperatorCall
@@ -60,6 +61,8 @@ class Checker:
     def _computed(self, call: Call) -> Computed:
         key, device = call.key, self._how.device
         if not is_operator(key.path):
+            if call.op.endswith(SUFFIX):
+                return AtbCall(self._side, key, call.op)
             return ModuleCall(self._side, key, call.op, device)
         if key.phase == "backward" and not call.op.startswith("Aten."):
             return GradientCall(self._side, key, device)

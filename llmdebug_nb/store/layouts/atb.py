@@ -17,6 +17,7 @@ appends to files: several tensors in one file come from several calls.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from collections.abc import Iterator, Mapping
@@ -101,6 +102,8 @@ _OPS = r"(?P<ops>(?:[0-9]+_(?![0-9]+/)[^/]+/)+)(?P<when>before|after)/"
 _TENSOR = re.compile(
     _ROUND + _OPS + r"(?P<io>in|out)tensor(?P<index>[0-9]{1,9})\.bin", re.IGNORECASE
 )
+_PARAMETERS = re.compile(_ROUND + r"(?P<ops>(?:[0-9]+_(?![0-9]+/)[^/]+/)+)op_param\.json")
+_LONGEST = 1 << 16  # characters of an op_param.json; upstream's have hundreds
 _TABLE = re.compile(_ROUND + r"statistic\.csv")
 _ALIAS = re.compile(
     r"(?P<ids>[0-9]+(?:_[0-9]+)*)_(?P<tensor>(?:in|out)tensor[0-9]+)\.bin", re.IGNORECASE
@@ -323,7 +326,7 @@ def read(path: Path) -> Contents:
     drafts.sort(key=_moment)
     types = {d.site.path: d.op for d in drafts if d.op}
     unread = [missing(name, why) for name, why in left_out.items()]
-    meta = {"formats": sorted(formats)}
+    meta = {"formats": sorted(formats), "op_params": _parameters(folder, names)}
     read = contents(
         folder, [*unread, *drafts], lambda place: _open(folder, place), types=types, meta=meta
     )
@@ -331,6 +334,19 @@ def read(path: Path) -> Contents:
         read,
         ids={record.site.path: id_of(record.site.path) for record in read.records if record.op},
     )
+
+
+def _parameters(folder: Folder, names: list[str]) -> dict[str, str]:
+    """Return the text of each operation's ``op_param.json``, by path; of the first round."""
+    found: dict[str, str] = {}
+    for name in names:
+        file = _named(folder, name, _PARAMETERS)
+        path = "" if file is None else ".".join(file.ops)
+        if file is None or path in found:
+            continue
+        with contextlib.suppress(OSError, CorruptDumpError), folder.file(name).open("rb") as stream:
+            found[path] = stream.read(_LONGEST).decode("utf-8", "replace")
+    return found
 
 
 def id_of(path: str) -> str:
