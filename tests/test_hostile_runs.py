@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import shutil
 import sqlite3
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -308,3 +311,77 @@ def test_a_folder_that_holds_more_than_a_run_is_not_deleted(tmp_path, run):
         ld.delete_run(tmp_path)
     assert run.exists()
     assert reader.native(run).info()["complete"]
+
+
+# -- a run that was not closed -------------------------------------------------------------------
+
+
+@pytest.fixture
+def open_run_copy(tmp_path) -> Path:
+    """A copy of a run that is still recorded: its index has a log."""
+    model = torch.nn.Linear(4, 4)
+    with ld.dump(model, name="live", path=str(tmp_path / "live"), tokens="all") as live:
+        for _ in range(5):
+            model(torch.ones(1, 4))
+        return shutil.copytree(live.path, tmp_path / "copy")
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_an_index_with_a_log_is_read_from_a_copy_on_disk_that_vanishes(
+    open_run_copy, tmp_path, monkeypatch
+):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    before = contents(open_run_copy)
+    opened_run = ld.open_run(open_run_copy)
+    assert len(opened_run) > 0
+    ((_, _, file),) = opened_run.source.db.rows(
+        tuple[int, str, str], "SELECT seq, name, file FROM pragma_database_list WHERE name = 'main'"
+    )
+    assert file  # "" is memory
+    if os.name == "posix":
+        assert not list(scratch.iterdir())
+    assert [opened_run.load(record).shape for record in opened_run.records(n=1)]
+    with pytest.raises(CorruptDumpError):
+        opened_run.source.db.rows(tuple[int], "DELETE FROM records")
+    del opened_run
+    gc.collect()
+    assert not list(scratch.iterdir())
+    assert before == {
+        file: file.read_bytes() for file in open_run_copy.rglob("*") if file.is_file()
+    }
+
+
+def test_an_index_that_there_is_no_room_to_copy_is_our_error(open_run_copy, monkeypatch):
+    monkeypatch.setattr(connection, "_room", lambda folder: 1000)
+    with pytest.raises(CorruptDumpError, match="TMPDIR names another folder"):
+        len(ld.open_run(open_run_copy))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is counted as Linux does")
+def test_reading_an_index_with_a_log_takes_no_memory_for_its_rows(tmp_path):
+    """An index of some 60 MB is counted in a process of its own."""
+    model = torch.nn.Linear(2, 2)
+    with ld.dump(model, name="live", path=str(tmp_path / "live")) as live:
+        model(torch.ones(1, 2))
+        copy = shutil.copytree(live.path, tmp_path / "copy")
+    with contextlib.closing(sqlite3.connect(process_of(copy) / fmt.INDEX)) as db, db:
+        db.execute(
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 60)"
+            " INSERT INTO kernels SELECT i, '', hex(zeroblob(500000)) FROM n"
+        )
+    (process_of(copy) / f"{fmt.INDEX}-wal").touch()
+    assert (process_of(copy) / fmt.INDEX).stat().st_size > 50 << 20
+    code = (
+        "import resource, sys, llmdebug_nb as ld, torch, llmdebug_nb.store.run\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "before = peak(); assert len(ld.open_run(sys.argv[1])) > 0; print(peak() - before)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(copy)], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) < 30 << 10, done.stdout  # KiB

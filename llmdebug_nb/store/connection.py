@@ -14,7 +14,9 @@ import shutil
 import sqlite3
 import tempfile
 import time
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,6 +31,7 @@ T = TypeVar("T")
 LONGEST_QUERY = 60.0
 # Instructions of SQLite between two looks at the clock: 10^8 are done a second, so 1 ms.
 _INSTRUCTIONS = 100_000
+_RESERVE = 64 << 20  # bytes of the temporary folder that are left free
 # By SQLite's name. Bytes of a text: the longest of ours, the source of a graph, has some 100 KB.
 # Columns: a record has 27. Nothing is attached.
 _LIMITS = {
@@ -43,23 +46,47 @@ class Connection(sqlite3.Connection):
     """A connection to an index, or to one in memory. ``file``: for messages.
 
     ``settled``: its writer has closed it. ``widths``: how many columns each of its tables has.
+    ``scratch``: the folder with the copy that it reads.
     """
 
     file: Path | None = None
     settled = True
+    widths: Mapping[str, int]
     longest = LONGEST_QUERY
+    scratch: str | None = None
     _end = float("inf")
+
+    def close(self) -> None:
+        super().close()
+        if self.scratch is not None:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def __del__(self) -> None:
+        self.close()
 
     def rows(self, kind: type[T], sql: str, values: Sequence[object] = ()) -> list[T]:
         """Return the rows of a SELECT as ``kind``, such as ``tuple[str, int]``.
 
         Raises CorruptDumpError: a value has another type, or the index can't be read.
         """
+        with self._asking():
+            return rows_of(kind, self.execute(sql, values).fetchall())
+
+    def numbers(self, sql: str, values: Sequence[object] = ()) -> array[int]:
+        """Return the only column of a SELECT, whole numbers. Raises CorruptDumpError.
+
+        It is `rows` of ``tuple[int]`` in a third of the time: the array takes nothing else.
+        """
+        with self._asking():
+            return array("q", (number for (number,) in self.execute(sql, values)))
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """End a query that takes too long, and tell what is wrong with the index."""
         self._end = time.monotonic() + self.longest
         try:
-            found = self.execute(sql, values).fetchall()
-            return rows_of(kind, found)
-        except DAMAGE as error:
+            yield
+        except (*DAMAGE, TypeError) as error:
             late = self._is_late() and f"a query took more than {self.longest:.0f} s"
             raise self.damaged(late or error) from None
         finally:
@@ -79,7 +106,6 @@ class Connection(sqlite3.Connection):
 
     def harden(self) -> None:
         """Refuse what only a stranger's index holds. Raises CorruptDumpError."""
-        self.widths: dict[str, int] = {}
         self.set_progress_handler(self._is_late, _INSTRUCTIONS)
         if hasattr(self, "setlimit"):  # from Python 3.11 on
             for name, limit in _LIMITS.items():
@@ -92,18 +118,10 @@ class Connection(sqlite3.Connection):
         made = self.rows(
             tuple[str, str, str | None], "SELECT type, name, sql FROM main.sqlite_master"
         )
-        for kind, name, sql in made:
-            table, columns = _known().get(_words(sql or ""), ("", 0))
-            if columns:
-                self.widths[table] = columns
-            elif not table and not (kind == "index" and sql is None):
-                raise CorruptDumpError(
-                    f"{self.file}: the {kind} {name[:60]!r} is none of this format, or other than"
-                    " docs/format.md describes it"
-                )
-        for one in TABLES:
-            if not one.added_later and one.name not in self.widths:
-                raise CorruptDumpError(f"{self.file}: the table {one.name} is missing")
+        try:
+            self.widths = _widths(tuple(made))
+        except ValueError as error:
+            raise CorruptDumpError(f"{self.file}: {error}") from None
 
     def seal(self) -> None:
         """Let nothing be written from now on."""
@@ -114,7 +132,7 @@ class Connection(sqlite3.Connection):
 
 
 def connect(index: Path) -> Connection:
-    """Open an index: in place if it was closed, else a copy of it in memory.
+    """Open an index: in place if it was closed, else a copy of it.
 
     Raises CorruptDumpError.
     """
@@ -148,18 +166,63 @@ def _in_place(index: Path) -> Connection:
 
 
 def _copied(index: Path, log: Path) -> Connection:
-    """SQLite changes an index that has a log when it opens it, so it is given a copy."""
-    with tempfile.TemporaryDirectory() as scratch:
+    """SQLite changes an index that has a log when it opens it, so it is given a copy.
+
+    The copy stays on disk, as an index may be larger than memory. It vanishes with the connection.
+
+    Raises:
+        CorruptDumpError: there is no room for it.
+    """
+    scratch = tempfile.mkdtemp(prefix="llmdebug-")
+    db = None
+    try:
+        needed, free = sum(own_file.check(file).st_size for file in (index, log)), _room(scratch)
+        if needed > free:
+            raise CorruptDumpError(
+                f"{index} was not closed, so a copy of it is read, and that needs {needed:,} bytes:"
+                f" {tempfile.gettempdir()} has {max(free, 0):,}; TMPDIR names another folder"
+            )
         for file in (index, log):
             with own_file.open_file(file) as stream, open(Path(scratch) / file.name, "wb") as copy:
                 shutil.copyfileobj(stream, copy)
-        torn = sqlite3.connect(Path(scratch) / index.name)
-        db = in_memory()
-        try:
-            torn.backup(db)
-        finally:
-            torn.close()
-    return db
+        db = sqlite3.connect(
+            Path(scratch) / index.name, check_same_thread=False, factory=Connection
+        )
+        db.scratch = scratch
+        db.execute("PRAGMA journal_mode=MEMORY")  # after the log was folded in
+        db.execute("PRAGMA synchronous=OFF")
+        if os.name == "posix":  # where an open file needs no name
+            shutil.rmtree(scratch, ignore_errors=True)
+        return db
+    except BaseException:
+        if db is not None:
+            db.close()
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+
+
+def _room(folder: str) -> int:
+    """Return how many bytes a copy may take: what is free, but for what others may need."""
+    return shutil.disk_usage(folder).free - _RESERVE
+
+
+@functools.lru_cache(16)  # runs of one version have one schema
+def _widths(made: tuple[tuple[str, str, str | None], ...]) -> Mapping[str, int]:
+    """Return the number of columns of each table. Raises ValueError for what is not ours."""
+    widths: dict[str, int] = {}
+    for kind, name, sql in made:
+        table, columns = _known().get(_words(sql or ""), ("", 0))
+        if columns:
+            widths[table] = columns
+        elif not table and not (kind == "index" and sql is None):
+            raise ValueError(
+                f"the {kind} {name[:60]!r} is none of this format, or other than docs/format.md"
+                " describes it"
+            )
+    for one in TABLES:
+        if not one.added_later and one.name not in widths:
+            raise ValueError(f"the table {one.name} is missing")
+    return widths
 
 
 def _words(sql: str) -> str:

@@ -7,7 +7,7 @@ last commit are read from the payload file.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast
 
@@ -95,7 +95,7 @@ class Process:
         for name, select in self._stand_ins.items():
             db.write(f"CREATE TEMP VIEW {name} AS SELECT {select}")
 
-    def _absent(self, widths: dict[str, int]) -> Iterator[tuple[str, str]]:
+    def _absent(self, widths: Mapping[str, int]) -> Iterator[tuple[str, str]]:
         """Yield name and stand-in of each table that is absent, or lacks columns added later."""
         for table in TABLES:
             if table.name not in widths:

@@ -117,7 +117,8 @@ class Index:
         """Return the ids of records in execution order."""
         where, values = equal(columns)
         sql = f"SELECT id FROM rows WHERE {where} ORDER BY id"
-        return [number for (number,) in self.query(tuple[int], sql, values)]
+        with self.lock:
+            return self.source.db.numbers(sql, values).tolist()
 
     def ids_of_call(self, key: CallKey, role: str) -> list[int]:
         """Return the ids of a call's records in one role."""
@@ -167,8 +168,8 @@ class Index:
         """Return the ids of the records that pass a filter, in execution order."""
         where, values = self._compiled(wanted)
         sql = f"SELECT id FROM rows WHERE {where} ORDER BY id"
-        found = self.query(tuple[int], sql, values)
-        return array("q", (number for (number,) in found))
+        with self.lock:
+            return self.source.db.numbers(sql, values)
 
     def nearest_match(self, wanted: RowFilter, start: int, backwards: bool) -> int | None:
         """Return the id of the first matching record after ``start``, or the last before it."""
