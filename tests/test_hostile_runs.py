@@ -17,8 +17,9 @@ import pytest
 import torch
 
 import llmdebug_nb as ld
+from llmdebug_nb import torchair
 from llmdebug_nb.app import runs as app_runs
-from llmdebug_nb.core.columns import TABLES
+from llmdebug_nb.core.columns import COLUMNS, TABLES
 from llmdebug_nb.core.paths import LONGEST
 from llmdebug_nb.notebook import desk
 from llmdebug_nb.store import connection, reader
@@ -385,3 +386,40 @@ def test_reading_an_index_with_a_log_takes_no_memory_for_its_rows(tmp_path):
         [sys.executable, "-c", code, str(copy)], capture_output=True, text=True, check=True
     )
     assert int(done.stdout) < 30 << 10, done.stdout  # KiB
+
+
+# -- names that become files -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("to", ["fx", "fx-old", "ge"])
+def test_a_dump_that_is_converted_writes_nothing_outside_the_folder(tmp_path, to):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    with ld.dump(model, name="graph", path=str(tmp_path), graph="fx") as run:
+        model(torch.ones(2, 4))
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    with contextlib.closing(sqlite3.connect(process_of(Path(run.path)) / fmt.INDEX)) as db, db:
+        db.execute("UPDATE scalars SET value = ? WHERE slot = 'fx'", (f"{outside}/x",))
+        db.execute("UPDATE nodes SET type = '../../../../outside/y'")
+        db.execute("UPDATE records SET op = 'Aten./../../../../outside/z'")
+    before = set(tmp_path.rglob("*"))
+    written = torchair.convert(run.path, tmp_path / "a/b/c/d/new", to)
+    assert written.tensors > 0
+    assert not list(outside.iterdir())
+    made = set(tmp_path.rglob("*")) - before - {tmp_path / "a"}
+    assert made
+    assert all(file.is_relative_to(tmp_path / "a") for file in made)
+
+
+def test_a_name_that_is_not_there_is_looked_for_in_some_of_very_many_long_ones(run):
+    with contextlib.closing(sqlite3.connect(process_of(run) / fmt.INDEX)) as db, db:
+        db.execute(
+            "WITH RECURSIVE n(i) AS (SELECT 1000 UNION ALL SELECT i + 1 FROM n WHERE i < 20000)"
+            f" INSERT INTO records({', '.join(COLUMNS)}) SELECT i,"
+            " root_call, replace(hex(zeroblob(220)), '00', 'abcd') || i,"
+            f" {', '.join(COLUMNS[3:])} FROM n, (SELECT * FROM records LIMIT 1)"
+        )
+    start = time.process_time()
+    with pytest.raises(ld.errors.TensorLookupError):
+        ld.open_run(run).tensor("abcd" * 200)
+    assert time.process_time() - start < 5

@@ -194,3 +194,22 @@ def test_an_interrupt_in_the_middle_of_a_hook_leaves_the_row_whole(monkeypatch):
         assert run.load(record).shape == record.summary.shape
     assert run.info()["complete"] is False
     assert len(calls) == 3
+
+
+def test_an_interrupt_as_a_backward_pass_begins_leaves_no_mode(monkeypatch):
+    """It waits for our own work to end, and comes before that has returned."""
+    from llmdebug_nb.capture.root_calls import RootCalls
+
+    begin = RootCalls._begin_backward
+
+    def interrupted(self, *args):
+        interrupt()
+        return begin(self, *args)
+
+    monkeypatch.setattr(RootCalls, "_begin_backward", interrupted)
+    model = small()
+    before = state(model)
+    options = {"mode": "module+api+aten", "phase": "both"}
+    with pytest.raises(KeyboardInterrupt), ld.dump(model, name="backward", **options):
+        train(model)
+    assert state(model) == before

@@ -17,7 +17,7 @@ from torch import nn
 import llmdebug_nb as ld
 from llmdebug_nb.cli import main
 from llmdebug_nb.cli.command import FAILED
-from llmdebug_nb.core.printable import cell, printable
+from llmdebug_nb.core.printable import cell, file_part, printable
 from llmdebug_nb.show.text import difference_text, finding_text
 
 TITLE, CLEAR, BELL = "\x1b]0;owned\x07", "\x1b[2J", "\x9b31m"
@@ -152,3 +152,13 @@ def test_what_is_printed_is_printable_and_tells_what_was_there(text):
         assert shown == text
     elif "\\" not in text and text.isascii():
         assert shown.encode().decode("unicode_escape") == text
+
+
+@given(st.text(max_size=200))
+def test_a_part_of_a_files_name_leads_nowhere(text):
+    part = file_part(text)
+    assert Path("folder", part, "x").resolve() == Path("folder").resolve() / part / "x"
+    assert part.isascii()
+    assert 0 < len(part) <= 120
+    assert not part.startswith(".")
+    assert file_part(part) == part

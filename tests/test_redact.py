@@ -9,10 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 import llmdebug_nb as ld
 from llmdebug_nb.cli import main
+from llmdebug_nb.core.columns import AT
+from llmdebug_nb.core.kernels.summary import summarize
+from llmdebug_nb.store import redact
 from llmdebug_nb.store import writer as writing
 from llmdebug_nb.store.redact import REDACTED
 from models import generate, llama
@@ -63,7 +68,9 @@ def test_a_redacted_copy_has_no_values(runs):
         assert (new.site, new.op, new.summary.shape) == (old.site, old.op, old.summary.shape)
         assert new.payload is None
         assert new.lost == (REDACTED if old.payload is not None else None)
-        if old.summary.dtype.startswith("int"):  # tokens, and where they stand
+        values = run.load(old)
+        whole = values.numel() and bool((values == values.round()).all() and values.abs().max() > 1)
+        if whole or old.summary.dtype.startswith("int"):  # tokens, and where they stand
             assert {new.summary.min, new.summary.mean, new.summary.fingerprint} == {None}
         else:
             assert new.summary == old.summary
@@ -205,3 +212,50 @@ def test_the_command_line_redacts_and_lists(tmp_path, capsys):
     assert rows["values of tensors"] == 0
     assert main(["redact", run, "-o", out]) == 3
     assert "name a new folder" in capsys.readouterr().err
+
+
+class Ids(nn.Module):
+    """Computes with token ids as floats, as a position or a hash may."""
+
+    def __init__(self):
+        super().__init__()
+        self.emb, self.n_tok, self.width = nn.Embedding(40_000, 8), 31_337, 31_336
+
+    def forward(self, ids):
+        return self.emb(ids) * (ids.float() * 1.0 / 40_000)[..., None]
+
+
+@pytest.mark.parametrize("ids", [[[31_337]], [[31_337, 5, 977]]])
+def test_token_ids_that_are_stored_as_floats_are_no_statistics_of_a_copy(tmp_path, ids):
+    model = Ids()
+    with ld.dump(
+        model, name="ids", path=str(tmp_path), mode="module+api+aten", tokens="all"
+    ) as run:
+        model(torch.tensor(ids))
+    small = ld.redact_run(run, tmp_path / "shared")
+    of_run, of_copy = list(run.records()), list(small.records())
+    assert any(r.summary.max == 31_337 and r.summary.dtype == "float32" for r in of_run)
+    assert all(r.summary.max != 31_337 for r in of_copy)
+    kept = [(a, b) for a, b in zip(of_run, of_copy, strict=True) if b.summary.max is not None]
+    assert kept
+    assert all(a.summary == b.summary for a, b in kept)
+    assert {b.site.path for _, b in kept} >= {"emb", ""}
+    values = dict(small.scalars()[["slot", "value"]].itertuples(index=False))
+    assert values["width"] == "31336"
+    assert values["n_tok"] != values["n_tok"]  # missing
+
+
+@given(st.lists(st.floats(-300, 300, width=16), min_size=1, max_size=40), st.booleans())
+def test_whole_numbers_are_told_from_other_floats(values, rounded):
+    tensor = torch.tensor(values, dtype=torch.float64)
+    tensor = tensor.round() if rounded else tensor
+    whole = bool((tensor == tensor.round()).all()) and bool((tensor.abs() > 1).any())
+    found = summarize(tensor)
+    row = [None] * len(AT)
+    for name in ("min", "max", "mean", "l2norm"):
+        row[AT[name]] = getattr(found, name)
+    row[AT["shape"]] = json.dumps(list(found.shape))
+    if whole:
+        assert redact._whole(row)
+    elif not float(tensor.sum()).is_integer():
+        assert not redact._whole(row)

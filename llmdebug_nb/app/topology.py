@@ -11,6 +11,7 @@ from pathlib import Path
 
 from llmdebug_nb.app.runs import open_run
 from llmdebug_nb.core.errors import CorruptDumpError, DumpWriteError, UnknownRunError
+from llmdebug_nb.core.printable import file_part
 from llmdebug_nb.store.layouts.files import dtype_named
 from llmdebug_nb.store.run import Run
 from llmdebug_nb.store.topology import dataflow, document, onnx_model
@@ -55,7 +56,7 @@ def write_topology(
         whole = dataflow.topology(run, step, int(process.get("later", 0)), process["rank"])
         pid = str(process.get("pid", process["rank"]))
         for kind, each in [("model", whole), *(("layer", layer) for layer in whole.layers())]:
-            path = Path(folder) / kind / pid / f"{_file_name(each.root.name)}.json"
+            path = Path(folder) / kind / pid / f"{file_part(each.root.name)}.json"
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(json.dumps(each.to_json(), indent=1) + "\n", encoding="utf-8")
@@ -150,10 +151,6 @@ def atb_json_to_onnx(
         UnknownRunError, CorruptDumpError: as `read_topology`.
     """
     return onnx_model.save(read_topology(path, cache), Path(path).with_suffix(".onnx"), model_level)
-
-
-def _file_name(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.#-]", "_", name)[:120].lstrip(".") or "_"
 
 
 def _tables(file: Path, cache: dict[str, Table]) -> Iterator[Table]:

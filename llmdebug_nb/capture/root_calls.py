@@ -107,22 +107,23 @@ class RootCalls:
     @contextlib.contextmanager
     def backward(self) -> Iterator[None]:
         """A backward pass of this thread."""
-        pushed = self.guarded(self._begin_backward) or []
+        pushed: list[Mode] = []  # made here: an interrupt may come as the guarded work ends
         try:
+            self.guarded(self._begin_backward, pushed)
             yield
         finally:
             self.guarded(self._end_backward, pushed)
-            if self._parts.guard.active and self._is_over() and not pytorch.in_backward():
-                self._rest()
 
-    def _begin_backward(self) -> list[Mode]:
+    def _begin_backward(self, pushed: list[Mode]) -> None:
         profile = self._parts.profile
         if profile is not None and not pytorch.in_backward():
             profile.backward_begins()
-        return self.observer.begin_backward()
+        pushed += self.observer.begin_backward()
 
     def _end_backward(self, pushed: list[Mode]) -> None:
         profile = self._parts.profile
         if profile is not None and not pytorch.in_backward():
             profile.ends_here()
         self.observer.end_backward(pushed)
+        if self._is_over() and not pytorch.in_backward():
+            self._rest()

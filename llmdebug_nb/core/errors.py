@@ -22,11 +22,14 @@ leave the explorer. Each message says in one line what was found, what was expec
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
 import traceback
 from collections.abc import Iterable
 
 from llmdebug_nb.core.printable import printable
+
+_COMPARED = 500_000  # characters of known names that are compared with a wanted one: half a second
 
 # the folder of this package's own code: frames in it are never the user's
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -103,5 +106,7 @@ def nearest(wanted: str, known: Iterable[str], limit: int = 3) -> str:
     The root is left out, as its name is empty.
     """
     names = [name for name in dict.fromkeys(known) if name]
+    lengths = itertools.accumulate(map(len, names))
+    names = [name for name, read in zip(names, lengths, strict=True) if read < _COMPARED]
     close = difflib.get_close_matches(wanted, names, n=limit, cutoff=0.3) or names[:limit]
     return f"; nearest: {', '.join(close)}" if close else ""

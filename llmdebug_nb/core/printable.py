@@ -7,9 +7,12 @@ printed goes through `printable`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
-_FORMULA = ("=", "+", "-", "@")
+# what spreadsheets take for the start of a formula; in Asian ones the wide signs too
+_FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+_LONGEST_PART = 120  # characters: file systems allow 255 bytes, and other parts are added
 
 
 def printable(text: str) -> str:
@@ -32,6 +35,15 @@ def cell(value: object) -> object:
     if not isinstance(value, str):
         return value
     return f"'{printable(value)}" if value.startswith(_FORMULA) else printable(value)
+
+
+def file_part(text: str) -> str:
+    """Return a text as one part of a file's name, which leads nowhere else.
+
+    What is no letter, digit, or one of ``._#~-`` becomes ``_``. It has 120 characters at most.
+    """
+    part = re.sub(r"[^\w.#~-]", "_", text, flags=re.ASCII)
+    return part[:_LONGEST_PART].lstrip(".") or "_"
 
 
 def _escape(character: str) -> str:

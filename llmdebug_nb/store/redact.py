@@ -7,6 +7,7 @@ among the arguments. Two such copies still compare by statistics.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +26,7 @@ from llmdebug_nb.core.columns import (
 )
 from llmdebug_nb.core.records import Node
 from llmdebug_nb.store import catalog
+from llmdebug_nb.store.checked import shape_of
 from llmdebug_nb.store.copying import Copy, Rows, copied
 from llmdebug_nb.store.rows import views_of
 
@@ -36,7 +38,7 @@ _STATISTICS = ("min", "max", "mean", "l2norm", "nan", "inf", "zero", "fingerprin
 _INTEGER = re.compile(r"u?int\d+")
 _TYPE, _VALUE = SCALARS.at["type"], SCALARS.at["value"]
 _NUMBERS = ("bool", "int", "float", "complex", "dtype", "device", "None")
-_OF_TEXT = re.compile(r"token|prompt|text|word|(?<![a-z])ids?(?![a-z])")  # numbers that are ids
+_OF_TEXT = re.compile(r"tok|prompt|text|word|(?<![a-z])ids?(?![a-z])")  # numbers that are ids
 # arguments of views: numbers, slices and keywords, but no texts
 _PLAIN = re.compile(r"(?:[a-z_]{1,30}=|None|True|False|tensor|torch\.\w{1,20}|[-\d\s,.:()\[\]])*")
 _NAME = re.compile(r"\w{1,60}")
@@ -67,7 +69,7 @@ class _Redacted(Copy):
         elif row[_LOST] not in (None, REDACTED):
             row[_LOST] = _NOT_KEPT
         names: tuple[str, ...] = _VALUES
-        if row[_ROLE] != "weight" and _INTEGER.fullmatch(row[_DTYPE] or ""):
+        if row[_ROLE] != "weight" and (_INTEGER.fullmatch(row[_DTYPE] or "") or _whole(row)):
             names += _STATISTICS
         for name in names:
             row[AT[name]] = None
@@ -90,6 +92,27 @@ class _Redacted(Copy):
             ended_by = "an error"
         kept = ("begun", "complete", "recorded", "determinism")
         return {key: meta[key] for key in kept if key in meta} | {"ended_by": ended_by}
+
+
+def _whole(row: Row) -> bool:
+    """Tell whether floats are whole numbers other than 0 and 1, so that they may be tokens.
+
+    Least, greatest, sum and sum of squares of whole numbers are whole. Of other floats they are so
+    by a chance of 10^-8, where the sums stay below 10^8.
+    """
+    low, high, mean, norm = (row[AT[name]] for name in ("min", "max", "mean", "l2norm"))
+    if None in (low, high, mean, norm) or max(abs(low), abs(high)) <= 1:
+        return False
+    try:
+        count = math.prod(shape_of(row[AT["shape"]]))
+    except (ValueError, RecursionError):
+        return True  # a damaged row: nothing is known of it
+    return all(map(_is_whole, (low, high, mean * count, norm * norm)))
+
+
+def _is_whole(value: float) -> bool:
+    """Tell whether a figure is a whole number, up to the rounding of a sum in float64."""
+    return math.isfinite(value) and abs(value - round(value)) <= 1e-9 + 1e-12 * abs(value)
 
 
 def _scalar(row: Row) -> Row:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from llmdebug_nb.core.errors import StoreError, TensorLookupError
 from llmdebug_nb.core.kernels.raw import to_bytes
 from llmdebug_nb.core.paths import is_operator
+from llmdebug_nb.core.printable import file_part
 from llmdebug_nb.core.records import IN_KERNEL, CallKey, Record
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ def write(
             )
         calls = list(_calls(records, names, int(begun * 1e6)))
         ranks = 1 + max((call.rank for call in calls), default=0)
+        model = file_part(model)
         for call in calls:
             home = _home(folder, call, layout, model, ranks, begun)
             (_ge if layout == "ge" else _fx)(call, load, home, written)
@@ -116,7 +118,8 @@ def _calls(
     for number, group in enumerate(by_call.values()):
         node = names(group[0])
         if node is not None:
-            yield _Call(group, f"{node}-{_aten(group[0].op)}", begun + number)
+            fx = f"{file_part(node)}-{file_part(_aten(group[0].op))}"
+            yield _Call(group, fx, begun + number)
 
 
 def _aten(op: str) -> str:
@@ -207,7 +210,7 @@ def _named(call: _Call) -> tuple[str, str]:
     fused = any(r.site.slot.startswith(IN_KERNEL) for r in call.records)
     kind = call.records[0].op.partition(".")[2] or call.records[0].op
     kind = "AutomaticBufferFusionOp" if fused else kind.replace(".", "_")
-    return kind, call.fx.partition("-")[0].replace(".", "_")
+    return file_part(kind), call.fx.partition("-")[0].replace(".", "_")
 
 
 def _graph(calls: list[_Call], folder: Path, begun: float) -> None:
