@@ -16,6 +16,7 @@ import torch
 import llmdebug_nb as ld
 from interruption import ACTIVITIES, small, state, train
 from llmdebug_nb.core import interrupts
+from models import generate, llama, prompt
 
 POINTS = int(os.environ.get("LLMDEBUG_INTERRUPTS", "12"))
 
@@ -212,4 +213,22 @@ def test_an_interrupt_as_a_backward_pass_begins_leaves_no_mode(monkeypatch):
     options = {"mode": "module+api+aten", "phase": "both"}
     with pytest.raises(KeyboardInterrupt), ld.dump(model, name="backward", **options):
         train(model)
+    assert state(model) == before
+
+
+def test_an_interrupt_while_generate_hooks_a_model_leaves_no_hook(monkeypatch):
+    from llmdebug_nb.capture.hooks import modules
+
+    hook = modules.hook
+
+    def interrupted(*args):
+        found = hook(*args)
+        interrupt()
+        return found
+
+    monkeypatch.setattr(modules, "hook", interrupted)
+    model = llama()
+    before = state(model)
+    with pytest.raises(KeyboardInterrupt), ld.dump(name="found") as _:
+        generate(model, prompt(3), new=2)
     assert state(model) == before

@@ -12,6 +12,7 @@ from llmdebug_nb.capture.hooks.inspection import find_entries, find_fused
 from llmdebug_nb.capture.hooks.modules import EntryListener, HookedModule, Root
 from llmdebug_nb.capture.parts import Parts
 from llmdebug_nb.capture.source_lines import forward_of
+from llmdebug_nb.core import interrupts
 from llmdebug_nb.core.errors import CaptureError
 from llmdebug_nb.core.records import Node
 
@@ -90,6 +91,7 @@ class RootFinder:
                 for recorder in self._parts.recorders:
                     recorder.stack_number([str(frame)], [code], 1)
 
+    @interrupts.unbroken
     def follow(self, model: nn.Module) -> nn.Module | None:
         """Return the root that a `generate` of a model concerns, or None."""
         root = self._parts.roots.related(model)
