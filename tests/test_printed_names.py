@@ -85,6 +85,7 @@ COMMANDS = [
     ["topology", "golden", "--json"],
     ["topology", "golden", "-o", "topology"],
     ["onnx", "golden", "-o", "out.onnx"],
+    ["opcheck", "-i", "golden"],
 ]
 
 
@@ -162,3 +163,13 @@ def test_a_part_of_a_files_name_leads_nowhere(text):
     assert 0 < len(part) <= 120
     assert not part.startswith(".")
     assert file_part(part) == part
+
+
+def test_a_csv_of_checked_operators_has_no_control_character(hostile, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["opcheck", "-i", str(hostile[0]), "-o", str(tmp_path / "out")]) != FAILED
+    (file,) = (tmp_path / "out").rglob("*.csv")
+    with open(file, encoding="utf-8", newline="") as opened:
+        rows = list(csv.reader(opened))
+    assert len(rows) > 1
+    assert all(text.isprintable() and text[:1] != "=" for row in rows for text in row)

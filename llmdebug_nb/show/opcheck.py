@@ -16,6 +16,7 @@ from llmdebug_nb.core.opchecks import (
     OutputCheck,
     TypeCount,
 )
+from llmdebug_nb.core.printable import printable, printable_lines
 from llmdebug_nb.show.text import aligned
 from llmdebug_nb.show.words import count_text
 
@@ -102,7 +103,7 @@ def _failed(output: OutputCheck) -> str:
 
 def text(result: OpCheckResult, paths: Sequence[Path] = ()) -> str:
     """Return the verdict, the wrong calls, operators by type, and what was not checked."""
-    return "\n".join([*_head(result), "", *_table(result), *_tail(result, paths)])
+    return printable_lines([*_head(result), "", *_table(result), *_tail(result, paths)])
 
 
 def page(result: OpCheckResult, paths: Sequence[Path] = ()) -> str:
@@ -118,7 +119,7 @@ def page(result: OpCheckResult, paths: Sequence[Path] = ()) -> str:
 
 def around(result: OpCheckResult, paths: Sequence[Path] = ()) -> tuple[str, str]:
     """Return what stands above the table, and below it."""
-    return "\n".join(_head(result)), "\n".join(_tail(result, paths))
+    return printable_lines(_head(result)), printable_lines(_tail(result, paths))
 
 
 def _head(result: OpCheckResult) -> Iterator[str]:
@@ -155,7 +156,7 @@ def cells(each: TypeCount) -> list[str]:
     """Return the cells of a type, in the order of `HEAD`."""
     error = "" if not each.checked else "∞" if math.isinf(each.error) else f"{each.error:.2f}"
     counts = (each.calls, each.checked, each.wrong, each.below_standard)
-    return [each.op, *(f"{count:,}" for count in counts), error]
+    return [printable(each.op), *(f"{count:,}" for count in counts), error]
 
 
 def _tail(result: OpCheckResult, paths: Sequence[Path]) -> Iterator[str]:

@@ -17,6 +17,7 @@ from llmdebug_nb.app.runs import open_run
 from llmdebug_nb.core.errors import DumpWriteError, OptionError, TensorLookupError, nearest
 from llmdebug_nb.core.opchecks import METRICS, CallCheck, OpCheckResult
 from llmdebug_nb.core.options import runs_folder
+from llmdebug_nb.core.printable import cell
 from llmdebug_nb.core.tabular import Tabular
 from llmdebug_nb.show import opcheck as shown
 from llmdebug_nb.show.spreadsheet import workbook
@@ -52,10 +53,10 @@ class OpCheck(Tabular):
         return pandas.DataFrame(shown.rows(self.result), columns=shown.columns(self.result))
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
-        """Write `to_pandas` as csv. Raises DumpWriteError."""
+        """Write `to_pandas` as csv; a spreadsheet computes no text of it. Raises DumpWriteError."""
         where = Path(path)
         try:
-            self.to_pandas().to_csv(where, index=False)
+            self.to_pandas().map(cell).to_csv(where, index=False)
         except OSError as error:
             raise DumpWriteError(f"can't write {where}: {error.strerror or error}") from None
         return where

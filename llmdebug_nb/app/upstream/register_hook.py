@@ -14,6 +14,7 @@ from llmdebug_nb.app.upstream.option_names import named_as
 from llmdebug_nb.core import determinism
 from llmdebug_nb.core.errors import OptionError, StoreError
 from llmdebug_nb.core.places import shown
+from llmdebug_nb.core.printable import cell
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.store.own_file import PRIVATE_FILE
 from llmdebug_nb.store.run import Run
@@ -111,7 +112,7 @@ def write_analysis(run: Run) -> Path:
             path.chmod(PRIVATE_FILE)
             table.writerow(_COLUMNS)
             while page := list(run.records(after=last, n=1000)):
-                table.writerows(_analysis_row(run, record) for record in page)
+                table.writerows(map(cell, _analysis_row(run, record)) for record in page)
                 last = page[-1].id
     except OSError as error:
         raise StoreError(f"can't write {path}: {error.strerror or error}") from None
