@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import llmdebug_nb as ld
 from llmdebug_nb.align.batch_layout import BatchMap, TokenSpan
+from llmdebug_nb.align.layout_search import search
 from models import llama, prompt
 
 AGREED = {"match", "within_noise"}
@@ -86,3 +87,13 @@ def test_tokens_are_found_on_another_axis_of_the_other_program():
     for own in (golden, per_head):
         fits = list(batch.fits(tuple(own.shape), tuple(mine.shape)))
         assert any(torch.equal(*(x.flatten() for x in fit(own, mine))) for fit in fits)
+
+
+def test_tokens_of_a_cache_in_another_order_are_no_layout_of_repeated_heads():
+    """The second half of one repeat and the first half of another one are no part of the keys."""
+    keys = torch.rand(2, 1, 16, 8, generator=torch.Generator().manual_seed(0))
+    golden = keys.expand(2, 3, 16, 8)
+    swapped = torch.cat([keys[:, 0, 8:], keys[:, 0, :8]], dim=1).transpose(0, 1)
+    assert search(golden.contiguous(), swapped.contiguous(), rows=False, sure=False) is None
+    right = keys[:, 0].transpose(0, 1).contiguous()
+    assert search(golden.contiguous(), right, rows=False, sure=False) is not None

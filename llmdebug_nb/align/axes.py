@@ -92,33 +92,35 @@ class Alignment:
         return tuple(i for i, (a, b) in enumerate(sizes) if a != b)
 
     def starts(self, group: int) -> np.ndarray:
-        """Return where a block of a group may start, int64[n], rising."""
-        size, whole = self.small.sizes[group], self.large.sizes[group]
-        at = np.arange(whole - size + 1)
-        found: np.ndarray = at[self._is_part(group, at, size)]
-        return found
-
-    def _is_part(self, group: int, start: np.ndarray, share: int) -> np.ndarray:
-        """Tell which blocks of a group are a part of something, bool[n].
+        """Return where a block of a group may start, int64[n], rising.
 
         Where the large tensor merges axes, a block is a part of one inner axis or some whole ones:
         the end of one row and the beginning of the next one are no part of anything.
         """
-        axes = self.large.groups[group]
-        whole = self.large.sizes[group]
-        inner = whole // self.large.axes[axes[0]] if len(axes) > 1 else whole
-        of_one = start % inner + share <= inner
-        found: np.ndarray = of_one | ((start % inner == 0) & (share % inner == 0))
+        size, inner = self.small.sizes[group], self._inner(group)
+        at = np.arange(self.large.sizes[group] - size + 1)
+        is_block = (at % inner + size <= inner) | ((at % inner == 0) & (size % inner == 0))
+        found: np.ndarray = at[is_block]
         return found
 
+    def _inner(self, group: int) -> int:
+        """Return how many elements of a group each index of its outermost axis has."""
+        axes, whole = self.large.groups[group], self.large.sizes[group]
+        return whole // self.large.axes[axes[0]] if len(axes) > 1 else whole
+
     def parts_of(self, group: int) -> list[Part]:
-        """Return the regular parts of a group that the small tensor may have."""
+        """Return the regular parts of a group that the small tensor may have.
+
+        A share of each of several parts is at the same places in each row.
+        """
         if group not in self._parts_of:
-            whole = self.large.sizes[group]
+            size, starts = self.small.sizes[group], set(self.starts(group).tolist())
+            inner = self._inner(group)
             self._parts_of[group] = [
                 part
-                for part in parts(self.small.sizes[group], whole)
-                if self._is_part(group, np.arange(part.start, whole, part.size), part.share).all()
+                for part in parts(size, self.large.sizes[group])
+                if (0 in (part.size % inner, inner % part.size) and part.share != size)
+                or (part.share == size and part.start in starts)
             ]
         return self._parts_of[group]
 
