@@ -848,3 +848,27 @@ def test_modules_with_long_names_and_deep_nests_are_recorded_and_read(tmp_path):
     assert str(ld.compare(again, again, progress=False))
     assert str(again)
     ld.export(again, tmp_path / "page.html")
+
+
+class Late(torch.nn.Module):
+    """Registers the module that holds its parameters when it is asked for them, as Keras does."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = [torch.nn.Parameter(torch.ones(4, 4))]
+
+    def named_parameters(self, *args, **options):
+        if "held" not in self._modules:
+            self.held = torch.nn.ParameterList(self.weights)
+        return super().named_parameters(*args, **options)
+
+    def forward(self, x):
+        return x @ self.weights[0]
+
+
+def test_modules_that_appear_when_their_parameters_are_asked_for_are_recorded():
+    model = torch.nn.Sequential(Late(), Late())
+    with ld.dump(model, name="late") as run:
+        model(torch.ones(2, 4))
+    assert [node.path for node in run.nodes] == ["", "0", "0.held", "1", "1.held"]
+    assert run.tensor("1").shape == (2, 4)

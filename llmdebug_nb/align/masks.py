@@ -39,6 +39,8 @@ def _places(keeps: bool) -> Move:
     def move(x: torch.Tensor) -> torch.Tensor:
         if x.dtype == torch.bool:
             return (x != keeps).float()
+        if not x.is_floating_point():
+            return x  # places that `Fit.places` moves: no mask holds integers
         if x.is_meta:
             return x.float()
         places = hidden(x.float())

@@ -29,7 +29,8 @@ def head_counts(side: Side, flow: Flow, key: CallKey, shape: Sequence[int]) -> s
     for each in shapes:
         if len(each) >= 4:
             found |= {n for n in each[1:-1] if n * each[-1] in widths and n != tokens}
-    found -= {1, shape[-1] if shape else 1}  # the last axis holds channels or keys
+    # heads of size 0 have none; the last axis holds channels or keys
+    found -= {0, 1, shape[-1] if shape else 1}
     return {count for count in found if any(size % count == 0 for size in shape)}
 
 

@@ -88,7 +88,7 @@ def _called(module: torch.nn.Module, given: Arguments, seed: int = 0) -> dict[st
         line = str(error).partition("\n")[0]
         text = f"{type(error).__name__}: {line}"
         raise CannotReplay(f"the module fails when it is called alone: {text}") from None
-    return {slot: tensor.cpu() for slot, tensor in results(result)}
+    return {slot: tensor.detach().cpu() for slot, tensor in results(result)}
 
 
 def _to(value: object, device: torch.device) -> object:

@@ -20,6 +20,7 @@ def build(root: nn.Module, prefix: str = "") -> list[Node]:
     ``prefix`` goes before every path (``""``: paths as `named_modules` gives them). A module
     registered in several places is one row under its first name; the others are its aliases.
     """
+    _settle(root)
     names: dict[int, list[str]] = {}
     for path, module in root.named_modules(remove_duplicate=False):
         names.setdefault(id(module), []).append(path)
@@ -43,6 +44,19 @@ def build(root: nn.Module, prefix: str = "") -> list[Node]:
             )
         )
     return nodes
+
+
+def _settle(root: nn.Module) -> None:
+    """Ask all modules for their parameters: some make them, and modules that hold them, only then.
+
+    Keras layers do.
+    """
+    known: list[nn.Module] = []
+    while len(modules := list(root.modules())) > len(known):
+        known = modules
+        for module in modules:
+            for _ in module.named_parameters(recurse=False):
+                pass
 
 
 def _sizes(tensor: torch.Tensor) -> list[int]:
