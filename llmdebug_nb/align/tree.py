@@ -50,6 +50,11 @@ class ModuleFacts:
     leaves: list[str] = field(default_factory=list)
 
     @property
+    def size(self) -> int:
+        """How many elements its own parameters have."""
+        return sum(map(math.prod, self.params))
+
+    @property
     def name(self) -> str:
         """The name in the parent, "" if it is a number."""
         name = self.path.rpartition(".")[2]
@@ -61,12 +66,18 @@ class ModuleTree:
 
     def __init__(self, nodes: Iterable[Node], records: Iterable[Record]) -> None:
         self.modules: dict[str, ModuleFacts] = {}
+        self._watchers: set[str] = set()  # inside a module that is a leaf though it holds some
         for node in nodes:
             module = self._module(node.path)
             module.type = node.type
             module.params = _sorted_shapes(quantised.without_scales(node.params))
         self._read(records)
-        self.leaves = [path for path, module in self.modules.items() if not module.children]
+        self._make_whole()
+        self.leaves = [
+            path
+            for path, module in self.modules.items()
+            if not module.children and path not in self._watchers
+        ]
         ran = sum(self.modules[leaf].place < math.inf for leaf in self.leaves)
         if ran * 2 > len(self.leaves):  # the order of calls is more telling
             self.leaves.sort(key=self._place)
@@ -74,6 +85,21 @@ class ModuleTree:
             for path in (leaf, *ancestors(leaf)):
                 if path in self.modules:
                     self.modules[path].leaves.append(leaf)
+
+    def _make_whole(self) -> None:
+        """Make a leaf of each module that has parameters while the modules inside it have none.
+
+        Programs hang modules that only watch values into those that compute.
+        """
+        inside: set[str] = set()
+        holding = {
+            above for path, m in self.modules.items() if m.params for above in ancestors(path)
+        }
+        for path, module in self.modules.items():
+            if module.children and module.params and path not in holding:
+                inside.add(path)
+                module.children = []
+        self._watchers = {path for path in self.modules if not inside.isdisjoint(ancestors(path))}
 
     def _read(self, records: Iterable[Record]) -> None:
         """Add what the records say of the modules."""
@@ -99,6 +125,21 @@ class ModuleTree:
             if path:
                 self._module(path.rpartition(".")[0]).children.append(path)
         return module
+
+    def holding(self, path: str) -> list[str]:
+        """Return the children of a module that have parameters in them, as they ran."""
+        children = self.modules[path].children if path in self.modules else []
+        kept = [
+            x for x in children if any(self.modules[leaf].params for leaf in self.modules[x].leaves)
+        ]
+        return sorted(kept, key=lambda x: self.modules[x].place)
+
+    def size(self, path: str) -> int:
+        """Return how many elements the parameters in a module have."""
+        shapes = (
+            shape for leaf in self.modules[path].leaves for shape in self.modules[leaf].params
+        )
+        return sum(map(math.prod, shapes))
 
     def _place(self, leaf: str) -> float:
         """Return when a leaf ran, or the module around it that uses its weights."""
@@ -148,11 +189,15 @@ def partners(golden: ModuleTree, mine: ModuleTree, fixed: Partners, kind: Kind =
     certain = dict(found)
     params = all(any(m.params for m in tree.modules.values()) for tree in (golden, mine))
     # leaves with parameters tell which layers are partners, and only in these are the other leaves
+    unlike: list[tuple[str, str]] = []
     for weighted in (True, False) if params else (False,):
-        _leaves(golden, mine, found, match, kind, params, weighted)
+        unlike += _leaves(golden, mine, found, match, kind, params, weighted)
         _inner(golden, mine, found, taken, match, weighted)
     _fused(golden, mine, found, taken)
     _fused(mine, golden, found, taken, turned=True)
+    _rest(golden, mine, found, taken, match)
+    for left, right in unlike:
+        match(left, right, f"{RENAMED}: same place")
     found |= fixed
     return found if _are_alike(golden, mine, found, params) else certain
 
@@ -225,11 +270,13 @@ def _leaves(
     kind: Kind,
     params: bool,
     weighted: bool,
-) -> None:
+) -> list[tuple[str, str]]:
     """Align the leaves in the order in which they ran; leaves with a partner are fixed points.
 
-    ``weighted``: those with parameters alone.
+    Return the pairs that have nothing but their place in common. ``weighted``: only leaves with
+    parameters.
     """
+    unlike = []
     numbers = _fixed_points(golden, mine, found)
     forth = {path: paths[0] for path, (paths, _) in found.items() if len(paths) == 1}
     layers = forth, {other: other for other in forth.values()}
@@ -248,7 +295,11 @@ def _leaves(
     for i, j in sequence.align(sides[0], sides[1]):
         left, right = leaves[0][i], leaves[1][j]
         common = _common(golden.modules[left], mine.modules[right], params)
-        match(left, right, f"{RENAMED}: {common}")
+        if common:
+            match(left, right, f"{RENAMED}: same {', '.join(common)} and place")
+        else:
+            unlike.append((left, right))
+    return unlike
 
 
 def _fixed_points(
@@ -265,16 +316,19 @@ def _fixed_points(
     return {leaf: numbers[other] for leaf, other in pairs}, numbers
 
 
-def _common(golden: ModuleFacts, mine: ModuleFacts, params: bool) -> str:
-    """Describe the features that two leaves share."""
+def _common(golden: ModuleFacts, mine: ModuleFacts, params: bool) -> list[str]:
+    """Return the features that two leaves share."""
     common = ["type"] if golden.type == mine.type else []
     if golden.name and golden.name == mine.name:
         common.append("name")
-    if params and golden.params:
-        common.append("parameter shapes")
+    if params and (golden.params or mine.params):
+        if golden.params == mine.params:
+            common.append("parameter shapes")
+        elif golden.size == mine.size:
+            common.append("number of parameters")
     elif golden.output and mine.output and golden.output.shape == mine.output.shape:
         common.append("shape of the output")
-    return f"same {', '.join(common)} and place" if common else "same place"
+    return common
 
 
 def _inner(
@@ -293,18 +347,40 @@ def _inner(
     theirs: dict[frozenset[str], list[str]] = defaultdict(list)
     for path, module in mine.modules.items():
         if module.children:
-            held = frozenset(back[leaf] for leaf in module.leaves if leaf in back)
+            kept = (x for x in module.leaves if mine.modules[x].params or not weighted)
+            held = frozenset(back[leaf] for leaf in kept if leaf in back)
             if held:
                 theirs[held].append(path)
     groups: dict[frozenset[str], list[str]] = defaultdict(list)
     for path, module in golden.modules.items():
         if module.children:
-            groups[frozenset(leaf for leaf in module.leaves if leaf in found)].append(path)
+            kept = (x for x in module.leaves if golden.modules[x].params or not weighted)
+            groups[frozenset(leaf for leaf in kept if leaf in found)].append(path)
     for held, paths in groups.items():
         left = [golden.modules[path] for path in paths if path not in found]
         right = [mine.modules[path] for path in theirs.get(held, ()) if path not in taken]
         for path, partner in _chain(left, right):
             match(path, partner, f"{RENAMED}: it holds the same modules")
+
+
+def _rest(
+    golden: ModuleTree, mine: ModuleTree, found: Partners, taken: set[str], match: Match
+) -> None:
+    """Pair the children with parameters that are left in two modules that belong together.
+
+    They have one name, or as many parameters.
+    """
+    for path in golden.modules:  # parents come first, so what is found here has its children seen
+        paths = found.get(path, ((), ""))[0]
+        if len(paths) != 1:
+            continue
+        for one in golden.holding(path):
+            free = [x for x in mine.holding(paths[0]) if x not in taken]
+            name, size = golden.modules[one].name, golden.size(one)
+            alike = [x for x in free if name and mine.modules[x].name == name]
+            alike = alike or [x for x in free if mine.size(x) == size]
+            if len(alike) == 1:
+                match(one, alike[0], f"{RENAMED}: what is left there")
 
 
 def _chain(golden: list[ModuleFacts], mine: list[ModuleFacts]) -> list[tuple[str, str]]:
@@ -397,6 +473,8 @@ def _parts(whole: ModuleFacts, free: list[ModuleFacts]) -> tuple[str, ...]:
 
 def _adds_up(whole: Shapes, parts: list[Shapes]) -> bool:
     """Tell whether the matrices of the parts, joined along one axis, have the size of the whole."""
+    if sum(len(shape) > 1 for shape in whole) > 1:
+        return False
     matrix = max(whole, key=len)
     pieces = [max(part, key=len) for part in parts]
     if len(matrix) != 2 or any(len(piece) != 2 for piece in pieces):
