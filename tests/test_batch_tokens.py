@@ -7,6 +7,7 @@ import torch
 
 from llmdebug_nb.align import tree
 from llmdebug_nb.align.batch_layout import BatchMap, TokenSpan
+from llmdebug_nb.align.modules import ModuleTree
 from llmdebug_nb.core.records import Node
 
 PADDED = BatchMap((1, 5), (2, 8), (TokenSpan(0, 0, 1, 3, 5),))  # golden's is mine's second request
@@ -51,7 +52,7 @@ def modules(paths):
         Node(path, path.rpartition(".")[2], kind, numbers.get(path.rpartition(".")[0], -1), shapes)
         for path, (kind, shapes) in paths.items()
     ]
-    return tree.ModuleTree(nodes, [])
+    return ModuleTree(nodes, [])
 
 
 def block(path, names):
@@ -71,3 +72,25 @@ def test_leaves_without_parameters_do_not_pair_layers_with_their_neighbours():
     assert [found.get(f"h.{n}.off", ((f"stack.{n}.rest",),))[0][0] for n in range(3)] == [
         f"stack.{n}.rest" for n in range(3)
     ]
+
+
+def test_modules_that_only_watch_values_do_not_hide_the_one_that_computes():
+    """Mine hangs modules without parameters into its layers, and joins linear layers in one."""
+    square, watch = {"weight": [16, 16]}, ("Watch", {})
+    golden = {"": ("M", {}), "h": ("ModuleList", {})}
+    mine = {"": ("M", {}), "blocks": ("ModuleList", {})}
+    for n in range(3):
+        golden |= block(f"h.{n}", {"norm": ("Norm", {"weight": [16]}), "attn": ("A", {})})
+        golden |= {f"h.{n}.attn.{x}": ("Linear", square) for x in ("q", "k", "v", "o")}
+        golden |= {f"h.{n}.mlp": ("B", {}), f"h.{n}.mlp.up": ("Linear", {"weight": [40, 16]})}
+        golden |= {f"h.{n}.mlp.down": ("Linear", {"weight": [16, 40]})}
+        mine |= block(f"blocks.{n}", {"norm": ("Norm", {"w": [16]}), "seen": watch})
+        mine |= {f"blocks.{n}.norm.scale": watch}
+        mine |= {f"blocks.{n}.attn": ("C", {"W": [4, 16, 4], "O": [4, 4, 16], "mask": [9, 9]})}
+        mine |= {f"blocks.{n}.attn.hook": watch}
+        mine |= {f"blocks.{n}.mlp": ("D", {"I": [16, 40], "O": [40, 16]})}
+        mine |= {f"blocks.{n}.mlp.hook": watch}
+    found = tree.partners(modules(golden), modules(mine), {})
+    for n in range(3):
+        for name in ("norm", "attn", "mlp"):
+            assert found[f"h.{n}.{name}"][0] == (f"blocks.{n}.{name}",)

@@ -30,11 +30,12 @@ from llmdebug_nb.align.calls import (
     share_inputs,
 )
 from llmdebug_nb.align.matches import ValueMatch, ValueMatches, WeightMatches
+from llmdebug_nb.align.modules import ModuleTree
 from llmdebug_nb.align.names import Names
 from llmdebug_nb.align.results import EARLIER, ResultMatches, RoleMatches
 from llmdebug_nb.align.sequence import MatchTolerance
 from llmdebug_nb.align.tensor_layout import LayoutFinder
-from llmdebug_nb.align.tree import FUSED, SAME_PATH, ModuleTree
+from llmdebug_nb.align.tree import FUSED, SAME_PATH
 from llmdebug_nb.align.unpaired import Reasons, in_order
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import RESULT, Pair

@@ -116,17 +116,27 @@ class Flow:
         by_role.get(record.site.role, call.outputs).append(record)
 
     def _nest(self) -> None:
-        """Find the call around each call: the last one begun of the innermost path around it."""
+        """Find the call around each call: the last one begun of the innermost path around it.
+
+        If that is over, as where several layers share a module, the module that runs then calls it.
+        """
         latest: dict[tuple[object, ...], FlowCall] = {}
+        running: dict[tuple[object, ...], list[FlowCall]] = defaultdict(list)
         for call in sorted(self.calls.values(), key=lambda call: call.start):
             key = call.key
-            for path in ancestors(key.path):
-                around = latest.get((*key[:4], path))
-                if around is not None and not (self._linked and around.is_over(call.start)):
-                    call.around = around
-                    around.inner.append(call)
-                    break
+            stack = running[key[:4]]
+            over = (i for i, each in enumerate(stack) if each.is_over(call.start))
+            del stack[next(over, len(stack)) :]  # with what ran inside it
+            known = (latest.get((*key[:4], path)) for path in ancestors(key.path))
+            around = next((each for each in known if each is not None), None)
+            if around is not None and self._linked and around.is_over(call.start):
+                around = stack[-1] if stack else None
+            if around is not None:
+                call.around = around
+                around.inner.append(call)
             latest[(*key[:4], key.path)] = call
+            if call.outputs and not call.is_operator:
+                stack.append(call)
 
     def call(self, record: Record) -> FlowCall:
         return self.calls[record.site.key]

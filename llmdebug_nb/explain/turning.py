@@ -155,8 +155,10 @@ def equal_columns(table: torch.Tensor) -> torch.Tensor | None:
     None if not each column is equal to one other column.
     """
     columns = table.flatten(0, -2).T
+    if columns.shape[1] < 2 or not len(columns):
+        return None
     _, groups, counts = torch.unique(columns, dim=0, return_inverse=True, return_counts=True)
-    if columns.shape[1] < 2 or len(counts) < 2 or not bool((counts == 2).all()):
+    if len(counts) < 2 or not bool((counts == 2).all()):
         return None
     pairs = groups.argsort(stable=True).view(-1, 2)
     partners = torch.empty_like(groups)

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from llmdebug_nb.align.tree import ModuleTree, partners
+from llmdebug_nb.align.modules import ModuleTree
+from llmdebug_nb.align.tree import partners
 from llmdebug_nb.core.records import Node, Site
 from llmdebug_nb.store.run import Run
 
