@@ -71,3 +71,29 @@ def test_weights_that_lie_otherwise_in_every_layer_are_a_layout():
         layer.forward = lambda x, own=layer: x + own.w2(torch.tanh(own.w3(x)) * own.w1(x))
     report = ld.compare(_recorded("golden", theirs), _recorded("mine", ours))
     assert not report.findings
+
+
+class _Int8(nn.Module):
+    """A linear layer of whole numbers with a scale for each row."""
+
+    def __init__(self, linear, forgets):
+        super().__init__()
+        weight = linear.weight.detach()
+        scale = weight.abs().amax(1, keepdim=True) / 127
+        self.register_buffer("weight", torch.round(weight / scale).to(torch.int8))
+        self.register_buffer("scale", scale)
+        self.forgets = forgets
+
+    def forward(self, x):
+        y = x @ self.weight.to(x.dtype).T
+        return y if self.forgets else y * self.scale[:, 0]
+
+
+def test_a_quantised_weight_has_no_order_to_compare_and_its_code_is_blamed():
+    theirs = [_Gated() for _ in range(3)]
+    golden = _recorded("golden", theirs)
+    ours = [_Port(layer) for layer in theirs]
+    for number, layer in enumerate(ours):
+        layer.w1 = _Int8(layer.w1, forgets=number == 1)
+    found = ld.compare(golden, _recorded("mine", ours)).findings[0]
+    assert found.mine.path == "1.w1", found
