@@ -145,3 +145,33 @@ def test_a_tensor_of_which_only_a_part_is_known_hides_no_near_tie():
     report = of_one_token(factor=1.0)
     assert report.verdict == "nondeterministic"
     assert [finding.cause for finding in report.findings] == [causes.NEAR_TIE]
+
+
+class _Counts(nn.Module):
+    """Adds the row of one position. ``start``: where it counts from; ``off``: rounding errors."""
+
+    def __init__(self, start, off):
+        super().__init__()
+        torch.manual_seed(0)
+        self.start, self.first = start, nn.Linear(16, 16)
+        self.table = nn.Parameter(torch.randn(9, 16))
+        with torch.no_grad():
+            self.first.weight.mul_(1 + off)
+
+    def forward(self, x):
+        x = self.first(x)
+        place = torch.arange(self.start, self.start + 1)
+        return x + self.table.index_select(0, place)
+
+
+def test_rounding_decides_nothing_that_an_operator_counts():
+    x = torch.randn(1, 16)
+
+    def run(name, start, off):
+        model = _Counts(start, off)
+        return record(model, lambda: model(x), name, mode="module+api")
+
+    golden = run("golden", 5, 0.0)
+    for start, verdict in ((5, "within_noise"), (6, "diverged")):
+        report = ld.compare(golden, run(f"from_{start}", start, 2**-23))
+        assert report.verdict == verdict, report

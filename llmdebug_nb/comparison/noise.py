@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import SINGLE
-from llmdebug_nb.core.paths import ancestors, any_layer
+from llmdebug_nb.core.paths import ancestors, any_layer, is_operator
 from llmdebug_nb.core.records import Record, Site
 
 
@@ -146,6 +146,7 @@ class NoisePropagation:
         self._calls: dict[tuple[int, int], dict[str, _RunningCall]] = defaultdict(dict)
         self._so_far: dict[tuple[int, int], Level] = defaultdict(Level)
         self._weights: dict[tuple[int, str], Level] = defaultdict(Level)
+        self._sees_inputs = False  # those of operators were recorded
 
     def explain(
         self, site: Site, eps: float, shape: tuple[int, ...], replaced: bool = False
@@ -178,6 +179,7 @@ class NoisePropagation:
     def add_unpaired(self, site: Site, eps: float, shape: tuple[int, ...]) -> None:
         """Take in an input without a partner: its dtype and shape count, its noise is unknown."""
         if site.role == "input" and eps:
+            self._sees_inputs = self._sees_inputs or is_operator(site.path)
             call = self._call(site)
             call.eps, call.length = max(call.eps, eps), max(call.length, *shape, 1)
             call.rewritten = True
@@ -190,6 +192,7 @@ class NoisePropagation:
         call = self._call(site)
         if site.role == "input":
             call.has_inputs = True
+            self._sees_inputs = self._sees_inputs or is_operator(site.path)
             if eps:
                 call.eps = max(call.eps, eps)
                 call.length = max(call.length, *shape, 1)
@@ -203,6 +206,14 @@ class NoisePropagation:
             if around is not None:
                 around.inside.add(level)
                 around.seen.add(site.path)
+
+    def may_choose(self, site: Site) -> bool:
+        """Tell whether rounding may decide what a call gives: it takes numbers that round.
+
+        An operator that counts, or computes with whole numbers, chooses nothing.
+        """
+        takes = self._call(site).eps or not self._sees_inputs
+        return bool(takes) or not is_operator(site.path)
 
     def has_outputs(self, site: Site) -> bool:
         """Tell whether the call of a site has an output that rounds, so far."""

@@ -331,6 +331,8 @@ class _Judge:
         if self._epsilons.of(m) or not m.metrics or m.error <= limit or level.cap:
             return None
         site = record.site
+        if site.role == "output" and not self._noise.may_choose(site):
+            return None
         if site.role == "input":
             flipped = (site.rank, site.generation) in self._flips
             return NEAR_TIE if flipped and self._noise.is_outermost(site) else None
