@@ -190,6 +190,52 @@ def test_an_engines_layers_and_logits_are_compared_with_those_of_a_model(mode, w
         assert report.findings[0].path.startswith(wrong.removesuffix(".weight")), report
 
 
+class Attends(nn.Module):
+    """Attention over the tokens; ``by_tokens``: it makes the additive mask of a mask of tokens."""
+
+    def __init__(self, by_tokens, scale):
+        super().__init__()
+        torch.manual_seed(5)
+        self.by_tokens, self.scale = by_tokens, scale
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x, mask=None):
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        if self.by_tokens:
+            causal = torch.ones(5, 5, dtype=torch.bool).tril()
+            hidden = ~(causal & mask.bool()[:, None, :])
+            mask = torch.zeros(1, 5, 5).masked_fill(hidden, torch.finfo(torch.float32).min)
+        return self.out((q @ k.mT * self.scale + mask).softmax(-1) @ v)
+
+
+class Masked(nn.Module):
+    def __init__(self, attends):
+        super().__init__()
+        self.attends = attends
+
+    def forward(self, x):
+        if self.attends.by_tokens:
+            return self.attends(x, mask=torch.ones(1, 5, dtype=torch.int64))
+        hidden = torch.ones(5, 5, dtype=torch.bool).triu(1)[None]
+        mask = torch.zeros(1, 5, 5).masked_fill(hidden, torch.finfo(torch.float32).min)
+        return self.attends(x, mask=mask)
+
+
+@pytest.mark.parametrize("mode", ["module", "module+api"])
+def test_a_mask_of_tokens_is_not_blamed_for_not_being_one_of_scores(mode):
+    golden = Masked(Attends(False, 0.25))
+    other = type("OtherAttends", (Attends,), {})
+    x = torch.randn(1, 5, 16, generator=torch.Generator().manual_seed(6))
+    one = recorded(golden, lambda: golden(x), "golden", mode=mode)
+    for scale in (0.25, 0.3):
+        mine = Masked(other(True, scale))
+        report = ld.compare(one, recorded(mine, lambda mine=mine: mine(x), "mine", mode=mode))
+        if scale == 0.25:
+            assert report.verdict in AGREED, report
+        else:
+            assert report.findings[0].path.startswith("attends"), report
+
+
 def test_a_module_that_mine_leaves_out_is_named():
     report = compared(softmaxed, without_the_norm)
     assert report.verdict == "diverged"

@@ -13,6 +13,7 @@ on the same tensors: such a call must give the same result.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -125,17 +126,20 @@ class Frontier:
         ]
 
     def _is_crossed(self, row: Difference) -> bool:
-        """Tell whether both programs have both tensors, and pass others through a container.
+        """Tell whether two containers of other code pass two things through one place.
 
-        A layer may give its result, or what it adds and what it adds to. What is inside tells which
-        of them are taken.
+        Both programs have both tensors, as where a layer gives what it adds and what it adds to. Or
+        they are of two kinds, as a mask of tokens and one of scores. What is inside tells which
+        tensors are taken.
         """
         golden, mine = row.pair.golden, row.pair.mine
         if golden is None or mine is None or self._same_code(golden, mine):
             return False
-        return all(
-            flow.call(record).inner and flow.is_elsewhere(record)
-            for flow, record in zip(self.flows, (golden, mine), strict=True)
+        calls = [flow.call(r) for flow, r in zip(self.flows, (golden, mine), strict=True)]
+        if not all(call.inner for call in calls):
+            return False
+        return _are_unlike(row, golden, mine) or all(
+            flow.is_elsewhere(r) for flow, r in zip(self.flows, (golden, mine), strict=True)
         )
 
     def _harmless(self) -> list[Difference]:
@@ -334,6 +338,14 @@ def _add_all(explained: set[int], row: Difference, follows: Mapping[int, list[Di
             if later.index not in explained:
                 explained.add(later.index)
                 queue.append(later)
+
+
+def _are_unlike(row: Difference, golden: Record, mine: Record) -> bool:
+    """Tell whether no layout brings two tensors to one shape, or only one holds whole numbers."""
+    dtypes = golden.summary.dtype, mine.summary.dtype
+    if "bool" not in dtypes and is_floating(dtypes[0]) != is_floating(dtypes[1]):
+        return True
+    return row.error == math.inf and not row.metrics
 
 
 def _in_any_layer(record: Record) -> object:
