@@ -192,12 +192,12 @@ def watched() -> Iterator[set[str]]:
 def changed(names: Sequence[str], factor: float) -> Iterator[None]:
     """Multiply constants meanwhile; whole numbers stay whole if they can."""
     before = {name: vars(constants)[name] for name in names}
-    for name, usual in before.items():
-        value = usual * factor
-        whole = isinstance(usual, int) and value == int(value)
-        setattr(constants, name, int(value) if whole else value)
-    axes._whole.cache_clear()
     try:
+        for name, usual in before.items():
+            value = usual * factor
+            whole = isinstance(usual, int) and value == int(value)
+            setattr(constants, name, int(value) if whole else value)
+        axes._whole.cache_clear()
         yield
     finally:
         vars(constants).update(before)

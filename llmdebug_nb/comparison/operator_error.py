@@ -117,14 +117,16 @@ def _factors(g: torch.Tensor, m: torch.Tensor, dtype: torch.dtype) -> tuple[floa
     columns = sums.sum(1)
     whole = _factor(columns.sum(1, keepdim=True), g.reshape(-1, 1), d.reshape(-1, 1))
     lane = _factor(columns, g, d) if len(g) > 1 else 0.0
-    most = constants.LANES[-1]
+    most = constants.MOST_LANES
     padding = -g.numel() % most
     flat, flat_d = (torch.nn.functional.pad(x.flatten(), (0, padding)) for x in (g, d))
     lanes = torch.nn.functional.pad(sums.flatten(1), (0, padding)).view(len(sums), -1, most).sum(1)
-    for count in constants.LANES:
+    count = most
+    while count > 1:
         if g.numel() > count:
             of_count = lanes.view(len(sums), -1, count).sum(1)
             lane = max(lane, _factor(of_count, flat.view(-1, count), flat_d.view(-1, count)))
+        count //= 2
     return whole, lane
 
 

@@ -144,8 +144,9 @@ EVEN_BY_CHANCE = 0.2
 # Draws of random signs that tell how far rounding may move a few elements. All of them lie below a
 # quarter of a standard deviation in one case of 4e5. Of more elements, one draw tells.
 DRAWS, FEW_ELEMENTS = 8, 64
-# Elements of a vector register: 2 of float64 in 128 bits up to 64 bytes in 512.
-LANES = (2, 4, 8, 16, 32, 64)
+# Elements of the widest vector register: 64 bytes in 512 bits. Others have a half, a quarter and
+# so on, down to 2 of float64 in 128 bits.
+MOST_LANES = 64
 # The error of the worst row counts divided by this. In correct programs it is 3.5 times the error
 # of the whole at most.
 WORST_ROW = 4

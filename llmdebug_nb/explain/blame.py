@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from llmdebug_nb.core.errors import LLMDebugError
 from llmdebug_nb.core.findings import Difference, Finding
 from llmdebug_nb.core.paths import is_operator, module_of
 from llmdebug_nb.core.records import CallKey, Kernel
@@ -97,6 +98,8 @@ class _Failures:
         """Note what is raised while the cause of a scope is searched."""
         try:
             yield
+        except LLMDebugError as error:  # of the dump, told as such: nothing is wrong with us
+            self.texts.append(f"the cause {scope} could not be searched: {error}; {effect}")
         except Exception as error:
             first = next(iter(str(error).splitlines()), "")
             what = f"{type(error).__name__}: {first}"

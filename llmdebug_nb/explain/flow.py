@@ -279,10 +279,15 @@ class Flow:
     def known_by(self, record: Record) -> int:
         """Return the id of the last record of all that is there once a tensor is.
 
-        What a call takes beside it is there too.
+        What a call takes beside it is there too, unless the other program gives it no such thing.
         """
         beside = self.call(record).inputs if record.site.role == "input" else []
-        return max(r.id for r in (record, *beside))
+        return max(r.id for r in (record, *(r for r in beside if self._has_partner(r))))
+
+    def _has_partner(self, record: Record) -> bool:
+        return any(
+            d.pair.golden is not None and d.pair.mine is not None for d in self.rows[record.id]
+        )
 
     def made_by(self, record: Record, outputs: Collection[int]) -> bool:
         """Tell whether a tensor is one of these outputs, by id, or a view of one."""

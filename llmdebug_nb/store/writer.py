@@ -265,9 +265,10 @@ class Writer:
 
     def _counted(self, scalars: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
         """Yield scalars, and count the secrets that were masked in them."""
+        value = columns.SCALARS.names.index("value")
         for row in scalars:
-            if row[-1] and MASK in row[-1]:
-                self._masked += row[-1].count(MASK)
+            if row[value] and MASK in row[value]:
+                self._masked += row[value].count(MASK)
             yield row
 
     def _noted(self, sources: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
