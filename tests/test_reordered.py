@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from llmdebug_nb.align.reordered import in_heads
@@ -56,6 +56,13 @@ def test_an_order_of_rows_is_made_of_heads_and_channels(heads, channels, seed):
     assert found == [each for each in wanted if each != sorted(each)]
 
 
+def keeps_blocks(order, size):
+    """Tell whether blocks of rows stay together, all in one inner order."""
+    blocks = order.view(-1, size)
+    inside, whole = blocks % size, blocks // size
+    return torch.equal(inside, inside[:1].expand_as(inside)) and bool((whole == whole[:, :1]).all())
+
+
 @settings(deadline=None, max_examples=50)
 @given(
     st.integers(2, 5),
@@ -68,6 +75,9 @@ def test_the_order_of_a_weight_is_followed_in_any_layout(heads, channels, layout
     """Only the order of the weight's rows: any other one is no layout."""
     tokens, order = 9, shuffled(heads, seed)[:, None] * channels + shuffled(channels, seed + 1)
     order = order.flatten()
+    # an order that repeats within a head is known by its smaller blocks alone
+    smaller = [n for n in range(2, channels) if len(order) % n == 0]
+    assume(layout != "td" or not any(keeps_blocks(order, n) for n in smaller))
     weight, x = random(heads * channels, 24, seed=seed), random(tokens, heads * channels, seed=seed)
 
     def laid(x):
