@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import llmdebug_nb as ld
 from llmdebug_nb.align.pairing import pair
+from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.findings import Difference, Pair
 from llmdebug_nb.core.records import Record, Site, Summary
 from llmdebug_nb.explain import causes
@@ -191,7 +192,7 @@ def test_an_engines_layers_and_logits_are_compared_with_those_of_a_model(mode, w
 
 
 class Attends(nn.Module):
-    """Attention over the tokens; ``by_tokens``: it makes the additive mask of a mask of tokens."""
+    """Attention over the tokens; ``by_tokens``: it takes a mask of tokens, not one to add."""
 
     def __init__(self, by_tokens, scale):
         super().__init__()
@@ -201,11 +202,13 @@ class Attends(nn.Module):
 
     def forward(self, x, mask=None):
         q, k, v = self.qkv(x).chunk(3, dim=-1)
+        scores = q @ k.mT * self.scale
         if self.by_tokens:
             causal = torch.ones(5, 5, dtype=torch.bool).tril()
-            hidden = ~(causal & mask.bool()[:, None, :])
-            mask = torch.zeros(1, 5, 5).masked_fill(hidden, torch.finfo(torch.float32).min)
-        return self.out((q @ k.mT * self.scale + mask).softmax(-1) @ v)
+            scores = scores.masked_fill(~(causal & mask.bool()[:, None, :]), -torch.inf)
+        else:
+            scores = scores + mask
+        return self.out(scores.softmax(-1) @ v)
 
 
 class Masked(nn.Module):
@@ -215,7 +218,8 @@ class Masked(nn.Module):
 
     def forward(self, x):
         if self.attends.by_tokens:
-            return self.attends(x, mask=torch.ones(1, 5, dtype=torch.int64))
+            shown = torch.ones(1, 3, dtype=torch.int64)
+            return self.attends(x, mask=torch.cat([shown, shown[:, :2]], dim=1))
         hidden = torch.ones(5, 5, dtype=torch.bool).triu(1)[None]
         mask = torch.zeros(1, 5, 5).masked_fill(hidden, torch.finfo(torch.float32).min)
         return self.attends(x, mask=mask)
@@ -854,7 +858,37 @@ def test_a_place_that_differs_harmlessly_in_another_layer_is_not_blamed(path, bl
     assert [region.row.index for region in frontier.guilty] == [blamed_row]
 
 
+@pytest.mark.parametrize(("dtype", "blamed_row"), [("int64", 5), ("float32", 2)])
+def test_two_kinds_of_tensor_at_the_border_of_a_container_say_nothing(dtype, blamed_row):
+    golden, mine = (tensor(2, "m", "input", slot="mask", value=50 + n) for n in range(2))
+    mine = replace(mine, summary=replace(mine.summary, dtype=dtype))
+    taken = tensor(4, "m/Op.f", "input", slot="1", producer=2, value=60)
+    made = rows(
+        both("match", 0, "", "input"),
+        both("match", 1, "m", "input", producer=0),
+        (golden, mine, "diverged"),
+        both("match", 3, "m/Op.f", "input", producer=1),
+        (taken, None, "unmatched"),
+        (tensor(5, "m/Op.f"), tensor(5, "m/Op.f", value=90), "diverged"),
+        (None, replace(taken, summary=mine.summary), "unmatched"),
+        (tensor(6, "m", producer=5), tensor(6, "m", producer=5, value=91), "diverged"),
+        (tensor(7, "", producer=6), tensor(7, "", producer=6, value=92), "diverged"),
+    )
+    frontier = Frontier(made, "forward", other_code)
+    assert [region.row.index for region in frontier.guilty] == [blamed_row]
+
+
 # -- errors of the search --------------------------------------------------------------------------
+
+
+def test_a_damaged_dump_met_while_blaming_is_told_and_is_no_error_of_ours(monkeypatch):
+    def fails(*args):
+        raise CorruptDumpError("the code of a call stack is damaged")
+
+    monkeypatch.setattr("llmdebug_nb.explain.blame._Search._finding", fails)
+    report = compared(softmaxed, over_rows)
+    assert report.verdict == "diverged"
+    assert "could not be searched: the code of a call stack is damaged" in str(report)
 
 
 @pytest.mark.parametrize("broken", ["judge.Judge.blamed", "blame._Search._finding"])

@@ -119,10 +119,7 @@ class ModuleTree:
 
     def size(self, path: str) -> int:
         """Return how many elements the parameters in a module have."""
-        shapes = (
-            shape for leaf in self.modules[path].leaves for shape in self.modules[leaf].params
-        )
-        return sum(map(math.prod, shapes))
+        return sum(self.modules[leaf].size for leaf in self.modules[path].leaves)
 
     def _place(self, leaf: str) -> float:
         """Return when a leaf ran, or the module around it that uses its weights."""

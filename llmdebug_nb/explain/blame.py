@@ -84,10 +84,10 @@ def explained(
 
 
 class _Failures:
-    """Unexpected errors of the search: each ends the search in its scope alone.
+    """Errors of the search: each ends the search in its scope alone.
 
-    ``texts``: what the report says of them. They are warnings too, with the traceback, so that
-    whoever tests this package sees them.
+    ``texts``: what the report says of them. Unexpected ones are warnings too, with the traceback,
+    so that whoever tests this package sees them; a damaged dump is not unexpected.
     """
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class _Failures:
         """Note what is raised while the cause of a scope is searched."""
         try:
             yield
-        except LLMDebugError as error:  # of the dump, told as such: nothing is wrong with us
+        except LLMDebugError as error:
             self.texts.append(f"the cause {scope} could not be searched: {error}; {effect}")
         except Exception as error:
             first = next(iter(str(error).splitlines()), "")
