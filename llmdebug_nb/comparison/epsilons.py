@@ -28,6 +28,7 @@ class Epsilons:
             for weights in (False, True)
             for side in (0, 1)
         }
+        self._of: dict[int, float] = {}  # by the pair's index
         self._kinds: dict[tuple[object, ...], dict[str, float]] = defaultdict(dict)
         for m in own:
             if m.pair.golden is not None:
@@ -36,6 +37,11 @@ class Epsilons:
 
     def of(self, m: Measured) -> float:
         """Return the epsilon; 0 if neither side rounds."""
+        if m.index not in self._of:
+            self._of[m.index] = self._coarser(m)
+        return self._of[m.index]
+
+    def _coarser(self, m: Measured) -> float:
         golden, mine = _by_dtype(m)
         weight, both = _is_weight(m), self.both(m)
         coarse = (eps for side, eps in enumerate(both) if self._throughout[weight, side])

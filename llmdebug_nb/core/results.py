@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from llmdebug_nb.core.paths import ancestors, is_operator
-from llmdebug_nb.core.records import Record
+from llmdebug_nb.core.records import Record, Site
 
 
 class Results:
@@ -26,7 +26,7 @@ class Results:
             site = record.site
             self._in_order = self._in_order or record.producer is not None
             if not is_operator(site.path) and site.role != "weight":
-                key = (*site.key[:4], site.path)
+                key = (*_pass(site), site.path)
                 self._modules[key] = max(self._modules.get(key, -1), record.id)
             if site.role == "output" and site.phase == "forward":
                 last[site.rank, site.generation, site.step] = record
@@ -35,9 +35,11 @@ class Results:
     def is_outermost(self, record: Record) -> bool:
         """Tell whether a record is a module's, and no module around it gives anything later."""
         site = record.site
-        keys = ((*site.key[:4], path) for path in ancestors(site.path))
+        if is_operator(site.path):
+            return False
+        keys = ((*_pass(site), path) for path in ancestors(site.path))
         around = [self._modules[key] for key in keys if key in self._modules]
-        if is_operator(site.path) or (around and not self._in_order):
+        if around and not self._in_order:
             return False
         return all(last < record.id for last in around)
 
@@ -48,3 +50,7 @@ class Results:
             return True
         of_module = record.site.role == "output" and self.is_outermost(record)
         return of_module or record.id in self._last
+
+
+def _pass(site: Site) -> tuple[object, ...]:
+    return site.rank, site.generation, site.step, site.phase

@@ -99,6 +99,7 @@ class Flow:
         # False if no tensor has a producer, as in the dumps of other tools
         self._linked = any(record.producer is not None for record in records.values())
         self.calls: dict[CallKey, FlowCall] = {}
+        self._call_of: dict[int, FlowCall] = {}  # by the id of the record
         # what ran inside a call: the tensors that agree, and the others
         self._inside: dict[int, tuple[list[Record], list[Record]]] = {}
         self._side = side
@@ -112,6 +113,7 @@ class Flow:
         call = self.calls.get(key)
         if call is None:
             call = self.calls[key] = FlowCall(key)
+        self._call_of[record.id] = call
         by_role = {"input": call.inputs, "weight": call.weights}
         by_role.get(record.site.role, call.outputs).append(record)
 
@@ -139,7 +141,7 @@ class Flow:
                 stack.append(call)
 
     def call(self, record: Record) -> FlowCall:
-        return self.calls[record.site.key]
+        return self._call_of[record.id]
 
     def agrees(self, record: Record, share: Fraction = ALL) -> bool | None:
         """Tell whether a tensor agrees with its partners; None if too little of it has any.

@@ -90,7 +90,11 @@ class Frontier:
         self._moved = {d.site.generation for d in rows if d.pair.fit and d.pair.fit.shared}
         self._apart: list[Difference] = []
         self._take_apart(self._refuted())
-        self._take_apart(self._harmless())
+        self._follow()
+        harmless = self._harmless()
+        if harmless:
+            self._take_apart(harmless)
+            self._follow()
 
     def _follow(self) -> None:
         """Follow back what counts."""
@@ -114,7 +118,8 @@ class Frontier:
         """
         rows = [row for row in self._bad if not self._counts(row)]
         crossed = [row for row in rows if self._is_crossed(row)]
-        dubious = [row for row in rows if row not in crossed and self.is_dubious(row)]
+        known = {row.index for row in crossed}
+        dubious = [row for row in rows if row.index not in known and self.is_dubious(row)]
         if not dubious:
             return crossed
         golden, mine = (flow.taken_by for flow in self.flows)
@@ -185,13 +190,13 @@ class Frontier:
         return bool((golden - mine) & later)
 
     def _take_apart(self, rows: Sequence[Difference]) -> None:
+        apart = {row.index for row in rows}
+        self._bad = [row for row in self._bad if row.index not in apart]
+        self._apart += rows
         for row in rows:
-            self._bad.remove(row)
-            self._apart.append(row)
             for flow, record in zip(self.flows, (row.pair.golden, row.pair.mine), strict=True):
                 if record is not None:
                     flow.take_apart(record, row)
-        self._follow()
 
     def _agrees(self, call: FlowCall) -> bool:
         """Tell whether a call of golden gives what mine has too: numbers of a float."""

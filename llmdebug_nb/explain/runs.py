@@ -118,6 +118,7 @@ class Runs:
     error: Callable[[torch.Tensor, torch.Tensor], float]
     module: Callable[[str], torch.nn.Module | None] = field(default=lambda path: None)
     golden_module: Callable[[str], torch.nn.Module | None] = field(default=lambda path: None)
+    _same_class: dict[str, bool] = field(default_factory=dict, init=False, repr=False)
 
     def same_code(self, golden: Record, mine: Record) -> bool:
         """Tell whether the same code made two tensors: one operator, in one class of module.
@@ -128,6 +129,11 @@ class Runs:
         path = module_of(golden.site.path)
         if golden.op != mine.op or path != module_of(mine.site.path):
             return False
+        if path not in self._same_class:
+            self._same_class[path] = self._is_same_class(path)
+        return self._same_class[path]
+
+    def _is_same_class(self, path: str) -> bool:
         here, there = self.golden.nodes.get(path), self.mine.nodes.get(path)
         if here is None or there is None:
             return here is there
