@@ -274,6 +274,8 @@ REGION_LINES = 6
 NEIGHBOURS = 24
 # A call on other tensors may give this many times the elements that were recorded.
 REPLAY_GROWTH = 64
+# Products of queries and keys that are computed at once: in float64 they take 128 MiB.
+REPLAY_ROWS = 2**24
 # Seconds of one replay in a process of its own: the largest matrix product of a layer takes one
 # second on one core. Seconds that it waits for the next one: a user reads that long.
 REPLAY_SECONDS, REPLAY_IDLE = 60, 120

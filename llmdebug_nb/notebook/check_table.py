@@ -14,27 +14,37 @@ from llmdebug_nb.core.opchecks import CallCheck, TypeCount
 from llmdebug_nb.notebook.explore import explore_record
 from llmdebug_nb.show import opcheck as shown
 
-_COLUMNS = len(shown.HEAD) + 2  # two buttons
+# the name gives way where there is no room, figures and the two buttons never do
+_COLUMNS = f"minmax(6em, max-content) repeat({len(shown.HEAD) + 1}, max-content)"
+_CUT = "overflow: hidden; text-overflow: ellipsis; white-space: nowrap"
+_WRAPPED = "white-space: pre-wrap; word-break: normal; overflow-wrap: anywhere"
 
 
 def check_table(check: OpCheck) -> VBox:
     """Return the table. The buttons show the worst call of a type below it."""
     below = Output()
     types = check.result.types()[: shown.TYPES]
-    head = [HTML(f"<b>{escape(name)}</b>") for name in (*shown.HEAD, "", "")]
+    head = [_cell(name, at, "b") for at, name in enumerate((*shown.HEAD, "", ""))]
     cells = [cell for each in types for cell in _row(check, each, below)]
-    grid = GridBox(
-        [*head, *cells], layout=Layout(grid_template_columns=f"repeat({_COLUMNS}, max-content)")
-    )
-    grid.layout.grid_gap = "0 1em"
+    look = Layout(grid_template_columns=_COLUMNS, grid_gap="0 0.8em", align_items="center")
+    grid = GridBox([*head, *cells], layout=look)
     around = [
-        HTML(f"<pre>{escape(text)}</pre>") for text in shown.around(check.result, check.paths)
+        HTML(f'<pre style="{_WRAPPED}">{escape(text)}</pre>')
+        for text in shown.around(check.result, check.paths)
     ]
     return VBox([around[0], grid, around[1], below])
 
 
+def _cell(text: str, column: int, tag: str = "span") -> HTML:
+    """Return a cell: names to the left, figures to the right; a name that is cut has a title."""
+    side, words = "right" if column else "left", escape(text)
+    style = f"text-align: {side}; {_CUT}"
+    inner = f'<div style="{style}" title="{words}"><{tag}>{words}</{tag}></div>'
+    return HTML(inner, layout=Layout(min_width="0", margin="0", overflow="hidden"))
+
+
 def _row(check: OpCheck, each: TypeCount, below: Output) -> list[HTML | Button]:
-    cells: list[HTML | Button] = [HTML(escape(cell)) for cell in shown.cells(each)]
+    cells: list[HTML | Button] = [_cell(c, at) for at, c in enumerate(shown.cells(each))]
     worst = each.worst
     if worst is None:
         return [*cells, HTML(""), HTML("")]
@@ -51,7 +61,7 @@ def _explorer(check: OpCheck, call: CallCheck) -> object:
 
 def _button(label: str, below: Output, act: Callable[[], object]) -> Button:
     """Return a button whose action shows something in place of what was shown before."""
-    button = Button(description=label, layout=Layout(width="max-content"))
+    button = Button(description=label, layout=Layout(width="max-content", margin="2px 0"))
 
     def on_click(_: Button) -> None:
         below.clear_output()

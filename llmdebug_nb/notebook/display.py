@@ -80,7 +80,8 @@ def _with_explorer(
         return {**static, "text/plain": f"{static['text/plain']}\n{error}"}, {}
     if explorer is None:
         return {**static}, {}
-    data, metadata = explorer._repr_mimebundle_()
+    made = explorer._repr_mimebundle_()  # the widgets of ipywidgets give no metadata
+    data, metadata = made if isinstance(made, tuple) else (made, {})
     return {**data, **static}, metadata
 
 

@@ -154,7 +154,9 @@ def _table(result: OpCheckResult) -> list[str]:
 
 def cells(each: TypeCount) -> list[str]:
     """Return the cells of a type, in the order of `HEAD`."""
-    error = "" if not each.checked else "∞" if math.isinf(each.error) else f"{each.error:.2f}"
+    digits = 2 if each.error < 100 else 0
+    error = "∞" if math.isinf(each.error) else f"{each.error:,.{digits}f}"
+    error = error if each.checked else ""
     counts = (each.calls, each.checked, each.wrong, each.below_standard)
     return [printable(each.op), *(f"{count:,}" for count in counts), error]
 

@@ -21,12 +21,22 @@ from llmdebug_nb.core.opchecks import (
 )
 from llmdebug_nb.core.torch_internals import has_own_kernel
 from llmdebug_nb.explain.operators import CannotReplay, bare_name
+from llmdebug_nb.explain.reference.atb_calls import SUFFIX
 from llmdebug_nb.explain.reference.computed import Computed, Tensors
 
 # they add to a tensor again and again, and each sum is rounded to its dtype
 _ADD_IN_PLACE = frozenset(
     ("index_add", "index_put", "index_reduce", "scatter_add", "scatter_reduce")
 )
+# they give positions: of equal elements, any may be given
+_GIVE_POSITIONS = frozenset(
+    (
+        "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d", "argmax", "argmin",
+        "argsort", "cummax", "cummin", "kthvalue", "max", "max_pool1d_with_indices",
+        "max_pool2d_with_indices", "max_pool3d_with_indices", "median", "min", "mode", "nanmedian",
+        "sort", "topk",
+    )
+)  # fmt: skip
 
 
 class Judge:
@@ -74,7 +84,7 @@ class Judge:
         reference = reference.double()
         check = self._upstream(check, reference, recorded)
         if not recorded.is_floating_point():
-            return _whole(call, check, slot, reference, recorded)
+            return _whole(call, op, check, slot, reference, recorded)
         why = operator_error.differs(reference, recorded)
         if why:
             return _wrong(check, why)
@@ -107,12 +117,14 @@ def _wrong(check: OutputCheck, why: str) -> OutputCheck:
 
 
 def _whole(
-    call: Computed, check: OutputCheck, slot: str, reference: torch.Tensor, recorded: torch.Tensor
-) -> OutputCheck:
+    call: Computed, op: str, check: OutputCheck, slot: str, reference: torch.Tensor,
+    recorded: torch.Tensor,
+) -> OutputCheck:  # fmt: skip
     """Judge whole numbers: they are equal, unless rounding decides between them."""
     other = reference != recorded.double()
     count = int(other.sum())
-    if not count or _are_ties(call, other, reference, recorded):
+    name = (bare_name(op) or op.removesuffix(SUFFIX)).lower()
+    if not count or (name in _GIVE_POSITIONS and _are_ties(call, reference, recorded)):
         return check
     share = count / other.numel()
     if share <= constants.NEAR_TIES:
@@ -125,18 +137,19 @@ def _whole(
     return _wrong(check, f"{count} of {other.numel()} whole numbers are others")
 
 
-def _are_ties(
-    call: Computed, other: torch.Tensor, reference: torch.Tensor, recorded: torch.Tensor
-) -> bool:
+def _are_ties(call: Computed, reference: torch.Tensor, recorded: torch.Tensor) -> bool:
     """Tell whether positions that differ point at equal elements of an operand."""
-    if recorded.dtype != torch.int64:
+    if recorded.dtype not in (torch.int64, torch.int32):
         return False
+    recorded = recorded.long()
     for operand in call.operands:
         for axis in range(operand.dim()):
             keeps = recorded.dim() == operand.dim()
             whole = reference.long(), recorded
             chosen = [x if keeps else x.unsqueeze(axis) for x in whole]
-            if chosen[0].dim() != operand.dim():
+            most = operand.shape[axis]
+            inside = all(bool(((x >= 0) & (x < most)).all()) for x in whole)
+            if chosen[0].dim() != operand.dim() or not inside:  # torch may wrap what is outside
                 continue
             try:
                 one, two = (operand.take_along_dim(x, axis) for x in chosen)
@@ -144,7 +157,7 @@ def _are_ties(
                 continue
             if one.shape == chosen[0].shape and torch.equal(one, two):
                 return True
-        if not recorded.dim() and operand.numel() > max(int(recorded), int(reference)) >= 0:
+        if not recorded.dim() and all(0 <= int(x) < operand.numel() for x in (recorded, reference)):
             flat = operand.flatten()
             if bool(flat[int(recorded)] == flat[int(reference)]):
                 return True
