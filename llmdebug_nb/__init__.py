@@ -36,6 +36,7 @@ _HOMES = {
     "fx_backend": "app.torch_compile",
     "inductor_backend": "app.torch_compile",
     "launch": "app.launching.program",
+    "logits": "app.logits.check",
     "opcheck": "app.opcheck.check",
     "open_run": "app.runs",
     "redact_run": "app.runs",
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     from llmdebug_nb.app.errcheck import errcheck as errcheck
     from llmdebug_nb.app.export import export as export
     from llmdebug_nb.app.launching.program import launch as launch
+    from llmdebug_nb.app.logits.check import logits as logits
     from llmdebug_nb.app.opcheck.check import opcheck as opcheck
     from llmdebug_nb.app.recording import dump as dump
     from llmdebug_nb.app.report import Report as Report

@@ -13,6 +13,7 @@ from llmdebug_nb.cli import (
     dump,
     errcheck,
     info,
+    logits,
     opcheck,
     redact,
     reduce,
@@ -27,6 +28,7 @@ _COMMANDS = (
     dump.add,
     errcheck.add,
     opcheck.add,
+    logits.add,
     info.add,
     compare.add,
     report.add_report,
@@ -40,11 +42,13 @@ _COMMANDS = (
     topology.add_onnx,
 )
 
+_LAUNCHING = (["dump"], ["errcheck"], ["logits"])  # commands that take another one after --
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit status, one of those in `command.py`."""
     argv = sys.argv[1:] if argv is None else list(argv)
-    ours, command = split(argv) if argv[:1] in (["dump"], ["errcheck"]) else (argv, None)
+    ours, command = split(argv) if argv[:1] in _LAUNCHING else (argv, None)
     args = _parser().parse_args(ours)
     args.command = command
     try:
@@ -65,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = _Parser(
         prog="llmdebug",
         description="Numerical debugger for LLMs: look at dumps and compare them. "
-        "Exit status: 0 fine, 3 an error; compare, errcheck and opcheck have more.",
+        "Exit status: 0 fine, 3 an error; compare and the checks have more.",
     )
     parser.add_argument(
         "--version", action=_Version, nargs=0, help="versions, and whether the C kernel is used"

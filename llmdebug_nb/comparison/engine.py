@@ -8,7 +8,6 @@ whole tensors are compared as well, because they reveal errors outside the part.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,13 +15,14 @@ from llmdebug_nb.comparison import grain, metrics
 from llmdebug_nb.comparison.custom import Custom
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.measured import Measured, error_of
+from llmdebug_nb.comparison.modules import Modules
 from llmdebug_nb.comparison.tolerance import UNMATCHED, Calibration, Judging
 from llmdebug_nb.core.dtypes import rounding
 from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
 from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.kernels.fingerprint import same
 from llmdebug_nb.core.kernels.masks import may_hide, without_masked
-from llmdebug_nb.core.paths import ancestors, is_operator
+from llmdebug_nb.core.paths import is_operator
 from llmdebug_nb.core.records import Node, Record, Summary
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def judging(
     ``pairs`` must be in golden's execution order. A payload that can't be read becomes a row with a
     reason; it never ends the comparison. ``nodes``: golden's modules.
     """
-    modules = _Modules(nodes)
+    modules = Modules(nodes)
     measured = list(_measure(pairs, _Measurer(load_golden, load_mine, modules, custom)))
     return Judging(measured, size=modules.size, limits=limits, calibration=calibration)
 
@@ -60,7 +60,7 @@ def measure(
     pairs: Iterable[Pair], load_golden: Load, load_mine: Load, nodes: Sequence[Node] = ()
 ) -> Iterator[Measured]:
     """Yield the measurement of each pair, in order. ``nodes``: golden's modules."""
-    yield from _measure(pairs, _Measurer(load_golden, load_mine, _Modules(nodes), None))
+    yield from _measure(pairs, _Measurer(load_golden, load_mine, Modules(nodes), None))
 
 
 def _measure(pairs: Iterable[Pair], measurer: _Measurer) -> Iterator[Measured]:
@@ -73,46 +73,11 @@ def error(golden: torch.Tensor, mine: torch.Tensor) -> float:
     return error_of(metrics.compare(golden, mine))
 
 
-class _Modules:
-    """The modules of golden: how many are in each, and which outputs are logits."""
-
-    def __init__(self, nodes: Sequence[Node]) -> None:
-        self._sizes = Counter(around for node in nodes for around in ancestors(node.path))
-        shapes = {
-            node.path: [tuple(shape) for shape in node.params.values() if len(shape) == 2]
-            for node in nodes
-        }
-        embeddings = {node.path for node in nodes if "embedding" in node.type.lower()}
-        tables = {shape for path in embeddings for shape in shapes[path]}
-        # A head projects back onto the rows of an embedding, tied to it or not.
-        # A root may do so by itself.
-        self._heads = {
-            path for path in shapes if path not in embeddings and tables.intersection(shapes[path])
-        }
-        self._heads |= {node.path for node in nodes if node.parent < 0}
-        self._vocabularies = {rows for rows, _ in tables}
-
-    def size(self, path: str) -> int:
-        """Return how many modules are inside one."""
-        return self._sizes[path]
-
-    def are_logits(self, record: Record) -> bool:
-        """Tell whether a tensor is an output whose last axis is the vocabulary."""
-        site, summary = record.site, record.summary
-        if site.role != "output" or site.phase != "forward":
-            return False
-        if not summary.shape or "float" not in summary.dtype:
-            return False
-        if self._vocabularies:
-            return site.path in self._heads and summary.shape[-1] in self._vocabularies
-        return "logits" in (site.slot, site.path.rpartition(".")[2])
-
-
 class _Measurer:
     """Measures pairs, and each pair of payloads once."""
 
     def __init__(
-        self, load_golden: Load, load_mine: Load, modules: _Modules, custom: Custom | None
+        self, load_golden: Load, load_mine: Load, modules: Modules, custom: Custom | None
     ) -> None:
         self._load_golden, self._load_mine = load_golden, load_mine
         self._modules, self._custom = modules, custom or Custom()

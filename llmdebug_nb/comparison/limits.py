@@ -108,6 +108,10 @@ class Limits:
         rule = next((rule for rule in reversed(self.rules) if rule.fits(path, dtype)), None)
         return None if rule is None else rule.judge(metrics)
 
+    def judge(self, metrics: Metrics) -> Judged | None:
+        """Return the verdict of the last rule, wherever the metrics are from; None if unknown."""
+        return self.rules[-1].judge(metrics)
+
     def fixes(self, pair: Pair, metrics: Metrics) -> bool:
         """Tell whether a rule judges a pair."""
         return self.of(pair, metrics) is not None

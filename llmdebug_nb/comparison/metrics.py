@@ -360,17 +360,21 @@ class _Tokens:
         if not self.kl:
             return dict.fromkeys(LOGITS)
         kl = np.concatenate(self.kl)
-        # the ulp of x: eps times the power of two at or below |x|
-        power = 2.0 ** math.floor(math.log2(abs(self.m_top) or 1.0))
-        ulp = epsilon(dtype) * power if is_floating(dtype) else 1.0
         golden, mine = self.whole
         return {
             "kl_divergence": max(0.0, golden.mean() - golden.log() + mine.log()),
             "kl_row_mean": float(kl.mean()),
             "kl_row_max": float(kl.max()),
             "top1_flips": self.flips,
-            "max_gap_ulp": abs(self.m_top - self.g_top) / ulp,
+            "max_gap_ulp": abs(self.m_top - self.g_top) / ulp(self.m_top, dtype),
         }
+
+
+def ulp(x: float, dtype: str) -> float:
+    """Return the ulp of a number: eps times the power of two at or below |x|; 1 for integers."""
+    return (
+        epsilon(dtype) * 2.0 ** math.floor(math.log2(abs(x) or 1.0)) if is_floating(dtype) else 1.0
+    )
 
 
 def _softmax(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -18,6 +18,7 @@ from IPython.core.completer import (
 from llmdebug_nb.app.report import Report
 from llmdebug_nb.app.stepping import COMMANDS
 from llmdebug_nb.core.options import TOKENS
+from llmdebug_nb.core.token_checks import RULES
 from llmdebug_nb.notebook.magic_line import long_options
 from llmdebug_nb.notebook.magics import MAGICS, SWITCHES
 from llmdebug_nb.notebook.namespace import Namespace
@@ -28,11 +29,13 @@ if TYPE_CHECKING:
 Matcher = Callable[[CompletionContext], SimpleMatcherResult]
 
 _COMMANDS = {"llmdump": SWITCHES, "llmstep": (*COMMANDS, "status")}
+_LIVE = ("llmlogits",)  # they take a live model as well
 _VALUES = {
     "mode": ["module", "api", "aten", "module+api", "module+aten", "module+api+aten"],
     "profile": ["host", "kernel+host", "op+kernel+host", "kernel+host+tiling"],
     "reduce": ["minmax", "quantile:5"],
     "tokens": ["0", TOKENS, "4-", "all"],
+    "rule": list(RULES),
     "when": ["nan", "inf", "abs>1e4", "diverges"],
 }
 
@@ -83,7 +86,8 @@ def _completions(shell: InteractiveShell, before: str) -> list[tuple[str, str]]:
     runs = set(namespace.run_names())
     if magic == "llmexplore":
         runs.update(namespace.names_of(Report))
-    return [(name, "run") for name in sorted(runs)] + names
+    models = [(name, "model") for name in namespace.modules()] if magic in _LIVE else []
+    return [(name, "run") for name in sorted(runs)] + models + names
 
 
 def _values(namespace: Namespace, option: argparse.Action) -> Iterable[object]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from llmdebug_nb.app.report import Report
 from llmdebug_nb.notebook import formatters
+from llmdebug_nb.notebook.check_magics import CheckMagics
 from llmdebug_nb.notebook.completion import Matcher, matcher
 from llmdebug_nb.notebook.explore import show_report
 from llmdebug_nb.notebook.magics import MAGICS, LLMDebugMagics
@@ -25,6 +26,7 @@ def register(shell: InteractiveShell) -> None:
     magics = LLMDebugMagics(shell)
     shell.register_magics(magics)
     shell.register_magics(StepMagics(shell))
+    shell.register_magics(CheckMagics(shell))
     display = shell.display_formatter.ipython_display_formatter
     display.for_type(Report, _report_display(shell, magics))
     _matchers[id(shell)] = matcher(shell)

@@ -134,7 +134,7 @@ def _layers_height(errors: LayerErrors) -> float:
 
 def _layer_names(errors: LayerErrors) -> list[str]:
     return [
-        _plain(layer["path"]) if layer["node"] != AROUND else "(around)" for layer in errors.layers
+        plain(layer["path"]) if layer["node"] != AROUND else "(around)" for layer in errors.layers
     ]
 
 
@@ -165,8 +165,8 @@ def _map(axis: Axes, errors: LayerErrors, steps: Sequence[str]) -> None:
     )
     axis.set_title("error / limit (powers of ten), x: diverged", fontsize=9)
     axis.figure.colorbar(picture, ax=axis).ax.tick_params(labelsize=7)
-    _ticks(axis.set_xticks, [_plain(step) for step in steps], 16)
-    _ticks(axis.set_yticks, _layer_names(errors), 60)
+    ticks(axis.set_xticks, [plain(step) for step in steps], 16)
+    ticks(axis.set_yticks, _layer_names(errors), 60)
 
 
 def _growth(axis: Axes, errors: LayerErrors, steps: Sequence[str], step: int | None = None) -> None:
@@ -179,7 +179,7 @@ def _growth(axis: Axes, errors: LayerErrors, steps: Sequence[str], step: int | N
     error[error == 0] = np.nan  # a log scale has no place for 0
     others = np.arange(0, len(steps), -(-len(steps) // _LINES))
     axis.plot(error[:, others], color="grey", alpha=0.35, linewidth=0.8)
-    axis.plot(error[:, chosen], color="tab:blue", marker=".", label=f"step {_plain(steps[chosen])}")
+    axis.plot(error[:, chosen], color="tab:blue", marker=".", label=f"step {plain(steps[chosen])}")
     axis.plot(errors.limit[:depth, chosen], color="tab:orange", linestyle="--", label="its limits")
     wrong = np.nonzero(errors.state[:depth, chosen] == DIVERGED)[0]
     axis.plot(wrong, error[wrong, chosen], "x", color="tab:red", label="diverged")
@@ -190,7 +190,7 @@ def _growth(axis: Axes, errors: LayerErrors, steps: Sequence[str], step: int | N
     axis.set_title("error along depth, a line for each step", fontsize=9)
     axis.legend(fontsize=7)
     axis.tick_params(labelsize=7)
-    _ticks(axis.set_xticks, _layer_names(errors)[:depth], 16, rotation=45, ha="right")
+    ticks(axis.set_xticks, _layer_names(errors)[:depth], 16, rotation=45, ha="right")
 
 
 # -- the state of an explorer ---------------------------------------------------------------------
@@ -277,11 +277,11 @@ def _nothing(overview: wire.Overview, state: wire.State, missing: list[str]) -> 
 
 def _title(view: ViewData, overview: wire.Overview, state: wire.State) -> str:
     if state["selected"] < 0:
-        return _plain(overview["title"], 90)
+        return plain(overview["title"], 90)
     row = view.detail({"op": "detail", "row": state["selected"]})["row"]
     step = overview["steps"][row["step"]]["label"]
     where = f"{row['path'] or '(root)'} {row['role']}[{row['slot']}], step {step}"
-    return _plain(f"{overview['title']}: {where}", 90)
+    return plain(f"{overview['title']}: {where}", 90)
 
 
 Line = tuple[float, list[tuple[str, Draw]]]  # height, and pictures beside each other
@@ -373,21 +373,21 @@ def _curve_of(line: wire.Line, steps: list[str], here: int) -> Draw:
         ]
         axis.plot([point["step"] for point in line["points"]], heights, marker=".", linewidth=1)
         axis.axvline(here, color="grey", linestyle=":", linewidth=1)
-        axis.set_title(f"{_plain(line['figure'])} over all steps", fontsize=9)
+        axis.set_title(f"{plain(line['figure'])} over all steps", fontsize=9)
         axis.tick_params(labelsize=7)
-        _ticks(axis.set_xticks, [_plain(step) for step in steps], 8)
+        ticks(axis.set_xticks, [plain(step) for step in steps], 8)
 
     return draw
 
 
-def _ticks(
+def ticks(
     put: Callable[..., object], names: Sequence[str], most: int, **style: str | float
 ) -> None:
     every = max(1, -(-len(names) // most))
     put(range(0, len(names), every), names[::every], fontsize=7, **style)
 
 
-def _plain(text: str, most: int = _NAME) -> str:
+def plain(text: str, most: int = _NAME) -> str:
     """Return text that fits, that an SVG may hold, and that is no formula for matplotlib."""
     text = "".join(each if each.isprintable() else "�" for each in text)
     text = text if len(text) <= most else "…" + text[1 - most :]
@@ -397,5 +397,8 @@ def _plain(text: str, most: int = _NAME) -> str:
 def data_url(figure: Figure) -> str:
     """Return a figure as a ``data:`` URL of a PNG."""
     stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=110)
+    with warnings.catch_warnings():
+        # a name may be in any script
+        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
+        figure.savefig(stream, format="png", dpi=110)
     return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()

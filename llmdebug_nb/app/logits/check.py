@@ -1,0 +1,173 @@
+"""The use case: compare the logits of two programs, token by token."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from llmdebug_nb.app.differences import write_text
+from llmdebug_nb.app.logits.pairing import Pairing
+from llmdebug_nb.app.logits.sources import Source, of_run
+from llmdebug_nb.app.runs import open_run
+from llmdebug_nb.comparison.token_rows import Judge
+from llmdebug_nb.core.errors import OptionError
+from llmdebug_nb.core.printable import cell
+from llmdebug_nb.core.tabular import Tabular
+from llmdebug_nb.core.token_checks import LogitsResult, TokenCheck, Verdict
+from llmdebug_nb.show import logits as shown
+from llmdebug_nb.show.tokens import Tokenizer, checked
+from llmdebug_nb.store.run import Run
+
+if TYPE_CHECKING:
+    import pandas
+    import torch
+    from matplotlib.figure import Figure
+
+    from llmdebug_nb.app.logits.repeat import Repeated
+
+RunLike: TypeAlias = "Run | str | os.PathLike[str]"
+Rule: TypeAlias = "str | Mapping[str, float]"
+_MOST = 1000  # of top-k
+_KINDS = "a run, its name or path, or a torch.nn.Module"
+
+
+class LogitsCheck(Tabular):
+    """The result of `logits`. ``result``: all tokens."""
+
+    def __init__(self, result: LogitsResult, tokenizer: Tokenizer | None = None) -> None:
+        self.result = result
+        self._words = shown.words(tokenizer)
+
+    @property
+    def verdict(self) -> Verdict:
+        """``pass``, ``fail``, or ``not compared`` if no token was."""
+        return self.result.verdict
+
+    @property
+    def first_flip(self) -> TokenCheck | None:
+        """The first token that differs, or None."""
+        return self.result.first_flip
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return one row for each token: msit's columns first, then ours."""
+        import pandas
+
+        return pandas.DataFrame(shown.rows(self.result, self._words), columns=shown.COLUMNS)
+
+    def to_csv(self, path: str | os.PathLike[str]) -> Path:
+        """Write `to_pandas` as csv; a spreadsheet computes no text of it. Raises StoreError."""
+        return write_text(path, self.to_pandas().map(cell).to_csv(index=False))
+
+    def to_html(self, path: str | os.PathLike[str]) -> Path:
+        """Write one self-contained HTML page. Raises StoreError."""
+        from llmdebug_nb.show.logits_page import page
+
+        return write_text(path, page(self.result, self._words))
+
+    def figure(self) -> Figure:
+        """Return the picture: KL by sequence and token, and the probability of golden's tokens.
+
+        Raises OptionError: no token was compared.
+        """
+        from llmdebug_nb.show.logits_figure import strip
+
+        return strip(self.result, self._words)
+
+    def __str__(self) -> str:
+        return shown.text(self.result, self._words)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        from llmdebug_nb.show.logits_page import fragment
+
+        return fragment(self.result, self._words)
+
+
+def logits(
+    golden: RunLike | torch.nn.Module | Callable[[], object],
+    mine: RunLike | torch.nn.Module | None = None,
+    *,
+    inputs: torch.Tensor | Mapping[str, object] | None = None,
+    rule: Rule = "rounding",
+    top: int = 5,
+    at: str | tuple[str | None, str | None] | None = None,
+    tokenizer: Tokenizer | None = None,
+    progress: bool = True,
+) -> LogitsCheck | Repeated:
+    """Compare the logits of two programs, each token after the same tokens.
+
+        check = ld.logits("golden", "mine")         # two runs
+        check = ld.logits("golden", port)           # a live model, given golden's tokens
+        check.verdict, check.first_flip
+        ld.logits(model, inputs=ids)                # one model twice: is it deterministic?
+        ld.logits(lambda: model.generate(ids))      # or one program
+
+    Args:
+        golden: a run, its name or path, a dump of another tool or a file of logits; without
+            ``mine``, a model or a callable that is run twice.
+        mine: the same, or a live model. It is given golden's tokens and is left unchanged.
+        inputs: for a model that is run twice, its input: a tensor, or keyword arguments.
+        rule: what passes: ``rounding``, ``msit``, ``tokens``, ``equal``, or limits by metric,
+            ``{"kl_divergence": 1e-3}``.
+        top: the k of top-k.
+        at: the tensor to take, as ``path`` or ``path[slot]``; a pair of them for golden and mine.
+        tokenizer: any object with ``decode(ids)``; without one, tokens are shown as ids.
+        progress: show a progress bar when it takes more than a second.
+
+    Raises:
+        OptionError: an option is wrong.
+        CompareError: a run has no logits, or the model fails on golden's tokens.
+        UnknownRunError, CorruptDumpError: a run can't be opened.
+    """
+    if mine is None:
+        from llmdebug_nb.app.logits.repeat import repeated
+
+        return repeated(golden, inputs)
+    if inputs is not None:
+        raise OptionError("inputs are for a model that is run twice: leave out mine, or inputs")
+    return compared(golden, mine, rule=rule, top=top, at=at, tokenizer=tokenizer, progress=progress)
+
+
+def compared(
+    golden: object,
+    mine: object,
+    *,
+    rule: Rule = "rounding",
+    top: int = 5,
+    at: str | tuple[str | None, str | None] | None = None,
+    tokenizer: Tokenizer | None = None,
+    progress: bool = True,
+) -> LogitsCheck:
+    """Compare the logits of two programs; see `logits`."""
+    judge, tokenizer = Judge(rule), checked(tokenizer)
+    if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= _MOST:
+        raise OptionError(f"top: {top!r}; expected a whole number from 1 to {_MOST}")
+    places = at if isinstance(at, tuple) else (at, at)
+    first = _recorded(golden, places[0])
+    second = _source(mine, first, places[1], progress)
+    return LogitsCheck(Pairing(first, second, judge, top).run(progress), tokenizer)
+
+
+def _recorded(golden: object, at: str | None) -> Source:
+    if not isinstance(golden, (Run, str, os.PathLike)):
+        kind = type(golden).__name__
+        raise OptionError(
+            f"golden: expected a run, its name or path, got {kind}; record it first:"
+            " with ld.dump(model, name='golden', tokens='all')"
+        )
+    return of_run(open_run(golden), at)
+
+
+def _source(mine: object, golden: Source, at: str | None, progress: bool) -> Source:
+    if isinstance(mine, (Run, str, os.PathLike)):
+        return of_run(open_run(mine), at)
+    import torch
+
+    if not isinstance(mine, torch.nn.Module):
+        raise OptionError(f"mine: expected {_KINDS}, got {type(mine).__name__}")
+    from llmdebug_nb.app.logits.live import of_model
+
+    return of_model(mine, golden, progress)

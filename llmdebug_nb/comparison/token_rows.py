@@ -1,0 +1,119 @@
+"""Figures of one token: a row of golden's logits against mine's, over one vocabulary."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from llmdebug_nb.comparison import metrics
+from llmdebug_nb.comparison.limits import Limits
+from llmdebug_nb.comparison.metrics import Metrics
+from llmdebug_nb.core import constants
+from llmdebug_nb.core.dtypes import DTYPE_NAMES, epsilon, rounding
+from llmdebug_nb.core.errors import OptionError, nearest
+from llmdebug_nb.core.token_checks import RULES
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFigures:
+    """See `core.token_checks.TokenCheck`."""
+
+    best: tuple[int, int]
+    rank: int | None
+    probability: tuple[float, float]
+    margin: float
+    lost: int
+    metrics: Metrics
+
+
+def figures(golden: torch.Tensor, mine: torch.Tensor, token: int | None, top: int) -> TokenFigures:
+    """Return the figures of two rows of one length. ``token``: None takes golden's best.
+
+    Probabilities are softmax in float64. Tokens with equal logits share a rank.
+    """
+    g, m = (x.double().nan_to_num(nan=-math.inf, posinf=math.inf) for x in (golden, mine))
+    best = int(g.argmax())
+    chosen = best if token is None or not 0 <= token < len(g) else token
+    top = min(top, len(g))
+    mine_best = best if bool(m[best] == m.max()) else int(m.argmax())
+    broken = bool(mine.isnan().any())
+    lowest = m.topk(top).values[-1]
+    return TokenFigures(
+        best=(best, mine_best),
+        rank=None if broken else 1 + int((m > m[chosen]).sum()),
+        probability=(_probability(golden, chosen), _probability(mine, chosen)),
+        margin=float(g[best] - g[mine_best]) if mine_best != best else 0.0,
+        lost=int((m[g.topk(top).indices] < lowest).sum()),
+        metrics=metrics.compare(golden, mine, logits=True) | _ulp(golden, mine),
+    )
+
+
+def _ulp(golden: torch.Tensor, mine: torch.Tensor) -> Metrics:
+    """Return |max m - max g|, and the ulp of max m in mine's dtype, over finite positions."""
+    both = golden.isfinite() & mine.isfinite()
+    if not bool(both.any()):
+        return {"max_gap": None, "ulp": None}
+    g, m = (float(x[both].max()) for x in (golden, mine))
+    return {"max_gap": abs(m - g), "ulp": metrics.ulp(m, DTYPE_NAMES[mine.dtype])}
+
+
+def _probability(row: torch.Tensor, token: int) -> float:
+    """Return the probability of a token; NaN if a logit is NaN or none is finite."""
+    return float(row.double().softmax(-1)[token])
+
+
+def share_beyond(row: torch.Tensor, width: int) -> float:
+    """Return the probability of all tokens from ``width`` on."""
+    return float(row.double().softmax(-1)[width:].sum())
+
+
+class Judge:
+    """Judges tokens by a rule: a name of `RULES`, or bounds by metric (all must hold).
+
+    Raises OptionError.
+    """
+
+    def __init__(self, rule: object) -> None:
+        self._limits: Limits | None = None
+        if isinstance(rule, str) and rule in RULES:
+            self.name = rule
+            if rule == "msit":
+                self._limits = Limits.read({"*": "msit_logits"})
+        elif isinstance(rule, str):
+            raise OptionError(f"rule {rule!r} is not known{nearest(rule, RULES)}")
+        else:
+            self._limits = Limits.read({"*": rule})
+            self.name = "given limits"
+
+    def __call__(
+        self, found: TokenFigures, golden: torch.Tensor, mine: torch.Tensor
+    ) -> tuple[bool, str]:
+        """Return whether a token passes, and why."""
+        broken = [name for name in ("nan", "inf") if found.metrics[f"{name}_mismatch"]]
+        if broken:
+            kinds = " and ".join({"nan": "NaN", "inf": "infinite"}[name] for name in broken)
+            return False, f"logits are {kinds} in one of the two only"
+        if self._limits is not None:
+            judged = self._limits.judge(found.metrics)
+            if judged is None:
+                return False, "no finite logits to judge by"
+            return judged.error <= judged.limit, judged.says
+        if self.name == "tokens":
+            same = found.best[0] == found.best[1]
+            return same, "the same token" if same else f"another token, margin {found.margin:.4g}"
+        if self.name == "equal":
+            count = int(found.metrics["mismatched"] or 0)
+            return not count, f"{count:,} logits differ" if count else "equal"
+        return _explained(found, golden, mine)
+
+
+def _explained(found: TokenFigures, golden: torch.Tensor, mine: torch.Tensor) -> tuple[bool, str]:
+    """Judge by the rounding of the coarser side: that of its dtype, or of its values."""
+    error = found.metrics["relative_euclidean_distance"]
+    if error is None:
+        return False, "no finite logits to judge by"
+    eps = max(max(epsilon(DTYPE_NAMES[x.dtype]), rounding(x)) for x in (golden, mine))
+    limit = constants.LOGITS_EPSILONS * eps
+    return error <= limit, f"relative L2 error {error:.3g}, rounding explains {limit:.3g}"

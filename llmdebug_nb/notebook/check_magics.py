@@ -1,0 +1,73 @@
+"""The magics of checks that need no deep comparison: `%llmlogits`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import Magics, line_magic, magics_class
+from IPython.core.magic_arguments import ArgDecorator, magic_arguments
+
+from llmdebug_nb.app.logits import arguments as logits_arguments
+from llmdebug_nb.app.logits.check import LogitsCheck, compared, logits
+from llmdebug_nb.app.logits.command import repeated_command
+from llmdebug_nb.app.logits.repeat import Repeated
+from llmdebug_nb.notebook.magic_line import one_line, parse
+from llmdebug_nb.notebook.namespace import Namespace
+
+
+class _LogitsOptions(ArgDecorator):
+    """Declares the arguments of %llmlogits: two runs, or a run and a model, or one program."""
+
+    def add_to_parser(self, parser: argparse.ArgumentParser, _: object) -> None:
+        add = parser.add_argument
+        add("golden", nargs="?", help="the reference: a run, its name or path; or a model to run"
+            " twice")  # fmt: skip
+        add("mine", nargs="?", help="a run, its name or path, or the variable of a live model")
+        add("--inputs", metavar="EXPR", help="of a model that is run twice: a tensor, or a dict")
+        add("--exec", metavar="COMMAND", help="a command to run twice")
+        add("--tokenizer", metavar="EXPR", help="a tokenizer: texts in place of ids")
+        logits_arguments.declare(parser)
+
+
+@magics_class
+class CheckMagics(Magics):
+    """%llmlogits."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        super().__init__(shell)
+        self._namespace = Namespace(shell)
+
+    @magic_arguments()
+    @_LogitsOptions()
+    @line_magic
+    def llmlogits(self, line: str) -> LogitsCheck | Repeated:
+        """Compare the logits of two runs, or of a run and a live model, token by token.
+
+        Examples: ``%llmlogits golden mine``, ``%llmlogits golden port --tokenizer tok``,
+        ``%llmlogits model --inputs ids`` (one model twice: is it deterministic?)
+        """
+        args = parse(self.llmlogits, line)
+        space = self._namespace
+        if (args.golden is None) == (args.exec is None):
+            raise UsageError("%llmlogits: name two runs, a run and a model, or --exec a command")
+        with one_line():
+            if args.exec is not None:
+                return repeated_command(args.exec, output=_write)
+            golden, mine = space.get(args.golden), space.get(args.mine)
+            if mine is None:
+                return logits(golden, inputs=space.evaluate(args.inputs, "%llmlogits"))
+            tokenizer = space.evaluate(args.tokenizer, "%llmlogits")
+            chosen = logits_arguments.options(vars(args))
+            check = compared(golden, mine, tokenizer=tokenizer, **chosen)
+            for target, write in ((args.csv, check.to_csv), (args.html, check.to_html)):
+                if target:
+                    print(f"written: {write(target)}")
+            return check
+
+
+def _write(stream: str, text: str) -> None:
+    """Show a command's output as the cell's."""
+    print(text, end="", file=getattr(sys, stream), flush=True)
