@@ -261,7 +261,8 @@ def fingerprint_of_next(model: nn.Module) -> list[object]:
 def outcomes(name: str, points: int, seed: int = 0) -> Iterator[tuple[str, bool, list[str]]]:
     """Interrupt an activity at seeded points: half of them in our own code, half anywhere.
 
-    Yield the place, whether the interrupt arrived, and what it left behind.
+    Yield the place, whether the interrupt arrived, and what it left behind: each leftover once, at
+    the point that made it.
     """
     activity = ACTIVITIES[name]()
     activity.work()  # imports, caches
@@ -276,18 +277,21 @@ def outcomes(name: str, points: int, seed: int = 0) -> Iterator[tuple[str, bool,
     for number in range(points):
         own = number % 2 == 0
         where, cut = interrupted(activity, chosen.randrange(1, counts[own] + 1), own)
+        after, found = state(activity.model), fingerprint_of_next(activity.model)
         problems = [
             f"{what}: {before[what]} became {now}"
-            for what, now in state(activity.model).items()
+            for what, now in after.items()
             if now != before[what]
         ]
-        if fingerprint_of_next(activity.model) != reference:
+        if found != reference:
             problems.append("the next recording holds something else")
         yield where, cut, problems
         for folder in runs_folder().iterdir():
             if folder.name not in ("golden", "mine"):
                 shutil.rmtree(folder)
                 recorded.pop(folder.name, None)
+        if problems:
+            before, reference = state(activity.model), found
 
 
 def main(name: str, points: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 import llmdebug_nb as ld
-from interruption import ACTIVITIES, small, state, train
+from interruption import ACTIVITIES, outcomes, small, state, train
 from llmdebug_nb.core import interrupts
 from models import generate, llama, prompt
 
@@ -39,6 +40,27 @@ def test_an_interrupt_at_any_bytecode_leaves_nothing_behind_and_the_next_recordi
     )
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     assert done.stdout.count("0 left something") == len(ACTIVITIES)
+
+
+def test_what_one_interrupt_leaves_is_counted_once(monkeypatch):
+    class Leaking:
+        def __init__(self):
+            self.model, self.left = small(), 0
+
+        def work(self):
+            try:
+                for _ in range(200):
+                    interrupts.taken()
+            except KeyboardInterrupt:
+                self.left += 1
+                if self.left in (2, 5):
+                    self.model.register_forward_hook(lambda *_: None)
+                raise
+
+    monkeypatch.setitem(ACTIVITIES, "leaking", Leaking)
+    found = [bool(problems) for _, _, problems in outcomes("leaking", 8)]
+    gc.unfreeze()
+    assert found == [False, True, False, False, True, False, False, False]
 
 
 def interrupt() -> None:
