@@ -254,3 +254,21 @@ def test_an_interrupt_while_generate_hooks_a_model_leaves_no_hook(monkeypatch):
     with pytest.raises(KeyboardInterrupt), ld.dump(name="found") as _:
         generate(model, prompt(3), new=2)
     assert state(model) == before
+
+
+def test_an_interrupt_while_generate_looks_at_its_tokens_leaves_no_mode_off(monkeypatch):
+    """Our own work with tensors is out of sight of modes, and that has to end."""
+    from llmdebug_nb.capture.compat import torch_modes
+
+    enter = torch_modes.unseen.__enter__
+
+    def interrupted(self):
+        enter(self)
+        interrupt()
+
+    monkeypatch.setattr(torch_modes.unseen, "__enter__", interrupted)
+    model = llama()
+    before = state(model)
+    with pytest.raises(KeyboardInterrupt), ld.dump(model, name="looks"):
+        generate(model, prompt(3), new=2)
+    assert state(model) == before

@@ -7,9 +7,10 @@ leaves out what a program computes says nothing about it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from llmdebug_nb.align.calls import identifies, same_features, same_kind
+from llmdebug_nb.align.calls import identifies
 from llmdebug_nb.align.tensor_layout import LayoutFinder
 from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.findings import Pair
@@ -19,6 +20,7 @@ from llmdebug_nb.core.results import Results
 
 EARLIER = "same values in an earlier step"
 _Slot = tuple[str, str]  # path and slot
+_Key = tuple[str, tuple[object, ...]]
 _Place = tuple[str, int, str, str]  # path, call, role and slot
 
 
@@ -49,31 +51,61 @@ class ResultMatches:
                 self._known.setdefault(_slot(record), _slot(by_id[found[record.id]]))
         left = [record for record in golden if record.id not in found]
         placed = {pair.mine.id for pair in pairs if pair.mine is not None and pair.at_its_place}
-        free = [record for record in mine if record.id not in answered | placed]
-        while left:
-            record = left.pop()
-            partner = self._partner(record, left, free, bool(found))
+        taken = answered | placed
+        free = _Free(record for record in mine if record.id not in taken)
+        shapes = Counter(record.summary.shape for record in left)
+        for record in reversed(left):
+            shapes[record.summary.shape] -= 1
+            alone = not shapes[record.summary.shape]
+            partner = self._partner(record, alone, free, bool(found))
             if partner is not None:
                 free.remove(partner)
                 yield record, partner
 
-    def _partner(
-        self, record: Record, rivals: list[Record], free: list[Record], answered: bool
-    ) -> Record | None:
+    def _partner(self, record: Record, alone: bool, free: _Free, answered: bool) -> Record | None:
         """Return the partner of a result: as in an earlier step, else by its shape.
 
         If ``answered``, other results have partners, and this one may be one that mine does not
-        give; then its shape has to be the only one of its kind. Else the last one of mine counts.
+        give; then its shape has to be the only one of its kind: ``alone`` among golden's that are
+        left, and in mine. Else the last one of mine counts.
         """
-        known = [r for r in free if _slot(r) == self._known.get(_slot(record))]
-        if known:
-            return known[0]
-        alike = [r for r in free if same_kind(record.summary, r.summary)]
+        slot = self._known.get(_slot(record))
+        partner = free.first("slot", slot) if slot is not None else None
+        if partner is not None:
+            return partner
+        shape = record.summary.shape
         if answered:
-            alone = not any(same_kind(record.summary, r.summary) for r in rivals)
-            return alike[0] if alone and len(alike) == 1 else None
-        alike = alike or [r for r in free if same_features(record.summary, r.summary)]
-        return alike[-1] if alike else None
+            return free.only("shape", shape) if alone else None
+        return free.last("shape", shape) or (free.last("rows", shape[-1:]) if shape else None)
+
+
+class _Free:
+    """Mine's results without a partner, in order. A look takes no longer where there are many."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self._found: dict[_Key, dict[int, Record]] = defaultdict(dict)
+        for record in records:
+            for key in _keys(record):
+                self._found[key][record.id] = record
+
+    def first(self, what: str, of: tuple[object, ...]) -> Record | None:
+        return next(iter(self._found.get((what, of), {}).values()), None)
+
+    def last(self, what: str, of: tuple[object, ...]) -> Record | None:
+        return next(reversed(self._found.get((what, of), {}).values()), None)
+
+    def only(self, what: str, of: tuple[object, ...]) -> Record | None:
+        return self.first(what, of) if len(self._found.get((what, of), ())) == 1 else None
+
+    def remove(self, record: Record) -> None:
+        for key in _keys(record):
+            del self._found[key][record.id]
+
+
+def _keys(record: Record) -> tuple[_Key, ...]:
+    """Return what a result may be found by: its place, its shape, the length of its rows."""
+    shape = record.summary.shape
+    return ("slot", _slot(record)), ("shape", shape), ("rows", shape[-1:])
 
 
 class RoleMatches:

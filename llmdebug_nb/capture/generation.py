@@ -118,10 +118,7 @@ class _Preparation:
         @functools.wraps(original)
         def prepare(input_ids: torch.Tensor, *args: object, **kwargs: object) -> object:
             inputs = original(input_ids, *args, **kwargs)
-            with torch_modes.unseen():
-                sizes = batch_and_tokens(input_ids)
-                candidates = (batch_and_tokens(inputs.get(name)) for name in TOKEN_ARGUMENTS)
-                query = next((candidate[1] for candidate in candidates if candidate), None)
+            sizes, query = torch_modes.run_unseen(_sizes_of, input_ids, inputs)
             if sizes is not None:
                 here = self.running.get(threading.get_ident(), ())
                 innermost = {id(listener): (listener, generate) for listener, generate in here}
@@ -151,6 +148,15 @@ def batch_and_tokens(value: object) -> tuple[int, int] | None:
     return int(value.shape[0]), int(value.shape[1])
 
 
+def _sizes_of(
+    input_ids: torch.Tensor, inputs: Mapping[str, object]
+) -> tuple[tuple[int, int] | None, int | None]:
+    """Return batch and tokens so far, and how many tokens the next call is given."""
+    candidates = (batch_and_tokens(inputs.get(name)) for name in TOKEN_ARGUMENTS)
+    query = next((candidate[1] for candidate in candidates if candidate), None)
+    return batch_and_tokens(input_ids), query
+
+
 def _prompt_length(
     model: torch.nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> int | None:
@@ -159,6 +165,5 @@ def _prompt_length(
         return None
     candidates = (kwargs.get("inputs"), kwargs.get("input_ids"), *args[:1])
     prompt = next((value for value in candidates if value is not None), None)
-    with torch_modes.unseen():
-        sizes = batch_and_tokens(prompt)
+    sizes = torch_modes.run_unseen(batch_and_tokens, prompt)
     return sizes[1] if sizes else None

@@ -71,9 +71,7 @@ class Substitution:
             pytorch.storage_of(leaf) for _, leaf in leaves(given) if isinstance(leaf, torch.Tensor)
         }
         written = [put for put in puts if pytorch.storage_of(put[0]) in inputs]
-        with torch_modes.unseen():
-            for tensor, new in written:
-                tensor.copy_(new)
+        torch_modes.run_unseen(_write, written)
         return _replaced(
             result, [put for put in puts if all(put is not other for other in written)]
         )
@@ -104,11 +102,8 @@ class Substitution:
             place = Place(path, number, role, slot)
             if place not in self._puts or not isinstance(leaf, torch.Tensor):
                 continue
-            new = leaf
-            try:
-                with torch_modes.unseen():  # it is no part of the program
-                    for put in self._puts[place]:
-                        new = put(new)
+            try:  # it is no part of the program
+                new = torch_modes.run_unseen(_put, leaf, self._puts[place])
             except Exception as error:
                 self.problem = self.problem or error
                 continue
@@ -156,6 +151,17 @@ def _replaced(value: object, puts: Sequence[tuple[torch.Tensor, torch.Tensor]]) 
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _with_parts(value, vars(value), puts, setattr)
     return value
+
+
+def _write(written: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    for tensor, new in written:
+        tensor.copy_(new)
+
+
+def _put(tensor: torch.Tensor, puts: Iterable[Put]) -> torch.Tensor:
+    for put in puts:
+        tensor = put(tensor)
+    return tensor
 
 
 def _with_parts(

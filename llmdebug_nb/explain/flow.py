@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import bisect
 import functools
+import math
+import operator
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -50,13 +52,14 @@ class FlowCall:
         """True if it gives indices or flags alone."""
         return not any(is_floating(r.summary.dtype) for r in self.outputs)
 
-    def is_over(self, at: int) -> bool:
-        """Tell whether it gave its results before a record, by its id.
+    @property
+    def end(self) -> float:
+        """The id of its last result, infinity if that does not tell when it is over.
 
         A backward pass goes through a call from its outputs on.
         """
-        forward = self.key.phase == "forward"
-        return forward and bool(self.outputs) and self.outputs[-1].id < at
+        tells = self.key.phase == "forward" and self.outputs
+        return self.outputs[-1].id if tells else math.inf
 
     @property
     def start(self) -> int:
@@ -123,22 +126,25 @@ class Flow:
         If that is over, as where several layers share a module, the module that runs then calls it.
         """
         latest: dict[tuple[object, ...], FlowCall] = {}
-        running: dict[tuple[object, ...], list[FlowCall]] = defaultdict(list)
-        for call in sorted(self.calls.values(), key=lambda call: call.start):
+        # by pass, from the outermost call: minus the first end of it and those around it, and it
+        running: dict[tuple[object, ...], list[tuple[float, FlowCall]]] = defaultdict(list)
+        begun = sorted((call.start, at, call) for at, call in enumerate(self.calls.values()))
+        for start, _, call in begun:
             key = call.key
             stack = running[key[:4]]
-            over = (i for i, each in enumerate(stack) if each.is_over(call.start))
-            del stack[next(over, len(stack)) :]  # with what ran inside it
+            # those that are over, with what ran inside them; calls of a hostile dump never are
+            del stack[bisect.bisect_right(stack, -start, key=operator.itemgetter(0)) :]
             known = (latest.get((*key[:4], path)) for path in ancestors(key.path))
             around = next((each for each in known if each is not None), None)
-            if around is not None and self._linked and around.is_over(call.start):
-                around = stack[-1] if stack else None
+            if around is not None and self._linked and around.end < start:
+                around = stack[-1][1] if stack else None
             if around is not None:
                 call.around = around
                 around.inner.append(call)
             latest[(*key[:4], key.path)] = call
             if call.outputs and not call.is_operator:
-                stack.append(call)
+                first = max(-call.end, stack[-1][0]) if stack else -call.end
+                stack.append((first, call))
 
     def call(self, record: Record) -> FlowCall:
         return self._call_of[record.id]

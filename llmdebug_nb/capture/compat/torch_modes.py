@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import overrides
@@ -13,14 +13,20 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch
 
 from llmdebug_nb.capture.compat.pytorch import Undo
+from llmdebug_nb.core import interrupts
 
+P = ParamSpec("P")
+R = TypeVar("R")
 TorchDispatchMode = _python_dispatch.TorchDispatchMode
 Mode = TorchFunctionMode | TorchDispatchMode
 OpOverload = torch._ops.OpOverload
 
 
 class unseen:
-    """A context in which function and dispatch modes and `torch.func` transforms see nothing."""
+    """A context in which function and dispatch modes and `torch.func` transforms see nothing.
+
+    Only a function that no interrupt cuts short may enter it; others call `run_unseen`.
+    """
 
     def __enter__(self) -> None:
         guards = (
@@ -35,6 +41,13 @@ class unseen:
     def __exit__(self, *_: object) -> None:
         for guard in reversed(self._guards):
             guard.__exit__(None, None, None)
+
+
+@interrupts.unbroken
+def run_unseen(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call our own work, which uses tensors, where no mode or transform sees it."""
+    with unseen():
+        return work(*args, **kwargs)
 
 
 def watched() -> bool:
