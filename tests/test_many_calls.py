@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import llmdebug_nb as ld
@@ -59,6 +59,7 @@ def one_by_one(known, golden, mine, answered):
     return found
 
 
+@settings(deadline=None)
 @given(SIDE, SIDE, st.lists(st.sampled_from("abcd"), min_size=4, max_size=4), st.booleans())
 def test_results_pair_as_if_each_looked_at_all_of_the_others(golden, mine, others, answered):
     matches = ResultMatches()
@@ -126,6 +127,7 @@ def calls_around(flow):
     return found
 
 
+@settings(deadline=None)
 @given(_calls())
 def test_each_call_has_the_call_around_it_that_a_walk_through_all_finds(records):
     flow = Flow(rows(records), 0)

@@ -54,12 +54,8 @@ class FlowCall:
 
     @property
     def end(self) -> float:
-        """The id of its last result, infinity if that does not tell when it is over.
-
-        A backward pass goes through a call from its outputs on.
-        """
-        tells = self.key.phase == "forward" and self.outputs
-        return self.outputs[-1].id if tells else math.inf
+        """The id of its last result; infinity in a backward pass, which goes on from there."""
+        return self.outputs[-1].id if self.key.phase == "forward" and self.outputs else math.inf
 
     @property
     def start(self) -> int:
@@ -126,14 +122,14 @@ class Flow:
         If that is over, as where several layers share a module, the module that runs then calls it.
         """
         latest: dict[tuple[object, ...], FlowCall] = {}
-        # by pass, from the outermost call: minus the first end of it and those around it, and it
+        # by pass: the calls that run, each with minus the first end of it and those around it
         running: dict[tuple[object, ...], list[tuple[float, FlowCall]]] = defaultdict(list)
         begun = sorted((call.start, at, call) for at, call in enumerate(self.calls.values()))
         for start, _, call in begun:
             key = call.key
             stack = running[key[:4]]
-            # those that are over, with what ran inside them; calls of a hostile dump never are
-            del stack[bisect.bisect_right(stack, -start, key=operator.itemgetter(0)) :]
+            over = bisect.bisect_right(stack, -start, key=operator.itemgetter(0))
+            del stack[over:]  # with what ran inside it
             known = (latest.get((*key[:4], path)) for path in ancestors(key.path))
             around = next((each for each in known if each is not None), None)
             if around is not None and self._linked and around.end < start:
