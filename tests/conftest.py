@@ -10,12 +10,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # processes share the cores; before tor
 
 import contextlib
 import re
+import signal
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from playwright.sync_api import Page
 
 from browser import Mount, launch_args
@@ -23,6 +25,18 @@ from browser import mount as mount_in
 from lab_server import Lab, running_lab
 from llmdebug_nb.app import recording, runs
 from llmdebug_nb.core.errors import LLMDebugError
+
+# --- the same everywhere ------------------------------------------------------------------------
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a program that a shell put behind
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The same examples in each run, however slow the machine is; `--hypothesis-profile=explore` tries
+# others.
+_SLOW = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("same", derandomize=True, **_SLOW)
+settings.register_profile("explore", max_examples=1000, **_SLOW)
+settings.load_profile("same")
 
 # --- order and groups ---------------------------------------------------------------------------
 
