@@ -29,6 +29,7 @@ _HOMES = {
     "Run": "store.run",
     "compare": "app.compare",
     "delete_run": "app.runs",
+    "doctor": "app.doctor.check",
     "dump": "app.recording",
     "errcheck": "app.errcheck",
     "explore": "notebook.explore",
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from llmdebug_nb.app.compare import compare as compare
+    from llmdebug_nb.app.doctor.check import doctor as doctor
     from llmdebug_nb.app.errcheck import errcheck as errcheck
     from llmdebug_nb.app.export import export as export
     from llmdebug_nb.app.launching.program import launch as launch

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from IPython.core.interactiveshell import InteractiveShell
 
@@ -52,7 +52,7 @@ def softmax(x: np.ndarray) -> np.ndarray:
     return np.asarray(e / e.sum(), dtype=np.float64)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rows, st.data())
 def test_the_figures_of_a_token_are_those_of_an_independent_calculation(values, data):
     g = np.array(values, np.float32)
@@ -88,7 +88,7 @@ def test_the_figures_of_a_token_are_those_of_an_independent_calculation(values, 
     assert g[found.best[0]] == g.max()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rows, st.randoms(use_true_random=False))
 def test_the_order_of_the_vocabulary_changes_no_figure(values, random):
     g = torch.tensor(values)
@@ -103,7 +103,7 @@ def test_the_order_of_the_vocabulary_changes_no_figure(values, random):
         assert one.metrics[name] == pytest.approx(other.metrics[name], rel=1e-7, abs=1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rows)
 def test_a_row_agrees_with_itself_and_kl_is_never_negative(values):
     g = torch.tensor(values)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import platform
 import shutil
 import sys
 import warnings
@@ -132,6 +131,8 @@ class Recording:
 
     def _hooked(self, undo: ExitStack) -> Session:
         """Make the run's folders, their writers, and the session. ``undo``: gets how to undo it."""
+        from llmdebug_nb.capture import setup
+
         writers = []
         for suffix in ("", ".fx") if self.options.graph == "both" else ("",):
             self._run_folders.append(self._create(self.options.name + suffix))
@@ -141,13 +142,17 @@ class Recording:
         undo.callback(session.abandon)
         self._switched = self._seed()
         undo.callback(self._switched.restore)
+        noted: dict[str, object] = {"setup": setup.here()}
         if self._switched:
-            for writer in writers:
-                writer.note({"determinism": self._switched})
+            noted["determinism"] = self._switched
+        for writer in writers:
+            writer.note(noted)
         return session
 
     def _create(self, name: str) -> Path:
-        details = {"options": self.options.as_json(), "environment": _environment()}
+        from llmdebug_nb.capture import setup
+
+        details = {"options": self.options.as_json(), "environment": setup.versions()}
         folder = create_run(_parent(self.options), name, details)
         remember_run(folder)
         return folder
@@ -340,20 +345,3 @@ def rank_here() -> int:
 
 def _parent(options: DumpOptions) -> Path:
     return runs_folder() if options.path is None else Path(options.path)
-
-
-def _environment() -> dict[str, str]:
-    """Return versions that affect numerics; nothing that names a machine or a person."""
-    import torch
-
-    versions = {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "platform": f"{platform.system()} {platform.machine()}",
-    }
-    for name in ("transformers", "numpy", "accelerate", "onnxruntime"):
-        if name in sys.modules:
-            versions[name] = str(getattr(sys.modules[name], "__version__", ""))
-    if torch.cuda.is_available():
-        versions["device"] = torch.cuda.get_device_name()
-    return versions

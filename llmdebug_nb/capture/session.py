@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 from torch import nn
 
+from llmdebug_nb.capture import setup
 from llmdebug_nb.capture.calls import Leaf, OpenCall
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.compat.onnxruntime_api import is_session
@@ -92,6 +93,7 @@ class Session:
         parts.commit()
         failures = [recorder.failure for recorder in parts.recorders if recorder.failure]
         ended_by = ended_by or next((str(error) for error in (*failures, *problems)), None)
+        settings = self._settings()
         with ExitStack() as all_of:
             for recorder in reversed(parts.recorders):
                 all_of.callback(recorder.sink.close, {
@@ -103,9 +105,19 @@ class Session:
                     "recorded": recorder.records,
                     "distinct": recorder.distinct,
                     "unpaired": parts.observer.unpaired,
+                    "settings": settings,
                 })  # fmt: skip
         if failures:
             raise failures[0]
+
+    def _settings(self) -> setup.Facts:
+        """Return what the recorded models say of themselves."""
+        try:
+            return setup.of_models([module for _, module in self.followed()])
+        except Exception as error:  # the models are the program's: they may raise anything
+            kind = type(error).__name__
+            self._parts.notes.append(f"the settings of the models could not be read ({kind})")
+            return {}
 
     @interrupts.unbroken
     def abandon(self) -> None:

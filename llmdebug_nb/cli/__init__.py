@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from llmdebug_nb.cli import (
     compare,
+    doctor,
     dump,
     errcheck,
     info,
@@ -29,6 +30,7 @@ _COMMANDS = (
     errcheck.add,
     opcheck.add,
     logits.add,
+    doctor.add,
     info.add,
     compare.add,
     report.add_report,

@@ -1,4 +1,4 @@
-"""The magics of checks that need no deep comparison: `%llmlogits`."""
+"""The magics of checks that need no deep comparison: `%llmlogits`, `%llmdoctor`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import sys
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_magic, magics_class
-from IPython.core.magic_arguments import ArgDecorator, magic_arguments
+from IPython.core.magic_arguments import ArgDecorator, argument, magic_arguments
 
+from llmdebug_nb.app.doctor.check import Diagnosis, doctor
+from llmdebug_nb.app.doctor.own import parts
 from llmdebug_nb.app.logits import arguments as logits_arguments
 from llmdebug_nb.app.logits.check import LogitsCheck, compared, logits
 from llmdebug_nb.app.logits.command import repeated_command
 from llmdebug_nb.app.logits.repeat import Repeated
 from llmdebug_nb.notebook.magic_line import one_line, parse
 from llmdebug_nb.notebook.namespace import Namespace
+from llmdebug_nb.show.doctor import own_text
 
 
 class _LogitsOptions(ArgDecorator):
@@ -34,7 +37,7 @@ class _LogitsOptions(ArgDecorator):
 
 @magics_class
 class CheckMagics(Magics):
-    """%llmlogits."""
+    """%llmlogits, %llmdoctor."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
@@ -66,6 +69,31 @@ class CheckMagics(Magics):
                 if target:
                     print(f"written: {write(target)}")
             return check
+
+    @magic_arguments()
+    @argument(
+        "golden", nargs="?", help="a run, its name or path, a model, or a checkpoint's folder"
+    )
+    @argument("mine", nargs="?", help="another one")
+    @argument("--self", action="store_true", dest="own", help="what works on this machine")
+    @argument("--tokenizer", metavar="EXPR", help="a tokenizer, or a pair: golden's and mine's")
+    @line_magic
+    def llmdoctor(self, line: str) -> Diagnosis | None:
+        """Tell what differs between two set-ups, the most suspicious first.
+
+        Examples: ``%llmdoctor golden mine``, ``%llmdoctor model path/of/checkpoint``,
+        ``%llmdoctor --self``
+        """
+        args = parse(self.llmdoctor, line)
+        if args.own is (args.golden is not None) or (args.mine is None) is not args.own:
+            raise UsageError("%llmdoctor: name two runs, models or checkpoints, or say --self")
+        with one_line():
+            if args.own:
+                print(own_text(parts()))
+                return None
+            space = self._namespace
+            tokenizer = space.evaluate(args.tokenizer, "%llmdoctor")
+            return doctor(space.get(args.golden), space.get(args.mine), tokenizer=tokenizer)
 
 
 def _write(stream: str, text: str) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Matcher = Callable[[CompletionContext], SimpleMatcherResult]
 
 _COMMANDS = {"llmdump": SWITCHES, "llmstep": (*COMMANDS, "status")}
-_LIVE = ("llmlogits",)  # they take a live model as well
+_LIVE = ("llmdoctor", "llmlogits")  # they take a live model as well
 _VALUES = {
     "mode": ["module", "api", "aten", "module+api", "module+aten", "module+api+aten"],
     "profile": ["host", "kernel+host", "op+kernel+host", "kernel+host+tiling"],

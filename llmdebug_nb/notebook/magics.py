@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
 MAGICS = (
-    "llmdump", "llmcompare", "llmerrcheck", "llmexplore", "llmlogits", "llmopcheck", "llmruns",
-    "llmstep",
+    "llmdump", "llmcompare", "llmdoctor", "llmerrcheck", "llmexplore", "llmlogits", "llmopcheck",
+    "llmruns", "llmstep",
 )  # fmt: skip
 SWITCHES = ("on", "off", "status")
 _RUNS = ["name", "recorded", "tensors", "steps", "size", "state", "path"]

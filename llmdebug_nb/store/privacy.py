@@ -159,6 +159,12 @@ def _surroundings(run: Run) -> Iterator[Holding]:
     yield _of_texts("versions", environment, "which software, and which kind of device")
     options = [f"{k}={v}" for k, v in (meta.get("options") or {}).items() if isinstance(v, str)]
     yield _of_texts("options that are texts", options, "what was recorded")
+    setup = {**_mapping(meta.get("setup")), **_mapping(meta.get("settings"))}
+    known = [f"{k}={v}" for part in setup.values() for k, v in _mapping(part).items()]
+    yield _of_texts(
+        "settings of the program and its models", known,
+        "switches, seeds, and what config and generation config say",
+    )  # fmt: skip
     created, processes = meta.get("created"), len(run.source.processes)
     when = ""
     if isinstance(created, (int, float)) and 0 <= created < 1e11:  # up to the year 5138
@@ -175,6 +181,10 @@ def _surroundings(run: Run) -> Iterator[Holding]:
         "further files in the folder", len(files), sum(file.stat().st_size for file in files),
         files[0].name if files else "", "what you or a launch wrote there; redact leaves them out",
     )  # fmt: skip
+
+
+def _mapping(value: object) -> dict[object, object]:
+    return value if isinstance(value, dict) else {}
 
 
 def _of_texts(what: str, texts: set[str] | list[str], tells: str) -> Holding:

@@ -251,6 +251,8 @@ class Writer:
             db.executemany(columns.SOURCES.insert, self._noted(sources))
             db.executemany(columns.CHAINS.insert, chains)
             db.executemany(columns.CALLS.insert, called)
+            if meta:
+                self._masked += json.dumps(masked_json(meta)).count(MASK)
             covered = {
                 "bytes": os.fstat(self._file).st_size,
                 "masked": self._masked + len(self._masked_lines),

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from llmdebug_nb.core.errors import MissingPackageError, OptionError
 from llmdebug_nb.core.token_checks import RULES
 from llmdebug_nb.show.tokens import Tokenizer
+
+
+class Loaded(Tokenizer, Protocol):
+    """A tokenizer of transformers."""
+
+    def encode(self, text: str) -> Sequence[int]: ...
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +58,7 @@ def _at(given: object) -> str | tuple[str, str] | None:
     return str(given[0]) if len(given) == 1 else (str(given[0]), str(given[1]))
 
 
-def tokenizer(where: str | os.PathLike[str]) -> Tokenizer:
+def tokenizer(where: str | os.PathLike[str]) -> Loaded:
     """Load a tokenizer from a folder, or by a name that is on this machine; nothing is fetched.
 
     Raises MissingPackageError, OptionError.
@@ -64,7 +70,7 @@ def tokenizer(where: str | os.PathLike[str]) -> Tokenizer:
             "a tokenizer needs transformers, which is not installed: pip install transformers"
         ) from None
     try:
-        found: Tokenizer = AutoTokenizer.from_pretrained(
+        found: Loaded = AutoTokenizer.from_pretrained(
             where, local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # transformers raises many kinds

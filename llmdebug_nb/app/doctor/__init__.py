@@ -1,0 +1,1 @@
+"""What differs between two set-ups, before any comparison of tensors."""

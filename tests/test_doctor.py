@@ -1,0 +1,421 @@
+"""What differs between two set-ups: planted differences are named, equal set-ups are quiet."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from IPython.core.interactiveshell import InteractiveShell
+from safetensors.torch import save_file
+
+import llmdebug_nb as ld
+from llmdebug_nb.app.doctor import own
+from llmdebug_nb.app.doctor.comparing import compared
+from llmdebug_nb.app.doctor.knowledge import known
+from llmdebug_nb.capture import setup
+from llmdebug_nb.cli import main
+from llmdebug_nb.core.errors import OptionError, UnknownRunError
+from llmdebug_nb.core.setups import LEVELS, Setup
+from models import generate, gpt2, llama, mixtral, prompt, qwen2
+from recordings import record
+
+SECRET = "hf_" + "abcdefghijklmnopqrstuvwxyz012345"
+
+
+def generated(model: Any, name: str = "r", ids: torch.Tensor | None = None, **options: Any) -> Any:
+    return record(model, lambda: generate(model, ids, new=2), name, **options)
+
+
+def names(diagnosis: ld.doctor, *levels: str) -> list[str]:
+    """Return section and name of the differences of these levels; default: the suspicious ones."""
+    chosen = levels or ("high", "medium")
+    return [f"{s.section}: {s.name}" for s in diagnosis.symptoms if s.level in chosen]
+
+
+def checkpoint(folder: Path, model: Any, drop: str = "", **more: torch.Tensor) -> Path:
+    """Write what `save_pretrained` would, with tensors taken out and added."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(model.config.to_dict(), default=str))
+    (folder / "generation_config.json").write_text(
+        json.dumps(model.generation_config.to_dict(), default=str)
+    )
+    tied = {name for group in setup.ties(model) for name in sorted(group)[:-1]}
+    state = {
+        name: value.clone()
+        for name, value in model.state_dict().items()
+        if name != drop and name not in tied
+    }
+    save_file(state | more, folder / "model.safetensors")
+    return folder
+
+
+# -- clean controls --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [llama, qwen2, gpt2, mixtral])
+def test_two_runs_of_one_program_are_the_same(make):
+    model = make()
+    diagnosis = ld.doctor(generated(model, "g"), generated(copy.deepcopy(model), "m"))
+    assert diagnosis.verdict == "same", diagnosis
+    assert {"config", "weights", "model", "generation", "switches", "random", "versions",
+            "prompt"} <= set(diagnosis.result.compared)  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [llama, gpt2])
+def test_a_run_its_model_and_its_checkpoint_are_the_same(make, tmp_path):
+    model = make()
+    run, folder = generated(model, "g"), checkpoint(tmp_path / "c", model)
+    for golden, mine in ((run, model), (model, folder), (folder, model), (run, folder)):
+        diagnosis = ld.doctor(golden, mine)
+        assert diagnosis.verdict == "same", diagnosis
+        assert diagnosis.result.compared["weights"] > 10
+
+
+def test_recorded_weights_are_compared_too():
+    model = llama()
+    diagnosis = ld.doctor(generated(model, "g", weights=True), model)
+    assert diagnosis.verdict == "same", diagnosis
+    assert diagnosis.result.compared["weights"] > 10
+
+
+# -- planted differences ---------------------------------------------------------------------------
+
+
+def test_one_stale_weight_is_named_first():
+    model = llama()
+    port = copy.deepcopy(model)
+    with torch.no_grad():
+        port.model.layers[1].mlp.up_proj.weight[0, 0] += 1e-3
+    stale = "weights: values of model.layers.1.mlp.up_proj.weight"
+    for golden, mine in ((model, port), (generated(model, "g"), generated(port, "m"))):
+        assert names(ld.doctor(golden, mine)) == [stale]
+    text = str(ld.doctor(model, port))
+    assert "1 of 2,048 elements differ" in text
+    assert "can cause: a stale or wrongly converted weight" in text
+
+
+def test_another_checkpoint_is_one_symptom():
+    found = names(ld.doctor(llama(seed=0), llama(seed=1)))
+    assert len(found) == 1
+    assert found[0].startswith("weights: values of 16 of ")
+
+
+def test_a_weight_in_another_dtype_is_compared_in_the_coarser_one():
+    model = llama()
+    port = copy.deepcopy(model)
+    port.lm_head.bfloat16()
+    found = names(ld.doctor(model, port))
+    assert found == ["model: dtypes of parameters", "weights: dtype of lm_head.weight"] or set(
+        found
+    ) == {"model: dtypes of parameters", "weights: dtype of lm_head.weight"}
+    with torch.no_grad():
+        port.lm_head.weight[3, 3] = 9.0
+    assert "weights: values of lm_head.weight" in names(ld.doctor(model, port))
+
+
+def test_another_rope_theta_in_the_config_is_named():
+    theta = {"rope_type": "default", "rope_theta": 5e5}
+    model = llama()
+    port = llama(rope_parameters=theta)
+    port.load_state_dict(model.state_dict())
+    found = ld.doctor(generated(model, "g"), generated(port, "m")).symptoms[0]
+    assert found.level == "high"
+    assert found.name.endswith("rope_theta")
+    assert (found.golden, found.mine) == ("10000.0", "500000.0")
+    assert "other angles" in found.can
+
+
+def test_another_attention_implementation_is_named():
+    model, port = llama(attn_implementation="sdpa"), llama(attn_implementation="eager")
+    assert "model: attention" in names(ld.doctor(generated(model, "g"), generated(port, "m")))
+
+
+def test_switches_are_named_and_threads_are_no_alarm():
+    model = llama()
+    golden = generated(model, "g")
+    precision, threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads + 1)
+        calm = ld.doctor(golden, generated(model, "t"))
+        torch.set_float32_matmul_precision("medium")
+        mine = generated(model, "m")
+    finally:
+        torch.set_float32_matmul_precision(precision)
+        torch.set_num_threads(threads)
+    assert calm.verdict == "same"
+    assert "switches: threads" in names(calm, "low")
+    alarmed = ld.doctor(golden, mine)
+    assert "switches: float32 matmul precision" in names(alarmed)
+    assert alarmed.verdict == "suspicious"
+
+
+def test_autocast_determinism_and_seeds_are_seen():
+    model = llama()
+    golden = generated(model, "g", seed=1)
+    with torch.autocast("cpu", torch.bfloat16):
+        mine = generated(model, "m", seed=2)
+    diagnosis = ld.doctor(golden, mine)
+    assert "switches: autocast on CPU" in names(diagnosis)
+    assert "random: seed of torch" in names(diagnosis, "low")
+
+
+def test_another_class_of_a_module_is_named():
+    model = llama()
+    port = copy.deepcopy(model)
+    port.model.layers[1].mlp.act_fn = torch.nn.GELU().eval()
+    found = "modules: class of model.layers.1.mlp.act_fn"
+    assert names(ld.doctor(model, port)) == [found]
+    assert names(ld.doctor(generated(model, "g"), generated(port, "m"))) == [found]
+
+
+def test_generation_settings_and_training_mode_are_named():
+    model = llama()
+    port = copy.deepcopy(model).train()
+    port.generation_config.temperature = 0.3
+    found = names(ld.doctor(model, port))
+    assert "model: training mode" in found
+    assert "generation: temperature" in found
+
+
+def test_another_prompt_is_named():
+    model = llama()
+    ids = prompt()
+    with_bos = torch.cat([torch.tensor([[1]]), ids], 1)
+    found = names(ld.doctor(generated(model, "g", ids), generated(model, "m", with_bos)))
+    assert "prompt: ids" in found
+
+
+def test_keys_that_are_missing_or_unexpected_are_named(tmp_path):
+    model = llama()
+    folder = checkpoint(
+        tmp_path / "c", model, drop="model.norm.weight", **{"model.extra.weight": torch.ones(3)}
+    )
+    diagnosis = ld.doctor(model, folder)
+    assert names(diagnosis) == ["weights: missing keys", "weights: unexpected keys"]
+    assert "model.norm.weight" in diagnosis.symptoms[0].golden
+    assert "model.extra.weight" in diagnosis.symptoms[1].mine
+
+
+def test_a_weight_of_another_shape_is_named(tmp_path):
+    model = llama()
+    folder = checkpoint(tmp_path / "c", model, **{"model.norm.weight": torch.ones(7)})
+    assert names(ld.doctor(model, folder)) == ["weights: shape of model.norm.weight"]
+
+
+def test_tied_embeddings_that_came_apart_are_named():
+    model = llama(tie_word_embeddings=True)
+    port = llama(tie_word_embeddings=False)
+    with torch.no_grad():
+        for name, value in model.state_dict().items():
+            port.state_dict()[name].copy_(value)
+    assert "config: tie_word_embeddings" in names(ld.doctor(model, port))
+    with torch.no_grad():
+        port.lm_head.weight[0] += 1
+    found = names(ld.doctor(model, port))
+    assert any(name.startswith("weights: tied lm_head.weight = ") for name in found)
+
+
+def test_weights_under_another_name_are_one():
+    one = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    other = torch.nn.ModuleDict({"a": one[0], "b": one[1]})
+    diagnosis = ld.doctor(one, other)
+    assert [s for s in diagnosis.symptoms if s.section == "weights"] == []
+    assert diagnosis.result.compared["weights"] == 4
+
+
+class Words:
+    """A tokenizer of bytes, with what a real one has."""
+
+    bos_token = "<s>"
+    padding_side = "left"
+
+    def __init__(self, add: int = 0, template: str = "{{ messages }}") -> None:
+        self.add, self.chat_template = add, template
+
+    def encode(self, text: str) -> list[int]:
+        return [1] * self.add + list(text.encode())
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> str:
+        return self.chat_template + str(messages)
+
+
+def test_tokenizers_are_compared_by_their_ids_and_their_template():
+    model = llama()
+    same = ld.doctor(model, model, tokenizer=Words())
+    assert same.verdict == "same"
+    assert same.result.compared["tokenizer"] > 9
+    bos = names(ld.doctor(model, model, tokenizer=(Words(), Words(add=1))))
+    assert all(name.startswith("tokenizer: ids of ") for name in bos)
+    assert len(bos) == 9
+    changed = ld.doctor(model, model, tokenizer=(Words(), Words(template="{{ m }}")), texts=["a"])
+    assert names(changed) == [
+        "tokenizer: chat template",
+        "tokenizer: chat template: a conversation",
+    ]
+    assert changed.symptoms[0].level == "high"
+
+
+def test_a_changed_chat_template_of_a_checkpoint_is_named(tmp_path):
+    model = llama()
+    one, other = checkpoint(tmp_path / "a", model), checkpoint(tmp_path / "b", model)
+    for folder, template in ((one, "{{ a }}"), (other, "{{ b }}")):
+        (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    assert names(ld.doctor(one, other)) == ["tokenizer: chat template"]
+
+
+# -- what is not known, and what is wrong ----------------------------------------------------------
+
+
+def test_what_an_older_run_did_not_record_is_counted(monkeypatch):
+    model = llama()
+    monkeypatch.setattr(setup, "here", dict)
+    monkeypatch.setattr(setup, "of_models", lambda models: {})
+    old = generated(model, "old")
+    diagnosis = ld.doctor(old, model)
+    assert diagnosis.verdict == "same"
+    for section in ("config", "switches", "random", "model", "generation"):
+        assert f"{section} of old: not recorded" in diagnosis.result.not_compared
+
+
+def test_a_filtered_run_lacks_no_weights():
+    model = llama()
+    diagnosis = ld.doctor(generated(model, "g", layers="model.layers.0.*"), model)
+    assert diagnosis.verdict == "same", diagnosis
+    assert any("was recorded with layers" in why for why in diagnosis.result.not_compared)
+
+
+def test_a_damaged_set_up_is_told():
+    from llmdebug_nb.app.doctor import setups
+
+    run = generated(llama(), "g")
+    run.meta["settings"] = {"config": 3}
+    run.source.meta["settings"] = {"config": 3}
+    assert setups.of_run(run).absent["config"] == "the recorded settings is damaged"
+
+
+def test_wrong_arguments_are_told(tmp_path):
+    model = llama()
+    with pytest.raises(OptionError, match="got int"):
+        ld.doctor(model, 3)
+    with pytest.raises(UnknownRunError):
+        ld.doctor(model, "nowhere")
+    with pytest.raises(OptionError, match=r"encode\(text\)"):
+        ld.doctor(model, model, tokenizer=object())
+    with pytest.raises(OptionError, match="one, or golden's and mine's"):
+        ld.doctor(model, model, tokenizer=(Words(),))
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    broken = ld.doctor(model, tmp_path)
+    assert "no config.json that can be read" in str(broken)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.dictionaries(st.text(max_size=8), st.text(max_size=8)))
+def test_any_set_up_agrees_with_itself(facts):
+    one = Setup("a", "model", {"config": facts, "switches": facts})
+    result = compared(one, one, progress=False)
+    assert result.symptoms == ()
+    assert result.verdict == ("same" if facts else "not compared")
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.dictionaries(st.sampled_from("abcdef"), st.sampled_from("xyz")),
+    st.dictionaries(st.sampled_from("abcdef"), st.sampled_from("xyz")),
+)
+def test_both_ways_the_same_facts_differ_and_totals_add_up(one, other):
+    sides = [Setup(name, "model", {"config": facts}) for name, facts in (("a", one), ("b", other))]
+    there, back = compared(*sides, progress=False), compared(*sides[::-1], progress=False)
+    assert {s.name for s in there.symptoms} == {s.name for s in back.symptoms}
+    if one and other:
+        assert there.compared["config"] == len(one.keys() | other.keys())
+
+
+def test_every_kind_of_difference_says_what_it_can_cause():
+    for section, name in (("config", "rope_parameters.rope_theta"), ("config", "rms_norm_eps"),
+                          ("weights", "values of x"), ("switches", "threads")):  # fmt: skip
+        assert known(section, name).level in LEVELS
+        assert known(section, name).can
+    assert known("config", "LlamaForCausalLM: hidden_act").level == "high"
+
+
+# -- what a run records for it ---------------------------------------------------------------------
+
+
+def test_asking_changes_neither_random_numbers_nor_switches():
+    model = llama()
+    state, before = torch.random.get_rng_state(), setup.switches()
+    setup.here()
+    setup.of_models([model])
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert setup.switches() == before
+
+
+def test_what_is_recorded_is_masked_listed_and_removed(tmp_path):
+    model = llama()
+    model.config.hub_token = SECRET
+    model.config.remark = "plain"
+    run = generated(model, "g")
+    stored = run.meta["settings"]["config"]
+    assert stored["hub_token"] == "<masked>"
+    assert stored["remark"] == "plain"
+    assert SECRET not in json.dumps(run.meta)
+    assert run.info()["masked"] > 0
+    held = {each.what: each for each in run.privacy().holdings}
+    assert held["settings of the program and its models"].count > 40
+    shared = ld.redact_run(run, tmp_path / "shared")
+    assert not {"setup", "settings"} & shared.meta.keys()
+    assert "config of shared: not recorded" in str(ld.doctor(shared, model)) or "not recorded" in (
+        str(ld.doctor(shared, model))
+    )
+
+
+# -- front ends ------------------------------------------------------------------------------------
+
+
+def test_the_command_exits_with_the_verdict(tmp_path, capsys):
+    model = llama()
+    port = copy.deepcopy(model)
+    port.model.norm.weight.data[0] = 3.0
+    generated(model, "g")
+    generated(port, "m")
+    folder = checkpoint(tmp_path / "c", model)
+    table = tmp_path / "t.csv"
+    assert main(["doctor", "g", str(folder)]) == 0
+    assert main(["doctor", "g", "m", "--csv", str(table)]) == 1
+    assert "model.norm.weight" in capsys.readouterr().out
+    assert [row["level"] for row in csv.DictReader(table.open())] == ["high"]
+    assert main(["doctor", "g"]) == 3
+    assert main(["doctor", "g", "nowhere"]) == 3
+    assert main(["doctor", "g", "m", "--self"]) == 3
+
+
+def test_self_tells_what_works_and_what_is_missing(capsys, monkeypatch, tmp_path):
+    assert main(["doctor", "--self"]) in (0, 1)
+    text = capsys.readouterr().out
+    for part in ("torch", "C kernel", "folder of runs", "disk", "JupyterLab extension", "dask"):
+        assert part in text
+    monkeypatch.setattr(own.os, "access", lambda *_: False)
+    assert main(["doctor", "--self"]) == 1
+    assert "set LLMDEBUG_RUNS" in capsys.readouterr().out
+
+
+def test_the_magic_takes_models_and_names_are_escaped():
+    shell = InteractiveShell()
+    shell.run_line_magic("load_ext", "llmdebug_nb")
+    model = llama()
+    port = copy.deepcopy(model)
+    port.config.remark = "<b>bold</b>\x1b[2J"
+    shell.user_ns.update(model=model, port=port)
+    diagnosis = shell.run_line_magic("llmdoctor", "model port")
+    html = diagnosis._repr_html_()
+    assert "&lt;b&gt;bold" in html
+    assert "<b>bold" not in html
+    assert "\x1b" not in str(diagnosis) + html
+    assert shell.run_line_magic("llmdoctor", "--self") is None
