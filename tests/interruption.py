@@ -121,6 +121,29 @@ class Generating:
             generate(self.model, prompt(3), new=2)
 
 
+class Session:
+    """Runs of a session of ONNX Runtime, first one that is recorded as it is seen."""
+
+    def __init__(self) -> None:
+        import onnxruntime
+        from onnx import helper
+
+        nodes = [helper.make_node("Relu", ["x"], ["h"]), helper.make_node("Neg", ["h"], ["y"])]
+        values = [helper.make_tensor_value_info(name, 1, (2, 4)) for name in ("x", "y")]
+        graph = helper.make_graph(nodes, "small", values[:1], values[1:])
+        made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+        self.model = small()  # what a recording may hook besides
+        self.session = onnxruntime.InferenceSession(made.SerializeToString())
+
+    def next(self) -> None:
+        self.session.run(None, {"x": torch.ones(2, 4).numpy()})
+
+    def work(self) -> None:
+        with ld.dump(name="r"):
+            self.next()
+            self.next()
+
+
 class Comparing:
     """The comparison of a model with one whose weights differ, explained and proven."""
 
@@ -185,6 +208,7 @@ def _end(stepper: Any) -> None:
 
 ACTIVITIES: dict[str, Callable[[], Any]] = {
     "recording": Recording,
+    "session": Session,
     "generating": Generating,
     "comparing": Comparing,
     "exporting": Exporting,
@@ -212,6 +236,7 @@ def state(model: nn.Module) -> dict[str, object]:
         "module call": nn.Module.__call__,
         "engine": torch.autograd._engine_run_backward,
         "has_torch_function": torch.overrides.has_torch_function,
+        "session run": _session_run(),
         "collectives": torch.distributed.all_reduce,
         "importers": len(sys.meta_path),
         "path": list(sys.path),
@@ -221,6 +246,11 @@ def state(model: nn.Module) -> dict[str, object]:
         "descriptors": sorted(descriptors()),
         "temporary files": sorted(os.listdir(tempfile.gettempdir())),
     }
+
+
+def _session_run() -> object:
+    module = sys.modules.get("onnxruntime")
+    return None if module is None else vars(module.InferenceSession).get("run")
 
 
 def descriptors() -> list[str]:
@@ -249,10 +279,15 @@ def interrupted(activity: Any, at: int, own: bool) -> tuple[str, bool]:
     return point.where, False
 
 
-def fingerprint_of_next(model: nn.Module) -> list[object]:
-    """Record a step of a model anew; return what the run holds."""
-    with ld.dump(model, name="next", mode="module+api") as run, torch.no_grad():
-        model(torch.ones(2, 4) if isinstance(model, Small) else prompt(3))
+def fingerprint_of_next(activity: Any) -> list[object]:
+    """Record a step of the activity's model or session anew; return what the run holds."""
+    if isinstance(activity, Session):
+        with ld.dump(activity.session, name="next") as run:
+            activity.next()
+    else:
+        model = activity.model
+        with ld.dump(model, name="next", mode="module+api") as run, torch.no_grad():
+            model(torch.ones(2, 4) if isinstance(model, Small) else prompt(3))
     found = [(r.site.path, r.site.role, r.site.slot, r.summary.fingerprint) for r in run.records()]
     ld.delete_run(run)
     return found
@@ -267,8 +302,8 @@ def outcomes(name: str, points: int, seed: int = 0) -> Iterator[tuple[str, bool,
     activity = ACTIVITIES[name]()
     activity.work()  # imports, caches
     activity.work()
-    reference = fingerprint_of_next(activity.model)
-    fingerprint_of_next(activity.model)
+    reference = fingerprint_of_next(activity)
+    fingerprint_of_next(activity)
     gc.collect()
     gc.freeze()  # what is there by now need not be looked through at each point
     before = state(activity.model)
@@ -277,7 +312,7 @@ def outcomes(name: str, points: int, seed: int = 0) -> Iterator[tuple[str, bool,
     for number in range(points):
         own = number % 2 == 0
         where, cut = interrupted(activity, chosen.randrange(1, counts[own] + 1), own)
-        after, found = state(activity.model), fingerprint_of_next(activity.model)
+        after, found = state(activity.model), fingerprint_of_next(activity)
         problems = [
             f"{what}: {before[what]} became {now}"
             for what, now in after.items()

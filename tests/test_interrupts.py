@@ -272,3 +272,47 @@ def test_an_interrupt_while_generate_looks_at_its_tokens_leaves_no_mode_off(monk
     with pytest.raises(KeyboardInterrupt), ld.dump(model, name="looks"):
         generate(model, prompt(3), new=2)
     assert state(model) == before
+
+
+@pytest.mark.parametrize("at", ["begin_run", "end_run"])
+def test_after_an_interrupt_as_a_run_of_a_session_begins_or_ends_the_next_is_recorded(
+    monkeypatch, at
+):
+    from llmdebug_nb.capture.onnx.session_runs import SessionRuns
+
+    whole, calls = getattr(SessionRuns, at), []
+
+    def interrupted(self, *args):
+        found = whole(self, *args)
+        calls.append(1)
+        if len(calls) == 1:
+            interrupt()
+        return found
+
+    monkeypatch.setattr(SessionRuns, at, interrupted)
+    activity = ACTIVITIES["session"]()
+    with ld.dump(activity.session, name="runs") as run:
+        with pytest.raises(KeyboardInterrupt):
+            activity.next()
+        activity.next()
+    assert len(calls) == 2
+    assert not run.info().get("problems")
+    assert {record.site.step for record in run.records(role="output")} == {0, 1}
+
+
+def test_an_interrupt_inside_a_session_of_the_program_comes_at_once(monkeypatch):
+    import onnxruntime
+
+    done, run = [], onnxruntime.InferenceSession.run
+
+    def interrupted(self, *args, **kwargs):
+        if self is activity.session:
+            interrupt()
+            done.append("not reached")
+        return run(self, *args, **kwargs)
+
+    monkeypatch.setattr(onnxruntime.InferenceSession, "run", interrupted)
+    activity = ACTIVITIES["session"]()
+    with pytest.raises(KeyboardInterrupt):
+        activity.work()
+    assert done == []

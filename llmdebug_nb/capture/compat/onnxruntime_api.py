@@ -14,12 +14,13 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Protocol, TypeGuard, TypeVar
 
 import torch
 
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.listeners import Listeners
+from llmdebug_nb.core import interrupts
 from llmdebug_nb.core.dtypes import DTYPES
 from llmdebug_nb.core.errors import CaptureError
 from llmdebug_nb.core.kernels.raw import memory_at
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     import numpy
     from onnxruntime import InferenceSession, IOBinding, RunOptions, SessionOptions
 
+T = TypeVar("T")
 PACKAGE = "onnxruntime"
 _INITIALIZERS = "session.optimized_model_external_initializers"
 _FOLDER = "session.model_external_initializers_file_folder_path"
@@ -90,12 +92,13 @@ def _wrap(module: ModuleType) -> Callable[[], None]:
 
 def _reported_run(original: Callable[..., list[object]]) -> Callable[..., list[object]]:
     @functools.wraps(original)
+    @interrupts.unbroken  # how a recording begins and ends a run; the program's own run is none
     def run(
         session: InferenceSession, output_names: Sequence[str] | None, input_feed: Feed,
         run_options: RunOptions | None = None,
     ) -> list[object]:  # fmt: skip
         request = (session, output_names, input_feed, run_options)
-        own = functools.partial(original, *request)
+        own = functools.partial(_programs, original, *request)
         for listener in () if _is_ours(session) else listeners:
             own = functools.partial(listener.ran, *request, own)
         return own()
@@ -107,13 +110,20 @@ def _reported_unseen(
     original: Callable[..., object], inputs: Callable[..., Feed | None]
 ) -> Callable[..., object]:
     @functools.wraps(original)
+    @interrupts.unbroken
     def run(session: InferenceSession, *args: object, **kwargs: object) -> object:
-        own = functools.partial(original, session, *args, **kwargs)
+        own = functools.partial(_programs, original, session, *args, **kwargs)
         for listener in () if _is_ours(session) else listeners:
             own = functools.partial(listener.ran_unseen, session, inputs(*args, **kwargs), own)
         return own()
 
     return run
+
+
+@interrupts.let_through
+def _programs(original: Callable[..., T], /, *args: object, **kwargs: object) -> T:
+    """Run the program's session; an interrupt ends that at once."""
+    return original(*args, **kwargs)
 
 
 _OURS = "_llmdebug_tap"
