@@ -103,7 +103,15 @@ class CallCheck:
     @classmethod
     def read(cls, line: str | bytes) -> CallCheck:
         """Read what `line` returns. Raises ValueError."""
-        return msgspec.convert(json.loads(line), cls)
+        try:
+            found = json.loads(line)
+            json.dumps(found, ensure_ascii=False).encode()  # half a surrogate pair fits no file
+        except RecursionError:
+            raise ValueError("it nests too deep") from None
+        check = msgspec.convert(found, cls)
+        if check.reason and check.reason not in REASONS:
+            raise ValueError(f"reason {check.reason[:80]!r} is not known")
+        return check
 
 
 @dataclass(frozen=True)

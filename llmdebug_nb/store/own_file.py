@@ -6,6 +6,7 @@ pipe would block the reader for ever.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from io import FileIO
@@ -31,16 +32,42 @@ def check(file: Path) -> os.stat_result:
 def open_file(file: Path) -> FileIO:
     """Open a regular file to read it, without a buffer. Raises as `check`."""
     check(file)
-    flags = os.O_RDONLY
+    return _opened(file, os.O_RDONLY, "rb")
+
+
+def open_to_change(file: Path) -> FileIO:
+    """Open a regular file of this user to read and change it; make it if there is none.
+
+    A file that has another name too is refused, as that may be a file of another kind.
+
+    Raises:
+        CorruptDumpError: it is a link, no regular file, or not this user's alone.
+        OSError: it can't be opened.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        check(file)
+    return _opened(file, os.O_RDWR | os.O_CREAT, "r+b")
+
+
+def _opened(file: Path, flags: int, mode: str) -> FileIO:
     for name in _FLAGS:
         flags |= getattr(os, name, 0)
-    handle = os.open(file, flags)
+    handle = os.open(file, flags, PRIVATE_FILE)
     try:
-        _regular(file, os.fstat(handle))  # it may be another one by now
-        return FileIO(handle, "rb")
+        state = _regular(file, os.fstat(handle))  # it may be another one by now
+        if "+" in mode:
+            _alone(file, state)
+        return FileIO(handle, mode)
     except BaseException:
         os.close(handle)
         raise
+
+
+def _alone(file: Path, state: os.stat_result) -> None:
+    if state.st_nlink > 1:
+        raise CorruptDumpError(f"{file} has another name too; remove it")
+    if hasattr(os, "getuid") and state.st_uid != os.getuid():
+        raise CorruptDumpError(f"{file} belongs to another user; choose another folder")
 
 
 def _regular(file: Path, state: os.stat_result) -> os.stat_result:

@@ -142,7 +142,7 @@ def opcheck(
         raise OptionError(f"jobs: {jobs} processes; expected 1 to {_MOST_JOBS}")
     calls = calls_of(run, choice)
     folder = runs_folder() if output is None else Path(output)
-    with Journal(folder, run, how) as journal:
+    with Journal(folder, run, how, calls) as journal:
         left = [call for call in calls if call.record not in journal.done]
         with _bar(len(calls), progress) as bar:
             bar.update(len(calls) - len(left))

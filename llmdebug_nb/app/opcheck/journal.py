@@ -1,23 +1,28 @@
-"""What has been checked so far, on disk: an interrupted check goes on where it stopped."""
+"""What has been checked so far, on disk: an interrupted check goes on where it stopped.
+
+The file may be torn, or come from elsewhere: what is no check of a call of this run is not used.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
-import os
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 
-import msgspec
-
 from llmdebug_nb.app.opcheck.checking import How
-from llmdebug_nb.core.errors import DumpWriteError
+from llmdebug_nb.app.opcheck.choosing import Call
+from llmdebug_nb.core.errors import CorruptDumpError, DumpWriteError
 from llmdebug_nb.core.opchecks import CallCheck
+from llmdebug_nb.store import own_file
 from llmdebug_nb.store.run import Run
 
 _VERSION = 1  # of the checks: another one begins anew
+_LONGEST = 1 << 20  # bytes of a line; a call's has hundreds
 
 
 class Journal:
@@ -26,36 +31,40 @@ class Journal:
     ``done``: what an interrupted check left, by id of the call's first output.
     """
 
-    def __init__(self, folder: Path, run: Run, how: How) -> None:
-        """Raises DumpWriteError."""
+    def __init__(self, folder: Path, run: Run, how: How, calls: Iterable[Call]) -> None:
+        """``calls``: those to check; what the file says of others is passed over.
+
+        Raises:
+            DumpWriteError: the file can't be written, or is not this user's own.
+        """
         self.path = folder / f".opcheck_{_key(run, how)}.jsonl"
         self.done: dict[int, CallCheck] = {}
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            if self.path.is_symlink():
-                raise OSError("it is a link")
-            whole = self._read() if self.path.exists() else 0
-            file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
-            self._file = os.fdopen(file, "r+b")
+            self._file = io.BufferedRandom(own_file.open_to_change(self.path))
+            whole = self._read({call.record: call for call in calls})
             self._file.truncate(whole)
             self._file.seek(whole)
-        except OSError as error:
+        except (OSError, CorruptDumpError) as error:
+            why = getattr(error, "strerror", None) or error
             raise DumpWriteError(
-                f"can't write {self.path}: {error.strerror or error}; choose another folder (-o)"
+                f"can't write {self.path}: {why}; choose another folder (-o)"
             ) from None
 
-    def _read(self) -> int:
+    def _read(self, calls: Mapping[int, Call]) -> int:
         """Read the lines that are whole; return where they end."""
         end = 0
-        for line in self.path.read_bytes().splitlines(keepends=True):
+        while line := self._file.readline(_LONGEST):
             try:
-                if not line.endswith(b"\n"):
-                    break
-                check = CallCheck.read(line)
-            except (ValueError, msgspec.ValidationError):
+                check = CallCheck.read(line) if line.endswith(b"\n") else None
+            except ValueError:
+                check = None
+            if check is None:
                 break
-            self.done[check.record] = check
             end += len(line)
+            call = calls.get(check.record)
+            if call is not None and call == Call(check.record, check.key, check.op, check.id):
+                self.done[check.record] = check
         return end
 
     def add(self, check: CallCheck) -> None:
