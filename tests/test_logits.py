@@ -519,6 +519,15 @@ def test_texts_of_a_tokenizer_are_shown_and_escaped():
         str(ld.logits(golden, mine, tokenizer=Broken()))
 
 
+def test_the_page_lists_the_worst_tokens_as_a_table():
+    model = llama()
+    check = ld.logits(generated(model, "g"), spoiled(model))
+    html = check._repr_html_()
+    assert html.count("<tr>") == 1 + min(8, len(check.result.tokens))
+    most = max(t.kl for t in check.result.tokens)
+    assert f"largest KL: {most:.3g} nats" in html
+
+
 def test_a_token_that_a_spreadsheet_would_compute_is_text(tmp_path):
     class Formulas:
         def decode(self, ids: list[int]) -> str:

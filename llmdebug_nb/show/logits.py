@@ -69,7 +69,9 @@ def text(result: LogitsResult, word: Words) -> str:
     """Return verdict, first token that differs, texts side by side, the worst tokens, and notes."""
     lines = [*head(result, word)]
     if result.tokens:
-        lines += ["", *_side_by_side(result, word), "", *table(result, word)]
+        columns, cells, more = worst(result, word)
+        lines += ["", *_side_by_side(result, word), "", *aligned(columns, cells)]
+        lines += [more] if more else []
     return printable_lines([*lines, *tail(result)])
 
 
@@ -90,6 +92,10 @@ def head(result: LogitsResult, word: Words) -> Iterator[str]:
         yield f"first token that differs: {where(first)}: {choice(first, word)}"
     elif result.tokens:
         yield "no token differs"
+    known = [each for each in result.tokens if each.kl is not None]
+    if known:
+        most = max(known, key=lambda each: _size(each.kl))
+        yield f"largest KL: {most.kl:.3g} nats, at {where(most)}"
 
 
 def choice(each: TokenCheck, word: Words) -> str:
@@ -134,15 +140,17 @@ def _side_by_side(result: LogitsResult, word: Words) -> list[str]:
     return lines
 
 
-def table(result: LogitsResult, word: Words) -> list[str]:
-    """Return lines: the tokens with the largest divergence, failures first."""
-    worst = sorted(result.tokens, key=lambda each: (each.passed, -_size(each.kl)))[:_SHOWN]
+def worst(result: LogitsResult, word: Words) -> tuple[list[str], list[list[str]], str]:
+    """Return head and rows of the tokens with the largest divergence, and how many more there are.
+
+    Those that fail come first.
+    """
+    found = sorted(result.tokens, key=lambda each: (each.passed, -_size(each.kl)))[:_SHOWN]
     columns = ["", "token", "KL", "cosine", "l1", "ulp", "rank", "p golden", "p mine",
                f"lost of top {result.top}", "where"]  # fmt: skip
-    lines = aligned(columns, [_cells(each, word) for each in worst])
-    if len(result.tokens) > len(worst):
-        lines.append(f"… {len(result.tokens) - len(worst):,} more tokens: to_pandas(), --csv")
-    return lines
+    left = len(result.tokens) - len(found)
+    more = f"… {left:,} more tokens: to_pandas(), --csv" if left else ""
+    return columns, [_cells(each, word) for each in found], more
 
 
 def _size(value: float | None) -> float:

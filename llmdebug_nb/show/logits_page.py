@@ -27,13 +27,15 @@ def page(result: LogitsResult, word: Words) -> str:
 
 def _parts(result: LogitsResult, word: Words) -> dict[str, object]:
     picture = data_url(strip(result, word)) if result.tokens else ""
-    worst = shown.table(result, word) if result.tokens else []
+    columns, cells, more = shown.worst(result, word)
     return {
         "head": printable_lines(shown.head(result, word)),
         "tokens": [_box(each, word) for each in result.tokens[:_STRIP]],
         "more": max(0, len(result.tokens) - _STRIP),
         "picture": Markup(picture),
-        "table": printable_lines(worst),
+        "columns": columns,
+        "cells": cells,
+        "left": more,
         "tail": printable_lines(shown.tail(result)),
     }
 
