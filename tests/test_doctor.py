@@ -419,3 +419,33 @@ def test_the_magic_takes_models_and_names_are_escaped():
     assert "<b>bold" not in html
     assert "\x1b" not in str(diagnosis) + html
     assert shell.run_line_magic("llmdoctor", "--self") is None
+
+
+def real_tokenizer(folder: Path, template: str) -> Path:
+    """Save a tokenizer of words, as transformers does."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"<unk>": 0, **{f"w{i}": i for i in range(1, 96)}}, "<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_the_commands_load_tokenizers_from_folders(tmp_path, capsys):
+    model = llama()
+    generated(model, "g")
+    one = real_tokenizer(tmp_path / "a", "{{ messages[0]['content'] }}")
+    other = real_tokenizer(tmp_path / "b", "user: {{ messages[0]['content'] }}")
+    assert main(["doctor", "g", "g", "--tokenizer", str(one)]) == 0
+    assert main(["doctor", "g", "g", "--tokenizer", str(one), "--tokenizer", str(other)]) == 1
+    text = capsys.readouterr().out
+    assert "✗ tokenizer: chat template: a conversation" in text
+    assert "mine:   user: What is 2 + 2?" in text
+    assert main(["logits", "g", "g", "--tokenizer", str(one)]) == 0
+    first = ld.logits("g", "g").result.tokens[0].token
+    assert f"golden  w{first}" in capsys.readouterr().out
+    assert main(["logits", "g", "g", "--tokenizer", str(tmp_path / "none")]) == 3
+    assert "can't be loaded" in capsys.readouterr().err

@@ -127,17 +127,15 @@ def _side_by_side(result: LogitsResult, word: Words) -> list[str]:
     ]
     at = max(0, sequence.index(about) - _SIDE // 2)
     part = sequence[at : at + _SIDE]
-    cut = ("…" * (at > 0), "…" * (at + _SIDE < len(sequence)))
-    names = ["golden", "mine", ""]
-    cells = [[printable(word(each.best[side])) for each in part] for side in (0, 1)]
-    marks = ["^" * len(cells[1][i]) if each.flipped else "" for i, each in enumerate(part)]
-    lines = aligned([names[0], cut[0], *cells[0], cut[1]], [[names[1], cut[0], *cells[1], cut[1]]])
-    if any(marks):
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        start = "  ".join(("".ljust(6), "".ljust(len(cut[0]))))
-        under = (mark.ljust(width) for mark, width in zip(marks, widths, strict=True))
-        lines.append("  ".join((start, *under)).rstrip())
-    return lines
+    before, after = ["…"] * (at > 0), ["…"] * (at + _SIDE < len(sequence))
+    sides = [[printable(word(each.best[side])) for each in part] for side in (0, 1)]
+    golden, mine = (
+        [name, *before, *cells, *after]
+        for name, cells in zip(("golden", "mine"), sides, strict=True)
+    )
+    marks = ["^" * len(other) * each.flipped for other, each in zip(sides[1], part, strict=True)]
+    under = ["", *(" " for _ in before), *marks, *("" for _ in after)]
+    return aligned(golden, [mine, under] if any(marks) else [mine])
 
 
 def worst(result: LogitsResult, word: Words) -> tuple[list[str], list[list[str]], str]:

@@ -114,8 +114,8 @@ _UNKNOWN = Known("medium", "unknown", "")
 
 def known(section: str, name: str) -> Known:
     """Return what is known of a difference."""
-    whole = name.rpartition(": ")[2].lower()
-    names = whole, whole.rpartition(".")[2]
+    setting = name.rpartition(": ")[2]  # without the class of a further model
+    names = [each.lower() for each in (name, setting, setting.rpartition(".")[2])]
     fitting = (
         found
         for at, glob, found in _RULES
