@@ -49,7 +49,7 @@ def arguments_of(
     for slot, scalar in scalars.items():
         if slot not in leaves and not (slot.startswith("kwargs.") and scalar[0] in _NO_VALUES):
             skipped = without_cache and is_cache(slot, scalar)
-            leaves[slot] = None if skipped else _value(slot, scalar)
+            leaves[slot] = None if skipped else value(slot, scalar)
     root: dict[str, object] = {}
     for slot, leaf in leaves.items():
         *way, last = (part.replace("\\.", ".") for part in _DOT.split(slot))
@@ -138,7 +138,7 @@ def _built(value: object) -> object:
     return {name: _built(part) for name, part in value.items()}
 
 
-def _value(slot: str, scalar: Scalar) -> object:
+def value(slot: str, scalar: Scalar) -> object:
     """Read the value of an argument from its text. Raises CannotReplay."""
     kind, text = scalar
     if kind == "None":

@@ -9,12 +9,13 @@ from llmdebug_nb.app.opcheck.choosing import Call
 from llmdebug_nb.app.opcheck.judging import Judge
 from llmdebug_nb.core.opchecks import WRONG, CallCheck
 from llmdebug_nb.core.paths import is_operator
-from llmdebug_nb.core.records import CallKey
+from llmdebug_nb.core.records import EXPORTED, CallKey
 from llmdebug_nb.explain import execution, worker
 from llmdebug_nb.explain.operators import CannotReplay
 from llmdebug_nb.explain.reference.atb_calls import SUFFIX, AtbCall
 from llmdebug_nb.explain.reference.computed import Computed
 from llmdebug_nb.explain.reference.module_calls import ModuleCall
+from llmdebug_nb.explain.reference.onnx_calls import OnnxCall, OnnxFacts
 from llmdebug_nb.explain.reference.operator_calls import GradientCall, OperatorCall
 from llmdebug_nb.explain.runs import Side
 from llmdebug_nb.store.run import Run
@@ -41,6 +42,7 @@ class Checker:
     def __init__(self, run: Run, how: How) -> None:
         execute = execution.run if how.trusted else worker.Replays().run
         self._side = Side(run, run.kernel, execute)
+        self._graph = OnnxFacts(self._side)
         self._how = how
         self._judge = Judge(how.metrics)
 
@@ -64,6 +66,8 @@ class Checker:
             if call.op.endswith(SUFFIX):
                 return AtbCall(self._side, key, call.op)
             return ModuleCall(self._side, key, call.op, device)
+        if call.op.startswith(EXPORTED):
+            return OnnxCall(self._graph, self._side, key, call.op)
         if key.phase == "backward" and not call.op.startswith("Aten."):
             return GradientCall(self._side, key, device)
         return OperatorCall(self._side, key, device)

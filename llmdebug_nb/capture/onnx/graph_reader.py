@@ -52,7 +52,8 @@ def read(model: onnx.ModelProto, optimised: onnx.ModelProto | None = None) -> On
     proto = model.graph if optimised is None else optimised.graph
     constants = {one.name for one in proto.initializer}
     constants |= {one.values.name for one in proto.sparse_initializer}
-    nodes = _nodes(exported, proto, constants)
+    opsets = {one.domain: one.version for one in (optimised or model).opset_import}
+    nodes = _nodes(exported, proto, constants, opsets)
     used = {path for node in nodes for path in (node.module, *ancestors(node.module))}
     paths = used | set(exported.module_of.values()) | {""}
     modules = {}
@@ -70,14 +71,16 @@ def read(model: onnx.ModelProto, optimised: onnx.ModelProto | None = None) -> On
 # -- nodes --------------------------------------------------------------------------------------
 
 
-def _nodes(exported: ExportedGraph, proto: onnx.GraphProto, constants: set[str]) -> list[OnnxNode]:
+def _nodes(
+    exported: ExportedGraph, proto: onnx.GraphProto, constants: set[str], opsets: Mapping[str, int]
+) -> list[OnnxNode]:
     """Return the nodes that run, each in its module."""
     small = exported.small
     nodes = list(proto.node)
     if proto is not exported.proto:
         small = {**small, **{one.name: small_constant(one) for one in proto.initializer}}
         nodes = _in_order(exported, nodes)
-    read = [_node(exported, node, constants, small) for node in nodes]
+    read = [_node(exported, node, constants, small, opsets) for node in nodes]
     users: dict[str, list[OnnxNode]] = defaultdict(list)
     for node in read:
         for value in node.inputs:
@@ -120,7 +123,7 @@ def _in_order(exported: ExportedGraph, nodes: list[onnx.NodeProto]) -> list[onnx
 
 def _node(
     exported: ExportedGraph, node: onnx.NodeProto, constants: Collection[str],
-    small: Mapping[str, object],
+    small: Mapping[str, object], opsets: Mapping[str, int],
 ) -> OnnxNode:  # fmt: skip
     """Return a node with the module and metadata of the exported node for the same value."""
     known = next((value for value in node.output if value in exported.maker), None)
@@ -135,8 +138,12 @@ def _node(
             read.scalars.append((str(place), small[value]))
         elif value in constants:
             read.facts.append((f"initializer.{place}", value))
-    if node.domain:
+    if node.domain not in ("", "ai.onnx"):
         read.facts.append(("domain", node.domain))
+    elif opset := opsets.get("", opsets.get("ai.onnx", 0)):
+        read.facts.append(("opset", opset))
+    there = " ".join(str(place) for place, value in enumerate(node.input) if value)
+    read.facts.append(("inputs", there))
     text = metadata.get("fx_node", "")[:_LONGEST]
     for at in range(0, len(text), _PART):
         read.facts.append((f"fx.{at}" if at else "fx", text[at : at + _PART]))

@@ -235,7 +235,9 @@ class RunRecorder:
                     tensors[name] = tensor.t().contiguous() if weight.transposed else tensor
             op, path = module.type or "Module", followed.path(path)
             call = OpenCall(path, op, "module", None, 0, self._root.index)
-            names = [(f"initializer.{name}", one.name) for name, one in module.weights.items()]
+            weights = module.weights.items()
+            names: list[tuple[str, object]] = [(f"initializer.{n}", w.name) for n, w in weights]
+            names += [(f"transposed.{name}", True) for name, one in weights if one.transposed]
             self._host.recorder.record(call, LEVEL, names)
             self._observer.record_module(path, op, module.settings, tensors)
 
