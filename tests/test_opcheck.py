@@ -577,3 +577,46 @@ def test_the_buttons_of_the_table_show_the_worst_call(monkeypatch, capsys):
     repro.click()
     assert "torch.nn.functional.silu" in capsys.readouterr().out
     assert run.record(shown[0].selected).op == "Functional.silu"
+
+
+# -- msit's precision modes, and comparisons of the user's -----------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["force_fp16", "force_fp32"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_tensors_that_are_rounded_first_are_judged_by_that_dtype(dtype, mode, monkeypatch):
+    run = _mlp(dtype)
+    result = ld.opcheck(run, mode=mode).result
+    assert [str(each) for each in result.wrong] == []
+    own = str(dtype)[6:]  # what is coarser anyway stays as it is
+    expected = "float16" if mode == "force_fp16" and own == "float32" else own
+    assert {o.dtype for each in result.calls for o in each.outputs} == {expected}
+    _plant(monkeypatch, "Functional.silu", FAULTS["one row"])
+    assert {each.op for each in ld.opcheck(run, mode=mode).wrong} == {"Functional.silu"}
+
+
+def test_a_comparison_of_the_users_has_a_column_and_decides_nothing(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def farthest(golden, mine):\n    return (golden - mine).abs().max(), 'seen'\n"
+        "def breaks(golden, mine):\n    raise KeyError('x')\n"
+    )
+    names = [f"{file}:farthest", f"{file}:breaks"]
+    check = ld.opcheck(_mlp(), algorithms=names, jobs=2, output=tmp_path)
+    assert check.verdict == "right"
+    table = check.to_pandas()
+    assert (table["alg:farthest"] < 1e-5).all()
+    assert table["alg:breaks"].isna().all()
+    assert table["fail_reason"].str.contains("seen").all()
+    assert table["fail_reason"].str.contains("breaks fails: KeyError").all()
+
+
+@pytest.mark.parametrize("text", ["nowhere.py:f", "f", "FILE:missing", "FILE:1", "BROKEN:f"])
+def test_a_comparison_that_is_none_is_an_error_that_says_what_is_expected(text, tmp_path):
+    (tmp_path / "a.py").write_text("x = 1\n")
+    (tmp_path / "b.py").write_text("1 / 0\n")
+    text = text.replace("FILE", f"{tmp_path}/a.py").replace("BROKEN", f"{tmp_path}/b.py")
+    with pytest.raises(OptionError, match="alg: "):
+        ld.opcheck(_mlp(), algorithms=text)
+    with pytest.raises(OptionError, match="mode: 'force_fp17' is not known"):
+        ld.opcheck(_mlp(), mode="force_fp17")

@@ -28,6 +28,8 @@ RECORD_IS_WRONG = "the recorded output is wrong: here the operator gives the rig
 OPERATOR_IS_WRONG = "the operator is wrong here too"
 # upstream's metrics, as its option names them
 METRICS = ("rel", "abs", "cos_sim", "kl")
+# upstream's precision modes, and the dtype to which recorded floating tensors are rounded first
+MODES = {"keep_origin_dtype": "", "force_fp16": "float16", "force_fp32": "float32"}
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class OutputCheck:
     ``standard``: upstream's for this dtype, in words. ``rate``: percentage of elements within its
     limit; ``meets``: whether they are enough; None for a dtype without a standard.
     ``error``: the largest of our figures, in units of what rounding explains: up to 1 is right.
+    ``own``: name, number and message of each of the user's comparisons.
     ``l2``: relative L2 error. ``figure``: which figure ``error`` is, in words. ``why``: what is
     wrong, "" if nothing is. Errors are NaN where they have no value.
     """
@@ -56,6 +59,7 @@ class OutputCheck:
     error: float = 0.0
     figure: str = ""
     why: str = ""
+    own: tuple[tuple[str, float, str], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ def columns(result: OpCheckResult) -> list[str]:
     return [
         *_UPSTREAM,
         *(name for added in _added(result) for name in added),
+        *(_own_column(name) for name in _own(result)),
         "fail_reason",
         *_OURS,
     ]
@@ -70,6 +71,17 @@ def _added(result: OpCheckResult) -> list[dict[str, str]]:
     return [added for name, added in _ADDED.items() if name in names]
 
 
+def _own(result: OpCheckResult) -> list[str]:
+    """Return the names of the user's comparisons."""
+    names = result.options.get("own")
+    return [str(name) for name in names] if isinstance(names, (list, tuple)) else []
+
+
+def _own_column(name: str) -> str:
+    """Return a column that no other has."""
+    return f"alg:{name}"
+
+
 def _row(result: OpCheckResult, call: CallCheck, output: OutputCheck | None) -> dict[str, Cell]:
     key = call.key
     upstream: list[Cell] = [call.id, call.op, call.parameters, call.tensors]
@@ -81,6 +93,8 @@ def _row(result: OpCheckResult, call: CallCheck, output: OutputCheck | None) -> 
     added: list[Cell] = [
         getattr(output, name, None) for each in _added(result) for name in each.values()
     ]
+    numbers = {} if output is None else {name: number for name, number, _ in output.own}
+    added += [numbers.get(name) for name in _own(result)]
     verdict = call.verdict if output is None else WRONG if output.why else RIGHT
     ours: list[Cell] = [verdict]
     ours += [None, None] if output is None else [output.error, output.l2]
@@ -93,9 +107,10 @@ def _row(result: OpCheckResult, call: CallCheck, output: OutputCheck | None) -> 
 
 def _failed(output: OutputCheck) -> str:
     """Return why an output failed; one that only misses upstream's standard is none of ours."""
-    if output.why or output.meets is not False:
-        return output.why
-    return "below upstream's standard; rounding explains it"
+    why = output.why
+    if not why and output.meets is False:
+        why = "below upstream's standard; rounding explains it"
+    return "; ".join([why] * bool(why) + [said for _, _, said in output.own if said])
 
 
 # -- text ------------------------------------------------------------------------------------------

@@ -6,9 +6,20 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from llmdebug_nb.core.opchecks import METRICS
+from llmdebug_nb.core.opchecks import METRICS, MODES
 
-_OPTIONS = ("output", "ids", "names", "paths", "metrics", "device", "rerun", "jobs")
+_OPTIONS = (
+    "output",
+    "ids",
+    "names",
+    "paths",
+    "metrics",
+    "device",
+    "rerun",
+    "jobs",
+    "mode",
+    "algorithms",
+)
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +42,11 @@ def declare(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run wrong operators here too: is the recorded output wrong, or the operator?",
     )
+    option("-pmode", "--precision-mode", choices=tuple(MODES), default="keep_origin_dtype",
+           dest="mode", help="round recorded floating tensors to this dtype first")  # fmt: skip
+    option("-alg", "--custom-algorithms", metavar="FILE.py:FUNCTION", nargs="+", default=[],
+           dest="algorithms", help="report your own comparisons too: function(golden, mine) ->"
+           " (number, message); the file is run")  # fmt: skip
     option("-j", "--jobs", type=int, metavar="N", default=1, help="processes (default: 1)")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -9,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmdebug_nb.app.live_models import is_recorded_here
+from llmdebug_nb.app.opcheck.algorithms import load, name_of
 from llmdebug_nb.app.opcheck.checking import How, check_all
 from llmdebug_nb.app.opcheck.choosing import Call, Choice, calls_of
 from llmdebug_nb.app.opcheck.journal import Journal
 from llmdebug_nb.app.opcheck.processes import check_in_processes
 from llmdebug_nb.app.runs import open_run
 from llmdebug_nb.core.errors import DumpWriteError, OptionError, TensorLookupError, nearest
-from llmdebug_nb.core.opchecks import METRICS, CallCheck, OpCheckResult
+from llmdebug_nb.core.opchecks import METRICS, MODES, CallCheck, OpCheckResult
 from llmdebug_nb.core.options import runs_folder
 from llmdebug_nb.core.printable import cell
 from llmdebug_nb.core.tabular import Tabular
@@ -108,6 +110,8 @@ def opcheck(
     device: str = "cpu",
     rerun: bool = False,
     jobs: int = 1,
+    mode: str = "keep_origin_dtype",
+    algorithms: str | Iterable[str] = (),
     output: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> OpCheck:
@@ -129,6 +133,10 @@ def opcheck(
         rerun: run wrong operators again in their own dtype: is the recorded output wrong, or the
             operator itself?
         jobs: processes.
+        mode: ``force_fp16`` or ``force_fp32`` rounds recorded floating tensors to that dtype first,
+            as upstream does; they are judged by its standard then. Calls with a coarser dtype stay.
+        algorithms: comparisons of your own, each ``FILE.py:FUNCTION``, a function
+            ``(golden, mine) -> (number, message)``. The file is run. They decide nothing.
         output: folder of the csv and xlsx files (default: that of the runs).
         progress: show a progress bar.
 
@@ -138,6 +146,7 @@ def opcheck(
     """
     run, choice = open_run(run), Choice.of(ids, names, paths)
     how = _how(run, metrics, device, rerun)
+    how = dataclasses.replace(how, mode=_mode(mode), algorithms=_algorithms(algorithms))
     if not 1 <= jobs <= _MOST_JOBS:
         raise OptionError(f"jobs: {jobs} processes; expected 1 to {_MOST_JOBS}")
     calls = calls_of(run, choice)
@@ -150,7 +159,10 @@ def opcheck(
                 journal.add(check)
                 bar.update(1)
         done = tuple(journal.done[call.record] for call in calls if call.record in journal.done)
-        result = OpCheck(run, OpCheckResult(run.label, len(calls), done, {"metrics": how.metrics}))
+        options: dict[str, object] = {
+            "metrics": how.metrics, "own": tuple(map(name_of, how.algorithms)),
+        }  # fmt: skip
+        result = OpCheck(run, OpCheckResult(run.label, len(calls), done, options))
         result.paths = _write(result, folder)
         journal.remove()
     return result
@@ -171,6 +183,26 @@ def _how(run: Run, metrics: str | Iterable[str], device: str, rerun: bool) -> Ho
         raise OptionError(f"device {device!r} can't compute in float64: {line}") from None
     wanted = tuple(name for name in METRICS if name in names)
     return How(wanted, device, rerun, is_recorded_here(run))
+
+
+def _mode(mode: str) -> str:
+    """Raises OptionError."""
+    if mode not in MODES:
+        raise OptionError(f"mode: {mode!r} is not known{nearest(str(mode), MODES)}")
+    return mode
+
+
+def _algorithms(texts: str | Iterable[str]) -> tuple[str, ...]:
+    """Return the user's comparisons, once each has been loaded. Raises OptionError."""
+    found = (texts,) if isinstance(texts, str) else tuple(texts)
+    absolute = tuple(
+        f"{Path(place).expanduser().resolve()}:{name}" if place else text
+        for text in found
+        for place, _, name in [text.rpartition(":")]
+    )
+    for text in absolute:
+        load(text)
+    return absolute
 
 
 def _checks(run: Run, calls: list[Call], how: How, jobs: int) -> Iterator[CallCheck]:

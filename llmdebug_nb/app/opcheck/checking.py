@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 from llmdebug_nb.app.opcheck.choosing import Call
 from llmdebug_nb.app.opcheck.judging import Judge
-from llmdebug_nb.core.opchecks import WRONG, CallCheck
+from llmdebug_nb.core.dtypes import DTYPES, epsilon
+from llmdebug_nb.core.opchecks import MODES, WRONG, CallCheck
 from llmdebug_nb.core.paths import is_operator
 from llmdebug_nb.core.records import EXPORTED, CallKey
 from llmdebug_nb.explain import execution, worker
 from llmdebug_nb.explain.operators import CannotReplay
 from llmdebug_nb.explain.reference.atb_calls import SUFFIX, AtbCall
-from llmdebug_nb.explain.reference.computed import Computed
+from llmdebug_nb.explain.reference.computed import Computed, Rounded
 from llmdebug_nb.explain.reference.module_calls import ModuleCall
 from llmdebug_nb.explain.reference.onnx_calls import OnnxCall, OnnxFacts
 from llmdebug_nb.explain.reference.operator_calls import GradientCall, OperatorCall
@@ -27,13 +28,16 @@ class How:
 
     ``metrics``: upstream's that are reported. ``device``: of the reference, and of the calls that
     are run again. ``rerun``: run wrong calls again. ``trusted``: this process recorded the run, so
-    its operators run without a process of their own.
+    its operators run without a process of their own. ``mode``: of `core.opchecks.MODES`.
+    ``algorithms``: the user's comparisons, each FILE.py:FUNCTION.
     """
 
     metrics: tuple[str, ...] = ("rel",)
     device: str = "cpu"
     rerun: bool = False
     trusted: bool = False
+    mode: str = "keep_origin_dtype"
+    algorithms: tuple[str, ...] = ()
 
 
 class Checker:
@@ -44,13 +48,13 @@ class Checker:
         self._side = Side(run, run.kernel, execute)
         self._graph = OnnxFacts(self._side)
         self._how = how
-        self._judge = Judge(how.metrics)
+        self._judge = Judge(how.metrics, how.algorithms)
 
     def check(self, call: Call) -> CallCheck:
         """Check one call. What can't be checked has a reason instead."""
         again = ""
         try:
-            computed = self._computed(call)
+            computed = self._rounded(self._computed(call))
             outputs = self._judge.outputs(computed, call.op)
         except CannotReplay as why:
             return self._result(call, reason=why.kind, detail=str(why))
@@ -59,6 +63,15 @@ class Checker:
             again = self._judge.again(computed, call.op, self._how.device)
             result = self._result(call, outputs=outputs, again=again)
         return result
+
+    def _rounded(self, computed: Computed) -> Computed:
+        """Return the call with its tensors rounded first, unless one of them is coarser anyway."""
+        name = MODES[self._how.mode]
+        tensors = [*computed.operands, *computed.recorded.values()]
+        found = {str(x.dtype)[6:] for x in tensors if x.is_floating_point()}
+        if not name or any(epsilon(each) > epsilon(name) for each in found):
+            return computed
+        return Rounded(computed, DTYPES[name])
 
     def _computed(self, call: Call) -> Computed:
         key, device = call.key, self._how.device

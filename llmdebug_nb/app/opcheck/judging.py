@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import torch
 
+from llmdebug_nb.app.opcheck import algorithms
 from llmdebug_nb.comparison import metrics, operator_error, standards
 from llmdebug_nb.comparison.operator_error import WORDS, Bound, Figures
 from llmdebug_nb.core import constants
@@ -40,10 +41,13 @@ _GIVE_POSITIONS = frozenset(
 
 
 class Judge:
-    """Judges calls. ``metrics``: upstream's that are wanted, of `core.opchecks.METRICS`."""
+    """Judges calls.
 
-    def __init__(self, wanted: Iterable[str] = ("rel",)) -> None:
-        self._wanted = frozenset(wanted)
+    ``wanted``: upstream's metrics, of `core.opchecks.METRICS`. ``own``: the user's comparisons.
+    """
+
+    def __init__(self, wanted: Iterable[str] = ("rel",), own: Iterable[str] = ()) -> None:
+        self._wanted, self._own = frozenset(wanted), tuple(own)
 
     def outputs(self, call: Computed, op: str) -> tuple[OutputCheck, ...]:
         """Return a check of each recorded output of a call. Raises CannotReplay."""
@@ -93,7 +97,9 @@ class Judge:
     def _upstream(
         self, check: OutputCheck, reference: torch.Tensor, recorded: torch.Tensor
     ) -> OutputCheck:
-        """Add what upstream reports."""
+        """Add what upstream reports, and what the user's comparisons do."""
+        own = tuple(algorithms.measured(each, reference, recorded) for each in self._own)
+        check = dataclasses.replace(check, own=own)
         standard = standards.standard_of(recorded.dtype)
         if standard is not None:
             rates = standards.rates(reference, recorded, standard)

@@ -37,6 +37,35 @@ class Computed(Protocol):
         ...
 
 
+class Rounded:
+    """A call whose recorded floating tensors are rounded to one dtype first, inputs and outputs."""
+
+    is_one = False
+
+    def __init__(self, call: Computed, dtype: torch.dtype) -> None:
+        self._call, self._dtype = call, dtype
+        self.recorded = self._rounded(call.recorded)
+        self.length = call.length
+
+    def _rounded(self, tensors: Tensors) -> Tensors:
+        return {s: x.to(self._dtype) if x.is_floating_point() else x for s, x in tensors.items()}
+
+    @property
+    def operands(self) -> list[torch.Tensor]:
+        named = {str(at): x for at, x in enumerate(self._call.operands)}
+        return list(self._rounded(named).values())
+
+    def exact(self, change: Change | None = None) -> Tensors:
+        def rounded(x: torch.Tensor) -> torch.Tensor:
+            x = x.to(self._dtype).double()
+            return x if change is None else change(x)
+
+        return self._call.exact(rounded)
+
+    def again(self, device: str = "cpu") -> Tensors:
+        return self._rounded(self._call.again(device))
+
+
 def longest(*tensors: torch.Tensor) -> int:
     """Return the longest axis of several tensors, at least 1."""
     return max((size for tensor in tensors for size in tensor.shape), default=1) or 1
