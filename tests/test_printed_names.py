@@ -86,6 +86,8 @@ COMMANDS = [
     ["topology", "golden", "-o", "topology"],
     ["onnx", "golden", "-o", "out.onnx"],
     ["opcheck", "-i", "golden"],
+    ["logits", "golden", "mine"],
+    ["doctor", "golden", "mine", "--csv", "out.csv"],
 ]
 
 
