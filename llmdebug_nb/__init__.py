@@ -40,6 +40,7 @@ _HOMES = {
     "logits": "app.logits.check",
     "opcheck": "app.opcheck.check",
     "open_run": "app.runs",
+    "perturb": "app.perturbing.perturb",
     "redact_run": "app.runs",
     "reduce_run": "app.runs",
     "runs": "app.runs",
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
     from llmdebug_nb.app.launching.program import launch as launch
     from llmdebug_nb.app.logits.check import logits as logits
     from llmdebug_nb.app.opcheck.check import opcheck as opcheck
+    from llmdebug_nb.app.perturbing.perturb import perturb as perturb
     from llmdebug_nb.app.recording import dump as dump
     from llmdebug_nb.app.report import Report as Report
     from llmdebug_nb.app.runs import delete_run as delete_run

@@ -13,6 +13,7 @@ from llmdebug_nb.align import names
 from llmdebug_nb.align.names import Names
 from llmdebug_nb.align.pairing import pair
 from llmdebug_nb.app import proof
+from llmdebug_nb.app.calibration import AUTO, recordings
 from llmdebug_nb.app.live_models import module_finder
 from llmdebug_nb.app.proof import Again
 from llmdebug_nb.app.report import Report
@@ -67,7 +68,9 @@ def compare(
             or a YAML or JSON file of that.
         calibrate: one or several other recordings of golden: perturbed, in another precision,
             with other kernels, or simply repeated. Three times their difference from golden
-            counts as noise.
+            counts as noise. ``"auto"`` runs golden's model again, if this process still has it,
+            with the result of each operator moved by one unit in the last place, and so
+            measures how much each call amplifies noise.
         metrics: your own metrics, callables ``(golden, mine) -> float`` of two CPU tensors, or a
             dict of them by name.
         model: the model of ``mine``. Its modules run alone on golden's inputs; it is left
@@ -82,7 +85,8 @@ def compare(
         UnknownRunError and other StoreErrors: a run can't be opened.
         OptionError: an invalid mapping, limit or metric (with its line and key), or ``model`` is
             no module.
-        CompareError: a run has no records, or a calibration has no tensor in common with golden.
+        CompareError: a run has no records, a calibration has no tensor in common with golden, or
+            golden's model can't be run again for ``calibrate="auto"``.
     """
     golden, mine = open_run(golden), open_run(mine)
     module_at = module_finder(mine, model)
@@ -166,7 +170,11 @@ def _calibration(
         others = [] if calibrate is None else [calibrate]
     else:
         others = list(calibrate)
-    for run in map(open_run, others):
+    for other in others:
+        if other == AUTO:
+            _add_moved(calibration, golden)
+            continue
+        run = open_run(other)
         pairs = _paired(golden, run, Names(), progress)
         measured = list(engine.measure(pairs, golden.load, run.load, golden.nodes))
         if not any(m.pair.golden and m.pair.mine for m in measured):
@@ -176,6 +184,14 @@ def _calibration(
             )
         calibration.add(run.label, measured)
     return calibration
+
+
+def _add_moved(calibration: Calibration, golden: Run) -> None:
+    """Calibrate with golden's live model, which rounds otherwise. Raises CompareError."""
+    for generation, step, run in recordings(golden):
+        pairs = _paired(golden, run, Names(), False, (generation, step))
+        measured = engine.measure(pairs, golden.load, run.load, golden.nodes)
+        calibration.rounded.append(list(measured))
 
 
 def _paired(

@@ -15,8 +15,8 @@ import torch
 
 from llmdebug_nb.capture import generation
 from llmdebug_nb.capture.hooks import module_tree
+from llmdebug_nb.capture.intervention import Intervention
 from llmdebug_nb.capture.session import eager_session
-from llmdebug_nb.capture.substitution import Substitution
 from llmdebug_nb.capture.walk import leaves
 from llmdebug_nb.core.errors import LLMDebugError
 from llmdebug_nb.core.interrupts import Unbroken, let_through, unbroken
@@ -107,7 +107,7 @@ class Step:
 
     def recorded(
         self,
-        substitution: Substitution | None = None,
+        substitution: Intervention | None = None,
         weights: Weights | None = None,
         changed: Mapping[str, object] | None = None,
     ) -> Run:
@@ -151,7 +151,7 @@ def record(
     options: Mapping[str, object],
     rank: int = 0,
     at: tuple[int, int] | None = None,
-    substitution: Substitution | None = None,
+    substitution: Intervention | None = None,
 ) -> Run:
     """Record models, or whatever runs, while ``work`` runs; return a run that is nobody's.
 
@@ -209,7 +209,7 @@ def _unchanged(model: torch.nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _hooked(substitution: Substitution | None, module: FindModule) -> Iterator[None]:
+def _hooked(substitution: Intervention | None, module: FindModule) -> Iterator[None]:
     """Hook the modules whose tensors are substituted."""
     handles: list[Handle] = [] if substitution is None else substitution.hook(module)
     try:

@@ -13,6 +13,7 @@ from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.compat.torch_modes import Mode
 from llmdebug_nb.capture.guard import Guard
 from llmdebug_nb.capture.hooks.gradients import Gradients
+from llmdebug_nb.capture.intervention import Intervention
 from llmdebug_nb.capture.name_filter import NameFilter
 from llmdebug_nb.capture.operators.call_stacks import CallStacks
 from llmdebug_nb.capture.operators.forward_operators import ForwardOperators
@@ -24,7 +25,6 @@ from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.capture.recording_filter import RecordingFilter
 from llmdebug_nb.capture.signatures import Signatures
 from llmdebug_nb.capture.sink import CheckingRecorder
-from llmdebug_nb.capture.substitution import Substitution
 from llmdebug_nb.capture.timing.profiler import Profile
 from llmdebug_nb.capture.walk import call_inputs, leaves, operator_inputs
 from llmdebug_nb.core.kernels.overflow import overflows
@@ -60,7 +60,7 @@ class Observer:
         self.thread, self.guarded = thread, guard.run
         self.backward = "backward" in options.phases
         self.paused = self.weights_recorded = False
-        self.substitution: Substitution | None = None
+        self.substitution: Intervention | None = None
         self.unpaired = 0
         self.on_call_end: Callable[[OpenCall, list[Leaf]], None] | None = None
         self._options, self._recorder, self._profile = options, recorder, profile

@@ -14,13 +14,13 @@ from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.compat.onnxruntime_api import is_session
 from llmdebug_nb.capture.empty_dump import EmptyDump, nothing_matches
 from llmdebug_nb.capture.generation import GenerateListener
+from llmdebug_nb.capture.intervention import Intervention
 from llmdebug_nb.capture.onnx.session_runs import SessionRuns
 from llmdebug_nb.capture.onnx.sessions import Sessions
 from llmdebug_nb.capture.parts import Parts
 from llmdebug_nb.capture.root_calls import RootCalls
 from llmdebug_nb.capture.root_finder import Describe, RootFinder
 from llmdebug_nb.capture.sink import Sink
-from llmdebug_nb.capture.substitution import Substitution
 from llmdebug_nb.core import interrupts
 from llmdebug_nb.core.errors import CaptureError, EmptyDumpError
 from llmdebug_nb.core.options import DumpOptions
@@ -148,7 +148,7 @@ class Session:
         """Count steps by hand from now on, beginning with 0."""
         self._parts.steps.count_by_hand()
 
-    def run_again(self, generation: int, step: int, substitution: Substitution | None) -> None:
+    def run_again(self, generation: int, step: int, substitution: Intervention | None) -> None:
         """Record what follows as this step. ``substitution``: tensors that are put in."""
         self._parts.steps.begin_at(generation, step)
         self._parts.observer.substitution = substitution

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -17,10 +17,9 @@ from torch import nn
 from llmdebug_nb.capture.calls import Leaf, OpenCall, ThreadState
 from llmdebug_nb.capture.compat import pytorch, torch_modes
 from llmdebug_nb.capture.hooks.handles import Handle
+from llmdebug_nb.capture.intervention import Args, Kwargs
 from llmdebug_nb.capture.walk import call_inputs, leaves, operator_inputs
 
-Args = tuple[object, ...]
-Kwargs = Mapping[str, object]
 Put = Callable[[torch.Tensor], torch.Tensor]  # from the program's own tensor to the one put in
 
 
@@ -61,20 +60,21 @@ class Substitution:
         call = path, thread.upcoming(path)
         return self.inputs(*call, args, kwargs, operator_inputs(args, kwargs))
 
-    def operator_result(self, call: OpenCall, result: object, given: object) -> object:
-        """Return the result of an operator; what it wrote in place is written to again."""
+    def run(
+        self, call: OpenCall, func: Callable[..., object], args: Args, kwargs: Kwargs
+    ) -> object:
+        """Run an operator, and return its result; what it wrote in place is written to again."""
+        result, given = func(*args, **kwargs), (args, kwargs)
         if (call.path, call.number, "output") not in self._calls:
             return result
-        own = result if result is not None else cast("tuple[Args, Kwargs]", given)[0][:1]
+        own = result if result is not None else args[:1]
         puts = self._wanted(call.path, call.number, "output", leaves(own))
         inputs = {
             pytorch.storage_of(leaf) for _, leaf in leaves(given) if isinstance(leaf, torch.Tensor)
         }
         written = [put for put in puts if pytorch.storage_of(put[0]) in inputs]
         torch_modes.run_unseen(_write, written)
-        return _replaced(
-            result, [put for put in puts if all(put is not other for other in written)]
-        )
+        return replaced(result, [put for put in puts if all(put is not other for other in written)])
 
     def inputs(
         self, path: str, number: int, args: Args, kwargs: Kwargs, given: Iterable[Leaf]
@@ -83,15 +83,15 @@ class Substitution:
         if (path, number, "input") not in self._calls:
             return args, kwargs
         puts = self._wanted(path, number, "input", given)
-        return tuple(_replaced(value, puts) for value in args), {
-            name: _replaced(value, puts) for name, value in kwargs.items()
+        return tuple(replaced(value, puts) for value in args), {
+            name: replaced(value, puts) for name, value in kwargs.items()
         }
 
     def output(self, path: str, number: int, result: object) -> object:
         """Return the result of a module."""
         if (path, number, "output") not in self._calls:
             return result
-        return _replaced(result, self._wanted(path, number, "output", leaves(result)))
+        return replaced(result, self._wanted(path, number, "output", leaves(result)))
 
     def _wanted(
         self, path: str, number: int, role: Literal["input", "output"], own: Iterable[Leaf]
@@ -134,7 +134,7 @@ class _HookedModule:
         return self._substitution.output(self._path, self._number, result)
 
 
-def _replaced(value: object, puts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> object:
+def replaced(value: object, puts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> object:
     """Return a value with other tensors in it; containers are copied, never written to."""
     for tensor, new in puts:
         if value is tensor:
@@ -142,10 +142,10 @@ def _replaced(value: object, puts: Sequence[tuple[torch.Tensor, torch.Tensor]]) 
     if not puts or isinstance(value, torch.Tensor):
         return value
     if isinstance(value, tuple):
-        parts: list[Any] = [_replaced(part, puts) for part in value]
+        parts: list[Any] = [replaced(part, puts) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     if isinstance(value, list):
-        return [_replaced(part, puts) for part in value]
+        return [replaced(part, puts) for part in value]
     if isinstance(value, Mapping):
         return _with_parts(value, dict(value), puts, lambda new, k, v: new.__setitem__(k, v))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -171,7 +171,7 @@ def _with_parts(
     store: Callable[..., object],
 ) -> object:
     """Return a copy of a container, with other tensors in its parts; itself if none differs."""
-    changed = {name: _replaced(part, puts) for name, part in parts.items()}
+    changed = {name: replaced(part, puts) for name, part in parts.items()}
     changed = {name: part for name, part in changed.items() if part is not parts[name]}
     if not changed:
         return value

@@ -263,6 +263,7 @@ class Siblings:
             lambda: defaultdict(list)
         )
         self._amplifications: dict[tuple[tuple[str, ...], str], float] = {}
+        self._measured: dict[tuple[tuple[str, ...], str], float] = {}
         # of a kind, and of a path of that kind: root mean squares and carriers
         self._sizes: dict[object, list[tuple[float, float]]] = defaultdict(list)
         self._usual: dict[object, tuple[float, float]] = {}
@@ -275,6 +276,14 @@ class Siblings:
         expected = math.hypot(explained.level.error, explained.floor)
         if 0.0 < error < math.inf and explained.level.error > 0.0 and 0.0 < expected < math.inf:
             self._ratios[kind_of(record)][record.site.path].append(error / expected)
+
+    def calibrate(self, measured: Siblings) -> None:
+        """Take the amplifications of calls that were measured on golden's own model."""
+        for kind, paths in measured._ratios.items():
+            for path, ratios in paths.items():
+                own = constants.SIBLING_SPREAD * max(ratios)
+                known = self._measured.get((kind, path), constants.LEAST_AMPLIFICATION)
+                self._measured[kind, path] = max(known, own)
 
     def chance(self, record: Record, carriers: float) -> float:
         """Return how many times more than that it may show: the norm of a few may be off.
@@ -308,8 +317,13 @@ class Siblings:
         return self._usual[key]
 
     def amplification(self, record: Record) -> float:
-        """Return how many times the noise of the inputs a tensor may show: what siblings show."""
+        """Return how many times the noise of the inputs a tensor may show: what siblings show.
+
+        What was measured on golden's own model counts in place of that, and has no upper bound.
+        """
         kind, path = kind_of(record), record.site.path
+        if (kind, path) in self._measured:
+            return self._measured[kind, path]
         if (kind, path) not in self._amplifications:
             ratios = self._ratios[kind].items()
             others = [statistics.median(own) for other, own in ratios if other != path]

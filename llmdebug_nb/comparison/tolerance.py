@@ -50,9 +50,14 @@ SAYS = "Limits: what the rounding of each call and the noise of its inputs expla
 
 @dataclass
 class Calibration:
-    """The differences between golden and other recordings of it. ``runs``: their names."""
+    """The differences between golden and other recordings of it.
+
+    ``runs``: their names. ``rounded``: the measured pairs of golden and of its model with another
+    rounding: these tell how much each call amplifies.
+    """
 
     runs: list[str] = field(default_factory=list)
+    rounded: list[Sequence[Measured]] = field(default_factory=list)
     # id of golden's record, or its place in any step -> largest error and scale error
     _spread: dict[object, tuple[float, float]] = field(default_factory=dict)
 
@@ -92,8 +97,10 @@ def says(limits: Limits | None, calibration: Calibration, differences: Iterable[
     if calibration.runs:
         text += f"; calibrated with {', '.join(calibration.runs)} "
         text += f"({constants.CALIBRATED:g} times its difference from golden, where that is more)"
-    else:
+    elif not calibration.rounded:
         text += ", not calibrated to this model: calibrate= takes another recording of golden"
+    if calibration.rounded:
+        text += "; calibrated with golden's model, which ran again with another rounding"
     if limits is None:
         return text
     fixed = sum(limits.fixes(d.pair, d.metrics) for d in differences)
@@ -118,6 +125,8 @@ class Judging:
         self._limits, self._calibration = limits, calibration or Calibration()
         self._epsilons = Epsilons(measured)
         self._siblings = _siblings(measured, size, self._epsilons)
+        for again in self._calibration.rounded:
+            self._siblings.calibrate(_siblings(again, size, Epsilons(again)))
         self.comparison = Comparison()
 
     @functools.cached_property

@@ -158,6 +158,11 @@ WORST_ROW = 4
 # A limit over the difference of two recordings of golden: two draws of the same noise differ by
 # less.
 CALIBRATED = 3.0
+# Recordings of golden with another rounding, of which the one that moves a tensor most
+# counts: two draws are within a factor of CALIBRATED of each other but in one case of 10^3.
+PERTURBED_DRAWS = 2
+# Steps on one side of zero of an 8-bit integer, by which the noise of quantisation is made.
+BYTE_STEPS = 127.0
 # Share of the choices (indices, tokens) of a tensor that may be near ties. A wrong rule changes
 # more of them.
 NEAR_TIES = 0.25

@@ -159,3 +159,29 @@ def _without_dropout(original: Callable[..., R]) -> Callable[..., R]:
         return original(input, 0.0 if 0 <= p <= 1 else p, *rest, **more)
 
     return dropout
+
+
+def random_state() -> Callable[[], None]:
+    """Return a function that sets all random numbers back to where they are now.
+
+    Those of Python, NumPy and torch on all devices that are in use.
+    """
+    import numpy
+    import torch
+
+    of_python, of_numpy, of_torch = (
+        random.getstate(),
+        numpy.random.get_state(),
+        torch.get_rng_state(),
+    )
+    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    of_devices = torch.cuda.get_rng_state_all() if in_use else []
+
+    def restore() -> None:
+        random.setstate(of_python)
+        numpy.random.set_state(of_numpy)
+        torch.set_rng_state(of_torch)
+        if of_devices:
+            torch.cuda.set_rng_state_all(of_devices)
+
+    return restore

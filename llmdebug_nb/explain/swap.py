@@ -6,8 +6,9 @@ The live module is used if it still computes the recorded values.
 from __future__ import annotations
 
 import contextlib
-from collections import OrderedDict
-from collections.abc import Iterator
+import copy
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -108,14 +109,23 @@ def untouched(module: torch.nn.Module) -> Iterator[None]:
         yield
 
 
+_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
+_PLAIN = (str, bytes, int, float, complex, type(None), type, torch.dtype, torch.device)
+_DEPTH = 4  # of a cache, its layers, and the tensors in these
+
+
 @contextlib.contextmanager
 def restored(module: torch.nn.Module) -> Iterator[None]:
-    """Restore a module afterwards: buffers, mode and attributes."""
+    """Restore a module afterwards: buffers, mode and attributes.
+
+    Meanwhile it has copies of the containers and caches among its attributes.
+    """
     parts = list(module.modules())
     attributes = [dict(vars(part)) for part in parts]
     buffers = [(tensor, tensor.detach().clone()) for tensor in module.buffers()]
     own = [registered(part) for part in parts]
     try:
+        _copy_attributes(parts, [*parts, *module.parameters(), *module.buffers()])
         yield
     finally:
         with torch.no_grad():
@@ -126,3 +136,32 @@ def restored(module: torch.nn.Module) -> Iterator[None]:
             vars(part).clear()
             vars(part).update(before_attributes)
             register_again(part, before_own)
+
+
+def _copy_attributes(parts: Sequence[torch.nn.Module], shared: Iterable[object]) -> None:
+    """Give modules copies of what may hold their state. ``shared``: is not copied with it."""
+    memo: dict[int, object] = {id(each): each for each in shared}
+    for part in parts:
+        for name, value in vars(part).items():
+            if name in _OF_EVERY_MODULE or id(value) in memo or not _may_hold_state(value):
+                continue
+            with contextlib.suppress(Exception):  # a lock, say: that can't be copied
+                vars(part)[name] = copy.deepcopy(value, memo)
+
+
+def _may_hold_state(value: object, depth: int = _DEPTH) -> bool:
+    """Tell whether a value is a container, or an object with a tensor somewhere in it."""
+    if isinstance(value, (torch.Tensor, list, dict, set, deque, bytearray)):
+        return True
+    if isinstance(value, (*_PLAIN, torch.nn.Module)) or callable(value) or not depth:
+        return False
+    inside = vars(value).values() if hasattr(value, "__dict__") else ()
+    return any(_holds_tensor(each, depth - 1) for each in inside)
+
+
+def _holds_tensor(value: object, depth: int) -> bool:
+    if isinstance(value, torch.Tensor):
+        return True
+    if isinstance(value, (list, tuple)):
+        return depth > 0 and any(_holds_tensor(each, depth - 1) for each in value[:1])
+    return not isinstance(value, (dict, set)) and _may_hold_state(value, depth)

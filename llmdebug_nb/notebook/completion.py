@@ -83,6 +83,10 @@ def _completions(shell: InteractiveShell, before: str) -> list[tuple[str, str]]:
         if word[0] == f"%{magic}" and not done:
             return [(name, "command") for name in _COMMANDS[magic]]
         return names + [(name, "model") for name in namespace.modules()]
+    if magic == "llmperturb":
+        words = [word for word in done if not word.startswith("-")]
+        variables = namespace.modules() if not words else namespace.names()
+        return [*((name, "variable") for name in variables), *names]
     runs = set(namespace.run_names())
     if magic == "llmexplore":
         runs.update(namespace.names_of(Report))
@@ -95,7 +99,11 @@ def _values(namespace: Namespace, option: argparse.Action) -> Iterable[object]:
     if option.choices:
         return option.choices
     if option.dest in ("calibrate", "delete", "golden"):
-        return namespace.run_names()
+        return (
+            ["auto", *namespace.run_names()]
+            if option.dest == "calibrate"
+            else (namespace.run_names())
+        )
     if option.dest not in ("layers", "at", "types"):
         return _VALUES.get(option.dest, [])
     parts = {

@@ -28,10 +28,13 @@ from llmdebug_nb.app.launching.program import launch
 from llmdebug_nb.app.opcheck import arguments as opcheck_arguments
 from llmdebug_nb.app.opcheck.check import OpCheck, opcheck
 from llmdebug_nb.app.option_flags import declare_options
+from llmdebug_nb.app.perturbing.perturb import Perturbed, perturb
 from llmdebug_nb.app.recording import Recording, dump
 from llmdebug_nb.app.report import Report
 from llmdebug_nb.app.runs import delete_run, runs
 from llmdebug_nb.core.errors import LLMDebugError, nearest
+from llmdebug_nb.core.perturbations import KINDS
+from llmdebug_nb.core.perturbations import MODES as PERTURB_MODES
 from llmdebug_nb.notebook.explore import explore, show_report
 from llmdebug_nb.notebook.magic_line import one_line, parse
 from llmdebug_nb.notebook.namespace import Namespace
@@ -44,7 +47,7 @@ if TYPE_CHECKING:
 
 MAGICS = (
     "llmdump", "llmcompare", "llmdoctor", "llmerrcheck", "llmexplore", "llmlogits", "llmopcheck",
-    "llmruns", "llmstep",
+    "llmperturb", "llmruns", "llmstep",
 )  # fmt: skip
 SWITCHES = ("on", "off", "status")
 _RUNS = ["name", "recorded", "tensors", "steps", "size", "state", "path"]
@@ -90,7 +93,7 @@ class _OpCheckOptions(ArgDecorator):
 
 @magics_class
 class LLMDebugMagics(Magics):
-    """%%llmdump, %llmcompare, %%llmerrcheck, %llmopcheck, %llmexplore, %llmruns."""
+    """%%llmdump, %llmcompare, %%llmerrcheck, %llmopcheck, %llmperturb, %llmexplore, %llmruns."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
@@ -138,7 +141,7 @@ class LLMDebugMagics(Magics):
         "--calibrate",
         metavar="RUN",
         action="append",
-        help="another recording of golden; may be repeated",
+        help="another recording of golden, or auto: its model runs again; may be repeated",
     )
     @argument(
         "--metric",
@@ -279,6 +282,31 @@ class LLMDebugMagics(Magics):
         args = parse(self.llmopcheck, line)
         with one_line():
             return opcheck(self._namespace.run(args.name), **opcheck_arguments.options(vars(args)))
+
+    @magic_arguments()
+    @argument("model", metavar="MODEL_EXPR", help="the model")
+    @argument("inputs", metavar="INPUTS_EXPR", help="a tensor, a tuple or dict of arguments, or a"
+              " function that runs the model; quoted if it has blanks")  # fmt: skip
+    @argument("--mode", choices=PERTURB_MODES, default="api", help="what is perturbed")
+    @argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS),
+              help="of perturbations (default: all)")  # fmt: skip
+    @argument("--result", metavar="SLOT", help="what moves (default: logits, or the first tensor)")
+    @argument("--top", type=int, default=10, metavar="N",
+              help="so many are measured alone (default: 10)")  # fmt: skip
+    @line_magic
+    def llmperturb(self, line: str) -> Perturbed:
+        """Perturb the operators of a model, and rank them by how far its result moves.
+
+        Example: ``%llmperturb model inputs --kinds ulp precise``
+        """
+        args = parse(self.llmperturb, line)
+        model, inputs = (
+            self._namespace.evaluate(each, "%llmperturb") for each in (args.model, args.inputs)
+        )
+        with one_line():
+            return perturb(
+                model, inputs, mode=args.mode, kinds=args.kinds, result=args.result, top=args.top
+            )
 
     @magic_arguments()
     @argument("--delete", metavar="NAME", help="delete this run from disk")

@@ -58,6 +58,11 @@ class Namespace:
         values = self._variables.items()
         return [name for name, value in values if isinstance(value, kind) and name[0] != "_"]
 
+    def names(self) -> list[str]:
+        """Return the names of all variables that are not hidden."""
+        hidden = self._shell.user_ns_hidden
+        return [name for name in self.names_of(object) if name not in hidden]
+
     def modules(self) -> dict[str, torch.nn.Module]:
         """Return the modules among the variables."""
         import torch

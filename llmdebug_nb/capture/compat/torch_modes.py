@@ -20,6 +20,8 @@ R = TypeVar("R")
 TorchDispatchMode = _python_dispatch.TorchDispatchMode
 Mode = TorchFunctionMode | TorchDispatchMode
 OpOverload = torch._ops.OpOverload
+# of tensors that function modes need not see
+NO_TORCH_FUNCTION: Any = torch._C._disabled_torch_function_impl
 
 
 class unseen:
@@ -106,6 +108,14 @@ def _stack_of(mode: Mode) -> tuple[list[Mode], ModuleType]:
         modes = overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
         return modes, overrides
     return list(_python_dispatch._get_current_dispatch_mode_stack()), _python_dispatch
+
+
+def wrapper(cls: type, like: torch.Tensor, dtype: torch.dtype) -> Any:
+    """Return a tensor of a class without memory of its own, in the place and shape of another."""
+    return torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        cls, like.size(), strides=like.stride(), storage_offset=like.storage_offset(),
+        dtype=dtype, device=like.device, layout=like.layout, requires_grad=False,
+    )  # fmt: skip
 
 
 def dispatcher_operators() -> list[str]:

@@ -35,7 +35,7 @@ class CheckSession:
         options = DumpOptions.of(
             mode=mode, tokens=EVERY_TOKEN, stats_only=True, sources=False, force_eager=True
         )
-        sink = _NoSink()
+        sink = NoSink()
         self._rank = rank
         self._checker = Checker(sink, options, types, keeps_inputs, on_fault)
         self._parts = Parts.build(
@@ -67,7 +67,7 @@ class CheckSession:
         return self._checker.result(self._rank, pid, ended_by)
 
 
-class _NoSink:
+class NoSink:
     """Receives nothing: a check keeps no records."""
 
     def shortage(self, nbytes: int) -> str | None:

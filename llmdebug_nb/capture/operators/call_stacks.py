@@ -71,10 +71,17 @@ class CallStacks:
 
     def innermost(self) -> str:
         """Return the innermost place in the program as text, "" if there is none."""
+        return self.innermost_line()[0]
+
+    def innermost_line(self, outside: CodeType | None = None) -> tuple[str, str]:
+        """Return the innermost place in the program, and the code there; "" if there is none.
+
+        ``outside``: what runs the program; its callers are no part of it.
+        """
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and not self._is_program[frame.f_code]:
-            frame = frame.f_back
-        return "" if frame is None else self._line((frame.f_code, frame.f_lasti))[0]
+            frame = None if frame.f_code is outside else frame.f_back
+        return ("", "") if frame is None else self._line((frame.f_code, frame.f_lasti))
 
     def _stack(self, frame: FrameType | None, modules: Sequence[OuterStacks], depth: int) -> Stack:
         """Return the innermost places of the program, from a frame inside ``depth`` modules.

@@ -16,10 +16,11 @@ from torch.overrides import TorchFunctionMode
 from llmdebug_nb.capture.calls import OpenCall, ThreadState
 from llmdebug_nb.capture.compat import pytorch, torch_modes
 from llmdebug_nb.capture.guard import Guarded
+from llmdebug_nb.capture.intervention import Intervention
 from llmdebug_nb.capture.listeners import Listeners
 from llmdebug_nb.capture.operators import collectives
 from llmdebug_nb.capture.operators.kinds import READS, Operator, OperatorFilter, OperatorKinds
-from llmdebug_nb.capture.substitution import Substitution
+from llmdebug_nb.capture.perturbing.unrounded import Unrounded
 from llmdebug_nb.capture.walk import leaves
 
 Args = tuple[object, ...]
@@ -35,7 +36,7 @@ class OperatorListener(Protocol):
     @property
     def guarded(self) -> Guarded: ...
     @property
-    def substitution(self) -> Substitution | None: ...
+    def substitution(self) -> Intervention | None: ...
     @property
     def notes_views(self) -> bool: ...
     def listening(self) -> bool: ...
@@ -189,7 +190,7 @@ class AtenMode(torch_modes.TorchDispatchMode):
         listener = self._listener
         if not isinstance(func, torch_modes.OpOverload):
             return func(*args, **kwargs)
-        if any(cls.__torch_dispatch__ is not _PLAIN for cls in types):  # type: ignore[attr-defined]
+        if any(map(_is_wrapper, types)):
             return NotImplemented  # a wrapper tensor: its own operators follow
         if not listener.listening():
             return func(*args, **kwargs)
@@ -218,6 +219,14 @@ class AtenMode(torch_modes.TorchDispatchMode):
 
 _fast_paths: Listeners[OperatorModes] = Listeners(lambda: torch_modes.with_fast_paths(ApiMode))
 _PLAIN = torch.Tensor.__torch_dispatch__
+
+
+def _is_wrapper(cls: type) -> bool:
+    """Tell whether tensors of a class run operators of their own; ours stand for plain ones."""
+    own = cls.__torch_dispatch__  # type: ignore[attr-defined]
+    return own is not _PLAIN and not issubclass(cls, Unrounded)
+
+
 _MODES: dict[str, type[ApiMode] | type[AtenMode]] = {"api": ApiMode, "aten": AtenMode}
 
 
@@ -237,12 +246,10 @@ def _run_recorded(
     if call is None:
         return func(*args, **kwargs)
     try:
-        result = func(*args, **kwargs)
+        result = func(*args, **kwargs) if put is None else put.run(call, func, args, kwargs)
     except BaseException:
         listener.thread.leave(call.path)
         raise
-    if put is not None:
-        result = put.operator_result(call, result, (args, kwargs))
     outputs = _written(func, args, kwargs) if result is None else result
     listener.guarded(listener.end_operator, call, outputs)
     return result
