@@ -270,6 +270,9 @@ FUSED_LEAVES = 4
 
 # === work limits: blame =========================================================================
 
+# Levels of objects in which a tensor is looked for: a cache holds layers, these lists of tensors.
+STATE_DEPTH = 4
+
 # Suspects that are replayed, and calls before a suspect that only magnifies.
 SUSPECTS_REPLAYED, CALLS_BEFORE = 8, 24
 # Operators of a region that are replayed. The error is made where the region begins: this is more

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPES
 from llmdebug_nb.core.interrupts import Unbroken
 from llmdebug_nb.core.torch_internals import HOOK_DICTS, register_again, registered
@@ -111,7 +112,6 @@ def untouched(module: torch.nn.Module) -> Iterator[None]:
 
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 _PLAIN = (str, bytes, int, float, complex, type(None), type, torch.dtype, torch.device)
-_DEPTH = 4  # of a cache, its layers, and the tensors in these
 
 
 @contextlib.contextmanager
@@ -149,8 +149,9 @@ def _copy_attributes(parts: Sequence[torch.nn.Module], shared: Iterable[object])
                 vars(part)[name] = copy.deepcopy(value, memo)
 
 
-def _may_hold_state(value: object, depth: int = _DEPTH) -> bool:
+def _may_hold_state(value: object, depth: int | None = None) -> bool:
     """Tell whether a value is a container, or an object with a tensor somewhere in it."""
+    depth = constants.STATE_DEPTH if depth is None else depth
     if isinstance(value, (torch.Tensor, list, dict, set, deque, bytearray)):
         return True
     if isinstance(value, (*_PLAIN, torch.nn.Module)) or callable(value) or not depth:

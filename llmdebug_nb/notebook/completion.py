@@ -99,11 +99,7 @@ def _values(namespace: Namespace, option: argparse.Action) -> Iterable[object]:
     if option.choices:
         return option.choices
     if option.dest in ("calibrate", "delete", "golden"):
-        return (
-            ["auto", *namespace.run_names()]
-            if option.dest == "calibrate"
-            else (namespace.run_names())
-        )
+        return [*namespace.run_names(), *(["auto"] if option.dest == "calibrate" else [])]
     if option.dest not in ("layers", "at", "types"):
         return _VALUES.get(option.dest, [])
     parts = {
