@@ -238,7 +238,7 @@ def test_a_variable_of_the_user_is_never_overwritten(shell, capsys):
         ("%%llmdump model --types Llama", ["LlamaAttention", "LlamaDecoderLayer"]),
         ("%%llmdump model --mode module+a", ["module+api", "module+api+aten", "module+aten"]),
         ("%%llmdump --tokens a", ["all"]),
-        ("%llmcompare golden golden --calibrate ", ["golden"]),
+        ("%llmcompare golden golden --calibrate ", ["auto", "golden"]),
         ("%llmruns --delete ", ["golden"]),
         ("%llmcompare gol", ["golden"]),
         ("%llmcompare golden golden --h", ["--html"]),
