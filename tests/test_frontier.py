@@ -18,9 +18,9 @@ from llmdebug_nb.core.findings import Difference, Pair
 from llmdebug_nb.core.records import Record, Site, Summary
 from llmdebug_nb.explain import causes
 from llmdebug_nb.explain.calls import ComparedCall
-from llmdebug_nb.explain.flow import Flow, back
-from llmdebug_nb.explain.frontier import Frontier
-from llmdebug_nb.explain.judge import near
+from llmdebug_nb.explain.edges import near
+from llmdebug_nb.explain.flow import Flow
+from llmdebug_nb.explain.frontier import Frontier, back
 from recordings import AGREED
 from recordings import record as recorded
 
@@ -251,6 +251,96 @@ def test_a_module_that_is_called_elsewhere_is_no_match(mode):
     report = compared(softmaxed, of_the_norm, mode)
     assert report.verdict == "diverged"
     assert report.findings[0].path.partition("/")[0] in ("part", "part.norm")
+
+
+class Squeezed(nn.Module):
+    """A norm of several operators, which ports write by hand."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 2.0, 16))
+
+    def forward(self, x):
+        return self.weight * (x / x.pow(2).mean(-1, keepdim=True).add(1e-6).sqrt())
+
+
+class Stacked(Part):
+    def __init__(self):
+        super().__init__()
+        self.squeezed = Squeezed()
+
+
+def squeezed(self, x):
+    hidden = F.gelu(self.wide(x))
+    return self.squeezed(hidden[:, :16] + x)
+
+
+def left_as_it_is(self, x):
+    hidden = F.gelu(self.wide(x))
+    return hidden[:, :16] + x
+
+
+@pytest.mark.parametrize(("golden", "mine"), [(squeezed, left_as_it_is), (left_as_it_is, squeezed)])
+def test_a_chain_that_is_a_whole_module_is_named_as_the_module_and_the_line_that_calls_it(
+    golden, mine
+):
+    runs = []
+    for name, forward in (("Golden", golden), ("Mine", mine)):
+        model = Frame(type(name, (Stacked,), {"forward": forward})())
+        torch.manual_seed(2)
+        x = torch.randn(5, 16)
+        runs.append(recorded(model, lambda model=model, x=x: model(x), name, mode="module+api"))
+    finding = ld.compare(*runs).findings[0]
+    assert finding.path == "part.squeezed"
+    side = finding.golden if golden is squeezed else finding.mine
+    assert side.code == "return self.squeezed(hidden[:, :16] + x)"
+
+
+class Windowed(nn.Module):
+    """A mask for all lengths is a buffer, of which each call takes a part."""
+
+    def __init__(self, begin):
+        super().__init__()
+        self.begin = begin
+        self.register_buffer("mask", torch.ones(8, 8).tril(), persistent=False)
+
+    def forward(self, x, padding):
+        part = self.mask[self.begin : self.begin + len(x), : len(x)]
+        allowed = part * padding
+        return torch.softmax((x @ x.T).masked_fill(allowed == 0, -1e9), -1) @ x
+
+
+class Padded(nn.Module):
+    """The model makes another mask beside it, of what is padded."""
+
+    def __init__(self, begin):
+        super().__init__()
+        torch.manual_seed(0)
+        self.before, self.attention = nn.Linear(16, 16), Windowed(begin)
+
+    def forward(self, x):
+        if self.attention.begin:  # it is written otherwise
+            seen = torch.cat([torch.zeros(1), torch.ones(len(x) - 1)])
+        else:
+            seen = torch.arange(len(x)).gt(0).float()
+        return self.attention(self.before(x), seen)
+
+
+def test_a_part_of_a_buffer_is_made_of_no_operators_around_it():
+    runs = []
+    for name, begin in (("golden", 0), ("mine", 2)):
+        model, x = Padded(begin), torch.arange(80.0).sin().reshape(5, 16)
+        runs.append(recorded(model, lambda model=model, x=x: model(x), name, mode="module+api"))
+    report = ld.compare(*runs)
+    assert report.findings[0].path.startswith("attention")
+    assert "self.mask[" in report.findings[0].mine.code
+    flow = Flow(list(report.differences), 1)
+    part = next(
+        r
+        for r in flow.records.values()
+        if (r.site.path, r.site.role, r.site.slot) == ("attention/Tensor.mul", "input", "0")
+    )
+    assert all(source.producer is None for source in flow.sources(part)[0])
 
 
 def gated(self, x):

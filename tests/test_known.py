@@ -72,6 +72,28 @@ def test_masks_are_the_same_only_at_the_same_places(shift):
     assert Values([golden]).have(mine, LIMIT) == (shift == 0)
 
 
+@given(SEEDS, st.booleans())
+def test_a_tensor_is_found_in_a_longer_one_if_the_rest_is_empty(seed, in_front):
+    keys = noise(seed, 2, 5, 8)
+    cache = torch.zeros(12, 2, 8)
+    cache[7:] = keys.transpose(0, 1)
+    cache = cache if in_front else cache.roll(5, 0)
+    assert Values([keys]).pad(cache, LIMIT)
+    assert Values([cache]).pad(keys, LIMIT)
+    other = cache.clone()
+    other[6] = 1.0  # not empty
+    assert not Values([keys]).pad(other, LIMIT)
+    swapped = cache.flip(1)  # the heads in another order
+    assert not Values([keys]).pad(swapped, LIMIT)
+
+
+def test_a_mask_is_found_in_that_of_a_longer_cache():
+    allowed = torch.ones(5, 5, dtype=torch.bool).tril()
+    longer = F.pad(allowed, (0, 7))
+    assert Values([allowed]).pad(longer, LIMIT)
+    assert not Values([allowed]).pad(longer.roll(1, -1), LIMIT)
+
+
 # -- programs --------------------------------------------------------------------------------------
 
 

@@ -220,9 +220,13 @@ class Calls:
     def both(self, region: Region) -> tuple[list[ComparedCall], list[ComparedCall]]:
         """Return golden's and mine's calls of a region."""
         return (
-            [self._golden[call.key] for call in region.golden],
-            [self._mine[call.key] for call in region.mine],
+            [self.at(0, call.key) for call in region.golden],
+            [self.at(1, call.key) for call in region.mine],
         )
+
+    def at(self, side: int, key: CallKey) -> ComparedCall:
+        """Return a call by its key in golden (``side`` 0) or in mine (1)."""
+        return (self._golden, self._mine)[side][key]
 
     def producers(self, d: Difference) -> tuple[Difference | None, Difference | None]:
         """Return the rows of the producers of golden's and mine's tensor, if they were recorded."""

@@ -10,7 +10,7 @@ import torch
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPES, epsilon, is_floating
 from llmdebug_nb.core.findings import Difference
-from llmdebug_nb.core.paths import within
+from llmdebug_nb.core.paths import module_of, parent_of, within
 from llmdebug_nb.core.records import Record, Summary
 from llmdebug_nb.explain import causes
 from llmdebug_nb.explain.calls import Calls, ComparedCall
@@ -111,3 +111,21 @@ def origin(row: Difference, calls: Calls) -> str:
     sides = zip(calls.producers(row), ("golden", "mine"), strict=True)
     names = [f"{producer.site.path} in {side}" for producer, side in sides if producer is not None]
     return f" (made by {' and '.join(dict.fromkeys(names))})" if names else ""
+
+
+def near(calls: list[ComparedCall], side: int, row: Difference) -> list[ComparedCall]:
+    """Return the calls with those of the row's own module first: what runs there, runs there.
+
+    Masks and positions are made elsewhere, and most of them are right.
+    """
+    record = (row.pair.golden, row.pair.mine)[side]
+    if record is None:
+        return calls
+    path = record.site.path
+    own = {module_of(path), parent_of(module_of(path))}
+
+    def is_elsewhere(call: ComparedCall) -> bool:
+        key = (call.golden, call.mine)[side]
+        return key is None or module_of(key.path) not in own
+
+    return sorted(calls, key=is_elsewhere)

@@ -7,7 +7,7 @@ import functools
 import math
 import operator
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -56,6 +56,17 @@ class FlowCall:
     def end(self) -> float:
         """The id of its last result; infinity in a backward pass, which goes on from there."""
         return self.outputs[-1].id if self.key.phase == "forward" and self.outputs else math.inf
+
+    @property
+    def passes_on(self) -> bool:
+        """True if it gives what it takes."""
+        return all(any(same_bytes(r, given) for given in self.inputs) for r in self.outputs)
+
+    @property
+    def operators(self) -> Iterator[FlowCall]:
+        """All operators inside it."""
+        for call in self.inner:
+            yield from (call,) if call.is_operator else call.operators
 
     @property
     def start(self) -> int:
@@ -323,6 +334,17 @@ class Flow:
         _, call = self.sources(self.base(record))
         return call if call is not None and call.is_operator else None
 
+    def is_constant(self, record: Record) -> bool:
+        """Tell whether operators made a tensor of no other one, as they make numbers of places."""
+        queue, seen = [record], {record.id}
+        while queue:
+            maker = self.maker(queue.pop())
+            if maker is None or maker.weights:
+                return False
+            queue += [r for r in maker.inputs if r.id not in seen]
+            seen |= {r.id for r in maker.inputs}
+        return True
+
     def takes(self, call: FlowCall, record: Record) -> bool:
         """Tell whether a call takes a tensor, or another view of what it is a view of."""
         base = self.base(record)
@@ -353,10 +375,11 @@ class Flow:
         """Return what code of a module may use to make a tensor: inputs, and what ran inside.
 
         Of what ran inside and agrees, the last is enough: it tells where the code begins. Where
-        operators were recorded, they tell what they take; other code only passes inputs on.
+        operators were recorded, they tell what they take; other code only passes inputs on. An
+        input that a recorded call made would be known as the producer.
         """
         if self._linked and any(inner.is_operator for inner in call.inner):
-            return [*call.inputs, *call.weights]
+            return [*(r for r in call.inputs if r.producer is None), *call.weights]
         if id(call) not in self._inside:
             outputs = sorted((r for c in call.inner for r in c.outputs), key=lambda r: r.id)
             self._inside[id(call)] = (
@@ -418,33 +441,3 @@ def same_bytes(one: Record, other: Record) -> bool:
     """Tell whether two records hold the same bytes."""
     a, b = one.summary, other.summary
     return a.fingerprint is not None and (a.fingerprint, a.dtype) == (b.fingerprint, b.dtype)
-
-
-def back(flow: Flow, record: Record, share: Fraction = ALL) -> tuple[list[Record], list[FlowCall]]:
-    """Return the nearest tensors with partners that a tensor is made from, and the calls between.
-
-    ``share``: of the tensor's elements, those that count. A tensor of which less is known than what
-    flows on is followed back further. The calls are in execution order.
-    """
-    queue = [(record, share)]
-    asked = {record.id: share}
-    entries: dict[int, Record] = {}
-    calls: dict[int, FlowCall] = {}
-    while queue:
-        taken, share = queue.pop(0)
-        sources, maker = flow.sources(taken)
-        if maker is not None:
-            calls[id(maker)] = maker
-        for source in sources:
-            part = share
-            if maker is None:  # a view, perhaps of a part alone
-                part = min(ALL, share * taken.summary.numel / max(source.summary.numel, 1))
-            if part <= asked.get(source.id, Fraction(-1)):
-                continue
-            asked[source.id] = part
-            entries[source.id] = source
-            chosen = maker is None and not calls and flow.is_chosen(source)
-            if chosen or flow.agrees(source, part) is None:
-                del entries[source.id]
-                queue.append((source, part))
-    return list(entries.values()), sorted(calls.values(), key=lambda call: call.start)

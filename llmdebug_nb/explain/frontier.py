@@ -17,6 +17,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cached_property
 
 from llmdebug_nb.core import constants
@@ -24,7 +25,7 @@ from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.findings import EXPECTED, Difference
 from llmdebug_nb.core.paths import any_layer, operator_of
 from llmdebug_nb.core.records import Record
-from llmdebug_nb.explain.flow import AGREES, Flow, FlowCall, back, is_telling
+from llmdebug_nb.explain.flow import AGREES, ALL, Flow, FlowCall, is_telling
 
 
 @dataclass(eq=False)
@@ -383,3 +384,33 @@ def _passes_on(region: Region) -> bool:
     agreeing = (d for d in region.entries if d.verdict != EXPECTED)
     entering = max((d.error or 0.0 for d in agreeing), default=0.0)
     return (region.row.error or 0.0) <= constants.AMPLIFICATION * entering
+
+
+def back(flow: Flow, record: Record, share: Fraction = ALL) -> tuple[list[Record], list[FlowCall]]:
+    """Return the nearest tensors with partners that a tensor is made from, and the calls between.
+
+    ``share``: of the tensor's elements, those that count. A tensor of which less is known than what
+    flows on is followed back further. The calls are in execution order.
+    """
+    queue = [(record, share)]
+    asked = {record.id: share}
+    entries: dict[int, Record] = {}
+    calls: dict[int, FlowCall] = {}
+    while queue:
+        taken, share = queue.pop(0)
+        sources, maker = flow.sources(taken)
+        if maker is not None:
+            calls[id(maker)] = maker
+        for source in sources:
+            part = share
+            if maker is None:  # a view, perhaps of a part alone
+                part = min(ALL, share * taken.summary.numel / max(source.summary.numel, 1))
+            if part <= asked.get(source.id, Fraction(-1)):
+                continue
+            asked[source.id] = part
+            entries[source.id] = source
+            chosen = maker is None and not calls and flow.is_chosen(source)
+            if chosen or flow.agrees(source, part) is None:
+                del entries[source.id]
+                queue.append((source, part))
+    return list(entries.values()), sorted(calls.values(), key=lambda call: call.start)

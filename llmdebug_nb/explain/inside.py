@@ -70,6 +70,21 @@ class Values:
             for other, known in candidates
         )
 
+    def pad(self, tensor: torch.Tensor, limit: float) -> bool:
+        """Tell whether a tensor is one of these with padding along one axis, or the other way.
+
+        So are keys in a cache that is longer than what is in it, and the mask of one.
+        """
+        shown = _shown(tensor)
+        return any(
+            _is_padded(known, shown, limit)
+            if size < shown.numel()
+            else _is_padded(shown, known, limit)
+            for size, sames in self._by_size.items()
+            if size != shown.numel()
+            for _, known in sames
+        )
+
     def hold(self, tensor: torch.Tensor, limit: float) -> bool:
         """Tell whether the elements of a tensor are in one of these, in any order, but for signs.
 
@@ -149,6 +164,30 @@ def _shown(x: torch.Tensor) -> torch.Tensor:
         return x
     rest = x.masked_fill(places, 0.0)
     return rest.masked_fill(places, -2 * float(rest.abs().max()) or -1.0)
+
+
+def _is_padded(few: torch.Tensor, many: torch.Tensor, limit: float) -> bool:
+    """Tell whether a tensor is another one, up to the order of axes, at one end of an axis.
+
+    Behind it, or in front of it, are zeros or what is masked.
+    """
+    few, many = few.squeeze(), many.squeeze()
+    if few.dim() != many.dim() or few.dim() > constants.PERMUTED_AXES:
+        return False
+    for order in itertools.permutations(range(few.dim())):
+        turned = few.permute(order)
+        longer = [axis for axis, size in enumerate(turned.shape) if size != many.shape[axis]]
+        if len(longer) != 1 or turned.shape[longer[0]] > many.shape[longer[0]]:
+            continue
+        axis, size = longer[0], turned.shape[longer[0]]
+        rest = many.shape[axis] - size
+        for held, empty in ((0, size), (rest, 0)):
+            part, left = many.narrow(axis, held, size), many.narrow(axis, empty, rest)
+            nothing = bool((left == 0).all()) or bool((left == many.min()).all())
+            spread = float((part - part.mean()).norm())
+            if nothing and float((turned - part).norm()) < limit * spread:
+                return True
+    return False
 
 
 def _layouts(

@@ -22,6 +22,7 @@ from llmdebug_nb.explain.edges import (
     innermost,
     input_name,
     kind_of,
+    near,
     origin,
 )
 from llmdebug_nb.explain.frontier import Frontier, Region
@@ -109,7 +110,8 @@ class Judge:
             if any(call.inner for call in other) and not self.calls.operated:
                 return self._between(own, row, region)  # code that was not recorded does it there
             if (golden or mine)[-1].one_sided:
-                return self._one_sided(golden or mine, "golden" if golden else "mine", row)
+                first = self._first_alone(golden or mine, region)
+                return self._one_sided(first, "golden" if golden else "mine", row)
             golden = mine = golden or mine  # what the other program does there, it passes on
         if golden and mine and region.is_given_another(self._flows[1]):
             return self._given(golden, mine, row)
@@ -237,9 +239,19 @@ class Judge:
             found.append(common_ancestor(paths) if paths else _around(record))
         return found[0], found[1]
 
-    def _one_sided(self, calls: list[ComparedCall], owner: str, row: Difference) -> Blamed:
-        """Blame a chain of calls that only one program makes."""
-        call = calls[0]
+    def _first_alone(self, calls: list[ComparedCall], region: Region) -> ComparedCall:
+        """Return the first call of a chain that only one program makes, as a module if it is one.
+
+        Masks and the like are made on the way of what is computed with them.
+        """
+        at = int(calls[0].golden is None)
+        keys = {(call.golden, call.mine)[at] for call in calls}
+        chain = [call for call in (region.golden, region.mine)[at] if call.key in keys]
+        first = next((call for call in chain if not call.gives_indices), chain[0])
+        return self.calls.at(at, self.narrowing.made_up(first, chain, at).key)
+
+    def _one_sided(self, call: ComparedCall, owner: str, row: Difference) -> Blamed:
+        """Blame the first call of a chain that only one program makes."""
         if call.is_operator:
             reaches = f"{row.site.role} {row.site.slot} of {row.op}"
             words = f"only {owner} calls {call.op}, and its result reaches {reaches}"
@@ -387,7 +399,7 @@ class Judge:
                     queue.append(call)
                     if call.one_sided and call.is_operator:
                         owner = "golden" if call.mine is None else "mine"
-                        alone = self._one_sided([call], owner, row)
+                        alone = self._one_sided(call, owner, row)
                         words = f"{alone.evidence}; {suspect.path} only magnifies the difference"
                         return replace(alone, evidence=words)
                     setting = self.by_setting(call)
@@ -403,24 +415,6 @@ class Judge:
         row = max(call.outputs, key=lambda d: d.error or 0.0)
         words = f"{words}; {suspect.path} magnifies that error beyond its limit"
         return Blamed(call, causes.INTRODUCED, words, row)
-
-
-def near(calls: list[ComparedCall], side: int, row: Difference) -> list[ComparedCall]:
-    """Return the calls with those of the row's own module first: what runs there, runs there.
-
-    Masks and positions are made elsewhere, and most of them are right.
-    """
-    record = (row.pair.golden, row.pair.mine)[side]
-    if record is None:
-        return calls
-    path = record.site.path
-    own = {module_of(path), parent_of(module_of(path))}
-
-    def is_elsewhere(call: ComparedCall) -> bool:
-        key = (call.golden, call.mine)[side]
-        return key is None or module_of(key.path) not in own
-
-    return sorted(calls, key=is_elsewhere)
 
 
 def _both(golden: ComparedCall, mine: ComparedCall) -> ComparedCall:

@@ -37,8 +37,8 @@ class Known:
         self._side, self._other = sides[side], sides[1 - side]
 
     def exactly(self, call: FlowCall) -> bool:
-        """Tell whether what a call gives is computed here too, but for the order of axes."""
-        return self._is_found(call, self._steps.have)
+        """Tell whether what a call gives is computed here too, but for axes and padding."""
+        return self._is_found(call, self._steps.have) or self._is_found(call, self._taken.pad)
 
     def apart(self, call: FlowCall, others: Sequence[FlowCall]) -> bool:
         """Tell whether what a call gives is here in another order, in parts, or without padding.

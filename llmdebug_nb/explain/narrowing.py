@@ -55,6 +55,25 @@ class Narrowing:
                 found.append(call)
         return found[: constants.REGION_CALLS]
 
+    def made_up(self, call: FlowCall, calls: Sequence[FlowCall], side: int) -> FlowCall:
+        """Return the outermost module call that consists of these calls, one of them among it.
+
+        The call itself if there is none. What gives indices or flags alone, and what makes
+        constants, may run elsewhere too.
+        """
+        found, around = call, call.around
+        while around is not None:
+            computing = [c for c in around.operators if self._computes(c, side)]
+            if not all(c in calls for c in computing):
+                break
+            found, around = around if len(computing) > 1 else found, around.around
+        return found
+
+    def _computes(self, call: FlowCall, side: int) -> bool:
+        """Tell whether a call makes new values of data."""
+        idle = call.gives_indices or call.passes_on
+        return not idle and not all(map(self.flows[side].is_constant, call.outputs))
+
     def _is_data(self, record: Record, side: int) -> bool:
         """Tell whether a tensor, or what it is a view of, was computed and agrees.
 
@@ -63,6 +82,8 @@ class Narrowing:
         flow = self.flows[side]
         base = flow.records.get(record.producer) if record.producer is not None else None
         if base is None or not is_telling(record):
+            return False
+        if flow.is_constant(base):
             return False
         takes = flow.call(base).inputs  # indices may be chosen by data, as those of topk are
         if not any(is_floating(r.summary.dtype) for r in (record, *takes)):
@@ -259,7 +280,10 @@ class _Rewritten:
         exact = [call for call in calls if known.exactly(call)]
         apart = [c for c in calls if c not in exact and known.apart(c, own)]
         every = {*exact, *apart}
-        sure = {c for c in every if c in exact or (takers[c] and every.issuperset(takers[c]))}
+        sure = set(exact)
+        for call in reversed(apart):
+            if takers[call] and sure.issuperset(takers[call]):
+                sure.add(call)
         every |= {c for c in calls if c.gives_indices and not sure.isdisjoint(takers[c])}
         unknown = self._not_rejoining(calls, every, takers, side)
         if not unknown:
@@ -281,12 +305,14 @@ class _Rewritten:
         """Return the unknown calls from which not all ways lead to known ones."""
         pair = self._region.row.pair
         flow, last = self._narrowing.flows[side], (pair.golden, pair.mine)[side]
-        rejoin, ends = set(known), set()
+        rejoin, ends = set(known), set[FlowCall]()
         for call in reversed(calls):
-            is_last = last is not None and flow.made_by(last, {r.id for r in call.outputs})
+            is_last = call is calls[-1] or (
+                last is not None and flow.made_by(last, {r.id for r in call.outputs})
+            )
             if takers[call] and not is_last and rejoin.issuperset(takers[call]):
                 rejoin.add(call)
-            elif not takers[call] and not is_last:
+            elif not is_last and ends.issuperset(takers[call]):
                 ends.add(call)
         rest = [call for call in calls if call not in rejoin]
         return [call for call in rest if call not in ends] or rest
@@ -299,9 +325,9 @@ class _Rewritten:
         known = self._knows([c for c in self._golden if c not in self._data[0]], 0)
         leading, flow = [suspect], self._narrowing.flows[1]
         for call in reversed(self._mine):
-            outputs = {r.id for r in call.outputs if is_floating(r.summary.dtype)}
+            outputs = {r.id for r in call.outputs}
             leads = any(flow.made_by(r, outputs) for c in leading for r in c.inputs)
-            if call in self._data[1] or not leads:
+            if call in self._data[1] or not leads or not any(map(is_telling, call.outputs)):
                 continue
             if not known.exactly(call) and not known.apart(call, self._mine):
                 leading.insert(0, call)

@@ -104,6 +104,9 @@ class Places:
         found: list[Source | None] = []
         for side, key, op in zip(self._sides, (call.golden, call.mine), call.ops, strict=True):
             found.append(None if key is None else of_call(side, key, op or "", self._node))
+        if call.one_sided:
+            at = int(call.golden is None)
+            found[at] = self._calling(at, call.key) or found[at]
         if self._blamed.places is not None:
             places = zip(self._sides, self._blamed.places, strict=True)
             found = [of_module(side, path) for side, path in places]
@@ -111,6 +114,20 @@ class Places:
         if gives and found[1] is not None:
             found[1] = gives[0]
         return found[0], found[1]
+
+    def _calling(self, at: int, key: CallKey) -> Source | None:
+        """Return the line that calls a module, by the stack of an operator inside it."""
+        call, side = self._flows[at].calls.get(key), self._sides[at]
+        first = None if call is None else next(call.operators, None)
+        if call is None or first is None:
+            return None
+        frames = self._outside(at, side.run.index.frames(first.key, whole=True), key.path)
+        return _source(side, key.path, call.records_of[0].op, frames) if frames else None
+
+    def _outside(self, at: int, frames: tuple[Frame, ...], path: str) -> tuple[Frame, ...]:
+        """Return the frames around a module's forward, all if it is not among them."""
+        inside = _forward(frames, of_module(self._sides[at], path))
+        return frames[0 if inside is None else inside + 1 :]
 
     def pairs(self) -> tuple[LinePair, ...]:
         """Return the lines of the region, and those of mine's module around it."""
@@ -178,8 +195,7 @@ class Places:
         frames, maker = stack(taker.key, whole=True), flow.maker(given)
         around = (before or taker).around
         if before is not None and not before.is_operator:
-            inside = _forward(frames, of_module(side, before.key.path))
-            frames = frames[0 if inside is None else inside + 1 :]
+            frames = self._outside(1, frames, before.key.path)
         views = of_views(side, flow, given)
         here = [at for at, f in enumerate(frames) if views and f[::2] == views[-1].frames[0][::2]]
         if here:
