@@ -1,6 +1,6 @@
 """What the statistics of one CPU tensor cost, in µs: C kernel, torch, fingerprint, a plain read.
 
-    python benchmarks/kernels.py [--rounds N] [--threads N]
+    python benchmarks/summaries.py [--rounds N] [--threads N]
 
 One round runs every variant in turn. Each figure is the median over the rounds, so a machine that
 drifts or is shared favours nobody.
