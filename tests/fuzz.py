@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import random
@@ -34,8 +35,14 @@ import fuzz_mutations as mutate
 import llmdebug_nb as ld
 from llmdebug_nb.align import names
 from llmdebug_nb.app import runs as app_runs
+from llmdebug_nb.app.convert import convert
+from llmdebug_nb.app.opcheck.check import OpCheck
+from llmdebug_nb.app.opcheck.checking import How, check_all
+from llmdebug_nb.app.opcheck.choosing import Choice, calls_of
+from llmdebug_nb.app.opcheck.journal import Journal
 from llmdebug_nb.capture import control_file
 from llmdebug_nb.core.errors import PACKAGE
+from llmdebug_nb.core.opchecks import METRICS, OpCheckResult
 from llmdebug_nb.core.row_filter import RowFilter
 from llmdebug_nb.notebook import desk, desk_wire
 from llmdebug_nb.notebook.bridge import BadRequestError, check_request
@@ -252,6 +259,66 @@ class Corpus:
                 with contextlib.suppress(ld.LLMDebugError):
                     ask()
 
+    def convert(self, rng: random.Random, work: Path) -> None:
+        """Write compiled code in the formats of torchair."""
+        place = self._mutated(rng, "compiled", work)
+        with guarded(work):
+            convert(place, work / "out", rng.choice(("fx", "fx-old", "ge")))
+
+    def opcheck(self, rng: random.Random, work: Path) -> None:
+        """Compute operators again, go on from a journal, and show the result."""
+        place = self._mutated(
+            rng, rng.choice(("operators", "operators", "compiled", "modules")), work
+        )
+        with guarded(work):
+            names, rerun = rng.choice((None, None, "linear", "mm")), rng.random() < 0.3
+            check = ld.opcheck(
+                place,
+                names=names,
+                metrics=METRICS,
+                rerun=rerun,
+                output=work / "out",
+                progress=False,
+            )
+            str(check), check._repr_html_()
+            for call in check.result.calls[:2]:
+                with contextlib.suppress(ld.LLMDebugError):
+                    check.repro(call)
+
+    def _mutated(self, rng: random.Random, kind: str, work: Path) -> Path:
+        """Return a copy of a sound dump with its index or a frame of its tensors changed."""
+        place = shutil.copytree(self.home / kind, work / "run")
+        if rng.random() < 0.8:
+            (file, *_) = place.glob(f"rank*/{fmt.INDEX}")
+            mutate.index(rng, file)
+        else:
+            mutate.folder(rng, place)
+        return place
+
+    def journal(self, rng: random.Random, work: Path) -> None:
+        """Go on from a journal of the same calls whose lines are changed."""
+        run, calls, checks = self.checked
+        with Journal(work, run, How(), calls) as journal:
+            pass
+        lines = [
+            mutate.as_json(rng, json.loads(check.line())) if rng.random() < 0.3 else check.line()
+            for check in rng.sample(checks, rng.randrange(1, len(checks)))
+        ]
+        text = mutate.text_of(rng, "\n".join(lines)) if rng.random() < 0.3 else "\n".join(lines)
+        journal.path.write_bytes(f"{text}\n".encode("utf-8", "surrogatepass"))
+        with guarded(work), Journal(work, run, How(), calls) as journal:
+            found = tuple(journal.done.values())
+            result = OpCheckResult("run", len(calls), found, {"metrics": METRICS})
+            check = OpCheck(run, result)
+            str(check), check._repr_html_(), check.to_csv(work / "c"), check.to_xlsx(work / "x")
+
+    @functools.cached_property
+    def checked(self) -> tuple[ld.Run, list[Any], list[Any]]:
+        """A sound run, its calls and their checks."""
+        run = ld.open_run(self.home / "operators")
+        calls = calls_of(run, Choice())
+        return run, calls, list(check_all(run, calls, How(trusted=True)))
+
     def frames(self, rng: random.Random, work: Path) -> None:
         file = work / "frames"
         file.write_bytes(mutate.frames(rng, self.payload))
@@ -323,9 +390,17 @@ class Corpus:
         }
 
 
-BATCHES = {"desk": 20, "index": 50, "message": 100, "marker": 100}  # cases in a row
+BATCHES = {
+    "desk": 20,
+    "index": 50,
+    "message": 100,
+    "marker": 100,
+    "convert": 10,
+    "opcheck": 3,
+    "journal": 50,
+}  # cases in a row
 LIGHT = ("index", "frames", "document", "control", "map", "marker", "expected", "shape", "request",
-         "message", "desk")  # fmt: skip
+         "message", "desk", "convert", "opcheck", "journal")  # fmt: skip
 HEAVY = frozenset((*corpus.NATIVE, *corpus.LAYOUTS))
 
 

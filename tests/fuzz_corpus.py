@@ -18,7 +18,7 @@ from test_layout_atb import atb_round
 from test_layout_msit import msit_process
 from test_layout_msprobe import msprobe_rank
 
-NATIVE = ("modules", "operators", "parts", "unsettled", "processes")
+NATIVE = ("modules", "operators", "parts", "unsettled", "processes", "compiled")
 LAYOUTS = ("msprobe", "msit", "atb", "plain")
 CONTROL = {"enable": True, "steps": "0-2", "ids": ["a.*"], "ranks": [0]}
 MSIT_CONTROL = {"dump_enable": True, "er": "0,2", "ids": "0_1", "child": False, "device": "cpu"}
@@ -63,6 +63,7 @@ def make(home: Path) -> None:
     _record(home, "modules", 2.0)
     _record(home, "parts", 2.0, reduce="minmax")
     _record(home, "processes", 2.0)
+    _record(home, "compiled", 2.0, graph="fx")
     (process,) = (home / "processes").glob("rank*")
     shutil.copytree(process, home / "processes" / "rank0_99999999")
     model = _model(2.0)
