@@ -26,8 +26,8 @@ from hypothesis import strategies as st
 import llmdebug_nb as ld
 from layout_files import X, save, write
 from llmdebug_nb.core import paths
+from llmdebug_nb.core.constants import MOST_DIMENSIONS
 from llmdebug_nb.core.errors import CorruptDumpError, LLMDebugError
-from llmdebug_nb.store.checked import MOST_DIMENSIONS
 from llmdebug_nb.store.layouts import files, pickled
 
 LEAF = {

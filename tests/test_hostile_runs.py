@@ -20,11 +20,12 @@ import llmdebug_nb as ld
 from llmdebug_nb import torchair
 from llmdebug_nb.app import runs as app_runs
 from llmdebug_nb.core.columns import COLUMNS, TABLES
+from llmdebug_nb.core.constants import MOST_DIMENSIONS
 from llmdebug_nb.core.paths import LONGEST
 from llmdebug_nb.notebook import desk
 from llmdebug_nb.store import connection, reader
 from llmdebug_nb.store import format as fmt
-from llmdebug_nb.store.checked import MOST_DIMENSIONS, shape_of
+from llmdebug_nb.store.checked import shape_of
 from recordings import record_linear
 from test_desk import opened
 

@@ -15,6 +15,8 @@ import torch
 
 from llmdebug_nb.align.fit import Fit, Move, span_text, viewed
 from llmdebug_nb.core import constants
+from llmdebug_nb.core.errors import TensorLookupError
+from llmdebug_nb.core.kernels.raw import array_of
 from llmdebug_nb.core.records import Record
 
 Load = Callable[[Record], torch.Tensor]
@@ -370,7 +372,10 @@ class BatchMaps:
             return None
         if record.kept is not None:
             return None
-        return np.atleast_2d(np.asarray(self._load[side](record).numpy()))
+        try:
+            return np.atleast_2d(array_of(self._load[side](record)))
+        except (TensorLookupError, TypeError):  # a dump may call anything a mask
+            return None
 
 
 def _token_ids(records: list[Record]) -> Record | None:

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import torch
 
 from llmdebug_nb.capture.compat import pytorch
+from llmdebug_nb.core import constants
 
 # what makes two tensors equal: their content, or on an accelerator their place and version
 Key: TypeAlias = tuple[Hashable, ...]
@@ -25,17 +26,30 @@ def identity(tensor: torch.Tensor) -> Key | None:
 
 
 class ShapeTexts(dict[tuple[int, ...], str]):
-    """Sizes as JSON, made once for equal ones."""
+    """Sizes as JSON, made once for equal ones; ``[-1]`` for more than a dump can hold."""
 
     def __missing__(self, shape: tuple[int, ...]) -> str:
-        text = self[shape] = json.dumps(shape)
+        text = self[shape] = (
+            json.dumps(shape) if len(shape) <= constants.MOST_DIMENSIONS else "[-1]"
+        )
         return text
 
 
 def shape_text(tensor: torch.Tensor) -> str:
-    """Return the sizes as JSON; -1 for a size that is no plain number (nested tensors)."""
+    """Return the sizes as JSON; -1 for a size that is no plain number (nested tensors).
+
+    More sizes than a dump can hold are ``[-1]``.
+    """
+    if tensor.dim() > constants.MOST_DIMENSIONS:
+        return "[-1]"
     if tensor.is_nested:
         sizes = [tensor.size(0), *[-1] * (tensor.dim() - 1)]
     else:
         sizes = [size if type(size) is int else -1 for size in tensor.shape]
     return f"[{', '.join(map(str, sizes))}]"
+
+
+def too_many_dimensions(tensor: torch.Tensor) -> str | None:
+    """Return why a tensor has more dimensions than a dump can hold, or None."""
+    most = constants.MOST_DIMENSIONS
+    return f"{tensor.dim():,} dimensions; at most {most:,}" if tensor.dim() > most else None

@@ -329,6 +329,11 @@ MASK_ELEMENTS = 1 << 21
 # Bisections that find a soft-cap: double precision from any start.
 BISECTIONS = 60
 
+# === what is recorded ===========================================================================
+
+# Dimensions of a recorded tensor. PyTorch has no limit and NumPy's is 64; pages show each of them.
+MOST_DIMENSIONS = 1000
+
 # === what texts show ============================================================================
 
 # Indices and runs of indices that a message lists.

@@ -174,7 +174,8 @@ class _Answers:
             return
         for side in sides:
             which = side["which"]
-            self.ask("histogram", row=row["id"], which=which, bins=_BINS)
+            if self.ask("histogram", row=row["id"], which=which, bins=_BINS) is None:
+                continue  # damaged, or of more dimensions than a picture can have
             if whole:
                 values = np.ascontiguousarray(self._view.array(row["id"], which), "<f4")
                 self._room -= values.size

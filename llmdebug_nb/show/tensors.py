@@ -28,8 +28,13 @@ def number(value: float | int | None) -> wire.Num:
 
 
 def as_array(tensor: torch.Tensor) -> Array:
-    """Return a tensor of any dtype as a float array; complex numbers become magnitudes."""
+    """Return a tensor of any dtype as a float array; complex numbers become magnitudes.
+
+    Raises TensorLookupError: it has more dimensions than NumPy's arrays.
+    """
     import torch
+
+    from llmdebug_nb.core.kernels.raw import array_of
 
     if tensor.is_complex():
         tensor = (tensor.to(torch.complex64) if tensor.dtype == torch.complex32 else tensor).abs()
@@ -40,7 +45,7 @@ def as_array(tensor: torch.Tensor) -> Array:
             else torch.float64
         )
         tensor = tensor.to(wide)
-    return tensor.numpy()
+    return array_of(tensor)
 
 
 def checked_axes(axes: list[int], values: Array) -> list[int]:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
 
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.paths import DEEPEST
 
 T = TypeVar("T")
@@ -22,11 +23,9 @@ K = TypeVar("K", bound=Hashable)
 DAMAGE = (sqlite3.Error, ValueError, OverflowError, MemoryError, RecursionError)
 # Seconds since 1970, before the year 9999, the last one that Python's dates have.
 MOMENT = Annotated[float, msgspec.Meta(ge=0, lt=253_370_764_800)]
-# Dimensions. PyTorch has no limit and NumPy's is 64; pages show each of them.
-MOST_DIMENSIONS = 1000
 MOST_NESTED = DEEPEST  # modules, calls or objects in one another
 SIZE = Annotated[int, msgspec.Meta(ge=-1, le=(1 << 63) - 1)]
-SHAPE = Annotated[list[SIZE], msgspec.Meta(max_length=MOST_DIMENSIONS)]
+SHAPE = Annotated[list[SIZE], msgspec.Meta(max_length=constants.MOST_DIMENSIONS)]
 
 
 def rows_of(kind: type[T], rows: Iterable[Sequence[object]]) -> list[T]:
@@ -87,7 +86,7 @@ def shape_of(text: str) -> tuple[int, ...]:
 
 def shape_of_sizes(sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Return sizes that a tensor can have. Raises ValueError for any others."""
-    if len(sizes) > MOST_DIMENSIONS:
+    if len(sizes) > constants.MOST_DIMENSIONS:
         raise ValueError(f"no tensor has {len(sizes):,} dimensions")
     if math.prod(size for size in sizes if size > 0) >= 1 << 63:
         raise ValueError(f"no tensor has so many elements: {str(sizes)[:80]}")

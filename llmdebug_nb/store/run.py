@@ -321,10 +321,12 @@ class Run(Tabular):
         tensor = self.load(self.find(path, step, role, slot, call, generation, rank, phase))
         if not as_numpy:
             return tensor
+        from llmdebug_nb.core.kernels.raw import array_of
+
         try:
-            return tensor.numpy()
+            return array_of(tensor)
         except TypeError:
-            return tensor.float().numpy()
+            return array_of(tensor.float())
 
     def load(self, record: Record) -> torch.Tensor:
         """Read the values of a record of this run: the whole tensor, or what ``record.kept`` names.

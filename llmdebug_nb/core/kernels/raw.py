@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from llmdebug_nb.core.dtypes import DTYPE_NAMES, DTYPES
+from llmdebug_nb.core.errors import TensorLookupError
 
 _QUANTISED = {torch.qint8: "int8", torch.quint8: "uint8", torch.qint32: "int32"}
 
@@ -37,6 +38,21 @@ def unreadable(tensor: torch.Tensor) -> str | None:
     if tensor.dtype not in DTYPE_NAMES and tensor.dtype not in _QUANTISED:
         return f"dtype {dtype_name(tensor)} is not supported"
     return None
+
+
+def array_of(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[Any]]:
+    """Return a tensor as an array on the same memory.
+
+    Raises:
+        TensorLookupError: it has more dimensions than NumPy's arrays.
+        TypeError: NumPy does not have its dtype.
+    """
+    try:
+        return tensor.numpy()
+    except ValueError:
+        raise TensorLookupError(
+            f"NumPy has no arrays of {tensor.dim():,} dimensions; use the tensor of torch"
+        ) from None
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)

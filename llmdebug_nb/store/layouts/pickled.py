@@ -18,9 +18,10 @@ from typing import IO, Any
 
 import torch
 
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.kernels.raw import unreadable
-from llmdebug_nb.store.checked import MOST_DIMENSIONS, MOST_NESTED
+from llmdebug_nb.store.checked import MOST_NESTED
 from llmdebug_nb.store.layouts.files import Folder, check_size, read_npy, reading
 
 _ITEMS_LIMIT = 1_000_000  # entries of one object, scalars too: a second of work
@@ -231,7 +232,7 @@ def plain(folder: Folder, name: str, tensor: torch.Tensor) -> torch.Tensor:
             raise CorruptDumpError(f"{name} holds a {type(tensor).__name__} that wraps its values")
         # not the object's own `detach`: a pickle may put anything in its place
         tensor = torch.Tensor.detach(tensor)
-        if tensor.dim() > MOST_DIMENSIONS:
+        if tensor.dim() > constants.MOST_DIMENSIONS:
             raise CorruptDumpError(f"{name} holds a tensor of {tensor.dim():,} dimensions")
         if tensor.layout is torch.strided and tensor.device.type != "meta":
             size = folder.file(name).stat().st_size

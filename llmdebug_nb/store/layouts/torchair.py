@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmdebug_nb.core.errors import StoreError, TensorLookupError
-from llmdebug_nb.core.kernels.raw import to_bytes
+from llmdebug_nb.core.kernels.raw import array_of, to_bytes
 from llmdebug_nb.core.paths import is_operator
 from llmdebug_nb.core.printable import file_part
 from llmdebug_nb.core.records import IN_KERNEL, CallKey, Record
@@ -159,7 +159,11 @@ def _fx(call: _Call, load: Load, home: Path, written: Written) -> None:
         if not hasattr(np, str(values.dtype).partition(".")[2].replace("bool", "bool_")):
             values = values.float()  # .npy has no bfloat16 and float8
         file = home / f"{call.fx}.{_DIRECTIONS[role]}.{number}.{call.time}.npy"
-        np.save(file, values.numpy(), allow_pickle=False)
+        try:
+            np.save(file, array_of(values), allow_pickle=False)
+        except TensorLookupError as error:
+            written.left_out[str(error)] += 1
+            continue
         written.tensors += 1
 
 
