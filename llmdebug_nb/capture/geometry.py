@@ -49,7 +49,7 @@ def shape_text(tensor: torch.Tensor) -> str:
     return f"[{', '.join(map(str, sizes))}]"
 
 
-def too_many_dimensions(tensor: torch.Tensor) -> str | None:
+def too_many_sizes(tensor: torch.Tensor) -> str | None:
     """Return why a tensor has more dimensions than a dump can hold, or None."""
     most = constants.MOST_DIMENSIONS
     return f"{tensor.dim():,} dimensions; at most {most:,}" if tensor.dim() > most else None

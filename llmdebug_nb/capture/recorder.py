@@ -25,13 +25,7 @@ import torch
 
 from llmdebug_nb.capture.calls import Leaf
 from llmdebug_nb.capture.compat import pytorch
-from llmdebug_nb.capture.geometry import (
-    Key,
-    ShapeTexts,
-    identity,
-    shape_text,
-    too_many_dimensions,
-)
+from llmdebug_nb.capture.geometry import Key, ShapeTexts, identity, shape_text, too_many_sizes
 from llmdebug_nb.capture.operators.view_chains import ViewChains
 from llmdebug_nb.capture.payload import NotKept, Policy
 from llmdebug_nb.capture.signatures import argument_of
@@ -306,7 +300,7 @@ class Recorder:
         row[_SHAPE] = shape_text(tensor)
         row[_DEVICE] = "cpu" if tensor.is_cpu else str(tensor.device)
         where = memory(tensor) if on_host(tensor) and not tensor.is_nested else None
-        why = too_many_dimensions(tensor) or (unreadable(tensor) if where is None else None)
+        why = too_many_sizes(tensor) or (unreadable(tensor) if where is None else None)
         if why is not None:
             self._lose(row, why)
             return
