@@ -25,7 +25,6 @@ DAMAGE = (sqlite3.Error, ValueError, OverflowError, MemoryError, RecursionError)
 MOMENT = Annotated[float, msgspec.Meta(ge=0, lt=253_370_764_800)]
 MOST_NESTED = DEEPEST  # modules, calls or objects in one another
 SIZE = Annotated[int, msgspec.Meta(ge=-1, le=(1 << 63) - 1)]
-SHAPE = Annotated[list[SIZE], msgspec.Meta(max_length=constants.MOST_DIMENSIONS)]
 
 
 def rows_of(kind: type[T], rows: Iterable[Sequence[object]]) -> list[T]:
@@ -81,7 +80,7 @@ def shape_of(text: str) -> tuple[int, ...]:
     Raises:
         ValueError, RecursionError: it is no JSON list of sizes, or no tensor can have it.
     """
-    return shape_of_sizes(tuple(json_of(SHAPE, text)))
+    return shape_of_sizes(tuple(json_of(list[SIZE], text)))
 
 
 def shape_of_sizes(sizes: tuple[int, ...]) -> tuple[int, ...]:
