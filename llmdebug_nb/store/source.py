@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from llmdebug_nb.core.columns import NODES, ROOT_CALLS
 from llmdebug_nb.core.paths import within
 from llmdebug_nb.core.records import Frame, Node, Record, RootCall
-from llmdebug_nb.store.checked import DAMAGE, SHAPE, check_tree, json_of
+from llmdebug_nb.store.checked import DAMAGE, SIZE, check_tree, json_of, shape_of_sizes
 from llmdebug_nb.store.connection import Connection
 from llmdebug_nb.store.views import VIEWS, quoted
 
@@ -81,6 +81,8 @@ def _node(
     path: str, name: str, kind: str, parent: int, params: str, aliases: str, root: str,
     source: str | None,
 ) -> Node:  # fmt: skip
-    shapes = {} if params == "{}" else json_of(dict[str, SHAPE], params)
+    shapes = {} if params == "{}" else json_of(dict[str, tuple[SIZE, ...]], params)
+    for shape in shapes.values():
+        shape_of_sizes(shape)
     others = () if aliases == "[]" else tuple(json_of(list[str], aliases))
     return Node(path, name, kind, parent, shapes, others, root, Frame.read(source or ""))
