@@ -81,8 +81,8 @@ def _node(
     path: str, name: str, kind: str, parent: int, params: str, aliases: str, root: str,
     source: str | None,
 ) -> Node:  # fmt: skip
-    shapes = {} if params == "{}" else json_of(dict[str, tuple[SIZE, ...]], params)
+    shapes = {} if params == "{}" else json_of(dict[str, list[SIZE]], params)
     for shape in shapes.values():
-        shape_of_sizes(shape)
+        shape_of_sizes(tuple(shape))
     others = () if aliases == "[]" else tuple(json_of(list[str], aliases))
     return Node(path, name, kind, parent, shapes, others, root, Frame.read(source or ""))
