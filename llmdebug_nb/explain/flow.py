@@ -294,10 +294,12 @@ class Flow:
     def known_by(self, record: Record) -> int:
         """Return the id of the last record of all that is there once a tensor is.
 
-        What a call takes beside it is there too, unless the other program gives it no such thing.
+        What a call takes beside it is there too, but not what only golden's call is given: mine may
+        lack it.
         """
         beside = self.call(record).inputs if record.site.role == "input" else []
-        return max(r.id for r in (record, *(r for r in beside if self._has_partner(r))))
+        there = (r for r in beside if self._side or self._has_partner(r))
+        return max(r.id for r in (record, *there))
 
     def _has_partner(self, record: Record) -> bool:
         return any(
