@@ -27,7 +27,7 @@ EXTENSION = FRONT_END / "lib" / "package.json"
 STAMP = BUNDLES[0].with_name("sources.sha256")
 CONFIGURATION = ("build.mjs", "container.mjs", "package.json", "package-lock.json", "tsconfig.json")
 
-KERNELS = [ROOT / "llmdebug_nb" / "core" / "kernels" / name for name in ("summary.c", "look.c")]
+KERNELS = sorted((ROOT / "llmdebug_nb" / "core" / "kernels").glob("*.c"))
 LIBRARY = KERNELS[0].with_name("_summary.so")  # on every platform: it is opened by its path
 # not -ffast-math, which breaks counting NaN and infinity; only errno and exception flags are lost
 FLAGS = [

@@ -3,7 +3,7 @@
     python benchmarks/errcheck.py [--size S M] [--dtype float32] [--rounds N]
 
 One round runs every variant once, in turn, in one process. Each figure is the median of the rounds'
-ratios; the first round is dropped.
+ratios of CPU time, which other work on the machine hardly changes; the first round is dropped.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from functools import partial
 
 import torch
 from capture import SIZES, build, empty_hooks, generate, training_step
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaForCausalLM
 
 import llmdebug_nb as ld
@@ -30,17 +31,33 @@ def checked(
 ) -> None:
     """Run work under a check; note the time of the work alone."""
     with ld.errcheck(model, mode=mode, output=folder) as check:
-        start = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - start)
+        plain(work, seconds)
     assert check.result is not None
     assert check.result.verdict == "clean"
 
 
 def plain(work: Callable[[], None], seconds: list[float]) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     work()
-    seconds.append(time.perf_counter() - start)
+    seconds.append(time.process_time() - start)
+
+
+class EmptyMode(TorchDispatchMode):
+    """The floor of seeing operators: a mode that only runs them."""
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        return func(*args, **(kwargs or {}))
+
+
+def under_empty_mode(work: Callable[[], None]) -> None:
+    with EmptyMode():
+        work()
 
 
 def measure(size: str, dtype: torch.dtype, rounds: int) -> None:
@@ -53,9 +70,10 @@ def measure(size: str, dtype: torch.dtype, rounds: int) -> None:
                            ("training step", partial(training_step, model))):  # fmt: skip
             base = f"{what}, unchecked"
             variants.append((base, base, partial(plain, work)))
-            if what == "generate":
-                hooks = partial(empty_hooks, model, work)
-                variants.append((f"{what}, empty hooks (floor)", base, partial(plain, hooks)))
+            hooks = partial(empty_hooks, model, work)
+            variants.append((f"{what}, empty hooks (floor)", base, partial(plain, hooks)))
+            both = partial(under_empty_mode, hooks)
+            variants.append((f"{what}, empty hooks and mode (floor)", base, partial(plain, both)))
             for mode in ("module", "aten"):
                 run = partial(checked, model, mode, folder, work)
                 variants.append((f"{what}, {mode}", base, run))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -15,6 +16,7 @@ from torch import nn
 import llmdebug_nb as ld
 import models
 from llmdebug_nb.app.errcheck import ErrorCheck
+from llmdebug_nb.capture.errcheck.checker import Checker
 from llmdebug_nb.core.errors import OptionError
 from llmdebug_nb.core.faults import CRITICAL, HIGH, MEDIUM, Fault, read_result
 
@@ -487,3 +489,76 @@ def test_a_block_in_which_nothing_ran_is_not_clean(check):
 def test_an_option_that_makes_no_sense_is_refused(options):
     with pytest.raises(OptionError):
         ld.errcheck(**options)
+
+
+# -- calls that pass ------------------------------------------------------------------------------
+
+
+def told(checked: ErrorCheck) -> dict[str, Any]:
+    assert checked.result is not None
+    told = json.loads(checked.result.as_json())
+    for process in told["processes"]:
+        process["pid"] = 0
+    return told
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("planted", [False, True])
+def test_calls_that_pass_unseen_change_nothing_of_the_result(check, monkeypatch, mode, planted):
+    model = overflowing() if planted else Model()
+
+    def work() -> None:
+        with torch.no_grad():
+            model(IDS)
+        model(IDS).float().sum().backward()
+        model(IDS)
+
+    results = []
+    for _ in range(2):  # the same line of the program both times
+        model.zero_grad()
+        results.append(told(check(model, work, mode=mode)))
+        monkeypatch.setattr(Checker, "passes", lambda *_: False)
+        monkeypatch.setattr(Checker, "may_wait", lambda *_: False)
+    assert results[0] == results[1]
+
+
+def test_a_model_is_exported_during_a_check(check):
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    exported = []
+
+    def export() -> None:
+        model(torch.ones(2, 4))
+        exported.append(torch.export.export(model, (torch.ones(2, 4),)))
+
+    assert verdict(check(model, export)) == "clean"
+    assert torch.equal(exported[0].module()(torch.ones(2, 4)), model(torch.ones(2, 4)))
+
+
+def test_an_error_of_the_check_never_reaches_the_program(check, monkeypatch):
+    def raises(*_: Any) -> bool:
+        raise ValueError("ours")
+
+    monkeypatch.setattr(Checker, "passes", raises)
+    model = Model()
+    assert verdict(check(model, lambda: model(IDS))) == "clean"
+
+
+def test_a_module_that_raises_leaves_no_call_open(check):
+    class Raises(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise KeyError("caught")
+
+    class Catches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bad, self.last = Raises(), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with contextlib.suppress(KeyError):
+                self.bad(x)
+            return self.last(x * 3e38 * 10)
+
+    model = nn.Sequential(nn.Linear(4, 4), Catches())
+    with torch.no_grad():
+        fault = only(check(model, lambda: model(torch.ones(1, 4))))
+    assert fault.call.path == "1/Aten.mul.Tensor"

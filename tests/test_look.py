@@ -14,7 +14,7 @@ import llmdebug_nb as ld
 from llmdebug_nb.capture import recorder
 from llmdebug_nb.capture.calls import OpenCall
 from llmdebug_nb.core.columns import AT
-from llmdebug_nb.core.kernels import look, native
+from llmdebug_nb.core.kernels import look, native, overflow
 from llmdebug_nb.core.kernels.fingerprint import fingerprint
 from llmdebug_nb.core.kernels.raw import dtype_name, to_bytes
 from llmdebug_nb.core.kernels.summary import figures
@@ -208,3 +208,29 @@ def test_an_interrupt_while_rows_are_made_mixes_none_up(tmp_path):
     assert {row[AT["path"]]: row[AT["max"]] for row in made._rows} == {
         p: v for p, v in values.items() if p != "m2"
     }
+
+
+# -- the largest magnitude ------------------------------------------------------------------------
+
+
+@given(tensors())
+def test_the_largest_magnitude_is_the_one_that_torch_finds(tensor):
+    found, expected = overflow.quick_reach()(tensor), overflow.torch_reach(tensor)
+    if expected is None:
+        assert found == overflow.NONE
+    else:
+        assert found == expected or (math.isnan(found) and math.isnan(expected))
+
+
+@pytest.mark.parametrize("tensor", [
+    torch.zeros(0), torch.ones(2).to_sparse(), torch.ones(2, device="meta"),
+    torch.ones(2, dtype=torch.complex64), torch.ones(2).to(torch.float8_e4m3fn),
+])  # fmt: skip
+def test_the_largest_magnitude_of_special_tensors_is_left_to_torch(tensor):
+    assert overflow.quick_reach()(tensor) == overflow.ASK_TORCH
+
+
+def test_freed_memory_is_not_read_for_its_largest_magnitude():
+    tensor = torch.ones(64)[8:]
+    tensor.untyped_storage().resize_(0)
+    assert overflow.quick_reach()(tensor) == overflow.ASK_TORCH

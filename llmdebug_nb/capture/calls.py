@@ -35,33 +35,27 @@ class OpenCall:
     input that needs a gradient its slot and its node in the graph.
     ``parameters``: the names of its arguments by position; None if they are unknown.
     ``inputs``: kept where they are needed after the call. ``outer_stacks``: cache of `CallStacks`.
-    ``arguments``: positional and by keyword, if an operator may have to be computed again.
+    ``arguments``: positional and by keyword, if they may have to be looked at after the call.
     ``pending``: role, slot and leaf seen so far, if only overflowing calls are recorded.
     """
 
-    __slots__ = (
-        "arguments", "edges", "id", "inputs", "level", "module", "module_id", "name", "number",
-        "op", "outer_stacks", "parameters", "path", "pending", "phase", "recomputed", "recorded",
-        "root_call", "selected", "since",
-    )  # fmt: skip
-
+    # defaults of the class: a call is made between two operators of the program, as fast as can be
     inputs: list[Leaf]
+    name, phase, module_id = "", "forward", ""
+    id: str | None = None
+    selected = recorded = recomputed = False
+    since: int | None = None
+    edges: Sequence[tuple[str, tuple[AutogradNode, int]]] = ()
+    parameters: Parameters | None = None
+    outer_stacks: OuterStacks | None = None
+    pending: Sequence[tuple[str, str, object]] = ()
+    arguments: tuple[tuple[object, ...], Mapping[str, object]] | None = None
 
     def __init__(
         self, path: str, op: str, level: str, module: str | None, number: int, root_call: int
     ) -> None:
         self.path, self.op, self.level, self.module = path, op, level, module
         self.number, self.root_call = number, root_call
-        self.name, self.phase = "", "forward"
-        self.id: str | None = None
-        self.module_id = ""
-        self.selected = self.recorded = self.recomputed = False
-        self.since: int | None = None
-        self.edges: Sequence[tuple[str, tuple[AutogradNode, int]]] = ()
-        self.parameters: Parameters | None = None
-        self.outer_stacks: OuterStacks | None = None
-        self.pending: Sequence[tuple[str, str, object]] = ()
-        self.arguments: tuple[tuple[object, ...], Mapping[str, object]] | None = None
 
 
 class ThreadState(threading.local):

@@ -21,6 +21,7 @@ from llmdebug_nb.capture.operators.kinds import Operator, operator_name
 from llmdebug_nb.capture.operators.modes import OperatorModes, Viewed
 from llmdebug_nb.capture.operators.view_chains import arguments_text
 from llmdebug_nb.capture.overflow_filter import OverflowFilter, RecordLeaves
+from llmdebug_nb.capture.passing import Passing
 from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.capture.recording_filter import RecordingFilter
 from llmdebug_nb.capture.signatures import Signatures
@@ -42,6 +43,7 @@ class Observer:
     now. ``unpaired``: count of backward operators left out because their forward operator was not
     seen. ``weights_recorded``: all modules have been observed once.
     ``record(call, role, leaves)``: records inputs or outputs of a call.
+    ``passing``: what lets calls pass, if calls are only checked for errors.
     ``on_call_end(call, outputs)``: called when a recorded call ends; the program waits for it.
     ``substitution``: the tensors of operators that are put in place of the program's own.
     """
@@ -81,13 +83,16 @@ class Observer:
         self._inputs_before = options.time != 1
         # role of inputs as the call has left them
         self._role_after = {1: "input", 2: "after"}.get(options.time)
+        self._check = recorder if isinstance(recorder, CheckingRecorder) else None
+        self._forwards = ForwardOperators()
+        check, modules = self._check, self._modules
+        parts = thread, self._forwards, modules, self.backward
+        self.passing = None if check is None else Passing(check, *parts)
         levels = options.operator_levels if operators else ()
         self._modes = OperatorModes(self, levels, options.apis) if levels else None
         self._gradients = Gradients(self._roles, self.guarded, self._record_gradient)
         self._call_stacks = CallStacks(recorder.stack_number) if options.sources else None
-        self._forwards = ForwardOperators()
         self._signatures = Signatures()
-        self._check = recorder if isinstance(recorder, CheckingRecorder) else None
         # the root call that backward passes belong to
         self._latest: int | None = None if self._check is None else 0
         self._resting = False
@@ -170,7 +175,10 @@ class Observer:
         call.selected = selected or (parent is not None and parent.selected)
         call.recorded = selected and self._modules and self.names.selects(call)
         if call.recorded:
-            call.parameters = self._signatures.of(module)
+            if self._check is not None:
+                call.arguments = args, kwargs
+            else:
+                call.parameters = self._signatures.of(module)
             self.begin_call(call, call_inputs(args, kwargs))
 
     def end_module(self, call: OpenCall, output: object) -> None:
@@ -290,10 +298,11 @@ class Observer:
             text = arguments_text(args, kwargs, part if len(views) > 1 else None)
             self._recorder.add_view(View(operator.name, source, text), base, result)
 
-    @property
-    def notes_views(self) -> bool:
-        """Whether views matter: they do for records, which name them."""
-        return self._check is None
+    def note_operator(self, operator: Operator, args: Args, kwargs: Kwargs, result: object) -> None:
+        """Note a call that has ended already."""
+        call = self.begin_operator(operator, "aten", args, kwargs)
+        if call is not None:
+            self.end_operator(call, result)
 
     def note_read(self, tensor: object) -> None:
         """Note that the program reads the number in a tensor."""

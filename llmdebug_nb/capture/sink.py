@@ -46,6 +46,12 @@ class CheckingRecorder(Protocol):
     It computes operators again, so their arguments are kept. Sources and views it needs not.
     """
 
+    def may_wait(self, op: str) -> bool:
+        """Return whether an operator need not be looked at before it has run."""
+
+    def passes(self, result: object) -> bool:
+        """Count a call that has ended, and return True, if its result is ordinary."""
+
     def record_result(self, outputs: Iterable[Leaf]) -> None:
         """The outermost call of a model has returned ``outputs``."""
 

@@ -83,3 +83,8 @@ def decompositions() -> dict[object, Callable[..., object]]:
     from torch._decomp import decomposition_table
 
     return dict(decomposition_table.items())
+
+
+def is_fake(cls: type) -> bool:
+    """Return whether tensors of a class stand for values while a program is exported or traced."""
+    return cls.__name__ == "FakeTensor" and cls.__module__.startswith("torch.")

@@ -152,12 +152,15 @@ def force_eager() -> Undo:
 # -- running calls --------------------------------------------------------------------------------
 
 
+_graph_task = torch._C._current_graph_task_id
+
+
 def in_backward() -> bool:
     """Return whether this thread runs inside autograd's engine.
 
     A forward call there is a recomputation by a checkpoint.
     """
-    return torch._C._current_graph_task_id() != -1
+    return _graph_task() != -1
 
 
 def tracing() -> bool:
@@ -300,9 +303,12 @@ def with_engine(wrap: Callable[[Function], Function]) -> Undo:
     return lambda: setattr(torch.autograd, name, original)
 
 
+_sequence_nr: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
+
+
 def autograd_clock() -> int:
     """Return this thread's count of autograd nodes: the sequence number of the next one."""
-    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+    return _sequence_nr()
 
 
 def clock_of(node: AutogradNode) -> int:

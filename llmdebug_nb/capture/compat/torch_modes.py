@@ -24,6 +24,20 @@ OpOverload = torch._ops.OpOverload
 NO_TORCH_FUNCTION: Any = torch._C._disabled_torch_function_impl
 
 
+class Untraced:
+    """A dispatch mode under which nothing is ever compiled: torch need not hide it from Dynamo."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+def kernel_of(operator: Callable[..., object]) -> Callable[..., object]:
+    """Return what calling an operator of the dispatcher calls: one frame of Python less."""
+    is_usual = type(operator) is OpOverload
+    return operator._op if is_usual else operator  # type: ignore[attr-defined, no-any-return]
+
+
 class unseen:
     """A context in which function and dispatch modes and `torch.func` transforms see nothing.
 
@@ -52,13 +66,13 @@ def run_unseen(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return work(*args, **kwargs)
 
 
+_functions, _dispatched = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
+_transform = torch._C._functorch.peek_interpreter_stack
+
+
 def watched() -> bool:
     """Return whether any mode or transform, the program's or ours, would see our own operators."""
-    return bool(
-        torch._C._len_torch_function_stack()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-    )
+    return bool(_functions() or _dispatched() or _transform() is not None)
 
 
 def push_mode(mode: Mode) -> bool:
@@ -157,11 +171,17 @@ def agreed_names(operator: str) -> tuple[str | None, ...]:
 
 
 def is_composite(operator: torch._ops.OpOverload[..., Any]) -> bool:
-    """Return whether the dispatcher decomposes an operator outside of inference mode."""
+    """Return whether the dispatcher decomposes an operator outside of inference mode.
+
+    Those of TorchScript (``prim::device``) it does not know.
+    """
     key = "CompositeImplicitAutograd"
     name = operator.name()  # type: ignore[no-untyped-call]
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    return bool(operator._can_decompose() and has_kernel(name, key))
+    try:
+        return bool(operator._can_decompose() and has_kernel(name, key))
+    except RuntimeError:
+        return False
 
 
 def with_fast_paths(our_mode: type) -> Undo:

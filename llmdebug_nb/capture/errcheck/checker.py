@@ -32,9 +32,9 @@ from llmdebug_nb.capture.errcheck.origins import BadTensors, Origin
 from llmdebug_nb.capture.parts import Parts
 from llmdebug_nb.capture.recorder import Recorder
 from llmdebug_nb.capture.sink import RecordedCall, Sink
-from llmdebug_nb.capture.walk import operator_inputs
+from llmdebug_nb.capture.walk import call_inputs, operator_inputs
 from llmdebug_nb.core.faults import CRITICAL, HIGH, KINDS, MEDIUM, Fault, ProcessCheck
-from llmdebug_nb.core.kernels.overflow import reach
+from llmdebug_nb.core.kernels.overflow import NONE, quick_reach, reach
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.records import RootCall
 
@@ -62,7 +62,8 @@ class Checker(Recorder):
         super().__init__(sink, options)
         self._types, self._keeps, self.on_fault = types, keeps_inputs, on_fault
         self._checked = 0
-        self._headroom = ReachByDtype()
+        self._headroom, self._quick_reach = ReachByDtype(), quick_reach()
+        self._usual = self._headroom.usual
         self._bad = BadTensors()
         self._arrived = ArrivedGradients()
         self._origins: list[Origin] = []
@@ -77,6 +78,39 @@ class Checker(Recorder):
         self._parts = parts
         self._facts = CallFacts(parts)
 
+    # -- what may pass unseen ---------------------------------------------------------------------
+
+    def may_wait(self, op: str) -> bool:
+        """Return whether a call's inputs need not be kept before it writes to them.
+
+        Memory that nothing has written holds any number: it does not pass either.
+        """
+        return not (op.startswith(UNSET) or (self._keeps and writes(op)))
+
+    def passes(self, result: object) -> bool:
+        """Count a call and return True if all it made is ordinary, and no bad value is about.
+
+        Then its inputs and its name don't matter. Nothing here runs an operator of torch.
+        """
+        if self._bad.origins:
+            return False
+        if type(result) is torch.Tensor:
+            largest = self._quick_reach(result)
+            if not 0 < largest <= self._usual.get(result.dtype, 0.0) and largest != NONE:
+                return False
+        elif not self._ordinary(result):
+            return False
+        self._checked += 1  # no other thread comes in between: nothing is called
+        return True
+
+    def _ordinary(self, value: object) -> bool:
+        if isinstance(value, (tuple, list)):
+            return all(map(self._ordinary, value))
+        if not isinstance(value, torch.Tensor):
+            return value is None or type(value) in (int, float, bool)
+        largest = self._quick_reach(value)
+        return largest == NONE or 0 < largest <= self._usual.get(value.dtype, 0.0)
+
     # -- what the session shows -------------------------------------------------------------------
 
     def record(self, call: RecordedCall, role: str, leaves: Iterable[Leaf]) -> None:
@@ -84,9 +118,9 @@ class Checker(Recorder):
         if not isinstance(call, OpenCall):
             return
         if role == "input":
-            if call.arguments is None:
+            if call.arguments is None:  # those of an optimizer
                 call.inputs = list(leaves)
-            elif self._keeps and writes(call.op):
+            elif call.level != "module" and self._keeps and writes(call.op):
                 call.pending = [("input", slot, _copy(leaf)) for slot, leaf in leaves]
         elif role == "output":
             with self._check_lock:
@@ -165,14 +199,15 @@ class Checker(Recorder):
 
     def _look_closer(self, call: OpenCall, outputs: Outputs) -> None:
         bad = [each for each in outputs if not math.isfinite(each[2])]
+        is_operator = call.level != "module"
         if call.arguments is not None:
-            call.inputs = list(operator_inputs(*call.arguments))
+            call.inputs = list((operator_inputs if is_operator else call_inputs)(*call.arguments))
         if not bad and not any(
             not largest or is_near(largest, tensor.dtype) for _, tensor, largest in outputs
         ):
             self._end_bad(call, outputs)
             return
-        overwrites = call.arguments is not None and writes(call.op)
+        overwrites = is_operator and writes(call.op)
         written = [tensor for _, tensor, _ in outputs] if overwrites else []
         inputs = Inputs.of(call.inputs, written, self._bad)
         if bad:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from llmdebug_nb.capture.calls import OpenCall
@@ -23,9 +25,14 @@ class _Reach:
 
 
 class ReachByDtype:
-    """The largest finite values of all outputs, but for those that calls were given."""
+    """The largest finite values of all outputs, but for those that calls were given.
+
+    ``usual``: up to it, a positive reach tells nothing new: it is neither near the limit of its
+    dtype nor the largest so far.
+    """
 
     def __init__(self) -> None:
+        self.usual: dict[torch.dtype, float] = {}
         self._reaches: dict[torch.dtype, _Reach] = {}
 
     def __getitem__(self, dtype: torch.dtype) -> _Reach:
@@ -39,14 +46,18 @@ class ReachByDtype:
         if not 0 < largest < known.limit / ROOM:
             return False
         if largest > known.largest:
-            known.largest, known.place = largest, _place(call)
+            self._raise(known, largest, dtype, call)
         return True
+
+    def _raise(self, known: _Reach, largest: float, dtype: torch.dtype, call: OpenCall) -> None:
+        known.largest, known.place = largest, _place(call)
+        self.usual[dtype] = min(largest, math.nextafter(known.limit / ROOM, 0))
 
     def add_near(self, largest: float, dtype: torch.dtype, call: OpenCall) -> None:
         """Note a call that comes near the limit though its inputs do not."""
         known, place = self[dtype], _place(call)
         if largest > known.largest:
-            known.largest, known.place = largest, place
+            self._raise(known, largest, dtype, call)
         known.near[place] = max(largest, known.near.get(place, 0.0))
 
     def all(self) -> tuple[Headroom, ...]:

@@ -63,18 +63,21 @@ class Origin:
 
 
 class BadTensors:
-    """The storages that hold bad values, each with the origins of these. It keeps no memory."""
+    """The storages that hold bad values, each with the origins of these. It keeps no memory.
+
+    ``origins``: empty if no bad value is about.
+    """
 
     def __init__(self) -> None:
-        self._origins: dict[StorageWeakRef, tuple[Origin, ...]] = {}
+        self.origins: dict[StorageWeakRef, tuple[Origin, ...]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._origins)
+        return bool(self.origins)
 
     def of(self, tensor: torch.Tensor) -> tuple[Origin, ...]:
         """Return the origins of what a tensor may hold."""
-        storage = pytorch.storage_of(tensor) if self._origins else None
-        return () if storage is None else self._origins.get(storage, ())
+        storage = pytorch.storage_of(tensor) if self.origins else None
+        return () if storage is None else self.origins.get(storage, ())
 
     def of_all(self, leaves: Iterable[Leaf]) -> list[Origin]:
         """Return the origins of several tensors, each once, in order."""
@@ -88,24 +91,24 @@ class BadTensors:
         """Note that a tensor holds bad values now."""
         storage = pytorch.storage_of(tensor)
         if storage is not None:
-            known = self._origins.get(storage, ())
-            self._origins[storage] = tuple(dict.fromkeys((*known, *origins)))
+            known = self.origins.get(storage, ())
+            self.origins[storage] = tuple(dict.fromkeys((*known, *origins)))
 
     def clear(self, tensor: torch.Tensor) -> None:
         """Note that all of a tensor's storage was written and is clean."""
         storage = pytorch.storage_of(tensor)
-        if storage in self._origins and tensor.nbytes == tensor.untyped_storage().nbytes():
-            del self._origins[storage]
+        if storage in self.origins and tensor.nbytes == tensor.untyped_storage().nbytes():
+            del self.origins[storage]
 
     def forget_freed(self) -> None:
         """Forget storages that no longer exist."""
-        self._origins = {
+        self.origins = {
             storage: origins
-            for storage, origins in self._origins.items()
+            for storage, origins in self.origins.items()
             if not storage.expired()  # type: ignore[no-untyped-call]
         }
 
     def all(self) -> list[Origin]:
         """Return the origins of everything that still exists."""
         self.forget_freed()
-        return list(dict.fromkeys(each for origins in self._origins.values() for each in origins))
+        return list(dict.fromkeys(each for origins in self.origins.values() for each in origins))

@@ -33,10 +33,18 @@ class Hook:
     It never raises, and does nothing while the program is traced.
     """
 
-    def __init__(self, guarded: Guarded, function: Callable[..., None]) -> None:
-        self._guarded, self._function = guarded, function
+    def __init__(
+        self,
+        guarded: Guarded,
+        function: Callable[..., None],
+        passes: Callable[..., bool] | None = None,
+    ) -> None:
+        """``passes``: is asked first. If it returns True, it has done all there is to do."""
+        self._guarded, self._function, self._passes = guarded, function, passes
 
     def __call__(self, module: nn.Module, *args: object) -> None:
+        if self._passes is not None and self._passes(*args):
+            return
         if not pytorch.tracing():
             self._guarded(self._function, *args)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from functools import partial
 from typing import Protocol
 
 from torch import nn
@@ -59,6 +60,10 @@ class HookedModule:
             return
         guarded = self._listener.guarded
         before, after = Hook(guarded, self.begin), Hook(guarded, self._end)
+        passing = self._observer.passing
+        if passing is not None and not self.entry:
+            before = Hook(guarded, self.begin, partial(passing.open, self.path, self.op))
+            after = Hook(guarded, self._end, partial(passing.close, self.path))
         if self.fused:
             self._handles = [SharedHook(self.module, before, after)]
         else:

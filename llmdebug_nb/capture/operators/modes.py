@@ -20,8 +20,10 @@ from llmdebug_nb.capture.intervention import Intervention
 from llmdebug_nb.capture.listeners import Listeners
 from llmdebug_nb.capture.operators import collectives
 from llmdebug_nb.capture.operators.kinds import READS, Operator, OperatorFilter, OperatorKinds
+from llmdebug_nb.capture.passing import Passing
 from llmdebug_nb.capture.perturbing.unrounded import Unrounded
 from llmdebug_nb.capture.walk import leaves
+from llmdebug_nb.core.torch_internals import is_fake
 
 Args = tuple[object, ...]
 Kwargs = Mapping[str, object]
@@ -38,7 +40,10 @@ class OperatorListener(Protocol):
     @property
     def substitution(self) -> Intervention | None: ...
     @property
-    def notes_views(self) -> bool: ...
+    def passing(self) -> Passing | None: ...
+    def note_operator(
+        self, operator: Operator, args: Args, kwargs: Kwargs, result: object
+    ) -> None: ...
     def listening(self) -> bool: ...
     def begin_operator(
         self, operator: Operator, level: str, args: Args, kwargs: Kwargs
@@ -75,6 +80,8 @@ class OperatorModes:
         self.kinds = OperatorKinds(wanted)
         self._listener = listener
         classes = [cls for level, cls in _MODES.items() if level in levels]
+        if listener.passing is not None:
+            classes = [CheckMode if cls is AtenMode else cls for cls in classes]
         self._here = _ThreadModes(lambda: [cls(listener, self.kinds) for cls in classes])
         self._functions = "api" in levels
 
@@ -188,7 +195,7 @@ class AtenMode(torch_modes.TorchDispatchMode):
     ) -> object:
         kwargs = kwargs or {}
         listener = self._listener
-        if not isinstance(func, torch_modes.OpOverload):
+        if not isinstance(func, torch_modes.OpOverload) or any(map(is_fake, types)):
             return func(*args, **kwargs)
         if any(map(_is_wrapper, types)):
             return NotImplemented  # a wrapper tensor: its own operators follow
@@ -206,7 +213,7 @@ class AtenMode(torch_modes.TorchDispatchMode):
             result = func(*args, **kwargs)
             if torch.is_grad_enabled():  # otherwise it made no node
                 listener.guarded(listener.note_unrecorded, func)
-            if operator is not None and operator.rearranges and listener.notes_views:
+            if operator is not None and operator.rearranges and listener.passing is None:
                 listener.guarded(self._note, operator, args, kwargs, result)
             if operator is not None and operator.name == READS:
                 listener.guarded(listener.note_read, args[0])
@@ -217,6 +224,53 @@ class AtenMode(torch_modes.TorchDispatchMode):
         self._listener.note_views(operator, args, kwargs, _views(args, kwargs, result) or ())
 
 
+class CheckMode(torch_modes.Untraced, AtenMode):  # type: ignore[no-untyped-call]
+    """An AtenMode that looks for errors: a call that passes costs a few microseconds."""
+
+    def __init__(self, listener: OperatorListener, kinds: OperatorKinds) -> None:
+        super().__init__(listener, kinds)
+        assert listener.passing is not None
+        self._passing = listener.passing
+        self._keep: list[object] = []
+        # by id, as operators are hashed by Python: how to call it, and its kind if it may pass
+        self._known: dict[int, tuple[Callable[..., object], Operator | None]] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: Args = (),
+        kwargs: Kwargs | None = None,
+    ) -> object:
+        call, operator = self._known.get(id(func)) or self._learn(func)
+        if operator is None or types:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        if operator.rearranges and not torch.is_grad_enabled():
+            return call(*args, **kwargs) if kwargs else call(*args)
+        if operator.rearranges or not self._passing.follows():
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        result = call(*args, **kwargs) if kwargs else call(*args)
+        if not self._passing.operator(operator.name, result):
+            note = self._listener.note_operator
+            self._listener.guarded(note, operator, args, kwargs or {}, result)
+        return result
+
+    def _learn(self, func: Callable[..., object]) -> tuple[Callable[..., object], Operator | None]:
+        operator = self._kinds.aten(func)
+        passes = (
+            isinstance(func, torch_modes.OpOverload)
+            and operator is not None
+            and operator.name != READS
+            and (operator.rearranges or (operator.wanted and bool(func._schema.returns)))
+            and not torch_modes.is_composite(func)
+            and self._passing.may_wait(operator.name)
+        )
+        self._keep.append(func)  # an id is that of one object while this exists
+        known = self._known[id(func)] = torch_modes.kernel_of(func), operator if passes else None
+        return known
+
+
+_MODES: dict[str, type[ApiMode] | type[AtenMode]] = {"api": ApiMode, "aten": AtenMode}
 _fast_paths: Listeners[OperatorModes] = Listeners(lambda: torch_modes.with_fast_paths(ApiMode))
 _PLAIN = torch.Tensor.__torch_dispatch__
 
@@ -225,9 +279,6 @@ def _is_wrapper(cls: type) -> bool:
     """Tell whether tensors of a class run operators of their own; ours stand for plain ones."""
     own = cls.__torch_dispatch__  # type: ignore[attr-defined]
     return own is not _PLAIN and not issubclass(cls, Unrounded)
-
-
-_MODES: dict[str, type[ApiMode] | type[AtenMode]] = {"api": ApiMode, "aten": AtenMode}
 
 
 def _run_recorded(

@@ -4,27 +4,11 @@
    this needs neither Python's headers nor torch's. It must be called with Python's lock held. */
 
 #include "summary.h"
+#include "tensor.h"
 
 #include <string.h>
 
-/* From DLPack 1.3 (dlpack.h), whose ABI is stable within a major version. */
-typedef struct {
-    void *data;
-    struct {
-        int32_t type, id;
-    } device;
-    int32_t ndim;
-    struct {
-        uint8_t code, bits;
-        uint16_t lanes;
-    } dtype;
-    int64_t *shape, *strides;
-    uint64_t byte_offset;
-} Tensor;
-
-enum { CPU = 1, MOST_DIMS = 8, ALIGN = 8 };
-enum { INTEGER = 0, UNSIGNED = 1, FLOAT = 2, BFLOAT = 4, BOOL = 6 };
-enum { NO_ROOM = -1, NOT_FOR_THIS = -2 };
+enum { NO_ROOM = -1, NOT_FOR_THIS = -2, ALIGN = 8 };
 
 /* `kind`: that of summary.c, or BOOLS. `start`: where the copy begins in the arena's room. */
 typedef struct {
@@ -33,36 +17,13 @@ typedef struct {
 } Look;
 
 typedef struct {
-    int (*view)(void *object, Tensor *out);
+    View *view;
     unsigned char *room;
     int64_t size, used; /* of the room, in bytes */
     Look *looks;
     int64_t most, count; /* looks */
     int64_t largest;     /* bytes of one tensor */
 } Arena;
-
-enum { BOOLS = 12, UINT8 = 8 };
-
-static int64_t kind_of(const Tensor *t)
-{
-    const int size = t->dtype.bits == 8 ? 0 : t->dtype.bits == 16 ? 1 : t->dtype.bits == 32 ? 2 : t->dtype.bits == 64 ? 3 : -1;
-    if (size < 0 || t->dtype.lanes != 1)
-        return -1;
-    switch (t->dtype.code) {
-    case FLOAT:
-        return (int64_t[]){-1, 2, 0, 1}[size];
-    case BFLOAT:
-        return size == 1 ? 3 : -1;
-    case INTEGER:
-        return 4 + size;
-    case UNSIGNED:
-        return UINT8 + size;
-    case BOOL:
-        return size == 0 ? BOOLS : -1;
-    default:
-        return -1;
-    }
-}
 
 /* Copy the elements below one dimension, in row-major order. Returns where the next ones go. */
 static unsigned char *gather(unsigned char *to, const unsigned char *from, const Tensor *t, int dim, int64_t item)

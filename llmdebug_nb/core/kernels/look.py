@@ -47,20 +47,6 @@ def sample(tensor: torch.Tensor) -> bytes | None:
     return np.frombuffer(memory_at(address), np.int64, words)[:: words // 64].tobytes()
 
 
-class _Head(ctypes.Structure):
-    """The beginning of DLPack's ``DLPackExchangeAPI`` (dlpack.h, 1.3)."""
-
-    _fields_ = (
-        ("major", ctypes.c_uint32),
-        ("minor", ctypes.c_uint32),
-        ("previous", ctypes.c_void_p),
-        ("managed_tensor_allocator", ctypes.c_void_p),
-        ("managed_tensor_from_py_object_no_sync", ctypes.c_void_p),
-        ("managed_tensor_to_py_object_no_sync", ctypes.c_void_p),
-        ("dltensor_from_py_object_no_sync", ctypes.c_void_p),
-    )
-
-
 class _Arena(ctypes.Structure):
     """The Arena of look.c."""
 
@@ -124,23 +110,8 @@ def arena() -> Arena | None:
 @cache
 def _parts() -> tuple[Look, int] | None:
     """Return ``llmdebug_look`` and torch's function for it, both tested."""
-    capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-    if native.kernel() is None or capsule is None:
-        return None
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    head = _Head.from_address(pointer(capsule, b"dlpack_exchange_api"))
-    if head.major != 1 or not head.dltensor_from_py_object_no_sync:
-        return None
-    try:
-        # PyDLL keeps the GIL, which torch's function needs
-        function = ctypes.PyDLL(str(native.LIBRARY)).llmdebug_look
-    except (OSError, AttributeError):
-        return None  # a library of an older version
-    function.restype = ctypes.c_int64
-    function.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_int64]
-    parts = function, head.dltensor_from_py_object_no_sync
-    return parts if _is_right(Arena(*parts)) else None
+    parts = native.tensor_function("llmdebug_look", ctypes.c_int64)
+    return parts if parts is not None and _is_right(Arena(*parts)) else None
 
 
 def _is_right(arena: Arena) -> bool:

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,6 +39,20 @@ _QUESTION, _ANSWER = struct.Struct("=Qqq"), struct.Struct("=4d3q")
 Kernel = Callable[[int, int, int], Figures]
 
 
+class _Exchange(ctypes.Structure):
+    """The beginning of DLPack's ``DLPackExchangeAPI`` (dlpack.h, 1.3)."""
+
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("previous", ctypes.c_void_p),
+        ("managed_tensor_allocator", ctypes.c_void_p),
+        ("managed_tensor_from_py_object_no_sync", ctypes.c_void_p),
+        ("managed_tensor_to_py_object_no_sync", ctypes.c_void_p),
+        ("dltensor_from_py_object_no_sync", ctypes.c_void_p),
+    )
+
+
 class _Room(threading.local):
     """A Call for each thread."""
 
@@ -58,6 +73,30 @@ def kernel() -> Kernel | None:
 def why_not() -> str | None:
     """Return why the C kernel isn't used, or None if it is."""
     return _load()[1]
+
+
+@cache
+def tensor_function(name: str, result: type) -> tuple[Callable[..., Any], int] | None:
+    """Return a C function that takes tensors themselves, and the address of torch's view of one.
+
+    ``result``: its ctypes type. None if the C kernel isn't used, or torch lacks the view.
+    """
+    capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if kernel() is None or capsule is None:
+        return None
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    head = _Exchange.from_address(pointer(capsule, b"dlpack_exchange_api"))
+    if head.major != 1 or not head.dltensor_from_py_object_no_sync:
+        return None
+    try:
+        # PyDLL keeps the GIL, which torch's function needs
+        function = getattr(ctypes.PyDLL(str(LIBRARY)), name)
+    except (OSError, AttributeError):
+        return None  # a library of an older version
+    function.restype = result
+    function.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_int64]
+    return function, head.dltensor_from_py_object_no_sync
 
 
 @cache

@@ -12,6 +12,7 @@ import torch
 
 from llmdebug_nb.core.dtypes import DTYPE_NAMES, DTYPES
 from llmdebug_nb.core.errors import TensorLookupError
+from llmdebug_nb.core.torch_internals import is_fake
 
 _QUANTISED = {torch.qint8: "int8", torch.quint8: "uint8", torch.qint32: "int32"}
 
@@ -33,6 +34,8 @@ def unreadable(tensor: torch.Tensor) -> str | None:
         return "nested tensors have no row-major bytes"
     if tensor.device.type == "meta":
         return "meta tensors hold no values"
+    if type(tensor) not in _PLAIN and is_fake(type(tensor)):
+        return "fake tensors hold no values"
     if type(tensor) not in _PLAIN and hasattr(type(tensor), "__tensor_flatten__"):
         return f"{type(tensor).__name__} wraps its values"
     if tensor.dtype not in DTYPE_NAMES and tensor.dtype not in _QUANTISED:

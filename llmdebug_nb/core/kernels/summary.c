@@ -8,6 +8,7 @@
    is returned is negative. */
 
 #include "summary.h"
+#include "values.h"
 
 #include <math.h>
 #include <string.h>
@@ -15,31 +16,6 @@
 typedef void Kernel(const unsigned char *data, int64_t nbytes, Summary *out);
 
 enum { BLOCK = 1 << 14 };
-
-static inline float single_value(uint32_t bits)
-{
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-static inline double double_value(uint64_t bits)
-{
-    double value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-/* IEEE half precision in the upper 16 bits. Integers do it, as no instruction for it is everywhere. */
-static inline float half_value(uint32_t bits)
-{
-    const uint32_t magnitude = bits >> 3 & 0x0fffe000; /* exponent and mantissa where single precision has them */
-    const uint32_t rebias = (127 - 15) << 23;
-    const float normal = single_value(magnitude + (magnitude < 0x1f << 23 ? rebias : 2 * rebias));
-    const float subnormal = single_value(magnitude + rebias + (1 << 23)) - 0x1p-14f;
-    const float value = magnitude < 1 << 23 ? subnormal : normal;
-    return bits >> 31 ? -value : value;
-}
 
 /* Floating point. Extremes are taken of the bits as integers, since comparisons of floating-point numbers are
    vectorised only by compilers that may assume away NaN: among equal signs the order of the bits is that of the
