@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,8 +20,9 @@ from llmdebug_nb.core.records import Record, Site, Summary
 from llmdebug_nb.explain import causes
 from llmdebug_nb.explain.calls import ComparedCall
 from llmdebug_nb.explain.edges import near
-from llmdebug_nb.explain.flow import Flow
+from llmdebug_nb.explain.flow import Flow, FlowCall
 from llmdebug_nb.explain.frontier import Frontier, back
+from llmdebug_nb.explain.judge import Judge
 from recordings import AGREED
 from recordings import record as recorded
 
@@ -1028,3 +1030,14 @@ def test_calls_of_the_other_program_alone_come_last():
     wrong = tensor(9, "h.0/Op.g"), tensor(9, "h.0/Op.g"), "diverged"
     assert near(calls, 1, rows(wrong)[0]) == calls[::-1]
     assert near(calls, 0, rows(wrong)[0]) == calls
+
+
+def test_of_a_chain_the_first_call_that_the_other_program_lacks_is_found():
+    shared, alone = (tensor(n, f"h.0/Op.{n}").site.key for n in range(2))
+    calls = [ComparedCall(shared, shared), ComparedCall(None, alone)]
+    region = SimpleNamespace(golden=[], mine=[FlowCall(key) for key in (shared, alone)])
+    judge = SimpleNamespace(
+        calls=SimpleNamespace(at=lambda side, key: (side, key)),
+        narrowing=SimpleNamespace(made_up=lambda call, chain, side: call),
+    )
+    assert Judge._first_alone(judge, calls, region, 1) == (1, alone)

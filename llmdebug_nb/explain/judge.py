@@ -110,8 +110,9 @@ class Judge:
             if any(call.inner for call in other) and not self.calls.operated:
                 return self._between(own, row, region)  # code that was not recorded does it there
             if (golden or mine)[-1].one_sided:
-                first = self._first_alone(golden or mine, region)
-                return self._one_sided(first, "golden" if golden else "mine", row)
+                at = int(not golden)
+                first = self._first_alone(golden or mine, region, at)
+                return self._one_sided(first, ("golden", "mine")[at], row)
             golden = mine = golden or mine  # what the other program does there, it passes on
         if golden and mine and region.is_given_another(self._flows[1]):
             return self._given(golden, mine, row)
@@ -239,13 +240,13 @@ class Judge:
             found.append(common_ancestor(paths) if paths else _around(record))
         return found[0], found[1]
 
-    def _first_alone(self, calls: list[ComparedCall], region: Region) -> ComparedCall:
+    def _first_alone(self, calls: list[ComparedCall], region: Region, at: int) -> ComparedCall:
         """Return the first call of a chain that only one program makes, as a module if it is one.
 
-        Masks and the like are made on the way of what is computed with them.
+        ``at``: 0 if that is golden, 1 if mine. Masks and the like are made on the way of what is
+        computed with them.
         """
-        at = int(calls[0].golden is None)
-        keys = {(call.golden, call.mine)[at] for call in calls}
+        keys = {(call.golden, call.mine)[at] for call in calls if call.one_sided}
         chain = [call for call in (region.golden, region.mine)[at] if call.key in keys]
         first = next((call for call in chain if not call.gives_indices), chain[0])
         return self.calls.at(at, self.narrowing.made_up(first, chain, at).key)
