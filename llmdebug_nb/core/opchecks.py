@@ -135,13 +135,15 @@ class TypeCount:
 class OpCheckResult:
     """All calls that were looked at, in execution order.
 
-    ``total``: how many there are; fewer were done if it was interrupted.
+    ``total``: how many there are; fewer were done if it was interrupted. ``absent``: rows of the
+    csv of cases that name no call.
     """
 
     name: str
     total: int
     calls: tuple[CallCheck, ...]
     options: dict[str, object] = field(default_factory=dict)
+    absent: tuple[str, ...] = ()
 
     @property
     def complete(self) -> bool:

@@ -189,4 +189,7 @@ def _tail(result: OpCheckResult, paths: Sequence[Path]) -> Iterator[str]:
                 details[call.detail] = details.get(call.detail, 0) + 1
         often = sorted(details, key=lambda detail: -details[detail])[:_SHOWN]
         yield f"not checked: {reason}: {count_text(count, 'call')}: {'; '.join(often)}"
+    if result.absent:
+        rows, first = count_text(len(result.absent), "row"), "; ".join(result.absent[:_SHOWN])
+        yield f"not found: {rows} of the csv of cases, which name no call of this run: {first}"
     yield from (f"written: {os.path.relpath(path)}" for path in paths)

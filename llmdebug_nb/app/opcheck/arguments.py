@@ -13,6 +13,7 @@ _OPTIONS = (
     "ids",
     "names",
     "paths",
+    "cases",
     "metrics",
     "device",
     "rerun",
@@ -32,6 +33,10 @@ def declare(parser: argparse.ArgumentParser) -> None:
            help="parts of operators' names, such as linear")  # fmt: skip
     option("--path", metavar="GLOB", nargs="+", dest="paths",
            help="paths of modules, such as model.layers.3")  # fmt: skip
+    option("-c", "--csv-path", metavar="CSV", dest="cases",
+           help="check only the calls that the rows of this file name: msit's"
+           " operation_tensors csv, or the csv of a check; it gives the parameters that an ATB"
+           " dump lacks")  # fmt: skip
     option("-metric", "--metric", nargs="+", choices=METRICS, default=["rel"], dest="metrics",
            help="msit's metrics to report (default: rel)")  # fmt: skip
     option("-device", "--device", metavar="DEVICE", default="cpu",

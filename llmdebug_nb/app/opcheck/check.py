@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmdebug_nb.app.live_models import is_recorded_here
+from llmdebug_nb.app.opcheck import cases as case_files
 from llmdebug_nb.app.opcheck.algorithms import load, name_of
 from llmdebug_nb.app.opcheck.checking import How, check_all
 from llmdebug_nb.app.opcheck.choosing import Call, Choice, calls_of
@@ -106,6 +107,7 @@ def opcheck(
     ids: str | Iterable[str] | None = None,
     names: str | Iterable[str] | None = None,
     paths: str | Iterable[str] | None = None,
+    cases: str | os.PathLike[str] | None = None,
     metrics: str | Iterable[str] = ("rel",),
     device: str = "cpu",
     rerun: bool = False,
@@ -128,6 +130,9 @@ def opcheck(
         ids: execution ids of calls; what runs inside them too.
         names: parts of operators' names, such as ``linear``.
         paths: globs of paths; what is inside such a module too.
+        cases: a csv; only the calls that its rows name are checked: msit's
+            ``operation_tensors_N.csv``, or the csv of a check. It gives the parameters that an ATB
+            dump lacks.
         metrics: upstream's metrics to report: ``rel``, ``abs``, ``cos_sim``, ``kl``.
         device: where the reference is computed, and wrong operators again.
         rerun: run wrong operators again in their own dtype: is the recorded output wrong, or the
@@ -149,7 +154,7 @@ def opcheck(
     how = dataclasses.replace(how, mode=_mode(mode), algorithms=_algorithms(algorithms))
     if not 1 <= jobs <= _MOST_JOBS:
         raise OptionError(f"jobs: {jobs} processes; expected 1 to {_MOST_JOBS}")
-    calls = calls_of(run, choice)
+    calls, absent = _chosen(run, choice, cases)
     folder = runs_folder() if output is None else Path(output)
     with Journal(folder, run, how, calls) as journal:
         left = [call for call in calls if call.record not in journal.done]
@@ -162,10 +167,27 @@ def opcheck(
         options: dict[str, object] = {
             "metrics": how.metrics, "own": tuple(map(name_of, how.algorithms)),
         }  # fmt: skip
-        result = OpCheck(run, OpCheckResult(run.label, len(calls), done, options))
+        result = OpCheck(run, OpCheckResult(run.label, len(calls), done, options, absent))
         result.paths = _write(result, folder)
         journal.remove()
     return result
+
+
+def _chosen(
+    run: Run, choice: Choice, cases: str | os.PathLike[str] | None
+) -> tuple[list[Call], tuple[str, ...]]:
+    """Return the calls to check, and the cases that name none. Raises OptionError."""
+    if cases is None:
+        return calls_of(run, choice), ()
+    wanted, every = case_files.read(cases), calls_of(run, Choice())
+    calls, absent = case_files.choose(wanted, every)
+    if not calls:
+        has = f"; the run has, for example, {every[0].op} {every[0].id}" if every else ""
+        raise OptionError(
+            f"cases: none of {len(wanted):,} rows names a call of {run.label},"
+            f" such as {wanted[0]}{has}"
+        )
+    return [call for call in calls if choice.has(call)], tuple(map(str, absent))
 
 
 def _how(run: Run, metrics: str | Iterable[str], device: str, rerun: bool) -> How:

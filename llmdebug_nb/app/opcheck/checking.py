@@ -77,7 +77,7 @@ class Checker:
         key, device = call.key, self._how.device
         if not is_operator(key.path):
             if call.op.endswith(SUFFIX):
-                return AtbCall(self._side, key, call.op)
+                return AtbCall(self._side, key, call.op, call.parameters)
             return ModuleCall(self._side, key, call.op, device)
         if call.op.startswith(EXPORTED):
             return OnnxCall(self._graph, self._side, key, call.op)

@@ -14,12 +14,16 @@ from llmdebug_nb.store.run import Run
 
 @dataclass(frozen=True)
 class Call:
-    """A call to check. ``record``: id of its first output. ``id``: execution id, "" for none."""
+    """A call to check. ``record``: id of its first output. ``id``: execution id, "" for none.
+
+    ``parameters``: those that a csv gives for it, JSON, "" for none.
+    """
 
     record: int
     key: CallKey
     op: str
     id: str = ""
+    parameters: str = ""
 
 
 @dataclass(frozen=True)

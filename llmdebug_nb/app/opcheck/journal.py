@@ -37,7 +37,8 @@ class Journal:
         Raises:
             DumpWriteError: the file can't be written, or is not this user's own.
         """
-        self.path = folder / f".opcheck_{_key(run, how)}.jsonl"
+        calls = list(calls)
+        self.path = folder / f".opcheck_{_key(run, how, calls)}.jsonl"
         self.done: dict[int, CallCheck] = {}
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -63,7 +64,7 @@ class Journal:
                 break
             end += len(line)
             call = calls.get(check.record)
-            if call is not None and call == Call(check.record, check.key, check.op, check.id):
+            if call is not None and (call.key, call.op, call.id) == (check.key, check.op, check.id):
                 self.done[check.record] = check
         return end
 
@@ -90,9 +91,10 @@ class Journal:
         self._file.close()
 
 
-def _key(run: Run, how: How) -> str:
+def _key(run: Run, how: How, calls: Iterable[Call]) -> str:
     """Return a name for a run as it is now, and for the options that change results."""
     where = "" if run.path is None else str(run.path.resolve())
     options = asdict(how) | {"trusted": None}  # another process goes on
-    facts = [_VERSION, where, len(run), run.meta.get("created"), options]
+    given = [(call.record, call.parameters) for call in calls if call.parameters]
+    facts = [_VERSION, where, len(run), run.meta.get("created"), options, given]
     return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:16]

@@ -77,17 +77,20 @@ WITHOUT = {
 
 
 class AtbCall:
-    """An ATB operation on its recorded inputs. Raises CannotReplay."""
+    """An ATB operation on its recorded inputs. Raises CannotReplay.
+
+    ``parameters``: JSON, for a dump without ``op_param.json``.
+    """
 
     is_one = False  # an operation may run several kernels
 
-    def __init__(self, side: Side, key: CallKey, op: str) -> None:
+    def __init__(self, side: Side, key: CallKey, op: str, parameters: str = "") -> None:
         self._name = op.removesuffix(SUFFIX)
         if self._name not in FORMULAS:
             kind, why = WITHOUT.get(self._name, (UNKNOWN, f"no formula of {op} is known"))
             raise CannotReplay(why, kind)
         self._side, self._key = side, key
-        self._given = parameters_of(side, key)
+        self._given = parameters_of(side, key, parameters)
         formats = set(side.run.meta.get("formats", ()))
         if not formats <= _PLAIN_FORMATS and self._name != "Transdata":
             raise CannotReplay("the dump has tensors of fractal formats", DTYPE)

@@ -85,15 +85,15 @@ class Parameters:
             raise CannotReplay("no formula for quantised outputs is known", UNKNOWN)
 
 
-def parameters_of(side: Side, key: CallKey) -> Mapping[str, object]:
-    """Return the parameters of an operation as they were recorded. Raises CannotReplay."""
-    text = side.run.meta.get("op_params", {}).get(key.path)
+def parameters_of(side: Side, key: CallKey, given: str = "") -> Mapping[str, object]:
+    """Return the parameters of an operation, as recorded, else as given. Raises CannotReplay."""
+    text = side.run.meta.get("op_params", {}).get(key.path, given or None)
     if text is None:
-        raise CannotReplay("its op_param.json is missing", GAP)
+        raise CannotReplay("its op_param.json is missing; a csv may give it (-c)", GAP)
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise CannotReplay("its op_param.json can't be read", GAP)
+        raise CannotReplay("its parameters are no JSON object", GAP)
     return found
