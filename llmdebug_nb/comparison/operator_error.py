@@ -61,6 +61,10 @@ class Bound(NamedTuple):
         floors = 1.0 if one else constants.GLUE_FLOORS
         return cls(floors * error, floors * noise.scale_floor(eps, length))
 
+    def with_other(self, other: Bound) -> Bound:
+        """Return what the rounding of two results explains of their difference."""
+        return Bound(*map(math.hypot, self, other))
+
     def units(self, figures: Figures) -> Figures:
         """Return figures in units of their limits."""
         rows = constants.WORST_ROW * self.error

@@ -31,6 +31,9 @@ METRICS = ("rel", "abs", "cos_sim", "kl")
 # upstream's precision modes, and the dtype to which recorded floating tensors are rounded first
 MODES = {"keep_origin_dtype": "", "force_fp16": "float16", "force_fp32": "float32"}
 
+# dtypes of the reference; the last is that of the recorded tensors
+REFERENCES = ("float64", "float32", "own")
+
 
 @dataclass(frozen=True)
 class OutputCheck:

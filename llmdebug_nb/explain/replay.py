@@ -62,12 +62,13 @@ class Replayed:
         """
         source = tensors or self
         load = arguments.loader(source.side, source.records)
-        return self.run_on(load, wide, seed, strict=tensors is None)
+        floating = torch.float64 if wide else None
+        return self.run_on(load, floating, seed, strict=tensors is None)
 
     def run_on(
         self,
         load: Callable[[str], torch.Tensor],
-        wide: bool = False,
+        floating: torch.dtype | None = None,
         seed: int = 0,
         strict: bool = True,
         device: str = "cpu",
@@ -75,17 +76,17 @@ class Replayed:
     ) -> dict[str, torch.Tensor]:
         """Return the result by slot on the tensors that ``load`` returns for the input slots.
 
-        ``strict``: the result must have the recorded shapes. ``device``, ``settled``: of the
-        `execution.Task`.
+        ``floating``: the dtype of its floating tensors; None: as they are. ``strict``: the result
+        must have the recorded shapes. ``device``, ``settled``: of the `execution.Task`.
 
         Raises:
             CannotReplay: the operator fails, or would give a result of another size than recorded.
         """
-        args, kwargs = arguments.filled(self.arguments, load, torch.float64 if wide else None)
+        args, kwargs = arguments.filled(self.arguments, load, floating)
         shapes = self._shapes if strict else None
         task = Task(
             self.op, args, kwargs, self._most, shapes, seed, device=device, settled=settled,
-            wide=wide,
+            wide=floating == torch.float64,
         )  # fmt: skip
         return dict(self.side.execute(task))
 

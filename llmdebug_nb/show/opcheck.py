@@ -140,6 +140,11 @@ def around(result: OpCheckResult, paths: Sequence[Path] = ()) -> tuple[str, str]
 def _head(result: OpCheckResult) -> Iterator[str]:
     counts = f"{result.checked:,} of {count_text(result.total, 'operator call')} checked"
     yield f"opcheck {result.name}: {result.verdict}: {len(result.wrong):,} wrong; {counts}"
+    dtype, threads = result.options.get("dtype", "float64"), result.options.get("threads")
+    count = f", {count_text(threads, 'thread')}" if isinstance(threads, int) and threads else ""
+    if dtype != "float64" or count:
+        kind = "the dtype of the call" if dtype == "own" else str(dtype)
+        yield f"reference: in {kind}{count}"
     if not result.complete:
         yield f"interrupted: {result.total - len(result.calls):,} calls are left"
     for call in result.wrong[:_SHOWN]:

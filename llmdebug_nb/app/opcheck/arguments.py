@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from llmdebug_nb.core.opchecks import METRICS, MODES
+from llmdebug_nb.core.opchecks import METRICS, MODES, REFERENCES
 
 _OPTIONS = (
     "output",
@@ -16,6 +16,8 @@ _OPTIONS = (
     "cases",
     "metrics",
     "device",
+    "dtype",
+    "threads",
     "rerun",
     "jobs",
     "mode",
@@ -41,6 +43,16 @@ def declare(parser: argparse.ArgumentParser) -> None:
            help="msit's metrics to report (default: rel)")  # fmt: skip
     option("-device", "--device", metavar="DEVICE", default="cpu",
            help="where the reference is computed (default: cpu)")  # fmt: skip
+    option("-dtype", "--reference-dtype", choices=REFERENCES, dest="dtype",
+           help="dtype of the reference; own: that of the recorded tensors (default: float64; own"
+           " with -threads)")  # fmt: skip
+    option(
+        "-threads",
+        "--threads",
+        type=int,
+        metavar="N",
+        help="threads that compute the reference: does the result depend on their number?",
+    )
     option(
         "-rerun",
         "--rerun",

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.app.live_models import is_recorded_here
 from llmdebug_nb.app.opcheck import cases as case_files
@@ -18,7 +18,7 @@ from llmdebug_nb.app.opcheck.journal import Journal
 from llmdebug_nb.app.opcheck.processes import check_in_processes
 from llmdebug_nb.app.runs import open_run
 from llmdebug_nb.core.errors import DumpWriteError, OptionError, TensorLookupError, nearest
-from llmdebug_nb.core.opchecks import METRICS, MODES, CallCheck, OpCheckResult
+from llmdebug_nb.core.opchecks import METRICS, MODES, REFERENCES, CallCheck, OpCheckResult
 from llmdebug_nb.core.options import runs_folder
 from llmdebug_nb.core.printable import cell
 from llmdebug_nb.core.tabular import Tabular
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import pandas
 
 _MOST_JOBS = 64  # processes
+_MOST_THREADS = 1024  # a machine with more cores is not known
 
 
 class OpCheck(Tabular):
@@ -110,6 +111,8 @@ def opcheck(
     cases: str | os.PathLike[str] | None = None,
     metrics: str | Iterable[str] = ("rel",),
     device: str = "cpu",
+    dtype: str | None = None,
+    threads: int | None = None,
     rerun: bool = False,
     jobs: int = 1,
     mode: str = "keep_origin_dtype",
@@ -135,6 +138,9 @@ def opcheck(
             dump lacks.
         metrics: upstream's metrics to report: ``rel``, ``abs``, ``cos_sim``, ``kl``.
         device: where the reference is computed, and wrong operators again.
+        dtype: of the reference: ``float64``, ``float32``, or ``own`` for that of the recorded
+            tensors. Default: float64, with ``threads`` own.
+        threads: that compute the reference: does the result depend on their number?
         rerun: run wrong operators again in their own dtype: is the recorded output wrong, or the
             operator itself?
         jobs: processes.
@@ -152,6 +158,7 @@ def opcheck(
     run, choice = open_run(run), Choice.of(ids, names, paths)
     how = _how(run, metrics, device, rerun)
     how = dataclasses.replace(how, mode=_mode(mode), algorithms=_algorithms(algorithms))
+    how = dataclasses.replace(how, **_reference(dtype, threads))
     if not 1 <= jobs <= _MOST_JOBS:
         raise OptionError(f"jobs: {jobs} processes; expected 1 to {_MOST_JOBS}")
     calls, absent = _chosen(run, choice, cases)
@@ -166,6 +173,7 @@ def opcheck(
         done = tuple(journal.done[call.record] for call in calls if call.record in journal.done)
         options: dict[str, object] = {
             "metrics": how.metrics, "own": tuple(map(name_of, how.algorithms)),
+            "dtype": how.dtype, "threads": how.threads,
         }  # fmt: skip
         result = OpCheck(run, OpCheckResult(run.label, len(calls), done, options, absent))
         result.paths = _write(result, folder)
@@ -205,6 +213,16 @@ def _how(run: Run, metrics: str | Iterable[str], device: str, rerun: bool) -> Ho
         raise OptionError(f"device {device!r} can't compute in float64: {line}") from None
     wanted = tuple(name for name in METRICS if name in names)
     return How(wanted, device, rerun, is_recorded_here(run))
+
+
+def _reference(dtype: str | None, threads: int | None) -> dict[str, Any]:
+    """Read how the reference is computed. Raises OptionError."""
+    if threads is not None and not 1 <= threads <= _MOST_THREADS:
+        raise OptionError(f"threads: {threads} threads; expected 1 to {_MOST_THREADS}")
+    chosen = dtype or ("float64" if threads is None else "own")
+    if chosen not in REFERENCES:
+        raise OptionError(f"dtype: {chosen!r} is not known; expected {', '.join(REFERENCES)}")
+    return {"dtype": chosen, "threads": threads or 0}
 
 
 def _mode(mode: str) -> str:

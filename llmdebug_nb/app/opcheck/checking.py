@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+
+import torch
 
 from llmdebug_nb.app.opcheck.choosing import Call
 from llmdebug_nb.app.opcheck.judging import Judge
 from llmdebug_nb.core.dtypes import DTYPES, epsilon
-from llmdebug_nb.core.opchecks import MODES, WRONG, CallCheck
+from llmdebug_nb.core.opchecks import DTYPE, MODES, WRONG, CallCheck
 from llmdebug_nb.core.paths import is_operator
 from llmdebug_nb.core.records import EXPORTED, CallKey
 from llmdebug_nb.explain import execution, worker
 from llmdebug_nb.explain.operators import CannotReplay
 from llmdebug_nb.explain.reference.atb_calls import SUFFIX, AtbCall
-from llmdebug_nb.explain.reference.computed import Computed, Rounded
+from llmdebug_nb.explain.reference.computed import Computed, Rounded, Where
 from llmdebug_nb.explain.reference.module_calls import ModuleCall
 from llmdebug_nb.explain.reference.onnx_calls import OnnxCall, OnnxFacts
 from llmdebug_nb.explain.reference.operator_calls import GradientCall, OperatorCall
@@ -29,7 +32,8 @@ class How:
     ``metrics``: upstream's that are reported. ``device``: of the reference, and of the calls that
     are run again. ``rerun``: run wrong calls again. ``trusted``: this process recorded the run, so
     its operators run without a process of their own. ``mode``: of `core.opchecks.MODES`.
-    ``algorithms``: the user's comparisons, each FILE.py:FUNCTION.
+    ``dtype``: of the reference, of `core.opchecks.REFERENCES`. ``threads``: that compute it, 0 for
+    as many as there are now. ``algorithms``: the user's comparisons, each FILE.py:FUNCTION.
     """
 
     metrics: tuple[str, ...] = ("rel",)
@@ -38,6 +42,8 @@ class How:
     trusted: bool = False
     mode: str = "keep_origin_dtype"
     algorithms: tuple[str, ...] = ()
+    dtype: str = "float64"
+    threads: int = 0
 
 
 class Checker:
@@ -48,10 +54,15 @@ class Checker:
         self._side = Side(run, run.kernel, execute)
         self._graph = OnnxFacts(self._side)
         self._how = how
-        self._judge = Judge(how.metrics, how.algorithms)
+        self._judge = Judge(how.metrics, how.algorithms, how.dtype != "float64")
+        self._where = Where(how.device, DTYPES.get(how.dtype))
 
     def check(self, call: Call) -> CallCheck:
         """Check one call. What can't be checked has a reason instead."""
+        with _threads(self._how.threads):
+            return self._checked(call)
+
+    def _checked(self, call: Call) -> CallCheck:
         again = ""
         try:
             computed = self._rounded(self._computed(call))
@@ -74,16 +85,18 @@ class Checker:
         return Rounded(computed, DTYPES[name])
 
     def _computed(self, call: Call) -> Computed:
-        key, device = call.key, self._how.device
+        key, where = call.key, self._where
+        if not where.wide and (call.op.endswith(SUFFIX) or call.op.startswith(EXPORTED)):
+            raise CannotReplay("its formula is computed in float64 alone", DTYPE)
         if not is_operator(key.path):
             if call.op.endswith(SUFFIX):
                 return AtbCall(self._side, key, call.op, call.parameters)
-            return ModuleCall(self._side, key, call.op, device)
+            return ModuleCall(self._side, key, call.op, where)
         if call.op.startswith(EXPORTED):
             return OnnxCall(self._graph, self._side, key, call.op)
         if key.phase == "backward" and not call.op.startswith("Aten."):
-            return GradientCall(self._side, key, device)
-        return OperatorCall(self._side, key, device)
+            return GradientCall(self._side, key, where)
+        return OperatorCall(self._side, key, where)
 
     def _result(self, call: Call, **facts: object) -> CallCheck:
         path = call.key.path
@@ -94,6 +107,19 @@ class Checker:
     def _parameters(self, key: CallKey) -> str:
         scalars = self._side.scalars(key).items()
         return ", ".join(f"{slot}={text}" for slot, (_, text) in scalars if text is not None)
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Compute with so many threads; 0: with as many as before."""
+    before = torch.get_num_threads()
+    if count:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        if count:
+            torch.set_num_threads(before)
 
 
 def check_all(run: Run, calls: Iterable[Call], how: How) -> Iterable[CallCheck]:

@@ -44,10 +44,13 @@ class Judge:
     """Judges calls.
 
     ``wanted``: upstream's metrics, of `core.opchecks.METRICS`. ``own``: the user's comparisons.
+    ``rounds``: the reference is computed in a dtype whose rounding counts, too.
     """
 
-    def __init__(self, wanted: Iterable[str] = ("rel",), own: Iterable[str] = ()) -> None:
-        self._wanted, self._own = frozenset(wanted), tuple(own)
+    def __init__(
+        self, wanted: Iterable[str] = ("rel",), own: Iterable[str] = (), rounds: bool = False
+    ) -> None:
+        self._wanted, self._own, self._rounds = frozenset(wanted), tuple(own), rounds
 
     def outputs(self, call: Computed, op: str) -> tuple[OutputCheck, ...]:
         """Return a check of each recorded output of a call. Raises CannotReplay."""
@@ -85,6 +88,7 @@ class Judge:
             reference, recorded = torch.view_as_real(reference), torch.view_as_real(recorded)
         if recorded.is_floating_point() and not epsilon(str(recorded.dtype)[6:]):
             raise CannotReplay(f"dtype {name} has no machine epsilon", DTYPE)
+        made_in = reference.dtype if self._rounds and reference.is_floating_point() else None
         reference = reference.double()
         check = self._upstream(check, reference, recorded)
         if not recorded.is_floating_point():
@@ -92,7 +96,7 @@ class Judge:
         why = operator_error.differs(reference, recorded)
         if why:
             return _wrong(check, why)
-        return _floating(call, op, check, reference, recorded)
+        return _floating(call, op, check, reference, recorded, made_in)
 
     def _upstream(
         self, check: OutputCheck, reference: torch.Tensor, recorded: torch.Tensor
@@ -174,13 +178,19 @@ def _are_ties(call: Computed, reference: torch.Tensor, recorded: torch.Tensor) -
 
 
 def _floating(
-    call: Computed, op: str, check: OutputCheck, reference: torch.Tensor, recorded: torch.Tensor
-) -> OutputCheck:
-    """Judge by the noise model; a suspect by what its inputs' rounding may move, too."""
+    call: Computed, op: str, check: OutputCheck, reference: torch.Tensor, recorded: torch.Tensor,
+    made_in: torch.dtype | None = None,
+) -> OutputCheck:  # fmt: skip
+    """Judge by the noise model; a suspect by what its inputs' rounding may move, too.
+
+    ``made_in``: the dtype of the reference, if its rounding counts.
+    """
     if not recorded.numel():
         return check
     sums_narrow = bare_name(op) in _ADD_IN_PLACE
     bound = Bound.of(recorded.dtype, call.length, call.is_one, sums_narrow)
+    if made_in is not None:
+        bound = bound.with_other(Bound.of(made_in, call.length, call.is_one, sums_narrow))
     most = max((x.numel() for x in call.operands), default=1)
     terms = 1.0 if call.is_one else max(1.0, most / recorded.numel())
     found = operator_error.figures(reference, recorded.double(), recorded.dtype, terms)

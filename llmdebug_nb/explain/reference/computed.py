@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -11,8 +12,20 @@ Tensors = dict[str, torch.Tensor]  # by slot
 Change = Callable[[torch.Tensor], torch.Tensor]
 
 
+@dataclass(frozen=True)
+class Where:
+    """Where a reference is computed, and in which floating dtype; None: in the call's own."""
+
+    device: str = "cpu"
+    dtype: torch.dtype | None = torch.float64
+
+    @property
+    def wide(self) -> bool:
+        return self.dtype == torch.float64
+
+
 class Computed(Protocol):
-    """A call and its reference.
+    """A call and its reference, in float64 unless `Where` says otherwise.
 
     ``recorded``: its outputs as recorded. ``length``: the longest axis of its tensors, over which
     it may sum. ``operands``: its inputs. ``is_one``: one operator computes it, not several.
@@ -26,7 +39,7 @@ class Computed(Protocol):
     def operands(self) -> list[torch.Tensor]: ...
 
     def exact(self, change: Change | None = None) -> Tensors:
-        """Return the outputs in float64, on inputs that ``change`` changes.
+        """Return the outputs of the reference, on inputs that ``change`` changes.
 
         Raises CannotReplay.
         """

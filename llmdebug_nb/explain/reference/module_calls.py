@@ -16,7 +16,7 @@ from llmdebug_nb.core.records import CallKey
 from llmdebug_nb.explain import arguments
 from llmdebug_nb.explain.execution import Task
 from llmdebug_nb.explain.operators import CannotReplay
-from llmdebug_nb.explain.reference.computed import Change, Tensors, changed, longest
+from llmdebug_nb.explain.reference.computed import Change, Tensors, Where, changed, longest
 from llmdebug_nb.explain.reference.operator_calls import kept
 from llmdebug_nb.explain.runs import Side
 
@@ -60,7 +60,7 @@ _CLASSES = {
 class ModuleCall:
     """A module of torch.nn on its recorded inputs, forward or backward. Raises CannotReplay."""
 
-    def __init__(self, side: Side, key: CallKey, op: str, device: str = "cpu") -> None:
+    def __init__(self, side: Side, key: CallKey, op: str, where: Where) -> None:
         function = _CLASSES.get(op)
         node = side.nodes.get(key.path)
         file = "" if node is None or node.source is None else node.source.file
@@ -69,7 +69,7 @@ class ModuleCall:
                 f"no formula of {op} is known; record its operators with mode='api' or 'aten'",
                 UNKNOWN,
             )
-        self._side, self._device, self._function = side, device, function
+        self._side, self._where, self._function = side, where, function
         self._backward = key.phase == "backward"
         self.is_one = not self._backward
         forward = key._replace(phase="forward")
@@ -115,12 +115,12 @@ class ModuleCall:
         return [*self._inputs.values(), *weights, *self._arriving.values()]
 
     def exact(self, change: Change | None = None) -> Tensors:
-        return self._run(True, change, self._device)
+        return self._run(self._where, change)
 
     def again(self, device: str = "cpu") -> Tensors:
-        return self._run(False, None, device)
+        return self._run(Where(device, None))
 
-    def _run(self, wide: bool, change: Change | None, device: str) -> Tensors:
+    def _run(self, where: Where, change: Change | None = None) -> Tensors:
         tensors = {**self._inputs, **{f"weight.{n}": w for n, w in self._weights.items()
                                       if w is not None}}  # fmt: skip
         load: Callable[[str], torch.Tensor] = changed(tensors.__getitem__, change)
@@ -133,14 +133,14 @@ class ModuleCall:
             if shape is None:
                 raise CannotReplay("it has no weight that tells what it normalizes", GAP)
             kwargs["normalized_shape"] = tuple(shape.shape)
-        filled = arguments.filled(
-            ([arguments.Tensor("0")], kwargs), load, torch.float64 if wide else None
-        )
+        filled = arguments.filled(([arguments.Tensor("0")], kwargs), load, where.dtype)
         most = constants.REPLAY_GROWTH * sum(tensor.numel() + 1 for tensor in tensors.values())
         move = change or (lambda tensor: tensor)
-        arriving = {s: move(g.double()) if wide else g.clone() for s, g in self._arriving.items()}
+        arriving = {
+            s: move(g.to(where.dtype or g.dtype, copy=True)) for s, g in self._arriving.items()
+        }
         task = Task(
-            self._function.op, *filled, most, device=device, settled=True, wide=wide,
+            self._function.op, *filled, most, device=where.device, settled=True, wide=where.wide,
             gradients=arriving if self._backward else None,
         )  # fmt: skip
         return dict(self._side.execute(task))

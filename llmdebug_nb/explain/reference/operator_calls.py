@@ -12,7 +12,7 @@ from llmdebug_nb.core.records import CallKey, Record
 from llmdebug_nb.explain import arguments
 from llmdebug_nb.explain.execution import Task
 from llmdebug_nb.explain.operators import CannotReplay, by_formula
-from llmdebug_nb.explain.reference.computed import Change, Tensors, changed, longest
+from llmdebug_nb.explain.reference.computed import Change, Tensors, Where, changed, longest
 from llmdebug_nb.explain.replay import Replayed
 from llmdebug_nb.explain.runs import Side
 
@@ -20,9 +20,9 @@ from llmdebug_nb.explain.runs import Side
 class OperatorCall:
     """An operator on its recorded inputs. Raises CannotReplay."""
 
-    def __init__(self, side: Side, key: CallKey, device: str = "cpu") -> None:
+    def __init__(self, side: Side, key: CallKey, where: Where) -> None:
         self._call = Replayed(side, key, backward=True)
-        self._device = device
+        self._where = where
         self.is_one = not by_formula(self._call.op)
         load = arguments.loader(side, self._call.records)
         self._inputs = {r.site.slot: load(r.site.slot) for r in self._call.records}
@@ -35,7 +35,7 @@ class OperatorCall:
 
     def exact(self, change: Change | None = None) -> Tensors:
         load = changed(self._load, change)
-        return self._call.run_on(load, wide=True, settled=True, device=self._device)
+        return self._call.run_on(load, self._where.dtype, settled=True, device=self._where.device)
 
     def again(self, device: str = "cpu") -> Tensors:
         if by_formula(self._call.op):
@@ -54,12 +54,12 @@ class GradientCall:
 
     is_one = False
 
-    def __init__(self, side: Side, key: CallKey, device: str = "cpu") -> None:
+    def __init__(self, side: Side, key: CallKey, where: Where) -> None:
         forward = key._replace(phase="forward")
         if not side.records(forward, "output"):
             raise CannotReplay("its forward call was not recorded", GAP)
         self._call = Replayed(side, forward)
-        self._side, self._device = side, device
+        self._side, self._where = side, where
         load = arguments.loader(side, self._call.records)
         self._inputs = {r.site.slot: load(r.site.slot) for r in self._call.records}
         arriving = side.records(key, "input")
@@ -75,23 +75,23 @@ class GradientCall:
         return [*self._inputs.values(), *self._arriving.values()]
 
     def exact(self, change: Change | None = None) -> Tensors:
-        return self._gradients(True, change, self._device)
+        return self._gradients(self._where, change)
 
     def again(self, device: str = "cpu") -> Tensors:
-        return self._gradients(False, None, device)
+        return self._gradients(Where(device, None))
 
-    def _gradients(self, wide: bool, change: Change | None, device: str) -> Tensors:
-        dtype = torch.float64 if wide else None
+    def _gradients(self, where: Where, change: Change | None = None) -> Tensors:
         load = changed(self._inputs.__getitem__, change)
-        args, kwargs = arguments.filled(self._call.arguments, load, dtype)
+        args, kwargs = arguments.filled(self._call.arguments, load, where.dtype)
         move = change or (lambda tensor: tensor)
         arriving = {
-            slot: move(g.double()) if wide else g.clone() for slot, g in self._arriving.items()
+            slot: move(g.to(where.dtype or g.dtype, copy=True))
+            for slot, g in self._arriving.items()
         }
         most = constants.REPLAY_GROWTH * (sum(x.numel() for x in self._inputs.values()) + 1)
         task = Task(
-            self._call.op, args, kwargs, most, device=device, settled=True, gradients=arriving,
-            wide=wide,
+            self._call.op, args, kwargs, most, device=where.device, settled=True,
+            gradients=arriving, wide=where.wide,
         )  # fmt: skip
         found = dict(self._side.execute(task))
         for slots in self._shared:  # one tensor in several places: its gradient is their sum
