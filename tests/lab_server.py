@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import socket
 import subprocess
@@ -18,9 +19,12 @@ from typing import Any
 
 import nbformat
 from jupyter_client import BlockingKernelClient
-from playwright.sync_api import Page
+from playwright.sync_api import Locator, Page, expect
 
 REPOSITORY = Path(__file__).parent.parent
+# seconds: every wait ends with the state that it waits for, however busy the machine is; only what
+# hangs takes as long
+PATIENCE = 600
 QUIET = {
     "@jupyterlab/apputils-extension:notification": {
         "checkForUpdates": False,
@@ -72,13 +76,20 @@ class Lab:
         """Open a notebook in JupyterLab (``lab``) or Notebook 7 and wait for its kernel."""
         place = f"lab/workspaces/w{secrets.token_hex(3)}/tree" if app == "lab" else "notebooks"
         page.goto(f"{self.url}/{place}/{name}?token={self.token}")
-        page.locator(".jp-Notebook .jp-Cell").first.wait_for(timeout=60_000)
-        page.wait_for_function(CONNECTED, timeout=60_000)
+        page.locator(".jp-Notebook .jp-Cell").first.wait_for(timeout=1000 * PATIENCE)
+        page.wait_for_function(CONNECTED, timeout=1000 * PATIENCE)
 
     def run_cell(self, page: Page, index: int = 0) -> None:
         """Run a cell as a user does."""
         page.locator(".jp-Notebook .jp-CodeCell").nth(index).locator(".cm-content").click()
         page.keyboard.press("Shift+Enter")
+
+    def finished(self, page: Page, index: int) -> Locator:
+        """Wait until the kernel has run a cell; return its output."""
+        cell = page.locator(".jp-Notebook .jp-CodeCell").nth(index)
+        prompt = cell.locator(".jp-InputArea-prompt")
+        expect(prompt).to_have_text(re.compile(r"\[\d+\]"), timeout=1000 * PATIENCE)
+        return cell.locator(".jp-OutputArea").first
 
     def kernel_eval(self, name: str, expression: str) -> str:
         """Return the repr of an expression in the notebook's kernel, past the page."""
@@ -94,7 +105,7 @@ class Lab:
                 user_expressions={"value": expression},
                 store_history=False,
                 reply=True,
-                timeout=60,
+                timeout=PATIENCE,
             )
             value = reply["content"]["user_expressions"]["value"]
             assert value["status"] == "ok", value
@@ -104,7 +115,7 @@ class Lab:
 
     def kernel_comes_to(self, name: str, expression: str, value: str) -> None:
         """Wait until the kernel has what the page did; the page shows it first."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while (now := self.kernel_eval(name, expression)) != value:
             assert time.monotonic() < deadline, f"{expression} is {now}, not {value}"
             time.sleep(0.1)
@@ -118,14 +129,14 @@ class Lab:
     def _api(self, path: str, method: str = "GET") -> Any:
         headers = {"Authorization": f"token {self.token}"}
         request = urllib.request.Request(f"{self.url}/api/{path}", headers=headers, method=method)
-        with urllib.request.urlopen(request, timeout=60) as reply:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as reply:
             return json.loads(reply.read() or b"null")
 
 
 def show_theme(page: Page, theme: str) -> None:
     """Show the page in the ``light`` or the ``dark`` theme; wait until it is painted."""
     page.evaluate(CHANGE_THEME, f"JupyterLab {theme.title()}")
-    page.wait_for_function(PAINTED, arg=theme == "light", timeout=60_000)
+    page.wait_for_function(PAINTED, arg=theme == "light", timeout=1000 * PATIENCE)
     page.locator("#jupyterlab-splash").wait_for(state="detached")
 
 
@@ -189,7 +200,7 @@ def environment(lab: Lab, base: Path) -> dict[str, str]:
 
 
 def wait_until_up(lab: Lab, server: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while True:
         try:
             urllib.request.urlopen(f"{lab.url}/api", timeout=2).close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 
 import numpy as np
@@ -212,7 +213,13 @@ def test_an_interrupt_while_rows_are_made_mixes_none_up(tmp_path):
 
 # -- the largest magnitude ------------------------------------------------------------------------
 
+reads = pytest.mark.skipif(
+    native.tensor_function("llmdebug_reach", ctypes.c_double) is None,
+    reason="the library was built of older sources",
+)
 
+
+@reads
 @given(tensors())
 def test_the_largest_magnitude_is_the_one_that_torch_finds(tensor):
     found, expected = overflow.quick_reach()(tensor), overflow.torch_reach(tensor)
@@ -222,6 +229,7 @@ def test_the_largest_magnitude_is_the_one_that_torch_finds(tensor):
         assert found == expected or (math.isnan(found) and math.isnan(expected))
 
 
+@reads
 @pytest.mark.parametrize("tensor", [
     torch.zeros(0), torch.ones(2).to_sparse(), torch.ones(2, device="meta"),
     torch.ones(2, dtype=torch.complex64), torch.ones(2).to(torch.float8_e4m3fn),
@@ -230,6 +238,7 @@ def test_the_largest_magnitude_of_special_tensors_is_left_to_torch(tensor):
     assert overflow.quick_reach()(tensor) == overflow.ASK_TORCH
 
 
+@reads
 def test_freed_memory_is_not_read_for_its_largest_magnitude():
     tensor = torch.ones(64)[8:]
     tensor.untyped_storage().resize_(0)

@@ -45,12 +45,11 @@ def test_the_worst_operator_is_first_and_its_buttons_show_it(
     sources = [cell.replace("NAME", f"ops_{app}") for cell in CELLS]
     notebook = lab.write_notebook(f"opcheck_{app}.ipynb", *sources)
     lab.open(page, notebook, app)
-    cells = page.locator(".jp-Notebook .jp-CodeCell")
     lab.run_cell(page)
     lab.run_cell(page, 1)
-    output = cells.nth(1).locator(".jp-OutputArea").first
+    output = lab.finished(page, 1)
     grid = output.locator(".widget-gridbox")
-    expect(output).to_contain_text(f"opcheck ops_{app}: wrong: 2 wrong", timeout=60_000)
+    expect(output).to_contain_text(f"opcheck ops_{app}: wrong: 2 wrong")
     expect(output).to_contain_text("here the operator gives the right one")
     expect(grid.locator(".widget-html").nth(8)).to_have_text("Functional.silu")
     _is_whole(page, output)
@@ -64,7 +63,7 @@ def test_the_worst_operator_is_first_and_its_buttons_show_it(
     _picture(page, app, "explorer")
 
     lab.run_cell(page, 2)
-    long = cells.nth(2).locator(".jp-OutputArea").first
+    long = lab.finished(page, 2)
     expect(long.locator(".widget-gridbox")).to_contain_text("Functional.silu_of_a_name")
     _is_whole(page, long)
     long.scroll_into_view_if_needed()

@@ -7,6 +7,7 @@ from html import escape
 
 from llmdebug_nb.core.printable import printable, printable_lines
 from llmdebug_nb.core.setups import DoctorResult, Part, Symptom
+from llmdebug_nb.show.html_table import html_table
 from llmdebug_nb.show.text import aligned
 from llmdebug_nb.show.words import count_text
 
@@ -24,10 +25,11 @@ def text(result: DoctorResult) -> str:
 def head(result: DoctorResult) -> Iterator[str]:
     """Yield the verdict, and how much was compared."""
     count = sum(result.compared.values())
+    harmless = len(result.symptoms) - len(result.suspicious)
     sections = ", ".join(f"{name} {n:,}" for name, n in result.compared.items() if n)
     yield (
         f"doctor: {result.verdict}: {count_text(len(result.suspicious), 'suspicious difference')},"
-        f" {len(result.symptoms) - len(result.suspicious):,} that are harmless as a rule"
+        f" {harmless:,} that {'is' if harmless == 1 else 'are'} harmless as a rule"
     )
     yield f"golden: {result.golden}; mine: {result.mine}"
     yield f"compared: {count_text(count, 'fact')} ({sections})" if count else "compared: nothing"
@@ -58,22 +60,18 @@ def tail(result: DoctorResult) -> Iterator[str]:
 
 def fragment(result: DoctorResult) -> str:
     """Return the same for an output cell, as a table."""
-    names = "".join(f"<th>{name}</th>" for name in HEAD)
-    rows = "".join(_row(each) for each in result.symptoms[:_SHOWN])
-    table = f"<table><tr>{names}</tr>{rows}</table>" if rows else ""
+    table = html_table(HEAD, map(_cells, result.symptoms[:_SHOWN]))
     heads, tails = (escape(printable_lines(part(result))) for part in (head, tail))
     more = len(result.symptoms) - _SHOWN
     note = f"<p>… {more:,} more: to_pandas()</p>" if more > 0 else ""
     return f"<pre>{heads}</pre>{table}{note}<pre>{tails}</pre>"
 
 
-def _row(each: Symptom) -> str:
-    cells = (
-        _MARKS[each.level], f"{each.section}: {printable(each.name)}", cut(each.golden),
-        cut(each.mine), each.can, each.do,
+def _cells(each: Symptom) -> tuple[str, ...]:
+    return (
+        _MARKS[each.level], f"{each.section}: {each.name}", cut(each.golden), cut(each.mine),
+        each.can, each.do,
     )  # fmt: skip
-    style = ' style="text-align:left;overflow-wrap:anywhere;max-width:22em"'
-    return f"<tr>{''.join(f'<td{style}>{escape(cell)}</td>' for cell in cells)}</tr>"
 
 
 def own_text(parts: Iterable[Part]) -> str:

@@ -17,6 +17,7 @@ from llmdebug_nb.core.opchecks import (
     TypeCount,
 )
 from llmdebug_nb.core.printable import printable, printable_lines
+from llmdebug_nb.show.html_table import html_table
 from llmdebug_nb.show.text import aligned
 from llmdebug_nb.show.words import count_text
 
@@ -124,12 +125,8 @@ def text(result: OpCheckResult, paths: Sequence[Path] = ()) -> str:
 def page(result: OpCheckResult, paths: Sequence[Path] = ()) -> str:
     """Return the same for a notebook."""
     heads, tails = map(html.escape, around(result, paths))
-    lines = "".join(
-        f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells(each))}</tr>"
-        for each in result.types()[:TYPES]
-    )
-    names = "".join(f"<th>{name}</th>" for name in HEAD)
-    return f"<pre>{heads}</pre><table><tr>{names}</tr>{lines}</table><pre>{tails}</pre>"
+    table = html_table(HEAD, map(cells, result.types()[:TYPES]), range(1, len(HEAD)))
+    return f"<pre>{heads}</pre>{table}<pre>{tails}</pre>"
 
 
 def around(result: OpCheckResult, paths: Sequence[Path] = ()) -> tuple[str, str]:

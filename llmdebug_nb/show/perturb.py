@@ -7,12 +7,14 @@ import math
 from collections.abc import Iterator
 
 from llmdebug_nb.core.perturbations import KINDS, Moved, Sensitivity, common_path
-from llmdebug_nb.core.printable import printable, printable_lines
+from llmdebug_nb.core.printable import printable_lines
+from llmdebug_nb.show.html_table import html_table
 from llmdebug_nb.show.text import aligned
 from llmdebug_nb.show.words import count_text
 
 _SHOWN, _CODE = 5, 60  # rows of each kind; characters of a line of code
 HEAD = ("operator", "result moves", "amplified", "flips", "line")
+_FIGURES = (1, 2, 3)  # of these columns
 COLUMNS = [
     "kind", "path", "operator", "call", "operators", "moved", "amplification", "moved_inputs",
     "flips", "loss_moved", "above_spread", "source", "code", "problem",
@@ -48,11 +50,9 @@ def text(result: Sensitivity) -> str:
 
 def page(result: Sensitivity) -> str:
     """Return the same for a notebook."""
-    names = "".join(f"<th>{name}</th>" for name in HEAD)
     parts = [_pre(list(_head(result)))]
     for kind in result.rows:
-        lines = "".join(map(_html_row, _table(result, kind)))
-        table = f"<table><tr>{names}</tr>{lines}</table>" if lines else ""
+        table = html_table(HEAD, _table(result, kind), _FIGURES)
         parts += [_pre([f"{kind}: {KINDS[kind]}"]), table]
         parts += [_pre(list(_rest(result, kind)))]
     return "".join([*parts, _pre(result.notes)])
@@ -64,10 +64,6 @@ def _table(result: Sensitivity, kind: str) -> list[list[str]]:
 
 def _moving(result: Sensitivity, kind: str) -> list[Moved]:
     return [row for row in result.sorted(kind) if row.moved != 0]
-
-
-def _html_row(texts: list[str]) -> str:
-    return f"<tr>{''.join(f'<td>{html.escape(printable(each))}</td>' for each in texts)}</tr>"
 
 
 def _pre(lines: list[str]) -> str:
