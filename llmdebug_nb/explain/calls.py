@@ -238,7 +238,8 @@ class Calls:
 
     def holder(self, call: ComparedCall) -> ComparedCall | None:
         """Return the innermost module call around a call, or None if none was recorded."""
-        around = [c for c in self.all if self.is_inside(call, c)]
+        earlier = self.all[: bisect.bisect_right(self._starts, call.span[0])]
+        around = [c for c in earlier if not c.is_operator and self.is_inside(call, c)]
         return max(around, key=lambda c: len(c.path), default=None)
 
     def inside(self, call: ComparedCall) -> list[ComparedCall]:
