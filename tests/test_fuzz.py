@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 import fuzz
+import fuzz_guard
 import llmdebug_nb as ld
+from fuzz_targets import HEAVY, LIGHT
 from llmdebug_nb.align import names
 from llmdebug_nb.capture import control_file
 from llmdebug_nb.notebook.bridge import BadRequestError, check_request
@@ -29,11 +31,11 @@ def prepared(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", [*fuzz.LIGHT, *sorted(fuzz.HEAVY)])
+@pytest.mark.parametrize("target", [*LIGHT, *sorted(HEAVY)])
 def test_mutations_raise_nothing_but_our_own_errors(prepared, target):
     corpus, scratch = prepared
     case, outcomes = corpus.targets[target], Counter[str]()
-    end = time.monotonic() + (HEAVY_SECONDS if target in fuzz.HEAVY else LIGHT_SECONDS)
+    end = time.monotonic() + (HEAVY_SECONDS if target in HEAVY else LIGHT_SECONDS)
     seed = 0
     while time.monotonic() < end:
         outcome, trace = fuzz.outcome_of(target, case, seed, scratch)
@@ -57,7 +59,7 @@ def test_what_leaves_the_folder_is_noticed(prepared, code):
     _, scratch = prepared
 
     def case(rng, work: Path) -> None:
-        with fuzz.guarded(work):
+        with fuzz_guard.guarded(work):
             exec(code)
 
     outcome, _ = fuzz.outcome_of("escape", case, 0, scratch)

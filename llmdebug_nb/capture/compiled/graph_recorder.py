@@ -138,9 +138,9 @@ class GraphRecorder:
     @contextlib.contextmanager
     def running(self, graph: CompiledGraph) -> Iterator[GraphRun | None]:
         """Record the graph's run in the block; yields None if it is not recorded."""
-        outer = getattr(self._here, "run", None)
-        run = self._here.run = self.host.guarded(self._begin_run, graph)
-        try:
+        outer, run = self.current, None
+        try:  # an interrupt may come at any line
+            run = self._here.run = self.host.guarded(self._begin_run, graph)
             yield run
         finally:
             self._here.run = outer
