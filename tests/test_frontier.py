@@ -1041,3 +1041,16 @@ def test_of_a_chain_the_first_call_that_the_other_program_lacks_is_found():
         narrowing=SimpleNamespace(made_up=lambda call, chain, side: call),
     )
     assert Judge._first_alone(judge, calls, region, 1) == (1, alone)
+
+
+def test_what_is_made_of_no_other_tensor_is_a_constant_however_many_operators_make_it():
+    places = tensor(1, "/Torch.arange"), tensor(1, "/Torch.arange")
+    taken = [tensor(2, "/Tensor.ge", "input", producer=1) for _ in range(2)]
+    mask = tensor(3, "/Tensor.ge"), tensor(3, "/Tensor.ge")
+    x = tensor(4, "a/Tensor.add", "input"), tensor(4, "a/Tensor.add", "input")
+    also = [tensor(5, "a/Tensor.add", "input", producer=3, slot="1") for _ in range(2)]
+    scores = tensor(6, "a/Tensor.add"), tensor(6, "a/Tensor.add")
+    flow = Flow(rows(*((*each, "match") for each in (places, taken, mask, x, also, scores))), 0)
+    assert flow.is_constant(mask[0]) and flow.is_constant(places[0])
+    assert not flow.is_constant(scores[0])  # it is made of x, too
+    assert not flow.is_constant(x[0])
