@@ -18,6 +18,7 @@ from llmdebug_nb.explain import execution, worker
 from llmdebug_nb.explain.operators import CannotReplay
 from llmdebug_nb.explain.reference.atb_calls import SUFFIX, AtbCall
 from llmdebug_nb.explain.reference.computed import Computed, Rounded, Where
+from llmdebug_nb.explain.reference.kernel_calls import KernelCall, KernelFacts
 from llmdebug_nb.explain.reference.module_calls import ModuleCall
 from llmdebug_nb.explain.reference.onnx_calls import OnnxCall, OnnxFacts
 from llmdebug_nb.explain.reference.operator_calls import GradientCall, OperatorCall
@@ -53,6 +54,7 @@ class Checker:
         execute = execution.run if how.trusted else worker.Replays().run
         self._side = Side(run, run.kernel, execute)
         self._graph = OnnxFacts(self._side)
+        self._kernels = KernelFacts(self._side)
         self._how = how
         self._judge = Judge(how.metrics, how.algorithms, how.dtype != "float64")
         self._where = Where(how.device, DTYPES.get(how.dtype))
@@ -94,6 +96,8 @@ class Checker:
             return ModuleCall(self._side, key, call.op, where)
         if call.op.startswith(EXPORTED):
             return OnnxCall(self._graph, self._side, key, call.op)
+        if self._kernels.has(key):
+            return KernelCall(self._kernels, self._side, key, where)
         if key.phase == "backward" and not call.op.startswith("Aten."):
             return GradientCall(self._side, key, where)
         return OperatorCall(self._side, key, where)

@@ -189,8 +189,10 @@ def _floating(
         return check
     sums_narrow = bare_name(op) in _ADD_IN_PLACE
     bound = Bound.of(recorded.dtype, call.length, call.is_one, sums_narrow)
-    if made_in is not None:
-        bound = bound.with_other(Bound.of(made_in, call.length, call.is_one, sums_narrow))
+    inner = call.rounds_to if call.rounds_to != recorded.dtype else None
+    for other in (made_in, inner):
+        if other is not None:
+            bound = bound.with_other(Bound.of(other, call.length, call.is_one, sums_narrow))
     most = max((x.numel() for x in call.operands), default=1)
     terms = 1.0 if call.is_one else max(1.0, most / recorded.numel())
     found = operator_error.figures(reference, recorded.double(), recorded.dtype, terms)

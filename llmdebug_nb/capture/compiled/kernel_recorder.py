@@ -10,6 +10,7 @@ import torch
 from llmdebug_nb.capture.calls import OpenCall
 from llmdebug_nb.capture.compat import triton
 from llmdebug_nb.capture.compat.inductor import CompiledFunction, Launch
+from llmdebug_nb.capture.compiled.formulas import Formula, Formulas
 from llmdebug_nb.capture.compiled.graph_recorder import CompiledGraph, GraphRecorder, GraphRun
 from llmdebug_nb.capture.compiled.origins import Origin, origin_of
 from llmdebug_nb.core.masking import masked, masked_json
@@ -26,6 +27,8 @@ class KernelRecorder:
         self.launches: list[Launch] = []
         self.module: torch.fx.GraphModule | None = None
         self._graphs, self._graph, self._host = graphs, graph, graphs.host
+        self._nodes: Formulas | None = None
+        self._formulas: dict[str, Formula] = {}  # by buffer; each is recorded once
         self._has_tilings = "tiling" not in graphs.options.profile  # or none are wanted
 
     # -- while the graph is compiled ------------------------------------------------------------
@@ -38,6 +41,7 @@ class KernelRecorder:
     def describe_nodes(self, nodes: torch.fx.Graph) -> None:
         """Find the origins of the graph's nodes."""
         self._graphs.describe(self._graph, nodes)
+        self._nodes = Formulas(nodes)
 
     def describe_node(self, node: torch.fx.Node) -> None:
         """Find the origin of a node whose value a buffer holds, even of an unwanted one."""
@@ -81,6 +85,7 @@ class KernelRecorder:
             for launch in self.launches
         ]
         self._host.guarded(sink.table, "kernels", rows)
+        self._host.guarded(self._describe_buffers)
 
         def run_recorded(args: Sequence[object]) -> object:
             with self._graphs.running(self._graph) as graph_run:
@@ -96,6 +101,17 @@ class KernelRecorder:
 
         run_recorded._boxed_call = True  # type: ignore[attr-defined]  # read by AOTAutograd
         return run_recorded
+
+    def _describe_buffers(self) -> None:
+        """Note how each buffer is computed."""
+        nodes, self._nodes = self._nodes, None  # the graph is large
+        if nodes is None:
+            return
+        for launch in self.launches:
+            for buffer in launch.buffers:
+                formula = nodes.of(self.launches, launch, buffer)
+                if formula is not None:
+                    self._formulas[buffer.name] = formula
 
     def _name(self, launch: Launch) -> str:
         return f"graph{self._graph.number}/{launch.name}"
@@ -129,8 +145,14 @@ class KernelRecorder:
         for buffer in launch.buffers:
             inputs = [(f"{IN_KERNEL}{launch.reads[i]}", tensors[i]) for i in buffer.reads]
             texts = [("kernel", code), ("buffer", buffer.name)]
+            if (formula := self._formulas.get(buffer.name)) is not None:
+                given = dict(zip(launch.reads, tensors, strict=True))
+                texts.append(("formula", formula.written(given)))
             begin_call = self._graphs.begin_call
-            run.open.append(begin_call(run, buffer.node, recorder, "fused", inputs, texts))
+            call = begin_call(run, buffer.node, recorder, "fused", inputs, texts)
+            if call is not None:
+                self._formulas.pop(buffer.name, None)
+            run.open.append(call)
         if self._host.profile is not None:
             run.kernel = self._kernel_call(launch, run)
             self._host.profile.begins(run.kernel, code)

@@ -82,6 +82,7 @@ class AtbCall:
     ``parameters``: JSON, for a dump without ``op_param.json``.
     """
 
+    rounds_to: torch.dtype | None = None
     is_one = False  # an operation may run several kernels
 
     def __init__(self, side: Side, key: CallKey, op: str, parameters: str = "") -> None:

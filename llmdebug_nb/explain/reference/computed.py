@@ -28,10 +28,12 @@ class Computed(Protocol):
     """A call and its reference, in float64 unless `Where` says otherwise.
 
     ``recorded``: its outputs as recorded. ``length``: the longest axis of its tensors, over which
-    it may sum. ``operands``: its inputs. ``is_one``: one operator computes it, not several.
+    it may sum. ``rounds_to``: the coarsest dtype that it may round to on the way, None: that of its
+    output. ``operands``: its inputs. ``is_one``: one operator computes it, not several.
     """
 
     is_one: bool
+    rounds_to: torch.dtype | None
     recorded: Tensors
     length: int
 
@@ -58,7 +60,7 @@ class Rounded:
     def __init__(self, call: Computed, dtype: torch.dtype) -> None:
         self._call, self._dtype = call, dtype
         self.recorded = self._rounded(call.recorded)
-        self.length = call.length
+        self.length, self.rounds_to = call.length, call.rounds_to
 
     def _rounded(self, tensors: Tensors) -> Tensors:
         return {s: x.to(self._dtype) if x.is_floating_point() else x for s, x in tensors.items()}

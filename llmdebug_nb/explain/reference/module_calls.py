@@ -60,6 +60,8 @@ _CLASSES = {
 class ModuleCall:
     """A module of torch.nn on its recorded inputs, forward or backward. Raises CannotReplay."""
 
+    rounds_to: torch.dtype | None = None
+
     def __init__(self, side: Side, key: CallKey, op: str, where: Where) -> None:
         function = _CLASSES.get(op)
         node = side.nodes.get(key.path)

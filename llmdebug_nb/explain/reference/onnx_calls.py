@@ -56,6 +56,7 @@ class OnnxCall:
     """
 
     is_one = True
+    rounds_to: torch.dtype | None = None
 
     def __init__(self, graph: OnnxFacts, side: Side, key: CallKey, op: str) -> None:
         self._side, self._name = side, op.removeprefix(EXPORTED)

@@ -20,6 +20,8 @@ from llmdebug_nb.explain.runs import Side
 class OperatorCall:
     """An operator on its recorded inputs. Raises CannotReplay."""
 
+    rounds_to: torch.dtype | None = None
+
     def __init__(self, side: Side, key: CallKey, where: Where) -> None:
         self._call = Replayed(side, key, backward=True)
         self._where = where
@@ -53,6 +55,7 @@ class GradientCall:
     """
 
     is_one = False
+    rounds_to: torch.dtype | None = None
 
     def __init__(self, side: Side, key: CallKey, where: Where) -> None:
         forward = key._replace(phase="forward")
