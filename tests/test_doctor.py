@@ -449,3 +449,74 @@ def test_the_commands_load_tokenizers_from_folders(tmp_path, capsys):
     assert f"golden  w{first}" in capsys.readouterr().out
     assert main(["logits", "g", "g", "--tokenizer", str(tmp_path / "none")]) == 3
     assert "can't be loaded" in capsys.readouterr().err
+
+
+# -- checkpoints of torch.save --------------------------------------------------------------------
+
+
+def saved(folder: Path, model: Any, *, old: bool = False, shards: int = 1) -> Path:
+    """Save a model as older transformers do: one .bin, or shards with an index."""
+    folder.mkdir()
+    state = list(model.state_dict().items())
+    (folder / "config.json").write_text(model.config.to_json_string(), encoding="utf-8")
+    names = {}
+    for number in range(shards):
+        part = dict(state[number::shards])
+        name = f"pytorch_model-{number + 1:05}-of-{shards:05}.bin" if shards > 1 else (
+            "pytorch_model.bin")  # fmt: skip
+        torch.save(part, folder / name, _use_new_zipfile_serialization=not old)
+        names |= dict.fromkeys(part, name)
+    if shards > 1:
+        index = json.dumps({"metadata": {}, "weight_map": names})
+        (folder / "pytorch_model.bin.index.json").write_text(index, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("how", [{}, {"old": True}, {"shards": 3}])
+def test_weights_in_bin_files_are_compared(tmp_path, how):
+    model, other = llama(), llama()
+    folder = saved(tmp_path / "c", model, **how)
+    assert ld.doctor(model, folder).result.compared["weights"] >= len(list(model.parameters()))
+    assert not [s for s in ld.doctor(model, folder).result.symptoms if s.section == "weights"]
+    with torch.no_grad():
+        other.model.layers[0].mlp.up_proj.weight[3] = 0
+    names = [s.name for s in ld.doctor(other, folder).result.symptoms if s.section == "weights"]
+    assert names == ["values of model.layers.0.mlp.up_proj.weight"]
+
+
+def test_a_shard_that_is_absent_or_damaged_is_told_and_its_weights_are_no_symptom(tmp_path):
+    model = llama()
+    folder = saved(tmp_path / "c", model, shards=3)
+    shards = sorted(folder.glob("*.bin"))
+    shards[0].unlink()
+    shards[1].write_bytes(shards[1].read_bytes()[:2000])
+    result = ld.doctor(model, folder).result
+    assert not [s for s in result.symptoms if s.section == "weights"]
+    told = " ".join(result.not_compared)
+    assert shards[0].name in told
+    assert shards[1].name in told
+    assert result.compared["weights"]
+
+
+class _Runs:
+    def __reduce__(self) -> Any:
+        return (Path.touch, (Path("touched"),))
+
+
+def test_no_code_of_a_bin_file_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = llama()
+    folder = saved(tmp_path / "c", model)
+    torch.save({"weight": _Runs()}, folder / "pytorch_model.bin")
+    result = ld.doctor(model, folder).result
+    assert "pytorch_model.bin" in " ".join(result.not_compared)
+    assert not (tmp_path / "touched").exists()
+
+
+def test_an_index_that_names_other_places_opens_nothing(tmp_path):
+    model = llama()
+    folder = saved(tmp_path / "c", model)
+    index = {"weight_map": {"a": "../../etc/passwd.bin", "b": 3, "c": None}}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index), encoding="utf-8")
+    result = ld.doctor(model, folder).result
+    assert not [s for s in result.symptoms if s.section == "weights"]

@@ -13,13 +13,14 @@ import torch
 
 from llmdebug_nb.app.runs import open_run
 from llmdebug_nb.capture import setup as capture
-from llmdebug_nb.core.errors import LLMDebugError, OptionError
+from llmdebug_nb.core.errors import LLMDebugError, OptionError, UnknownRunError
 from llmdebug_nb.core.kernels.fingerprint import fingerprint
 from llmdebug_nb.core.kernels.raw import dtype_name, to_bytes, unreadable
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.core.setups import Setup, Weight
 from llmdebug_nb.store import catalog
 from llmdebug_nb.store.checked import shape_of
+from llmdebug_nb.store.layouts.pickled import is_saved
 from llmdebug_nb.store.run import Run
 
 NOT_RECORDED = "not recorded"
@@ -28,6 +29,9 @@ _MOST = 1 << 24  # bytes of a JSON file
 _OF_MODEL = ("config", "generation", "model")
 _FILTERS = ("layers", "types", "opname", "contains", "scope", "ids", "logits")
 _IDS = 32  # of a prompt that are shown
+_FEW = 3  # reasons that are listed
+# files beside the weights that transformers' Trainer and accelerate write
+_OF_TRAINING = ("training_args", "optimizer", "scheduler", "scaler", "rng_state")
 
 
 def of(what: object) -> Setup:
@@ -48,10 +52,10 @@ def of(what: object) -> Setup:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Tell whether a folder is a checkpoint: it has a config.json or safetensors."""
+    """Tell whether a folder is a checkpoint: it has a config.json or files of weights."""
     if not path.is_dir() or catalog.is_run(path):
         return False
-    return (path / "config.json").is_file() or any(path.glob("*.safetensors"))
+    return (path / "config.json").is_file() or bool(_weight_files(path))
 
 
 # -- runs ------------------------------------------------------------------------------------------
@@ -177,21 +181,59 @@ def of_checkpoint(folder: Path) -> Setup:
         facts["tokenizer"] = tokenizer
     for section in ("model", "modules", "switches", "random", "versions", "prompt"):
         absent[section] = "a checkpoint has none"
-    try:
-        weights = dict(_stored_weights(folder))
-    except LLMDebugError as error:
-        weights, absent["weights"] = {}, str(error)
+    weights, lacks = _stored_weights(folder)
     if not weights:
-        absent.setdefault("weights", "it has no tensors in .safetensors, .pt or .pth")
-    return Setup(folder.name, "checkpoint", facts, weights, (), absent)
+        why = lacks or "it has no tensors in .safetensors, .bin, .pt or .pth"
+        absent["weights"] = why
+    return Setup(folder.name, "checkpoint", facts, weights, (), absent, lacks)
 
 
-def _stored_weights(folder: Path) -> Iterator[tuple[str, Weight]]:
-    """Yield the tensors of all files, by their names in them. Raises StoreError."""
-    run = open_run(folder)
-    for record in run.records(role="output"):
-        if record.lost is None:
-            yield record.site.path, _weight(run, record)
+def _stored_weights(folder: Path) -> tuple[dict[str, Weight], str]:
+    """Return the tensors of all files, by their names in them, and why some may be missing."""
+    weights, lacks = dict[str, Weight](), list[str]()
+    files = _weight_files(folder)
+    for file in files or [folder]:
+        try:
+            run = open_run(file)
+            for record in run.records(role="output"):
+                if record.lost is None:
+                    weights[record.site.path] = _weight(run, record)
+                else:
+                    lacks.append(f"{record.site.path}: {record.lost}")
+        except UnknownRunError as error:
+            lacks += [str(error)] * bool(files)
+        except LLMDebugError as error:
+            lacks.append(str(error))
+    absent = sorted(_indexed(folder, files) - {file.name for file in files})
+    lacks += [f"{folder.name} lacks {name}, which its index names" for name in absent]
+    if len(lacks) > _FEW:
+        lacks[_FEW:] = [f"and {len(lacks) - _FEW:,} more"]
+    return weights, "; ".join(lacks)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Return the files of weights in a folder: safetensors, or else those of `torch.save`.
+
+    Many folders have both, of the same weights. transformers loads the first.
+    """
+    files = sorted(file for file in folder.iterdir() if file.is_file())
+    safe = [file for file in files if file.suffix == ".safetensors"]
+    return safe or [
+        file for file in files
+        if file.suffix in (".pt", ".pth", ".bin") and file.stem not in _OF_TRAINING
+        and is_saved(file)
+    ]  # fmt: skip
+
+
+def _indexed(folder: Path, files: list[Path]) -> set[str]:
+    """Return the names of files that the index of the same format names; none is opened for it."""
+    suffixes = {file.suffix for file in files} or {".safetensors", ".bin"}
+    found: set[str] = set()
+    for index in folder.glob("*.index.json"):
+        names = (_json(index) or {}).get("weight_map")
+        if isinstance(names, Mapping):
+            found |= {str(name) for name in names.values() if Path(str(name)).suffix in suffixes}
+    return found
 
 
 def _json(file: Path) -> dict[str, object] | None:

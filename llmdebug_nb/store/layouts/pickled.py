@@ -40,11 +40,22 @@ _CHEAP = frozenset(
         "meta_tensor_no_storage",
     )] + ["torch Size", "torch device", "torch.serialization _get_layout"]
 )  # fmt: skip
+_OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"  # before 1.6: torch's magic number, pickled
 _OF_A_SUBCLASS = "torch._tensor _rebuild_from_type_v2"  # calls its first argument
 
 
+def is_saved(file: Path) -> bool:
+    """Return whether a file begins as `torch.save` begins one, whatever its name is."""
+    try:
+        with file.open("rb") as stream:
+            head = stream.read(len(_OLD))
+    except OSError:
+        return False
+    return head.startswith(_ZIP) or head == _OLD
+
+
 def read_object(folder: Folder, name: str, mapped: bool = False) -> Any:
-    """Return the object of a ``.pt`` or ``.pth`` file, without running pickled code.
+    """Return the object of a file of `torch.save`, without running pickled code.
 
     Tensors are on the CPU. ``mapped``: read values when they are used, if the format allows it.
 

@@ -1,8 +1,9 @@
 """Plain tensor files, one or a folder of them.
 
-They are ``.npy``, ``.npz``, ``.pt``, ``.pth`` and ``.safetensors``. A file with one tensor becomes
-an output at the file's path without its ending. A file with named tensors becomes one record for
-each, at its name; if several files have that name, the file's path is put before it.
+They are ``.npy``, ``.npz``, ``.pt``, ``.pth``, ``.safetensors``, and the ``.bin`` of `torch.save`.
+A file with one tensor becomes an output at the file's path without its ending. A file with named
+tensors becomes one record for each, at its name; if several files have that name, the file's path
+is put before it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from llmdebug_nb.store.layouts.files import (
     read_npy,
     reading,
 )
-from llmdebug_nb.store.layouts.pickled import granted, plain, read_object, tensors_in
+from llmdebug_nb.store.layouts.pickled import granted, is_saved, plain, read_object, tensors_in
 
 NAME = "files"
 
@@ -41,15 +42,24 @@ _RAW = ".bin"
 _MANY = 64  # tensors of a file: listing them takes longer than reading one
 
 
-def _is_tensor_file(name: str) -> bool:
-    return PurePosixPath(name).suffix.lower() in _SUFFIXES
+def _is_tensor_file(folder: Folder, name: str) -> bool:
+    suffix = PurePosixPath(name).suffix.lower()
+    if suffix != _RAW:
+        return suffix in _SUFFIXES
+    try:
+        return is_saved(folder.file(name))
+    except CorruptDumpError:  # a link, a pipe
+        return False
 
 
 def detect(path: Path) -> bool:
     """Tell whether ``path`` is a tensor file, or a folder with at least one in it or below."""
     if path.is_file():
-        return _is_tensor_file(path.name)
-    return path.is_dir() and any(_is_tensor_file(name) for name in Folder(path).scan())
+        return _is_tensor_file(Folder(path.resolve().parent), path.resolve().name)
+    if not path.is_dir():
+        return False
+    folder = Folder(path)
+    return any(_is_tensor_file(folder, name) for name in folder.scan())
 
 
 def read(path: Path) -> Contents:
@@ -67,8 +77,8 @@ def read(path: Path) -> Contents:
     else:
         folder = Folder(path)
         every, left_out = folder.walk()
-        names = [name for name in every if _is_tensor_file(name)]
-        for name in every:
+        names = [name for name in every if _is_tensor_file(folder, name)]
+        for name in {*every}.difference(names):
             if name.lower().endswith(_RAW):
                 left_out[name] = f"{name} has bytes alone: save the tensor as .npy, with its dtype"
     drafts = [missing(name, why) for name, why in left_out.items()]
