@@ -17,10 +17,11 @@ Kwargs = Mapping[str, object]
 class Intervention(Protocol):
     """Changes calls where they are recorded, so a recording shows what it does.
 
-    ``problem``: the first error of its own; the program's own value stays then.
+    ``problem``: the first error of its own; the program's own value stays then. What a class does
+    not define changes nothing.
     """
 
-    problem: Exception | None
+    problem: Exception | None = None
 
     def hook(self, module_at: Callable[[str], nn.Module | None]) -> list[Handle]:
         """Hook the modules that are concerned. Hooks of a recording must come after these."""
@@ -29,8 +30,10 @@ class Intervention(Protocol):
         self, thread: ThreadState, name: str, args: Args, kwargs: Kwargs
     ) -> tuple[Args, Kwargs]:
         """Return the arguments of an operator that is about to be called."""
+        return args, kwargs
 
     def run(
         self, call: OpenCall, func: Callable[..., object], args: Args, kwargs: Kwargs
     ) -> object:
         """Run an operator, and return its result."""
+        return func(*args, **kwargs)

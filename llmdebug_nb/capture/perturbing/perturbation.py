@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from llmdebug_nb.capture.calls import Leaf, OpenCall, ThreadState
 from llmdebug_nb.capture.compat import pytorch, torch_modes
 from llmdebug_nb.capture.hooks.handles import Handle
-from llmdebug_nb.capture.intervention import Args, Kwargs
+from llmdebug_nb.capture.intervention import Args, Intervention, Kwargs
 from llmdebug_nb.capture.operators.call_stacks import CallStacks
 from llmdebug_nb.capture.perturbing.unrounded import Precise
 from llmdebug_nb.capture.substitution import replaced
@@ -38,7 +38,7 @@ _PLAIN = (torch.Tensor, nn.Parameter)
 Modules = Mapping[str, nn.Module]
 
 
-class Perturbation:
+class Perturbation(Intervention):
     """Perturbs units of a program.
 
     ``units``: their keys. ``by_module``: those are modules, and it is the operators
@@ -127,13 +127,11 @@ class Perturbation:
         return math.sqrt(sum(self.given) / len(self.given)) if self.given else 0.0
 
 
-class Listing:
+class Listing(Intervention):
     """Lists the units of a program while it runs.
 
     ``units``: in execution order. ``movable``: the keys of those with inputs that can move.
     """
-
-    problem: Exception | None = None
 
     def __init__(self, modules: Modules, by_module: bool, outside: CodeType | None = None) -> None:
         """``modules``: by path, if they are the units; ``by_module``: those that compute.
@@ -148,11 +146,6 @@ class Listing:
 
     def hook(self, module_at: Callable[[str], nn.Module | None]) -> list[Handle]:
         return [_before(module, path, self._note_module) for path, module in self._modules.items()]
-
-    def operator_inputs(
-        self, thread: ThreadState, name: str, args: Args, kwargs: Kwargs
-    ) -> tuple[Args, Kwargs]:
-        return args, kwargs
 
     def run(
         self, call: OpenCall, func: Callable[..., object], args: Args, kwargs: Kwargs

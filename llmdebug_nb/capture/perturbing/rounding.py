@@ -10,18 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import nn
 
-from llmdebug_nb.capture.calls import OpenCall, ThreadState
 from llmdebug_nb.capture.compat import torch_modes
 from llmdebug_nb.capture.hooks.handles import Handle
-from llmdebug_nb.capture.intervention import Args, Kwargs
+from llmdebug_nb.capture.intervention import Args, Intervention
 from llmdebug_nb.capture.perturbing.unrounded import rounds
 from llmdebug_nb.core.kernels import moves
 
 
-class OtherRounding:
+class OtherRounding(Intervention):
     """Moves the results of all operators of a program, whatever level of it is recorded."""
-
-    problem: Exception | None = None
 
     def __init__(self, seed: int) -> None:
         self._mode = _Moving(seed)
@@ -29,16 +26,6 @@ class OtherRounding:
     def hook(self, module_at: Callable[[str], nn.Module | None]) -> list[Handle]:
         self._mode.__enter__()  # type: ignore[no-untyped-call]
         return [_Entered(self._mode)]
-
-    def operator_inputs(
-        self, thread: ThreadState, name: str, args: Args, kwargs: Kwargs
-    ) -> tuple[Args, Kwargs]:
-        return args, kwargs
-
-    def run(
-        self, call: OpenCall, func: Callable[..., object], args: Args, kwargs: Kwargs
-    ) -> object:
-        return func(*args, **kwargs)
 
 
 class _Entered:

@@ -8,7 +8,7 @@ results stay unrounded, so a function of several operators rounds nowhere inside
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TypeVar, cast
 
 import torch
 
@@ -17,6 +17,7 @@ from llmdebug_nb.capture.operators.kinds import METADATA, operator_name
 
 Args = tuple[object, ...]
 Kwargs = Mapping[str, object]
+T = TypeVar("T")
 _WIDER = {
     torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
@@ -164,7 +165,7 @@ def _draws(
 
 def _tensors(value: object) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
-    _mapped(value, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
+    _mapped(value, found.append)
     return found
 
 
@@ -172,38 +173,39 @@ def _any(args: Args, kwargs: Kwargs, kind: type) -> bool:
     return any(isinstance(each, kind) for each in _tensors((args, kwargs)))
 
 
-def _mapped(value: Any, change: Callable[[torch.Tensor], object]) -> Any:
+def _mapped(value: T, change: Callable[[torch.Tensor], object]) -> T:
     """Return arguments with other tensors."""
+    other: object = value
     if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, (list, tuple)):
-        return type(value)(_mapped(each, change) for each in value)
-    if isinstance(value, Mapping):
-        return {name: _mapped(each, change) for name, each in value.items()}
-    return value
+        other = change(value)
+    elif isinstance(value, (list, tuple)):
+        other = type(value)(_mapped(each, change) for each in value)
+    elif isinstance(value, Mapping):
+        other = {name: _mapped(each, change) for name, each in value.items()}
+    return cast(T, other)
 
 
-def _rounded(value: Any) -> Any:
+def _rounded(value: T) -> T:
     return _mapped(value, lambda x: x.rounded() if isinstance(x, Unrounded) else x)
 
 
-def _wide(value: Any) -> Any:
+def _wide(value: T) -> T:
     def change(x: torch.Tensor) -> torch.Tensor:
         return x.wide if isinstance(x, Unrounded) else x.to(_WIDER.get(x.dtype, x.dtype))
 
     return _mapped(value, change)
 
 
-def _wide_options(kwargs: dict[str, Any]) -> dict[str, Any]:
+def _wide_options(kwargs: Kwargs) -> Kwargs:
     """A dtype that is asked for is made wider, too."""
     dtype = kwargs.get("dtype")
-    return kwargs | {"dtype": _WIDER.get(dtype, dtype)} if dtype is not None else kwargs
+    return {**kwargs, "dtype": _WIDER.get(dtype, dtype)} if dtype in _WIDER else kwargs
 
 
-def _on_meta(value: Any) -> Any:
+def _on_meta(value: T) -> T:
     """Return arguments without memory, which tell the dtypes of the results."""
     if isinstance(value, Mapping) and "device" in value:
-        value = {**value, "device": torch.device("meta")}
+        value = cast(T, {**value, "device": torch.device("meta")})
 
     def change(x: torch.Tensor) -> torch.Tensor:
         return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
@@ -211,10 +213,12 @@ def _on_meta(value: Any) -> Any:
     return _mapped(value, change)
 
 
-def _like(wide: Any, expected: Any, keeps: bool) -> Any:
+def _like(wide: object, expected: object, keeps: bool) -> object:
     """Return a result in the dtypes that the program expects."""
-    if isinstance(wide, (list, tuple)):
+    if isinstance(wide, (list, tuple)) and isinstance(expected, (list, tuple)):
         return type(wide)(_like(w, e, keeps) for w, e in zip(wide, expected, strict=True))
-    if not isinstance(wide, torch.Tensor) or wide.dtype == expected.dtype:
+    if not (isinstance(wide, torch.Tensor) and isinstance(expected, torch.Tensor)):
+        return wide
+    if wide.dtype == expected.dtype:
         return wide
     return Unrounded(wide, expected.dtype) if keeps else wide.to(expected.dtype)
