@@ -7,7 +7,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import llmdebug_nb as ld
-from llmdebug_nb.explain import causes
+from llmdebug_nb.explain import causes, near_tie
+from llmdebug_nb.explain.flow import Flow
+from llmdebug_nb.explain.frontier import Region
 from recordings import record
 
 WIDTH, EXPERTS, TOKENS = 16, 4, 12
@@ -145,6 +147,15 @@ def test_a_tensor_of_which_only_a_part_is_known_hides_no_near_tie():
     report = of_one_token(factor=1.0)
     assert report.verdict == "nondeterministic"
     assert [finding.cause for finding in report.findings] == [causes.NEAR_TIE]
+
+
+def test_a_choice_behind_another_tensor_that_differs_is_found():
+    report = of_one_token(factor=1.0)
+    rows = list(report.differences)
+    result = next(d for d in rows if d.verdict == "diverged" and d.site.path == "")
+    region = Region(result)  # golden's way ends at once: what the result is made of differs, too
+    region.entries = [d for d in rows if d.verdict == "within_noise"]
+    assert "golden chooses 2 of 4" in near_tie.told(region, report._again.runs, Flow(rows, 0))
 
 
 class _Counts(nn.Module):

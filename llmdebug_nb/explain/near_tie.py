@@ -14,7 +14,7 @@ from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.records import Record
-from llmdebug_nb.explain.flow import AGREES, Flow
+from llmdebug_nb.explain.flow import AGREES, Flow, FlowCall
 from llmdebug_nb.explain.frontier import Region
 from llmdebug_nb.explain.operators import CannotReplay
 from llmdebug_nb.explain.runs import Runs
@@ -51,7 +51,7 @@ def told(region: Region, runs: Runs, flow: Flow) -> str:
 
 def _choices(region: Region, flow: Flow) -> Iterator[tuple[Difference, Record]]:
     """Yield rows of scores that agree within noise, and golden's choice of as many tokens."""
-    made = [record for call in region.golden for record in call.outputs]
+    made = [record for call in _makers(region, flow) for record in call.outputs]
     scored = [row for record in made for row in flow.rows[record.id] if row.verdict in AGREES]
     for row in (*region.entries, *scored):
         golden = row.pair.golden
@@ -62,6 +62,25 @@ def _choices(region: Region, flow: Flow) -> Iterator[tuple[Difference, Record]]:
             *others, best = record.summary.shape or (0,)
             if record.summary.dtype in ("int64", "int32") and others == tokens and best < count:
                 yield row, record
+
+
+def _makers(region: Region, flow: Flow) -> list[FlowCall]:
+    """Return the calls that make golden's tensor of what agrees.
+
+    A region ends where golden's tensors differ. The choice may lie behind them, as where golden has
+    a call for all experts and mine one for each.
+    """
+    calls = {id(call): call for call in region.golden}
+    queue = [record] if (record := region.row.pair.golden) is not None else []
+    seen = {record.id for record in queue}
+    while queue:
+        sources, maker = flow.sources(queue.pop())
+        if maker is not None:
+            calls[id(maker)] = maker
+        behind = [r for r in sources if r.id not in seen and not flow.agrees(r)]
+        seen |= {record.id for record in behind}
+        queue += behind
+    return list(calls.values())
 
 
 def _fitted(row: Difference, runs: Runs) -> tuple[torch.Tensor, torch.Tensor]:
