@@ -494,6 +494,25 @@ def written_in_place(self, x):
     return y
 
 
+def rolled(self, x):
+    return torch.relu(self.norm(x).roll(1, -1))
+
+
+def normed(self, x):
+    return torch.relu(self.norm(x))
+
+
+def test_an_operator_of_mine_alone_that_keeps_the_norm_is_no_cast():
+    torch.manual_seed(2)
+    x, runs = torch.randn(5, 16), []
+    for forward, dtype in ((normed, torch.float32), (rolled, torch.bfloat16)):
+        model, given = Frame(written("Kind", forward)).to(dtype), x.to(dtype)
+        name = forward.__name__
+        runs.append(recorded(model, lambda model=model, x=given: model(x), name, mode="module+api"))
+    finding = ld.compare(*runs).findings[0]
+    assert (finding.path, finding.cause) == ("part/Tensor.roll", causes.OTHER_OPS)
+
+
 def test_what_is_written_in_place_is_made_of_what_is_written():
     (finding, *_) = compared(joined, written_in_place).findings
     first = written_in_place.__code__.co_firstlineno
