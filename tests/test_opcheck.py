@@ -22,7 +22,7 @@ from llmdebug_nb.comparison import standards
 from llmdebug_nb.core import opchecks
 from llmdebug_nb.core.errors import OptionError, TensorLookupError
 from llmdebug_nb.core.opchecks import CallCheck, OpCheckResult, OutputCheck
-from llmdebug_nb.core.records import CallKey
+from llmdebug_nb.core.records import CallKey, Record
 from llmdebug_nb.show.spreadsheet import workbook
 from llmdebug_nb.store.run import Run
 from models import ARCHITECTURES, llama
@@ -149,6 +149,32 @@ def test_a_wrong_activation_is_found_and_nothing_else(fault, dtype, monkeypatch)
     assert check.verdict == "wrong"
     assert [each.op for each in check.wrong] == ["Functional.silu"]
     assert check.wrong[0].again == opchecks.RECORD_IS_WRONG
+
+
+class Polar(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.polar(x.abs(), x)
+
+
+class Spectrum(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.fft(torch.polar(x.abs(), x)).abs()
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (4, 24)], ids=str)
+def test_wrong_complex_numbers_are_found(shape, monkeypatch):
+    given = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    model = Spectrum() if shape else Polar()
+    run = record(model, lambda: model(given), mode="api")
+    assert ld.opcheck(run).verdict == "right"
+    load = Run.load
+
+    def changed(self: Run, record: Record) -> torch.Tensor:
+        x = load(self, record)
+        return x * 1.1 if record.op == "Torch.polar" and record.site.role == "output" else x
+
+    monkeypatch.setattr(Run, "load", changed)
+    assert "Torch.polar" in {each.op for each in ld.opcheck(run).wrong}
 
 
 @pytest.mark.parametrize("op", ["Functional.linear", "Functional.silu", "Functional.layer_norm"])

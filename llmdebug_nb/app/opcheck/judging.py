@@ -236,8 +236,8 @@ def _explained(
     if max(factors) > 1 and max(units[:3]) <= 1 and max(found[3:]) <= bound.error and not one:
         # A function of several operators rounds between them, all elements by one factor perhaps.
         try:
-            made = call.again()[slot]
-            own = operator_error.figures(reference, made.double(), recorded.dtype)
+            made = _numbers(call.again()[slot])
+            own = operator_error.figures(reference, made, recorded.dtype)
             units[3:] = [
                 min(unit, figure / (constants.CALIBRATED * max(limit, seen)))
                 for unit, figure, limit, seen in zip(
@@ -261,11 +261,18 @@ def moved(
 
     count = constants.DRAWS if reference.numel() < constants.FEW_ELEMENTS else 1
     try:
-        made = [call.exact(change)[slot].double() for _ in range(count)]
+        made = [_numbers(call.exact(change)[slot]) for _ in range(count)]
     except (CannotReplay, KeyError):
         return Figures()
-    drawn = [operator_error.figures(reference, other, dtype) for other in made]
-    return Figures(*map(max, zip(*drawn, strict=True)))
+    # of another shape: values decide how many there are
+    same = [other for other in made if other.shape == reference.shape]
+    drawn = [operator_error.figures(reference, other, dtype) for other in same]
+    return Figures(*map(max, zip(*drawn, strict=True))) if drawn else Figures()
+
+
+def _numbers(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in float64; the parts of complex numbers lie along a last axis."""
+    return (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x).double()
 
 
 def _narrower(call: Computed, op: str, recorded: torch.Tensor) -> str:
