@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
 import tempfile
 import warnings
 from collections import Counter
@@ -142,7 +143,8 @@ def _told(op: OpInfo, dtype: torch.dtype, call: CallCheck) -> str:
     return f"{op.name} {dtype} {call.key.phase} {call.op}: {what}"
 
 
-def main() -> None:
+def main() -> int:
+    """Return 1 if a right call is called wrong, or a fault right."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--every", type=int, default=1, help="one of so many operators")
     parser.add_argument("--operators", default="", help="some of them, by commas")
@@ -161,7 +163,8 @@ def main() -> None:
         print("", "right calls that are called wrong:", *seen.wrong, sep="\n  ")
         print("faults that are called right:", *seen.missed, sep="\n  ")
         print(*(f"{what}: {count:,}" for what, count in seen.counts.most_common()), sep="\n")
+    return int(bool(seen.wrong or seen.missed))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
