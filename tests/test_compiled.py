@@ -541,8 +541,23 @@ def test_ge_config_takes_the_parameters_that_msit_has(tmp_path: Path):
         ld.errors.OptionError, match="dump_mode 'inputs' is not known; known: input, output, all"
     ):
         torchair.get_ge_dump_config(tmp_path, dump_mode="inputs")
-    with pytest.raises(ld.errors.OptionError, match="compiler_config: expected a mapping"):
+    with pytest.raises(ld.errors.OptionError, match="compiler_config: expected a CompilerConfig"):
         torchair.get_fx_dump_config(tmp_path, compiler_config=[])
+
+
+def test_a_compiler_config_of_torchair_is_taken_and_its_settings_are_said_to_have_no_effect(
+    tmp_path: Path,
+):
+    class CompilerConfig:
+        def __init__(self) -> None:
+            self.mode = "max-autotune"
+            self.experimental_config = object()
+
+    for make in (torchair.get_fx_dump_config, torchair.get_ge_dump_config):
+        with pytest.warns(UserWarning, match="settings experimental_config, mode of Compil"):
+            config = make(tmp_path, compiler_config=CompilerConfig())
+        assert callable(config.backend)
+    assert callable(torchair.get_ge_dump_config(tmp_path, compiler_config=config).backend)
 
 
 # -- the fusion switch ----------------------------------------------------------------------------

@@ -219,6 +219,21 @@ def test_level_debug_records_saves_only(tmp_path):
     assert read_config(config_file(tmp_path, {"level": "debug"})).saves_only
 
 
+def test_the_list_of_operators_is_the_users_to_edit_also_as_msprobe_keeps_it(tmp_path):
+    listed = tmp_path / "support_wrap_ops.yaml"
+    listed.write_text("functional:\n  - linear\ntensor:\n  - add\n  - __mul__\n_VF: []\n")
+    expected = ("Functional.linear", "Tensor.add", "Tensor.__mul__")
+    assert _options(tmp_path, {"apis": str(listed)}).apis == expected
+    assert msprobe.PrecisionDebugger(apis=listed).options.apis == expected
+    assert msprobe.PrecisionDebugger(apis=["linear"]).options.apis == ("linear",)
+    assert _options(tmp_path, {"apis": ["relu"], "level": "mix"}).apis == ("relu",)
+    with pytest.raises(ld.errors.OptionError, match="apis: level L0 records no operators"):
+        read_config(level="L0", apis=["linear"])
+    listed.write_text("torch: [add]\ntorch_npu: [npu_rope, npu_swiglu]\n")
+    with pytest.warns(UserWarning, match=r"do not run at this level: torch_npu \(2\)"):
+        assert read_config(apis=listed).options.apis == ("Torch.add",)
+
+
 def test_arguments_go_before_the_file(tmp_path):
     path = config_file(
         tmp_path, {"task": "statistics", "level": "mix", "dump_path": "there", "step": [1]}

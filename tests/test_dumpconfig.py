@@ -71,6 +71,24 @@ def test_operators_may_be_listed_in_a_file(tmp_path):
     assert _options(api_list=listed).apis == ("linear", "soft*", "!softplus")
 
 
+def test_the_older_positions_of_the_arguments_are_understood(tmp_path):
+    options = msit.DumpConfig(tmp_path, [0], [nn.Linear], 1).options
+    assert (options.types, options.part) == ((nn.Linear,), "out")
+    assert msit.DumpConfig(tmp_path, [0], [nn.Linear]).options.part == "both"
+    with pytest.raises(ld.errors.OptionError, match="the fourth is the tensor_part"):
+        msit.DumpConfig(tmp_path, [0], [nn.Linear], [nn.ReLU])
+
+
+def test_the_hook_type_of_msit_is_taken_and_no_other(tmp_path):
+    model = nn.Linear(2, 2)
+    with torch.no_grad():
+        hook = msit.register_hook(model, msit.DumpConfig(tmp_path), hook_type="dump_data")
+        model(torch.ones(1, 2))
+        assert len(hook.stop()) == 2
+    with pytest.raises(ld.errors.OptionError, match="hook_type 'overflow' is not known"):
+        msit.register_hook(model, hook_type="overflow")
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -641,6 +641,43 @@ def test_the_short_names_of_msit_mean_what_they_mean_there():
     assert (files["files"], files["stats_only"]) == (["onnx", "kernel", "tiling"], True)
 
 
+def test_the_long_names_of_msit_and_ids_behind_a_blank_mean_the_same_as_the_short_ones():
+    parser = argparse.ArgumentParser()
+    arguments.declare(parser)
+
+    def options(line: str):
+        given = arguments.options(vars(parser.parse_args(line.split())))
+        return given.pop("files"), DumpOptions.of(**given)
+
+    short = "-sd -ids 2,3_1 -er 1,3 -child False -time 0 -opname a -stp 0 -device 3 -config c.json"
+    long = (
+        "--only-save-desc --save-operation-ids 2, 3_1 --execute-range 1,3 --save-operation-child"
+        " False --save-time 0 --operation-name a --save-tensor-part 0 --device-id 3 --config-path"
+        " c.json --enable-symlink"
+    )
+    assert options(long) == options(short)
+    assert options("-ids 2, 3_1, 4")[1].ids == ("2", "3_1", "4")
+    assert options("--save-tiling --graph fused")[0] == ["tiling"]
+    with pytest.raises(ld.errors.OptionError, match="'3_1' is not an option"):
+        options("-ids 2 3_1")
+
+
+@pytest.mark.parametrize("level", ["fatal", "critical"])
+def test_the_quietest_levels_of_msit_show_no_messages(level):
+    launched = program.Launched(1, messages=[("error", "it failed"), ("info", "so it goes")])
+    assert launched.lines(level) == []
+
+
+def test_a_seed_makes_a_launched_program_deterministic(here):
+    Path("run.py").write_text(
+        "import os, torch\n"
+        "print(torch.are_deterministic_algorithms_enabled(), torch.initial_seed(),"
+        " os.environ['PYTHONHASHSEED'], os.environ['LCCL_DETERMINISTIC'])\n"
+    )
+    done = _dump("-seed", "7", "--", sys.executable, "run.py")
+    assert done.stdout.splitlines()[0] == "True 7 7 1"
+
+
 def test_options_reach_the_program_as_they_were_given():
     given = {"name": "n", "tokens": "0,2-", "types": ["Linear"], "seed": 7, "warmup": 2,
         "apis": ["mm"], "mode": "aten", "opname": "mm"}  # fmt: skip

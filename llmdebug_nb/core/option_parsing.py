@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Integral
@@ -22,6 +23,12 @@ _SIZES = {"": 1} | {
     for power, prefix in enumerate("kmgt")
 }
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}")
+# sections of msprobe's support_wrap_ops.yaml: ours, and those of the dispatcher and other libraries
+_WRAPPED = {
+    "functional": "Functional", "tensor": "Tensor", "torch": "Torch", "_VF": "VF",
+    "distributed": "Distributed",
+}  # fmt: skip
+_NOT_HERE = frozenset(("aten", "torch_npu", "npu_distributed", "mindspeed"))
 _TIMES = "0 (before), 1 (after), 2 (both) or 3 (inputs before, outputs after)"
 _ID = re.compile(r"\d{1,9}(_\d{1,9})*(\.\d{1,9})?|\.\d{1,9}")
 _INDEX = re.compile(r"\.\.\.|-?\d+|(-?\d+)?\s*:\s*(-?\d+)?(\s*:\s*([1-9]\d*)?)?")
@@ -118,17 +125,34 @@ def _apis_in(path: Path, option: str) -> tuple[str, ...]:
 
     expected = (
         "expected a YAML file with lists `include` and `exclude`,"
-        f" as in {path.name}: include: [linear, 'soft*']"
+        f" as in {path.name}: include: [linear, 'soft*'], or msprobe's support_wrap_ops.yaml"
     )
     try:
         lists = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         why = str(error).partition("\n")[0]
         raise OptionError(f"{option} {str(path)!r}: {why}; {expected}") from None
+    if isinstance(lists, dict) and lists and lists.keys() <= {*_WRAPPED, *_NOT_HERE}:
+        return _wrapped(lists)
     if not isinstance(lists, dict) or not lists.keys() <= {"include", "exclude"}:
         raise OptionError(f"{option} {str(path)!r}: {expected}")
     excluded = names(lists.get("exclude"), "exclude")
     return (*names(lists.get("include"), "include"), *(f"!{name}" for name in excluded))
+
+
+def _wrapped(lists: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the operators of msprobe's support_wrap_ops.yaml, with their sections as prefixes."""
+    left_out = {
+        section: len(names(lists[section], section)) for section in _NOT_HERE & lists.keys()
+    }
+    if any(left_out.values()):
+        said = ", ".join(f"{section} ({count})" for section, count in sorted(left_out.items()))
+        warnings.warn(f"operators of these sections do not run at this level: {said}", stacklevel=2)
+    return tuple(
+        f"{prefix}.{name}"
+        for section, prefix in _WRAPPED.items()
+        for name in names(lists.get(section), section)
+    )
 
 
 def scope(value: object, option: str = "scope") -> tuple[str, ...]:

@@ -103,7 +103,8 @@ class DumpOptions:
         None, "in place of tokens, msit's rounds, as pairs of first and last: 1,3,5,7 is 1 to 3"
         " and 5 to 7; or all. Round 0 is the prefill and the first decode, or the warm-up if there"
         " is one", WHEN,
-        read=read.unless_none(Rounds.parse), flags=("-er", "--range"), metavar="A,B,…",
+        read=read.unless_none(Rounds.parse), flags=("-er", "--range", "--execute-range"),
+        metavar="A,B,…",
     )  # fmt: skip
     ranks: TokenSet | None = option(
         None, "only these ranks of a distributed job: 0-3", WHEN,
@@ -115,7 +116,8 @@ class DumpOptions:
     )  # fmt: skip
     control: str | os.PathLike[str] | None = option(
         None, "JSON file that is read again when it changes, and switches recording on and off",
-        WHEN, read=read.path("a JSON file"), flags=("-config", "--config"), metavar="F",
+        WHEN, read=read.path("a JSON file"), flags=("-config", "--config", "--config-path"),
+        metavar="F",
     )  # fmt: skip
     mode: tuple[str, ...] = option(
         "module", "module, api (functions and tensor methods), aten (dispatcher), or several:"
@@ -126,7 +128,7 @@ class DumpOptions:
     )
     part: str = option(
         "both", "in, out or both (inputs are also 0, outputs 1, both 2)", WHAT,
-        read=read.among(PARTS), flags=("-stp",), flag_value=_part_of_msit,
+        read=read.among(PARTS), flags=("-stp", "--save-tensor-part"), flag_value=_part_of_msit,
         choices=("both", "in", "out"),
     )  # fmt: skip
     layers: tuple[str, ...] = option(
@@ -140,16 +142,16 @@ class DumpOptions:
     opname: tuple[str, ...] = option(
         None, "only modules and operators whose class or name begins with this text, or one of"
         " these, in upper or lower case", WHAT,
-        read=read.lower_names, flags=("-opname",), metavar="A,B",
+        read=read.lower_names, flags=("-opname", "--operation-name"), metavar="A,B",
     )  # fmt: skip
     device: str | None = option(
         None, "only models on this device: cpu, cuda0, or the number of an accelerator", WHEN,
-        read=read.unless_none(read.device_name), flags=("-device",), metavar="D",
+        read=read.unless_none(read.device_name), flags=("-device", "--device-id"), metavar="D",
     )  # fmt: skip
     time: int = option(
         3, "when inputs and outputs are read: 0 before a call (inputs only), 1 after it, 2 inputs"
         " at both times, 3 inputs before and outputs after", WHAT,
-        read=read.time, flags=("-time",), flag_value=int, metavar="N",
+        read=read.time, flags=("-time", "--save-time"), flag_value=int, metavar="N",
     )  # fmt: skip
     apis: tuple[str, ...] = option(
         None, "operators: names or globs with commas, ! in front leaves out; or a YAML file with"
@@ -166,17 +168,18 @@ class DumpOptions:
     )  # fmt: skip
     ids: tuple[str, ...] = option(
         None, "only calls with these execution ids: 2,3_1 (llmdebug topology RUN shows them)",
-        WHAT, read=read.execution_ids, flags=("-ids",), metavar="A,B",
+        WHAT, read=read.execution_ids, flags=("-ids", "--save-operation-ids"), metavar="A,B",
     )  # fmt: skip
     children: bool = option(
         True, "with ids: also the calls below them", WHAT,
-        read=read.flag, flags=("-child",), flag_value=_true_or_false, metavar="BOOL",
+        read=read.flag, flags=("-child", "--save-operation-child"),
+        flag_value=_true_or_false, metavar="BOOL",
     )  # fmt: skip
     weights: bool = option(False, "also the parameters, once", WHAT, read=read.flag)
     logits: bool = option(False, "only the last logits of each step", WHAT, read=read.flag)
     stats_only: bool = option(
         False, "statistics only, no values", HOW_MUCH,
-        read=read.flag, flags=("-sd", "--save-desc"),
+        read=read.flag, flags=("-sd", "--save-desc", "--only-save-desc"),
     )  # fmt: skip
     slice: str | None = option(
         None, "keep a part of each tensor: 0,:,-1", HOW_MUCH, read=read.index, metavar="INDEX"

@@ -38,9 +38,9 @@ def declare(parser: argparse.ArgumentParser) -> None:
     add("--type", nargs="+", choices=TYPES, metavar="T",
         help=f"any of {' '.join(TYPES)} (default: tensor); what is not tensors is written to files"
         " when the program has ended")  # fmt: skip
-    add("-tiling", "--tiling", action="store_true",
+    add("-tiling", "--tiling", "--save-tiling", action="store_true",
         help="with --graph fused or both: launch configurations of kernels")  # fmt: skip
-    add("-symlink", "--symlink", action="store_true",
+    add("-symlink", "--symlink", "--enable-symlink", action="store_true",
         help="no effect: equal tensors are stored once; kept for msit's scripts")  # fmt: skip
     declare_options(parser, {"rounds": LAUNCH_ROUNDS, "tokens": None})
 
@@ -51,6 +51,7 @@ def options(arguments: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         OptionError: two arguments that contradict each other.
     """
+    arguments = _with_all_ids(arguments)
     chosen = given_options(arguments)
     types = set(arguments.get("type") or ("tensor",))
     _check(arguments, chosen, types)
@@ -60,6 +61,14 @@ def options(arguments: Mapping[str, Any]) -> dict[str, Any]:
         chosen["rounds"] = LAUNCH_ROUNDS
     files = types | {"tiling"} if arguments.get("tiling") else types
     return {**chosen, "files": [kind for kind in products.KNOWN if kind in files]}
+
+
+def _with_all_ids(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the arguments with the ids behind a blank, as msit's documents write them: 2, 3_1."""
+    ids, words = arguments.get("ids"), list(arguments.get("words") or ())
+    while isinstance(ids, str) and ids.endswith(",") and words:
+        ids += words.pop(0)
+    return {**arguments, "ids": ids, "words": words} if isinstance(ids, str) else arguments
 
 
 def _check(arguments: Mapping[str, Any], chosen: Mapping[str, Any], types: Collection[str]) -> None:

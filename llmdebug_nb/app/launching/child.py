@@ -62,7 +62,7 @@ class RecordingStarter:
         if package == "torch" and seed is not None:
             from llmdebug_nb.core import determinism
 
-            self._seeded = determinism.seed_only(seed)
+            self._seeded = determinism.seed_all(seed, mode=True)
         self._packages.append(package)
         if self._recording is None:
             self._listen(package)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from llmdebug_nb.store.run import Run
 
 ROOM = 2 * 10**9  # bytes that must be free on the disk, as in msit
-LEVELS = {"debug": 0, "info": 1, "warning": 2, "error": 3}
+LEVELS = {"debug": 0, "info": 1, "warning": 2, "error": 3, "fatal": 4, "critical": 4}
 _SHELL = ("|", "||", "&", "&&", ";", ">", ">>", "<", "2>", "2>&1", "&>")
 
 

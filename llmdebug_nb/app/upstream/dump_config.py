@@ -30,7 +30,9 @@ class DumpConfig:
     Args:
         dump_path: the folder that will hold the run; default: the working directory.
         token_range: numbers of the tokens to record; default: the first one.
-        analyze: `register_hook` also writes ``tensor_analyze.csv`` into the run's folder.
+        analyze: `register_hook` also writes ``tensor_analyze.csv`` into the run's folder. As in
+            the older ``DumpConfig(path, [0], [Linear], 1)``, classes may stand here, and the part
+            of the tensors behind them.
         module_list: module classes.
         api_list: operators: functions, names, or a YAML file, as the option ``apis`` of `dump`.
         tensor_part: 0 inputs, 1 outputs, 2 both.
@@ -52,8 +54,8 @@ class DumpConfig:
         self,
         dump_path: str | os.PathLike[str] | None = None,
         token_range: Sequence[int] | None = None,
-        analyze: bool = False,
-        module_list: Iterable[type] | None = None,
+        analyze: bool | Iterable[type] = False,
+        module_list: Iterable[type] | int | None = None,
         api_list: str | os.PathLike[str] | Iterable[str | Callable[..., object]] | None = None,
         tensor_part: int = 2,
         device_id: int | None = None,
@@ -65,6 +67,10 @@ class DumpConfig:
         seed: int | None = None,
         name: str = "msit_dump",
     ) -> None:
+        if isinstance(analyze, (list, tuple)):
+            analyze, module_list, tensor_part = _older(analyze, module_list, tensor_part)
+        elif isinstance(module_list, int):
+            raise OptionError(f"module_list {module_list!r}: expected classes of modules in a list")
         if token_range is not None and not isinstance(token_range, (list, tuple, range)):
             raise OptionError(
                 f"token_range {token_range!r}: expected a list of token numbers such as [0, 1]"
@@ -90,6 +96,20 @@ class DumpConfig:
                 stats_only=dump_statistics_mode == 1,
                 seed=seed,
             )
+
+
+def _older(
+    classes: Iterable[type], part: Iterable[type] | int | None, tensor_part: int
+) -> tuple[bool, Iterable[type], int]:
+    """Return analyze, module_list and tensor_part of ``(path, tokens, classes, part)``."""
+    if part is None:
+        return False, classes, tensor_part
+    if isinstance(part, int) and not isinstance(part, bool):
+        return False, classes, part
+    raise OptionError(
+        f"module_list {part!r}: the third argument has the classes, so the fourth is the"
+        " tensor_part: 0 (inputs), 1 (outputs) or 2 (both)"
+    )
 
 
 def _check(value: int, parameter: str, expected: str) -> None:

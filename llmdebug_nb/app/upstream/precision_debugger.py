@@ -56,6 +56,8 @@ class PrecisionDebugger:
         model: one or several modules, unless given to `start`. Without any, whatever outermost
             modules run.
         step: numbers and ranges of steps, ``[0, "4-6"]``.
+        apis: the operators of levels L1 and mix: names, or a YAML file of them, as the option
+            ``apis`` of `dump`. msprobe's support_wrap_ops.yaml is such a file, too.
         name: name of the run.
 
     See docs/precision_debugger.md.
@@ -73,11 +75,13 @@ class PrecisionDebugger:
         model: nn.Module | Sequence[nn.Module] | None = None,
         step: int | str | Sequence[int | str] | None = None,
         *,
+        apis: str | os.PathLike[str] | Sequence[str] | None = None,
         name: str = "debugger",
     ) -> None:
         config = read_config(
-            config_path, task=task, dump_path=dump_path, level=level, step=step, name=name
-        )
+            config_path, task=task, dump_path=dump_path, level=level, step=step, apis=apis,
+            name=name,
+        )  # fmt: skip
         self.options = config.options
         self._saves_only, self._switch = config.saves_only, config.switch
         self._models = modules_in(model)

@@ -63,6 +63,7 @@ _COMMON = (
     "rank",
     "step",
     "level",
+    "apis",
     "dump_enable",
     "extra_info",
     "async_dump",
@@ -112,6 +113,7 @@ def read_config(
     dump_path: str | os.PathLike[str] | None = None,
     level: str | None = None,
     step: int | str | Sequence[int | str] | None = None,
+    apis: str | os.PathLike[str] | Iterable[str] | None = None,
     name: str = "debugger",
 ) -> DebuggerConfig:
     """Read a config.json; arguments override its fields.
@@ -138,6 +140,10 @@ def read_config(
         common.read(task, _section, _NO_FIELDS), f"{common.where}{task}.", _SECTIONS[task]
     )
     _refuse_contradictions(chosen, task, level)
+    if apis is None:
+        apis = common.read("apis", _apis, None)
+    if apis and level in ("L0", "debug"):
+        raise OptionError(f"{common.where}apis: level {level} records no operators; use L1 or mix")
     phase, part = chosen.read("data_mode", _data_mode, ("both", "both"))
     options = DumpOptions.of(
         name=name,
@@ -147,6 +153,7 @@ def read_config(
         mode=_MODES[level],
         phase=phase,
         part=part,
+        apis=apis or None,
         contains=chosen.read("list", _list, _NO_NAMES),
         scope=chosen.read("scope", _texts, _NO_NAMES),
         slice=chosen.read("slice", _slice, None),
@@ -248,6 +255,15 @@ def _list(value: object, what: str, default: list[str]) -> list[str]:
             " ['relu', 'layers.3.mlp']"
         )
     return names
+
+
+def _apis(
+    value: object, what: str, default: str | Sequence[str] | None
+) -> str | Sequence[str] | None:
+    """Read names of operators, or the path of a YAML file of them."""
+    if isinstance(value, str) and value.endswith((".yaml", ".yml")):
+        return value
+    return _texts(value, what, []) or default
 
 
 def _steps(value: object, what: str, default: TokenSet | str | None) -> TokenSet | str | None:

@@ -27,13 +27,17 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def register_hook(model: nn.Module, config: DumpConfig | None = None) -> Recording:
+def register_hook(
+    model: nn.Module, config: DumpConfig | None = None, hook_type: str = "dump_data"
+) -> Recording:
     """Start recording; ``stop()``, ``remove()`` or the end of the process ends it.
 
-    Any number of configs and registrations may exist at the same time.
+    Any number of configs and registrations may exist at the same time. ``hook_type``:
+    ``dump_data``, the only one that msit has.
 
     Raises:
-        OptionError: ``model`` is not a module, or ``config`` is not a DumpConfig.
+        OptionError: ``model`` is not a module, ``config`` is not a DumpConfig, or another
+            ``hook_type``.
         EmptyDumpError: the filters match nothing.
     """
     if not modules_in(model):
@@ -44,6 +48,8 @@ def register_hook(model: nn.Module, config: DumpConfig | None = None) -> Recordi
         raise OptionError(
             f"register_hook(model, config): expected a DumpConfig, got {type(config).__name__}"
         )
+    if hook_type != "dump_data":
+        raise OptionError(f"hook_type {hook_type!r} is not known; known: dump_data")
     recording = Registered(model, config or DumpConfig())
     if recording.elsewhere is None:
         recording.start()

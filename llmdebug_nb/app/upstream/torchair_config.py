@@ -42,7 +42,7 @@ class CompilerConfig:
 
 
 def get_fx_dump_config(
-    dump_path: str | os.PathLike[str] = "", compiler_config: Mapping[str, object] | None = None
+    dump_path: str | os.PathLike[str] = "", compiler_config: Mapping[str, object] | object = None
 ) -> CompilerConfig:
     """Return a config whose backend records every node of the graph.
 
@@ -69,7 +69,7 @@ def get_ge_dump_config(
     fusion_switch_file: str | os.PathLike[str] | None = None,
     dump_token: Sequence[int] | None = None,
     dump_layer: Sequence[str] | str | None = None,
-    compiler_config: Mapping[str, object] | None = None,
+    compiler_config: Mapping[str, object] | object = None,
 ) -> CompilerConfig:
     """Return a config whose backend records the outputs and inputs of Inductor's kernels.
 
@@ -81,7 +81,8 @@ def get_ge_dump_config(
         fusion_switch_file: the fusions to switch off, see `capture/compiled/fusion_switches.py`.
         dump_token: steps; None: all.
         dump_layer: names or globs of modules, in a list or separated by spaces.
-        compiler_config: settings of Inductor by name.
+        compiler_config: settings of Inductor by name. An object with attributes, as torchair's
+            CompilerConfig, has settings of GE alone: they have no effect, and a warning says so.
 
     Raises:
         OptionError, DumpWriteError, CaptureError: as `inductor_backend`.
@@ -105,10 +106,20 @@ def get_ge_dump_config(
     return CompilerConfig(backend)
 
 
-def _mapping(compiler_config: Mapping[str, object] | None) -> Mapping[str, object] | None:
-    if compiler_config is not None and not isinstance(compiler_config, Mapping):
+def _mapping(compiler_config: Mapping[str, object] | object) -> Mapping[str, object] | None:
+    if compiler_config is None or isinstance(compiler_config, Mapping):
+        return compiler_config or None
+    if not hasattr(compiler_config, "__dict__") or callable(compiler_config):
         raise OptionError(
-            "compiler_config: expected a mapping of Inductor's settings, such as"
-            f" {{'max_fusion_size': 8}}, got {type(compiler_config).__name__}"
+            "compiler_config: expected a CompilerConfig, or a mapping of Inductor's settings such"
+            f" as {{'max_fusion_size': 8}}, got {type(compiler_config).__name__}"
         )
-    return compiler_config or None
+    names = [name for name in vars(compiler_config) if not name.startswith("_")]
+    if names and not isinstance(compiler_config, CompilerConfig):
+        warnings.warn(
+            f"compiler_config: the settings {', '.join(sorted(names)[:8])} of"
+            f" {type(compiler_config).__name__} are GE's and have no effect on Inductor; its own go"
+            " into a mapping such as {'max_fusion_size': 8}",
+            stacklevel=3,
+        )
+    return None
