@@ -12,15 +12,17 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from layout_files import EXAMPLE, X, at, check_numbering, write
+import llmdebug_nb as ld
+from layout_files import EXAMPLE, X, at, check_numbering, save, write
 from llmdebug_nb.core.dtypes import DTYPES
 from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.kernels.raw import to_bytes
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.store import layouts
-from llmdebug_nb.store.layouts import atb
+from llmdebug_nb.store.layouts import atb, atb_bin
+from llmdebug_nb.store.layouts.files import Folder
 
-CODES = {name: code for code, name in atb.ACL_DTYPES.items()}
+CODES = {name: code for code, name in atb_bin.ACL_DTYPES.items()}
 
 
 def bin_bytes(tensor: torch.Tensor, **changed: Any) -> bytes:
@@ -119,7 +121,7 @@ def test_atb_any_dtype_and_shape_comes_back_bit_for_bit(
 def test_atb_parser_takes_any_bytes_without_another_kind_of_error(noise: bytes, keep: int) -> None:
     for data in (noise, EXAMPLE[:keep] + noise, noise + EXAMPLE):
         try:
-            made = atb.parse("x.bin", io.BytesIO(data), len(data))
+            made = atb_bin.parse("x.bin", io.BytesIO(data), len(data))
         except CorruptDumpError:
             continue
         assert not made.kept or made.start + made.length <= len(data)
@@ -338,3 +340,86 @@ def test_atb_file_that_changed_after_opening_is_refused_on_load(tmp_path: Path) 
     file.write_bytes(EXAMPLE[:-4])
     with pytest.raises(CorruptDumpError, match="cut short"):
         contents.load(contents.records[0])
+
+
+# -- one file -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["0_Add/after/outtensor0.bin", "mine.bin"])
+def test_atb_one_file_opens_and_takes_its_place_from_its_folders(tmp_path: Path, name: str) -> None:
+    file = write(tmp_path / "0_1/3" / name, bin_bytes(X) + bin_bytes(X * 2))
+    write(file.parent / "other.bin", b"junk")
+    assert layouts.detect(file) is atb
+    contents = atb.read(file)
+    assert [(r.site.path, r.site.step, r.site.call) for r in contents.records] == [
+        (path, step, call)
+        for path, step in [("0_Add", 3) if "/" in name else ("mine", 0)]
+        for call in (0, 1)
+    ]
+    assert torch.equal(contents.load(contents.records[1]), X * 2)
+    assert len(ld.open_run(file)) == 2
+
+
+def test_atb_one_file_that_is_an_alias_says_what_it_stands_for(tmp_path: Path) -> None:
+    file = write(tmp_path / "x.bin", bin_header(data="0_1_outtensor0.bin"))
+    (record,) = atb.read(file).records
+    assert "x.bin stands for '0_1_outtensor0.bin'" in (record.lost or "")
+
+
+@given(values=st.lists(st.integers(-8, 7), max_size=9))
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_atb_int4_is_unpacked_low_bits_first(tmp_path: Path, values: list[int]) -> None:
+    even = [*values, 0] if len(values) % 2 else values
+    packed = bytes((low & 15) | (high & 15) << 4 for low, high in zip(*[iter(even)] * 2))  # noqa: B905
+    head = bin_header(
+        **{"$Object.Count": 1, "$Object.Length": len(packed), "dtype": 29, "dims": len(values)},
+        **{"$Object.data": f"0,{len(packed)}"},
+    )
+    file = write(tmp_path / "x.bin", head + packed)
+    record = (contents := atb.read(file)).records[0]
+    assert record.lost is None
+    assert contents.load(record).tolist() == values
+    assert record.summary.dtype == "int8"
+
+
+def test_atb_int4_of_another_length_is_lost(tmp_path: Path) -> None:
+    fields = {"$Object.Count": 1, "$Object.Length": 2, "$Object.data": "0,2"}
+    write(tmp_path / "0_1/0/0_Add/after/outtensor0.bin", bin_bytes(X))
+    both = [bin_header(dtype=29, dims=count, **fields) + b"12" for count in (3, 9)]
+    write(tmp_path / "0_1/0/1_Add/after/outtensor0.bin", b"".join(both))
+    found = atb.read(tmp_path)
+    assert at(found, "1_Add", call=0).lost is None
+    assert "2 bytes, which make no int4 tensor of shape [9]" in (
+        at(found, "1_Add", call=1).lost or ""
+    )
+
+
+@given(
+    dtype=st.sampled_from(sorted(set(CODES) & set(DTYPES))),
+    shape=st.lists(st.integers(0, 4), max_size=4),
+)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_atb_what_is_encoded_is_what_the_probe_writes_and_reads_again(
+    tmp_path: Path, dtype: str, shape: list[int]
+) -> None:
+    tensor = torch.zeros(shape, dtype=DTYPES[dtype])
+    assert atb_bin.encode(tensor) == bin_bytes(tensor)
+    file = write(tmp_path / "x.bin", atb_bin.encode(tensor))
+    found = atb_bin.tensor_at(Folder(tmp_path), file.name)
+    assert (found.dtype, list(found.shape)) == (DTYPES[dtype], shape)
+
+
+def test_atb_has_no_code_for_some_dtypes_and_says_so() -> None:
+    with pytest.raises(CorruptDumpError, match="of dtype float8_e5m2fnuz, which ATB has no code"):
+        atb_bin.encode(torch.zeros(2).to(torch.float8_e5m2fnuz))
+
+
+def test_files_of_tensors_beside_a_dump_are_not_left_out_without_a_word(tmp_path: Path) -> None:
+    atb_round(tmp_path / "0_4242")
+    save(X, tmp_path / "golden.pth")
+    write(tmp_path / "raw.bin", bin_bytes(X))
+    found = atb.read(tmp_path)
+    for name in ("golden.pth", "raw.bin"):
+        assert at(found, name).lost == (
+            f"{name} is no file of layout atb, and is left out: open it alone"
+        )

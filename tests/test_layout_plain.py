@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from layout_files import X, at, check_numbering, paths, save, torch_bytes, write
+from layout_files import EXAMPLE, X, at, check_numbering, paths, save, torch_bytes, write
 from llmdebug_nb.core.errors import CorruptDumpError, MissingPackageError
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.store import layouts
@@ -72,6 +72,17 @@ def test_plain_raw_bytes_beside_tensor_files_are_lost_by_name(tmp_path: Path) ->
         "raw.bin has bytes alone: save the tensor as .npy, with its dtype"
     )
     assert torch.equal(contents.load(at(contents, "x")), X)
+
+
+def test_plain_reads_atbs_bin_beside_other_files(tmp_path: Path) -> None:
+    np.save(tmp_path / "golden.npy", X.numpy())
+    save(X, tmp_path / "golden.pth")
+    write(tmp_path / "mine.bin", EXAMPLE + EXAMPLE)
+    write(tmp_path / "cut.bin", EXAMPLE[:-1])
+    contents = plain.read(tmp_path)
+    for slot in ("0", "1"):
+        assert torch.equal(contents.load(at(contents, "mine", slot=slot)), X)
+    assert "cut.bin is cut short: 23 of 24 bytes are there" in (at(contents, "cut").lost or "")
 
 
 def test_plain_needs_safetensors_for_its_own_files_alone(

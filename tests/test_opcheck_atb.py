@@ -12,7 +12,7 @@ import llmdebug_nb as ld
 from layout_files import write
 from llmdebug_nb.core import opchecks
 from llmdebug_nb.core.dtypes import DTYPE_NAMES
-from llmdebug_nb.store.layouts.atb import ACL_DTYPES
+from llmdebug_nb.store.layouts.atb_bin import ACL_DTYPES
 
 X = np.random.default_rng(0).standard_normal((6, 16)).astype(np.float32)
 W = np.random.default_rng(1).standard_normal((8, 16)).astype(np.float32)

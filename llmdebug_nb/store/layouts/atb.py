@@ -5,14 +5,7 @@
         {round}/{id}_{Op}[/{id}_{Child}]*/{before|after}/{in|out}tensor{n}.bin
         {round}/statistic.csv                               (msprobe)
 
-A ``.bin`` is lines of ``key=value`` up to ``$End=1``, then row-major little-endian bytes:
-
-    $Version=1.0, $Object.Count=1, $Object.Length=24, format=2, dtype=0, dims=2,3,
-    $Object.data=0,24, $End=1
-
-Without ``$Object.data`` the file only describes a tensor, names the file of an equal tensor
-(``data=0_1_outtensor0.bin``), or has figures (``max``, ``min``, ``mean``, ``l2norm``). The writer
-appends to files: several tensors in one file come from several calls.
+A single ``.bin`` opens, too. What is in one: `atb_bin`.
 """
 
 from __future__ import annotations
@@ -23,19 +16,16 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
 
-import torch
-
-from llmdebug_nb.core.dtypes import DTYPES
 from llmdebug_nb.core.errors import CorruptDumpError
-from llmdebug_nb.core.kernels.raw import from_bytes
 from llmdebug_nb.core.records import Site, Summary
+from llmdebug_nb.store.layouts.atb_bin import Object, is_bin, objects, tensor_at
 from llmdebug_nb.store.layouts.contents import Contents
 from llmdebug_nb.store.layouts.files import (
     Draft,
     Folder,
     Place,
+    beside,
     contents,
     dtype_named,
     missing,
@@ -44,57 +34,12 @@ from llmdebug_nb.store.layouts.files import (
     number,
     one_dump,
     read_csv,
-    reading,
     sizes,
 )
 
 NAME = "atb"
 
-# ACL data types; the values of those that torch has no name for can't be read
-ACL_DTYPES = {
-    0: "float32",
-    1: "float16",
-    2: "int8",
-    3: "int32",
-    4: "uint8",
-    6: "int16",
-    7: "uint16",
-    8: "uint32",
-    9: "int64",
-    10: "uint64",
-    11: "float64",
-    12: "bool",
-    13: "string",
-    16: "complex64",
-    17: "complex128",
-    27: "bfloat16",
-    29: "int4",
-    30: "uint1",
-    33: "complex32",
-    34: "hifloat8",
-    35: "float8_e5m2",
-    36: "float8_e4m3fn",
-    37: "float8_e8m0fnu",
-    38: "float6_e3m2",
-    39: "float6_e2m3",
-    40: "float4_e2m1",
-    41: "float4_e1m2",
-}
-_FORMATS = {
-    "0": "nchw",
-    "1": "nhwc",
-    "2": "nd",
-    "3": "nc1hwc0",
-    "4": "fractal_z",
-    "16": "hwcn",
-    "27": "ndhwc",
-    "29": "fractal_nz",
-    "30": "ncdhw",
-    "32": "ndc1hwc0",
-    "33": "fractal_z_3d",
-}
-_HEADER = 4096  # bytes; upstream's values have at most 50 characters each
-_START = b"$Version="
+_ABOVE = 12  # folders of a dump above one file: operations nest eight deep at most
 _ALIAS_DEPTH = 16  # an alias may name another alias
 
 _ROUND = r"(?P<base>(?:[^/]+/)*?)(?:(?P<process>[0-9]+_[0-9]+)/)?(?:(?P<round>[0-9]{1,9})/)?"
@@ -120,124 +65,6 @@ _COLUMNS = (
     "Mean",
     "Norm",
 )
-
-
-# -- one .bin -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Object:
-    """A tensor of a ``.bin``: ``length`` bytes from ``start``, or ``alias`` names another file."""
-
-    offset: int
-    summary: Summary
-    start: int
-    length: int
-    end: int
-    alias: str | None = None
-    lost: str | None = None
-    format: str = ""
-
-    @property
-    def kept(self) -> bool:
-        return self.length >= 0 and self.lost is None
-
-
-def parse(name: str, stream: BinaryIO, size: int, offset: int = 0) -> Object:
-    """Read the header at ``offset`` of a ``.bin`` of ``size`` bytes and check it against the file.
-
-    Raises:
-        CorruptDumpError: not a header. If only its data can't be used, ``lost`` has the reason.
-    """
-    stream.seek(offset)
-    head = stream.read(_HEADER)
-    found = re.search(rb"(?:\A|\n)\$End=1(?:\n|\Z)", head)
-    if found is None:
-        raise CorruptDumpError(f"{name} has no $End=1 line within {_HEADER} bytes of byte {offset}")
-    fields: dict[str, str] = {}
-    for line in head[: found.start()].decode("ascii", "replace").splitlines():
-        key, equals, value = line.partition("=")
-        if not equals or "=" in value:
-            raise CorruptDumpError(f"{name} has a header line without key=value: {line[:80]!r}")
-        fields[key.lower()] = value
-    dtype = _dtype(fields.get("dtype", fields.get("type", "")))
-    try:
-        shape = sizes(fields["dims"])
-        total = int(fields.get("$object.length", "0"))
-    except (KeyError, ValueError, CorruptDumpError) as error:
-        raise CorruptDumpError(f"{name} has no valid dims or length ({error})") from None
-    start = offset + found.end()
-    low, high, mean, norm = (number(fields.get(key)) for key in ("min", "max", "mean", "l2norm"))
-    made = Object(
-        offset,
-        Summary(dtype, shape, low, high, mean, norm),
-        start,
-        -1,
-        start + max(total, 0),
-        format=_FORMATS.get(fields.get("format", ""), fields.get("format", "").lower()),
-    )
-    alias = fields.get("data") or None
-    if alias or "$object.data" not in fields:
-        return replace(
-            made, alias=alias, lost=None if total == 0 else f"{name} has {total} bytes of no object"
-        )
-    return _with_data(name, made, fields["$object.data"], total, size)
-
-
-def _dtype(code: str) -> str:
-    if not re.fullmatch("[0-9]{1,9}", code):
-        return dtype_named(code)
-    return ACL_DTYPES.get(int(code), f"acl_{int(code)}")
-
-
-def _with_data(name: str, made: Object, span: str, total: int, size: int) -> Object:
-    """Add the place of the bytes, or the reason why they can't be used."""
-    found = re.fullmatch(r"([0-9]{1,18}),([0-9]{1,18})", span)
-    dtype, shape = made.summary.dtype, list(made.summary.shape)
-    if found is None:
-        return replace(made, lost=f"{name} has no offset and length in $Object.data={span[:40]!r}")
-    begin, length = int(found[1]), int(found[2])
-    there = size - made.start
-    lost = None
-    if not 0 <= begin + length <= total:
-        lost = f"{name} places {length} bytes at {begin} of an object of {total}"
-    elif total > there:
-        lost = f"{name} is cut short: {max(there, 0)} of {total} bytes are there"
-    elif dtype not in DTYPES:
-        lost = f"{name} has dtype {dtype}, which can't be read"
-    elif made.summary.numel * DTYPES[dtype].itemsize != length:
-        lost = f"{name} has {length} bytes, which make no {dtype} tensor of shape {shape}"
-    return replace(made, start=made.start + begin, length=length, lost=lost)
-
-
-def objects(folder: Folder, name: str) -> Iterator[Object]:
-    """Yield the tensors of a ``.bin`` in the order they were appended. Raises CorruptDumpError."""
-    file = folder.file(name)
-    with reading(name), file.open("rb") as stream:
-        size = file.stat().st_size
-        made = parse(name, stream, size)
-        yield made
-        while made.end < size:
-            stream.seek(made.end)
-            if stream.read(len(_START)) == _START:
-                made = parse(name, stream, size, made.end)
-                yield made
-            elif made.lost:
-                return  # its header is wrong, so its end is unknown
-            else:
-                raise CorruptDumpError(
-                    f"{name} has {size - made.end} bytes after its data, and no header there"
-                )
-
-
-def _open(folder: Folder, place: Place) -> torch.Tensor:
-    file = folder.file(place.file)
-    with reading(place.file), file.open("rb") as stream:
-        made = parse(place.file, stream, file.stat().st_size, int(place.key or 0))
-        if not made.kept:
-            raise CorruptDumpError(made.lost or f"{place.file} has no data")
-        stream.seek(made.start)
-        return from_bytes(stream.read(made.length), made.summary.dtype, made.summary.shape)
 
 
 # -- the folder ---------------------------------------------------------------------------------
@@ -289,16 +116,22 @@ def _named(folder: Folder, name: str, kind: re.Pattern[str]) -> _File | None:
     return _File(name, {key: value or "" for key, value in match.groupdict().items()})
 
 
+def _unnamed(name: str) -> _File:
+    """Return a file that was taken out of its dump, as an output of an operation of its name."""
+    parts = {"ops": name.rpartition(".")[0], "io": "out", "when": "after", "index": "0"}
+    return _File(name, {"base": "", "process": "", "round": "", **parts})
+
+
 def detect(path: Path) -> bool:
-    """Tell whether ``path`` is an ATB dump, a process, a round or an operation of one."""
+    """Tell whether ``path`` is an ATB dump, a process, a round, an operation or a file of one."""
     if not path.is_dir():
-        return False
+        return path.suffix.lower() == ".bin" and path.is_file() and is_bin(path)
     folder = Folder(path)
     return any(_named(folder, name, kind) for name in folder.scan() for kind in (_TENSOR, _TABLE))
 
 
 def read(path: Path) -> Contents:
-    """Read an ATB dump of msit 8.2 or msprobe 26.2.
+    """Read an ATB dump of msit 8.2 or msprobe 26.2, or one file of it.
 
     A step is a round: one execution of the outermost operations. ``meta["formats"]``: the tensor
     formats; the fractal ones have another order of bytes.
@@ -307,9 +140,12 @@ def read(path: Path) -> Contents:
         CorruptDumpError: no file can be read. Otherwise such files become records with the reason.
         NotADumpError: it holds several dumps.
     """
-    folder = Folder(path)
-    names, left_out = folder.walk()
+    alone = path.is_file()
+    folder = Folder(path.resolve().parent, _ABOVE) if alone else Folder(path)
+    names, left_out = ([path.resolve().name], {}) if alone else folder.walk()
     files = [file for name in names if (file := _named(folder, name, _TENSOR))]
+    if alone and not files:
+        files = [_unnamed(names[0])]
     tables = [file for name in names if (file := _named(folder, name, _TABLE))]
     one_dump(folder, (file.parts["base"] for file in (*files, *tables)))
     processes = sorted({file.parts["process"] for file in (*files, *tables)}, key=natural)
@@ -325,10 +161,15 @@ def read(path: Path) -> Contents:
         drafts += (row for row in rows if row.site not in kept)
     drafts.sort(key=_moment)
     types = {d.site.path: d.op for d in drafts if d.op}
+    left_out |= beside(NAME, names, (file.name for file in files))
     unread = [missing(name, why) for name, why in left_out.items()]
     meta = {"formats": sorted(formats), "op_params": _parameters(folder, names)}
     read = contents(
-        folder, [*unread, *drafts], lambda place: _open(folder, place), types=types, meta=meta
+        folder,
+        [*unread, *drafts],
+        lambda place: tensor_at(folder, place.file, int(place.key or 0)),
+        types=types,
+        meta=meta,
     )
     return replace(
         read,

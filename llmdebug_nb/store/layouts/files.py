@@ -30,6 +30,7 @@ from llmdebug_nb.store.checked import shape_of_sizes
 from llmdebug_nb.store.layouts.contents import Contents
 
 UNKNOWN = Summary("unknown", ())
+TENSOR_FILES = (".npy", ".npz", ".pt", ".pth", ".safetensors", ".bin")
 _SCAN_LIMIT = 20_000  # names that are looked at to detect a layout, which has to stay cheap
 # What the tensors of a file may take: saved views repeat their storage, and archives are packed.
 # Real ones repeat it a few times, a mask over the heads of a layer 16 to 128 times, but that one is
@@ -47,12 +48,13 @@ def natural(text: str) -> list[str | int]:
 class Folder:
     """A folder that opens no file outside itself. Names are relative to it, with ``/``.
 
-    ``context``: the last parts of its own path, which may name the step or the process.
+    ``context``: the last parts of its own path, ``above`` of them, which may name the step or the
+    process.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, above: int = 2) -> None:
         self.path = path.resolve()
-        self.context = "".join(f"{name}/" for name in self.path.parts[1:][-2:])
+        self.context = "".join(f"{name}/" for name in self.path.parts[1:][-above:])
         self._free = _EXPANSION
         self._rest: dict[str, int] = {}  # by file: the bytes that its tensors may still take
         self._granted: dict[tuple[str, object], int] = {}
@@ -272,6 +274,19 @@ class Draft:
 def missing(name: str, why: object, step: int = 0, rank: int = 0) -> Draft:
     """Return a draft for a file or folder that can't be read, so that it stays visible."""
     return Draft(Site(name, step, rank=rank), lost=str(why))
+
+
+def beside(layout: str, names: Iterable[str], read: Iterable[str]) -> dict[str, str]:
+    """Return files of tensors that are no part of a layout, with the reason why they are left out.
+
+    ``names``: of all files; ``read``: of those that the layout knows.
+    """
+    known = set(read)
+    return {
+        name: f"{name} is no file of layout {layout}, and is left out: open it alone"
+        for name in names
+        if name.lower().endswith(TENSOR_FILES) and name not in known
+    }
 
 
 def moment(path: str, leaving: bool, order: Mapping[str, int] | None = None) -> tuple[Any, ...]:

@@ -26,6 +26,7 @@ from llmdebug_nb.store.layouts.files import (
     Draft,
     Folder,
     Place,
+    beside,
     contents,
     dtype_named,
     missing,
@@ -118,6 +119,7 @@ def read(path: Path) -> Contents:
         process: rank
         for rank, process in enumerate(sorted({file.process for file in files}, key=natural))
     }
+    left_out |= beside(NAME, names, (file.name for file in files))
     unread = [missing(name, why) for name, why in left_out.items()]
     types: dict[str, str] = {}
     for file in (file for file in files if file.kind is _TREE):

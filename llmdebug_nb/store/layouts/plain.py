@@ -1,6 +1,7 @@
 """Plain tensor files, one or a folder of them.
 
-They are ``.npy``, ``.npz``, ``.pt``, ``.pth``, ``.safetensors``, and the ``.bin`` of `torch.save`.
+They are ``.npy``, ``.npz``, ``.pt``, ``.pth``, ``.safetensors``, and the ``.bin`` of `torch.save`
+and of ATB.
 A file with one tensor becomes an output at the file's path without its ending. A file with named
 tensors becomes one record for each, at its name; if several files have that name, the file's path
 is put before it.
@@ -21,6 +22,7 @@ from tqdm.auto import tqdm
 
 from llmdebug_nb.core.errors import CorruptDumpError, MissingPackageError
 from llmdebug_nb.core.records import Site
+from llmdebug_nb.store.layouts import atb_bin
 from llmdebug_nb.store.layouts.contents import Contents
 from llmdebug_nb.store.layouts.files import (
     Draft,
@@ -47,7 +49,7 @@ def _is_tensor_file(folder: Folder, name: str) -> bool:
     if suffix != _RAW:
         return suffix in _SUFFIXES
     try:
-        return is_saved(folder.file(name))
+        return is_saved(folder.file(name)) or atb_bin.is_bin(folder.file(name))
     except CorruptDumpError:  # a link, a pipe
         return False
 
@@ -187,6 +189,8 @@ def _items(folder: Folder, name: str, mapped: bool = False) -> list[_Item]:
             return _npz(folder, name)
         if suffix == ".safetensors":
             return _safetensors(folder, name)
+        if suffix == _RAW and atb_bin.is_bin(folder.file(name)):
+            return list(_of_atb(folder, name))
         return list(_pickled(folder, name, read_object(folder, name, mapped)))
 
 
@@ -224,6 +228,12 @@ def _member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> torch.Tensor:
         raise ValueError(f"{entry.filename} is packed in a way that NumPy never writes")
     with archive.open(entry) as stream:
         return from_array(np.lib.format.read_array(stream, allow_pickle=False))
+
+
+def _of_atb(folder: Folder, name: str) -> Iterator[_Item]:
+    for number, made in enumerate(atb_bin.objects(folder, name)):
+        get = partial(atb_bin.tensor_at, folder, name, made.offset)
+        yield _Item(made.offset, _stem(name), str(number), get)
 
 
 def _safetensors(folder: Folder, name: str) -> list[_Item]:
