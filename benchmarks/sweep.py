@@ -7,6 +7,7 @@ The samples are those of torch's OpInfo database. Each is recorded by `ld.dump`,
 backward where the operator has a gradient, and checked by `ld.opcheck` twice: as it was recorded,
 and with each output changed by a tenth (numbers of places by one, flags to their opposite) when it
 is read. Nothing may be wrong at first, and everything then, unless rounding explains that much.
+What torch's own kernels are known to compute wrongly (`FAULTS_OF_TORCH`) is counted apart.
 """
 
 from __future__ import annotations
@@ -32,27 +33,44 @@ from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 import llmdebug_nb as ld
 from llmdebug_nb.core.opchecks import CallCheck
 from llmdebug_nb.core.records import Record
-from llmdebug_nb.explain.operators import REPLAYED
+from llmdebug_nb.explain.operators import REPLAYED, bare_name
 from llmdebug_nb.store.run import Run
 
 DTYPES = torch.float32, torch.bfloat16, torch.float16
+# torch 2.13: operators of its CPU that are wrong in 16 bits, see docs/opcheck.md
+FAULTS_OF_TORCH = frozenset(
+    (name, dtype)
+    for name, dtypes in {
+        "matrix_exp": (torch.bfloat16, torch.float16),
+        "nn.functional.soft_margin_loss": (torch.float16,),
+    }.items()
+    for dtype in dtypes
+)
 LARGEST = 1 << 16  # elements of an input; larger samples only take time
 
 
 @dataclass
 class Seen:
-    """What a sweep has seen. ``wrong``, ``missed``: calls that are right, and faults, in words."""
+    """What a sweep has seen. ``wrong``, ``missed``: calls that are right, and faults, in words.
+
+    ``unchecked``: how many calls were not checked, by operator and reason.
+    """
 
     counts: Counter[str] = field(default_factory=Counter)
+    unchecked: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
 
 
 def operators(every: int = 1, only: frozenset[str] = frozenset()) -> list[OpInfo]:
     """Return torch's descriptions of the operators that are replayed, in a seeded order."""
-    known = [op for op in op_db if op.name.rpartition(".")[2] in REPLAYED]
+    known = [op for op in op_db if _bare(op) in REPLAYED]
     random.Random(0).shuffle(known)
     return [op for op in known[::every] if not only or op.name in only]
+
+
+def _bare(op: OpInfo) -> str:
+    return bare_name(f"Torch.{op.name.removeprefix('nn.functional.')}")
 
 
 class One(nn.Module):
@@ -81,9 +99,9 @@ def recorded(op: OpInfo, sample: SampleInput, folder: str) -> Run:
     with ld.dump(model, name="sample", mode="api", path=folder) as run:
         result = model(sample)
         outputs = result if isinstance(result, (tuple, list)) else [result]
-        sums = [y.float().sum() for y in outputs if isinstance(y, torch.Tensor) and y.requires_grad]
-        if sums:
-            torch.stack(sums).sum().backward()
+        roots = [y for y in outputs if isinstance(y, torch.Tensor) and y.requires_grad]
+        if roots:
+            torch.autograd.backward(roots, [torch.randn_like(y) for y in roots])
     return run
 
 
@@ -91,11 +109,10 @@ def changed(x: torch.Tensor) -> torch.Tensor:
     """Return a tensor with a fault in each element, if it has any."""
     if x.dtype == torch.bool:
         return ~x
-    if x.is_complex():
-        return 1.1 * x + (x == 0)
-    if not x.is_floating_point():
+    if not (x.is_floating_point() or x.is_complex()):
         return x + 1
-    return torch.where(x == 0, 1.0, 1.1 * x.double()).to(x.dtype)
+    wide = x.to(torch.complex128 if x.is_complex() else torch.float64)
+    return torch.where((x == 0) | ~x.isfinite(), 1.0, 1.1 * wide).to(x.dtype)
 
 
 @contextmanager
@@ -128,6 +145,11 @@ def _check(op: OpInfo, dtype: torch.dtype, sample: SampleInput, folder: str, see
         seen.counts["not recorded"] += 1
         return
     for call in ld.opcheck(run, progress=False, output=folder).result.calls:
+        if call.reason:
+            seen.unchecked[f"{op.name}: {call.reason}: {call.detail}"] += 1
+        if call.verdict == "wrong" and (op.name, dtype) in FAULTS_OF_TORCH:
+            seen.counts["a fault of torch"] += 1
+            continue
         seen.counts[call.reason or call.verdict] += 1
         if call.verdict == "wrong":
             seen.wrong.append(_told(op, dtype, call))
@@ -162,6 +184,7 @@ def main() -> int:
     finally:
         print("", "right calls that are called wrong:", *seen.wrong, sep="\n  ")
         print("faults that are called right:", *seen.missed, sep="\n  ")
+        print("not checked:", *(f"{n:,} {why}" for why, n in seen.unchecked.items()), sep="\n  ")
         print(*(f"{what}: {count:,}" for what, count in seen.counts.most_common()), sep="\n")
     return int(bool(seen.wrong or seen.missed))
 

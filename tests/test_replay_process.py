@@ -30,7 +30,9 @@ Torch.as_strided Torch.load Torch.from_file Torch.fbgemm_pack_quantized_matrix T
 Tensor.set_ Tensor.resize_ Tensor.apply_ Tensor.__setstate__ Tensor.__reduce_ex__
 Tensor.__setattr__ Tensor.__getattribute__ Tensor.setattr Tensor.new Tensor.data_ptr
 Tensor.const_data_ptr Tensor.share_memory_ Tensor.register_hook Tensor.storage Tensor.as_subclass
-Functional.embedding_bag Functional.ctc_loss Functional.max_unpool2d Functional.boolean_dispatch
+Torch.linalg.lu_solve Torch.linalg.torch.load Torch.functional.torch.load Torch.fft.as_strided
+Torch.functional.functional Functional.embedding_bag Functional.ctc_loss
+Functional.max_unpool2d Functional.boolean_dispatch
 """.split()  # noqa: SIM905
 
 

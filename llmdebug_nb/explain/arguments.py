@@ -83,15 +83,13 @@ def is_cache(slot: str, scalar: Scalar) -> bool:
 def filled(
     arguments: Arguments, load: Callable[[str], torch.Tensor], floating: torch.dtype | None = None
 ) -> Arguments:
-    """Return the arguments with a copy of each tensor; floating ones in dtype ``floating``."""
+    """Return the arguments with a copy of each tensor, `widened` to ``floating``."""
 
     def fill(value: object) -> object:
         if isinstance(value, Tensor):
-            tensor = load(value)
-            wide = floating is not None and tensor.is_floating_point()
-            return tensor.to(floating) if wide else tensor.clone()
+            return widened(load(value), floating)
         if isinstance(value, torch.dtype):
-            return floating if floating is not None and value.is_floating_point else value
+            return widened_dtype(value, floating)
         if isinstance(value, tuple):
             return tuple(fill(part) for part in value)
         if isinstance(value, dict):
@@ -100,6 +98,23 @@ def filled(
 
     args, kwargs = arguments
     return [fill(value) for value in args], {name: fill(value) for name, value in kwargs.items()}
+
+
+def widened(x: torch.Tensor, floating: torch.dtype | None) -> torch.Tensor:
+    """Return a copy of a tensor: a floating one in dtype ``floating``, a complex one of two."""
+    return x.to(widened_dtype(x.dtype, floating), copy=True)
+
+
+def widened_dtype(dtype: torch.dtype, floating: torch.dtype | None) -> torch.dtype:
+    """Return ``floating`` for a floating dtype, its complex dtype for a complex one, else itself.
+
+    None: always itself.
+    """
+    if floating is None:
+        return dtype
+    if dtype.is_complex:
+        return floating.to_complex()
+    return floating if dtype.is_floating_point else dtype
 
 
 def loader(side: Side, records: list[Record]) -> Callable[[str], torch.Tensor]:

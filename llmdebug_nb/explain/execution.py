@@ -10,7 +10,6 @@ import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -40,7 +39,8 @@ class Task:
     None: any. ``seed``: of random numbers. ``steps``: give what it computes on the way, too.
     ``device``: where it runs; the results come back. ``settled``: refuse it if it draws random
     numbers or gives memory that nothing has written. ``gradients``: of its outputs, by slot; the
-    results are then the gradients of its inputs. ``wide``: its floating tensors are float64.
+    results are then the gradients of its inputs, at the slots ``wanted``. ``wide``: its floating
+    tensors are float64.
     """
 
     op: str
@@ -54,6 +54,7 @@ class Task:
     settled: bool = False
     gradients: dict[str, torch.Tensor] | None = None
     wide: bool = False
+    wanted: tuple[str, ...] = ()
 
 
 def run(task: Task) -> Results:
@@ -88,30 +89,29 @@ def run(task: Task) -> Results:
 
 
 def _compute(function: Operator, task: Task) -> Results:
-    args, kwargs = _on_device(task.args, task.device), _on_device(task.kwargs, task.device)
+    args, kwargs = _inputs(task, task.device)
     result = function(*args, **kwargs)
     return list(results(args[0] if result is None and args else result))
 
 
 def _gradients(function: Operator, task: Task) -> Results:
-    """Return the gradients of the inputs, for the given ones of the outputs."""
+    """Return the gradients of the inputs that are asked for, for the given ones of the outputs."""
     leaves: dict[str, torch.Tensor] = {}
 
-    def leaf(value: Any, slot: str = "") -> Any:
-        if isinstance(value, torch.Tensor) and value.is_floating_point():
-            leaves[slot] = value.detach().requires_grad_()
-            return leaves[slot].clone()  # the operator may overwrite it
+    def leaf(value: object, slot: str) -> object:
+        if isinstance(value, torch.Tensor):
+            if slot in task.wanted and (value.is_floating_point() or value.is_complex()):
+                leaves[slot] = value = value.detach().requires_grad_()
+            return value.clone()  # the operator may overwrite it
         if isinstance(value, (list, tuple)):
             return type(value)(leaf(each, f"{slot}.{i}") for i, each in enumerate(value))
         return value
 
-    arriving = _on_device(task.gradients or {}, task.device)
+    args, kwargs = _inputs(task, task.device)
+    arriving = {slot: g.to(task.device) for slot, g in (task.gradients or {}).items()}
     with torch.enable_grad():
-        args = [leaf(each, str(i)) for i, each in enumerate(_on_device(task.args, task.device))]
-        kwargs = {
-            name: leaf(each, f"kwargs.{name}")
-            for name, each in _on_device(task.kwargs, task.device).items()
-        }
+        args = [leaf(each, str(i)) for i, each in enumerate(args)]
+        kwargs = {name: leaf(each, f"kwargs.{name}") for name, each in kwargs.items()}
         result = function(*args, **kwargs)
         made = dict(results(args[0] if result is None and args else result))
         roots = [(made[slot], g) for slot, g in arriving.items() if slot in made]
@@ -123,14 +123,18 @@ def _gradients(function: Operator, task: Task) -> Results:
     return [(s, g) for s, g in zip(leaves, found, strict=True) if g is not None]
 
 
-def _on_device(value: Any, device: str) -> Any:
-    """Return a value with its tensors on a device; the value itself for the CPU."""
-    if device == "cpu":
-        return value
+def _inputs(task: Task, device: str) -> tuple[list[object], dict[str, object]]:
+    """Return the arguments of a task on a device."""
+    args = [_on_device(each, device) for each in task.args]
+    return args, {name: _on_device(each, device) for name, each in task.kwargs.items()}
+
+
+def _on_device(value: object, device: str) -> object:
+    """Return a value with its tensors on a device, and that for devices; on "meta", no memory."""
     if isinstance(value, torch.Tensor):
         return value.to(device)
     if isinstance(value, torch.device):
-        return torch.device(device)
+        return torch.device(device) if device != "cpu" else value
     if isinstance(value, (list, tuple)):
         return type(value)(_on_device(part, device) for part in value)
     if isinstance(value, dict):
@@ -167,8 +171,7 @@ def _check(name: str, function: Operator, task: Task) -> None:
     So a hostile dump can't make this process allocate far more memory than the dump's size.
     """
     try:
-        args = [_on_meta(value) for value in task.args]
-        kwargs = {key: _on_meta(value) for key, value in task.kwargs.items()}
+        args, kwargs = _inputs(task, "meta")
         schema = getattr(function, "_schema", None)
         if schema is not None and any(each.name == "device" for each in schema.arguments):
             kwargs["device"] = torch.device("meta")  # it makes a tensor of sizes alone
@@ -186,19 +189,6 @@ def _check(name: str, function: Operator, task: Task) -> None:
         raise CannotReplay(f"{name} would give shapes {shapes}, but {wanted} were recorded")
     if sum(map(math.prod, shapes.values())) > task.most:
         raise CannotReplay(f"{name} would give a far larger result than recorded")
-
-
-def _on_meta(value: object) -> object:
-    """Return a value without memory: tensors and devices become those of the meta device."""
-    if isinstance(value, torch.Tensor):
-        return value.to("meta")
-    if isinstance(value, torch.device):
-        return torch.device("meta")
-    if isinstance(value, (list, tuple)):
-        return type(value)(_on_meta(part) for part in value)
-    if isinstance(value, dict):
-        return {name: _on_meta(part) for name, part in value.items()}
-    return value
 
 
 def _steps(function: Operator, task: Task) -> Results:

@@ -41,6 +41,9 @@ _NAMESPACES: dict[str, tuple[str, object]] = {
     "Functional": ("torch.nn.functional", torch.nn.functional),
     "Tensor": ("torch.Tensor", torch.Tensor),
     "Torch": ("torch", torch),
+    "Torch.fft": ("torch.fft", torch.fft),
+    "Torch.linalg": ("torch.linalg", torch.linalg),
+    "Torch.special": ("torch.special", torch.special),
     "VF": ("torch._VF", VF),
 }
 _ARITHMETIC = """
@@ -86,7 +89,7 @@ _scaled_dot_product_flash_attention_for_cpu
 multi_head_attention_forward _native_multi_head_attention _transformer_encoder_layer_fwd
 _grouped_mm _scaled_mm _int_mm matrix_exp matrix_power det logdet slogdet inverse cholesky
 linalg_inv linalg_inv_ex linalg_solve linalg_solve_triangular linalg_cholesky linalg_cholesky_ex
-triangular_solve
+linalg_det linalg_slogdet linalg_matrix_exp linalg_matrix_power linalg_matmul triangular_solve
 """
 _NORMALIZATION = """
 layer_norm native_layer_norm rms_norm _fused_rms_norm group_norm native_group_norm batch_norm
@@ -103,7 +106,8 @@ sort argsort topk msort unique unique_consecutive _unique2 unique_dim
 _SHAPES = """
 view view_as _unsafe_view reshape reshape_as transpose permute expand expand_as squeeze unsqueeze t
 chunk split split_with_sizes tensor_split hsplit vsplit dsplit unbind unflatten flatten ravel
-detach diagonal movedim moveaxis swapaxes swapdims adjoint broadcast_to broadcast_tensors
+detach diagonal linalg_diagonal movedim moveaxis swapaxes swapdims adjoint
+broadcast_to broadcast_tensors
 contiguous clone copy to _to_copy type type_as float double half bfloat16 int long short char byte
 bool cfloat cdouble chalf cpu alias atleast_1d atleast_2d atleast_3d lift_fresh_copy
 view_copy expand_copy permute_copy transpose_copy squeeze_copy unsqueeze_copy t_copy select_copy
@@ -125,9 +129,12 @@ avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d
 max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices
 adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d _adaptive_avg_pool2d
 _adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d
+adaptive_max_pool1d_with_indices adaptive_max_pool2d_with_indices adaptive_max_pool3d_with_indices
 lp_pool1d lp_pool2d interpolate upsample_nearest1d upsample_nearest2d upsample_linear1d
 upsample_bilinear2d upsample_bicubic2d unfold fold im2col col2im grid_sample grid_sampler
 grid_sampler_2d affine_grid stft istft _fft_r2c _fft_c2r _fft_c2c
+fft_fft fft_fft2 fft_fftn fft_ifft fft_ifft2 fft_ifftn fft_rfft fft_rfft2 fft_rfftn
+fft_irfft fft_irfft2 fft_irfftn fft_hfft fft_ihfft fft_fftshift fft_ifftshift
 lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
 """
 _LOSSES = """
@@ -154,7 +161,7 @@ _UNLISTED = frozenset(
         "tensor", "zeros", "ones", "full", "arange", "linspace", "logspace", "eye",
         "scalar_tensor", "tril_indices", "triu_indices", "empty", "rand", "randn", "randint",
         "randperm", "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like",
-        "randint_like", "_grouped_mm", "_transformer_encoder_layer_fwd",
+        "randint_like", "fill", "normal", "_grouped_mm", "_transformer_encoder_layer_fwd",
     )
 )  # fmt: skip
 _OF_GRADIENTS = frozenset(_GRADIENTS.split())
@@ -167,7 +174,8 @@ SIZED_BY_VALUES = frozenset(
         "unique_dim", "getitem", "index", "where",
     )
 )  # fmt: skip
-# without the underscores of methods in place and of Python's operators
+# Without the underscores of methods in place and of Python's operators. torch.linalg.norm is called
+# linalg_norm, as the dispatcher has it.
 REPLAYED = frozenset(
     f"""{_ARITHMETIC} {_LOGIC} {_ACTIVATIONS} {_REDUCTIONS} {_PRODUCTS} {_NORMALIZATION} {_INDEXING}
     {_SHAPES} {_CREATION} {_CONVOLUTIONS} {_LOSSES}""".split()
@@ -183,7 +191,6 @@ def replayed(name: str) -> tuple[str, Operator]:
     Raises:
         CannotReplay: torch has no such operator, or it is not on the list.
     """
-    name = name.replace("Torch.functional.", "Torch.")  # torch gives it under both names
     found = operator(name)
     bare = bare_name(name)
     formula = decompositions().get(found[1]) if bare in _OF_GRADIENTS else SAFE.get(bare)
@@ -202,7 +209,11 @@ def by_formula(name: str) -> bool:
 
 def bare_name(name: str) -> str:
     """Return the name of an operator without its namespace, overload and underscores."""
-    bare = name.replace("Torch.functional.", "Torch.").partition(".")[2].partition(".")[0]
+    prefix, bare = _parts(name)
+    if prefix == "Aten":
+        bare = bare.partition(".")[0]
+    elif prefix.startswith("Torch."):
+        bare = f"{prefix.removeprefix('Torch.')}_{bare}"
     return bare[2:-2] if bare.startswith("__") else bare.removesuffix("_")
 
 
@@ -213,7 +224,7 @@ def operator(name: str) -> tuple[str, Operator]:
     Raises:
         CannotReplay: torch has no such operator.
     """
-    prefix, _, bare = name.partition(".")
+    prefix, bare = _parts(name)
     if prefix == "Aten":
         return _aten(bare)
     where, home = _NAMESPACES.get(prefix, ("", None))
@@ -222,6 +233,15 @@ def operator(name: str) -> tuple[str, Operator]:
         if function is not None:
             return f"{where}.{each}", function
     raise CannotReplay(f"torch has no operator {name} that can be replayed", UNKNOWN)
+
+
+def _parts(name: str) -> tuple[str, str]:
+    """Return the namespace of a recorded operator and its name there, an overload with it."""
+    prefix, _, rest = name.partition(".")
+    if prefix == "Torch":
+        inner, _, bare = rest.removeprefix("functional.").rpartition(".")  # also torch.functional's
+        return (f"{prefix}.{inner}" if inner else prefix), bare
+    return prefix, rest
 
 
 def _member(home: object, name: str) -> Operator | None:

@@ -33,7 +33,8 @@ _START = (
     f"import json, sys; sys.path[:] = json.loads(sys.argv[1]);from {__name__} import serve; serve()"
 )
 _LENGTH = struct.Struct("<Q")  # of a header, in bytes
-_PLAIN = ("op", "most", "shapes", "seed", "steps", "device", "settled", "wide")  # fields of a task
+# fields of a task
+_PLAIN = ("op", "most", "shapes", "seed", "steps", "device", "settled", "wide", "wanted")
 
 
 class Replays:
@@ -190,6 +191,7 @@ def _task(message: dict[str, Any], tensors: list[torch.Tensor]) -> Task:
         message["settled"],
         _decoded(message["gradients"], tensors),
         message["wide"],
+        tuple(message["wanted"]),
     )
 
 

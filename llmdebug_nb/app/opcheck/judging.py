@@ -32,7 +32,9 @@ _ADD_IN_PLACE = frozenset(
 # they give positions: of equal elements, any may be given
 _GIVE_POSITIONS = frozenset(
     (
-        "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d", "argmax", "argmin",
+        "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d",
+        "adaptive_max_pool1d_with_indices", "adaptive_max_pool2d_with_indices",
+        "adaptive_max_pool3d_with_indices", "argmax", "argmin",
         "argsort", "cummax", "cummin", "kthvalue", "max", "max_pool1d_with_indices",
         "max_pool2d_with_indices", "max_pool3d_with_indices", "median", "min", "mode", "nanmedian",
         "sort", "topk",

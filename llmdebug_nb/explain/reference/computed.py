@@ -8,6 +8,8 @@ from typing import Protocol
 
 import torch
 
+from llmdebug_nb.explain.arguments import widened
+
 Tensors = dict[str, torch.Tensor]  # by slot
 Change = Callable[[torch.Tensor], torch.Tensor]
 
@@ -89,12 +91,14 @@ def longest(*tensors: torch.Tensor) -> int:
 def changed(
     load: Callable[[str], torch.Tensor], change: Change | None
 ) -> Callable[[str], torch.Tensor]:
-    """Return a function that loads a tensor and changes it, if it is a floating-point one."""
+    """Return a function that loads a tensor and changes it, if it is floating-point or complex."""
     if change is None:
         return load
 
     def load_changed(slot: str) -> torch.Tensor:
         tensor = load(slot)
-        return change(tensor.double()) if tensor.is_floating_point() else tensor
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            return tensor
+        return change(widened(tensor, torch.float64))
 
     return load_changed

@@ -138,11 +138,9 @@ class ModuleCall:
         filled = arguments.filled(([arguments.Tensor("0")], kwargs), load, where.dtype)
         most = constants.REPLAY_GROWTH * sum(tensor.numel() + 1 for tensor in tensors.values())
         move = change or (lambda tensor: tensor)
-        arriving = {
-            s: move(g.to(where.dtype or g.dtype, copy=True)) for s, g in self._arriving.items()
-        }
+        arriving = {s: move(arguments.widened(g, where.dtype)) for s, g in self._arriving.items()}
         task = Task(
             self._function.op, *filled, most, device=where.device, settled=True, wide=where.wide,
-            gradients=arriving if self._backward else None,
+            gradients=arriving if self._backward else None, wanted=("0",),
         )  # fmt: skip
         return dict(self._side.execute(task))

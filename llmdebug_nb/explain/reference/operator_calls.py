@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import chain
 
 import torch
 
@@ -71,6 +72,8 @@ class GradientCall:
         self._arriving = {r.site.slot: side.load(r) for r in arriving}
         self.recorded = kept(side, key)
         self._shared = _shared(self._call.records)
+        together = [slots for slots in self._shared if not self.recorded.keys().isdisjoint(slots)]
+        self._wanted = (*self.recorded, *chain.from_iterable(together))
         self.length = longest(*self._inputs.values(), *self._arriving.values())
 
     @property
@@ -88,13 +91,12 @@ class GradientCall:
         args, kwargs = arguments.filled(self._call.arguments, load, where.dtype)
         move = change or (lambda tensor: tensor)
         arriving = {
-            slot: move(g.to(where.dtype or g.dtype, copy=True))
-            for slot, g in self._arriving.items()
+            slot: move(arguments.widened(g, where.dtype)) for slot, g in self._arriving.items()
         }
         most = constants.REPLAY_GROWTH * (sum(x.numel() for x in self._inputs.values()) + 1)
         task = Task(
             self._call.op, args, kwargs, most, device=where.device, settled=True,
-            gradients=arriving, wide=where.wide,
+            gradients=arriving, wide=where.wide, wanted=self._wanted,
         )  # fmt: skip
         found = dict(self._side.execute(task))
         for slots in self._shared:  # one tensor in several places: its gradient is their sum
