@@ -520,3 +520,60 @@ def test_an_index_that_names_other_places_opens_nothing(tmp_path):
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index), encoding="utf-8")
     result = ld.doctor(model, folder).result
     assert not [s for s in result.symptoms if s.section == "weights"]
+
+
+# -- the cache of Hugging Face --------------------------------------------------------------------
+
+
+def cached(home: Path, model: Any, shards: int = 1) -> Path:
+    """Lay a model out as huggingface_hub does: each file of a snapshot is a link to a blob."""
+    from safetensors.torch import save_file
+
+    plain = home / "plain"
+    plain.mkdir(parents=True)
+    state = {k: v.detach().clone() for k, v in model.state_dict().items()}
+    (plain / "config.json").write_text(model.config.to_json_string(), encoding="utf-8")
+    names = {}
+    for number in range(shards):
+        part = dict(list(state.items())[number::shards])
+        file = f"model-{number + 1:05}-of-{shards:05}.safetensors" if shards > 1 else (
+            "model.safetensors")  # fmt: skip
+        save_file(part, plain / file)
+        names |= dict.fromkeys(part, file)
+    if shards > 1:
+        index = json.dumps({"weight_map": names})
+        (plain / "model.safetensors.index.json").write_text(index, encoding="utf-8")
+    repository = home / "models--org--name"
+    snapshot = repository / "snapshots" / "0123abcd"
+    snapshot.mkdir(parents=True)
+    (repository / "blobs").mkdir()
+    for at, file_ in enumerate(sorted(plain.iterdir())):
+        blob = file_.rename(repository / "blobs" / f"{at:040x}")
+        (snapshot / file_.name).symlink_to(Path("../../blobs") / blob.name)
+    return snapshot
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_snapshot_in_the_cache_of_hugging_face_is_a_checkpoint(tmp_path, shards):
+    model, other = llama(), llama()
+    snapshot = cached(tmp_path, model, shards)
+    result = ld.doctor(model, snapshot).result
+    assert result.compared["weights"] >= len(list(model.parameters()))
+    assert result.compared["config"]
+    assert not [s for s in result.symptoms if s.section == "weights"]
+    assert not [why for why in result.not_compared if "safetensors" in why]
+    with torch.no_grad():
+        other.model.layers[0].mlp.up_proj.weight[3] = 0
+    names = [s.name for s in ld.doctor(other, snapshot).result.symptoms if s.section == "weights"]
+    assert names == ["values of model.layers.0.mlp.up_proj.weight"]
+
+
+def test_a_blob_that_was_not_downloaded_is_told(tmp_path):
+    model = llama()
+    snapshot = cached(tmp_path, model, shards=2)
+    shard = sorted(snapshot.glob("*.safetensors"))[0]
+    shard.resolve().unlink()
+    result = ld.doctor(model, snapshot).result
+    assert shard.name in " ".join(result.not_compared)
+    assert not [s for s in result.symptoms if s.section == "weights"]
+    assert result.compared["weights"]

@@ -68,6 +68,29 @@ def test_file_replaced_by_a_link_out_after_opening_is_refused_on_load(tmp_path: 
         contents.load(contents.records[0])
 
 
+def test_a_file_that_the_user_names_may_be_a_link_to_anywhere(tmp_path: Path) -> None:
+    blob = save(X, tmp_path / "blobs/0123")
+    link = tmp_path / "snapshots/x.pt"
+    link.parent.mkdir()
+    link.symlink_to(blob)
+    assert plain.detect(link)
+    contents = plain.read(link)
+    (record,) = contents.records
+    assert record.site.path == "x"
+    assert torch.equal(contents.load(record), X)
+    with pytest.raises(CorruptDumpError, match="leads out"):  # a dump may come from anyone
+        plain.read(link.parent)
+    link.unlink()
+    link.symlink_to(save(X, tmp_path / "blobs/4567"))
+    with pytest.raises(CorruptDumpError, match="leads out"):  # it is another file by now
+        contents.load(record)
+
+
+def test_a_link_counts_by_its_target_if_only_that_has_an_ending(tmp_path: Path) -> None:
+    (tmp_path / "latest").symlink_to(save(X, tmp_path / "x.pt"))
+    assert [record.site.path for record in plain.read(tmp_path / "latest").records] == ["x"]
+
+
 def test_pipe_named_like_a_tensor_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x.pt")
     save(X, tmp_path / "good.pt")

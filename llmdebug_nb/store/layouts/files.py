@@ -138,6 +138,24 @@ class Folder:
                 return
 
 
+class GivenFile(Folder):
+    """The folder of one file that the user named, which may be a link to anywhere.
+
+    In the cache of Hugging Face, ``snapshots/REVISION/model.safetensors`` is a link to ``blobs``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path.parent)
+        self.name, self._target = path.name, path.resolve()
+
+    def file(self, name: str) -> Path:
+        if name == self.name and self._target.is_file():
+            real = (self.path / name).resolve()
+            if real == self._target:  # and no other one by now
+                return real
+        return super().file(name)
+
+
 # -- decoders: each raises CorruptDumpError, naming the file ------------------------------------
 
 

@@ -27,6 +27,7 @@ from llmdebug_nb.store.layouts.contents import Contents
 from llmdebug_nb.store.layouts.files import (
     Draft,
     Folder,
+    GivenFile,
     Place,
     contents,
     described_as,
@@ -54,10 +55,17 @@ def _is_tensor_file(folder: Folder, name: str) -> bool:
         return False
 
 
+def _given(path: Path) -> GivenFile:
+    """Return a file by its own name, or by that of its target if only that is a tensor file's."""
+    given = GivenFile(path)
+    return given if _is_tensor_file(given, given.name) else GivenFile(path.resolve())
+
+
 def detect(path: Path) -> bool:
     """Tell whether ``path`` is a tensor file, or a folder with at least one in it or below."""
     if path.is_file():
-        return _is_tensor_file(Folder(path.resolve().parent), path.resolve().name)
+        given = _given(path)
+        return _is_tensor_file(given, given.name)
     if not path.is_dir():
         return False
     folder = Folder(path)
@@ -73,9 +81,10 @@ def read(path: Path) -> Contents:
         CorruptDumpError: no file can be read.
     """
     left_out: dict[str, str] = {}
+    folder: Folder
     if path.is_file():
-        folder = Folder(path.resolve().parent)
-        names = [path.resolve().name]
+        folder = given = _given(path)
+        names = [given.name]
     else:
         folder = Folder(path)
         every, left_out = folder.walk()
