@@ -17,9 +17,10 @@ from layout_files import X, save
 from test_layout_atb import atb_round
 from test_layout_msit import msit_process
 from test_layout_msprobe import msprobe_rank
+from test_layout_torchair import fx_dump, ge_dump
 
 NATIVE = ("modules", "operators", "parts", "unsettled", "processes", "compiled")
-LAYOUTS = ("msprobe", "msit", "atb", "plain")
+LAYOUTS = ("msprobe", "msit", "atb", "fx", "ge", "plain")
 CONTROL = {"enable": True, "steps": "0-2", "ids": ["a.*"], "ranks": [0]}
 MSIT_CONTROL = {"dump_enable": True, "er": "0,2", "ids": "0_1", "child": False, "device": "cpu"}
 MAP = """\
@@ -75,6 +76,8 @@ def make(home: Path) -> None:
     msprobe_rank(home / "msprobe/step0/rank0")
     msit_process(home / "msit/msit_dump_20250101_000000/torch_tensors/cpu_4242")
     atb_round(home / "atb/atb_dump_data/data/0_4242")
+    fx_dump(home / "fx")
+    ge_dump(home / "ge")
     _plain(home / "plain")
 
 

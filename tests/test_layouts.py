@@ -102,6 +102,8 @@ def test_every_layout_has_a_name_of_its_own_and_none_claims_an_empty_folder(tmp_
         "msprobe",
         "msit-torch",
         "atb",
+        "fx",
+        "ge",
         "files",
     ]
     assert layouts.detect(tmp_path) is None

@@ -8,13 +8,15 @@ from pathlib import Path
 from llmdebug_nb.app.runs import open_run
 from llmdebug_nb.core.errors import OptionError
 from llmdebug_nb.store import compiled
-from llmdebug_nb.store.layouts import torchair
+from llmdebug_nb.store.layouts import fx, ge, writing
 from llmdebug_nb.store.run import Run
+
+_WRITERS = {"fx": fx.write, "fx-old": fx.write_old, "ge": ge.write}
 
 
 def convert(
     where: str | os.PathLike[str] | Run, folder: str | os.PathLike[str], to: str = "fx"
-) -> torchair.Written:
+) -> writing.Written:
     """Write a run of compiled code as a dump of torchair's, for the tools that read those.
 
     Args:
@@ -29,8 +31,8 @@ def convert(
         OptionError: an unknown layout, or a run that is not of compiled code.
         StoreError: the folder is not empty or can't be written, or nothing could be written.
     """
-    if to not in torchair.LAYOUTS:
-        raise OptionError(f"to {to!r} is not known; known: {', '.join(torchair.LAYOUTS)}")
+    if to not in _WRITERS:
+        raise OptionError(f"to {to!r} is not known; known: {', '.join(_WRITERS)}")
     run = open_run(where)
     if not compiled.is_compiled(run):
         raise OptionError(
@@ -38,7 +40,8 @@ def convert(
         )
     names, created = compiled.names(run), float(run.meta.get("created") or 0.0)
     root = next((node.type for node in run.nodes if not node.path), "model")
-    return torchair.write(
-        run.records(), run.load, lambda record: names.get(compiled.key_of(record.site)),
-        Path(folder), to, root, created,
+    dump = writing.Dump(
+        list(run.records()), run.nodes, run.load,
+        lambda record: names.get(compiled.key_of(record.site)), root, created,
     )  # fmt: skip
+    return writing.write(_WRITERS[to], dump, Path(folder))

@@ -14,9 +14,9 @@ from llmdebug_nb.store.layouts.contents import Layout as Layout
 
 def layouts() -> list[Layout]:
     """Return every known layout, the most specific first: plain files match nearly any folder."""
-    from llmdebug_nb.store.layouts import atb, msit, msprobe, plain
+    from llmdebug_nb.store.layouts import atb, fx, ge, msit, msprobe, plain
 
-    return [msprobe, msit, atb, plain]
+    return [msprobe, msit, atb, fx, ge, plain]
 
 
 def detect(path: Path) -> Layout | None:

@@ -219,6 +219,12 @@ def _pickled(folder: Folder, name: str, value: object) -> Iterator[_Item]:
             yield _Item(number, _stem(name), ".".join(keys), get)
 
 
+def arrays(folder: Folder, name: str) -> dict[str, torch.Tensor]:
+    """Return the arrays of a ``.npz`` by name. Raises CorruptDumpError, as `read` records it."""
+    with reading(name):
+        return {str(item.key): _read(folder, name, item) for item in _npz(folder, name)}
+
+
 def _npz(folder: Folder, name: str) -> list[_Item]:
     archive = zipfile.ZipFile(folder.file(name))
     items = [

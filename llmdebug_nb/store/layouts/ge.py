@@ -1,0 +1,255 @@
+"""GE dumps of torchair: one file per call of an operator, in the order of their time stamps.
+
+    dynamo_{original|optimized}_{graph}_rank_{R}_pid_{P}_ts_{T}.txt      the graph, protobuf's text
+    [worldsize{N}_global_rank{R}/]{time}/{device}/{model}/{model id}/{token}/
+        {TYPE}.{NAME}.{task}.{stream}.{time}                            see `ge_file`
+        {the same}_min_max.npz                                          reduced: minimum, maximum
+
+An operator becomes one in a module of its name (``MatMul_3/GE.MatMul``). If the graph beside the
+dump tells which FX tensor its output is (``_fx_tensor_name``), the module has the name of that
+node, as in an FX dump.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmdebug_nb.core.errors import CorruptDumpError
+from llmdebug_nb.core.printable import file_part
+from llmdebug_nb.core.records import IN_KERNEL, Record, Site
+from llmdebug_nb.store.layouts import ge_file
+from llmdebug_nb.store.layouts.contents import Contents
+from llmdebug_nb.store.layouts.files import (
+    Draft,
+    Folder,
+    Place,
+    beside,
+    contents,
+    missing,
+    one_dump,
+    reading,
+)
+from llmdebug_nb.store.layouts.fx import figures_of
+from llmdebug_nb.store.layouts.graph_calls import GraphCall, calls_of, place_of, placed
+from llmdebug_nb.store.layouts.writing import Dump, Written, loaded
+
+NAME = "ge"
+_FILE = re.compile(
+    r"(?P<type>[^./]+)\.(?P<op>.+)\.(?P<task>[0-9]{1,20})\.(?P<stream>[0-9]{1,20})"
+    r"\.(?P<time>[0-9]{1,20})(?P<reduced>_min_max\.npz)?"
+)
+_GRAPH = re.compile(r"dynamo_(?P<kind>original|optimized)_[^/]*\.txt")
+_DEPTH = 3  # folders from the model to the token: name, id, token
+_LONGEST_GRAPH = 64 << 20  # bytes of a graph's text; one of a large model has a tenth
+_TOKEN = re.compile(
+    r'(?P<block>\w+)\s*:?\s*\{|(?P<close>\})|(?P<key>\w+)\s*:\s*(?:"(?P<text>(?:[^"\\]|\\.)*)"|[^\s{}"]+)'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file of the dump, and what its name and folders say."""
+
+    name: str
+    type: str
+    op: str
+    time: int
+    reduced: bool
+    home: tuple[str, ...]
+
+
+def _named(folder: Folder, name: str) -> _File | None:
+    *home, last = (folder.context + name).split("/")
+    found = _FILE.fullmatch(last)
+    if found is None:
+        return None
+    reduced = found["reduced"] is not None
+    return _File(name, found["type"], found["op"], int(found["time"]), reduced, tuple(home))
+
+
+def detect(path: Path) -> bool:
+    """Tell whether ``path`` is a GE dump, or a part of one."""
+    if not path.is_dir():
+        return False
+    folder = Folder(path)
+    return any(_named(folder, name) for name in folder.scan())
+
+
+def read(path: Path) -> Contents:
+    """Read a GE dump. Steps are tokens; a file that can't be read becomes a record with the reason.
+
+    Raises:
+        CorruptDumpError: no file can be read.
+        NotADumpError: it holds several dumps.
+    """
+    folder = Folder(path)
+    names, left_out = folder.walk()
+    files = [file for name in names if (file := _named(folder, name))]
+    one_dump(folder, (place_of(file.home, _DEPTH).base for file in files))
+    left_out |= beside(NAME, names, (file.name for file in files))
+    graph: dict[str, str] = {}
+    for name in sorted(names, key=lambda name: "optimized" in name):
+        if _GRAPH.fullmatch(name.rpartition("/")[2]):
+            try:
+                graph = {**fx_names(folder, name), **graph}
+            except CorruptDumpError as error:
+                left_out[name] = str(error)
+    unread = [missing(name, why) for name, why in left_out.items()]
+    drafts = placed(_drafts(folder, files, graph))
+    types = {draft.site.path.partition("/")[0]: draft.op for draft in drafts}
+    return contents(
+        folder, [*unread, *drafts], lambda place: _load(folder, place),
+        types=types, tokens=True, meta={"fx_names": graph},
+    )  # fmt: skip
+
+
+def _load(folder: Folder, place: Place) -> ge_file.Tensor:
+    role, _, index = str(place.key).partition(" ")
+    return ge_file.load(folder, place.file, role, int(index))
+
+
+def _drafts(
+    folder: Folder, files: Iterable[_File], graph: Mapping[str, str]
+) -> Iterator[tuple[int, Draft]]:
+    """Yield the drafts with their times."""
+    files = list(files)
+    several = len({place_of(file.home, _DEPTH).model for file in files}) > 1
+    devices = sorted({_device(file) for file in files})
+    for file in files:
+        at = place_of(file.home, _DEPTH)
+        module = graph.get(file.op, file.op).partition("-")[0]
+        module = f"{at.model}.{module}" if several and at.model else module
+        op = f"GE.{file.type}"
+        rank = at.rank if at.rank is not None else devices.index(_device(file))
+        site = Site(f"{module}/{op}", at.token, rank=rank)
+        try:
+            parts = _figures if file.reduced else _parts
+            for draft in parts(folder, file, site, op):
+                yield file.time, draft
+        except CorruptDumpError as error:
+            yield file.time, Draft(site, op, lost=str(error), device="npu")
+
+
+def _device(file: _File) -> int:
+    """Return the number of the device that the folder above the model names; 0 if none does."""
+    device = file.home[-_DEPTH - 1] if len(file.home) > _DEPTH else ""
+    return int(device) if re.fullmatch("[0-9]{1,9}", device) else 0
+
+
+def _parts(folder: Folder, file: _File, site: Site, op: str) -> Iterator[Draft]:
+    for part in ge_file.parse(folder, file.name).parts:
+        place = Place(file.name, f"{part.role} {part.index}")
+        yield Draft(
+            _at(site, part.role, part.index), op, None if part.lost else place,
+            ge_file.summary_of(part) if part.lost else None, part.lost, "npu",
+        )  # fmt: skip
+
+
+def _figures(folder: Folder, file: _File, site: Site, op: str) -> Iterator[Draft]:
+    """Yield what a reduced file says: ``inputs`` and ``outputs``, each ``[[min, max], …]``."""
+    from llmdebug_nb.store.layouts.plain import arrays
+
+    for key, tensor in arrays(folder, file.name).items():
+        if key not in ("inputs", "outputs"):
+            raise CorruptDumpError(f"{file.name} holds {key[:40]!r}, not inputs and outputs")
+        for index, pair in enumerate(tensor.double().tolist()):
+            summary = figures_of(file.name, pair)
+            yield Draft(_at(site, key[:-1], index), op, summary=summary, device="npu")
+
+
+def _at(site: Site, role: str, index: int) -> Site:
+    return Site(site.path, site.step, role=role, slot=str(index), rank=site.rank)
+
+
+def fx_names(folder: Folder, name: str) -> dict[str, str]:
+    """Return the FX tensor of each operator that a graph's text names, ``mm-aten.mm.default``.
+
+    Raises:
+        CorruptDumpError: the text is too long, or its brackets do not match.
+    """
+    with reading(name):
+        file = folder.file(name)
+        if file.stat().st_size > _LONGEST_GRAPH:
+            raise CorruptDumpError(f"{name} has more than {_LONGEST_GRAPH:,} bytes")
+        text = file.read_text("utf-8", "replace")
+    found: dict[str, str] = {}
+    blocks: list[str] = []
+    op = key = ""
+    for token in _TOKEN.finditer(text):
+        if token["block"]:
+            blocks.append(token["block"])
+        elif token["close"]:
+            if not blocks:
+                raise CorruptDumpError(f"{name} closes a bracket too many at {token.start():,}")
+            blocks.pop()
+        elif token["key"] == "name" and blocks[-1:] == ["op"]:
+            op = token["text"] or ""
+        elif token["key"] == "key":
+            key = token["text"] or ""
+        elif token["key"] == "s" and key == "_fx_tensor_name" and op:
+            found.setdefault(op, (token["text"] or "").partition(".OUTPUT.")[0])
+            key = ""
+    return found
+
+
+# -- writing --------------------------------------------------------------------------------------
+
+
+def write(dump: Dump, folder: Path, written: Written) -> None:
+    """Write the operators of a run of compiled code, and their graph under both of its names."""
+    calls = list(calls_of(dump, written))
+    ranks, begun = 1 + max((call.rank for call in calls), default=0), str(int(dump.begun))
+    for call in calls:
+        rank = folder / f"worldsize{ranks}_global_rank{call.rank}"
+        home = rank / begun / str(call.rank) / file_part(dump.model) / "1" / str(call.step)
+        _write_call(call, dump, home, written)
+    for kind in ("original", "optimized") if written.tensors else ():
+        file = folder / f"dynamo_{kind}_graph_1_rank_0_pid_0_ts_{begun}.txt"
+        file.write_text(_graph(calls), encoding="utf-8")
+
+
+def _write_call(call: GraphCall, dump: Dump, home: Path, written: Written) -> None:
+    by_role: dict[str, list[Record]] = {"input": [], "output": []}
+    tensors: dict[str, list[ge_file.Tensor]] = {"input": [], "output": []}
+    for (role, _), record in call.numbered():
+        if record.summary.dtype not in ge_file.DTYPE_CODES:
+            why = f"of dtype {record.summary.dtype}, which GE dumps do not have"
+            written.left_out[why] += 1
+        elif (values := loaded(record, dump.load, written)) is not None:
+            by_role[role].append(record)
+            tensors[role].append(values)
+    count = sum(map(len, by_role.values()))
+    if not count:
+        return
+    operator, name = _names(call)
+    home.mkdir(parents=True, exist_ok=True)
+    file = home / f"{operator}.{name}.{call.time % 100_000}.0.{call.time}"
+    outputs = [(tensor, call.fx) for tensor in tensors["output"]]
+    file.write_bytes(ge_file.encode(name, tensors["input"], outputs, call.time))
+    written.tensors += count
+
+
+def _names(call: GraphCall) -> tuple[str, str]:
+    """Return type and name of a call, without dots: these separate the parts of a file's name."""
+    fused = any(record.site.slot.startswith(IN_KERNEL) for record in call.records)
+    kind = call.records[0].op.partition(".")[2] or call.records[0].op
+    kind = "AutomaticBufferFusionOp" if fused else kind.replace(".", "_")
+    return file_part(kind), call.fx.partition("-")[0].replace(".", "_")
+
+
+def _graph(calls: list[GraphCall]) -> str:
+    """Return the graph as text, with the FX tensor of each output."""
+    lines = ["graph {", '  name: "graph_1"']
+    for call in {call.fx: call for call in reversed(calls)}.values():
+        kind, name = _names(call)
+        lines += ["  op {", f'    name: "{name}"', f'    type: "{kind}"']
+        for (role, number), _ in call.numbered():
+            if role == "output":
+                tensor = f"{call.fx}.OUTPUT.{number}"
+                attribute = f'attr {{ key: "_fx_tensor_name" value {{ s: "{tensor}" }} }}'
+                lines += [f"    output_desc {{ {attribute} }}"]
+        lines += ["  }"]
+    return "\n".join([*lines, "}", ""])

@@ -1,0 +1,81 @@
+"""The seam of the writers: what each is given, and what it counts.
+
+A writer is a function ``write(dump, folder, written)`` in the module of its layout. It writes into
+an empty folder, and counts what it leaves out, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from llmdebug_nb.core.errors import StoreError, TensorLookupError
+from llmdebug_nb.core.records import Node, Record
+
+if TYPE_CHECKING:
+    import torch
+
+Load: TypeAlias = "Callable[[Record], torch.Tensor]"
+Writer: TypeAlias = "Callable[[Dump, Path, Written], None]"
+
+
+@dataclass(frozen=True)
+class Dump:
+    """What is written. ``names``: the node of a record in its graph, None if it is none.
+
+    ``begun``: when the run began, in seconds since 1970.
+    """
+
+    records: Sequence[Record]
+    nodes: Sequence[Node]
+    load: Load
+    names: Callable[[Record], str | None]
+    model: str = "model"
+    begun: float = 0.0
+
+
+@dataclass
+class Written:
+    """``tensors``: the number written. ``left_out``: the numbers left out, by reason."""
+
+    folder: Path
+    tensors: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+
+
+def write(writer: Writer, dump: Dump, folder: Path) -> Written:
+    """Write a dump to a new folder.
+
+    Raises:
+        StoreError: the folder is not empty, can't be written to, or nothing can be written to it.
+    """
+    written = Written(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise StoreError(
+                f"{folder} is not empty: name a new folder, so that no two dumps are mixed up"
+            )
+        writer(dump, folder, written)
+    except OSError as error:
+        raise StoreError(f"can't write {folder}: {error.strerror or error}") from None
+    if not written.tensors:
+        reasons = [f"{count:,} {reason}" for reason, count in written.left_out.items()]
+        why = "; ".join(reasons) or "the run has no tensor for this layout"
+        raise StoreError(f"nothing was written to {folder}: {why}")
+    return written
+
+
+def loaded(record: Record, load: Load, written: Written) -> torch.Tensor | None:
+    """Return the values of a record; count it as left out if there are none."""
+    if record.payload is None or record.kept is not None:
+        written.left_out["whose values were not kept"] += 1
+        return None
+    try:
+        return load(record)
+    except (StoreError, TensorLookupError) as error:
+        written.left_out[str(error)] += 1
+        return None
