@@ -60,8 +60,17 @@ def test_importing_the_package_loads_neither_torch_nor_jupyter():
 
 
 def test_the_names_of_upstream_tools_are_each_in_one_module():
-    assert set(msit.__all__) == {"DumpConfig", "atb_json_to_onnx", "register_hook", "seed_all"}
-    assert set(msprobe.__all__) == {"PrecisionDebugger", "seed_all"}
-    assert set(torchair.__all__) == {"convert", "get_fx_dump_config", "get_ge_dump_config"}
+    saved = {"get_bin_data_from_dir", "read_bin_data", "convert_bin_data_to_pt", "read_dump_data",
+             "convert_bin_data_to_npy", "save_torch_data", "save_npy_data"}  # fmt: skip
+    assert set(msit.__all__) == saved | {
+        "DumpConfig", "atb_json_to_onnx", "register_hook", "seed_all",
+    }  # fmt: skip
+    assert set(msprobe.__all__) == saved | {
+        "PrecisionDebugger", "parse_torchair_dump_data", "seed_all",
+    }  # fmt: skip
+    assert set(torchair.__all__) == {
+        "convert", "get_fx_dump_config", "get_ge_dump_config", "parse_torchair_dump_data",
+        "read_dump_data", "convert_bin_data_to_npy",
+    }  # fmt: skip
     for module in (msit, msprobe, torchair):
         assert all(callable(getattr(module, name)) for name in module.__all__)

@@ -250,6 +250,11 @@ def load(folder: Folder, name: str, role: str, index: int) -> torch.Tensor:
         return from_bytes(stream.read(part.length), part.dtype, part.shape)
 
 
+def content_of(tensor: torch.Tensor) -> bytes:
+    """Return the bytes of a tensor as a GE file holds them."""
+    return bytes(to_bytes(tensor))
+
+
 # -- writing --------------------------------------------------------------------------------------
 
 
@@ -290,7 +295,7 @@ def _described(tensor: torch.Tensor) -> tuple[bytes, bytes]:
     if code is None:
         raise CorruptDumpError(f"of dtype {dtype}, which GE dumps do not have")
     head = number_field(1, code) + number_field(2, _ND) + bytes_field(3, _dims(tensor))
-    return head, bytes(to_bytes(tensor))
+    return head, content_of(tensor)
 
 
 def _dims(tensor: torch.Tensor) -> bytes:
