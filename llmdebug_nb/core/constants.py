@@ -287,6 +287,8 @@ REGION_LINES = 6
 NEIGHBOURS = 24
 # A call on other tensors may give this many times the elements that were recorded.
 REPLAY_GROWTH = 64
+# Elements of a tensor that may be a shape or pads: two for each axis, and no model has 32 axes.
+SHAPE_ELEMENTS = 64
 # Products of queries and keys that are computed at once: in float64 they take 128 MiB.
 REPLAY_ROWS = 2**24
 # Seconds of one replay in a process of its own: the largest matrix product of a layer takes one

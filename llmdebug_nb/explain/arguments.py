@@ -10,6 +10,7 @@ import torch
 
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPES
+from llmdebug_nb.core.nested import mapped
 from llmdebug_nb.core.opchecks import GAP
 from llmdebug_nb.core.records import CallKey, Record
 from llmdebug_nb.explain.operators import CannotReplay
@@ -88,16 +89,9 @@ def filled(
     def fill(value: object) -> object:
         if isinstance(value, Tensor):
             return widened(load(value), floating)
-        if isinstance(value, torch.dtype):
-            return widened_dtype(value, floating)
-        if isinstance(value, tuple):
-            return tuple(fill(part) for part in value)
-        if isinstance(value, dict):
-            return {name: fill(part) for name, part in value.items()}
-        return value
+        return widened_dtype(value, floating) if isinstance(value, torch.dtype) else value
 
-    args, kwargs = arguments
-    return [fill(value) for value in args], {name: fill(value) for name, value in kwargs.items()}
+    return mapped(arguments, fill)
 
 
 def widened(x: torch.Tensor, floating: torch.dtype | None) -> torch.Tensor:

@@ -15,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from llmdebug_nb.core.interrupts import Unbroken
+from llmdebug_nb.core.nested import mapped
 from llmdebug_nb.core.opchecks import DTYPE, FAILS, RANDOM, UNSET
 from llmdebug_nb.core.torch_internals import decompositions
 from llmdebug_nb.explain.formulas import WIDE
@@ -124,22 +125,15 @@ def _gradients(function: Operator, task: Task) -> Results:
 
 
 def _inputs(task: Task, device: str) -> tuple[list[object], dict[str, object]]:
-    """Return the arguments of a task on a device."""
-    args = [_on_device(each, device) for each in task.args]
-    return args, {name: _on_device(each, device) for name, each in task.kwargs.items()}
+    """Return the arguments of a task on a device; on "meta" they take no memory."""
 
+    def placed(value: object) -> object:
+        if isinstance(value, torch.Tensor):
+            return value.to(device)
+        other = isinstance(value, torch.device) and device != "cpu"
+        return torch.device(device) if other else value
 
-def _on_device(value: object, device: str) -> object:
-    """Return a value with its tensors on a device, and that for devices; on "meta", no memory."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, torch.device):
-        return torch.device(device) if device != "cpu" else value
-    if isinstance(value, (list, tuple)):
-        return type(value)(_on_device(part, device) for part in value)
-    if isinstance(value, dict):
-        return {name: _on_device(part, device) for name, part in value.items()}
-    return value
+    return mapped(task.args, placed), mapped(task.kwargs, placed)
 
 
 def results(value: object, slot: str = "") -> Iterator[tuple[str, torch.Tensor]]:

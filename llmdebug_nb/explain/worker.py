@@ -17,8 +17,8 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from typing import IO, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import IO, Any, cast
 
 import torch
 
@@ -181,15 +181,15 @@ def _task(message: dict[str, Any], tensors: list[torch.Tensor]) -> Task:
     shapes = message["shapes"]
     return Task(
         message["op"],
-        _decoded(message["args"], tensors),
-        _decoded(message["kwargs"], tensors),
+        cast(list[object], _decoded(message["args"], tensors)),
+        cast(dict[str, object], _decoded(message["kwargs"], tensors)),
         message["most"],
         shapes and {slot: tuple(shape) for slot, shape in shapes.items()},
         message["seed"],
         message["steps"],
         message["device"],
         message["settled"],
-        _decoded(message["gradients"], tensors),
+        cast(dict[str, torch.Tensor] | None, _decoded(message["gradients"], tensors)),
         message["wide"],
         tuple(message["wanted"]),
     )
@@ -220,7 +220,7 @@ def _coded(value: object, tensors: list[torch.Tensor]) -> object:
     raise CannotReplay(f"an argument is a {type(value).__name__}, which is not passed on")
 
 
-def _decoded(code: Any, tensors: list[torch.Tensor]) -> Any:
+def _decoded(code: object, tensors: list[torch.Tensor]) -> object:
     if not isinstance(code, list):
         return code
     kind, parts = code[0], code[1:]
@@ -228,7 +228,7 @@ def _decoded(code: Any, tensors: list[torch.Tensor]) -> Any:
         return tensors[parts[0]]
     if kind in _BUILT:
         return _BUILT[kind](*parts)
-    values = (_decoded(part, tensors) for part in parts)
+    values: Iterable[Any] = (_decoded(part, tensors) for part in parts)
     return slice(*values) if kind == "slice" else _HOLDING[kind](values)
 
 

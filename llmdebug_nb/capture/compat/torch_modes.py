@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
@@ -147,6 +147,30 @@ def overload(name: str) -> torch._ops.OpOverload | None:
 def names_of(schema: torch.FunctionSchema) -> tuple[str | None, ...]:
     """Return the names of the arguments of an operator that may be given by position."""
     return tuple(argument.name for argument in schema.arguments if not argument.kwarg_only)
+
+
+def given_by_name(
+    schema: torch.FunctionSchema, args: Iterable[object], kwargs: Mapping[str, object]
+) -> dict[str, object]:
+    """Return the arguments of a call by their names in the schema of its operator."""
+    return dict(zip((each.name for each in schema.arguments), args, strict=False)) | dict(kwargs)
+
+
+def returns_view(schema: torch.FunctionSchema) -> bool:
+    """Tell whether an operator returns a view of what it is given."""
+    aliases = (each.alias_info for each in schema.returns)
+    return any(alias is not None and not alias.is_write for alias in aliases)
+
+
+def draws(
+    operator: Callable[..., object], args: Iterable[object], kwargs: Mapping[str, object]
+) -> bool:
+    """Tell whether a call draws random numbers; attention does if it drops something."""
+    if torch.Tag.nondeterministic_seeded not in getattr(operator, "tags", ()):
+        return False
+    schema = operator._schema  # type: ignore[attr-defined]
+    optional = any(each.name == "dropout_p" for each in schema.arguments)
+    return not optional or given_by_name(schema, args, kwargs).get("dropout_p", 0.0) != 0.0
 
 
 def agreed_names(operator: str) -> tuple[str | None, ...]:

@@ -8,6 +8,7 @@ from llmdebug_nb.capture.compat import torch_modes
 from llmdebug_nb.capture.operators.modes import Args, Kwargs
 from llmdebug_nb.capture.walk import leaves
 from llmdebug_nb.core.kernels.overflow import reach
+from llmdebug_nb.core.nested import mapped
 
 _LARGEST = 1 << 26  # elements of one input: its copy in float64 takes half a gigabyte
 
@@ -23,12 +24,11 @@ def reach_in_float64(op: str, args: Args, kwargs: Kwargs) -> float | None:
     None if that is impossible: it has overwritten them, draws random numbers, or knows no float64.
     """
     operator = torch_modes.overload(op.removeprefix("Aten.")) if op.startswith("Aten.") else None
-    if operator is None or writes(op) or torch.Tag.nondeterministic_seeded in operator.tags:
+    if operator is None or writes(op) or torch_modes.draws(operator, args, kwargs):
         return None
     try:
         with torch.no_grad():
-            result = operator(*(_wide(each) for each in args),
-                              **{name: _wide(each) for name, each in kwargs.items()})  # fmt: skip
+            result = operator(*mapped(args, _wide), **mapped(kwargs, _wide))
         reaches = [reach(leaf) for _, leaf in leaves(result) if isinstance(leaf, torch.Tensor)]
     except (RuntimeError, NotImplementedError, TypeError, ValueError, MemoryError):
         return None
@@ -37,7 +37,7 @@ def reach_in_float64(op: str, args: Args, kwargs: Kwargs) -> float | None:
 
 
 def _wide(value: object) -> object:
-    """Return a value with float64 in place of every floating dtype."""
+    """Return a tensor in float64, and that for every floating dtype."""
     if isinstance(value, torch.Tensor):
         if not value.is_floating_point():
             return value
@@ -46,6 +46,4 @@ def _wide(value: object) -> object:
         return value.detach().to(torch.float64)
     if isinstance(value, torch.dtype):
         return torch.float64 if value.is_floating_point else value
-    if isinstance(value, (list, tuple)):
-        return type(value)(_wide(each) for each in value)
     return value

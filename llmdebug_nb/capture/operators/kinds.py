@@ -183,9 +183,7 @@ class OperatorKinds:
         name, schema = operator_name(function), getattr(function, "_schema", None)
         if schema is None:
             return None
-        aliases = (each.alias_info for each in schema.returns)
-        is_view = any(alias is not None and not alias.is_write for alias in aliases)
-        if is_view or name in METADATA:
+        if torch_modes.returns_view(schema) or name in METADATA:
             return Operator(name, rearranges=True, wanted=False)
         parameters = torch_modes.names_of(schema)
         return Operator(name, wanted=name in self.wanted, parameters=parameters)

@@ -311,7 +311,7 @@ def _written(func: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
     schema = getattr(func, "_schema", None)
     if schema is None:
         return args[:1]
-    named = dict(zip((a.name for a in schema.arguments), args, strict=False)) | dict(kwargs)
+    named = torch_modes.given_by_name(schema, args, kwargs)
     return {
         a.name: named.get(a.name)
         for a in schema.arguments

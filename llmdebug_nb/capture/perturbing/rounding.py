@@ -15,6 +15,7 @@ from llmdebug_nb.capture.hooks.handles import Handle
 from llmdebug_nb.capture.intervention import Args, Intervention
 from llmdebug_nb.capture.perturbing.unrounded import rounds
 from llmdebug_nb.core.kernels import moves
+from llmdebug_nb.core.nested import mapped
 
 
 class OtherRounding(Intervention):
@@ -57,11 +58,9 @@ class _Moving(torch_modes.TorchDispatchMode):
         result = func(*args, **kwargs)
         if not rounds(func, args, kwargs):
             return result
-        return torch_modes.run_unseen(self._moved, result)
+        return torch_modes.run_unseen(mapped, result, self._moved)
 
     def _moved(self, result: object) -> object:
-        if isinstance(result, (tuple, list)):
-            return type(result)(map(self._moved, result))
         if not isinstance(result, torch.Tensor) or not moves.can_move(result):
             return result
         if result.device not in self._draws:

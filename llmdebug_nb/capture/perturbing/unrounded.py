@@ -8,12 +8,14 @@ results stay unrounded, so a function of several operators rounds nowhere inside
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import torch
 
 from llmdebug_nb.capture.compat import torch_modes
 from llmdebug_nb.capture.operators.kinds import METADATA, operator_name
+from llmdebug_nb.capture.walk import leaves
+from llmdebug_nb.core.nested import mapped
 
 Args = tuple[object, ...]
 Kwargs = Mapping[str, object]
@@ -102,7 +104,7 @@ def _computed(
         return func(*_rounded(args), **_rounded(kwargs))
     try:
         expected = func(*_on_meta(args), **_on_meta(kwargs))
-        wide = func(*_wide(args), **_wide_options(_wide(kwargs)))
+        wide = func(*_wide(args), **_wide(kwargs))
     except (RuntimeError, NotImplementedError, TypeError):
         failed()
         return func(*_rounded(args), **_rounded(kwargs))
@@ -123,8 +125,7 @@ def _moves(func: Callable[..., object]) -> bool:
     """Tell whether an operator computes nothing: it returns a view, or copies."""
     name = operator_name(func)
     schema = getattr(func, "_schema", None)
-    aliases = (each.alias_info for each in schema.returns) if schema is not None else ()
-    is_view = any(alias is not None and not alias.is_write for alias in aliases)
+    is_view = schema is not None and torch_modes.returns_view(schema)
     return is_view or name in METADATA or name.split(".")[1] in _COPIES
 
 
@@ -147,70 +148,47 @@ def _written(func: Callable[..., object], args: Args, kwargs: Kwargs, keeps: boo
 def _widens(func: Callable[..., object], args: Args, kwargs: Kwargs) -> bool:
     """Tell whether an operator computes from floats, without chance, and into new memory."""
     schema = getattr(func, "_schema", None)
-    if schema is None or schema.is_mutable or _draws(func, schema, args, kwargs):
+    if schema is None or schema.is_mutable or torch_modes.draws(func, args, kwargs):
         return False
     return any(each.dtype in _WIDER for each in _tensors((args, kwargs)))
 
 
-def _draws(
-    func: Callable[..., object], schema: torch.FunctionSchema, args: Args, kwargs: Kwargs
-) -> bool:
-    """Tell whether an operator draws random numbers; attention does if it drops something."""
-    if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
-        return False
-    given = dict(zip((each.name for each in schema.arguments), args, strict=False)) | dict(kwargs)
-    optional = any(each.name == "dropout_p" for each in schema.arguments)
-    return not optional or given.get("dropout_p", 0.0) != 0.0
-
-
 def _tensors(value: object) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    _mapped(value, found.append)
-    return found
+    return [leaf for _, leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def _any(args: Args, kwargs: Kwargs, kind: type) -> bool:
     return any(isinstance(each, kind) for each in _tensors((args, kwargs)))
 
 
-def _mapped(value: T, change: Callable[[torch.Tensor], object]) -> T:
-    """Return arguments with other tensors."""
-    other: object = value
-    if isinstance(value, torch.Tensor):
-        other = change(value)
-    elif isinstance(value, (list, tuple)):
-        other = type(value)(_mapped(each, change) for each in value)
-    elif isinstance(value, Mapping):
-        other = {name: _mapped(each, change) for name, each in value.items()}
-    return cast(T, other)
-
-
 def _rounded(value: T) -> T:
-    return _mapped(value, lambda x: x.rounded() if isinstance(x, Unrounded) else x)
+    return mapped(value, lambda x: x.rounded() if isinstance(x, Unrounded) else x)
 
 
 def _wide(value: T) -> T:
-    def change(x: torch.Tensor) -> torch.Tensor:
-        return x.wide if isinstance(x, Unrounded) else x.to(_WIDER.get(x.dtype, x.dtype))
+    """Return arguments in a higher precision; a dtype that is asked for is made wider, too."""
 
-    return _mapped(value, change)
+    def change(x: object) -> object:
+        if isinstance(x, Unrounded):
+            return x.wide
+        if isinstance(x, torch.dtype):
+            return _WIDER.get(x, x)
+        return x.to(_WIDER.get(x.dtype, x.dtype)) if isinstance(x, torch.Tensor) else x
 
-
-def _wide_options(kwargs: Kwargs) -> Kwargs:
-    """A dtype that is asked for is made wider, too."""
-    dtype = kwargs.get("dtype")
-    return {**kwargs, "dtype": _WIDER.get(dtype, dtype)} if dtype in _WIDER else kwargs
+    return mapped(value, change)
 
 
 def _on_meta(value: T) -> T:
     """Return arguments without memory, which tell the dtypes of the results."""
-    if isinstance(value, Mapping) and "device" in value:
-        value = cast(T, {**value, "device": torch.device("meta")})
 
-    def change(x: torch.Tensor) -> torch.Tensor:
+    def change(x: object) -> object:
+        if isinstance(x, torch.device):
+            return torch.device("meta")
+        if not isinstance(x, torch.Tensor):
+            return x
         return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
 
-    return _mapped(value, change)
+    return mapped(value, change)
 
 
 def _like(wide: object, expected: object, keeps: bool) -> object:

@@ -9,8 +9,10 @@ from llmdebug_nb.core.opchecks import GAP, UNKNOWN
 from llmdebug_nb.explain.operators import CannotReplay
 from llmdebug_nb.explain.reference.atb_parameters import Inputs, Parameters
 
-_ALIBI = 2  # maskType
-_NEVER = -3e38  # a mask of ones is times this, in dtypes that have room for it
+_MASK_ALIBI = 2  # maskType: the mask is a bias that is added
+# A mask of ones is times this, and no weight is left: near the lowest number of bfloat16, as in
+# msit's opcheck. float16 ends at 65,504, so there the mask holds low numbers itself.
+_BIAS_OF_MASKED = -3e38
 
 
 def rope(given: Parameters, inputs: Inputs) -> Inputs:
@@ -78,7 +80,7 @@ def paged_attention(given: Parameters, inputs: Inputs) -> Inputs:
     """Attention of one row of queries for each sequence to the pages of its cache."""
     given.refuse("quantType", "hasQuantOffset", "compressType", "calcType", "batchRunStatusEnable",
                  "mlaVHeadSize", "scaleType", "inputLayout", "outDataType")  # fmt: skip
-    masked = given.choice("maskType", (0, 1, _ALIBI))
+    masked = given.choice("maskType", (0, 1, _MASK_ALIBI))
     queries, keys, values, pages, lengths, *rest = inputs
     made, scale = torch.zeros_like(queries), given.number("qkScale", 1.0)
     for at, length in enumerate(_lists(lengths)[0][: len(queries)]):
@@ -104,7 +106,7 @@ def _of_rows(given: Parameters, inputs: Inputs) -> torch.Tensor:
     """Return the attention of sequences one after the other, as in a prefill."""
     if given.number("qScale", 1.0) != 1:
         raise CannotReplay("no formula for qScale here is known", UNKNOWN)
-    masked = given.choice("maskType", (0, 1, _ALIBI))
+    masked = given.choice("maskType", (0, 1, _MASK_ALIBI))
     heads = given.integer("headNum")
     shared = given.integer("kvHeadNum") or heads
     queries, *kv = (_by_heads(x, n) for x, n in zip(inputs, (heads, shared, shared), strict=False))
@@ -170,8 +172,8 @@ def _attention(
 
 def _weight(given: Parameters) -> float:
     """Return what the mask is times: one of ones in dtypes wide enough, else one of low numbers."""
-    adds = given.integer("kernelType") == 1 or given.integer("maskType") == _ALIBI
-    return 1.0 if adds or given.dtypes[0] == torch.float16 else _NEVER
+    adds = given.integer("kernelType") == 1 or given.integer("maskType") == _MASK_ALIBI
+    return 1.0 if adds or given.dtypes[0] == torch.float16 else _BIAS_OF_MASKED
 
 
 def _by_heads(x: torch.Tensor, heads: int) -> torch.Tensor:

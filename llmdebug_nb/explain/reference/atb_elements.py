@@ -15,7 +15,7 @@ from llmdebug_nb.core.opchecks import UNKNOWN
 from llmdebug_nb.explain.operators import CannotReplay
 from llmdebug_nb.explain.reference.atb_parameters import Inputs, Parameters
 
-_HALF_MAX = 65504.0  # the largest float16
+_LARGEST_HALF = torch.finfo(torch.float16).max
 
 
 def matmul(given: Parameters, inputs: Inputs) -> Inputs:
@@ -108,7 +108,7 @@ def elewise(given: Parameters, inputs: Inputs) -> Inputs:
     if kind == 18:  # int8 and float16 to float16, by channel
         x, scale, *offset = inputs
         x = x - offset[0] if offset and offset[0].numel() else x
-        return [(x * scale).clamp(-_HALF_MAX, _HALF_MAX)]
+        return [(x * scale).clamp(-_LARGEST_HALF, _LARGEST_HALF)]
     if kind in _OF_ONE:
         return [_OF_ONE[kind](inputs[0])]
     if kind in _OF_TWO:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 import msgspec
 import torch
@@ -17,7 +16,7 @@ from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import DTYPES, coarsest
 from llmdebug_nb.core.opchecks import GAP
 from llmdebug_nb.core.records import IN_KERNEL, CallKey, summed
-from llmdebug_nb.explain.arguments import Arguments
+from llmdebug_nb.explain.arguments import Arguments, widened, widened_dtype
 from llmdebug_nb.explain.execution import Task
 from llmdebug_nb.explain.operators import CannotReplay
 from llmdebug_nb.explain.reference.computed import Change, Tensors, Where, changed, longest
@@ -26,7 +25,6 @@ from llmdebug_nb.explain.runs import Side
 
 _ROLES = {"forward": "graph", "backward": "graph.backward"}
 _PRIMS = "prims."
-_RANGE = ("start", "step")
 
 
 class Formula(msgspec.Struct):
@@ -34,7 +32,7 @@ class Formula(msgspec.Struct):
 
     node: str
     reads: dict[str, tuple[str, str, list[int], list[int]]]
-    steps: list[tuple[str, str, list[Any], dict[str, Any]]]
+    steps: list[tuple[str, str, list[object], dict[str, object]]]
 
 
 class KernelFacts:
@@ -134,9 +132,7 @@ class KernelCall:
         """Return an input as the value of its node. ``axes``: of the input, the outermost first."""
         if name not in self._inputs:
             raise CannotReplay(f"its input {name} was not recorded", GAP)
-        x = changed(self._inputs.__getitem__, change)(name)
-        if x.is_floating_point() and where.dtype is not None:
-            x = x.to(where.dtype)
+        x = widened(changed(self._inputs.__getitem__, change)(name), where.dtype)
         if (sums := summed(slot)) is not None:
             x = x / sums[1]
         if len(shape) == x.dim():  # -1: a size that changes from run to run
@@ -148,10 +144,10 @@ class KernelCall:
             raise CannotReplay(f"its input {name} has another shape than its node", GAP) from None
 
     def _step(
-        self, op: str, args: list[Any], kwargs: dict[str, Any], values: dict[str, Tensors],
+        self, op: str, args: list[object], kwargs: dict[str, object], values: dict[str, Tensors],
         where: Where,
     ) -> Tensors:  # fmt: skip
-        def filled(value: Any) -> Any:
+        def filled(value: object) -> object:
             if isinstance(value, list):
                 return [filled(each) for each in value]
             if not isinstance(value, dict):
@@ -160,8 +156,7 @@ class KernelCall:
             if kind == "node" and "0" in values.get(content, {}):
                 return values[content]["0"].clone()
             if kind == "dtype" and content in DTYPES:
-                dtype = DTYPES[content]
-                return where.dtype or dtype if dtype.is_floating_point else dtype
+                return widened_dtype(DTYPES[content], where.dtype)
             if kind == "float":
                 return float(content)
             raise CannotReplay("the nodes of its kernel do not fit together", GAP)
@@ -171,7 +166,10 @@ class KernelCall:
             if found is None:
                 raise CannotReplay("the nodes of its kernel do not fit together", GAP)
             return {"0": found}
-        given: Arguments = (filled(args), {name: filled(each) for name, each in kwargs.items()})
+        given: Arguments = (
+            [filled(each) for each in args],
+            {name: filled(each) for name, each in kwargs.items()},
+        )
         if op.startswith(_PRIMS):
             op, given = _public(op.removeprefix(_PRIMS), *given)
         task = Task(op, *given, self._most, device=where.device, settled=True, wide=where.wide)
@@ -183,13 +181,14 @@ def _sizes(shape: Sequence[int]) -> list[int]:
     return [size for size in shape if size != 1]
 
 
-def _public(name: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[str, Arguments]:
+def _public(name: str, args: list[object], kwargs: dict[str, object]) -> tuple[str, Arguments]:
     """Return a primitive of Inductor's graphs as an operator that is replayed."""
     name = name.partition(".")[0]
     if name == "convert_element_type":
         return "Tensor.to", (args, kwargs)
-    if name == "iota" and len(args) == 1 and all(type(kwargs.get(k)) is int for k in _RANGE):
-        start, step = kwargs["start"], kwargs["step"]
-        whole = [start, start + args[0] * step, step]
-        return "Torch.arange", (whole, {"dtype": kwargs.get("dtype")})
+    if name == "iota" and len(args) == 1:
+        length, start, step = args[0], kwargs.get("start"), kwargs.get("step")
+        if isinstance(length, int) and isinstance(start, int) and isinstance(step, int):
+            whole: list[object] = [start, start + length * step, step]
+            return "Torch.arange", (whole, {"dtype": kwargs.get("dtype")})
     return f"Prims.{name}", (args, kwargs)

@@ -45,7 +45,6 @@ _NODES = frozenset(_NAMES.split())
 _SIZED_BY_VALUES = frozenset(
     ("ConstantOfShape", "Expand", "OneHot", "Pad", "Range", "Resize", "Tile")
 )
-_FEW = 64  # elements of a tensor that may be a shape
 
 
 class OnnxCall:
@@ -175,7 +174,7 @@ class OnnxCall:
             name: onnx.helper.make_tensor_type_proto(x.data_type, x.dims)
             for name, x in tensors.items()
         }
-        small = {f"x{slot}" for slot, x in given.items() if x.size <= _FEW}
+        small = {f"x{slot}" for slot, x in given.items() if x.size <= constants.SHAPE_ELEMENTS}
         found = onnx.shape_inference.infer_node_outputs(
             onnx.defs.get_schema(self._name, self._opset), node, types,
             {name: tensors[name] for name in small},
