@@ -34,6 +34,7 @@ _HOMES = {
     "errcheck": "app.errcheck",
     "explore": "notebook.explore",
     "export": "app.export",
+    "export_dump": "app.convert",
     "fx_backend": "app.torch_compile",
     "inductor_backend": "app.torch_compile",
     "launch": "app.launching.program",
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from llmdebug_nb.app.compare import compare as compare
+    from llmdebug_nb.app.convert import export_dump as export_dump
     from llmdebug_nb.app.doctor.check import doctor as doctor
     from llmdebug_nb.app.errcheck import errcheck as errcheck
     from llmdebug_nb.app.export import export as export

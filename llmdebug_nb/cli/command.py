@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from typing import TextIO, TypeAlias
+from typing import TYPE_CHECKING, TextIO, TypeAlias
 
 from llmdebug_nb.core.errors import OptionError
 from llmdebug_nb.core.printable import printable_lines
+
+if TYPE_CHECKING:
+    from llmdebug_nb.store.layouts.writing import Written
 
 OK, DIVERGED, INCOMPARABLE, FAILED, PIPE_CLOSED = 0, 1, 2, 3, 141  # exit statuses
 
@@ -30,6 +33,15 @@ def add_command(
 def say(text: object, file: TextIO | None = None) -> None:
     """Print a text; no line of it holds control characters, whatever a dump says."""
     print(printable_lines(str(text).split("\n")), file=file)
+
+
+def say_written(written: Written) -> None:
+    """Print how many tensors were written, and how many were left out and why."""
+    from llmdebug_nb.show.words import count_text
+
+    alone = f", {written.described:,} with statistics alone" if written.described else ""
+    left_out = "".join(f"; {count:,} left out, {why}" for why, count in written.left_out.items())
+    say(f"written: {count_text(written.tensors, 'tensor')}{alone} to {written.folder}{left_out}")
 
 
 def add_run(parser: argparse.ArgumentParser, second: bool = False) -> None:

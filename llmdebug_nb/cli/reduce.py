@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from llmdebug_nb.cli.command import OK, Commands, add_command, add_run, say
+from llmdebug_nb.cli.command import OK, Commands, add_command, add_run, say, say_written
 
 
 def add_reduce(commands: Commands) -> None:
@@ -43,9 +43,6 @@ def add_convert(commands: Commands) -> None:
 
 def _convert(args: argparse.Namespace) -> int:
     from llmdebug_nb.app.convert import convert
-    from llmdebug_nb.show.words import count_text
 
-    written = convert(args.golden, args.output, args.to)
-    left_out = "".join(f"; {count:,} left out, {why}" for why, count in written.left_out.items())
-    say(f"written: {count_text(written.tensors, 'tensor')} to {written.folder}{left_out}")
+    say_written(convert(args.golden, args.output, args.to))
     return OK

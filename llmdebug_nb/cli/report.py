@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from llmdebug_nb.cli.command import OK, Commands, add_command, add_run, say
+from llmdebug_nb.cli.command import OK, Commands, add_command, add_run, say, say_written
+from llmdebug_nb.core.errors import OptionError
 
 
 def add_report(commands: Commands) -> None:
@@ -31,13 +32,26 @@ def add_export(commands: Commands) -> None:
     """Declare ``export``."""
     parser = add_command(
         commands, "export", _export,
-        "write the explorer of a dump, or of two compared, as a page or a figure",
+        "write the explorer of a dump, or of two compared, as a page or a figure; or a dump as"
+        " another tool's",
         "Write what the explorer shows: as one HTML page that needs no kernel, or as a figure."
-        " The suffix of F decides.",
+        " The suffix of F decides. With --layout, write all tensors of RUN into the new folder F,"
+        " as another tool writes its dumps.",
     )  # fmt: skip
     add_run(parser, second=True)
     add = parser.add_argument
-    add("-o", "--output", metavar="F", required=True, help="the file: .html, .png, .svg or .pdf")
+    add(
+        "-o",
+        "--output",
+        metavar="F",
+        required=True,
+        help="the file: .html, .png, .svg or .pdf; with --layout, a new folder",
+    )
+    add(
+        "--layout",
+        metavar="L",
+        help="msit, msprobe, atb, npy; of compiled code also fx, fx-old, ge",
+    )
     add("--at", metavar="PATH", help="show the tensor of this module")
     add("--role", default="output", help="input or output of that module (default: %(default)s)")
     add("--step", type=int, metavar="N", help="at this generated token")
@@ -48,6 +62,8 @@ def add_export(commands: Commands) -> None:
 
 
 def _export(args: argparse.Namespace) -> int:
+    if args.layout is not None:
+        return _export_dump(args)
     from llmdebug_nb.app.compare import compare
     from llmdebug_nb.app.export import export
 
@@ -57,4 +73,13 @@ def _export(args: argparse.Namespace) -> int:
         slice=args.slice, show=args.show,
     )  # fmt: skip
     say(f"written: {path}")
+    return OK
+
+
+def _export_dump(args: argparse.Namespace) -> int:
+    from llmdebug_nb.app.convert import export_dump
+
+    if args.mine:
+        raise OptionError("--layout is for one run: leave MINE out")
+    say_written(export_dump(args.golden, args.output, args.layout))
     return OK

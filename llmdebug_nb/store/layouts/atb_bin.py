@@ -250,3 +250,20 @@ def header(dtype: str, shape: tuple[int, ...], length: int | None) -> bytes:
         "$End=1",
     ]
     return "".join(f"{line}\n" for line in lines).encode()
+
+
+def described(summary: Summary) -> bytes:
+    """Return a file of a tensor's figures, or of its dtype and shape if there are no figures.
+
+    Raises:
+        CorruptDumpError: ATB has no code for the dtype.
+    """
+    figures = {
+        "max": summary.max,
+        "min": summary.min,
+        "mean": summary.mean,
+        "l2norm": summary.l2norm,
+    }
+    head = header(summary.dtype, summary.shape, None)
+    known = "".join(f"{key}={value}\n" for key, value in figures.items() if value is not None)
+    return head.removesuffix(b"$End=1\n") + known.encode() + b"$End=1\n"

@@ -13,14 +13,19 @@ its children, its outputs. A repeated call within a token has overwritten the ea
 
 from __future__ import annotations
 
+import csv
+import json
 import re
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from llmdebug_nb.core.errors import CorruptDumpError
-from llmdebug_nb.core.records import Site, Summary
+from llmdebug_nb.core.printable import cell, file_part
+from llmdebug_nb.core.records import Node, Record, Site, Summary
 from llmdebug_nb.store.layouts.contents import Contents
 from llmdebug_nb.store.layouts.files import (
     Draft,
@@ -39,6 +44,7 @@ from llmdebug_nb.store.layouts.files import (
     sizes,
 )
 from llmdebug_nb.store.layouts.pickled import read_tensor
+from llmdebug_nb.store.layouts.writing import Dump, Written, kept, later, loaded
 
 NAME = "msit-torch"
 
@@ -232,3 +238,108 @@ def _table(
             yield Draft(site, op or row["NodeType"], summary=summary, device=device)
         except CorruptDumpError as error:
             yield Draft(site, op or row["NodeType"], lost=f"{file.name}: {error}", device=device)
+
+
+# -- writing --------------------------------------------------------------------------------------
+
+
+def write(dump: Dump, folder: Path, written: Written) -> None:
+    """Write tensors as ``.pth``, statistics without values as tables, and the model tree.
+
+    A rank takes the place of the process. An operator has no prefix in msit:
+    ``mlp/Functional.linear`` becomes ``root.mlp.linear``.
+    """
+    devices: dict[int, str] = {}
+    for record in dump.records:
+        device = re.sub("[^A-Za-z0-9]", "", record.device.lower()) or "cpu"
+        devices.setdefault(record.site.rank, f"{device}_{record.site.rank}")
+    homes = {rank: folder / "torch_tensors" / name for rank, name in devices.items()}
+    tables: dict[Path, list[Record]] = defaultdict(list)
+    alone = Counter(record.site.key for record in dump.records if record.site.role == "output")
+    for record in kept(dump, written, _no_place):
+        site = record.site
+        if record.payload is None:
+            tables[homes[site.rank] / _folder_name(site)].append(record)
+            continue
+        bare = site.role == "output" and site.slot == "0" and alone[site.key] == 1
+        file = homes[site.rank] / f"{_file_name(site, bare)}.pth"
+        if file.exists():
+            written.left_out["of operators whose name another one has in its module"] += 1
+        elif (values := loaded(record, dump.load, written)) is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            torch.save(values.clone(), file)
+            written.tensors += 1
+    for table, records in tables.items():
+        _write_table(table, records)
+        written.described += len(records)
+    for home in homes.values():
+        if home.exists() and dump.nodes:
+            text = json.dumps(_tree_of(dump.nodes), indent=2)
+            (home / "model_tree.json").write_text(text, encoding="utf-8")
+
+
+def _no_place(record: Record) -> str | None:
+    """Return why msit has no file for a record, or None."""
+    site = record.site
+    weight = site.role == "weight" and site.phase == "forward"
+    parts = (site.path, site.slot) if weight else (_module_name(site),)
+    if why := later(site):
+        return why
+    if site.phase != "forward":
+        return "of backward passes, which msit does not record"
+    if site.call:
+        return "of further calls in a token, which overwrite the first in msit"
+    if not weight and not re.fullmatch(r"[0-9]+(\.[0-9]+)*", site.slot):
+        return "of arguments and results with names, which msit does not record"
+    if any(part != file_part(part) for part in parts if part):
+        return "whose path is no name of a file"
+    if weight and record.payload is None:
+        return "of weights without values"
+    return None
+
+
+def _module_name(site: Site) -> str:
+    module, _, operator = site.path.partition("/")
+    bare = operator.rpartition("/")[2].partition(".")[2] or operator
+    return f"{module}.{bare}".strip(".") if operator else module
+
+
+def _folder_name(site: Site) -> str:
+    name = _module_name(site)
+    return f"{site.step}/root.{name}" if name else f"{site.step}/root"
+
+
+def _file_name(site: Site, bare: bool) -> str:
+    if site.role == "weight":
+        return "weights/root." + (f"{site.path}.{site.slot}" if site.path else site.slot)
+    slot = "" if bare else f"_{site.slot.replace('.', '_')}"
+    return f"{_folder_name(site)}/{site.role}{slot}"
+
+
+def _write_table(home: Path, records: Sequence[Record]) -> None:
+    home.mkdir(parents=True, exist_ok=True)
+    with open(home / "statistics.csv", "w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(_COLUMNS)
+        for record in records:
+            s, site = record.summary, record.site
+            row = (
+                home.name, record.op, site.role.capitalize(), site.slot.rpartition(".")[2],
+                f"torch.{s.dtype}", f"torch.Size({list(s.shape)})", s.max, s.min, s.mean, s.l2norm,
+            )  # fmt: skip
+            table.writerow(map(cell, row))
+
+
+def _tree_of(nodes: Sequence[Node]) -> dict[str, object]:
+    """Return the tree as msit writes it: name, type and children of each module."""
+    made: list[dict[str, object]] = []
+    children: list[list[object]] = []
+    for node in nodes:
+        children.append([])
+        name = f"root.{node.path}" if node.path else "root"
+        made.append({"name": name, "type": node.type, "children": children[-1]})
+        if 0 <= node.parent < len(made) - 1:
+            children[node.parent].append(made[-1])
+        elif len(made) > 1:
+            children[0].append(made[-1])
+    return made[0]

@@ -11,15 +11,20 @@ Entries are named ``Module.{path}.{Class}.{forward|backward}.{n}`` and
 
 from __future__ import annotations
 
+import json
 import re
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+import torch
 
 from llmdebug_nb.core.errors import CorruptDumpError
-from llmdebug_nb.core.records import Site, Summary
+from llmdebug_nb.core.paths import is_operator, module_of, parent_of
+from llmdebug_nb.core.printable import file_part
+from llmdebug_nb.core.records import Record, Site, Summary
 from llmdebug_nb.store.layouts.contents import Contents
 from llmdebug_nb.store.layouts.files import (
     Draft,
@@ -35,6 +40,7 @@ from llmdebug_nb.store.layouts.files import (
     sizes,
 )
 from llmdebug_nb.store.layouts.pickled import read_tensor
+from llmdebug_nb.store.layouts.writing import Dump, Written, kept, later, loaded
 
 NAME = "msprobe"
 
@@ -44,6 +50,8 @@ _NAME = r"(?:Module|Cell)\.(?P<path>.+)\.(?P<op>[^.]+)\."
 _MODULE = re.compile(_NAME + r"(?P<phase>forward|backward)\.(?P<call>[0-9]{1,18})")
 _GRADS = re.compile(_NAME + r"parameters_grad(?:\.(?P<call>[0-9]{1,18}))?")
 _API = re.compile(r"(?P<op>[^.]+\..+)\.(?P<call>[0-9]{1,18})\.(?P<phase>forward|backward)")
+_Tree: TypeAlias = "dict[str, Any]"  # slots in one another, down to the descriptions of tensors
+_IN_FILES = {"input_args": "input", "input_kwargs": "input"}
 _GROUPS = {
     "input_args": ("input", ""),
     "input": ("input", ""),
@@ -261,3 +269,153 @@ def _summary(leaf: dict[str, Any]) -> Summary:
         norm,
         fingerprint=fingerprint,
     )
+
+
+# -- writing --------------------------------------------------------------------------------------
+
+
+def write(dump: Dump, folder: Path, written: Written) -> None:
+    """Write ``dump.json``, ``construct.json`` and a ``.pt`` per tensor for each step and rank.
+
+    msprobe counts the calls of an API over the whole step; so does this. It never has the root
+    module itself, nor weights of a module that was not called.
+    """
+    types = {node.path: node.type for node in dump.nodes}
+    types |= {r.site.path: r.op for r in dump.records if not is_operator(r.site.path) and r.op}
+    steps: dict[tuple[int, int], _Step] = {}
+    for record in kept(dump, written, _no_place):
+        site = record.site
+        if (site.step, site.rank) not in steps:
+            home = folder / f"step{site.step}" / f"rank{site.rank}"
+            steps[site.step, site.rank] = _Step(home, types)
+        steps[site.step, site.rank].add(record, dump, written)
+    for step in steps.values():
+        step.finish()
+
+
+def _no_place(record: Record) -> str | None:
+    """Return why msprobe has no entry for a record, or None."""
+    site = record.site
+    if site.path == "":
+        return "of the root module, which msprobe does not record"
+    if not is_operator(site.path) and (not record.op or "." in record.op):
+        return "of modules without the name of a class"
+    if is_operator(site.path) and "." not in site.path.partition("/")[2]:
+        return "of operators without a prefix"
+    return later(site)
+
+
+class _Step:
+    """The entries of one step and rank."""
+
+    def __init__(self, home: Path, types: Mapping[str, str]) -> None:
+        self._home, self._types = home, types
+        self._entries: dict[str, dict[str, _Tree]] = {}
+        self._construct: dict[str, str | None] = {}
+        self._numbers: dict[tuple[str, str, int], int] = {}
+        self._counts: Counter[str] = Counter()
+        self._names: set[str] = set()
+        self._valued = False
+
+    def add(self, record: Record, dump: Dump, written: Written) -> None:
+        """Add a tensor to the entry of its call."""
+        entry, group, slot = self._place(record)
+        leaf = _leaf_of(record)
+        values = None if record.payload is None else loaded(record, dump.load, written)
+        if record.payload is not None and values is None:
+            return
+        tree = self._entries.setdefault(entry, {}).setdefault(group, {})
+        if not _put(tree, slot.split("."), leaf):
+            written.left_out["whose place is one of other tensors"] += 1
+            return
+        if values is None:
+            written.described += 1
+            return
+        leaf["data_name"] = name = self._file_name(f"{entry}.{_IN_FILES.get(group, group)}.{slot}")
+        file = self._home / "dump_tensor_data" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(values.clone(), file)
+        self._valued = True
+        written.tensors += 1
+
+    def _place(self, record: Record) -> tuple[str, str, str]:
+        """Return the name of a tensor's entry, the group in it, and the place in the group."""
+        site, owner = record.site, module_of(record.site.path)
+        if is_operator(site.path):
+            name = site.path.partition("/")[2]
+            key = (site.path, name, site.call)
+            if key not in self._numbers:
+                self._numbers[key] = self._counts[name]
+                self._counts[name] += 1
+            entry = f"{name}.{self._numbers[key]}.{site.phase}"
+        elif site.role == "grad" or (site.role == "weight" and site.phase == "backward"):
+            entry = f"Module.{site.path}.{record.op}.parameters_grad.{site.call}"
+            return entry, site.slot.partition(".")[0], "0"
+        else:
+            entry = f"Module.{site.path}.{record.op}.{site.phase}.{site.call}"
+            owner = parent_of(owner)
+        while owner and owner not in self._types:
+            owner = parent_of(owner)
+        around = f"Module.{owner}.{self._types[owner]}.{site.phase}.0" if owner else None
+        self._construct.setdefault(entry, around)
+        if site.role == "weight":
+            return entry, "parameters", f"{site.slot}.0"
+        if site.role == "input" and site.phase == "forward":
+            named = site.slot.removeprefix("kwargs.")
+            return entry, "input_args" if named == site.slot else "input_kwargs", named
+        return entry, site.role, site.slot
+
+    def _file_name(self, wanted: str) -> str:
+        name = f"{wanted}.pt"
+        if name != file_part(name) or name in self._names:
+            name = f"{file_part(wanted)[:100]}.{len(self._names)}.pt"
+        self._names.add(name)
+        return name
+
+    def finish(self) -> None:
+        """Write the documents."""
+        data = {
+            name: {group: _listed(tree, group) for group, tree in groups.items()}
+            for name, groups in self._entries.items()
+        }
+        task, files = "tensor" if self._valued else "statistics", self._home / "dump_tensor_data"
+        document = {
+            "task": task, "level": "mix", "framework": "pytorch",
+            "dump_data_dir": str(files.resolve()), "data": data,
+        }  # fmt: skip
+        self._home.mkdir(parents=True, exist_ok=True)
+        for name, content in (("dump", document), ("construct", self._construct)):
+            (self._home / f"{name}.json").write_text(json.dumps(content, indent=1), "utf-8")
+
+
+def _leaf_of(record: Record) -> dict[str, object]:
+    s = record.summary
+    leaf: dict[str, object] = {
+        "type": "torch.Tensor", "dtype": f"torch.{s.dtype}", "shape": list(s.shape),
+        "Max": s.max, "Min": s.min, "Mean": s.mean, "Norm": s.l2norm, "requires_grad": False,
+    }  # fmt: skip
+    algorithm, _, value = (s.fingerprint or "").partition(":")
+    return {**leaf, "md5": value} if algorithm in ("crc32", "xor") else leaf
+
+
+def _put(tree: _Tree, keys: list[str], leaf: dict[str, object]) -> bool:
+    """Put a tensor at its place in nested mappings; False if another thing is there."""
+    for key in keys[:-1]:
+        inner = tree.setdefault(key, {})
+        if not isinstance(inner, dict) or _is_leaf(inner):
+            return False
+        tree = inner
+    return tree.setdefault(keys[-1], leaf) is leaf
+
+
+def _listed(tree: object, group: str = "") -> object:
+    """Return nested mappings with lists in place of those whose keys are numbers."""
+    if not isinstance(tree, dict) or _is_leaf(tree):
+        return tree
+    made = {key: _listed(child) for key, child in tree.items()}
+    if not all(re.fullmatch("0|[1-9][0-9]{0,3}", key) for key in made):
+        return [made] if group == "output" else made
+    if group == "input_kwargs":
+        return made
+    nothing = {"type": "NoneType", "value": None}
+    return [made.get(str(number), nothing) for number in range(max(map(int, made), default=-1) + 1)]

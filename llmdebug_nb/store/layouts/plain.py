@@ -20,7 +20,10 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
+from llmdebug_nb.core.dtypes import DTYPES
 from llmdebug_nb.core.errors import CorruptDumpError, MissingPackageError
+from llmdebug_nb.core.kernels.raw import dtype_name
+from llmdebug_nb.core.printable import file_part
 from llmdebug_nb.core.records import Site
 from llmdebug_nb.store.layouts import atb_bin
 from llmdebug_nb.store.layouts.contents import Contents
@@ -37,11 +40,14 @@ from llmdebug_nb.store.layouts.files import (
     reading,
 )
 from llmdebug_nb.store.layouts.pickled import granted, is_saved, plain, read_object, tensors_in
+from llmdebug_nb.store.layouts.writing import Dump, Written, kept, loaded
 
 NAME = "files"
 
 _SUFFIXES = frozenset((".npy", ".npz", ".pt", ".pth", ".safetensors"))
 _RAW = ".bin"
+_OF_NUMPY = frozenset(name for name in DTYPES if hasattr(np, "bool_" if name == "bool" else name))
+_NUMPY_DIMENSIONS = 32  # of NumPy 1; NumPy 2 has 64
 _MANY = 64  # tensors of a file: listing them takes longer than reading one
 
 
@@ -261,3 +267,41 @@ def _safetensors(folder: Folder, name: str) -> list[_Item]:
     stored = safe_open(folder.file(name), framework="pt")
     names: list[str] = stored.keys()  # type: ignore[no-untyped-call]
     return [_Item(key, key, "0", partial(stored.get_tensor, key)) for key in names]
+
+
+# -- writing --------------------------------------------------------------------------------------
+
+
+def write(dump: Dump, folder: Path, written: Written) -> None:
+    """Write ``{step}/{path}.{role}.{slot}.npy``, and ``.pt`` for dtypes that NumPy lacks.
+
+    Names of files are written in letters that all file systems have; further calls, passes, ranks
+    and generations are named before them.
+    """
+    names: set[str] = set()
+    for record in kept(dump, written, lambda record: None):
+        if (values := loaded(record, dump.load, written)) is None:
+            continue
+        fits = dtype_name(values) in _OF_NUMPY and values.dim() <= _NUMPY_DIMENSIONS
+        name = f"{_name(record.site)}{'.npy' if fits else '.pt'}"
+        if name.lower() in names:
+            name = f"{_name(record.site)}.{record.id}{'.npy' if fits else '.pt'}"
+        names.add(name.lower())
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if fits:
+            np.save(file, values.numpy(), allow_pickle=False)
+        else:
+            torch.save(values.clone(), file)
+        written.tensors += 1
+
+
+def _name(site: Site) -> str:
+    further = {
+        "rank": site.rank, "generation": site.generation, "call": site.call,
+        "backward": int(site.phase != "forward"),
+    }  # fmt: skip
+    before = "".join(f"{what}{number}." for what, number in further.items() if number)
+    parts = [file_part(part) for part in (site.path or "root").split("/")]
+    last = file_part(f"{before}{parts[-1]}.{site.role}.{site.slot}")
+    return "/".join((str(site.step), *parts[:-1], last))

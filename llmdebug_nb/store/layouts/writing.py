@@ -7,13 +7,13 @@ an empty folder, and counts what it leaves out, with the reason.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from llmdebug_nb.core.errors import StoreError, TensorLookupError
-from llmdebug_nb.core.records import Node, Record
+from llmdebug_nb.core.records import Node, Record, Site
 
 if TYPE_CHECKING:
     import torch
@@ -39,10 +39,14 @@ class Dump:
 
 @dataclass
 class Written:
-    """``tensors``: the number written. ``left_out``: the numbers left out, by reason."""
+    """``tensors``: the number written with values; ``described``: with statistics alone.
+
+    ``left_out``: the numbers left out, by reason.
+    """
 
     folder: Path
     tensors: int = 0
+    described: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
 
 
@@ -62,11 +66,25 @@ def write(writer: Writer, dump: Dump, folder: Path) -> Written:
         writer(dump, folder, written)
     except OSError as error:
         raise StoreError(f"can't write {folder}: {error.strerror or error}") from None
-    if not written.tensors:
+    if not written.tensors + written.described:
         reasons = [f"{count:,} {reason}" for reason, count in written.left_out.items()]
         why = "; ".join(reasons) or "the run has no tensor for this layout"
         raise StoreError(f"nothing was written to {folder}: {why}")
     return written
+
+
+def kept(dump: Dump, written: Written, reasons: Callable[[Record], str | None]) -> Iterator[Record]:
+    """Yield the records that a layout has a place for; ``reasons``: why it has none for one."""
+    for record in dump.records:
+        if (why := record.lost or reasons(record)) is not None:
+            written.left_out[why] += 1
+        else:
+            yield record
+
+
+def later(site: Site) -> str | None:
+    """Return why layouts that know tokens alone have no place for a site, or None."""
+    return "of a later or earlier generation" if site.generation else None
 
 
 def loaded(record: Record, load: Load, written: Written) -> torch.Tensor | None:
