@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from llmdebug_nb.core.errors import StoreError
+from llmdebug_nb.core.errors import DumpWriteError
 from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.printable import cell
 from llmdebug_nb.core.tabular import Tabular
@@ -24,12 +24,20 @@ _SIDE = ("dtype", "shape", "max", "min", "mean", "l2norm")
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> Path:
-    """Write a result file. Raises StoreError if it can't be written."""
+    """Write a result file. Raises DumpWriteError if it can't be written."""
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise StoreError(f"can't write {os.fspath(path)}: {error.strerror or error}") from None
+        raise DumpWriteError(f"can't write {os.fspath(path)}: {error.strerror or error}") from None
     return Path(path)
+
+
+def write_csv(path: str | os.PathLike[str], table: pandas.DataFrame) -> Path:
+    """Write a table as csv; a spreadsheet computes no text of it. Raises DumpWriteError.
+
+    Its index is written if it has a name.
+    """
+    return write_text(path, table.map(cell).to_csv(index=table.index.name is not None))
 
 
 class Differences(Sequence[Difference], Tabular):
@@ -70,8 +78,8 @@ class Differences(Sequence[Difference], Tabular):
         return frame.rename_axis("index")
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
-        """Write `to_pandas` as csv; a spreadsheet computes no text of it. Raises StoreError."""
-        return write_text(path, self.to_pandas().map(cell).to_csv())
+        """Write `to_pandas` as csv; a spreadsheet computes no text of it. Raises DumpWriteError."""
+        return write_csv(path, self.to_pandas())
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """Write the report as one self-contained HTML page. Raises StoreError."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -159,6 +160,21 @@ def _without_dropout(original: Callable[..., R]) -> Callable[..., R]:
         return original(input, 0.0 if 0 <= p <= 1 else p, *rest, **more)
 
     return dropout
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let torch compute with so many threads; 0: with as many as before."""
+    import torch
+
+    before = torch.get_num_threads()
+    if count:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        if count:
+            torch.set_num_threads(before)
 
 
 def random_state() -> Callable[[], None]:

@@ -8,9 +8,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from llmdebug_nb.app.differences import write_text
+from llmdebug_nb.app.differences import write_csv
 from llmdebug_nb.core.errors import OptionError
-from llmdebug_nb.core.printable import cell
 from llmdebug_nb.core.setups import DoctorResult, Symptom, Verdict
 from llmdebug_nb.core.tabular import Tabular
 from llmdebug_nb.show import doctor as shown
@@ -50,8 +49,8 @@ class Diagnosis(Tabular):
         return pandas.DataFrame([asdict(each) for each in self.symptoms], columns=names)
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
-        """Write `to_pandas` as csv; a spreadsheet computes no text of it. Raises StoreError."""
-        return write_text(path, self.to_pandas().map(cell).to_csv(index=False))
+        """Write `to_pandas` as csv; a spreadsheet computes no text of it. Raises DumpWriteError."""
+        return write_csv(path, self.to_pandas())
 
     def __str__(self) -> str:
         return shown.text(self.result)

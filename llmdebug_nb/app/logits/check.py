@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from llmdebug_nb.app.differences import write_text
+from llmdebug_nb.app.differences import write_csv, write_text
 from llmdebug_nb.app.logits.pairing import Pairing
 from llmdebug_nb.app.logits.sources import Source, of_run
 from llmdebug_nb.app.runs import open_run
 from llmdebug_nb.comparison.token_rows import Judge
 from llmdebug_nb.core.errors import OptionError
-from llmdebug_nb.core.printable import cell
 from llmdebug_nb.core.tabular import Tabular
 from llmdebug_nb.core.token_checks import LogitsResult, TokenCheck, Verdict
 from llmdebug_nb.show import logits as shown
@@ -57,8 +56,8 @@ class LogitsCheck(Tabular):
         return pandas.DataFrame(shown.rows(self.result, self._words), columns=shown.COLUMNS)
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
-        """Write `to_pandas` as csv; a spreadsheet computes no text of it. Raises StoreError."""
-        return write_text(path, self.to_pandas().map(cell).to_csv(index=False))
+        """Write `to_pandas` as csv; a spreadsheet computes no text of it. Raises DumpWriteError."""
+        return write_csv(path, self.to_pandas())
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """Write one self-contained HTML page. Raises StoreError."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmdebug_nb.app.differences import write_csv
 from llmdebug_nb.app.live_models import is_recorded_here
 from llmdebug_nb.app.opcheck import cases as case_files
 from llmdebug_nb.app.opcheck.algorithms import load, name_of
@@ -20,7 +21,6 @@ from llmdebug_nb.app.runs import open_run
 from llmdebug_nb.core.errors import DumpWriteError, OptionError, TensorLookupError, nearest
 from llmdebug_nb.core.opchecks import METRICS, MODES, REFERENCES, CallCheck, OpCheckResult
 from llmdebug_nb.core.options import runs_folder
-from llmdebug_nb.core.printable import cell
 from llmdebug_nb.core.tabular import Tabular
 from llmdebug_nb.show import opcheck as shown
 from llmdebug_nb.show.spreadsheet import workbook
@@ -58,12 +58,7 @@ class OpCheck(Tabular):
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
         """Write `to_pandas` as csv; a spreadsheet computes no text of it. Raises DumpWriteError."""
-        where = Path(path)
-        try:
-            self.to_pandas().map(cell).to_csv(where, index=False)
-        except OSError as error:
-            raise DumpWriteError(f"can't write {where}: {error.strerror or error}") from None
-        return where
+        return write_csv(path, self.to_pandas())
 
     def to_xlsx(self, path: str | os.PathLike[str]) -> Path:
         """Write upstream's workbook: all outputs, and those that failed. Raises DumpWriteError."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-
-import torch
 
 from llmdebug_nb.app.opcheck.choosing import Call
 from llmdebug_nb.app.opcheck.judging import Judge
+from llmdebug_nb.core.determinism import threads
 from llmdebug_nb.core.dtypes import DTYPES, epsilon
 from llmdebug_nb.core.opchecks import DTYPE, MODES, WRONG, CallCheck
 from llmdebug_nb.core.paths import is_operator
@@ -61,7 +59,7 @@ class Checker:
 
     def check(self, call: Call) -> CallCheck:
         """Check one call. What can't be checked has a reason instead."""
-        with _threads(self._how.threads):
+        with threads(self._how.threads):
             return self._checked(call)
 
     def _checked(self, call: Call) -> CallCheck:
@@ -111,19 +109,6 @@ class Checker:
     def _parameters(self, key: CallKey) -> str:
         scalars = self._side.scalars(key).items()
         return ", ".join(f"{slot}={text}" for slot, (_, text) in scalars if text is not None)
-
-
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Compute with so many threads; 0: with as many as before."""
-    before = torch.get_num_threads()
-    if count:
-        torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        if count:
-            torch.set_num_threads(before)
 
 
 def check_all(run: Run, calls: Iterable[Call], how: How) -> Iterable[CallCheck]:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from llmdebug_nb.app.differences import write_csv
 from llmdebug_nb.app.perturbing.program import Distance, Inputs, Program, Result, Wanted, distance
 from llmdebug_nb.app.perturbing.search import NOT_REACHED, Units, most_runs, search
 from llmdebug_nb.capture.perturbing.perturbation import Listing, Perturbation
-from llmdebug_nb.core.errors import CaptureError, DumpWriteError, OptionError, nearest
+from llmdebug_nb.core.errors import CaptureError, OptionError, nearest
 from llmdebug_nb.core.perturbations import (
     KINDS,
     MODES,
@@ -25,7 +26,7 @@ from llmdebug_nb.core.perturbations import (
     Sensitivity,
     Unit,
 )
-from llmdebug_nb.core.printable import cell, printable
+from llmdebug_nb.core.printable import printable
 from llmdebug_nb.core.tabular import Tabular
 from llmdebug_nb.show import perturb as shown
 
@@ -58,12 +59,7 @@ class Perturbed(Tabular):
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
         """Write `to_pandas` as csv; a spreadsheet computes no text of it. Raises DumpWriteError."""
-        where = Path(path)
-        try:
-            self.to_pandas().map(cell).to_csv(where, index=False)
-        except OSError as error:
-            raise DumpWriteError(f"can't write {where}: {error.strerror or error}") from None
-        return where
+        return write_csv(path, self.to_pandas())
 
     def __str__(self) -> str:
         return shown.text(self.result)

@@ -22,6 +22,7 @@ from llmdebug_nb.capture.operators.call_stacks import CallStacks
 from llmdebug_nb.capture.perturbing.unrounded import Precise
 from llmdebug_nb.capture.substitution import replaced
 from llmdebug_nb.capture.walk import call_inputs, operator_inputs
+from llmdebug_nb.core.determinism import threads
 from llmdebug_nb.core.kernels import moves
 from llmdebug_nb.core.perturbations import (
     DETERMINISTIC,
@@ -207,8 +208,7 @@ def switched(kind: str) -> Iterator[None]:
         if kind == MATH:
             undo.enter_context(sdpa_kernel(SDPBackend.MATH))
         elif kind == ONE_THREAD:
-            undo.callback(torch.set_num_threads, torch.get_num_threads())
-            torch.set_num_threads(1)
+            undo.enter_context(threads(1))
         elif kind == DETERMINISTIC:
             undo.enter_context(warnings.catch_warnings())
             warnings.filterwarnings("ignore", ".*deterministic.*", UserWarning)
