@@ -409,7 +409,8 @@ def back(flow: Flow, record: Record, share: Fraction = ALL) -> tuple[list[Record
                 continue
             asked[source.id] = part
             entries[source.id] = source
-            chosen = maker is None and not calls and flow.is_chosen(source)
+            copied = all(call.passes_on for call in calls.values())
+            chosen = copied and flow.is_chosen(flow.base(source))
             if chosen or flow.agrees(source, part) is None:
                 del entries[source.id]
                 queue.append((source, part))

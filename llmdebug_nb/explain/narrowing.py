@@ -17,7 +17,7 @@ from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import epsilon, is_floating
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.explain.exchange import Exchange
-from llmdebug_nb.explain.flow import Flow, FlowCall, is_telling
+from llmdebug_nb.explain.flow import Flow, FlowCall, is_telling, same_bytes
 from llmdebug_nb.explain.frontier import Region
 from llmdebug_nb.explain.known import Known
 from llmdebug_nb.explain.operators import CannotReplay
@@ -34,10 +34,47 @@ class Narrowing:
         """Return the region without the calls that only pass its error on."""
         region = self._given(region) or self._around(self._backwards(region))
         operators = [[c for c in side if c.is_operator] for side in (region.golden, region.mine)]
-        if not all(operators) or sum(map(len, operators)) <= 2:
+        if all(operators) and sum(map(len, operators)) > 2:
+            rewritten = _Rewritten(self, self._runs, region, operators[0], operators[1])
+            region = self._around(self._made(rewritten.narrowed(), region))
+        return self._chosen(region)
+
+    def _made(self, region: Region, whole: Region) -> Region:
+        """Return the region behind two tensors that calls take, if both programs make them there.
+
+        ``whole``: the region before it was narrowed, with all its calls.
+        """
+        taken = region.taken
+        if taken is None or not all(self._is_made(at, r) for at, r in enumerate(taken)):
             return region
-        rewritten = _Rewritten(self, self._runs, region, operators[0], operators[1])
-        return self._around(rewritten.narrowed())
+        found = self._backwards(whole, taken)
+        return region if found is whole else found
+
+    def _chosen(self, region: Region) -> Region:
+        """Return the region of the operators that take another part of a tensor, if mine's does.
+
+        The part is golden's too: nothing but the place where it is taken tells that it is wrong.
+        """
+        if region.taken is None:
+            return region
+        ways = [
+            self._copies(flow, record)
+            for flow, record in zip(self.flows, region.taken, strict=True)
+        ]
+        theirs, ours = (flow.maker(way[-1]) for flow, way in zip(self.flows, ways, strict=True))
+        if theirs is None or ours is None or not any(map(self.flows[1].is_chosen, ways[1])):
+            return region
+        return Region(region.row, [theirs], [ours], region.entries)
+
+    def _copies(self, flow: Flow, record: Record) -> list[Record]:
+        """Return the tensor that a call takes, and those that it is a copy of, in turn."""
+        way = [flow.base(record)]
+        while (maker := flow.maker(way[-1])) is not None:
+            same = next((r for r in maker.inputs if same_bytes(r, way[-1])), None)
+            if same is None:
+                break
+            way.append(flow.base(same))
+        return way
 
     def depending_on_data(self, calls: Sequence[FlowCall], side: int) -> list[FlowCall]:
         """Return the calls that compute with tensors that agree, the first ones.
@@ -135,8 +172,14 @@ class Narrowing:
         others = (d.pair.own(1) for d in rows if d.pair.at_its_place)
         return any(other is not None and other.site.key == mine.key for other in others)
 
-    def _backwards(self, region: Region) -> Region:
-        golden, mine = region.row.pair.golden, region.row.pair.mine
+    def _backwards(
+        self, region: Region, start: tuple[Record | None, Record | None] | None = None
+    ) -> Region:
+        """Return the region without the calls from two tensors on that do the same.
+
+        ``start``: the two tensors; those of its row, if it is left out.
+        """
+        golden, mine = start or (region.row.pair.golden, region.row.pair.mine)
         while golden is not None and mine is not None:
             makers = self._maker(0, golden, region), self._maker(1, mine, region)
             theirs, ours = makers

@@ -1,0 +1,94 @@
+"""A call that is given another tensor: the line that makes that tensor is blamed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import llmdebug_nb as ld
+from recordings import AGREED
+from recordings import record as recorded
+
+
+class Positions(nn.Module):
+    """Embeds tokens and their positions."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens, self.places = nn.Embedding(32, 24), nn.Embedding(64, 24)
+        self.norm, self.head = nn.LayerNorm(24), nn.Linear(24, 8)
+
+    def forward(self, ids):
+        places = self.places(torch.arange(ids.shape[-1])[None])
+        return self.head(self.norm(self.tokens(ids) + places))
+
+
+class LookedUp(Positions):
+    """Takes positions from the part of the table that the context needs, and copies them."""
+
+    def __init__(self, ahead=0):
+        super().__init__()
+        self.ahead = ahead
+
+    def forward(self, ids):
+        table, numbers = self.places.weight[:40], torch.arange(ids.shape[-1])[None]
+        taken = table[numbers + self.ahead]
+        places = torch.where(numbers[..., None] < 0, 0, taken).clone()
+        x = self.tokens.weight[ids] + places
+        centred = x - x.mean(-1, keepdim=True)
+        scaled = centred / (centred.pow(2).mean(-1, keepdim=True) + self.norm.eps).sqrt()
+        return self.head(scaled * self.norm.weight + self.norm.bias)
+
+
+class Biased(nn.Module):
+    """Attention whose scores are less for tokens further away."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.project, self.head = nn.Linear(24, 72), nn.Linear(24, 8)
+        self.slope = nn.Buffer(torch.rand(1))
+
+    def forward(self, x):
+        q, k, v = self.project(x).chunk(3, -1)
+        distance = torch.arange(1 - 64, 1, dtype=torch.int32).view(1, 64) * self.slope
+        later = torch.ones(len(x), len(x), dtype=torch.bool).triu(1)
+        scores = q @ k.mT * 24**-0.5 + distance[:, -len(x) :]
+        return self.head(F.softmax(scores.masked_fill(later, -1e9), dim=-1) @ v)
+
+
+class BiasedToo(Biased):
+    def __init__(self, turned=False):
+        super().__init__()
+        self.turned = turned
+
+    def forward(self, x):
+        q, k, v = self.project(x).chunk(3, -1)
+        numbers = (0, -len(x), -1) if self.turned else (1 - len(x), 1)
+        distance = torch.arange(*numbers)
+        scores = torch.matmul(q, k.mT) / 24**0.5 + distance * self.slope
+        earlier = distance.new_ones(len(x), len(x)).tril().bool()
+        return self.head(torch.where(earlier, scores, -1e9).softmax(-1).matmul(v))
+
+
+CASES = {
+    "a part of a table": (Positions, LookedUp, {"ahead": 1}, lambda: torch.arange(12)[None] * 2, 2),
+    "a table of numbers": (Biased, BiasedToo, {"turned": True}, lambda: torch.randn(12, 24), 3),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_line_that_makes_a_tensor_is_blamed_not_the_one_that_uses_it(case):
+    theirs, ours, bug, inputs, line = CASES[case]
+    torch.manual_seed(1)
+    x = inputs()
+    golden, right, wrong = (
+        recorded(model, lambda model=model: model(x), f"run{n}", mode="module+api")
+        for n, model in enumerate((theirs(), ours(), ours(**bug)))
+    )
+    assert ld.compare(golden, right).verdict in AGREED
+    (finding, *_) = ld.compare(golden, wrong).findings
+    assert finding.mine.line == ours.forward.__code__.co_firstlineno + line
