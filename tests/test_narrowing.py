@@ -74,9 +74,49 @@ class BiasedToo(Biased):
         return self.head(torch.where(earlier, scores, -1e9).softmax(-1).matmul(v))
 
 
+def turned(x, start):
+    half = x.shape[-1] // 2
+    angles = torch.outer(torch.arange(start, start + len(x)) * 1.0, 0.5 ** torch.arange(half))
+    angles = torch.cat((angles, angles), -1)
+    return x * angles.cos() + torch.cat((-x[:, half:], x[:, :half]), -1) * angles.sin()
+
+
+class Turned(nn.Module):
+    """Turns keys by their place."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.key, self.head = nn.Linear(24, 24), nn.Linear(24, 8)
+
+    def forward(self, x):
+        return self.head(torch.tanh(turned(self.key(x), 5)))
+
+
+class Turn(nn.Module):
+    def forward(self, x, start=0):
+        places = torch.arange(len(x))[:, None] + start
+        angles = places * 0.5 ** torch.arange(x.shape[-1] // 2)[None]
+        first, second = x.chunk(2, -1)
+        cosines, sines = angles.cos(), angles.sin()
+        return torch.cat((first * cosines - second * sines, second * cosines + first * sines), -1)
+
+
+class TurnedToo(Turned):
+    def __init__(self, start=5):
+        super().__init__()
+        self.turn, self.start = Turn(), start
+
+    def forward(self, x):
+        key = self.key(x)
+        key = self.turn(key, start=self.start)
+        return self.head(key.tanh())
+
+
 CASES = {
     "a part of a table": (Positions, LookedUp, {"ahead": 1}, lambda: torch.arange(12)[None] * 2, 2),
     "a table of numbers": (Biased, BiasedToo, {"turned": True}, lambda: torch.randn(12, 24), 3),
+    "a rotation by no angle": (Turned, TurnedToo, {"start": 0}, lambda: torch.randn(1, 24), 2),
 }
 
 

@@ -120,6 +120,12 @@ def kind_of_operator(op: str) -> str:
     return _IN_PLACE.sub("", op.partition(".")[2])
 
 
+def as_one(golden: ComparedCall, mine: ComparedCall) -> ComparedCall:
+    """Return a call of golden and one of mine as one."""
+    outputs = [d for c in (mine, golden) for d in c.outputs]
+    return ComparedCall(golden.golden, mine.mine, [*mine.inputs], outputs=outputs)
+
+
 class Calls:
     """The calls of one phase, in execution order."""
 

@@ -16,7 +16,7 @@ from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.paths import common_ancestor, is_operator, module_of, parent_of
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.explain import causes, clauses, near_tie, overflow, scalars, verify, weight_order
-from llmdebug_nb.explain.calls import Calls, ComparedCall, same_operator
+from llmdebug_nb.explain.calls import Calls, ComparedCall, as_one, same_operator
 from llmdebug_nb.explain.edges import (
     changes_nothing,
     innermost,
@@ -25,6 +25,7 @@ from llmdebug_nb.explain.edges import (
     near,
     origin,
 )
+from llmdebug_nb.explain.flow import FlowCall
 from llmdebug_nb.explain.frontier import Frontier, Region
 from llmdebug_nb.explain.narrowing import Narrowing
 from llmdebug_nb.explain.runs import Runs
@@ -80,7 +81,7 @@ class Judge:
         found = self.cause(region)
         self.made = self.made or found.cause not in LAST
         evidence = f"{found.evidence}{clauses.of_expected(expected)}"
-        return replace(found, region=region, evidence=evidence)
+        return replace(found, region=found.region or region, evidence=evidence)
 
     def cause(self, region: Region) -> Blamed:
         """Return the cause of a region's error."""
@@ -106,6 +107,9 @@ class Judge:
         if (given and not golden and not mine) or self._is_from_caller(region):
             return self._between(own, row, region)
         if bool(golden) != bool(mine):
+            idle = self.narrowing.idle(region)
+            if idle is not None:
+                return self._idle(golden, idle, region)
             other = region.mine if golden else region.golden
             if any(call.inner for call in other) and not self.calls.operated:
                 return self._between(own, row, region)  # code that was not recorded does it there
@@ -263,12 +267,23 @@ class Judge:
         shown = next(iter(call.outputs or call.inputs), row)
         return self._placed(Blamed(alone, causes.OTHER_OPS, words, shown), self.calls.holder(call))
 
+    def _idle(self, golden: list[ComparedCall], mine: FlowCall, region: Region) -> Blamed:
+        """Blame a module that computes and gives what it takes, where golden changes that."""
+        taken = {d.pair.golden for r in mine.inputs for d in self._flows[1].rows[r.id]} - {None}
+        takes = (c for c in golden if not taken.isdisjoint(d.pair.golden for d in c.inputs))
+        theirs, ours = next(takes, golden[0] if golden else None), self.calls.at(1, mine.key)
+        where = f" where golden calls {theirs.op}" if theirs else ""
+        words = f"{ours.path} gives what it takes{where}; {clauses.of_difference(region.row)}"
+        call = as_one(theirs, ours) if theirs else ours
+        region = replace(region, mine=[mine], before=None)
+        return Blamed(call, causes.INTRODUCED, words, region.row, region)
+
     def _rewritten(
         self, golden: list[ComparedCall], mine: list[ComparedCall], row: Difference
     ) -> Blamed:
         """Blame a chain of calls that mine writes otherwise, and not equal in effect."""
         golden, mine = (near(side, at, row) for at, side in enumerate((golden, mine)))
-        call = _both(golden[0], mine[0])
+        call = as_one(golden[0], mine[0])
         setting = self.by_setting(call) if len(golden) == len(mine) == 1 else None
         if setting is not None:
             evidence = f"{setting.evidence}; {clauses.of_difference(row)}"
@@ -286,7 +301,7 @@ class Judge:
         self, golden: list[ComparedCall], mine: list[ComparedCall], row: Difference
     ) -> Blamed:
         """Blame the code that gives a call another tensor than golden's takes."""
-        call = mine[0] if mine[0] in golden else _both(golden[0], mine[0])
+        call = mine[0] if mine[0] in golden else as_one(golden[0], mine[0])
         words = f"{call.path} is given another tensor"
         return self._placed(Blamed(call, causes.INTRODUCED, words, row), None)
 
@@ -416,12 +431,6 @@ class Judge:
         row = max(call.outputs, key=lambda d: d.error or 0.0)
         words = f"{words}; {suspect.path} magnifies that error beyond its limit"
         return Blamed(call, causes.INTRODUCED, words, row)
-
-
-def _both(golden: ComparedCall, mine: ComparedCall) -> ComparedCall:
-    """Return a call of golden and one of mine as one."""
-    outputs = [d for c in (mine, golden) for d in c.outputs]
-    return ComparedCall(golden.golden, mine.mine, [*mine.inputs], outputs=outputs)
 
 
 def _around(record: Record | None) -> str:

@@ -4,9 +4,7 @@ From its end backwards: a call of mine is innocent if it answers to a call of go
 same with their inputs, by name and arguments, or because mine's call gives golden's result on
 golden's tensors. Then the error is in what it takes.
 
-Where the two are written otherwise, from its beginning forwards: a call of mine is innocent if its
-result is a step of what golden computes there (`inside.py`). A call that gives such a step once it
-takes another of golden's tensors was given the wrong tensor.
+Where the two are written otherwise, `rewritten.py` goes on from its beginning forwards.
 """
 
 from __future__ import annotations
@@ -14,13 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.dtypes import epsilon, is_floating
+from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.explain.exchange import Exchange
 from llmdebug_nb.explain.flow import Flow, FlowCall, is_telling, same_bytes
 from llmdebug_nb.explain.frontier import Region
-from llmdebug_nb.explain.known import Known
-from llmdebug_nb.explain.operators import CannotReplay
+from llmdebug_nb.explain.rewritten import Rewritten
 from llmdebug_nb.explain.runs import Runs
 
 
@@ -35,7 +32,9 @@ class Narrowing:
         region = self._given(region) or self._around(self._backwards(region))
         operators = [[c for c in side if c.is_operator] for side in (region.golden, region.mine)]
         if all(operators) and sum(map(len, operators)) > 2:
-            rewritten = _Rewritten(self, self._runs, region, operators[0], operators[1])
+            theirs, ours = operators
+            data = self.depending_on_data(theirs, 0), self.depending_on_data(ours, 1)
+            rewritten = Rewritten(self.exchange, self._runs, region, theirs, ours, data)
             region = self._around(self._made(rewritten.narrowed(), region))
         return self._chosen(region)
 
@@ -105,6 +104,20 @@ class Narrowing:
                 break
             found, around = around if len(computing) > 1 else found, around.around
         return found
+
+    def idle(self, region: Region) -> FlowCall | None:
+        """Return the module call of mine in a region or before it that gives what it takes.
+
+        It computes, as a rotation by no angle does.
+        """
+        entries = [d.pair.mine for d in region.entries if d.pair.mine is not None]
+        for call in (*region.mine, *map(self.flows[1].maker, entries)):
+            around = None if call is None else call.around
+            while around is not None:
+                if around.passes_on and any(self._computes(c, 1) for c in around.operators):
+                    return around
+                around = around.around
+        return None
 
     def _computes(self, call: FlowCall, side: int) -> bool:
         """Tell whether a call makes new values of data."""
@@ -243,231 +256,3 @@ class Narrowing:
         """Return the operator of the region that makes a tensor."""
         maker = self.flows[side].maker(record)
         return maker if maker in (region.golden, region.mine)[side] else None
-
-
-class _Rewritten:
-    """A region in which the two programs are written otherwise."""
-
-    def __init__(
-        self,
-        narrowing: Narrowing,
-        runs: Runs,
-        region: Region,
-        golden: list[FlowCall],
-        mine: list[FlowCall],
-    ) -> None:
-        self._narrowing, self._runs, self._region = narrowing, runs, region
-        self._exchange = narrowing.exchange
-        self._golden, self._mine = golden, mine
-        self._data = narrowing.depending_on_data(golden, 0), narrowing.depending_on_data(mine, 1)
-        dtypes = [r.summary.dtype for c in (*golden, *mine) for r in (*c.inputs, *c.outputs)]
-        noise = max((d.error or 0.0 for d in region.entries), default=0.0)
-        limit = constants.OPERATORS_EPSILONS * max(map(epsilon, dtypes))
-        limit += constants.AMPLIFICATION * noise
-        self._limit = min(limit, constants.OTHER_VALUES)
-        self._known = self._knows(self._data[0] or golden, 0)
-
-    def narrowed(self) -> Region:
-        region = self._region
-        golden, mine = self._data[0] or self._golden, self._data[1] or self._mine
-        suspects = self._suspects(mine, self._known, 1)
-        golden = self._suspects(golden, self._knows(mine, 1), 0) or golden
-        golden, suspects = self._parting(golden, suspects)
-        if not suspects:
-            return self._by_entries(golden, mine) or Region(
-                region.row, golden, mine, region.entries
-            )
-        found = self._given_another(golden, suspects[0])
-        if found is None and suspects[0] is mine[0]:
-            found = self._by_entries(golden, suspects[:1])
-        if found is None:
-            computes = next((c for c in suspects if not self._known.moves(c)), suspects[0])
-            suspects = self._first_lines([*self._tables(computes), *suspects])
-        return found or Region(region.row, golden, suspects, region.entries)
-
-    def _first_lines(self, calls: list[FlowCall]) -> list[FlowCall]:
-        """Return the calls of the first lines."""
-        index = self._runs.mine.run.index
-        lines: dict[object, None] = {}
-        for at, call in enumerate(calls):
-            frames = index.frames(call.key)
-            lines[(frames[0].file, frames[0].line) if frames else call] = None
-            if len(lines) > constants.REGION_LINES:
-                return calls[:at]
-        return calls
-
-    def _parting(
-        self, golden: list[FlowCall], mine: list[FlowCall]
-    ) -> tuple[list[FlowCall], list[FlowCall]]:
-        """Return the calls of both from the first two on that take the same tensor."""
-        for ours in mine[: constants.REGION_SUSPECTS]:
-            for theirs in golden[: constants.REGION_SUSPECTS]:
-                if self._share(theirs, ours):
-                    return golden[golden.index(theirs) :], mine
-        return golden, mine
-
-    def _share(self, golden: FlowCall, mine: FlowCall) -> bool:
-        return any(
-            self._exchange.same(theirs, ours) or self._known.same(theirs, ours)
-            for theirs in filter(is_telling, golden.inputs)
-            for ours in filter(is_telling, mine.inputs)
-        )
-
-    def _suspects(self, calls: list[FlowCall], known: Known, side: int) -> list[FlowCall]:
-        """Return the calls of one side that the other one does not know, and that matter.
-
-        Before them, those that only move elements, to places that nothing known confirms.
-        """
-        flow, own = self._narrowing.flows[side], (self._golden, self._mine)[side]
-        takers = {call: flow.takers(call, calls) for call in calls}
-        exact = [call for call in calls if known.exactly(call)]
-        apart = [c for c in calls if c not in exact and known.apart(c, own)]
-        every = {*exact, *apart}
-        sure = set(exact)
-        for call in reversed(apart):
-            if takers[call] and sure.issuperset(takers[call]):
-                sure.add(call)
-        every |= {c for c in calls if c.gives_indices and not sure.isdisjoint(takers[c])}
-        unknown = self._not_rejoining(calls, every, takers, side)
-        if not unknown:
-            return self._not_rejoining(calls, set(exact), takers, side)
-        moved: list[FlowCall] = []
-        for call in reversed(apart):
-            leads = not {unknown[0], *moved}.isdisjoint(takers[call])
-            if leads and call not in sure and known.moves(call):
-                moved.insert(0, call)
-        return [*moved, *unknown]
-
-    def _not_rejoining(
-        self,
-        calls: list[FlowCall],
-        known: set[FlowCall],
-        takers: dict[FlowCall, list[FlowCall]],
-        side: int,
-    ) -> list[FlowCall]:
-        """Return the unknown calls from which not all ways lead to known ones."""
-        pair = self._region.row.pair
-        flow, last = self._narrowing.flows[side], (pair.golden, pair.mine)[side]
-        rejoin, ends = set(known), set[FlowCall]()
-        for call in reversed(calls):
-            is_last = call is calls[-1] or (
-                last is not None and flow.made_by(last, {r.id for r in call.outputs})
-            )
-            if takers[call] and not is_last and rejoin.issuperset(takers[call]):
-                rejoin.add(call)
-            elif not is_last and ends.issuperset(takers[call]):
-                ends.add(call)
-        rest = [call for call in calls if call not in rejoin]
-        return [call for call in rest if call not in ends] or rest
-
-    def _tables(self, suspect: FlowCall) -> list[FlowCall]:
-        """Return the calls that lead to a suspect, use no data, and give what golden lacks.
-
-        They make the sines of positions, and the like.
-        """
-        known = self._knows([c for c in self._golden if c not in self._data[0]], 0)
-        leading, flow = [suspect], self._narrowing.flows[1]
-        for call in reversed(self._mine):
-            outputs = {r.id for r in call.outputs}
-            leads = any(flow.made_by(r, outputs) for c in leading for r in c.inputs)
-            if call in self._data[1] or not leads or not any(map(is_telling, call.outputs)):
-                continue
-            if not known.exactly(call) and not known.apart(call, self._mine):
-                leading.insert(0, call)
-        return leading[:-1]
-
-    def _knows(self, calls: list[FlowCall], side: int) -> Known:
-        return Known(calls, side, self._narrowing.flows, self._runs, self._limit)
-
-    def _given_another(self, golden: list[FlowCall], call: FlowCall) -> Region | None:
-        """Return a smaller region if a call gives a step once it takes another tensor.
-
-        ``golden``: its calls that give what mine does not know. A call that only moves elements
-        gives those of any tensor that it takes.
-        """
-        if self._known.moves(call):
-            return None
-        calls = (self._data[0] or self._golden)[: constants.REGION_SUSPECTS]
-        made = {r.id: c for c in self._golden for r in c.outputs}
-        others = [r for c in calls for r in (*c.inputs, *c.outputs) if is_telling(r)]
-        taken = [r for r in call.inputs if is_telling(r) and is_floating(r.summary.dtype)]
-        for record in taken:
-            for other in others:
-                if self._exchange.same(other, record) or not self._mends(call, record, other):
-                    continue
-                region = self._region
-                if other.id not in made:
-                    taker = next(c for c in self._golden if other in c.inputs)
-                    return Region(
-                        region.row, [taker], [call], region.entries, taken=(other, record)
-                    )
-                last = made[other.id]
-                chain = [c for c in golden if c.start <= last.start] or [last]
-                return Region(region.row, chain, [], region.entries, call)
-        return None
-
-    def _mends(self, call: FlowCall, record: Record, other: Record) -> bool:
-        """Tell whether a call of mine gives what golden computes once it takes golden's tensor."""
-        try:
-            result = self._exchange.on_golden(call, record, other)
-        except CannotReplay:
-            return False
-        return self._known.is_given(result, not self._exchange.is_entry(record, 1))
-
-    def _by_entries(self, *suspects: list[FlowCall]) -> Region | None:
-        """Return a smaller region if one side takes a tensor that the other does not take.
-
-        ``suspects``: golden's and mine's calls that may take it.
-        """
-        region = self._region
-        taken = [
-            [
-                (c, r)
-                for c in calls
-                for r in c.inputs
-                if is_telling(r) and is_floating(r.summary.dtype)
-            ]
-            for calls in (self._golden, self._mine)
-        ]
-        missing, foreign = (
-            [
-                (c, r)
-                for c, r in taken[at]
-                if c in suspects[at]
-                and self._exchange.is_entry(r, at)
-                and not self._has(at, r, rest)
-            ]
-            for at, rest in enumerate(taken[::-1])
-        )
-        if missing and foreign:
-            (theirs, wanted), (ours, given) = missing[0], foreign[0]
-            return Region(region.row, [theirs], [ours], region.entries, taken=(wanted, given))
-        if missing:
-            combined = self._combined(missing[0][0])
-            return Region(region.row, [combined], [], region.entries, self._mine[-1])
-        return None
-
-    def _combined(self, taker: FlowCall) -> FlowCall:
-        """Return the call of golden that combines what a call gives with other values.
-
-        The call itself may only gather elements of one tensor.
-        """
-        made: set[int] = set()
-        for call in self._golden[self._golden.index(taker) :]:
-            values = [r for r in call.inputs if is_telling(r) and is_floating(r.summary.dtype)]
-            own = [r for r in values if self._narrowing.flows[0].made_by(r, made)]
-            if (own or call is taker) and len(values) > 1:
-                return call
-            made |= {r.id for r in call.outputs} if own or call is taker else set()
-        return taker
-
-    def _has(self, side: int, record: Record, others: Sequence[tuple[FlowCall, Record]]) -> bool:
-        """Tell whether one of the other side's tensors is the same, or a view of the same."""
-        exchange, flows = self._exchange, self._narrowing.flows
-        for _, other in others:
-            golden, mine = (other, record) if side else (record, other)
-            if exchange.same(golden, mine):
-                return True
-            if exchange.same(flows[0].base(golden), flows[1].base(mine)):
-                return True
-        return False

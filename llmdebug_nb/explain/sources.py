@@ -104,9 +104,10 @@ class Places:
         found: list[Source | None] = []
         for side, key, op in zip(self._sides, (call.golden, call.mine), call.ops, strict=True):
             found.append(None if key is None else of_call(side, key, op or "", self._node))
-        if call.one_sided:
-            at = int(call.golden is None)
-            found[at] = self._calling(at, call.key) or found[at]
+        kinds = [key and is_operator(key.path) for key in (call.golden, call.mine)]
+        for at, key in enumerate((call.golden, call.mine)):
+            if key is not None and not kinds[at] and kinds[at] != kinds[1 - at]:
+                found[at] = self._calling(at, key) or found[at]  # the other program has no such one
         if self._blamed.places is not None:
             places = zip(self._sides, self._blamed.places, strict=True)
             found = [of_module(side, path) for side, path in places]
