@@ -200,6 +200,21 @@ def test_ids_that_make_no_sense_are_refused_in_one_line(ids: Any) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_children_off_without_ids_records_the_layers_alone(tmp_path: Path) -> None:
+    model = llama()
+    ids = torch.tensor([[1, 2, 3]])
+    with torch.no_grad():
+        for mode in ("module", "module+aten"):
+            with ld.dump(model, path=tmp_path, name=mode[-4:], children=False, mode=mode) as run:
+                model(ids)
+            layers = {f"model.layers.{number}" for number in range(len(model.model.layers))}
+            assert {record.site.path for record in run.records()} == layers
+        flat = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+        with ld.dump(flat, path=tmp_path, name="flat", children=False) as run:
+            flat(torch.ones(1, 2))
+        assert {record.site.path for record in run.records()} == {"0", "1"}
+
+
 def test_a_child_that_raises_does_not_hold_the_calls_after_it(tmp_path: Path) -> None:
     class Fails(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -148,6 +148,8 @@ class EmptyDump:
                 return f"{option} {texts!r} matches none of the {len(self.names)} calls seen{near}"
         if self.ids.unmatched:
             return self.ids.why_none()
+        if not options.children and not options.ids:
+            return "children=False without ids records layers alone, and none ran; leave it out"
         if options.overflow is not None:
             return "no call overflowed: all results were finite"
         apis, opname = ", ".join(options.apis or ()), ", ".join(options.opname)

@@ -24,12 +24,18 @@ class NameFilter:
         self.use_ids(options.ids, options.children)
 
     def use_ids(self, ids: tuple[str, ...], children: bool) -> None:
-        """Select only calls with these ids (empty: all), with ``children`` also those in them."""
+        """Select only calls with these ids (empty: all), with ``children`` also those in them.
+
+        Without either, only calls of modules are selected: those of layers, see `RecordingFilter`.
+        """
         self.ids = WantedIds(ids, children)
+        self._modules_alone = not ids and not children
         self._by_full_name = bool(self._options.contains or self._options.scope or ids)
 
     def selects(self, call: OpenCall) -> bool:
         """Return whether a call that begins is selected."""
+        if self._modules_alone and call.level != "module":
+            return False
         if self._opname and not starts_with_any(call.op, self._opname):
             return False
         return not self._by_full_name or self._selects_full_name(call)

@@ -80,14 +80,19 @@ class RecordingFilter:
         return self._round_of(call) in self._rounds
 
     def selected_modules(self, paths: Sequence[str], nodes: Sequence[Node]) -> list[bool]:
-        """Return for each path whether the control file selects that module.
+        """Return for each path whether the control file, or ``children``, selects that module.
 
         ``nodes``: all modules that are followed.
         """
-        if self._settings.ids is None:
-            return [True] * len(paths)
-        places = selection.places(nodes)
-        return [self._settings.selects(path, places.get(path, ())) for path in paths]
+        ids, children = self.calls
+        layers = None if ids or children else selection.outermost(nodes)
+        by_control = self._settings.ids is not None
+        places = selection.places(nodes) if by_control else {}
+        return [
+            (layers is None or path in layers)
+            and (not by_control or self._settings.selects(path, places.get(path, ())))
+            for path in paths
+        ]
 
     def _on(self, root: nn.Module) -> bool:
         """Return whether a root is on the selected device."""

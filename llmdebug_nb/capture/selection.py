@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import nn
 
+from llmdebug_nb.core.layers import repeated_layers
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.records import Node
 
@@ -72,6 +73,15 @@ def places(nodes: Sequence[Node]) -> dict[str, tuple[str, ...]]:
         texts.append((f"{above}_{number}" if above else str(number)) if node.parent >= 0 else "")
         by_path[node.path] = (texts[-1],)
     return by_path
+
+
+def outermost(nodes: Sequence[Node]) -> set[str]:
+    """Return the paths of a model's layers; of a model without any, those of the root's children.
+
+    They are what msit records with ``-child False`` alone.
+    """
+    roots = {index for index, node in enumerate(nodes) if node.parent < 0}
+    return repeated_layers(nodes) or {node.path for node in nodes if node.parent in roots}
 
 
 def is_container(module: nn.Module) -> bool:

@@ -171,7 +171,7 @@ class DumpOptions:
         WHAT, read=read.execution_ids, flags=("-ids", "--save-operation-ids"), metavar="A,B",
     )  # fmt: skip
     children: bool = option(
-        True, "with ids: also the calls below them", WHAT,
+        True, "with ids: also the calls below them; False without ids: layers alone", WHAT,
         read=read.flag, flags=("-child", "--save-operation-child"),
         flag_value=_true_or_false, metavar="BOOL",
     )  # fmt: skip
@@ -279,6 +279,8 @@ class DumpOptions:
                 f"mode {_joined(self.mode)!r}: of compiled code, graph={self.graph!r} says what is"
                 " recorded; leave mode out"
             )
+        if not self.children:
+            raise OptionError("graph and children=False exclude each other")
         for name in ("force_eager", "logits", "ids"):
             if getattr(self, name):
                 raise OptionError(f"graph and {name} exclude each other")
