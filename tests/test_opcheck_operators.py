@@ -118,3 +118,27 @@ def test_an_overflow_inside_a_kernel_of_torch_is_wrong(tmp_path):
     forward = _calls(result, "Functional.soft_margin_loss")[0]
     here = F.soft_margin_loss(x, target, reduction="none")
     assert forward.verdict == ("right" if here.isfinite().all() else "wrong")
+
+
+def test_a_gradient_that_is_only_marked_as_conjugate_is_judged(tmp_path):
+    x = torch.view_as_complex(_square().reshape(4, 2, 2))
+    result = _checked(lambda x: torch.vdot(x[0], x[1]), x, tmp_path)
+    assert [call.verdict for call in _calls(result, "Torch.vdot")] == ["right", "right"]
+
+
+def test_the_call_of_a_backward_pass_is_no_operator(tmp_path):
+    model = Program(torch.tanh)
+    with ld.dump(model, mode="api", path=tmp_path) as run:
+        y = model(_square().requires_grad_())
+        torch.autograd.backward(y, torch.ones_like(y))
+    calls = ld.opcheck(run, progress=False, output=tmp_path).result.calls
+    assert "Torch.autograd.backward" not in {call.op for call in calls}
+    assert {call.key.phase for call in calls if call.op == "Torch.tanh"} == {"forward", "backward"}
+
+
+@pytest.mark.parametrize("chosen", [{"names": "absent"}, {"ids": "99_9"}, {"paths": "no.*"}])
+def test_a_choice_of_no_call_says_what_there_is(chosen, tmp_path):
+    with ld.dump(model := Program(torch.tanh), mode="api", path=tmp_path) as run:
+        model(_square())
+    with pytest.raises(ld.LLMDebugError, match=r"none of the 1 calls .* has .*Torch\.tanh"):
+        ld.opcheck(run, progress=False, output=tmp_path, **chosen)

@@ -86,7 +86,7 @@ def run(task: Task) -> Results:
         line = str(error).partition("\n")[0]
         kind = DTYPE if "not implemented for" in line else FAILS
         raise CannotReplay(f"{name} fails in the replay: {line}", kind) from None
-    return [(slot, tensor.cpu()) for slot, tensor in found]
+    return [(slot, tensor.cpu().resolve_conj().resolve_neg()) for slot, tensor in found]
 
 
 def _compute(function: Operator, task: Task) -> Results:

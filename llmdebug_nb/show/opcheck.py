@@ -137,6 +137,8 @@ def around(result: OpCheckResult, paths: Sequence[Path] = ()) -> tuple[str, str]
 def _head(result: OpCheckResult) -> Iterator[str]:
     counts = f"{result.checked:,} of {count_text(result.total, 'operator call')} checked"
     yield f"opcheck {result.name}: {result.verdict}: {len(result.wrong):,} wrong; {counts}"
+    if not result.total:
+        yield "it has no call with an output: record a model with mode='aten' or 'api'"
     dtype, threads = result.options.get("dtype", "float64"), result.options.get("threads")
     count = f", {count_text(threads, 'thread')}" if isinstance(threads, int) and threads else ""
     if dtype != "float64" or count:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import pandas
 
 _MOST_JOBS = 64  # processes
+_SHOWN = 8  # operators that an error lists
 _MOST_THREADS = 1024  # a machine with more cores is not known
 
 
@@ -180,9 +181,17 @@ def _chosen(
     run: Run, choice: Choice, cases: str | os.PathLike[str] | None
 ) -> tuple[list[Call], tuple[str, ...]]:
     """Return the calls to check, and the cases that name none. Raises OptionError."""
+    every = calls_of(run, Choice())
+    if every and not any(map(choice.has, every)):
+        ops = sorted({call.op for call in every})
+        raise OptionError(
+            f"none of the {len(every):,} calls of {run.label} has {choice}; it has, for example,"
+            f" {every[0].op}{f' (id {every[0].id})' if every[0].id else ''} at {every[0].key.path};"
+            f" operators: {', '.join(ops[:_SHOWN])}{' …' if len(ops) > _SHOWN else ''}"
+        )
     if cases is None:
-        return calls_of(run, choice), ()
-    wanted, every = case_files.read(cases), calls_of(run, Choice())
+        return [call for call in every if choice.has(call)], ()
+    wanted = case_files.read(cases)
     calls, absent = case_files.choose(wanted, every)
     if not calls:
         has = f"; the run has, for example, {every[0].op} {every[0].id}" if every else ""

@@ -61,6 +61,10 @@ class Choice:
             return False
         return not self.paths or any(any(matches(glob, call.key.path)) for glob in self.paths)
 
+    def __str__(self) -> str:
+        parts = {"the id": self.ids, "a name with": self.names, "a path like": self.paths}
+        return ", and ".join(f"{what} {' or '.join(each)}" for what, each in parts.items() if each)
+
 
 def _parts(value: str | Iterable[str] | None) -> tuple[str, ...]:
     if value is None:

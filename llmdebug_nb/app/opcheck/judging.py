@@ -25,10 +25,13 @@ from llmdebug_nb.explain.operators import CannotReplay, bare_name
 from llmdebug_nb.explain.reference.atb_calls import SUFFIX
 from llmdebug_nb.explain.reference.computed import Computed, Tensors
 
-# they add to a tensor again and again, and each sum is rounded to its dtype
+# they, or their gradients, add to a tensor again and again, and each sum is rounded to its dtype
 _ADD_IN_PLACE = frozenset(
-    ("index_add", "index_put", "index_reduce", "scatter_add", "scatter_reduce")
-)
+    (
+        "grid_sample", "grid_sampler", "grid_sampler_2d", "index_add", "index_put", "index_reduce",
+        "scatter_add", "scatter_reduce",
+    )
+)  # fmt: skip
 # they give positions: of equal elements, any may be given
 _GIVE_POSITIONS = frozenset(
     (

@@ -39,7 +39,8 @@ _RECURRENT = _words("lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell
 _QUERIES = _words(
     """size dim ndimension numel nelement stride storage_offset storage storage_type
     untyped_storage element_size data_ptr const_data_ptr get_device dense_dim sparse_dim dim_order
-    backward retain_grad requires_grad_ share_memory_ pin_memory record_stream numpy tolist item
+    backward autograd.backward retain_grad requires_grad_ share_memory_ pin_memory record_stream
+    numpy tolist item
     apply_ map_ map2_ module_load result_type can_cast typename equal allclose __len__ __bool__
     __int__ __float__ __index__ __complex__ __nonzero__ __long__ __contains__ __repr__ __format__
     __array__ __array_wrap__ __deepcopy__ __reduce_ex__ __setstate__ __dlpack__ __dlpack_device__
