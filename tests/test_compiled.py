@@ -690,6 +690,30 @@ def test_what_was_written_for_torchairs_tools_opens_again_with_all_its_tensors(
     assert report.verdict == "match"
 
 
+def test_dumps_of_torchair_agree_with_each_other_and_with_the_run_until_a_value_is_changed(
+    fused, tmp_path: Path
+):
+    torchair.convert(fused[3] / "k.fx", tmp_path / "fx")
+    torchair.convert(fused[2], tmp_path / "ge", to="ge")
+    for golden, mine in (
+        (tmp_path / "fx", tmp_path / "ge"),
+        (fused[3] / "k.fx", tmp_path / "fx"),
+        (tmp_path / "ge", fused[2]),
+    ):
+        report = ld.compare(golden, mine, progress=False)
+        assert report.verdict in AGREED
+        coverage = report.coverage
+        assert coverage.observables == coverage.observables_matched
+        assert coverage.values_matched > 0
+    for file in (tmp_path / "ge").glob("worldsize1*/*/*/*/1/1/*"):  # of the last token
+        data = file.read_bytes()
+        last = torch.frombuffer(bytearray(data[-4:]), dtype=torch.float32) + 3.0
+        file.write_bytes(data[:-4] + last.numpy().tobytes())
+    report = ld.compare(tmp_path / "fx", tmp_path / "ge", progress=False)
+    assert report.verdict == "diverged"
+    assert {d.site.step for d in report.differences if d.verdict == "diverged"} == {1}
+
+
 def test_converting_reports_the_tensors_that_can_not_be_written(
     fused, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
