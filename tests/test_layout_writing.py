@@ -267,6 +267,7 @@ def test_entries_are_named_as_msprobe_names_them(run) -> None:
     home = Path("out/step1/rank0")
     document = json.loads((home / "dump.json").read_text())
     assert (document["task"], document["framework"]) == ("tensor", "pytorch")
+    assert document["dump_data_dir"] == "out/step1/rank0/dump_tensor_data"  # as the user named it
     assert list(document["data"]) == ["Module.up.Linear.forward.0", "Module.down.Linear.forward.0"]
     leaf = document["data"]["Module.up.Linear.forward.0"]["input_args"][0]
     assert (leaf["type"], leaf["dtype"], leaf["shape"]) == ("torch.Tensor", "torch.float32", [2, 4])

@@ -381,7 +381,7 @@ class _Step:
         task, files = "tensor" if self._valued else "statistics", self._home / "dump_tensor_data"
         document = {
             "task": task, "level": "mix", "framework": "pytorch",
-            "dump_data_dir": str(files.resolve()), "data": data,
+            "dump_data_dir": str(files), "data": data,
         }  # fmt: skip
         self._home.mkdir(parents=True, exist_ok=True)
         for name, content in (("dump", document), ("construct", self._construct)):
