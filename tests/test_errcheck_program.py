@@ -54,7 +54,10 @@ def test_exit_stops_the_program_and_dumps_the_inputs(tmp_path, capfd):
     program = f"{MODEL}{OVERFLOWS}model(ones * 100)\nprint('went on')"
     status, _ = check(tmp_path, program, "--exit", "--type", "overflow", "nan")
     assert status == 1
-    assert "went on" not in capfd.readouterr().out
+    out = capfd.readouterr().out
+    assert "went on" not in out
+    assert "tensors of the first bad call: " in out
+    assert "elements of output 0, in float16" in out
     inputs = [each for each in ld.open_run(tmp_path / "errcheck").records()
               if each.site.role == "input"]  # fmt: skip
     assert len(inputs) == 3

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from llmdebug_nb.app.live_models import modules_in
 from llmdebug_nb.app.recording import rank_here
 from llmdebug_nb.capture.hooks import module_tree
@@ -149,6 +151,8 @@ class ErrorCheck:
         if not is_ours:
             return None
         process = self._check.result(os.getpid(), ended_by)
+        if self.dumped is not None:
+            process = msgspec.structs.replace(process, dumped=str(self.dumped))
         self._keep(process)
         self.result = CheckResult(self.options.mode, self.options.types, (process,))
         self._write(self.result)

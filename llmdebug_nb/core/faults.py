@@ -116,7 +116,8 @@ class ProcessCheck(msgspec.Struct, frozen=True):
 
     ``checked``: count of calls. ``root_calls``: of models. ``meant``: operator -> count of calls
     that made infinities because they were given one. ``masked``: operator -> count of calls whose
-    bad values reached no result. ``problems``: of the check itself.
+    bad values reached no result. ``problems``: of the check itself. ``dumped``: folder of the run
+    that holds the tensors of the first faulty call.
     """
 
     rank: int
@@ -129,6 +130,7 @@ class ProcessCheck(msgspec.Struct, frozen=True):
     masked: Mapping[str, int] = {}
     problems: Mapping[str, int] = {}
     ended_by: str | None = None
+    dumped: str | None = None
 
 
 class CheckResult(msgspec.Struct, frozen=True):
@@ -171,13 +173,13 @@ def read_result(data: bytes) -> CheckResult:
 
 
 def bad_text(facts: Iterable[TensorFacts]) -> str:
-    """Return how many elements are bad: ``3 infinite of 64 elements of output 0 in float16``."""
+    """Return how many elements are bad: ``3 infinite of 64 elements of output 0, in float16``."""
     for each in facts:
         if each.nan or each.inf:
             counts = [(each.inf, "infinite"), (each.nan, "NaN")]
             bad = " and ".join(f"{count:,} {name}" for count, name in counts if count)
             dtype = each.dtype.removeprefix("torch.")
-            return f"{bad} of {math.prod(each.shape):,} elements of {each.slot}, in {dtype}"
+            return f"{bad} of {math.prod(each.shape):,} elements of output {each.slot}, in {dtype}"
     return ""
 
 

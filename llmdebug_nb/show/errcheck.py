@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from llmdebug_nb.core.faults import CheckResult, Fault, Headroom
+from llmdebug_nb.core.printable import printable
 from llmdebug_nb.show.words import count_text
 
 _SHOWN = 3  # faults and followers in full; the file has them all
@@ -40,6 +41,9 @@ def _lines(result: CheckResult, path: Path | None) -> Iterator[str]:
             yield f"{rank_text}bad values that reach no result: {_counts(each.masked)}"
         for problem, count in each.problems.items():
             yield f"{rank_text}not checked: {problem} ({count} times)"
+        if each.dumped is not None:
+            folder = printable(os.path.relpath(each.dumped))
+            yield f"{rank_text}tensors of the first bad call: {folder} (llmdebug opcheck -i)"
     if path is not None:
         yield f"written: {os.path.relpath(path)}"
 

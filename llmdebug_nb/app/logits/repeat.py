@@ -126,6 +126,6 @@ def _work(program: object, inputs: object) -> Callable[[], object]:
     if not callable(program) or inputs is not None:
         raise OptionError(
             f"expected a second run or model, or a program to run twice, got"
-            f" {type(program).__name__} alone"
+            f" {f'{program!r:.80}' if isinstance(program, str) else type(program).__name__} alone"
         )
     return program
