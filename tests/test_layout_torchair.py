@@ -187,7 +187,7 @@ def test_ge_files_come_back_bit_for_bit_and_protobuf_reads_the_same(
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", r"no GE dump file: its message of -1 bytes"),
+        (b"", r"no GE dump file: a message can't lie in 0 bytes"),
         (b"\x09" + bytes(7), r"of 9 bytes at byte 0 can't lie in 8 bytes"),
         (ge_bytes([], [X], length=1 << 63), "can't lie in"),
         (struct.pack("<Q", 3) + b"\x1a\x7f\x00", "a field at byte 8 that leads out"),
@@ -208,6 +208,15 @@ def test_ge_files_that_are_none_are_lost_by_name_and_byte(
         raise CorruptDumpError(lost.lost)
     assert "Add.bad.1.2.3" in lost.lost
     assert torch.equal(contents.load(at(contents, "good/GE.Add")), X)
+
+
+def test_ge_message_of_gigabytes_is_not_read(tmp_path: Path) -> None:
+    name = "Add.Add_1.1.2.3"
+    with (tmp_path / name).open("wb") as file:  # it takes no room on disk
+        file.write(struct.pack("<Q", 1 << 32))
+        file.truncate(1 << 33)
+    with pytest.raises(CorruptDumpError, match="message of 4,294,967,296 bytes at byte 0: more"):
+        ge_file.parse(Folder(tmp_path), name)
 
 
 def test_ge_tensors_that_contradict_their_file_are_lost_and_the_others_open(tmp_path: Path) -> None:

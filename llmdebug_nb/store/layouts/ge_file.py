@@ -39,6 +39,7 @@ _NAMES = {code: name for name, code in DTYPE_CODES.items()}
 _ND = 2  # the format of row-major tensors
 _OUTPUT, _INPUT, _BUFFER, _OP_NAME, _SPACE = 3, 4, 5, 6, 8
 _HEAD = 8  # bytes of the length
+_LONGEST_MESSAGE = 64 << 20  # bytes; a description of a call with 100,000 tensors has about 10 MB
 _LONGEST_NUMBER = 10  # bytes of a varint of 64 bits
 _MOST_PARTS = 100_000  # tensors of one call, and sizes of one shape; more are no operator's
 Value: TypeAlias = "int | bytes"
@@ -86,11 +87,14 @@ def parse(folder: Folder, name: str) -> GeCall:
     with reading(name), file.open("rb") as stream:
         size = file.stat().st_size
         head = stream.read(_HEAD)
-        length = struct.unpack("<Q", head)[0] if len(head) == _HEAD else -1
+        length = struct.unpack("<Q", head)[0] if len(head) == _HEAD else 0
         if not 0 < length <= size - _HEAD:
+            said = f"its message of {length:,} bytes at byte 0" if length else "a message"
+            raise CorruptDumpError(f"{name} is no GE dump file: {said} can't lie in {size:,} bytes")
+        if length > _LONGEST_MESSAGE:
             raise CorruptDumpError(
-                f"{name} is no GE dump file: its message of {length:,} bytes at byte 0 can't lie in"
-                f" {size:,} bytes"
+                f"{name} has a message of {length:,} bytes at byte 0: more than"
+                f" {_LONGEST_MESSAGE:,} are not read"
             )
         message = stream.read(length)
     if len(message) != length:
