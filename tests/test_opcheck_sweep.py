@@ -21,6 +21,7 @@ def test_samples_of_torch_are_right_and_faults_in_them_are_found(dtype):
         [sys.executable, SWEEP, *options], capture_output=True, text=True, timeout=1200
     )
     assert swept.returncode == 0, swept.stdout + swept.stderr
-    found = re.search(r"^fault found: ([\d,]+)$", swept.stdout, re.MULTILINE)
-    assert found is not None, swept.stdout
-    assert int(found[1].replace(",", "")) > 20
+    counts = dict(re.findall(r"^(fault (?:not )?found): ([\d,]+)$", swept.stdout, re.MULTILINE))
+    found, missed = int(counts["fault found"]), int(counts["fault not found"])
+    assert found > 20, swept.stdout
+    assert missed < found / 5, swept.stdout  # near a pole or a jump, rounding explains a tenth

@@ -18,6 +18,7 @@ from torch.nn.functional import relu
 
 import llmdebug_nb as ld
 from llmdebug_nb.capture.hooks import module_tree
+from llmdebug_nb.capture.operators.kinds import operator_name
 from llmdebug_nb.core.places import shown
 from llmdebug_nb.core.records import CallKey, Frame
 from models import llama, mixtral, prompt
@@ -47,6 +48,13 @@ def forward_only(model, *args):
 
 
 # --- names and places ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [torch.mm, torch.dsmm])
+def test_a_function_of_several_names_has_the_name_of_the_dispatcher(first):
+    operator_name.cache_clear()  # it takes equal functions for one, whichever comes first
+    assert first == torch.mm
+    assert {operator_name(first), operator_name(torch.spmm)} == {"Torch.mm"}
 
 
 def test_functions_and_methods_are_recorded_with_their_prefix_and_module():

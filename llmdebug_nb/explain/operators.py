@@ -57,6 +57,10 @@ sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh sinc deg2rad r
 arcsin arccos arctan arctan2 arcsinh arccosh arctanh
 erf erfc erfinv lgamma digamma polygamma mvlgamma igamma igammac i0
 special_erfcx special_entr special_i0e special_i1 special_i1e special_xlog1py special_ndtri
+special_expit special_erf special_erfc special_erfinv special_exp2 special_expm1 special_log1p
+special_sinc special_round special_logit special_digamma special_psi special_gammaln
+special_multigammaln special_polygamma special_xlogy special_i0 special_ndtr special_log_ndtr
+special_softmax special_log_softmax special_logsumexp special_gammainc special_gammaincc
 complex polar conj conj_physical _conj_physical resolve_conj resolve_neg angle real imag
 view_as_real view_as_complex
 """
@@ -162,6 +166,7 @@ _UNLISTED = frozenset(
         "scalar_tensor", "tril_indices", "triu_indices", "empty", "rand", "randn", "randint",
         "randperm", "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like",
         "randint_like", "fill", "normal", "_grouped_mm", "_transformer_encoder_layer_fwd",
+        "hardswish", "hardsigmoid",
     )
 )  # fmt: skip
 _OF_GRADIENTS = frozenset(_GRADIENTS.split())
@@ -250,7 +255,7 @@ def _member(home: object, name: str) -> Operator | None:
         return None
     function: object = vars(home).get(name, getattr(home, name, None))
     listed = id(function) in overridable_functions() or is_tensor_method(function, name)
-    listed = listed or (home is torch and name in _UNLISTED)
+    listed = listed or (home in (torch, torch.nn.functional) and name in _UNLISTED)
     return function if callable(function) and listed else None
 
 

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from types import BuiltinFunctionType
 
 import torch
 from torch.overrides import resolve_name
@@ -129,9 +130,27 @@ def _known_names(levels: tuple[str, ...]) -> Iterator[str]:
 
 
 @functools.cache
+def _names_of_several() -> dict[Callable[..., object], str]:
+    """Return the name that the dispatcher has, of functions of torch with several names.
+
+    ``torch.mm`` is ``torch.spmm`` too, and the two are equal.
+    """
+    names: dict[Callable[..., object], list[str]] = {}
+    for name, value in vars(torch).items():
+        if isinstance(value, BuiltinFunctionType):
+            names.setdefault(value, []).append(name)
+    several = {function: found for function, found in names.items() if len(found) > 1}
+    return {
+        function: next((name for name in found if hasattr(torch.ops.aten, name)), found[0])
+        for function, found in several.items()
+    }
+
+
+@functools.cache
 def operator_name(function: Callable[..., object]) -> str:
     """Return an operator's name with msprobe's prefix: ``Functional.linear``, ``Aten.add``."""
-    name = resolve_name(function)
+    own = _names_of_several().get(function)
+    name = f"torch.{own}" if own is not None else resolve_name(function)
     if name is None:
         bare = getattr(function, "__name__", type(function).__name__)
         name = f"{getattr(function, '__module__', None) or 'torch'}.{bare}"
