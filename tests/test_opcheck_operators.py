@@ -105,6 +105,29 @@ def test_a_complex_result_is_judged_by_double_precision(tmp_path, monkeypatch):
     assert [call.verdict for call in calls if call.key.phase == "forward"] == ["wrong"]
 
 
+@pytest.mark.parametrize(
+    ("fault", "verdict"), [(1.0, "right"), (1 + 1e-4, "right"), (1.1, "wrong")]
+)
+def test_what_an_operator_keeps_beside_its_result_is_as_exact_as_that(
+    fault, verdict, tmp_path, monkeypatch
+):
+    """Attention in bfloat16 keeps float32 numbers, which some CPUs make by a fast exponential."""
+    load = Run.load
+
+    def faulty(self, record):
+        x = load(self, record)
+        return x * fault if (record.site.role, record.site.slot) == ("output", "1") else x
+
+    monkeypatch.setattr(Run, "load", faulty)
+    model = Program(lambda x: F.scaled_dot_product_attention(x, x, x))
+    x = torch.randn(1, 4, 8, 16, generator=torch.Generator().manual_seed(0)).bfloat16()
+    with ld.dump(model, mode="aten", path=tmp_path) as run:
+        model(x)
+    calls = ld.opcheck(run, progress=False, output=tmp_path).result.calls
+    (call,) = (c for c in calls if [o.dtype for o in c.outputs] == ["bfloat16", "float32"])
+    assert call.verdict == verdict
+
+
 def test_what_draws_random_numbers_is_not_checked_and_says_so(tmp_path):
     result = _checked(lambda x: torch.normal(x, 1.0), _square(), tmp_path)
     assert [call.reason for call in _calls(result, "Torch.normal")] == [RANDOM] * 2

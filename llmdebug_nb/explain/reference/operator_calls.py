@@ -19,9 +19,11 @@ from llmdebug_nb.explain.runs import Side
 
 
 class OperatorCall:
-    """An operator on its recorded inputs. Raises CannotReplay."""
+    """An operator on its recorded inputs. Raises CannotReplay.
 
-    rounds_to: torch.dtype | None = None
+    What it keeps beside its result, as attention in bfloat16 keeps the logarithms of its sums in
+    float32, need be no more exact than the result: kernels take fast exponentials for it.
+    """
 
     def __init__(self, side: Side, key: CallKey, where: Where) -> None:
         self._call = Replayed(side, key, backward=True)
@@ -31,6 +33,9 @@ class OperatorCall:
         self._inputs = {r.site.slot: load(r.site.slot) for r in self._call.records}
         self.recorded = kept(side, key)
         self.length = longest(*self._inputs.values(), *self.recorded.values())
+        result = self.recorded.get("0")
+        floating = result if result is not None and result.is_floating_point() else None
+        self.rounds_to: torch.dtype | None = None if floating is None else floating.dtype
 
     @property
     def operands(self) -> list[torch.Tensor]:
