@@ -47,7 +47,8 @@ class Narrowing:
         if taken is None or not all(self._is_made(at, r) for at, r in enumerate(taken)):
             return region
         found = self._backwards(whole, taken)
-        return region if found is whole else found
+        is_cut = len(found.golden) == len(found.mine) == 1  # else the way back ended on its way
+        return found if is_cut else region
 
     def _chosen(self, region: Region) -> Region:
         """Return the region of the operators that take another part of a tensor, if mine's does.
