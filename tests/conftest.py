@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 from playwright.sync_api import Page
 
@@ -56,6 +57,23 @@ def _start(item: pytest.Item) -> int:
     if "lab" in getattr(item, "fixturenames", ()):
         return 0
     return 1 if item.get_closest_marker("slow") else 2
+
+
+# --- what a machine may lack ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def inductor() -> None:
+    """Skip, with the reason, where Inductor can't build a kernel for this CPU."""
+    from torch._inductor.cpp_builder import get_cpp_compiler  # takes a second
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    if " " in torch.__file__:
+        pytest.skip("Inductor can't link against a torch whose path has a space")
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler as error:
+        pytest.skip(f"Inductor finds no C++ compiler: {error}")
 
 
 # --- runs ---------------------------------------------------------------------------------------

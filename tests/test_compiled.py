@@ -338,7 +338,7 @@ def test_compiling_needs_a_named_model():
 
 
 @pytest.fixture(scope="module")
-def fused(tmp_path_factory: pytest.TempPathFactory):
+def fused(inductor: None, tmp_path_factory: pytest.TempPathFactory):
     """Return two steps of one model: plain Inductor's outputs, the recorded ones, run, folder."""
     folder = tmp_path_factory.mktemp("fused")
     net = model()
@@ -474,7 +474,7 @@ class Mirrored(nn.Module):
 
 
 @torch.no_grad()
-def test_the_fused_kernel_that_reads_what_it_has_already_overwritten_is_found():
+def test_the_fused_kernel_that_reads_what_it_has_already_overwritten_is_found(inductor):
     torch.manual_seed(0)
     net, x, index, values = (
         Mirrored(),

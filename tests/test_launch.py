@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -316,12 +317,11 @@ def test_a_python_that_could_not_be_reached_is_named_with_the_reason(here):
     (here / "call.py").write_text(
         MODEL + "model(torch.ones(1, 3)); import time; time.sleep(1)", encoding="utf-8"
     )
-    overwritten = f"PYTHONPATH=/nowhere {sys.executable} call.py"
+    program = f"{shlex.quote(sys.executable)} call.py"
+    overwritten = f"PYTHONPATH=/nowhere {program}"
     done = ld.launch(["bash", "-c", f"{overwritten}; exit 5"], name="r")
     assert (done.status, done.path) == (5, None)
-    assert any(
-        f"{sys.executable} call.py: PYTHONPATH was overwritten" in line for line in done.lines()
-    )
+    assert any(f"{program}: PYTHONPATH was overwritten" in line for line in done.lines())
     isolated = ld.launch(["python", "-I", "call.py"], name="r")
     assert any(
         "-I (isolated mode)" in line and "--pth" in line for line in isolated.lines("warning")
@@ -445,9 +445,8 @@ def test_a_termination_reaches_what_a_script_has_started(here):
 
 @pytest.mark.parametrize("status", [0, 4])
 def test_a_program_that_runs_no_model_says_so_and_keeps_its_status(here, capfd, status):
-    assert (
-        main(["dump", "--exec", f"{sys.executable} -c 'import sys; sys.exit({status})'"]) == status
-    )
+    line = shlex.join([sys.executable, "-c", f"import sys; sys.exit({status})"])
+    assert main(["dump", "--exec", line]) == status
     assert (
         "nothing was recorded: no Python that could be reached imported torch"
         in capfd.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import csv
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -469,10 +470,11 @@ def test_a_command_is_run_twice(tmp_path, capsys):
         "m = torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.Linear(4, 9))\n"
         "m(torch.arange(3)[None])\n"
     )
-    assert main(["logits", "--exec", f"{sys.executable} {script}"]) == 0
+    line = shlex.join([sys.executable, str(script)])
+    assert main(["logits", "--exec", line]) == 0
     assert "the same program twice: pass" in capsys.readouterr().out
     script.write_text(script.read_text().replace("torch.manual_seed(0)", "torch.seed()"))
-    assert main(["logits", "--exec", f"{sys.executable} {script}"]) == 1
+    assert main(["logits", "--exec", line]) == 1
 
 
 # -- front ends ------------------------------------------------------------------------------------

@@ -66,8 +66,13 @@ def _runner() -> Any:
 
 @pytest.mark.parametrize("name", SAY)
 def test_a_notebook_runs_and_prints_the_results_that_its_text_describes(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if name == "torch_compile":
+        request.getfixturevalue("inductor")
     runner = _runner()
     monkeypatch.delenv("LLMDEBUG_RUNS", raising=False)
     monkeypatch.setenv("PYTHONPATH", str(NOTEBOOKS.parent))

@@ -16,6 +16,8 @@ from llmdebug_nb.store.run import Run
 from models import llama
 from test_opcheck import _adds_up
 
+pytestmark = pytest.mark.usefixtures("inductor")
+
 
 class Norm(nn.Module):
     """A norm and a gate: two kernels, one of them a sum."""

@@ -315,7 +315,7 @@ class Small(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def fused(tmp_path_factory):
+def fused(inductor, tmp_path_factory):
     torch.manual_seed(0)
     model, x = Small().eval(), torch.randn(4, 64)
     with (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -54,7 +55,7 @@ class Unreached:
                 self._done.add(each)
                 why = why_unreached(words, self._pth) or self._why_overwritten(each)
                 if why is not None:
-                    command = " ".join(words)[:200]
+                    command = shlex.join(words)[:200]
                     self.messages.append(f"not reached: process {each}, {command}: {why}")
 
     def _why_overwritten(self, pid: int) -> str | None:
