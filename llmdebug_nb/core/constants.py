@@ -192,8 +192,6 @@ OPERATORS_EPSILONS = 64.0
 OWN_ERROR_RATIO = 8.0
 # A module passes an error on if its own share of it is below this.
 PASSED_ON_SHARE = 0.5
-# In place of the channel that a rotary embedding turns together with another one: not an index.
-NO_PARTNER = -1
 # Error of tensors that do not hold the same values, in any dtype: 99.9 % of the tensors of correct
 # programs are below half of it.
 OTHER_VALUES = 0.1

@@ -26,6 +26,8 @@ from llmdebug_nb.explain.operators import CannotReplay
 from llmdebug_nb.explain.runs import Runs, Side
 from llmdebug_nb.explain.weight_order import in_any_layer, row_order
 
+NO_PARTNER = -1  # in place of a channel's partner: it is not known
+
 
 class Turning:
     """The weights of one comparison whose rows don't follow the rotary embeddings."""
@@ -213,7 +215,7 @@ def _partners(change: torch.Tensor, limit: torch.Tensor) -> torch.Tensor | None:
     channels = torch.arange(len(size))
     if not bool((partners[partners] == channels)[sure].all()):
         return None
-    return torch.where(sure, partners, constants.NO_PARTNER)
+    return torch.where(sure, partners, NO_PARTNER)
 
 
 def follow(order: torch.Tensor, golden: torch.Tensor, mine: torch.Tensor) -> bool:
@@ -226,7 +228,7 @@ def follow(order: torch.Tensor, golden: torch.Tensor, mine: torch.Tensor) -> boo
     head, channel = torch.arange(len(order)) // channels, torch.arange(len(order)) % channels
     partner = mine[channel]
     wanted = golden[order % channels]
-    known = (partner != constants.NO_PARTNER) & (wanted != constants.NO_PARTNER)
+    known = (partner != NO_PARTNER) & (wanted != NO_PARTNER)
     other = order[(head * channels + partner).clamp(min=0)]
     same_head = other // channels == order // channels
     return bool((same_head & (other % channels == wanted))[known].all())
