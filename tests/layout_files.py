@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from llmdebug_nb.core.records import Record
-from llmdebug_nb.store.layouts import Contents
+from llmdebug_nb.store.layouts import Contents, Layout
 
 X = torch.arange(6.0).reshape(2, 3)
 
@@ -25,6 +26,12 @@ def write(file: Path, data: bytes | str) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(data if isinstance(data, bytes) else data.encode())
     return file
+
+
+def read(layout: Layout, path: Path) -> Contents:
+    """Return what a layout's reader finds, with all tensors read."""
+    contents = layout.read(path)
+    return replace(contents, records=list(map(contents.describe, contents.records)))
 
 
 def at(

@@ -28,7 +28,7 @@ from layout_files import X, save, write
 from llmdebug_nb.core import paths
 from llmdebug_nb.core.constants import MOST_DIMENSIONS
 from llmdebug_nb.core.errors import CorruptDumpError, LLMDebugError
-from llmdebug_nb.store.layouts import files, pickled
+from llmdebug_nb.store.layouts import drafts, files, pickled
 
 LEAF = {
     "type": "torch.Tensor", "dtype": "torch.float32", "shape": [2], "Max": 1, "Min": 0, "Mean": 0.5,
@@ -177,13 +177,13 @@ def test_what_small_files_unpack_to_is_limited_for_all_of_them_together(
 ) -> None:
     make(tmp_path)
     summed = [0]
-    of = files.summarize
+    of = drafts.summarize
 
     def counting(tensor: torch.Tensor) -> object:
         summed[0] += tensor.numel() * tensor.itemsize
         return of(tensor)
 
-    monkeypatch.setattr(files, "summarize", counting)
+    monkeypatch.setattr(drafts, "summarize", counting)
     found = list(ld.open_run(tmp_path).records())
     assert len(found) == COUNT
     assert 0 < summed[0] <= files._EXPANSION + files._TIMES * 100_000

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import llmdebug_nb as ld
-from layout_files import EXAMPLE, X, at, check_numbering, save, write
+from layout_files import EXAMPLE, X, at, check_numbering, read, save, write
 from llmdebug_nb.core.dtypes import DTYPES
 from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.kernels.raw import to_bytes
@@ -80,7 +80,7 @@ def atb_dump(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def test_atb_reads_the_example_of_the_format(tmp_path: Path) -> None:
     write(tmp_path / "0_1/0/0_Add/after/outtensor0.bin", EXAMPLE)
     assert bin_bytes(X) == EXAMPLE
-    contents = atb.read(tmp_path)
+    contents = read(atb, tmp_path)
     assert torch.equal(contents.load(contents.records[0]), X)
     assert contents.records[0].summary == summarize(X)
     assert contents.meta == {"formats": ["nd"], "op_params": {}}
@@ -109,7 +109,7 @@ def test_atb_any_dtype_and_shape_comes_back_bit_for_bit(
             torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(DTYPES[dtype]).reshape(shape)
         )
     write(tmp_path / "0_1/0/0_Add/after/outtensor0.bin", bin_bytes(tensor))
-    contents = atb.read(tmp_path)
+    contents = read(atb, tmp_path)
     found = contents.load(contents.records[0])
     assert (found.dtype, list(found.shape)) == (DTYPES[dtype], shape)
     assert to_bytes(found).tobytes() == raw
@@ -129,7 +129,7 @@ def test_atb_parser_takes_any_bytes_without_another_kind_of_error(noise: bytes, 
 
 def test_atb_both_writers_layouts_are_read(atb_dump: Path) -> None:
     assert layouts.detect(atb_dump) is atb
-    contents = atb.read(atb_dump)
+    contents = read(atb, atb_dump)
     check_numbering(contents)
     assert [(c.index, c.step, c.kind) for c in contents.calls] == [
         (0, 0, "forward"),
@@ -141,7 +141,7 @@ def test_atb_both_writers_layouts_are_read(atb_dump: Path) -> None:
 
 
 def test_atb_follows_ids_by_number_inputs_in_outputs_out(atb_dump: Path) -> None:
-    sites = [record.site for record in atb.read(atb_dump).records if record.site.step == 0]
+    sites = [record.site for record in read(atb, atb_dump).records if record.site.step == 0]
     seen = [(site.path.rpartition(".")[2], site.role, site.slot) for site in sites]
     assert seen == [
         ("2_WordEmbedding", "output", "0"),
@@ -156,7 +156,7 @@ def test_atb_follows_ids_by_number_inputs_in_outputs_out(atb_dump: Path) -> None
 
 
 def test_atb_operations_become_nodes(atb_dump: Path) -> None:
-    nodes = atb.read(atb_dump).nodes
+    nodes = read(atb, atb_dump).nodes
     assert [(n.name, n.type, n.parent) for n in nodes] == [
         ("", "", -1),
         ("2_WordEmbedding", "WordEmbedding", 0),
@@ -170,26 +170,26 @@ def test_atb_round_and_operation_folders_open_alone(tmp_path: Path) -> None:
     folder = atb_round(tmp_path / "0_4242", 7)
     for path in (tmp_path / "0_4242", folder):
         assert layouts.detect(path) is atb
-        assert {r.site.step for r in atb.read(path).records} == {7}
+        assert {r.site.step for r in read(atb, path).records} == {7}
 
 
 def test_atb_ranks_number_the_processes_by_device(tmp_path: Path) -> None:
     for device in (10, 9):
         write(tmp_path / f"tensors/{device}_5/0/0_Add/after/outtensor0.bin", bin_bytes(X + device))
-    assert at(atb.read(tmp_path), "0_Add", rank=0).summary == summarize(X + 9)
+    assert at(read(atb, tmp_path), "0_Add", rank=0).summary == summarize(X + 9)
 
 
 def test_atb_tensor_seen_on_the_other_side_has_a_slot_of_its_own(tmp_path: Path) -> None:
     base = tmp_path / "0_1/0/0_Add"
     for name in ("before/intensor0", "before/outtensor0", "after/intensor0", "after/outtensor0"):
         write(base / f"{name}.bin", bin_bytes(X))
-    seen = [(r.site.role, r.site.slot) for r in atb.read(tmp_path).records]
+    seen = [(r.site.role, r.site.slot) for r in read(atb, tmp_path).records]
     assert seen == [("input", "0"), ("output", "before.0"), ("input", "after.0"), ("output", "0")]
 
 
 def test_atb_description_alone_has_no_payload_and_is_not_lost(tmp_path: Path) -> None:
     write(tmp_path / "0_1/0/0_Add/after/outtensor0.bin", bin_header(dtype=27))
-    record = atb.read(tmp_path).records[0]
+    record = read(atb, tmp_path).records[0]
     assert (record.summary.dtype, record.summary.shape, record.payload, record.lost) == (
         "bfloat16",
         (2, 3),
@@ -201,7 +201,7 @@ def test_atb_description_alone_has_no_payload_and_is_not_lost(tmp_path: Path) ->
 def test_atb_statistics_file_gives_its_figures(tmp_path: Path) -> None:
     text = b"format=nd\ntype=float\ndims=2x3\nmax=5\nmin=0\nmean=2.5\nl2norm=7.4162\n$End=1"
     write(tmp_path / "0_1/0/0_Add/after/outtensor0.bin", text)
-    summary = atb.read(tmp_path).records[0].summary
+    summary = read(atb, tmp_path).records[0].summary
     assert (summary.dtype, summary.shape, summary.max, summary.mean, summary.nan) == (
         "float32",
         (2, 3),
@@ -221,7 +221,7 @@ Dtype,Format,Shape,Max,Min,Mean,Norm,Tensor Path
 def test_atb_statistic_table_gives_records_at_the_paths_of_the_folders(tmp_path: Path) -> None:
     write(tmp_path / "0_1/0/statistic.csv", STATISTIC)
     write(tmp_path / "0_1/0/3_Layer/1_Linear/before/intensor0.bin", bin_bytes(X))
-    contents = atb.read(tmp_path)
+    contents = read(atb, tmp_path)
     assert at(contents, "3_Layer.1_Linear", "input").summary == summarize(X), (
         "exact, not of six decimals"
     )
@@ -240,14 +240,14 @@ def test_atb_dtype_that_torch_lacks_is_described_and_lost(
     tmp_path: Path, code: int, name: str
 ) -> None:
     write(tmp_path / "0_1/0/0_Add/after/outtensor0.bin", bin_bytes(X, dtype=code))
-    record = atb.read(tmp_path).records[0]
+    record = read(atb, tmp_path).records[0]
     assert (record.summary.dtype, record.summary.shape, record.payload) == (name, (2, 3), None)
     assert name in (record.lost or "")
 
 
 def test_atb_writer_that_appended_gives_several_calls(tmp_path: Path) -> None:
     write(tmp_path / "0_1/0/0_Add/after/outtensor0.bin", bin_bytes(X) + bin_bytes(X * 2))
-    contents = atb.read(tmp_path)
+    contents = read(atb, tmp_path)
     assert [contents.load(at(contents, "0_Add", call=call))[1, 2].item() for call in (0, 1)] == [
         5.0,
         10.0,
@@ -260,7 +260,7 @@ def test_atb_alias_is_read_from_the_file_it_names_and_tells_the_producer(tmp_pat
     write(
         folder / "0_RmsNormOperation/before/outtensor0.bin", bin_bytes(X - 99)
     )  # not yet computed
-    contents = atb.read(tmp_path)
+    contents = read(atb, tmp_path)
     record = at(contents, "10_Prefill_layer.1_LinearOperation", "input")
     assert torch.equal(contents.load(record), X * 2)
     assert record.summary == summarize(X * 2)
@@ -286,7 +286,7 @@ def test_atb_alias_that_leads_nowhere_or_out_is_lost_with_a_reason(
     folder = atb_round(tmp_path / "tensors/0_4242") / "10_Prefill_layer"
     write(folder / "0_RmsNormOperation/before/intensor0.bin", bin_bytes(torch.zeros(7)))
     write(folder / "1_LinearOperation/before/intensor0.bin", bin_header(data=name))
-    contents = atb.read(tmp_path / "tensors")
+    contents = read(atb, tmp_path / "tensors")
     record = at(contents, "10_Prefill_layer.1_LinearOperation", "input")
     assert record.payload is None
     assert "stands for" in (record.lost or "")
@@ -320,7 +320,7 @@ def test_atb_damaged_file_is_lost_by_name_and_hides_no_other(
 ) -> None:
     write(tmp_path / "0_1/0/0_Add/after/outtensor0.bin", damaged)
     write(tmp_path / "0_1/0/1_Add/after/outtensor0.bin", EXAMPLE)
-    contents = atb.read(tmp_path)
+    contents = read(atb, tmp_path)
     lost = [record.lost for record in contents.records if record.lost]
     assert len(lost) == 1
     assert why in lost[0]
@@ -331,12 +331,12 @@ def test_atb_damaged_file_is_lost_by_name_and_hides_no_other(
 def test_atb_dump_of_nothing_but_damage_is_refused_by_name(tmp_path: Path) -> None:
     write(tmp_path / "0_1/0/0_Add/after/outtensor0.bin", b"junk")
     with pytest.raises(CorruptDumpError, match=r"0_Add/after/outtensor0\.bin"):
-        atb.read(tmp_path)
+        read(atb, tmp_path)
 
 
 def test_atb_file_that_changed_after_opening_is_refused_on_load(tmp_path: Path) -> None:
     file = write(tmp_path / "0_1/0/0_Add/after/outtensor0.bin", EXAMPLE)
-    contents = atb.read(tmp_path)
+    contents = read(atb, tmp_path)
     file.write_bytes(EXAMPLE[:-4])
     with pytest.raises(CorruptDumpError, match="cut short"):
         contents.load(contents.records[0])
@@ -350,7 +350,7 @@ def test_atb_one_file_opens_and_takes_its_place_from_its_folders(tmp_path: Path,
     file = write(tmp_path / "0_1/3" / name, bin_bytes(X) + bin_bytes(X * 2))
     write(file.parent / "other.bin", b"junk")
     assert layouts.detect(file) is atb
-    contents = atb.read(file)
+    contents = read(atb, file)
     assert [(r.site.path, r.site.step, r.site.call) for r in contents.records] == [
         (path, step, call)
         for path, step in [("0_Add", 3) if "/" in name else ("mine", 0)]
@@ -362,7 +362,7 @@ def test_atb_one_file_opens_and_takes_its_place_from_its_folders(tmp_path: Path,
 
 def test_atb_one_file_that_is_an_alias_says_what_it_stands_for(tmp_path: Path) -> None:
     file = write(tmp_path / "x.bin", bin_header(data="0_1_outtensor0.bin"))
-    (record,) = atb.read(file).records
+    (record,) = read(atb, file).records
     assert "x.bin stands for '0_1_outtensor0.bin'" in (record.lost or "")
 
 
@@ -376,7 +376,7 @@ def test_atb_int4_is_unpacked_low_bits_first(tmp_path: Path, values: list[int]) 
         **{"$Object.data": f"0,{len(packed)}"},
     )
     file = write(tmp_path / "x.bin", head + packed)
-    record = (contents := atb.read(file)).records[0]
+    record = (contents := read(atb, file)).records[0]
     assert record.lost is None
     assert contents.load(record).tolist() == values
     assert record.summary.dtype == "int8"
@@ -387,7 +387,7 @@ def test_atb_int4_of_another_length_is_lost(tmp_path: Path) -> None:
     write(tmp_path / "0_1/0/0_Add/after/outtensor0.bin", bin_bytes(X))
     both = [bin_header(dtype=29, dims=count, **fields) + b"12" for count in (3, 9)]
     write(tmp_path / "0_1/0/1_Add/after/outtensor0.bin", b"".join(both))
-    found = atb.read(tmp_path)
+    found = read(atb, tmp_path)
     assert at(found, "1_Add", call=0).lost is None
     assert "2 bytes, which make no int4 tensor of shape [9]" in (
         at(found, "1_Add", call=1).lost or ""
@@ -418,7 +418,7 @@ def test_files_of_tensors_beside_a_dump_are_not_left_out_without_a_word(tmp_path
     atb_round(tmp_path / "0_4242")
     save(X, tmp_path / "golden.pth")
     write(tmp_path / "raw.bin", bin_bytes(X))
-    found = atb.read(tmp_path)
+    found = read(atb, tmp_path)
     for name in ("golden.pth", "raw.bin"):
         assert at(found, name).lost == (
             f"{name} is no file of layout atb, and is left out: open it alone"

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from layout_files import X, at, check_numbering, paths, save, write
+import llmdebug_nb as ld
+from layout_files import X, at, check_numbering, paths, read, save, write
 from llmdebug_nb.core.errors import NotADumpError
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.store import layouts
@@ -59,7 +60,7 @@ def test_msit_reads_the_same_from_dump_tensors_and_process_folder(
 ) -> None:
     path = msit_dump / inside
     assert layouts.detect(path) is msit
-    contents = msit.read(path)
+    contents = read(msit, path)
     check_numbering(contents)
     assert at(contents, "model.norm2", step=1).summary == summarize(X * 2 + 1)
     assert (
@@ -72,7 +73,7 @@ def test_msit_reads_the_same_from_dump_tensors_and_process_folder(
 
 
 def test_msit_strips_the_root_prefix_and_dots_nested_slots(msit_dump: Path) -> None:
-    contents = msit.read(msit_dump)
+    contents = read(msit, msit_dump)
     assert at(contents, "", "input").op == "LlamaForCausalLM"
     assert at(contents, "model.fc", slot="2.0").summary == summarize(X * 4)
     assert at(contents, "model.fc").op == "Linear"
@@ -81,14 +82,14 @@ def test_msit_strips_the_root_prefix_and_dots_nested_slots(msit_dump: Path) -> N
 def test_msit_token_folder_alone_keeps_its_token_and_has_no_tree(msit_dump: Path) -> None:
     token = msit_dump / "torch_tensors/cpu_4242/1"
     assert layouts.detect(token) is msit
-    contents = msit.read(token)
+    contents = read(msit, token)
     assert {r.site.step for r in contents.records} == {1}
     assert contents.nodes == []
     assert contents.calls[0].kind == "decode"
 
 
 def test_msit_follows_the_registered_order_inputs_in_outputs_out(msit_dump: Path) -> None:
-    contents = msit.read(msit_dump)
+    contents = read(msit, msit_dump)
     seen = [(r.site.path, r.site.role, r.site.slot) for r in contents.records if r.site.step == 0]
     assert seen == [
         ("model.fc", "weight", "weight"),
@@ -103,7 +104,7 @@ def test_msit_follows_the_registered_order_inputs_in_outputs_out(msit_dump: Path
 
 
 def test_msit_tree_becomes_nodes_with_types_parents_and_parameters(msit_dump: Path) -> None:
-    nodes = msit.read(msit_dump).nodes
+    nodes = ld.open_run(msit_dump).nodes
     assert [(n.path, n.name, n.type, n.parent) for n in nodes] == [
         ("", "", "LlamaForCausalLM", -1),
         ("model", "model", "LlamaModel", 0),
@@ -115,25 +116,25 @@ def test_msit_tree_becomes_nodes_with_types_parents_and_parameters(msit_dump: Pa
 
 
 def test_msit_folder_that_is_no_module_of_the_tree_is_an_api(msit_dump: Path) -> None:
-    assert at(msit.read(msit_dump), "model/softmax").op == "softmax"
+    assert at(read(msit, msit_dump), "model/softmax").op == "softmax"
 
 
 def test_msit_modules_without_a_tree_sort_by_number_not_by_letter(tmp_path: Path) -> None:
     for layer in (10, 2, 1):
         save(X, tmp_path / f"cpu_1/0/root.layers.{layer}/output.pth")
-    assert paths(msit.read(tmp_path / "cpu_1")) == ["layers.1", "layers.2", "layers.10"]
+    assert paths(read(msit, tmp_path / "cpu_1")) == ["layers.1", "layers.2", "layers.10"]
 
 
 def test_msit_ranks_number_the_processes_in_natural_order(tmp_path: Path) -> None:
     for device in (10, 2):
         save(X + device, tmp_path / f"torch_tensors/npu{device}_77/0/root.fc/output.pth")
-    contents = msit.read(tmp_path)
+    contents = read(msit, tmp_path)
     assert at(contents, "fc", rank=0).device == "npu:2"
     assert at(contents, "fc", rank=1).summary == summarize(X + 10)
 
 
 def test_msit_load_reads_the_tensor_again(msit_dump: Path) -> None:
-    contents = msit.read(msit_dump)
+    contents = read(msit, msit_dump)
     assert torch.equal(contents.load(at(contents, "model.norm2", step=1)), X * 2 + 1)
     assert not contents.load(at(contents, "model.fc", "weight", "weight")).requires_grad
 
@@ -147,7 +148,7 @@ root.fc,Linear,Output,1,torch.float16,"(2"""
 
 def test_msit_statistics_rows_become_records_without_payload(tmp_path: Path) -> None:
     write(tmp_path / "cpu_1/0/root.fc/statistics.csv", STATISTICS)
-    contents = msit.read(tmp_path / "cpu_1")
+    contents = read(msit, tmp_path / "cpu_1")
     row = at(contents, "fc", "input")
     assert (row.op, row.payload, row.lost) == ("Linear", None, None)
     assert (row.summary.dtype, row.summary.shape, row.summary.max, row.summary.l2norm) == (
@@ -166,13 +167,13 @@ def test_msit_statistics_rows_become_records_without_payload(tmp_path: Path) -> 
 
 def test_msit_statistics_row_that_was_cut_short_is_lost_with_a_reason(tmp_path: Path) -> None:
     write(tmp_path / "cpu_1/0/root.fc/statistics.csv", STATISTICS)
-    assert "a row is cut short" in (at(msit.read(tmp_path / "cpu_1"), "fc", slot="1").lost or "")
+    assert "a row is cut short" in (at(read(msit, tmp_path / "cpu_1"), "fc", slot="1").lost or "")
 
 
 def test_msit_tensor_is_preferred_to_its_statistics_row(tmp_path: Path) -> None:
     write(tmp_path / "cpu_1/0/root.fc/statistics.csv", STATISTICS)
     save(X, tmp_path / "cpu_1/0/root.fc/input_0.pth")
-    record = at(msit.read(tmp_path / "cpu_1"), "fc", "input")
+    record = at(read(msit, tmp_path / "cpu_1"), "fc", "input")
     assert record.summary == summarize(X)
 
 
@@ -180,7 +181,7 @@ def test_msit_parent_folder_of_two_dumps_is_refused_rather_than_mixed(tmp_path: 
     for time in "12":
         msit_process(tmp_path / f"msit_dump_{time}/torch_tensors/cpu_{time}")
     with pytest.raises(NotADumpError, match="holds 2 dumps: open one of msit_dump_1/torch_tensors"):
-        msit.read(tmp_path)
+        read(msit, tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"name": 1, "type": "x"}', "[" * 100_000])
@@ -188,6 +189,6 @@ def test_msit_damaged_tree_leaves_the_tensors_readable_and_is_not_silent(
     msit_dump: Path, text: str
 ) -> None:
     write(msit_dump / "torch_tensors/cpu_4242/model_tree.json", text)
-    contents = msit.read(msit_dump)
+    contents = read(msit, msit_dump)
     assert at(contents, "model.fc").lost is None
     assert "model_tree.json" in (at(contents, "torch_tensors/cpu_4242/model_tree.json").lost or "")

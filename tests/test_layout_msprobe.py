@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from layout_files import X, at, check_numbering, paths, save, write
+import llmdebug_nb as ld
+from layout_files import X, at, check_numbering, paths, read, save, write
 from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.store import layouts
@@ -88,7 +89,7 @@ def msprobe_rank(folder: Path, entries: dict[str, Any] = ENTRIES, **head: Any) -
 def test_msprobe_reads_root_step_and_rank_alike(tmp_path: Path, inside: str) -> None:
     msprobe_rank(tmp_path / "step3/rank5")
     assert layouts.detect(tmp_path / inside) is msprobe
-    contents = msprobe.read(tmp_path / inside)
+    contents = read(msprobe, tmp_path / inside)
     check_numbering(contents)
     assert {(r.site.step, r.site.rank) for r in contents.records} == {(3, 5)}
     assert [(c.index, c.step, c.kind) for c in contents.calls] == [(3, 3, "forward")]
@@ -98,11 +99,11 @@ def test_msprobe_reads_root_step_and_rank_alike(tmp_path: Path, inside: str) -> 
 @pytest.mark.parametrize("process", ["proc16342", "rank"])
 def test_msprobe_process_that_is_not_distributed_is_rank_zero(tmp_path: Path, process: str) -> None:
     msprobe_rank(tmp_path / "step0" / process)
-    assert {r.site.rank for r in msprobe.read(tmp_path).records} == {0}
+    assert {r.site.rank for r in read(msprobe, tmp_path).records} == {0}
 
 
 def test_msprobe_keeps_the_order_of_the_json(tmp_path: Path) -> None:
-    contents = msprobe.read(msprobe_rank(tmp_path / "step0/rank0"))
+    contents = read(msprobe, msprobe_rank(tmp_path / "step0/rank0"))
     assert paths(contents)[:4] == [
         "layers.0.fc1/Functional.linear",
         "layers.0.fc1",
@@ -112,7 +113,7 @@ def test_msprobe_keeps_the_order_of_the_json(tmp_path: Path) -> None:
 
 
 def test_msprobe_api_path_names_the_module_it_ran_in_and_counts_calls_there(tmp_path: Path) -> None:
-    contents = msprobe.read(msprobe_rank(tmp_path / "step0/rank0"))
+    contents = read(msprobe, msprobe_rank(tmp_path / "step0/rank0"))
     assert at(contents, "layers.0.fc1/Functional.linear").op == "Functional.linear"
     assert at(contents, "head/Functional.linear", call=0).summary.max == 45.0
     assert at(contents, "head/Functional.linear", call=1).summary.max == 50.0
@@ -120,7 +121,7 @@ def test_msprobe_api_path_names_the_module_it_ran_in_and_counts_calls_there(tmp_
 
 def test_msprobe_without_construct_leaves_an_api_at_its_own_name_and_count(tmp_path: Path) -> None:
     write(msprobe_rank(tmp_path / "step0/rank0") / "construct.json", "{}")
-    assert at(msprobe.read(tmp_path), "Functional.linear", call=2).summary.max == 50.0
+    assert at(read(msprobe, tmp_path), "Functional.linear", call=2).summary.max == 50.0
 
 
 def test_msprobe_construct_that_runs_in_circles_ends(tmp_path: Path) -> None:
@@ -129,11 +130,11 @@ def test_msprobe_construct_that_runs_in_circles_ends(tmp_path: Path) -> None:
         folder / "construct.json",
         json.dumps({"Functional.relu.0.forward": "a", "a": "b", "b": "a"}),
     )
-    assert at(msprobe.read(tmp_path), "Functional.relu").summary.max == 5.0
+    assert at(read(msprobe, tmp_path), "Functional.relu").summary.max == 5.0
 
 
 def test_msprobe_slots_are_dotted_and_scalars_left_out(tmp_path: Path) -> None:
-    contents = msprobe.read(msprobe_rank(tmp_path / "step0/rank0"))
+    contents = read(msprobe, msprobe_rank(tmp_path / "step0/rank0"))
     sites = [
         r.site
         for r in contents.records
@@ -158,13 +159,13 @@ def test_msprobe_slots_are_dotted_and_scalars_left_out(tmp_path: Path) -> None:
 
 
 def test_msprobe_gradients_are_of_phase_backward(tmp_path: Path) -> None:
-    contents = msprobe.read(msprobe_rank(tmp_path / "step0/rank0"))
+    contents = read(msprobe, msprobe_rank(tmp_path / "step0/rank0"))
     assert at(contents, "layers.0.fc1", "input", phase="backward").summary.max == 20.0
     assert at(contents, "layers.0.fc1", "weight", "weight", phase="backward").summary.max == 30.0
 
 
 def test_msprobe_modules_become_nodes(tmp_path: Path) -> None:
-    nodes = msprobe.read(msprobe_rank(tmp_path / "step0/rank0")).nodes
+    nodes = ld.open_run(msprobe_rank(tmp_path / "step0/rank0")).nodes
     assert [(n.path, n.type, n.parent) for n in nodes] == [
         ("", "", -1),
         ("layers", "", 0),
@@ -176,7 +177,7 @@ def test_msprobe_modules_become_nodes(tmp_path: Path) -> None:
 
 
 def test_msprobe_tensor_lies_beside_the_json_wherever_the_json_claims(tmp_path: Path) -> None:
-    contents = msprobe.read(msprobe_rank(tmp_path / "step0/rank0"))
+    contents = read(msprobe, msprobe_rank(tmp_path / "step0/rank0"))
     record = at(contents, "layers.0.fc1/Functional.linear")
     assert record.summary.fingerprint is None, "figures are the dump's, no tensor is read for them"
     assert torch.equal(contents.load(record), X * 2)
@@ -194,20 +195,20 @@ def test_msprobe_tensor_without_figures_is_described_by_reading_it(tmp_path: Pat
         "data_name": "Functional.linear.0.forward.input.0.pt",
     }
     msprobe_rank(tmp_path / "step0/rank0", {"Functional.linear.0.forward": {"output": [bare]}})
-    assert at(msprobe.read(tmp_path), "layers.0.fc1/Functional.linear").summary == summarize(X)
+    assert at(read(msprobe, tmp_path), "layers.0.fc1/Functional.linear").summary == summarize(X)
 
 
 def test_msprobe_bare_nan_and_infinity_are_numbers(tmp_path: Path) -> None:
     entry = {"Torch.add.0.forward": {"output": [leaf(torch.tensor([math.nan, math.inf]))]}}
     folder = msprobe_rank(tmp_path / "step0/rank0", entry)
     assert "NaN" in (folder / "dump.json").read_text(encoding="utf-8")
-    summary = at(msprobe.read(tmp_path), "Torch.add").summary
+    summary = at(read(msprobe, tmp_path), "Torch.add").summary
     assert math.isnan(summary.max or 0.0)
     write(
         folder / "dump.json",
         (folder / "dump.json").read_text(encoding="utf-8").replace("NaN", "-Infinity"),
     )
-    assert at(msprobe.read(tmp_path), "Torch.add").summary.max == -math.inf
+    assert at(read(msprobe, tmp_path), "Torch.add").summary.max == -math.inf
 
 
 def test_msprobe_statistics_of_a_bool_are_zero_and_one(tmp_path: Path) -> None:
@@ -222,7 +223,7 @@ def test_msprobe_statistics_of_a_bool_are_zero_and_one(tmp_path: Path) -> None:
     msprobe_rank(
         tmp_path / "step0/rank0", {"Torch.gt.0.forward": {"output": [flag]}}, task="statistics"
     )
-    record = at(msprobe.read(tmp_path), "Torch.gt")
+    record = at(read(msprobe, tmp_path), "Torch.gt")
     assert (record.summary.max, record.summary.min, record.summary.mean, record.payload) == (
         1.0,
         0.0,
@@ -245,7 +246,7 @@ def test_msprobe_checksum_is_called_what_it_is(
 ) -> None:
     entry = {"type": "torch.Tensor", "dtype": "torch.bfloat16", "shape": [3], "md5": stored}
     msprobe_rank(tmp_path / "step0/rank0", {"Torch.add.0.forward": {"output": [entry]}})
-    record = at(msprobe.read(tmp_path), "Torch.add")
+    record = at(read(msprobe, tmp_path), "Torch.add")
     assert record.summary.fingerprint == expected
     assert record.summary.dtype == "bfloat16"
 
@@ -256,7 +257,7 @@ def test_msprobe_data_name_never_leaves_its_folder(tmp_path: Path, file: str) ->
     entries = {
         "Torch.add.0.forward": {"input_args": [leaf(X)], "output": [leaf(X, data_name=file)]}
     }
-    record = at(msprobe.read(msprobe_rank(tmp_path / "step0/rank0", entries)), "Torch.add")
+    record = at(read(msprobe, msprobe_rank(tmp_path / "step0/rank0", entries)), "Torch.add")
     assert record.payload is None
     assert record.lost
     assert record.summary.max == 5.0, "what the JSON says of it stays"
@@ -277,7 +278,7 @@ def test_msprobe_impossible_shape_is_lost_and_the_rest_is_read(
     tmp_path: Path, bad: dict[str, Any]
 ) -> None:
     entries = {"Torch.add.0.forward": {"input_args": [leaf(X)], "output": [{**leaf(X), **bad}]}}
-    contents = msprobe.read(msprobe_rank(tmp_path / "step0/rank0", entries))
+    contents = read(msprobe, msprobe_rank(tmp_path / "step0/rank0", entries))
     assert "not a shape" in (at(contents, "Torch.add").lost or "")
     assert at(contents, "Torch.add", "input").lost is None
 
@@ -285,7 +286,7 @@ def test_msprobe_impossible_shape_is_lost_and_the_rest_is_read(
 def test_msprobe_one_damaged_rank_does_not_hide_the_other(tmp_path: Path) -> None:
     msprobe_rank(tmp_path / "step0/rank0")
     write(tmp_path / "step0/rank1/dump.json", '{"data": {"Torch.add.0.forward": {')
-    contents = msprobe.read(tmp_path)
+    contents = read(msprobe, tmp_path)
     assert at(contents, "step0/rank1/dump.json", rank=1).lost
     assert at(contents, "layers.0.fc1", "weight", "weight", phase="forward").lost is None
 
@@ -294,7 +295,7 @@ def test_msprobe_one_damaged_rank_does_not_hide_the_other(tmp_path: Path) -> Non
 def test_msprobe_that_is_damaged_as_a_whole_is_refused_by_name(tmp_path: Path, text: str) -> None:
     write(tmp_path / "dump.json", text.encode("utf-8", "surrogateescape"))
     with pytest.raises(CorruptDumpError, match=r"dump\.json"):
-        msprobe.read(tmp_path)
+        read(msprobe, tmp_path)
 
 
 def test_msprobe_half_characters_in_names_can_be_stored(tmp_path: Path) -> None:
@@ -302,5 +303,5 @@ def test_msprobe_half_characters_in_names_can_be_stored(tmp_path: Path) -> None:
         tmp_path / "step0/rank0",
         {"Torch.\ud800.0.forward": {"output": [{**leaf(X), "dtype": "\ud800"}]}},
     )
-    record = msprobe.read(tmp_path).records[0]
+    record = read(msprobe, tmp_path).records[0]
     f"{record.site} {record.op} {record.summary.dtype}".encode()

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from layout_files import EXAMPLE, X, at, check_numbering, paths, save, torch_bytes, write
+from layout_files import EXAMPLE, X, at, check_numbering, paths, read, save, torch_bytes, write
 from llmdebug_nb.core.errors import CorruptDumpError, MissingPackageError
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.store import layouts
@@ -46,7 +46,7 @@ def test_plain_folder_names_records_by_file_and_by_key(tmp_path: Path) -> None:
     save_file({"head.weight": X.half()}, tmp_path / "m.safetensors")
     write(tmp_path / "readme.txt", "hi")
     assert layouts.detect(tmp_path) is plain
-    contents = plain.read(tmp_path)
+    contents = read(plain, tmp_path)
     check_numbering(contents)
     scale = {
         ("sub/model.layers.0", "0"): 1,
@@ -67,7 +67,7 @@ def test_plain_folder_names_records_by_file_and_by_key(tmp_path: Path) -> None:
 def test_plain_raw_bytes_beside_tensor_files_are_lost_by_name(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", X.numpy())
     write(tmp_path / "raw.bin", "0123")
-    contents = plain.read(tmp_path)
+    contents = read(plain, tmp_path)
     assert at(contents, "raw.bin").lost == (
         "raw.bin has bytes alone: save the tensor as .npy, with its dtype"
     )
@@ -79,7 +79,7 @@ def test_plain_reads_atbs_bin_beside_other_files(tmp_path: Path) -> None:
     save(X, tmp_path / "golden.pth")
     write(tmp_path / "mine.bin", EXAMPLE + EXAMPLE)
     write(tmp_path / "cut.bin", EXAMPLE[:-1])
-    contents = plain.read(tmp_path)
+    contents = read(plain, tmp_path)
     for slot in ("0", "1"):
         assert torch.equal(contents.load(at(contents, "mine", slot=slot)), X)
     assert "cut.bin is cut short: 23 of 24 bytes are there" in (at(contents, "cut").lost or "")
@@ -90,10 +90,10 @@ def test_plain_needs_safetensors_for_its_own_files_alone(
 ) -> None:
     np.save(tmp_path / "x.npy", X.numpy())
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    assert len(plain.read(tmp_path).records) == 1
+    assert len(read(plain, tmp_path).records) == 1
     save_file({"head.weight": X}, tmp_path / "m.safetensors")
     with pytest.raises(MissingPackageError, match="pip install safetensors"):
-        plain.read(tmp_path)
+        read(plain, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["x.npy", "x.pt", "x.safetensors"])
@@ -105,7 +105,7 @@ def test_plain_single_file_opens(tmp_path: Path, name: str) -> None:
     }[name](tmp_path / name)
     write(tmp_path / "other.pt", b"junk")
     assert layouts.detect(tmp_path / name) is plain
-    contents = plain.read(tmp_path / name)
+    contents = read(plain, tmp_path / name)
     assert [r.site.path for r in contents.records] == ["x"]
     assert torch.equal(contents.load(contents.records[0]), X)
 
@@ -113,13 +113,13 @@ def test_plain_single_file_opens(tmp_path: Path, name: str) -> None:
 def test_plain_key_in_several_files_is_preceded_by_the_files(tmp_path: Path) -> None:
     save({"logits": X, "loss": X}, tmp_path / "a.pt")
     save({"logits": X * 2}, tmp_path / "b.pt")
-    assert sorted(paths(plain.read(tmp_path))) == ["a/logits", "b/logits", "loss"]
+    assert sorted(paths(read(plain, tmp_path))) == ["a/logits", "b/logits", "loss"]
 
 
 def test_plain_files_that_differ_in_their_ending_keep_it(tmp_path: Path) -> None:
     save(X, tmp_path / "x.pt")
     np.save(tmp_path / "x.npy", X.numpy())
-    assert paths(plain.read(tmp_path)) == ["x.npy", "x.pt"]
+    assert paths(read(plain, tmp_path)) == ["x.npy", "x.pt"]
 
 
 def test_plain_is_detected_only_with_a_tensor_file(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_plain_is_detected_only_with_a_tensor_file(tmp_path: Path) -> None:
 )
 def test_plain_torch_tensors_of_any_kind_come_back(tmp_path: Path, tensor: torch.Tensor) -> None:
     save(tensor, tmp_path / "x.pt")
-    contents = plain.read(tmp_path)
+    contents = read(plain, tmp_path)
     assert torch.equal(contents.load(contents.records[0]), tensor)
     assert contents.records[0].summary == summarize(tensor)
 
@@ -160,7 +160,7 @@ def test_plain_torch_tensors_of_any_kind_come_back(tmp_path: Path, tensor: torch
 )
 def test_plain_numpy_arrays_of_any_order_come_back(tmp_path: Path, array: np.ndarray) -> None:
     np.save(tmp_path / "x.npy", array)
-    contents = plain.read(tmp_path)
+    contents = read(plain, tmp_path)
     assert np.array_equal(contents.load(contents.records[0]).numpy(), array)
 
 
@@ -217,12 +217,12 @@ def test_plain_damaged_file_is_lost_by_name_and_hides_no_other(
 ) -> None:
     write(tmp_path / name, data)
     save(X, tmp_path / "good.pt")
-    contents = plain.read(tmp_path)
+    contents = read(plain, tmp_path)
     assert at(contents, "good").lost is None
     (lost,) = [record for record in contents.records if record.lost]
     assert name in (lost.lost or "")
     with pytest.raises(CorruptDumpError, match=name):
-        plain.read(tmp_path / name)
+        read(plain, tmp_path / name)
 
 
 @pytest.mark.parametrize("legacy", [False, True])
@@ -234,7 +234,7 @@ def test_pickled_code_is_never_run(tmp_path: Path, where: str, legacy: bool) -> 
     save(X, folder / Path(where).parent / ("good.pt" if where == "x.pt" else "input_0.pth"))
     layout = layouts.detect(folder)
     assert layout is not None
-    (lost,) = [record.lost for record in layout.read(folder).records if record.lost]
+    (lost,) = [record.lost for record in read(layout, folder).records if record.lost]
     assert not target.exists()
     assert "no pickled code is run" in lost
     assert "system" in lost
@@ -245,7 +245,7 @@ def test_plain_container_that_holds_itself_is_refused(tmp_path: Path) -> None:
     ring.append(ring)
     save(ring, tmp_path / "ring.pt")
     with pytest.raises(CorruptDumpError, match="nests more than 200 objects"):
-        plain.read(tmp_path)
+        read(plain, tmp_path)
 
 
 def test_plain_archive_that_unfolds_out_of_proportion_is_refused(
@@ -255,4 +255,4 @@ def test_plain_archive_that_unfolds_out_of_proportion_is_refused(
     monkeypatch.setattr(files, "_EXPANSION", 1 << 16)
     write(tmp_path / "x.npz", hostile_zip("x.npy", 1 << 20))
     with pytest.raises(CorruptDumpError, match="claims 1,048,576 bytes"):
-        plain.read(tmp_path)
+        read(plain, tmp_path)

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import llmdebug_nb as ld
-from layout_files import X, at, check_numbering, save, write
+from layout_files import X, at, check_numbering, read, save, write
 from llmdebug_nb.core.dtypes import DTYPES
 from llmdebug_nb.core.errors import CorruptDumpError, StoreError
 from llmdebug_nb.core.kernels.raw import to_bytes
@@ -126,7 +126,7 @@ def fx_dump(base: Path, old: bool = False) -> Path:
 
 def test_ge_reads_what_protobuf_writes_by_token_in_the_order_of_time(tmp_path: Path) -> None:
     assert layouts.detect(ge_dump(tmp_path)) is ge
-    contents = ge.read(tmp_path)
+    contents = read(ge, tmp_path)
     check_numbering(contents)
     first = [r.site for r in contents.records if r.site.step == 0]
     assert [(s.path, s.call, s.role, s.slot) for s in first] == [
@@ -202,7 +202,7 @@ def test_ge_files_that_are_none_are_lost_by_name_and_byte(
     home = tmp_path / TOKEN / "0"
     write(home / "Add.bad.1.2.3", data)
     write(home / "Add.good.1.2.4", ge_bytes([], [X]))
-    contents = ge.read(tmp_path)
+    contents = read(ge, tmp_path)
     (lost,) = [r for r in contents.records if r.lost]
     with pytest.raises(CorruptDumpError, match=message):
         raise CorruptDumpError(lost.lost)
@@ -228,7 +228,7 @@ def test_ge_tensors_that_contradict_their_file_are_lost_and_the_others_open(tmp_
     strange.output.add(data_type=99, size=1).shape.dim.extend([1])
     text = strange.SerializeToString()
     write(home / "Add.strange.1.2.6", struct.pack("<Q", len(text)) + text + b"?")
-    contents = ge.read(tmp_path)
+    contents = read(ge, tmp_path)
     said = {r.site.path.partition("/")[0]: r.lost or "" for r in contents.records if r.lost}
     assert "output 0: only 23 of 24 bytes at byte" in said["cut"]
     assert "of 4,611,686,018,427,387,904 bytes" in said["long"]
@@ -267,11 +267,11 @@ def test_ge_graph_beside_the_dump_gives_operators_the_names_of_fx_nodes(tmp_path
         '   name: "y"\n   attr {\n    key: "_fx_tensor_name"\n    value {\n'
         '     s: "mm_7-aten.mm.default.OUTPUT.0"\n    }\n   }\n  }\n }\n}\n',
     )
-    contents = ge.read(tmp_path)
+    contents = read(ge, tmp_path)
     assert contents.meta["fx_names"] == {"layers.0.mm": "mm_7-aten.mm.default"}
     assert torch.equal(contents.load(at(contents, "mm_7/GE.MatMul")), X @ X.t())
     write(tmp_path / "dynamo_optimized_graph_1_rank_0_pid_1_ts_2.txt", "} } {")
-    lost = [r.lost for r in ge.read(tmp_path).records if r.lost]
+    lost = [r.lost for r in read(ge, tmp_path).records if r.lost]
     assert len(lost) == 1
     assert "closes a bracket too many at 0" in lost[0]
 
@@ -282,7 +282,7 @@ def test_ge_files_reduced_to_minimum_and_maximum_are_statistics(tmp_path: Path) 
     pairs = np.array([[0.0, 5.0], [1.0, 2.0]])
     np.savez(home / "Add.Add_1.1.2.3_min_max.npz", inputs=pairs, outputs=pairs[:1])
     np.savez(home / "Add.odd.1.2.4_min_max.npz", inputs=np.zeros(3), outputs=pairs)
-    contents = ge.read(tmp_path)
+    contents = read(ge, tmp_path)
     found = at(contents, "Add_1/GE.Add", role="input", slot="1")
     assert (found.summary.min, found.summary.max, found.payload) == (1.0, 2.0, None)
     assert "does not hold minimum and maximum" in str([r.lost for r in contents.records if r.lost])
@@ -303,7 +303,7 @@ def test_a_packed_bomb_among_reduced_files_is_refused(tmp_path: Path) -> None:
         stream.write(out.getvalue())
         for _ in range(1 << 6):
             stream.write(bytes(1 << 22))
-    contents = ge.read(tmp_path)
+    contents = read(ge, tmp_path)
     (lost,) = [r.lost or "" for r in contents.records if r.lost]
     assert "claims" in lost
     assert torch.equal(contents.load(at(contents, "good/GE.Add")), X)
@@ -317,7 +317,7 @@ def test_fx_dumps_of_both_generations_have_their_tokens_and_no_time_stamps(
     tmp_path: Path, old: bool
 ) -> None:
     assert layouts.detect(fx_dump(tmp_path, old)) is fx
-    contents = fx.read(tmp_path)
+    contents = read(fx, tmp_path)
     check_numbering(contents)
     for step in (0, 1):
         sites = [r.site for r in contents.records if r.site.step == step]
@@ -333,7 +333,7 @@ def test_fx_files_reduced_to_minimum_and_maximum_are_statistics(tmp_path: Path) 
     home = fx_dump(tmp_path) / "worldsize1_global_rank0/graph_1/0"
     np.save(home / "exp-aten.exp.default.OUTPUT.0.1_min_max.npy", np.array([-1.0, 4.0]))
     np.save(home / "neg-aten.neg.default.OUTPUT.0.1.npy_min_max.npy", np.array([-2, 3]))
-    contents = fx.read(tmp_path)
+    contents = read(fx, tmp_path)
     for path, pair in (("exp/Aten.exp", (-1.0, 4.0)), ("neg/Aten.neg", (-2.0, 3.0))):
         found = at(contents, path)
         assert ((found.summary.min, found.summary.max), found.payload) == (pair, None)
@@ -348,7 +348,7 @@ def test_files_beside_a_dump_of_torchair_and_links_out_of_it_are_said(tmp_path: 
     (home / "loop-aten.exp.default.OUTPUT.0.1.npy").symlink_to(
         home / "loop-aten.exp.default.OUTPUT.0.1.npy"
     )
-    lost = sorted(r.lost for r in fx.read(tmp_path / "dump").records if r.lost)
+    lost = sorted(r.lost for r in read(fx, tmp_path / "dump").records if r.lost)
     assert len(lost) == 3
     assert any("golden.pth is no file of layout fx" in one for one in lost)
     assert any("a link that leads out" in one for one in lost)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import llmdebug_nb as ld
-from layout_files import X, at
+from layout_files import X, at, read
 from llmdebug_nb.cli import main
 from llmdebug_nb.core.errors import OptionError, StoreError
 from llmdebug_nb.core.kernels.raw import to_bytes
@@ -48,7 +48,7 @@ def export(
     written = writing.write(writer, dump, folder)
     layout = layouts.detect(folder)
     assert layout is not None
-    return written, layout.read(folder)
+    return written, read(layout, folder)
 
 
 def _op(path: str) -> str:

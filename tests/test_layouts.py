@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from layout_files import EXAMPLE, X, at, save, torch_bytes, write
+from layout_files import EXAMPLE, X, at, read, save, torch_bytes, write
 from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.store import layouts
 from llmdebug_nb.store.layouts import files, plain
@@ -41,7 +41,7 @@ def test_link_that_leads_out_of_the_folder_is_lost_and_one_inside_is_followed(
         link.symlink_to(target)
     layout = layouts.detect(folder)
     assert layout is not None
-    contents = layout.read(folder)
+    contents = read(layout, folder)
     assert len(contents.records) == 3
     (lost,) = [record.lost for record in contents.records if record.lost]
     assert f"{file} is a link that leads out of the folder" in lost
@@ -54,14 +54,14 @@ def test_linked_folder_that_leads_out_is_not_entered_and_not_silent(tmp_path: Pa
     save(X, tmp_path / "dump/good.pt")
     (tmp_path / "dump/away").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "dump/round").symlink_to(tmp_path / "dump")
-    contents = plain.read(tmp_path / "dump")
+    contents = read(plain, tmp_path / "dump")
     assert {r.site.path: r.lost is None for r in contents.records} == {"good": True, "away": False}
 
 
 def test_file_replaced_by_a_link_out_after_opening_is_refused_on_load(tmp_path: Path) -> None:
     secret = save(X, tmp_path / "secret.pt")
     file = save(X, tmp_path / "dump/x.pt")
-    contents = plain.read(tmp_path / "dump")
+    contents = read(plain, tmp_path / "dump")
     file.unlink()
     file.symlink_to(secret)
     with pytest.raises(CorruptDumpError, match="leads out"):
@@ -74,12 +74,12 @@ def test_a_file_that_the_user_names_may_be_a_link_to_anywhere(tmp_path: Path) ->
     link.parent.mkdir()
     link.symlink_to(blob)
     assert plain.detect(link)
-    contents = plain.read(link)
+    contents = read(plain, link)
     (record,) = contents.records
     assert record.site.path == "x"
     assert torch.equal(contents.load(record), X)
     with pytest.raises(CorruptDumpError, match="leads out"):  # a dump may come from anyone
-        plain.read(link.parent)
+        read(plain, link.parent)
     link.unlink()
     link.symlink_to(save(X, tmp_path / "blobs/4567"))
     with pytest.raises(CorruptDumpError, match="leads out"):  # it is another file by now
@@ -88,13 +88,13 @@ def test_a_file_that_the_user_names_may_be_a_link_to_anywhere(tmp_path: Path) ->
 
 def test_a_link_counts_by_its_target_if_only_that_has_an_ending(tmp_path: Path) -> None:
     (tmp_path / "latest").symlink_to(save(X, tmp_path / "x.pt"))
-    assert [record.site.path for record in plain.read(tmp_path / "latest").records] == ["x"]
+    assert [record.site.path for record in read(plain, tmp_path / "latest").records] == ["x"]
 
 
 def test_pipe_named_like_a_tensor_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x.pt")
     save(X, tmp_path / "good.pt")
-    assert "not a regular file" in (at(plain.read(tmp_path), "x").lost or "")
+    assert "not a regular file" in (at(read(plain, tmp_path), "x").lost or "")
 
 
 def test_every_layout_has_a_name_of_its_own_and_none_claims_an_empty_folder(tmp_path: Path) -> None:

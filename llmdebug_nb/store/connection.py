@@ -15,8 +15,8 @@ import sqlite3
 import tempfile
 import time
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TypeVar
 
@@ -46,7 +46,7 @@ class Connection(sqlite3.Connection):
     """A connection to an index, or to one in memory. ``file``: for messages.
 
     ``settled``: its writer has closed it. ``widths``: how many columns each of its tables has.
-    ``scratch``: the folder with the copy that it reads.
+    ``scratch``: the folder with the copy that it reads. ``reading``: what surrounds each query.
     """
 
     file: Path | None = None
@@ -54,6 +54,7 @@ class Connection(sqlite3.Connection):
     widths: Mapping[str, int]
     longest = LONGEST_QUERY
     scratch: str | None = None
+    reading: Callable[[], AbstractContextManager[None]] = nullcontext
     _end = float("inf")
 
     def close(self) -> None:
@@ -69,7 +70,7 @@ class Connection(sqlite3.Connection):
 
         Raises CorruptDumpError: a value has another type, or the index can't be read.
         """
-        with self._asking():
+        with self.reading(), self._asking():
             return rows_of(kind, self.execute(sql, values).fetchall())
 
     def numbers(self, sql: str, values: Sequence[object] = ()) -> array[int]:
@@ -77,7 +78,7 @@ class Connection(sqlite3.Connection):
 
         It is `rows` of ``tuple[int]`` in a third of the time: the array takes nothing else.
         """
-        with self._asking():
+        with self.reading(), self._asking():
             return array("q", (number for (number,) in self.execute(sql, values)))
 
     @contextmanager

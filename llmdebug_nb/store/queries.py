@@ -44,8 +44,9 @@ _STACK = """SELECT s.frames, s.inside, o.forward_path, o.forward_call FROM opera
  LEFT JOIN all_sources s ON s.idx = o.source WHERE {} ORDER BY o.rank != ?, o.id LIMIT 1"""
 # the input of a model that is named so, or of its first embedding
 _TOKEN_IDS = """SELECT generation, step, min(id) FROM rows WHERE role = 'input'
- AND phase = 'forward' AND payload IS NOT NULL AND kept IS NULL AND dtype IN ('int64', 'int32')
- AND (slot LIKE '%input_ids' OR op LIKE '%Embedding') GROUP BY generation, step"""
+ AND phase = 'forward' AND (slot LIKE '%input_ids' OR op LIKE '%Embedding')
+ AND payload IS NOT NULL AND kept IS NULL AND dtype IN ('int64', 'int32')
+ GROUP BY generation, step"""
 
 
 class _Stack(NamedTuple):
@@ -137,8 +138,9 @@ class Index:
         return self._one(tuple[int], f"SELECT count(*) FROM {view}")
 
     def count_kept_and_lost(self) -> tuple[int, int]:
-        """Return how many records have values, and how many have lost them."""
-        (found,) = self.query(tuple[int, int], "SELECT count(payload), count(lost) FROM rows")
+        """Return how many records have values, and how many have lost them, as far as is known."""
+        sql = f"SELECT count(payload), count(lost) FROM {self.source.listed}"
+        (found,) = self.query(tuple[int, int], sql)
         return found
 
     def recorded_steps(self) -> set[tuple[int, int]]:
@@ -196,7 +198,7 @@ class Index:
 
     def lost_reasons(self, n: int) -> list[tuple[str, int]]:
         """Return the ``n`` most frequent reasons for lost values, each with its count."""
-        sql = """SELECT lost, count(*) FROM rows WHERE lost IS NOT NULL
+        sql = f"""SELECT lost, count(*) FROM {self.source.listed} WHERE lost IS NOT NULL
  GROUP BY lost ORDER BY 2 DESC LIMIT ?"""
         return self.query(tuple[str, int], sql, (n,))
 

@@ -5,6 +5,7 @@ Opening executes no code from a dump, reads nothing outside its folder and chang
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -15,6 +16,7 @@ from llmdebug_nb.core.records import Record
 from llmdebug_nb.store import catalog, connection, layouts
 from llmdebug_nb.store import format as fmt
 from llmdebug_nb.store.connection import Connection
+from llmdebug_nb.store.figures import LISTED, Figures
 from llmdebug_nb.store.layouts import Contents, Layout
 from llmdebug_nb.store.process import OF_PROCESS, Process, processes
 from llmdebug_nb.store.rows import row_of
@@ -66,7 +68,7 @@ def in_memory(name: str, contents: Contents, nbytes: int) -> Run:
 
     ``meta["code"]`` may hold the Python that names one, by role, with ``{slot!r}`` in it.
     """
-    return Run(name, None, lambda: _indexed(contents, "memory", nbytes))
+    return Run(name, None, lambda: _indexed(name, contents, "memory", nbytes))
 
 
 def _open_native(path: Path, marker: dict[str, Any]) -> Source:
@@ -146,11 +148,22 @@ def _new_nodes(db: Connection, rows: _Rows) -> _Rows:
 
 def _foreign(layout: Layout, path: Path) -> Source:
     contents = layout.read(path)
-    files = [file for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file()]
-    return _indexed(contents, layout.NAME, sum(file.stat().st_size for file in files))
+    return _indexed(path.name, contents, layout.NAME, _bytes_of(path))
 
 
-def _indexed(contents: Contents, layout: str, nbytes: int) -> Source:
+def _bytes_of(path: Path) -> int:
+    """Return the size of a file, or of all files in a folder."""
+    if path.is_file():
+        return path.stat().st_size
+    total = 0
+    for at, _, files in os.walk(path):
+        for file in files:
+            with contextlib.suppress(OSError):  # a link that leads nowhere
+                total += os.stat(os.path.join(at, file)).st_size
+    return total
+
+
+def _indexed(name: str, contents: Contents, layout: str, nbytes: int) -> Source:
     """Put contents into an index in memory, so that the same queries work on them."""
     db = connection.in_memory()
     create_tables(db)
@@ -184,6 +197,7 @@ def _indexed(contents: Contents, layout: str, nbytes: int) -> Source:
         ),
     )
     insert_rows(db, "call_rows", _execution_ids(contents))
+    Figures(db, name, contents)
     ranks = sorted({record.site.rank for record in contents.records}) or [0]
     return Source(
         db,
@@ -193,6 +207,7 @@ def _indexed(contents: Contents, layout: str, nbytes: int) -> Source:
         complete=bool(contents.meta.get("complete", True)),
         meta=contents.meta,
         processes=[{"rank": rank} for rank in ranks],
+        listed=LISTED,
     )
 
 

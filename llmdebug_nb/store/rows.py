@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import json
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.records import Record, RootCall, Site, Summary, View
@@ -17,6 +18,7 @@ from llmdebug_nb.store.format import payload_dtype
 from llmdebug_nb.store.views import ROW_COLUMNS, VIEWS
 
 Row = Sequence[Any]
+Value: TypeAlias = str | float | None  # of a column
 _OWN = (
     "id", "seq", "op", "device", "producer", "payload", "lost", "kept", "kept_shape", "argument",
     "views",
@@ -27,6 +29,10 @@ _SUMMARY_FROM = len(_OWN) + len(_SITE)
 _ALL = (*_OWN, *_SITE, *_SUMMARY)
 SELECTED = ",".join(_ALL)  # what `record_of` reads, in its order
 SELECTED_KINDS = VIEWS["rows"].row(*_ALL)
+_own_values, _site_values, _summary_values = (
+    operator.attrgetter(*names) for names in (_OWN, _SITE, _SUMMARY)
+)
+FIGURES = (*_SUMMARY, "payload", "lost")  # the columns that a tensor's values decide
 
 
 def record_of(row: Row, path: Path | None) -> Record:
@@ -84,15 +90,22 @@ def texts_of(text: str, path: Path | None, what: str) -> list[str]:
 
 def row_of(record: Record, calls: Mapping[tuple[int, int], RootCall]) -> list[Any]:
     """Return a record's values of `ROW_COLUMNS`; ``calls``: root calls by generation and step."""
-    site, summary = record.site, record.summary
+    site = record.site
     call = calls.get((site.generation, site.step))
-    values = {name: getattr(site, name) for name in _SITE}
-    values |= {name: getattr(summary, name) for name in _SUMMARY}
-    values |= {name: getattr(record, name) for name in _OWN}
-    values["shape"] = json.dumps(summary.shape)
-    values["payload"] = None if record.payload is None else str(record.id)
+    values: dict[str, object] = dict(zip(_SITE, _site_values(site), strict=True))
+    values |= zip(_OWN, _own_values(record), strict=True)
+    values |= figures_of(record)
     values["kept_shape"] = None if record.kept_shape is None else json.dumps(record.kept_shape)
     values["views"] = json.dumps(record.views) if record.views else None
     values["kind"], values["root"] = (call.kind, call.root) if call else ("", "")
     values["root_call"] = call.index if call else 0
     return [values[name] for name in ROW_COLUMNS]
+
+
+def figures_of(record: Record) -> dict[str, Value]:
+    """Return a record's values of `FIGURES`."""
+    values: dict[str, Value] = dict(zip(_SUMMARY, _summary_values(record.summary), strict=True))
+    values["shape"] = json.dumps(record.summary.shape)
+    values["payload"] = None if record.payload is None else str(record.id)
+    values["lost"] = record.lost
+    return values

@@ -282,7 +282,8 @@ class Run(Tabular):
             TensorLookupError: the message lists what is there instead.
         """
         path = bounded(path)
-        path = next((node.path for node in self.nodes if path in node.aliases), path)
+        if self.index.is_empty("rows", "path = ?", (path,)):
+            path = next((node.path for node in self.nodes if path in node.aliases), path)
         columns: RecordColumns = {
             "path": path, "phase": phase, "role": role, "generation": generation, "step": step,
             "call": call,

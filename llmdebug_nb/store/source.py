@@ -21,7 +21,8 @@ class Source:
 
     ``processes``: what each process says of itself, at least its ``rank``. ``outdated()``: the
     dump has grown since. ``kinds``: role, slot, op and dtype of all rows, once they were read;
-    ``code``: the line of code of each frame, likewise.
+    ``code``: the line of code of each frame, likewise. ``listed``: the table of ``rows`` as far as
+    they are known without reading a tensor.
     """
 
     def __init__(
@@ -35,9 +36,10 @@ class Source:
         processes: list[dict[str, Any]],
         meta: dict[str, Any],
         outdated: Callable[[], bool] = lambda: False,
+        listed: str = "rows",
     ) -> None:
         self.db, self.load, self.outdated = db, load, outdated
-        self.layout, self.nbytes, self.complete = layout, nbytes, complete
+        self.layout, self.nbytes, self.complete, self.listed = layout, nbytes, complete, listed
         self.processes, self.meta = processes, meta
         self.kinds: list[tuple[str, str, str, str]] | None = None
         self.code: dict[Frame, str] | None = None

@@ -24,21 +24,16 @@ from llmdebug_nb.core.records import CallKey, Record, Site, Summary
 from llmdebug_nb.store.layouts import atb_bin
 from llmdebug_nb.store.layouts.atb_bin import Object, is_bin, objects, tensor_at
 from llmdebug_nb.store.layouts.contents import Contents
-from llmdebug_nb.store.layouts.files import (
+from llmdebug_nb.store.layouts.drafts import (
     Draft,
-    Folder,
     Place,
     beside,
     contents,
-    dtype_named,
     missing,
     moment,
-    natural,
-    number,
     one_dump,
-    read_csv,
-    sizes,
 )
+from llmdebug_nb.store.layouts.files import Folder, dtype_named, natural, number, read_csv, sizes
 from llmdebug_nb.store.layouts.writing import Dump, Written, kept, later, loaded
 
 NAME = "atb"

@@ -18,7 +18,8 @@ class Contents:
     """The contents of a foreign dump.
 
     ``load(record)`` returns the tensor of a record whose payload is not None. ``ids``: execution
-    ids by path.
+    ids by path. ``unread``: the ids of records whose summary is not known yet; ``describe(record)``
+    reads the tensor of one, and returns the record with its summary, or why it has none.
     """
 
     records: list[Record]
@@ -27,6 +28,8 @@ class Contents:
     load: Callable[[Record], torch.Tensor]
     meta: dict[str, Any] = field(default_factory=dict)
     ids: dict[str, str] = field(default_factory=dict)
+    unread: frozenset[int] = frozenset()
+    describe: Callable[[Record], Record] = lambda record: record
 
 
 class Layout(Protocol):

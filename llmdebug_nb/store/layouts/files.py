@@ -1,7 +1,7 @@
 """The parts that readers of foreign layouts share.
 
-They are: a folder that opens no file outside itself, decoders that trust neither a pickle nor a
-length field, and the conversion of drafts to `Contents`.
+They are: a folder that opens no file outside itself, and decoders that trust neither a pickle nor a
+length field.
 """
 
 from __future__ import annotations
@@ -12,22 +12,17 @@ import json
 import os
 import pickle
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import stat
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from tqdm.auto import tqdm
 
-from llmdebug_nb.core.errors import CorruptDumpError, LLMDebugError, NotADumpError
-from llmdebug_nb.core.kernels.raw import dtype_name, unreadable
-from llmdebug_nb.core.kernels.summary import summarize
-from llmdebug_nb.core.paths import bounded
-from llmdebug_nb.core.records import Node, Record, RootCall, Site, Summary
+from llmdebug_nb.core.errors import CorruptDumpError, LLMDebugError
+from llmdebug_nb.core.records import Summary
 from llmdebug_nb.store.checked import shape_of_sizes
-from llmdebug_nb.store.layouts.contents import Contents
 
 UNKNOWN = Summary("unknown", ())
 TENSOR_FILES = (".npy", ".npz", ".pt", ".pth", ".safetensors", ".bin")
@@ -56,6 +51,7 @@ class Folder:
         self.path = path.resolve()
         self.context = "".join(f"{name}/" for name in self.path.parts[1:][-above:])
         self._free = _EXPANSION
+        self._folders: dict[str, Path] = {}  # by name: without links
         self._rest: dict[str, int] = {}  # by file: the bytes that its tensors may still take
         self._granted: dict[tuple[str, object], int] = {}
 
@@ -86,7 +82,7 @@ class Folder:
             CorruptDumpError: it does not exist, leads out of the folder, or is not a regular file.
         """
         try:
-            real = (self.path / name).resolve(strict=True)
+            real = self._real(name)
         except (OSError, RuntimeError, ValueError):  # absent, a loop of links, a zero byte
             raise CorruptDumpError(f"{name} is missing") from None
         if not real.is_relative_to(self.path):
@@ -96,6 +92,16 @@ class Folder:
         if not real.is_file():
             raise CorruptDumpError(f"{name} is not a regular file")
         return real
+
+    def _real(self, name: str) -> Path:
+        """Return the path of a file without links; that of its folder is found once."""
+        above, _, last = name.rpartition("/")
+        if last in ("", ".", ".."):
+            return (self.path / name).resolve(strict=True)
+        if above not in self._folders:
+            self._folders[above] = (self.path / above).resolve(strict=True)
+        real = self._folders[above] / last
+        return real.resolve(strict=True) if stat.S_ISLNK(os.lstat(real).st_mode) else real
 
     def walk(self) -> tuple[list[str], dict[str, str]]:
         """Return the names of all files, naturally sorted, and skipped folders with the reason.
@@ -110,15 +116,20 @@ class Folder:
             left_out[name] = f"{name} can't be listed ({error.strerror})"
 
         for at, folders, files in os.walk(self.path, onerror=unreadable):
-            base = Path(at).relative_to(self.path)
-            names += [(base / file).as_posix() for file in files]
+            base = self._base(at)
+            names += [base + file for file in files]
             for folder in folders:
                 if os.path.islink(os.path.join(at, folder)) and not self._holds(Path(at, folder)):
-                    name = (base / folder).as_posix()
+                    name = base + folder
                     left_out[name] = (
                         f"{name} is a link that leads out of the folder, and is not followed"
                     )
         return sorted(names, key=natural), left_out
+
+    def _base(self, at: str) -> str:
+        """Return what stands before the names of a folder's files."""
+        base = Path(at).relative_to(self.path).as_posix()
+        return "" if base == "." else f"{base}/"
 
     def _holds(self, path: Path) -> bool:
         try:
@@ -131,8 +142,9 @@ class Folder:
         seen = 0
         for at, folders, files in os.walk(self.path):
             folders.sort()
+            base = self._base(at)
             for file in files:
-                yield (Path(at).relative_to(self.path) / file).as_posix()
+                yield base + file
             seen += len(files) + len(folders)
             if seen > _SCAN_LIMIT:
                 return
@@ -264,171 +276,3 @@ def sizes(value: object) -> tuple[int, ...]:
         with contextlib.suppress(ValueError):
             return shape_of_sizes(tuple(shape))
     raise CorruptDumpError(f"{str(value)[:80]!r} is not a shape")
-
-
-# -- from drafts to Contents --------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The place of a tensor: a file of the folder, and its key or offset in it."""
-
-    file: str
-    key: str | int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """A record without a number. Without a ``summary``, the tensor at ``place`` is read for one."""
-
-    site: Site
-    op: str = ""
-    place: Place | None = None
-    summary: Summary | None = None
-    lost: str | None = None
-    device: str = "cpu"
-
-
-def missing(name: str, why: object, step: int = 0, rank: int = 0) -> Draft:
-    """Return a draft for a file or folder that can't be read, so that it stays visible."""
-    return Draft(Site(name, step, rank=rank), lost=str(why))
-
-
-def beside(layout: str, names: Iterable[str], read: Iterable[str]) -> dict[str, str]:
-    """Return files of tensors that are no part of a layout, with the reason why they are left out.
-
-    ``names``: of all files; ``read``: of those that the layout knows.
-    """
-    known = set(read)
-    return {
-        name: f"{name} is no file of layout {layout}, and is left out: open it alone"
-        for name in names
-        if name.lower().endswith(TENSOR_FILES) and name not in known
-    }
-
-
-def moment(path: str, leaving: bool, order: Mapping[str, int] | None = None) -> tuple[Any, ...]:
-    """Return a sort key of nested execution: a module's inputs, its children, then its outputs.
-
-    ``order``: the positions of known paths; other paths follow by name.
-    """
-    order = order or {}
-    path = bounded(path)
-    parts = path.replace("/", ".").split(".") if path else []
-    prefixes = [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
-    keys = (
-        (1, order.get(prefix, len(order)), natural(part))
-        for prefix, part in zip(prefixes, parts, strict=True)
-    )
-    return (*keys, (2,) if leaving else (0,))
-
-
-def one_dump(folder: Folder, bases: Iterable[str]) -> None:
-    """Raise NotADumpError if files come from several dumps: they would look like ranks of one."""
-    found = sorted({base.removeprefix(folder.context).rstrip("/") for base in bases}, key=natural)
-    if len(found) > 1:
-        raise NotADumpError(
-            f"{folder.path} holds {len(found)} dumps: open one of {', '.join(found[:8])}"
-        )
-
-
-def tree_of(types: Mapping[str, str], records: Sequence[Record]) -> list[Node]:
-    """Return the module tree over dotted paths; an ancestor without a type gets an empty one."""
-    nodes: list[Node] = []
-    index: dict[str, int] = {}
-    params: dict[str, dict[str, list[int]]] = {}
-    for record in records:
-        if record.site.role == "weight" and record.site.phase == "forward" and not record.lost:
-            params.setdefault(record.site.path, {})[record.site.slot] = list(record.summary.shape)
-    for path in types:
-        parts = path.split(".") if path else []
-        parent = -1
-        for depth in range(len(parts) + 1):
-            prefix = ".".join(parts[:depth])
-            if prefix not in index:
-                index[prefix] = len(nodes)
-                name = parts[depth - 1] if depth else ""
-                nodes.append(
-                    Node(prefix, name, types.get(prefix, ""), parent, params.get(prefix, {}))
-                )
-            parent = index[prefix]
-    return nodes
-
-
-def contents(
-    folder: Folder,
-    drafts: Sequence[Draft],
-    open_: Callable[[Place], torch.Tensor],
-    *,
-    types: Mapping[str, str] | None = None,
-    tokens: bool = False,
-    meta: dict[str, Any] | None = None,
-) -> Contents:
-    """Return the drafts as numbered records, in their order.
-
-    ``open_(place)`` reads a tensor; it is called for drafts without a summary. ``tokens``: a step
-    is a generated token (prefill first). ``types``: class names by module path.
-
-    Raises:
-        CorruptDumpError: nothing is known about any tensor.
-    """
-    records: list[Record] = []
-    described: dict[Place, tuple[Summary, str | None]] = {}
-    made: dict[Place, int] = {}
-    for draft in tqdm(
-        drafts, desc=f"reading {folder.path.name}", unit=" tensors", delay=1, leave=False
-    ):
-        record = _describe(len(records), draft, open_, described, made)
-        records.append(record)
-    if records and all(record.summary is UNKNOWN for record in records):
-        raise CorruptDumpError(f"{folder.path}: nothing in it can be read; {records[0].lost}")
-    steps = sorted({record.site.step for record in records if record.site.role != "weight"})
-    kinds = ("prefill", "decode") if tokens else ("forward", "forward")
-    calls = [RootCall(step, step=step, kind=kinds[step > 0]) for step in steps]
-    return Contents(
-        records,
-        calls,
-        tree_of({_text(path): kind for path, kind in (types or {}).items()}, records),
-        lambda record: open_(record.payload),
-        meta or {},
-    )
-
-
-def _describe(
-    number: int,
-    draft: Draft,
-    open_: Callable[[Place], torch.Tensor],
-    described: dict[Place, tuple[Summary, str | None]],
-    made: dict[Place, int],
-) -> Record:
-    """Return a draft as a record. ``made``: outputs by place, the producers of inputs there."""
-    place, summary, lost, producer = draft.place, draft.summary, draft.lost, None
-    if place is not None:
-        try:
-            if summary is None:
-                if place not in described:
-                    described[place] = described_as(open_(place))
-                summary, lost = described[place]
-                place = None if lost else place
-        except CorruptDumpError as error:
-            place, lost = None, str(error)
-    if place is not None and draft.site.role == "input":
-        producer = made.get(place)
-    elif place is not None and draft.site.role == "output":
-        made[place] = number
-    site = replace(draft.site, path=_text(draft.site.path), slot=_text(draft.site.slot))
-    op, summary = _text(draft.op), summary or UNKNOWN
-    return Record(number, site, number, op, summary, draft.device, producer, place, lost)
-
-
-def described_as(tensor: torch.Tensor) -> tuple[Summary, str | None]:
-    """Return the statistics of a tensor, and the reason why its values can't be read, or None."""
-    why = unreadable(tensor)
-    if why is not None:
-        return Summary(dtype_name(tensor), tuple(tensor.shape)), why
-    return summarize(tensor), None
-
-
-def _text(name: str) -> str:
-    """Return a name that can be stored and shown: names and JSON may hold half surrogate pairs."""
-    return bounded(name.encode("utf-8", "backslashreplace").decode())

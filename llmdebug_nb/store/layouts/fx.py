@@ -22,16 +22,8 @@ from llmdebug_nb.core.kernels.raw import array_of
 from llmdebug_nb.core.printable import file_part
 from llmdebug_nb.core.records import Site, Summary
 from llmdebug_nb.store.layouts.contents import Contents
-from llmdebug_nb.store.layouts.files import (
-    Draft,
-    Folder,
-    Place,
-    beside,
-    contents,
-    missing,
-    one_dump,
-    read_npy,
-)
+from llmdebug_nb.store.layouts.drafts import Draft, Place, beside, contents, missing, one_dump
+from llmdebug_nb.store.layouts.files import Folder, read_npy
 from llmdebug_nb.store.layouts.graph_calls import DIRECTIONS, GraphCall, calls_of, place_of, placed
 from llmdebug_nb.store.layouts.writing import Dump, Written, loaded
 

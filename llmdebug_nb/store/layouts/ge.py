@@ -22,16 +22,8 @@ from llmdebug_nb.core.printable import file_part
 from llmdebug_nb.core.records import IN_KERNEL, Record, Site
 from llmdebug_nb.store.layouts import ge_file
 from llmdebug_nb.store.layouts.contents import Contents
-from llmdebug_nb.store.layouts.files import (
-    Draft,
-    Folder,
-    Place,
-    beside,
-    contents,
-    missing,
-    one_dump,
-    reading,
-)
+from llmdebug_nb.store.layouts.drafts import Draft, Place, beside, contents, missing, one_dump
+from llmdebug_nb.store.layouts.files import Folder, reading
 from llmdebug_nb.store.layouts.fx import figures_of
 from llmdebug_nb.store.layouts.graph_calls import GraphCall, calls_of, place_of, placed
 from llmdebug_nb.store.layouts.writing import Dump, Written, loaded

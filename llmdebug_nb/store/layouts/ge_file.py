@@ -18,7 +18,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -128,19 +128,19 @@ def _call(name: str, message: bytes, start: int, size: int) -> GeCall:
 
 def _part(name: str, content: bytes, role: str, index: int, start: int) -> Part:
     """Read a description of an input or output whose bytes begin at ``start``."""
-    size_field, found = (6, 5)[role == "input"], Part(role, index, "unknown", (), start, 0)
+    size_field, said = (6, 5)[role == "input"], dict[str, Any]()
     for field, value, at in fields(name, content, 0):
         if field == 1 and isinstance(value, int):
-            found = replace(found, dtype=_NAMES.get(value, f"ge_{value}"))
+            said["dtype"] = _NAMES.get(value, f"ge_{value}")
         elif field == 2 and isinstance(value, int):
-            found = replace(found, format=value)
+            said["format"] = value
         elif field == 3:
-            found = replace(found, shape=_shape(name, _bytes(name, value, at)))
+            said["shape"] = _shape(name, _bytes(name, value, at))
         elif field == 4 and role == "output":
-            found = replace(found, source=_source(name, _bytes(name, value, at)))
+            said["source"] = _source(name, _bytes(name, value, at))
         elif field == size_field and isinstance(value, int):
-            found = replace(found, length=value)
-    return found
+            said["length"] = value
+    return replace(Part(role, index, "unknown", (), start, 0), **said)
 
 
 def _checked(name: str, part: Part, size: int) -> Part:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from llmdebug_nb.core.paths import is_operator
 from llmdebug_nb.core.printable import file_part
 from llmdebug_nb.core.records import CallKey, Record
-from llmdebug_nb.store.layouts.files import Draft, natural
+from llmdebug_nb.store.layouts.drafts import Draft
+from llmdebug_nb.store.layouts.files import natural
 from llmdebug_nb.store.layouts.writing import Dump, Written
 
 DIRECTIONS = {"input": "INPUT", "output": "OUTPUT"}
@@ -28,7 +30,8 @@ class At:
     token: int
 
 
-def place_of(home: Sequence[str], depth: int = 2) -> At:
+@functools.lru_cache(1024)  # the files of a token lie in one folder
+def place_of(home: tuple[str, ...], depth: int = 2) -> At:
     """Read the folders of a file: the last is the token, the first of the last ``depth`` the model.
 
     What is missing is 0, None or empty.
@@ -51,7 +54,9 @@ def placed(drafts: Iterable[tuple[int, Draft]]) -> list[Draft]:
     for time, draft in ordered:
         call = seen[draft.site]
         seen[draft.site] += 1
-        numbered.append((time, replace(draft, site=replace(draft.site, call=call))))
+        if call:
+            draft = replace(draft, site=replace(draft.site, call=call))
+        numbered.append((time, draft))
     begun: dict[CallKey, int] = {}
     for time, draft in numbered:
         begun.setdefault(draft.site.key, time)

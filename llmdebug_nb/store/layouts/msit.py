@@ -27,18 +27,20 @@ from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.printable import cell, file_part
 from llmdebug_nb.core.records import Node, Record, Site, Summary
 from llmdebug_nb.store.layouts.contents import Contents
-from llmdebug_nb.store.layouts.files import (
+from llmdebug_nb.store.layouts.drafts import (
     Draft,
-    Folder,
     Place,
     beside,
     contents,
-    dtype_named,
     missing,
     moment,
+    one_dump,
+)
+from llmdebug_nb.store.layouts.files import (
+    Folder,
+    dtype_named,
     natural,
     number,
-    one_dump,
     read_csv,
     read_json,
     sizes,

@@ -26,19 +26,8 @@ from llmdebug_nb.core.paths import is_operator, module_of, parent_of
 from llmdebug_nb.core.printable import file_part
 from llmdebug_nb.core.records import Record, Site, Summary
 from llmdebug_nb.store.layouts.contents import Contents
-from llmdebug_nb.store.layouts.files import (
-    Draft,
-    Folder,
-    Place,
-    contents,
-    dtype_named,
-    missing,
-    natural,
-    number,
-    one_dump,
-    read_json,
-    sizes,
-)
+from llmdebug_nb.store.layouts.drafts import Draft, Place, contents, missing, one_dump
+from llmdebug_nb.store.layouts.files import Folder, dtype_named, natural, number, read_json, sizes
 from llmdebug_nb.store.layouts.pickled import read_tensor
 from llmdebug_nb.store.layouts.writing import Dump, Written, kept, later, loaded
 

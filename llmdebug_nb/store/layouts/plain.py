@@ -27,18 +27,8 @@ from llmdebug_nb.core.printable import file_part
 from llmdebug_nb.core.records import Site
 from llmdebug_nb.store.layouts import atb_bin
 from llmdebug_nb.store.layouts.contents import Contents
-from llmdebug_nb.store.layouts.files import (
-    Draft,
-    Folder,
-    GivenFile,
-    Place,
-    contents,
-    described_as,
-    from_array,
-    missing,
-    read_npy,
-    reading,
-)
+from llmdebug_nb.store.layouts.drafts import Draft, Place, contents, missing
+from llmdebug_nb.store.layouts.files import Folder, GivenFile, from_array, read_npy, reading
 from llmdebug_nb.store.layouts.pickled import granted, is_saved, plain, read_object, tensors_in
 from llmdebug_nb.store.layouts.writing import Dump, Written, kept, loaded
 
@@ -142,15 +132,9 @@ def _drafts(folder: Folder, name: str) -> Iterator[Draft]:
     """Yield a record for each tensor of a file, or one with the reason why it can't be read."""
     found = False
     try:
-        for item in _items(folder, name):
-            found, site = True, Site(item.path, slot=item.slot)
-            try:
-                with reading(name):
-                    summary, lost = described_as(_read(folder, name, item))
-                place = None if lost else Place(name, item.key)
-                yield Draft(site, place=place, summary=summary, lost=lost)
-            except CorruptDumpError as error:
-                yield Draft(site, lost=str(error))
+        for item in _items(folder, name, mapped=True):
+            found = True
+            yield Draft(Site(item.path, slot=item.slot), place=Place(name, item.key))
         if not found:
             raise CorruptDumpError(f"{name} holds no tensor")
     except CorruptDumpError as error:
