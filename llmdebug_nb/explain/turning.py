@@ -26,8 +26,6 @@ from llmdebug_nb.explain.operators import CannotReplay
 from llmdebug_nb.explain.runs import Runs, Side
 from llmdebug_nb.explain.weight_order import in_any_layer, row_order
 
-NO_PARTNER = -1  # in place of a channel's partner: it is not known
-
 
 class Turning:
     """The weights of one comparison whose rows don't follow the rotary embeddings."""
@@ -173,7 +171,7 @@ def turned(before: torch.Tensor, after: torch.Tensor, eps: float) -> torch.Tenso
 
     ``before``: [..., tokens, heads * channels]; ``after``: the same with axes of tokens, heads
     and channels in any order, each head perhaps repeated. A channel whose partner can't be told
-    has ``NO_PARTNER``; one that is not turned is its own. None if it is no rotation.
+    has -1; one that is not turned is its own. None if it is no rotation.
     """
     rows = before.double().flatten(0, -2)
     for heads in _as_heads(after, *rows.shape):
@@ -215,7 +213,7 @@ def _partners(change: torch.Tensor, limit: torch.Tensor) -> torch.Tensor | None:
     channels = torch.arange(len(size))
     if not bool((partners[partners] == channels)[sure].all()):
         return None
-    return torch.where(sure, partners, NO_PARTNER)
+    return torch.where(sure, partners, -1)
 
 
 def follow(order: torch.Tensor, golden: torch.Tensor, mine: torch.Tensor) -> bool:
@@ -228,7 +226,7 @@ def follow(order: torch.Tensor, golden: torch.Tensor, mine: torch.Tensor) -> boo
     head, channel = torch.arange(len(order)) // channels, torch.arange(len(order)) % channels
     partner = mine[channel]
     wanted = golden[order % channels]
-    known = (partner != NO_PARTNER) & (wanted != NO_PARTNER)
+    known = (partner >= 0) & (wanted >= 0)
     other = order[(head * channels + partner).clamp(min=0)]
     same_head = other // channels == order // channels
     return bool((same_head & (other % channels == wanted))[known].all())
