@@ -185,7 +185,7 @@ def test_runs_are_listed_and_deleted(shell, capsys):
         ("%%llmdump model --path /dev/null/x\nmodel(ids)", "can't write the dump"),
         ("%%llmdump model --name x\nawait model(ids)", "await at the top level"),
         ("%%llmdump modle\nmodel(ids)", "nearest: model"),
-        ("%llmcompare golden", "the following arguments are required: mine"),
+        ("%llmcompare golden", "mine (MINE or -mp) is missing"),
         ("%llmcompare nosuch other", "no run 'nosuch'"),
         ("%llmexplore nosuch", "no run 'nosuch'"),
         ("%llmruns --delete nosuch", "no run 'nosuch'"),

@@ -68,7 +68,8 @@ class Differences(Sequence[Difference], Tabular):
     def to_pandas(self) -> pandas.DataFrame:
         """Return a table with one row per difference.
 
-        Its columns: the site, dtype, shape and statistics of both sides, metrics, verdict, reason.
+        Its columns: the site; ``golden`` and ``mine``, the tensor of each side; dtype, shape and
+        statistics of both sides, metrics, verdict, reason.
         """
         import pandas
 
@@ -88,6 +89,8 @@ class Differences(Sequence[Difference], Tabular):
 
 def _flat(d: Difference) -> dict[str, Any]:
     row: dict[str, Any] = {name: getattr(d.site, name) for name in _SITE}
+    for side, record in (("golden", d.pair.golden), ("mine", d.pair.mine)):
+        row[side] = None if record is None else str(record.site)
     row["op"], row["seq"] = d.op, d.pair.either.seq
     for side, record in (("golden", d.pair.golden), ("my", d.pair.mine)):
         for name in _SIDE:

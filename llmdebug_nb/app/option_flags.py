@@ -19,6 +19,9 @@ from llmdebug_nb.core.option_declaration import (
 )
 from llmdebug_nb.core.options import DumpOptions
 
+# of messages, by msit's names
+LEVELS = {"debug": 0, "info": 1, "warning": 2, "error": 3, "fatal": 4, "critical": 4}
+
 
 def declare_options(
     parser: argparse.ArgumentParser, defaults: Mapping[str, object] | None = None

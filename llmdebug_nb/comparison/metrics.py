@@ -87,6 +87,39 @@ def compare(golden: torch.Tensor, mine: torch.Tensor, logits: bool = False) -> M
     return sums.result() | (tokens.result(_name(mine)) if tokens is not None else {})
 
 
+def divergence(golden: torch.Tensor, mine: torch.Tensor) -> float | None:
+    """Return KL(softmax(golden) || softmax(mine)) over two whole flattened tensors, as msit does.
+
+    Positions that are not finite on both sides are left out; None if there is no other one.
+
+    Raises:
+        ValueError: different element counts.
+    """
+    if golden.numel() != mine.numel():
+        raise ValueError(f"{golden.numel()} elements against {mine.numel()}")
+    g_flat, m_flat = (_flat(x) for x in _masks(golden, mine))
+    sums = [_LogSumExp(), _LogSumExp()]
+    chunks = zip(torch.split(g_flat, constants.CHUNK), torch.split(m_flat, constants.CHUNK),
+                 strict=True)  # fmt: skip
+    for g, m in chunks:
+        _add_row(sums, g.double().numpy(), m.double().numpy())
+    whole_golden, whole_mine = sums
+    if whole_golden.total == 0:
+        return None
+    return max(0.0, whole_golden.mean() - whole_golden.log() + whole_mine.log())
+
+
+def _add_row(sums: list[_LogSumExp], g: np.ndarray, m: np.ndarray) -> None:
+    """Add a row to the sums of golden, which weigh g - m, and of mine."""
+    fine = np.isfinite(g) & np.isfinite(m)
+    if not fine.any():
+        return
+    g, m = g[fine][None], m[fine][None]
+    (p, log_g), (_, log_m) = _softmax(g), _softmax(m)
+    sums[0].add(log_g, (p * (g - m)).sum(axis=1))
+    sums[1].add(log_m, np.zeros_like(log_m))
+
+
 def identical(summary: Summary, logits: bool = False) -> Metrics:
     """Return the metrics of a tensor and itself, from its statistics alone."""
     values: Metrics = dict.fromkeys(FIELDS, 0.0)

@@ -98,7 +98,7 @@ def _values(namespace: Namespace, option: argparse.Action) -> Iterable[object]:
     """Return the values that an option can have, as far as they are known."""
     if option.choices:
         return option.choices
-    if option.dest in ("calibrate", "delete", "golden"):
+    if option.dest in ("calibrate", "delete", "golden", "golden_path", "mine_path"):
         return [*namespace.run_names(), *(["auto"] if option.dest == "calibrate" else [])]
     if option.dest not in ("layers", "at", "types"):
         return _VALUES.get(option.dest, [])

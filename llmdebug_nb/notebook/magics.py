@@ -27,11 +27,12 @@ from llmdebug_nb.app.launching.checking import check_program
 from llmdebug_nb.app.launching.program import launch
 from llmdebug_nb.app.opcheck import arguments as opcheck_arguments
 from llmdebug_nb.app.opcheck.check import OpCheck, opcheck
-from llmdebug_nb.app.option_flags import declare_options
+from llmdebug_nb.app.option_flags import LEVELS, declare_options
 from llmdebug_nb.app.perturbing.perturb import Perturbed, perturb
 from llmdebug_nb.app.recording import Recording, dump
 from llmdebug_nb.app.report import Report
 from llmdebug_nb.app.runs import delete_run, runs
+from llmdebug_nb.app.upstream import compare_arguments
 from llmdebug_nb.core.errors import LLMDebugError, nearest
 from llmdebug_nb.core.perturbations import KINDS
 from llmdebug_nb.core.perturbations import MODES as PERTURB_MODES
@@ -91,6 +92,13 @@ class _OpCheckOptions(ArgDecorator):
         opcheck_arguments.declare(parser)
 
 
+class _CompareOptions(ArgDecorator):
+    """Declares the arguments of %llmcompare, those of ``llmdebug compare``."""
+
+    def add_to_parser(self, parser: argparse.ArgumentParser, _: object) -> None:
+        compare_arguments.declare(parser)
+
+
 @magics_class
 class LLMDebugMagics(Magics):
     """%%llmdump, %llmcompare, %%llmerrcheck, %llmopcheck, %llmperturb, %llmexplore, %llmruns."""
@@ -134,59 +142,26 @@ class LLMDebugMagics(Magics):
         return result
 
     @magic_arguments()
-    @argument("golden", help="the reference run: its name, path or variable")
-    @argument("mine", help="the run to check: its name, path or variable")
-    @argument("--limits", metavar="F", help="fixed limits: a YAML or JSON file, or a variable")
-    @argument(
-        "--calibrate",
-        metavar="RUN",
-        action="append",
-        help="another recording of golden, or auto: its model runs again; may be repeated",
-    )
-    @argument(
-        "--metric",
-        metavar="F",
-        action="append",
-        help="a metric: file.py:function, or a variable; may be repeated",
-    )
-    @argument("--csv", metavar="F", help="write the table of differences to this file")
-    @argument("--html", metavar="F", help="write the report as one HTML page to this file")
-    @argument(
-        "--map",
-        metavar="F",
-        help="YAML or JSON file, or a variable: modules of golden with those of mine",
-    )
-    @argument("--no-explain", action="store_true", help="skip the search for the cause")
+    @_CompareOptions()
     @argument(
         "--prove",
         action="store_true",
         help="put golden's value into mine's model, if it is still there, and run it on",
     )
-    @argument(
-        "--expect",
-        metavar="GLOB",
-        action="append",
-        help="mark the outputs of these modules as expected, from now on",
-    )
-    @argument("--comment", metavar="TEXT", default="", help="why they are expected")
-    @argument(
-        "--unexpect",
-        metavar="GLOB",
-        action="append",
-        help="remove a mark: the glob that it was made with",
-    )
     @line_magic
     def llmcompare(self, line: str) -> Report:
         """Compare two runs: show the verdict, the first divergence, the cause and the explorer.
 
-        Example: ``%llmcompare golden mine --html report.html``
+        Examples: ``%llmcompare golden mine --html report.html``,
+        ``%llmcompare -gp golden -mp mine -cl layer -o tables`` (as msit)
         """
         args = parse(self.llmcompare, line)
         namespace = self._namespace
         with one_line():
+            golden, mine = compare_arguments.both_sides(args)
             report = compare(
-                namespace.run(args.golden),
-                namespace.run(args.mine),
+                namespace.run(golden),
+                namespace.run(mine),
                 explain=not args.no_explain,
                 prove=args.prove,
                 mapping=namespace.get(args.map),
@@ -194,14 +169,16 @@ class LLMDebugMagics(Magics):
                 calibrate=[namespace.run(name) for name in args.calibrate or ()],
                 metrics=[namespace.get(name) for name in args.metric or ()],
             )
-            for glob in args.unexpect or ():
+            for glob in args.unexpect:
                 report.unexpect(glob)
-            for glob in args.expect or ():
+            for glob in args.expect:
                 report.expect(glob, args.comment)
-            show_report(report, self.shell)
-            for target, write in ((args.csv, report.to_csv), (args.html, report.to_html)):
-                if target:
-                    print(f"written: {write(target)}")
+            if LEVELS[args.log_level] > LEVELS["info"]:
+                print(compare_arguments.report_text(report, args.log_level))
+            else:
+                show_report(report, self.shell)
+            for text in compare_arguments.write_results(report, args):
+                print(text)
         self._shown = self.shell.execution_count, report
         return report
 

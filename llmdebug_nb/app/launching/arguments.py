@@ -7,8 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from llmdebug_nb.app.launching import products
-from llmdebug_nb.app.launching.program import LEVELS
-from llmdebug_nb.app.option_flags import declare_options, given_options
+from llmdebug_nb.app.option_flags import LEVELS, declare_options, given_options
 from llmdebug_nb.core.errors import OptionError
 from llmdebug_nb.core.options import LAUNCH_ROUNDS
 

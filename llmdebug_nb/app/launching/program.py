@@ -15,6 +15,7 @@ from llmdebug_nb.app.launching import process, products
 from llmdebug_nb.app.launching.children import Unreached, why_unreached
 from llmdebug_nb.app.launching.environment import PthFile, environment
 from llmdebug_nb.app.launching.handover import Handover
+from llmdebug_nb.app.option_flags import LEVELS
 from llmdebug_nb.capture.control_file import ControlFile
 from llmdebug_nb.core.errors import DumpWriteError, OptionError, UnknownRunError
 from llmdebug_nb.core.option_signatures import shows_options
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from llmdebug_nb.store.run import Run
 
 ROOM = 2 * 10**9  # bytes that must be free on the disk, as in msit
-LEVELS = {"debug": 0, "info": 1, "warning": 2, "error": 3, "fatal": 4, "critical": 4}
 _SHELL = ("|", "||", "&", "&&", ";", ">", ">>", "<", "2>", "2>&1", "&>")
 
 
