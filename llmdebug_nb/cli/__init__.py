@@ -15,6 +15,7 @@ from llmdebug_nb.cli import (
     errcheck,
     info,
     logits,
+    msit,
     opcheck,
     redact,
     reduce,
@@ -42,6 +43,7 @@ _COMMANDS = (
     tables.add_timeline,
     topology.add_topology,
     topology.add_onnx,
+    msit.add,
 )
 
 _LAUNCHING = (["dump"], ["errcheck"], ["logits"])  # commands that take another one after --
@@ -50,10 +52,12 @@ _LAUNCHING = (["dump"], ["errcheck"], ["logits"])  # commands that take another 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit status, one of those in `command.py`."""
     argv = sys.argv[1:] if argv is None else list(argv)
-    ours, command = split(argv) if argv[:1] in _LAUNCHING else (argv, None)
-    args = _parser().parse_args(ours)
-    args.command = command
     try:
+        if argv[:1] == ["msit"] and not {"-h", "--help"} & set(argv):
+            argv = msit.translate(argv[1:])
+        ours, command = split(argv) if argv[:1] in _LAUNCHING else (argv, None)
+        args = _parser().parse_args(ours)
+        args.command = command
         status: int = args.run(args)
     except LLMDebugError as error:
         say(f"llmdebug: {error}", file=sys.stderr)

@@ -13,6 +13,9 @@ FLOAT32 = "msit computes in float32; here sums are in float64"
 WHOLE = "over the whole flattened tensor, as msit does; kl_row_mean and kl_row_max go row by row"
 SIGNED = "msprobe writes a percentage of signed differences; here the size"
 
+CUTS = ("layer", "module", "api", "logits")  # the levels of msit's rows, and all of them:
+LIST_ALL = "all"
+
 # upstream's name -> ours, and the note
 UPSTREAM: dict[str, tuple[str, str]] = {
     # msit

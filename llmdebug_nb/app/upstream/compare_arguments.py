@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from llmdebug_nb.app.option_flags import LEVELS
-from llmdebug_nb.app.report import Report
-from llmdebug_nb.app.upstream.compare_tables import CUTS, LIST_ALL, write_tables
+from llmdebug_nb.comparison.columns import CUTS, LIST_ALL
 from llmdebug_nb.core.errors import OptionError
+
+if TYPE_CHECKING:
+    from llmdebug_nb.app.report import Report
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -84,6 +87,8 @@ def write_results(report: Report, args: argparse.Namespace) -> list[str]:
         OptionError: no row for the chosen level.
         DumpWriteError: a file can't be written.
     """
+    from llmdebug_nb.app.upstream.compare_tables import write_tables
+
     output, written = args.output, []
     if output and output.lower().endswith(".csv"):
         written.append(report.to_csv(output))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from llmdebug_nb.app.differences import write_csv
 from llmdebug_nb.app.report import Report
 from llmdebug_nb.comparison import metrics
+from llmdebug_nb.comparison.columns import CUTS, LIST_ALL
 from llmdebug_nb.comparison.modules import Modules
 from llmdebug_nb.core.errors import CorruptDumpError, DumpWriteError, OptionError, TensorLookupError
 from llmdebug_nb.core.findings import Difference
@@ -26,8 +27,6 @@ from llmdebug_nb.store.run import Run
 if TYPE_CHECKING:
     import pandas
 
-CUTS = ("layer", "module", "api", "logits")  # the levels of msit's rows
-LIST_ALL = "all"
 METRICS = (
     "cosine_similarity", "max_relative_error", "mean_relative_error", "max_absolute_error",
     "mean_absolute_error", "kl_divergence", "relative_euclidean_distance",
