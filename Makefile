@@ -15,7 +15,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo lab test check lint types vitest pytest fuzz test-environments ports faults soak screenshots clean
+.PHONY: help demo lab test check lint types vitest pytest fuzz test-environments test-upstream ports faults soak screenshots clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null || grep -hE '^[a-z-]+:.*## ' Makefile
@@ -53,6 +53,9 @@ fuzz: $(VENV)/test  ## mutate dumps and messages for an hour (SECONDS=3600), fro
 
 test-environments: $(VENV)/test $(VENV)/browser $(MODULES)  ## run the numeric tests as on other machines: processors, threads, locales, users
 	$(CHROMIUM) $(PY) tests/environments.py
+
+test-upstream: $(VENV)/upstream  ## let msprobe itself write a dump that we open, and compare what we export
+	LLMDEBUG_UPSTREAM="$(CURDIR)/$(VENV)/upstream" $(PY) -m pytest -q tests/test_msprobe_itself.py
 
 ports: $(VENV)/ports  ## score the comparison on independent implementations of models, some of them from packages
 	$(PY) benchmarks/ports/score.py
@@ -96,6 +99,11 @@ $(VENV)/test: $(VENV)/base $(SOURCES)
 
 # packages with ports, apart and without what they depend on, which the ports don't need
 $(VENV)/ports: benchmarks/ports/requirements.txt | $(VENV)/test
+	@$(PIP) install --quiet --no-deps --upgrade --target $@ -r $<
+	@touch $@
+
+# msprobe and its imports, apart: they would replace what the other tests run with
+$(VENV)/upstream: tests/upstream.txt | $(VENV)/test
 	@$(PIP) install --quiet --no-deps --upgrade --target $@ -r $<
 	@touch $@
 
