@@ -87,9 +87,9 @@ class Landmarks(Generic[_K]):
 
 
 @functools.cache
-def _directions() -> np.ndarray:
-    """Return two directions in which windows are projected, float64[8, 2], of length 1."""
-    drawn = np.random.default_rng(0).standard_normal((constants.LANDMARK, 2))
+def _directions(width: int) -> np.ndarray:
+    """Return two directions in which windows are projected, float64[width, 2], of length 1."""
+    drawn = np.random.default_rng(0).standard_normal((width, 2))
     directions: np.ndarray = np.linalg.qr(drawn)[0]
     return directions
 
@@ -97,7 +97,7 @@ def _directions() -> np.ndarray:
 def _features(windows: np.ndarray) -> np.ndarray:
     """Return float64[n, 3]: each changes by at most the relative L2 change of a window."""
     norms = _norms(windows)
-    return np.column_stack((np.log(norms), (windows @ _directions()) / norms[:, None]))
+    return np.column_stack((np.log(norms), (windows @ _directions(windows.shape[-1])) / norms[:, None]))
 
 
 def _norms(windows: np.ndarray) -> np.ndarray:
