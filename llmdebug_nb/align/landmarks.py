@@ -97,7 +97,9 @@ def _directions(width: int) -> np.ndarray:
 def _features(windows: np.ndarray) -> np.ndarray:
     """Return float64[n, 3]: each changes by at most the relative L2 change of a window."""
     norms = _norms(windows)
-    return np.column_stack((np.log(norms), (windows @ _directions(windows.shape[-1])) / norms[:, None]))
+    return np.column_stack(
+        (np.log(norms), (windows @ _directions(windows.shape[-1])) / norms[:, None])
+    )
 
 
 def _norms(windows: np.ndarray) -> np.ndarray:

@@ -51,12 +51,17 @@ class ResultMatches:
                 self._known.setdefault(_slot(record), _slot(by_id[found[record.id]]))
         left = [record for record in golden if record.id not in found]
         placed = {pair.mine.id for pair in pairs if pair.mine is not None and pair.at_its_place}
+        handed_on = _Partners(pairs)
         taken = answered | placed
         free = _Free(record for record in mine if record.id not in taken)
         shapes = Counter(record.summary.shape for record in left)
         for record in reversed(left):
             shapes[record.summary.shape] -= 1
             alone = not shapes[record.summary.shape]
+            partner = handed_on.of(record)
+            if partner is not None:
+                yield record, partner
+                continue
             partner = self._partner(record, alone, free, bool(found))
             if partner is not None:
                 free.remove(partner)
@@ -77,6 +82,27 @@ class ResultMatches:
         if answered:
             return free.only("shape", shape) if alone else None
         return free.last("shape", shape) or (free.last("rows", shape[-1:]) if shape else None)
+
+
+class _Partners:
+    """Mine's tensors at the places of golden's, by what golden's hold.
+
+    A model hands on the result of its last module: what answers to the one answers to the other.
+    """
+
+    def __init__(self, pairs: Iterable[Pair]) -> None:
+        self._found = {
+            (pair.golden.summary.fingerprint, pair.golden.summary.shape): pair.mine
+            for pair in pairs
+            if pair.golden is not None and pair.mine is not None and pair.at_its_place
+            and pair.golden.site.role == pair.mine.site.role == "output"
+        }  # fmt: skip
+
+    def of(self, record: Record) -> Record | None:
+        summary = record.summary
+        if summary.fingerprint is None or summary.min == summary.max:
+            return None
+        return self._found.get((summary.fingerprint, summary.shape))
 
 
 class _Free:

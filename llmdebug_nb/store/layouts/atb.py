@@ -23,6 +23,7 @@ from llmdebug_nb.core.paths import parent_of
 from llmdebug_nb.core.records import CallKey, Record, Site, Summary
 from llmdebug_nb.store.layouts import atb_bin
 from llmdebug_nb.store.layouts.atb_bin import Object, is_bin, objects, tensor_at
+from llmdebug_nb.store.layouts.atb_rounds import as_tokens
 from llmdebug_nb.store.layouts.contents import Contents
 from llmdebug_nb.store.layouts.drafts import (
     Draft,
@@ -135,8 +136,9 @@ def detect(path: Path) -> bool:
 def read(path: Path) -> Contents:
     """Read an ATB dump of msit 8.2 or msprobe 26.2, or one file of it.
 
-    A step is a round: one execution of the outermost operations. ``meta["formats"]``: the tensor
-    formats; the fractal ones have another order of bytes.
+    A step is a token where the rounds tell them (`atb_rounds`), else a round: one execution of the
+    outermost operations. ``meta["formats"]``: the tensor formats; the fractal ones have another
+    order of bytes.
 
     Raises:
         CorruptDumpError: no file can be read. Otherwise such files become records with the reason.
@@ -154,13 +156,19 @@ def read(path: Path) -> Contents:
     ranks = {process: rank for rank, process in enumerate(processes)}
     by_key = {file.key: file for file in sorted(files, key=lambda file: file.usual)}
     formats: set[str] = set()
+    shapes: dict[Site, tuple[int, ...]] = {}
     drafts: list[Draft] = []
     for file in files:
-        drafts += _drafts(folder, file, ranks[file.parts["process"]], by_key, formats)
+        for draft, made in _drafts(folder, file, ranks[file.parts["process"]], by_key):
+            drafts.append(draft)
+            if made is not None:
+                formats.add(made.format)
+                shapes[draft.site] = made.summary.shape
     kept = {draft.site for draft in drafts}
     for table in tables:
         rows = _table(folder, table, ranks[table.parts["process"]])
         drafts += (row for row in rows if row.site not in kept)
+    drafts, tokens = as_tokens(drafts, shapes)
     drafts.sort(key=_moment)
     types = {d.site.path: d.op for d in drafts if d.op}
     left_out |= beside(NAME, names, (file.name for file in files))
@@ -171,6 +179,7 @@ def read(path: Path) -> Contents:
         [*unread, *drafts],
         lambda place: tensor_at(folder, place.file, int(place.key or 0)),
         types=types,
+        tokens=tokens,
         meta=meta,
     )
     return replace(
@@ -201,7 +210,7 @@ def _moment(draft: Draft) -> tuple[object, ...]:
     site = draft.site
     leaving = (site.role == "output") != site.slot.startswith(("before.", "after."))
     place = moment(site.path, leaving)
-    return site.rank, site.step, place, site.role, natural(site.slot), site.call
+    return site.rank, site.generation, site.step, place, site.role, natural(site.slot), site.call
 
 
 def _drafts(
@@ -209,9 +218,8 @@ def _drafts(
     file: _File,
     rank: int,
     by_key: Mapping[tuple[str, str, str, str], _File],
-    formats: set[str],
-) -> Iterator[Draft]:
-    """Yield the tensors of one ``.bin``; add their formats to ``formats``."""
+) -> Iterator[tuple[Draft, Object | None]]:
+    """Yield the tensors of one ``.bin``, each with what its header says."""
     site, op = file.site(rank), file.ops[-1].partition("_")[2]
     device = f"npu:{file.parts['process'].partition('_')[0]}"
     call = 0
@@ -222,13 +230,11 @@ def _drafts(
                 place = _follow(folder, file, made, by_key) if made.alias and not lost else place
             except CorruptDumpError as error:
                 lost = str(error)
-            formats.add(made.format)
-            yield Draft(
-                replace(site, call=call), op, place, None if place else made.summary, lost, device
-            )
+            summary = None if place else made.summary
+            yield Draft(replace(site, call=call), op, place, summary, lost, device), made
             call += 1
     except CorruptDumpError as error:
-        yield Draft(replace(site, call=call), op, lost=str(error), device=device)
+        yield Draft(replace(site, call=call), op, lost=str(error), device=device), None
 
 
 def _follow(

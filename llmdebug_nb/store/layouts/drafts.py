@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -124,18 +124,24 @@ def contents(
     records = [_record(number, draft, made) for number, draft in enumerate(drafts)]
     describe = functools.partial(_described, _Described(open_))
     _check_some_known(folder, records, describe)
-    steps = sorted({record.site.step for record in records if record.site.role != "weight"})
-    kinds = ("prefill", "decode") if tokens else ("forward", "forward")
-    calls = [RootCall(step, step=step, kind=kinds[step > 0]) for step in steps]
     return Contents(
         records,
-        calls,
+        list(_calls(records, tokens)),
         tree_of({_text(path): kind for path, kind in (types or {}).items()}),
         lambda record: open_(record.payload),
         meta or {},
         unread=frozenset(record.id for record in records if _is_unread(record)),
         describe=describe,
     )
+
+
+def _calls(records: Iterable[Record], tokens: bool) -> Iterator[RootCall]:
+    """Yield a root call for each step."""
+    steps = {(r.site.generation, r.site.step) for r in records if r.site.role != "weight"}
+    kinds = ("prefill", "decode") if tokens else ("forward", "forward")
+    for index, (generation, step) in enumerate(sorted(steps)):
+        kind = kinds[step > 0] if generation >= 0 else "warmup"
+        yield RootCall(index, generation, step, kind)
 
 
 def _record(number: int, draft: Draft, made: dict[Place, int]) -> Record:
