@@ -276,6 +276,39 @@ def test_ge_graph_beside_the_dump_gives_operators_the_names_of_fx_nodes(tmp_path
     assert "closes a bracket too many at 0" in lost[0]
 
 
+def graph_of(**fx: str) -> str:
+    """Return the text of a graph whose operators have the names of FX nodes."""
+    ops = (
+        f'op {{ name: "{name}" type: "T" output_desc {{ attr {{ key: "_fx_tensor_name" value {{'
+        f' s: "{node}.OUTPUT.0" }} }} }} }}'
+        for name, node in fx.items()
+    )
+    return f'graph {{ name: "g" {" ".join(ops)} }}'
+
+
+def test_a_fused_operator_of_ge_takes_the_place_of_the_ones_it_was_made_of(tmp_path: Path) -> None:
+    graph = graph_of(Add="add-aten.add.Tensor", Add_1="add_1-aten.add.Tensor", Mul="mul-aten.mul")
+    plain, fused = tmp_path / "plain", tmp_path / "fused"
+    for base, files in (
+        (plain, {"Add.Add_1.1.3.1": ([X], [X + 1]), "Mul.Mul.2.3.2": ([X + 1], [X * 2 + 2])}),
+        (fused, {"AutomaticBufferFusionOp.Add_1Mul.1.3.1": ([X], [X * 2 + 2])}),
+    ):
+        write(base / "dynamo_original_graph_1_rank_0_pid_1_ts_2.txt", graph)
+        for name, tensors in files.items():
+            write(base / TOKEN / "0" / name, ge_bytes(*tensors))
+    sites = [(r.site.path, r.site.role) for r in read(ge, fused).records]
+    assert sites == [
+        ("add_1/GE.AutomaticBufferFusionOp", "input"),
+        ("mul/GE.AutomaticBufferFusionOp", "output"),
+    ]
+    assert ld.compare(plain, fused).verdict == "match"
+    name = "AutomaticBufferFusionOp.Add_1Mul.1.3.1"
+    write(fused / TOKEN / "0" / name, ge_bytes([X], [X * 2 + 3]))
+    assert ld.compare(plain, fused).verdict == "diverged"
+    write(fused / TOKEN / "0" / "AutomaticBufferFusionOp.Add_1Sub.1.3.9", ge_bytes([X], [X]))
+    assert "Add_1Sub/GE.AutomaticBufferFusionOp" in {r.site.path for r in read(ge, fused).records}
+
+
 def test_ge_files_reduced_to_minimum_and_maximum_are_statistics(tmp_path: Path) -> None:
     home = tmp_path / TOKEN / "0"
     home.mkdir(parents=True)

@@ -32,7 +32,7 @@ from llmdebug_nb.align.calls import (
 from llmdebug_nb.align.matches import ValueMatch, ValueMatches, WeightMatches
 from llmdebug_nb.align.modules import ModuleTree
 from llmdebug_nb.align.names import Names
-from llmdebug_nb.align.results import EARLIER, ResultMatches, RoleMatches
+from llmdebug_nb.align.results import EARLIER, ResultMatches, RoleMatches, place_results
 from llmdebug_nb.align.sequence import MatchTolerance
 from llmdebug_nb.align.tensor_layout import LayoutFinder
 from llmdebug_nb.align.tree import FUSED, SAME_PATH
@@ -41,7 +41,6 @@ from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import RESULT, Pair
 from llmdebug_nb.core.paths import is_operator, operator_of
 from llmdebug_nb.core.records import CallKey, Node, Record
-from llmdebug_nb.core.results import Results
 
 SAME_SITE, SEQUENCE = SAME_PATH, "sequence of operators"
 SAME_NODE = "same node of the traced program"
@@ -391,10 +390,7 @@ class _Pairing:
 
     def _results(self) -> None:
         """Pair what the programs give elsewhere, and the integers that they take."""
-        results = Results(self._now[0]), Results(self._now[1])
-        for record in filter(results[0].__contains__, self._now[0]):
-            if pairs := self._pairs.get(record.id):
-                pairs[:] = [_placed(pair) if pair.mine in results[1] else pair for pair in pairs]
+        place_results(self._now, self._pairs)
         pairs = [pair for r in self._now[0] for pair in self._pairs.get(r.id, ())]
         for matches, why in self._by_place:
             for one, other in matches.match(self._now, pairs):
@@ -422,11 +418,6 @@ class _Pairing:
             Reasons(self._sides[0], self._sides[1], own[0], partners[0], left_out),
             Reasons(self._sides[1], self._sides[0], own[1], partners[1], set()),
         )
-
-
-def _placed(pair: Pair) -> Pair:
-    """Return the pair of two results: they are what the programs give, wherever they stand."""
-    return replace(pair, elsewhere="", alone="")
 
 
 def _likeness(match: ValueMatch) -> tuple[float, bool, bool]:

@@ -8,7 +8,8 @@ leaves out what a program computes says nothing about it.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from llmdebug_nb.align.calls import identifies
 from llmdebug_nb.align.tensor_layout import LayoutFinder
@@ -82,6 +83,22 @@ class ResultMatches:
         if answered:
             return free.only("shape", shape) if alone else None
         return free.last("shape", shape) or (free.last("rows", shape[-1:]) if shape else None)
+
+
+def place_results(
+    sides: tuple[Sequence[Record], Sequence[Record]], pairs: Mapping[int, list[Pair]]
+) -> None:
+    """Let the pairs of two results stand at their place: both are what the programs give.
+
+    ``sides``: the records of one pass. ``pairs``: by the id of golden's record.
+    """
+    golden, mine = Results(sides[0]), Results(sides[1])
+    for record in filter(golden.__contains__, sides[0]):
+        if found := pairs.get(record.id):
+            found[:] = [
+                replace(pair, elsewhere="", alone="") if pair.mine in mine else pair
+                for pair in found
+            ]
 
 
 class _Partners:

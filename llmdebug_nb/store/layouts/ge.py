@@ -110,19 +110,49 @@ def _drafts(
     files = list(files)
     several = len({place_of(file.home, _DEPTH).model for file in files}) > 1
     devices = sorted({_device(file) for file in files})
+    joined = _Joined(graph)
     for file in files:
         at = place_of(file.home, _DEPTH)
-        module = graph.get(file.op, file.op).partition("-")[0]
-        module = f"{at.model}.{module}" if several and at.model else module
+        before = f"{at.model}." if several and at.model else ""
         op = f"GE.{file.type}"
         rank = at.rank if at.rank is not None else devices.index(_device(file))
-        site = Site(f"{module}/{op}", at.token, rank=rank)
+        names = joined.names(file.op)
+        sites = {
+            role: Site(
+                f"{before}{graph.get(name, name).partition('-')[0]}/{op}", at.token, rank=rank
+            )
+            for role, name in (("input", names[0]), ("output", names[-1]))
+        }
         try:
             parts = _figures if file.reduced else _parts
-            for draft in parts(folder, file, site, op):
+            for draft in parts(folder, file, sites, op):
                 yield file.time, draft
         except CorruptDumpError as error:
-            yield file.time, Draft(site, op, lost=str(error), device="npu")
+            yield file.time, Draft(sites["output"], op, lost=str(error), device="npu")
+
+
+class _Joined:
+    """The operators that a fused one was made of: its name is theirs, one after the other.
+
+    The longest name of the graph counts at each place, as torchair has it. A fused operator takes
+    what the first of them takes, and gives what the last one gives.
+    """
+
+    def __init__(self, graph: Mapping[str, str]) -> None:
+        self._graph = graph
+        self._lengths = sorted({len(name) for name in graph if name}, reverse=True)
+
+    def names(self, op: str) -> list[str]:
+        """Return the names in an operator's name; all of it if it is not made of known ones."""
+        names, at = list[str](), 0
+        while at < len(op):
+            ends = (at + length for length in self._lengths if at + length <= len(op))
+            end = next((end for end in ends if op[at:end] in self._graph), None)
+            if end is None:
+                return [op]
+            names.append(op[at:end])
+            at = end
+        return names or [op]
 
 
 def _device(file: _File) -> int:
@@ -131,16 +161,16 @@ def _device(file: _File) -> int:
     return int(device) if re.fullmatch("[0-9]{1,9}", device) else 0
 
 
-def _parts(folder: Folder, file: _File, site: Site, op: str) -> Iterator[Draft]:
+def _parts(folder: Folder, file: _File, sites: Mapping[str, Site], op: str) -> Iterator[Draft]:
     for part in ge_file.parse(folder, file.name).parts:
         place = Place(file.name, f"{part.role} {part.index}")
         yield Draft(
-            _at(site, part.role, part.index), op, None if part.lost else place,
+            _at(sites[part.role], part.role, part.index), op, None if part.lost else place,
             ge_file.summary_of(part) if part.lost else None, part.lost, "npu",
         )  # fmt: skip
 
 
-def _figures(folder: Folder, file: _File, site: Site, op: str) -> Iterator[Draft]:
+def _figures(folder: Folder, file: _File, sites: Mapping[str, Site], op: str) -> Iterator[Draft]:
     """Yield what a reduced file says: ``inputs`` and ``outputs``, each ``[[min, max], …]``."""
     from llmdebug_nb.store.layouts.plain import arrays
 
@@ -149,7 +179,7 @@ def _figures(folder: Folder, file: _File, site: Site, op: str) -> Iterator[Draft
             raise CorruptDumpError(f"{file.name} holds {key[:40]!r}, not inputs and outputs")
         for index, pair in enumerate(tensor.double().tolist()):
             summary = figures_of(file.name, pair)
-            yield Draft(_at(site, key[:-1], index), op, summary=summary, device="npu")
+            yield Draft(_at(sites[key[:-1]], key[:-1], index), op, summary=summary, device="npu")
 
 
 def _at(site: Site, role: str, index: int) -> Site:
