@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from tqdm.auto import tqdm
@@ -58,6 +58,44 @@ def beside(layout: str, names: Iterable[str], read: Iterable[str]) -> dict[str, 
         for name in names
         if name.lower().endswith(TENSOR_FILES) and name not in known
     }
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+F = TypeVar("F", bound=_Named)
+
+
+@dataclass(frozen=True, slots=True)
+class Listing(Generic[F]):
+    """What is in the folder of a dump. ``files``: those of its layout; ``names``: of all.
+
+    ``unread``: of files and folders that are left out, with the reason.
+    """
+
+    files: list[F]
+    names: list[str]
+    unread: list[Draft]
+
+
+def listing(
+    layout: str,
+    folder: Folder,
+    named: Callable[[Folder, str], F | None],
+    base: Callable[[F], str],
+) -> Listing[F]:
+    """List the folder of one dump. ``base(file)``: the folders around the dump.
+
+    Raises:
+        NotADumpError: it holds several dumps.
+    """
+    names, left_out = folder.walk()
+    files = [file for name in names if (file := named(folder, name))]
+    one_dump(folder, map(base, files))
+    left_out |= beside(layout, names, (file.name for file in files))
+    return Listing(files, names, [missing(name, why) for name, why in left_out.items()])
 
 
 def moment(path: str, leaving: bool, order: Mapping[str, int] | None = None) -> tuple[Any, ...]:

@@ -22,7 +22,7 @@ from llmdebug_nb.core.kernels.raw import array_of
 from llmdebug_nb.core.printable import file_part
 from llmdebug_nb.core.records import Site, Summary
 from llmdebug_nb.store.layouts.contents import Contents
-from llmdebug_nb.store.layouts.drafts import Draft, Place, beside, contents, missing, one_dump
+from llmdebug_nb.store.layouts.drafts import Draft, Place, contents, listing
 from llmdebug_nb.store.layouts.files import Folder, read_npy
 from llmdebug_nb.store.layouts.graph_calls import DIRECTIONS, GraphCall, calls_of, place_of, placed
 from llmdebug_nb.store.layouts.writing import Dump, Written, loaded
@@ -94,15 +94,11 @@ def read(path: Path) -> Contents:
         NotADumpError: it holds several dumps.
     """
     folder = Folder(path)
-    names, left_out = folder.walk()
-    files = [file for name in names if (file := _named(folder, name))]
-    one_dump(folder, (place_of(file.home, depth=2).base for file in files))
-    left_out |= beside(NAME, names, (file.name for file in files))
-    unread = [missing(name, why) for name, why in left_out.items()]
-    drafts = placed(_drafts(folder, files))
+    found = listing(NAME, folder, _named, lambda file: place_of(file.home).base)
+    drafts = placed(_drafts(folder, found.files))
     types = {draft.site.path.partition("/")[0]: draft.op for draft in drafts}
     return contents(
-        folder, [*unread, *drafts], lambda place: read_npy(folder, place.file),
+        folder, [*found.unread, *drafts], lambda place: read_npy(folder, place.file),
         types=types, tokens=True,
     )  # fmt: skip
 

@@ -22,7 +22,7 @@ from llmdebug_nb.core.printable import file_part
 from llmdebug_nb.core.records import IN_KERNEL, Record, Site
 from llmdebug_nb.store.layouts import ge_file
 from llmdebug_nb.store.layouts.contents import Contents
-from llmdebug_nb.store.layouts.drafts import Draft, Place, beside, contents, missing, one_dump
+from llmdebug_nb.store.layouts.drafts import Draft, Place, contents, listing, missing
 from llmdebug_nb.store.layouts.files import Folder, reading
 from llmdebug_nb.store.layouts.fx import figures_of
 from llmdebug_nb.store.layouts.graph_calls import GraphCall, calls_of, place_of, placed
@@ -78,19 +78,15 @@ def read(path: Path) -> Contents:
         NotADumpError: it holds several dumps.
     """
     folder = Folder(path)
-    names, left_out = folder.walk()
-    files = [file for name in names if (file := _named(folder, name))]
-    one_dump(folder, (place_of(file.home, _DEPTH).base for file in files))
-    left_out |= beside(NAME, names, (file.name for file in files))
-    graph: dict[str, str] = {}
-    for name in sorted(names, key=lambda name: "optimized" in name):
+    found = listing(NAME, folder, _named, lambda file: place_of(file.home, _DEPTH).base)
+    unread, graph = found.unread, dict[str, str]()
+    for name in sorted(found.names, key=lambda name: "optimized" in name):
         if _GRAPH.fullmatch(name.rpartition("/")[2]):
             try:
                 graph = {**fx_names(folder, name), **graph}
             except CorruptDumpError as error:
-                left_out[name] = str(error)
-    unread = [missing(name, why) for name, why in left_out.items()]
-    drafts = placed(_drafts(folder, files, graph))
+                unread.append(missing(name, error))
+    drafts = placed(_drafts(folder, found.files, graph))
     types = {draft.site.path.partition("/")[0]: draft.op for draft in drafts}
     return contents(
         folder, [*unread, *drafts], lambda place: _load(folder, place),

@@ -30,11 +30,10 @@ from llmdebug_nb.store.layouts.contents import Contents
 from llmdebug_nb.store.layouts.drafts import (
     Draft,
     Place,
-    beside,
     contents,
+    listing,
     missing,
     moment,
-    one_dump,
 )
 from llmdebug_nb.store.layouts.files import (
     Folder,
@@ -120,15 +119,12 @@ def read(path: Path) -> Contents:
         NotADumpError: it holds several dumps.
     """
     folder = Folder(path)
-    names, left_out = folder.walk()
-    files = [file for name in names if (file := _named(folder, name))]
-    one_dump(folder, (file.parts["base"] or "" for file in files))
+    found = listing(NAME, folder, _named, lambda file: file.parts["base"] or "")
+    files, unread = found.files, found.unread
     ranks = {
         process: rank
         for rank, process in enumerate(sorted({file.process for file in files}, key=natural))
     }
-    left_out |= beside(NAME, names, (file.name for file in files))
-    unread = [missing(name, why) for name, why in left_out.items()]
     types: dict[str, str] = {}
     for file in (file for file in files if file.kind is _TREE):
         try:
