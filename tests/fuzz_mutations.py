@@ -8,6 +8,7 @@ import json
 import random
 import sqlite3
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -119,15 +120,23 @@ def data(rng: random.Random, content: bytes) -> bytes:
     return bytes(out)
 
 
-def frames(rng: random.Random, content: bytes) -> bytes:
-    """Return a payload file with the header of one of its frames changed."""
-    starts, at = [], 0
+def _frames_of(content: bytes) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Yield place, length and header of each frame of a sound payload file."""
+    at = 0
     while at + 8 <= len(content):
         (size,) = struct.unpack_from("<Q", content, at)
         header = json.loads(content[at + 8 : at + 8 + size])
-        starts.append((at, size, header))
+        yield at, size, header
         at += 8 + size + header.get("tensor", {"data_offsets": [0, 0]})["data_offsets"][1]
         at += -at % fmt.ALIGN
+
+
+def frames(rng: random.Random, content: bytes) -> bytes:
+    """Return a payload file with the header of one of its frames changed."""
+    try:
+        starts = list(_frames_of(content))
+    except (ValueError, LookupError, AttributeError, TypeError):  # it was changed before
+        return data(rng, content)
     if not starts or rng.random() < 0.2:
         return data(rng, content)
     at, size, header = rng.choice(starts)
