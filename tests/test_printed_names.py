@@ -88,6 +88,8 @@ COMMANDS = [
     ["opcheck", "-i", "golden"],
     ["logits", "golden", "mine"],
     ["doctor", "golden", "mine", "--csv", "out.csv"],
+    ["compare", "-gp", "golden", "-mp", "mine", "-o", "tables"],
+    ["msit", "llm", "compare", "-gp", "golden", "-mp", "mine", "-o", "tables"],
 ]
 
 

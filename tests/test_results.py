@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 import llmdebug_nb as ld
+from llmdebug_nb.align.results import ResultMatches
+from llmdebug_nb.core.findings import Pair
+from llmdebug_nb.core.records import Record, Site, Summary
 from recordings import AGREED, record
 
 WIDTH = 16
@@ -96,6 +101,24 @@ def test_the_parts_of_a_program_give_the_results_of_the_whole(mode, wrong):
     assert ["body.1" in str(f.mine and f.mine.path) for f in report.findings[:1]] == [True] * (
         wrong != 1.0
     )
+
+
+def _given_by(path: str, number: int, fingerprint: str) -> Record:
+    summary = Summary("float32", (2, 3), 0.0, 1.0, 0.5, 2.0, 0, 0, 0, fingerprint)
+    return Record(number, Site(path), number, "Linear", summary)
+
+
+@pytest.mark.parametrize(("root", "partner"), [("more", "more"), (None, "out")])
+def test_what_mine_computes_inside_is_no_answer_to_a_result(root, partner):
+    """Golden hands on what its head gives; mine's head is inside if something is around it."""
+    head, whole = _given_by("head", 0, "xxh3:a"), _given_by("", 1, "xxh3:a")
+    out = _given_by("more.out" if root else "out", 0, "xxh3:b")
+    mine = [out, *([_given_by("more", 1, "xxh3:c")] if root else [])]
+    mine = [replace(record, producer=0) for record in mine]  # in the order of execution
+    pairs = [Pair(head, out, "same place")]
+    ((golden, found),) = ResultMatches().match(([head, whole], mine), pairs)
+    assert golden is whole
+    assert found.site.path == partner
 
 
 class Scores(nn.Module):

@@ -52,7 +52,7 @@ class ResultMatches:
                 self._known.setdefault(_slot(record), _slot(by_id[found[record.id]]))
         left = [record for record in golden if record.id not in found]
         placed = {pair.mine.id for pair in pairs if pair.mine is not None and pair.at_its_place}
-        handed_on = _Partners(pairs)
+        handed_on = _Partners(pairs, ours)
         taken = answered | placed
         free = _Free(record for record in mine if record.id not in taken)
         shapes = Counter(record.summary.shape for record in left)
@@ -102,17 +102,18 @@ def place_results(
 
 
 class _Partners:
-    """Mine's tensors at the places of golden's, by what golden's hold.
+    """Mine's results at the places of golden's tensors, by what golden's hold.
 
-    A model hands on the result of its last module: what answers to the one answers to the other.
+    A model hands on what its last module gives: the result that answers to the one answers to the
+    other. What mine only computes inside is no answer, as it may do more with it.
     """
 
-    def __init__(self, pairs: Iterable[Pair]) -> None:
+    def __init__(self, pairs: Iterable[Pair], ours: Collection[int]) -> None:
         self._found = {
             (pair.golden.summary.fingerprint, pair.golden.summary.shape): pair.mine
             for pair in pairs
             if pair.golden is not None and pair.mine is not None and pair.at_its_place
-            and pair.golden.site.role == pair.mine.site.role == "output"
+            and pair.mine.id in ours and pair.golden.site.role == pair.mine.site.role == "output"
         }  # fmt: skip
 
     def of(self, record: Record) -> Record | None:

@@ -177,9 +177,11 @@ def _calls(records: Iterable[Record], tokens: bool) -> Iterator[RootCall]:
     """Yield a root call for each step."""
     steps = {(r.site.generation, r.site.step) for r in records if r.site.role != "weight"}
     kinds = ("prefill", "decode") if tokens else ("forward", "forward")
-    for index, (generation, step) in enumerate(sorted(steps)):
-        kind = kinds[step > 0] if generation >= 0 else "warmup"
-        yield RootCall(index, generation, step, kind)
+    warmups = sorted(key for key in steps if key[0] < 0)
+    for index, (generation, step) in enumerate(warmups):
+        yield RootCall(index, generation, step, "warmup")
+    for generation, step in sorted(steps.difference(warmups)):
+        yield RootCall(len(warmups) + step, generation, step, kinds[step > 0])
 
 
 def _record(number: int, draft: Draft, made: dict[Place, int]) -> Record:
