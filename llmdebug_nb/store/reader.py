@@ -50,7 +50,7 @@ def open_run(where: str | os.PathLike[str] | Run) -> Run:
             f"{path} is not a dump: no {fmt.MARKER} in it, and no layout matches (known: {known})"
         )
     run = Run(path.name, path, lambda: _foreign(layout, path))
-    run.source  # noqa: B018 - a file that can't be read is reported now, not later
+    run.source  # noqa: B018 - a dump of which nothing can be read is reported now, not later
     return run
 
 
