@@ -15,7 +15,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo lab test check lint types vitest pytest fuzz test-environments test-upstream ports faults soak screenshots clean
+.PHONY: help demo lab test check lint types vitest pytest fuzz test-environments test-upstream test-engines ports faults soak screenshots clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null || grep -hE '^[a-z-]+:.*## ' Makefile
@@ -54,8 +54,12 @@ fuzz: $(VENV)/test  ## mutate dumps and messages for an hour (SECONDS=3600), fro
 test-environments: $(VENV)/test $(VENV)/browser $(MODULES)  ## run the numeric tests as on other machines: processors, threads, locales, users
 	$(CHROMIUM) $(PY) tests/environments.py
 
-test-upstream: $(VENV)/upstream  ## let msprobe itself write a dump that we open, and compare what we export
-	LLMDEBUG_UPSTREAM="$(CURDIR)/$(VENV)/upstream" $(PY) -m pytest -q tests/test_msprobe_itself.py
+test-upstream: $(VENV)/upstream $(VENV)/upstream-msit  ## let msprobe and msit write dumps that we open, and read what we export
+	LLMDEBUG_UPSTREAM="$(CURDIR)/$(VENV)/upstream" LLMDEBUG_UPSTREAM_MSIT="$(CURDIR)/$(VENV)/upstream-msit" \
+		$(PY) -m pytest -q -rs tests/test_msprobe_itself.py tests/test_msit_itself.py
+
+test-engines: $(VENV)/engines/.done  ## record vLLM itself, in an environment of its own: 1.5 GB
+	LLMDEBUG_ENGINES="$(CURDIR)/$(VENV)/engines" $(PY) -m pytest -q -rs tests/test_vllm_itself.py
 
 ports: $(VENV)/ports  ## score the comparison on independent implementations of models, some of them from packages
 	$(PY) benchmarks/ports/score.py
@@ -105,6 +109,15 @@ $(VENV)/ports: benchmarks/ports/requirements.txt | $(VENV)/test
 # msprobe and its imports, apart: they would replace what the other tests run with
 $(VENV)/upstream: tests/upstream.txt | $(VENV)/test
 	@$(PIP) install --quiet --no-deps --upgrade --target $@ -r $<
+	@touch $@
+
+$(VENV)/upstream-msit: tests/upstream_msit.txt | $(VENV)/test
+	@$(PIP) install --quiet --no-deps --upgrade --target $@ -r $< && touch $@ || echo "msit can't be installed: its tests are skipped"
+
+# engines with a torch of their own, and what our package needs to record them
+$(VENV)/engines/.done: tests/engines.txt | $(VENV)/test
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --extra-index-url https://download.pytorch.org/whl/cpu -r $< msgspec onnx pandas pyyaml tqdm xxhash jinja2 matplotlib
 	@touch $@
 
 $(VENV)/node: | $(VENV)/test

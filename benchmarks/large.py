@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import torch
 
+from llmdebug_nb.app.report import Report
+from llmdebug_nb.comparison.tolerance import Judging
 from llmdebug_nb.core.columns import AT, COLUMNS, Row
-from llmdebug_nb.core.findings import Difference, Pair
+from llmdebug_nb.core.findings import Comparison, Difference, Finding, Pair, RowVerdict
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.records import Node, RootCall
-from llmdebug_nb.show.report_view import ReportView
+from llmdebug_nb.explain import causes
+from llmdebug_nb.explain.blame import Explanation
 from llmdebug_nb.store.run import Run
 from llmdebug_nb.store.writer import Writer, create_run
 
@@ -101,11 +104,16 @@ def tensor(folder: Path, name: str) -> Path:
     return path
 
 
-def report(golden: Run, mine: Run) -> ReportView:
-    """Return the view of a comparison; its figures are made up, as measuring takes long."""
+def report(golden: Run, mine: Run) -> Report:
+    """Return the report of a comparison; its figures are made up, as measuring takes long.
+
+    The worst row is blamed. The model trees are read, as comparing reads them.
+    """
+    assert golden.nodes
+    assert mine.nodes
     random = np.random.default_rng(1)
     errors = random.lognormal(-9, 2, len(golden))
-    differences = [
+    rows = [
         Difference(
             number,
             Pair(a, b, "same site"),
@@ -118,21 +126,26 @@ def report(golden: Run, mine: Run) -> ReportView:
             zip(golden.records(), mine.records(), errors, strict=True)
         )
     ]
-    said = [f"{len(differences):,} pairs"]
-    compared = SimpleNamespace(
-        golden=golden,
-        mine=mine,
-        differences=differences,
-        findings=[],
-        verdict="diverged",
-        expected=[],
-        kept_in="",
-        lines=lambda: said,
-        summary=lambda: said[0],
-        notes=list,
+    worst = rows[int(errors.argmax())]
+    finding = Finding(
+        worst.site.path, worst.op, 0, causes.INTRODUCED, "made up for the benchmark", worst
     )
-    return ReportView(compared)
+    found = Explanation([finding], [frozenset([worst.index])])
+    return Report(golden, mine, cast(Judging, Judged(rows)), lambda _: found)
 
 
-def verdict(error: float) -> str:
+class Judged:
+    """Rows that were judged before; see `Judging`."""
+
+    def __init__(self, rows: list[Difference]) -> None:
+        self.plain, self.comparison = rows, Comparison()
+
+    def differences(self, expected: object = (), excused: object = ()) -> list[Difference]:
+        return self.plain
+
+    def is_large(self, index: int) -> bool:
+        return False
+
+
+def verdict(error: float) -> RowVerdict:
     return "diverged" if error > LIMIT else "within_noise" if error > LIMIT / 100 else "match"

@@ -88,8 +88,11 @@ def shown(done: str) -> Measure:
 
 
 def clicked(selector: str, done: str) -> Measure:
-    """From the click to the page as it is ``done``; what to click on is waited for before."""
-    act = f"""const target = document.querySelector(`{selector}`);
+    """From the click to the page as it is ``done``; what to click on is waited for before.
+
+    The page then finds it as ``target``.
+    """
+    act = f"""const target = window.target = document.querySelector(`{selector}`);
       const box = target.getBoundingClientRect();
       const x = box.x + box.width / 2, y = box.y + box.height / 2;
       target.dispatchEvent(new MouseEvent('click', {{bubbles: true, clientX: x, clientY: y}}))"""
@@ -104,8 +107,14 @@ def clicked(selector: str, done: str) -> Measure:
 # -- the explorers --------------------------------------------------------------------------------
 
 GRID = ".llmdebug-rows [role=grid]"
+ERROR = "[data-mime-type='application/vnd.jupyter.stderr'], .jp-RenderedError"
 LISTED = "document.querySelectorAll('.llmdebug-record[data-row]').length > 5"
 TOTAL = "document.querySelector('.llmdebug-total').textContent"
+# the answer, the cells and the calls of a layer are there
+ANSWERED = (
+    "document.querySelector('.llmdebug-answer h2') && document.querySelector('.llmdebug-call')"
+)
+CALL = ".llmdebug-call:not([aria-current])"
 DRAWN = "document.querySelector('.llmdebug-canvas[aria-busy=false]')?.ariaLabel"
 
 
@@ -193,11 +202,19 @@ EXPLORERS = {
         ),
     ),
     "report": Case(
-        "import llmdebug_nb as ld, large\nfrom llmdebug_nb.notebook.widgets import Explorer\n"
-        "view = large.report(ld.open_run('golden'), ld.open_run('mine')); len(view.differences)",
-        "Explorer(view)",
+        "import llmdebug_nb as ld, large, llmdebug_nb.notebook.widgets\n"
+        "report = large.report(ld.open_run('golden'), ld.open_run('mine'))\n"
+        "len(report.differences)",
+        "ld.explore(report)",
         (
-            Figure("first paint", "ms", "≤ 500", shown(LISTED)),
+            Figure("first paint", "ms", "≤ 500", shown(ANSWERED)),
+            Figure(
+                "select another call",
+                "ms",
+                "≤ 80",
+                clicked(CALL, "target.hasAttribute('aria-current')"),
+            ),
+            Figure("open the drawer", "ms", "", clicked(".llmdebug-open", LISTED)),
             *LIST,
             Figure("sort by error", "ms", "≤ 400", sorted_by("error")),
             *FILTERS,
@@ -243,7 +260,7 @@ values = np.random.default_rng(0).standard_normal((4096, 4096), dtype=np.float32
 plt.close(plt.figure()); 0"""
 HEADER = ".jp-OutputArea .jupyter-widget-Collapse-header"
 PICTURE = "document.querySelector('.jp-OutputArea img')"
-GRID = "document.querySelector('.ipydatagrid-widget canvas')"
+DATAGRID = "document.querySelector('.ipydatagrid-widget canvas')"
 EMPTY = "[...document.querySelectorAll('.jp-OutputArea-output')]"
 TABLE = "document.querySelectorAll('.jp-OutputArea tbody tr').length > 4"
 
@@ -305,7 +322,7 @@ RIVALS: dict[str, tuple[str, Case]] = {
     ),
     "ipydatagrid, 100,000 x 8": (
         "ipydatagrid",
-        Case(FRAME + "\nimport ipydatagrid; 0", "ipydatagrid.DataGrid(frame)", painted(GRID)),
+        Case(FRAME + "\nimport ipydatagrid; 0", "ipydatagrid.DataGrid(frame)", painted(DATAGRID)),
     ),
     "matplotlib imshow, 4096 x 4096": (
         "matplotlib",
@@ -330,6 +347,8 @@ def measured(lab: Lab, browser: Browser, case: Case) -> list[float | None]:
         lab.run_cell(page)
         page.locator(".jp-CodeCell .jp-OutputArea-output").first.wait_for()
         page.wait_for_timeout(500)
+        if (failed := page.locator(ERROR)).count():
+            raise SystemExit(f"the setup failed:\n{failed.inner_text()}")
         received.clear()
         figures = [figure.measure(page) for figure in case.figures[:1]]
         page.wait_for_timeout(500)

@@ -1,7 +1,8 @@
 """Write the TypeScript of the messages between pages and the kernel.
 
-`src/widget/wire.ts` is made from `llmdebug_nb/show/wire.py`, `wire_findings.py` and
-`wire_requests.py`, and `src/plugin/wire.ts` from `llmdebug_nb/notebook/desk_wire.py`.
+`src/widget/wire.ts` is made from `llmdebug_nb/show/wire.py`, `wire_findings.py`, `wire_halts.py`,
+`wire_layers.py` and `wire_requests.py`, and `src/plugin/wire.ts` from
+`llmdebug_nb/notebook/desk_wire.py`.
 
 python labextension/wire_types.py            # write them
 python labextension/wire_types.py --check    # exit 1 when one is out of date
@@ -21,6 +22,8 @@ TARGETS = {
     (
         "llmdebug_nb.show.wire",
         "llmdebug_nb.show.wire_findings",
+        "llmdebug_nb.show.wire_halts",
+        "llmdebug_nb.show.wire_layers",
         "llmdebug_nb.show.wire_requests",
     ): HERE / "src/widget/wire.ts",
     ("llmdebug_nb.notebook.desk_wire",): HERE / "src/plugin/wire.ts",

@@ -42,12 +42,14 @@ def tags(cell: Any) -> list[str]:
 
 
 def printed(cell: Any) -> str:
-    """Return what a cell printed."""
-    return "".join(
-        output.text
-        for output in cell.get("outputs", [])
-        if output.output_type == "stream" and output.name == "stdout"
-    )
+    """Return what a cell printed, and what it displayed as text."""
+    texts = []
+    for output in cell.get("outputs", []):
+        if output.output_type == "stream" and output.name == "stdout":
+            texts.append(output.text)
+        elif output.output_type == "display_data" and output.data:  # a bar that is gone has none
+            texts.append(f"\n{output.data.get('text/plain', '')}\n")
+    return "".join(texts)
 
 
 def first_line(cell: Any) -> str:

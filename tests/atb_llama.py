@@ -122,7 +122,7 @@ class AtbLlama:
     def _turned(x: Tensor, angles: Tensor, width: int) -> Tensor:
         heads = x.view(len(x), -1, width)
         low, high = heads.chunk(2, -1)
-        cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+        cos, sin = (turn[:, None].to(x.dtype) for turn in (angles.cos(), angles.sin()))
         return (heads * cos + torch.cat([-high, low], -1) * sin).flatten(1)
 
     def _norm(self, path: str, x: Tensor, weight: Tensor) -> Tensor:

@@ -128,12 +128,17 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.fixture
 def mount(page: Page) -> Iterator[Mount]:
-    """Show an explorer in the bare page; at the end, no script may have failed."""
+    """Show an explorer in the bare page; at the end, no script may have failed.
+
+    The drawer of a comparison, with tree and records, is opened unless ``drawer`` is false.
+    """
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
 
-    def show(explorer: Any) -> Page:
+    def show(explorer: Any, drawer: bool = True) -> Page:
         mount_in(page, explorer)
+        if drawer and explorer.snapshot["kind"] == "report":
+            page.get_by_role("button", name="Records and model tree").click()
         return page
 
     yield show

@@ -17,5 +17,15 @@ def shown(page: Page, row: int) -> None:
     expect(page.locator(".llmdebug-place")).to_contain_text(f"#{row} ·")
 
 
+def more(page: Page) -> None:
+    """Unfold what the tensor of a comparison has besides its pictures."""
+    page.locator(".llmdebug-more > summary").click()
+
+
+def token(page: Page) -> Locator:
+    """The selected token of a comparison."""
+    return page.locator(".llmdebug-time-now")
+
+
 def step(page: Page, index: int) -> Locator:
     return page.locator(f".llmdebug-step[data-index='{index}']")

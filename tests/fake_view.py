@@ -8,7 +8,7 @@ import numpy as np
 
 from llmdebug_nb.core.errors import DumpWriteError, TensorLookupError
 from llmdebug_nb.core.records import Summary
-from llmdebug_nb.show import filters, wire, wire_findings, wire_requests
+from llmdebug_nb.show import filters, wire, wire_findings, wire_layers, wire_requests
 from llmdebug_nb.show.series import line
 from llmdebug_nb.show.tables import EVERYTHING
 from llmdebug_nb.show.tensors import errors, heads, scatter, worst
@@ -36,8 +36,38 @@ TYPES = {
 }
 BROKEN = "model.layers.1.mlp.down_proj"
 SCRIPT = 'print("called again")\n'
-STATES = {None: 0, "unmatched": 1, "match": 2, "within_noise": 3, "expected": 4, "diverged": 5}
+STATES = {None: 0, "unmatched": 1, "match": 3, "within_noise": 4, "expected": 5, "diverged": 6}
+MADE = 7
 HOSTILE = '<img src=x onerror="window.hacked=1">'
+
+
+LISTING: wire_findings.CodeView = {
+    "golden_file": "model.py",
+    "golden_function": "Block.forward",
+    "mine_file": "port.py",
+    "mine_function": "Fast.forward",
+    "lines": [
+        {
+            "golden_line": 11, "golden": "def forward(self, x):",
+            "mine_line": 28, "mine": "def forward(self, x):", "state": "", "error": None,
+        },
+        {
+            "golden_line": 0, "golden": "",
+            "mine_line": 29, "mine": "    a = x", "state": "equal", "error": 0.0,
+        },
+        {
+            "golden_line": 12, "golden": "    x = self.act(x)",
+            "mine_line": 30, "mine": "    x = <b>self.act(x)</b> / 2", "state": "guilty",
+            "error": 0.5,
+        },
+        {
+            "golden_line": 13, "golden": "    return x",
+            "mine_line": 31, "mine": "    return x", "state": "inherited", "error": 0.5,
+        },
+    ],
+    "at": 2,
+    "note": "",
+}  # fmt: skip
 
 
 class FakeView:
@@ -46,6 +76,8 @@ class FakeView:
     part = ""  # what was kept of each tensor
     kernel: wire.KernelView | None = None  # that computes each tensor of mine
     points = 4096  # of a scatter plot at most
+    proof = ""
+    is_inside = False
 
     def __init__(
         self,
@@ -56,7 +88,7 @@ class FakeView:
         records: int = 0,
     ) -> None:
         self.report = report
-        self.calls: list[tuple[str, int]] = []
+        self.asked: list[tuple[str, int]] = []
         self.paths = {"model.embed_tokens": "Embedding"}
         self.paths |= {
             f"model.layers.{n}.{leaf}": kind for n in range(layers) for leaf, kind in LEAVES.items()
@@ -206,6 +238,8 @@ class FakeView:
             "kept": "runs/compiled.expected.json" * self.report,
             "first_bad": bad[0]["id"] if bad else -1,
             "rows": len(self.data),
+            "inside": self.is_inside,
+            "halt": 0,
             "findings": [
                 {
                     "path": BROKEN,
@@ -217,6 +251,15 @@ class FakeView:
                     "noise floor 0.012",
                     "expected": self.data[bad[0]["id"]]["expected"],
                     "mark": -1,
+                    "head": "Made in",
+                    "place": "port.py:30",
+                    "where": f"{BROKEN} (FastLinear, was Linear)",
+                    "what": "Mine's value is golden's times 0.5.",
+                    "why": "replayed on its own inputs, the op gives another result.",
+                    "do": "Look at the scale.",
+                    "file": "port.py",
+                    "line": 30,
+                    "proof": self.proof,
                 },
                 {
                     "path": "lm_head",
@@ -227,6 +270,15 @@ class FakeView:
                     "evidence": "weight: 12 of 4,096 elements",
                     "expected": "",
                     "mark": -1,
+                    "head": "A weight differs in",
+                    "place": "lm_head",
+                    "where": "lm_head (Linear)",
+                    "what": "Weight differs.",
+                    "why": "weight: 12 of 4,096 elements.",
+                    "do": "Look at how the weight is loaded.",
+                    "file": "",
+                    "line": 0,
+                    "proof": "",
                 },
             ]
             if bad
@@ -234,7 +286,7 @@ class FakeView:
         }
 
     def finding(self, request: wire_requests.FindingRequest) -> wire_findings.FindingDetail:
-        self.calls.append(("finding", request["finding"]))
+        self.asked.append(("finding", request["finding"]))
         script = SCRIPT if request["finding"] == 0 else ""
         return {
             "script": script,
@@ -269,7 +321,40 @@ class FakeView:
             ],
             "kernel": "graph0/cpp_fused_mul_0",
             "code": "" if script else "out[0] = <b>in</b>[0];",
+            "listing": LISTING,
         }
+
+    def prove(self, request: wire_requests.ProveRequest) -> wire.Overview:
+        self.asked.append(("prove", request["finding"]))
+        self.proof = "With golden's value in its place, all 12 rows agree."
+        return self.overview()
+
+    def inside(self, request: wire_requests.InsideRequest) -> wire.Overview:
+        self.asked.append(("inside", request["finding"]))
+        self.is_inside = request["finding"] >= 0
+        return self.overview()
+
+    def _state(self, row: wire.Row) -> int:
+        made = row["verdict"] == "diverged" and row["path"] == BROKEN
+        return MADE if made else STATES[row["verdict"]]
+
+    def calls(self, request: wire_requests.CallsRequest) -> wire_layers.Calls:
+        paths = list(dict.fromkeys(self._layer(row["path"]) for row in self.data))
+        cells: list[wire_layers.CallCell] = [
+            {
+                "label": row["path"].rpartition(".")[2],
+                "path": row["path"],
+                "row": row["id"],
+                "state": self._state(row),
+                "error": row["error"],
+                "limit": row["limit"],
+            }
+            for row in self.data
+            if self._layer(row["path"]) == paths[request["layer"]]
+            and row["step"] == request["step"]
+            and row["role"] == "output"
+        ]
+        return {"cells": cells[: request["n"]], "total": len(cells)}
 
     def _layer(self, path: str) -> str:
         names = path.split(".")
@@ -279,21 +364,21 @@ class FakeView:
 
     def layers(
         self, request: wire_requests.LayersRequest
-    ) -> tuple[wire.LayerMap, list[memoryview]]:
+    ) -> tuple[wire_layers.LayerMap, list[memoryview]]:
         paths = list(dict.fromkeys(self._layer(row["path"]) for row in self.data))
         worst: dict[tuple[str, int], wire.Row] = {}
         for row in self.data:
             cell = self._layer(row["path"]), row["step"]
-            if cell not in worst or STATES[row["verdict"]] > STATES[worst[cell]["verdict"]]:
+            if cell not in worst or self._state(row) > self._state(worst[cell]):
                 worst[cell] = row
         cells = [worst.get((path, step["index"])) for path in paths for step in self.steps]
         arrays = [
             np.array([np.nan if row is None else row["error"] for row in cells], "<f4"),
             np.array([np.nan if row is None else row["limit"] for row in cells], "<f4"),
             np.array([-1 if row is None else row["id"] for row in cells], "<i4"),
-            np.array([0 if row is None else STATES[row["verdict"]] for row in cells], "u1"),
+            np.array([0 if row is None else self._state(row) for row in cells], "u1"),
         ]
-        layers: list[wire.Layer] = [
+        layers: list[wire_layers.Layer] = [
             {"path": path, "type": "Layer", "node": self.ids[path] if path else -1}
             for path in paths
         ]
@@ -318,7 +403,7 @@ class FakeView:
         return answer, [memoryview(buffer.tobytes()) for buffer in buffers]
 
     def expect(self, request: wire_requests.ExpectRequest) -> wire.Overview:
-        self.calls.append(("expect", request["row"]))
+        self.asked.append(("expect", request["row"]))
         if request["comment"] == "boom":
             raise DumpWriteError("can't write expected.json: read-only")
         number = (
@@ -341,7 +426,7 @@ class FakeView:
         return self.overview({"op": "overview"})
 
     def unexpect(self, request: wire_requests.UnexpectRequest) -> wire.Overview:
-        self.calls.append(("unexpect", request["mark"]))
+        self.asked.append(("unexpect", request["mark"]))
         for row in self.data:
             if row["mark"] == request["mark"]:
                 row |= {"verdict": "diverged", "expected": "", "mark": -1}
@@ -353,7 +438,7 @@ class FakeView:
     def children(self, request: wire_requests.ChildrenRequest) -> wire.Children:
         parent = None if request["parent"] < 0 else self.tree[request["parent"]]["path"]
         kids = self.kids.get(parent, [])
-        self.calls.append(("children", request["parent"]))
+        self.asked.append(("children", request["parent"]))
         return {
             "total": len(kids),
             "nodes": [
@@ -381,7 +466,7 @@ class FakeView:
         )
 
     def rows(self, request: wire_requests.RowsRequest) -> wire.Page:
-        self.calls.append(("rows", request["start"]))
+        self.asked.append(("rows", request["start"]))
         if request["text"] == "boom":
             raise ZeroDivisionError("division\nby zero")
         if problem := filters.problem(request["text"]):
@@ -430,6 +515,9 @@ class FakeView:
         names = request["path"].split(".")
         above = ["", *(".".join(names[: n + 1]) for n in range(len(names)))]
         return {"ids": list(dict.fromkeys(self.ids[path] for path in above if path in self.ids))}
+
+    def snapshot(self, state: wire.State) -> None:
+        return None
 
     def tensor(self, number: int, which: wire.Which) -> np.ndarray:
         row = self.data[number]
@@ -563,7 +651,7 @@ class FakeView:
         return answer, [memoryview(np.ascontiguousarray(cells)).cast("B")]
 
     def heads(self, request: wire_requests.HeadsRequest) -> tuple[wire.Heads, list[memoryview]]:
-        self.calls.append(("heads", request["row"]))
+        self.asked.append(("heads", request["row"]))
         tensor = self.tensor(request["row"], request["which"])
         view, cells = heads(
             tensor,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dis
 import gc
 import os
 import random
@@ -33,12 +34,15 @@ from llmdebug_nb.core.options import runs_folder
 from models import generate, hooks_left, llama, prompt
 
 OURS = str(Path(ld.__file__).parent) + os.sep
+UNSAFE = {dis.opmap[name] for name in ("PUSH_EXC_INFO", "POP_EXCEPT", "RERAISE")}
+"""Where a trace function must not raise, and no signal arrives: the interpreter handles an
+exception there, and its table of handlers does not cover them."""
 
 
 class Interruption:
     """A context that counts bytecodes, also of threads that start in it, and interrupts one.
 
-    ``at``: the count at which the signal ``number`` is sent, at ``where``. ``own``: only those of
+    ``at``: the count from which the signal ``number`` is sent, at ``where``. ``own``: only those of
     our own code count. ``count``: so far.
     """
 
@@ -65,12 +69,17 @@ class Interruption:
     def _step(self, frame: FrameType, event: str, arg: object) -> Any:
         if event == "opcode":
             self.count += 1
-            if self.count == self.at:
+            if self._here(frame):
                 sys.settrace(None)
                 threading.settrace(None)  # type: ignore[arg-type]
                 self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
                 signal.raise_signal(self._number)
         return self._step
+
+    def _here(self, frame: FrameType) -> bool:
+        if self.at is None or self.count < self.at or self.where:
+            return False
+        return frame.f_code.co_code[frame.f_lasti] not in UNSAFE
 
 
 class Small(nn.Module):

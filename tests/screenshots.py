@@ -37,10 +37,9 @@ def test_pictures_of_explorers_stepping_and_sidebar_in_both_themes(lab: Lab, pag
     for index in range(4):
         lab.run_cell(page, index)
     compare = cells.nth(3)
-    expect(compare.locator(".llmdebug-finding").first).to_contain_text(
+    expect(compare.locator(".llmdebug-answer h2")).to_contain_text(
         "model.layers.3.mlp.act_fn", timeout=60_000
     )
-    compare.get_by_role("tab", name="side by side").click()
     expect(compare.locator(".llmdebug-canvas[aria-busy=false]")).to_have_count(3)
 
     lab.run_cell(page, 4)

@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 
 from browser import Mount, violations
 from browser import mount as mount_in
-from explorer_page import SELECTED
+from explorer_page import SELECTED, more, token
 from fake_view import FakeView
 from llmdebug_nb.notebook.widgets import Explorer
 
@@ -24,10 +24,14 @@ def test_an_explorer_has_no_accessibility_violation(page: Page, scheme: Any, rep
     )
     mount_in(page, Explorer(view, selected=wanted))
     expect(page.locator(".llmdebug-canvas[aria-busy=false]").first).to_be_visible()
-    expect(page.locator(".llmdebug-histogram rect").first).to_be_visible()
     if report:
-        page.get_by_role("button", name="Details").first.click()
-        page.get_by_role("tab", name="side by side").click()
+        page.get_by_role("button", name="Records and model tree").click()
+        more(page)
+        page.get_by_role("button", name="More: mark as expected").click()
+        page.keyboard.press("?")
+        expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
+    else:
+        expect(page.locator(".llmdebug-histogram rect").first).to_be_visible()
     assert violations(page, ".llmdebug") == []
 
 
@@ -74,21 +78,25 @@ def test_a_run_is_walked_from_token_to_value_by_keyboard_alone(mount: Mount) -> 
 
 
 def test_a_report_is_walked_from_finding_to_difference_by_keyboard_alone(mount: Mount) -> None:
-    page = mount(Explorer(FakeView(report=True)))
-    expect(page.locator(".llmdebug-canvas[aria-busy=false]")).to_be_visible()
-    tab_to(page, "Details")
+    page = mount(Explorer(FakeView(report=True)), drawer=False)
+    expect(page.locator(".llmdebug-canvas[aria-busy=false]")).to_have_count(3)
+    tab_to(page, "Repro")
     page.keyboard.press("Enter")
     expect(page.locator(".llmdebug-script")).to_be_visible()
-    tab_to(page, "grid Error over limit")
+    tab_to(page, "grid Where the error goes")
     page.keyboard.press("End")
+    page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
-    expect(page.locator(".llmdebug-step[aria-current]")).to_contain_text("2 decode")
+    expect(token(page)).to_have_text("2 decode")
+    tab_to(page, "Records and model tree")
+    page.keyboard.press("Enter")
     tab_to(page, "grid Records")
     page.keyboard.press("Shift+N")
     page.keyboard.press("Shift+P")
     expect(page.locator(".llmdebug-record[aria-selected=true]")).to_contain_text("diverged")
-    tab_to(page, "difference")
-    page.keyboard.press("Enter")
+    page.keyboard.press("t")
+    tab_to(page, "side by side")
+    page.keyboard.press("ArrowLeft")
     expect(page.get_by_role("tab", name="difference")).to_have_attribute("aria-selected", "true")
 
 
@@ -133,6 +141,7 @@ LEAST_CONTRAST = """selector => {
 def test_text_stands_out_from_its_background(page: Page, scheme: Any) -> None:
     page.emulate_media(color_scheme=scheme)
     mount_in(page, Explorer(FakeView(report=True)))
+    page.get_by_role("button", name="Records and model tree").click()
     expect(page.locator(SELECTED)).to_be_visible()
     contrast = page.evaluate(LEAST_CONTRAST, TEXTS)
     assert contrast >= 4.5

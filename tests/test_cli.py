@@ -53,7 +53,7 @@ def test_compare_tells_by_its_exit_status(runs, capsys, tmp_path):
     files = tmp_path / "d.csv", tmp_path / "r.html"
     assert main(["compare", "golden", "mine", "-o", str(files[0]), "--html", str(files[1])]) == 1
     out = capsys.readouterr().out
-    assert "→ lm_head (Linear)" in out
+    assert "→ A weight differs in lm_head (Linear)" in out
     assert all(file.exists() for file in files)
     assert main(["compare", "golden", "nosuch"]) == 3
     assert "no run 'nosuch'" in capsys.readouterr().err

@@ -58,7 +58,7 @@ def _table(folder: Path, pattern: str = "msit_cmp_report_*.csv") -> pandas.DataF
 )  # fmt: skip
 def test_both_forms_are_one_command(runs, tmp_path, flags, capsys):
     assert main(["compare", *flags, "-o", str(tmp_path)]) == 1
-    assert "→ lm_head (Linear)" in capsys.readouterr().out
+    assert "→ A weight differs in lm_head (Linear)" in capsys.readouterr().out
     table = _table(tmp_path)
     assert list(table) == COLUMNS
     assert len(table) == len(ld.compare("golden", "mine", progress=False).differences)
@@ -201,3 +201,24 @@ def test_every_table_names_the_tensor_of_each_side(runs, tmp_path):
             named = None if record is None else str(record.site)
             assert getattr(row, side) == named
             assert shown[side] == (named or "")
+
+
+def test_msits_mapping_file_is_read_from_its_folder(tmp_path, capsys):
+    for name, made in (("golden", torch.nn.Linear), ("mine", _Projection)):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(made(8, 8), torch.nn.Tanh())
+        with ld.dump(model, name=name, path=tmp_path):
+            model(torch.ones(2, 8))
+    (tmp_path / "maps").mkdir()
+    file = tmp_path / "maps/op_mapping_file.json"
+    file.write_text('{"_Projection_outtensor0": ["Linear_output_0"]}', encoding="utf-8")
+    sides = ["-gp", str(tmp_path / "golden"), "-mp", str(tmp_path / "mine")]
+    line = ["compare", *sides, "-o", str(tmp_path / "out"), "-mf"]
+    assert main([*line, str(tmp_path / "maps")]) == 0
+    file.write_text("{", encoding="utf-8")
+    assert main([*line, str(tmp_path / "maps")]) == 3
+    assert "op_mapping_file.json" in capsys.readouterr().err
+
+
+class _Projection(torch.nn.Linear):
+    """A Linear under another name."""

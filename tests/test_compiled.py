@@ -7,6 +7,7 @@ import json
 import os
 import re
 import struct
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -545,6 +546,30 @@ def test_ge_config_takes_the_parameters_that_msit_has(tmp_path: Path):
         torchair.get_fx_dump_config(tmp_path, compiler_config=[])
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("named", "operators"),
+    [
+        (["Add", "Silu_1"], {"add", "addmm", "silu"}),
+        (["MatMulV2", "Swish"], {"mm", "addmm", "silu"}),
+        ("ReduceMean", {"mean"}),
+    ],
+)
+def test_dump_layer_names_operators_as_ge_does(tmp_path: Path, named, operators):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        config = torchair.get_ge_dump_config(tmp_path, dump_layer=named)
+    assert any("numbers are those of GE's" in str(one.message) for one in said) == (
+        "Silu_1" in named
+    )
+    torch.compile(model(), backend=config.backend)(example())
+    found = {r.site.path.rpartition("/Aten.")[2].partition(".")[0] for r in config.stop().records()}
+    assert found
+    assert found <= operators
+    with pytest.raises(ld.errors.OptionError, match="'Add' is an operator, others are modules"):
+        torchair.get_ge_dump_config(tmp_path, dump_layer=["Add", "layers.1"])
+
+
 def test_a_compiler_config_of_torchair_is_taken_and_its_settings_are_said_to_have_no_effect(
     tmp_path: Path,
 ):
@@ -714,7 +739,7 @@ def test_dumps_of_torchair_agree_with_each_other_and_with_the_run_until_a_value_
     assert {d.site.step for d in report.differences if d.verdict == "diverged"} == {1}
 
 
-def test_converting_reports_the_tensors_that_can_not_be_written(
+def test_converting_says_what_was_written_and_why_it_refuses(
     fused, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     from llmdebug_nb.cli import main
@@ -722,8 +747,8 @@ def test_converting_reports_the_tensors_that_can_not_be_written(
     net = model()
     with torch.no_grad(), ld.dump(net, name="figures", graph="fx", stats_only=True):
         net(example())
-    assert main(["convert", "figures", "-o", str(tmp_path / "a")]) == 3
-    assert "whose values were not kept" in capsys.readouterr().err
+    assert main(["convert", "figures", "-o", str(tmp_path / "a")]) == 0
+    assert re.search(r"written: 0 tensors, \d+ with statistics alone", capsys.readouterr().out)
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "theirs").touch()
     assert main(["convert", str(fused[3] / "fx"), "-o", str(tmp_path / "b")]) == 3
@@ -745,3 +770,20 @@ def test_each_backend_refuses_the_graphs_of_the_other() -> None:
         ld.errors.OptionError, match=r"'fx': expected 'fused' .* there is fx_backend"
     ):
         ld.inductor_backend(graph="fx")
+
+
+@pytest.mark.parametrize("to", ["fx", "fx-old", "ge"])
+def test_two_reduced_dumps_match_until_a_program_differs(tmp_path: Path, to: str):
+    for name, factor in (("golden", 1.0), ("same", 1.0), ("mine", 1.5)):
+        net = model()
+        torch._dynamo.reset()
+        with torch.no_grad(), ld.dump(net, name=name, graph="fx", stats_only=True) as run:
+            net(example() * factor)
+        written = torchair.convert(run, tmp_path / name, to=to)
+        assert (written.tensors, written.described > 0) == (0, True)
+        assert set(written.left_out) <= {"that are no inputs or outputs of operators"}
+        assert written.described + sum(written.left_out.values()) == len(run)
+    same = ld.compare(tmp_path / "golden", tmp_path / "same", progress=False)
+    assert (same.verdict, same.coverage.values) == ("match", same.coverage.values_matched)
+    moved = ld.compare(tmp_path / "golden", tmp_path / "mine", progress=False)
+    assert moved.verdict == "diverged"

@@ -83,6 +83,31 @@ def test_the_environment_variable_goes_before_the_setting(served, tmp_path_facto
     assert folder["runs"][0]["place"] == ""
 
 
+def test_a_folder_of_runs_is_listed_itself_and_each_run_once(served):
+    record_linear(served, "golden")
+    comm = opened(desk.Desk, served)
+    for folders in (["llmdebug_runs"], ["", "llmdebug_runs"]):
+        [group] = comm.ask(op="runs", folders=folders, name="")["folders"]
+        assert (group["folder"], [run["name"] for run in group["runs"]]) == (
+            "llmdebug_runs",
+            ["golden"],
+        )
+        assert group["runs"][0]["model"] == "Sequential"
+
+
+def test_the_verdict_of_a_comparison_is_remembered_with_mine(served):
+    golden, mine = record_linear(served, "golden"), record_linear(served, "mine", scale=2.0)
+    comm = opened(desk.Desk, served)
+    before = comm.ask(op="runs", folders=[""], name="")["folders"][0]["runs"]
+    assert {(run["verdict"], run["against"]) for run in before} == {("", "")}
+    opened(desk.Tab, served).ask(op="open", golden=str(golden), mine=str(mine))
+    after = comm.ask(op="runs", folders=[""], name="")["folders"][0]["runs"]
+    assert {run["name"]: (run["verdict"], run["against"]) for run in after} == {
+        "golden": ("", ""),
+        "mine": ("diverged", "golden"),
+    }
+
+
 def test_a_damaged_run_is_listed_and_stops_nothing(served):
     good = record_linear(served, "good")
     bad = record_linear(served, "bad")

@@ -132,6 +132,17 @@ def test_another_rope_theta_in_the_config_is_named():
     assert "other angles" in found.can
 
 
+@pytest.mark.parametrize("name", ["num_key_value_heads", "eos_token_id", "pad_token_id"])
+def test_a_number_whose_name_speaks_of_keys_or_tokens_is_compared(tmp_path, name):
+    golden = checkpoint(tmp_path / "golden", llama())
+    mine = checkpoint(tmp_path / "mine", llama())
+    config = json.loads((mine / "config.json").read_text(encoding="utf-8"))
+    (mine / "config.json").write_text(json.dumps({**config, name: 1}), encoding="utf-8")
+    (found,) = (one for one in ld.doctor(golden, mine).symptoms if one.name == name)
+    assert found.mine == "1"
+    assert setup.settings({name: "a text"})[name] == "<masked>"
+
+
 def test_another_attention_implementation_is_named():
     model, port = llama(attn_implementation="sdpa"), llama(attn_implementation="eager")
     assert "model: attention" in names(ld.doctor(generated(model, "g"), generated(port, "m")))

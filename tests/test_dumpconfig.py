@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import re
 from fnmatch import fnmatchcase
@@ -79,6 +80,19 @@ def test_the_older_positions_of_the_arguments_are_understood(tmp_path):
         msit.DumpConfig(tmp_path, [0], [nn.Linear], [nn.ReLU])
 
 
+@pytest.mark.parametrize("value", [2345, "yes", 1, 0, None])
+def test_only_true_writes_the_analysis_and_any_value_is_taken(tmp_path, value):
+    """msit 8.2, torch_dump/dump_hook.py: ``if dump_config.analyze is True``."""
+    says = pytest.warns(UserWarning, match=f"analyze {value!r}: tensor_analyze.csv")
+    with says if value else contextlib.nullcontext():
+        config = msit.DumpConfig(tmp_path, [0, 1], value)
+    assert str(config.options.tokens) == "0,1"
+    model = nn.Linear(2, 2)
+    hook = msit.register_hook(model, config)
+    model(torch.ones(1, 2))
+    assert not (hook.stop().path / "tensor_analyze.csv").exists()
+
+
 def test_the_hook_type_of_msit_is_taken_and_no_other(tmp_path):
     model = nn.Linear(2, 2)
     with torch.no_grad():
@@ -97,7 +111,6 @@ def test_the_hook_type_of_msit_is_taken_and_no_other(tmp_path):
         ({"token_range": "0"}, "token_range '0': expected a list"),
         ({"token_range": [-1]}, r"token_range \[-1\]: '-1' is neither"),
         ({"token_range": ["x"]}, r"token_range \['x'\]: 'x' is neither"),
-        ({"analyze": "yes"}, "analyze 'yes'"),
         ({"module_list": [3]}, "module_list"),
         ({"api_list": 3}, "api_list 3"),
         ({"tensor_part": 3}, "tensor_part 3"),

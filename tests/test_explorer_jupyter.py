@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from playwright.sync_api import Locator, Page, expect
 
 import llmdebug_nb as ld
-from browser import click_value
+from browser import click_value, violations
 from lab_server import CONNECTED, Lab, show_theme
 
 SCREENSHOTS = Path(__file__).parent.parent / "out"
@@ -18,6 +19,9 @@ from fake_view import FakeView
 from llmdebug_nb.notebook.widgets import Explorer
 explorer = Explorer(FakeView(report=True, layers=8, steps=12))
 explorer"""
+COMPARED = """\
+import llmdebug_nb as ld
+ld.compare("llmdebug_runs/first", "llmdebug_runs/second")"""
 RUN = """\
 import llmdebug_nb as ld
 run_explorer = ld.explore("llmdebug_runs/small")
@@ -47,8 +51,9 @@ def test_a_cell_shows_an_explorer_that_page_and_kernel_share(
     lab.run_cell(page)
     SCREENSHOTS.mkdir(exist_ok=True)
 
-    page.get_by_role("toolbar", name="Token stepper").get_by_text("2 decode").click(timeout=60_000)
-    expect(page.locator(".llmdebug-step[aria-current]")).to_contain_text("2 decode")
+    page.get_by_role("button", name="Records and model tree").click(timeout=60_000)
+    page.locator(".llmdebug-time-names span", has_text="2 decode").click()
+    expect(page.locator(".llmdebug-time-now")).to_have_text("2 decode")
     lab.kernel_comes_to(notebook, "explorer.position", "3")
 
     page.get_by_role("treeitem", name="model").click()
@@ -68,6 +73,7 @@ def test_a_cell_shows_an_explorer_that_page_and_kernel_share(
         "data-row", selected
     )
     lab.kernel_comes_to(notebook, "explorer.selected", selected)
+    page.get_by_role("tab", name="difference").click()
     click_value(page, r"\[0, 0, \d+\] = ")
     page.screenshot(path=SCREENSHOTS / f"explorer_{app}.png")
 
@@ -82,7 +88,7 @@ def test_a_cell_shows_an_explorer_that_page_and_kernel_share(
     assert page.locator(".jp-Notebook .jp-CodeCell").count() == 3
 
     lab.run_cell(page, 1)
-    expect(page.locator(".llmdebug-step[aria-current]")).to_contain_text("3 decode")
+    expect(page.locator(".llmdebug-time-now")).to_have_text("3 decode")
     show_theme(page, "dark")
     page.locator(".llmdebug-main").scroll_into_view_if_needed()
     page.screenshot(path=SCREENSHOTS / f"explorer_{app}_dark.png")
@@ -97,6 +103,7 @@ def test_an_answer_comes_while_a_cell_runs(lab: Lab, page: Page) -> None:
     lab.open(page, notebook)
     lab.run_cell(page)
     # the first requests of a widget may wait for the running cell; later ones are answered
+    page.get_by_role("button", name="Records and model tree").click(timeout=60_000)
     page.get_by_role("treeitem", name="down_proj").click(timeout=60_000)
     expect(page.locator(".llmdebug-total")).to_have_text("2 records")
     lab.run_cell(page, 1)
@@ -212,3 +219,60 @@ def test_a_notebook_that_was_saved_with_its_widgets_opens_without_their_kernel(
     expect(page.get_by_role("button", name="Next record")).to_be_disabled()
     lab.run_cell(page)
     expect(page.locator(".llmdebug-total")).to_have_text("8 records", timeout=60_000)
+
+
+@pytest.mark.parametrize("app", ["lab", "notebook"])
+def test_a_saved_notebook_shows_its_explorer_without_a_kernel_and_a_run_makes_it_live(
+    lab: Lab, page: Page, app: str
+) -> None:
+    folder = lab.root / "llmdebug_runs"
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+    for name in ("first", "second"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+        with ld.dump(model, name=name, path=str(folder)):
+            model(torch.ones(2, 8))
+        model[0].weight.data[3] = 2.0
+    notebook = lab.write_notebook(f"reopened_{app}.ipynb", COMPARED)
+    lab.open(page, notebook, app)
+    lab.run_cell(page)
+    head, calls = page.locator(".llmdebug-answer h2"), page.locator(".llmdebug-call")
+    expect(head).to_contain_text("0 (Linear)", timeout=60_000)
+    expect(page.get_by_role("button", name="Prove")).to_be_visible()
+    said = head.text_content() or ""
+    save(page)
+    lab.shut_down("notebook")
+
+    page.reload()
+    expect(head).to_have_text(said, timeout=60_000)
+    expect(calls.first).to_be_visible()
+    expect(page.locator(".llmdebug-trio .llmdebug-canvas[aria-busy=false]")).to_have_count(3)
+    expect(page.get_by_text("Error displaying widget")).to_be_hidden()
+    expect(page.get_by_role("button", name="Prove")).to_be_hidden()  # there is no model
+    page.get_by_role("button", name="Records and model tree").click()
+    page.locator(".llmdebug-record", has_text="out[0]").first.click()
+    expect(page.locator(".llmdebug-place")).to_contain_text("output[0]")
+    assert violations(page, ".llmdebug") == []
+    page.screenshot(path=SCREENSHOTS / f"reopened_{app}.png")
+
+    page.wait_for_function(CONNECTED, timeout=60_000)
+    lab.run_cell(page)
+    expect(page.get_by_role("button", name="Prove")).to_be_visible(timeout=60_000)
+
+
+def test_the_blamed_line_opens_in_the_editor_and_the_explorer_pops_out_into_a_tab(
+    lab: Lab, page: Page
+) -> None:
+    (lab.root / "port.py").write_text("".join(f"line_{n} = {n}\n" for n in range(1, 61)))
+    lab.open(page, lab.write_notebook("opened.ipynb", CELL))
+    lab.run_cell(page)
+    page.get_by_role("button", name="Pop out").click(timeout=60_000)
+    tab = page.locator(".jp-llmdebug-tab")
+    expect(tab.locator(".llmdebug-answer h2")).to_contain_text("Made in port.py:30")
+    tab.get_by_role("radio", name="lm_head").click()
+    inside = page.locator(".jp-Notebook .llmdebug-place")
+    expect(inside).to_contain_text("lm_head output[0]")  # both views show one explorer
+    tab.get_by_role("radio", name="port.py:30").click()
+    tab.get_by_role("button", name="Open line").click()
+    expect(page.locator(".jp-FileEditor")).to_contain_text("line_30 = 30", timeout=60_000)
+    expect(page.get_by_text("Ln 30, Col 1")).to_be_visible()

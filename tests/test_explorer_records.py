@@ -7,7 +7,7 @@ import re
 from playwright.sync_api import Locator, Page, expect
 
 from browser import Mount, from_python
-from explorer_page import SELECTED, row_at, shown, step
+from explorer_page import SELECTED, row_at, shown, token
 from fake_view import FakeView
 from llmdebug_nb.notebook.widgets import Explorer
 
@@ -26,7 +26,7 @@ def test_a_hundred_thousand_records_are_paged_and_stay_few_elements(mount: Mount
     grid.evaluate("el => { el.scrollTop = el.scrollHeight / 2; }")
     expect(row_at(page, 50_000)).to_be_visible()
     assert page.locator(".llmdebug-record").count() < 80
-    assert len([call for call in view.calls if call[0] == "rows"]) <= 5
+    assert len([call for call in view.asked if call[0] == "rows"]) <= 5
 
 
 def test_arrow_keys_walk_the_list(mount: Mount) -> None:
@@ -127,7 +127,7 @@ def test_a_filter_that_can_not_be_read_says_why_and_a_jump_drops_it(mount: Mount
     expect(box).to_have_attribute("aria-invalid", "false")
     box.fill("abs>")
     expect(box).to_have_attribute("aria-invalid", "true")
-    page.get_by_text("op-differs").click()
+    page.get_by_role("radio", name="port.py:30").click()
     expect(box).to_have_value("")
     expect(box).to_have_attribute("aria-invalid", "false")
     expect(page.locator(SELECTED)).to_be_visible()
@@ -138,7 +138,7 @@ def test_a_jump_drops_the_filters_that_hide_its_target(mount: Mount) -> None:
     page = mount(explorer)
     page.get_by_role("treeitem", name="lm_head").click()
     page.get_by_label("Filter records").fill("lm_head")
-    page.get_by_text("op-differs").click()
+    page.get_by_role("radio", name="port.py:30").click()
     shown(page, explorer.snapshot["findings"][0]["row"])
     assert explorer.path == ""
     expect(page.get_by_label("Filter records")).to_have_value("")
@@ -209,7 +209,7 @@ def test_all_tokens_are_one_sorted_table_and_n_walks_down_it(mount: Mount) -> No
     shown(page, wanted[0]["id"])
     page.get_by_role("grid", name="Records").press("ArrowDown")
     shown(page, wanted[1]["id"])
-    expect(step(page, wanted[1]["step"])).to_have_attribute("aria-current", "step")
+    expect(token(page)).to_have_text(view.steps[wanted[1]["step"]]["label"])
     assert explorer.position == wanted[1]["step"]
 
 
@@ -220,11 +220,11 @@ def test_sorting_a_hundred_thousand_rows_asks_for_one_page_and_keeps_few_element
     page = mount(Explorer(view))
     page.get_by_label("all tokens").check()
     expect(page.locator(".llmdebug-total")).to_have_text("100,000 records")
-    view.calls.clear()
+    view.asked.clear()
     column(page, "#").get_by_role("button").click()
     column(page, "#").get_by_role("button").click()
     expect(page.locator(".llmdebug-record[data-row]").first).to_have_attribute("data-row", "99999")
-    assert len([call for call in view.calls if call[0] == "rows"]) <= 4
+    assert len([call for call in view.asked if call[0] == "rows"]) <= 4
     assert page.locator(".llmdebug-record").count() < 60
 
 

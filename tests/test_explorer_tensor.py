@@ -10,13 +10,14 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from browser import Mount, from_python
-from explorer_page import SELECTED, row_at, shown
+from explorer_page import SELECTED, more, row_at, shown
 from fake_view import HOSTILE, FakeView
 from llmdebug_nb.notebook.widgets import Explorer
 
 
 def test_the_producer_is_one_click_away(mount: Mount) -> None:
     page = mount(Explorer(FakeView(report=True)))
+    more(page)
     at = int(page.locator(SELECTED).get_attribute("data-row") or 0)
     page.locator(".llmdebug-producer").click()
     shown(page, at - 1)
@@ -44,6 +45,8 @@ def test_the_curve_over_steps_leads_to_the_same_tensor_at_another_step(
     at = [row["id"] for row in view.data if row["path"] == "lm_head" and row["role"] == "output"]
     explorer = Explorer(view, selected=at[3])
     page = mount(explorer)
+    if report:
+        more(page)
     curve = page.get_by_role("slider", name="over all steps")
     expect(curve).to_have_attribute("aria-valuetext", re.compile("^2 decode: "))
     expect(curve).to_have_attribute("aria-valuemax", "6")
@@ -120,6 +123,9 @@ def test_tabs_switch_between_golden_mine_and_difference(mount: Mount) -> None:
     view = FakeView(report=True)
     page = mount(Explorer(view))
     expect(page.get_by_role("tab")).to_have_text(["golden", "mine", "difference", "side by side"])
+    everything = page.get_by_role("tab", name="side by side")
+    expect(everything).to_have_attribute("aria-selected", "true")
+    everything.press("ArrowLeft")
     expect(page.get_by_role("tab", name="difference")).to_have_attribute("aria-selected", "true")
     high = page.locator(".llmdebug-legend span").nth(2)
     expect(high).not_to_be_empty()
@@ -151,6 +157,8 @@ def test_the_worst_elements_lead_to_their_place_in_the_heat_map(mount: Mount) ->
     view = FakeView(report=True)
     softmax = next(row["id"] for row in view.data if row["op"] == "Softmax")
     page = mount(Explorer(view, selected=softmax))
+    more(page)
+    page.get_by_role("tab", name="difference").click()
     difference = view.tensor(softmax, "mine").astype(float) - view.tensor(softmax, "golden")
     worst = np.unravel_index(np.argsort(-np.abs(difference), axis=None)[:10], difference.shape)
     places = [
@@ -184,6 +192,7 @@ def test_a_side_that_lies_differently_has_its_own_slice_and_is_not_put_beside_th
     mount: Mount,
 ) -> None:
     page = mount(Explorer(Turned(report=True), selected=100))
+    more(page)
     expect(page.get_by_role("combobox", name="rows")).to_have_value("1")
     expect(page.get_by_role("combobox", name="rows").locator("option:checked")).to_have_text(
         "token (12)"
@@ -203,7 +212,7 @@ def test_side_by_side_links_pointer_window_and_click_of_all_three(mount: Mount) 
     view = FakeView(report=True)
     row = next(row["id"] for row in view.data if row["path"] == "lm_head" and row["step"] == 1)
     page = mount(Explorer(view, selected=row))
-    page.get_by_role("tab", name="side by side").click()
+    more(page)
     maps = page.locator(".llmdebug-trio .llmdebug-canvas[aria-busy=false]")
     expect(maps).to_have_count(3)
     box = maps.first.bounding_box()
@@ -223,7 +232,7 @@ def test_side_by_side_links_pointer_window_and_click_of_all_three(mount: Mount) 
     expect(page.locator(".llmdebug-value")).to_have_text([re.compile(r"^\[0, 3, 10\] = ")] * 3)
     maps.nth(1).press("+")
     expect(page.locator(".llmdebug-trio .llmdebug-caption")).to_have_text(
-        ["rows 3–8, columns 16–47"] * 3
+        ["token 3–8 ↓, hidden 16–47 →"] * 3
     )
     high = page.locator(".llmdebug-trio .llmdebug-legend span:nth-child(3)")
     assert high.nth(0).text_content() == high.nth(1).text_content()  # one scale for golden and mine
@@ -232,6 +241,44 @@ def test_side_by_side_links_pointer_window_and_click_of_all_three(mount: Mount) 
     expect(page.locator(".llmdebug-value")).to_have_text(
         [re.compile(rf"^{re.escape(place)} = ")] * 3
     )
+
+
+def test_a_comparison_opens_at_the_worst_head_with_one_scale_for_all_heads(mount: Mount) -> None:
+    view = FakeView(report=True)
+    softmax = next(row["id"] for row in view.data if row["op"] == "Softmax" and row["step"] == 1)
+    golden = np.zeros((1, 4, 12, 12), np.float32)
+    mine = golden.copy()
+    mine[0, 0, 1, 1], mine[0, 2, 3, 7] = 0.25, -2.0
+    tensors = {"golden": golden, "mine": mine, "difference": mine - golden}
+    view.tensor = lambda number, which: tensors[which]  # type: ignore[method-assign]
+    plain = view._side
+
+    def side(row: Any, which: Any) -> Any:
+        low, high = float(tensors[which].min()), float(tensors[which].max())
+        return plain(row, which) | {"min": low, "max": high}
+
+    view._side = side  # type: ignore[method-assign]
+    page = mount(Explorer(view, selected=softmax))
+    maps = page.locator(".llmdebug-trio .llmdebug-canvas[aria-busy=false]")
+    expect(maps).to_have_count(3)
+    heads = page.get_by_role("radiogroup", name="All slices along head").get_by_role("radio")
+    expect(heads.nth(2)).to_have_attribute("aria-checked", "true")
+    ends = page.locator(".llmdebug-trio .llmdebug-legend span:nth-child(odd):not([style])")
+    expect(ends.nth(0)).to_have_text("-2")  # golden has the scale of mine
+    heads.nth(0).click()
+    for map_at in range(3):
+        expect(page.locator(".llmdebug-trio .llmdebug-legend").nth(map_at)).to_contain_text("-2")
+
+
+def test_no_difference_is_the_palest_colour(mount: Mount) -> None:
+    view = FakeView(report=True)
+    same = np.full((1, 12, 64), 0.5, np.float32)
+    none = {"golden": same, "mine": same, "difference": same - same}
+    view.tensor = lambda number, which: none[which]  # type: ignore[method-assign]
+    page = mount(Explorer(view, selected=100))
+    page.get_by_role("tab", name="difference").click()
+    expect(page.locator(".llmdebug-canvas[aria-busy=false]")).to_have_count(1)
+    assert min(pixel(page, 0.5, 0.5)) > 235
 
 
 def pixel(page: Page, fx: float, fy: float) -> list[int]:
@@ -261,7 +308,7 @@ def picked(page: Page) -> list[str]:
 def test_a_click_on_the_heat_map_shows_index_and_value(mount: Mount) -> None:
     view = FakeView()
     page = mount(Explorer(view, selected=100))
-    expect(page.locator(".llmdebug-caption").first).to_have_text("rows 0–11, columns 0–63")
+    expect(page.locator(".llmdebug-caption").first).to_have_text("token 0–11 ↓, hidden 0–63 →")
     click_at(page, 10.5 / 64, 3.5 / 12)
     index, value = picked(page)
     assert index == "[0, 3, 10]"
@@ -280,7 +327,7 @@ class Large(FakeView):
 def test_an_outlier_among_millions_is_seen_and_found(mount: Mount) -> None:
     page = mount(Explorer(Large(), selected=100))
     expect(page.locator(".llmdebug-caption").first).to_have_text(
-        "rows 0–1999, columns 0–2999, each cell shows the largest magnitude of 8 × 12"
+        "token 0–1999 ↓, hidden 0–2999 →, each cell shows the largest magnitude of 8 × 12"
     )
     click_at(page, 2345 / 3000, 1234 / 2000)
     expect(page.locator(".llmdebug-value")).to_have_text("[0, 1234, 2345] = -7.25")
@@ -291,24 +338,24 @@ def test_the_heat_map_zooms_to_numbers_by_key_and_wheel_and_pans(mount: Mount) -
     canvas, caption = page.locator(".llmdebug-canvas"), page.locator(".llmdebug-caption").first
     expect(canvas).to_have_attribute("data-numbers", "false")
     canvas.press("+")
-    expect(caption).to_have_text("rows 3–8, columns 16–47")
+    expect(caption).to_have_text("token 3–8 ↓, hidden 16–47 →")
     canvas.press("+")
     canvas.press("+")
     expect(canvas).to_have_attribute("data-numbers", "true")
     canvas.press("0")
-    expect(caption).to_have_text("rows 0–11, columns 0–63")
+    expect(caption).to_have_text("token 0–11 ↓, hidden 0–63 →")
     canvas.hover(position={"x": 1, "y": 1})
     page.mouse.wheel(0, -100)
-    expect(caption).to_have_text("rows 0–5, columns 0–31")
+    expect(caption).to_have_text("token 0–5 ↓, hidden 0–31 →")
     canvas.press("ArrowRight")
-    expect(caption).to_have_text("rows 0–5, columns 8–39")
+    expect(caption).to_have_text("token 0–5 ↓, hidden 8–39 →")
     box = canvas.bounding_box()
     assert box
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 20)
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] * 0.75, box["y"] + 20, steps=4)
     page.mouse.up()
-    expect(caption).to_have_text("rows 0–5, columns 0–31")
+    expect(caption).to_have_text("token 0–5 ↓, hidden 0–31 →")
     expect(page.locator(".llmdebug-value")).to_have_text("")  # a drag is no click
 
 
@@ -316,7 +363,8 @@ def test_colours_are_around_zero_for_both_signs_and_magenta_for_nan(mount: Mount
     view = FakeView(report=True)
     broken = next(row for row in view.data if row["nan"])
     page = mount(Explorer(view, selected=broken["id"]))
-    expect(page.locator(".llmdebug-caption").first).to_have_text("elements 0–63")
+    page.get_by_role("tab", name="difference").click()
+    expect(page.locator(".llmdebug-caption").first).to_have_text("hidden 0–63 →")
     assert pixel(page, 1 / 64, 0.5) == [255, 0, 255]
     low, high = (page.locator(".llmdebug-legend span").nth(n).text_content() for n in (0, 2))
     assert low == f"-{high}"
@@ -343,7 +391,7 @@ def test_any_two_axes_make_the_slice_and_the_others_have_an_index(mount: Mount) 
     click_at(page, 5.5 / 12, 3.5 / 12)
     expect(page.locator(".llmdebug-value")).to_have_text(re.compile(r"^\[0, 2, 3, 5\] = "))
     page.get_by_role("combobox", name="rows").select_option(label="head (4)")
-    expect(page.locator(".llmdebug-caption").first).to_have_text("rows 0–3, columns 0–11")
+    expect(page.locator(".llmdebug-caption").first).to_have_text("head 0–3 ↓, key 0–11 →")
     page.get_by_role("combobox", name="columns").select_option(label="head (4)")
     expect(page.get_by_role("combobox", name="rows")).to_have_value("3")
     click_at(page, 1.5 / 4, 7.5 / 12)
@@ -357,7 +405,7 @@ def test_the_heads_of_an_attention_are_seen_at_once_and_a_click_opens_one(mount:
     softmax = next(row["id"] for row in view.data if row["op"] == "Softmax" and row["step"] == 1)
     page = mount(Explorer(view, selected=softmax))
     expect(page.locator(".llmdebug-canvas[aria-busy=false]")).to_be_visible()
-    assert ("heads", softmax) not in view.calls  # nobody looks
+    assert ("heads", softmax) not in view.asked  # nobody looks
     page.locator(".llmdebug-heads summary").press("Enter")
     heads = page.get_by_role("radiogroup", name="All slices along head").get_by_role("radio")
     expect(heads).to_have_count(4)
@@ -376,7 +424,7 @@ def test_the_heads_of_an_attention_are_seen_at_once_and_a_click_opens_one(mount:
     expect(heads.nth(3)).to_be_focused()
     expect(page.get_by_label("Index on axis head").last).to_have_value("3")
     assert (
-        view.calls.count(("heads", softmax)) == 1
+        view.asked.count(("heads", softmax)) == 1
     )  # another head is another frame, not another answer
     page.get_by_role("combobox", name="rows").select_option(label="head (4)")
     expect(
@@ -477,6 +525,7 @@ def test_the_code_that_gets_the_tensor_is_copied(mount: Mount) -> None:
 
 def test_the_differences_have_a_histogram_with_the_limit_in_it(mount: Mount) -> None:
     page = mount(Explorer(FakeView(report=True)))
+    more(page)
     figure = page.locator(".llmdebug-error-histogram")
     expect(figure.locator("rect")).to_have_count(64)
     expect(figure).to_contain_text(
@@ -497,6 +546,7 @@ def test_golden_against_mine_is_points_or_where_they_are_many_a_density(
     view = FakeView(report=True)
     view.points = points
     page = mount(Explorer(view))
+    more(page)
     plot = page.locator(".llmdebug-scatter-plot")
     expect(plot).to_have_attribute("data-kind", kind)
     expect(plot).to_have_attribute(

@@ -10,7 +10,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from browser import Mount, hold, release
 from browser import mount as mount_in
-from explorer_page import row_at, step
+from explorer_page import row_at, shown, step
 from fake_view import HOSTILE, FakeView
 from llmdebug_nb.notebook.widgets import Explorer
 
@@ -38,12 +38,27 @@ def test_arrow_keys_and_buttons_move_by_one_token(mount: Mount) -> None:
     assert explorer.position == 0
 
 
-def test_a_warm_up_looks_different_and_a_diverged_token_has_its_count(mount: Mount) -> None:
-    page = mount(Explorer(FakeView(report=True)))
+def test_a_warm_up_looks_different(mount: Mount) -> None:
+    page = mount(Explorer(FakeView()))
     expect(step(page, 0)).to_have_class(re.compile("llmdebug-warmup"))
     expect(step(page, 1)).not_to_have_class(re.compile("llmdebug-warmup"))
-    expect(step(page, 2).locator(".llmdebug-badge")).to_have_text("3")
-    expect(step(page, 1).locator(".llmdebug-badge")).to_have_count(0)
+
+
+@pytest.mark.parametrize("report", [False, True])
+def test_another_token_shows_the_same_tensor_there(mount: Mount, report: bool) -> None:
+    view = FakeView(report=report)
+    at = [row["id"] for row in view.data if row["path"] == "lm_head" and row["role"] == "output"]
+    explorer = Explorer(view, selected=at[1], position=1)
+    page = mount(explorer)
+    shown(page, at[1])
+    page.get_by_role("grid", name="Records").press("]")
+    shown(page, at[2])
+    assert explorer.position == 2
+    page.get_by_role("grid", name="Records").press("[")
+    page.get_by_role("grid", name="Records").press("[")
+    shown(page, at[0])
+    page.get_by_role("grid", name="Records").press("[")  # there is no token before the first
+    assert (explorer.position, explorer.selected) == (0, at[0])
 
 
 def test_thousands_of_tokens_stay_few_elements(mount: Mount) -> None:

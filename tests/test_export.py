@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import copy
+import gzip
+import json
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +20,7 @@ from playwright.sync_api import Page, expect
 from torch import nn
 
 import llmdebug_nb as ld
-from browser import click_value
+from browser import click_value, violations
 from browser import mount as mount_in
 from llmdebug_nb.cli import main
 from llmdebug_nb.core.errors import OptionError
@@ -106,11 +110,15 @@ def test_a_page_shows_what_the_explorer_showed(opened, report, tmp_path):
         report, tmp_path / "state.html", at=BROKEN, step=1, side="golden", slice="0,:,:"
     )
     page = opened(path)
-    expect(page.locator("h2")).to_have_text("golden against mine")
-    expect(page.locator(".llmdebug-step[aria-current]")).to_contain_text("1 decode")
+    expect(page.locator("h2")).to_contain_text("Made in")
+    expect(page.locator(".llmdebug-time-head")).to_contain_text("golden against mine")
+    expect(page.locator(".llmdebug-time-now")).to_have_text("1 decode")
     expect(page.locator(".llmdebug-place h3")).to_contain_text(f"{BROKEN} output[0]")
     expect(page.get_by_role("tab", name="golden")).to_have_attribute("aria-selected", "true")
-    expect(page.locator(".llmdebug-layers")).to_be_visible()
+    expect(page.locator(".llmdebug-timeline")).to_be_visible()
+    expect(page.locator(".llmdebug-call[aria-current]")).to_contain_text("act_fn")
+    expect(page.get_by_role("region", name="Code")).to_contain_text("forward")
+    expect(page.get_by_role("button", name="Prove")).to_be_hidden()  # there is no model here
     expect(page.locator(".llmdebug-histogram rect").first).to_be_attached()
     expect(page.locator(STATUS)).to_have_text("")
     expect(page.get_by_role("group", name="Save this view")).to_have_count(0)
@@ -118,10 +126,11 @@ def test_a_page_shows_what_the_explorer_showed(opened, report, tmp_path):
 
 def test_a_page_is_walked_and_narrowed_as_the_explorer_is(opened, report, tmp_path):
     page = opened(ld.export(report, tmp_path / "state.html"))
+    page.get_by_role("button", name="Records and model tree").click()
     total = page.locator(".llmdebug-total")
     expect(total).to_have_text(f"{len(report.differences) // 3} records")
-    page.get_by_role("toolbar", name="Token stepper").get_by_text("2 decode").click()
-    expect(page.locator(".llmdebug-step[aria-current]")).to_contain_text("2 decode")
+    page.locator(".llmdebug-time-names span", has_text="2 decode").click()
+    expect(page.locator(".llmdebug-time-now")).to_have_text("2 decode")
     page.get_by_label("Filter records").fill("act_fn OUT[0]")
     expect(total).to_have_text("2 records")
     page.get_by_label("mismatches only").check()
@@ -141,12 +150,12 @@ def test_a_page_is_walked_and_narrowed_as_the_explorer_is(opened, report, tmp_pa
         if d.site.path.startswith("model.layers.1.self_attn") and d.site.step == 2
     ]
     expect(total).to_have_text(f"{len(inside)} records")
-    page.get_by_role("button", name="First mismatch").click()
+    page.get_by_role("grid", name="Records").press("f")
     expect(page.locator(".llmdebug-place h3")).to_contain_text(BROKEN)
     bad = [d for d in report.differences if d.verdict in ("diverged", "unmatched")]
     page.get_by_role("button", name="Next mismatch").click()
     expect(page.locator(".llmdebug-place h3")).to_contain_text(bad[1].site.path)
-    page.get_by_role("button", name="Details").first.click()
+    page.get_by_role("button", name="Repro").click()
     expect(page.locator(".llmdebug-script").first).to_contain_text("import")
     expect(page.locator(STATUS)).to_have_text("")
 
@@ -171,7 +180,7 @@ def test_the_page_draws_what_the_explorer_draws(opened, wide, tmp_path):
             live.get_by_label("Index on axis head").first.press("Enter")
         canvas = live.locator(".llmdebug-heatmap canvas")
         expect(live.locator(".llmdebug-heatmap .llmdebug-caption")).to_contain_text(
-            "rows 0–299, columns 0–519, each cell shows the largest magnitude of 2 × 3"
+            "token 0–299 ↓, feature 0–519 →, each cell shows the largest magnitude of 2 × 3"
         )
         live.locator(".llmdebug-heads summary").click()
         expect(live.locator(".llmdebug-thumb")).to_have_count(2)
@@ -184,7 +193,7 @@ def test_the_page_draws_what_the_explorer_draws(opened, wide, tmp_path):
         ]
         canvas.press("+")
         expect(live.locator(".llmdebug-heatmap .llmdebug-caption")).to_have_text(
-            "rows 75–224, columns 130–389, each cell shows the largest magnitude of 1 × 2"
+            "token 75–224 ↓, feature 130–389 →, each cell shows the largest magnitude of 1 × 2"
         )
         seen.append([*pictures, canvas.evaluate("el => el.toDataURL()")])
     assert seen[0] == seen[1]
@@ -200,7 +209,7 @@ def test_a_value_is_what_was_recorded(opened, runs, tmp_path):
 
 
 def test_what_is_not_in_the_page_is_said(opened, runs, tmp_path, monkeypatch):
-    monkeypatch.setattr(saved_page, "_DETAILS", 1)
+    monkeypatch.setattr(saved_page, "_PAGE", replace(saved_page._PAGE, details=1))
     page = opened(ld.export(runs[0], tmp_path / "run.html", at="lm_head", step=0))
     expect(page.locator(".llmdebug-place h3")).to_contain_text("lm_head")
     page.get_by_role("button", name="Previous record").click()
@@ -212,7 +221,7 @@ def test_what_is_not_in_the_page_is_said(opened, runs, tmp_path, monkeypatch):
 def test_a_tensor_without_curves_in_the_page_is_shown_without_a_word(
     opened, runs, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(saved_page, "_CURVES", 1)
+    monkeypatch.setattr(saved_page, "_PAGE", replace(saved_page._PAGE, curves=1))
     page = opened(ld.export(runs[0], tmp_path / "run.html", at="lm_head", step=0))
     expect(page.locator(".llmdebug-sparkline")).to_have_count(2)
     page.get_by_role("button", name="Previous record").click()
@@ -224,17 +233,17 @@ def test_a_tensor_without_curves_in_the_page_is_shown_without_a_word(
 def test_large_tensors_are_one_slice_and_many_rows_a_step(
     opened, wide, runs, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(saved_page, "_ELEMENTS", 1000)
-    monkeypatch.setattr(html, "MAX_ROWS", 20)
+    room = replace(saved_page._PAGE, elements=1000, rows=20)
+    monkeypatch.setattr(saved_page, "_PAGE", room)
     page = opened(ld.export(wide, tmp_path / "wide.html", at="0"))
-    expect(page.locator(".llmdebug-heatmap .llmdebug-caption")).to_contain_text("rows 0–299")
+    expect(page.locator(".llmdebug-heatmap .llmdebug-caption")).to_contain_text("token 0–299")
     expect(page.locator(".llmdebug-histogram rect").first).to_be_attached()
     page.locator(".llmdebug-heatmap canvas").press("+")
     expect(page.locator(STATUS)).to_have_text(
         "not in this saved page: open the run in a notebook to see it"
     )
     page.locator(".llmdebug-heatmap canvas").press("0")  # what was on show still is
-    expect(page.locator(".llmdebug-heatmap .llmdebug-caption")).to_contain_text("rows 0–299")
+    expect(page.locator(".llmdebug-heatmap .llmdebug-caption")).to_contain_text("token 0–299")
     page = opened(ld.export(runs[0], tmp_path / "run.html", step=1))
     expect(page.locator(".llmdebug-note").first).to_have_text(
         f"This page holds 20 of {len(runs[0])} rows: those of the step it was saved at."
@@ -252,6 +261,16 @@ def test_the_page_is_light_and_dark(opened, runs, page, scheme, tmp_path):
     assert (max(map(int, re.findall(r"\d+", colour))) > 128) == (scheme == "light")
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.browser_context_args(bypass_csp=True)  # the page runs no script but its own
+def test_the_page_has_no_accessibility_violation(opened, runs, page, scheme, tmp_path):
+    page.emulate_media(color_scheme=scheme)
+    for saved in (runs[0], ld.compare(*runs)):
+        opened(ld.export(saved, tmp_path / "page.html", at=BROKEN))
+        expect(page.locator(".llmdebug-canvas[aria-busy=false]").first).to_be_visible()
+        assert violations(page, ".llmdebug") == []
+
+
 def hostile_report(folder):
     module = nn.Sequential()
     module.add_module(HOSTILE.replace(".", ""), nn.Linear(2, 2))
@@ -266,6 +285,7 @@ def test_hostile_names_stay_text_in_every_file(opened, page, tmp_path):
     path = ld.export(report, tmp_path / "x.html")
     assert "<img" not in path.read_text(encoding="utf-8")
     opened(path)
+    page.get_by_role("button", name="Records and model tree").click()
     page.locator(".llmdebug-record", has_text="<img").first.click()
     expect(page.locator(".llmdebug-place h3")).to_contain_text("<img src=x onerror=window")
     assert page.evaluate("window.hacked") is None
@@ -476,3 +496,43 @@ def test_a_page_needs_the_code_that_was_built(runs, tmp_path, monkeypatch):
     monkeypatch.setattr(saved_page, "PAGE", tmp_path / "page.js")
     with pytest.raises(bundle.FrontEndMissingError, match=r"page\.js is missing"):
         ld.export(runs[0], tmp_path / "x.html")
+
+
+# --- the snapshot in a notebook ---
+
+
+def test_a_snapshot_is_small_and_holds_what_the_first_screen_shows(report):
+    state = {**opening(report.view().overview()), "which": "all"}
+    small = saved_page.snapshot(report.view(), state)
+    assert small is not None
+    assert len(small["data"]) <= 300_000
+    held = json.loads(gzip.decompress(base64.b64decode(small["data"])))
+    assert held["snapshot"]["findings"][0]["where"].startswith(BROKEN)
+    keys = {kept["key"].split()[0] for kept in held["answers"]}
+    assert {"layers", "calls", "finding", "detail", "array"} <= keys
+    rows = {row["id"] for row in held["rows"]}
+    assert report.findings[0].difference.index in rows
+    nodes = {node["id"] for node in held["nodes"]}
+    assert set(held["homes"]) <= nodes | {-1}
+    assert set(held["parents"]) <= nodes | {-1}
+
+
+def test_a_snapshot_that_would_be_too_large_holds_less_and_then_nothing(report, monkeypatch):
+    state = opening(report.view().overview())
+    whole = saved_page.snapshot(report.view(), state)
+    monkeypatch.setattr(saved_page, "_SNAPSHOT_BYTES", len(whole["data"]) - 1)
+    less = saved_page.snapshot(report.view(), state)
+    assert len(less["data"]) < len(whole["data"])
+    monkeypatch.setattr(saved_page, "_SNAPSHOT_BYTES", 10)
+    assert saved_page.snapshot(report.view(), state) is None
+
+
+def test_a_snapshot_of_a_large_tensor_has_a_slice_of_it(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Identity()
+    with ld.dump(model, name="tensor", path=tmp_path):
+        model(torch.randn(1024, 1024))
+    view = RunView(ld.open_run(tmp_path / "tensor"))
+    small = saved_page.snapshot(view, state_of(view, 0))
+    held = json.loads(gzip.decompress(base64.b64decode(small["data"])))
+    assert [kept["key"] for kept in held["answers"] if kept["key"].startswith("view 0 ")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def test_the_examples_of_a_page_run_in_their_order(doc, tmp_path, monkeypatch, c
     assert run >= 2
 
 
-@pytest.mark.parametrize("doc", [*PAGES, "upstream.md"])
+@pytest.mark.parametrize("doc", [*PAGES, "upstream.md", "layouts.md"])
 def test_what_a_page_names_is_there(doc):
     text = (DOCS / doc).read_text(encoding="utf-8")
     for place in re.findall(r"\]\(([A-Za-z0-9_./-]+)\)", text):
@@ -51,3 +52,23 @@ def test_what_a_page_names_is_there(doc):
     )
     for test in re.findall(r"`(test_\w+)`", text):
         assert f"def {test}(" in files, test
+    for file in re.findall(r"`(test_\w+\.py)`", text):
+        assert (DOCS.parent / "tests" / file).exists(), file
+
+
+def test_the_counts_of_the_table_add_up_and_what_is_not_open_has_a_test():
+    text = (DOCS / "upstream.md").read_text(encoding="utf-8")
+    items = text.partition("## Bugs")[0]
+    rows = re.findall(r"^\| .+ \| (works|differs|open)(: .+)? \| (.*?) ?\|$", items, re.MULTILINE)
+    counts = Counter(state for state, _, _ in rows)
+    left = counts["open"] or "none"
+    assert (
+        f"Of {len(rows)} items {counts['works']} work, {counts['differs']} differ by intent, with"
+        f" the reason, and {left} is open."
+    ) in items
+    assert len(rows) == sum(line.startswith("| ") for line in items.splitlines()) - 2 * (
+        items.count("| item | state |")
+    )
+    for state, reason, test in rows:
+        assert test.startswith("`test_") or state == "open"
+        assert reason or state == "works"

@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import llmdebug_nb as ld
+from llmdebug_nb.core.errors import EmptyDumpError
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.show.run_view import RunView
 from llmdebug_nb.show.tables import EVERYTHING
@@ -419,3 +420,71 @@ def test_counting_changes_no_result(options: dict[str, Any], tmp_path: Path) -> 
     with pytest.raises(ZeroDivisionError), ld.dump(model, path=tmp_path, **options):
         step()
     assert hooks_left(model) == 1  # that of the test
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_ids_as_msit_counts_are_the_places_in_the_topology_that_has_layers_at_its_top(
+    name: str, tmp_path: Path
+) -> None:
+    model = ARCHITECTURES[name]()
+    with ld.dump(model, path=tmp_path, tokens="all", stats_only=True) as run:
+        generate(model, new=2)
+    expected: dict[str, str] = {}
+
+    def count(nodes: list[dict[str, Any]], above: str) -> None:
+        for number, node in enumerate(node for node in nodes if node["id"]):
+            expected[node["id"]] = f"{above}{number}"
+            count(node["nodes"], f"{above}{number}_")
+
+    count(ld.topology(run).to_json()["nodes"], "")
+    ids = run.ids()
+    assert {ids[call]: number for call, number in run.msit_ids().items()} == expected
+    assert run.msit_ids(0) == run.msit_ids(1)
+
+
+@settings(max_examples=4, deadline=None)
+@given(data=st.data())
+def test_a_call_is_the_same_by_the_id_that_msit_counts(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder, model = tmp_path_factory.mktemp("runs"), llama()
+    with ld.dump(model, path=folder, name="all", mode="module+aten", stats_only=True) as run:
+        model(prompt())
+    call = data.draw(st.sampled_from(sorted(run.msit_ids())))
+    children = data.draw(st.booleans())
+    recorded = []
+    for id_ in (run.ids()[call], f"msit:{run.msit_ids()[call]}"):
+        with ld.dump(
+            model, path=folder, ids=id_, children=children, mode="module+aten", stats_only=True
+        ) as some:
+            model(prompt())
+        recorded.append([(r.site.path, r.site.call) for r in some.records()])
+    assert recorded[0] == recorded[1]
+    assert recorded[0]
+
+
+def test_layer_0_of_a_llama_is_2_as_msit_counts_and_the_topology_shows_both(tmp_path: Path) -> None:
+    model = llama()
+    with ld.dump(model, path=tmp_path, ids=["msit:2", "0_3_0"], stats_only=True) as run:
+        model(prompt())
+    paths = {record.site.path for record in run.records()}
+    assert {path.split(".")[2] for path in paths if path != "model.layers.1.input_layernorm"} == {
+        "0"
+    }
+    assert run.msit_ids()["model.layers.0", 0] == "2"
+    assert "model" not in {path for path, _ in run.msit_ids()}
+    assert "0_2  msit:2 " in str(ld.topology(run))
+
+
+def test_an_id_of_msit_that_no_call_has_is_named_beside_those_that_exist(tmp_path: Path) -> None:
+    model = llama()
+    with (
+        pytest.raises(EmptyDumpError, match="no call has the id msit:9; nearest: msit:0 to msit:5"),
+        ld.dump(model, path=tmp_path, ids="msit:9"),
+    ):
+        model(prompt())
+    with ld.dump(model, path=tmp_path, ids="9,msit:2", stats_only=True) as run:
+        model(prompt())
+    assert any(
+        "no call has the id 9; nearest: 0 to 1 in the root" in note for note in run.meta["notes"]
+    )

@@ -634,6 +634,8 @@ def test_the_short_names_of_msit_mean_what_they_mean_there():
     )
     usual = arguments.options(vars(parser.parse_args(["--exec", "x"])))
     assert usual == {"rounds": "0,0", "files": []}
+    stats = arguments.options(vars(parser.parse_args(["--type", "model", "tensor", "stats"])))
+    assert (stats["files"], stats["stats_only"]) == (["model"], True)
     files = arguments.options(
         vars(parser.parse_args(["--type", "onnx", "kernel", "--graph", "fused", "-tiling"]))
     )

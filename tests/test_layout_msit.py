@@ -133,6 +133,22 @@ def test_msit_ranks_number_the_processes_in_natural_order(tmp_path: Path) -> Non
     assert at(contents, "fc", rank=1).summary == summarize(X + 10)
 
 
+@pytest.mark.parametrize("inside", ["", "ait_dump", "ait_dump/torch_tensors"])
+def test_msit_older_dumps_name_devices_by_number_and_are_one_run(
+    tmp_path: Path, inside: str
+) -> None:
+    """ait's documents: ``{DUMP_DIR}/ait_dump/torch_tensors/{device_id}_{PID}/{TID}``."""
+    for device in (10, 2):
+        process = msit_process(tmp_path / f"ait_dump/torch_tensors/{device}_77")
+        save(X + device, process / "0/root.lm_head/output.pth")
+    contents = read(msit, tmp_path / inside)
+    assert {(r.site.rank, r.device) for r in contents.records} == {(0, "2"), (1, "10")}
+    assert at(contents, "lm_head", rank=1).summary == summarize(X + 10)
+    assert at(contents, "model.fc", step=1, rank=1).op == "Linear"
+    alone = read(msit, tmp_path / "ait_dump/torch_tensors/10_77")
+    assert at(alone, "lm_head").summary == summarize(X + 10)
+
+
 def test_msit_load_reads_the_tensor_again(msit_dump: Path) -> None:
     contents = read(msit, msit_dump)
     assert torch.equal(contents.load(at(contents, "model.norm2", step=1)), X * 2 + 1)

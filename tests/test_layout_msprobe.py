@@ -15,6 +15,7 @@ import llmdebug_nb as ld
 from layout_files import X, at, check_numbering, paths, read, save, write
 from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.kernels.summary import summarize
+from llmdebug_nb.core.records import Site
 from llmdebug_nb.store import layouts
 from llmdebug_nb.store.layouts import msprobe
 
@@ -305,3 +306,91 @@ def test_msprobe_half_characters_in_names_can_be_stored(tmp_path: Path) -> None:
     )
     record = read(msprobe, tmp_path).records[0]
     f"{record.site} {record.op} {record.summary.dtype}".encode()
+
+
+LINES = [
+    "File /opt/venv/lib/python3.11/site-packages/torch/nn/modules/linear.py, line 134, in forward,"
+    " \n return F.linear(input, self.weight, self.bias)",
+    "File /srv/program/model.py, line 19, in forward, \n return self.fc2(self.fc1(x))",
+    "File /srv/program/run.py, line 3, in <module>, \n model(x)",
+]
+LINEAR, FC1 = "Functional.linear.0.forward", "Module.layers.0.fc1.Linear.forward.0"
+SHARED = {"0": [[LINEAR, FC1], LINES], "1": [["Functional.relu.0.forward"], LINES[2:]]}
+EACH = {LINEAR: LINES, FC1: LINES, "Functional.relu.0.forward": LINES[2:]}
+
+
+@pytest.mark.parametrize("document", [SHARED, EACH], ids=["26.2", "1.2"])
+def test_msprobe_knows_the_lines_that_led_to_each_call(tmp_path: Path, document: Any) -> None:
+    folder = msprobe_rank(tmp_path / "step0/rank0")
+    write(folder / "stack.json", json.dumps(document))
+    run = ld.open_run(tmp_path)
+    program = ["/srv/program/model.py:19 forward", "/srv/program/run.py:3 <module>"]
+    assert run.stack("layers.0.fc1/Functional.linear") == program
+    assert run.stack("layers.0.fc1") == program  # which calls the module
+    assert run.stack("Functional.relu") == program[1:]
+    (frame,) = run.index.frames(Site("layers.0.fc1/Functional.linear").key)
+    assert run.index.code(frame) == "return self.fc2(self.fc1(x))"
+    operators = run.operators()
+    assert list(operators["op"]) == ["Functional.linear", "Functional.relu"]
+    assert list(operators["source"]) == program
+
+
+@pytest.mark.parametrize(
+    "document",
+    ["[1]", "{", json.dumps({LINEAR: 5}), json.dumps({"0": [[1], "File a, line 1, in b"]})],
+)
+def test_msprobe_whose_stacks_are_damaged_opens_and_says_so(tmp_path: Path, document: str) -> None:
+    folder = msprobe_rank(tmp_path / "step0/rank0")
+    write(folder / "stack.json", document)
+    run = ld.open_run(tmp_path)
+    (lost,) = (r.lost for r in run.records() if r.site.path.endswith("stack.json"))
+    assert "stack.json" in (lost or "")
+    assert run.operators().empty
+
+
+def test_lines_that_are_none_are_left_out_of_a_stack(tmp_path: Path) -> None:
+    folder = msprobe_rank(tmp_path / "step0/rank0")
+    remark = "The call stack retrieval failed."
+    document = {"0": [[LINEAR, 7], [remark, None, LINES[2]]], "1": [[FC1], [remark]]}
+    write(folder / "stack.json", json.dumps(document))
+    run = ld.open_run(tmp_path)
+    assert run.stack("layers.0.fc1/Functional.linear") == ["/srv/program/run.py:3 <module>"]
+    assert len(run.operators()) == 1
+
+
+def test_msprobe_writes_the_lines_of_a_recording_and_reads_them_again(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU())
+    with ld.dump(model, name="lines", mode="module+api", path=tmp_path / "run") as run:
+        model(X)  # here
+    ld.export_dump(run, tmp_path / "out", layout="msprobe")
+    document = json.loads((tmp_path / "out/step0/rank0/stack.json").read_text())
+    ((calls, (*_, line)),) = document.values()
+    assert calls[:2] == ["Module.0.Linear.forward.0", LINEAR]
+    assert line.endswith("\n model(X)  # here") or len(document["0"][1]) > 1
+    again = ld.open_run(tmp_path / "out")
+    for path in ("0/Functional.linear", "1/Functional.relu"):
+        assert again.stack(path) == run.stack(path)
+    assert again.stack("0") == run.stack("0/Functional.linear")
+
+
+def test_a_finding_in_a_dump_of_modules_names_the_line_that_calls_the_module(
+    tmp_path: Path,
+) -> None:
+    module = "Module.fc.Linear.forward.0"
+    for name, factor in (("golden", 1), ("mine", 2)):
+        folder = tmp_path / name / "step0/rank0"
+        entries = {
+            module: {
+                "input_args": [leaf(X, data_name="i.pt")],
+                "output": [leaf(X * factor + 1, data_name="o.pt")],
+            }
+        }
+        write(folder / "dump.json", json.dumps({"task": "tensor", "data": entries}))
+        write(folder / "stack.json", json.dumps({"0": [[module], LINES]}))
+        save(X, folder / "dump_tensor_data/i.pt")
+        save(X * factor + 1, folder / "dump_tensor_data/o.pt")
+    report = ld.compare(tmp_path / "golden", tmp_path / "mine", progress=False)
+    (finding,) = report.findings
+    assert finding.mine is not None
+    assert (finding.mine.file, finding.mine.line) == ("/srv/program/model.py", 19)
+    assert finding.mine.code == "return self.fc2(self.fc1(x))"

@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import llmdebug_nb as ld
 from layout_files import EXAMPLE, X, at, check_numbering, paths, read, save, torch_bytes, write
 from llmdebug_nb.core.errors import CorruptDumpError, MissingPackageError
 from llmdebug_nb.core.kernels.summary import summarize
@@ -108,6 +109,18 @@ def test_plain_single_file_opens(tmp_path: Path, name: str) -> None:
     contents = read(plain, tmp_path / name)
     assert [r.site.path for r in contents.records] == ["x"]
     assert torch.equal(contents.load(contents.records[0]), X)
+
+
+def test_two_files_are_compared_and_the_answer_has_no_empty_brackets(tmp_path: Path) -> None:
+    for name, value in (("golden", X), ("mine", X + 0.1)):
+        (tmp_path / name).mkdir()
+        np.save(tmp_path / name / "x.npy", value.numpy())
+    report = ld.compare(tmp_path / "golden", tmp_path / "mine", progress=False)
+    text = str(report)
+    assert text.splitlines()[0].endswith("diverged")
+    assert "of golden's 1 value " in text
+    for said in (text, report.summary()):
+        assert "()" not in said
 
 
 def test_plain_key_in_several_files_is_preceded_by_the_files(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from llmdebug_nb.core.kernels.raw import to_bytes
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.records import Record, Site
 from llmdebug_nb.store import layouts
-from llmdebug_nb.store.layouts import fx, ge, ge_file, writing
+from llmdebug_nb.store.layouts import Contents, fx, ge, ge_file, writing
 from llmdebug_nb.store.layouts.files import Folder
 
 READABLE = sorted(set(ge_file.DTYPE_CODES) & set(DTYPES))
@@ -399,44 +399,110 @@ calls = st.lists(
 )  # fmt: skip
 
 
-@given(calls, st.sampled_from(["fx", "fx-old", "ge"]))
-@settings(
+WRITERS = {"fx": fx.write, "fx-old": fx.write_old, "ge": ge.write}
+quick = settings(
     deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_every_call_that_is_written_comes_back_with_its_token_and_values(
-    tmp_path_factory: pytest.TempPathFactory, made: list[Any], layout: str
-) -> None:
+
+
+def written_and_read(
+    made: list[Any], layout: str, folder: Path, stats: bool = False
+) -> tuple[list[Record], dict[int, torch.Tensor], writing.Written, Contents]:
+    """Write calls, and read them again; return their records and values, too."""
     records: list[Record] = []
     values: dict[int, torch.Tensor] = {}
     for node, step, rank, inputs, outputs in made:
         rank = 0 if layout == "fx-old" else rank
-        path, call = f"m/{node}", 0
         for role, group in (("input", inputs), ("output", outputs)):
             for slot, tensor in enumerate(group):
-                site = Site(path, step, call, role=role, slot=str(slot), rank=rank)
+                site = Site(f"m/{node}", step, 0, role=role, slot=str(slot), rank=rank)
                 number = len(records)
+                if any(record.site == site for record in records):
+                    continue  # fx-old has no ranks
                 values[number] = tensor
-                op, summary = "Aten.mm", summarize(tensor)
-                records.append(Record(number, site, number, op, summary, payload=number))
-    assume(len({r.site for r in records}) == len(records))
+                payload, summary = None if stats else number, summarize(tensor)
+                records.append(Record(number, site, number, "Aten.mm", summary, payload=payload))
     dump = writing.Dump(
         records, [], lambda r: values[r.id], lambda r: r.site.path.partition("/")[2], "net", 1.0
     )
-    folder = tmp_path_factory.mktemp("out") / "dump"
-    writer = {"fx": fx.write, "fx-old": fx.write_old, "ge": ge.write}[layout]
-    written = writing.write(writer, dump, folder)
-    assert (written.tensors, not written.left_out) == (len(records), True)
+    written = writing.write(WRITERS[layout], dump, folder)
     reader = layouts.detect(folder)
     assert reader is (ge if layout == "ge" else fx)
     contents = reader.read(folder)
     assert not [r.lost for r in contents.records if r.lost]
-    key = lambda r: (r.site.step, r.site.rank, r.site.role, r.site.slot)  # noqa: E731
-    found = sorted((*key(r), _bytes(contents.load(r))) for r in contents.records)
+    return records, values, written, contents
+
+
+def _token_and_slot(record: Record) -> tuple[int, int, str, str]:
+    site = record.site
+    return site.step, site.rank, site.role, site.slot
+
+
+@given(calls, st.sampled_from(list(WRITERS)))
+@quick
+def test_every_call_that_is_written_comes_back_with_its_token_and_values(
+    tmp_path_factory: pytest.TempPathFactory, made: list[Any], layout: str
+) -> None:
+    folder = tmp_path_factory.mktemp("out") / "dump"
+    records, values, written, contents = written_and_read(made, layout, folder)
+    assert (written.tensors, not written.left_out) == (len(records), True)
+    found = sorted((*_token_and_slot(r), _bytes(contents.load(r))) for r in contents.records)
     wanted = [values[r.id] for r in records]
     if layout != "ge":  # .npy has no bfloat16 and float8
         wanted = [t.float() if t.dtype.itemsize < 3 and not hasattr(np, str(t.dtype)[6:])
                   and t.dtype.is_floating_point else t for t in wanted]  # fmt: skip
-    assert found == sorted((*key(r), _bytes(t)) for r, t in zip(records, wanted, strict=True))
+    assert found == sorted(
+        (*_token_and_slot(r), _bytes(t)) for r, t in zip(records, wanted, strict=True)
+    )
+
+
+@given(calls, st.sampled_from(list(WRITERS)))
+@quick
+def test_statistics_without_values_become_reduced_files_with_equal_figures(
+    tmp_path_factory: pytest.TempPathFactory, made: list[Any], layout: str
+) -> None:
+    known = [  # that of an empty tensor has no minimum, and can't be written
+        (*call[:3], *([t for t in group if t.numel()] for group in call[3:])) for call in made
+    ]
+    assume(any(group for call in known for group in call[3:]))
+    folder = tmp_path_factory.mktemp("out") / "dump"
+    records, _, written, contents = written_and_read(known, layout, folder, stats=True)
+    assert (written.tensors, written.described) == (0, len(records))
+    assert not written.left_out
+    names = {file.name[-12:-4] for file in folder.rglob("*.np?")}
+    assert names == {"_min_max"}
+    assert sorted(map(_figures, contents.records)) == sorted(map(_figures, records))
+
+
+def _figures(record: Record) -> tuple[Any, ...]:
+    return *_token_and_slot(record), repr((record.summary.min, record.summary.max))
+
+
+@pytest.mark.parametrize("layout", list(WRITERS))
+def test_statistics_that_have_no_minimum_are_counted_and_no_other_takes_their_place(
+    tmp_path: Path, layout: str
+) -> None:
+    made = [("mm", 0, 0, [X, X[:0], X + 1], [X * 2])]
+    _, _, written, contents = written_and_read(made, layout, tmp_path / "out", stats=True)
+    slots = {r.site.slot: r.summary.max for r in contents.records if r.site.role == "input"}
+    assert slots == ({"0": 5.0} if layout == "ge" else {"0": 5.0, "2": 6.0})
+    counts = {"that have neither values nor a minimum and maximum": 1}
+    if layout == "ge":  # whose arrays have no gaps
+        counts["that follow one that is left out in a call, whose place they would take"] = 1
+    assert dict(written.left_out) == counts
+    assert written.described + sum(counts.values()) == 4
+
+
+def test_a_tensor_that_ge_has_no_code_for_gives_its_place_to_no_other(tmp_path: Path) -> None:
+    odd = torch.zeros(3, dtype=torch.complex32)
+    made = [("mm", 0, 0, [X, odd, X + 1], [X * 2])]
+    _, _, written, contents = written_and_read(made, "ge", tmp_path / "out")
+    found = {(r.site.role, r.site.slot): contents.load(r).max().item() for r in contents.records}
+    assert found == {("input", "0"): 5.0, ("output", "0"): 10.0}
+    assert dict(written.left_out) == {
+        "of dtype complex32, which GE dumps do not have": 1,
+        "that follow one that is left out in a call, whose place they would take": 1,
+    }
 
 
 def _bytes(tensor: torch.Tensor) -> tuple[str, str, bytes]:
@@ -451,11 +517,8 @@ def test_what_has_no_place_in_a_layout_is_counted_and_nothing_at_all_is_an_error
     strange = Record(2, Site("m/e", slot="0"), 2, "Aten.e", summarize(X), payload=None)
     dump = writing.Dump([record, module, strange], [], lambda r: X, lambda r: "mm")
     written = writing.write(ge.write, dump, tmp_path / "a")
-    assert written.tensors == 1
-    assert dict(written.left_out) == {
-        "that are no inputs or outputs of operators": 1,
-        "whose values were not kept": 1,
-    }
+    assert (written.tensors, written.described) == (1, 1)
+    assert dict(written.left_out) == {"that are no inputs or outputs of operators": 1}
     with pytest.raises(StoreError, match=r"nothing was written to .*: 1 that are no inputs"):
         writing.write(
             fx.write, writing.Dump([module], [], lambda r: X, lambda r: "mm"), tmp_path / "b"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections import Counter
 from pathlib import Path
@@ -15,14 +16,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 import llmdebug_nb as ld
-from layout_files import X, at, read
+from layout_files import EXAMPLE, X, at, read
+from layout_files import write as put
 from llmdebug_nb.cli import main
 from llmdebug_nb.core.errors import OptionError, StoreError
 from llmdebug_nb.core.kernels.raw import to_bytes
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.records import Node, Record, Site
 from llmdebug_nb.store import layouts
-from llmdebug_nb.store.layouts import Contents, atb, msit, msprobe, plain, writing
+from llmdebug_nb.store.layouts import Contents, atb, atb_writing, msit, msprobe, plain, writing
 from test_layout_torchair import tensors
 
 TREE = {"": "Net", "a": "Block", "a.b": "Linear", "layers": "ModuleList", "layers.0": "Block"}
@@ -135,10 +137,66 @@ def test_atb_has_every_tensor_of_its_own_dumps_at_its_place(
         for s, tensor in made
         for call in range(calls)
     ]
-    written, contents = export(atb.write, every, tmp_path_factory.mktemp("x") / "out")
+    written, contents = export(atb_writing.write, every, tmp_path_factory.mktemp("x") / "out")
     assert (written.tensors, not written.left_out) == (len(every), True)
     columns = ("path", "step", "role", "slot", "call")
     assert seen(contents, *columns) == wanted(every, *columns)
+
+
+@quick
+@given(
+    made=sites(["0_Add", "1_Layer.10_Linear", "1_Layer"], ["0", "7"], rank=st.integers(0, 1)),
+    calls=st.integers(1, 2),
+    same=st.booleans(),
+)
+def test_msprobes_probe_names_an_equal_tensor_of_the_round_in_place_of_its_values(
+    tmp_path_factory, made: Made, calls: int, same: bool
+) -> None:
+    every = [
+        (
+            Site(s.path, s.step, call, role=s.role, slot=s.slot, rank=s.rank),
+            made[0][1] if same else t,
+        )
+        for s, t in made
+        for call in range(calls)
+    ]
+    folder = tmp_path_factory.mktemp("x") / "out"
+    written, contents = export(atb_writing.write_msprobe, every, folder)
+    assert (written.tensors, not written.left_out) == (len(every), True)
+    columns = ("path", "step", "role", "slot", "call")
+    assert seen(contents, *columns) == wanted(every, *columns)
+    rounds = {(s.rank, s.step) for s, _ in every}
+    held = b"".join(file.read_bytes() for file in folder.rglob("*.bin")).count(b"$Object.data=")
+    assert not same or held == len(rounds)  # once in each
+
+
+def test_msprobes_table_has_the_figures_and_its_files_describe_what_has_none(
+    tmp_path: Path,
+) -> None:
+    written, contents = export(atb_writing.write_msprobe, STATS, tmp_path / "out", stats=True)
+    assert (written.tensors, written.described) == (0, 2)
+    assert not list((tmp_path / "out").rglob("*.bin"))
+    figures = {r.site.step: r.summary for r in contents.records}
+    assert figures[0].l2norm == summarize(X).l2norm
+    assert (figures[1].min, figures[1].max, figures[1].mean) == (0.0, 10.0, 5.0)
+    empty = [(Site("a", 0), X[:0])]
+    written, contents = export(atb_writing.write_msprobe, empty, tmp_path / "b", stats=True)
+    assert written.described == 1
+    (record,) = contents.records
+    assert (record.summary.dtype, record.summary.shape, record.payload) == ("float32", (0, 3), None)
+
+
+@pytest.mark.parametrize("layout", ["atb", "atb-msprobe"])
+def test_a_dump_of_descriptions_alone_is_written_as_one(tmp_path: Path, layout: str) -> None:
+    described = EXAMPLE.partition(b"$Object.data")[0].replace(b"Length=24", b"Length=0")
+    file = tmp_path / "dump/tensors/0_1/0/0_Add/after/outtensor0.bin"
+    put(file, described.replace(b"Count=1", b"Count=0") + b"$End=1\n")
+    written = ld.export_dump(tmp_path / "dump", tmp_path / "out", layout=layout)
+    assert (written.tensors, written.described) == (0, 1)
+    (again,) = (tmp_path / "out").rglob("outtensor0.bin")
+    assert again.read_bytes() == file.read_bytes()
+    (record,) = ld.open_run(tmp_path / "out").records()
+    assert (record.summary.dtype, record.summary.shape, record.payload) == ("float32", (2, 3), None)
 
 
 @quick
@@ -146,7 +204,7 @@ def test_atb_has_every_tensor_of_its_own_dumps_at_its_place(
 def test_atb_makes_operations_of_modules_within_those_around_them(
     tmp_path_factory, made: Made
 ) -> None:
-    written, contents = export(atb.write, made, tmp_path_factory.mktemp("x") / "out")
+    written, contents = export(atb_writing.write, made, tmp_path_factory.mktemp("x") / "out")
     assert (written.tensors, not written.left_out) == (len(made), True)
     assert seen(contents, "step", "role") == wanted(made, "step", "role")
     depth = {site.path: 0 for site, _ in made}
@@ -181,7 +239,7 @@ def test_npy_has_every_tensor_in_a_file_of_its_own(tmp_path_factory, made: Made)
 STATS = [(Site("a", 0), X), (Site("a", 1, role="input"), X * 2)]
 
 
-@pytest.mark.parametrize("writer", [msit.write, msprobe.write, atb.write])
+@pytest.mark.parametrize("writer", [msit.write, msprobe.write, atb_writing.write])
 def test_statistics_without_values_are_statistics_there(tmp_path: Path, writer: Any) -> None:
     written, contents = export(writer, STATS, tmp_path / "out", stats=True)
     assert (written.tensors, written.described) == (0, 2)
@@ -204,7 +262,8 @@ def test_statistics_without_values_are_statistics_there(tmp_path: Path, writer: 
         (msit.write, Site("a b"), "whose path is no name of a file"),
         (msit.write, Site("a", generation=1), "of a later or earlier generation"),
         (msprobe.write, Site(""), "of the root module"),
-        (atb.write, Site("a", role="weight", slot="weight"), "of weights"),
+        (atb_writing.write_msprobe, Site("a", slot="after.0", role="input"), "seen when msprobe's"),
+        (atb_writing.write, Site("a", role="weight", slot="weight"), "of weights"),
     ],
 )
 def test_what_a_layout_has_no_place_for_is_counted_with_the_reason(
@@ -238,7 +297,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ld.Run:
     return ld.open_run("golden")
 
 
-@pytest.mark.parametrize("layout", ["msit", "msprobe", "atb", "npy"])
+@pytest.mark.parametrize("layout", ["msit", "msprobe", "atb", "atb-msprobe", "npy"])
 def test_a_recorded_run_is_exported_and_compared_with_itself(run, layout: str, capsys) -> None:
     assert main(["export", "golden", "--layout", layout, "-o", layout]) == 0
     said = capsys.readouterr().out
@@ -260,6 +319,28 @@ def test_weights_and_model_tree_are_where_msit_has_them(run) -> None:
     tree = json.loads((home / "model_tree.json").read_text())
     assert (tree["name"], tree["type"]) == ("root", "_Net")
     assert [child["name"] for child in tree["children"]] == ["root.up", "root.down"]
+
+
+def test_the_figures_of_msits_analysis_are_those_of_the_files(run) -> None:
+    ld.export_dump(run, "out", layout="msit")
+    with open("out/tensor_analyze.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == [
+        "Node Name", "Node Type", "Tensor Path", "dtype", "shape", "max", "min", "variance", "mean",
+    ]  # fmt: skip
+    files = [file for file in Path("out").rglob("*.pth") if file.parent.name != "weights"]
+    assert {row["Tensor Path"] for row in rows} == set(map(str, files))
+    for row in rows:
+        values = torch.load(row["Tensor Path"])
+        assert Path(row["Tensor Path"]).parent.name == row["Node Name"]
+        assert (row["dtype"], row["shape"]) == (str(values.dtype), str(values.shape))
+        said = [float(row[name]) for name in ("max", "min", "variance", "mean")]
+        wide = values.double()
+        there = [wide.max(), wide.min(), wide.var(), wide.mean()]
+        assert said == pytest.approx([float(value) for value in there], rel=1e-6, abs=1e-9)
+    types = {row["Node Name"]: row["Node Type"] for row in rows}
+    assert types["root.up"] == "Linear"
+    assert {"root", "root.down"} <= set(types)
 
 
 def test_entries_are_named_as_msprobe_names_them(run) -> None:

@@ -73,7 +73,7 @@ def test_a_file_that_the_user_names_may_be_a_link_to_anywhere(tmp_path: Path) ->
     link = tmp_path / "snapshots/x.pt"
     link.parent.mkdir()
     link.symlink_to(blob)
-    assert plain.detect(link)
+    assert layouts.detect(link) is plain
     contents = read(plain, link)
     (record,) = contents.records
     assert record.site.path == "x"

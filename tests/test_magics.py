@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 import llmdebug_nb as ld
+from llmdebug_nb.core import constants
+from llmdebug_nb.core.bars import Stages
 from llmdebug_nb.notebook.explore import show_report
 from models import hooks_left, llama, prompt
 
@@ -92,10 +95,19 @@ def test_compare_says_verdict_first_divergence_and_blame_once(shell, capsys, tmp
     assert isinstance(result.result, ld.Report)
     assert text.count("golden against mine: diverged") == 1
     assert "First to diverge: model.layers.1.mlp.act_fn" in text
-    assert "→ model.layers.1.mlp.act_fn" in text
+    assert "→ Made in model.layers.1.mlp.act_fn (GELU" in text  # no line of torch is named
     assert all(file.exists() and f"written: {file}" in text for file in files)
     _, again = _run(shell, capsys, "_")
     assert "golden against mine: diverged" in again
+
+
+def test_a_cell_takes_msits_form_of_a_comparison(shell, capsys, tmp_path):
+    _run(shell, capsys, "%%llmdump model --name golden\nmodel(ids)")
+    _run(shell, capsys, "%%llmdump --name mine\nbroken(ids)")
+    result, _ = _run(shell, capsys, f"%llmcompare -gp golden -mp mine -cl module -o {tmp_path}")
+    assert result.result.verdict == "diverged"
+    (table,) = tmp_path.glob("msit_cmp_report_*.csv")
+    assert "golden_data_path" in table.read_text(encoding="utf-8")
 
 
 def test_what_is_expected_is_said_and_taken_back_on_the_line_that_compares(shell, capsys):
@@ -117,7 +129,7 @@ def test_what_is_expected_is_said_and_taken_back_on_the_line_that_compares(shell
     )
 
 
-def test_in_a_notebook_verdict_and_findings_come_first_then_the_table_then_the_explorer(
+def test_in_a_notebook_one_line_with_verdict_and_place_stands_above_the_explorer(
     shell, capsys, monkeypatch
 ):
     _run(shell, capsys, "%%llmdump model --name golden\nmodel(ids)")
@@ -128,11 +140,27 @@ def test_in_a_notebook_verdict_and_findings_come_first_then_the_table_then_the_e
     )
     show_report(report, SimpleNamespace(kernel=object()))
     [(text, explorer)] = shown
-    assert text.startswith(
-        f"golden against mine: diverged\n{report.summary()}\n→ model.layers.1.mlp.act_fn"
+    assert re.fullmatch(
+        r"golden against mine: diverged\. Made in model\.layers\.1\.mlp\.act_fn "
+        r"\(GELU, was SiLUActivation\)\n",
+        text,
     )
-    assert text.index("→ model") < text.index("\nstep  ") < text.rindex("diverged")
     assert type(explorer).__name__ == "Explorer"
+
+
+def test_in_a_notebook_the_first_of_many_steps_is_answered_while_the_others_are_compared(
+    shell, capsys, monkeypatch
+):
+    for name, call in (("golden", "model(ids)"), ("mine", "broken(ids)")):
+        _run(shell, capsys, f"%%llmdump --name {name}\n{call}\n{call}")
+    said: list[str] = []
+    monkeypatch.setattr(constants, "FIRST_STEP_FROM", 1)
+    monkeypatch.setattr(Stages, "say", lambda self, text: said.append(text))
+    monkeypatch.setattr(shell, "kernel", object(), raising=False)
+    monkeypatch.setattr("IPython.display.display", lambda what: None)
+    _run(shell, capsys, "%llmcompare golden mine")
+    [text] = said
+    assert text.startswith("Its first step alone: golden against mine: diverged. Made in model.")
 
 
 def test_a_variable_alone_shows_the_run(shell, capsys):
@@ -172,11 +200,19 @@ def test_runs_are_listed_and_deleted(shell, capsys):
         ("%%llmdump nosuch\nmodel(ids)", "NameError"),
         (
             "%%llmdump ids\nmodel(ids)",
-            "expected a torch.nn.Module or an onnxruntime.InferenceSession, got Tensor",
+            "an onnxruntime.InferenceSession or a vllm.LLM, got Tensor",
         ),
         ("%%llmdump model --name a/b\nmodel(ids)", "name 'a/b'"),
         ("%%llmdump --nosuch\n1", "unrecognized arguments"),
         ("%%llmdump --tokns 1\n1", "nearest: --tokens"),
+        ("%%llmdump model --ids 9, 1_9\nmodel(ids)", "no call has the id 9"),
+        ("%%llmdump model --rounds 1,1\nmodel(ids)", "rounds 1,1 never came"),
+        ("%%llmdump model --opname nosuch\nmodel(ids)", "begins with opname 'nosuch'"),
+        ("%%llmdump model --time 9\nmodel(ids)", "time 9: expected 0 (before)"),
+        ("%%llmdump model --device meta\nmodel(ids)", "meta was asked for, and the models ran"),
+        ("%%llmdump model --ranks 1-3\nmodel(ids)", "do not include the rank of this process"),
+        ("%%llmdump model --pth\nmodel(ids)", "--pth reaches the Pythons that a command starts"),
+        ("%%llmdump model -tiling\nmodel(ids)", "-tiling is of fused kernels: add --graph"),
         ("%llmdump of", "expected on, off or status; nearest: off"),
         ("%llmdump", "%llmdump: expected on, off or status"),
         ("%llmdump off", "no recording is running"),
@@ -337,6 +373,20 @@ def test_operators_gradients_and_budgets_are_options_of_the_magic(shell, capsys)
     assert "not kept: over the budget of 1.0 kB (max_bytes)" in text
 
 
+def test_a_recording_holds_the_lines_that_ran_and_not_the_text_of_the_cell_around_them(
+    shell, capsys
+):
+    cell = "%%llmdump model --mode module+api --name golden\nsecret = 'an otter'\nmodel(ids)"
+    _run(shell, capsys, cell)
+    run = shell.user_ns["golden"]
+    paths = run.operators().path
+    frames = [frame for path in paths for frame in run.stack(path)]
+    assert any("<module>" in frame for frame in frames)
+    assert not any("IPython" in frame for frame in frames)
+    kept = [file.read_bytes() for file in run.path.rglob("*") if file.is_file()]
+    assert not any(b"otter" in each for each in kept)
+
+
 def test_an_error_of_a_call_is_one_line_in_a_notebook(shell, capsys):
     shell.run_cell("import llmdebug_nb as ld\nld.open_run('golde')")
     shown = capsys.readouterr()
@@ -377,6 +427,59 @@ def test_commands_that_make_no_sense_are_refused_in_one_line(shell, line, messag
         shell.run_line_magic("llmdump", line)
 
 
+@pytest.mark.parametrize(
+    ("flags", "records"),
+    [
+        ("--ids 0_1, 0_2", {"0_1", "0_2"}),
+        ("--ids 0_1,0_2 -child false", {"0_1", "0_2"}),
+        ("--opname linear --rounds 0,0 --ranks 0 --device cpu", {"Linear"}),
+        ("--time 0", {"input"}),
+    ],
+)
+def test_flags_of_the_command_select_in_a_cell_what_they_select_of_a_command(
+    shell, capsys, flags, records
+):
+    _, text = _run(shell, capsys, f"%%llmdump model {flags} --name golden\nmodel(ids);")
+    run = shell.user_ns["golden"]
+    table, types = run.to_pandas(), {node.path: node.type for node in run.nodes}
+    if "--ids" in flags:
+        seen = {run.id_of(record.site) for record in run.records()}
+        alone = "-child" in flags
+        assert {each for each in seen if each.count("_") == 1} == records, text
+        assert (seen == records) is alone
+        assert all(each.startswith(tuple(records)) for each in seen)
+    elif "--time" in flags:
+        assert set(table.role) == records
+    else:
+        assert {types[path] for path in table.path} == records
+
+
+def test_files_of_a_type_are_written_when_the_cell_or_the_recording_ends(shell, capsys):
+    _, text = _run(shell, capsys, "%%llmdump model --type model layer --name golden\nmodel(ids);")
+    assert re.match(r"golden: \d+ tensors of 1 step, statistics only", text), text
+    assert "execution ids, for -ids:" in text
+    folder = shell.user_ns["golden"].path
+    assert len(list(folder.glob("model/*/*.json"))) == 1
+    assert list(folder.glob("layer/*/*.json"))
+    _run(shell, capsys, "%llmdump on model --type op -l error --name quiet")
+    _run(shell, capsys, "model(ids);")
+    assert _run(shell, capsys, "%llmdump off")[1] == ""
+    assert list(shell.user_ns["quiet"].path.glob("operation_io_tensors/*/*.csv"))
+
+
 def test_a_cell_takes_no_command(shell):
     with pytest.raises(UsageError, match="--exec records a command, not a cell"):
         shell.run_cell_magic("llmdump", "--exec true", "1")
+
+
+def test_a_comparison_is_bound_to_report_unless_that_name_is_taken(shell, capsys):
+    _run(shell, capsys, "%%llmdump model --name golden\nmodel(ids)")
+    _run(shell, capsys, "%llmcompare golden golden")
+    first = shell.user_ns["report"]
+    assert shell.user_ns["_report"] is first
+    _run(shell, capsys, "%llmcompare golden golden")
+    assert shell.user_ns["report"] is not first  # a report of ours gives way
+    shell.user_ns["report"] = "the user's own"
+    _run(shell, capsys, "%llmcompare golden golden")
+    assert shell.user_ns["report"] == "the user's own"
+    assert shell.user_ns["_report"].verdict == "match"

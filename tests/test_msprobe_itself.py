@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import torch
 
 import llmdebug_nb as ld
 from msprobe_program import made
+from upstream_python import ran
 
 ROOT = Path(__file__).parent.parent
 UPSTREAM = Path(os.environ.get("LLMDEBUG_UPSTREAM", ROOT / ".venv" / "upstream"))
@@ -25,16 +24,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def _upstream(*words: str | Path) -> str:
-    """Run a Python with msprobe, and return what it printed."""
-    paths = [str(UPSTREAM), *filter(None, [os.environ.get("PYTHONPATH")])]
-    done = subprocess.run(
-        [sys.executable, *map(str, words)], capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-    )  # fmt: skip
-    if "No module named" in done.stderr:
-        pytest.skip(f"msprobe can't be imported here: {done.stderr.strip().splitlines()[-1]}")
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+    return ran([UPSTREAM], *words)
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +73,14 @@ def test_its_names_are_our_sites(theirs):
     assert seen == 12
 
 
+def test_its_calls_have_their_lines(theirs):
+    run = ld.open_run(theirs / "step0")
+    for path in ("fc1", "fc1/Functional.linear"):
+        assert [frame.rpartition("/")[2].partition(":")[2] for frame in run.stack(path)][:2] == [
+            "19 forward", "37 main",
+        ]  # fmt: skip
+
+
 def test_a_recording_of_the_same_program_agrees_with_msprobes(theirs, tmp_path):
     model, x = made()
     with ld.dump(model, name="ours", mode="module+api"):
@@ -106,6 +104,9 @@ def test_msprobes_compare_takes_what_we_export(theirs, tmp_path):
     same = _compared(tmp_path / "golden", tmp_path / "golden", tmp_path / "same")
     assert {row["MaxAbsErr"] for row in same} == {"0.0"}
     assert {row["Result"] for row in same} == {"pass"}
+    stacks = {row["NPU Name"]: row["NPU_Stack_Info"] for row in same}
+    for call in ("Module.fc1.Linear.forward.0.input.0", "Functional.linear.0.forward.input.0"):
+        assert "return self.fc2(self.act(self.fc1(x)))" in stacks[call]
 
     rows = _compared(tmp_path / "golden", tmp_path / "mine", tmp_path / "other")
     errors = {row["NPU Name"]: float(row["MaxAbsErr"]) for row in rows}

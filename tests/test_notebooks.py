@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,14 @@ NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
 # by notebook and cell: texts that the cell prints; of a tuple, at least one
 SAY = {
     "rope_bug": {
-        "compare": ["diverged", "model.layers.2.self_attn/"],
+        "compare": ["diverged. Made in ", "model.layers.2.self_attn · ", "repeat_interleave"],
         "blamed": ["model.layers.2.self_attn/", "in step 0: missing/extra op", "<genexpr>"],
         "step": ["model.layers.2.self_attn (LlamaAttention), step 0: output 0 is"],
         "proof": ["the same logits as golden: True"],
     },
     "precision": {
         "compare": ["against bfloat16: within_noise"],
-        "verdict": ["against mine: diverged", "their settings differ"],
+        "verdict": ["wrong_eps: diverged. A setting differs in", "model.layers.3.input_layernorm"],
         "blamed": ["diverged: model.layers.3.input_layernorm: scalar argument differs",
             "1e-06 in golden and 1e-05 in mine"],
         "calibrated": ["within_noise"],
@@ -91,3 +92,15 @@ def test_every_notebook_is_run_by_a_test_and_kept_without_outputs() -> None:
     for path in NOTEBOOKS.glob("*.ipynb"):
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         assert not any(cell.get("outputs") for cell in cells), path.name
+
+
+def test_no_two_notebooks_record_a_run_of_one_name_so_that_a_folder_holds_them_all() -> None:
+    names: dict[str, list[str]] = {}
+    for path in NOTEBOOKS.glob("*.ipynb"):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+        recorded = re.findall(r"--name (\w+)|\bname=\"(\w+)\"|\(\w+, \"(\w+)\"\)", code)
+        for name in {"".join(found) for found in recorded}:
+            names.setdefault(name, []).append(path.stem)
+    assert {"golden", "mine", "original", "float32", "golden_step", "fixed_step"} <= names.keys()
+    assert {name: where for name, where in names.items() if len(where) > 1} == {}

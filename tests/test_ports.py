@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import llmdebug_nb as ld
+
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 from ports import packages, score
 from ports.entry import WEIGHTS, Bug, Port, difference, fits, load
@@ -197,3 +199,23 @@ def test_a_wrong_weight_is_found_in_a_port() -> None:
     right, bug = score.score(group)
     assert right.right
     assert bug.grade == "exact"
+
+
+def test_the_listing_of_a_bug_marks_its_line_beside_goldens(tmp_path: Path) -> None:
+    port = PORTS["attention"]
+    program = port.golden()
+    golden, _ = score.record(program, tmp_path / "golden", "functions")
+    bug = port.bug("k_repeat")
+    mine, _ = score.record(port.mine(program, bug), tmp_path / "mine", "functions")
+    report = ld.compare(golden, mine, progress=False)
+    listing = report.listing(report.findings[0])
+    blamed = listing.lines[listing.at]
+    assert blamed.mine.strip() == "k = k.repeat(1, self.groups, 1, 1)"
+    assert blamed.mine_line in bug.lines(port.text)
+    assert "repeat_kv(key" in blamed.golden
+    states = [line.state for line in listing.lines if line.state]
+    at = states.index("guilty")
+    assert states.count("guilty") == 1
+    assert set(states[:at]) == {"equal"}
+    assert states[at + 1] == "equal"  # the values are repeated rightly
+    assert set(states[at + 2 :]) == {"inherited"}

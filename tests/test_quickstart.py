@@ -56,9 +56,9 @@ def test_the_model_learns_its_text(executed: dict[str, str]) -> None:
 
 
 def test_the_verdict_blames_the_planted_module(executed: dict[str, str]) -> None:
-    assert executed["compare"].startswith("golden against mine: diverged\n")
-    assert f"first differ in step 0, at the forward output 0 of {PLANTED} (" in executed["compare"]
-    assert f"The error is made in {PLANTED} (" in executed["compare"]
+    assert executed["compare"].startswith("golden against mine: diverged. Made in activations.py:")
+    assert f"{PLANTED} (GELUTanh, was SiLUActivation)" in executed["compare"].partition("\n")[0]
+    assert f"First to diverge: {PLANTED} output[0] step 0" in executed["compare"]
     assert executed["report"].startswith(f"diverged: {PLANTED} (")  # findings[0]
     assert "its input tensors are identical" in executed["report"]
 

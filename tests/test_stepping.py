@@ -16,7 +16,8 @@ from torch import nn
 import llmdebug_nb as ld
 from llmdebug_nb.app.stepping import COMMANDS
 from llmdebug_nb.notebook import display
-from llmdebug_nb.notebook.stepping import Buttons
+from llmdebug_nb.notebook.step_panel import StepPanel
+from llmdebug_nb.show import saved_page
 from models import generate, hooks_left, llama, prompt
 
 
@@ -453,34 +454,123 @@ def test_bad_input_is_one_line(shell, capsys, cells, says):
         _cell(shell, capsys, "%llmstep abort")
 
 
-def test_the_buttons_work_like_the_commands_and_show_errors(golden, broken):
+@pytest.fixture
+def halted(golden, broken):
+    """A stepper that is halted at the port's bug, and its panel with the halts that it saw."""
     stepper = ld.step(broken, when="diverges", golden="golden")
     stepper.start(lambda: run(broken))
     halts = []
-    buttons = Buttons(stepper, halts.append)
-    row, text, tensors = buttons.widget.children
-    [explorer] = tensors.children
-    assert explorer.snapshot["title"] == "golden against stop"
-    assert [step["label"] for step in explorer.snapshot["steps"]] == ["0 forward"]
-    assert [button.description for button in row.children] == list(COMMANDS)
-    assert "model.layers.1.mlp.act_fn" in text.value
-    named = {button.description: button for button in row.children}
-    named["op"].click()
+    return stepper, StepPanel(stepper, halts.append), halts
+
+
+def press(panel, command):
+    answer, _ = panel._bridge.answer({"op": "step", "re": 1, "command": command})
+    return answer
+
+
+def shown(panel):
+    answer, _ = panel._bridge.answer({"op": "halt", "re": 1})
+    return answer
+
+
+def test_the_panel_shows_the_line_the_tensors_and_what_can_be_done(halted):
+    stepper, panel, _ = halted
+    halt = shown(panel)
+    code = halt["listing"]["lines"][halt["listing"]["at"]]
+    assert "self.act_fn(" in code["mine"]
+    assert code["state"] == "halted"
+    assert code["mine_line"] == halt["line"]
+    assert halt["place"] == f"modeling_llama.py:{halt['line']}"
+    assert halt["where"] == "model.layers.1.mlp.act_fn (GELU), step 0"
+    assert "off golden" in halt["why"]
+    assert "float32 [1, 7, 64]" in halt["tensors"]
+    assert [(c["name"], c["can"]) for c in halt["commands"]] == [(c, True) for c in COMMANDS]
+    assert panel.snapshot["title"] == "golden against stop"
+    assert [step["label"] for step in panel.snapshot["steps"]] == ["0 forward"]
+    stepper.abort()
+
+
+def test_the_panel_goes_on_by_its_buttons_and_by_commands_elsewhere(halted):
+    stepper, panel, halts = halted
+    first = panel.snapshot
+    assert press(panel, "op")["halt"] == panel.snapshot["halt"] == first["halt"] + 1
+    assert halts == [stepper.stop]
+    assert shown(panel)["why"] == "next call"
+    stepper.go("layer")
+    assert shown(panel)["why"] == stepper.stop.why
     assert halts[-1] is stepper.stop
-    assert halts[-1].why == "next call"
-    assert tensors.children[0] is not explorer
-    named["abort"].click()
-    assert "the program has ended" in text.value
-    assert all(button.disabled for button in row.children)
-    assert not tensors.children
-    buttons.press("op")
-    assert "not halted" in text.value
+    press(panel, "abort")
+    ended = shown(panel)
+    assert ended["ended"]
+    assert ended["why"] == "the program was ended here"
+    assert not any(command["can"] for command in ended["commands"])
+    assert halts[-1] is None
+    assert "not halted" in press(panel, "op")["error"]
+
+
+def test_an_error_of_the_program_is_said_and_ends_the_panel(golden):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(3, 2))
+    stepper = ld.step(model, at="0", mode="module")
+    stepper.start(lambda: model(torch.ones(1, 2)))
+    panel = StepPanel(stepper, lambda stop: None)
+    assert "RuntimeError" in press(panel, "continue")["error"]
+    assert shown(panel)["why"].startswith("the program raised RuntimeError")
+
+
+def test_without_golden_there_is_nothing_to_replace(broken):
+    stepper = ld.step(broken, at="lm_head", mode="module")
+    stepper.start(lambda: run(broken))
+    can = {c["name"]: c["can"] for c in shown(StepPanel(stepper, lambda stop: None))["commands"]}
+    assert not can.pop("replace")
+    assert all(can.values())
+    stepper.abort()
 
 
 def test_names_in_the_panel_are_text():
     model = nn.Sequential()
-    model.add_module("<img onerror=x>", nn.Identity())
+    model.add_module("<img onerror=x>\x1b[0m", nn.Identity())
     stepper = ld.step(model, mode="module")
     stepper.start(lambda: model(torch.ones(1)))
-    assert "<img" not in Buttons(stepper, lambda stop: None).widget.children[1].value
+    panel = StepPanel(stepper, lambda stop: None)
+    assert "\x1b" not in shown(panel)["where"]
+    page = str(panel._repr_mimebundle_()[0]["text/html"])
+    assert "<img" not in page
     stepper.abort()
+
+
+def test_a_saved_notebook_shows_the_halt(halted):
+    stepper, panel, _ = halted
+    page = saved_page.contents(panel._view, panel._state)
+    assert any(kept["answer"].get("place") == shown(panel)["place"] for kept in page["answers"])
+    stepper.abort()
+
+
+# -- what follows from a replacement ---------------------------------------------------------------
+
+
+def test_after_the_only_cause_was_replaced_the_rest_agrees(golden, broken):
+    stepper = ld.step(broken, when="diverges", golden="golden")
+    stepper.start(lambda: run(broken))
+    assert stepper.rest == ""
+    assert stepper.go("replace") is None
+    assert "put in at model.layers.1.mlp.act_fn, the rest agrees" in stepper.rest
+    assert "the only cause" in stepper.rest
+
+
+def test_after_one_of_two_causes_was_replaced_the_other_is_named(golden, broken):
+    broken.lm_head = copy.deepcopy(broken.lm_head)
+    with torch.no_grad():
+        broken.lm_head.weight.mul_(1.5)
+    stepper = ld.step(broken, at="*.act_fn", when="diverges", golden="golden")
+    stepper.start(lambda: run(broken))
+    assert stepper.go("replace") is None
+    assert "still differ, first that of lm_head" in stepper.rest
+    assert "there is another cause" in stepper.rest
+    # with a halt at the second cause, it is said there
+    stepper = ld.step(broken, when="diverges", golden="golden")
+    stepper.start(lambda: run(broken))
+    stop = stepper.go("replace")
+    assert stop.path.startswith("lm_head")
+    assert "here it departs again: another cause" in stepper.rest
+    stepper.abort()
+    assert "did not run to its end" in stepper.rest

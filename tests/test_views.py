@@ -21,8 +21,9 @@ from llmdebug_nb.core.layers import parts
 from llmdebug_nb.core.records import Node, Record, Site, Summary
 from llmdebug_nb.notebook.bridge import Bridge
 from llmdebug_nb.show import html, series, tensors
+from llmdebug_nb.show.columns import Columns
 from llmdebug_nb.show.figure import layer_pictures
-from llmdebug_nb.show.layers import layer_errors
+from llmdebug_nb.show.layers import MADE, MATCH, layer_errors
 from llmdebug_nb.show.run_view import RunView
 from llmdebug_nb.show.tables import EVERYTHING
 from llmdebug_nb.show.tree import Tree
@@ -899,9 +900,7 @@ def test_each_cell_holds_the_worst_row_of_its_layer_and_step(rows):
             None, ""), verdict, error, limit)
         for i, (path, step, verdict, error, limit) in enumerate(rows)
     ]  # fmt: skip
-    found = layer_errors(
-        Tree(nodes, Counter(), Counter()), differences, {(0, step): step for step in range(4)}
-    )
+    found = layer_errors(Tree(nodes, Counter(), Counter()), _columns(differences), 4)
     seen = {}
     for path, step, verdict, error, limit in rows:
         layer = next(
@@ -910,7 +909,7 @@ def test_each_cell_holds_the_worst_row_of_its_layer_and_step(rows):
         seen.setdefault(layer, {}).setdefault(step, []).append((verdict, error, limit))
     order = [layer for layer in seen if layer] + ["" for layer in seen if not layer]
     assert [layer["path"] for layer in found.layers] == order
-    rank = {"unmatched": 1, "match": 2, "within_noise": 3, "expected": 4, "diverged": 5}
+    rank = {"unmatched": 1, "match": 3, "within_noise": 4, "expected": 5, "diverged": 6}
     for y, layer in enumerate(order):
         for x in range(4):
             cell = seen[layer].get(x, [])
@@ -929,6 +928,10 @@ def test_each_cell_holds_the_worst_row_of_its_layer_and_step(rows):
                 assert np.array_equal(
                     array[y, x], np.float32("nan" if value is None else value), equal_nan=True
                 )
+
+
+def _columns(differences):
+    return Columns(differences, [d.site.step for d in differences])
 
 
 def _beyond(error, limit):
@@ -955,8 +958,8 @@ def test_the_map_of_a_report_comes_in_one_answer_and_leads_to_the_broken_layer(r
     assert paths.index("model.layers.0") < paths.index("model.layers.1") < paths.index("model.norm")
     assert answer["layers"][-1]["node"] == -1  # the root and model.model
     broken = paths.index("model.layers.1")
-    assert (state[broken] == 5).all()
-    assert (state[:broken] == 2).all()
+    assert (state[broken] == MADE).all()
+    assert (state[:broken] == MATCH).all()
     assert (error[broken] > limit[broken]).all()
     for at, index in np.ndenumerate(row):
         difference = view.differences[index]
@@ -975,9 +978,7 @@ def test_a_large_map_is_made_quickly_enough_to_be_asked_for():
             None, ""), "match", 0.0, 1.0)
         for i in range(100_000)
     ]  # fmt: skip
-    found = layer_errors(
-        Tree(nodes, Counter(), Counter()), differences, {(0, step): step for step in range(1000)}
-    )
+    found = layer_errors(Tree(nodes, Counter(), Counter()), _columns(differences), 1000)
     assert found.row.shape == (100, 1000)
     assert np.array_equal(found.row, np.arange(100_000).reshape(1000, 100).T)
     assert (
@@ -1129,9 +1130,7 @@ def test_pictures_of_layers_are_drawn_whatever_is_in_them():
             )
             for i, (path, *judged) in enumerate(rows)
         ]
-        errors = layer_errors(
-            Tree(nodes, Counter(), Counter()), differences, {(0, 0): 0, (0, 1): 1}
-        )
+        errors = layer_errors(Tree(nodes, Counter(), Counter()), _columns(differences), 2)
         assert layer_pictures(errors, ["$0", "1 decode"]).startswith("data:image/png;base64,")
 
 

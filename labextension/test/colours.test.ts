@@ -17,9 +17,10 @@ test('values outside the scale have the colour of its ends; NaN has its own colo
   expect(rgb(scale.word(NaN))).toEqual([255, 0, 255]);
 });
 
-test('a tensor with a single value has a colour of the scale', () => {
-  const ends = [0, 1].map(value => new Scale(0, 1).word(value));
-  for (const value of [0, 2.5, -2.5]) expect(ends).toContain(new Scale(value, value).word(value));
+test('a tensor with a single value has the colour in the middle, as no difference has', () => {
+  const middle = new Scale(0, 255).word(127.5);
+  for (const value of [0, 2.5, -2.5]) expect(new Scale(value, value).word(value)).toBe(middle);
+  expect(new Scale(0, 0, true).word(0)).toBe(new Scale(-1, 1, true).word(0));
 });
 
 test('text on a colour has a contrast of at least 4.5 to 1 (WCAG)', () => {

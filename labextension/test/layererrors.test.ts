@@ -1,9 +1,11 @@
 import { expect, test } from 'vitest';
-import { DIVERGED, LayerErrors, MATCH, NOTHING, UNMATCHED } from '../src/widget/layererrors';
+import { DIVERGED, LayerErrors, MADE, NOTHING, UNMATCHED } from '../src/widget/layererrors';
 import type { Step } from '../src/widget/wire';
 
+const MATCH = 3;
+
 /** Two layers and the calls outside them, two steps. Buffers start at odd offsets, as sent ones. */
-function errors(): LayerErrors {
+function errors(worst = DIVERGED as number): LayerErrors {
   const place = (array: { buffer: ArrayBufferLike; byteLength: number }) => {
     const room = new Uint8Array(array.byteLength + 3);
     room.set(new Uint8Array(array.buffer), 3);
@@ -18,7 +20,7 @@ function errors(): LayerErrors {
     new Float32Array([0, 0.5, 0.2, 3, NaN, NaN]),
     new Float32Array([0, 1, 0.1, 0, NaN, NaN]),
     new Int32Array([0, 1, 2, 3, -1, 4]),
-    new Uint8Array([MATCH, MATCH, DIVERGED, DIVERGED, NOTHING, UNMATCHED]),
+    new Uint8Array([MATCH, MATCH, DIVERGED, worst, NOTHING, UNMATCHED]),
   ].map(place);
   return new LayerErrors({ answer: { layers, steps: 2 }, buffers }, [
     { label: '0 prefill' },
@@ -39,8 +41,16 @@ test('error over limit: 0 over 0 is 0, an error over 0 is infinite, no figure is
   ]);
 });
 
-test('the first mismatch is the one of the earliest step', () => {
+test('the first mismatch is the earliest one, unless another one makes the error', () => {
   expect(errors().firstBad()).toEqual({ layer: 1, step: 0 });
+  expect(errors(MADE).firstBad()).toEqual({ layer: 1, step: 1 });
+});
+
+test('a path belongs to the layer around it, and to what is outside if there is none', () => {
+  const all = errors();
+  expect(['a.1', 'a.1.mlp', 'a.1/Torch.add', 'a.10', 'b'].map(path => all.layerOf(path))).toEqual([
+    1, 1, 1, 2, 2,
+  ]);
 });
 
 test('a cell names its layer, step, verdict and available figures', () => {

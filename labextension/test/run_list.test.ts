@@ -1,6 +1,6 @@
 // @vitest-environment happy-dom
 import { expect, test, vi } from 'vitest';
-import { RunList } from '../src/plugin/run_list';
+import { RunList, size } from '../src/plugin/run_list';
 import type { Strings } from '../src/plugin/strings';
 import type { RunRow, RunsFolder } from '../src/plugin/wire';
 
@@ -12,11 +12,13 @@ const TEXTS = {
   steps: (n: number) => `${n} steps`,
   tensors: (n: number) => `${n} tensors`,
   rate: (text: string) => `${text}/s`,
+  verdict: (golden: string, verdict: string) => `against ${golden}: ${verdict}`,
 } as unknown as Strings;
 
 const run = (path: string, more: Partial<RunRow> = {}): RunRow => ({
   ...{ kind: 'run', name: path, path, place: path, created: 0, bytes: 1000 },
   ...{ records: 4, steps: 2, state: 'complete', problem: '' },
+  ...{ model: '', verdict: '', against: '' },
   ...more,
 });
 const folder = (...runs: RunRow[]): RunsFolder => ({ kind: 'run', folder: 'runs', runs });
@@ -103,4 +105,50 @@ test('names are shown as text, not as markup', () => {
   const { made } = list(folder(run('a', { name: '<img src=x>' })));
   expect(made.root.querySelector('img')).toBeNull();
   expect(made.root.textContent).toContain('<img src=x>');
+});
+
+test('a search shows the rows with all its words in name or model, and keeps the selection', () => {
+  const folders = [
+    folder(run('golden', { model: 'LlamaForCausalLM' }), run('my_port')),
+    folder(run('other')),
+  ];
+  const { made, click, paths, press } = list(...folders);
+  const shown = () => [...made.root.querySelectorAll('.jp-llmdebug-name')].map(e => e.textContent);
+  click('golden');
+  made.show(folders, new Map(), 'PORT my');
+  expect([shown(), paths()]).toEqual([['my_port'], ['golden']]);
+  click('my_port', { ctrlKey: true });
+  expect(paths()).toEqual(['golden', 'my_port']);
+  made.show(folders, new Map(), 'llama');
+  expect(shown()).toEqual(['golden']);
+  press('End');
+  expect(paths()).toEqual(['golden']);
+  made.show(folders, new Map(), 'nothing');
+  expect(made.root.childElementCount).toBe(0);
+});
+
+test('golden and mine are swapped', () => {
+  const { made, click, paths, on } = list(folder(run('a'), run('b')));
+  click('b');
+  click('a', { ctrlKey: true });
+  on.selected.mockClear();
+  made.swap();
+  expect([paths(), on.selected.mock.calls.length]).toEqual([['a', 'b'], 1]);
+});
+
+test('a row says its model and the verdict of its last comparison', () => {
+  const row = run('mine', { model: 'Qwen2', verdict: 'within_noise', against: 'golden' });
+  const { made } = list(folder(row));
+  expect(made.root.textContent).toContain('against golden: within noise');
+  expect(made.root.textContent).toContain('Qwen2 · ');
+});
+
+test.each([
+  [0, '0 B'],
+  [999, '999 B'],
+  [1000, '1.0 kB'],
+  [2_500_000, '2.5 MB'],
+  [3.2e15, '3200.0 TB'],
+])('%i bytes are shown as %s', (bytes, text) => {
+  expect(size(bytes)).toBe(text);
 });

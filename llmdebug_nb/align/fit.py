@@ -20,7 +20,8 @@ class Fit:
     ``shared``: what takes no part are rows and tokens that the other run was not given.
     ``certainty``: the probability that the layout is right; 1 if the values confirm it. ``grain``:
     of both tensors as they are, makes the distance of the values that each element of a quantised
-    weight can have.
+    weight or activation can have. ``integers``: the side whose activation it is that is quantised,
+    golden's (0) or mine's (1); None for a weight.
     """
 
     says: str
@@ -30,6 +31,7 @@ class Fit:
     certainty: float = 1.0
     grain: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     shared: bool = False
+    integers: int | None = None
 
     def then(self, other: Fit) -> Fit:
         """Return the fit that does another one after this one."""

@@ -38,6 +38,7 @@ from llmdebug_nb.align.tensor_layout import LayoutFinder
 from llmdebug_nb.align.tree import FUSED, SAME_PATH
 from llmdebug_nb.align.unpaired import Reasons, in_order
 from llmdebug_nb.core import constants
+from llmdebug_nb.core.dtypes import is_floating
 from llmdebug_nb.core.findings import RESULT, Pair
 from llmdebug_nb.core.paths import is_operator, operator_of
 from llmdebug_nb.core.records import CallKey, Node, Record
@@ -331,11 +332,13 @@ class _Pairing:
         return a is not None and b is not None and self._layouts.agree(a, b)
 
     def _misfits(self, golden: RecordedCall, mine: RecordedCall) -> bool:
-        """Tell whether the outputs have different shapes and no layout explains it."""
+        """Tell whether no layout explains the shapes, or integers are nowhere near floats."""
         a, b = golden.first_output, mine.first_output
-        if a is None or b is None or a.summary.shape == b.summary.shape:
+        if a is None or b is None:
             return False
-        return self._layouts.fit(a, b) is None
+        if is_floating(a.summary.dtype) != is_floating(b.summary.dtype):
+            return self._layouts.unrelated(a, b)
+        return a.summary.shape != b.summary.shape and self._layouts.fit(a, b) is None
 
     def _tensors(
         self, golden: RecordedCall, mine: RecordedCall, why: str, replaced: bool = False

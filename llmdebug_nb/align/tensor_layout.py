@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import torch
 
-from llmdebug_nb.align import angles, masks, quantised
+from llmdebug_nb.align import angles, masks, quantised, rounded
 from llmdebug_nb.align import fit as moves
 from llmdebug_nb.align.batch_layout import BatchMap, BatchMaps, Load
 from llmdebug_nb.align.fit import Fit
@@ -45,6 +45,7 @@ class LayoutFinder:
             for record in records:
                 if record.site.role == "weight":
                     weights.setdefault(record.site.path, []).append(record)
+        self._roundings = rounded.Roundings(sides, load)
         self._orders = Orders()
         self._known: dict[Hashable, Fit] = {}
         self._ordered: dict[Hashable, bool] = {}  # whether a layout keeps the order along each axis
@@ -70,6 +71,8 @@ class LayoutFinder:
             return Fit("one is empty", (_emptied,), (_emptied,))
         if s.role == "weight" and (a.dtype in quantised.DTYPES) != (b.dtype in quantised.DTYPES):
             return self._dequantised(golden, mine)
+        if rounded.stand_for_each_other(a, b):
+            return self._roundings.fit(golden, mine)
         by_tokens = self._by_tokens(golden, mine) if s.role in ("input", "output") else None
         if by_tokens is not None:
             return by_tokens
@@ -160,6 +163,12 @@ class LayoutFinder:
             return False
         values = self._nearest(golden, mine)
         return values is not None and values.error < limit
+
+    def unrelated(self, golden: Record, mine: Record) -> bool:
+        """Tell whether two tensors are further apart than golden and zeros in their layout."""
+        fit = self._in_order(golden, mine, False)
+        values = self._values(golden, mine, fit)
+        return values is not None and values.error > constants.UNRELATED
 
     def distance(self, golden: Record, mine: Record, part: bool = False) -> float | None:
         """Return the relative L2 error of two tensors in the layout that fits best.

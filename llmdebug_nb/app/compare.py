@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from llmdebug_nb.align import names
 from llmdebug_nb.align.names import Names
 from llmdebug_nb.align.pairing import pair
 from llmdebug_nb.app import proof
+from llmdebug_nb.app.by_token import same_steps
 from llmdebug_nb.app.calibration import AUTO, recordings
 from llmdebug_nb.app.live_models import module_finder
 from llmdebug_nb.app.proof import Again
@@ -23,12 +22,14 @@ from llmdebug_nb.comparison import engine
 from llmdebug_nb.comparison.custom import Custom
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.tolerance import Calibration, says
+from llmdebug_nb.core import collector, constants
+from llmdebug_nb.core.bars import Stages
 from llmdebug_nb.core.errors import CompareError
 from llmdebug_nb.core.findings import Difference, Expectation, Pair
 from llmdebug_nb.explain import blame
 from llmdebug_nb.explain.blame import Explanation
 from llmdebug_nb.explain.runs import Runs
-from llmdebug_nb.store import compiled
+from llmdebug_nb.store import compiled, reader
 from llmdebug_nb.store.run import Run
 
 if TYPE_CHECKING:
@@ -55,7 +56,9 @@ def compare(
 ) -> Report:
     """Compare two runs (or their names or paths): verdict, coverage, differences, findings.
 
-    If too little of the runs answers to each other, the verdict is ``incomparable``.
+    If too little of the runs answers to each other, the verdict is ``incomparable``. Two single
+    files with one tensor each are compared whatever they are named; the tensor stands at golden's
+    place.
 
     Args:
         golden: the reference.
@@ -77,7 +80,7 @@ def compare(
             unchanged. Default: the recorded model, if this process recorded it and it still exists.
         prove: prove the first finding (`Finding.prove`), if the model of ``mine`` is there; else
             the report notes why not.
-        progress: show a progress bar when the comparison takes more than a second.
+        progress: say what is going on when the comparison takes a second or more.
 
     Expectations that were marked for runs of these names (`Report.expect`) apply again.
 
@@ -85,41 +88,68 @@ def compare(
         UnknownRunError and other StoreErrors: a run can't be opened.
         OptionError: an invalid mapping, limit or metric (with its line and key), or ``model`` is
             no module.
-        CompareError: a run has no records, a calibration has no tensor in common with golden, or
+        CompareError: a run has no records, an engine's run was given no text of the other one, a
+            calibration has no tensor in common with golden, or
             golden's model can't be run again for ``calibrate="auto"``.
     """
-    golden, mine = open_run(golden), open_run(mine)
+    golden, mine = _at_one_place(open_run(golden), open_run(mine))
+    with Stages("putting rows together", progress):
+        golden, mine, remarks = same_steps(golden, mine)
+    if remarks and calibrate is not None:
+        raise CompareError(
+            "calibrate: runs of an engine are compared by request and position, and a calibration"
+            " has other steps; leave it out"
+        )
     module_at = module_finder(mine, model)
     custom = Custom(metrics)
     fixed = None if limits is None else Limits.read(limits, custom.names)
-    calibration = _calibration(golden, calibrate, progress)
-    comparison = _Comparison(names.read(mapping), fixed, calibration, custom, explain, progress)
+    with Stages("calibrating", progress):
+        calibration = _calibration(golden, calibrate)
+    comparison = _Comparison(names.read(mapping), fixed, calibration, custom, explain, remarks)
     runs = Runs(*sides(golden, mine), engine.error, module_at, module_finder(golden))
 
     def find(model: torch.nn.Module) -> Callable[[str], torch.nn.Module | None]:
         return module_finder(mine, model)
 
-    with _collector_paused():
-        report = comparison.report(Again(golden, mine, runs, comparison.step, find))
+    with Stages("pairing", progress) as stages, collector.paused():
+        report = comparison.report(Again(golden, mine, runs, comparison.step, find), stages=stages)
     if prove:
         proof.proven(report)
     return report
 
 
-@contextlib.contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Pause Python's garbage collector.
+def first_steps(golden: RunLike, mine: RunLike) -> tuple[Run, Run] | None:
+    """Return the first step of two long recordings, to be compared before all of them are.
 
-    Rows make no garbage in cycles, and to go through all of them again and again takes a fifth of
-    the time.
+    None: the recordings are short, have one step, or begin with different ones. Raises what
+    `open_run` raises.
     """
-    running = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if running:
-            gc.enable()
+    golden, mine = open_run(golden), open_run(mine)
+    if len(golden) < constants.FIRST_STEP_FROM or not (golden.is_native and mine.is_native):
+        return None
+    recorded = golden.steps()
+    first, other = ([(c.generation, c.step) for c in s[:1]] for s in (recorded, mine.steps()))
+    if len(recorded) < 2 or first != other:
+        return None
+    return reader.of_step(golden, first[0]), reader.of_step(mine, first[0])
+
+
+def _at_one_place(golden: Run, mine: Run) -> tuple[Run, Run]:
+    """Return the runs; two files of one tensor each have it at golden's place, as a result.
+
+    An input alone is no result of anything, so nothing would be judged.
+    """
+    first = reader.lone(golden)
+    second = None if first is None else reader.lone(mine)
+    if first is None or second is None:
+        return golden, mine
+    site, op = replace(first.site, role="output"), first.op
+    there = [(each.site, each.op) == (site, op) for each in (first, second)]
+    runs = [
+        run if known else reader.placed(run, site, op)
+        for run, known in zip((golden, mine), there, strict=True)
+    ]
+    return runs[0], runs[1]
 
 
 @dataclass(frozen=True)
@@ -131,28 +161,33 @@ class _Comparison:
     calibration: Calibration
     custom: Custom
     explain: bool
-    progress: bool
+    remarks: Sequence[str] = ()
 
     def report(
         self,
         again: Again,
         step: tuple[int, int] | None = None,
         expected: list[Expectation] | None = None,
+        stages: Stages | None = None,
     ) -> Report:
         """Compare the runs of ``again``, or one generation and step of golden with all of mine."""
         golden, mine, runs = again.golden, again.mine, again.runs
+        stages = stages or Stages("", shown=False)
+        pairs = _paired(golden, mine, self.mapping, step)
         judging = engine.judging(
-            _paired(golden, mine, self.mapping, self.progress and step is None, step),
-            golden.load, mine.load,
+            stages.over(pairs, "comparing", "pair"), golden.load, mine.load,
             nodes=golden.nodes, limits=self.limits, calibration=self.calibration,
             custom=self.custom,
         )  # fmt: skip
 
+        stages.stage("judging")
+
         def find(differences: Sequence[Difference]) -> Explanation:
+            stages.stage("searching for the cause")
             return blame.explained(differences, runs, self.explain)
 
         limits_text = says(self.limits, self.calibration, judging.plain)
-        notes = self.custom.notes()
+        notes = [*self.custom.notes(), *self.remarks]
         return Report(golden, mine, judging, find, limits_text, notes, again, expected)
 
     def step(
@@ -162,9 +197,7 @@ class _Comparison:
         return self.report(again, step, expected)
 
 
-def _calibration(
-    golden: Run, calibrate: RunLike | Iterable[RunLike] | None, progress: bool
-) -> Calibration:
+def _calibration(golden: Run, calibrate: RunLike | Iterable[RunLike] | None) -> Calibration:
     calibration = Calibration()
     if calibrate is None or isinstance(calibrate, (str, os.PathLike, Run)):
         others = [] if calibrate is None else [calibrate]
@@ -175,7 +208,7 @@ def _calibration(
             _add_moved(calibration, golden)
             continue
         run = open_run(other)
-        pairs = _paired(golden, run, Names(), progress)
+        pairs = _paired(golden, run, Names())
         measured = list(engine.measure(pairs, golden.load, run.load, golden.nodes))
         if not any(m.pair.golden and m.pair.mine for m in measured):
             raise CompareError(
@@ -189,7 +222,7 @@ def _calibration(
 def _add_moved(calibration: Calibration, golden: Run) -> None:
     """Calibrate with golden's live model, which rounds otherwise. Raises CompareError."""
     for generation, step, run in recordings(golden):
-        pairs = _paired(golden, run, Names(), False, (generation, step))
+        pairs = _paired(golden, run, Names(), (generation, step))
         measured = engine.measure(pairs, golden.load, run.load, golden.nodes)
         calibration.rounded.append(list(measured))
 
@@ -198,10 +231,9 @@ def _paired(
     golden: Run,
     mine: Run,
     mapping: Names,
-    progress: bool,
     step: tuple[int, int] | None = None,
-) -> Iterable[Pair]:
-    """Return the pairs of two runs, with a progress bar around them. Raises CompareError.
+) -> list[Pair]:
+    """Return the pairs of two runs. Raises CompareError.
 
     ``step``: only this generation and step of golden.
     """
@@ -216,9 +248,4 @@ def _paired(
     for run, side in ((golden, "golden"), (mine, "mine")):
         if all(getattr(one, side) is None for one in pairs):
             raise CompareError(f"{run.label} has no records: there is nothing to compare")
-    if not progress:
-        return pairs
-    from tqdm.auto import tqdm
-
-    bar: Iterable[Pair] = tqdm(pairs, desc="compare", unit="pair", delay=1, leave=False)
-    return bar
+    return pairs

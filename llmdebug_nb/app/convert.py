@@ -11,12 +11,14 @@ from llmdebug_nb.core.errors import OptionError
 from llmdebug_nb.core.paths import is_operator, module_of
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.store import compiled
-from llmdebug_nb.store.layouts import atb, fx, ge, msit, msprobe, plain, writing
+from llmdebug_nb.store.call_stacks import CallStacks
+from llmdebug_nb.store.layouts import atb_writing, fx, ge, msit, msprobe, plain, writing
 from llmdebug_nb.store.run import Run
 
 _OF_GRAPHS = {"fx": fx.write, "fx-old": fx.write_old, "ge": ge.write}
 WRITERS: dict[str, writing.Writer] = {
-    "msit": msit.write, "msprobe": msprobe.write, "atb": atb.write, **_OF_GRAPHS,
+    "msit": msit.write, "msprobe": msprobe.write, "atb": atb_writing.write,
+    "atb-msprobe": atb_writing.write_msprobe, **_OF_GRAPHS,
     "npy": plain.write,
 }  # fmt: skip
 
@@ -31,8 +33,8 @@ def export_dump(
     Args:
         where: the run, or its name or path.
         folder: a new or empty folder.
-        layout: msit, msprobe, atb, npy; of compiled code, and of FX and GE dumps, also fx, fx-old
-            (PTA up to 7.1) and ge. docs/layouts.md says what each has a place for.
+        layout: msit, msprobe, atb, atb-msprobe, npy; of compiled code, and of FX and GE dumps, also
+            fx, fx-old (PTA up to 7.1) and ge. docs/layouts.md says what each has a place for.
 
     Returns:
         How many tensors were written, and how many were left out, by reason.
@@ -65,7 +67,9 @@ def _write(
     names = _nodes_of(run) if layout in _OF_GRAPHS else lambda record: None
     created = float(run.meta.get("created") or 0.0)
     root = next((node.type for node in run.nodes if not node.path and node.type), "model")
-    dump = writing.Dump(list(run.records()), run.nodes, run.load, names, root, created)
+    dump = writing.Dump(
+        list(run.records()), run.nodes, run.load, names, root, created, CallStacks(run).of
+    )
     return writing.write(WRITERS[layout], dump, Path(folder))
 
 

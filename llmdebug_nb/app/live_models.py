@@ -25,7 +25,14 @@ class OnnxSession(Protocol):
     def get_inputs(self) -> Sequence[object]: ...
 
 
-Model: TypeAlias = "nn.Module | OnnxSession"
+class VllmEngine(Protocol):
+    """A ``vllm.LLM``."""
+
+    @property
+    def llm_engine(self) -> object: ...
+
+
+Model: TypeAlias = "nn.Module | OnnxSession | VllmEngine"
 Models: TypeAlias = "Model | Sequence[Model]"
 
 _recorded_here: set[Path] = set()  # folders of runs
@@ -42,12 +49,13 @@ def modules_in(models: object) -> tuple[nn.Module, ...]:
     return _checked(models, lambda model: False, "a torch.nn.Module")
 
 
-def models_in(models: object) -> tuple[nn.Module | OnnxSession, ...]:
-    """Return the modules and ONNX Runtime sessions in ``models``. Raises OptionError."""
+def models_in(models: object) -> tuple[Model, ...]:
+    """Return modules, ONNX Runtime sessions and vLLM engines in ``models``. Raises OptionError."""
     from llmdebug_nb.capture.compat.onnxruntime_api import is_session
+    from llmdebug_nb.capture.compat.vllm_api import is_engine
 
-    expected = "a torch.nn.Module or an onnxruntime.InferenceSession"
-    return _checked(models, is_session, expected)
+    expected = "a torch.nn.Module, an onnxruntime.InferenceSession or a vllm.LLM"
+    return _checked(models, lambda model: is_session(model) or is_engine(model), expected)
 
 
 def _checked(

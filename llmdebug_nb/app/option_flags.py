@@ -51,6 +51,8 @@ def _behaviour(option: Field[Any], declaration: Declaration) -> dict[str, Any]:
     """Return how argparse reads the value of a flag."""
     if option.default is False:
         return {"action": "store_true"}
+    if option.default is True and declaration.flag_value is None:
+        return {"action": argparse.BooleanOptionalAction}
     reads: dict[str, Any] = {"type": declaration.flag_value, "choices": declaration.choices}
     if declaration.bare_flag is not None:
         reads |= {"nargs": "?", "const": declaration.bare_flag}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from llmdebug_nb.app.differences import Differences
-from llmdebug_nb.comparison import grain
+from llmdebug_nb.comparison import clipping, grain
 from llmdebug_nb.comparison.coverage import coverage, why_incomparable
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.errors import CorruptDumpError, OptionError, ProofError, nearest
@@ -26,15 +26,17 @@ from llmdebug_nb.core.findings import (
     Verdict,
     covering,
 )
+from llmdebug_nb.core.headline import Headline
+from llmdebug_nb.core.listings import Listing
 from llmdebug_nb.core.printable import printable
 from llmdebug_nb.core.tabular import Tabular
-from llmdebug_nb.explain import causes
+from llmdebug_nb.explain import causes, listing
 from llmdebug_nb.explain.blame import Explanation
 from llmdebug_nb.explain.calls import first_divergence
-from llmdebug_nb.explain.summary import sentences, unanswered
+from llmdebug_nb.explain.summary import headline, sentences, unanswered
 from llmdebug_nb.show.report_view import ReportView
 from llmdebug_nb.show.tokens import Tokenizer
-from llmdebug_nb.show.words import count_text, labels
+from llmdebug_nb.show.words import count_text, error_text, labels, verdicts_text
 from llmdebug_nb.store import expected as marks
 
 if TYPE_CHECKING:
@@ -47,12 +49,6 @@ if TYPE_CHECKING:
 Programs: TypeAlias = "tuple[Callable[[], object], Callable[[], object]]"
 _MARKS = 8  # in one line
 _PASSED_ON = "a replay shows that it follows from what is expected"
-
-
-def _error_text(d: Difference) -> str:
-    if d.reason and not d.metrics:
-        return d.reason
-    return f"error {d.error:.2g} ({d.reason or 'relative L2'})"
 
 
 class LiveModels(Protocol):
@@ -276,6 +272,13 @@ class Report(Tabular):
         for view in list(self._views):
             view.refresh()
 
+    def listing(self, finding: Finding) -> Listing:
+        """Return golden's function beside mine's, line by line, around the lines to blame."""
+        try:
+            return listing.listing(finding, self.golden, self.mine, self.differences)
+        except CorruptDumpError as error:
+            return Listing(note=str(error))
+
     # -- the live models ----------------------------------------------------------------------
 
     def prove(self, finding: Finding, model: torch.nn.Module | None = None) -> Proof:
@@ -312,8 +315,16 @@ class Report(Tabular):
         if self.incomparable:
             return printable(unanswered(names, self.incomparable))
         text = sentences(names, self.verdict, list(self.differences), self.findings)
-        parts = [text, str(self.coverage), grain.says(self.differences)]
+        parts = [text, str(self.coverage), *self._quantised()]
         return printable(" ".join(filter(None, parts)))
+
+    def _quantised(self) -> list[str]:
+        """Return a sentence each on quantised weights and activations, if there are any."""
+        return [says for of in (grain, clipping) if (says := of.says(self.differences))]
+
+    def headlines(self) -> list[Headline]:
+        """Return each finding in the words of the first screen."""
+        return list(map(headline, self.findings))
 
     def view(self, tokenizer: Tokenizer | None = None) -> ReportView:
         """Return the view that explorers, text and HTML show; it follows new expectations.
@@ -338,36 +349,19 @@ class Report(Tabular):
 
     def lines(self) -> list[str]:
         """Return the counts, coverage, first divergence and expectations, a line each."""
-        lines = [self._count_line(), f"Coverage: {self.coverage}"]
+        hidden = self.verdict == "diverged" and not self._counts["diverged"]
+        lines = [verdicts_text(self.differences, hidden), f"Coverage: {self.coverage}"]
         if self.incomparable:
             return [f"Too little answers to each other: {self.incomparable}", *lines]
-        lines += filter(None, [grain.says(self.differences)])
+        lines += self._quantised()
         first = self.first_divergence
         if first is not None:
-            lines.append(f"First to diverge: {first.site}, {_error_text(first)}")
+            lines.append(f"First to diverge: {first.site}, {error_text(first)}")
         if self.verdict == "within_noise":
             worst = max((d for d in self.differences if d.error), key=lambda d: d.error or 0.0)
             limit = f"limit {worst.limit:.2g}"
-            lines.append(f"Largest error: {worst.site}, {_error_text(worst)} ({limit})")
+            lines.append(f"Largest error: {worst.site}, {error_text(worst)} ({limit})")
         return lines + self._expected_lines()
-
-    def _count_line(self) -> str:
-        counts = self._counts
-        compared = sum(counts.values()) - counts["unmatched"]
-        parts = [f"{counts['match']:,} identical", f"{counts['within_noise']:,} within noise"]
-        parts.append(f"{counts['diverged']:,} diverged")
-        if counts[EXPECTED]:
-            parts.append(f"{counts[EXPECTED]:,} as expected")
-        line = f"{count_text(compared, 'pair')}: {', '.join(parts)}"
-        if not counts["unmatched"]:
-            return line
-        reasons = Counter(
-            (d.reason or "").partition(": bytes")[0]
-            for d in self.differences
-            if d.verdict == "unmatched"
-        )
-        named = "; ".join(f"{count:,} {reason}" for reason, count in reasons.most_common(2))
-        return f"{line}; {count_text(counts['unmatched'], 'row')} without a partner ({named})"
 
     def _expected_lines(self) -> list[str]:
         """Return a line with the expectations and the number of rows that each covers."""

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from llmdebug_nb.core.bars import progress_bar
 from llmdebug_nb.core.errors import OptionError, StoreError, UnknownRunError
 from llmdebug_nb.core.kernels import partial
 from llmdebug_nb.core.options import DumpOptions, runs_folder
@@ -148,9 +149,7 @@ def _own(where: str | os.PathLike[str] | Run, what: str) -> tuple[Run, Path]:
 @contextlib.contextmanager
 def _progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
     """Show a progress bar after a second; yield the function that advances it."""
-    from tqdm.auto import tqdm
-
-    with tqdm(total=total, desc=title, unit="tensor", delay=1, leave=False) as bar:
+    with progress_bar(total=total, desc=title, unit="tensor") as bar:
         yield bar.update
 
 

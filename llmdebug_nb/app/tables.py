@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +28,34 @@ def write_tables(where: str | os.PathLike[str] | Run, folder: str | os.PathLike[
         StoreError: the run has no such tables or can't be opened, or the folder can't be written.
     """
     return tables.write_tables(open_run(where), Path(folder))
+
+
+@dataclass(frozen=True)
+class TableFiles:
+    """The csv files of a run's tables. As the value of a cell they are their first rows."""
+
+    paths: list[Path]
+
+    def frames(self) -> dict[str, pandas.DataFrame]:
+        """Return the tables as DataFrames, by folder and name: ``4711/operation_tensors_0``.
+
+        The columns are msit's; `Run.ops`, `Run.kernels` and `Run.host` have our own, with types.
+        """
+        import pandas
+
+        frames = {}
+        for path in self.paths:
+            with open(path, encoding="utf-8") as file:
+                bars = "|" in file.readline()
+            how = {"sep": "|", "quoting": csv.QUOTE_NONE} if bars else {}
+            name = f"{path.parent.name}/{path.stem}"
+            frames[name] = pandas.read_csv(path, keep_default_na=False, **how)  # type: ignore[arg-type]
+        return frames
+
+    def __str__(self) -> str:
+        return "\n".join(f"written: {path}" for path in self.paths)
+
+    __repr__ = __str__
 
 
 def timeline(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.signatures import Parameters
+from llmdebug_nb.core.part_ids import PartIds
 from llmdebug_nb.core.records import RootCall
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ class OpenCall:
 
     ``module``: path of the module that is called or that the operator runs in; None outside of
     all modules. ``module_id``: the execution id of that module call.
-    ``id``: its own execution id; None in a backward pass that recomputes nothing.
+    ``id``: its own execution id; None in a backward pass that recomputes nothing. ``part_id``: as
+    msit counts, if the user asked for such ids and the call has one.
     ``selected``: the filters select it or a module around it. ``recorded``: it is recorded.
     ``recomputed``: a checkpoint runs it a second time, to build the autograd graph.
     ``since``, ``edges``: if gradients are on, the autograd clock when it began, and for each
@@ -43,6 +45,7 @@ class OpenCall:
     inputs: list[Leaf]
     name, phase, module_id = "", "forward", ""
     id: str | None = None
+    part_id: str | None = None
     selected = recorded = recomputed = False
     since: int | None = None
     edges: Sequence[tuple[str, tuple[AutogradNode, int]]] = ()
@@ -82,6 +85,7 @@ class ThreadState(threading.local):
         self._recomputed: dict[str, int] = {}
         self._children: dict[tuple[str, str], int] = {}  # id of a module call, level -> calls in it
         self._ids: dict[tuple[str, int], str] = {}  # path and number of a call -> its id
+        self._part_ids: PartIds | None = None
 
     @property
     def step_key(self) -> tuple[object, ...]:
@@ -94,8 +98,13 @@ class ThreadState(threading.local):
             self.entries.pop()
         return not self.entries
 
-    def begin(self, call: RootCall, recording: bool, root: str = "") -> None:
-        """Begin a root call of ``root`` or of a part of it."""
+    def begin(
+        self, call: RootCall, recording: bool, root: str = "", part_ids: PartIds | None = None
+    ) -> None:
+        """Begin a root call of ``root`` or of a part of it.
+
+        ``part_ids``: numbers the calls of a step as msit does, if that is asked for.
+        """
         self.recording, self.after_recorded = recording, False
         self.root_call, self.step, self.root = call.index, call.step, root
         step_key = (call.root, call.generation, call.step)
@@ -104,6 +113,7 @@ class ThreadState(threading.local):
             self._next_number.clear()
             self._children.clear()
             self._ids.clear()
+            self._part_ids = part_ids
         self._recomputed.clear()
         self.open_calls.clear()
         self.last_output = None
@@ -140,6 +150,8 @@ class ThreadState(threading.local):
         call.id = self._ids.get((path, number)) if recomputed else self.next_id(path, level, parent)
         if call.id is not None:
             self._ids[path, number] = call.id
+            if self._part_ids is not None:
+                call.part_id = self._part_ids.of(path, call.id)
         call.module_id = call.id or "" if level == "module" else parent
         self.open_calls.append(call)
         return call

@@ -63,7 +63,7 @@ class NameFilter:
         selected = (
             (not scope or self._thread.in_scope)
             and (not contains or any(text in call.name for text in contains))
-            and self.ids.select(call.id)
+            and self.ids.select(call.id, call.part_id)
         )
         if selected:
             self._selected_paths.add(call.path)

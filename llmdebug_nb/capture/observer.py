@@ -91,7 +91,7 @@ class Observer:
         levels = options.operator_levels if operators else ()
         self._modes = OperatorModes(self, levels, options.apis) if levels else None
         self._gradients = Gradients(self._roles, self.guarded, self._record_gradient)
-        self._call_stacks = CallStacks(recorder.stack_number) if options.sources else None
+        self._call_stacks = CallStacks.of(recorder) if options.sources else None
         self._signatures = Signatures()
         # the root call that backward passes belong to
         self._latest: int | None = None if self._check is None else 0

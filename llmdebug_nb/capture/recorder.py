@@ -15,10 +15,10 @@ kept (`payload.py`).
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
+from types import CodeType
 from typing import TypeVar
 
 import torch
@@ -26,11 +26,11 @@ import torch
 from llmdebug_nb.capture.calls import Leaf
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.geometry import Key, ShapeTexts, identity, shape_text, too_many_sizes
+from llmdebug_nb.capture.kept_sources import KeptSources
 from llmdebug_nb.capture.operators.view_chains import ViewChains
 from llmdebug_nb.capture.payload import NotKept, Policy
 from llmdebug_nb.capture.signatures import argument_of
-from llmdebug_nb.capture.sink import Bytes, RecordedCall, ScalarRow, Sink, SourceRow
-from llmdebug_nb.capture.source_lines import code_of, place_of
+from llmdebug_nb.capture.sink import Bytes, RecordedCall, ScalarRow, Sink
 from llmdebug_nb.capture.walk import scalar_text
 from llmdebug_nb.core.columns import AT, COLUMNS, RECORDS, Row
 from llmdebug_nb.core.errors import StoreError
@@ -80,8 +80,7 @@ class Recorder:
         self._rows: list[Row] = []
         self._operators: list[Row] = []
         self._call_ids: list[tuple[int, str, int, str]] = []
-        self._stacks: dict[tuple[tuple[str, ...], int | None], int] = {}
-        self._new_stacks: list[SourceRow] = []
+        self.sources = KeptSources(options.sources)
         self._chains = ViewChains()
         self._scalars: list[ScalarRow] = []
         self._by_content: dict[Key, Row] = {}  # XXH3, dtype, shape -> the row that describes it
@@ -187,20 +186,14 @@ class Recorder:
     def stack_number(
         self, frames: list[str], code: list[str] | None = None, inside: int | None = None
     ) -> int:
-        """Return the number of a call stack, innermost frame first; equal stacks share one.
-
-        ``code``: the line of each frame; read now if it is not given. ``inside``: how many frames
-        there are to the module's forward.
-        """
+        """Return the number of a call stack; see `KeptSources.stack_number`."""
         with self._lock:
-            key = tuple(frames), inside
-            number = self._stacks.get(key)
-            if number is None:
-                number = self._stacks[key] = len(self._stacks)
-                code = list(map(code_of, frames)) if code is None else code
-                names = json.dumps(list(map(place_of, frames)))
-                self._new_stacks.append((number, names, json.dumps(code), inside))
-            return number
+            return self.sources.stack_number(frames, code, inside)
+
+    def keep_function(self, code: CodeType, line: int) -> None:
+        """Keep the text of the function that a line of the program stands in, once."""
+        with self._lock:
+            self.sources.keep_function(code, line)
 
     def add_weights(self, weights: Iterable[torch.Tensor]) -> None:
         """Note the weights of a model, which are read again only if they seem to have changed."""
@@ -425,10 +418,10 @@ class Recorder:
             try:
                 self.sink.commit(
                     rows, calls, scalars,
-                    operators=operators, sources=self._new_stacks, chains=self._chains.new,
-                    called=call_ids,
+                    operators=operators, sources=self.sources.stacks, chains=self._chains.new,
+                    called=call_ids, functions=self.sources.functions,
                 )  # fmt: skip
-                self._new_stacks.clear()
+                self.sources.written()
                 self._chains.new.clear()
             except StoreError as error:
                 self.failure = error

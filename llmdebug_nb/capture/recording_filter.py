@@ -11,7 +11,7 @@ from llmdebug_nb.capture.control_file import ControlFile, ControlSettings
 from llmdebug_nb.core.msit_rounds import Rounds
 from llmdebug_nb.core.option_parsing import TokenSet
 from llmdebug_nb.core.options import DumpOptions
-from llmdebug_nb.core.records import Node, RootCall
+from llmdebug_nb.core.records import DUMMY, Node, RootCall
 
 _NO_SETTINGS = ControlSettings()
 
@@ -73,7 +73,7 @@ class RecordingFilter:
 
     def selects_step(self, call: RootCall) -> bool:
         """Return whether the step of a root call is selected in this process."""
-        if not self.enabled or self.rank is None:
+        if not self.enabled or self.rank is None or call.kind == DUMMY:
             return False
         if self._rounds is None:
             return call.step in self._steps

@@ -51,7 +51,8 @@ class RootCalls:
         whole = entry.module is root.module
         call = parts.steps.begin(root.module, entry.path, whole, args, kwargs)
         recording = parts.filter.selects(call, root.module)
-        self.thread.begin(call, recording, root.path)
+        count = self.observer.names.ids.part_ids(parts.roots.nodes)
+        self.thread.begin(call, recording, root.path, count)
         root.hook_inside(recording, parts.filter.may_change)
         self.observer.begin_root_call(recording)
         if parts.profile is not None:

@@ -83,13 +83,15 @@ class RootFinder:
         return root
 
     def _add_code(self, module: nn.Module) -> None:
-        """Keep the line at which the forward of each class begins, as a stack of one frame."""
+        """Keep the forward of each class: its first line, as a stack of one frame, and its text."""
+        if not self._parts.options.sources:
+            return
         for kind in {type(part) for part in module.modules()}:
             forward = forward_of(kind)
             if forward is not None:
-                frame, code = forward
                 for recorder in self._parts.recorders:
-                    recorder.stack_number([str(frame)], [code], 1)
+                    recorder.stack_number([str(forward.first)], [forward.line], 1)
+                    recorder.keep_function(forward.code, forward.first.line)
 
     @interrupts.unbroken
     def follow(self, model: nn.Module) -> nn.Module | None:

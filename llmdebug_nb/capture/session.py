@@ -12,7 +12,9 @@ from llmdebug_nb.capture import setup
 from llmdebug_nb.capture.calls import Leaf, OpenCall
 from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.compat.onnxruntime_api import is_session
+from llmdebug_nb.capture.compat.vllm_api import is_engine, run_eagerly
 from llmdebug_nb.capture.empty_dump import EmptyDump, nothing_matches
+from llmdebug_nb.capture.engines.vllm_steps import VllmSteps
 from llmdebug_nb.capture.generation import GenerateListener
 from llmdebug_nb.capture.intervention import Intervention
 from llmdebug_nb.capture.onnx.session_runs import SessionRuns
@@ -88,6 +90,7 @@ class Session:
         self.abandon()
         parts, problems = self._parts, self._parts.guard.problems
         parts.notes.extend(parts.observer.names.ids.notes())
+        parts.notes.extend(parts.recorder.sources.notes())
         if parts.filter.problem:
             problems[parts.filter.problem] += 1
         parts.commit()
@@ -241,10 +244,18 @@ class EagerModules:
     """The source of eager module calls: from the given models, or from every root that runs."""
 
     def __init__(
-        self, parts: Parts, models: Sequence[nn.Module], describe: Describe, any_model: bool
+        self,
+        parts: Parts,
+        models: Sequence[nn.Module],
+        describe: Describe,
+        any_model: bool,
+        engines: Sequence[VllmSteps] = (),
     ) -> None:
-        """Raises CaptureError: a model can't be recorded."""
-        self._parts, self._any_model = parts, any_model
+        """``engines``: those that run some of the models.
+
+        Raises CaptureError: a model can't be recorded.
+        """
+        self._parts, self._any_model, self._engines = parts, any_model, engines
         self._calls = RootCalls(parts)
         self._finder = RootFinder(parts, self._calls, describe, any_model=any_model)
         self._undo: list[Callable[[], None]] = []
@@ -259,6 +270,10 @@ class EagerModules:
         self._parts.observer.names.use_ids(*self._parts.filter.calls)
         if self._parts.options.force_eager:
             self._undo.append(pytorch.force_eager())
+            self._undo.extend(run_eagerly(engine.model) for engine in self._engines)
+        for engine in self._engines:
+            engine.start(self._parts)
+            self._undo.append(engine.stop)
         self._calls.start(self._finder.follow)
         watch = self._finder.watch_all if self._any_model else self._finder.watch_inside
         self._undo.append(watch())
@@ -282,17 +297,20 @@ def eager_session(
 ) -> Session:
     """Make the session that records the given models, or else every outermost module that runs.
 
-    ``models``: modules, and sessions of ONNX Runtime. ``describe(model, prefix)``: its topology.
+    ``models``: modules, sessions of ONNX Runtime and vLLM engines. ``describe(model,
+    prefix)``: its topology.
 
     Raises:
         CaptureError: a model can't be recorded. OptionError: the control file can't be read.
         EmptyDumpError: the filters match none of the modules.
     """
     modules = [model for model in models if isinstance(model, nn.Module)]
+    engines = [VllmSteps(model) for model in models if is_engine(model)]
+    modules += [engine.model for engine in engines]
     parts = Parts.build(
         options, sink, rank, restricted=bool(models), operators=not models or bool(modules)
     )
-    source = EagerModules(parts, modules, describe, any_model=not models)
+    source = EagerModules(parts, modules, describe, not models, engines)
     session = Session(parts, source)
     try:
         sessions = [model for model in models if is_session(model)]

@@ -197,7 +197,11 @@ def _flat(
         if isinstance(value, Mapping) and depth < 8:
             yield from _flat(value, f"{name}.", depth + 1)
         else:
-            yield name, masked(_text(value), str(key))[:_TEXT]
+            text = _text(value)
+            # num_key_value_heads, eos_token_id: numbers are no secrets
+            if not isinstance(value, (int, float)):
+                text = masked(text, str(key))
+            yield name, text[:_TEXT]
 
 
 def _text(value: object) -> str:

@@ -14,6 +14,7 @@ from llmdebug_nb.core.records import Node, RootCall
 
 Bytes: TypeAlias = np.ndarray | memoryview  # uint8[n]
 SourceRow: TypeAlias = tuple[int, str, str, int | None]  # of `columns.SOURCES`
+FunctionRow: TypeAlias = tuple[str, int, str, str]  # of `columns.FUNCTIONS`
 ScalarRow: TypeAlias = tuple[int, str, int, str, str, str, str | None, str]
 
 
@@ -33,6 +34,7 @@ class Sink(Protocol):
         sources: Iterable[SourceRow] = (),
         chains: Iterable[tuple[int, str]] = (),
         called: Iterable[tuple[int, str, int, str]] = (),
+        functions: Iterable[FunctionRow] = (),
     ) -> None: ...
     def nodes(self, nodes: Iterable[Node], start: int) -> None: ...
     def table(self, name: str, rows: Iterable[Sequence[object]]) -> None: ...

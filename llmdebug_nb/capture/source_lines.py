@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import inspect
 import linecache
+from types import CodeType
+from typing import NamedTuple
 
 from torch import nn
 
@@ -15,7 +17,7 @@ from llmdebug_nb.core.masking import masked
 from llmdebug_nb.core.places import shown
 from llmdebug_nb.core.records import Frame
 
-_LONGEST = 200  # characters of a line: more than any style allows
+LONGEST_LINE = 200  # characters of a line: more than any style allows
 _DECORATORS = 20  # lines between the first decorator of a function and its `def`
 
 
@@ -30,7 +32,7 @@ def code_at(file: str, line: int) -> str:
 
     A secret that stands in it is masked.
     """
-    return masked(linecache.getline(file, line).strip())[:_LONGEST]
+    return masked(linecache.getline(file, line).strip())[:LONGEST_LINE]
 
 
 def code_of(frame: str) -> str:
@@ -45,8 +47,16 @@ def place_of(frame: str) -> str:
     return frame if read is None else str(read._replace(file=named(read.file)))
 
 
-def forward_of(kind: type[nn.Module]) -> tuple[Frame, str] | None:
-    """Return the first line of a class's forward and its code; None if it has none in Python."""
+class Forward(NamedTuple):
+    """The forward of a class of modules. ``first``: its first line, whose text is ``line``."""
+
+    first: Frame
+    line: str
+    code: CodeType
+
+
+def forward_of(kind: type[nn.Module]) -> Forward | None:
+    """Return a class's forward; None if it has none in Python."""
     forward = getattr(kind, "forward", None)
     if forward is None or forward is nn.Module.forward:
         return None
@@ -59,5 +69,10 @@ def forward_of(kind: type[nn.Module]) -> tuple[Frame, str] | None:
     below = range(first, first + _DECORATORS)
     is_def = (n for n in below if code_at(file, n).startswith(("def ", "async def ")))
     line = next(is_def, first)
-    function = str(forward.__qualname__).rpartition("<locals>.")[2]
-    return Frame(named(file), line, function), code_at(file, line)
+    function = own_name(forward.__qualname__)
+    return Forward(Frame(named(file), line, function), code_at(file, line), code)
+
+
+def own_name(qualified: str) -> str:
+    """Return the name of a function, with its class, without what it was defined in."""
+    return qualified.rpartition("<locals>.")[2]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 
@@ -20,6 +21,14 @@ from llmdebug_nb.core import msit_rounds
 from llmdebug_nb.core.records import WARMUP, RootCall
 
 _Place = tuple[int, int, str, int | None]  # generation, step, kind, total
+
+
+class Numbering(Protocol):
+    """Numbers the calls of a root in our place: an engine knows its steps."""
+
+    def numbered(
+        self, index: int, whole: bool, args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> RootCall: ...
 
 
 @dataclass
@@ -51,6 +60,7 @@ class StepTracker:
         self._taken = 0
         self._warmup = warmup
         self._roots: dict[int, _RootSteps] = {}  # by id of the root
+        self._numbered: dict[int, Numbering] = {}  # likewise
         # by thread and id of the root
         self._running: dict[tuple[int, int], list[RunningGenerate]] = {}
         self._manual_step: int | None = None
@@ -58,6 +68,10 @@ class StepTracker:
 
     def add_root(self, root: object, name: str) -> None:
         self._roots[id(root)] = _RootSteps(name, self._warmup)
+
+    def numbered_by(self, root: object, numbering: Numbering) -> None:
+        """Let the calls of a root be numbered by what runs it."""
+        self._numbered[id(root)] = numbering
 
     def start(self, follow: Callable[[torch.nn.Module], torch.nn.Module | None]) -> None:
         self.follow = follow
@@ -150,6 +164,12 @@ class StepTracker:
         batch, query = next((size for size in sizes if size), (None, None))
         with self._lock:
             steps = self._roots[id(root)]
+            numbering = self._numbered.get(id(root))
+            if numbering is not None:
+                call = numbering.numbered(len(self.calls), whole, args, kwargs)
+                step = call.step if self._manual_step is None else self._manual_step
+                self.calls.append(replace(call, step=step, root=steps.name))
+                return self.calls[-1]
             running = self._running.get((threading.get_ident(), id(root)))
             if self._manual_step is not None:
                 place = _place_by_hand(steps, self._manual_step)

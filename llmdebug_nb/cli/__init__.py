@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if argv[:1] == ["msit"] and not {"-h", "--help"} & set(argv):
             argv = msit.translate(argv[1:])
         ours, command = split(argv) if argv[:1] in _LAUNCHING else (argv, None)
-        args = _parser().parse_args(ours)
+        args = command_parser(_Parser).parse_args(ours)
         args.command = command
         status: int = args.run(args)
     except LLMDebugError as error:
@@ -71,9 +71,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = _Parser(
-        prog="llmdebug",
+def command_parser(
+    kind: type[argparse.ArgumentParser], prog: str = "llmdebug"
+) -> argparse.ArgumentParser:
+    """Return the parser of the command line; ``kind`` says what becomes of wrong arguments."""
+    parser = kind(
+        prog=prog,
         description="Numerical debugger for LLMs: look at dumps and compare them. "
         "Exit status: 0 fine, 3 an error; compare and the checks have more.",
     )

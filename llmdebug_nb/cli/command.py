@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, TextIO, TypeAlias
 
 from llmdebug_nb.core.errors import OptionError
@@ -30,9 +32,26 @@ def add_command(
     return parser
 
 
-def say(text: object, file: TextIO | None = None) -> None:
-    """Print a text; no line of it holds control characters, whatever a dump says."""
-    print(printable_lines(str(text).split("\n")), file=file)
+_listener: ContextVar[Callable[[object], None] | None] = ContextVar("listener", default=None)
+
+
+@contextmanager
+def heard_by(listener: Callable[[object], None]) -> Iterator[None]:
+    """Give ``listener`` what commands say here, results as the objects that they are."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+def say(what: object, file: TextIO | None = None) -> None:
+    """Print a text or a result; no line of it holds control characters, whatever a dump says."""
+    listener = _listener.get()
+    if listener is not None and not isinstance(what, str):
+        listener(what)
+        return
+    print(printable_lines(str(what).split("\n")), file=file)
 
 
 def say_written(written: Written) -> None:
@@ -44,13 +63,19 @@ def say_written(written: Written) -> None:
     say(f"written: {count_text(written.tensors, 'tensor')}{alone} to {written.folder}{left_out}")
 
 
+def run_name(text: str) -> str:
+    """Return the name or path of a run. Arguments of this type can be variables in a notebook."""
+    return text
+
+
 def add_run(parser: argparse.ArgumentParser, second: bool = False) -> None:
     """Add the argument RUN; with ``second``, also an optional MINE."""
-    parser.add_argument("golden", metavar="RUN", help="name or path of a run")
+    parser.add_argument("golden", metavar="RUN", type=run_name, help="name or path of a run")
     if second:
         parser.add_argument(
-            "mine", metavar="MINE", nargs="?", help="a second run to compare with the first"
-        )
+            "mine", metavar="MINE", nargs="?", type=run_name,
+            help="a second run to compare with the first",
+        )  # fmt: skip
 
 
 def add_step(parser: argparse.ArgumentParser) -> None:

@@ -17,6 +17,7 @@ _EXAMPLES = """\
 examples:
   llmdebug doctor golden mine
   llmdebug doctor golden path/of/checkpoint
+  llmdebug doctor path/of/checkpoint model.gguf
   llmdebug doctor --self
 Exit status: 0 nothing suspicious, 1 something is, 2 nothing could be compared, 3 llmdebug itself
 failed. With --self: 0 all that is needed works, 1 something does not.
@@ -31,7 +32,7 @@ def add(commands: Commands) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="llmdebug doctor [options] (GOLDEN MINE | --self)",
     )  # fmt: skip
-    what = "name or path of a run, or folder of a checkpoint"
+    what = "name or path of a run, folder of a checkpoint, or GGUF file"
     parser.add_argument("golden", metavar="GOLDEN", nargs="?", help=what)
     parser.add_argument("mine", metavar="MINE", nargs="?", help=what)
     parser.add_argument("--self", action="store_true", dest="own",

@@ -6,7 +6,7 @@ import argparse
 import json
 from dataclasses import asdict
 
-from llmdebug_nb.cli.command import OK, Commands, add_command, say
+from llmdebug_nb.cli.command import OK, Commands, add_command, run_name, say
 from llmdebug_nb.core.printable import printable
 
 
@@ -15,8 +15,9 @@ def add(commands: Commands) -> None:
     text = "print the contents of a dump"
     parser = add_command(commands, "info", _run, text, f"{text.capitalize()}.")
     parser.add_argument(
-        "path", metavar="RUN", help="name or path of a run, or a dump of another tool"
-    )
+        "path", metavar="RUN", type=run_name,
+        help="name or path of a run, or a dump of another tool",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument(
         "--ids",
@@ -37,7 +38,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.privacy:
         privacy = run.privacy()
         rows = [asdict(each) for each in privacy.holdings]
-        say(json.dumps(rows) if args.json else privacy)
+        say(json.dumps(rows) if args.json else str(privacy))
     elif args.json:
         say(json.dumps(run.info()))
     elif args.ids:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+from pathlib import Path
 
 from llmdebug_nb.app.logits import arguments
 from llmdebug_nb.cli.command import DIVERGED, INCOMPARABLE, OK, Commands, say
@@ -60,5 +62,7 @@ def _run(args: argparse.Namespace) -> int:
     say(check)
     for target, write in ((args.csv, check.to_csv), (args.html, check.to_html)):
         if target:
+            with contextlib.suppress(OSError):  # writing says what is wrong
+                Path(target).parent.mkdir(parents=True, exist_ok=True)
             say(f"written: {write(target)}")
     return status.get(check.verdict, INCOMPARABLE)

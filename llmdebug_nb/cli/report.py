@@ -50,7 +50,7 @@ def add_export(commands: Commands) -> None:
     add(
         "--layout",
         metavar="L",
-        help="msit, msprobe, atb, npy; of compiled code also fx, fx-old, ge",
+        help="msit, msprobe, atb, atb-msprobe, npy; of compiled code also fx, fx-old, ge",
     )
     add("--at", metavar="PATH", help="show the tensor of this module")
     add("--role", default="output", help="input or output of that module (default: %(default)s)")

@@ -22,10 +22,9 @@ def add_tables(commands: Commands) -> None:
 
 
 def _tables(args: argparse.Namespace) -> int:
-    from llmdebug_nb.app.tables import write_tables
+    from llmdebug_nb.app.tables import TableFiles, write_tables
 
-    for path in write_tables(args.golden, args.output):
-        say(f"written: {path}")
+    say(TableFiles(write_tables(args.golden, args.output)))
     return OK
 
 

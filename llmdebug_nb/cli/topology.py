@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 
-from llmdebug_nb.cli.command import OK, Commands, add_command, add_step, say
+from llmdebug_nb.cli.command import OK, Commands, add_command, add_step, run_name, say
 
 
 def add_topology(commands: Commands) -> None:
@@ -17,7 +17,8 @@ def add_topology(commands: Commands) -> None:
         " ATB's topology JSON.",
     )  # fmt: skip
     add = parser.add_argument
-    add("path", metavar="RUN", help="name or path of a run, or a topology in a JSON file")
+    add("path", metavar="RUN", type=run_name,
+        help="name or path of a run, or a topology in a JSON file")  # fmt: skip
     add("-o", "--output", metavar="DIR",
         help="write model/PID/NAME.json and layer/PID/NAME.json there")  # fmt: skip
     add("--json", action="store_true", help="one JSON object, of the model")
@@ -44,7 +45,8 @@ def add_onnx(commands: Commands) -> None:
         " in Netron.",
     )  # fmt: skip
     add = parser.add_argument
-    add("path", metavar="RUN|X.json", help="name or path of a run, or a topology as JSON")
+    add("path", metavar="RUN|X.json", type=run_name,
+        help="name or path of a run, or a topology as JSON")  # fmt: skip
     add("-o", "--output", metavar="F", help="the file (default: X.onnx, or RUN.onnx)")
     add("--level", type=int, default=-1, metavar="N",
         help="1: layers, 2: the calls in them, …, -1: the innermost operations"

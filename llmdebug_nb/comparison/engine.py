@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from llmdebug_nb.comparison import grain, metrics
+from llmdebug_nb.comparison import clipping, grain, metrics
 from llmdebug_nb.comparison.custom import Custom
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.measured import Measured, error_of
@@ -158,9 +158,13 @@ class _Measurer:
         of_grain: metrics.Metrics = {}
         remark = None
         if pair.fit is not None:
-            steps = None if pair.fit.grain is None else pair.fit.grain(g, m)
-            g, m = pair.fit(g, m)
-            if steps is not None:
+            fit, stored = pair.fit, (g, m)
+            steps = None if fit.grain is None else fit.grain(g, m)
+            g, m = fit(g, m)
+            if steps is not None and fit.integers is not None:
+                integers = stored[fit.integers].reshape(g.shape)
+                of_grain, remark = clipping.compare(g, m, steps, integers, fit.integers)
+            elif steps is not None:
                 of_grain, remark = grain.compare(g, m, steps)
         floating = g.is_floating_point() and m.is_floating_point() and g.shape == m.shape
         if floating and may_hide(golden.summary) and may_hide(mine.summary):

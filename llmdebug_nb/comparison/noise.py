@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import SINGLE
-from llmdebug_nb.core.paths import ancestors, any_layer, is_operator
+from llmdebug_nb.core.paths import ancestors, any_layer, is_operator, module_of
 from llmdebug_nb.core.records import Record, Site
 
 
@@ -170,6 +170,7 @@ class NoisePropagation:
         if not call.has_inputs or call.rewritten:
             around = self._enclosing(site)
             level = _sum(level, *([around.inside, around.before] if around is not None else []))
+            level.add(self._weights[site.rank, module_of(site.path)])
         hidden = max(0, self._size(site.path) - len(call.seen))
         several = hidden or call.seen or replaced or call.rewritten
         floors = constants.GLUE_FLOORS * math.sqrt(1 + hidden) if several else 1.0

@@ -208,6 +208,7 @@ def _siblings(
             noise.add_unpaired(site, eps, shape)
             continue
         explained = noise.explain(site, eps, shape, _replaced(m.pair))
+        explained.floor = math.hypot(explained.floor, _steps(m))
         level = Level()
         if eps:
             siblings.add(record, m.error, explained, m.carriers)
@@ -215,6 +216,11 @@ def _siblings(
             level = Level(error=error, scale=scale_of(m.metrics))
         noise.record(site, level, eps, shape)
     return siblings
+
+
+def _steps(m: Measured) -> float:
+    """Return the error that rounding to the steps of a quantised tensor explains, relative L2."""
+    return float((m.metrics or {}).get("grain_share") or 0.0)
 
 
 def _replaced(pair: Pair) -> bool:
@@ -290,6 +296,9 @@ class _Judge:
         channel = metrics.get("worst_channel")
         if channel is not None and not channel <= constants.CHANNEL_GRAINS:
             return row("diverged", channel, constants.CHANNEL_GRAINS, m.remark), capped
+        clipped = float(metrics.get("clipped") or 0.0)
+        if clipped > constants.EVEN_ERRORS:
+            return row("diverged", clipped, constants.EVEN_ERRORS, m.remark), capped
         if m.error and (why := self._tie(m, explained, limit)):
             return row(UNMATCHED, m.error, limit, why), Level(error=math.inf)
         if m.error <= limit and scale > scale_limit and _is_even(metrics, m.error):
@@ -310,7 +319,7 @@ class _Judge:
     def _noise_limits(self, m: Measured, explained: Explained, eps: float) -> NoiseLimits:
         pair, record = m.pair, m.pair.either
         error, scale = (0.0, 0.0) if pair.golden is None else self._calibration.limits(pair.golden)
-        error = max(error, float((m.metrics or {}).get("grain_share") or 0.0))
+        steps = _steps(m)
         if not eps:  # a dtype that does not round has no noise of its own
             return NoiseLimits(error, scale, error, error)
         level, amplification = explained.level, self._siblings.amplification(record)
@@ -325,11 +334,12 @@ class _Judge:
         golden, mine = self._epsilons.both(m)
         cast = 0.0 if golden == mine else constants.CAST_SHARE * eps
         own = math.hypot(level.scale_limit(amplification, explained.scale_floor), cast)
+        limit = level.limit(amplification, explained.floor) * smallness
         return NoiseLimits(
-            max(error, level.limit(amplification, explained.floor) * smallness),
+            max(error, math.hypot(limit, steps)),
             max(scale, own),
-            max(error, usual),
-            max(error, math.hypot(noise, explained.floor)),
+            max(error, math.hypot(usual, steps)),
+            max(error, math.hypot(noise, explained.floor, steps)),
         )
 
     def _tie(self, m: Measured, explained: Explained, limit: float) -> str | None:

@@ -225,6 +225,16 @@ SOURCES = Table(
         Column("inside", "INT", "how many frames, to the module's forward", added_later=True),
     ],
 )
+FUNCTIONS = Table(
+    "functions",
+    [
+        Column("file", "TEXT"),
+        Column("line", "INT", "of the first line of the text"),
+        Column("function", "TEXT", "its name, with its class if that is known"),
+        Column("text", "TEXT", "its lines"),
+    ],
+    added_later=True,
+)
 CHAINS = Table(
     "views",
     [_INDEX, Column("chain", "TEXT", "JSON: op, source and arguments of each `records.View`")],
@@ -284,9 +294,21 @@ TILINGS = Table(
     [Column("name", "TEXT"), Column("configuration", "TEXT", "JSON")],
     added_later=True,
 )
+TOKEN_ROWS = Table(
+    "token_rows",  # `records.TokenRow`
+    [
+        _ROOT_CALL,
+        Column("row", "INT", "of a flat tensor; NULL: from the engine's cache", optional=True),
+        Column("request", "TEXT", "the engine's id", longest=paths.LONGEST),
+        Column("position", "INT", "in the request's tokens"),
+        Column("token", "INT", "NULL where the model is given no ids", optional=True),
+        Column("attempt", "INT", "how often the request was preempted before"),
+    ],
+    added_later=True,
+)
 TABLES = (
     META, ROOT_CALLS, NODES, RECORDS, SCALARS, OPERATORS, SOURCES, CHAINS, KERNELS, CALLS, TIMINGS,
-    LAUNCHES, TILINGS,
+    LAUNCHES, TILINGS, FUNCTIONS, TOKEN_ROWS,
 )  # fmt: skip
 
 COLUMNS, AT = RECORDS.names, RECORDS.at

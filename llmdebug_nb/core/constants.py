@@ -334,6 +334,13 @@ BISECTIONS = 60
 # Dimensions of a recorded tensor. PyTorch has no limit and NumPy's is 64; pages show each of them.
 MOST_DIMENSIONS = 1000
 
+# Lines of a function that are kept. Of 6,752 forwards in Transformers 5 the longest has 369, and
+# the longest function that calls one, `generate`, 436.
+FUNCTION_LINES = 600
+# Bytes of all functions of a recording: a model of Transformers and the code around it have 40 kB,
+# so this is enough for a hundred.
+FUNCTIONS_BYTES = 4 << 20
+
 # === what texts show ============================================================================
 
 # Indices and runs of indices that a message lists.
@@ -348,3 +355,31 @@ ARGUMENT_CHARACTERS = 200
 SCRIPT_CHARACTERS = 80
 # Lines of a module that are listed side by side.
 LINES_SHOWN = 200
+# Likeness of two lines of code that answer to each other, from 0 to 1, by difflib. Between two
+# lines that are known to, those of ports have 0.4 to 0.9, and unrelated ones 0.2 to 0.4.
+SIMILAR_LINES = 0.4
+# Pairs of lines whose likeness is computed between two that are known: 40 beside 40, 0.1 s.
+LINES_COMPARED = 1600
+# Seconds until work shows its progress. Within 1 s a user's thought is unbroken (Nielsen, Usability
+# Engineering, 1993, chapter 5), and half of that is for imports and drawing; shorter work needs
+# no word.
+PROGRESS_AFTER = 0.4
+# Records of golden from which its first step is compared before all others, to say something early:
+# a record takes some 0.3 ms, so that the answer to all of them would take 3 s, after which people
+# lose their train of thought.
+FIRST_STEP_FROM = 10_000
+# Seconds between two drawings of a bar: a clock that ticks every second must not skip one.
+PROGRESS_EVERY = 0.5
+# Relative rounding of a value of a GGUF file beside its quantisation: its scale is rounded to
+# float16 (half a unit: 2**-11), and it may come from a file in float16 (as much again).
+GGUF_SCALE_ROUNDING = 2.0**-10
+# Steps beyond its half step by which a value may be clipped. Q4_0 and Q5_0 have a level less above
+# than below: 1/2. The search for scales of K quants lets the ends go: up to 5.3 with ggml 0.13 on
+# normal values and on heavy tails (Student's t with 2 degrees, outliers 50 times as large).
+GGUF_CLIPPED_STEPS = 8.0
+# Share of the elements of a tensor, quantised with an importance matrix, that may lie further than
+# one step from the original: 3e-5 at most with ggml 0.13. A wrong tensor has 0.3 and more.
+GGUF_WEIGHTED_SHARE = 1e-3
+# Rows of a weight that are matched with those of another to find their order: 8,192 squared
+# distances of 64 elements take 0.5 s and 256 MiB.
+ROWS_MATCHED = 8192

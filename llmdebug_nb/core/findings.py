@@ -68,6 +68,8 @@ class Fit(Protocol):
     def grain(self) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None: ...
     @property
     def shared(self) -> bool: ...
+    @property
+    def integers(self) -> int | None: ...
     def places(self, side: int, shape: Sequence[int]) -> torch.Tensor | None: ...
     def __call__(
         self, golden: torch.Tensor, mine: torch.Tensor
@@ -297,7 +299,8 @@ class Coverage:
 
     def __str__(self) -> str:
         parts = f" ({self.rejoined:,} written otherwise, equal in effect)" if self.rejoined else ""
-        values = f"{self._percent} of golden's {self.values:,} values{parts}"
+        number = f"{self.values:,} value{'' if self.values == 1 else 's'}"
+        values = f"{self._percent} of golden's {number}{parts}"
         if not self.observables:
             return f"{values} agree; no result of the model was compared."
         return f"{values} and {self.observables_matched:,} of {self._results} agree."

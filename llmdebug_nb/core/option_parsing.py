@@ -30,7 +30,8 @@ _WRAPPED = {
 }  # fmt: skip
 _NOT_HERE = frozenset(("aten", "torch_npu", "npu_distributed", "mindspeed"))
 _TIMES = "0 (before), 1 (after), 2 (both) or 3 (inputs before, outputs after)"
-_ID = re.compile(r"\d{1,9}(_\d{1,9})*(\.\d{1,9})?|\.\d{1,9}")
+# execution ids, also as msit counts them (core/part_ids.py)
+_ID = re.compile(r"(?:msit:)?\d{1,9}(_\d{1,9})*(\.\d{1,9})?|\.\d{1,9}")
 _INDEX = re.compile(r"\.\.\.|-?\d+|(-?\d+)?\s*:\s*(-?\d+)?(\s*:\s*([1-9]\d*)?)?")
 
 
@@ -174,7 +175,7 @@ def execution_ids(value: object, option: str = "ids") -> tuple[str, ...]:
         if not _ID.fullmatch(each):
             raise OptionError(
                 f"{option} {each!r}: expected execution ids such as 2, 3_1 or 3_1.4,"
-                " several as 2,3_1; llmdebug topology RUN shows them"
+                " or as msit counts msit:3_1, several as 2,3_1; llmdebug topology RUN shows them"
             )
     return ids
 

@@ -167,7 +167,8 @@ class DumpOptions:
         read=read.scope,
     )  # fmt: skip
     ids: tuple[str, ...] = option(
-        None, "only calls with these execution ids: 2,3_1 (llmdebug topology RUN shows them)",
+        None, "only calls with these execution ids: 2,3_1, or as msit counts: msit:3_1"
+        " (llmdebug topology RUN shows both)",
         WHAT, read=read.execution_ids, flags=("-ids", "--save-operation-ids"), metavar="A,B",
     )  # fmt: skip
     children: bool = option(
@@ -201,8 +202,9 @@ class DumpOptions:
         read=read.among(FINGERPRINTS), choices=FINGERPRINTS,
     )  # fmt: skip
     sources: bool = option(
-        True, "note the source line of each operator", WHAT, read=read.flag, flags=None
-    )
+        True, "also the source: the line of each operator, and the text of the functions around it"
+        " and of each forward", WHAT, read=read.flag,
+    )  # fmt: skip
     seed: int | None = option(
         None, "seed Python, NumPy and torch at the start", WHEN,
         read=read.unless_none(read.seed), flags=("-seed",), flag_value=int, bare_flag=LAUNCH_SEED,

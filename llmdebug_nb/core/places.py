@@ -24,6 +24,7 @@ from pathlib import Path
 _PACKAGES = re.compile(r"(?<![^\s\"'(),;=])[^\s\"'(),;=]*[\\/]((?:site|dist)-packages[\\/])")
 # where systems keep the folders of their users; the name ends at a separator, or with the word
 _HOMES = re.compile(r"(?:/home|/Users|[A-Za-z]:\\+Users)[\\/]+[^\s\\/\"'(),;:]+")
+_TORCH = re.compile(r"(?:site|dist)-packages[\\/]torch[\\/]")
 _USER = "<user>"
 _SHORT = 3  # characters: a shorter name of a user is also a part of other names
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
@@ -132,3 +133,8 @@ def _person() -> tuple[re.Pattern[str] | None, re.Pattern[str] | None]:
         if named
         else None,
     )
+
+
+def in_torch(file: str) -> bool:
+    """Return whether a recorded file is torch's own, and so no line of the program."""
+    return _TORCH.match(file) is not None

@@ -30,6 +30,11 @@ def printable_lines(texts: Iterable[str]) -> str:
     return "\n".join(map(printable, texts))
 
 
+def bracketed(text: str) -> str:
+    """Return `` (text)``, or nothing for no text: a tensor of a file has no class or operator."""
+    return f" ({text})" if text else ""
+
+
 def cell(value: object) -> object:
     """Return a cell of a csv file. A text that a spreadsheet would compute has an apostrophe."""
     if not isinstance(value, str):

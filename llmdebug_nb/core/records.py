@@ -8,12 +8,14 @@ The nouns of a comparison are in `findings.py`.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from llmdebug_nb.core.printable import printable
 
 WARMUP = "warmup"
+DUMMY = "dummy"  # a call that an engine makes of its own: to measure memory, or to warm up
 EXPORTED = "Onnx."  # the prefix of an exported graph's operators
 IN_KERNEL = "kernel."  # the prefix of a fused kernel's slots: names of buffers, not of arguments
 
@@ -37,7 +39,8 @@ class RootCall:
     ``step``: generated token of that generation, prefill 0, then one per decode iteration; for
     bare calls their ordinal. Chunks of one prefill share step 0.
     ``kind``: prefill, decode, verify (assisted decoding), full (no cache), extra (a further call
-    within the same token, e.g. guidance), encoder, forward (unknown) or warmup.
+    within the same token, e.g. guidance), encoder, forward (unknown), warmup, engine (a step of an
+    engine, which has tokens of several requests) or dummy (see `DUMMY`).
     ``query``/``total``/``batch``: token rows fed in, prompt + generated tokens so far, sequences;
     None if the call has no token ids.
     """
@@ -50,6 +53,23 @@ class RootCall:
     total: int | None = None
     batch: int | None = None
     root: str = ""
+
+
+class TokenRow(NamedTuple):
+    """The token that a row of an engine's flat tensors belongs to.
+
+    ``root_call``: the index of the `RootCall`. ``row``: of ``[tokens, ...]``; None if the engine
+    took this position from its cache and computed nothing. ``request``: the engine's id.
+    ``position``: in the request's tokens, prompt and output, from 0. ``token``: the id that the
+    model was given, or None. ``attempt``: how often the engine had preempted the request.
+    """
+
+    root_call: int
+    row: int | None
+    request: str
+    position: int
+    token: int | None
+    attempt: int = 0
 
 
 class CallKey(NamedTuple):
@@ -84,6 +104,22 @@ class Frame(NamedTuple):
         """Return the frame of a text ``file:line function``; None if it is no such text."""
         parts = _FRAME.fullmatch(text)
         return None if parts is None else cls(parts[1], int(parts[2]), parts[3])
+
+
+def forward_in(frames: Sequence[Frame], begins: Frame | None) -> int | None:
+    """Return the frame of a stack that is a module's forward; None if it is not among them.
+
+    ``begins``: where that forward begins. A function ends before the next one.
+    """
+    if begins is None:
+        return None
+    name = begins.function.rpartition(".")[2]
+    lines = {
+        at: frame.line - begins.line
+        for at, frame in enumerate(frames)
+        if frame.file == begins.file and frame.line >= begins.line and frame.function == name
+    }
+    return min(lines, key=lambda at: lines[at], default=None)
 
 
 @dataclass(frozen=True, slots=True)

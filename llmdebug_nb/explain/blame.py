@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from llmdebug_nb.core.errors import LLMDebugError
@@ -150,7 +150,7 @@ class _Search:
             if blamed is None:
                 continue
             key = blamed.call.key
-            place: object = blamed.places or blamed.call.path
+            place = blamed.places or _known(blamed, found)
             found.setdefault(place, blamed)
             steps.setdefault(place, set()).add((key.generation, key.step))
             rows.setdefault(place, set()).add(region.row.index)
@@ -311,6 +311,16 @@ class _Search:
             if kernel is not None:
                 return kernel
         return None
+
+
+def _known(blamed: Blamed, found: Mapping[object, Blamed]) -> object:
+    """Return the place of a finding without a line: that of the same cause in the same module.
+
+    A later step may show the same wrong weight by values that lead to no line.
+    """
+    path = blamed.call.path
+    same = (p for p, b in found.items() if (b.call.path, b.cause) == (path, blamed.cause))
+    return next(same, path)
 
 
 def _place(blamed: Blamed) -> tuple[int, int, int]:

@@ -9,7 +9,7 @@ from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import LinePair, LineState, Source
 from llmdebug_nb.core.paths import is_operator, module_of
 from llmdebug_nb.core.places import line_at
-from llmdebug_nb.core.records import CallKey, Frame, Record
+from llmdebug_nb.core.records import CallKey, Frame, Record, forward_in
 from llmdebug_nb.explain import causes
 from llmdebug_nb.explain.flow import Flow, FlowCall, same_bytes
 from llmdebug_nb.explain.judge import Blamed
@@ -21,11 +21,14 @@ _FRAME = re.compile(r"(.*):(\d+) (.*)", re.DOTALL)
 def of_call(side: Side, key: CallKey, op: str, node: CallKey | None = None) -> Source:
     """Return the source of a call: an operator's line, or where a module's forward begins.
 
+    A dump of another tool knows no forward, but may know the line that calls the module.
     ``node``: the node of an exported graph that makes a module's error; the line is then its own.
     """
     operator = key if is_operator(key.path) else node
     frames = side.run.index.frames(operator) if operator is not None else ()
-    return _source(side, key.path, op, frames) if frames else of_module(side, key.path, op)
+    if not frames and (module := of_module(side, key.path, op)).frames:
+        return module
+    return _source(side, key.path, op, frames or side.run.index.frames(key))
 
 
 def of_module(side: Side, path: str, op: str = "") -> Source:
@@ -74,18 +77,6 @@ def _shared(frames: tuple[Frame, ...], others: tuple[Frame, ...]) -> int:
     return 0
 
 
-def _forward(frames: tuple[Frame, ...], module: Source) -> int | None:
-    """Return the frame of a stack that is a module's forward; a function ends before the next."""
-    lines = {
-        at: frame.line - begins.line
-        for begins in module.frames
-        for at, frame in enumerate(frames)
-        if frame.file == begins.file and frame.line >= begins.line
-        if frame.function == begins.function.rpartition(".")[2]
-    }
-    return min(lines, key=lambda at: lines[at], default=None)
-
-
 class Places:
     """Where a finding is in both programs, line by line.
 
@@ -127,7 +118,8 @@ class Places:
 
     def _outside(self, at: int, frames: tuple[Frame, ...], path: str) -> tuple[Frame, ...]:
         """Return the frames around a module's forward, all if it is not among them."""
-        inside = _forward(frames, of_module(self._sides[at], path))
+        begins = next(iter(of_module(self._sides[at], path).frames), None)
+        inside = forward_in(frames, begins)
         return frames[0 if inside is None else inside + 1 :]
 
     def pairs(self) -> tuple[LinePair, ...]:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import PurePath
 
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import EXPECTED, Difference, Finding, sentence
+from llmdebug_nb.core.headline import Headline
+from llmdebug_nb.core.paths import is_operator, module_of
+from llmdebug_nb.core.places import in_torch
+from llmdebug_nb.core.printable import bracketed, printable
 from llmdebug_nb.explain import causes
 
 _MADE = {
@@ -50,6 +55,22 @@ _NEXT = {
     causes.UNKNOWN_INPUT: "Record inputs as well as outputs",
     causes.BEFORE: "Record inputs and outputs of all modules",
 }
+_HEADS = {
+    causes.INHERITED: "Magnified in",
+    causes.WRONG_INPUT: "Enters at",
+    causes.WRONG_MASK: "A wrong mask enters at",
+    causes.WRONG_POSITION: "Wrong positions enter at",
+    causes.WRONG_CACHE: "A wrong cache enters at",
+    causes.WEIGHT: "A weight differs in",
+    causes.SCALAR: "A setting differs in",
+    causes.NONDETERMINISTIC: "Changes from run to run in",
+    causes.NEAR_TIE: "Rounding decides in",
+    causes.OVERFLOW: "Overflows in",
+    causes.OTHER_TOKEN: "Another token enters at",
+    causes.CARRIED_OVER: "Made or carried over in",
+    causes.UNKNOWN_INPUT: "Made or inherited in",
+    causes.BEFORE: "Made before",
+}
 _SCRIPT = "run the script that findings[0].save_repro('repro.py') writes"
 
 
@@ -72,6 +93,46 @@ def sentences(
     return f"{seen} {_cause(findings)}"
 
 
+def headline(finding: Finding) -> Headline:
+    """Return a finding in the words of the first screen."""
+    known = next((side for side in (finding.mine, finding.golden) if side and side.file), None)
+    path = printable(finding.path) or "the model"
+    file = (known and known.file) or ""
+    if known is None or in_torch(file) or finding.cause == causes.WEIGHT:  # made by no line of code
+        place = path
+    else:
+        place = printable(f"{PurePath(file).name}:{known.line}")
+    do = sentence(finding.advice) or sentence(_advice(finding))
+    relation = sentence(finding.relation)
+    evidence = sentence(_evidence(finding, do.rstrip(".")))
+    what, why = (relation, evidence) if relation else (evidence, "")
+    return Headline(
+        _HEADS.get(finding.cause, "Made in"), place, _where(finding, path), printable(what),
+        printable(why), printable(do),
+    )  # fmt: skip
+
+
+def _where(finding: Finding, path: str) -> str:
+    """Return ``path (class in mine, was class in golden)``; of an operator, module and name."""
+    golden, mine = finding.golden, finding.mine
+    side = mine or golden
+    here = path if side is None else printable(side.path) or path
+    was = ""
+    if golden is not None and mine is not None:
+        was = f", was {printable(golden.op)}" if golden.op != mine.op else ""
+    elif side is not None:
+        was = f", not in {'golden' if golden is None else 'mine'}"
+    op = printable(finding.op if side is None else side.op)
+    if is_operator(here):
+        return f"{module_of(here)} · {op}{was}"
+    return here + bracketed(f"{op}{was}".removeprefix(", "))
+
+
+def _evidence(finding: Finding, advice: str) -> str:
+    """Return the evidence without the advice, which some evidence ends with."""
+    return finding.evidence.replace(f": {advice[0].lower()}{advice[1:]}", "")
+
+
 def unanswered(labels: tuple[str, str], why: str) -> str:
     """Return the sentences on two runs that do not answer to each other. ``why``: the reason."""
     return (
@@ -86,20 +147,19 @@ def _seen(labels: tuple[str, str], first: Difference | None) -> str:
     if first is None:
         return f"{runs} agree within noise in every comparable tensor, but their settings differ."
     s = first.site
-    tensor = f"{s.phase} {s.role} {s.slot} of {s.path or 'the model'} ({first.op})"
+    tensor = f"{s.phase} {s.role} {s.slot} of {s.path or 'the model'}{bracketed(first.op)}"
     return f"{runs} first differ in step {s.step}, at the {tensor}{_by(first)}."
 
 
 def _cause(findings: Sequence[Finding]) -> str:
     """Return the sentences on the first finding: where the error is made, and what to do next."""
     finding = findings[0]
-    where = f"{finding.path or 'the model'} ({finding.op})"
+    where = f"{finding.path or 'the model'}{bracketed(finding.op)}"
     made = _MADE.get(finding.cause, "The cause is {where}").format(where=where)
     advice = sentence(finding.advice).rstrip(".") or _advice(finding)
     more = f" (and {len(findings) - 1} more in findings)" if len(findings) > 1 else ""
     at = f" at {finding.source}" if finding.source else ""
-    # the advice comes last, so it is removed from the evidence
-    evidence = finding.evidence.replace(f": {advice[0].lower()}{advice[1:]}", "")
+    evidence = _evidence(finding, advice)  # the advice comes last
     script = f", or {_SCRIPT}" if finding.repro else ""
     sentences = f"{made}{at}: {evidence}{more}.", sentence(finding.relation), f"{advice}{script}."
     return " ".join(filter(None, sentences))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
@@ -16,7 +15,7 @@ from llmdebug_nb.app.logits import arguments as logits_arguments
 from llmdebug_nb.app.logits.check import LogitsCheck, compared, logits
 from llmdebug_nb.app.logits.command import repeated_command
 from llmdebug_nb.app.logits.repeat import Repeated
-from llmdebug_nb.notebook.magic_line import one_line, parse
+from llmdebug_nb.notebook.magic_line import one_line, parse, write
 from llmdebug_nb.notebook.namespace import Namespace
 from llmdebug_nb.show.doctor import own_text
 
@@ -58,16 +57,16 @@ class CheckMagics(Magics):
             raise UsageError("%llmlogits: name two runs, a run and a model, or --exec a command")
         with one_line():
             if args.exec is not None:
-                return repeated_command(args.exec, output=_write)
+                return repeated_command(args.exec, output=write)
             golden, mine = space.get(args.golden), space.get(args.mine)
             if mine is None:
                 return logits(golden, inputs=space.evaluate(args.inputs, "%llmlogits"))
             tokenizer = space.evaluate(args.tokenizer, "%llmlogits")
             chosen = logits_arguments.options(vars(args))
             check = compared(golden, mine, tokenizer=tokenizer, **chosen)
-            for target, write in ((args.csv, check.to_csv), (args.html, check.to_html)):
+            for target, save in ((args.csv, check.to_csv), (args.html, check.to_html)):
                 if target:
-                    print(f"written: {write(target)}")
+                    print(f"written: {save(target)}")
             return check
 
     @magic_arguments()
@@ -77,6 +76,7 @@ class CheckMagics(Magics):
     @argument("mine", nargs="?", help="another one")
     @argument("--self", action="store_true", dest="own", help="what works on this machine")
     @argument("--tokenizer", metavar="EXPR", help="a tokenizer, or a pair: golden's and mine's")
+    @argument("--csv", metavar="F", help="write a table of the differences")
     @line_magic
     def llmdoctor(self, line: str) -> Diagnosis | None:
         """Tell what differs between two set-ups, the most suspicious first.
@@ -93,9 +93,7 @@ class CheckMagics(Magics):
                 return None
             space = self._namespace
             tokenizer = space.evaluate(args.tokenizer, "%llmdoctor")
-            return doctor(space.get(args.golden), space.get(args.mine), tokenizer=tokenizer)
-
-
-def _write(stream: str, text: str) -> None:
-    """Show a command's output as the cell's."""
-    print(text, end="", file=getattr(sys, stream), flush=True)
+            found = doctor(space.get(args.golden), space.get(args.mine), tokenizer=tokenizer)
+            if args.csv:
+                print(f"written: {found.to_csv(args.csv)}")
+            return found

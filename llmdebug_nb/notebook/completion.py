@@ -17,10 +17,13 @@ from IPython.core.completer import (
 
 from llmdebug_nb.app.report import Report
 from llmdebug_nb.app.stepping import COMMANDS
+from llmdebug_nb.cli.command import run_name
 from llmdebug_nb.core.options import TOKENS
 from llmdebug_nb.core.token_checks import RULES
+from llmdebug_nb.notebook.command_magic import parsers
+from llmdebug_nb.notebook.dump_magic import SWITCHES
 from llmdebug_nb.notebook.magic_line import long_options
-from llmdebug_nb.notebook.magics import MAGICS, SWITCHES
+from llmdebug_nb.notebook.magics import MAGICS
 from llmdebug_nb.notebook.namespace import Namespace
 
 if TYPE_CHECKING:
@@ -35,6 +38,8 @@ _VALUES = {
     "profile": ["host", "kernel+host", "op+kernel+host", "kernel+host+tiling"],
     "reduce": ["minmax", "quantile:5"],
     "tokens": ["0", TOKENS, "4-", "all"],
+    "layout": ["msit", "msprobe", "atb", "npy", "fx", "fx-old", "ge"],
+    "side": ["golden", "mine", "difference", "all"],
     "rule": list(RULES),
     "when": ["nan", "inf", "abs>1e4", "diverges"],
 }
@@ -67,20 +72,50 @@ def _completions(shell: InteractiveShell, before: str) -> list[tuple[str, str]]:
     """Return text and kind of the words that can follow ``before``, a line up to the cursor."""
     word = re.match(r"%%?(\w+)", before)
     assert word is not None
-    magic, namespace = word[1], Namespace(shell)
+    magic = word[1]
     try:
         done = shlex.split(before[word.end() :], posix=False)
     except ValueError:
         return []
     if done and not before.endswith(" "):
         done.pop()
+    if magic == "llmdebug":
+        return _of_command(shell, done)
+    return _of_magic(shell, magic, word[0] == f"%{magic}", done)
+
+
+def _of_command(shell: InteractiveShell, done: list[str]) -> list[tuple[str, str]]:
+    """Return what can follow ``%llmdebug`` and the words ``done``."""
+    known = parsers()
+    if not done:
+        return [(name, "command") for name in known]
+    if f"llm{done[0]}" in MAGICS:
+        return _of_magic(shell, f"llm{done[0]}", True, done[1:])
+    if done[0] not in known:
+        return []
+    actions = known[done[0]]._actions
+    options = {name: each for each in actions for name in each.option_strings if name[1] == "-"}
+    last = options.get(done[-1])
+    if last is not None and last.nargs != 0:
+        return [(str(value), "value") for value in last.choices or _VALUES.get(last.dest, [])]
+    takes_run = any(each.type is run_name for each in actions)
+    runs = Namespace(shell).run_names() if takes_run else []
+    names = [name for name in options if name not in done and name != "--help"]
+    return [(name, "run") for name in runs] + [(name, "param") for name in names]
+
+
+def _of_magic(
+    shell: InteractiveShell, magic: str, is_line: bool, done: list[str]
+) -> list[tuple[str, str]]:
+    """Return what can follow a magic and the words ``done``."""
+    namespace = Namespace(shell)
     options = long_options(shell.magics_manager.magics["line"][magic])
     last = options.get(done[-1]) if done else None
     if last is not None and last.nargs != 0 and (values := _values(namespace, last)):
         return [(str(value), "value") for value in values]
     names = [(name, "param") for name in options if name not in done and name != "--help"]
     if magic in _COMMANDS:
-        if word[0] == f"%{magic}" and not done:
+        if is_line and not done:
             return [(name, "command") for name in _COMMANDS[magic]]
         return names + [(name, "model") for name in namespace.modules()]
     if magic == "llmperturb":

@@ -29,6 +29,8 @@ RUNS = "llmdebug_nb.runs"
 EXPLORER = "llmdebug_nb.explorer"
 _MADE_BY = b'<meta name="generator" content="llmdebug_nb">'  # in the head of our own pages
 _HEAD = 1 << 12
+# of the comparisons made in tabs: mine's folder -> the verdict, and golden's name
+_verdicts: dict[Path, tuple[str, str]] = {}
 
 
 class Comm(Protocol):
@@ -78,7 +80,8 @@ class Desk(_Answering):
         name = os.environ.get("LLMDEBUG_RUNS") or request["name"] or RUNS_FOLDER
         asked = filter(self._holds, (self.served / folder for folder in request["folders"]))
         folders = [one for one in dict.fromkeys(map(Path.resolve, asked)) if os.path.isdir(one)]
-        homes = dict.fromkeys(home for folder in folders if self._holds(home := folder / name))
+        both = (home for folder in folders for home in (folder / name, folder))
+        homes = dict.fromkeys(home.resolve() for home in both if self._holds(home))
         groups = [
             self._group("run", home, map(self._row, reversed(catalog.runs_in(home))))
             for home in homes
@@ -131,6 +134,9 @@ class Desk(_Answering):
                             "steps": None,
                             "state": "complete",
                             "problem": "",
+                            "model": "",
+                            "verdict": "",
+                            "against": "",
                         }
                     )
         return sorted(rows, key=lambda row: -row["created"])
@@ -154,6 +160,7 @@ class Desk(_Answering):
         if not run.is_dir():
             return None
         now = progress(run)
+        verdict, against = _verdicts.get(run.resolve(), ("", ""))
         return {
             "kind": "run",
             "name": run.name,
@@ -165,6 +172,9 @@ class Desk(_Answering):
             "steps": now.steps,
             "state": "incomplete" if problem else now.state,
             "problem": problem,
+            "model": now.model or "",
+            "verdict": verdict,
+            "against": against,
         }
 
 
@@ -185,9 +195,13 @@ class Tab(_Answering):
         )
         if Path(golden).is_file() and not mine:
             return self._page(Path(golden))
-        view: View = (
-            compare(golden, mine, progress=False).view() if mine else RunView(open_run(golden))
-        )
+        view: View
+        if mine:
+            report = compare(golden, mine, progress=False)
+            _verdicts[Path(mine).resolve()] = report.verdict, report.golden.name
+            view = report.view()
+        else:
+            view = RunView(open_run(golden))
         overview = view.overview({"op": "overview"})
         self._bridge = Bridge(view)
         traits = {

@@ -16,7 +16,9 @@ class RunRow(TypedDict):
     """A run on disk, or a report.
 
     ``place``: its path in the file browser, "" if Jupyter does not serve it. ``problem``: why it
-    can't be opened, "" if its marker is sound.
+    can't be opened, "" if its marker is sound. ``model``: the class of the recorded model, ""
+    if it is not known. ``verdict``: of the last comparison of this run with the golden run
+    ``against``; both are "" before one was made.
     """
 
     kind: Kind
@@ -29,6 +31,9 @@ class RunRow(TypedDict):
     steps: int | None
     state: State
     problem: str
+    model: str
+    verdict: str
+    against: str
 
 
 class RunsFolder(TypedDict):
@@ -40,7 +45,7 @@ class RunsFolder(TypedDict):
 
 
 class RunsRequest(TypedDict):
-    """The runs in ``name`` below each of ``folders``, and the reports in these folders."""
+    """The runs in ``folders`` and in ``name`` below each of them, and the reports in these."""
 
     op: Literal["runs"]
     folders: list[str]

@@ -13,6 +13,7 @@ from llmdebug_nb.app.differences import Differences
 from llmdebug_nb.app.opcheck.check import OpCheck
 from llmdebug_nb.app.report import Report
 from llmdebug_nb.app.stepping import Stop
+from llmdebug_nb.app.tables import TableFiles
 from llmdebug_nb.core.findings import Difference, Finding
 from llmdebug_nb.notebook.check_table import check_table
 from llmdebug_nb.notebook.explore import explore, explore_stop
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from llmdebug_nb.notebook.widgets import Explorer
 
 Noun = Run | Report | Finding | Difference | Stop | OpCheck
-Table = Differences | Timeline
+Table = Differences | TableFiles | Timeline
 Bundle = tuple[dict[str, object], dict[str, object]]  # data and metadata, each by MIME type
 
 
@@ -52,7 +53,12 @@ def bundle(noun: Noun) -> Bundle:
 
 
 def table_html(table: Table) -> str:
-    """Return a table of differences, or a timeline with its tables."""
+    """Return a table of differences, the tables of a run, or a timeline with its tables."""
+    if isinstance(table, TableFiles):
+        return "".join(
+            f"<h4>{escape(name)}</h4>{html.table_fragment(frame)}"
+            for name, frame in table.frames().items()
+        )
     if isinstance(table, Timeline):
         return html.timeline_fragment(table)
     return html.table_fragment(table.to_pandas())

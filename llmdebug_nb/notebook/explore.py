@@ -63,7 +63,4 @@ def explore_stop(stop: Stop) -> Explorer:
     from llmdebug_nb.notebook.widgets import Explorer
 
     view = stop.view()
-    selected = view.overview()["first_bad"]
-    if selected < 0 and stop.outputs:
-        selected = view.find(stop.path, stop.step, "output")
-    return Explorer(view, selected=selected)
+    return Explorer(view, selected=stop.telling_row(view))

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from llmdebug_nb.app.report import Report
 from llmdebug_nb.notebook import formatters
 from llmdebug_nb.notebook.check_magics import CheckMagics
+from llmdebug_nb.notebook.command_magic import CommandMagic
 from llmdebug_nb.notebook.completion import Matcher, matcher
+from llmdebug_nb.notebook.dump_magic import DumpMagics
 from llmdebug_nb.notebook.explore import show_report
 from llmdebug_nb.notebook.magics import MAGICS, LLMDebugMagics
 from llmdebug_nb.notebook.stepping import StepMagics
@@ -25,8 +27,8 @@ def register(shell: InteractiveShell) -> None:
     formatters.register(shell)
     magics = LLMDebugMagics(shell)
     shell.register_magics(magics)
-    shell.register_magics(StepMagics(shell))
-    shell.register_magics(CheckMagics(shell))
+    for others in (DumpMagics, StepMagics, CheckMagics, CommandMagic):
+        shell.register_magics(others(shell))
     display = shell.display_formatter.ipython_display_formatter
     display.for_type(Report, _report_display(shell, magics))
     _matchers[id(shell)] = matcher(shell)

@@ -1,4 +1,4 @@
-"""Tells IPython how to show runs, reports and rows that are the value of a cell.
+"""Tells IPython how to show runs, reports and rows that are the value of a cell, and progress.
 
 The classes are named, not imported: IPython looks a class up when it meets the first object of it.
 """
@@ -8,8 +8,11 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from llmdebug_nb.core import bars
+
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
+    from tqdm import tqdm
 
     from llmdebug_nb.notebook.display import Bundle, Noun, Table
 
@@ -21,7 +24,11 @@ _WITH_EXPLORER = (
     ("llmdebug_nb.core.findings", "Difference"),
     ("llmdebug_nb.core.findings", "Finding"),
 )
-_WITH_HTML = (("llmdebug_nb.app.report", "Differences"), ("llmdebug_nb.show.timeline", "Timeline"))
+_WITH_HTML = (
+    ("llmdebug_nb.app.report", "Differences"),
+    ("llmdebug_nb.app.tables", "TableFiles"),
+    ("llmdebug_nb.show.timeline", "Timeline"),
+)
 
 
 def register(shell: InteractiveShell) -> None:
@@ -31,6 +38,8 @@ def register(shell: InteractiveShell) -> None:
         formatters.mimebundle_formatter.for_type_by_name(module, name, _bundle)
     for module, name in _WITH_HTML:
         formatters.formatters["text/html"].for_type_by_name(module, name, _html)
+    if getattr(shell, "kernel", None) is not None:
+        bars.use(_cell_bar)
 
 
 def register_in_running_shell() -> None:
@@ -39,6 +48,12 @@ def register_in_running_shell() -> None:
     running = getattr(ipython, "get_ipython", lambda: None)()
     if running is not None:
         register(running)
+
+
+def _cell_bar(*args: object, **how: object) -> tqdm[object]:
+    from llmdebug_nb.notebook.cell_bar import CellBar
+
+    return CellBar(*args, **how)
 
 
 def _bundle(noun: Noun) -> Bundle:

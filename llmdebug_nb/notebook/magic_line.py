@@ -1,10 +1,11 @@
-"""Reads the line of a magic."""
+"""Reads the line of a magic, and shows its errors and the output of its command."""
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from IPython.core.error import UsageError
@@ -22,18 +23,27 @@ def one_line() -> Iterator[None]:
         raise UsageError(str(error)) from None
 
 
+def write(stream: str, text: str) -> None:
+    """Show a command's output, of ``stdout`` or ``stderr``, as the cell's."""
+    print(text, end="", file=getattr(sys, stream), flush=True)
+
+
 def parse(magic: Callable[..., object], line: str) -> argparse.Namespace:
     """Parse the line of a magic. Raises UsageError, which names the nearest known option."""
     try:
         args: argparse.Namespace = parse_argstring(magic, line)
     except UsageError as error:
-        unknown = re.search(r"unrecognized arguments: (--[\w-]+)", str(error))
-        near = nearest(unknown[1], long_options(magic)) if unknown else ""
-        raise UsageError(f"{error}{near}") from None
+        raise UsageError(with_nearest(str(error), long_options(magic))) from None
     for name, value in vars(args).items():
         plain = [_unquoted(one) for one in value] if isinstance(value, list) else _unquoted(value)
         setattr(args, name, plain)
     return args
+
+
+def with_nearest(error: str, options: Iterable[str]) -> str:
+    """Return argparse's error; of an unknown option, with the nearest known one."""
+    unknown = re.search(r"unrecognized arguments: (--[\w-]+)", error)
+    return error + (nearest(unknown[1], options) if unknown else "")
 
 
 def long_options(magic: Callable[..., object]) -> dict[str, argparse.Action]:

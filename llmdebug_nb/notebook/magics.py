@@ -4,42 +4,33 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
-import shlex
-import sys
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
-from IPython.core.magic_arguments import (
-    ArgDecorator,
-    MagicArgumentParser,
-    argument,
-    magic_arguments,
-)
+from IPython.core.magic_arguments import ArgDecorator, argument, magic_arguments
 from IPython.display import display
 
-from llmdebug_nb.app.compare import compare
+from llmdebug_nb.app.compare import compare, first_steps
 from llmdebug_nb.app.errcheck import CheckOptions, ErrorCheck, StoppedAtError
-from llmdebug_nb.app.launching import arguments, check_arguments
+from llmdebug_nb.app.launching import check_arguments
 from llmdebug_nb.app.launching.checking import check_program
-from llmdebug_nb.app.launching.program import launch
 from llmdebug_nb.app.opcheck import arguments as opcheck_arguments
 from llmdebug_nb.app.opcheck.check import OpCheck, opcheck
-from llmdebug_nb.app.option_flags import LEVELS, declare_options
+from llmdebug_nb.app.option_flags import LEVELS
 from llmdebug_nb.app.perturbing.perturb import Perturbed, perturb
-from llmdebug_nb.app.recording import Recording, dump
 from llmdebug_nb.app.report import Report
 from llmdebug_nb.app.runs import delete_run, runs
 from llmdebug_nb.app.upstream import compare_arguments
-from llmdebug_nb.core.errors import LLMDebugError, nearest
+from llmdebug_nb.core.bars import Stages
 from llmdebug_nb.core.perturbations import KINDS
 from llmdebug_nb.core.perturbations import MODES as PERTURB_MODES
 from llmdebug_nb.notebook.explore import explore, show_report
-from llmdebug_nb.notebook.magic_line import one_line, parse
+from llmdebug_nb.notebook.magic_line import one_line, parse, write
 from llmdebug_nb.notebook.namespace import Namespace
-from llmdebug_nb.show.text import aligned
+from llmdebug_nb.show.tables import aligned
+from llmdebug_nb.show.text import notebook_text
 from llmdebug_nb.show.words import size_text
 from llmdebug_nb.store.run import Run
 
@@ -47,30 +38,10 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
 MAGICS = (
-    "llmdump", "llmcompare", "llmdoctor", "llmerrcheck", "llmexplore", "llmlogits", "llmopcheck",
-    "llmperturb", "llmruns", "llmstep",
+    "llmdump", "llmcompare", "llmdebug", "llmdoctor", "llmerrcheck", "llmexplore", "llmlogits",
+    "llmopcheck", "llmperturb", "llmruns", "llmstep",
 )  # fmt: skip
-SWITCHES = ("on", "off", "status")
 _RUNS = ["name", "recorded", "tensors", "steps", "size", "state", "path"]
-
-
-class _RecordingOptions(ArgDecorator):
-    """Declares the arguments of %%llmdump: a model, and the options of a recording."""
-
-    def add_to_parser(self, parser: argparse.ArgumentParser, _: object) -> None:
-        parser.add_argument(
-            "model",
-            nargs="?",
-            metavar="MODEL_EXPR",
-            help="the model; without it, whatever module runs",
-        )
-        parser.add_argument(
-            "--exec",
-            metavar="COMMAND",
-            help="%%llmdump --exec 'python run.py': run a command and record it;"
-            " its options are those of llmdebug dump",
-        )
-        declare_options(parser)
 
 
 class _CheckOptions(ArgDecorator):
@@ -80,6 +51,8 @@ class _CheckOptions(ArgDecorator):
         add = parser.add_argument
         add("model", nargs="?", metavar="MODEL_EXPR", help="the model; without it, whatever runs")
         add("--exec", metavar="COMMAND", help="%%llmerrcheck --exec 'python run.py': a command")
+        add("--pth", action="store_true",
+            help="with --exec: also reach Pythons that ignore PYTHONPATH")  # fmt: skip
         add("--name", default="errcheck", help="variable of the result (default: %(default)s)")
         check_arguments.declare(parser)
 
@@ -88,7 +61,9 @@ class _OpCheckOptions(ArgDecorator):
     """Declares the arguments of %llmopcheck: a run, and the options of a check."""
 
     def add_to_parser(self, parser: argparse.ArgumentParser, _: object) -> None:
-        parser.add_argument("name", metavar="RUN", help="name or path of a run, or its variable")
+        what = "name or path of a run, or its variable"
+        parser.add_argument("name", metavar="RUN", nargs="?", help=what)
+        parser.add_argument("-i", "--input", metavar="RUN", help="the same, as msit writes it")
         opcheck_arguments.declare(parser)
 
 
@@ -101,45 +76,12 @@ class _CompareOptions(ArgDecorator):
 
 @magics_class
 class LLMDebugMagics(Magics):
-    """%%llmdump, %llmcompare, %%llmerrcheck, %llmopcheck, %llmperturb, %llmexplore, %llmruns."""
+    """%llmcompare, %%llmerrcheck, %llmopcheck, %llmperturb, %llmexplore, %llmruns."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
         self._namespace = Namespace(shell)
-        self._recording: Recording | None = None  # from `%llmdump on`
         self._shown: tuple[int, Report] | None = None  # the last report and its cell's number
-
-    @magic_arguments()
-    @_RecordingOptions()
-    @line_cell_magic
-    def llmdump(self, line: str, cell: str | None = None) -> object:
-        """Record the model that runs in this cell; as a line magic, in all cells from here on.
-
-        The cell runs as it would without the magic, and its result is shown as usual.
-        ``%llmdump on`` takes the same options.
-
-        ``%%llmdump --tokens 0-3 --name golden``, ``%llmdump on model --name golden``,
-        ``%llmdump status``, ``%llmdump off``,
-        ``%llmdump --exec "python generate.py 'a b'" --name golden``
-        (options: see ``llmdebug dump --help``)
-        """
-        __tracebackhide__ = True  # an error in the cell shows the user's code, not ours
-        if cell is None:
-            act = self._launch if re.search(r"(^|\s)--exec\b", line) else self._switch
-            act(line)
-            return None
-        recording = self._new_recording(line)
-        run_cell = self._namespace.compile(cell)
-        with one_line():
-            run = recording.start()
-            try:
-                result = run_cell()
-            except BaseException as error:
-                self._stop_after_error(recording, run, type(error).__name__)
-                raise
-            recording.stop()
-        self._namespace.bind(run)
-        return result
 
     @magic_arguments()
     @_CompareOptions()
@@ -157,18 +99,21 @@ class LLMDebugMagics(Magics):
         """
         args = parse(self.llmcompare, line)
         namespace = self._namespace
-        with one_line():
-            golden, mine = compare_arguments.both_sides(args)
-            report = compare(
-                namespace.run(golden),
-                namespace.run(mine),
-                explain=not args.no_explain,
-                prove=args.prove,
-                mapping=namespace.get(args.map),
-                limits=namespace.get(args.limits),
-                calibrate=[namespace.run(name) for name in args.calibrate or ()],
-                metrics=[namespace.get(name) for name in args.metric or ()],
-            )
+        in_notebook = getattr(self.shell, "kernel", None) is not None
+        with one_line(), Stages("opening the runs", shown=in_notebook) as stages:
+            golden, mine = map(namespace.run, compare_arguments.both_sides(args))
+            chosen = {
+                "explain": not args.no_explain,
+                "mapping": namespace.get(args.map),
+                "limits": namespace.get(args.limits),
+                "metrics": [namespace.get(name) for name in args.metric or ()],
+            }
+            if in_notebook and (first := first_steps(golden, mine)) is not None:
+                early = compare(*first, **chosen).view()
+                stages.say(f"Its first step alone: {notebook_text(early)}")
+            calibrate = [namespace.run(name) for name in args.calibrate or ()]
+            report = compare(golden, mine, prove=args.prove, calibrate=calibrate, **chosen)
+            stages.stage("drawing")
             for glob in args.unexpect:
                 report.unexpect(glob)
             for glob in args.expect:
@@ -177,8 +122,10 @@ class LLMDebugMagics(Magics):
                 print(compare_arguments.report_text(report, args.log_level))
             else:
                 show_report(report, self.shell)
+            stages.stage("writing the results")
             for text in compare_arguments.write_results(report, args):
                 print(text)
+        namespace.bind_report(report)
         self._shown = self.shell.execution_count, report
         return report
 
@@ -203,8 +150,11 @@ class LLMDebugMagics(Magics):
         chosen = check_arguments.options(vars(args))
         if cell is None:
             with one_line():
-                self._show_check(args.name, check_program(args.exec, stream=_write, **chosen))
+                checked = check_program(args.exec, stream=write, pth=args.pth, **chosen)
+                self._show_check(args.name, checked)
             return None
+        if args.pth:
+            raise UsageError("%%llmerrcheck: --pth is of a command; a cell runs in this Python")
         model = self._namespace.evaluate(args.model, "%%llmerrcheck")
         run_cell = self._namespace.compile(cell)
         with one_line():
@@ -257,8 +207,11 @@ class LLMDebugMagics(Magics):
         Example: ``%llmopcheck golden --path model.layers.3 -rerun -j 2``
         """
         args = parse(self.llmopcheck, line)
+        if (args.name is None) == (args.input is None):
+            raise UsageError("%llmopcheck: name one run, as in %llmopcheck golden or -i golden")
+        run = self._namespace.run(args.name or args.input)
         with one_line():
-            return opcheck(self._namespace.run(args.name), **opcheck_arguments.options(vars(args)))
+            return opcheck(run, **opcheck_arguments.options(vars(args)))
 
     @magic_arguments()
     @argument("model", metavar="MODEL_EXPR", help="the model")
@@ -305,87 +258,6 @@ class LLMDebugMagics(Magics):
             if rows
             else "There are no runs yet: record one with %%llmdump."
         )
-
-    def _new_recording(self, line: str) -> Recording:
-        options = vars(parse(self.llmdump, line))
-        if options.pop("exec") is not None:
-            raise UsageError(
-                "%%llmdump: --exec records a command, not a cell; use the line magic: "
-                "%llmdump --exec 'python run.py'"
-            )
-        model = self._namespace.evaluate(options.pop("model"), "%%llmdump")
-        with one_line():
-            return dump(model, **options)
-
-    def _launch(self, line: str) -> None:
-        """Run a command, show its output, and bind the run."""
-        parser = MagicArgumentParser("%llmdump", add_help=False)
-        arguments.declare(parser)
-        try:
-            args = parser.parse_args(shlex.split(line))
-        except ValueError as error:
-            raise UsageError(
-                f"%llmdump: {error}; quote the command, as in --exec 'python run.py'"
-            ) from None
-        if args.exec is None:
-            raise UsageError(
-                "%llmdump: --exec needs a command, as in %llmdump --exec 'python run.py'"
-            )
-        with one_line():
-            done = launch(args.exec, pth=args.pth, output=_write, **arguments.options(vars(args)))
-            for text in done.lines("warning"):
-                print(f"llmdump: {text}", file=sys.stderr)
-            if done.status:
-                print(f"llmdump: the command ended with status {done.status}", file=sys.stderr)
-            if done.path is not None:
-                self._namespace.bind(done.run)
-
-    def _switch(self, line: str) -> None:
-        """Carry out ``%llmdump on|off|status``."""
-        command, _, rest = line.strip().partition(" ")
-        if command not in SWITCHES:
-            near = nearest(command, SWITCHES) if command else ""
-            raise UsageError(
-                f"%llmdump{command and ' '}{command}: expected on, off or status{near}; "
-                "%%llmdump records one cell, --exec a command"
-            )
-        recording = self._recording
-        if recording is not None and not recording.running:
-            recording = None
-        if command == "status":
-            print("No recording is running." if recording is None else recording.status())
-        elif command == "on":
-            self._switch_on(recording, rest)
-        elif recording is None:
-            raise UsageError("%llmdump off: no recording is running; %llmdump on starts one")
-        else:
-            with one_line():
-                self._namespace.bind(recording.stop())
-
-    def _switch_on(self, running: Recording | None, line: str) -> None:
-        if running is not None:
-            raise UsageError(
-                f"%llmdump on: {running.options.name} is being recorded; end it with %llmdump off"
-            )
-        recording = self._new_recording(line)
-        with one_line():
-            recording.start()
-        self._recording = recording
-        print(f"{recording.options.name}: recording until %llmdump off")
-
-    def _stop_after_error(self, recording: Recording, run: Run, ended_by: str) -> None:
-        """End the recording of a cell that failed; print our own errors as a line."""
-        try:
-            recording.stop(ended_by)
-        except LLMDebugError as error:
-            print(f"llmdump: {error}")
-        else:
-            self._namespace.bind(run)
-
-
-def _write(stream: str, text: str) -> None:
-    """Show a command's output as the cell's."""
-    print(text, end="", file=getattr(sys, stream), flush=True)
 
 
 def _run_cells(run: Run) -> list[str]:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import torch
     from IPython.core.interactiveshell import InteractiveShell
 
+    from llmdebug_nb.app.report import Report
+
 _AWAITS = ast.Await | ast.AsyncFor | ast.AsyncWith
 
 
@@ -70,8 +72,8 @@ class Namespace:
         names = self.names_of(torch.nn.Module)
         return {name: self._shell.user_ns[name] for name in names}
 
-    def bind(self, run: Run) -> None:
-        """Print a line on the run, and make the run a variable unless its name is taken."""
+    def bind(self, run: Run, quiet: bool = False) -> None:
+        """Make the run a variable unless its name is taken; print a line on it unless ``quiet``."""
         name, value = run.name, self._variables.get(run.name)
         note = ""
         if not name.isidentifier() or keyword.iskeyword(name) or hasattr(builtins, name):
@@ -83,7 +85,16 @@ class Namespace:
             )
         else:
             self._variables[name] = run
-        print(describe_run(run) + note)
+        if not quiet:
+            print(describe_run(run) + note)
+
+    def bind_report(self, report: Report) -> None:
+        """Make a report the variable ``report``, unless that name is taken, and ``_report``."""
+        from llmdebug_nb.app.report import Report
+
+        if isinstance(self._variables.get("report", report), Report):
+            self._variables["report"] = report
+        self._variables["_report"] = report
 
     def compile(self, cell: str) -> Callable[[], object]:
         """Return a function that runs a cell and returns its last expression, as IPython does.
@@ -91,6 +102,8 @@ class Namespace:
         Raises:
             UsageError: the cell awaits something at its top level.
         """
+        from llmdebug_nb.capture.operators.call_stacks import ends_stacks
+
         shell = self._shell
         source = shell.transform_cell(cell)
         name = shell.compile.cache(source, shell.execution_count, raw_code=cell)
@@ -111,6 +124,7 @@ class Namespace:
             result = None if value is None else eval(value, shell.user_ns)
             return None if quiet else result
 
+        ends_stacks(run.__code__)
         return run
 
 

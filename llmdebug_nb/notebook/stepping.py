@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import html
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from llmdebug_nb.app.stepping import COMMANDS, Stepper, Stop, step
-from llmdebug_nb.core.errors import LLMDebugError, nearest
-from llmdebug_nb.notebook.explore import explore_stop
+from llmdebug_nb.core.errors import nearest
 from llmdebug_nb.notebook.magic_line import one_line, parse
 from llmdebug_nb.notebook.namespace import Namespace
 
@@ -109,20 +106,26 @@ class StepMagics(Magics):
         return "running" if self._stepper.running else "ended"
 
     def _show(self, stepper: Stepper, stop: Stop | None, panel: bool = False) -> object:
-        """Show a halt, with buttons if ``panel``; at the end of the program return its result."""
+        """Show a halt; at the end of the program return its result.
+
+        ``panel``: with buttons, which stay with the halt, whoever lets the program go on.
+        """
         self._bind(stop)
         if stop is None:
-            if stepper.note:
-                print(stepper.note)
+            for line in filter(None, (stepper.note, stepper.rest)):
+                print(line)
             run = stepper.run
             if run is not None and run.path is not None and run.path.exists():
                 self._namespace.bind(run)
             return stepper.result
-        if panel and getattr(self.shell, "kernel", None) is not None:
-            from IPython.display import display
+        if not panel or getattr(self.shell, "kernel", None) is None:
+            print(stop)
+            return None
+        from IPython.display import display
 
-            display(Buttons(stepper, self._bind).widget)
-        print(stop)
+        from llmdebug_nb.notebook.step_panel import StepPanel
+
+        display(StepPanel(stepper, self._bind))
         return None
 
     def _bind(self, stop: Stop | None) -> None:
@@ -130,46 +133,3 @@ class StepMagics(Magics):
         value = self.shell.user_ns.get(BOUND)
         if value is None or isinstance(value, Stop):
             self.shell.user_ns[BOUND] = stop
-
-
-class Buttons:
-    """A button for each command, the place of the halt, and its tensors.
-
-    ``on_halt`` is called with each halt, and with None at the end.
-    """
-
-    def __init__(self, stepper: Stepper, on_halt: Callable[[Stop | None], None]) -> None:
-        import ipywidgets
-
-        self._stepper, self._on_halt = stepper, on_halt
-        self._text = ipywidgets.HTML()
-        self._buttons: list[Any] = []
-        for name, effect in COMMANDS.items():
-            button = ipywidgets.Button(description=name, tooltip=effect)
-            button.on_click(lambda _, name=name: self.press(name))
-            self._buttons.append(button)
-        self._tensors = ipywidgets.VBox()
-        self.widget = ipywidgets.VBox([ipywidgets.HBox(self._buttons), self._text, self._tensors])
-        self._show()
-
-    def press(self, name: str) -> None:
-        """Carry out a command and show the next halt, or the error."""
-        problem = ""
-        try:
-            self._on_halt(self._stepper.go(name))
-        except LLMDebugError as error:
-            problem = str(error)
-        except Exception as error:  # the program's own
-            problem = f"the program raised {type(error).__name__}: {error}"
-            self._on_halt(None)
-        self._show(problem)
-
-    def _show(self, problem: str = "") -> None:
-        stop = self._stepper.stop
-        text = repr(stop) if stop is not None else "" if problem else "the program has ended"
-        self._text.value = f"<pre>{html.escape(chr(10).join(filter(None, (problem, text))))}</pre>"
-        for explorer in self._tensors.children:
-            explorer.close()
-        self._tensors.children = [] if stop is None else [explore_stop(stop)]
-        for button in self._buttons:
-            button.disabled = stop is None or (button.description == "replace" and not stop.golden)

@@ -11,7 +11,7 @@ import anywidget
 import traitlets
 
 from llmdebug_nb.notebook.bridge import Bridge
-from llmdebug_nb.show import export, html
+from llmdebug_nb.show import export, html, saved_page
 from llmdebug_nb.show.bundle import bundle
 from llmdebug_nb.show.state import first_stop, opening
 from llmdebug_nb.show.view_data import ViewData
@@ -27,6 +27,7 @@ class View(ViewData, Protocol):
     watchers: list[Callable[[], None]]
 
     def text(self) -> str: ...
+    def snapshot(self, state: State) -> dict[str, str] | None: ...
 
 
 class Explorer(anywidget.AnyWidget):
@@ -73,20 +74,32 @@ class Explorer(anywidget.AnyWidget):
 
         For ``show`` and the errors see `llmdebug_nb.export`.
         """
-        state: State = {
+        pictures = [show] if isinstance(show, str) else show
+        return export.export(self._view, self._state, Path(path), pictures)
+
+    @property
+    def _state(self) -> State:
+        return {
             **opening(self.snapshot),
+            "which": "all" if self.snapshot["kind"] == "report" else "golden",
             "position": self.position,
             "selected": self.selected,
             "path": self.path,
         }
-        pictures = [show] if isinstance(show, str) else show
-        return export.export(self._view, state, Path(path), pictures)
 
     def __repr__(self) -> str:
         """Return the view as text, for terminals and for notebooks that are not trusted."""
         return self._view.text()
 
     def _repr_mimebundle_(self, **kwargs: object) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Add the view as HTML, for viewers of saved notebooks without widgets."""
+        """Add the view as text, as HTML, and as a snapshot that our JupyterLab extension draws.
+
+        They are for saved notebooks, which have no widgets. (A widget's own text is cut.)
+        """
         data, metadata = super()._repr_mimebundle_(**kwargs)
-        return {**data, "text/html": html.fragment(self._view)}, metadata
+        small = self._view.snapshot(self._state)
+        kept = {} if small is None else {saved_page.SNAPSHOT_TYPE: small}
+        return {**data, **kept, "text/plain": repr(self), "text/html": self._html()}, metadata
+
+    def _html(self) -> str:
+        return html.fragment(self._view)

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from llmdebug_nb.core.findings import Difference
+from llmdebug_nb.core.findings import EXPECTED, MISMATCHES, Difference, RowVerdict
 from llmdebug_nb.core.paths import within
+from llmdebug_nb.core.row_filter import row_text
 from llmdebug_nb.show.tensors import Array
 
 _NUMBER = re.compile(r"\d+")
-_WORST_FIRST = ("diverged", "unmatched", "expected", "within_noise", "match")
+# the worst first; those that may be a mismatch lead
+VERDICTS: tuple[RowVerdict, ...] = (
+    "diverged", "unmatched", EXPECTED, "within_noise", "match",
+)  # fmt: skip
 
 
 def _natural(text: str) -> str:
@@ -51,21 +57,71 @@ def _path_ranks(paths: Sequence[str]) -> Array:
 
 
 class Columns:
-    """``steps``: of each row, the index of its step in the stepper."""
+    """``steps``: of each row, the index of its step in the stepper.
+
+    Of each row: ``sites``, ``verdict`` (an index of `VERDICTS`), ``mismatch``, ``error``,
+    ``limit``, and ``path_of``, an index of ``paths``.
+    """
 
     def __init__(self, differences: Sequence[Difference], steps: Sequence[int]) -> None:
-        self._rows = differences
+        self.rows = differences
         self.step = np.array(steps, np.int32)
-        self.mismatch = np.array([d.is_mismatch for d in differences], bool)
-        place: dict[str, int] = {}
-        rows = [place.setdefault(d.site.path, len(place)) for d in differences]
-        self._paths, self._path_of = list(place), np.array(rows, np.int64)
+        self.sites = [d.pair.either.site for d in differences]
+        self._place = place = dict[str, int]()
+        rows = [place.setdefault(site.path, len(place)) for site in self.sites]
+        self.paths, self.path_of = list(place), np.array(rows, np.int64)
+        code = {verdict: i for i, verdict in enumerate(VERDICTS)}
+        self.verdict = np.array([code[d.verdict] for d in differences], np.uint8)
+        self.mismatch = np.zeros(len(differences), bool)
+        for i in np.flatnonzero(self.verdict < len(MISMATCHES)).tolist():
+            self.mismatch[i] = differences[i].is_mismatch
         self.order = functools.lru_cache(maxsize=8)(self._order)
         self._column = functools.lru_cache(maxsize=8)(self._values)
 
+    @functools.cached_property
+    def error(self) -> Array:
+        return figures(d.error for d in self.rows)
+
+    @functools.cached_property
+    def limit(self) -> Array:
+        return figures(d.limit for d in self.rows)
+
+    @functools.cached_property
+    def texts(self) -> list[str]:
+        """The texts in which the words of a filter are searched."""
+        return [
+            row_text(s.path, s.role, s.slot, d.op, d.pair.either.summary.dtype, d.verdict)
+            for s, d in zip(self.sites, self.rows, strict=True)
+        ]
+
+    def holding(self, word: str) -> Array:
+        """Return for each row whether its text has a word, in lower case."""
+        found: Array = np.array([word in text for text in self.texts], bool)
+        return found
+
+    def of(self, verdict: RowVerdict) -> Array:
+        """Return the indices of the rows with a verdict."""
+        found: Array = np.flatnonzero(self.verdict == VERDICTS.index(verdict))
+        return found
+
+    def at(self, path: str) -> Array:
+        """Return the indices of the rows of a path."""
+        found: Array = np.flatnonzero(self.path_of == self._place.get(path, -1))
+        return found
+
+    def count_paths(self, rows: Array | None = None) -> Counter[str]:
+        """Count rows, by default all, by their path."""
+        of = self.path_of if rows is None else self.path_of[rows]
+        counts = np.bincount(of, minlength=len(self.paths)).tolist()
+        return Counter({path: n for path, n in zip(self.paths, counts, strict=True) if n})
+
+    def count_steps(self, rows: Array | None = None) -> Counter[int]:
+        """Count rows, by default all, by their step."""
+        return Counter((self.step if rows is None else self.step[rows]).tolist())
+
     def under(self, path: str) -> Array:
         """Return for each row whether it is within the module at ``path``."""
-        inside: Array = np.array([within(one, path) for one in self._paths], bool)[self._path_of]
+        inside: Array = np.array([within(one, path) for one in self.paths], bool)[self.path_of]
         return inside
 
     def _order(self, name: str, descending: bool) -> Array:
@@ -74,16 +130,16 @@ class Columns:
         Equal rows stay in execution order; rows without a figure come last.
         """
         if not name:
-            return np.arange(len(self._rows))
+            return np.arange(len(self.rows))
         values = self._column(name)
         keys = (-values if descending else values, np.isnan(values))
         order: Array = np.lexsort(keys)  # stable; the last key counts first
         return order
 
     def _values(self, name: str) -> Array:
-        rows = self._rows
+        rows = self.rows
         if name == "path":
-            ranks: Array = _path_ranks(self._paths)[self._path_of]
+            ranks: Array = _path_ranks(self.paths)[self.path_of]
             return ranks
         columns: dict[str, Callable[[], Array]] = {
             "step": lambda: self.step.astype(float),
@@ -91,8 +147,23 @@ class Columns:
             "op": lambda: _ranks([d.op for d in rows]),
             "dtype": lambda: _ranks([d.pair.either.summary.dtype for d in rows]),
             "shape": lambda: np.array([d.pair.either.summary.numel for d in rows], float),
-            "error": lambda: figures(d.error for d in rows),
-            "limit": lambda: figures(d.limit for d in rows),
-            "verdict": lambda: _ranks([d.verdict for d in rows], _WORST_FIRST.index),
+            "error": lambda: self.error,
+            "limit": lambda: self.limit,
+            "verdict": lambda: self.verdict.astype(float),
         }
         return columns[name]()
+
+
+def element_limit(d: Difference) -> float | None:
+    """Return the root mean square error that a row's limit allows.
+
+    It is None if the row was not judged by the relative L2 error.
+    """
+    golden, l2 = d.pair.golden, d.metrics.get("relative_euclidean_distance")
+    if golden is None or golden.summary.l2norm is None:
+        return None
+    if d.limit is None or d.error is None or l2 is None:
+        return None
+    if d.error != math.inf and not l2 <= d.error <= max(l2, d.metrics.get("worst_row_error") or 0):
+        return None
+    return d.limit * golden.summary.l2norm / math.sqrt(golden.summary.numel or 1)

@@ -8,7 +8,7 @@ from html import escape
 from llmdebug_nb.core.printable import printable, printable_lines
 from llmdebug_nb.core.setups import DoctorResult, Part, Symptom
 from llmdebug_nb.show.html_table import html_table
-from llmdebug_nb.show.text import aligned
+from llmdebug_nb.show.tables import aligned
 from llmdebug_nb.show.words import count_text
 
 _MARKS = {"high": "✗", "medium": "!", "low": "·"}

@@ -145,7 +145,7 @@ def _map(axis: Axes, errors: LayerErrors, steps: Sequence[str]) -> None:
         decades = np.log10(errors.ratio)
     fine = np.abs(decades[np.isfinite(decades)])
     reach = min(_DECADES, max(1.0, np.ceil(fine.max()))) if fine.size else 1.0
-    without = np.where(errors.state == DIVERGED, np.inf, -np.inf)  # cells without a figure
+    without = np.where(errors.state >= DIVERGED, np.inf, -np.inf)  # cells without a figure
     filled = np.where(np.isnan(decades), without, decades)
     shown = np.where(errors.state >= MATCH, np.clip(filled, -reach, reach), np.nan)
     picture = axis.imshow(
@@ -157,7 +157,7 @@ def _map(axis: Axes, errors: LayerErrors, steps: Sequence[str]) -> None:
         interpolation="nearest",
     )
     size = min(30.0, 4000 / max(errors.state.shape))
-    layer, step = np.nonzero(errors.state == DIVERGED)
+    layer, step = np.nonzero(errors.state >= DIVERGED)
     axis.scatter(step, layer, s=size, marker="x", linewidths=0.7, c="black")
     layer, step = np.nonzero(errors.state == UNMATCHED)
     axis.scatter(
@@ -171,7 +171,7 @@ def _map(axis: Axes, errors: LayerErrors, steps: Sequence[str]) -> None:
 
 def _growth(axis: Axes, errors: LayerErrors, steps: Sequence[str], step: int | None = None) -> None:
     depth = sum(layer["node"] != AROUND for layer in errors.layers)
-    bad = (errors.state[:depth] == DIVERGED).sum(axis=0)
+    bad = (errors.state[:depth] >= DIVERGED).sum(axis=0)
     chosen = (
         int(np.argmax(bad > 0)) if step is None else step
     )  # the first step that diverged, or the first
@@ -181,7 +181,7 @@ def _growth(axis: Axes, errors: LayerErrors, steps: Sequence[str], step: int | N
     axis.plot(error[:, others], color="grey", alpha=0.35, linewidth=0.8)
     axis.plot(error[:, chosen], color="tab:blue", marker=".", label=f"step {plain(steps[chosen])}")
     axis.plot(errors.limit[:depth, chosen], color="tab:orange", linestyle="--", label="its limits")
-    wrong = np.nonzero(errors.state[:depth, chosen] == DIVERGED)[0]
+    wrong = np.nonzero(errors.state[:depth, chosen] >= DIVERGED)[0]
     axis.plot(wrong, error[wrong, chosen], "x", color="tab:red", label="diverged")
     drawn = np.concatenate([error[:, others].ravel(), errors.limit[:depth, chosen]])
     if bool((np.isfinite(drawn) & (drawn > 0)).any()):  # else matplotlib warns

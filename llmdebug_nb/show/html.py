@@ -14,9 +14,9 @@ from markupsafe import Markup
 
 from llmdebug_nb.core.errors import LLMDebugError
 from llmdebug_nb.core.findings import Difference, Finding
-from llmdebug_nb.show import tables, wire, wire_findings
+from llmdebug_nb.show import tables, wire
 from llmdebug_nb.show.figure import data_url, errors_picture, heatmaps, layer_pictures
-from llmdebug_nb.show.findings import detail, finding_head, finding_line, pairs_table
+from llmdebug_nb.show.findings import Answer, answers, detail, finding_head, pairs_table
 from llmdebug_nb.show.timeline import TOP, Timeline
 from llmdebug_nb.show.view_data import ViewData
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 MAX_ROWS = 5000
 MADE_BY = Markup('<meta name="generator" content="llmdebug_nb">')
 _FIRST_ROWS = 60
+_FINDINGS, _ROWS = 5, 3  # of a report in an output cell
 _BINS, _POINTS, _GRID = 60, 3000, 160  # of the pictures of the worst tensor
 _SIDES: tuple[wire.Which, ...] = ("golden", "mine", "difference")
 
@@ -54,17 +55,13 @@ def page(view: ViewData) -> str:
     mismatches before all rows.
     """
     overview = view.overview()
-    shown = [
-        _shown(finding_line(finding, overview), view.finding({"op": "finding", "finding": at}))
-        for at, finding in enumerate(overview["findings"])
-    ]
     errors, times = view.layer_errors, view.timeline()
     steps = [step["label"] for step in overview["steps"]]
     is_bad = overview["kind"] == "report" and overview["first_bad"] >= 0
     return render(
         "page.html",
         overview=overview,
-        findings=shown,
+        findings=answers(view),
         marks=tables.marks_table(overview),
         layers=layer_pictures(errors, steps) if errors is not None and errors.layers else "",
         times=timeline_fragment(times) if times is not None else "",
@@ -77,12 +74,12 @@ def page(view: ViewData) -> str:
 def fragment(view: ViewData) -> Markup:
     """Return verdict, findings and the rows that matter, or the first ones, for an output cell."""
     overview = view.overview()
-    telling = tables.telling_table(view) if overview["kind"] == "report" else None
+    telling = tables.telling_table(view, _ROWS) if overview["kind"] == "report" else None
     matters = telling is not None and bool(telling.lines)
     return render(
         "fragment.html",
         overview=overview,
-        findings=[finding_line(one, overview) for one in overview["findings"]],
+        findings=answers(view, _FINDINGS),
         title="Rows that matter" if matters else "First rows",
         table=telling if matters else tables.rows_table(view),
     )
@@ -90,20 +87,12 @@ def fragment(view: ViewData) -> Markup:
 
 def finding_fragment(finding: Finding) -> str:
     """Return a finding with both sources and its script, for an output cell."""
-    shown = _shown(finding.evidence, detail(finding, ""))
-    return render("finding.html", head=finding_head(finding), finding=shown)
-
-
-class _Shown(NamedTuple):
-    """A finding: its line, its details, and golden's lines with those of mine, if there are any."""
-
-    line: str
-    detail: wire_findings.FindingDetail
-    pairs: tables.Table | None
-
-
-def _shown(line: str, shown: wire_findings.FindingDetail) -> _Shown:
-    return _Shown(line, shown, pairs_table(shown["pairs"]) if shown["pairs"] else None)
+    shown = detail(finding)
+    said = [finding.evidence, shown["relation"], shown["advice"]]
+    answer = Answer(
+        finding_head(finding), list(filter(None, said)), shown, [], pairs_table(shown["pairs"])
+    )
+    return render("finding.html", finding=answer)
 
 
 def difference_fragment(difference: Difference) -> str:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
-from llmdebug_nb.core.findings import EXPECTED, Difference
+from llmdebug_nb.core.findings import EXPECTED, MISMATCHES, REJOINED, Difference
 from llmdebug_nb.core.layers import parts
-from llmdebug_nb.show import wire
-from llmdebug_nb.show.columns import figures
-from llmdebug_nb.show.tensors import Array
+from llmdebug_nb.core.paths import operator_of
+from llmdebug_nb.core.records import CallKey
+from llmdebug_nb.show import wire_layers
+from llmdebug_nb.show.columns import VERDICTS, Columns
+from llmdebug_nb.show.tensors import Array, number
 from llmdebug_nb.show.tree import Tree
 
-# a cell shows its worst verdict
-NOTHING, UNMATCHED, MATCH, WITHIN_NOISE, AS_EXPECTED, DIVERGED = range(6)
+# a cell shows its worst state; DIVERGED by inheritance, MADE where the error is made
+NOTHING, UNMATCHED, REWRITTEN, MATCH, WITHIN_NOISE, AS_EXPECTED, DIVERGED, MADE = range(8)
 _STATES = {
     "unmatched": UNMATCHED,
     "match": MATCH,
@@ -23,7 +26,21 @@ _STATES = {
     EXPECTED: AS_EXPECTED,
     "diverged": DIVERGED,
 }
+Blamed = tuple[str, int]  # the path and the number of a call, the same in all steps
 AROUND = -1  # stands for the modules outside of all layers
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Of each row of a comparison: its layer, its step, its state, and its error over limit.
+
+    ``ratio`` is -1 for a row without figures: only its state can make it the worst.
+    """
+
+    layer: Array
+    step: Array
+    state: Array
+    ratio: Array
 
 
 @dataclass(frozen=True)
@@ -31,14 +48,15 @@ class LayerErrors:
     """``layers``: in execution order. The arrays have shape (layers, steps).
 
     ``error``, ``limit``: those of the worst row (NaN: no figure). ``row``: its index, -1 if nothing
-    was recorded. ``state``: `NOTHING` to `DIVERGED`.
+    was recorded. ``state``: `NOTHING` to `MADE`.
     """
 
-    layers: list[wire.Layer]
+    layers: list[wire_layers.Layer]
     error: Array
     limit: Array
     row: Array
     state: Array
+    rows: Rows
 
     @property
     def ratio(self) -> Array:
@@ -54,29 +72,24 @@ def ratios(error: Array, limit: Array) -> Array:
 
 
 def layer_errors(
-    tree: Tree, differences: Sequence[Difference], steps: Mapping[tuple[int, int], int]
+    tree: Tree, columns: Columns, steps: int, made: Set[Blamed] = frozenset()
 ) -> LayerErrors:
     """Return the worst row of each recorded layer, and of the other modules, at each step.
 
-    The worst row has the worst verdict, then the largest error over limit; of equal rows it is the
-    first.
+    ``steps``: how many there are. ``made``: the calls that make an error. The worst row has the
+    worst state, then the largest error over limit; of equal rows it is the first.
     """
-    sites = [d.site for d in differences]
-    # weights are recorded before anything runs, so they come last
-    by_execution = sorted(sites, key=lambda site: site.role == "weight")
-    owners = _owners(tree, dict.fromkeys(site.path for site in by_execution))
+    owners = _owners(tree, columns)
     layers = list(dict.fromkeys(owners.values()))
     if AROUND in layers:
         layers = [i for i in layers if i != AROUND] + [AROUND]
-    place = {path: layers.index(owner) for path, owner in owners.items()}
-    shape = (len(layers), max(len(steps), 1))
-    row = np.array([place[site.path] for site in sites], np.int64)
-    column = np.array([steps.get((site.generation, site.step), 0) for site in sites], np.int64)
-    cell = row * shape[1] + column
-    state = np.array([_STATES[d.verdict] for d in differences], np.uint8)
-    error, limit = figures(d.error for d in differences), figures(d.limit for d in differences)
+    at_layer = {owner: at for at, owner in enumerate(layers)}
+    of_path = np.array([at_layer[owners[path]] for path in columns.paths], np.int64)
+    row, shape = of_path[columns.path_of], (len(layers), max(steps, 1))
+    cell, state = row * shape[1] + columns.step, _states(columns, made)
+    error, limit = columns.error, columns.limit
     ratio = ratios(error, limit)
-    ratio[np.isnan(ratio)] = -1.0  # only its verdict can make a row without figures the worst
+    ratio[np.isnan(ratio)] = -1.0
     worst = _worst(cell, state, ratio)
     at = np.unravel_index(cell[worst], shape)
 
@@ -92,7 +105,54 @@ def layer_errors(
             spread(limit[worst], np.nan, "<f4"),
             spread(worst, -1, "<i4"),
             spread(state[worst], NOTHING, "u1"),
+            Rows(row, columns.step, state, ratio),
         )
+
+
+def _states(columns: Columns, made: Set[Blamed]) -> Array:
+    """Return the state of each row. ``made``: the calls that make an error."""
+    state = np.array([_STATES[verdict] for verdict in VERDICTS], np.uint8)[columns.verdict]
+    for i in columns.of("unmatched").tolist():
+        if columns.rows[i].reason == REJOINED:
+            state[i] = REWRITTEN
+    for path, call in made:
+        for i in columns.at(path).tolist():
+            bad = columns.rows[i].verdict in MISMATCHES and state[i] != REWRITTEN
+            if bad and columns.sites[i].call == call:
+                state[i] = MADE
+    return state
+
+
+def calls(
+    errors: LayerErrors, differences: Sequence[Difference], layer: int, step: int, most: int
+) -> wire_layers.Calls:
+    """Return the calls of a layer in a step, in execution order, the first ``most`` of them.
+
+    A call shows its worst result.
+    """
+    rows = errors.rows
+    worst: dict[CallKey, tuple[tuple[int, float], Difference]] = {}
+    for index in np.flatnonzero((rows.layer == layer) & (rows.step == step)).tolist():
+        site = differences[index].site
+        if site.role in ("input", "weight"):
+            continue
+        key, weight = site.key, (int(rows.state[index]), float(rows.ratio[index]))
+        if key not in worst or weight > worst[key][0]:
+            worst[key] = weight, differences[index]
+    base = errors.layers[layer]["path"] if 0 <= layer < len(errors.layers) else ""
+    cells = [_cell(d, weight[0], base) for weight, d in islice(worst.values(), most)]
+    return {"cells": cells, "total": len(worst)}
+
+
+def _cell(d: Difference, state: int, base: str) -> wire_layers.CallCell:
+    path = d.site.path
+    inside = path.removeprefix(base).lstrip("./")
+    label = (operator_of(inside) or inside).rpartition("/")[2].rpartition(".")[2]
+    label = label or path.rpartition(".")[2] or d.op
+    return {
+        "label": label, "path": path, "row": d.index, "state": state,
+        "error": number(d.error), "limit": number(d.limit),
+    }  # fmt: skip
 
 
 def _worst(cell: Array, state: Array, ratio: Array) -> Array:
@@ -103,8 +163,8 @@ def _worst(cell: Array, state: Array, ratio: Array) -> Array:
     return worst
 
 
-def _owners(tree: Tree, paths: Iterable[str]) -> dict[str, int]:
-    """Return the layer of each path, or `AROUND`."""
+def _owners(tree: Tree, columns: Columns) -> dict[str, int]:
+    """Return the layer of each path, or `AROUND`; in execution order."""
     layers = set(parts(tree.nodes))
 
     def owner(path: str) -> int:
@@ -113,10 +173,13 @@ def _owners(tree: Tree, paths: Iterable[str]) -> dict[str, int]:
             i = tree.nodes[i].parent
         return i
 
-    return {path: owner(path) for path in paths}
+    # weights are recorded before anything runs, so they come last
+    weights = [site.path for site in columns.sites if site.role == "weight"]
+    others = (site.path for site in columns.sites if site.role != "weight")
+    return {path: owner(path) for path in dict.fromkeys([*others, *weights])}
 
 
-def _layer(tree: Tree, i: int) -> wire.Layer:
+def _layer(tree: Tree, i: int) -> wire_layers.Layer:
     if i == AROUND:
         return {"path": "", "type": "", "node": AROUND}
     node = tree.nodes[i]

@@ -18,7 +18,7 @@ from llmdebug_nb.core.opchecks import (
 )
 from llmdebug_nb.core.printable import printable, printable_lines
 from llmdebug_nb.show.html_table import html_table
-from llmdebug_nb.show.text import aligned
+from llmdebug_nb.show.tables import aligned
 from llmdebug_nb.show.words import count_text
 
 _SHOWN = 5  # wrong calls in full, and reasons by their most frequent details

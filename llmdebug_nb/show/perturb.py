@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from llmdebug_nb.core.perturbations import KINDS, Moved, Sensitivity, common_path
 from llmdebug_nb.core.printable import printable_lines
 from llmdebug_nb.show.html_table import html_table
-from llmdebug_nb.show.text import aligned
+from llmdebug_nb.show.tables import aligned
 from llmdebug_nb.show.words import count_text
 
 _SHOWN, _CODE = 5, 60  # rows of each kind; characters of a line of code

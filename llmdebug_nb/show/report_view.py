@@ -14,12 +14,21 @@ import torch
 
 from llmdebug_nb.core.errors import LLMDebugError, TensorLookupError, nearest
 from llmdebug_nb.core.findings import EXPECTED, Difference, Expectation, Finding
+from llmdebug_nb.core.headline import Headline
 from llmdebug_nb.core.kernels import summary as kernel
-from llmdebug_nb.core.row_filter import row_text
-from llmdebug_nb.show import filters, findings, telling, tensors, wire, wire_findings, wire_requests
-from llmdebug_nb.show.columns import Columns, figures
+from llmdebug_nb.show import (
+    filters,
+    findings,
+    telling,
+    tensors,
+    wire,
+    wire_findings,
+    wire_layers,
+    wire_requests,
+)
+from llmdebug_nb.show.columns import Columns, element_limit, figures
 from llmdebug_nb.show.flow import flow
-from llmdebug_nb.show.layers import LayerErrors, layer_errors, ratios
+from llmdebug_nb.show.layers import Blamed, LayerErrors, calls, layer_errors, ratios
 from llmdebug_nb.show.series import line, site_key
 from llmdebug_nb.show.tensors import Array, number
 from llmdebug_nb.show.text import report_text
@@ -38,12 +47,17 @@ class ReportView(View):
     kind = "report"
 
     def __init__(self, report: ReportData, tokenizer: Tokenizer | None = None) -> None:
+        super().__init__([])
+        self._tokenizer = tokenizer
+        self._whole: ReportData | None = None  # while a blamed module is looked at
+        self._take(report)
+
+    def _take(self, report: ReportData) -> None:
+        """Show a report from now on."""
         golden, mine = report.golden, report.mine
         steps = {(call.generation, call.step): call for call in (*mine.steps(), *golden.steps())}
-        super().__init__(
-            [steps[key] for key in sorted(steps)],
-            {**texts(mine, tokenizer), **texts(golden, tokenizer)},
-        )
+        tokens = {**texts(mine, self._tokenizer), **texts(golden, self._tokenizer)}
+        self._take_steps([steps[key] for key in sorted(steps)], tokens)
         self._report = report
         self.golden, self.mine = golden, mine
         self._row_of = {
@@ -56,7 +70,7 @@ class ReportView(View):
         """Take over the current judgement of the report, and call the watchers."""
         self.differences: Sequence[Difference] = list(self._report.differences)
         self.findings: Sequence[Finding] = self._report.findings
-        for name in ("tree", "layer_errors", "_by_site", "_columns"):
+        for name in ("tree", "layer_errors", "_by_site", "_columns", "_made", "_overview"):
             self.__dict__.pop(name, None)
         self._list = functools.lru_cache(maxsize=16)(self._listing)
         self._ids = functools.lru_cache(maxsize=64)(self._execution_ids)
@@ -65,30 +79,32 @@ class ReportView(View):
 
     @functools.cached_property
     def tree(self) -> Tree:
-        rows = Counter(d.site.path for d in self.differences)
-        bad, near, alone, expected = (
-            Counter(d.site.path for d in self.differences if d.verdict == verdict)
-            for verdict in ("diverged", "within_noise", "unmatched", EXPECTED)
-        )
+        columns = self._columns
+        bad = columns.count_paths(columns.of("diverged"))
+        near = columns.count_paths(columns.of("within_noise"))
+        alone = columns.count_paths(columns.of("unmatched"))
+        expected = columns.count_paths(columns.of(EXPECTED))
         comments: dict[str, dict[str, None]] = {}
-        for d in self.differences:
-            if d.expected is not None:
-                comments.setdefault(d.site.path, {})[expected_text(d)] = None
-        return Tree(
-            self.golden.nodes or self.mine.nodes, rows, bad, near, alone, expected, comments
-        )
+        for i in columns.of(EXPECTED).tolist():
+            if self.differences[i].expected is not None:
+                text = expected_text(self.differences[i])
+                comments.setdefault(columns.sites[i].path, {})[text] = None
+        nodes = self.golden.nodes or self.mine.nodes
+        return Tree(nodes, columns.count_paths(), bad, near, alone, expected, comments)
 
     @functools.cached_property
     def _columns(self) -> Columns:
         return Columns(self.differences, [self.step_index_of(d.site) for d in self.differences])
 
     def overview(self, request: wire_requests.OverviewRequest | None = None) -> wire.Overview:
-        rows = Counter((d.site.generation, d.site.step) for d in self.differences)
-        bad = Counter(
-            (d.site.generation, d.site.step) for d in self.differences if d.verdict == "diverged"
-        )
-        first = next((d.index for d in self.differences if d.verdict == "diverged"), -1)
-        covered = Counter(d.expected for d in self.differences if d.expected)
+        return {**self._overview, "halt": self.halted.number if self.halted else 0}
+
+    @functools.cached_property
+    def _overview(self) -> wire.Overview:
+        """The overview of no halt, until the next refresh."""
+        columns = self._columns
+        bad, expected = columns.of("diverged"), columns.of(EXPECTED).tolist()
+        covered = Counter(self.differences[i].expected for i in expected)
         golden, mine = labels(self.golden, self.mine)
         return {
             "kind": "report",
@@ -100,29 +116,23 @@ class ReportView(View):
             "lines": self._report.lines(),
             "summary": self._report.summary(),
             "notes": [*self._report.notes(), *(made_text(run) for run in (self.golden, self.mine))],
-            "steps": self.step_views(rows, bad),
-            "findings": [self._finding_view(finding) for finding in self.findings],
+            "steps": self.step_views(columns.count_steps(), columns.count_steps(bad)),
+            "findings": list(map(self._finding_view, self.findings, self._report.headlines())),
             "marks": [
                 {"text": str(mark), "comment": mark.comment, "rows": covered[mark]}
                 for mark in self._report.expected
             ],
             "kept": self._report.kept_in,
-            "first_bad": first,
+            "first_bad": int(bad[0]) if len(bad) else -1,
             "rows": len(self.differences),
+            "inside": self._whole is not None,
+            "halt": 0,
         }
 
-    def _finding_view(self, finding: Finding) -> wire.FindingView:
+    def _finding_view(self, finding: Finding, headline: Headline) -> wire.FindingView:
         row, mark = finding.difference, finding.expected
-        return {
-            "path": finding.path,
-            "op": finding.op,
-            "step": self.step_index_of(row.site) if row else 0,
-            "cause": finding.cause,
-            "evidence": finding.evidence,
-            "row": row.index if row else -1,
-            "expected": (mark.comment or str(mark)) if mark else "",
-            "mark": self._mark(mark),
-        }
+        step = self.step_index_of(row.site) if row else 0
+        return findings.view(finding, headline, step, self._mark(mark))
 
     def _mark(self, mark: Expectation | None) -> int:
         """Return the place of an expectation in the overview's list; -1 for none."""
@@ -148,11 +158,14 @@ class ReportView(View):
             wanted &= columns.under(path)
         if mismatch:
             wanted &= columns.mismatch
-        if text.strip():
+        for word in typed.words:
+            wanted &= columns.holding(word)
+        if typed.counts or typed.bounds or typed.ids:
             for i in np.flatnonzero(wanted).tolist():
                 d = self.differences[i]
                 summaries = (r.summary for r in (d.pair.golden, d.pair.mine) if r)
-                wanted[i] = typed.passes(_text(d), summaries, functools.partial(self._id_of, d))
+                known_id = functools.partial(self._id_of, d)
+                wanted[i] = typed.passes(columns.texts[i], summaries, known_id)
         order = columns.order(sort, descending)
         listed: Array = order[wanted[order]]
         return listed
@@ -276,14 +289,20 @@ class ReportView(View):
         return result
 
     def finding(self, request: wire_requests.FindingRequest) -> wire_findings.FindingDetail:
-        at = request["finding"]
-        save = f'report.findings[{at}].save_repro("repro.py")'
-        return findings.detail(self._finding(at), save)
+        finding = self._finding(request["finding"])
+        save = f'report.findings[{request["finding"]}].save_repro("repro.py")'
+        return findings.detail(finding, save, self._report.listing(finding))
 
     @functools.cached_property
     def layer_errors(self) -> LayerErrors:
         """The worst row of each layer at each step."""
-        return layer_errors(self.tree, self.differences, self.step_index)
+        return layer_errors(self.tree, self._columns, len(self.step_index), self._made)
+
+    @functools.cached_property
+    def _made(self) -> frozenset[Blamed]:
+        """The calls that make an error."""
+        rows = (f.difference for f in self.findings if f.expected is None)
+        return frozenset((d.site.path, d.site.call) for d in rows if d is not None)
 
     @functools.cached_property
     def _by_site(self) -> dict[tuple[object, ...], list[Difference]]:
@@ -304,8 +323,25 @@ class ReportView(View):
     def layers(self, request: wire_requests.LayersRequest | None = None) -> Answer:
         errors = self.layer_errors
         grids = errors.error, errors.limit, errors.row, errors.state
-        answer: wire.LayerMap = {"layers": errors.layers, "steps": len(self.steps)}
+        answer: wire_layers.LayerMap = {"layers": errors.layers, "steps": len(self.steps)}
         return answer, [memoryview(grid.tobytes()) for grid in grids]
+
+    def calls(self, request: wire_requests.CallsRequest) -> wire_layers.Calls:
+        most = max(0, min(request["n"], _PAGE))
+        return calls(self.layer_errors, self.differences, request["layer"], request["step"], most)
+
+    def prove(self, request: wire_requests.ProveRequest) -> wire.Overview:
+        self._report.prove(self._finding(request["finding"]))
+        self.refresh()
+        return self.overview()
+
+    def inside(self, request: wire_requests.InsideRequest) -> wire.Overview:
+        """Show the blamed module, recorded with its operators; or the first comparison again."""
+        at, whole = request["finding"], self._whole or self._report
+        report = whole if at < 0 else self._report.look_inside(self._finding(at))
+        self._whole = None if at < 0 else whole
+        self._take(report)
+        return self.overview()
 
     def worst(self, request: wire_requests.WorstRequest) -> wire.Worst:
         n = max(1, min(request["n"], 100))
@@ -315,7 +351,7 @@ class ReportView(View):
     def errors(self, request: wire_requests.ErrorsRequest) -> wire.ErrorHistogram:
         golden, mine = self._fitted(request["row"])
         histogram = tensors.errors(golden, mine, max(1, min(request["bins"], 512)))
-        return {**histogram, "limit": number(_element_limit(self._difference(request["row"])))}
+        return {**histogram, "limit": number(element_limit(self._difference(request["row"])))}
 
     def scatter(self, request: wire_requests.ScatterRequest) -> Answer:
         golden, mine = self._fitted(request["row"])
@@ -406,24 +442,3 @@ class ReportView(View):
 
     def text(self) -> str:
         return report_text(self)
-
-
-def _element_limit(d: Difference) -> float | None:
-    """Return the root mean square error that a row's limit allows.
-
-    It is None if the row was not judged by the relative L2 error.
-    """
-    golden, l2 = d.pair.golden, d.metrics.get("relative_euclidean_distance")
-    if golden is None or golden.summary.l2norm is None:
-        return None
-    if d.limit is None or d.error is None or l2 is None:
-        return None
-    if d.error != math.inf and not l2 <= d.error <= max(l2, d.metrics.get("worst_row_error") or 0):
-        return None
-    return d.limit * golden.summary.l2norm / math.sqrt(golden.summary.numel or 1)
-
-
-def _text(d: Difference) -> str:
-    """Return the text in which the words of a filter are searched."""
-    s = d.site
-    return row_text(s.path, s.role, s.slot, d.op, d.pair.either.summary.dtype, d.verdict)

@@ -56,7 +56,7 @@ class RunView(View):
         return self._overview_now
 
     def _overview(self) -> wire.Overview:
-        steps = self.run.index.count_by_step()
+        steps, place = self.run.index.count_by_step(), self.step_index
         first = self.run.index.first_bad()
         return {
             "kind": "run",
@@ -69,14 +69,16 @@ class RunView(View):
             "summary": "",
             "notes": [made_text(self.run)],
             "steps": self.step_views(
-                Counter({(one.generation, one.step): one.records for one in steps}),
-                Counter({(one.generation, one.step): one.bad for one in steps}),
+                Counter({place.get((one.generation, one.step), -1): one.records for one in steps}),
+                Counter({place.get((one.generation, one.step), -1): one.bad for one in steps}),
             ),
             "findings": [],
             "marks": [],
             "kept": "",
             "first_bad": -1 if first is None else first,
             "rows": self.run.info()["records"],
+            "inside": False,
+            "halt": self.halted.number if self.halted else 0,
         }
 
     def _title(self) -> str:

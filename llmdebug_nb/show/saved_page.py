@@ -15,6 +15,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -27,11 +28,33 @@ from llmdebug_nb.show.bundle import PAGE, bundle
 from llmdebug_nb.show.tables import EVERYTHING
 from llmdebug_nb.show.view_data import ViewData
 
-_DETAILS = 500  # tensors with details
-_CURVES = 100  # of these, tensors with curves: each takes a search through the whole run
-_ELEMENTS = 1 << 20  # of all tensors that are held whole
-_CELLS = 256
+
+@dataclass(frozen=True)
+class Room:
+    """How much is held.
+
+    Rows, tensors with details, curves, elements of whole tensors, layers with their calls, and
+    cells per side of a slice of a tensor that is not held whole.
+    """
+
+    rows: int
+    details: int
+    curves: int  # each takes a search through the whole run
+    elements: int
+    layers: int
+    cells: int
+
+    def smaller(self) -> Room:
+        layers, cells = max(1, self.layers // 4), max(16, self.cells // 2)
+        return Room(self.rows // 2, self.details // 2, 0, self.elements // 8, layers, cells)
+
+
+_PAGE = Room(html.MAX_ROWS, 500, 100, 1 << 20, 100, 256)
+_SNAPSHOT = Room(200, 12, 0, 1 << 16, 32, 64)  # fits into `_SNAPSHOT_BYTES` for most comparisons
+_SNAPSHOT_BYTES = 300_000  # in a notebook's file, which holds every output
+SNAPSHOT_TYPE = "application/vnd.llmdebug.explorer+json"
 _BINS, _POINTS, _WORST = 64, 400, 20
+_CALLS = 200  # of a layer
 _SCATTERED, _GRID = 1024, 64  # points of a scatter plot; cells per side if there are more
 _SAVED = re.compile(
     r'<script type="application/octet-stream" id="saved">([A-Za-z0-9+/=]*)</script>'
@@ -40,9 +63,27 @@ _SAVED = re.compile(
 
 def page(view: ViewData, state: wire.State) -> str:
     """Return the page for a view. Raises FrontEndMissingError."""
-    saved = json.dumps(contents(view, state), allow_nan=False, separators=(",", ":"))
-    data = base64.b64encode(gzip.compress(saved.encode(), mtime=0)).decode()
-    return _whole(view.overview()["title"], html.fragment(view), data)
+    return _whole(view.overview()["title"], html.fragment(view), _packed(contents(view, state)))
+
+
+def snapshot(view: ViewData, state: wire.State) -> dict[str, str] | None:
+    """Return a small part of the page, for the output of a cell: ``{"data": base64 of gzip}``.
+
+    It holds the answer, where the error goes, the code, the rows that matter and the tensors of the
+    findings. None if even little of it is too large.
+    """
+    room = _SNAPSHOT
+    while room.rows > 10:
+        data = _packed(contents(view, state, room))
+        if len(data) <= _SNAPSHOT_BYTES:
+            return {"data": data}
+        room = room.smaller()
+    return None
+
+
+def _packed(saved: wire.SavedPage) -> str:
+    text = json.dumps(saved, allow_nan=False, separators=(",", ":"))
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
 def rebuild(text: str) -> str | None:
@@ -65,52 +106,73 @@ def _whole(title: str, fallback: Markup, data: str) -> str:
     )
 
 
-def contents(view: ViewData, state: wire.State) -> wire.SavedPage:
+def contents(view: ViewData, state: wire.State, room: Room | None = None) -> wire.SavedPage:
     """Return the data that the page answers from."""
+    room = room or _PAGE
     overview: wire.Overview = view.overview()
-    rows = _rows(view, overview, state)
-    answers = _Answers(view, state)
+    rows = _rows(view, overview, state, room.rows)
+    answers = _Answers(view, state, room)
     if overview["kind"] == "report":
-        answers.ask("layers")
+        answers.add_layers(overview)
+    if overview["halt"]:
+        answers.ask("halt")
     for at in range(len(overview["findings"])):
         answers.ask("finding", finding=at)
-    for row in islice(_wanted(overview, state, rows), _DETAILS):
+    for row in islice(_wanted(overview, state, rows), room.details):
         answers.add_row(row)
     if len(rows) < overview["rows"]:
         mismatches = " and the mismatches" if overview["kind"] == "report" else ""
         which = f"those of the step it was saved at{mismatches}"
         note = f"This page holds {len(rows):,} of {overview['rows']:,} rows: {which}."
-        overview["notes"].insert(0, note)
-    nodes = [
-        node
-        for parent in (-1, *view.tree.kids)
-        for node in view.tree.children(parent, 0, 1 << 30)["nodes"]
-    ]
-    nodes = sorted({node["id"]: node for node in nodes}.values(), key=lambda node: node["id"])
+        overview = {**overview, "notes": [note, *overview["notes"]]}
+    homes = [view.tree.nearest(row["path"]) for row in rows.values()]
+    nodes = _nodes(view, homes, whole=len(rows) == overview["rows"])
     return {
         "state": state,
         "snapshot": overview,
         "nodes": nodes,
         "parents": [view.tree.nodes[node["id"]].parent for node in nodes],
         "rows": list(rows.values()),
-        "homes": [view.tree.nearest(row["path"]) for row in rows.values()],
+        "homes": homes,
         "answers": answers.kept,
     }
 
 
-def _rows(view: ViewData, overview: wire.Overview, state: wire.State) -> dict[int, wire.Row]:
-    """Return all rows by id; of too many, those of the current step and the mismatches."""
-    if overview["rows"] <= html.MAX_ROWS:
-        rows = list(_listed(view, -1, False))
+def _nodes(view: ViewData, homes: list[int], whole: bool) -> list[wire.TreeNode]:
+    """Return the modules of the rows and those around them, by id; ``whole``: all modules."""
+    around: set[int] = set()
+    for node in set(homes):
+        while node >= 0 and node not in around:
+            around.add(node)
+            node = view.tree.nodes[node].parent
+    parents = view.tree.kids if whole else {view.tree.nodes[node].parent for node in around}
+    nodes = {
+        node["id"]: node
+        for parent in (-1, *parents)
+        for node in view.tree.children(parent, 0, 1 << 30)["nodes"]
+        if whole or node["id"] in around
+    }
+    return sorted(nodes.values(), key=lambda node: node["id"])
+
+
+def _rows(
+    view: ViewData, overview: wire.Overview, state: wire.State, most: int
+) -> dict[int, wire.Row]:
+    """Return all rows by id; of too many, those that matter, of the step, and the mismatches."""
+    if overview["rows"] <= most:
+        rows = list(_listed(view, -1, False, most))
     else:
-        rows = [*_listed(view, state["position"], False), *_listed(view, -1, True)]
+        here = _listed(view, state["position"], False, most)
+        telling = view.telling_rows(most) if overview["kind"] == "report" else []
+        rows = [*telling, *here, *_listed(view, -1, True, most)]
+        rows = list({row["id"]: row for row in rows}.values())[: 2 * most]
     return {row["id"]: row for row in sorted(rows, key=lambda row: row["id"])}
 
 
-def _listed(view: ViewData, step: int, mismatch: bool) -> Iterator[wire.Row]:
+def _listed(view: ViewData, step: int, mismatch: bool, most: int) -> Iterator[wire.Row]:
     start, total = 0, 1
-    while start < min(total, html.MAX_ROWS):
-        n = min(1000, html.MAX_ROWS - start)
+    while start < min(total, most):
+        n = min(1000, most - start)
         page = view.rows(
             {
                 **EVERYTHING, "op": "rows", "step": step, "every": step < 0,
@@ -140,9 +202,10 @@ def _is_bad(row: wire.Row) -> bool:
 class _Answers:
     """Asks a view as the page does, and keeps the answers."""
 
-    def __init__(self, view: ViewData, state: wire.State) -> None:
+    def __init__(self, view: ViewData, state: wire.State, room: Room) -> None:
         self._view, self._state = view, state
-        self._room, self._curves = _ELEMENTS, _CURVES
+        self._room, self._curves, self._largest = room.elements, room.curves, room.elements
+        self._layers, self._cells = room.layers, room.cells
         self.kept: list[wire.Kept] = []
 
     def ask(self, op: str, **request: object) -> Any:
@@ -155,6 +218,18 @@ class _Answers:
         self._keep(_key(op, request), answer, buffers)
         return answer
 
+    def add_layers(self, overview: wire.Overview) -> None:
+        """Keep where the error goes, and the calls of the layers that show most of it."""
+        errors = self._view.layer_errors
+        if errors is None:
+            return
+        self.ask("layers")
+        steps = sorted({self._state["position"], *(one["step"] for one in overview["findings"])})
+        state = errors.state[:, steps]
+        for at in np.argsort(-state.astype(int), axis=None, kind="stable")[: self._layers]:
+            layer, step = divmod(int(at), len(steps))
+            self.ask("calls", layer=layer, step=steps[step], n=_CALLS)
+
     def add_row(self, row: wire.Row) -> None:
         """Keep the details of a row, and its values if there is room for them.
 
@@ -162,7 +237,7 @@ class _Answers:
         """
         selected = row["id"] == self._state["selected"]
         elements = math.prod(row["shape"])
-        if row["kept"] and elements > _ELEMENTS and not selected:
+        if row["kept"] and elements > self._largest and not selected:
             return
         detail = self.ask("detail", row=row["id"])
         self._curves -= 1
@@ -197,7 +272,7 @@ class _Answers:
         fixed = self._state["fixed"] or [0] * (last + 1)
         window = dict.fromkeys(("y0", "x0", "y1", "x1"), 0)
         self.ask(
-            "view", row=row, which=side["which"], axes=axes, fixed=fixed, size=_CELLS, **window
+            "view", row=row, which=side["which"], axes=axes, fixed=fixed, size=self._cells, **window
         )
 
     def _keep(self, key: str, answer: dict[str, Any], buffers: list[memoryview]) -> None:
@@ -207,7 +282,8 @@ class _Answers:
 
 def _key(op: str, request: dict[str, object]) -> str:
     """Return the key of a request: all its fields but the numbers of cells and points."""
-    named = [request.get(name) for name in ("row", "finding", "which", "axes", "fixed")]
+    fields = ("row", "finding", "layer", "step", "which", "axes", "fixed")
+    named = [request.get(name) for name in fields]
     parts = [
         ",".join(map(str, part)) if isinstance(part, list) else str(part)
         for part in named

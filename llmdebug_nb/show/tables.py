@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from llmdebug_nb.core.findings import MISMATCHES, Difference
+from llmdebug_nb.core.printable import printable
 from llmdebug_nb.show import wire, wire_requests
 from llmdebug_nb.show.tensors import number
 from llmdebug_nb.show.view_data import ViewData
@@ -34,6 +35,16 @@ class Table(NamedTuple):
     lines: list[Line]
     total: int
     numbers: range = range(0)
+
+
+def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return lines of aligned columns, two spaces apart."""
+    lines = [[printable(cell) for cell in line] for line in (head, *rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
 
 
 def figure(value: wire.Num) -> str:

@@ -30,6 +30,7 @@ def _by_weight(
     yield from (differences[d.index] for d in shown)
     if shown:
         call = shown[0].site.key
-        yield from (d for d in differences if d.site.key == call)
+        here = (d for d in differences if d.site.path == call.path)
+        yield from (d for d in here if d.site.key == call)
     yield from (d for d in differences if d.verdict == "diverged")
     yield from (d for d in differences if d.is_mismatch)

@@ -175,8 +175,10 @@ def worst(golden: Array, mine: Array, n: int) -> tuple[list[wire.Element], int]:
 
 def _bins(values: Array, bins: int) -> tuple[Array, int, tuple[float, float]]:
     """Return the arguments of a histogram, whose bins floats can tell apart."""
-    most = np.finfo(np.float64).max / 4  # the range of all has to be a number too
-    fine = np.clip(values.astype(np.float64), -most, most)
+    fine = values.astype(np.float64)
+    if values.dtype == np.float64:  # the range of all has to be a number too
+        most = np.finfo(np.float64).max / 4
+        fine = np.clip(fine, -most, most)
     low, high = float(fine.min()), float(fine.max())
     narrowest = 2 * bins * float(np.spacing(max(abs(low), abs(high))))
     if high - low < narrowest:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 from llmdebug_nb.core.findings import Difference, Finding
-from llmdebug_nb.core.printable import printable, printable_lines
+from llmdebug_nb.core.printable import printable_lines
 from llmdebug_nb.show import wire
 from llmdebug_nb.show.findings import (
+    answers,
     detail,
     finding_head,
-    finding_line,
+    head_line,
     pairs_table,
     source_lines,
 )
 from llmdebug_nb.show.tables import (
     Table,
+    aligned,
     difference_line,
     metrics_table,
     rows_table,
@@ -26,16 +26,7 @@ from llmdebug_nb.show.view_data import ViewData
 
 _STEPS = 8  # that are named
 _FINDINGS = 5
-
-
-def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return lines of aligned columns, two spaces apart."""
-    lines = [[printable(cell) for cell in line] for line in (head, *rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    ]
+_ROWS = 3  # of a report
 
 
 def _aligned(table: Table) -> list[str]:
@@ -55,20 +46,21 @@ def run_text(view: ViewData) -> str:
 
 
 def report_text(view: ViewData) -> str:
-    """Return verdict, first divergence, findings, the rows that matter and notes of a report."""
+    """Return the answer of a report: verdict, findings, code, three rows, and where the rest is."""
     overview = view.overview()
-    lines = [_verdict_line(overview), *overview["lines"], *_finding_lines(view, overview)]
+    lines = [_verdict_line(overview), *_finding_lines(view, overview), *overview["lines"]]
     return printable_lines([*lines, *_mismatch_lines(view), "", *overview["notes"]])
 
 
 def notebook_text(view: ViewData) -> str:
-    """Return the text above an explorer: verdict, summary, findings and the rows that matter.
-
-    It stays in the saved notebook.
-    """
+    """Return the line above an explorer: the verdict, and where the error is made."""
     overview = view.overview()
-    lines = [_verdict_line(overview), overview["summary"], *_finding_lines(view, overview)]
-    return printable_lines([*lines, *_mismatch_lines(view)])
+    findings = [finding for finding in overview["findings"] if not finding["expected"]]
+    if not findings:
+        return printable_lines([_verdict_line(overview)])
+    others = len(findings) - 1
+    more = f"; {others} more in report.findings" if others else ""
+    return printable_lines([f"{_verdict_line(overview)}. {head_line(findings[0])}{more}"])
 
 
 def _verdict_line(overview: wire.Overview) -> str:
@@ -77,8 +69,8 @@ def _verdict_line(overview: wire.Overview) -> str:
 
 
 def _mismatch_lines(view: ViewData) -> list[str]:
-    """Return the table of the rows that matter, if there are any."""
-    table = telling_table(view)
+    """Return the rows that matter most, if there are any, and where the others are."""
+    table = telling_table(view, _ROWS)
     if not table.lines or view.overview()["verdict"] == "incomparable":
         return []
     lines = ["", *_aligned(table)]
@@ -89,24 +81,29 @@ def _mismatch_lines(view: ViewData) -> list[str]:
 
 
 def _finding_lines(view: ViewData, overview: wire.Overview) -> list[str]:
-    """Return a line per finding; the first unexpected one has an arrow, and both its sources."""
+    """Return a line per finding; the first unexpected one has an arrow, its reasons and code."""
     findings = overview["findings"]
     first = next((at for at, one in enumerate(findings) if not one["expected"]), None)
     lines = []
-    for at, finding in enumerate(findings[:_FINDINGS]):
-        lines.append(f"{'→' if at == first else ' '} {finding_line(finding, overview)}")
+    for at, answer in enumerate(answers(view, _FINDINGS)):
+        lines.append(f"{'→' if at == first else ' '} {answer.head}")
         if at == first:
-            shown = view.finding({"op": "finding", "finding": at})
-            lines += [f"    {line}" for line in source_lines(shown)]
+            code = ["", *answer.code, ""] if answer.code else []
+            inner = [*answer.reasons, *source_lines(answer.detail), *code]
+            lines += [f"    {line}".rstrip() for line in inner]
+    if len(findings) > _FINDINGS:
+        lines.append(f"… {len(findings) - _FINDINGS:,} more findings: report.findings")
     return lines
 
 
 def finding_text(finding: Finding) -> str:
     """Return place, cause, evidence and sources of a finding, its lines, and how to replay it."""
-    shown = detail(finding, "")
-    lines = [finding_head(finding), finding.evidence, *source_lines(shown)]
-    if shown["pairs"]:
-        lines += ["", *_aligned(pairs_table(shown["pairs"])), ""]
+    shown = detail(finding)
+    said = [shown["relation"], shown["advice"]]
+    lines = [finding_head(finding), finding.evidence, *filter(None, said), *source_lines(shown)]
+    pairs = pairs_table(shown["pairs"])
+    if pairs is not None:
+        lines += ["", *_aligned(pairs), ""]
     if shown["script"]:
         lines.append("a script that replays it: .script(), .save_repro(path)")
     return printable_lines(lines)

@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from llmdebug_nb.core.findings import Difference, Expectation, Finding, Verdict
+from llmdebug_nb.core.findings import (
+    Difference,
+    Expectation,
+    Finding,
+    Proof,
+    Verdict,
+)
+from llmdebug_nb.core.headline import Headline
+from llmdebug_nb.core.listings import Listing
 from llmdebug_nb.core.opened_run import OpenedRun
-from llmdebug_nb.show import wire, wire_findings, wire_requests
+from llmdebug_nb.show import wire, wire_findings, wire_halts, wire_requests
 from llmdebug_nb.show.tensors import Array
 
 if TYPE_CHECKING:
@@ -46,6 +54,20 @@ class ViewData(Protocol):
     def find(self, path: str, step: int | None, role: str) -> int: ...
 
 
+class Halted(Protocol):
+    """A program that is halted, as the view of its tensors needs it.
+
+    ``number``: of the halt, from 1.
+    """
+
+    number: int
+
+    def shown(self) -> wire_halts.HaltView: ...
+    def go(self, command: str) -> ViewData:
+        """Carry out a command; return the view of the next halt, or of the last one."""
+        ...
+
+
 class ReportData(Protocol):
     """A report, as its view needs it; `app.report.Report` implements it."""
 
@@ -67,7 +89,11 @@ class ReportData(Protocol):
     def kept_in(self) -> str: ...
     def lines(self) -> list[str]: ...
     def summary(self) -> str: ...
+    def headlines(self) -> list[Headline]: ...
+    def prove(self, finding: Finding) -> Proof: ...
+    def look_inside(self, finding: Finding) -> ReportData: ...
     def notes(self) -> list[str]: ...
+    def listing(self, finding: Finding) -> Listing: ...
     def expect(
         self,
         what: str | Difference | Finding,

@@ -18,13 +18,23 @@ from llmdebug_nb.core.msit_rounds import round_of
 from llmdebug_nb.core.opened_run import OpenedRun
 from llmdebug_nb.core.places import shown
 from llmdebug_nb.core.records import Kernel, Record, RootCall, Site
-from llmdebug_nb.show import export, filters, tensors, wire, wire_findings, wire_requests
+from llmdebug_nb.show import (
+    export,
+    filters,
+    saved_page,
+    tensors,
+    wire,
+    wire_findings,
+    wire_halts,
+    wire_layers,
+    wire_requests,
+)
 from llmdebug_nb.show.layers import LayerErrors
 from llmdebug_nb.show.tensors import Array, number
 from llmdebug_nb.show.timeline import Timeline
 from llmdebug_nb.show.tokens import Texts
 from llmdebug_nb.show.tree import Tree
-from llmdebug_nb.show.view_data import Answer
+from llmdebug_nb.show.view_data import Answer, Halted
 
 _CACHED = 6  # tensors, for zooming and slicing
 _ALONE = "a single run has no differences: compare it with another one"
@@ -52,12 +62,19 @@ class View(ABC):
     kind: Literal["run", "report"]
 
     def __init__(self, steps: list[RootCall], texts: Texts | None = None) -> None:
-        self.steps, self.texts = steps, texts or {}
-        self.step_index = {(call.generation, call.step): i for i, call in enumerate(steps)}
         self.by_round = False  # steps also carry the numbers of their rounds
-        self._several = len({call.generation for call in steps if call.generation >= 0}) > 1
         self.watchers: list[Callable[[], None]] = []  # called after each change
+        self.halted: Halted | None = None  # the program whose tensors these are
+        self._take_steps(steps, texts or {})
+
+    def _take_steps(self, steps: list[RootCall], texts: Texts) -> None:
+        self.steps, self.texts = steps, texts
+        self.step_index = {(call.generation, call.step): i for i, call in enumerate(steps)}
+        self._several = len({call.generation for call in steps if call.generation >= 0}) > 1
         self.array: Callable[[int, str], Array] = functools.lru_cache(maxsize=_CACHED)(self.load)
+        self._histogram = functools.lru_cache(maxsize=_CACHED)(
+            lambda row, which, bins: tensors.histogram(self.array(row, which), bins)
+        )
 
     # each kind provides these
     @functools.cached_property
@@ -127,12 +144,16 @@ class View(ABC):
 
     def histogram(self, request: wire_requests.HistogramRequest) -> wire.Histogram:
         bins = max(1, min(request["bins"], 512))
-        return tensors.histogram(self.array(request["row"], request["which"]), bins)
+        return self._histogram(request["row"], request["which"], bins)
 
     def export(self, request: wire_requests.ExportRequest) -> wire.Exported:
         """Write the state to a new file beside the notebook."""
         path = export.free_path(self, request, request["kind"], Path.cwd())
         return {"path": export.export(self, request, path).name}
+
+    def snapshot(self, state: wire.State) -> dict[str, str] | None:
+        """Return what stays in a saved notebook; see `saved_page.snapshot`."""
+        return saved_page.snapshot(self, state)
 
     def finding(self, request: wire_requests.FindingRequest) -> wire_findings.FindingDetail:
         raise TensorLookupError(_ALONE)
@@ -149,6 +170,26 @@ class View(ABC):
     def scatter(self, request: wire_requests.ScatterRequest) -> Answer:
         raise TensorLookupError(_ALONE)
 
+    def calls(self, request: wire_requests.CallsRequest) -> wire_layers.Calls:
+        raise TensorLookupError(_ALONE)
+
+    def prove(self, request: wire_requests.ProveRequest) -> wire.Overview:
+        raise TensorLookupError(_ALONE)
+
+    def inside(self, request: wire_requests.InsideRequest) -> wire.Overview:
+        raise TensorLookupError(_ALONE)
+
+    def halt(self, request: wire_requests.HaltRequest) -> wire_halts.HaltView:
+        return self._halted().shown()
+
+    def step(self, request: wire_requests.StepRequest) -> wire.Overview:
+        return self._halted().go(request["command"]).overview()
+
+    def _halted(self) -> Halted:
+        if self.halted is None:
+            raise TensorLookupError("no program is halted here: these tensors were recorded")
+        return self.halted
+
     def expect(self, request: wire_requests.ExpectRequest) -> wire.Overview:
         raise TensorLookupError(_ALONE)
 
@@ -159,9 +200,8 @@ class View(ABC):
         """Return the index of a site's step in the stepper."""
         return self.step_index.get((site.generation, site.step), 0)
 
-    def step_views(
-        self, rows: Counter[tuple[int, int]], bad: Counter[tuple[int, int]]
-    ) -> list[wire.Step]:
+    def step_views(self, rows: Counter[int], bad: Counter[int]) -> list[wire.Step]:
+        """Return the steps. ``rows``, ``bad``: how many, by the index of the step."""
         views: list[wire.Step] = []
         warmed = any(call.generation < 0 for call in self.steps)
         for i, call in enumerate(self.steps):
@@ -177,8 +217,8 @@ class View(ABC):
                     "kind": call.kind,
                     "label": label,
                     "text": self.texts.get(key, ""),
-                    "rows": rows[key],
-                    "bad": bad[key],
+                    "rows": rows[i],
+                    "bad": bad[i],
                 }
             )
         return views

@@ -1,7 +1,7 @@
 """The answers that the kernel sends to the explorer in a page.
 
-`wire_findings` has those on findings, `wire_requests` the requests, and
-`labextension/src/widget/wire.ts` is generated from all three. A request is
+`wire_findings` has those on findings, `wire_layers` those on layers, `wire_halts` those on halts,
+`wire_requests` the requests; `labextension/src/widget/wire.ts` is generated from all. A request is
 ``{"op": NAME, "re": n, ...}``, its answer ``{"re": n, ...}`` with binary buffers, or
 ``{"re": n, "error": "one line"}``. JSON lacks some floats; they travel as the strings ``nan``,
 ``inf``, ``-inf``.
@@ -118,7 +118,9 @@ class Located(TypedDict):
 class FindingView(TypedDict):
     """A finding. ``step`` indexes the stepper; ``row`` is -1 for none.
 
-    ``expected``, ``mark``: as in `Row`.
+    ``head``, ``place``, ``where``, ``what``, ``why``, ``do``: see `core.headline.Headline`.
+    ``file``, ``line``: to open, "" and 0 if unknown, or if torch's own. ``proof``: what a proof
+    said, "" without one. ``expected``, ``mark``: as in `Row`.
     """
 
     path: str
@@ -127,6 +129,15 @@ class FindingView(TypedDict):
     cause: str
     evidence: str
     row: int
+    head: str
+    place: str
+    where: str
+    what: str
+    why: str
+    do: str
+    file: str
+    line: int
+    proof: str
     expected: str
     mark: int
 
@@ -144,6 +155,8 @@ class Overview(TypedDict):
 
     ``caution``: what a good verdict must not hide, "" for nothing.
     ``notes``: the limits of the result, and the versions that recorded the runs.
+    ``inside``: it is the comparison of a blamed module, recorded again with its operators.
+    ``halt``: the number of the halt that it shows, from 1; 0: no program is stepped through.
     ``marks``: the expectations; ``kept``: the file they are kept in, "" for none.
     """
 
@@ -162,26 +175,8 @@ class Overview(TypedDict):
     kept: str
     first_bad: int
     rows: int
-
-
-class Layer(TypedDict):
-    """A row of the map of layers. ``node``: its place in the tree; -1: outside of all layers."""
-
-    path: str
-    type: str
-    node: int
-
-
-class LayerMap(TypedDict):
-    """The worst row of each layer at each step of the stepper, layer by layer in four buffers.
-
-    The layers are in execution order. The buffers: error and limit (little-endian float32, NaN: no
-    figure), id of the row (int32, -1: no record), and verdict (uint8: 0 no record, 1 unmatched,
-    2 match, 3 within noise, 4 expected, 5 diverged).
-    """
-
-    layers: list[Layer]
-    steps: int
+    inside: bool
+    halt: int
 
 
 class Element(TypedDict):

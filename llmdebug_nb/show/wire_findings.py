@@ -32,13 +32,44 @@ class LinePairView(TypedDict):
     error: Num
 
 
+class CodeLine(TypedDict):
+    """A line of golden beside the line of mine that answers to it.
+
+    Line numbers: 0, that side has no line here. ``state``: "" where nothing was recorded on the
+    line; ``halted``: a program is halted here. ``error``: relative L2 of its result.
+    """
+
+    golden_line: int
+    golden: str
+    mine_line: int
+    mine: str
+    state: LineState | Literal["halted", ""]
+    error: Num
+
+
+class CodeView(TypedDict):
+    """Golden's function beside mine's.
+
+    ``at``: the index of the line to blame, -1 for none. ``note``: why there is no code, or what is
+    left out; "" for nothing.
+    """
+
+    golden_file: str
+    golden_function: str
+    mine_file: str
+    mine_function: str
+    lines: list[CodeLine]
+    at: int
+    note: str
+
+
 class FindingDetail(TypedDict):
     """The details of a finding. ``script`` replays the call; "" for none, and ``why`` says why.
 
     ``save``: the line of Python that writes the script. ``relation``: what mine's value is, of
     golden's; ``advice``: what to do; both may be "". ``sources``: golden's and mine's, or none.
-    ``pairs``: the lines around them. ``kernel``, ``code``: for compiled code the kernel that
-    computes the call, and its source; "" for none.
+    ``pairs``: the lines around them. ``listing``: their functions side by side. ``kernel``,
+    ``code``: for compiled code the kernel that computes the call, and its source; "" for none.
     """
 
     script: str
@@ -48,5 +79,6 @@ class FindingDetail(TypedDict):
     advice: str
     sources: list[SourceView]
     pairs: list[LinePairView]
+    listing: CodeView
     kernel: str
     code: str

@@ -11,7 +11,6 @@ from llmdebug_nb.show.wire import (
     Exported,
     Heads,
     Histogram,
-    LayerMap,
     Located,
     Overview,
     Page,
@@ -25,6 +24,8 @@ from llmdebug_nb.show.wire import (
     Worst,
 )
 from llmdebug_nb.show.wire_findings import FindingDetail
+from llmdebug_nb.show.wire_halts import HaltView
+from llmdebug_nb.show.wire_layers import Calls, LayerMap
 
 
 class OverviewRequest(TypedDict):
@@ -176,6 +177,42 @@ class LayersRequest(TypedDict):
     op: Literal["layers"]
 
 
+class CallsRequest(TypedDict):
+    """The calls of a layer (an index of `LayerMap.layers`) in a step; ``n`` at most."""
+
+    op: Literal["calls"]
+    layer: int
+    step: int
+    n: int
+
+
+class ProveRequest(TypedDict):
+    """Put golden's value of a finding into mine's live model, run on, and compare."""
+
+    op: Literal["prove"]
+    finding: int
+
+
+class InsideRequest(TypedDict):
+    """Record a blamed module again with its operators; -1 goes back to the first comparison."""
+
+    op: Literal["inside"]
+    finding: int
+
+
+class HaltRequest(TypedDict):
+    """Where the program is halted."""
+
+    op: Literal["halt"]
+
+
+class StepRequest(TypedDict):
+    """Let the halted program go on; the answer shows the next halt, or the end."""
+
+    op: Literal["step"]
+    command: str
+
+
 class WorstRequest(TypedDict):
     op: Literal["worst"]
     row: int
@@ -224,6 +261,11 @@ ANSWERS: dict[str, tuple[type, type]] = {
     "series": (SeriesRequest, Series),
     "finding": (FindingRequest, FindingDetail),
     "layers": (LayersRequest, LayerMap),
+    "calls": (CallsRequest, Calls),
+    "prove": (ProveRequest, Overview),
+    "inside": (InsideRequest, Overview),
+    "halt": (HaltRequest, HaltView),
+    "step": (StepRequest, Overview),
     "worst": (WorstRequest, Worst),
     "errors": (ErrorsRequest, ErrorHistogram),
     "scatter": (ScatterRequest, Scatter),

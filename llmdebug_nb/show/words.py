@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -50,6 +52,13 @@ def expected_text(row: Difference) -> str:
     return (row.expected.comment or str(row.expected)) if row.expected else row.reason or ""
 
 
+def error_text(row: Difference) -> str:
+    """Return the error of a row that differs, or why it has none."""
+    if row.reason and not row.metrics:
+        return row.reason
+    return f"error {row.error:.2g} ({row.reason or 'relative L2'})"
+
+
 def count_text(count: int, noun: str) -> str:
     """Return ``1 step``, ``1,234 steps``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
@@ -63,3 +72,22 @@ def size_text(nbytes: int) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} TB"
+
+
+def verdicts_text(differences: Sequence[Difference], hidden: bool) -> str:
+    """Return how many rows have each verdict. ``hidden``: the values of no row show a finding."""
+    counts = Counter(d.verdict for d in differences)
+    compared = len(differences) - counts["unmatched"]
+    parts = [f"{counts['match']:,} identical", f"{counts['within_noise']:,} within noise"]
+    why = " (the findings are differences that the values do not show)" if hidden else ""
+    parts.append(f"{counts['diverged']:,} diverged{why}")
+    if counts[EXPECTED]:
+        parts.append(f"{counts[EXPECTED]:,} as expected")
+    line = f"{count_text(compared, 'pair')}: {', '.join(parts)}"
+    if not counts["unmatched"]:
+        return line
+    reasons = Counter(
+        (d.reason or "").partition(": bytes")[0] for d in differences if d.verdict == "unmatched"
+    )
+    named = "; ".join(f"{count:,} {reason}" for reason, count in reasons.most_common(2))
+    return f"{line}; {count_text(counts['unmatched'], 'row')} without a partner ({named})"

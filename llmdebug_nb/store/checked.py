@@ -73,6 +73,21 @@ def check_tree(parents: Mapping[K, K | None]) -> None:
         depths.update({each: depth + n for n, each in enumerate(reversed(way), 1)})
 
 
+def check_nested(parents: Sequence[int]) -> None:
+    """Check a tree in which parents come before children. ``parents``: their places, -1 for none.
+
+    Raises:
+        ValueError: a parent comes after its child, or too many lie in one another.
+    """
+    depths = [0] * (len(parents) + 1)  # the last one, at -1, is that of no parent
+    for place, parent in enumerate(parents):
+        if not -1 <= parent < place:
+            raise ValueError("a parent comes after its child")
+        depths[place] = depths[parent] + 1
+        if depths[place] > MOST_NESTED:
+            raise ValueError(f"more than {MOST_NESTED} lie in one another")
+
+
 @functools.lru_cache(1024)  # a run has few shapes
 def shape_of(text: str) -> tuple[int, ...]:
     """Read a shape; -1 is a size that is not one number.

@@ -9,6 +9,7 @@ program meets a text in the place of a number.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import shutil
 import sqlite3
@@ -79,7 +80,7 @@ class Connection(sqlite3.Connection):
         It is `rows` of ``tuple[int]`` in a third of the time: the array takes nothing else.
         """
         with self.reading(), self._asking():
-            return array("q", (number for (number,) in self.execute(sql, values)))
+            return array("q", itertools.chain.from_iterable(self.execute(sql, values)))
 
     @contextmanager
     def _asking(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from llmdebug_nb.core.columns import OPERATORS, RECORDS, SCALARS, SOURCES, TABLES, Row, Table
 from llmdebug_nb.core.errors import DumpWriteError
-from llmdebug_nb.core.records import Node
+from llmdebug_nb.core.records import Node, RootCall
 from llmdebug_nb.store.process import OF_PROCESS, Process, processes
 from llmdebug_nb.store.source import read_nodes, read_root_calls
 from llmdebug_nb.store.views import quoted
@@ -52,7 +52,7 @@ class Copy:
     def run(self, progress: Callable[[int], None]) -> None:
         """Copy everything. ``progress(n)`` is called after every ``n`` records."""
         try:
-            self._tables()
+            self._tables(read_root_calls(self.process.db, "root_calls"))
             for rows in self._pages():
                 for row in rows:
                     self.record(row)
@@ -62,15 +62,15 @@ class Copy:
             meta = {k: v for k, v in self.process.meta.items() if k not in OF_PROCESS}
             self.writer.close(self.meta(meta))
 
-    def _tables(self) -> None:
-        """Copy all tables but the records."""
+    def _tables(self, calls: Iterable[RootCall]) -> None:
+        """Copy all tables but the records. ``calls``: the root calls of the copy."""
         db = self.process.db
         self.writer.nodes(self.nodes(read_nodes(db, "nodes")), 0)
         for table in TABLES:
             if table.added_later:
                 self.writer.table(table.name, self.rows(table, self._read(table)))
         self.writer.commit(
-            calls=read_root_calls(db, "root_calls"),
+            calls=calls,
             scalars=map(tuple, self.rows(SCALARS, self._read(SCALARS))),
             operators=map(list, self.rows(OPERATORS, self._read(OPERATORS))),
             sources=((*row,) for row in self.rows(SOURCES, self._read(SOURCES))),  # type: ignore[misc]

@@ -11,14 +11,17 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from tqdm.auto import tqdm
-
+from llmdebug_nb.core.bars import progress_bar
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.store.connection import Connection
 from llmdebug_nb.store.layouts import Contents
 from llmdebug_nb.store.rows import FIGURES, Value, figures_of
 from llmdebug_nb.store.views import VIEWS
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 LISTED = "listed"
 _SETTLE = f"UPDATE {LISTED} SET {', '.join(f'{name} = ?' for name in FIGURES)} WHERE id = ?"
@@ -28,7 +31,10 @@ class Figures:
     """The tensors of a dump that are not read yet. ``name``: of the dump, for the progress bar."""
 
     def __init__(self, db: Connection, name: str, contents: Contents) -> None:
-        """Put the view over the table ``rows``, which then has another name."""
+        """Put the view over the table ``rows``, which then has another name.
+
+        A record that is not read yet has no dtype there.
+        """
         self._db, self._name, self._contents = db, name, contents
         self._records = {record.id: record for record in contents.records}
         self._weights = _weights_of(contents)
@@ -38,7 +44,6 @@ class Figures:
         self._bar: tqdm[None] | None = None
         db.execute(f"ALTER TABLE rows RENAME TO {LISTED}")
         db.execute(f"CREATE INDEX by_id ON {LISTED}(id)")
-        db.executemany(f"UPDATE {LISTED} SET dtype = NULL WHERE id = ?", zip(contents.unread))
         db.execute("ALTER TABLE all_nodes RENAME TO nodes")
         db.create_function("figure", 2, self._figure)
         db.create_function("shapes", 1, self._shapes)
@@ -92,7 +97,7 @@ class Figures:
         if number not in self._found:
             if self._bar is None:
                 name = f"reading {self._name}"
-                self._bar = tqdm(total=self._left, desc=name, unit=" tensors", delay=1, leave=False)
+                self._bar = progress_bar(total=self._left, desc=name, unit="tensor")
             self._found[number] = figures_of(self._contents.describe(self._records[number]))
             self._bar.update()
         return self._found[number]

@@ -54,7 +54,8 @@ def operators(run: Run) -> pandas.DataFrame:
     """Return `Run.operators`."""
     import pandas
 
-    sql = f"SELECT {quoted(OPERATOR_COLUMNS)} FROM operator_rows ORDER BY id"
+    chosen = quoted(OPERATOR_COLUMNS)
+    sql = f"SELECT {chosen} FROM operator_rows WHERE level != 'module' ORDER BY id"
     rows = run.index.query(VIEWS["operator_rows"].row(), sql)
     columns = {name: [row[i] for row in rows] for i, name in enumerate(OPERATOR_COLUMNS)}
     innermost = {

@@ -125,6 +125,9 @@ def _program(run: Run) -> Iterator[Holding]:
     stacks = run.index.query(tuple[str, str | None], "SELECT frames, code FROM all_sources")
     lines = {line for _, code in stacks if code for line in texts_of(code, run.path, "code")}
     yield _of_texts("lines of code", lines - {""}, "what the program does, line by line")
+    functions = run.index.query(tuple[str], "SELECT DISTINCT text FROM all_functions")
+    texts = {text for (text,) in functions}
+    yield _of_texts("text of functions", texts, "the code of the model, as far as it ran")
     kernels = run.index.query(tuple[str], "SELECT source FROM all_kernels WHERE source != ''")
     codes = {text for (text,) in kernels}
     yield _of_texts("code of kernels", codes, "what the compiler made of it")

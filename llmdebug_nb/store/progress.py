@@ -29,7 +29,8 @@ SELECT (SELECT count(*) FROM records),
     (SELECT count(*) FROM (SELECT DISTINCT generation, step FROM records
         JOIN root_calls ON root_calls.idx = root_call WHERE role != 'weight')),
     (SELECT value FROM meta WHERE key = 'complete'),
-    (SELECT value FROM meta WHERE key = 'ended_by')
+    (SELECT value FROM meta WHERE key = 'ended_by'),
+    (SELECT CAST(substr(type, 1, 100) AS TEXT) FROM nodes WHERE path = '' ORDER BY idx LIMIT 1)
 """
 
 
@@ -38,16 +39,20 @@ class _Figures(NamedTuple):
     steps: int
     complete: str | None
     ended_by: str | None
+    model: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """``bytes``: of values. ``records``, ``steps``: of the first process, None if unknown."""
+    """``bytes``: of values. Of the first process, None if unknown: ``records``, ``steps``, and
+    ``model``, the class of the first one.
+    """
 
     bytes: int
     records: int | None
     steps: int | None
     state: State
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +76,10 @@ def parts(run: Path) -> list[Part]:
     found = []
     for folder in process_folders(run):
         payload = _stat(folder / fmt.PAYLOAD)
-        records, _, complete, ended_by = _figures(folder)
+        seen = _figures(folder)
         rank = folder.name.partition("_")[0].removeprefix("rank")
-        found.append(
-            Part(folder.name, rank, payload.st_size if payload else 0, records, complete, ended_by)
-        )
+        size = payload.st_size if payload else 0
+        found.append(Part(folder.name, rank, size, seen.records, seen.complete, seen.ended_by))
     return found
 
 
@@ -100,11 +104,10 @@ def progress(run: Path) -> Progress:
         return before[1]
     if before is not None and recording and time.monotonic() < before[2]:
         return replace(before[1], bytes=nbytes)
-    records, steps, complete, _ = _figures(processes[0]) if processes else (None, None, False, None)
-    state: State = (
-        "recording" if recording else "complete" if complete and not written else "incomplete"
-    )
-    now = Progress(nbytes, records, steps, state)
+    first = _figures(processes[0]) if processes else _UNKNOWN
+    whole = first.complete and not written
+    state: State = "recording" if recording else "complete" if whole else "incomplete"
+    now = Progress(nbytes, first.records, first.steps, state, first.model)
     copied = sum(size for name, size, _ in seen if name != fmt.PAYLOAD)
     _known[run] = ((seen, recording), now, time.monotonic() + copied / _COPY_RATE)
     return now
@@ -135,18 +138,32 @@ def _writer_lives(process: Path, seen: list[tuple[str, int, float]]) -> bool:
     return True
 
 
-def _figures(process: Path) -> tuple[int | None, int | None, bool, str | None]:
-    """Return records, steps, whether the recording is complete, and why not."""
+class _Seen(NamedTuple):
+    """What the index of a process says; ``ended_by``: why it is not complete."""
+
+    records: int | None
+    steps: int | None
+    complete: bool
+    ended_by: str | None
+    model: str | None
+
+
+_UNKNOWN = _Seen(None, None, False, None, None)
+
+
+def _figures(process: Path) -> _Seen:
+    """Return what the index of a process says."""
     index = process / fmt.INDEX
     try:
         states = [os.lstat(index), *filter(None, [_stat(log_of(index))])]
         if len(states) > 1 and sum(state.st_size for state in states) > _MAX_COPY:
-            return None, None, False, None
+            return _UNKNOWN
         with contextlib.closing(connect(index)) as db:
             db.longest = _LONGEST
             (found,) = db.rows(_Figures, _FIGURES)
             reason = json_of(object, found.ended_by or "null")
             whole = db.settled and json_of(bool, found.complete or "false")
-            return found.records, found.steps, whole, reason if isinstance(reason, str) else None
+            why = reason if isinstance(reason, str) else None
+            return _Seen(found.records, found.steps, whole, why, found.model)
     except (CorruptDumpError, OSError, ValueError, RecursionError):
-        return None, None, False, None
+        return _UNKNOWN

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.errors import TensorLookupError
+from llmdebug_nb.core.function_text import Function
 from llmdebug_nb.core.opened_run import ScalarRow, StepCount
 from llmdebug_nb.core.records import CallKey, Frame, Kernel, Record
 from llmdebug_nb.core.row_filter import (
@@ -42,6 +44,14 @@ _FRAMES = """SELECT o.source, s.frames FROM operator_rows o
  LEFT JOIN all_sources s ON s.idx = o.source WHERE {} ORDER BY o.id LIMIT 1"""
 _STACK = """SELECT s.frames, s.inside, o.forward_path, o.forward_call FROM operator_rows o
  LEFT JOIN all_sources s ON s.idx = o.source WHERE {} ORDER BY o.rank != ?, o.id LIMIT 1"""
+_PASS = ("rank", "generation", "step", "phase")
+_STACKS_OF_PASS = """SELECT path, call, source, forward_path, forward_call FROM operator_rows
+ WHERE {} ORDER BY id"""
+# those that begin before a line, the nearest first
+_FUNCTIONS = """SELECT line, function, substr(text, 1, ?) FROM all_functions
+ WHERE file = ? AND line BETWEEN 1 AND ? ORDER BY line DESC LIMIT ?"""
+_FUNCTION_BYTES = 1 << 20  # characters of a text that are read
+_FUNCTIONS_AT = 64  # functions that are looked at: a class or a function has fewer inside it
 # the input of a model that is named so, or of its first embedding
 _TOKEN_IDS = """SELECT generation, step, min(id) FROM rows WHERE role = 'input'
  AND phase = 'forward' AND (slot LIKE '%input_ids' OR op LIKE '%Embedding')
@@ -52,6 +62,14 @@ _TOKEN_IDS = """SELECT generation, step, min(id) FROM rows WHERE role = 'input'
 class _Stack(NamedTuple):
     frames: str | None
     inside: int | None
+    forward_path: str | None
+    forward_call: int | None
+
+
+class _Numbered(NamedTuple):
+    path: str
+    call: int
+    source: int | None
     forward_path: str | None
     forward_call: int | None
 
@@ -87,6 +105,13 @@ class Index:
         """
         with self.lock:
             return self.source.db.rows(kind, sql, values)
+
+    def _once(self, kind: type[T], sql: str) -> list[T]:
+        """Return the rows of a SELECT that looks through the whole index, kept until it grows."""
+        with self.lock:
+            if sql not in (answers := self.source.answers):
+                answers[sql] = self.query(kind, sql)
+            return answers[sql]
 
     def _one(self, kind: type[tuple[T, ...]], sql: str, values: Values = ()) -> T:
         """Return the only value of a SELECT that gives one row."""
@@ -124,29 +149,23 @@ class Index:
     def ids_of_call(self, key: CallKey, role: str) -> list[int]:
         """Return the ids of a call's records in one role."""
         return self.record_ids(
-            path=key.path,
-            call=key.call,
-            phase=key.phase,
-            generation=key.generation,
-            step=key.step,
-            rank=key.rank,
-            role=role,
-        )
+            path=key.path, call=key.call, phase=key.phase, generation=key.generation,
+            step=key.step, rank=key.rank, role=role,
+        )  # fmt: skip
 
     def count(self, view: str = "rows") -> int:
         """Return how many rows a view has; of ``rows``, one for each record."""
-        return self._one(tuple[int], f"SELECT count(*) FROM {view}")
+        return self._once(tuple[int], f"SELECT count(*) FROM {view}")[0][0]
 
     def count_kept_and_lost(self) -> tuple[int, int]:
         """Return how many records have values, and how many have lost them, as far as is known."""
         sql = f"SELECT count(payload), count(lost) FROM {self.source.listed}"
-        (found,) = self.query(tuple[int, int], sql)
-        return found
+        return self.query(tuple[int, int], sql)[0]
 
     def recorded_steps(self) -> set[tuple[int, int]]:
         """Return generation and step of each step with more than weights."""
         sql = "SELECT DISTINCT generation, step FROM rows WHERE role != 'weight'"
-        return set(self.query(tuple[int, int], sql))
+        return set(self._once(tuple[int, int], sql))
 
     def forward_steps(self) -> list[tuple[int, int, int]]:
         """Return generation, step and rank of each step with forward inputs or outputs."""
@@ -188,13 +207,12 @@ class Index:
 
     def count_by_step(self) -> list[StepCount]:
         """Return the records of each step."""
-        sql = f"""SELECT generation, step, count(*), sum({_BAD}) FROM rows
- GROUP BY generation, step"""
-        return self.query(StepCount, sql)
+        counts = f"generation, step, count(*), sum({_BAD})"
+        return self._once(StepCount, f"SELECT {counts} FROM rows GROUP BY generation, step")
 
     def first_bad(self) -> int | None:
         """Return the id of the first record that holds NaN or infinity."""
-        return self._one(tuple[int | None], f"SELECT min(id) FROM rows WHERE {_BAD}")
+        return self._once(tuple[int | None], f"SELECT min(id) FROM rows WHERE {_BAD}")[0][0]
 
     def lost_reasons(self, n: int) -> list[tuple[str, int]]:
         """Return the ``n`` most frequent reasons for lost values, each with its count."""
@@ -255,8 +273,8 @@ class Index:
         """Return an operator's call stack, innermost frame first, to its module's forward.
 
         ``whole``: with the frames around that module too, as far as they were recorded. An operator
-        of a backward pass has that of its forward call. Empty for modules, and where stacks were
-        not recorded. Raises CorruptDumpError.
+        of a backward pass has that of its forward call. Empty where stacks were not recorded, as
+        for modules; msprobe records them. Raises CorruptDumpError.
         """
         columns = key._asdict()
         rank = columns.pop("rank")  # its own row first: the other ranks run the same lines
@@ -266,14 +284,34 @@ class Index:
         if text is None and forward is not None and key.phase == "backward":
             forwards = key._replace(phase="forward", path=forward, call=number or 0)
             return self.frames(forwards, whole)
-        texts = () if text is None else texts_of(text, self._path, "a call stack")
-        frames = [frame for frame in map(Frame.read, texts) if frame is not None]
+        frames = () if text is None else _frames(text, self._path)
         if whole:
-            return tuple(frames)
+            return frames
         if not isinstance(inside, int):  # in dumps of graphs and older ones, the name must tell
             last = (at for at, frame in enumerate(frames, 1) if frame.function == "forward")
             inside = next(last, len(frames))
-        return tuple(frames[: max(inside, 0)])
+        return frames[: max(inside, 0)]
+
+    def stacks(self, key: CallKey) -> dict[tuple[str, int], tuple[Frame, ...]]:
+        """Return the whole call stacks of all operators that ran in the pass of a call.
+
+        By path and call. Operators of a backward pass have those of their forward calls. Raises
+        CorruptDumpError.
+        """
+        where, values = equal({name: getattr(key, name) for name in _PASS})
+        calls = self.query(_Numbered, _STACKS_OF_PASS.format(where), values)
+        if key.phase == "backward":
+            forward = self.stacks(key._replace(phase="forward"))
+            made = ((c.path, c.call, (c.forward_path or "", c.forward_call or 0)) for c in calls)
+            return {(path, call): forward[of] for path, call, of in made if of in forward}
+        texts = dict(self.query(tuple[int, str], "SELECT idx, frames FROM all_sources"))
+        stacks = {
+            number: _frames(texts[number], self._path)
+            for number in {call.source for call in calls if call.source is not None} & texts.keys()
+        }
+        return {
+            (call.path, call.call): stacks[call.source] for call in calls if call.source in stacks
+        }
 
     def code(self, frame: Frame) -> str:
         """Return the line of code of a frame, as it was when it ran; "" if it was not recorded.
@@ -296,12 +334,27 @@ class Index:
             }
         return source.code.get(frame, "")
 
+    def function(self, frame: Frame) -> Function | None:
+        """Return the text of the function of a frame, as it was when it ran.
+
+        None if it was not recorded, or not the part in which the line is. Raises CorruptDumpError.
+        """
+        values = _FUNCTION_BYTES, frame.file, frame.line, _FUNCTIONS_AT
+        own, code = frame.function.rpartition(".")[2], self.code(frame)
+        for line, name, text in self.query(tuple[int, str, str], _FUNCTIONS, values):
+            lines = tuple(text.split("\n")[: constants.FUNCTION_LINES])
+            function = Function(frame.file, line, name, lines)
+            known = code in ("", function.at(frame.line)[: len(code)])
+            if known and frame.line in function and name.rpartition(".")[2] == own:
+                return function
+        return None
+
     def enclosing_calls(
         self, generation: int, step: int, rank: int
     ) -> dict[tuple[str, int], tuple[str, tuple[str, int] | None]]:
         """Return level and enclosing call of each operator call of a forward pass."""
         sql = """SELECT path, call, level, "within", within_call FROM operator_rows
- WHERE phase = 'forward' AND generation = ? AND step = ? AND rank = ? ORDER BY id"""
+ WHERE phase = 'forward' AND level != 'module' AND (generation, step, rank) = (?, ?, ?)"""
         return {
             (row.path, row.call): (
                 row.level,
@@ -382,6 +435,12 @@ def equal(columns: Mapping[str, object]) -> tuple[str, list[object]]:
         clauses.append(f"{name} IN (SELECT value FROM json_each(?))" if several else f"{name} = ?")
         values.append(json.dumps(value) if several else value)
     return " AND ".join(clauses), values
+
+
+def _frames(text: str, path: Path | None) -> tuple[Frame, ...]:
+    """Read a call stack. Raises CorruptDumpError."""
+    texts = texts_of(text, path, "a call stack")
+    return tuple(frame for frame in map(Frame.read, texts) if frame is not None)
 
 
 def _containing(word: str) -> str:

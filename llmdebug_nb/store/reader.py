@@ -8,11 +8,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmdebug_nb.core import collector
 from llmdebug_nb.core.errors import CorruptDumpError, NotADumpError
-from llmdebug_nb.core.records import Record
+from llmdebug_nb.core.records import Frame, Record, RootCall, Site
 from llmdebug_nb.store import catalog, connection, layouts
 from llmdebug_nb.store import format as fmt
 from llmdebug_nb.store.connection import Connection
@@ -22,7 +25,15 @@ from llmdebug_nb.store.process import OF_PROCESS, Process, processes
 from llmdebug_nb.store.rows import row_of
 from llmdebug_nb.store.run import Run
 from llmdebug_nb.store.source import Source
-from llmdebug_nb.store.views import STRIDE, VIEWS, create_tables, create_views, insert_rows
+from llmdebug_nb.store.views import (
+    OPERATOR_COLUMNS,
+    STRIDE,
+    VIEWS,
+    Step,
+    create_tables,
+    create_views,
+    insert_rows,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -54,6 +65,36 @@ def open_run(where: str | os.PathLike[str] | Run) -> Run:
     return run
 
 
+def lone(run: Run) -> Record | None:
+    """Return the tensor of a run that is one file of another tool with one tensor; else None."""
+    if run.path is None or not run.path.is_file() or len(run) != 1:
+        return None
+    return next(run.records())
+
+
+def placed(run: Run, site: Site, op: str) -> Run:
+    """Return a run of a `lone` tensor with its tensor at another site, as one of operator ``op``.
+
+    Raises:
+        NotADumpError, CorruptDumpError: the file is another one by now.
+    """
+    path = run.path
+    layout = None if path is None else layouts.detect(path)
+    if path is None or layout is None:
+        raise NotADumpError(f"{run.label} is no single file of tensors any more")
+
+    def opened() -> Source:
+        contents = layout.read(path)
+        moved = [replace(record, site=site, op=op) for record in contents.records]
+        if len(moved) != 1:
+            raise CorruptDumpError(f"{path} holds {len(moved):,} tensors by now")
+        calls = [RootCall(0, site.generation, site.step, "forward")]
+        contents = replace(contents, records=moved, calls=calls, nodes=[], ids={}, stacks=())
+        return _indexed(path.name, contents, layout.NAME, lambda: _bytes_of(path))
+
+    return Run(run.name, path, opened)
+
+
 def native(path: Path) -> Run:
     """Return the Run of a native dump folder, which may still be written to.
 
@@ -61,6 +102,14 @@ def native(path: Path) -> Run:
     """
     marker = catalog.read_marker(path)
     return Run(str(marker.get("name", path.name)), path, lambda: _open_native(path, marker))
+
+
+def of_step(run: Run, step: Step) -> Run:
+    """Return a run of one generation and step of a native run. Raises CorruptDumpError."""
+    if run.path is None or not run.is_native:
+        raise NotADumpError(f"{run.label} is no run of ours, of which one step can be read alone")
+    path, marker = run.path, catalog.read_marker(run.path)
+    return Run(run.name, path, lambda: _open_native(path, marker, step))
 
 
 def in_memory(name: str, contents: Contents, nbytes: int) -> Run:
@@ -71,14 +120,14 @@ def in_memory(name: str, contents: Contents, nbytes: int) -> Run:
     return Run(name, None, lambda: _indexed(name, contents, "memory", nbytes))
 
 
-def _open_native(path: Path, marker: dict[str, Any]) -> Source:
+def _open_native(path: Path, marker: dict[str, Any], step: Step | None = None) -> Source:
     found = processes(path)
     if len(found) == 1:
         db = found[0].db
-        create_views(db, 0, found[0].rank, found[0].later)
+        create_views(db, 0, found[0].rank, found[0].later, step)
         db.seal()
     else:
-        db = _merged(found)
+        db = _merged(found, step)
 
     def load(record: Record) -> torch.Tensor:
         try:
@@ -106,15 +155,15 @@ def _open_native(path: Path, marker: dict[str, Any]) -> Source:
     )
 
 
-def _merged(processes: list[Process]) -> Connection:
-    """Return one index in memory over several processes.
+def _merged(processes: list[Process], step: Step | None) -> Connection:
+    """Return one index in memory over several processes, or over one step of them.
 
     Model tree and root calls are those of the first process, plus those that only later ones have.
     """
     db = connection.in_memory()
     create_tables(db)
     for process in processes:
-        create_views(process.db, process.number, process.rank, process.later)
+        create_views(process.db, process.number, process.rank, process.later, step)
         for name, view in VIEWS.items():
             rows = process.db.rows(view.row(), f"SELECT * FROM {name}")
             if process.number and name == "all_calls":
@@ -147,8 +196,9 @@ def _new_nodes(db: Connection, rows: _Rows) -> _Rows:
 
 
 def _foreign(layout: Layout, path: Path) -> Source:
-    contents = layout.read(path)
-    return _indexed(path.name, contents, layout.NAME, _bytes_of(path))
+    with collector.paused():
+        contents = layout.read(path)
+        return _indexed(path.name, contents, layout.NAME, lambda: _bytes_of(path))
 
 
 def _bytes_of(path: Path) -> int:
@@ -163,13 +213,15 @@ def _bytes_of(path: Path) -> int:
     return total
 
 
-def _indexed(name: str, contents: Contents, layout: str, nbytes: int) -> Source:
+def _indexed(name: str, contents: Contents, layout: str, nbytes: int | Callable[[], int]) -> Source:
     """Put contents into an index in memory, so that the same queries work on them."""
     db = connection.in_memory()
     create_tables(db)
     calls = {(call.generation, call.step): call for call in reversed(contents.calls)}
     by_id = {record.id: record for record in contents.records}
-    insert_rows(db, "rows", (row_of(record, calls) for record in contents.records))
+    unread = contents.unread
+    rows = (row_of(record, calls, record.id in unread) for record in contents.records)
+    insert_rows(db, "rows", rows)
     insert_rows(
         db,
         "all_calls",
@@ -197,6 +249,9 @@ def _indexed(name: str, contents: Contents, layout: str, nbytes: int) -> Source:
         ),
     )
     insert_rows(db, "call_rows", _execution_ids(contents))
+    operators, sources = _stacks(contents)
+    insert_rows(db, "operator_rows", operators)
+    insert_rows(db, "all_sources", sources)
     Figures(db, name, contents)
     ranks = sorted({record.site.rank for record in contents.records}) or [0]
     return Source(
@@ -218,3 +273,25 @@ def _execution_ids(contents: Contents) -> _Rows:
     rows = [(*call, id_) for call in calls if (id_ := contents.ids.get(call[3]))]
     rows.sort(key=lambda row: (row[:3], [int(number) for number in row[5].split("_")]))
     return [(place, *row) for place, row in enumerate(rows)]
+
+
+def _stacks(contents: Contents) -> tuple[_Rows, _Rows]:
+    """Return the rows of ``operator_rows``, and those of ``all_sources``: equal stacks share one.
+
+    A module whose call has a stack has a row, too, of level module.
+    """
+    numbers: dict[tuple[tuple[Frame, str], ...], int] = {}
+    operators: _Rows = []
+    for number, stack in enumerate(contents.stacks):
+        rank, generation, step, phase, path, call = stack.key
+        row: dict[str, object] = dict.fromkeys(OPERATOR_COLUMNS)
+        row |= {"id": number, "rank": rank, "generation": generation, "step": step, "path": path}
+        row |= {"call": call, "phase": phase, "level": stack.level, "op": stack.op}
+        row["source"] = numbers.setdefault(stack.lines, len(numbers))
+        operators.append(tuple(row.values()))
+    sources: _Rows = [
+        (number, json.dumps([str(frame) for frame, _ in lines]),
+         json.dumps([code for _, code in lines]), None)
+        for lines, number in numbers.items()
+    ]  # fmt: skip
+    return operators, sources

@@ -17,10 +17,12 @@ from typing import Any
 from llmdebug_nb.core.columns import (
     AT,
     CHAINS,
+    FUNCTIONS,
     KERNELS,
     OPERATORS,
     SCALARS,
     SOURCES,
+    TOKEN_ROWS,
     Row,
     Table,
 )
@@ -75,11 +77,12 @@ class _Redacted(Copy):
             row[AT[name]] = None
 
     def rows(self, table: Table, rows: Rows) -> Rows:
-        if table is SOURCES:
+        if table in (SOURCES, FUNCTIONS):
             return []
         change = {
             SCALARS.name: _scalar, OPERATORS.name: _without("source", OPERATORS),
             CHAINS.name: _chain, KERNELS.name: _without("source", KERNELS, ""),
+            TOKEN_ROWS.name: _without("token", TOKEN_ROWS),
         }.get(table.name)  # fmt: skip
         return rows if change is None else [change(list(row)) for row in rows]
 

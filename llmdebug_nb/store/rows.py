@@ -32,7 +32,17 @@ SELECTED_KINDS = VIEWS["rows"].row(*_ALL)
 _own_values, _site_values, _summary_values = (
     operator.attrgetter(*names) for names in (_OWN, _SITE, _SUMMARY)
 )
+_MADE = (*_SITE, *_OWN, *_SUMMARY, "kind", "root", "root_call")  # as `row_of` makes them
+_PAYLOAD, _SHAPE, _KEPT_SHAPE, _VIEWS, _DTYPE = map(
+    _MADE.index, ("payload", "shape", "kept_shape", "views", "dtype")
+)
+_in_order = operator.itemgetter(*map(_MADE.index, ROW_COLUMNS))
 FIGURES = (*_SUMMARY, "payload", "lost")  # the columns that a tensor's values decide
+
+
+@functools.lru_cache(1 << 12)
+def _json(shape: tuple[int, ...]) -> str:
+    return json.dumps(shape)
 
 
 def record_of(row: Row, path: Path | None) -> Record:
@@ -88,24 +98,31 @@ def texts_of(text: str, path: Path | None, what: str) -> list[str]:
         raise CorruptDumpError(f"{path}: {what} is damaged ({error})") from None
 
 
-def row_of(record: Record, calls: Mapping[tuple[int, int], RootCall]) -> list[Any]:
-    """Return a record's values of `ROW_COLUMNS`; ``calls``: root calls by generation and step."""
-    site = record.site
+def row_of(
+    record: Record, calls: Mapping[tuple[int, int], RootCall], unread: bool = False
+) -> tuple[Any, ...]:
+    """Return a record's values of `ROW_COLUMNS`; ``calls``: root calls by generation and step.
+
+    ``unread``: its statistics are not known yet, which a row without a dtype says.
+    """
+    site, summary = record.site, record.summary
     call = calls.get((site.generation, site.step))
-    values: dict[str, object] = dict(zip(_SITE, _site_values(site), strict=True))
-    values |= zip(_OWN, _own_values(record), strict=True)
-    values |= figures_of(record)
-    values["kept_shape"] = None if record.kept_shape is None else json.dumps(record.kept_shape)
-    values["views"] = json.dumps(record.views) if record.views else None
-    values["kind"], values["root"] = (call.kind, call.root) if call else ("", "")
-    values["root_call"] = call.index if call else 0
-    return [values[name] for name in ROW_COLUMNS]
+    values = [*_site_values(site), *_own_values(record), *_summary_values(summary)]
+    values += (call.kind, call.root, call.index) if call else ("", "", 0)
+    values[_PAYLOAD] = None if record.payload is None else str(record.id)
+    values[_SHAPE] = _json(summary.shape)
+    values[_KEPT_SHAPE] = None if record.kept_shape is None else json.dumps(record.kept_shape)
+    values[_VIEWS] = json.dumps(record.views) if record.views else None
+    if unread:
+        values[_DTYPE] = None
+    row: tuple[Any, ...] = _in_order(values)
+    return row
 
 
 def figures_of(record: Record) -> dict[str, Value]:
     """Return a record's values of `FIGURES`."""
     values: dict[str, Value] = dict(zip(_SUMMARY, _summary_values(record.summary), strict=True))
-    values["shape"] = json.dumps(record.summary.shape)
+    values["shape"] = _json(record.summary.shape)
     values["payload"] = None if record.payload is None else str(record.id)
     values["lost"] = record.lost
     return values

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.core.errors import TensorLookupError, nearest
+from llmdebug_nb.core.part_ids import part_ids
 from llmdebug_nb.core.paths import bounded, is_operator
 from llmdebug_nb.core.places import shown
 from llmdebug_nb.core.printable import printable
 from llmdebug_nb.core.records import Kernel, Node, Record, RootCall, Site
 from llmdebug_nb.core.tabular import Tabular
-from llmdebug_nb.store import compiled, frames, profile
+from llmdebug_nb.store import compiled, frames, profile, token_rows
 from llmdebug_nb.store.format import FORMAT
 from llmdebug_nb.store.privacy import Privacy, privacy
 from llmdebug_nb.store.queries import Index
@@ -47,8 +48,12 @@ class Run(Tabular):
     @property
     def label(self) -> str:
         """The name that opens this run: ``golden.2`` for a second ``golden``."""
-        native = self.path is not None and self.source.layout == FORMAT
-        return self.path.name if native and self.path is not None else self.name
+        return self.path.name if self.is_native and self.path is not None else self.name
+
+    @property
+    def is_native(self) -> bool:
+        """Whether it is a dump of this package's own format."""
+        return self.path is not None and self.source.layout == FORMAT
 
     # -- the dump as a whole ------------------------------------------------------------------
 
@@ -200,6 +205,15 @@ class Run(Tabular):
         """
         return profile.tiling(self)
 
+    def rows(self) -> pandas.DataFrame:
+        """Return the token of each row of an engine's flat tensors ``[tokens, ...]``, by step.
+
+        It is empty unless an engine was recorded. ``row``: missing if the engine took the position
+        from its cache. ``position``: in the tokens of ``request``. ``token``: its id.
+        ``attempt``: how often the request had been preempted; its positions are computed anew then.
+        """
+        return token_rows.table(self)
+
     def kernel(self, site: Site) -> Kernel | None:
         """Return the fused kernel that computed a tensor, or None."""
         return compiled.kernel(self, site)
@@ -247,6 +261,16 @@ class Run(Tabular):
         whose records were filtered out are there too. Empty for a dump without ids.
         """
         return self.index.execution_ids(step, generation, rank)
+
+    def msit_ids(
+        self, step: int | None = None, generation: int = 0, rank: int | None = None
+    ) -> dict[tuple[str, int], str]:
+        """Return the ids of a step's calls as msit counts: layers and what runs beside them first.
+
+        Modules that only hold the layers have none. The option ``ids`` takes them as ``msit:3_1``.
+        Arguments and order are those of `ids`.
+        """
+        return part_ids(self.ids(step, generation, rank), self.nodes)
 
     def id_of(self, site: Site) -> str | None:
         """Return the execution id of a site's call, see `ids`; None if it has none."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.core.columns import NODES, ROOT_CALLS
 from llmdebug_nb.core.paths import within
 from llmdebug_nb.core.records import Frame, Node, Record, RootCall
-from llmdebug_nb.store.checked import DAMAGE, SIZE, check_tree, json_of, shape_of_sizes
+from llmdebug_nb.store.checked import DAMAGE, SIZE, check_nested, json_of, shape_of_sizes
 from llmdebug_nb.store.connection import Connection
 from llmdebug_nb.store.views import VIEWS, quoted
 
@@ -16,12 +17,16 @@ if TYPE_CHECKING:
     import torch
 
 
+_PARENT = NODES.names[1:].index("parent")
+
+
 class Source:
     """An opened index with the view ``rows``. Made by `store/reader.py`.
 
     ``processes``: what each process says of itself, at least its ``rank``. ``outdated()``: the
     dump has grown since. ``kinds``: role, slot, op and dtype of all rows, once they were read;
-    ``code``: the line of code of each frame, likewise. ``listed``: the table of ``rows`` as far as
+    ``code``: the line of code of each frame, likewise; ``answers``: the rows of queries that look
+    through the whole index, likewise. ``listed``: the table of ``rows`` as far as
     they are known without reading a tensor.
     """
 
@@ -31,7 +36,7 @@ class Source:
         load: Callable[[Record], torch.Tensor],
         *,
         layout: str,
-        nbytes: int,
+        nbytes: int | Callable[[], int],
         complete: bool,
         processes: list[dict[str, Any]],
         meta: dict[str, Any],
@@ -39,12 +44,21 @@ class Source:
         listed: str = "rows",
     ) -> None:
         self.db, self.load, self.outdated = db, load, outdated
-        self.layout, self.nbytes, self.complete, self.listed = layout, nbytes, complete, listed
+        self.layout, self.complete, self.listed = layout, complete, listed
+        self._nbytes = nbytes
         self.processes, self.meta = processes, meta
         self.kinds: list[tuple[str, str, str, str]] | None = None
         self.code: dict[Frame, str] | None = None
+        self.answers: dict[str, list[Any]] = {}
         self._nodes: list[Node] | None = None
         db.create_function("within", 2, within, deterministic=True)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the dump; the files of a foreign one are asked for theirs when it is."""
+        if not isinstance(self._nbytes, int):
+            self._nbytes = self._nbytes()
+        return self._nbytes
 
     def nodes(self) -> list[Node]:
         """Return the model tree, parents before children."""
@@ -70,21 +84,24 @@ def read_nodes(db: Connection, table: str) -> list[Node]:
         VIEWS["all_nodes"].row(*names), f"SELECT {quoted(names)} FROM {table} ORDER BY idx"
     )
     try:
-        nodes = [_node(*row) for row in found]
-        if not all(-1 <= node.parent < place for place, node in enumerate(nodes)):
-            raise ValueError("a parent comes after its child")
-        check_tree({place: None if n.parent < 0 else n.parent for place, n in enumerate(nodes)})
-        return nodes
+        check_nested([row[_PARENT] for row in found])
+        frames = {text: Frame.read(text or "") for text in {row[-1] for row in found}}  # few
+        return [_node(frames, *row) for row in found]
     except DAMAGE as error:
         raise db.damaged(f"the model tree: {error}") from None
 
 
 def _node(
-    path: str, name: str, kind: str, parent: int, params: str, aliases: str, root: str,
-    source: str | None,
+    frames: Mapping[str | None, Frame | None], path: str, name: str, kind: str, parent: int,
+    params: str, aliases: str, root: str, source: str | None,
 ) -> Node:  # fmt: skip
-    shapes = {} if params == "{}" else json_of(dict[str, list[SIZE]], params)
+    others = () if aliases == "[]" else tuple(json_of(list[str], aliases))
+    return Node(path, name, kind, parent, dict(_shapes(params)), others, root, frames[source])
+
+
+@functools.lru_cache(1024)  # modules of a kind have parameters of the same shapes
+def _shapes(text: str) -> dict[str, list[int]]:
+    shapes = json_of(dict[str, list[SIZE]], text)
     for shape in shapes.values():
         shape_of_sizes(tuple(shape))
-    others = () if aliases == "[]" else tuple(json_of(list[str], aliases))
-    return Node(path, name, kind, parent, shapes, others, root, Frame.read(source or ""))
+    return shapes

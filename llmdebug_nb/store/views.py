@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from llmdebug_nb.core import columns
 from llmdebug_nb.core.columns import Table, insert
 from llmdebug_nb.store.connection import Connection
 
 STRIDE = 1 << 40  # ids of the n-th process start at n * STRIDE
+Step: TypeAlias = tuple[int, int]  # generation and step
 _STORED_ELSEWHERE = ("id", "root_call")  # the first column and the last one of a view
 
 
@@ -33,10 +34,10 @@ class View(NamedTuple):
         """Return the type of a row of some columns, or of all, for `Connection.rows`."""
         return tuple[tuple(self.kinds[name] for name in columns or self.columns)]  # type: ignore[misc]
 
-    def select(self, number: int, rank: int, later: int) -> str:
+    def select(self, number: int, rank: int, later: int, step: Step | None) -> str:
         """Return the SELECT for the n-th process; nothing is added where ids stay as they are.
 
-        SQLite finds rows by an index only while a column is bare.
+        SQLite finds rows by an index only while a column is bare. ``step``: rows of it alone.
         """
         base = f" + {number * STRIDE}" if number else ""
         values = {"base": base, "rank": rank, "process": number}
@@ -45,6 +46,9 @@ class View(NamedTuple):
         source = f"{self.table.name} t"
         if "root_call" in self.table.at:
             source += " LEFT JOIN root_calls c ON c.idx = t.root_call"
+        if step is not None and "step" in self.columns:
+            here = zip(("generation", "step"), step, strict=True)
+            source += " WHERE " + " AND ".join(f"{self.columns[at]} = {n:d}" for at, n in here)
         return f"SELECT {chosen} FROM {source}".format(**values)
 
 
@@ -104,20 +108,29 @@ VIEWS = {
         {**_placed(columns.OPERATORS, "rowid"), "source": "t.source{base}"},
     ),
     "all_sources": _view(columns.SOURCES, {**_own(columns.SOURCES), "idx": "t.idx{base}"}),
+    "all_functions": _view(columns.FUNCTIONS, _own(columns.FUNCTIONS)),
     "all_kernels": _view(columns.KERNELS, _own(columns.KERNELS)),
     "call_rows": _view(columns.CALLS, _CALLS),
     "all_timings": _view(columns.TIMINGS, {**_placed(columns.TIMINGS, "id"), **_WITH_ROOT_CALL}),
     "all_launches": _view(columns.LAUNCHES, {**_placed(columns.LAUNCHES, "id"), **_WITH_ROOT_CALL}),
     "all_tilings": _view(columns.TILINGS, _own(columns.TILINGS)),
+    "all_token_rows": _view(
+        columns.TOKEN_ROWS, {**_in_step(columns.TOKEN_ROWS), **_WITH_ROOT_CALL}
+    ),
 }
 ROW_COLUMNS = tuple(VIEWS["rows"].columns)
 OPERATOR_COLUMNS = tuple(VIEWS["operator_rows"].columns)
 
 
-def create_views(db: Connection, number: int, rank: int, later: int) -> None:
-    """Create the views over the tables of the n-th process; ``later`` is added to generations."""
+def create_views(
+    db: Connection, number: int, rank: int, later: int, step: Step | None = None
+) -> None:
+    """Create the views over the tables of the n-th process.
+
+    ``later`` is added to generations. ``step``: what belongs to a step is shown of this one alone.
+    """
     for name, view in VIEWS.items():
-        db.write(f"CREATE TEMP VIEW {name} AS {view.select(number, rank, later)}")
+        db.write(f"CREATE TEMP VIEW {name} AS {view.select(number, rank, later, step)}")
 
 
 def create_tables(db: sqlite3.Connection) -> None:

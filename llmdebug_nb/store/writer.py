@@ -226,11 +226,12 @@ class Writer:
         sources: Iterable[tuple[int, str, str | None, int | None]] = (),
         chains: Iterable[tuple[int, str]] = (),
         called: Iterable[tuple[int, str, int, str]] = (),
+        functions: Iterable[tuple[str, int, str, str]] = (),
     ) -> None:
         """Add rows to the index, all of them or none.
 
         ``sources``: rows of `columns.SOURCES`. ``chains``: numbered chains of views. ``called``:
-        execution ids of calls.
+        execution ids of calls. ``functions``: rows of `columns.FUNCTIONS`.
 
         Raises:
             DumpWriteError: they could not be written.
@@ -251,6 +252,7 @@ class Writer:
             db.executemany(columns.SOURCES.insert, self._noted(sources))
             db.executemany(columns.CHAINS.insert, chains)
             db.executemany(columns.CALLS.insert, called)
+            db.executemany(columns.FUNCTIONS.insert, self._shown(functions))
             if meta:
                 self._masked += json.dumps(masked_json(meta)).count(MASK)
             covered = {
@@ -278,6 +280,13 @@ class Writer:
         for row in sources:
             if row[2] and MASK in row[2]:
                 self._masked_lines |= {line for line in json.loads(row[2]) if MASK in line}
+            yield row
+
+    def _shown(self, functions: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+        """Yield functions, and note their lines in which secrets were masked."""
+        for row in functions:
+            if MASK in row[3]:
+                self._masked_lines |= {each.strip() for each in row[3].split("\n") if MASK in each}
             yield row
 
     def note(self, meta: dict[str, Any]) -> None:

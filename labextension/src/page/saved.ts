@@ -54,6 +54,8 @@ export class Saved implements Connection {
         return this.planes(request) ?? this.recorded(request);
       case 'series': // missing curves need no message
         return this.recorded(request) ?? { answer: { lines: [] } };
+      case 'calls': // nor do missing calls
+        return this.recorded(request) ?? { answer: { cells: [], total: 0 } };
       default:
         return this.recorded(request);
     }
@@ -166,8 +168,10 @@ function sorted(rows: Row[], by: Exclude<Sort, ''>, descending: boolean): Row[] 
 /** Return the key of a recorded answer, in the form that saved_page.py writes. */
 function key(request: Request): string {
   const parts = { ...request } as Record<string, number | string | number[] | undefined>;
-  const { op, row, finding, which, axes, fixed } = parts;
-  return [op, row, finding, which, axes, fixed].filter(part => part !== undefined).join(' ');
+  const { op, row, finding, layer, step, which, axes, fixed } = parts;
+  return [op, row, finding, layer, step, which, axes, fixed]
+    .filter(part => part !== undefined)
+    .join(' ');
 }
 
 /** True if the request is for a whole slice: the page has no answers for windows. */

@@ -3,6 +3,7 @@ export const COMMANDS = {
   show: 'llmdebug:show-runs',
   open: 'llmdebug:open',
   compare: 'llmdebug:compare',
+  swap: 'llmdebug:swap',
   reveal: 'llmdebug:reveal',
   delete: 'llmdebug:delete',
   openFolder: 'llmdebug:open-folder',

@@ -13,7 +13,6 @@ const ENDED = ['restarting', 'autorestarting', 'terminating', 'dead'];
 export class Desk {
   private kernel = '';
   private session?: Promise<Session.ISessionConnection>;
-  private live?: Session.ISessionConnection;
   private channels = new Set<Channel>();
 
   constructor(
@@ -30,27 +29,29 @@ export class Desk {
 
   /** Open a channel; start the kernel if necessary. */
   async channel(target: Target): Promise<Channel> {
-    const { kernel } = await (this.session ??= this.start());
+    const started = (this.session ??= this.start());
+    const session = await started.catch((error: unknown) => {
+      if (!this.session) throw error;
+    });
+    if (!session || started !== this.session) return this.channel(target); // another is used now
+    const { kernel } = session;
     if (!kernel) throw new Error(this.t.noKernel);
     const channel = new Channel(kernel.createComm(target), this.t.gone);
     this.channels.add(channel);
     return channel;
   }
 
-  private async start(): Promise<Session.ISessionConnection> {
-    try {
-      const session = await this.connect();
-      const ended = (): void => {
-        if (this.live === session) this.forget();
-      };
+  private start(): Promise<Session.ISessionConnection> {
+    const started = this.connect();
+    const ended = (): void => {
+      if (this.session === started) this.forget();
+    };
+    void started.then(session => {
       session.disposed.connect(ended);
       session.kernelChanged.connect(ended);
       session.statusChanged.connect((_, status) => ENDED.includes(status) && ended());
-      return (this.live = session);
-    } catch (error) {
-      this.session = undefined;
-      throw error;
-    }
+    }, ended);
+    return started;
   }
 
   private async connect(): Promise<Session.ISessionConnection> {
@@ -74,7 +75,7 @@ export class Desk {
   }
 
   private forget(): void {
-    this.session = this.live = undefined;
+    this.session = undefined;
     this.channels.forEach(channel => channel.close());
     this.channels.clear();
   }

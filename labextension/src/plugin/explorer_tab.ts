@@ -44,6 +44,7 @@ export class ExplorerTab extends Widget {
     this.say('status', mine ? t.comparing(golden, mine) : t.opening(golden));
     try {
       this.channel = await this.desk.channel('llmdebug_nb.explorer');
+      if (this.isDisposed) return this.leave();
       const opened = await this.channel.ask('open', { ...shown });
       if (opened.page) return this.display(opened.page, opened.scripts);
       const url = URL.createObjectURL(new Blob([opened.code], { type: 'text/javascript' }));

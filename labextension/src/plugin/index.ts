@@ -9,6 +9,7 @@ import { ICommandPalette, MainAreaWidget, WidgetTracker } from '@jupyterlab/appu
 import { IEditorExtensionRegistry } from '@jupyterlab/codemirror';
 import { IDefaultFileBrowser, IFileBrowserFactory } from '@jupyterlab/filebrowser';
 import { ILauncher } from '@jupyterlab/launcher';
+import { IRenderMimeRegistry } from '@jupyterlab/rendermime';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import type { Widget } from '@lumino/widgets';
@@ -18,9 +19,12 @@ import { ExplorerTab, type Shown } from './explorer_tab';
 import { icon } from './icon';
 import { magicHelp } from './magic_help';
 import { codeNotebook, followCell, isRecording, toggleRecording } from './record_cell';
+import { openLines } from './open_line';
 import { parentOf } from './paths';
+import { popOuts } from './pop_out';
 import { addRunCommands } from './run_commands';
 import { RunsPanel } from './runs_panel';
+import { renderSnapshots } from './snapshot';
 import { strings } from './strings';
 import css from './style.css';
 
@@ -43,6 +47,7 @@ function activate(
   browsers: IFileBrowserFactory | null,
   browser: IDefaultFileBrowser | null,
   editors: IEditorExtensionRegistry | null,
+  rendermime: IRenderMimeRegistry | null,
 ): void {
   const { commands, shell } = app;
   const t = strings((translator ?? nullTranslator).load('llmdebug_nb'));
@@ -85,9 +90,14 @@ function activate(
     label: () => (folders().length === 2 ? t.compareWith : t.openWith),
     icon,
     isEnabled: () => [1, 2].includes(folders().length),
-    execute: () => {
+    execute: async () => {
       const [golden, mine] = folders();
-      if (golden) open({ golden: golden.path, mine: mine?.path ?? '' });
+      if (!golden) return;
+      const alone = !mine && golden.type === 'directory';
+      // what goes wrong here, the tab says
+      const holdsRuns = alone && (await panel.listFolder(golden.path).catch(() => false));
+      if (holdsRuns) shell.activateById(panel.id);
+      else open({ golden: golden.path, mine: mine?.path ?? '' });
     },
   });
   commands.addCommand(COMMANDS.recordCell, {
@@ -102,6 +112,10 @@ function activate(
       if (notebook) toggleRecording(notebook, settings.dumpOptions);
     },
   });
+
+  if (rendermime) renderSnapshots(app, rendermime, t);
+  openLines(app, t);
+  popOuts(app, labShell ? 'main' : 'down');
 
   const cellChanged = (): void => commands.notifyCommandChanged(COMMANDS.recordCell);
   const follow = (): void => followCell(shell.currentWidget, cellChanged);
@@ -162,6 +176,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
     IFileBrowserFactory,
     IDefaultFileBrowser,
     IEditorExtensionRegistry,
+    IRenderMimeRegistry,
   ],
   activate,
 };

@@ -4,7 +4,7 @@ import type { Kernel } from '@jupyterlab/services';
 
 type Extension = ReturnType<typeof hoverTooltip>;
 
-const MAGIC = /^\s*%%?(llmdump|llmcompare|llmexplore|llmruns)\b/;
+const MAGIC = /^\s*%%?(llm\w+)\b/;
 // eslint-disable-next-line no-control-regex -- terminal colours begin with ESC
 const COLOURS = /\x1b\[[\d;]*m/g;
 

@@ -45,6 +45,12 @@ export function addRunCommands(
       if (golden && mine && two()) open({ golden: golden.path, mine: mine.path });
     },
   });
+  commands.addCommand(COMMANDS.swap, {
+    label: t.swapSelected,
+    caption: t.swapCaption,
+    isEnabled: () => two(),
+    execute: () => panel.swap(),
+  });
   commands.addCommand(COMMANDS.reveal, {
     label: t.revealSelected,
     caption: t.revealCaption,

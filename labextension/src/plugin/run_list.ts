@@ -13,6 +13,8 @@ export class RunList {
   /** Paths in the order of their selection. */
   private chosen: string[] = [];
   private active = '';
+  private all: RunRow[] = [];
+  /** Those that are shown. */
   private rows: RunRow[] = [];
   private options = new Map<string, HTMLElement>();
 
@@ -34,21 +36,37 @@ export class RunList {
   }
 
   get selection(): RunRow[] {
-    return this.chosen.flatMap(path => this.rows.filter(row => row.path === path));
+    return this.chosen.flatMap(path => this.all.filter(row => row.path === path));
   }
 
-  show(folders: RunsFolder[], rates: Map<string, number>): void {
-    this.rows = folders.flatMap(folder => folder.runs);
-    const known = new Set(this.rows.map(row => row.path));
+  /** Show the rows that have `words` in their names or models. What is selected stays so. */
+  show(folders: RunsFolder[], rates: Map<string, number>, words = ''): void {
+    this.all = folders.flatMap(folder => folder.runs);
+    const found = folders
+      .map(folder => ({ ...folder, runs: folder.runs.filter(run => has(run, words)) }))
+      .filter(folder => folder.runs.length);
+    this.rows = found.flatMap(folder => folder.runs);
+    const known = new Set(this.all.map(row => row.path));
     const before = this.chosen.length;
     this.chosen = this.chosen.filter(path => known.has(path));
-    if (!known.has(this.active)) this.active = '';
+    if (!this.rows.some(row => row.path === this.active)) this.active = '';
     this.options.clear();
     this.root.replaceChildren(
-      ...folders.map((folder, index) => this.group(folder, index, folders.length > 1, rates)),
+      ...found.map((folder, index) => this.group(folder, index, folders.length > 1, rates)),
     );
     this.mark();
     if (this.chosen.length !== before) this.on.selected();
+  }
+
+  /** Exchange the two selected runs: the first one is golden. */
+  swap(): void {
+    this.choose([...this.chosen].reverse());
+  }
+
+  select(path: string): void {
+    this.active = path;
+    this.choose([path]);
+    this.options.get(path)?.scrollIntoView({ block: 'nearest' });
   }
 
   private group(
@@ -89,7 +107,12 @@ export class RunList {
         element('span', `jp-llmdebug-state jp-llmdebug-${run.state}`, this.t[run.state] + speed),
       );
     }
+    if (run.verdict) {
+      const verdict = this.t.verdict(run.against, run.verdict.replaceAll('_', ' '));
+      option.append(element('span', 'jp-llmdebug-verdict', verdict));
+    }
     const figures = [
+      run.model,
       run.created ? new Date(1000 * run.created).toLocaleString() : '',
       run.steps === null ? '' : this.t.steps(run.steps),
       run.records === null ? '' : this.t.tensors(run.records),
@@ -167,6 +190,15 @@ export class RunList {
   private pathAt(event: Event): string | undefined {
     return (event.target as Element).closest<HTMLElement>('.jp-llmdebug-run')?.dataset.path;
   }
+}
+
+/** Tell whether a row has each of these words in its name or model. */
+function has(run: RunRow, words: string): boolean {
+  const text = `${run.name} ${run.model}`.toLowerCase();
+  return words
+    .toLowerCase()
+    .split(/\s+/)
+    .every(word => text.includes(word));
 }
 
 function element(tag: string, className: string, text = ''): HTMLElement {

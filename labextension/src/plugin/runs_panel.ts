@@ -21,12 +21,18 @@ export interface Places {
 export class RunsPanel extends Widget {
   private list: RunList;
   private buttons = new Map<string, HTMLButtonElement>();
+  private search = document.createElement('input');
   private line = document.createElement('p');
   private note = document.createElement('p');
   private channel?: Channel;
   private timer?: ReturnType<typeof setTimeout>;
   private asking = false;
+  /** What is asked for is no longer what to show. */
+  private stale = false;
   private shown = '';
+  private listed: RunsFolder[] = [];
+  /** Folders of runs that were opened by the file browser. */
+  private asked = new Set<string>();
   private sizes = new Map<string, { bytes: number; time: number }>();
 
   constructor(
@@ -53,11 +59,34 @@ export class RunsPanel extends Widget {
     this.note.className = 'jp-llmdebug-note';
     this.note.textContent = t.loading;
     this.list.root.hidden = true;
-    this.node.append(this.toolbar(), this.line, this.note, this.list.root);
+    this.search.type = 'search';
+    this.search.placeholder = t.search;
+    this.search.setAttribute('aria-label', t.search);
+    this.search.className = 'jp-llmdebug-search';
+    this.search.oninput = () => this.display(this.listed);
+    this.node.append(this.toolbar(), this.search, this.line, this.note, this.list.root);
   }
 
   get selection(): RunRow[] {
     return this.list.selection;
+  }
+
+  swap(): void {
+    this.list.swap();
+  }
+
+  /** If a folder holds runs, list them, select the newest one, and return true. */
+  async listFolder(folder: string): Promise<boolean> {
+    const { folders } = await (await this.connected()).ask('runs', { folders: [folder], name: '' });
+    const newest = folders.find(one => one.kind === 'run')?.runs[0];
+    if (!newest) return false;
+    this.asked.add(folder);
+    this.stale = true;
+    this.search.value = '';
+    const known = this.listed.some(one => one.runs.some(run => run.path === newest.path));
+    this.display(known ? this.listed : [...this.listed, ...folders]);
+    this.list.select(newest.path);
+    return true;
   }
 
   async delete(runs: RunRow[]): Promise<void> {
@@ -73,12 +102,12 @@ export class RunsPanel extends Widget {
   /** Refresh the list now, then regularly while the panel is visible. */
   async refresh(): Promise<void> {
     clearTimeout(this.timer);
+    this.stale = true;
     if (!this.isVisible || this.asking) return;
     this.asking = true;
     let wait = QUIET_MS;
     try {
-      const { folders } = await (await this.connected()).ask('runs', this.places());
-      if (this.display(folders)) wait = LIVE_MS;
+      if (this.display(await this.load())) wait = LIVE_MS;
     } catch (error) {
       this.fail((error as Error).message);
       return;
@@ -86,6 +115,21 @@ export class RunsPanel extends Widget {
       this.asking = false;
     }
     this.timer = setTimeout(() => void this.refresh(), wait);
+  }
+
+  /** Ask for the runs, and again if places or runs changed meanwhile. */
+  private async load(): Promise<RunsFolder[]> {
+    for (;;) {
+      this.stale = false;
+      const { folders: here, name } = this.places();
+      const places = { folders: [...new Set([...here, ...this.asked])], name };
+      try {
+        const { folders } = await (await this.connected()).ask('runs', places);
+        if (!this.stale) return folders;
+      } catch (error) {
+        if (!this.stale) throw error;
+      }
+    }
   }
 
   protected onAfterShow(): void {
@@ -113,13 +157,16 @@ export class RunsPanel extends Widget {
     const runs = folders.flatMap(folder => folder.runs);
     const recording = runs.filter(run => run.state === 'recording');
     const rates = this.rates(recording);
-    const now = JSON.stringify([folders, [...rates]]);
+    const words = this.search.value.trim();
+    const now = JSON.stringify([folders, [...rates], words]);
+    this.listed = folders;
     if (now !== this.shown) {
       this.shown = now;
-      this.list.show(folders, rates);
-      this.list.root.hidden = !runs.length;
-      this.note.hidden = runs.length > 0;
-      this.note.textContent = this.t.noRuns;
+      this.list.show(folders, rates, words);
+      const some = this.list.root.childElementCount > 0;
+      this.list.root.hidden = !some;
+      this.note.hidden = some;
+      this.note.textContent = runs.length ? this.t.nothingFound(words) : this.t.noRuns;
       this.note.setAttribute('role', 'note');
     }
     return recording.length > 0;
@@ -152,7 +199,7 @@ export class RunsPanel extends Widget {
     bar.className = 'jp-llmdebug-actions';
     bar.setAttribute('role', 'group');
     bar.setAttribute('aria-label', this.t.actions);
-    for (const name of ['open', 'compare', 'reveal', 'delete'] as const) {
+    for (const name of ['open', 'compare', 'swap', 'reveal', 'delete'] as const) {
       const command = COMMANDS[name];
       const button = document.createElement('button');
       button.textContent = this.t[name];

@@ -7,7 +7,9 @@ export type State = 'complete' | 'recording' | 'incomplete';
  * A run on disk, or a report.
  *
  * ``place``: its path in the file browser, "" if Jupyter does not serve it. ``problem``: why it
- * can't be opened, "" if its marker is sound.
+ * can't be opened, "" if its marker is sound. ``model``: the class of the recorded model, ""
+ * if it is not known. ``verdict``: of the last comparison of this run with the golden run
+ * ``against``; both are "" before one was made.
  */
 export interface RunRow {
   kind: Kind;
@@ -20,6 +22,9 @@ export interface RunRow {
   steps: number | null;
   state: State;
   problem: string;
+  model: string;
+  verdict: string;
+  against: string;
 }
 
 /** A folder of runs or of reports, newest first. */
@@ -29,7 +34,7 @@ export interface RunsFolder {
   runs: RunRow[];
 }
 
-/** The runs in ``name`` below each of ``folders``, and the reports in these folders. */
+/** The runs in ``folders`` and in ``name`` below each of them, and the reports in these. */
 export interface RunsRequest {
   op: 'runs';
   folders: string[];

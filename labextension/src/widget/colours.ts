@@ -56,7 +56,8 @@ export class Scale {
 
   word(value: number): number {
     if (Number.isNaN(value)) return NAN_WORD;
-    const at = ((value - this.lo) / (this.hi - this.lo || 1)) * 255;
+    const width = this.hi - this.lo;
+    const at = width > 0 ? ((value - this.lo) / width) * 255 : 127.5; // all the same: the middle
     return TABLES[this.kind][at <= 0 ? 0 : at >= 255 ? 255 : at | 0]!;
   }
 

@@ -11,8 +11,8 @@ import type { Overview, Scope } from './wire';
 
 export interface Marking {
   ask: Ask;
-  /** Called with the new overview. */
-  updated: (overview: Overview) => void;
+  /** Called with the new overview, and what to say. */
+  updated: (overview: Overview, text: string) => void;
 }
 
 export type Target = { row: number } | { finding: number };
@@ -37,6 +37,7 @@ export class MarkForm {
     ),
   );
   private form: HTMLElement;
+  private sending = false;
 
   /** `key` identifies the button, so that it gets the focus back after an update. */
   constructor(
@@ -86,6 +87,8 @@ export class MarkForm {
 
   private async submit(event: Event): Promise<void> {
     swallow(event);
+    if (this.sending) return;
+    this.sending = true;
     const reply = await this.marking.ask('expect', {
       row: -1,
       finding: -1,
@@ -93,7 +96,8 @@ export class MarkForm {
       ...this.target,
       comment: this.comment.value.trim(),
     });
-    if (reply) this.marking.updated(reply.answer);
+    this.sending = false;
+    if (reply) this.marking.updated(reply.answer, T.markedNow);
   }
 }
 
@@ -106,9 +110,13 @@ export function unmarkButton(
 ): HTMLElement {
   const { text, rows } = overview.marks[at]!;
   const name = T.unmark(text, rows);
+  let sending = false;
   const unmark = async () => {
+    if (sending) return; // a second press would be about a mark that is gone
+    sending = true;
     const reply = await ask('unexpect', { mark: at, text });
-    if (reply) updated(reply.answer);
+    sending = false;
+    if (reply) updated(reply.answer, T.unmarkedNow);
   };
   const props = { 'data-mark': key, 'aria-label': name, title: name };
   return button(() => void unmark(), props, T.unmarkFace);

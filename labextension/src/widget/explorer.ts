@@ -1,22 +1,30 @@
 /**
- * The explorer: token stepper, model tree, list of records and tensor panel, kept in sync.
+ * The explorer. Of a run: token stepper, model tree, records and tensor. Of a comparison: the
+ * answer, where the error goes, code beside code and the tensor; tree and records in a drawer.
  *
  * `position`, `selected` and `path` are traits of the Python widget. The page and the kernel may
  * change them; the views are updated by the traits' change events only.
  */
 import type { AnyModel } from '@anywidget/types';
-import { button, clamp, h } from './dom';
+import { Answer } from './answer';
+import { Code, codeAt, codeOf } from './code';
+import { clamp, h } from './dom';
+import { Foot } from './foot';
+import { Halt } from './halt';
 import { header } from './header';
+import { Help } from './help';
 import { onKeys } from './keys';
-import { Layers } from './layers';
 import { Panel } from './panel';
-import { Rows, WHOLE } from './rows';
+import { Rows } from './rows';
 import { Rpc, type Wait } from './rpc';
 import { Status } from './status';
 import { Stepper } from './stepper';
 import * as T from './strings';
+import { mounted } from './mounted';
+import { Timeline } from './timeline';
 import { Tree } from './tree';
-import type { ExportRequest, Layer, Located, Overview, State, TreeNode } from './wire';
+import { Walk } from './walk';
+import type { ExportRequest, Overview, State, TreeNode } from './wire';
 
 export interface Traits {
   snapshot: Overview;
@@ -27,26 +35,58 @@ export interface Traits {
   saved?: State;
 }
 
+/** Shows an explorer in `root`, anew at each halt of a program. Returns what removes it. */
+export function explore(model: AnyModel<Traits>, root: HTMLElement): () => void {
+  const renew = (focus: string) => {
+    explorer.dispose();
+    const next = h('div', { class: 'llmdebug' });
+    root.replaceWith(next);
+    root = next;
+    explorer = new Explorer(model, root, renew, focus);
+  };
+  let explorer = new Explorer(model, root, renew);
+  return () => explorer.dispose();
+}
+
+/** What only a comparison has. */
+interface Comparison {
+  answer: Answer;
+  timeline: Timeline;
+  code: Code;
+}
+
+/** JupyterLab's extension listens, and prevents the default. */
+export const POP_OUT = 'llmdebug:pop-out';
+
+/** More points than a tensor has steps. */
+const ALL_STEPS = 100_000;
+
 export class Explorer {
   private status = new Status();
   private controls = h('fieldset', { class: 'llmdebug-controls', role: 'presentation' });
   private rpc: Rpc;
-  private stepper: Stepper;
+  private comparison: Comparison | null = null;
+  private halt: Halt | null = null;
+  private stepper: Stepper | null = null;
   private tree: Tree;
   private rows: Rows;
+  private walk: Walk;
   private panel: Panel;
-  private layers: Layers | null;
+  private foot: Foot;
+  private help: Help;
   private overview: Overview;
-  private head: HTMLElement;
   private offKeys: () => void;
   /** The tree has been unfolded once, to the first selected record. */
   private opened = false;
-  /** Number of position changes. A slow reply must not undo a later change. */
+  /** Numbers of changes of position and module. A slow reply must not undo a later change. */
   private moves = 0;
+  private narrowings = 0;
 
   constructor(
     private model: AnyModel<Traits>,
-    root: HTMLElement,
+    private root: HTMLElement,
+    private renew: (focus: string) => void,
+    focus = '',
   ) {
     const overview = (this.overview = model.get('snapshot'));
     const report = overview.kind === 'report';
@@ -56,59 +96,57 @@ export class Explorer {
       text => this.status.fail(text),
     );
     const { ask } = this.rpc;
-    this.stepper = new Stepper(
-      overview.steps,
-      position => this.set('position', position),
-      () => this.rpc.idle,
-    );
+    const saved = model.get('saved');
     this.tree = new Tree(ask, node => this.under(node));
-    const stepLabel = (index: number) => overview.steps[index]?.label ?? String(index);
+    const stepLabel = (index: number) => this.overview.steps[index]?.label ?? String(index);
     this.rows = new Rows(ask, report, stepLabel, {
       choose: row => this.set('selected', row.id),
       clearNode: () => this.under(null),
       narrowed: () => void this.follow(false),
     });
-    this.panel = new Panel(ask, stepLabel, {
+    this.walk = new Walk(ask, this.rows, report, {
+      here: () => ({ selected: model.get('selected'), position: this.position }),
+      go: row => this.set('selected', row),
+      say: text => this.status.say(text),
+    });
+    this.panel = new Panel(ask, report, stepLabel, {
       overview: () => this.overview,
-      updated: overview => this.take(overview),
+      updated: (...news) => this.take(...news),
       jump: row => this.set('selected', row),
       tree: path => void this.go(path),
       say: text => this.status.say(text),
+      shown: row => this.comparison?.timeline.follow(row),
     });
-    const saved = model.get('saved');
     if (saved) {
       root.classList.add('llmdebug-saved');
       this.panel.begin(saved);
       this.rows.begin(saved);
     }
+    const halted = overview.halt > 0;
+    this.help = new Help(report);
+    this.foot = new Foot(report, report || halted, this.status, {
+      walk: (delta, mismatch) => void this.walk.on(delta, mismatch),
+      save: saved ? undefined : kind => void this.save(kind),
+      help: () => this.help.turn(),
+      opened: () => this.reveal(),
+      popOut: () => this.popOut(),
+    });
+    if (halted) this.layHalt(focus);
+    else if (report) this.layComparison(overview);
+    else this.layRun(overview);
+    root.append(this.controls);
     root.setAttribute('role', 'region');
     root.setAttribute('aria-label', `${T.explorer}: ${overview.title}`);
-    this.layers = report
-      ? new Layers(ask, overview.steps, (layer, step, row) => void this.jump(layer, step, row))
-      : null;
-    this.head = this.header();
-    this.controls.append(
-      this.head,
-      ...(this.layers ? [this.layers.root] : []),
-      this.stepper.root,
-      h('div', { class: 'llmdebug-main' }, this.tree.root, this.rows.root, this.panel.root),
-      this.bar(report, !saved),
-    );
-    root.append(this.controls);
     for (const action of ['pointerdown', 'keydown'])
       root.addEventListener(
         action,
         event => {
           this.status.say('');
-          this.stepper.halt(event);
+          this.stepper?.halt(event);
         },
         true,
       );
-    this.offKeys = onKeys(root, {
-      record: delta => void this.walk(delta, false),
-      mismatch: delta => void this.walk(delta, true),
-      expect: () => this.panel.expect(),
-    });
+    this.offKeys = onKeys(root, this.keys());
     model.on('change:position', this.onPosition);
     model.on('change:selected', this.onSelected);
     model.on('change:path', this.onPath);
@@ -125,39 +163,122 @@ export class Explorer {
     this.model.off('change:selected', this.onSelected);
     this.model.off('change:path', this.onPath);
     this.model.off('change:snapshot', this.onSnapshot);
-    for (const part of [this.rpc, this.stepper, this.tree, this.rows, this.panel, this.layers])
-      part?.dispose();
+    const { comparison, rpc, stepper, tree, rows, panel } = this;
+    for (const part of [rpc, stepper, tree, rows, panel, comparison?.timeline]) part?.dispose();
   }
 
-  private header(): HTMLElement {
-    return header(this.overview, this.rpc.ask, {
-      jump: row => this.set('selected', row),
-      say: text => this.status.say(text),
-      updated: overview => this.take(overview),
+  private layRun(overview: Overview): void {
+    this.stepper = new Stepper(
+      overview.steps,
+      position => void this.step(position),
+      () => this.rpc.idle,
+    );
+    this.controls.append(
+      header(overview),
+      this.stepper.root,
+      h('div', { class: 'llmdebug-main' }, this.tree.root, this.rows.root, this.panel.root),
+      this.foot.root,
+      this.help.root,
+    );
+  }
+
+  private layHalt(focus: string): void {
+    const say = (text: string) => this.status.say(text);
+    const code = new Code(say);
+    this.root.classList.add('llmdebug-report');
+    this.halt = new Halt(
+      this.rpc.ask,
+      { show: halt => code.show(codeAt(halt)), updated: (...news) => this.take(...news), say },
+      focus,
+    );
+    this.controls.append(
+      this.halt.root,
+      h('div', { class: 'llmdebug-split' }, code.root, this.panel.root),
+      this.foot.root,
+      this.foot.hold(h('div', { class: 'llmdebug-main' }, this.tree.root, this.rows.root)),
+      this.help.root,
+    );
+  }
+
+  private layComparison(overview: Overview): void {
+    const { ask } = this.rpc;
+    const say = (text: string) => this.status.say(text);
+    const code = new Code(say);
+    const timeline = new Timeline(ask, overview, {
+      choose: (row, step) => this.jump(row, step),
+      position: position => void this.step(position),
     });
+    this.root.classList.add('llmdebug-report');
+    const split = h('div', { class: 'llmdebug-split' }, code.root, this.panel.root);
+    const answer = new Answer(overview, ask, {
+      show: (at, detail) => code.show(codeOf(this.overview.findings[at], detail)),
+      chosen: ({ row }) => row >= 0 && this.set('selected', row),
+      updated: (...news) => this.take(...news),
+      say,
+    });
+    this.comparison = { answer, timeline, code };
+    this.controls.append(
+      answer.root,
+      timeline.root,
+      split,
+      this.foot.root,
+      this.foot.hold(h('div', { class: 'llmdebug-main' }, this.tree.root, this.rows.root)),
+      this.help.root,
+    );
+  }
+
+  private keys(): Record<string, () => void> {
+    const { comparison } = this;
+    return {
+      n: () => void this.walk.on(1, false),
+      p: () => void this.walk.on(-1, false),
+      N: () => void this.walk.on(1, true),
+      P: () => void this.walk.on(-1, true),
+      e: () => this.panel.expect(),
+      '[': () => void this.step(this.position - 1),
+      ']': () => void this.step(this.position + 1),
+      '?': () => this.help.turn(),
+      ...(comparison
+        ? {
+            f: () => comparison.answer.next(),
+            c: () => comparison.code.focus(),
+            t: () => this.panel.focus(),
+          }
+        : {}),
+    };
+  }
+
+  /** Ask JupyterLab for a tab with a view of this explorer; elsewhere fill the screen. */
+  private popOut(): void {
+    const { model, overview } = this;
+    const mount = (root: HTMLElement) => explore(model, root);
+    const event = new CustomEvent(POP_OUT, {
+      bubbles: true,
+      composed: true,
+      cancelable: true,
+      detail: { title: overview.title, mount: (el: HTMLElement) => mounted(el, mount) },
+    });
+    if (this.root.dispatchEvent(event))
+      void this.root.requestFullscreen?.().catch(() => this.status.say(T.noPopOut));
   }
 
   /** Set the overview that the kernel sent as a reply. It may also set the trait itself. */
-  private take(overview: Overview): void {
-    const removed = overview.marks.length < this.overview.marks.length;
-    this.status.say(removed ? T.unmarkedNow : T.markedNow);
+  private take(overview: Overview, text: string): void {
+    this.status.say(text);
     this.model.set('snapshot', overview);
   }
 
-  /** Show new verdicts. Position, selection, open details and focus stay. */
+  /** Show new verdicts: position, selection and focus stay. Or show another comparison. */
   private onSnapshot = (): void => {
+    const { inside, halt } = this.overview;
     this.overview = this.model.get('snapshot');
+    const other = inside !== this.overview.inside;
+    if (halt !== this.overview.halt) return this.renew(this.halt?.focused ?? '');
     const focused = this.focusedMark();
-    const open = new Map(
-      [...this.head.querySelectorAll('details')].map(one => [one.dataset.open, one.open]),
-    );
-    const fresh = this.header();
-    for (const details of fresh.querySelectorAll('details'))
-      details.open = open.get(details.dataset.open) ?? details.open;
-    this.head.replaceWith(fresh);
-    this.head = fresh;
-    this.stepper.take(this.overview.steps);
-    void this.layers?.reload();
+    this.comparison?.answer.take(this.overview);
+    this.comparison?.timeline.take(this.overview);
+    this.stepper?.take(this.overview.steps);
+    if (other) return this.restart();
     void this.tree.reload();
     this.rows.refresh();
     void this.follow(false);
@@ -166,9 +287,21 @@ export class Explorer {
     });
   };
 
+  /** Begin anew: rows and modules are those of another comparison. */
+  private restart(): void {
+    this.rows.clearFilter();
+    this.narrow(null);
+    void this.tree.restart();
+    const { findings, first_bad } = this.overview;
+    const row = findings.find(finding => finding.row >= 0)?.row ?? first_bad;
+    this.set('position', 0);
+    this.set('selected', row);
+    this.rows.refresh();
+  }
+
   /** Return the key of the mark button that has the focus or whose form has it. */
   private focusedMark(): string | null | undefined {
-    const { activeElement } = this.head.getRootNode() as Document | ShadowRoot;
+    const { activeElement } = this.root.getRootNode() as Document | ShadowRoot;
     const part = activeElement?.closest('.llmdebug-expect, [data-mark]');
     const key = part?.matches('[data-mark]') ? part : part?.querySelector('[data-mark]');
     return key?.getAttribute('data-mark');
@@ -178,40 +311,6 @@ export class Explorer {
   private wait(wait: Wait): void {
     this.status.wait(wait);
     this.controls.disabled = wait === 'dead' || wait === 'gone';
-  }
-
-  private bar(report: boolean, savable: boolean): HTMLElement {
-    const walker = (label: string, face: string, delta: 1 | -1, mismatch: boolean) =>
-      button(
-        () => void this.walk(delta, mismatch),
-        { title: label },
-        h('span', { 'aria-hidden': 'true' }, face),
-        h('span', { class: 'llmdebug-spoken' }, label),
-      );
-    return h(
-      'div',
-      { class: 'llmdebug-foot' },
-      walker(T.previousRecord, '↑ p', -1, false),
-      walker(T.nextRecord, '↓ n', 1, false),
-      report ? walker(T.previousMismatch, '✗ ↑ P', -1, true) : null,
-      report ? walker(T.nextMismatch, '✗ ↓ N', 1, true) : null,
-      this.status.root,
-      savable ? this.savers() : null,
-    );
-  }
-
-  private savers(): HTMLElement {
-    const saver = (kind: ExportRequest['kind']) => {
-      const title = T.saveAs[kind];
-      const props = { 'aria-label': `${T.kinds[kind]}: ${title}`, title };
-      return button(() => void this.save(kind), props, T.kinds[kind]);
-    };
-    return h(
-      'div',
-      { class: 'llmdebug-savers', role: 'group', 'aria-label': T.save },
-      `${T.saveFace} `,
-      ...(['html', 'svg', 'png'] as const).map(saver),
-    );
   }
 
   /** The kernel writes the file: it knows the notebook's folder, and a page may not save files. */
@@ -244,8 +343,8 @@ export class Explorer {
 
   private onPosition = (): void => {
     this.moves++;
-    this.stepper.show(this.position);
-    this.layers?.show(this.position);
+    this.stepper?.show(this.position);
+    this.comparison?.timeline.show(this.position);
     this.rows.show(this.position, this.tree.selected);
   };
 
@@ -255,20 +354,37 @@ export class Explorer {
   };
 
   private onPath = (): void => {
+    this.narrowings++; // a module that is being looked up is not wanted any more
     if (this.model.get('path') !== (this.tree.selected?.path ?? ''))
       void this.go(this.model.get('path'));
   };
 
   /** List only the records of the module at `path`. */
   private async go(path: string): Promise<void> {
-    this.under(path ? await this.tree.find(path) : null);
+    const asked = ++this.narrowings;
+    const node = path ? await this.tree.find(path) : null;
+    if (asked === this.narrowings) this.under(node);
   }
 
-  /** Select a layer's worst row at a step. If nothing was recorded there, go to the step. */
-  private async jump({ path, node }: Layer, step: number, row: number): Promise<void> {
-    if (row < 0) return this.set('position', step);
-    this.narrow(node < 0 ? null : await this.tree.find(path));
-    this.set('selected', row);
+  /** Go to another token, and show the same tensor there if it was recorded. */
+  private async step(position: number): Promise<void> {
+    if (position !== clamp(position, 0, this.overview.steps.length - 1)) return;
+    const row = this.model.get('selected');
+    this.set('position', position);
+    const { moves } = this;
+    if (row < 0) return;
+    const reply = await this.rpc.ask('series', { row, n: ALL_STEPS });
+    const there = reply?.answer.lines
+      .flatMap(line => line.points)
+      .find(point => point.step === position);
+    if (there && moves === this.moves && row === this.model.get('selected'))
+      this.set('selected', there.row);
+  }
+
+  /** Select a row. If nothing was recorded there, go to its step. */
+  private jump(row: number, step: number): void {
+    if (row < 0) void this.step(step);
+    else this.set('selected', row);
   }
 
   private under(node: TreeNode | null): void {
@@ -277,6 +393,7 @@ export class Explorer {
   }
 
   private narrow(node: TreeNode | null): void {
+    this.narrowings++;
     this.tree.mark(node);
     this.rows.show(this.position, node);
     this.set('path', node?.path ?? '');
@@ -292,11 +409,13 @@ export class Explorer {
     // with all tokens listed, the position may have to follow
     if (this.rows.has(row) && !this.rows.filter.every) return;
     const { moves } = this;
-    let at = await this.where(row);
-    if (at && at.index < 0 && must) {
+    const filter = JSON.stringify(this.rows.filter);
+    let at = await this.rows.where(row);
+    if (row !== this.model.get('selected')) return;
+    if (must && at && at.index < 0 && filter === JSON.stringify(this.rows.filter)) {
       this.rows.clearFilter();
       this.narrow(null);
-      at = await this.where(row);
+      at = await this.rows.where(row);
     }
     if (!at?.row || row !== this.model.get('selected')) return;
     this.tree.pointAt(at.row.path);
@@ -307,36 +426,9 @@ export class Explorer {
     this.rows.select(row, this.rows.shows(at.row.step) ? at.index : -1);
   }
 
-  private async where(row: number): Promise<Located | undefined> {
-    return (await this.rpc.ask('row', { row, ...this.rows.filter }))?.answer;
-  }
-
-  /** Return the row to walk from: the selected one, or the edge of the step if it is elsewhere. */
-  private async from(delta: 1 | -1): Promise<number> {
-    const row = this.model.get('selected');
-    const at = row < 0 ? undefined : await this.where(row);
-    if (!at?.row || this.rows.shows(at.row.step)) return row;
-    if (this.rows.filter.sort) return -1;
-    const page = await this.rpc.ask('rows', { ...WHOLE, step: this.position, start: 0, n: 1 });
-    const first = page?.answer.rows[0]?.id;
-    if (first === undefined) return row;
-    return delta > 0 ? first - 1 : first;
-  }
-
-  /** Select the next or previous record or mismatch, across steps. */
-  private async walk(delta: 1 | -1, mismatch: boolean): Promise<void> {
-    if (mismatch && this.overview.kind === 'run') return this.status.say(T.runHasNoMismatch);
-    const filter = this.rows.filter;
-    const row = await this.from(delta);
-    if (row < 0 && (!mismatch || filter.sort)) return this.rows.start();
-    const reply = await this.rpc.ask('locate', {
-      ...filter,
-      row,
-      delta,
-      mismatch: mismatch || filter.mismatch,
-    });
-    if (!reply) return;
-    if (reply.answer.row) this.set('selected', reply.answer.row.id);
-    else this.status.say(T.noFurther(mismatch || filter.mismatch));
+  /** Scroll to the selected record: a list that was hidden could not. */
+  private reveal(): void {
+    this.rows.select(-1, -1);
+    void this.follow(true);
   }
 }

@@ -33,10 +33,11 @@ export class Heads {
   constructor(
     private ask: Ask,
     private choose: (axis: number, head: number) => void,
+    open = false,
   ) {
     this.root = h(
       'details',
-      { class: 'llmdebug-heads', hidden: true, ontoggle: () => void this.load() },
+      { class: 'llmdebug-heads', hidden: true, open, ontoggle: () => void this.load() },
       this.title,
       this.grid,
       h('div', { class: 'llmdebug-pager' }, this.previous, this.note, this.next),
@@ -64,7 +65,16 @@ export class Heads {
     const wanted = JSON.stringify({ ...slice, axis, first, fixed });
     if (wanted === this.drawn) return;
     this.drawn = wanted;
-    const reply = await this.ask('heads', { ...slice, axis, first, size: CELLS });
+    const { row, which, axes, fixed: at } = slice;
+    const reply = await this.ask('heads', {
+      row,
+      which,
+      axes,
+      fixed: at,
+      axis,
+      first,
+      size: CELLS,
+    });
     if (wanted !== this.drawn) return;
     if (reply) this.paint(reply.answer, floats(reply.buffers[0]), slice.which === 'difference');
     else this.clear();

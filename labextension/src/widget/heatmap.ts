@@ -8,7 +8,10 @@ import { extreme, floats, panned, zoomed, type Cell, type Window } from './windo
 import type { View, ViewRequest } from './wire';
 
 /** A 2-d slice of a tensor, without the window that is in view. */
-export type Slice = Pick<ViewRequest, 'row' | 'which' | 'axes' | 'fixed'>;
+export type Slice = Pick<ViewRequest, 'row' | 'which' | 'axes' | 'fixed'> & {
+  /** Of the axes down and across. */
+  names?: [string, string];
+};
 export interface HeatmapEvents {
   moved?: (window: Window) => void;
   pointed?: (at: Cell | null) => void;
@@ -46,6 +49,8 @@ export class Heatmap {
   private pointed: Cell | null = null;
   private busy = false;
   private stale = false;
+  /** Number of elements that were asked for: the last one is framed. */
+  private asked = 0;
   private resize = new ResizeObserver(() => this.paint());
 
   constructor(
@@ -79,6 +84,7 @@ export class Heatmap {
 
   show(slice: Slice): void {
     this.slice = slice;
+    this.asked++;
     this.window = { y0: 0, x0: 0, y1: 0, x1: 0 };
     this.view = null;
     this.picked = this.pointed = null;
@@ -96,15 +102,16 @@ export class Heatmap {
   async mark(at: Cell): Promise<void> {
     const slice = this.slice;
     if (!slice) return;
+    const asked = ++this.asked;
     const reply = await this.ask('view', {
-      ...slice,
+      ...placeOf(slice),
       y0: at.y,
       x0: at.x,
       y1: at.y + 1,
       x1: at.x + 1,
       size: 1,
     });
-    if (reply && slice === this.slice) this.put(slice, at, floats(reply.buffers[0])[0]!);
+    if (reply && asked === this.asked) this.put(slice, at, floats(reply.buffers[0])[0]!);
   }
 
   /** Frame the element under the pointer, which may be in a map beside this one. */
@@ -132,8 +139,8 @@ export class Heatmap {
   }
 
   /** Map the colours to `lo` … `hi` in place of the slice's own range. */
-  paintBetween(lo: number, hi: number): void {
-    this.colour(new Scale(lo, hi));
+  paintBetween(lo: number, hi: number, signed = false): void {
+    this.colour(new Scale(lo, hi, signed));
     this.paint();
   }
 
@@ -151,12 +158,11 @@ export class Heatmap {
     do {
       this.stale = false;
       const slice = this.slice!;
-      const reply = await this.ask('view', { ...slice, ...this.window, size: CELLS });
+      const reply = await this.ask('view', { ...placeOf(slice), ...this.window, size: CELLS });
       if (slice !== this.slice) continue;
       if (reply) this.take(reply.answer, floats(reply.buffers[0]));
-      else if (this.view)
-        this.window = windowOf(this.view); // the last picture stays
-      else this.clear();
+      else if (!this.view) this.clear();
+      else if (!this.stale) this.window = windowOf(this.view); // the last picture stays
     } while (this.stale);
     this.setBusy(false);
   }
@@ -184,9 +190,10 @@ export class Heatmap {
     this.colour(new Scale(numeric(view.lo), numeric(view.hi), this.slice?.which === 'difference'));
     this.canvas.style.height = `${Math.min(HEIGHT, Math.max(48, view.rows * LINE_HEIGHT))}px`;
     const flat = view.rows === 1;
+    const names = this.slice?.names ?? ['rows', 'columns'];
     const range = flat
-      ? T.windowFlat(view.x0, view.x1)
-      : T.window(view.y0, view.y1, view.x0, view.x1);
+      ? T.windowFlat(names[1], view.x0, view.x1)
+      : T.window(names, [view.y0, view.y1, view.x0, view.x1]);
     this.caption.textContent = data.length
       ? view.rows * view.cols === 1
         ? T.scalar
@@ -349,6 +356,7 @@ export class Heatmap {
   private async pick(fx: number, fy: number): Promise<void> {
     const slice = this.slice;
     if (!this.view || !slice || this.data.length === 0) return;
+    const asked = ++this.asked;
     let view: View = this.view;
     let data = this.data;
     let cell =
@@ -364,11 +372,11 @@ export class Heatmap {
         x1: Math.min(view.x1, x0 + view.fx),
       };
       const reply: Reply<'view'> | undefined = await this.ask('view', {
-        ...slice,
+        ...placeOf(slice),
         ...block,
         size: CELLS,
       });
-      if (!reply || slice !== this.slice) return;
+      if (!reply || asked !== this.asked) return;
       view = reply.answer;
       data = floats(reply.buffers[0]);
       cell = extreme(data);
@@ -398,6 +406,11 @@ export class Heatmap {
     const [row, column] = slice.axes;
     return slice.fixed.map((fixed, axis) => (axis === row ? at.y : axis === column ? at.x : fixed));
   }
+}
+
+/** Return what a request needs of a slice. */
+function placeOf({ row, which, axes, fixed }: Slice): Omit<Slice, 'names'> {
+  return { row, which, axes, fixed };
 }
 
 function windowOf({ y0, x0, y1, x1 }: View): Window {

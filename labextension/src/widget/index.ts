@@ -1,18 +1,9 @@
 import type { RenderProps } from '@anywidget/types';
-import { h } from './dom';
-import { Explorer, type Traits } from './explorer';
-import css from './style.css';
+import { explore, type Traits } from './explorer';
+import { mounted } from './mounted';
 
 function render({ model, el }: RenderProps<Traits>): () => void {
-  const style = h('style');
-  style.textContent = css;
-  const root = h('div', { class: 'llmdebug' });
-  el.append(style, root);
-  const explorer = new Explorer(model, root);
-  return () => {
-    explorer.dispose();
-    el.replaceChildren();
-  };
+  return mounted(el, root => explore(model, root));
 }
 
 export default { render };

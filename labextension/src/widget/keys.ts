@@ -1,11 +1,8 @@
 /** Keys that work everywhere in the widget, except in text fields. */
 import { swallow } from './dom';
 
-export interface Actions {
-  record: (delta: 1 | -1) => void;
-  mismatch: (delta: 1 | -1) => void;
-  expect: () => void;
-}
+/** What each key does. */
+export type Actions = Record<string, () => void>;
 
 const TYPING = 'input:not([type=checkbox]):not([type=range]), select, textarea';
 const SUPPRESS = 'data-lm-suppress-shortcuts';
@@ -14,26 +11,13 @@ const SUPPRESS = 'data-lm-suppress-shortcuts';
 export function onKeys(root: HTMLElement, actions: Actions): () => void {
   root.addEventListener('keydown', event => {
     if (isForHost(event)) return;
-    const action = (event.target as HTMLElement).matches(TYPING)
-      ? undefined
-      : actionOf(event.key, actions);
+    const action = (event.target as HTMLElement).matches(TYPING) ? undefined : actions[event.key];
     if (action) {
       swallow(event);
       action();
     } else if (event.key.length === 1) event.stopPropagation();
   });
   return shield(root);
-}
-
-function actionOf(key: string, { record, mismatch, expect }: Actions): (() => void) | undefined {
-  const actions: Record<string, () => void> = {
-    n: () => record(1),
-    p: () => record(-1),
-    N: () => mismatch(1),
-    P: () => mismatch(-1),
-    e: expect,
-  };
-  return actions[key];
 }
 
 /** True for keys that stay Jupyter's: shortcuts such as save, run cell, and leave cell. */

@@ -5,9 +5,10 @@ import { STATES } from './strings';
 import * as T from './strings';
 import type { Layer, Step } from './wire';
 
-export const [NOTHING, UNMATCHED, MATCH, WITHIN_NOISE, EXPECTED, DIVERGED] = [
-  0, 1, 2, 3, 4, 5,
-] as const;
+/** States of a cell, as the kernel numbers them: see `CallCell`. */
+export const [NOTHING, UNMATCHED, REWRITTEN, DIVERGED, MADE] = [0, 1, 2, 6, 7] as const;
+
+let serials = 0;
 
 /** A layer at a step. */
 export interface Place {
@@ -17,6 +18,8 @@ export interface Place {
 
 export class LayerErrors {
   readonly layers: Layer[];
+  /** Differs from that of every other one. */
+  readonly serial = ++serials;
   private error: Float32Array;
   private limit: Float32Array;
   private rows: Int32Array;
@@ -80,17 +83,32 @@ export class LayerErrors {
     ].join('');
   }
 
-  /** Return the first diverged cell: the earliest step, then the first layer. */
-  firstBad(): Place | undefined {
-    for (let step = 0; step < this.steps.length; step++)
-      for (let layer = 0; layer < this.layers.length; layer++)
-        if (this.state({ layer, step }) === DIVERGED) return { layer, step };
-    return undefined;
+  /** Return ``layer 5`` for ``model.layers.5``, else the name. */
+  shortName(layer: number): string {
+    const { path, node } = this.layers[layer]!;
+    const last = path.split('.').at(-1) ?? '';
+    return /^\d+$/.test(last) ? T.layer(last) : node < 0 ? T.around : pathText(last);
   }
-}
 
-export interface PlaceEvents {
-  choose: (place: Place) => void;
-  /** Called with a description of the cell under the pointer. */
-  tell: (text: string) => void;
+  /** Return the layer of a path: the longest one that holds it; -1 if there is none. */
+  layerOf(path: string): number {
+    let [best, length] = [this.layers.findIndex(({ node }) => node < 0), -1];
+    this.layers.forEach((layer, i) => {
+      const holds = layer.node >= 0 && `${path}.`.replace('/', '.').startsWith(`${layer.path}.`);
+      if (holds && layer.path.length > length) [best, length] = [i, layer.path.length];
+    });
+    return best;
+  }
+
+  /** Return the first cell that makes an error, else the first diverged one. */
+  firstBad(): Place | undefined {
+    let found: Place | undefined;
+    for (let step = 0; step < this.steps.length; step++)
+      for (let layer = 0; layer < this.layers.length; layer++) {
+        const state = this.state({ layer, step });
+        if (state === MADE) return { layer, step };
+        if (state === DIVERGED) found ??= { layer, step };
+      }
+    return found;
+  }
 }

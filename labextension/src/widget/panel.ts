@@ -29,11 +29,20 @@ type Figure = (typeof FIGURES)[number];
 /** Figures in which any difference matters. The others may differ by rounding. */
 const EXACT = new Set<Figure>(['dtype', 'shape', 'nan', 'inf', 'numel', 'fingerprint']);
 
+/** Metrics that are always in view, with what each says. */
+const FIRST = [
+  ['relative_euclidean_distance', T.aboutL2],
+  ['cosine_similarity', T.aboutCosine],
+  ['max_absolute_error', T.aboutMax],
+] as const;
+
 export interface PanelEvents extends Pick<Marking, 'updated'> {
   overview: () => Overview;
   jump: (row: number) => void;
   tree: (path: string) => void;
   say: (text: string) => void;
+  /** Called with the row that is shown. */
+  shown: (row: Row) => void;
 }
 
 export class Panel {
@@ -42,29 +51,37 @@ export class Panel {
   private sparklines: Sparklines;
   private place = h('div', { class: 'llmdebug-place' });
   private tables = h('div', { class: 'llmdebug-tables' });
+  private kernels = h('div');
+  private links = h('div');
+  private first = h('div', { class: 'llmdebug-first' });
+  private more = h('details', { class: 'llmdebug-more', 'data-open': 'more' });
   private content: HTMLElement;
   private hint = h('div', { class: 'llmdebug-hint' }, h('p', {}, T.chooseRow), h('p', {}, T.keys));
-  private row = -1;
+  private asked = 0;
   private mark: MarkForm | null = null;
 
+  /** `report`: the pictures come first, and most figures are folded. */
   constructor(
     private ask: Ask,
+    private report: boolean,
     private stepLabel: (index: number) => string,
     private events: PanelEvents,
   ) {
-    this.tensor = new Tensor(ask);
+    this.tensor = new Tensor(ask, report);
     this.sparklines = new Sparklines(ask, { jump: events.jump, step: stepLabel });
+    const { place, first, tensor, sparklines, tables, kernels, more } = this;
     this.content = h(
       'div',
-      { class: 'llmdebug-detail', hidden: true },
-      this.place,
-      this.sparklines.root,
-      this.tensor.root,
-      this.tables,
+      { class: `llmdebug-detail${report ? ' llmdebug-brief' : ''}`, hidden: true },
+      ...(report
+        ? [place, tensor.root, first, kernels, more]
+        : [place, sparklines.root, tensor.root, tables, kernels]),
     );
+    if (report)
+      more.append(h('summary', {}, T.more), this.links, tensor.figures, sparklines.root, tables);
     this.root = h(
       'section',
-      { class: 'llmdebug-panel', 'aria-label': T.panel },
+      { class: 'llmdebug-panel', 'aria-label': T.panel, tabindex: report ? 0 : undefined },
       this.hint,
       this.content,
     );
@@ -79,25 +96,32 @@ export class Panel {
   }
 
   async show(row: number): Promise<void> {
-    this.row = row;
+    const asked = ++this.asked;
     const detail = row >= 0 ? (await this.ask('detail', { row }))?.answer : undefined;
-    if (row !== this.row) return;
+    if (asked !== this.asked) return;
     this.hint.hidden = detail !== undefined;
     this.content.hidden = detail === undefined;
     if (!detail) return;
-    this.place.replaceChildren(...this.placeOf(detail));
-    this.tables.replaceChildren(
-      ...tablesOf(detail),
-      ...this.kernelsOf(detail),
-      ...this.codesOf(detail),
-    );
+    const [place, links] = this.placeOf(detail);
+    this.place.replaceChildren(...place);
+    this.links.replaceChildren(...links);
+    if (!this.report) this.place.append(...links);
+    this.first.replaceChildren(...this.firstOf(detail));
+    this.kernels.replaceChildren(...this.kernelsOf(detail));
+    this.tables.replaceChildren(...tablesOf(detail), ...this.codesOf(detail));
     this.tensor.show(detail);
+    this.events.shown(detail.row);
     void this.sparklines.show(row, detail.row.step);
+  }
+
+  focus(): void {
+    this.root.focus();
   }
 
   /** Open the form that marks this record, or focus the button that removes its mark. */
   expect(): void {
-    const button = this.place.querySelector<HTMLElement>('[data-mark]');
+    this.more.open = true;
+    const button = this.content.querySelector<HTMLElement>('[data-mark]');
     if (this.mark) this.mark.turn(true);
     else if (button) button.focus();
     else this.events.say(T.nothingToMark);
@@ -107,23 +131,47 @@ export class Panel {
     this.tensor.dispose();
   }
 
-  private placeOf({ row, sides, producer, producer_label, flow }: Detail): HTMLElement[] {
+  /** Return the lines on the place of a record, and those on its neighbours. */
+  private placeOf({
+    row,
+    sides,
+    producer,
+    producer_label,
+    flow,
+  }: Detail): [HTMLElement[], HTMLElement[]] {
     const name = this.link(pathText(row.path), () => this.events.tree(row.path), T.showInTree);
     const place = T.place(row.seq, this.stepLabel(row.step), row.call);
     const what = `${row.op} · ${row.dtype} ${shapeText(row.shape)} · ${place}`;
     const made = this.link(producer_label, () => this.events.jump(producer));
     made.classList.add('llmdebug-producer');
-    return [
+    const places = [
       h('h3', {}, name, ' ', h('span', { class: 'llmdebug-slot' }, slotText(row))),
       h('div', { class: 'llmdebug-dim' }, `${what}${T.callId(sides[0]?.call_id ?? '')}`),
       ...sides
         .filter(side => side.part && side.which !== 'difference')
         .map(side => h('div', { class: 'llmdebug-part' }, owner(sides, side), T.part(side.part))),
       row.verdict ? verdictLine(row) : null,
+    ];
+    const links = [
       this.marking(row),
       producer >= 0 ? h('div', {}, `${T.producer} `, made) : null,
       ...flow.map(one => this.flowOf(one)),
-    ].filter(line => line !== null);
+    ];
+    return [places, links].map(lines => lines.filter(line => line !== null)) as [
+      HTMLElement[],
+      HTMLElement[],
+    ];
+  }
+
+  /** The figures that say most; the others are folded. */
+  private firstOf({ metrics }: Detail): HTMLElement[] {
+    return FIRST.flatMap(([name, says]) => {
+      const metric = metrics.find(one => one.name === name);
+      if (!metric) return [];
+      return [
+        h('span', { title: says }, `${T.metricName(name)} `, h('b', {}, figure(metric.value))),
+      ];
+    });
   }
 
   private link(text: string, follow: () => void, title?: string): HTMLElement {
@@ -248,7 +296,12 @@ function tablesOf({ sides, metrics }: Detail): HTMLElement[] {
       { class: 'llmdebug-table llmdebug-metrics' },
       h('caption', {}, T.metrics),
       ...metrics.map(metric =>
-        h('tr', {}, h('th', { scope: 'row' }, metric.name), h('td', {}, figure(metric.value))),
+        h(
+          'tr',
+          {},
+          h('th', { scope: 'row', title: T.aboutMetrics[metric.name] }, metric.name),
+          h('td', {}, figure(metric.value)),
+        ),
       ),
     ),
     summary,

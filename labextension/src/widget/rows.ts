@@ -7,7 +7,7 @@ import { Pages } from './pages';
 import type { Ask } from './rpc';
 import * as T from './strings';
 import { VirtualList } from './virtual';
-import type { Listed, Row, TreeNode } from './wire';
+import type { Listed, Located, Page, Row, TreeNode } from './wire';
 
 const ROW = 24;
 const PAGE = 200;
@@ -51,6 +51,7 @@ export class Rows {
   private node: TreeNode | null = null;
   private selected = -1;
   private index = -1;
+  private taken = 0;
   private typing = 0;
   private scrolling = 0;
   private text = h('input', {
@@ -109,6 +110,11 @@ export class Rows {
     );
   }
 
+  /** The list leaves records out. */
+  get isFiltered(): boolean {
+    return this.node !== null || this.mismatch.checked || this.text.value.trim() !== '';
+  }
+
   get filter(): Filter {
     return {
       node: this.node?.id ?? -1,
@@ -132,6 +138,11 @@ export class Rows {
     this.chip.hidden = node === null;
     this.chip.textContent = node ? `${T.under(pathText(node.path))} ✕` : '';
     this.reload();
+  }
+
+  /** Return a record and its place in this list. */
+  async where(row: number): Promise<Located | undefined> {
+    return (await this.ask('row', { row, ...this.filter }))?.answer;
   }
 
   /** True if the list already shows this record as selected. */
@@ -211,20 +222,21 @@ export class Rows {
     const { step } = this;
     const filter = this.filter;
     this.index = -1;
-    this.pages = new Pages<Row>(PAGE, async (start, n) => {
-      const reply = await this.ask('rows', { step, ...filter, start, n });
-      if (reply) this.tell(reply.answer.problem);
-      return reply && { total: reply.answer.total, items: reply.answer.rows };
+    const pages = new Pages<Row>(PAGE, async (start, n) => {
+      const answer = (await this.ask('rows', { step, ...filter, start, n }))?.answer;
+      if (pages === this.pages) this.tell(answer);
+      return answer && { total: answer.total, items: answer.rows };
     });
+    this.pages = pages;
     this.list.root.scrollTop = scroll;
     const first = Math.max(0, this.list.first);
     void this.fetch(scroll ? first : 0, scroll ? Math.max(first + 1, this.list.last) : 1);
   }
 
-  /** Say why the list is empty: the filter may be invalid. */
-  private tell(problem: string): void {
-    this.text.setAttribute('aria-invalid', String(problem !== ''));
-    this.list.root.dataset.none = problem || T.noRecords;
+  /** Say why the list is empty: the filter may be invalid, or the kernel answered with an error. */
+  private tell(page: Page | undefined): void {
+    this.text.setAttribute('aria-invalid', String(Boolean(page?.problem)));
+    this.list.root.dataset.none = page ? page.problem || T.noRecords : T.unreadable;
   }
 
   private async fetch(first: number, last: number): Promise<void> {
@@ -326,9 +338,10 @@ export class Rows {
   }
 
   private async take(index: number): Promise<void> {
-    const pages = this.pages;
+    const { pages } = this;
+    const taken = ++this.taken;
     const row = await pages.want(index);
-    if (!row || pages !== this.pages) return;
+    if (!row || pages !== this.pages || taken !== this.taken) return;
     this.select(row.id, index);
     this.events.choose(row);
   }

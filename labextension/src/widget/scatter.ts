@@ -47,6 +47,7 @@ export class Scatter {
       row < 0 ? undefined : await this.ask('scatter', { row, points: POINTS, size: CELLS });
     if (asked !== this.asked) return;
     this.answer = reply?.answer ?? null;
+    this.root.hidden = !reply; // else it would show the tensor before
     if (!reply) return;
     const { size, count, broken, lo, hi } = reply.answer;
     this.data = size ? [] : reply.buffers.map(floats);

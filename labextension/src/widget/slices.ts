@@ -36,6 +36,13 @@ export class Slices {
     this.paint();
   }
 
+  /** Prepare a tensor so that it opens at the slice of an element. */
+  stage(shape: Axis[], index: number[] | undefined): void {
+    if (index?.length !== shape.length) return;
+    const axes = [shape.length < 2 ? -1 : shape.length - 2, shape.length - 1];
+    this.first = { axes, fixed: [...index] };
+  }
+
   /** Go to the slice of an element. */
   at(index: number[]): void {
     if (index.length !== this.shape.length) return;

@@ -1,5 +1,5 @@
 /** All texts that the explorer shows, except those that the kernel sends. */
-import type { LineState, Relation, Scope, Verdict, Which } from './wire';
+import type { CodeLine, Relation, Scope, Verdict, Which } from './wire';
 
 export const VERDICTS: Record<Verdict, { mark: string; text: string }> = {
   match: { mark: '✓', text: 'match' },
@@ -11,14 +11,16 @@ export const VERDICTS: Record<Verdict, { mark: string; text: string }> = {
   incomparable: { mark: '≠', text: 'incomparable' },
 };
 
-/** States of a cell in the layer map, by the numbers that the kernel sends. */
+/** States of a cell of the timeline, by the numbers that the kernel sends. */
 export const STATES = [
   'nothing recorded',
   'unmatched',
+  'written otherwise, equal in effect',
   'match',
   'within noise',
   'expected',
-  'diverged',
+  'diverged, inherited',
+  'diverged, made here',
 ];
 
 export const SIDES: Record<Which, string> = {
@@ -28,7 +30,8 @@ export const SIDES: Record<Which, string> = {
 };
 
 /** How a line of mine answers to one of golden. */
-export const LINES: Record<LineState, string> = {
+export const LINES: Record<Exclude<CodeLine['state'], ''>, string> = {
+  halted: 'the program is halted here',
   equal: '✓ equal',
   rewritten: '≈ rewritten',
   guilty: '✗ guilty',
@@ -52,19 +55,42 @@ export const RELATIONS: Record<Relation, string> = {
 
 export const explorer = 'Tensor explorer';
 export const findings = (n: number) => counted(n, 'finding');
-export const findingStep = (label: string) => `step ${label}`;
-export const firstBad = 'First mismatch';
-export const details = 'Details';
-export const cause = 'cause';
-export const where = 'where';
-export const evidence = 'evidence';
-export const inShort = 'summary';
-export const others = 'Other candidates';
+export const noFindings = 'there is no finding';
+export const expectedHead = (comment: string) => `Expected: ${comment}`;
+export const what = 'what';
+export const why = 'why';
+export const advice = 'do';
+export const proof = 'proof';
+export const outputs = 'outputs';
+export const rest = 'rest';
+export const open = 'Open line';
+export const openTitle = 'Open the file or the cell at this line';
+export const placeCopied = (place: string) => `copied: ${place} (no editor is at hand)`;
+export const prove = 'Prove';
+export const proveTitle = "Put golden's value in its place, run the model on, and compare";
+export const inside = 'Look inside';
+export const insideTitle = 'Record this module again with its operators, in both models';
+export const back = 'Back';
+export const backTitle = 'Show the first comparison again';
+export const running = (what: string) => `${what}: the models run…`;
+export const repro = 'Repro';
+export const reproTitle = 'Show the script that replays the call';
+export const moreFace = '⋯';
+export const moreTitle = 'More: mark as expected, figures, notes';
+export const code = 'Code';
+export const golden = 'golden';
+export const mine = 'mine';
+export const noFile = 'its file is not known';
+export const noCode = 'no line of code was recorded: record with mode="module+api"';
+export const guiltyLine = 'the line to blame';
+export const lineMarks: Record<Exclude<CodeLine['state'], ''>, string> = {
+  halted: '◂',
+  equal: '=',
+  rewritten: '≡',
+  guilty: '✗',
+  inherited: '⤵',
+};
 export const calledAt = 'called at';
-export const codeOf = (side: string) => `line of ${side}`;
-export const lineByLine = 'Line by line';
-export const lineState = 'state';
-export const lineError = 'error';
 export const computedBy = 'computed by kernel';
 export const copyKernel = 'Copy kernel code';
 export const kernelCode = 'Kernel code';
@@ -92,17 +118,24 @@ export const keptIn = (file: string) => `saved in ${file}`;
 export const keptNowhere = 'kept in this report only: the run has no folder';
 export const nothingToMark = 'only a mismatch can be marked as expected';
 
-export const layers = 'Layers and tokens';
-export const layerMap = 'Error over limit, layer by token';
-export const layerMarks = '✗ diverged · frame: unmatched · blank: nothing recorded';
-export const growth = 'Error along depth';
-export const growthMarks = 'bold: the selected step · dashed: its limits · ✗ diverged';
-export const mapHint = 'Click to select. In the map, use the arrow keys and Enter.';
+export const timeline = 'Where the error goes';
+export const timelineHint = 'execution order → · click or arrow keys and Enter · + − zoom';
+export const legend = {
+  right: 'right',
+  made: 'made here',
+  inherited: 'inherited',
+  unmatched: 'unmatched',
+  rewritten: 'rewritten',
+};
+export const strip = 'Calls of the layer, in execution order';
+export const layer = (n: string) => `layer ${n}`;
+export const firstOf = (n: number, total: number) => `(first ${grouped(n)} of ${grouped(total)})`;
 export const around = '(outside the layers)';
 export const beyond = (times: string) => `, ${times} × the limit`;
-export const limits = (times: string) => `${times} × limit`;
-export const divergedLayers = (n: number, first: string) =>
-  n ? `${counted(n, 'layer')} diverged, first ${first}` : 'no layer diverged';
+export const popOut = 'Pop out';
+export const popOutTitle = 'Show this explorer in a tab, or on the whole screen';
+export const noPopOut = 'this page may not fill the screen';
+export const drawer = 'Records and model tree';
 
 export const stepper = 'Token stepper';
 export const previousStep = 'Previous token (←)';
@@ -117,7 +150,7 @@ export const stepTitle = (kind: string, rows: number, bad: number) =>
   `${kind}, ${counted(rows, 'record')}${bad ? `, ${bad} diverged` : ''}`;
 
 export const tree = 'Model tree';
-export const more = (n: number) => `${grouped(n)} more…`;
+export const moreNodes = (n: number) => `${grouped(n)} more…`;
 export const bad = (n: number) => `${grouped(n)} diverged`;
 export const unmatched = (n: number) => `${grouped(n)} unmatched`;
 export const nothingRecorded = 'nothing recorded here';
@@ -165,8 +198,9 @@ export const previousRecord = 'Previous record (p)';
 export const nextRecord = 'Next record (n)';
 export const previousMismatch = 'Previous mismatch (P)';
 export const nextMismatch = 'Next mismatch (N)';
-export const noFurther = (mismatch: boolean) =>
-  `no more ${mismatch ? 'mismatches' : 'records'} in this direction`;
+export const noFurther = (mismatch: boolean, filtered: boolean) =>
+  `no more ${mismatch ? 'mismatches' : 'records'} in this direction` +
+  (filtered ? ' pass the filter' : '');
 export const runHasNoMismatch = 'a single run has no mismatches: compare it with another one';
 
 export const panel = 'Tensor';
@@ -174,12 +208,34 @@ export const kernel = 'kernel';
 export const kernelNodes = (n: number) => `computes ${counted(n, 'node')}:`;
 export const noKernelCode = 'a PyTorch kernel: its code is not recorded';
 export const chooseRow = 'Select a record to see its tensor.';
-export const keys = [
-  'n / p: next or previous record',
-  'N / P: next or previous mismatch',
-  'e: mark as expected',
-  '← →: change token, in the token stepper',
-].join(' · ');
+export const keys = 'n / p: next or previous record · ?: all keys';
+export const keysTitle = 'Keys';
+export const close = 'Close';
+const walkKeys: [string, string][] = [
+  ['n p', 'next or previous record'],
+  ['[ ]', 'previous or next token'],
+];
+const mapKeys: [string, string][] = [
+  ['+ − 0', 'zoom a heat map; arrow keys pan'],
+  ['Enter', 'the value of an element'],
+  ['?', 'this list'],
+];
+export const runKeys: [string, string][] = [
+  ...walkKeys,
+  ['← →', 'token, in the token stepper'],
+  ...mapKeys,
+];
+export const reportKeys: [string, string][] = [
+  ['f', 'next finding'],
+  ['c', 'to the code'],
+  ['t', 'to the tensor'],
+  ['N P', 'next or previous mismatch'],
+  ...walkKeys,
+  ['e', 'mark the record as expected'],
+  ['← → ↑ ↓', 'layer and token, where the error goes; Enter selects'],
+  ...mapKeys,
+];
+export const more = 'More: metrics, statistics, neighbours, code';
 export const unreadable = 'cannot be read: see the message below';
 export const showInTree = 'Show this module in the tree';
 export const callId = (id: string) => (id ? ` · id ${id}` : '');
@@ -214,6 +270,25 @@ export const element = 'index';
 export const showElement = 'Show this element in the heat map';
 export const summary = 'Summary';
 export const metrics = 'Metrics';
+const METRIC_NAMES: Record<string, string> = {
+  relative_euclidean_distance: 'relative L2',
+  cosine_similarity: 'cosine',
+  max_absolute_error: 'max |error|',
+};
+export const metricName = (name: string) => METRIC_NAMES[name] ?? name.replaceAll('_', ' ');
+export const aboutL2 = '‖mine − golden‖ / ‖golden‖: 0 is equal';
+export const aboutCosine = 'the cosine of the angle between the two tensors: 1 is parallel';
+export const aboutMax = 'the largest |mine − golden|';
+export const aboutMetrics: Record<string, string> = {
+  relative_euclidean_distance: aboutL2,
+  cosine_similarity: aboutCosine,
+  max_absolute_error: aboutMax,
+  mean_absolute_error: 'the mean of |mine − golden|',
+  max_relative_error: 'the largest |mine / golden − 1|, where golden is not about 0',
+  mean_relative_error: 'the mean of |mine / golden − 1|, where golden is not about 0',
+  kl_divergence: 'KL divergence of the softmax of mine from that of golden',
+  worst_row_error: 'the relative L2 error of the row that differs most',
+};
 export const copy = 'Copy as code';
 export const copied = 'copied';
 export const notCopied = 'the browser refused to copy: select the text and copy it yourself';
@@ -228,9 +303,11 @@ export const headsShown = (first: number, n: number, total: number) =>
 export const previousHeads = 'Previous slices';
 export const nextHeads = 'Next slices';
 export const heatmap = (rows: number, cols: number) => `Heat map of a ${rows} by ${cols} slice`;
-export const window = (y0: number, y1: number, x0: number, x1: number) =>
-  `rows ${y0}–${y1 - 1}, columns ${x0}–${x1 - 1}`;
-export const windowFlat = (x0: number, x1: number) => `elements ${x0}–${x1 - 1}`;
+export const window = (
+  [down, right]: [string, string],
+  [y0, y1, x0, x1]: [number, number, number, number],
+) => `${down} ${y0}–${y1 - 1} ↓, ${right} ${x0}–${x1 - 1} →`;
+export const windowFlat = (name: string, x0: number, x1: number) => `${name} ${x0}–${x1 - 1} →`;
 export const scalar = 'scalar';
 export const cells = (fy: number, fx: number) =>
   fy * fx > 1 ? `, each cell shows the largest magnitude of ${fy} × ${fx}` : '';

@@ -34,14 +34,25 @@ export class Tensor {
   private worst: Worst;
   private pictures = h('div', { class: 'llmdebug-pictures' });
   private values: HTMLElement;
+  /** The distribution of the differences, and the worst elements. */
+  readonly figures: HTMLElement;
   private row = -1;
   private sides: Side[] = [];
+  /** Number of tensors to show so far: the last one is shown. */
+  private shown = 0;
   private preferred: Tab = 'difference';
+  /** A saved state chose the slice. */
+  private asked = false;
   private tab: Tab = 'golden';
 
-  constructor(ask: Ask) {
+  /** `report`: all three pictures, and the slice that differs most, come first. */
+  constructor(
+    ask: Ask,
+    private report: boolean,
+  ) {
+    if (report) this.preferred = 'all';
     this.heatmap = new Heatmap(ask);
-    this.heads = new Heads(ask, (axis, head) => this.stand(axis, head));
+    this.heads = new Heads(ask, (axis, head) => this.stand(axis, head), report);
     this.histogram = new Histogram(ask);
     this.trio = new Trio(ask);
     this.errors = new Errors(ask);
@@ -49,17 +60,17 @@ export class Tensor {
     this.values = h(
       'div',
       { class: 'llmdebug-values' },
-      this.slices.root,
-      this.pictures,
-      this.heads.root,
+      ...(report
+        ? [this.heads.root, this.pictures, this.slices.root]
+        : [this.slices.root, this.pictures, this.heads.root]),
     );
+    this.figures = h('div', {}, this.errors.root, this.worst.root);
     this.root = h(
       'div',
       { class: 'llmdebug-tensor' },
       this.tabs,
       h('div', { id: this.uid, role: 'tabpanel' }, this.why, this.values),
-      this.errors.root,
-      this.worst.root,
+      ...(report ? [] : [this.figures]),
     );
   }
 
@@ -69,22 +80,44 @@ export class Tensor {
 
   /** Show this side and slice of the first row, if it has them. */
   begin(look: Look): void {
+    this.asked = look.axes.length > 0;
     this.preferred = look.which;
     this.slices.begin(look);
   }
 
   /** Show a row. The side stays the one that was chosen last, if the row has it. */
-  show({ row, sides }: Detail): void {
-    this.row = row.id;
-    this.sides = sides;
-    const tab =
+  show(detail: Detail): void {
+    const { row, sides } = detail;
+    const differing = sides.some(one => one.which === 'difference' && one.kept) ? row.id : -1;
+    void this.errors.show(differing);
+    const worst = this.worst.show(differing);
+    if (sides.length) void this.openAt(detail, worst);
+  }
+
+  /** The side that was chosen last, if the row has it; else the first whose values were kept. */
+  private get choice(): Tab {
+    return (
       this.all.find(one => one === this.preferred && this.kept(one)) ??
       this.all.find(one => this.kept(one)) ??
-      this.all[0];
-    if (tab) this.open(tab);
-    const differing = this.kept('difference') ? row.id : -1;
-    void this.errors.show(differing);
-    void this.worst.show(differing);
+      this.all[0]!
+    );
+  }
+
+  /**
+   * Open the chosen side; in a report at the worst element, if no state asked for another.
+   *
+   * Until that is known, all shows the tensor before: its slices and sides are not this one's.
+   */
+  private async openAt({ row, sides }: Detail, worst: Promise<number[] | undefined>) {
+    const shown = ++this.shown;
+    const wait = this.report && !this.asked && sides.some(one => one.axes.length > 2);
+    const index = wait ? await worst : undefined;
+    if (shown !== this.shown) return;
+    this.row = row.id;
+    this.sides = sides;
+    const { choice } = this; // the user may have chosen another side since
+    if (index) this.slices.stage(this.side(choice === 'all' ? 'golden' : choice)!.axes, index);
+    this.open(choice);
   }
 
   dispose(): void {
@@ -130,8 +163,10 @@ export class Tensor {
 
   private draw(): void {
     const { axes, fixed } = this.slices;
-    const slice = { row: this.row, axes: [...axes], fixed: [...fixed] };
-    if (this.tab === 'all') this.trio.show(slice);
+    const [down, right] = axes;
+    const names: [string, string] = [this.slices.name(down), this.slices.name(right)];
+    const slice = { row: this.row, axes: [...axes], fixed: [...fixed], names };
+    if (this.tab === 'all') this.trio.show(slice, this.sides);
     else this.heatmap.show({ ...slice, which: this.tab });
     const heads = this.slices.heads;
     this.heads.show(

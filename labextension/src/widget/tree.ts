@@ -7,7 +7,7 @@ import * as T from './strings';
 import { VirtualList } from './virtual';
 import type { TreeNode } from './wire';
 
-const ROW = 22;
+const ROW = 24;
 const PAGE = 500;
 const ROOTS = -1;
 
@@ -99,6 +99,14 @@ export class Tree {
     this.update();
   }
 
+  /** Show the tree of another model. */
+  async restart(): Promise<void> {
+    this.kids = new Map();
+    this.open = new Set();
+    this.selected = this.here = null;
+    await this.start();
+  }
+
   dispose(): void {
     this.list.dispose();
   }
@@ -188,7 +196,11 @@ export class Tree {
     const style = `height:${ROW}px;padding-left:${depth * 14 + 4}px`;
     if (!node) {
       const { total, nodes } = this.kids.get(parent)!;
-      return h('div', { class: 'llmdebug-node llmdebug-dim', style }, T.more(total - nodes.length));
+      return h(
+        'div',
+        { class: 'llmdebug-node llmdebug-dim', style },
+        T.moreNodes(total - nodes.length),
+      );
     }
     const verdict = node.verdict && VERDICTS[node.verdict].text;
     const nothing = node.rows ? '' : T.nothingRecorded;

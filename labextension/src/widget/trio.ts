@@ -10,20 +10,21 @@ import type { Ask } from './rpc';
 import { SIDES } from './strings';
 import * as T from './strings';
 import type { Cell } from './window';
-import type { Which } from './wire';
+import type { Side, Which } from './wire';
 
 const WHICH: Which[] = ['golden', 'mine', 'difference'];
 
 export class Trio {
   readonly root: HTMLElement;
   private maps: Heatmap[];
+  private sides: Side[] = [];
   private line = h('div', { class: 'llmdebug-linked', 'aria-live': 'polite' });
 
   constructor(ask: Ask) {
     this.maps = WHICH.map(() => {
       const map: Heatmap = new Heatmap(ask, {
         moved: window => this.others(map).forEach(other => other.look(window)),
-        pointed: at => this.point(at),
+        pointed: at => this.point(map, at),
         picked: at => this.others(map).forEach(other => void other.mark(at)),
         drawn: () => this.share(),
       });
@@ -39,7 +40,9 @@ export class Trio {
     );
   }
 
-  show(slice: Omit<Slice, 'which'>): void {
+  /** `sides`: their extremes make one colour scale for all slices. */
+  show(slice: Omit<Slice, 'which'>, sides: Side[]): void {
+    this.sides = sides;
     this.line.textContent = T.linkedHint;
     this.maps.forEach((map, i) => map.show({ ...slice, which: WHICH[i]! }));
   }
@@ -56,23 +59,28 @@ export class Trio {
     return this.maps.filter(other => other !== map);
   }
 
-  private point(at: Cell | null): void {
+  /** `under`: the map that the pointer is on; the others may have nothing to show. */
+  private point(under: Heatmap, at: Cell | null): void {
     this.maps.forEach(map => map.point(at));
     const values = this.maps
       .map((map, i) => `${SIDES[WHICH[i]!]} ${figure(map.valueAt(at), 5)}`)
       .join(' · ');
-    this.line.textContent = at ? `${this.maps[0]!.where(at)}: ${values}` : T.linkedHint;
+    this.line.textContent = at ? `${under.where(at)}: ${values}` : T.linkedHint;
   }
 
-  /** Give golden and mine one colour scale, so that equal colours mean equal values. */
+  /** Give golden and mine one colour scale for all slices, and the difference one around zero. */
   private share(): void {
-    const views = this.maps.slice(0, 2).map(map => map.view);
-    const values = views
-      .flatMap(view => (view ? [numeric(view.lo), numeric(view.hi)] : []))
-      .filter(value => !Number.isNaN(value));
-    if (views.includes(null) || values.length === 0) return;
-    this.maps
-      .slice(0, 2)
-      .forEach(map => map.paintBetween(Math.min(...values), Math.max(...values)));
+    const of = (...which: Which[]): number[] =>
+      this.sides
+        .filter(side => which.includes(side.which))
+        .flatMap(side => [numeric(side.min), numeric(side.max)])
+        .filter(value => Number.isFinite(value));
+    const values = of('golden', 'mine');
+    if (values.length)
+      this.maps
+        .slice(0, 2)
+        .forEach(map => map.paintBetween(Math.min(...values), Math.max(...values)));
+    const reach = Math.max(...of('difference').map(Math.abs), 0);
+    this.maps[2]!.paintBetween(-reach, reach, true);
   }
 }

@@ -1,4 +1,4 @@
-// Generated from llmdebug_nb/show/wire.py and llmdebug_nb/show/wire_findings.py and llmdebug_nb/show/wire_requests.py by `python labextension/wire_types.py`. Do not edit.
+// Generated from llmdebug_nb/show/wire.py and llmdebug_nb/show/wire_findings.py and llmdebug_nb/show/wire_halts.py and llmdebug_nb/show/wire_layers.py and llmdebug_nb/show/wire_requests.py by `python labextension/wire_types.py`. Do not edit.
 
 export type Num = number | string | null;
 export type Which = 'golden' | 'mine' | 'difference';
@@ -104,7 +104,9 @@ export interface Located {
 /**
  * A finding. ``step`` indexes the stepper; ``row`` is -1 for none.
  *
- * ``expected``, ``mark``: as in `Row`.
+ * ``head``, ``place``, ``where``, ``what``, ``why``, ``do``: see `core.headline.Headline`.
+ * ``file``, ``line``: to open, "" and 0 if unknown, or if torch's own. ``proof``: what a proof
+ * said, "" without one. ``expected``, ``mark``: as in `Row`.
  */
 export interface FindingView {
   path: string;
@@ -113,6 +115,15 @@ export interface FindingView {
   cause: string;
   evidence: string;
   row: number;
+  head: string;
+  place: string;
+  where: string;
+  what: string;
+  why: string;
+  do: string;
+  file: string;
+  line: number;
+  proof: string;
   expected: string;
   mark: number;
 }
@@ -129,6 +140,8 @@ export interface Mark {
  *
  * ``caution``: what a good verdict must not hide, "" for nothing.
  * ``notes``: the limits of the result, and the versions that recorded the runs.
+ * ``inside``: it is the comparison of a blamed module, recorded again with its operators.
+ * ``halt``: the number of the halt that it shows, from 1; 0: no program is stepped through.
  * ``marks``: the expectations; ``kept``: the file they are kept in, "" for none.
  */
 export interface Overview {
@@ -147,25 +160,8 @@ export interface Overview {
   kept: string;
   first_bad: number;
   rows: number;
-}
-
-/** A row of the map of layers. ``node``: its place in the tree; -1: outside of all layers. */
-export interface Layer {
-  path: string;
-  type: string;
-  node: number;
-}
-
-/**
- * The worst row of each layer at each step of the stepper, layer by layer in four buffers.
- *
- * The layers are in execution order. The buffers: error and limit (little-endian float32, NaN: no
- * figure), id of the row (int32, -1: no record), and verdict (uint8: 0 no record, 1 unmatched,
- * 2 match, 3 within noise, 4 expected, 5 diverged).
- */
-export interface LayerMap {
-  layers: Layer[];
-  steps: number;
+  inside: boolean;
+  halt: number;
 }
 
 export interface Element {
@@ -420,12 +416,43 @@ export interface LinePairView {
 }
 
 /**
+ * A line of golden beside the line of mine that answers to it.
+ *
+ * Line numbers: 0, that side has no line here. ``state``: "" where nothing was recorded on the
+ * line; ``halted``: a program is halted here. ``error``: relative L2 of its result.
+ */
+export interface CodeLine {
+  golden_line: number;
+  golden: string;
+  mine_line: number;
+  mine: string;
+  state: LineState | 'halted' | '';
+  error: Num;
+}
+
+/**
+ * Golden's function beside mine's.
+ *
+ * ``at``: the index of the line to blame, -1 for none. ``note``: why there is no code, or what is
+ * left out; "" for nothing.
+ */
+export interface CodeView {
+  golden_file: string;
+  golden_function: string;
+  mine_file: string;
+  mine_function: string;
+  lines: CodeLine[];
+  at: number;
+  note: string;
+}
+
+/**
  * The details of a finding. ``script`` replays the call; "" for none, and ``why`` says why.
  *
  * ``save``: the line of Python that writes the script. ``relation``: what mine's value is, of
  * golden's; ``advice``: what to do; both may be "". ``sources``: golden's and mine's, or none.
- * ``pairs``: the lines around them. ``kernel``, ``code``: for compiled code the kernel that
- * computes the call, and its source; "" for none.
+ * ``pairs``: the lines around them. ``listing``: their functions side by side. ``kernel``,
+ * ``code``: for compiled code the kernel that computes the call, and its source; "" for none.
  */
 export interface FindingDetail {
   script: string;
@@ -435,8 +462,77 @@ export interface FindingDetail {
   advice: string;
   sources: SourceView[];
   pairs: LinePairView[];
+  listing: CodeView;
   kernel: string;
   code: string;
+}
+
+/** A way to go on. ``can``: it can be carried out here. */
+export interface Command {
+  name: string;
+  effect: string;
+  can: boolean;
+}
+
+/**
+ * Where a program is halted, or was halted last before it ended.
+ *
+ * ``head``, ``place``, ``where``: as of a `Headline`. ``why``: the condition that held, or how the
+ * program ended. ``tensors``: the outputs beside golden's in words. ``rest``: what agrees since
+ * golden's values were put in; "" if none were. ``file``, ``line``: to open, "" and 0 if unknown.
+ * ``listing``: the function that it is halted in; ``at``: the line.
+ */
+export interface HaltView {
+  ended: boolean;
+  head: string;
+  place: string;
+  where: string;
+  why: string;
+  tensors: string;
+  rest: string;
+  file: string;
+  line: number;
+  commands: Command[];
+  listing: CodeView;
+}
+
+/** A row of the map of layers. ``node``: its place in the tree; -1: outside of all layers. */
+export interface Layer {
+  path: string;
+  type: string;
+  node: number;
+}
+
+/**
+ * The worst row of each layer at each step of the stepper, layer by layer in four buffers.
+ *
+ * The layers are in execution order. The buffers: error and limit (little-endian float32, NaN: no
+ * figure), id of the row (int32, -1: no record), and state (uint8, see `CallCell`).
+ */
+export interface LayerMap {
+  layers: Layer[];
+  steps: number;
+}
+
+/**
+ * A call inside a layer, by its worst output. ``label``: its last name.
+ *
+ * ``state``: 0 no record, 1 unmatched, 2 rewritten, 3 match, 4 within noise, 5 expected,
+ * 6 diverged by inheritance, 7 diverged where the error is made.
+ */
+export interface CallCell {
+  label: string;
+  path: string;
+  row: number;
+  state: number;
+  error: Num;
+  limit: Num;
+}
+
+/** The calls of a layer in a step, in execution order: the first of ``total``. */
+export interface Calls {
+  cells: CallCell[];
+  total: number;
 }
 
 export interface OverviewRequest {
@@ -599,6 +695,37 @@ export interface LayersRequest {
   op: 'layers';
 }
 
+/** The calls of a layer (an index of `LayerMap.layers`) in a step; ``n`` at most. */
+export interface CallsRequest {
+  op: 'calls';
+  layer: number;
+  step: number;
+  n: number;
+}
+
+/** Put golden's value of a finding into mine's live model, run on, and compare. */
+export interface ProveRequest {
+  op: 'prove';
+  finding: number;
+}
+
+/** Record a blamed module again with its operators; -1 goes back to the first comparison. */
+export interface InsideRequest {
+  op: 'inside';
+  finding: number;
+}
+
+/** Where the program is halted. */
+export interface HaltRequest {
+  op: 'halt';
+}
+
+/** Let the halted program go on; the answer shows the next halt, or the end. */
+export interface StepRequest {
+  op: 'step';
+  command: string;
+}
+
 export interface WorstRequest {
   op: 'worst';
   row: number;
@@ -654,6 +781,11 @@ export interface Ops {
   series: { request: SeriesRequest; answer: Series };
   finding: { request: FindingRequest; answer: FindingDetail };
   layers: { request: LayersRequest; answer: LayerMap };
+  calls: { request: CallsRequest; answer: Calls };
+  prove: { request: ProveRequest; answer: Overview };
+  inside: { request: InsideRequest; answer: Overview };
+  halt: { request: HaltRequest; answer: HaltView };
+  step: { request: StepRequest; answer: Overview };
   worst: { request: WorstRequest; answer: Worst };
   errors: { request: ErrorsRequest; answer: ErrorHistogram };
   scatter: { request: ScatterRequest; answer: Scatter };

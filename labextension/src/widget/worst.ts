@@ -18,13 +18,13 @@ export class Worst {
     private choose: (index: number[]) => void,
   ) {}
 
-  /** `row` -1: there is no difference to show. */
-  async show(row: number): Promise<void> {
+  /** Return the index of the worst element. `row` -1: there is no difference to show. */
+  async show(row: number): Promise<number[] | undefined> {
     const asked = ++this.asked;
     const answer = row < 0 ? undefined : (await this.ask('worst', { row, n: ELEMENTS }))?.answer;
-    if (asked !== this.asked) return;
+    if (asked !== this.asked) return undefined;
     this.root.hidden = !answer;
-    if (!answer) return;
+    if (!answer) return undefined;
     this.root.replaceChildren(
       h(
         'table',
@@ -36,13 +36,17 @@ export class Worst {
           h('th', { scope: 'col' }, T.element),
           ...FIGURES.map(name => h('th', { scope: 'col' }, SIDES[name])),
         ),
-        ...answer.elements.map(element => this.line(element)),
+        ...answer.elements.map(element => this.line(element, asked)),
       ),
     );
+    return answer.elements[0]?.index;
   }
 
-  private line({ index, ...values }: Element): HTMLElement {
-    const go = () => this.choose(index);
+  /** `asked`: the request whose answer it is. Once another tensor is asked for, it goes nowhere. */
+  private line({ index, ...values }: Element, asked: number): HTMLElement {
+    const go = () => {
+      if (asked === this.asked) this.choose(index);
+    };
     const props = { class: 'llmdebug-link', title: T.showElement };
     return h(
       'tr',

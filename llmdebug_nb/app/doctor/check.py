@@ -78,14 +78,16 @@ def doctor(
     every weight are compared. What one side does not know is counted.
 
     Args:
-        golden, mine: a run, its name or path, a live model, or the folder of a checkpoint.
+        golden, mine: a run, its name or path, a live model, the folder of a checkpoint, or a
+            GGUF file (with the package gguf).
         tokenizer: that of both, or one of each: ids of the same texts and messages are compared.
         texts: in place of a few that tokenizers differ in.
         progress: show a progress bar when it takes more than a second.
 
     Raises:
         OptionError: there is no such set-up, or a tokenizer fails.
-        UnknownRunError, CorruptDumpError: a run can't be opened.
+        UnknownRunError, CorruptDumpError: a run or a GGUF file can't be opened.
+        MissingPackageError: a GGUF file without the package gguf.
     """
     from llmdebug_nb.app.doctor import setups
     from llmdebug_nb.app.doctor.comparing import compared

@@ -6,10 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 import torch
-from tqdm.auto import tqdm
 
 from llmdebug_nb.app.doctor import setups
+from llmdebug_nb.app.doctor.gguf_weights import Conversion, met
 from llmdebug_nb.app.doctor.knowledge import known
+from llmdebug_nb.core.bars import progress_bar
 from llmdebug_nb.core.dtypes import DTYPES, coarsest
 from llmdebug_nb.core.kernels.fingerprint import same
 from llmdebug_nb.core.setups import LEVELS, SECTIONS, DoctorResult, Setup, Symptom, Weight
@@ -34,7 +35,7 @@ def compared(golden: Setup, mine: Setup, progress: bool = True) -> DoctorResult:
 
 class _Comparison:
     def __init__(self, golden: Setup, mine: Setup) -> None:
-        self._golden, self._mine = golden, mine
+        self._golden, self._mine, self._conversion, self._turned = met(golden, mine)
         self.compared: Counter[str] = Counter()
         self.not_compared: Counter[str] = Counter()
         self._contents: dict[tuple[str, str], str | None] = {}  # by side and name of a weight
@@ -91,6 +92,9 @@ class _Comparison:
     def weights(self, progress: bool) -> Iterator[Symptom]:
         """Yield the weights that differ; count the others."""
         golden, mine = self._golden.weights, self._mine.weights
+        if self._conversion and golden and mine:
+            yield from self._converted(self._conversion, progress)
+            return
         if not golden or not mine:
             for side in self._sides:
                 if not side.weights:
@@ -98,7 +102,7 @@ class _Comparison:
                     self.not_compared[f"weights of {side.name}: {why}"] += 1
             return
         both = [name for name in golden if name in mine]
-        bar = tqdm(both, desc="weights", unit="tensor", delay=1, leave=False, disable=not progress)
+        bar = progress_bar(both, desc="weights", unit="tensor", shown=progress)
         found = [each for name in bar for each in self._weight(name, golden[name], mine[name])]
         yield from _together(found, len(both))
         yield from self._unpaired(
@@ -106,6 +110,16 @@ class _Comparison:
             {name: w for name, w in mine.items() if name not in golden},
         )
         yield from self._tied()
+
+    def _converted(self, conversion: Conversion, progress: bool) -> Iterator[Symptom]:
+        """Yield what a GGUF file makes of the weights of a checkpoint."""
+        found = [
+            _symptom("weights", name, *(texts[::-1] if self._turned else texts))
+            for name, *texts in conversion.found(progress)
+        ]
+        self.compared["weights"] += conversion.compared
+        self.not_compared.update(conversion.not_compared)
+        yield from _together(found, conversion.compared)
 
     def _weight(self, name: str, golden: Weight, mine: Weight) -> Iterator[Symptom]:
         self.compared["weights"] += 1

@@ -70,6 +70,10 @@ _RULES: tuple[tuple[str, str, Known], ...] = (
                                  "load the checkpoint again, and compare this tensor")),
     ("weights", "shape*", Known("high", "another architecture, a slice or a transpose",
                                 "compare the config")),
+    ("weights", "missing in the gguf*", Known(
+        "high", "llama.cpp goes without them, or does not load the file", "convert again")),
+    ("weights", "unexpected in the gguf*", Known(
+        "high", "llama.cpp takes what the checkpoint has not", "convert again")),
     ("weights", "missing*", Known("high", "they keep random or old values",
                                   "look at the loader's list of missing keys")),
     ("weights", "unexpected*", Known("high", "the checkpoint's values are not used",

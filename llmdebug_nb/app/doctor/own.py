@@ -21,6 +21,7 @@ _EXTRAS = {
     "onnx": "topologies are written as ONNX",
     "matplotlib": "pictures",
     "safetensors": "checkpoints and files of safetensors are read",
+    "gguf": "GGUF files are compared with their checkpoint",
     "pyarrow": "tables for Arrow",
     "dask": "large tables, lazily",
     "fsspec": "dumps that lie elsewhere",

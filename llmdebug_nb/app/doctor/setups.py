@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from llmdebug_nb.app.doctor.gguf_setup import is_gguf, of_gguf
 from llmdebug_nb.app.runs import open_run
 from llmdebug_nb.capture import setup as capture
 from llmdebug_nb.core.errors import LLMDebugError, OptionError, UnknownRunError
@@ -35,14 +36,16 @@ _OF_TRAINING = ("training_args", "optimizer", "scheduler", "scaler", "rng_state"
 
 
 def of(what: object) -> Setup:
-    """Return the set-up of a run (or its name or path), a model, or a folder of a checkpoint.
+    """Return the set-up of a run (or its name or path), a model, a checkpoint, or a GGUF file.
 
-    Raises OptionError, and the errors of `open_run`.
+    Raises OptionError, MissingPackageError, and the errors of `open_run`.
     """
     if isinstance(what, torch.nn.Module):
         return of_model(what)
     if isinstance(what, (str, os.PathLike)) and is_checkpoint(Path(what)):
         return of_checkpoint(Path(what))
+    if isinstance(what, (str, os.PathLike)) and is_gguf(Path(what)):
+        return of_gguf(Path(what))
     if isinstance(what, (Run, str, os.PathLike)):
         return of_run(open_run(what))
     raise OptionError(

@@ -1,4 +1,4 @@
-"""The flags of ``llmdebug dump`` and ``%llmdump --exec``: msit's short names, and long names."""
+"""The flags of ``llmdebug dump`` and ``%%llmdump``: msit's short names, and long names."""
 
 from __future__ import annotations
 
@@ -32,20 +32,30 @@ def declare(parser: argparse.ArgumentParser) -> None:
         help="the command, as one text; only quotes work as in a shell")  # fmt: skip
     add("--pth", action="store_true",
         help="also reach Pythons that ignore PYTHONPATH, by a .pth file while it runs")  # fmt: skip
+    declare_recording(parser, {"rounds": LAUNCH_ROUNDS, "tokens": None})
+
+
+def declare_recording(
+    parser: argparse.ArgumentParser, defaults: Mapping[str, object] | None = None
+) -> None:
+    """Declare the flags that a command and a cell share. ``defaults``: as of `declare_options`."""
+    add = parser.add_argument
     add("-l", "--log-level", choices=tuple(LEVELS), default="info",
         help="which messages of llmdebug are shown (default: %(default)s)")  # fmt: skip
     add("--type", nargs="+", choices=TYPES, metavar="T",
         help=f"any of {' '.join(TYPES)} (default: tensor); what is not tensors is written to files"
-        " when the program has ended")  # fmt: skip
+        " at the end")  # fmt: skip
     add("-tiling", "--tiling", "--save-tiling", action="store_true",
         help="with --graph fused or both: launch configurations of kernels")  # fmt: skip
     add("-symlink", "--symlink", "--enable-symlink", action="store_true",
         help="no effect: equal tensors are stored once; kept for msit's scripts")  # fmt: skip
-    declare_options(parser, {"rounds": LAUNCH_ROUNDS, "tokens": None})
+    declare_options(parser, defaults)
 
 
-def options(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def options(arguments: Mapping[str, Any], rounds: str | None = LAUNCH_ROUNDS) -> dict[str, Any]:
     """Return the keyword arguments of `launch`, from parsed arguments.
+
+    ``rounds``: those of a line that names neither rounds nor tokens; None: `DumpOptions`' tokens.
 
     Raises:
         OptionError: two arguments that contradict each other.
@@ -56,8 +66,8 @@ def options(arguments: Mapping[str, Any]) -> dict[str, Any]:
     _check(arguments, chosen, types)
     if "stats" in types or "tensor" not in types:
         chosen["stats_only"] = True
-    if "rounds" not in chosen and "tokens" not in chosen:
-        chosen["rounds"] = LAUNCH_ROUNDS
+    if rounds is not None and "rounds" not in chosen and "tokens" not in chosen:
+        chosen["rounds"] = rounds
     files = types | {"tiling"} if arguments.get("tiling") else types
     return {**chosen, "files": [kind for kind in products.KNOWN if kind in files]}
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from llmdebug_nb.core.errors import LLMDebugError
+from llmdebug_nb.core.errors import LLMDebugError, OptionError
 from llmdebug_nb.core.options import DumpKeywords, DumpOptions
 from llmdebug_nb.store.own_file import PRIVATE_FILE, PRIVATE_FOLDER
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 TOPOLOGY = ("model", "layer", "onnx")  # model/PID/NAME.json and layer/PID/NAME.json, also as .onnx
 # kinds of tables, and their names in the option `profile`
@@ -18,7 +22,20 @@ _SHOWN = 40  # lines of execution ids
 _OF_OPERATORS = frozenset((*TOPOLOGY, "op"))  # incomplete unless operators are recorded
 
 
-def needed(files: Collection[str], options: DumpOptions) -> DumpKeywords:
+def options_for(files: Collection[str], **options: Unpack[DumpKeywords]) -> DumpOptions:
+    """Return the options of a recording, with those that the files need.
+
+    Raises:
+        OptionError: an invalid option, or an unknown kind of files.
+    """
+    unknown = next((each for each in files if each not in KNOWN), None)
+    if unknown is not None:
+        raise OptionError(f"files {unknown!r} is not known; known: {', '.join(KNOWN)}")
+    options.update(_needed(files, DumpOptions.of(**options)))
+    return DumpOptions.of(**options)
+
+
+def _needed(files: Collection[str], options: DumpOptions) -> DumpKeywords:
     """Return the options that these files need and the user did not choose."""
     needs: DumpKeywords = {}
     if _OF_OPERATORS & set(files) and options.graph is None and not options.operators:

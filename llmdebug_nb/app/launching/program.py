@@ -150,11 +150,7 @@ def _split(command: str) -> list[str]:
 
 def _checked(files: Collection[str], options: DumpKeywords) -> DumpOptions:
     """Return the options, with those that the files need. Raises OptionError."""
-    unknown = next((each for each in files if each not in products.KNOWN), None)
-    if unknown is not None:
-        raise OptionError(f"files {unknown!r} is not known; known: {', '.join(products.KNOWN)}")
-    options.update(products.needed(files, DumpOptions.of(**options)))
-    chosen = DumpOptions.of(**options)
+    chosen = products.options_for(files, **options)
     if os.name != "posix":
         raise OptionError(
             "a program can only be launched on Linux and macOS; record inside it, by ld.dump"

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
-from tqdm.auto import tqdm
 
 from llmdebug_nb.app.logits.sources import Key, Source, Step
 from llmdebug_nb.capture import generation
+from llmdebug_nb.core.bars import progress_bar
 from llmdebug_nb.core.errors import CompareError
 from llmdebug_nb.core.interrupts import Unbroken
 from llmdebug_nb.explain.execution import quiet
@@ -46,13 +46,11 @@ def of_model(model: torch.nn.Module, golden: Source, progress: bool = True) -> S
             f"{golden.name} is of an encoder and a decoder, which can't be fed: record {name} too"
         )
     steps: dict[Key, Step] = {}
-    with Unbroken(restored(model), quiet()):
-        bar = tqdm(known, desc=f"feeding {name}", unit="step", delay=1, leave=False,
-                   disable=not progress)  # fmt: skip
+    bar = progress_bar(total=len(known), desc=f"feeding {name}", unit="step", shown=progress)
+    with bar, Unbroken(restored(model), quiet()):
         for key, logits in _fed(model, known):
             steps[key] = _held(known[key], logits)
             bar.update()
-        bar.close()
     notes = [f"{name} was given {golden.name}'s tokens"]
     if any(part.training for part in model.modules()):
         notes.append(f"{name} is in training mode: dropout may change its logits (model.eval())")

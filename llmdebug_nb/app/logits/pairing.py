@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 
 import torch
-from tqdm.auto import tqdm
 
 from llmdebug_nb.app.logits.contexts import SEQUENCES, Contexts
 from llmdebug_nb.app.logits.sources import Key, Source, Step
 from llmdebug_nb.comparison import token_rows
 from llmdebug_nb.comparison.token_rows import Judge
+from llmdebug_nb.core.bars import progress_bar
 from llmdebug_nb.core.errors import LLMDebugError
 from llmdebug_nb.core.token_checks import INTERRUPTED, LogitsResult, Side, TokenCheck
 
@@ -36,7 +36,7 @@ class Pairing:
         """Compare all steps. After an interrupt, return what is done."""
         golden, mine = self._golden.steps, self._mine.steps
         keys = sorted(golden.keys() | mine.keys())
-        bar = tqdm(keys, desc="logits", unit="step", delay=1, leave=False, disable=not progress)
+        bar = progress_bar(keys, desc="logits", unit="step", shown=progress)
         done = 0
         try:
             for key in bar:

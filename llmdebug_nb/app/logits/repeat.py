@@ -14,7 +14,7 @@ from llmdebug_nb.app.compare import compare
 from llmdebug_nb.app.report import Report
 from llmdebug_nb.core.errors import CompareError, OptionError
 from llmdebug_nb.core.findings import Difference
-from llmdebug_nb.core.printable import printable_lines
+from llmdebug_nb.core.printable import bracketed, printable_lines
 from llmdebug_nb.explain.operators import CannotReplay
 from llmdebug_nb.show.words import count_text
 
@@ -59,7 +59,7 @@ class Repeated:
         first = self.first
         if first is not None:
             error = "" if first.error is None else f", error {first.error:.3g}"
-            yield f"first that differs: {first.site} ({first.op}){error}"
+            yield f"first that differs: {first.site}{bracketed(first.op)}{error}"
         elif self.verdict == "pass":
             yield "all of them are equal, bit by bit"
         if self.unmatched:

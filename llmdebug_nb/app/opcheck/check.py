@@ -18,6 +18,7 @@ from llmdebug_nb.app.opcheck.choosing import Call, Choice, calls_of
 from llmdebug_nb.app.opcheck.journal import Journal
 from llmdebug_nb.app.opcheck.processes import check_in_processes
 from llmdebug_nb.app.runs import open_run
+from llmdebug_nb.core.bars import progress_bar
 from llmdebug_nb.core.errors import DumpWriteError, OptionError, TensorLookupError, nearest
 from llmdebug_nb.core.opchecks import METRICS, MODES, REFERENCES, CallCheck, OpCheckResult
 from llmdebug_nb.core.options import runs_folder
@@ -161,7 +162,7 @@ def opcheck(
     folder = runs_folder() if output is None else Path(output)
     with Journal(folder, run, how, calls) as journal:
         left = [call for call in calls if call.record not in journal.done]
-        with _bar(len(calls), progress) as bar:
+        with progress_bar(total=len(calls), desc="opcheck", unit="call", shown=progress) as bar:
             bar.update(len(calls) - len(left))
             for check in _checks(run, left, how, jobs):
                 journal.add(check)
@@ -255,12 +256,6 @@ def _checks(run: Run, calls: list[Call], how: How, jobs: int) -> Iterator[CallCh
         yield from check_all(run, calls, how)
     else:
         yield from check_in_processes(run.path, calls, how, jobs)
-
-
-def _bar(total: int, shown: bool):  # type: ignore[no-untyped-def]
-    from tqdm.auto import tqdm
-
-    return tqdm(total=total, desc="opcheck", unit="call", delay=1, leave=False, disable=not shown)
 
 
 def _write(check: OpCheck, folder: Path) -> tuple[Path, ...]:

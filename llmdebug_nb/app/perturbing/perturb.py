@@ -14,6 +14,7 @@ from llmdebug_nb.app.differences import write_csv
 from llmdebug_nb.app.perturbing.program import Distance, Inputs, Program, Result, Wanted, distance
 from llmdebug_nb.app.perturbing.search import NOT_REACHED, Units, most_runs, search
 from llmdebug_nb.capture.perturbing.perturbation import Listing, Perturbation
+from llmdebug_nb.core.bars import progress_bar
 from llmdebug_nb.core.errors import CaptureError, OptionError, nearest
 from llmdebug_nb.core.perturbations import (
     KINDS,
@@ -33,7 +34,6 @@ from llmdebug_nb.show import perturb as shown
 if TYPE_CHECKING:
     import pandas
     from torch import nn
-    from tqdm.auto import tqdm
 
     from llmdebug_nb.capture.perturbing.session import PerturbedSession
 
@@ -160,7 +160,8 @@ class _Measuring:
 
     def all(self, kinds: list[str], top: int | None, progress: bool) -> Sensitivity:
         with ExitStack() as at_end:
-            self._bar = at_end.enter_context(_bar(progress))
+            bar = progress_bar(desc="perturb, at most", unit="run", shown=progress)
+            self._bar = at_end.enter_context(bar)
             self._list(kinds)
             units = {kind: self._units(kind) for kind in kinds}
             self._bar.total = self.found.runs + sum(
@@ -268,9 +269,3 @@ class _Measuring:
 
 def _row(kind: str, units: Units, moved: Distance, perturbation: Perturbation) -> Moved:
     return Moved(kind, units, moved.moved, perturbation.moved_inputs, moved.flips, moved.loss)
-
-
-def _bar(shown: bool) -> tqdm:
-    from tqdm.auto import tqdm
-
-    return tqdm(desc="perturb, at most", unit="run", leave=False, disable=not shown)

@@ -45,6 +45,11 @@ class Conditions:
         values = tuple(ValueCondition.parse(text) for text in _texts(when))
         return cls(_texts(at), TokenSet.parse(tokens), values)
 
+    @property
+    def on_divergence(self) -> bool:
+        """Whether the program halts where it departs from golden."""
+        return any(each.kind == "diverges" for each in self.when)
+
     def why(self, stop: Stop) -> str | None:
         """Return why to halt at a call, or None."""
         if stop.step not in self.tokens:

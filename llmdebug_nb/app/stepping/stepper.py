@@ -16,6 +16,7 @@ from llmdebug_nb.app.recording import Recording
 from llmdebug_nb.app.runs import open_run
 from llmdebug_nb.app.stepping.conditions import Conditions
 from llmdebug_nb.app.stepping.golden import Golden
+from llmdebug_nb.app.stepping.rest import Place, named, rest
 from llmdebug_nb.app.stepping.stop import Stop
 from llmdebug_nb.app.stepping.thread import Ended, under_same_settings
 from llmdebug_nb.core import interrupts
@@ -41,6 +42,7 @@ COMMANDS = {
     "replace": "put golden's values into the outputs of this call, and continue",
     "abort": "end the program here",
 }
+_RAN = "the program ran to its end"
 _PATIENCE = 5.0  # seconds in which an interrupted program must reach a call
 _LOOK = 0.05  # seconds between two looks whether the user has interrupted
 
@@ -52,8 +54,9 @@ class Aborted(BaseException):
 class Stepper:
     """A program that is stepped through. Made by `step`; it runs once.
 
-    ``stop``: the present halt, or None. ``run``: the recording so far. ``result``: the value that
-    the program returned, once it has ended.
+    ``stop``: the present halt, or None. ``halts``: how many there were. ``run``: the recording so
+    far. ``result``: the value that the program returned, once it has ended. ``watchers``: called at
+    each halt and at the end.
     """
 
     def __init__(
@@ -74,7 +77,12 @@ class Stepper:
         self._interrupted = False  # halt at the next call
         self._last: Stop | None = None
         self._seen: set[str] = set()  # names of the calls before the first halt
+        self._replaced: list[Place] = []
+        self._rest: str | None = None  # at the end
         self.stop: Stop | None = None
+        self.halts = 0
+        self.watchers: list[Callable[[], None]] = []
+        self.ending = ""  # how the program ended
         self.run: Run | None = None
         self.result: object = None
 
@@ -120,7 +128,11 @@ class Stepper:
         if command == "replace":
             _check_replacement(self.stop)
         self._commands.put(command)
-        return self.wait()
+        try:
+            return self.wait()
+        finally:
+            for watch in self.watchers:
+                watch()
 
     def abort(self) -> None:
         """End the program at the call where it is halted; does nothing if it isn't halted."""
@@ -137,6 +149,21 @@ class Stepper:
                 near = nearest(glob, sorted(self._seen))
                 return f"it never halted: no call is named {glob}{near}"
         return "it never halted: the conditions did not hold at any call"
+
+    @property
+    def rest(self) -> str:
+        """What agrees since golden's values were put in, in words; "" if none were."""
+        if not self._replaced or self._golden is None:
+            return ""
+        put = f"Golden's values were put in at {named(self._replaced)}"
+        if self.stop is not None:
+            departs = self._command == "continue" and self._conditions.on_divergence
+            return f"{put}; {'here it departs again: another cause' if departs else 'go on'}."
+        if self.running or self.run is None or self.ending != _RAN:
+            return f"{put}, but the program did not run to its end."
+        if self._rest is None:
+            self._rest = rest(self._golden.run, self.run, self._replaced)
+        return self._rest
 
     # -- in the thread of the user ---------------------------------------------------------------
 
@@ -158,6 +185,7 @@ class Stepper:
         if self._thread is not None:
             self._thread.join()
         self.result = event.result
+        self.ending = _ending(event.error)
         if event.error is not None and not isinstance(event.error, Aborted):
             raise event.error
         return None
@@ -214,7 +242,11 @@ class Stepper:
         if why is None:
             return
         self._interrupted, stop.why = False, why
+        from llmdebug_nb.capture.here import here
+
+        stop.here = here(Stepper._run_program.__code__)
         self._last = stop
+        self.halts += 1
         self._events.put(stop)
         while not self._obey(self._commands.get(), stop):
             pass
@@ -247,6 +279,7 @@ class Stepper:
                     f" {why}"
                 ))  # fmt: skip
                 return False
+            self._replaced.append(stop.place)
         self._command = "continue" if command == "replace" else command
         return True
 
@@ -289,6 +322,14 @@ def step(
     }  # fmt: skip
     reference = None if run is None else Golden(run)
     return Stepper(model, conditions, reference, DumpOptions.of(**recording))
+
+
+def _ending(error: BaseException | None) -> str:
+    if error is None:
+        return _RAN
+    if isinstance(error, Aborted):
+        return "the program was ended here"
+    return f"the program raised {type(error).__name__}: {error}"
 
 
 def _check_replacement(stop: Stop) -> None:

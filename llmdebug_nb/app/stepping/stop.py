@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from llmdebug_nb.app.compare import compare
 from llmdebug_nb.app.stepping.golden import Golden
+from llmdebug_nb.app.stepping.rest import Place, place_of
 from llmdebug_nb.comparison.engine import error
 from llmdebug_nb.core.kernels.raw import unreadable
 from llmdebug_nb.core.kernels.summary import summarize
@@ -21,6 +22,7 @@ from llmdebug_nb.store.reader import in_memory
 if TYPE_CHECKING:
     import torch
 
+    from llmdebug_nb.capture.here import Here
     from llmdebug_nb.show.views import View
     from llmdebug_nb.store.run import Run
 
@@ -30,7 +32,8 @@ class Stop:
     """A halt of the program: a call that has just ended.
 
     ``inputs``, ``outputs``: its live tensors by slot. If you write to them, the program continues
-    with the new values. ``why``: the condition that held, in words.
+    with the new values. ``why``: the condition that held, in words. ``here``: the line of the
+    program that made the call; None if it has none.
     """
 
     path: str
@@ -42,6 +45,7 @@ class Stop:
     outputs: dict[str, torch.Tensor]
     against: Golden | None = None
     why: str = ""
+    here: Here | None = None
 
     @cached_property
     def golden(self) -> dict[str, torch.Tensor]:
@@ -62,6 +66,10 @@ class Stop:
         """The names that a condition may use: path, operator, and operator without its level."""
         return self.path, self.op, self.op.partition(".")[2]
 
+    @property
+    def place(self) -> Place:
+        return place_of(self._site("output"))
+
     def view(self) -> View:
         """Return the view for an explorer: the present tensors, beside golden's if known."""
         mine = self._run("stop", {"input": self.inputs, "output": self.outputs}, {
@@ -74,6 +82,11 @@ class Stop:
             if not report.incomparable:
                 return report.view()
         return RunView(mine)
+
+    def telling_row(self, view: View) -> int:
+        """Return the row of a view of this halt that diverges, else that of an output; or -1."""
+        row = view.overview()["first_bad"]
+        return row if row >= 0 or not self.outputs else view.find(self.path, self.step, "output")
 
     def _golden_tensors(
         self, role: str, live: Mapping[str, torch.Tensor]
@@ -110,14 +123,24 @@ class Stop:
 
     def __repr__(self) -> str:
         lines = [f"{self.path or 'the model'} ({self.op}), step {self.step}: {self.why}"]
-        for role, tensors in (("input", self.inputs), ("output", self.outputs)):
-            for slot, tensor in tensors.items():
-                dtype = str(tensor.dtype).removeprefix("torch.")
-                line = f"  {role:6} {slot}  {dtype} {list(tensor.shape)}{_range(tensor)}"
-                if role == "output" and slot in self.errors:
-                    line += f", {self.errors[slot]:.2g} off golden"
-                lines.append(line)
+        if self.here is not None:
+            lines.append(f"  {self.here.frame}")
+        lines += [f"  input  {slot}  {_text(tensor)}" for slot, tensor in self.inputs.items()]
+        lines += [f"  {line}" for line in self.outputs_text()]
         return printable_lines(lines)
+
+    def outputs_text(self) -> list[str]:
+        """Return a line for each output: type, shape, range, and how far it is off golden."""
+        return [
+            f"output {slot}  {_text(tensor)}"
+            + (f", {self.errors[slot]:.2g} off golden" if slot in self.errors else "")
+            for slot, tensor in self.outputs.items()
+        ]
+
+
+def _text(tensor: torch.Tensor) -> str:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return f"{dtype} {list(tensor.shape)}{_range(tensor)}"
 
 
 def _range(tensor: torch.Tensor) -> str:

@@ -35,7 +35,8 @@ _SIDE = ("data_path", "op_type", "dtype", "shape", "max_value", "min_value", "me
 STATISTICS = tuple(
     f"{name}_stat_{kind}_error" for name in metrics.STATISTICS for kind in ("absolute", "relative")
 )
-_JUDGED = ("stat_error", "steps_off", "worst_channel")  # figures that only the verdict needs
+# figures that only the verdict needs
+_JUDGED = ("stat_error", "grain_share", "worst_channel", "channels_off", "clipped")
 Row: TypeAlias = "dict[str, Cell]"
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import reprlib
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from llmdebug_nb.app.upstream.option_names import named_as
@@ -30,9 +32,10 @@ class DumpConfig:
     Args:
         dump_path: the folder that will hold the run; default: the working directory.
         token_range: numbers of the tokens to record; default: the first one.
-        analyze: `register_hook` also writes ``tensor_analyze.csv`` into the run's folder. As in
-            the older ``DumpConfig(path, [0], [Linear], 1)``, classes may stand here, and the part
-            of the tensors behind them.
+        analyze: True: `register_hook` also writes ``tensor_analyze.csv`` into the run's folder. As
+            in msit, any other value is taken and writes none, with a warning where it counts as
+            true. As in the older ``DumpConfig(path, [0], [Linear], 1)``, classes may stand here,
+            and the part of the tensors behind them.
         module_list: module classes.
         api_list: operators: functions, names, or a YAML file, as the option ``apis`` of `dump`.
         tensor_part: 0 inputs, 1 outputs, 2 both.
@@ -54,7 +57,7 @@ class DumpConfig:
         self,
         dump_path: str | os.PathLike[str] | None = None,
         token_range: Sequence[int] | None = None,
-        analyze: bool | Iterable[type] = False,
+        analyze: object = False,
         module_list: Iterable[type] | int | None = None,
         api_list: str | os.PathLike[str] | Iterable[str | Callable[..., object]] | None = None,
         tensor_part: int = 2,
@@ -79,7 +82,7 @@ class DumpConfig:
             raise OptionError(f"device_id {device_id!r}: expected the number of a device")
         _check(tensor_part, "tensor_part", "0 (inputs), 1 (outputs) or 2 (both)")
         _check(dump_statistics_mode, "dump_statistics_mode", "0, 1 (statistics only) or 2")
-        self.device_id, self.analyze = device_id, flag(analyze, "analyze")
+        self.device_id, self.analyze = device_id, _is_true(analyze)
         with named_as(OPTION_NAMES):
             self.options = DumpOptions.of(
                 name=name,
@@ -99,8 +102,8 @@ class DumpConfig:
 
 
 def _older(
-    classes: Iterable[type], part: Iterable[type] | int | None, tensor_part: int
-) -> tuple[bool, Iterable[type], int]:
+    classes: Sequence[type], part: Iterable[type] | int | None, tensor_part: int
+) -> tuple[bool, Sequence[type], int]:
     """Return analyze, module_list and tensor_part of ``(path, tokens, classes, part)``."""
     if part is None:
         return False, classes, tensor_part
@@ -110,6 +113,17 @@ def _older(
         f"module_list {part!r}: the third argument has the classes, so the fourth is the"
         " tensor_part: 0 (inputs), 1 (outputs) or 2 (both)"
     )
+
+
+def _is_true(analyze: object) -> bool:
+    """Return whether it is True: msit 8.2 takes any value, and tests ``analyze is True``."""
+    if analyze and analyze is not True:
+        warnings.warn(
+            f"analyze {reprlib.repr(analyze)}: tensor_analyze.csv is written for True alone, as in"
+            " msit; a device is named by device_id=…",
+            stacklevel=3,
+        )
+    return analyze is True
 
 
 def _check(value: int, parameter: str, expected: str) -> None:

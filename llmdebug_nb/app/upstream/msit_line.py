@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from llmdebug_nb.core.errors import OptionError, nearest
+from llmdebug_nb.core.part_ids import MARK
 
 _OPTION = re.compile(r"--?[A-Za-z]")
 _PREFIX = ("msit", "ait", "llm")  # what a whole line begins with
@@ -15,8 +16,11 @@ _NO_COMMAND = {
     "transform": "it writes ATB's C++ code from a model",
     "bcanalyze": "it compares the answers of two evaluations; see llmdebug logits for tokens",
     "logitsdump": "record with llmdebug dump, then compare with llmdebug logits",
+    "analyze": "it compares the answers of two evaluations; see llmdebug logits for tokens",
     "casefilter": "it filters cases of an evaluation",
 }
+_ALIASES = {"dd": "dump", "cc": "compare", "oo": "opcheck", "ee": "errcheck"}  # of msit 8.2
+_LIMITS = {"-cs": "cosine_similarity", "-kl": "kl_divergence", "-l1": "l1_norm"}
 Words = Sequence[str]
 
 
@@ -41,15 +45,35 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+def _dump(options: dict[str, list[str]]) -> list[str]:
+    """Return the words of ``llmdebug dump``: ids are those that msit counts."""
+    for flag in options.keys() & {"-ids", "--save-operation-ids"}:
+        ids = filter(None, re.split(r"[,\s]+", ",".join(options[flag])))
+        options[flag] = [",".join(f"{MARK}{one}" for one in ids)]
+    return [word for option, values in options.items() for word in (option, *values)]
+
+
 def _logits(options: dict[str, list[str]]) -> list[str]:
     """Return the words of ``llmdebug logits`` for those of ``msit llm logitscmp``."""
     sides = [options.pop("-gp", []), options.pop("-mp", [])]
     for side, flag in zip(sides, ("-gp", "-mp"), strict=True):
         if len(side) != 1:
             raise OptionError(f"msit logitscmp: {flag} is missing, or has several values")
-    folder = options.pop("-o", ["."])
+    folder = options.pop("-o", ["output"])
     table = os.path.join(folder[0] if folder else ".", "logits_cmp_res.csv")
-    return [sides[0][0], sides[1][0], "--rule", "msit", "--csv", table]
+    return [sides[0][0], sides[1][0], "--rule", _rule(options), "--csv", table]
+
+
+def _rule(options: dict[str, list[str]]) -> str:
+    """Return msit's rule, or its limits with those that the line has: none of ULP is left then."""
+    given = {metric: options.pop(flag) for flag, metric in _LIMITS.items() if flag in options}
+    if not given:
+        return "msit"
+    from llmdebug_nb.comparison.limits import RULES
+
+    usual = {metric: str(limit) for metric, limit in RULES["msit_logits"][0].items()}
+    limits = {**usual, **{metric: ",".join(values) for metric, values in given.items()}}
+    return ",".join(f"{metric}={limit}" for metric, limit in limits.items())
 
 
 _LEVEL = dict.fromkeys(("-l", "--log-level"), "its messages have one level")
@@ -63,6 +87,7 @@ _COMMANDS = {
             " --save-tiling -stp --save-tensor-part -o --output -device --device-id -l --log-level"
             " -symlink --enable-symlink -config --config-path -seed"
         ),
+        whole=_dump,
     ),
     "compare": _Command(
         "compare",
@@ -70,7 +95,9 @@ _COMMANDS = {
             "-gp --golden-path -mp --my-path -cl --cmp-level -o --output -mf --op-mapping-file"
             " -alg --custom-algorithms -l --log-level -w --weight -st --stats"
         ),
-        without={"-r": "runs of several ranks are compared rank by rank"},
+        without=dict.fromkeys(
+            ("-r", "--rank"), "each rank is compared with the same rank, one alone with all"
+        ),
     ),
     "opcheck": _Command(
         "opcheck",
@@ -88,9 +115,15 @@ _COMMANDS = {
         "errcheck", _names("--exec --type -o --output --exit"), no_effect=_LEVEL
     ),
     "logitscmp": _Command(
-        "logits", _names("-gp -mp -o"),
-        renamed={"--golden-path": "-gp", "--my-path": "-mp", "--output": "-o"},
-        no_effect=_LEVEL, whole=_logits,
+        "logits", _names("-gp -mp -o -cs -kl -l1"),
+        renamed={
+            "--golden-path": "-gp", "--my-path": "-mp", "--output": "-o", "--output-dir": "-o",
+            "--cosine-similarity": "-cs", "--kl-divergence": "-kl", "--l1-norm": "-l1",
+        },
+        no_effect={
+            **_LEVEL, **dict.fromkeys(("-d", "--dtype"), "a ULP is that of the logits' own dtype")
+        },
+        whole=_logits,
     ),
 }  # fmt: skip
 
@@ -113,6 +146,7 @@ def translated(line: Words) -> Translated:
     while words and words[0].lower() in _PREFIX:
         words.pop(0)
     name = words.pop(0) if words else ""
+    name = _ALIASES.get(name.lower(), name)
     command = _COMMANDS.get(name.lower())
     if command is None:
         raise OptionError(_unknown(name))

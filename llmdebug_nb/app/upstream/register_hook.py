@@ -14,17 +14,13 @@ from llmdebug_nb.app.upstream.option_names import named_as
 from llmdebug_nb.core import determinism
 from llmdebug_nb.core.errors import OptionError, StoreError
 from llmdebug_nb.core.places import shown
-from llmdebug_nb.core.printable import cell
 from llmdebug_nb.core.records import Record
+from llmdebug_nb.store.layouts.msit import ANALYSIS, ANALYSIS_COLUMNS, analysis_row
 from llmdebug_nb.store.own_file import PRIVATE_FILE
 from llmdebug_nb.store.run import Run
 
 if TYPE_CHECKING:
     from torch import nn
-
-_COLUMNS = (
-    "Node Name", "Node Type", "Tensor Path", "dtype", "shape", "max", "min", "variance", "mean",
-)  # fmt: skip
 
 
 def register_hook(
@@ -111,41 +107,24 @@ def write_analysis(run: Run) -> Path:
     """
     if run.path is None:
         raise StoreError(f"run {run.name!r} has no folder for tensor_analyze.csv")
-    path, last = run.path / "tensor_analyze.csv", -1
+    path, last = run.path / ANALYSIS, -1
     try:
         with open(path, "w", newline="", encoding="utf-8") as file:
             table = csv.writer(file)
             path.chmod(PRIVATE_FILE)
-            table.writerow(_COLUMNS)
+            table.writerow(ANALYSIS_COLUMNS)
             while page := list(run.records(after=last, n=1000)):
-                table.writerows(map(cell, _analysis_row(run, record)) for record in page)
+                table.writerows(analysis_row(record, _expression(run, record)) for record in page)
                 last = page[-1].id
     except OSError as error:
         raise StoreError(f"can't write {path}: {error.strerror or error}") from None
     return path
 
 
-def _analysis_row(run: Run, record: Record) -> tuple[object, ...]:
-    site, summary, count = record.site, record.summary, record.summary.numel
-    variance = None
-    if summary.l2norm is not None and summary.mean is not None and count > 1:
-        squares = summary.l2norm * summary.l2norm - count * summary.mean * summary.mean
-        variance = max(squares, 0.0) / (count - 1)
-    return (
-        f"root.{site.path}" if site.path else "root",
-        record.op,
-        "" if record.payload is None else _expression(run, record),
-        f"torch.{summary.dtype}",
-        f"torch.Size({list(summary.shape)})",
-        summary.max,
-        summary.min,
-        variance,
-        summary.mean,
-    )
-
-
 def _expression(run: Run, record: Record) -> str:
-    """Return Python code that loads a tensor."""
+    """Return Python code that loads a tensor; "" where its values were not kept."""
+    if record.payload is None:
+        return ""
     names = ("step", "role", "slot", "call", "generation", "rank", "phase")
     where = ", ".join(f"{name}={getattr(record.site, name)!r}" for name in names)
     return f"ld.open_run({shown(str(run.path))!r}).tensor({record.site.path!r}, {where})"

@@ -6,6 +6,7 @@ The parameters are those of msit's functions of these names; Inductor stands in 
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 
@@ -21,8 +22,20 @@ _GE_NAMES = {
     "path": "dump_path",
     "tokens": "dump_token",
     "layers": "dump_layer",
+    "opname": "dump_layer",
     "fusion_switch": "fusion_switch_file",
 }
+# an operator in a graph of GE: its type, from the second one of a type on with a number
+_OPERATOR = re.compile(r"([A-Z][A-Za-z0-9]*?)(?:V\d|D)?(_\d+)?")
+# types of GE, in lower case, whose operators have other names in the dispatcher
+_DISPATCHED = {
+    "mat_mul": ("mm", "addmm", "bmm"), "batch_mat_mul": ("bmm", "baddbmm"),
+    "conv": ("convolution",), "conv2d": ("convolution",), "conv2": ("convolution",),
+    "real_div": ("div",), "reduce_mean": ("mean",), "reduce_sum": ("sum",),
+    "reduce_max": ("amax", "max"), "cast": ("_to_copy",), "concat": ("cat",),
+    "gather": ("embedding", "index", "gather"), "layer_norm": ("native_layer_norm",),
+    "softmax": ("_softmax",), "transpose": ("permute", "transpose", "t"), "swish": ("silu",),
+}  # fmt: skip
 
 
 class CompilerConfig:
@@ -80,7 +93,10 @@ def get_ge_dump_config(
         dump_mode: input, output or all.
         fusion_switch_file: the fusions to switch off, see `capture/compiled/fusion_switches.py`.
         dump_token: steps; None: all.
-        dump_layer: names or globs of modules, in a list or separated by spaces.
+        dump_layer: operators as GE names them, such as ``["Add", "Conv_1"]``, or names or globs of
+            modules; in a list or separated by spaces. All operators whose name begins so are
+            recorded, if a kernel keeps their output. GE's numbers are those of its own graph: they
+            have no effect, and a warning says so.
         compiler_config: settings of Inductor by name. An object with attributes, as torchair's
             CompilerConfig, has settings of GE alone: they have no effect, and a warning says so.
 
@@ -93,17 +109,46 @@ def get_ge_dump_config(
         raise OptionError(
             f"dump_token {dump_token!r}: expected a list of token numbers such as [0, 1]"
         )
+    layers, operators = _layers(dump_layer)
     with named_as(_GE_NAMES):
         backend = inductor_backend(
             name="msit_ge_dump",
             path=dump_path or ".",
             part=_PARTS[dump_mode],
             tokens=list(dump_token) if dump_token else EVERY_TOKEN,
-            layers=dump_layer.split() if isinstance(dump_layer, str) else dump_layer,
+            layers=layers,
+            opname=operators,
             fusion_switch=fusion_switch_file,
             compiler_config=_mapping(compiler_config),
         )
     return CompilerConfig(backend)
+
+
+def _layers(
+    dump_layer: Sequence[str] | str | None,
+) -> tuple[list[str] | None, list[str] | None]:
+    """Return the modules and the operators that are named; one of them is None.
+
+    Raises:
+        OptionError: there are both.
+    """
+    names = dump_layer.split() if isinstance(dump_layer, str) else list(dump_layer or ())
+    named = [(name, _OPERATOR.fullmatch(name)) for name in names if isinstance(name, str)]
+    found = {name: match for name, match in named if match is not None}
+    if len(found) != len(names):
+        if found:
+            raise OptionError(
+                f"dump_layer {next(iter(found))!r} is an operator, others are modules: name either"
+            )
+        return names or None, None
+    if any(match[2] for match in found.values()):
+        warnings.warn(
+            f"dump_layer {', '.join(found)}: numbers are those of GE's own graph; here every"
+            " operator of that type is recorded",
+            stacklevel=3,
+        )
+    snake = [re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", match[1]).lower() for match in found.values()]
+    return None, [one for kind in snake for one in _DISPATCHED.get(kind, (kind,))] or None
 
 
 def _mapping(compiler_config: Mapping[str, object] | object) -> Mapping[str, object] | None:

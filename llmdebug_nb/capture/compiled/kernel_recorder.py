@@ -44,7 +44,10 @@ class KernelRecorder:
         self._nodes = Formulas(nodes)
 
     def describe_node(self, node: torch.fx.Node) -> None:
-        """Find the origin of a node whose value a buffer holds, even of an unwanted one."""
+        """Find the origin of a node whose value a buffer holds.
+
+        Also of an unwanted one, such as a view; where operators are named, it is not recorded.
+        """
         graph = self._graph
         if node.name not in graph.origins:
             frame, path_of = graph.program.frame, self._host.path_of
@@ -52,7 +55,8 @@ class KernelRecorder:
 
     def _add(self, name: str, origin: Origin) -> None:
         self._graph.origins[name] = origin
-        self._graph.kept[name] = self._host.asks_for(origin.module)
+        named = bool(self._graphs.options.apis)
+        self._graph.kept[name] = not named and self._host.asks_for(origin.module)
 
     def slot_of(self, node: str) -> str:
         """Return the output slot of a node."""

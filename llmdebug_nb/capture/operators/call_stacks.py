@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -19,12 +19,25 @@ from llmdebug_nb.capture.source_lines import code_at, named
 from llmdebug_nb.core.errors import PACKAGE
 from llmdebug_nb.core.records import Frame
 
+if TYPE_CHECKING:
+    from llmdebug_nb.capture.recorder import Recorder
+
 _DEPTH = 48  # frames looked at
 _KEPT = 8  # frames of the program that are kept, innermost first
 # frames of hooks, modes and module calls are no part of the program
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
+_runners: set[CodeType] = set()  # code of ours that runs the program
+
 Place = tuple[CodeType, int]
+
+
+def ends_stacks(runner: CodeType) -> None:
+    """Count the callers of this code as no part of the program.
+
+    IPython's call of a magic holds the whole text of the cell, prompts in it included.
+    """
+    _runners.add(runner)
 
 
 class Stack(NamedTuple):
@@ -45,14 +58,24 @@ class _IsProgram(dict[CodeType, bool]):
 class CallStacks:
     """Numbers call stacks.
 
-    ``intern(frames, code, inside)`` returns the number of a stack in text form.
+    ``intern(frames, code, inside)`` returns the number of a stack in text form. ``keep(code,
+    line)`` is told of each line that stands in one.
     """
 
-    def __init__(self, intern: Callable[[list[str], list[str], int], int]) -> None:
-        self._intern = intern
+    def __init__(
+        self,
+        intern: Callable[[list[str], list[str], int], int],
+        keep: Callable[[CodeType, int], None] = lambda code, line: None,
+    ) -> None:
+        self._intern, self._keep = intern, keep
         self._numbers: dict[Stack, int] = {}
         self._lines: dict[Place, tuple[str, str]] = {}
         self._is_program = _IsProgram()
+
+    @classmethod
+    def of(cls, recorder: Recorder) -> CallStacks:
+        """Return the call stacks that a recorder keeps, with the functions in them."""
+        return cls(recorder.stack_number, recorder.keep_function)
 
     def current(self, open_calls: Sequence[OpenCall]) -> int:
         """Return the number of the current stack, without our own and PyTorch's frames.
@@ -96,6 +119,8 @@ class CallStacks:
             code = frame.f_code
             if self._is_program[code]:
                 places.append((code, frame.f_lasti))
+            elif code in _runners:
+                break
             elif code is MODULE_CALL:
                 if inside is None and places:
                     inside = len(places)
@@ -127,6 +152,7 @@ class CallStacks:
             lines = (line for start, end, line in code.co_lines() if start <= instruction < end)
             line = next(lines, None) or code.co_firstlineno
             frame = Frame(named(code.co_filename), line, code.co_name)
+            self._keep(code, line)
             known = self._lines[place] = str(frame), code_at(code.co_filename, line)
         return known
 

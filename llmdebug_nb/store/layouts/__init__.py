@@ -21,4 +21,7 @@ def layouts() -> list[Layout]:
 
 def detect(path: Path) -> Layout | None:
     """Return the layout that ``path`` has, or None."""
-    return next((layout for layout in layouts() if layout.detect(path)), None)
+    from llmdebug_nb.store.layouts.files import Folder
+
+    names = list(Folder(path).scan()) if path.is_dir() else []
+    return next((layout for layout in layouts() if layout.detect(path, names)), None)

@@ -13,15 +13,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmdebug_nb.core.errors import CorruptDumpError
-from llmdebug_nb.core.paths import parent_of
-from llmdebug_nb.core.records import CallKey, Record, Site, Summary
-from llmdebug_nb.store.layouts import atb_bin
+from llmdebug_nb.core.records import Site, Summary
 from llmdebug_nb.store.layouts.atb_bin import Object, is_bin, objects, tensor_at
 from llmdebug_nb.store.layouts.atb_rounds import as_tokens
 from llmdebug_nb.store.layouts.contents import Contents
@@ -35,13 +32,9 @@ from llmdebug_nb.store.layouts.drafts import (
     one_dump,
 )
 from llmdebug_nb.store.layouts.files import Folder, dtype_named, natural, number, read_csv, sizes
-from llmdebug_nb.store.layouts.writing import Dump, Written, kept, later, loaded
 
 NAME = "atb"
 
-_OPERATIONS = re.compile(r"[0-9]{1,9}_[A-Za-z0-9_]+(?:\.[0-9]{1,9}_[A-Za-z0-9_]+)*")
-_SLOT = re.compile(r"(?:before\.|after\.)?[0-9]{1,9}")
-_LONGEST_NAME = 80  # characters of an operation's name
 _ABOVE = 12  # folders of a dump above one file: operations nest eight deep at most
 _ALIAS_DEPTH = 16  # an alias may name another alias
 
@@ -125,12 +118,12 @@ def _unnamed(name: str) -> _File:
     return _File(name, {"base": "", "process": "", "round": "", **parts})
 
 
-def detect(path: Path) -> bool:
+def detect(path: Path, names: Sequence[str]) -> bool:
     """Tell whether ``path`` is an ATB dump, a process, a round, an operation or a file of one."""
     if not path.is_dir():
         return path.suffix.lower() == ".bin" and path.is_file() and is_bin(path)
     folder = Folder(path)
-    return any(_named(folder, name, kind) for name in folder.scan() for kind in (_TENSOR, _TABLE))
+    return any(_named(folder, name, kind) for name in names for kind in (_TENSOR, _TABLE))
 
 
 def read(path: Path) -> Contents:
@@ -231,7 +224,8 @@ def _drafts(
             except CorruptDumpError as error:
                 lost = str(error)
             summary = None if place else made.summary
-            yield Draft(replace(site, call=call), op, place, summary, lost, device), made
+            at = replace(site, call=call) if call else site
+            yield Draft(at, op, place, summary, lost, device), made
             call += 1
     except CorruptDumpError as error:
         yield Draft(replace(site, call=call), op, lost=str(error), device=device), None
@@ -291,95 +285,3 @@ def _table(folder: Folder, table: _File, rank: int) -> Iterator[Draft]:
             yield Draft(site, names[-1], summary=summary, device=device)
         except CorruptDumpError as error:
             yield Draft(site, names[-1], lost=f"{table.name}: {error}", device=device)
-
-
-# -- writing --------------------------------------------------------------------------------------
-
-
-def write(dump: Dump, folder: Path, written: Written) -> None:
-    """Write a ``.bin`` per tensor; a step is a round, and a rank the device.
-
-    A path of ATB is kept. Modules and operators of other runs become operations with the ids of
-    their order in the operation around them: ``0_LlamaModel/3_DecoderLayer/1_Linear``; their
-    arguments and results are numbered in order. Further calls are appended to the file of the
-    first, as ATB does it.
-    """
-    operations = _Operations(dump.records)
-    for record in kept(dump, written, _no_place):
-        site = record.site
-        home = folder / "tensors" / f"{site.rank}_0" / str(site.step)
-        when, _, index = operations.slot(record).rpartition(".")
-        when = when or ("before" if site.role == "input" else "after")
-        name = f"{site.role.removesuffix('put')}tensor{index}.bin"
-        try:
-            content = _content(record, dump, written)
-        except CorruptDumpError as error:
-            written.left_out[str(error)] += 1
-            continue
-        if content is not None:
-            file = home / operations.folder(site.path) / when / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with open(file, "ab") as stream:
-                stream.write(content)
-
-
-def _content(record: Record, dump: Dump, written: Written) -> bytes | None:
-    """Return the bytes of a tensor, of its figures, or of its description; None if left out."""
-    if record.payload is None:
-        content = atb_bin.described(record.summary)
-        written.described += 1
-        return content
-    values = loaded(record, dump.load, written)
-    if values is None:
-        return None
-    content = atb_bin.encode(values)
-    written.tensors += 1
-    return content
-
-
-def _no_place(record: Record) -> str | None:
-    """Return why ATB has no file for a record, or None."""
-    if record.site.phase != "forward":
-        return "of backward passes, which ATB does not have"
-    if record.site.role not in ("input", "output"):
-        return "of weights, which are inputs of operations in ATB"
-    return later(record.site)
-
-
-class _Operations:
-    """The folders of operations, and the numbers of their tensors."""
-
-    def __init__(self, records: Sequence[Record]) -> None:
-        self._ops = {record.site.path: record.op for record in records}
-        self._native = all(map(_OPERATIONS.fullmatch, self._ops))
-        self._folders: dict[str, str] = {}
-        self._inside: Counter[str] = Counter()
-        self._slots: dict[tuple[CallKey, str], list[str]] = defaultdict(list)
-        for record in records:
-            self._slots[record.site.key, record.site.role].append(record.site.slot)
-
-    def folder(self, path: str) -> str:
-        """Return the folder of an operation, within those that ran around it."""
-        if self._native:
-            return path.replace(".", "/")
-        if path not in self._folders:
-            around = self._around(path)
-            bare = re.sub("[^A-Za-z0-9_]", "", self._ops[path].rpartition(".")[2])
-            number = self._inside[around]
-            self._inside[around] += 1
-            self._folders[path] = f"{around}{number}_{bare[:_LONGEST_NAME] or 'Operation'}/"
-        return self._folders[path]
-
-    def _around(self, path: str) -> str:
-        module, slash, _ = path.partition("/")
-        at = module if slash else parent_of(module)
-        while at and at not in self._ops:
-            at = parent_of(at)
-        return self.folder(at) if path and at in self._ops else ""
-
-    def slot(self, record: Record) -> str:
-        """Return the number of a tensor among those of its call, as a path of ATB has it."""
-        slots = self._slots[record.site.key, record.site.role]
-        if all(map(_SLOT.fullmatch, slots)):
-            return record.site.slot
-        return str(slots.index(record.site.slot))

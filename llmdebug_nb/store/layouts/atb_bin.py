@@ -12,9 +12,10 @@ appends to files: several tensors in one file come from several calls.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,7 +25,8 @@ from llmdebug_nb.core.dtypes import DTYPES
 from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.kernels.raw import dtype_name, from_bytes, to_bytes
 from llmdebug_nb.core.records import Summary
-from llmdebug_nb.store.layouts.files import Folder, dtype_named, number, reading, sizes
+from llmdebug_nb.store.layouts import narrow
+from llmdebug_nb.store.layouts.files import Folder, dtype_named, head, number, reading, sizes
 
 # ACL data types; the values of those that torch has no name for can't be read
 ACL_DTYPES = {
@@ -71,9 +73,9 @@ _FORMATS = {
 }
 _CODES = {name: code for code, name in ACL_DTYPES.items()}
 _ND = 2  # the format of row-major tensors
-_PACKED = "int4"  # two elements a byte, the first one in the low bits; read as int8
 _HEADER = 4096  # bytes; upstream's values have at most 50 characters each
 _START = b"$Version="
+_END = re.compile(rb"(?:\A|\n)\$End=1(?:\n|\Z)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,38 +103,58 @@ def parse(name: str, stream: BinaryIO, size: int, offset: int = 0) -> Object:
         CorruptDumpError: not a header. If only its data can't be used, ``lost`` has the reason.
     """
     stream.seek(offset)
-    head = stream.read(_HEADER)
-    found = re.search(rb"(?:\A|\n)\$End=1(?:\n|\Z)", head)
+    return _object(name, stream.read(_HEADER), size, offset)
+
+
+def _object(name: str, content: bytes, size: int, offset: int = 0) -> Object:
+    """Return the object whose header begins ``content``."""
+    found = _END.search(content)
     if found is None:
         raise CorruptDumpError(f"{name} has no $End=1 line within {_HEADER} bytes of byte {offset}")
+    said = _said(content[: found.start()])
+    if isinstance(said, str):
+        raise CorruptDumpError(f"{name} {said}")
+    start, total = offset + found.end(), said.total
+    end = start + max(total, 0)
+    if said.alias or said.span is None:
+        lost = f"{name} has {total} bytes of no object" if total else None
+        return Object(offset, said.summary, start, -1, end, said.alias, lost, said.format)
+    begin, length, lost = _data(name, said.summary, said.span, total, size - start)
+    return Object(offset, said.summary, start + begin, length, end, None, lost, said.format)
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What a header says. ``total``: the bytes behind it; ``span``: where in them the tensor is."""
+
+    summary: Summary
+    total: int
+    span: str | None
+    alias: str | None
+    format: str
+
+
+@functools.lru_cache(1024)  # tensors of one dtype and shape have one header
+def _said(header: bytes) -> _Said | str:
+    """Return what a header says, or what is wrong with it."""
     fields: dict[str, str] = {}
-    for line in head[: found.start()].decode("ascii", "replace").splitlines():
+    for line in header.decode("ascii", "replace").splitlines():
         key, equals, value = line.partition("=")
         if not equals or "=" in value:
-            raise CorruptDumpError(f"{name} has a header line without key=value: {line[:80]!r}")
+            return f"has a header line without key=value: {line[:80]!r}"
         fields[key.lower()] = value
     dtype = _dtype(fields.get("dtype", fields.get("type", "")))
     try:
         shape = sizes(fields["dims"])
         total = int(fields.get("$object.length", "0"))
     except (KeyError, ValueError, CorruptDumpError) as error:
-        raise CorruptDumpError(f"{name} has no valid dims or length ({error})") from None
-    start = offset + found.end()
+        return f"has no valid dims or length ({error})"
     low, high, mean, norm = (number(fields.get(key)) for key in ("min", "max", "mean", "l2norm"))
-    made = Object(
-        offset,
-        Summary(dtype, shape, low, high, mean, norm),
-        start,
-        -1,
-        start + max(total, 0),
-        format=_FORMATS.get(fields.get("format", ""), fields.get("format", "").lower()),
-    )
-    alias = fields.get("data") or None
-    if alias or "$object.data" not in fields:
-        return replace(
-            made, alias=alias, lost=None if total == 0 else f"{name} has {total} bytes of no object"
-        )
-    return _with_data(name, made, fields["$object.data"], total, size)
+    layout = fields.get("format", "")
+    return _Said(
+        Summary(dtype, shape, low, high, mean, norm), total, fields.get("$object.data"),
+        fields.get("data") or None, _FORMATS.get(layout, layout.lower()),
+    )  # fmt: skip
 
 
 def _dtype(code: str) -> str:
@@ -141,36 +163,44 @@ def _dtype(code: str) -> str:
     return ACL_DTYPES.get(int(code), f"acl_{int(code)}")
 
 
-def _with_data(name: str, made: Object, span: str, total: int, size: int) -> Object:
-    """Add the place of the bytes, or the reason why they can't be used."""
+def _data(
+    name: str, summary: Summary, span: str, total: int, there: int
+) -> tuple[int, int, str | None]:
+    """Return begin and length of the bytes in an object, and why they can't be used, or None.
+
+    ``total``: the bytes that the header claims for it; ``there``: those that are there.
+    """
     found = re.fullmatch(r"([0-9]{1,18}),([0-9]{1,18})", span)
-    dtype, shape = made.summary.dtype, list(made.summary.shape)
+    dtype, shape = summary.dtype, list(summary.shape)
     if found is None:
-        return replace(made, lost=f"{name} has no offset and length in $Object.data={span[:40]!r}")
+        return 0, -1, f"{name} has no offset and length in $Object.data={span[:40]!r}"
     begin, length = int(found[1]), int(found[2])
-    there = size - made.start
     lost = None
     if not 0 <= begin + length <= total:
         lost = f"{name} places {length} bytes at {begin} of an object of {total}"
     elif total > there:
         lost = f"{name} is cut short: {max(there, 0)} of {total} bytes are there"
-    elif dtype == _PACKED:
-        if (made.summary.numel + 1) // 2 != length:
-            lost = f"{name} has {length} bytes, which make no int4 tensor of shape {shape}"
-    elif dtype not in DTYPES:
+    elif dtype not in DTYPES and dtype not in narrow.NAMES:
         lost = f"{name} has dtype {dtype}, which can't be read"
-    elif made.summary.numel * DTYPES[dtype].itemsize != length:
+    elif not _fits(dtype, summary.numel, length):
         lost = f"{name} has {length} bytes, which make no {dtype} tensor of shape {shape}"
-    return replace(made, start=made.start + begin, length=length, lost=lost)
+    return begin, length, lost
+
+
+def _fits(dtype: str, count: int, length: int) -> bool:
+    known = DTYPES.get(dtype)
+    return narrow.fits(dtype, count, length) if known is None else count * known.itemsize == length
 
 
 def objects(folder: Folder, name: str) -> Iterator[Object]:
     """Yield the tensors of a ``.bin`` in the order they were appended. Raises CorruptDumpError."""
-    file = folder.file(name)
-    with reading(name), file.open("rb") as stream:
-        size = file.stat().st_size
-        made = parse(name, stream, size)
-        yield made
+    with reading(name):
+        content, size = head(folder, name)
+        made = _object(name, content, size)
+    yield made
+    if made.end >= size:
+        return
+    with reading(name), folder.file(name).open("rb") as stream:
         while made.end < size:
             stream.seek(made.end)
             if stream.read(len(_START)) == _START:
@@ -185,7 +215,7 @@ def objects(folder: Folder, name: str) -> Iterator[Object]:
 
 
 def tensor_at(folder: Folder, name: str, offset: int = 0) -> torch.Tensor:
-    """Return the tensor whose header is at ``offset``; int4 as int8.
+    """Return the tensor whose header is at ``offset``; a narrow dtype as `narrow` decodes it.
 
     Raises:
         CorruptDumpError: it has no values, or they contradict the header.
@@ -202,17 +232,9 @@ def values_of(name: str, stream: BinaryIO, made: Object) -> torch.Tensor:
         raise CorruptDumpError(made.lost or f"{name} has no data")
     stream.seek(made.start)
     content, shape = stream.read(made.length), made.summary.shape
-    if made.summary.dtype == _PACKED:
-        return _unpacked(content, shape)
+    if made.summary.dtype in narrow.NAMES:
+        return narrow.decoded(content, made.summary.dtype, shape)
     return from_bytes(content, made.summary.dtype, shape)
-
-
-def _unpacked(content: bytes, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return int4 values as int8, sign included."""
-    packed = from_bytes(content, "int8", (len(content),))
-    pairs = torch.stack((packed << 4 >> 4, packed >> 4), -1).flatten()
-    count = Summary("int8", shape).numel
-    return pairs[:count].reshape(shape)
 
 
 def is_bin(file: Path) -> bool:
@@ -222,7 +244,7 @@ def is_bin(file: Path) -> bool:
             head = stream.read(_HEADER)
     except OSError:
         return False
-    return re.search(rb"(?:\A|\n)\$End=1(?:\n|\Z)", head) is not None
+    return _END.search(head) is not None
 
 
 def encode(tensor: torch.Tensor) -> bytes:
@@ -250,6 +272,16 @@ def header(dtype: str, shape: tuple[int, ...], length: int | None) -> bytes:
         "$End=1",
     ]
     return "".join(f"{line}\n" for line in lines).encode()
+
+
+def alias(dtype: str, shape: tuple[int, ...], name: str) -> bytes:
+    """Return a file that stands for another one of its round, ``0_1_outtensor0.bin``.
+
+    Raises:
+        CorruptDumpError: ATB has no code for the dtype.
+    """
+    head = header(dtype, shape, None).removesuffix(b"$End=1\n")
+    return head + f"data={name}\n$End=1\n".encode()
 
 
 def described(summary: Summary) -> bytes:

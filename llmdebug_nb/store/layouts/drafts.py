@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
-from tqdm.auto import tqdm
 
+from llmdebug_nb.core.bars import progress_bar
 from llmdebug_nb.core.errors import CorruptDumpError, NotADumpError
 from llmdebug_nb.core.kernels.raw import dtype_name, unreadable
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.paths import bounded
 from llmdebug_nb.core.records import Node, Record, RootCall, Site, Summary
-from llmdebug_nb.store.layouts.contents import Contents
-from llmdebug_nb.store.layouts.files import TENSOR_FILES, UNKNOWN, Folder, natural
+from llmdebug_nb.store.layouts.contents import CallStack, Contents
+from llmdebug_nb.store.layouts.files import TENSOR_FILES, UNKNOWN, Folder, Unreadable, natural
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +148,7 @@ def contents(
     types: Mapping[str, str] | None = None,
     tokens: bool = False,
     meta: dict[str, Any] | None = None,
+    stacks: Iterable[CallStack] = (),
 ) -> Contents:
     """Return the drafts as numbered records, in their order.
 
@@ -170,6 +171,7 @@ def contents(
         meta or {},
         unread=frozenset(record.id for record in records if _is_unread(record)),
         describe=describe,
+        stacks=[replace(s, key=s.key._replace(path=_text(s.key.path))) for s in stacks],
     )
 
 
@@ -211,6 +213,8 @@ class _Described(dict[Place, tuple[Summary, str | None]]):
     def __missing__(self, place: Place) -> tuple[Summary, str | None]:
         try:
             self[place] = described_as(self._open(place))
+        except Unreadable as error:
+            self[place] = error.summary, str(error)
         except CorruptDumpError as error:
             self[place] = UNKNOWN, str(error)
         return self[place]
@@ -230,7 +234,7 @@ def _check_some_known(
     if any(record.summary is not UNKNOWN for record in records):
         return
     why = None
-    bar = tqdm(records, desc=f"reading {folder.path.name}", unit=" tensors", delay=1, leave=False)
+    bar = progress_bar(records, desc=f"reading {folder.path.name}", unit="tensor")
     for record in bar:
         described = describe(record)
         if described.summary is not UNKNOWN:
@@ -251,4 +255,6 @@ def described_as(tensor: torch.Tensor) -> tuple[Summary, str | None]:
 
 def _text(name: str) -> str:
     """Return a name that can be stored and shown: names and JSON may hold half surrogate pairs."""
-    return bounded(name.encode("utf-8", "backslashreplace").decode())
+    if not name.isascii():
+        name = name.encode("utf-8", "backslashreplace").decode()
+    return bounded(name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import json
 import os
 import pickle
@@ -26,6 +27,10 @@ from llmdebug_nb.store.checked import shape_of_sizes
 
 UNKNOWN = Summary("unknown", ())
 TENSOR_FILES = (".npy", ".npz", ".pt", ".pth", ".safetensors", ".bin")
+_DIGITS = re.compile(r"([0-9]{1,18})")  # Python reads no number of 5,000 digits
+_HEAD = 4096  # bytes; of a file, read at once
+# opens no link, and waits for no pipe; 0 where there is no such way
+_UNLINKED = getattr(os, "O_NOFOLLOW", 0) and os.O_NOFOLLOW | os.O_NONBLOCK
 _SCAN_LIMIT = 20_000  # names that are looked at to detect a layout, which has to stay cheap
 # What the tensors of a file may take: saved views repeat their storage, and archives are packed.
 # Real ones repeat it a few times, a mask over the heads of a layer 16 to 128 times, but that one is
@@ -34,10 +39,11 @@ _TIMES = 16
 _EXPANSION = 128 << 20  # bytes of all files of a dump together, beyond that
 
 
-def natural(text: str) -> list[str | int]:
+@functools.lru_cache(1 << 15)  # folders and files of one name come again in every token
+def natural(text: str) -> tuple[str | int, ...]:
     """Return a sort key under which ``layers.2`` comes before ``layers.10``."""
-    parts = enumerate(re.split(r"([0-9]{1,18})", text))  # Python reads no number of 5,000 digits
-    return [int(part) if place % 2 else part for place, part in parts]
+    parts = enumerate(_DIGITS.split(text))
+    return tuple(int(part) if place % 2 else part for place, part in parts)
 
 
 class Folder:
@@ -51,7 +57,8 @@ class Folder:
         self.path = path.resolve()
         self.context = "".join(f"{name}/" for name in self.path.parts[1:][-above:])
         self._free = _EXPANSION
-        self._folders: dict[str, Path] = {}  # by name: without links
+        self._inside = os.path.join(self.path, "")
+        self._folders = {"": str(self.path)}  # by name: without links
         self._rest: dict[str, int] = {}  # by file: the bytes that its tensors may still take
         self._granted: dict[tuple[str, object], int] = {}
 
@@ -82,54 +89,105 @@ class Folder:
             CorruptDumpError: it does not exist, leads out of the folder, or is not a regular file.
         """
         try:
-            real = self._real(name)
-        except (OSError, RuntimeError, ValueError):  # absent, a loop of links, a zero byte
+            real, mode = self._real(name)
+        except (OSError, ValueError):  # absent, a loop of links, a zero byte
             raise CorruptDumpError(f"{name} is missing") from None
-        if not real.is_relative_to(self.path):
+        if not f"{real}{os.sep}".startswith(self._inside):
             raise CorruptDumpError(
                 f"{name} is a link that leads out of the folder, and is not followed"
             )
-        if not real.is_file():
+        if not stat.S_ISREG(mode):
             raise CorruptDumpError(f"{name} is not a regular file")
-        return real
+        return Path(real)
 
-    def _real(self, name: str) -> Path:
-        """Return the path of a file without links; that of its folder is found once."""
+    def open(self, name: str) -> int:
+        """Return a descriptor of a file for reading.
+
+        One that is no link, as nearly all, is asked nothing before it is opened.
+
+        Raises:
+            CorruptDumpError: as `file`.
+        """
+        above, _, last = name.rpartition("/")
+        if _UNLINKED and last not in ("", ".", ".."):
+            with contextlib.suppress(OSError, ValueError):
+                home = self._real_folder(above)
+                if f"{home}{os.sep}".startswith(self._inside):
+                    handle = os.open(f"{home}{os.sep}{last}", os.O_RDONLY | _UNLINKED)
+                    if stat.S_ISREG(os.fstat(handle).st_mode):
+                        return handle
+                    os.close(handle)
+        return os.open(self.file(name), os.O_RDONLY | getattr(os, "O_BINARY", 0))
+
+    def _real(self, name: str) -> tuple[str, int]:
+        """Return the path of a file without links, and its mode."""
         above, _, last = name.rpartition("/")
         if last in ("", ".", ".."):
-            return (self.path / name).resolve(strict=True)
-        if above not in self._folders:
-            self._folders[above] = (self.path / above).resolve(strict=True)
-        real = self._folders[above] / last
-        return real.resolve(strict=True) if stat.S_ISLNK(os.lstat(real).st_mode) else real
+            real = os.path.realpath(self.path / name, strict=True)
+            return real, os.stat(real).st_mode
+        real = os.path.join(self._real_folder(above), last)
+        mode = os.lstat(real).st_mode
+        if stat.S_ISLNK(mode):
+            real = os.path.realpath(real, strict=True)
+            mode = os.stat(real).st_mode
+        return real, mode
+
+    def _real_folder(self, name: str) -> str:
+        """Return the path of a folder without links: each folder on the way is asked once."""
+        steps = []
+        while name not in self._folders:
+            steps.append(name)
+            name = name.rpartition("/")[0]
+        for step in reversed(steps):
+            self._folders[step] = self._real(step)[0]
+        return self._folders[steps[0] if steps else name]
 
     def walk(self) -> tuple[list[str], dict[str, str]]:
         """Return the names of all files, naturally sorted, and skipped folders with the reason.
 
         A linked folder is not entered: its target is walked at its own place, or lies outside.
         """
-        names: list[str] = []
+        names: list[tuple[tuple[str | int, ...], str]] = []
         left_out: dict[str, str] = {}
-
-        def unreadable(error: OSError) -> None:
-            name = os.path.relpath(error.filename, self.path)
-            left_out[name] = f"{name} can't be listed ({error.strerror})"
-
-        for at, folders, files in os.walk(self.path, onerror=unreadable):
-            base = self._base(at)
-            names += [base + file for file in files]
-            for folder in folders:
-                if os.path.islink(os.path.join(at, folder)) and not self._holds(Path(at, folder)):
-                    name = base + folder
+        for base, files, links in self._listed(left_out):
+            if base:  # no folder that is listed is a link
+                self._folders[base[:-1]] = f"{self._inside}{base}"[:-1]
+            *above, last = natural(base)
+            for file in files:
+                first, *rest = natural(file)
+                names.append(((*above, f"{last}{first}", *rest), base + file))
+            for name in (base + link for link in links):
+                if not self._holds(self.path / name):
                     left_out[name] = (
                         f"{name} is a link that leads out of the folder, and is not followed"
                     )
-        return sorted(names, key=natural), left_out
+        return [name for _, name in sorted(names)], left_out
 
-    def _base(self, at: str) -> str:
-        """Return what stands before the names of a folder's files."""
-        base = Path(at).relative_to(self.path).as_posix()
-        return "" if base == "." else f"{base}/"
+    def _listed(self, left_out: dict[str, str]) -> Iterator[tuple[str, list[str], list[str]]]:
+        """Yield what stands before the names of each folder, its files, and links to folders.
+
+        ``left_out`` gets the folders that can't be listed, with the reason. No file is asked for
+        what it is: the list of its folder says that.
+        """
+        stack = [""]
+        while stack:
+            base = stack.pop()
+            files: list[str] = []
+            links: list[str] = []
+            folders: list[str] = []
+            try:
+                with os.scandir(f"{self._inside}{base}") as entries:
+                    for entry in entries:
+                        kind = folders if _is_folder(entry) else files
+                        (links if kind is folders and entry.is_symlink() else kind).append(
+                            entry.name
+                        )
+            except OSError as error:
+                name = base.rstrip("/") or "."
+                left_out[name] = f"{name} can't be listed ({error.strerror})"
+                continue
+            yield base, files, links
+            stack += [f"{base}{name}/" for name in sorted(folders, reverse=True)]
 
     def _holds(self, path: Path) -> bool:
         try:
@@ -140,14 +198,19 @@ class Folder:
     def scan(self) -> Iterator[str]:
         """Yield the names of some files, enough to detect a layout."""
         seen = 0
-        for at, folders, files in os.walk(self.path):
-            folders.sort()
-            base = self._base(at)
+        for base, files, links in self._listed({}):
             for file in files:
                 yield base + file
-            seen += len(files) + len(folders)
+            seen += 1 + len(files) + len(links)
             if seen > _SCAN_LIMIT:
                 return
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a loop of links
+        return False
 
 
 class GivenFile(Folder):
@@ -166,6 +229,27 @@ class GivenFile(Folder):
             if real == self._target:  # and no other one by now
                 return real
         return super().file(name)
+
+
+def head(folder: Folder, name: str) -> tuple[bytes, int]:
+    """Return the first bytes of a file, as many as a description has at most, and its size.
+
+    Raises:
+        CorruptDumpError: as `Folder.file`.
+    """
+    handle = folder.open(name)
+    try:
+        return os.read(handle, _HEAD), os.fstat(handle).st_size
+    finally:
+        os.close(handle)
+
+
+class Unreadable(CorruptDumpError):
+    """A tensor whose values can't be read, but of which something is known: ``summary``."""
+
+    def __init__(self, message: str, summary: Summary) -> None:
+        super().__init__(message)
+        self.summary = summary
 
 
 # -- decoders: each raises CorruptDumpError, naming the file ------------------------------------

@@ -11,7 +11,7 @@ becomes calls, by time.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,7 +24,15 @@ from llmdebug_nb.core.records import Site, Summary
 from llmdebug_nb.store.layouts.contents import Contents
 from llmdebug_nb.store.layouts.drafts import Draft, Place, contents, listing
 from llmdebug_nb.store.layouts.files import Folder, read_npy
-from llmdebug_nb.store.layouts.graph_calls import DIRECTIONS, GraphCall, calls_of, place_of, placed
+from llmdebug_nb.store.layouts.graph_calls import (
+    DIRECTIONS,
+    GraphCall,
+    calls_of,
+    figures,
+    place_of,
+    placed,
+    whole,
+)  # fmt: skip
 from llmdebug_nb.store.layouts.writing import Dump, Written, loaded
 
 NAME = "fx"
@@ -78,12 +86,12 @@ def _named(folder: Folder, name: str) -> _File | None:
     )  # fmt: skip
 
 
-def detect(path: Path) -> bool:
+def detect(path: Path, names: Sequence[str]) -> bool:
     """Tell whether ``path`` is an FX dump, or a part of one."""
     if not path.is_dir():
         return False
     folder = Folder(path)
-    return any(_named(folder, name) for name in folder.scan())
+    return any(_named(folder, name) for name in names)
 
 
 def read(path: Path) -> Contents:
@@ -137,7 +145,10 @@ def figures_of(name: str, pair: object) -> Summary:
 
 
 def write(dump: Dump, folder: Path, written: Written) -> None:
-    """Write the operators of a run of compiled code; dtypes that ``.npy`` lacks as float32."""
+    """Write the operators of a run of compiled code; dtypes that ``.npy`` lacks as float32.
+
+    Statistics without values become reduced files.
+    """
     _write(dump, folder, written, old=False)
 
 
@@ -161,14 +172,18 @@ def _write(dump: Dump, folder: Path, written: Written, old: bool) -> None:
 
 def _write_call(call: GraphCall, dump: Dump, home: Path, written: Written) -> None:
     for (role, number), record in call.numbered():
+        stem = f"{call.fx}.{DIRECTIONS[role]}.{number}.{call.time}"
+        if not whole(record):
+            if (pair := figures(record, written)) is not None:
+                np.save(home / f"{stem}_min_max.npy", np.array(pair), allow_pickle=False)
+            continue
         values = loaded(record, dump.load, written)
         if values is None:
             continue
         if not hasattr(np, str(values.dtype).partition(".")[2].replace("bool", "bool_")):
             values = values.float()  # .npy has no bfloat16 and float8
-        file = home / f"{call.fx}.{DIRECTIONS[role]}.{number}.{call.time}.npy"
         try:
-            np.save(file, array_of(values), allow_pickle=False)
+            np.save(home / f"{stem}.npy", array_of(values), allow_pickle=False)
         except TensorLookupError as error:
             written.left_out[str(error)] += 1
             continue

@@ -13,19 +13,28 @@ node, as in an FX dump.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.printable import file_part
 from llmdebug_nb.core.records import IN_KERNEL, Record, Site
 from llmdebug_nb.store.layouts import ge_file
 from llmdebug_nb.store.layouts.contents import Contents
-from llmdebug_nb.store.layouts.drafts import Draft, Place, contents, listing, missing
-from llmdebug_nb.store.layouts.files import Folder, reading
+from llmdebug_nb.store.layouts.drafts import Draft, Listing, Place, contents, listing, missing
+from llmdebug_nb.store.layouts.files import TENSOR_FILES, Folder, GivenFile, reading
 from llmdebug_nb.store.layouts.fx import figures_of
-from llmdebug_nb.store.layouts.graph_calls import GraphCall, calls_of, place_of, placed
+from llmdebug_nb.store.layouts.graph_calls import (
+    GraphCall,
+    calls_of,
+    figures,
+    place_of,
+    placed,
+    whole,
+)
 from llmdebug_nb.store.layouts.writing import Dump, Written, loaded
 
 NAME = "ge"
@@ -34,6 +43,7 @@ _FILE = re.compile(
     r"\.(?P<time>[0-9]{1,20})(?P<reduced>_min_max\.npz)?"
 )
 _GRAPH = re.compile(r"dynamo_(?P<kind>original|optimized)_[^/]*\.txt")
+_AFTER = "that follow one that is left out in a call, whose place they would take"
 _DEPTH = 3  # folders from the model to the token: name, id, token
 _LONGEST_GRAPH = 64 << 20  # bytes of a graph's text; one of a large model has a tenth
 _TOKEN = re.compile(
@@ -62,12 +72,19 @@ def _named(folder: Folder, name: str) -> _File | None:
     return _File(name, found["type"], found["op"], int(found["time"]), reduced, tuple(home))
 
 
-def detect(path: Path) -> bool:
-    """Tell whether ``path`` is a GE dump, or a part of one."""
+def detect(path: Path, names: Sequence[str]) -> bool:
+    """Tell whether ``path`` is a GE dump, or a part of one, down to a single file."""
+    if path.is_file():
+        return _FILE.fullmatch(path.name) is not None and not _is_plain(path)
     if not path.is_dir():
         return False
     folder = Folder(path)
-    return any(_named(folder, name) for name in folder.scan())
+    return any(_named(folder, name) for name in names)
+
+
+def _is_plain(path: Path) -> bool:
+    """Tell whether a single file is one of another kind whose name has as many dots."""
+    return path.suffix.lower() in TENSOR_FILES and not path.name.endswith("_min_max.npz")
 
 
 def read(path: Path) -> Contents:
@@ -77,8 +94,13 @@ def read(path: Path) -> Contents:
         CorruptDumpError: no file can be read.
         NotADumpError: it holds several dumps.
     """
-    folder = Folder(path)
-    found = listing(NAME, folder, _named, lambda file: place_of(file.home, _DEPTH).base)
+    if path.is_file():
+        folder: Folder = GivenFile(path)
+        file = _named(folder, path.name)
+        found = Listing([file] if file else [], [path.name], [])
+    else:
+        folder = Folder(path)
+        found = listing(NAME, folder, _named, lambda file: place_of(file.home, _DEPTH).base)
     unread, graph = found.unread, dict[str, str]()
     for name in sorted(found.names, key=lambda name: "optimized" in name):
         if _GRAPH.fullmatch(name.rpartition("/")[2]):
@@ -158,12 +180,9 @@ def _device(file: _File) -> int:
 
 
 def _parts(folder: Folder, file: _File, sites: Mapping[str, Site], op: str) -> Iterator[Draft]:
-    for part in ge_file.parse(folder, file.name).parts:
-        place = Place(file.name, f"{part.role} {part.index}")
-        yield Draft(
-            _at(sites[part.role], part.role, part.index), op, None if part.lost else place,
-            ge_file.summary_of(part) if part.lost else None, part.lost, "npu",
-        )  # fmt: skip
+    for role, index in ge_file.slots(folder, file.name):
+        place = Place(file.name, f"{role} {index}")
+        yield Draft(_at(sites[role], role, index), op, place, device="npu")
 
 
 def _figures(folder: Folder, file: _File, sites: Mapping[str, Site], op: str) -> Iterator[Draft]:
@@ -217,14 +236,20 @@ def fx_names(folder: Folder, name: str) -> dict[str, str]:
 
 
 def write(dump: Dump, folder: Path, written: Written) -> None:
-    """Write the operators of a run of compiled code, and their graph under both of its names."""
+    """Write the operators of a run of compiled code, and their graph under both of its names.
+
+    Statistics without values become reduced files.
+    """
     calls = list(calls_of(dump, written))
     ranks, begun = 1 + max((call.rank for call in calls), default=0), str(int(dump.begun))
     for call in calls:
         rank = folder / f"worldsize{ranks}_global_rank{call.rank}"
         home = rank / begun / str(call.rank) / file_part(dump.model) / "1" / str(call.step)
-        _write_call(call, dump, home, written)
-    for kind in ("original", "optimized") if written.tensors else ():
+        if any(map(whole, call.records)):
+            _write_call(call, dump, home, written)
+        else:
+            _write_figures(call, home, written)
+    for kind in ("original", "optimized") if written.tensors + written.described else ():
         file = folder / f"dynamo_{kind}_graph_1_rank_0_pid_0_ts_{begun}.txt"
         file.write_text(_graph(calls), encoding="utf-8")
 
@@ -232,8 +257,10 @@ def write(dump: Dump, folder: Path, written: Written) -> None:
 def _write_call(call: GraphCall, dump: Dump, home: Path, written: Written) -> None:
     by_role: dict[str, list[Record]] = {"input": [], "output": []}
     tensors: dict[str, list[ge_file.Tensor]] = {"input": [], "output": []}
-    for (role, _), record in call.numbered():
-        if record.summary.dtype not in ge_file.DTYPE_CODES:
+    for (role, number), record in call.numbered():
+        if number > len(tensors[role]):
+            written.left_out[_AFTER] += 1
+        elif record.summary.dtype not in ge_file.DTYPE_CODES:
             why = f"of dtype {record.summary.dtype}, which GE dumps do not have"
             written.left_out[why] += 1
         elif (values := loaded(record, dump.load, written)) is not None:
@@ -242,12 +269,29 @@ def _write_call(call: GraphCall, dump: Dump, home: Path, written: Written) -> No
     count = sum(map(len, by_role.values()))
     if not count:
         return
-    operator, name = _names(call)
     home.mkdir(parents=True, exist_ok=True)
-    file = home / f"{operator}.{name}.{call.time % 100_000}.0.{call.time}"
     outputs = [(tensor, call.fx) for tensor in tensors["output"]]
-    file.write_bytes(ge_file.encode(name, tensors["input"], outputs, call.time))
+    content = ge_file.encode(_names(call)[1], tensors["input"], outputs, call.time)
+    (home / _file_name(call)).write_bytes(content)
     written.tensors += count
+
+
+def _write_figures(call: GraphCall, home: Path, written: Written) -> None:
+    """Write minimum and maximum of a call's tensors."""
+    pairs: dict[str, list[list[float]]] = {"input": [], "output": []}
+    for (role, number), record in call.numbered():
+        if number > len(pairs[role]):
+            written.left_out[_AFTER] += 1
+        elif (pair := figures(record, written)) is not None:
+            pairs[role].append(pair)
+    if any(pairs.values()):
+        home.mkdir(parents=True, exist_ok=True)
+        inputs, outputs = (np.array(pairs[role]).reshape(-1, 2) for role in ("input", "output"))
+        np.savez(home / f"{_file_name(call)}_min_max.npz", inputs=inputs, outputs=outputs)
+
+
+def _file_name(call: GraphCall) -> str:
+    return f"{'.'.join(_names(call))}.{call.time % 100_000}.0.{call.time}"
 
 
 def _names(call: GraphCall) -> tuple[str, str]:

@@ -27,9 +27,10 @@ from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.kernels.raw import dtype_name, from_bytes, to_bytes
 from llmdebug_nb.core.records import Summary
 from llmdebug_nb.store.checked import shape_of_sizes
-from llmdebug_nb.store.layouts.files import Folder, reading
+from llmdebug_nb.store.layouts import narrow
+from llmdebug_nb.store.layouts.files import Folder, Unreadable, head, reading
 
-# toolkit.dumpdata.OutputDataType, which is not ACL's; hifloat8 is described, but can't be read
+# toolkit.dumpdata.OutputDataType, which is not ACL's
 DTYPE_CODES = {
     "float32": 1, "float16": 2, "int8": 3, "uint8": 4, "int16": 5, "uint16": 6, "int32": 7,
     "int64": 8, "uint32": 9, "uint64": 10, "bool": 11, "float64": 12, "complex64": 16,
@@ -83,23 +84,44 @@ def parse(folder: Folder, name: str) -> GeCall:
     Raises:
         CorruptDumpError: it is no GE file; the message names the file and the byte.
     """
-    file = folder.file(name)
-    with reading(name), file.open("rb") as stream:
-        size = file.stat().st_size
-        head = stream.read(_HEAD)
-        length = struct.unpack("<Q", head)[0] if len(head) == _HEAD else 0
-        if not 0 < length <= size - _HEAD:
-            said = f"its message of {length:,} bytes at byte 0" if length else "a message"
-            raise CorruptDumpError(f"{name} is no GE dump file: {said} can't lie in {size:,} bytes")
-        if length > _LONGEST_MESSAGE:
-            raise CorruptDumpError(
-                f"{name} has a message of {length:,} bytes at byte 0: more than"
-                f" {_LONGEST_MESSAGE:,} are not read"
-            )
-        message = stream.read(length)
+    with reading(name):
+        message, size = _message(folder, name)
+        return _call(name, message, _HEAD + len(message), size)
+
+
+def slots(folder: Folder, name: str) -> list[tuple[str, int]]:
+    """Return role and number of each tensor of a call, and read no more than that takes.
+
+    Raises:
+        CorruptDumpError: as `parse`.
+    """
+    with reading(name):
+        message, _ = _message(folder, name)
+        tags = [field for field, _, _ in fields(name, message, _HEAD)]
+    roles = (("input", tags.count(_INPUT)), ("output", tags.count(_OUTPUT)))
+    return [(role, index) for role, count in roles for index in range(count)]
+
+
+def _message(folder: Folder, name: str) -> tuple[bytes, int]:
+    """Return the message of a file, and the size of the file."""
+    start, size = head(folder, name)
+    length = struct.unpack_from("<Q", start)[0] if len(start) >= _HEAD else 0
+    if not 0 < length <= size - _HEAD:
+        said = f"its message of {length:,} bytes at byte 0" if length else "a message"
+        raise CorruptDumpError(f"{name} is no GE dump file: {said} can't lie in {size:,} bytes")
+    if length > _LONGEST_MESSAGE:
+        raise CorruptDumpError(
+            f"{name} has a message of {length:,} bytes at byte 0: more than"
+            f" {_LONGEST_MESSAGE:,} are not read"
+        )
+    message = start[_HEAD : _HEAD + length]
+    if len(message) < length:
+        with folder.file(name).open("rb") as stream:
+            stream.seek(_HEAD)
+            message = stream.read(length)
     if len(message) != length:
         raise CorruptDumpError(f"{name} was cut short while it was read")
-    return _call(name, message, _HEAD + length, size)
+    return message, size
 
 
 def _call(name: str, message: bytes, start: int, size: int) -> GeCall:
@@ -150,10 +172,10 @@ def _checked(name: str, part: Part, size: int) -> Part:
     if part.start + part.length > size:
         there = max(size - part.start, 0)
         lost = f"{what} only {there:,} of {part.length:,} bytes at byte {part.start:,} are there"
-    elif part.dtype not in DTYPES:
+    elif part.dtype not in DTYPES and part.dtype not in narrow.NAMES:
         lost = f"{what} dtype {part.dtype} can't be read"
     else:
-        expected = DTYPES[part.dtype].itemsize
+        expected = DTYPES[part.dtype].itemsize if part.dtype in DTYPES else 1  # hifloat8
         for one in part.shape:
             expected *= one
         if expected != part.length:
@@ -245,13 +267,16 @@ def summary_of(part: Part) -> Summary:
 def load(folder: Folder, name: str, role: str, index: int) -> torch.Tensor:
     """Return a tensor of a GE file. Raises CorruptDumpError."""
     found = [part for part in parse(folder, name).parts if (part.role, part.index) == (role, index)]
-    if not found or found[0].lost:
-        why = found[0].lost if found else None
-        raise CorruptDumpError(why or f"{name} no longer holds {role} {index}")
+    if not found:
+        raise CorruptDumpError(f"{name} no longer holds {role} {index}")
     part = found[0]
+    if part.lost:
+        raise Unreadable(part.lost, summary_of(part))
     with reading(name), folder.file(name).open("rb") as stream:
         stream.seek(part.start)
-        return from_bytes(stream.read(part.length), part.dtype, part.shape)
+        content = stream.read(part.length)
+    read = narrow.decoded if part.dtype in narrow.NAMES else from_bytes
+    return read(content, part.dtype, part.shape)
 
 
 def content_of(tensor: torch.Tensor) -> bytes:

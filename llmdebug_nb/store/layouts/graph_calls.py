@@ -103,7 +103,7 @@ def calls_of(dump: Dump, written: Written) -> Iterator[GraphCall]:
     for record in dump.records:
         if is_operator(record.site.path) and record.site.role in DIRECTIONS:
             by_call.setdefault(record.site.key, []).append(record)
-        elif record.payload is not None:
+        else:
             written.left_out["that are no inputs or outputs of operators"] += 1
     for number, group in enumerate(by_call.values()):
         node = dump.names(group[0])
@@ -112,6 +112,22 @@ def calls_of(dump: Dump, written: Written) -> Iterator[GraphCall]:
             continue
         fx = f"{file_part(node)}-{file_part(_aten(group[0].op))}"
         yield GraphCall(group, fx, int(dump.begun * 1e6) + number)
+
+
+def whole(record: Record) -> bool:
+    """Tell whether all values of a record are there; else its figures are what can be written."""
+    return record.payload is not None and record.kept is None
+
+
+def figures(record: Record, written: Written) -> list[float] | None:
+    """Return minimum and maximum, as a reduced file has them; None, and counted, without them."""
+    low, high = record.summary.min, record.summary.max
+    if low is None or high is None:
+        why = record.lost or "that have neither values nor a minimum and maximum"
+        written.left_out[why] += 1
+        return None
+    written.described += 1
+    return [low, high]
 
 
 def _aten(op: str) -> str:

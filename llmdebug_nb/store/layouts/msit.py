@@ -2,6 +2,7 @@
 
 Folders are named by module:
 
+    msit_dump_{time}/tensor_analyze.csv             figures of each tensor, beside its values
     msit_dump_{time}/torch_tensors/{device}_{pid}/
         model_tree.json                             names and classes of the modules
         weights/root.{parameter}.pth
@@ -17,7 +18,7 @@ import csv
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +50,8 @@ from llmdebug_nb.store.layouts.writing import Dump, Written, kept, later, loaded
 
 NAME = "msit-torch"
 
-_PROCESS = r"(?P<base>(?:[^/]+/)*?)(?:(?P<process>[A-Za-z][^/]*_[0-9]+)/)?"
+# older dumps (ait) name the device by its number alone: 0_77
+_PROCESS = r"(?P<base>(?:[^/]+/)*?)(?:(?P<process>(?:[A-Za-z][^/]*|[0-9]+)_[0-9]+)/)?"
 _MODULE = _PROCESS + r"(?:(?P<token>[0-9]{1,9})/)?root(?:\.(?P<module>[^/]+))?/"
 _TENSOR = re.compile(_MODULE + r"(?P<role>input|output)(?P<slot>(?:_[0-9]+)*)\.pth")
 _TABLE = re.compile(_MODULE + r"statistics\.csv")
@@ -67,6 +69,10 @@ _COLUMNS = (
     "Mean",
     "L2Norm",
 )
+ANALYSIS = "tensor_analyze.csv"
+ANALYSIS_COLUMNS = (
+    "Node Name", "Node Type", "Tensor Path", "dtype", "shape", "max", "min", "variance", "mean",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +109,12 @@ def _named(folder: Folder, name: str) -> _File | None:
     return None
 
 
-def detect(path: Path) -> bool:
+def detect(path: Path, names: Sequence[str]) -> bool:
     """Tell whether ``path`` is a dump, its ``torch_tensors``, a process in it, or one token."""
     if not path.is_dir():
         return False
     folder = Folder(path)
-    return any(_named(folder, name) for name in folder.scan())
+    return any(_named(folder, name) for name in names)
 
 
 def read(path: Path) -> Contents:
@@ -244,6 +250,8 @@ def _table(
 def write(dump: Dump, folder: Path, written: Written) -> None:
     """Write tensors as ``.pth``, statistics without values as tables, and the model tree.
 
+    ``tensor_analyze.csv`` has the figures of all inputs and outputs.
+
     A rank takes the place of the process. An operator has no prefix in msit:
     ``mlp/Functional.linear`` becomes ``root.mlp.linear``.
     """
@@ -253,11 +261,13 @@ def write(dump: Dump, folder: Path, written: Written) -> None:
         devices.setdefault(record.site.rank, f"{device}_{record.site.rank}")
     homes = {rank: folder / "torch_tensors" / name for rank, name in devices.items()}
     tables: dict[Path, list[Record]] = defaultdict(list)
+    analysed: list[list[object]] = []
     alone = Counter(record.site.key for record in dump.records if record.site.role == "output")
     for record in kept(dump, written, _no_place):
         site = record.site
         if record.payload is None:
             tables[homes[site.rank] / _folder_name(site)].append(record)
+            analysed.append(analysis_row(record, ""))
             continue
         bare = site.role == "output" and site.slot == "0" and alone[site.key] == 1
         file = homes[site.rank] / f"{_file_name(site, bare)}.pth"
@@ -267,9 +277,13 @@ def write(dump: Dump, folder: Path, written: Written) -> None:
             file.parent.mkdir(parents=True, exist_ok=True)
             torch.save(values.clone(), file)
             written.tensors += 1
+            if site.role != "weight":
+                analysed.append(analysis_row(record, str(file)))
     for table, records in tables.items():
-        _write_table(table, records)
+        _write_rows(table / "statistics.csv", _COLUMNS, _statistics(table.name, records))
         written.described += len(records)
+    if analysed:
+        _write_rows(folder / ANALYSIS, ANALYSIS_COLUMNS, analysed)
     for home in homes.values():
         if home.exists() and dump.nodes:
             text = json.dumps(_tree_of(dump.nodes), indent=2)
@@ -314,18 +328,40 @@ def _file_name(site: Site, bare: bool) -> str:
     return f"{_folder_name(site)}/{site.role}{slot}"
 
 
-def _write_table(home: Path, records: Sequence[Record]) -> None:
-    home.mkdir(parents=True, exist_ok=True)
-    with open(home / "statistics.csv", "w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file)
-        table.writerow(_COLUMNS)
-        for record in records:
-            s, site = record.summary, record.site
-            row = (
-                home.name, record.op, site.role.capitalize(), site.slot.rpartition(".")[2],
-                f"torch.{s.dtype}", f"torch.Size({list(s.shape)})", s.max, s.min, s.mean, s.l2norm,
-            )  # fmt: skip
-            table.writerow(map(cell, row))
+def _write_rows(file: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with open(file, "w", newline="", encoding="utf-8") as stream:
+        table = csv.writer(stream)
+        table.writerow(columns)
+        table.writerows(rows)
+
+
+def _statistics(name: str, records: Iterable[Record]) -> Iterator[list[object]]:
+    """Yield the rows of a module's statistics; ``name``: of its folder."""
+    for record in records:
+        s, site = record.summary, record.site
+        row = (
+            name, record.op, site.role.capitalize(), site.slot.rpartition(".")[2],
+            f"torch.{s.dtype}", _size(s), s.max, s.min, s.mean, s.l2norm,
+        )  # fmt: skip
+        yield list(map(cell, row))
+
+
+def _size(summary: Summary) -> str:
+    return f"torch.Size({list(summary.shape)})"
+
+
+def analysis_row(record: Record, where: str) -> list[object]:
+    """Return a tensor's row in msit's ``tensor_analyze.csv``; ``where``: how its values are read.
+
+    The variance is a sample's (`torch.var`), computed from norm and mean.
+    """
+    s, count, variance = record.summary, record.summary.numel, None
+    if s.l2norm is not None and s.mean is not None and count > 1:
+        variance = max(s.l2norm * s.l2norm - count * s.mean * s.mean, 0.0) / (count - 1)
+    name = f"root.{record.site.path}" if record.site.path else "root"
+    row = (name, record.op, where, f"torch.{s.dtype}", _size(s), s.max, s.min, variance, s.mean)
+    return list(map(cell, row))
 
 
 def _tree_of(nodes: Sequence[Node]) -> dict[str, object]:

@@ -3,6 +3,7 @@
     [step{n}/[rank{id}|proc{pid}|rank/]]
         dump.json                       entries by name, in the order of execution
         construct.json                  name -> name of the module it ran in
+        stack.json                      see `msprobe_stacks`
         dump_tensor_data/{name}.{input|output|parameters}.{slot}.pt
 
 Entries are named ``Module.{path}.{Class}.{forward|backward}.{n}`` and
@@ -14,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,7 +26,8 @@ from llmdebug_nb.core.errors import CorruptDumpError
 from llmdebug_nb.core.paths import is_operator, module_of, parent_of
 from llmdebug_nb.core.printable import file_part
 from llmdebug_nb.core.records import Record, Site, Summary
-from llmdebug_nb.store.layouts.contents import Contents
+from llmdebug_nb.store.layouts import msprobe_stacks
+from llmdebug_nb.store.layouts.contents import CallStack, Contents
 from llmdebug_nb.store.layouts.drafts import Draft, Place, contents, missing, one_dump
 from llmdebug_nb.store.layouts.files import Folder, dtype_named, natural, number, read_json, sizes
 from llmdebug_nb.store.layouts.pickled import read_tensor
@@ -71,9 +73,11 @@ def _dumps(folder: Folder) -> Iterator[tuple[str, dict[str, str | None]]]:
                 yield name, found.groupdict()
 
 
-def detect(path: Path) -> bool:
+def detect(path: Path, names: Sequence[str]) -> bool:
     """Tell whether ``path`` is the root, a step or a rank of an msprobe dump."""
-    return path.is_dir() and any(True for _ in _dumps(Folder(path)))
+    context = Folder(path).context if path.is_dir() else ""
+    found = (name for name in names if name.endswith("dump.json"))
+    return any(_DUMP.fullmatch(context + name) for name in found)
 
 
 def read(path: Path) -> Contents:
@@ -94,6 +98,7 @@ def read(path: Path) -> Contents:
     drafts: list[Draft] = []
     types: dict[str, str] = {}
     meta: dict[str, Any] = {}
+    stacks: list[CallStack] = []
     for name, parts in found:
         step, process = int(parts["step"] or 0), parts["process"] or ""
         rank = int(process[4:]) if re.fullmatch("rank[0-9]+", process) else processes.index(process)
@@ -105,10 +110,11 @@ def read(path: Path) -> Contents:
             drafts.append(missing(name, error, step, rank))
             continue
         meta = {key: str(document.get(key)) for key in ("task", "level", "framework")}
-        drafts += _read_one(folder, name, document["data"], types, step, rank)
+        drafts += _read_one(folder, name, document["data"], types, stacks, step, rank)
     return contents(
-        folder, drafts, lambda place: read_tensor(folder, place.file), types=types, meta=meta
-    )
+        folder, drafts, lambda place: read_tensor(folder, place.file), types=types, meta=meta,
+        stacks=stacks,
+    )  # fmt: skip
 
 
 def _read_one(
@@ -116,10 +122,14 @@ def _read_one(
     name: str,
     data: dict[str, Any],
     types: dict[str, str],
+    stacks: list[CallStack],
     step: int,
     rank: int,
 ) -> Iterator[Draft]:
-    """Yield the tensors of one ``dump.json``; add the modules' classes to ``types``."""
+    """Yield the tensors of one ``dump.json``.
+
+    The modules' classes are added to ``types``, the lines that led to its calls to ``stacks``.
+    """
     construct: dict[str, Any] = {}
     beside = name.removesuffix("dump.json")
     if (folder.path / f"{beside}construct.json").exists():
@@ -130,10 +140,19 @@ def _read_one(
         except CorruptDumpError as error:
             construct = {}
             yield missing(f"{beside}construct.json", error, step, rank)
+    lines: dict[str, msprobe_stacks.Lines] = {}
+    try:
+        if (folder.path / f"{beside}{msprobe_stacks.FILE}").exists():
+            lines = msprobe_stacks.read(folder, f"{beside}{msprobe_stacks.FILE}")
+    except CorruptDumpError as error:
+        yield missing(f"{beside}{msprobe_stacks.FILE}", error, step, rank)
     for key, entry in _entries(data, construct).items():
         if entry.kind == "module":
             types.setdefault(entry.path, entry.op)
         at = Site(entry.path, step, entry.call, entry.phase, rank=rank)
+        if key in lines:
+            level = "module" if entry.kind == "module" else "api"
+            stacks.append(CallStack(at.key, entry.op, level, lines[key]))
         if not isinstance(data[key], dict):
             yield Draft(at, entry.op, lost=f"{name}: {key} is not an object")
             continue
@@ -264,7 +283,9 @@ def _summary(leaf: dict[str, Any]) -> Summary:
 
 
 def write(dump: Dump, folder: Path, written: Written) -> None:
-    """Write ``dump.json``, ``construct.json`` and a ``.pt`` per tensor for each step and rank.
+    """Write the documents and a ``.pt`` per tensor for each step and rank.
+
+    ``stack.json`` is there for a run that knows its lines.
 
     msprobe counts the calls of an API over the whole step; so does this. It never has the root
     module itself, nor weights of a module that was not called.
@@ -304,6 +325,7 @@ class _Step:
         self._numbers: dict[tuple[str, str, int], int] = {}
         self._counts: Counter[str] = Counter()
         self._names: set[str] = set()
+        self._stacks: dict[str, msprobe_stacks.Lines] = {}
         self._valued = False
 
     def add(self, record: Record, dump: Dump, written: Written) -> None:
@@ -313,6 +335,8 @@ class _Step:
         values = None if record.payload is None else loaded(record, dump.load, written)
         if record.payload is not None and values is None:
             return
+        if entry not in self._entries and (lines := dump.stack(record.site.key)):
+            self._stacks[entry] = tuple(lines)
         tree = self._entries.setdefault(entry, {}).setdefault(group, {})
         if not _put(tree, slot.split("."), leaf):
             written.left_out["whose place is one of other tensors"] += 1
@@ -372,9 +396,12 @@ class _Step:
             "task": task, "level": "mix", "framework": "pytorch",
             "dump_data_dir": str(files), "data": data,
         }  # fmt: skip
+        documents = {"dump.json": document, "construct.json": self._construct}
+        if self._stacks:
+            documents[msprobe_stacks.FILE] = msprobe_stacks.document_of(self._stacks)
         self._home.mkdir(parents=True, exist_ok=True)
-        for name, content in (("dump", document), ("construct", self._construct)):
-            (self._home / f"{name}.json").write_text(json.dumps(content, indent=1), "utf-8")
+        for name, content in documents.items():
+            (self._home / name).write_text(json.dumps(content, indent=1), "utf-8")
 
 
 def _leaf_of(record: Record) -> dict[str, object]:

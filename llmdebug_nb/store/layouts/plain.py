@@ -1,7 +1,7 @@
 """Plain tensor files, one or a folder of them.
 
 They are ``.npy``, ``.npz``, ``.pt``, ``.pth``, ``.safetensors``, and the ``.bin`` of `torch.save`
-and of ATB.
+and of ATB; alone, also ``.onnx``.
 A file with one tensor becomes an output at the file's path without its ending. A file with named
 tensors becomes one record for each, at its name; if several files have that name, the file's path
 is put before it.
@@ -11,21 +11,22 @@ from __future__ import annotations
 
 import zipfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+from posixpath import splitext
 
 import numpy as np
 import torch
-from tqdm.auto import tqdm
 
+from llmdebug_nb.core.bars import progress_bar
 from llmdebug_nb.core.dtypes import DTYPES
 from llmdebug_nb.core.errors import CorruptDumpError, MissingPackageError
 from llmdebug_nb.core.kernels.raw import dtype_name
 from llmdebug_nb.core.printable import file_part
 from llmdebug_nb.core.records import Site
-from llmdebug_nb.store.layouts import atb_bin
+from llmdebug_nb.store.layouts import atb_bin, onnx_file
 from llmdebug_nb.store.layouts.contents import Contents
 from llmdebug_nb.store.layouts.drafts import Draft, Place, contents, missing
 from llmdebug_nb.store.layouts.files import Folder, GivenFile, from_array, read_npy, reading
@@ -42,7 +43,7 @@ _MANY = 64  # tensors of a file: listing them takes longer than reading one
 
 
 def _is_tensor_file(folder: Folder, name: str) -> bool:
-    suffix = PurePosixPath(name).suffix.lower()
+    suffix = splitext(name)[1].lower()
     if suffix != _RAW:
         return suffix in _SUFFIXES
     try:
@@ -51,25 +52,28 @@ def _is_tensor_file(folder: Folder, name: str) -> bool:
         return False
 
 
+def _is_given(file: GivenFile) -> bool:
+    return file.name.lower().endswith(onnx_file.SUFFIX) or _is_tensor_file(file, file.name)
+
+
 def _given(path: Path) -> GivenFile:
     """Return a file by its own name, or by that of its target if only that is a tensor file's."""
     given = GivenFile(path)
-    return given if _is_tensor_file(given, given.name) else GivenFile(path.resolve())
+    return given if _is_given(given) else GivenFile(path.resolve())
 
 
-def detect(path: Path) -> bool:
+def detect(path: Path, names: Sequence[str]) -> bool:
     """Tell whether ``path`` is a tensor file, or a folder with at least one in it or below."""
     if path.is_file():
-        given = _given(path)
-        return _is_tensor_file(given, given.name)
+        return _is_given(_given(path))
     if not path.is_dir():
         return False
     folder = Folder(path)
-    return any(_is_tensor_file(folder, name) for name in folder.scan())
+    return any(_is_tensor_file(folder, name) for name in names)
 
 
 def read(path: Path) -> Contents:
-    """Read plain tensor files (NumPy, ``torch.save``, safetensors).
+    """Read plain tensor files (NumPy, ``torch.save``, safetensors), or one of ONNX.
 
     A file that can't be read becomes a record with the reason.
 
@@ -90,7 +94,7 @@ def read(path: Path) -> Contents:
                 left_out[name] = f"{name} has bytes alone: save the tensor as .npy, with its dtype"
     drafts = [missing(name, why) for name, why in left_out.items()]
     files_of: dict[str, set[str]] = defaultdict(set)
-    for name in tqdm(names, desc=f"reading {path.name}", unit=" files", delay=1, leave=False):
+    for name in progress_bar(names, desc=f"reading {path.name}", unit="file"):
         for draft in _drafts(folder, name):
             if draft.place is not None:
                 files_of[draft.site.path].add(name)
@@ -111,7 +115,7 @@ def _with_file_name(draft: Draft) -> Draft:
 
 
 def _stem(name: str) -> str:
-    return str(PurePosixPath(name).with_suffix(""))
+    return splitext(name)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +148,9 @@ def _drafts(folder: Folder, name: str) -> Iterator[Draft]:
 class _Reader:
     """Reads the tensors of a folder again.
 
-    It keeps a file of many tensors open: to find one, all of them have to be listed. ``_state``:
-    the file's size and time of change, as a mapped file that was written anew must not be read.
+    It keeps a file of many tensors open, and a model: to find one, all of them have to be listed.
+    ``_state``: the file's size and time of change, as a mapped file that was written anew must not
+    be read.
     """
 
     def __init__(self, folder: Folder) -> None:
@@ -162,7 +167,7 @@ class _Reader:
         else:
             self._name, self._kept = "", {}  # close the file before the next one is opened
             items = {item.key: item for item in _items(self._folder, name, key is not None)}
-            if len(items) > _MANY:
+            if len(items) > _MANY or name.lower().endswith(onnx_file.SUFFIX):
                 self._name, self._state = name, (state.st_size, state.st_mtime_ns)
                 self._kept = items
         if key not in items:
@@ -180,7 +185,7 @@ def _read(folder: Folder, name: str, item: _Item) -> torch.Tensor:
 
 
 def _items(folder: Folder, name: str, mapped: bool = False) -> list[_Item]:
-    suffix = PurePosixPath(name).suffix.lower()
+    suffix = splitext(name)[1].lower()
     with reading(name):
         if suffix == ".npy":
             return [_Item(None, _stem(name), "0", lambda: read_npy(folder, name))]
@@ -188,6 +193,9 @@ def _items(folder: Folder, name: str, mapped: bool = False) -> list[_Item]:
             return _npz(folder, name)
         if suffix == ".safetensors":
             return _safetensors(folder, name)
+        if suffix == onnx_file.SUFFIX:
+            stored = enumerate(onnx_file.tensors(folder, name))
+            return [_Item(number, each.name, "0", each.get) for number, each in stored]
         if suffix == _RAW and atb_bin.is_bin(folder.file(name)):
             return list(_of_atb(folder, name))
         return list(_pickled(folder, name, read_object(folder, name, mapped)))

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from llmdebug_nb.core.errors import StoreError, TensorLookupError
-from llmdebug_nb.core.records import Node, Record, Site
+from llmdebug_nb.core.records import CallKey, Frame, Node, Record, Site
 
 if TYPE_CHECKING:
     import torch
 
 Load: TypeAlias = "Callable[[Record], torch.Tensor]"
+Stack: TypeAlias = "Callable[[CallKey], Sequence[tuple[Frame, str]]]"
 Writer: TypeAlias = "Callable[[Dump, Path, Written], None]"
 
 
@@ -26,7 +27,8 @@ Writer: TypeAlias = "Callable[[Dump, Path, Written], None]"
 class Dump:
     """What is written. ``names``: the node of a record in its graph, None if it is none.
 
-    ``begun``: when the run began, in seconds since 1970.
+    ``begun``: when the run began, in seconds since 1970. ``stack``: the lines that led to a call,
+    innermost first, each with its code.
     """
 
     records: Sequence[Record]
@@ -35,6 +37,7 @@ class Dump:
     names: Callable[[Record], str | None]
     model: str = "model"
     begun: float = 0.0
+    stack: Stack = lambda key: ()
 
 
 @dataclass

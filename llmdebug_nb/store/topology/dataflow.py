@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmdebug_nb.core.errors import CorruptDumpError, TensorLookupError
 from llmdebug_nb.core.layers import repeated_layers
+from llmdebug_nb.core.part_ids import part_ids
 from llmdebug_nb.core.paths import ancestors
 from llmdebug_nb.core.records import Node, Record
 from llmdebug_nb.store.checked import check_tree
@@ -114,9 +115,10 @@ class _Step:
     def _tree(self) -> dict[Key, _Call]:
         generation, step, rank = self._where
         ids: dict[Key, str] = self._run.ids(step, generation, rank)
+        numbers = part_ids(ids, self._run.nodes)
         keys = dict.fromkeys([*ids, *(_key(row) for row in self._rows)])
         calls = {
-            key: _Call(key, self._operation(key, ids.get(key, "")))
+            key: _Call(key, self._operation(key, ids.get(key, ""), numbers.get(key, "")))
             for key in keys
             if not key[0].startswith("save/")
         }
@@ -153,7 +155,7 @@ class _Step:
             call.op.param = {**params.get((key[0], None), {}), **params.get(key, {})}
         return calls
 
-    def _operation(self, key: Key, id_: str) -> Operation:
+    def _operation(self, key: Key, id_: str, part_id: str) -> Operation:
         path, call = key
         node = self._nodes.get(path)
         if "/" in path:
@@ -166,7 +168,8 @@ class _Step:
             if path and path[0] != "/"
             else f"{self._nodes[''].type if '' in self._nodes else 'model'}{path}"
         )
-        return Operation(f"{name}#{call}" if call else name, kind, domain=domain, id=id_)
+        shown = f"{name}#{call}" if call else name
+        return Operation(shown, kind, domain=domain, id=id_, part_id=part_id)
 
     def _params(self) -> dict[tuple[str, int | None], dict[str, Any]]:
         """Return arguments that are not tensors, by call, and modules' attributes (call None)."""

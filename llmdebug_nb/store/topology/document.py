@@ -5,7 +5,7 @@ a few more keys:
 
     layer  {opName, opType, param{}, inTensors[], outTensors[], internalTensors[], nodes[the same]}
     model  {modelName, inTensors[], outTensors[], internalTensors[], weightTensors[], nodes[layers]}
-    more   of an operation: id, domain; of a model: modelType, param;
+    more   of an operation: id, msitId, domain; of a model: modelType, param;
            of the document: tensors {name: {dtype, shape}}, edges
 """
 
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmdebug_nb.core.errors import CorruptDumpError
+from llmdebug_nb.core.part_ids import MARK
 from llmdebug_nb.core.printable import printable, printable_lines
 
 OPERATORS = ("api", "aten")  # domains
@@ -32,7 +33,7 @@ class Operation:
 
     ``nodes``: the calls inside it, in execution order. ``internal``: tensors made and used up
     inside it. ``weights``: those of ``inputs`` that are parameters or buffers. ``domain``: module |
-    api | aten | atb.
+    api | aten | atb. ``part_id``: its id as msit counts; "" if it has none.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Operation:
     weights: list[str] = field(default_factory=list)
     domain: str = "module"
     id: str = ""
+    part_id: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the keys of a layer; see the module's docstring."""
@@ -57,6 +59,7 @@ class Operation:
             "internalTensors": self.internal,
             "nodes": [node.to_json() for node in self.nodes],
             "id": self.id,
+            "msitId": self.part_id,
             "domain": self.domain,
         }
 
@@ -114,10 +117,10 @@ class Topology:
         return [Topology(node, self.tensors, self.edges, False) for node in layers]
 
     def __str__(self) -> str:
-        """The tree of calls: id, path, type, shapes."""
+        """The tree of calls: id (of a module also as msit counts), path, type, shapes."""
         rows = [
             (
-                printable(op.id),
+                printable(op.id if op.domain in OPERATORS else _ids(op)),
                 "  " * depth + printable(op.name.rpartition("/")[2]),
                 printable(op.type),
                 f"{self._shapes(op.inputs, op.weights)} -> {self._shapes(op.outputs)}",
@@ -174,6 +177,11 @@ def read(text: str, name: str) -> Topology:
     return Topology(root, reader.tensors(found.get("tensors")), _text(found.get("edges")), is_model)
 
 
+def _ids(op: Operation) -> str:
+    """Return the execution id of an operation, and the one that msit counts where it differs."""
+    return op.id if op.part_id in ("", op.id) else f"{op.id}  {MARK}{op.part_id}"
+
+
 def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
@@ -205,7 +213,17 @@ class _Reader:
         ]
         domain = _text(value.get("domain")) or "atb"
         return Operation(
-            name, kind, param or {}, ins, outs, internal, inner, [], domain, _text(value.get("id"))
+            name,
+            kind,
+            param or {},
+            ins,
+            outs,
+            internal,
+            inner,
+            [],
+            domain,
+            _text(value.get("id")),
+            _text(value.get("msitId")),
         )
 
     def names(self, value: dict[str, Any], key: str, where: str) -> list[str]:

@@ -1,0 +1,129 @@
+"""The steps of a vLLM engine as root calls of a recording, and the token of each of their rows."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from llmdebug_nb.capture.compat import vllm_api
+from llmdebug_nb.capture.compat.vllm_api import Llm, Scheduled
+from llmdebug_nb.capture.parts import Parts
+from llmdebug_nb.core.columns import TOKEN_ROWS
+from llmdebug_nb.core.records import DUMMY, RootCall, TokenRow
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class VllmSteps:
+    """Follows the steps of one engine for one recording.
+
+    An engine computes a step for tokens of several requests at once, and calls its model also for
+    itself: to measure memory, or to warm up. ``model``: the module that it runs.
+    """
+
+    def __init__(self, llm: Llm) -> None:
+        """Raises CaptureError: its model can't be reached."""
+        self._runner = vllm_api.runner_of(llm)
+        self.model: nn.Module = self._runner.get_model()
+        self._step, self._dummies = -1, 0
+        self._live = False  # the engine computes a step: what its model is called for counts
+        self._scheduled: Mapping[str, Scheduled] = {}
+        self._order: Sequence[str] | None = None
+        self._attempts: dict[str, int] = defaultdict(int)
+        # by request and position: what a request finds in the cache when it begins again
+        self._tokens: dict[str, dict[int, int | None]] = defaultdict(dict)
+
+    def start(self, parts: Parts) -> None:
+        """Begin to follow the steps. The model is a root of the recording by now."""
+        self._parts = parts
+        parts.steps.numbered_by(self.model, self)
+        if vllm_api.compiles(self.model):
+            parts.notes.append(
+                "the engine compiles its model, so only the modules outside of compiled code were"
+                " seen; force_eager=True runs and records the modules in place of that code"
+            )
+        vllm_api.steps_of(self._runner).add(self)
+
+    def stop(self) -> None:
+        vllm_api.steps_of(self._runner).remove(self)
+        if self._dummies:
+            count, self._dummies = self._dummies, 0
+            self._parts.notes.append(
+                f"forward calls outside of the engine's steps (profiling, warm-up): {count}, not"
+                " recorded"
+            )
+
+    # -- the listener of the runner ---------------------------------------------------------------
+
+    def step_begins(self, scheduled: object) -> None:
+        self._parts.guard.run(self._step_begins, scheduled)
+
+    def _step_begins(self, scheduled: object) -> None:
+        self._live = not vllm_api.is_empty(scheduled)
+        if not self._live:
+            return
+        self._step += 1
+        self._order = None
+        self._scheduled = vllm_api.scheduled_requests(scheduled)
+        for each in self._scheduled.values():
+            self._attempts[each.request] += each.resumed
+
+    def sampling_begins(self) -> None:
+        """Logits of prompts are computed after the step: they belong to it."""
+        self._live = self._step >= 0
+
+    def prepared(self, batch: object) -> None:
+        self._order = vllm_api.order_of(batch)
+
+    def ends(self) -> None:
+        self._live = False
+
+    # -- numbering --------------------------------------------------------------------------------
+
+    def numbered(
+        self, index: int, whole: bool, args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> RootCall:
+        """Number a root call; note the token of each of its rows. ``whole``: of the model itself.
+
+        Logits are computed by a call of their own, in the same step.
+        """
+        if not self._live:
+            self._dummies += whole
+            return RootCall(index, step=max(self._step, 0), kind=DUMMY)
+        count = sum(each.tokens for each in self._scheduled.values())
+        if whole:
+            ids = kwargs.get("input_ids", next(iter(args), None))
+            rows = self._rows(index, ids if isinstance(ids, torch.Tensor) else None)
+            self._parts.recorder.sink.table(TOKEN_ROWS.name, rows)
+        return RootCall(
+            index, step=self._step, kind="engine", query=count, batch=len(self._scheduled)
+        )
+
+    def _rows(self, index: int, ids: torch.Tensor | None) -> list[TokenRow]:
+        """Return the rows of the step that begins. ``ids``: int[tokens], as the model gets them.
+
+        The scheduler says where each request begins, so a wrong position is recorded as what it
+        is: a wrong value. Rows behind the last one are padding.
+        """
+        tokens = None if ids is None else ids.tolist()
+        order = self._order or vllm_api.order_of(vllm_api.needed(self._runner, "input_batch"))
+        rows: list[TokenRow] = []
+        row = 0
+        for name in order or ():
+            each = self._scheduled[name]
+            attempt = self._attempts[name]
+            known = self._tokens[name]
+            known.update(enumerate(each.prompt or ()))
+            if each.resumed or each.prompt is not None:
+                for position in range(each.begins):
+                    rows.append(TokenRow(index, None, name, position, known.get(position), attempt))
+            for position in range(each.begins, each.begins + each.tokens):
+                token = None if tokens is None else tokens[row]
+                known[position] = token
+                rows.append(TokenRow(index, row, name, position, token, attempt))
+                row += 1
+        return rows

@@ -1,0 +1,33 @@
+"""The token of each row of an engine's tensors, as a table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llmdebug_nb.core.records import TokenRow
+from llmdebug_nb.store.views import VIEWS, quoted
+
+if TYPE_CHECKING:
+    import pandas
+
+    from llmdebug_nb.store.run import Run
+
+_COLUMNS = ("step", "row", "request", "position", "token", "attempt")
+
+
+def table(run: Run) -> pandas.DataFrame:
+    """Return `Run.rows`."""
+    import pandas
+
+    sql = f"""SELECT {quoted(_COLUMNS)} FROM all_token_rows
+ ORDER BY root_call, "row" IS NOT NULL, "row", request, position"""
+    found = run.index.query(VIEWS["all_token_rows"].row(*_COLUMNS), sql)
+    frame = pandas.DataFrame(found, columns=list(_COLUMNS))
+    return frame.astype(dict.fromkeys(("row", "token"), "Int64"))
+
+
+def of(run: Run) -> list[TokenRow]:
+    """Return the rows of a run in the order in which they were computed; none of other runs."""
+    sql = f'SELECT {quoted(TokenRow._fields)} FROM all_token_rows ORDER BY root_call, "row"'
+    found = run.index.query(VIEWS["all_token_rows"].row(*TokenRow._fields), sql)
+    return [TokenRow(*row) for row in found]

@@ -1,0 +1,62 @@
+"""vLLM itself is recorded, in a Python of its own: make test-engines."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from vllm_program import PROMPTS
+
+ROOT = Path(__file__).resolve().parents[1]
+PYTHON = Path(os.environ.get("LLMDEBUG_ENGINES", ROOT / ".venv" / "engines")) / "bin" / "python"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1200),  # vLLM takes a minute to import, and ten on a busy machine
+    pytest.mark.skipif(
+        not PYTHON.exists(), reason="vLLM is not here: make test-engines installs it, apart"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    folder = tmp_path_factory.mktemp("vllm")
+    program = ROOT / "tests" / "vllm_program.py"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [PYTHON, program, folder], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, object] = json.loads((folder / "result.json").read_text())
+    return found
+
+
+def test_tokens_and_log_probabilities_stay_bit_for_bit_the_same(
+    result: dict[str, object],
+) -> None:
+    assert result["same"] is True
+    assert result["problems"] == {}
+
+
+def test_the_rows_are_the_prompts_and_their_outputs(result: dict[str, object]) -> None:
+    texts: dict[str, dict[int, int]] = {}
+    for request, position, token in result["rows"]:  # type: ignore[attr-defined]
+        assert position not in texts.setdefault(request, {})
+        texts[request][position] = token
+    found = [[text[at] for at in range(len(text))] for text in texts.values()]
+    # the last token that was sampled is fed to no step
+    expected = [
+        prompt + tokens[:-1]
+        for prompt, tokens in zip(PROMPTS, result["tokens"], strict=True)  # type: ignore[call-overload]
+    ]
+    assert sorted(found) == sorted(expected)
+
+
+def test_the_modules_of_each_layer_are_recorded(result: dict[str, object]) -> None:
+    for name in ("self_attn.qkv_proj", "self_attn.attn", "self_attn.o_proj", "mlp.down_proj"):
+        assert f"model.layers.1.{name}" in result["modules"]  # type: ignore[operator]
+    assert "logits_processor" in result["modules"]  # type: ignore[operator]

@@ -1,0 +1,185 @@
+"""A vLLM engine is recorded: each row of its flat tensors has its request, position and attempt.
+
+The engine here is a fake with vLLM's attributes; `test_vllm_itself.py` has the real one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import llmdebug_nb as ld
+from fake_vllm import LLM, Cached, New, Runner, Scheduled, installed, served
+from llmdebug_nb.capture.compat import vllm_api
+from llmdebug_nb.core.errors import CaptureError, OptionError
+from llmdebug_nb.store.run import Run
+
+
+@pytest.fixture(autouse=True)
+def _vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch)
+
+
+def recorded(tmp_path: Path, steps: list[Scheduled], padding: int = 0, **options: object) -> Run:
+    llm = LLM(Runner(padding))
+    with ld.dump(llm, name="engine", path=tmp_path, **options) as run:
+        llm.generate(steps)
+    return run
+
+
+def rows_of(run: Run) -> list[tuple[int, int | None, str, int, int | None, int]]:
+    table = run.rows().astype(object)
+    return [tuple(row) for row in table.where(table.notna(), None).itertuples(index=False)]
+
+
+def test_each_row_has_the_token_that_the_model_was_given(tmp_path: Path) -> None:
+    run = recorded(tmp_path, served(), padding=3, tokens="all")
+    rows = rows_of(run)
+    assert [row[:4] for row in rows[:5]] == [
+        (0, 0, "b", 0), (0, 1, "b", 1), (0, 2, "a", 0), (0, 3, "a", 1), (0, 4, "a", 2),
+    ]  # fmt: skip
+    for step, row, _, position, token, attempt in rows:
+        assert int(run.tensor("", step, "input", "kwargs.input_ids")[row]) == token
+        assert int(run.tensor("", step, "input", "kwargs.positions")[row]) == position
+        assert attempt == 0
+    # each position of each request once: 3 + 5 of the prompts, two decoded ones and one
+    where = sorted((row[2], row[3]) for row in rows)
+    assert where == [("a", at) for at in range(5)] + [("b", at) for at in range(6)]
+
+
+def test_logits_belong_to_the_step_that_computed_them(tmp_path: Path) -> None:
+    llm, logits = LLM(Runner()), []
+    with ld.dump(llm, name="engine", path=tmp_path, tokens="all") as run:
+        for step in served():
+            logits.append(llm.runner.execute_model(step).clone())
+            llm.runner.sample_tokens(torch.ones(4, 8))  # of a prompt: after the step, and in it
+    for step, expected in enumerate(logits):
+        assert torch.equal(run.tensor("logits_processor", step=step), expected)
+        assert run.tensor("logits_processor", step=step, call=1).shape == (4, 50)
+    assert {call.step for call in run.root_calls()} == {0, 1, 2}
+
+
+def test_steps_that_are_not_recorded_have_their_rows_too(tmp_path: Path) -> None:
+    run = recorded(tmp_path, served(), tokens="1")
+    assert {record.site.step for record in run.records()} == {1}
+    assert set(run.rows()["step"]) == {0, 1, 2}
+
+
+def test_positions_from_the_prefix_cache_are_no_missing_rows(tmp_path: Path) -> None:
+    steps = [Scheduled({"a": 2}, [New("a", [5, 6, 7, 8], num_computed_tokens=2)])]
+    rows = rows_of(recorded(tmp_path, steps))
+    assert rows == [
+        (0, None, "a", 0, 5, 0), (0, None, "a", 1, 6, 0), (0, 0, "a", 2, 7, 0),
+        (0, 1, "a", 3, 8, 0),
+    ]  # fmt: skip
+
+
+def test_a_preempted_request_begins_its_next_attempt(tmp_path: Path) -> None:
+    again = Cached(["a"], [0], {"a"})
+    steps = [
+        Scheduled({"a": 3}, [New("a", [1, 2, 3])]),
+        Scheduled({"a": 4}, [], again),
+        Scheduled({"a": 1}, [], Cached(["a"], [4])),
+    ]
+    rows = rows_of(recorded(tmp_path, steps, tokens="all"))
+    assert [(row[3], row[5]) for row in rows] == [
+        *((at, 0) for at in range(3)), *((at, 1) for at in range(5)),
+    ]  # fmt: skip
+
+
+def test_a_preempted_request_finds_its_tokens_in_the_cache(tmp_path: Path) -> None:
+    steps = [
+        Scheduled({"a": 3}, [New("a", [1, 2, 3])]),
+        Scheduled({"a": 2}, [], Cached(["a"], [2], {"a"})),
+    ]
+    rows = rows_of(recorded(tmp_path, steps, tokens="all"))
+    assert [row[1:4] for row in rows[3:]] == [
+        (None, "a", 0), (None, "a", 1), (0, "a", 2), (1, "a", 3),
+    ]  # fmt: skip
+    assert [row[4] for row in rows[3:6]] == [1, 2, 3]
+    assert {row[5] for row in rows[3:]} == {1}
+
+
+def test_dummy_runs_are_counted_and_not_recorded(tmp_path: Path) -> None:
+    llm = LLM(Runner())
+    with ld.dump(llm, name="engine", path=tmp_path, tokens="all") as run:
+        llm.runner.dummy(7)
+        llm.generate(served())
+        llm.generate([Scheduled({})])  # a step without tokens is none
+        llm.runner.dummy(9)
+    assert {record.summary.shape[0] for record in run.records(path="embed")} == {5, 4, 2}
+    (note,) = (note for note in run.meta["notes"] if "forward calls outside" in note)
+    assert ": 2, not recorded" in note
+
+
+def test_the_engine_gives_the_same_logits_and_gets_its_methods_back(tmp_path: Path) -> None:
+    plain = LLM(Runner()).generate(served())
+    llm = LLM(Runner())
+    before = set(vars(llm.runner))
+    first = ld.dump(llm, name="one", path=tmp_path, tokens="all")
+    first.start()
+    with ld.dump(llm, name="two", path=tmp_path, tokens="all", mode="module+api") as run:
+        logits = llm.generate(served()[:2])
+        first.stop()  # the other one goes on
+        logits += llm.generate(served()[2:])
+    assert all(map(torch.equal, plain, logits))
+    assert set(vars(llm.runner)) - {"logits"} == before
+    assert set(run.rows()["step"]) == {0, 1, 2}
+    with (
+        pytest.raises(RuntimeError, match="lost"),
+        ld.dump(llm, name="three", path=tmp_path),
+    ):
+        llm.runner.execute_model(served()[0], fails=True)
+    assert set(vars(llm.runner)) - {"logits"} == before
+    assert not any(module._forward_pre_hooks for module in llm.runner.model.modules())
+
+
+def test_a_missing_attribute_is_named_with_the_release(tmp_path: Path) -> None:
+    llm = LLM(Runner())
+    llm.llm_engine.model_executor.driver_worker.worker = object()
+    with pytest.raises(CaptureError, match=r"vLLM 0\.99: object has no 'model_runner'"):
+        ld.dump(llm, path=tmp_path).start()
+    del llm.llm_engine.model_executor
+    with pytest.raises(CaptureError, match="VLLM_ENABLE_V1_MULTIPROCESSING=0"):
+        ld.dump(llm, path=tmp_path).start()
+
+
+def test_a_missing_field_of_the_scheduler_is_named_too() -> None:
+    scheduled = SimpleNamespace(num_scheduled_tokens={"a": 1})
+    with pytest.raises(CaptureError, match=r"SimpleNamespace has no 'scheduled_cached_reqs'"):
+        vllm_api.scheduled_requests(scheduled)
+
+
+def test_force_eager_switches_compiled_parts_off_and_on_again(tmp_path: Path) -> None:
+    llm = LLM(Runner())
+    llm.runner.model.mlp.do_not_compile = False
+    with ld.dump(llm, name="engine", path=tmp_path, force_eager=True):
+        assert llm.runner.model.mlp.do_not_compile
+        llm.generate(served())
+    assert llm.runner.model.mlp.do_not_compile is False
+    with ld.dump(llm, name="compiled", path=tmp_path) as run:
+        llm.generate(served())
+    assert any("force_eager=True" in note for note in run.meta["notes"])
+
+
+def test_a_redacted_copy_has_no_tokens(tmp_path: Path) -> None:
+    run = recorded(tmp_path, served(), tokens="all")
+    copy = ld.redact_run(run, tmp_path / "shared")
+    assert run.rows()["token"].notna().all()
+    assert copy.rows()["token"].isna().all()
+    assert list(copy.rows()["position"]) == list(run.rows()["position"])
+
+
+def test_other_runs_have_no_rows(tmp_path: Path) -> None:
+    linear = torch.nn.Linear(2, 2)
+    with ld.dump(linear, name="plain", path=tmp_path) as run:
+        linear(torch.ones(1, 2))
+    assert run.rows().empty
+
+
+def test_what_is_no_model_says_what_may_be_recorded() -> None:
+    with pytest.raises(OptionError, match=r"vllm\.LLM"):
+        ld.dump(object())
