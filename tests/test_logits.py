@@ -67,7 +67,7 @@ def test_the_figures_of_a_token_are_those_of_an_independent_calculation(values, 
     with np.errstate(divide="ignore", invalid="ignore"):
         kl = float(np.where(p > 0, p * (np.log(p) - np.log(q)), 0).sum())
     assert found.metrics["kl_divergence"] == pytest.approx(max(0, kl), rel=1e-6, abs=1e-9)
-    assert found.probability == pytest.approx((p[token], q[token]), rel=1e-9)
+    assert np.exp(found.logprob) == pytest.approx((p[token], q[token]), rel=1e-9)
     assert found.rank == 1 + int((m > m[token]).sum())
     if g.any() and m.any():
         g64, m64 = g.astype(np.float64), m.astype(np.float64)
@@ -99,7 +99,7 @@ def test_the_order_of_the_vocabulary_changes_no_figure(values, random):
     one = figures(g, m, 0, 2)
     other = figures(g[order], m[order], order.index(0), 2)
     assert one.rank == other.rank
-    assert one.probability == pytest.approx(other.probability, rel=1e-9)
+    assert one.logprob == pytest.approx(other.logprob, rel=1e-9)
     for name in ("kl_divergence", "cosine_similarity", "l1_norm", "max_gap"):
         assert one.metrics[name] == pytest.approx(other.metrics[name], rel=1e-7, abs=1e-9)
 
@@ -121,7 +121,7 @@ def test_mean_shift_changes_no_probability_but_the_logits():
     g = torch.tensor([1.0, 2.0, 3.0])
     found = figures(g, g + 1, None, 2)
     assert found.metrics["kl_divergence"] == pytest.approx(0, abs=1e-12)
-    assert found.probability[0] == pytest.approx(found.probability[1])
+    assert found.logprob[0] == pytest.approx(found.logprob[1])
     assert not Judge("rounding")(found, g, g + 1)[0]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ def recorded(tmp_path: Path, steps: list[Scheduled], padding: int = 0, **options
     return run
 
 
-def rows_of(run: Run) -> list[tuple[int, int | None, str, int, int | None, int]]:
+def rows_of(run: Run) -> list[tuple[Any, ...]]:
     table = run.rows().astype(object)
     return [tuple(row) for row in table.where(table.notna(), None).itertuples(index=False)]
 
@@ -41,10 +42,11 @@ def test_each_row_has_the_token_that_the_model_was_given(tmp_path: Path) -> None
     assert [row[:4] for row in rows[:5]] == [
         (0, 0, "b", 0), (0, 1, "b", 1), (0, 2, "a", 0), (0, 3, "a", 1), (0, 4, "a", 2),
     ]  # fmt: skip
-    for step, row, _, position, token, attempt in rows:
+    for step, row, name, position, token, attempt, sampled in rows:
         assert int(run.tensor("", step, "input", "kwargs.input_ids")[row]) == token
         assert int(run.tensor("", step, "input", "kwargs.positions")[row]) == position
         assert attempt == 0
+        assert sampled == (position >= {"a": 3, "b": 5}[name])
     # each position of each request once: 3 + 5 of the prompts, two decoded ones and one
     where = sorted((row[2], row[3]) for row in rows)
     assert where == [("a", at) for at in range(5)] + [("b", at) for at in range(6)]
@@ -72,9 +74,18 @@ def test_positions_from_the_prefix_cache_are_no_missing_rows(tmp_path: Path) -> 
     steps = [Scheduled({"a": 2}, [New("a", [5, 6, 7, 8], num_computed_tokens=2)])]
     rows = rows_of(recorded(tmp_path, steps))
     assert rows == [
-        (0, None, "a", 0, 5, 0), (0, None, "a", 1, 6, 0), (0, 0, "a", 2, 7, 0),
-        (0, 1, "a", 3, 8, 0),
+        (0, None, "a", 0, 5, 0, False), (0, None, "a", 1, 6, 0, False),
+        (0, 0, "a", 2, 7, 0, False), (0, 1, "a", 3, 8, 0, False),
     ]  # fmt: skip
+
+
+def test_a_request_that_began_before_the_recording_has_no_known_prompt(tmp_path: Path) -> None:
+    llm = LLM(Runner())
+    first, *later = served()
+    llm.generate([first])
+    with ld.dump(llm, name="engine", path=tmp_path, tokens="all") as run:
+        llm.generate(later)
+    assert {row[6] for row in rows_of(run)} == {None}
 
 
 def test_a_preempted_request_begins_its_next_attempt(tmp_path: Path) -> None:

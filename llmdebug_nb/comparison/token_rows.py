@@ -22,7 +22,7 @@ class TokenFigures:
 
     best: tuple[int, int]
     rank: int | None
-    probability: tuple[float, float]
+    logprob: tuple[float, float]
     margin: float
     lost: int
     metrics: Metrics
@@ -31,7 +31,7 @@ class TokenFigures:
 def figures(golden: torch.Tensor, mine: torch.Tensor, token: int | None, top: int) -> TokenFigures:
     """Return the figures of two rows of one length. ``token``: None takes golden's best.
 
-    Probabilities are softmax in float64. Tokens with equal logits share a rank.
+    Log probabilities are those of softmax in float64. Tokens with equal logits share a rank.
     """
     g, m = (x.double().nan_to_num(nan=-math.inf, posinf=math.inf) for x in (golden, mine))
     best = int(g.argmax())
@@ -43,7 +43,7 @@ def figures(golden: torch.Tensor, mine: torch.Tensor, token: int | None, top: in
     return TokenFigures(
         best=(best, mine_best),
         rank=None if broken else 1 + int((m > m[chosen]).sum()),
-        probability=(_probability(golden, chosen), _probability(mine, chosen)),
+        logprob=(_logprob(golden, chosen), _logprob(mine, chosen)),
         margin=float(g[best] - g[mine_best]) if mine_best != best else 0.0,
         lost=int((m[g.topk(top).indices] < lowest).sum()),
         metrics=metrics.compare(golden, mine, logits=True) | _ulp(golden, mine),
@@ -59,9 +59,9 @@ def _ulp(golden: torch.Tensor, mine: torch.Tensor) -> Metrics:
     return {"max_gap": abs(m - g), "ulp": metrics.ulp(m, DTYPE_NAMES[mine.dtype])}
 
 
-def _probability(row: torch.Tensor, token: int) -> float:
-    """Return the probability of a token; NaN if a logit is NaN or none is finite."""
-    return float(row.double().softmax(-1)[token])
+def _logprob(row: torch.Tensor, token: int) -> float:
+    """Return the log probability of a token, in nats; NaN if a logit is NaN or none is finite."""
+    return float(row.double().log_softmax(-1)[token])
 
 
 def share_beyond(row: torch.Tensor, width: int) -> float:

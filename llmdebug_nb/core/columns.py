@@ -303,6 +303,7 @@ TOKEN_ROWS = Table(
         Column("position", "INT", "in the request's tokens"),
         Column("token", "INT", "NULL where the model is given no ids", optional=True),
         Column("attempt", "INT", "how often the request was preempted before"),
+        Column("sampled", "INT", "0: of the prompt, 1: behind it; NULL: not known", optional=True),
     ],
     added_later=True,
 )

@@ -49,6 +49,8 @@ SAME_SCALAR = 1e-6
 # and llama.cpp is 10 eps from Transformers in float32, 2 in bfloat16. An epsilon of 1e-2 in a norm,
 # a bug that changes no greedy token, moves float32 logits by more than 1e3.
 LOGITS_EPSILONS = 16.0
+# Importance ratios farther from 1 are clipped: epsilon of PPO (Schulman et al. 2017, section 6.1).
+CLIP = 0.2
 
 # === judgement: pairing by value and layout =====================================================
 

@@ -62,6 +62,7 @@ class TokenRow(NamedTuple):
     took this position from its cache and computed nothing. ``request``: the engine's id.
     ``position``: in the request's tokens, prompt and output, from 0. ``token``: the id that the
     model was given, or None. ``attempt``: how often the engine had preempted the request.
+    ``sampled``: 0 if the token is of the prompt, 1 if the engine sampled it, None if not known.
     """
 
     root_call: int
@@ -70,6 +71,7 @@ class TokenRow(NamedTuple):
     position: int
     token: int | None
     attempt: int = 0
+    sampled: int | None = None
 
 
 class CallKey(NamedTuple):

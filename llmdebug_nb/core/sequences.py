@@ -24,11 +24,13 @@ class TokenSequence:
     """A text that a model was given: a request and attempt of an engine, or an item of a batch.
 
     ``tokens``: ids by position, of cached positions too. ``places``: of each computed position.
+    ``prompt``: how many tokens of it an engine was given; it sampled the others. None: not known.
     """
 
     label: str
     tokens: Mapping[int, int | None]
     places: Mapping[int, Place]
+    prompt: int | None = None
 
 
 class Shared(NamedTuple):

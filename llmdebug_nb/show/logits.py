@@ -26,6 +26,11 @@ COLUMNS = [
     "ulp_max_diff", "ulp", "passed", "cmp_fail_reason",
     "generation", "row", "token", "token_text", "golden_best", "mine_best", "flipped", "rank",
     "golden_probability", "mine_probability", "margin", "top_k_lost", "relative_l2_error",
+    "request", "sampled", "golden_logprob", "mine_logprob", "importance_ratio",
+]  # fmt: skip
+BY_REQUEST = [
+    "request", "tokens", "mean_ratio", "least_ratio", "largest_ratio", "clipped", "mean_kl",
+    "worst_step",
 ]  # fmt: skip
 
 
@@ -59,6 +64,7 @@ def _row(result: LogitsResult, each: TokenCheck, word: Words) -> list[Cell]:
         None if each.passed else each.why,
         each.generation, each.row, each.token, word(each.token), *each.best, each.flipped,
         each.rank, *each.probability, each.margin, each.lost, m["relative_euclidean_distance"],
+        request(result, each) if result.requests else None, each.sampled, *each.logprob, each.ratio,
     ]  # fmt: skip
 
 
@@ -89,13 +95,46 @@ def head(result: LogitsResult, word: Words) -> Iterator[str]:
     yield f"golden: {golden.name}, {golden.place}; mine: {mine.name}, {mine.place}"
     first = result.first_flip
     if first is not None:
-        yield f"first token that differs: {where(first)}: {choice(first, word)}"
+        yield f"first token that differs: {where(result, first)}: {choice(first, word)}"
     elif result.tokens:
         yield "no token differs"
     known = [each for each in result.tokens if each.kl is not None]
     if known:
         most = max(known, key=lambda each: _size(each.kl))
-        yield f"largest KL: {most.kl:.3g} nats, at {where(most)}"
+        yield f"largest KL: {most.kl:.3g} nats, at {where(result, most)}"
+    yield from _mismatch(result)
+
+
+def _mismatch(result: LogitsResult) -> Iterator[str]:
+    """Yield how far apart the probabilities of sampled tokens are."""
+    found = result.mismatch
+    if found is None:
+        return
+    mean, least, largest = found.ratio
+    low, high = 1 - result.clip, 1 + result.clip
+    yield (
+        f"importance ratio (golden / mine) of {count_text(found.tokens, 'sampled token')}: mean"
+        f" {mean:.6g}, {least:.6g} to {largest:.6g}, {found.clipped:,} outside {low:g} to {high:g};"
+        f" mean KL {found.kl:.3g} nats"
+    )
+    several = result.by_sequence()
+    if len(several) > 1:
+        first, most = max(several, key=lambda one: (one[1].clipped / one[1].tokens, one[1].kl))
+        name = "request" if result.requests else "sequence"
+        yield (
+            f"farthest apart: {name} {printable(request(result, first))}: {most.clipped:,} of"
+            f" {count_text(most.tokens, 'ratio')} outside, mean KL {most.kl:.3g} nats, worst at"
+            f" {where(result, most.worst)} ({most.worst.ratio:.6g})"
+        )
+
+
+def by_request(result: LogitsResult) -> list[list[Cell]]:
+    """Return a row for each sequence with sampled tokens, in the order of `BY_REQUEST`."""
+    return [
+        [request(result, first), one.tokens, *one.ratio, one.clipped / one.tokens, one.kl,
+         one.worst.step]
+        for first, one in result.by_sequence()
+    ]  # fmt: skip
 
 
 def choice(each: TokenCheck, word: Words) -> str:
@@ -107,8 +146,17 @@ def choice(each: TokenCheck, word: Words) -> str:
     )
 
 
-def where(each: TokenCheck) -> str:
+def request(result: LogitsResult, each: TokenCheck) -> str:
+    """Return what names the sequence of a token: a request, or generation and sequence."""
+    if each.generation < len(result.requests):
+        return result.requests[each.generation]
+    return f"{each.generation}.{each.sequence}"
+
+
+def where(result: LogitsResult, each: TokenCheck) -> str:
     """Return the place of a token."""
+    if result.requests:
+        return f"position {each.step} of request {printable(request(result, each))}"
     return (
         f"step {each.step}"
         + f" of generation {each.generation}" * bool(each.generation)
@@ -148,14 +196,14 @@ def worst(result: LogitsResult, word: Words) -> tuple[list[str], list[list[str]]
                f"lost of top {result.top}", "where"]  # fmt: skip
     left = len(result.tokens) - len(found)
     more = f"… {left:,} more tokens: to_pandas(), --csv" if left else ""
-    return columns, [_cells(each, word) for each in found], more
+    return columns, [_cells(result, each, word) for each in found], more
 
 
 def _size(value: float | None) -> float:
     return math.inf if value is None or math.isnan(value) else value
 
 
-def _cells(each: TokenCheck, word: Words) -> list[str]:
+def _cells(result: LogitsResult, each: TokenCheck, word: Words) -> list[str]:
     mark = ("✓" if each.passed else "✗") + "≠" * each.flipped
     m = each.metrics
     figures = (each.kl, m["cosine_similarity"], m["l1_norm"], m.get("max_gap_ulp"))
@@ -167,7 +215,7 @@ def _cells(each: TokenCheck, word: Words) -> list[str]:
     rank = "" if each.rank is None else str(each.rank)
     p = [f"{x:.3g}" for x in each.probability]
     token = printable(word(each.token))[:_WIDTH]
-    return [mark, token, *shown, rank, *p, str(each.lost), where(each)]
+    return [mark, token, *shown, rank, *p, str(each.lost), where(result, each)]
 
 
 def tail(result: LogitsResult) -> Iterator[str]:

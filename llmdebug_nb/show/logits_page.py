@@ -30,7 +30,7 @@ def _parts(result: LogitsResult, word: Words) -> dict[str, object]:
     columns, cells, more = shown.worst(result, word)
     return {
         "head": printable_lines(shown.head(result, word)),
-        "tokens": [_box(each, word) for each in result.tokens[:_STRIP]],
+        "tokens": [_box(result, each, word) for each in result.tokens[:_STRIP]],
         "more": max(0, len(result.tokens) - _STRIP),
         "picture": Markup(picture),
         "columns": columns,
@@ -40,11 +40,11 @@ def _parts(result: LogitsResult, word: Words) -> dict[str, object]:
     }
 
 
-def _box(each: TokenCheck, word: Words) -> dict[str, str]:
+def _box(result: LogitsResult, each: TokenCheck, word: Words) -> dict[str, str]:
     """Return text, state and tooltip of a token."""
     state = "fail" if not each.passed else "flip" if each.flipped else "same"
     golden, mine = (printable(word(token)) for token in each.best)
     kl = "unknown" if each.kl is None else f"{each.kl:.3g}"
     p = " to ".join(f"{x:.3g}" for x in each.probability)
-    tip = f"{shown.where(each)}: KL {kl}, rank {each.rank}, probability {p}; {each.why}"
+    tip = f"{shown.where(result, each)}: KL {kl}, rank {each.rank}, probability {p}; {each.why}"
     return {"text": golden, "other": mine if each.flipped else "", "state": state, "tip": tip}

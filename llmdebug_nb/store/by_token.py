@@ -19,7 +19,7 @@ from llmdebug_nb.core.columns import AT, Row, Table
 from llmdebug_nb.core.errors import CompareError
 from llmdebug_nb.core.kernels.raw import to_bytes
 from llmdebug_nb.core.kernels.summary import summarize
-from llmdebug_nb.core.records import Record, RootCall
+from llmdebug_nb.core.records import Record, RootCall, TokenRow
 from llmdebug_nb.core.sequences import Place, TokenSequence
 from llmdebug_nb.store import catalog, token_rows
 from llmdebug_nb.store.checked import shape_of
@@ -65,18 +65,25 @@ def _of_engine(run: Run) -> tuple[list[TokenSequence], dict[_Step, Sizes]]:
             requests[steps[row.root_call]][row.request] = row.row
     tokens: dict[tuple[str, int], dict[int, int | None]] = defaultdict(dict)
     places: dict[tuple[str, int], dict[int, Place]] = defaultdict(dict)
+    given: dict[tuple[str, int], int | None] = {}
     for row in rows:
         key, step = (row.request, row.attempt), steps[row.root_call]
         tokens[key][row.position] = row.token
+        given[key] = _given(row, given.get(key))
         if row.row is not None:
             lasts = list(requests[step].values())
             last = lasts.index(row.row) if row.row in lasts else None
             places[key][row.position] = Place(step, None, row.row, last)
-    found = [TokenSequence(_label(*key), tokens[key], places[key]) for key in places]
+    found = [TokenSequence(_label(*key), tokens[key], places[key], given[key]) for key in places]
     sizes = {
         step: Sizes(max(lasts.values()) + 1, None, len(lasts)) for step, lasts in requests.items()
     }
     return found, sizes
+
+
+def _given(row: TokenRow, known: int | None) -> int | None:
+    """Return how many tokens of a prompt are seen by now; None if that is not known."""
+    return known if row.sampled != 0 else max(known or 0, row.position + 1)
 
 
 def _label(request: str, attempt: int) -> str:

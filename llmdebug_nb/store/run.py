@@ -211,6 +211,7 @@ class Run(Tabular):
         It is empty unless an engine was recorded. ``row``: missing if the engine took the position
         from its cache. ``position``: in the tokens of ``request``. ``token``: its id.
         ``attempt``: how often the request had been preempted; its positions are computed anew then.
+        ``sampled``: whether the engine chose the token, or it is of the prompt; missing if unknown.
         """
         return token_rows.table(self)
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from llmdebug_nb.store.run import Run
 
-_COLUMNS = ("step", "row", "request", "position", "token", "attempt")
+_COLUMNS = ("step", "row", "request", "position", "token", "attempt", "sampled")
 
 
 def table(run: Run) -> pandas.DataFrame:
@@ -23,7 +23,8 @@ def table(run: Run) -> pandas.DataFrame:
  ORDER BY root_call, "row" IS NOT NULL, "row", request, position"""
     found = run.index.query(VIEWS["all_token_rows"].row(*_COLUMNS), sql)
     frame = pandas.DataFrame(found, columns=list(_COLUMNS))
-    return frame.astype(dict.fromkeys(("row", "token"), "Int64"))
+    kinds = {"row": "Int64", "token": "Int64", "sampled": "boolean"}
+    return frame.astype(kinds)
 
 
 def of(run: Run) -> list[TokenRow]:

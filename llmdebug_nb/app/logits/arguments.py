@@ -25,6 +25,8 @@ def declare(parser: argparse.ArgumentParser) -> None:
            help=f"what passes: {', '.join(RULES)} (default: rounding), or limits by metric:"
            " kl_divergence=1e-3,cosine=0.999")  # fmt: skip
     option("--top", type=int, metavar="K", default=5, help="the k of top-k (default: 5)")
+    option("--clip", type=float, metavar="E",
+           help="count importance ratios outside of 1-E to 1+E (default: 0.2)")  # fmt: skip
     option("--at", metavar="PATH[SLOT]", action="append",
            help="the tensor to take; twice: of golden, then of mine")  # fmt: skip
     option("--csv", metavar="F", help="write a table of all tokens")
@@ -33,7 +35,12 @@ def declare(parser: argparse.ArgumentParser) -> None:
 
 def options(args: Mapping[str, object]) -> dict[str, Any]:
     """Return the arguments of `logits` among the parsed ones. Raises OptionError."""
-    return {"rule": _rule(str(args["rule"])), "top": args["top"], "at": _at(args["at"])}
+    return {
+        "rule": _rule(str(args["rule"])),
+        "top": args["top"],
+        "clip": args["clip"],
+        "at": _at(args["at"]),
+    }
 
 
 def _rule(text: str) -> str | dict[str, float]:

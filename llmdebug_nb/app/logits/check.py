@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import TYPE_CHECKING, TypeAlias
 from llmdebug_nb.app.differences import write_csv, write_text
 from llmdebug_nb.app.logits.pairing import Pairing
 from llmdebug_nb.app.logits.sources import Source, of_run
+from llmdebug_nb.app.logits.texts import Texts, of_engine
 from llmdebug_nb.app.runs import open_run
 from llmdebug_nb.comparison.token_rows import Judge
+from llmdebug_nb.core import constants
 from llmdebug_nb.core.errors import OptionError
 from llmdebug_nb.core.tabular import Tabular
 from llmdebug_nb.core.token_checks import LogitsResult, TokenCheck, Verdict
@@ -55,6 +58,17 @@ class LogitsCheck(Tabular):
 
         return pandas.DataFrame(shown.rows(self.result, self._words), columns=shown.COLUMNS)
 
+    def by_request(self) -> pandas.DataFrame:
+        """Return one row for each sequence or request with sampled tokens.
+
+        ``mean_ratio``, ``least_ratio``, ``largest_ratio``: importance ratios, golden's probability
+        of a sampled token over mine's. ``clipped``: the share of them beyond ``clip``. ``mean_kl``:
+        KL(golden || mine) in nats. ``worst_step``: the position or step of the farthest ratio.
+        """
+        import pandas
+
+        return pandas.DataFrame(shown.by_request(self.result), columns=shown.BY_REQUEST)
+
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
         """Write `to_pandas` as csv; a spreadsheet computes no text of it. Raises DumpWriteError."""
         return write_csv(path, self.to_pandas())
@@ -92,6 +106,7 @@ def logits(
     inputs: torch.Tensor | Mapping[str, object] | None = None,
     rule: Rule = "rounding",
     top: int = 5,
+    clip: float | None = None,
     at: str | tuple[str | None, str | None] | None = None,
     tokenizer: Tokenizer | None = None,
     progress: bool = True,
@@ -112,6 +127,8 @@ def logits(
         rule: what passes: ``rounding``, ``msit``, ``tokens``, ``equal``, or limits by metric,
             ``{"kl_divergence": 1e-3}``.
         top: the k of top-k.
+        clip: importance ratios (golden's probability of a sampled token over mine's) outside of
+            ``1 - clip`` to ``1 + clip`` are counted; None: 0.2.
         at: the tensor to take, as ``path`` or ``path[slot]``; a pair of them for golden and mine.
         tokenizer: any object with ``decode(ids)``; without one, tokens are shown as ids.
         progress: show a progress bar when it takes more than a second.
@@ -127,7 +144,9 @@ def logits(
         return repeated(golden, inputs)
     if inputs is not None:
         raise OptionError("inputs are for a model that is run twice: leave out mine, or inputs")
-    return compared(golden, mine, rule=rule, top=top, at=at, tokenizer=tokenizer, progress=progress)
+    return compared(
+        golden, mine, rule=rule, top=top, clip=clip, at=at, tokenizer=tokenizer, progress=progress
+    )
 
 
 def compared(
@@ -136,6 +155,7 @@ def compared(
     *,
     rule: Rule = "rounding",
     top: int = 5,
+    clip: float | None = None,
     at: str | tuple[str | None, str | None] | None = None,
     tokenizer: Tokenizer | None = None,
     progress: bool = True,
@@ -144,29 +164,39 @@ def compared(
     judge, tokenizer = Judge(rule), checked(tokenizer)
     if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= _MOST:
         raise OptionError(f"top: {top!r}; expected a whole number from 1 to {_MOST}")
+    clip = constants.CLIP if clip is None else clip
+    if isinstance(clip, bool) or not isinstance(clip, (int, float)) or not 0 <= clip < math.inf:
+        raise OptionError(f"clip: {clip!r}; expected a number from 0, such as {constants.CLIP}")
     places = at if isinstance(at, tuple) else (at, at)
-    first = _recorded(golden, places[0])
-    second = _source(mine, first, places[1], progress)
-    return LogitsCheck(Pairing(first, second, judge, top).run(progress), tokenizer)
+    first, second, texts = _sources(_recorded(golden), mine, places, progress)
+    result = Pairing(first, second, judge, top, clip, texts).run(progress)
+    return LogitsCheck(result, tokenizer)
 
 
-def _recorded(golden: object, at: str | None) -> Source:
+def _recorded(golden: object) -> Run:
     if not isinstance(golden, (Run, str, os.PathLike)):
         kind = type(golden).__name__
         raise OptionError(
             f"golden: expected a run, its name or path, got {kind}; record it first:"
             " with ld.dump(model, name='golden', tokens='all')"
         )
-    return of_run(open_run(golden), at)
+    return open_run(golden)
 
 
-def _source(mine: object, golden: Source, at: str | None, progress: bool) -> Source:
+def _sources(
+    golden: Run, mine: object, at: tuple[str | None, str | None], progress: bool
+) -> tuple[Source, Source, Texts | None]:
     if isinstance(mine, (Run, str, os.PathLike)):
-        return of_run(open_run(mine), at)
+        other = open_run(mine)
+        texts = of_engine(golden, other, at)
+        if texts is not None:
+            return texts.golden, texts.mine, texts
+        return of_run(golden, at[0]), of_run(other, at[1]), None
     import torch
 
     if not isinstance(mine, torch.nn.Module):
         raise OptionError(f"mine: expected {_KINDS}, got {type(mine).__name__}")
     from llmdebug_nb.app.logits.live import of_model
 
-    return of_model(mine, golden, progress)
+    first = of_run(golden, at[0])
+    return first, of_model(mine, first, progress), None

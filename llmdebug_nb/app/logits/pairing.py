@@ -9,6 +9,7 @@ import torch
 
 from llmdebug_nb.app.logits.contexts import SEQUENCES, Contexts
 from llmdebug_nb.app.logits.sources import Key, Source, Step
+from llmdebug_nb.app.logits.texts import Texts
 from llmdebug_nb.comparison import token_rows
 from llmdebug_nb.comparison.token_rows import Judge
 from llmdebug_nb.core.bars import progress_bar
@@ -24,9 +25,15 @@ _Rows = tuple[torch.Tensor, torch.Tensor]  # of one token, over one vocabulary
 class Pairing:
     """Compares two sources; `result` may be asked for at any time."""
 
-    def __init__(self, golden: Source, mine: Source, judge: Judge, top: int) -> None:
+    def __init__(
+        self, golden: Source, mine: Source, judge: Judge, top: int,
+        clip: float, texts: Texts | None = None,
+    ) -> None:  # fmt: skip
+        """``texts``: the requests that the sources are of, if an engine was recorded."""
         self._golden, self._mine, self._judge, self._top = golden, mine, judge, top
-        self._left_out: Counter[str] = Counter()
+        self._left_out = Counter({} if texts is None else texts.left_out)
+        self._clip = clip
+        self._requests = () if texts is None else texts.requests
         self._beyond = [0.0, 0.0]  # the largest share of tokens that the other side lacks
         self._widths: set[tuple[int, int]] = set()
         self._contexts = Contexts()
@@ -55,8 +62,9 @@ class Pairing:
     def result(self) -> LogitsResult:
         sides = tuple(Side(each.name, each.place) for each in (self._golden, self._mine))
         return LogitsResult(
-            (sides[0], sides[1]), self._judge.name, self._top, tuple(self._tokens),
-            dict(+self._left_out), tuple(self._all_notes()),
+            (sides[0], sides[1]), self._judge.name, self._top, self._clip,
+            tuple(self._tokens),
+            dict(+self._left_out), tuple(self._all_notes()), self._requests,
         )  # fmt: skip
 
     def _step(self, key: Key, golden: Step, mine: Step) -> None:
@@ -103,8 +111,9 @@ class Pairing:
         check = TokenCheck(
             generation=generation, step=number, sequence=sequence, row=row,
             token=found.best[0] if chosen is None else chosen, best=found.best, rank=found.rank,
-            probability=found.probability, margin=found.margin, lost=found.lost,
+            logprob=found.logprob, margin=found.margin, lost=found.lost,
             metrics=found.metrics, passed=passed, why=why,
+            sampled=chosen is not None and step.sampled,
         )  # fmt: skip
         self._tokens.append(check)
         if check.flipped:
@@ -112,6 +121,8 @@ class Pairing:
 
     def _chosen(self, key: Key, step: Step, sequence: int, behind: int) -> int | None:
         """Return the token that golden chose here: what was its input next."""
+        if step.following is not None:
+            return step.following
         if not step.generating:
             ids = step.ids
             return None if ids is None or not behind else int(ids[sequence, -behind])

@@ -29,7 +29,8 @@ class Step:
 
     ``shape``: sequences, rows and vocabulary. The rows are the last ones of the input. ``ids``:
     int64[sequences, tokens], what the model was given; None if that was not recorded. ``load()``
-    returns the logits. ``problem``: why there are none.
+    returns the logits. ``problem``: why there are none. ``following``: the token that came next,
+    where the next step doesn't tell it. ``sampled``: False if that is known to be of a prompt.
     """
 
     kind: str
@@ -38,6 +39,8 @@ class Step:
     load: Callable[[], torch.Tensor]
     problem: str = ""
     inputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    following: int | None = None
+    sampled: bool = True
 
     @property
     def cached(self) -> bool:
@@ -65,7 +68,7 @@ def of_run(run: Run, at: str | None = None) -> Source:
         CompareError: the run has none.
         TensorLookupError: it has no output at that place.
     """
-    found = dict(_chosen(run, at))
+    found = dict(chosen(run, at))
     if not found:
         raise CompareError(
             f"{run.label} has no logits: record the model with its head (or with logits=True), or"
@@ -88,8 +91,8 @@ def of_run(run: Run, at: str | None = None) -> Source:
     return Source(run.label, place, steps, tuple(notes if len(recorded) > 1 else ()))
 
 
-def _chosen(run: Run, at: str | None) -> Iterator[tuple[Key, Record]]:
-    """Yield the logits of each step, the last call of a step last."""
+def chosen(run: Run, at: str | None) -> Iterator[tuple[Key, Record]]:
+    """Yield the logits of each step, the last call of a step last. Raises TensorLookupError."""
     if at is not None:
         yield from _at(run, at)
         return
@@ -106,8 +109,7 @@ def _chosen(run: Run, at: str | None) -> Iterator[tuple[Key, Record]]:
         if modules.vocabularies:
             logits = [r for r in logits if r.summary.shape[-1] in modules.vocabularies]
     first = min((r.site.rank for r in logits), default=0)
-    last = {_key(r): r for r in logits if r.site.rank == first}
-    yield from last.items()
+    yield from ((_key(r), r) for r in logits if r.site.rank == first)
 
 
 def _may_be(record: Record) -> bool:
@@ -185,12 +187,17 @@ def _step(
     run: Run, record: Record, kind: str, ids: torch.Tensor | None, inputs: dict[str, torch.Tensor]
 ) -> Step:
     shape = _shape(record.summary.shape, ids, kind)
-    problem = ""
+    why = problem(record)
+    return Step(kind, shape, ids, lambda: run.load(record).reshape(shape), why, inputs)
+
+
+def problem(record: Record) -> str:
+    """Return why a record has not all of its values; "" if it has."""
     if record.kept is not None:
-        problem = f"only {record.kept} of each tensor was kept"
-    elif record.payload is None:
-        problem = record.lost or "the run was recorded with statistics only"
-    return Step(kind, shape, ids, lambda: run.load(record).reshape(shape), problem, inputs)
+        return f"only {record.kept} of each tensor was kept"
+    if record.payload is None:
+        return record.lost or "the run was recorded with statistics only"
+    return ""
 
 
 def _shape(sizes: tuple[int, ...], ids: torch.Tensor | None, kind: str) -> tuple[int, int, int]:

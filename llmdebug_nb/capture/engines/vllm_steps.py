@@ -34,6 +34,7 @@ class VllmSteps:
         self._scheduled: Mapping[str, Scheduled] = {}
         self._order: Sequence[str] | None = None
         self._attempts: dict[str, int] = defaultdict(int)
+        self._prompts: dict[str, int] = {}  # how long they are, of the requests that began since
         # by request and position: what a request finds in the cache when it begins again
         self._tokens: dict[str, dict[int, int | None]] = defaultdict(dict)
 
@@ -115,15 +116,21 @@ class VllmSteps:
         row = 0
         for name in order or ():
             each = self._scheduled[name]
-            attempt = self._attempts[name]
             known = self._tokens[name]
             known.update(enumerate(each.prompt or ()))
+            if each.prompt is not None:
+                self._prompts.setdefault(name, len(each.prompt))
             if each.resumed or each.prompt is not None:
                 for position in range(each.begins):
-                    rows.append(TokenRow(index, None, name, position, known.get(position), attempt))
+                    rows.append(self._row(index, None, name, position))
             for position in range(each.begins, each.begins + each.tokens):
-                token = None if tokens is None else tokens[row]
-                known[position] = token
-                rows.append(TokenRow(index, row, name, position, token, attempt))
+                known[position] = None if tokens is None else tokens[row]
+                rows.append(self._row(index, row, name, position))
                 row += 1
         return rows
+
+    def _row(self, index: int, row: int | None, name: str, position: int) -> TokenRow:
+        prompt = self._prompts.get(name)
+        sampled = None if prompt is None else int(position >= prompt)
+        token = self._tokens[name].get(position)
+        return TokenRow(index, row, name, position, token, self._attempts[name], sampled)
