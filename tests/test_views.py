@@ -745,6 +745,15 @@ def test_any_shape_can_be_shown(shape):
     assert tensors.histogram(values, 5)["total"] == values.size
 
 
+def test_values_beyond_float32_are_drawn_as_infinity_without_a_warning(tmp_path):
+    torch.save(torch.tensor([[1e300, -1e300], [1.0, 2.0]], dtype=torch.float64), tmp_path / "x.pt")
+    view, cells = tensors.window(np.array([[1e300, 2.0]]), 0, 0, 0, 0, 64)
+    assert cells.tolist() == [[np.inf, 2.0]]
+    assert (view["lo"], view["hi"]) == (2.0, 2.0)
+    for kind in ("html", "png"):
+        assert ld.export(tmp_path / "x.pt", tmp_path / f"x.{kind}", at=0).stat().st_size
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.integers(1, 5), min_size=4, max_size=4),

@@ -252,7 +252,8 @@ class _Answers:
             if self.ask("histogram", row=row["id"], which=which, bins=_BINS) is None:
                 continue  # damaged, or of more dimensions than a picture can have
             if whole:
-                values = np.ascontiguousarray(self._view.array(row["id"], which), "<f4")
+                with np.errstate(over="ignore"):  # values beyond float32 become infinity
+                    values = np.ascontiguousarray(self._view.array(row["id"], which), "<f4")
                 self._room -= values.size
                 self._keep(
                     f"array {row['id']} {which}",

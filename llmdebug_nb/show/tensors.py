@@ -78,7 +78,8 @@ def plane(values: Array, axes: list[int], fixed: list[int]) -> Array:
 def window(values: Array, y0: int, x0: int, y1: int, x1: int, size: int) -> tuple[wire.View, Array]:
     """Return rows y0..y1 and columns x0..x1 of a 2-d array in at most ``size`` cells per side.
 
-    The cells are float32. A cell shows its element of largest magnitude; a NaN wins.
+    The cells are float32; values beyond that become infinity. A cell shows its element of largest
+    magnitude; a NaN wins.
     """
     rows, cols = values.shape
     y0, x0 = max(0, min(y0, rows)), max(0, min(x0, cols))
@@ -87,7 +88,8 @@ def window(values: Array, y0: int, x0: int, y1: int, x1: int, size: int) -> tupl
     fy, fx = max(1, -(-part.shape[0] // size)), max(1, -(-part.shape[1] // size))
     cells = np.zeros((0, 0), "<f4")
     if part.size:
-        cells = _extremes(part, fy, fx).astype("<f4", copy=False)
+        with np.errstate(over="ignore"):
+            cells = _extremes(part, fy, fx).astype("<f4", copy=False)
     low, high = _range(cells)
     view: wire.View = {
         "h": cells.shape[0], "w": cells.shape[1], "fy": fy, "fx": fx,
