@@ -98,9 +98,12 @@ class Step:
             raise CannotReplay(f"step {key.step} calls {path or 'the model'} more than once")
         return step
 
-    def results(self, seed: int = 0) -> dict[str, torch.Tensor]:
+    def results(
+        self, seed: int = 0, substitution: Intervention | None = None
+    ) -> dict[str, torch.Tensor]:
         """Run it again, unrecorded; return its tensors by slot. Raises CannotReplay."""
-        with Unbroken(_unchanged(self.model), quiet(seed)):
+        hooks = _hooked(substitution, self._module)
+        with Unbroken(_unchanged(self.model), hooks, quiet(seed)):
             result = self._call()
         found = ((slot, leaf) for slot, leaf in leaves(result) if isinstance(leaf, torch.Tensor))
         return {slot: tensor.cpu() for slot, tensor in found}

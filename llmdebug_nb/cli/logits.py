@@ -21,6 +21,7 @@ _EXAMPLES = """\
 examples:
   llmdebug logits golden mine --html logits.html
   llmdebug logits msit_dump_1 msit_dump_2 --rule msit --csv logits.csv
+  llmdebug logits transformers vllm --by-layer path/of/checkpoint
   llmdebug logits --exec "python generate.py"
 Exit status: 0 all compared tokens pass, 1 one fails, 2 nothing was compared, 3 llmdebug itself
 failed.
@@ -39,6 +40,12 @@ def add(commands: Commands) -> None:
     parser.add_argument("mine", metavar="MINE", nargs="?", help="the run or dump to judge")
     parser.add_argument("--exec", metavar="COMMAND", help="a command to run twice")
     parser.add_argument("--tokenizer", metavar="DIR", help="folder or known name of a tokenizer")
+    parser.add_argument(
+        "--by-layer",
+        metavar="DIR",
+        help="folder of the model of one run: put the"
+        " other run's values into it, and say what each part contributes",
+    )
     arguments.declare(parser)
     parser.set_defaults(run=_run)
 
@@ -60,6 +67,8 @@ def _run(args: argparse.Namespace) -> int:
     tokenizer = None if args.tokenizer is None else arguments.tokenizer(args.tokenizer)
     check = compared(args.golden, args.mine, tokenizer=tokenizer, **arguments.options(vars(args)))
     say(check)
+    if args.by_layer is not None:
+        say(f"\n{check.by_layer(arguments.model(args.by_layer))}")
     for target, write in ((args.csv, check.to_csv), (args.html, check.to_html)):
         if target:
             with contextlib.suppress(OSError):  # writing says what is wrong

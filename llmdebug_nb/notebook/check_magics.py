@@ -31,6 +31,8 @@ class _LogitsOptions(ArgDecorator):
         add("--inputs", metavar="EXPR", help="of a model that is run twice: a tensor, or a dict")
         add("--exec", metavar="COMMAND", help="a command to run twice")
         add("--tokenizer", metavar="EXPR", help="a tokenizer: texts in place of ids")
+        add("--by-layer", metavar="EXPR", help="the live model of one run: what each part of it"
+            " contributes to the difference")  # fmt: skip
         logits_arguments.declare(parser)
 
 
@@ -64,6 +66,8 @@ class CheckMagics(Magics):
             tokenizer = space.evaluate(args.tokenizer, "%llmlogits")
             chosen = logits_arguments.options(vars(args))
             check = compared(golden, mine, tokenizer=tokenizer, **chosen)
+            if args.by_layer is not None:
+                print(check.by_layer(space.evaluate(args.by_layer, "%llmlogits")))
             for target, save in ((args.csv, check.to_csv), (args.html, check.to_html)):
                 if target:
                     print(f"written: {save(target)}")

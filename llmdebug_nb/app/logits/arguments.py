@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from llmdebug_nb.core.errors import MissingPackageError, OptionError
 from llmdebug_nb.core.token_checks import RULES
 from llmdebug_nb.show.tokens import Tokenizer
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Loaded(Tokenizer, Protocol):
@@ -70,17 +73,30 @@ def tokenizer(where: str | os.PathLike[str]) -> Loaded:
 
     Raises MissingPackageError, OptionError.
     """
+    found: Loaded = _loaded("tokenizer", "AutoTokenizer", where)
+    return found
+
+
+def model(where: str | os.PathLike[str]) -> torch.nn.Module:
+    """Load a causal language model, likewise, in the dtype of its weights, for evaluation.
+
+    Raises MissingPackageError, OptionError.
+    """
+    found: torch.nn.Module = _loaded("model", "AutoModelForCausalLM", where, dtype="auto")
+    return found.eval()
+
+
+def _loaded(what: str, kind: str, where: str | os.PathLike[str], **options: str) -> Any:
     try:
-        from transformers import AutoTokenizer
+        import transformers
     except ImportError:
         raise MissingPackageError(
-            "a tokenizer needs transformers, which is not installed: pip install transformers"
+            f"a {what} needs transformers, which is not installed: pip install transformers"
         ) from None
     try:
-        found: Loaded = AutoTokenizer.from_pretrained(
-            where, local_files_only=True, trust_remote_code=False
+        return getattr(transformers, kind).from_pretrained(
+            where, local_files_only=True, trust_remote_code=False, **options
         )
     except Exception as error:  # transformers raises many kinds
         line = str(error).strip().partition("\n")[0]
-        raise OptionError(f"tokenizer {os.fspath(where)!r} can't be loaded: {line}") from None
-    return found
+        raise OptionError(f"{what} {os.fspath(where)!r} can't be loaded: {line}") from None

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import torch
     from matplotlib.figure import Figure
 
+    from llmdebug_nb.app.logits.by_layer import ByLayer
     from llmdebug_nb.app.logits.repeat import Repeated
 
 RunLike: TypeAlias = "Run | str | os.PathLike[str]"
@@ -38,8 +39,15 @@ _KINDS = "a run, its name or path, or a torch.nn.Module"
 class LogitsCheck(Tabular):
     """The result of `logits`. ``result``: all tokens."""
 
-    def __init__(self, result: LogitsResult, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(
+        self,
+        result: LogitsResult,
+        tokenizer: Tokenizer | None = None,
+        runs: tuple[Run, Run] | None = None,
+    ) -> None:
+        """``runs``: golden and mine, if both are recorded."""
         self.result = result
+        self._runs = runs
         self._words = shown.words(tokenizer)
 
     @property
@@ -68,6 +76,22 @@ class LogitsCheck(Tabular):
         import pandas
 
         return pandas.DataFrame(shown.by_request(self.result), columns=shown.BY_REQUEST)
+
+    def by_layer(self, model: torch.nn.Module, progress: bool = True) -> ByLayer:
+        """Return which parts of a model the difference of the logits comes from.
+
+        ``model``: the live model of one of the two runs; it is left unchanged. The values that the
+        other run holds are put into it part by part, and it runs on.
+
+        Raises:
+            OptionError: the model is of neither run, or mine is no run.
+            CompareError: no sequence can be run again, or the logits are the same.
+        """
+        from llmdebug_nb.app.logits.by_layer import by_layer
+
+        if self._runs is None:
+            raise OptionError("by_layer needs two runs: record mine, too, with its modules")
+        return by_layer(*self._runs, model, progress)
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
         """Write `to_pandas` as csv; a spreadsheet computes no text of it. Raises DumpWriteError."""
@@ -168,9 +192,11 @@ def compared(
     if isinstance(clip, bool) or not isinstance(clip, (int, float)) or not 0 <= clip < math.inf:
         raise OptionError(f"clip: {clip!r}; expected a number from 0, such as {constants.CLIP}")
     places = at if isinstance(at, tuple) else (at, at)
-    first, second, texts = _sources(_recorded(golden), mine, places, progress)
+    run = _recorded(golden)
+    other = open_run(mine) if isinstance(mine, (Run, str, os.PathLike)) else None
+    first, second, texts = _sources(run, mine if other is None else other, places, progress)
     result = Pairing(first, second, judge, top, clip, texts).run(progress)
-    return LogitsCheck(result, tokenizer)
+    return LogitsCheck(result, tokenizer, None if other is None else (run, other))
 
 
 def _recorded(golden: object) -> Run:
@@ -186,12 +212,11 @@ def _recorded(golden: object) -> Run:
 def _sources(
     golden: Run, mine: object, at: tuple[str | None, str | None], progress: bool
 ) -> tuple[Source, Source, Texts | None]:
-    if isinstance(mine, (Run, str, os.PathLike)):
-        other = open_run(mine)
-        texts = of_engine(golden, other, at)
+    if isinstance(mine, Run):
+        texts = of_engine(golden, mine, at)
         if texts is not None:
             return texts.golden, texts.mine, texts
-        return of_run(golden, at[0]), of_run(other, at[1]), None
+        return of_run(golden, at[0]), of_run(mine, at[1]), None
     import torch
 
     if not isinstance(mine, torch.nn.Module):

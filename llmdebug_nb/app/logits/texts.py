@@ -27,12 +27,16 @@ ONLY = "of {}'s requests: the other run has no logits after the same tokens"
 
 @dataclass(frozen=True)
 class Texts:
-    """Both sources, the requests by their number, and how many tokens were left out, by reason."""
+    """Both sources, the requests by their number, and how many tokens were left out, by reason.
+
+    ``positions``: by request, all that both computed after the same tokens, logits or not.
+    """
 
     golden: Source
     mine: Source
     requests: tuple[str, ...]
     left_out: Mapping[str, int]
+    positions: tuple[tuple[int, ...], ...]
 
 
 def of_engine(
@@ -64,7 +68,8 @@ def of_engine(
     left_out = {ONLY.format(sides[engine].run.label): total - len(found[0])}
     sources = [side.source(steps) for side, steps in zip(sides, found, strict=True)]
     requests = tuple((pair.golden, pair.mine)[engine].label for pair in both)
-    return Texts(sources[0], sources[1], requests, left_out)
+    positions = tuple(pair.positions for pair in both)
+    return Texts(sources[0], sources[1], requests, left_out, positions)
 
 
 class _Next(NamedTuple):
