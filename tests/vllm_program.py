@@ -24,7 +24,7 @@ def main(folder: Path) -> dict[str, object]:
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+        vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
         tie_word_embeddings=False,
     )  # fmt: skip
