@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import llmdebug_nb as ld
 from vllm_program import PROMPTS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -23,8 +24,18 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    folder = tmp_path_factory.mktemp("vllm")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("vllm")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path, result: dict[str, object]) -> Path:
+    """Return the checkpoint that the first program has made."""
+    return folder / "model"
+
+
+@pytest.fixture(scope="module")
+def result(folder: Path) -> dict[str, object]:
     program = ROOT / "tests" / "vllm_program.py"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
@@ -60,3 +71,24 @@ def test_the_modules_of_each_layer_are_recorded(result: dict[str, object]) -> No
     for name in ("self_attn.qkv_proj", "self_attn.attn", "self_attn.o_proj", "mlp.down_proj"):
         assert f"model.layers.1.{name}" in result["modules"]  # type: ignore[operator]
     assert "logits_processor" in result["modules"]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("program", ["vllm_offline.py", "vllm_async.py"])
+def test_an_unedited_program_is_recorded_in_the_engines_own_process(
+    program: str, result: dict[str, object], model: Path, tmp_path: Path
+) -> None:
+    command = f"{PYTHON} {ROOT / 'tests' / program} {model}"
+    dump = [PYTHON, "-m", "llmdebug_nb.cli", "dump", "--name", "mine", "--path", tmp_path]
+    done = subprocess.run(
+        [*dump, "--tokens", "all", "--exec", command],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "VLLM_CPU_KVCACHE_SPACE": "1"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    run = ld.open_run(tmp_path / "mine")
+    assert run.source.complete
+    rows = run.rows()
+    texts = [part["token"].tolist() for _, part in rows.groupby("request")]
+    tokens: list[list[int]] = result["tokens"]  # type: ignore[assignment]
+    expected = [prompt + more[:-1] for prompt, more in zip(PROMPTS, tokens, strict=True)]
+    assert sorted(texts) == sorted(expected)

@@ -114,6 +114,28 @@ def test_a_preempted_request_finds_its_tokens_in_the_cache(tmp_path: Path) -> No
     assert {row[5] for row in rows[3:]} == {1}
 
 
+def test_an_engine_that_nobody_has_given_is_found_when_it_runs(tmp_path: Path) -> None:
+    given = recorded(tmp_path / "given", served(), tokens="all")
+    llm = LLM(Runner())
+    with ld.dump(name="found", path=tmp_path, tokens="all") as found:
+        llm.generate(served())
+        llm.runner.dummy(9)
+    assert rows_of(found) == rows_of(given)
+    assert len(list(found.records())) == len(list(given.records()))
+    assert torch.equal(found.tensor("embed", step=2), given.tensor("embed", step=2))
+    assert not [name for name in vars(llm.runner) if "llmdebug" in name]
+
+
+def test_an_engine_that_warms_up_first_is_found_too(tmp_path: Path) -> None:
+    llm = LLM(Runner())
+    with ld.dump(name="found", path=tmp_path, tokens="all") as run:
+        llm.runner.dummy(9)
+        llm.generate(served())
+    assert {record.summary.shape[0] for record in run.records(path="embed")} == {5, 4, 2}
+    assert [row[0] for row in rows_of(run)] == [0] * 5 + [1] * 4 + [2] * 2
+    assert any(": 1, not recorded" in note for note in run.meta["notes"])
+
+
 def test_dummy_runs_are_counted_and_not_recorded(tmp_path: Path) -> None:
     llm = LLM(Runner())
     with ld.dump(llm, name="engine", path=tmp_path, tokens="all") as run:

@@ -10,12 +10,11 @@ import os
 import sys
 from pathlib import Path
 
-os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
-
 PROMPTS = [[token * (k + 3) % 500 for token in range(10, 10 + n)] for k, n in enumerate((5, 23, 9))]
 
 
 def main(folder: Path) -> dict[str, object]:
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
     from vllm import LLM, SamplingParams

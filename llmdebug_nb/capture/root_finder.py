@@ -36,10 +36,13 @@ class RootFinder:
         *,
         any_model: bool,
         compiled: bool = False,
+        found: Callable[[nn.Module], None] = lambda model: None,
     ) -> None:
+        """``found``: is called with each model that nobody has given, before its first call."""
         self._parts, self._listener, self._describe = parts, listener, describe
         self._any_model, self._compiled = any_model, compiled
         self._looks_inside = compiled or parts.options.force_eager
+        self._found = found
         self._stop_watching: Callable[[], None] = lambda: None
 
     def adopt(self, model: nn.Module) -> Root | None:
@@ -144,7 +147,9 @@ class RootFinder:
             return
         if self.adopt(module) is not None:
             root = self._parts.roots.get(module)
-            if root is not None:  # hooks added in a pre-hook only fire from the next call on
+            if root is not None:
+                self._found(root.module)
+                # hooks added in a pre-hook only fire from the next call on
                 root.first.begin(args, pytorch.hooked_kwargs())
 
 

@@ -10,9 +10,8 @@ from torch import nn
 
 from llmdebug_nb.capture import setup
 from llmdebug_nb.capture.calls import Leaf, OpenCall
-from llmdebug_nb.capture.compat import pytorch
+from llmdebug_nb.capture.compat import pytorch, vllm_api
 from llmdebug_nb.capture.compat.onnxruntime_api import is_session
-from llmdebug_nb.capture.compat.vllm_api import is_engine, run_eagerly
 from llmdebug_nb.capture.empty_dump import EmptyDump, nothing_matches
 from llmdebug_nb.capture.engines.vllm_steps import VllmSteps
 from llmdebug_nb.capture.generation import GenerateListener
@@ -257,7 +256,9 @@ class EagerModules:
         """
         self._parts, self._any_model, self._engines = parts, any_model, engines
         self._calls = RootCalls(parts)
-        self._finder = RootFinder(parts, self._calls, describe, any_model=any_model)
+        self._finder = RootFinder(
+            parts, self._calls, describe, any_model=any_model, found=self._found
+        )
         self._undo: list[Callable[[], None]] = []
         try:
             for model in models:
@@ -270,13 +271,25 @@ class EagerModules:
         self._parts.observer.names.use_ids(*self._parts.filter.calls)
         if self._parts.options.force_eager:
             self._undo.append(pytorch.force_eager())
-            self._undo.extend(run_eagerly(engine.model) for engine in self._engines)
         for engine in self._engines:
-            engine.start(self._parts)
-            self._undo.append(engine.stop)
+            self._follow(engine)
         self._calls.start(self._finder.follow)
         watch = self._finder.watch_all if self._any_model else self._finder.watch_inside
         self._undo.append(watch())
+
+    def _follow(self, engine: VllmSteps) -> None:
+        if self._parts.options.force_eager:
+            self._undo.append(vllm_api.run_eagerly(engine.model))
+        engine.start(self._parts)
+        self._undo.append(engine.stop)
+
+    def _found(self, model: nn.Module) -> None:
+        """Follow the engine that calls a model which nobody has given, if one does."""
+        step = vllm_api.running(model)
+        if step is not None:
+            engine = VllmSteps(step.runner)
+            self._follow(engine)
+            engine.join(step)
 
     def stop(self) -> None:
         self._calls.stop()
@@ -305,7 +318,7 @@ def eager_session(
         EmptyDumpError: the filters match none of the modules.
     """
     modules = [model for model in models if isinstance(model, nn.Module)]
-    engines = [VllmSteps(model) for model in models if is_engine(model)]
+    engines = [VllmSteps(vllm_api.runner_of(each)) for each in models if vllm_api.is_engine(each)]
     modules += [engine.model for engine in engines]
     parts = Parts.build(
         options, sink, rank, restricted=bool(models), operators=not models or bool(modules)

@@ -10,6 +10,7 @@ release. Nothing here imports vLLM.
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -25,7 +26,7 @@ PACKAGE = "vllm"
 _TO_RUNNER = ("llm_engine", "model_executor", "driver_worker", "worker", "model_runner")
 _IN_PROCESS = (
     "the engine runs in another process: set VLLM_ENABLE_V1_MULTIPROCESSING=0 in the environment"
-    " before the engine is made"
+    " before the engine is made, or run the program under llmdebug dump --exec"
 )
 # a module that vLLM compiles has this attribute; while it is true, its forward runs as written
 _NOT_COMPILED = "do_not_compile"
@@ -90,6 +91,46 @@ def runner_of(llm: Llm) -> Runner:
     for name in ("get_model", "execute_model"):
         needed(holder, name)
     return holder  # type: ignore[return-value]
+
+
+class RunningStep(NamedTuple):
+    """A step of an engine that computes now. ``batch``: what tells the order of its requests.
+
+    Both are None while the engine calls its model for itself, to warm up.
+    """
+
+    runner: Runner
+    scheduled: object | None
+    batch: object | None
+
+
+def running(model: nn.Module) -> RunningStep | None:
+    """Return the step of an engine that calls a model now; None if no engine does.
+
+    The callers on this thread tell: one of them is a method of the runner that has the model.
+    """
+    if PACKAGE not in sys.modules:
+        return None
+    runner: Runner | None = None
+    frame = inspect.currentframe()
+    while frame is not None:
+        code, names = frame.f_code, frame.f_locals
+        owner = names.get("self")
+        if runner is None and _runs(owner, model):
+            runner = owner
+        if runner is not None and owner is runner and code.co_name == "execute_model":
+            scheduled = names.get(code.co_varnames[1]) if code.co_argcount > 1 else None
+            return RunningStep(runner, scheduled, names.get("input_batch"))
+        frame = frame.f_back
+    return None if runner is None else RunningStep(runner, None, None)
+
+
+def _runs(owner: object, model: nn.Module) -> TypeGuard[Runner]:
+    """Tell whether an object is the runner of a model."""
+    if isinstance(owner, nn.Module) or not hasattr(type(owner), "execute_model"):
+        return False
+    get_model: Callable[[], object] | None = getattr(owner, "get_model", None)
+    return get_model is not None and get_model() is model
 
 
 def needed(holder: object, name: str) -> object:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from llmdebug_nb.capture.compat import vllm_api
-from llmdebug_nb.capture.compat.vllm_api import Llm, Scheduled
+from llmdebug_nb.capture.compat.vllm_api import Runner, RunningStep, Scheduled
 from llmdebug_nb.capture.parts import Parts
 from llmdebug_nb.core.columns import TOKEN_ROWS
 from llmdebug_nb.core.records import DUMMY, RootCall, TokenRow
@@ -25,10 +25,9 @@ class VllmSteps:
     itself: to measure memory, or to warm up. ``model``: the module that it runs.
     """
 
-    def __init__(self, llm: Llm) -> None:
-        """Raises CaptureError: its model can't be reached."""
-        self._runner = vllm_api.runner_of(llm)
-        self.model: nn.Module = self._runner.get_model()
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.model: nn.Module = runner.get_model()
         self._step, self._dummies = -1, 0
         self._live = False  # the engine computes a step: what its model is called for counts
         self._scheduled: Mapping[str, Scheduled] = {}
@@ -48,6 +47,12 @@ class VllmSteps:
                 " seen; force_eager=True runs and records the modules in place of that code"
             )
         vllm_api.steps_of(self._runner).add(self)
+
+    def join(self, step: RunningStep) -> None:
+        """Follow a step that has begun already."""
+        if step.scheduled is not None:
+            self.step_begins(step.scheduled)
+            self.prepared(step.batch)
 
     def stop(self) -> None:
         vllm_api.steps_of(self._runner).remove(self)
