@@ -58,8 +58,9 @@ test-upstream: $(VENV)/upstream $(VENV)/upstream-msit  ## let msprobe and msit w
 	LLMDEBUG_UPSTREAM="$(CURDIR)/$(VENV)/upstream" LLMDEBUG_UPSTREAM_MSIT="$(CURDIR)/$(VENV)/upstream-msit" \
 		$(PY) -m pytest -q -rs tests/test_msprobe_itself.py tests/test_msit_itself.py
 
-test-engines: $(VENV)/engines/.done  ## record vLLM itself, in an environment of its own: 1.5 GB
-	LLMDEBUG_ENGINES="$(CURDIR)/$(VENV)/engines" $(PY) -m pytest -q -rs tests/test_vllm_itself.py
+test-engines: $(VENV)/engines/.done $(VENV)/llamacpp/.done  ## record vLLM and llama.cpp themselves, in environments of their own: 2.5 GB
+	LLMDEBUG_ENGINES="$(CURDIR)/$(VENV)/engines" LLMDEBUG_LLAMACPP="$(CURDIR)/$(VENV)/llamacpp" \
+	  $(PY) -m pytest -q -rs tests/test_vllm_itself.py tests/test_llamacpp_itself.py
 
 ports: $(VENV)/ports  ## score the comparison on independent implementations of models, some of them from packages
 	$(PY) benchmarks/ports/score.py
@@ -116,6 +117,12 @@ $(VENV)/upstream-msit: tests/upstream_msit.txt | $(VENV)/test
 
 # engines with a torch of their own, and what our package needs to record them
 $(VENV)/engines/.done: tests/engines.txt | $(VENV)/test
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --extra-index-url https://download.pytorch.org/whl/cpu -r $< msgspec onnx pandas pyyaml tqdm xxhash jinja2 matplotlib
+	@touch $@
+
+# llama-cpp-python is built from source: ten minutes and a C++ compiler
+$(VENV)/llamacpp/.done: tests/llamacpp.txt | $(VENV)/test
 	@$(PYTHON) -m venv $(@D)
 	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --extra-index-url https://download.pytorch.org/whl/cpu -r $< msgspec onnx pandas pyyaml tqdm xxhash jinja2 matplotlib
 	@touch $@

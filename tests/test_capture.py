@@ -403,7 +403,7 @@ def test_options_that_make_no_sense_are_named(options, message):
 def test_something_that_is_no_model_is_refused():
     with pytest.raises(
         ld.errors.OptionError,
-        match=r"expected a torch.nn.Module, an onnxruntime.InferenceSession or a vllm.LLM, got int",
+        match=r"an onnxruntime.InferenceSession, a vllm.LLM or a llama_cpp.Llama, got int",
     ):
         ld.dump([1])
 

@@ -32,7 +32,15 @@ class VllmEngine(Protocol):
     def llm_engine(self) -> object: ...
 
 
-Model: TypeAlias = "nn.Module | OnnxSession | VllmEngine"
+class Llama(Protocol):
+    """A ``llama_cpp.Llama``."""
+
+    @property
+    def n_tokens(self) -> int: ...
+    def eval(self, tokens: list[int]) -> None: ...
+
+
+Model: TypeAlias = "nn.Module | OnnxSession | VllmEngine | Llama"
 Models: TypeAlias = "Model | Sequence[Model]"
 
 _recorded_here: set[Path] = set()  # folders of runs
@@ -50,12 +58,14 @@ def modules_in(models: object) -> tuple[nn.Module, ...]:
 
 
 def models_in(models: object) -> tuple[Model, ...]:
-    """Return modules, ONNX Runtime sessions and vLLM engines in ``models``. Raises OptionError."""
+    """Return modules, ONNX Runtime sessions and engines in ``models``. Raises OptionError."""
+    from llmdebug_nb.capture.compat.llamacpp_api import is_llama
     from llmdebug_nb.capture.compat.onnxruntime_api import is_session
     from llmdebug_nb.capture.compat.vllm_api import is_engine
 
-    expected = "a torch.nn.Module, an onnxruntime.InferenceSession or a vllm.LLM"
-    return _checked(models, lambda model: is_session(model) or is_engine(model), expected)
+    expected = "a torch.nn.Module, an onnxruntime.InferenceSession, a vllm.LLM or a llama_cpp.Llama"
+    kinds = is_session, is_engine, is_llama
+    return _checked(models, lambda model: any(kind(model) for kind in kinds), expected)
 
 
 def _checked(

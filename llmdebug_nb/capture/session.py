@@ -11,8 +11,10 @@ from torch import nn
 from llmdebug_nb.capture import setup
 from llmdebug_nb.capture.calls import Leaf, OpenCall
 from llmdebug_nb.capture.compat import pytorch, vllm_api
+from llmdebug_nb.capture.compat.llamacpp_api import is_llama
 from llmdebug_nb.capture.compat.onnxruntime_api import is_session
 from llmdebug_nb.capture.empty_dump import EmptyDump, nothing_matches
+from llmdebug_nb.capture.engines.llamacpp_steps import LlamaSteps
 from llmdebug_nb.capture.engines.vllm_steps import VllmSteps
 from llmdebug_nb.capture.generation import GenerateListener
 from llmdebug_nb.capture.intervention import Intervention
@@ -50,22 +52,45 @@ class ModuleSource(Protocol):
     def refusal(self) -> CaptureError | None: ...
 
 
+class GraphSource(Protocol):
+    """A source of calls of graphs that are no modules of PyTorch.
+
+    ``labels``: of its roots. ``keeps_any``: the filters ask for a module. ``operators``: the names
+    of its nodes.
+    """
+
+    @property
+    def labels(self) -> list[str]: ...
+    @property
+    def keeps_any(self) -> bool: ...
+    @property
+    def operators(self) -> list[str]: ...
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+
+
 class Session:
     """One recording: its parts, and the sources that calls come from.
 
     Several sessions may run at once; each one owns its hooks. All hooks are off after `stop`.
-    ``sessions``: of ONNX Runtime, None if they are not followed. ``backend``: None without a graph.
+    ``sessions``: of ONNX Runtime, None if they are not followed. ``llamas``: those that are.
+    ``backend``: None without a graph to compile.
     """
 
     def __init__(
         self,
         parts: Parts,
         modules: ModuleSource,
-        sessions: Sessions | None = None,
         backend: Backend | None = None,
     ) -> None:
         self._parts, self._modules = parts, modules
-        self.sessions, self.backend = sessions, backend
+        self.sessions: Sessions | None = None
+        self.llamas: Sequence[LlamaSteps] = ()
+        self.backend = backend
+
+    @property
+    def _graphs(self) -> list[GraphSource]:
+        return [*([] if self.sessions is None else [self.sessions]), *self.llamas]
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -74,8 +99,8 @@ class Session:
         interrupts.watch(self)  # until `abandon`
         self._parts.guard.active = True
         self._modules.start()
-        if self.sessions is not None:
-            self.sessions.start()
+        for graphs in self._graphs:
+            graphs.start()
 
     @interrupts.unbroken
     def stop(self, ended_by: str | None = None) -> None:
@@ -128,8 +153,8 @@ class Session:
         with ExitStack() as all_of:  # each one, whatever another one raises
             all_of.callback(interrupts.unwatch, self)
             all_of.callback(self._modules.stop)
-            if self.sessions is not None:
-                all_of.callback(self.sessions.stop)
+            for graphs in self._graphs:
+                all_of.callback(graphs.stop)
             if self._parts.profile is not None:
                 all_of.callback(self._parts.profile.ends_here)
 
@@ -215,18 +240,17 @@ class Session:
 
     @property
     def _selects_any(self) -> bool:
-        sessions = self.sessions
-        return self._parts.roots.select_any or (sessions is not None and sessions.keeps_any)
+        return self._parts.roots.select_any or any(each.keeps_any for each in self._graphs)
 
     def _empty_dump(self) -> EmptyDump:
-        parts, sessions = self._parts, self.sessions
+        parts = self._parts
         roots = [root.module for root in parts.roots]
         parameters = [next(root.parameters(), None) for root in roots]
         return EmptyDump(
             options=parts.options,
             roots=[type(root).__name__ for root in roots],
-            sessions=sessions.labels if sessions is not None else (),
-            operators=sessions.operators if sessions is not None else (),
+            sessions=[label for each in self._graphs for label in each.labels],
+            operators=[name for each in self._graphs for name in each.operators],
             devices=[str(first.device) for first in parameters if first is not None],
             steps=sorted({call.step for call in parts.steps.calls}),
             steps_came=any(map(parts.filter.selects_step, parts.steps.calls)),
@@ -310,8 +334,8 @@ def eager_session(
 ) -> Session:
     """Make the session that records the given models, or else every outermost module that runs.
 
-    ``models``: modules, sessions of ONNX Runtime and vLLM engines. ``describe(model,
-    prefix)``: its topology.
+    ``models``: modules, sessions of ONNX Runtime, vLLM engines and Llamas of llama.cpp.
+    ``describe(model, prefix)``: its topology.
 
     Raises:
         CaptureError: a model can't be recorded. OptionError: the control file can't be read.
@@ -328,6 +352,7 @@ def eager_session(
     try:
         sessions = [model for model in models if is_session(model)]
         session.sessions = Sessions(SessionRuns(parts), sessions, bool(models))
+        session.llamas = [LlamaSteps(model, parts) for model in models if is_llama(model)]
         if models:
             session.refuse_empty_selection()
     except BaseException:

@@ -1,0 +1,128 @@
+"""The calls of one pass over a graph: modules begin and end where their nodes do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from llmdebug_nb.capture.calls import Leaf, OpenCall
+from llmdebug_nb.capture.engines.ggml_axes import Shape
+from llmdebug_nb.capture.engines.ggml_graph import PREFIX, Graph, NodeKey, path_in
+from llmdebug_nb.capture.parts import Parts
+from llmdebug_nb.core.paths import ancestors, bounded
+from llmdebug_nb.core.records import RootCall
+
+LEVEL = "ggml"
+_LOGITS = "result_output"  # the name that llama.cpp gives to the logits
+
+
+class Followed(Protocol):
+    """What is recorded. ``kept``: module -> whether the filters ask for it."""
+
+    graph: Graph
+    label: str
+    kept: dict[str, bool]
+
+
+class GraphCalls:
+    """``values``, ``shapes``: by the address of a tensor, of this pass. ``module``: the present."""
+
+    def __init__(self, parts: Parts, followed: Followed, prefix: str, root: RootCall) -> None:
+        self._parts, self._followed, self._prefix, self._root = parts, followed, prefix, root
+        self.values: dict[int, torch.Tensor] = {}
+        self.shapes: dict[int, Shape] = {}
+        self.module = ""
+        self._open: dict[str, OpenCall] = {}
+        self._last: tuple[str, torch.Tensor] | None = None
+        self._result: tuple[OpenCall, Leaf] | None = None
+
+    def begin(self, inputs: Mapping[str, torch.Tensor]) -> None:
+        """Begin the call of the model."""
+        self._begin("", list(inputs.items()))
+
+    def node(
+        self, module: str, key: NodeKey, inputs: Sequence[Leaf], output: torch.Tensor, wanted: bool
+    ) -> None:
+        """Record a node, after the modules that ended or began with it."""
+        self._enter(module, inputs)
+        if wanted and not self._parts.options.logits:
+            self._record(module, key, inputs, output)
+        self._last = key.name, output
+
+    def end(self) -> None:
+        """End the calls that are open, and the model's."""
+        self._leave(())
+        if self._parts.options.logits and self._result is not None:
+            call, leaf = self._result
+            self._parts.observer.record(call, "output", [leaf])
+
+    # -- modules ----------------------------------------------------------------------------------
+
+    def _enter(self, module: str, inputs: Sequence[Leaf]) -> None:
+        around = [module, *ancestors(module)]
+        self._leave(around)
+        for path in reversed(around):
+            if path not in self._open and self._followed.graph.called(path):
+                # what it takes from outside: one tensor is its input 0
+                leaves = [("0", inputs[0][1])] if len(inputs) == 1 else list(inputs)
+                self._begin(path, leaves)
+        self.module = module
+
+    def _leave(self, around: Sequence[str]) -> None:
+        """End the calls of all modules but these."""
+        for path in [path for path in reversed(self._open) if path not in around]:
+            call = self._open.pop(path)
+            if self._last is None:
+                continue
+            name, output = self._last
+            leaf: Leaf = ("logits" if not path and name == _LOGITS else "0", output)
+            self._parts.observer.end_call(call, [leaf])
+            if path:
+                self._result = call, leaf
+
+    def _begin(self, path: str, inputs: Sequence[Leaf]) -> None:
+        options, observer = self._parts.options, self._parts.observer
+        op = self._followed.graph.type_of(path, self._followed.label)
+        call = self._call(path, op, "module")
+        self._parts.recorder.record_call(call)
+        wanted = self._followed.kept.get(path, False) and options.records_modules
+        call.selected = True
+        call.recorded = wanted and not options.logits and observer.names.selects(call)
+        self._open[path] = call
+        if call.recorded:
+            observer.begin_call(call, inputs)
+
+    # -- nodes ------------------------------------------------------------------------------------
+
+    def _record(
+        self, module: str, key: NodeKey, inputs: Sequence[Leaf], output: torch.Tensor
+    ) -> None:
+        recorder, observer = self._parts.recorder, self._parts.observer
+        call, outer = self._call(module, PREFIX + key.op, LEVEL), self._outer(module)
+        call.selected, call.recorded = True, observer.names.selects(call)
+        if not call.recorded:
+            return
+        recorder.record_call(call)
+        within = (outer.path, outer.number) if outer is not None else (None, None)
+        row = [call.root_call, call.path, call.number, "forward", LEVEL, call.op, None]
+        recorder.record_operator([*row, *within, None, None])
+        recorder.record_texts(call, LEVEL, [("name", key.name)])
+        observer.begin_call(call, inputs)
+        observer.end_call(call, [("0", output)])
+
+    def _call(self, module: str, op: str, level: str) -> OpenCall:
+        path = path_in(self._prefix, module)
+        place = path if level == "module" else bounded(f"{path}/{op}")
+        thread, outer = self._parts.thread, self._outer(module)
+        call = OpenCall(place, op, level, path, thread.count(place), self._root.index)
+        home = outer.module_id if outer is not None else ""
+        call.id = thread.next_id(place, level, home)
+        call.module_id = call.id if level == "module" else home
+        return call
+
+    def _outer(self, module: str) -> OpenCall | None:
+        """Return the innermost open call of a module or of one around it."""
+        paths = (module, *ancestors(module))
+        return next((self._open[path] for path in paths if path in self._open), None)

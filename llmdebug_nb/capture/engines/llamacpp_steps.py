@@ -1,0 +1,289 @@
+"""Records a ``llama_cpp.Llama``: each pass over its graph as if modules and operators were called.
+
+A pass computes a batch, or a part of it (a *ubatch*) if the batch is larger than ``n_ubatch``. Each
+is a step. Their rows have tokens of sequences, see `TokenRow`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from llmdebug_nb.capture import selection
+from llmdebug_nb.capture.compat.ggml_tensors import Tensor
+from llmdebug_nb.capture.compat.llamacpp_api import BatchRow, Context, Llama
+from llmdebug_nb.capture.engines.ggml_axes import Shape, tokens_first, tokens_of
+from llmdebug_nb.capture.engines.ggml_calls import GraphCalls
+from llmdebug_nb.capture.engines.ggml_graph import (
+    NO_VALUES,
+    PREFIX,
+    Graph,
+    GraphNode,
+    Keys,
+    NodeKey,
+    path_in,
+)
+from llmdebug_nb.capture.engines.texts import Texts
+from llmdebug_nb.capture.operators.kinds import OperatorFilter
+from llmdebug_nb.capture.parts import Parts
+from llmdebug_nb.core.columns import TOKEN_ROWS
+from llmdebug_nb.core.errors import CaptureError
+from llmdebug_nb.core.paths import ancestors
+from llmdebug_nb.core.records import RootCall
+
+_UNKNOWN_ROWS = "llama.cpp computed a batch in another order: its rows are not known"
+_OUTSIDE = "llama.cpp computed tokens outside of Llama.eval (images, for one): not recorded"
+
+
+class LlamaSteps:
+    """Follows one ``Llama`` for one recording. ``graph``: of one token, computed to see it."""
+
+    def __init__(self, llama: Llama, parts: Parts) -> None:
+        """Raises CaptureError: it can't be recorded."""
+        self._parts, self._guarded = parts, parts.guard.run
+        self._operators = OperatorFilter(parts.options.apis)
+        self._raised: BaseException | None = None
+        self._probed: list[GraphNode] | None = []
+        self._keys, self._key_of, self._views = Keys(), dict[int, NodeKey](), dict[int, int]()
+        self._batch: Sequence[BatchRow] | None = None
+        self._calls: GraphCalls | None = None
+        self._step, self._tokens, self._requests, self._open = -1, 0, 0, False
+        known = getattr(llama, "input_ids", None)
+        past = [] if known is None else [int(token) for token in known[: llama.n_tokens]]
+        self._texts = Texts({0: past} if past else {})
+        self._context = Context(llama, self._on_node)
+        try:
+            self._see_graph()
+        except BaseException:
+            self._context.free()
+            raise
+
+    def _see_graph(self) -> None:
+        self._context.probe()
+        probed, self._probed = self._probed or [], None
+        if self._raised is not None:
+            raise self._raised
+        self.graph = Graph(probed)
+        begins = next((n for n in probed if n.key.op == "GET_ROWS" and n.weights), None)
+        if begins is None:
+            raise CaptureError("this model looks no tokens up (no GET_ROWS of a weight)")
+        self._begins = begins.key
+        self.label = self._context.architecture
+        self._prefix = self._parts.roots.next_prefix(self.label)
+        self._parts.roots.add_nodes(self.graph.topology(self.label, self._prefix))
+        self._parts.steps.add_root(self, self._prefix.rstrip(".") or self.label)
+        self._parts.steps.numbered_by(self, self)
+        self.select()
+
+    # -- life -----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Let the ``Llama`` use our context. Raises CaptureError."""
+        self._context.put_in(self._around)
+
+    def stop(self) -> None:
+        """Let the ``Llama`` use its own context again, with the state that ours has."""
+        try:
+            self._context.take_out()
+        except CaptureError as error:
+            self._parts.guard.problems[str(error)] += 1
+
+    def select(self) -> None:
+        """Apply the filters: which modules are recorded, and which nodes have to be read."""
+        kept = {}
+        for path in self.graph.modules():
+            name, kind = path_in(self._prefix, path), self.graph.type_of(path, self.label)
+            wanted = selection.selects(self._parts.options, (name, path), kind)
+            selected = self._parts.filter.selected_modules([name], self._parts.roots.nodes)[0]
+            kept[path] = wanted and selected
+        self.kept = kept
+        nodes = self.graph.nodes
+        self._read = {key for key, node in nodes.items() if self._is_inside(node.module)}
+        self._read.update(*(nodes[key].sources for key in list(self._read)))
+
+    def _is_inside(self, module: str) -> bool:
+        return any(self.kept.get(path, False) for path in (module, *ancestors(module)))
+
+    @property
+    def labels(self) -> list[str]:
+        return [self.label]
+
+    @property
+    def operators(self) -> list[str]:
+        """The names of the operations in the graph."""
+        return sorted({PREFIX + key.op for key in self.graph.nodes})
+
+    @property
+    def keeps_any(self) -> bool:
+        return any(self.kept.values())
+
+    # -- decoding -------------------------------------------------------------------------------
+
+    def _around(self, decode: Callable[[], None], rows: list[BatchRow]) -> None:
+        """Decode a batch. What was raised in the callback, an interrupt, is raised behind it."""
+        self._batch = rows
+        try:
+            decode()
+        finally:
+            self._guarded(self._end_pass)
+            self._batch = None
+        raised, self._raised = self._raised, None
+        if raised is not None:
+            raise raised
+
+    def _on_node(self, address: int, ask: bool) -> bool:
+        """Take a node of the graph; nothing leaves this into C. Return whether to go on.
+
+        With ``ask``: return whether its values are wanted; else they are there.
+        """
+        try:
+            if self._probed is not None:
+                self._see(Tensor.from_address(address), address)
+                return False
+            work = self._asked if ask else self._computed
+            return bool(self._guarded(work, Tensor.from_address(address), address)) or not ask
+        except BaseException as error:
+            self._raised = self._raised or error
+            return not ask
+
+    def _see(self, tensor: Tensor, address: int) -> None:
+        key, weights = self._key(tensor)
+        if key.op in NO_VALUES:
+            self._follow_view(tensor, address)
+            return
+        self._key_of[address] = key
+        sources = [self._key_of.get(self._base(at)) for at in _sources(tensor)]
+        shapes = {name: _shape(weight) for name, weight in weights.items()}
+        dtypes = {n: self._context.library.type_name(w.type) for n, w in weights.items()}
+        known = tuple(source for source in sources if source is not None)
+        assert self._probed is not None
+        self._probed.append(GraphNode(key, known, shapes, dtypes))
+
+    def _key(self, tensor: Tensor) -> tuple[NodeKey, dict[str, Tensor]]:
+        weights = {}
+        for source in tensor.src:
+            if source and self._context.library.is_weight(source.contents):
+                weights[_name(source.contents)] = source.contents
+        op = self._context.library.op(tensor)
+        return self._keys.next(_name(tensor), op, list(weights)), weights
+
+    def _follow_view(self, tensor: Tensor, address: int) -> None:
+        source = next(iter(_sources(tensor)), None)
+        if source is not None:
+            self._views[address] = source
+
+    def _base(self, address: int) -> int:
+        """Return what a view is of, through views of views."""
+        for _ in range(len(self._views)):
+            if address not in self._views:
+                break
+            address = self._views[address]
+        return address
+
+    # -- passes ---------------------------------------------------------------------------------
+
+    def _asked(self, tensor: Tensor, address: int) -> bool:
+        op, name = self._context.library.op(tensor), _name(tensor)
+        if (name, op) == self._begins[:2]:
+            self._end_pass()
+            self._begin_pass(tensor)
+        calls = self._calls
+        if calls is None:
+            return False
+        key, _ = self._key(tensor)
+        around = [calls.shapes.get(source) for source in _sources(tensor)]
+        axis = (
+            1
+            if key == self._begins
+            else tokens_of(key.op, tensor.ne, tensor.nb, tensor.op_params, around)
+        )
+        calls.shapes[address] = Shape(tuple(tensor.ne), tuple(tensor.nb), axis)
+        if key.op in NO_VALUES:
+            self._follow_view(tensor, address)
+            return False
+        self._key_of[address] = key
+        return key in self._read or key not in self.graph.nodes
+
+    def _begin_pass(self, tensor: Tensor) -> None:
+        """Begin a step: its tokens are known now."""
+        if self._batch is None:
+            self._parts.guard.problems[_OUTSIDE] += 1
+            return
+        if self._parts.filter.changed():
+            self.select()
+        ids = next((s.contents for s in tensor.src if s and not self._is_weight(s.contents)), None)
+        tokens = [] if ids is None else self._context.library.values(ids).flatten().tolist()
+        rows, self._batch = self._batch[: len(tokens)], self._batch[len(tokens) :]
+        if [row.token for row in rows] != tokens or not self._context.unified:
+            self._parts.guard.problems[_UNKNOWN_ROWS] += 1
+            rows = []
+        self._step, self._tokens = self._step + 1, len(tokens)
+        self._requests = len({row.sequence for row in rows})
+        call = self._parts.steps.begin(self, "", True, (), {})
+        self._parts.recorder.sink.table(TOKEN_ROWS.name, self._texts.rows(call.index, rows))
+        recording = self._parts.filter.selects(call)
+        self._parts.thread.begin(call, recording, path_in(self._prefix, ""))
+        self._keys, self._open = Keys(), True
+        self._key_of.clear()
+        self._views.clear()
+        if recording:
+            self._calls = GraphCalls(self._parts, self, self._prefix, call)
+            self._calls.begin({"kwargs.input_ids": torch.tensor(tokens)})
+
+    def _is_weight(self, tensor: Tensor) -> bool:
+        return self._context.library.is_weight(tensor)
+
+    def numbered(
+        self, index: int, whole: bool, args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> RootCall:
+        """Number a pass; see `steps.Numbering`."""
+        return RootCall(
+            index, step=self._step, kind="engine", query=self._tokens, batch=self._requests
+        )
+
+    def _computed(self, tensor: Tensor, address: int) -> None:
+        calls, key = self._calls, self._key_of.get(address)
+        if calls is None or key is None:
+            return
+        values = self._context.library.values(tensor)
+        calls.values[address] = tokens_first(values, calls.shapes[address].tokens)
+        node = self.graph.nodes.get(key)
+        module = calls.module if node is None else node.module
+        if not self._is_inside(module):
+            return
+        inputs = []
+        for at, source in enumerate(_sources(tensor)):
+            known = calls.values.get(self._base(source))
+            if known is not None:
+                inputs.append((str(at), known))
+        wanted = PREFIX + key.op in self._operators
+        calls.node(module, key, inputs, calls.values[address], wanted)
+
+    def _end_pass(self) -> None:
+        if not self._open:
+            return
+        calls, self._calls, self._open = self._calls, None, False
+        if calls is not None:
+            calls.end()
+        self._parts.thread.end()
+        self._parts.thread.after_recorded = False
+        if calls is not None:
+            self._parts.commit()
+
+
+def _name(tensor: Tensor) -> str:
+    return bytes(tensor.name).decode(errors="replace")
+
+
+def _shape(tensor: Tensor) -> list[int]:
+    ne = [int(n) for n in tensor.ne]
+    while len(ne) > 1 and ne[-1] == 1:
+        ne.pop()
+    return ne[::-1]
+
+
+def _sources(tensor: Tensor) -> list[int]:
+    """Return the addresses of a node's sources, in their order."""
+    return [ctypes.addressof(each.contents) for each in tensor.src if each]

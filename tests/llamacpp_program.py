@@ -1,0 +1,122 @@
+"""Records llama.cpp itself; run by `test_llamacpp_itself.py` with a Python that has it.
+
+It writes a JSON object: what was computed with and without a recording, and the comparisons.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import llama_cpp
+import torch
+
+import llamacpp_model
+import llmdebug_nb as ld
+
+PROMPT = list(range(10, 30))
+
+
+def opened(path: Path, **more: object) -> llama_cpp.Llama:
+    return llama_cpp.Llama(
+        str(path), n_ctx=128, logits_all=True, verbose=False, n_threads=1, type_k=0, type_v=0,
+        **more,
+    )  # fmt: skip
+
+
+def generated(llama: llama_cpp.Llama, prompt: list[int], count: int = 3) -> list[int]:
+    llama.reset()
+    llama.eval(prompt)
+    for _ in range(count):
+        llama.eval([int(llama.scores[llama.n_tokens - 1].argmax())])
+    return llama.input_ids[: llama.n_tokens].tolist()
+
+
+def bits(llama: llama_cpp.Llama) -> bytes:
+    return llama.scores[: llama.n_tokens].tobytes()
+
+
+def left_as_it_was(path: Path, folder: Path) -> dict[str, object]:
+    """Interrupt a recording between two evaluations, and go on with the same text."""
+    plain, llama = opened(path), opened(path)
+    for each in (plain, llama):
+        each.eval(PROMPT)
+    own = llama._ctx.ctx
+    try:
+        with ld.dump(llama, name="broken", path=folder, tokens="all") as run:
+            llama.eval([40, 41])
+            raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        pass
+    plain.eval([40, 41])
+    for each in (plain, llama):
+        each.eval([50])
+    rows = run.rows()
+    return {
+        "bits": bits(plain) == bits(llama),
+        "context": llama._ctx.ctx == own and "decode" not in vars(llama._ctx),
+        "state": plain.save_state().llama_state == llama.save_state().llama_state,
+        "cached": int(rows["row"].isna().sum()),
+    }
+
+
+def compared(kind: str, path: Path, source: torch.nn.Module, folder: Path) -> dict[str, object]:
+    plain = opened(path)
+    tokens = generated(plain, PROMPT)
+    llama = opened(path)
+    with ld.dump(llama, name="gguf", path=folder, tokens="all") as run:
+        recorded = generated(llama, PROMPT)
+    with ld.dump(source, name="hf", path=folder, tokens="all") as golden, torch.no_grad():
+        source(torch.tensor([tokens]))
+    report = ld.compare(golden, run, progress=False)
+    outputs = [
+        each.pair
+        for each in report.differences
+        if each.pair.golden is not None and each.pair.golden.site.role == "output"
+    ]
+    return {
+        "same": tokens == recorded and bits(plain) == bits(llama),
+        "verdict": report.verdict,
+        "matched": sum(pair.mine is not None for pair in outputs) / len(outputs),
+        "rows": run.rows()[["request", "position", "token"]].values.tolist(),
+        "problems": run.meta["problems"],
+        "modules": sorted(node.path for node in run.nodes),
+        "tokens": tokens,
+    }
+
+
+def filtered(path: Path, folder: Path) -> dict[str, object]:
+    llama = opened(path)
+    with ld.dump(
+        llama, name="some", path=folder, tokens="1", layers="blk.2.attn_*", stats_only=True
+    ) as run:
+        generated(llama, PROMPT)
+    try:
+        with ld.dump(llama, name="none", path=folder, layers="nothing.*"):
+            refused = ""
+    except ld.errors.EmptyDumpError as error:
+        refused = str(error)
+    return {
+        "paths": sorted({record.site.path.partition("/")[0] for record in run.records()}),
+        "steps": sorted({record.site.step for record in run.records()}),
+        "kept": sum(record.payload is not None for record in run.records()),
+        "refused": refused,
+    }
+
+
+def main(folder: Path) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for kind in llamacpp_model.KINDS:
+        source, path = llamacpp_model.model(kind), folder / f"{kind}.gguf"
+        llamacpp_model.write(source, path, "f32")
+        found[kind] = compared(kind, path, source, folder / kind)
+    path = folder / "llama.gguf"
+    found["broken"] = left_as_it_was(path, folder)
+    found["filtered"] = filtered(path, folder)
+    return found
+
+
+if __name__ == "__main__":
+    where = Path(sys.argv[1])
+    (where / "result.json").write_text(json.dumps(main(where)))

@@ -1,0 +1,73 @@
+"""llama.cpp itself is recorded, in a Python of its own: make test-engines."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PYTHON = Path(os.environ.get("LLMDEBUG_LLAMACPP", ROOT / ".venv" / "llamacpp")) / "bin" / "python"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(
+        not PYTHON.exists(),
+        reason="llama-cpp-python is not here: make test-engines builds it, apart;"
+        " LLMDEBUG_LLAMACPP names another environment",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("llamacpp")
+    program = ROOT / "tests" / "llamacpp_program.py"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [PYTHON, program, folder], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_logits_stay_bit_for_bit_the_same(result: dict[str, Any], kind: str) -> None:
+    assert result[kind]["same"] is True
+    assert result[kind]["problems"] == {}
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_a_right_file_is_within_noise_of_transformers(result: dict[str, Any], kind: str) -> None:
+    assert result[kind]["verdict"] == "within_noise"
+    assert result[kind]["matched"] >= 0.9
+
+
+def test_the_rows_are_the_text(result: dict[str, Any]) -> None:
+    rows = result["llama"]["rows"]
+    assert [position for _, position, _ in rows] == list(range(len(rows)))
+    assert [token for _, _, token in rows] == result["llama"]["tokens"]
+    assert {request for request, _, _ in rows} == {"0"}
+
+
+def test_modules_have_the_names_of_their_weights(result: dict[str, Any]) -> None:
+    for name in ("token_embd", "blk.3.attn_q", "blk.0.ffn_norm", "output_norm", "output"):
+        assert name in result["llama"]["modules"]
+
+
+def test_an_interrupted_recording_leaves_the_llama_as_it_would_be(result: dict[str, Any]) -> None:
+    # 20 tokens lay in the cache as the recording began
+    assert result["broken"] == {"bits": True, "context": True, "state": True, "cached": 20}
+
+
+def test_filters_choose_modules_and_steps(result: dict[str, Any]) -> None:
+    found = result["filtered"]
+    parts = ("attn_k", "attn_norm", "attn_output", "attn_q", "attn_v")
+    assert found["paths"] == [f"blk.2.{part}" for part in parts]
+    assert (found["steps"], found["kept"]) == ([1], 0)
+    assert "nothing.*" in found["refused"]
