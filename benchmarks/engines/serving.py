@@ -61,7 +61,12 @@ def engine(
     """Return a ``vllm.LLM`` with a checkpoint. ``settings``: of its config, other than golden's."""
     from vllm import LLM
 
-    options: dict[str, Any] = {"max_num_batched_tokens": 128, "enable_prefix_caching": False}
+    options: dict[str, Any] = {
+        "max_num_batched_tokens": 128,
+        "max_model_len": 64,
+        "max_num_seqs": 4,
+        "enable_prefix_caching": False,
+    }
     with tempfile.TemporaryDirectory() as folder:
         origin.save_pretrained(folder, state_dict=state)
         return LLM(
@@ -69,9 +74,8 @@ def engine(
             dtype=str(dtype).removeprefix("torch."),
             enforce_eager=True,
             skip_tokenizer_init=True,
-            max_model_len=64,
-            max_num_seqs=4,
             block_size=BLOCK,
+            disable_hybrid_kv_cache_manager=True,
             hf_overrides=settings,
             **options | way.settings,
         )

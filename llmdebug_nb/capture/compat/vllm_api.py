@@ -114,8 +114,9 @@ def running(model: nn.Module) -> RunningStep | None:
     runner: Runner | None = None
     frame = inspect.currentframe()
     while frame is not None:
-        code, names = frame.f_code, frame.f_locals
-        owner = names.get("self")
+        code = frame.f_code
+        names: dict[str, object] = frame.f_locals
+        owner: object = names.get("self")
         if runner is None and _runs(owner, model):
             runner = owner
         if runner is not None and owner is runner and code.co_name == "execute_model":
