@@ -13,9 +13,10 @@ import pytest
 import torch
 
 import llmdebug_nb as ld
-from fake_vllm import LLM, Cached, New, Runner, Scheduled, installed, served
+from fake_vllm import LLM, Cached, New, Runner, Scheduled, Whole, installed, served
 from llmdebug_nb.capture.compat import vllm_api
 from llmdebug_nb.core.errors import CaptureError, OptionError
+from llmdebug_nb.show.run_view import RunView
 from llmdebug_nb.store.run import Run
 
 
@@ -86,6 +87,24 @@ def test_a_request_that_began_before_the_recording_has_no_known_prompt(tmp_path:
     with ld.dump(llm, name="engine", path=tmp_path, tokens="all") as run:
         llm.generate(later)
     assert {row[6] for row in rows_of(run)} == {None}
+
+
+def test_the_explorer_knows_which_rows_of_a_step_are_of_which_request(tmp_path: Path) -> None:
+    run = recorded(tmp_path, served(), tokens="all")
+    steps = RunView(run).overview()["steps"]
+    found = [[tuple(one.values()) for one in step["requests"]] for step in steps]
+    assert found == [
+        [("b", 0, 1, 0, 1), ("a", 2, 4, 0, 2)],  # name, rows, positions
+        [("b", 0, 2, 2, 4), ("a", 3, 3, 3, 3)],
+        [("a", 0, 0, 4, 4), ("b", 1, 1, 5, 5)],
+    ]
+    assert [tuple(one) for one in run.requests()] == [
+        (0, step, *one) for step, several in enumerate(found) for one in several
+    ]
+    whole = Whole()
+    with ld.dump(whole, name="whole", path=tmp_path) as other, torch.no_grad():
+        whole(input_ids=torch.tensor([[1, 2]]), positions=torch.arange(2)[None])
+    assert other.requests() == []
 
 
 def test_a_preempted_request_begins_its_next_attempt(tmp_path: Path) -> None:

@@ -120,7 +120,10 @@ export function pixels(drawn: Drawn[]): number[] {
 export function step(index: number, more: Partial<Step> = {}): Step {
   const kind = index ? 'decode' : 'prefill';
   const label = `${index} ${kind}`;
-  return { index, generation: 0, step: index, kind, label, text: '', rows: 4, bad: 0, ...more };
+  return {
+    ...{ index, generation: 0, step: index, kind, label, text: '', requests: [], rows: 4, bad: 0 },
+    ...more,
+  };
 }
 
 export function row(id: number, more: Partial<Row> = {}): Row {

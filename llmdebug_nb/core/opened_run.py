@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from llmdebug_nb.core.function_text import Function
-from llmdebug_nb.core.records import CallKey, Frame, Kernel, Node, Record, RootCall, Site
+from llmdebug_nb.core.records import (
+    CallKey,
+    Frame,
+    Kernel,
+    Node,
+    Record,
+    RootCall,
+    Site,
+    StepRows,
+)
 from llmdebug_nb.core.row_filter import (
     RecordColumns,
     RowFilter,
@@ -91,6 +100,7 @@ class OpenedRun(Protocol):
         self, *, after: int | None = None, n: int = -1, **columns: Unpack[RecordColumns]
     ) -> Iterator[Record]: ...
     def steps(self) -> list[RootCall]: ...
+    def requests(self) -> list[StepRows]: ...
     def ids(
         self, step: int | None = None, generation: int = 0, rank: int | None = None
     ) -> dict[tuple[str, int], str]: ...

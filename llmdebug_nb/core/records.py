@@ -74,6 +74,21 @@ class TokenRow(NamedTuple):
     sampled: int | None = None
 
 
+class StepRows(NamedTuple):
+    """The rows of one request in a step of an engine: from ``row`` to ``last_row``, both included.
+
+    ``position``, ``last_position``: in the request's tokens.
+    """
+
+    generation: int
+    step: int
+    request: str
+    row: int
+    last_row: int
+    position: int
+    last_position: int
+
+
 class CallKey(NamedTuple):
     """The key of a call among all calls of a run.
 

@@ -33,6 +33,14 @@ class RunView(View):
     def __init__(self, run: OpenedRun, tokenizer: Tokenizer | None = None) -> None:
         super().__init__(run.steps(), texts(run, tokenizer))
         self.run = run
+        for generation, step, name, *places in run.requests():
+            row, last_row, position, last_position = places
+            self.requests.setdefault((generation, step), []).append(
+                {
+                    "name": name, "row": row, "last_row": last_row,
+                    "position": position, "last_position": last_position,
+                }
+            )  # fmt: skip
         self.by_round = bool((run.meta.get("options") or {}).get("rounds"))
         self._source: object = None
         self._lists = functools.lru_cache(maxsize=_CACHED_LISTS)(run.index.matching)

@@ -65,6 +65,7 @@ class View(ABC):
         self.by_round = False  # steps also carry the numbers of their rounds
         self.watchers: list[Callable[[], None]] = []  # called after each change
         self.halted: Halted | None = None  # the program whose tensors these are
+        self.requests: dict[tuple[int, int], list[wire.RequestRows]] = {}  # of an engine, by step
         self._take_steps(steps, texts or {})
 
     def _take_steps(self, steps: list[RootCall], texts: Texts) -> None:
@@ -182,7 +183,7 @@ class View(ABC):
     def halt(self, request: wire_requests.HaltRequest) -> wire_halts.HaltView:
         return self._halted().shown()
 
-    def step(self, request: wire_requests.StepRequest) -> wire.Overview:
+    def step(self, request: wire_requests.RequestRows) -> wire.Overview:
         return self._halted().go(request["command"]).overview()
 
     def _halted(self) -> Halted:
@@ -217,6 +218,7 @@ class View(ABC):
                     "kind": call.kind,
                     "label": label,
                     "text": self.texts.get(key, ""),
+                    "requests": self.requests.get(key, []),
                     "rows": rows[i],
                     "bad": bad[i],
                 }

@@ -22,10 +22,21 @@ Sort = Literal["", "step", "seq", "path", "op", "dtype", "shape", "error", "limi
 Scope = Literal["tensor", "step", "module"]
 
 
+class RequestRows(TypedDict):
+    """The rows of one request in a step of an engine, and their positions in its tokens."""
+
+    name: str
+    row: int
+    last_row: int
+    position: int
+    last_position: int
+
+
 class Step(TypedDict):
     """One step of the token stepper. ``label`` is ready to show: ``0 prefill``.
 
-    ``text``: the step's input tokens as text, "" if not known.
+    ``text``: the step's input tokens as text, "" if not known. ``requests``: of an engine, in the
+    order of their rows.
     """
 
     index: int
@@ -34,6 +45,7 @@ class Step(TypedDict):
     kind: str
     label: str
     text: str
+    requests: list[RequestRows]
     rows: int
     bad: int
 

@@ -11,7 +11,7 @@ from llmdebug_nb.core.part_ids import part_ids
 from llmdebug_nb.core.paths import bounded, is_operator
 from llmdebug_nb.core.places import shown
 from llmdebug_nb.core.printable import printable
-from llmdebug_nb.core.records import Kernel, Node, Record, RootCall, Site
+from llmdebug_nb.core.records import Kernel, Node, Record, RootCall, Site, StepRows
 from llmdebug_nb.core.tabular import Tabular
 from llmdebug_nb.store import compiled, frames, profile, token_rows
 from llmdebug_nb.store.format import FORMAT
@@ -214,6 +214,10 @@ class Run(Tabular):
         ``sampled``: whether the engine chose the token, or it is of the prompt; missing if unknown.
         """
         return token_rows.table(self)
+
+    def requests(self) -> list[StepRows]:
+        """Return which rows of each step of an engine are of which request; none of other runs."""
+        return token_rows.by_step(self)
 
     def kernel(self, site: Site) -> Kernel | None:
         """Return the fused kernel that computed a tensor, or None."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmdebug_nb.core.records import TokenRow
+from llmdebug_nb.core.records import StepRows, TokenRow
 from llmdebug_nb.store.views import VIEWS, quoted
 
 if TYPE_CHECKING:
@@ -32,3 +32,11 @@ def of(run: Run) -> list[TokenRow]:
     sql = f'SELECT {quoted(TokenRow._fields)} FROM all_token_rows ORDER BY root_call, "row"'
     found = run.index.query(VIEWS["all_token_rows"].row(*TokenRow._fields), sql)
     return [TokenRow(*row) for row in found]
+
+
+def by_step(run: Run) -> list[StepRows]:
+    """Return `Run.requests`."""
+    sql = """SELECT generation, step, request, min("row"), max("row"), min(position), max(position)
+ FROM all_token_rows WHERE "row" IS NOT NULL
+ GROUP BY generation, step, request ORDER BY generation, step, min("row")"""
+    return [StepRows(*row) for row in run.index.query(StepRows, sql)]

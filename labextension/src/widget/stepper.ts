@@ -3,7 +3,7 @@ import { button, clamp, h, swallow } from './dom';
 import { endOf } from './format';
 import * as T from './strings';
 import { VirtualList } from './virtual';
-import type { Step } from './wire';
+import type { Step, RequestRows } from './wire';
 
 const WIDTH = 112;
 const TEXT_WIDTH = 204;
@@ -22,6 +22,11 @@ export class Stepper {
     { 'aria-label': T.playTokens },
     T.playFace,
   );
+  /** The request whose steps are shown; '' for all. */
+  private request = '';
+  /** The positions that are shown. */
+  private shown: number[] = [];
+  private requests: HTMLSelectElement;
   private timer: ReturnType<typeof setInterval> | undefined;
 
   /** `idle`: true if no request is pending. Playing waits until the step is shown. */
@@ -30,7 +35,16 @@ export class Stepper {
     private choose: (position: number) => void,
     private idle: () => boolean,
   ) {
-    this.width = steps.some(step => step.text) ? TEXT_WIDTH : WIDTH;
+    const named = steps.some(step => step.text || step.requests.length);
+    this.width = named ? TEXT_WIDTH : WIDTH;
+    this.requests = h('select', {
+      'aria-label': T.request,
+      class: 'llmdebug-button llmdebug-requests',
+      onchange: () => this.pick(this.requests.value),
+    });
+    this.requests.append(...requestsOf(steps).map(name => h('option', { value: name }, name)));
+    this.requests.prepend(h('option', { value: '' }, T.allRequests));
+    this.requests.hidden = this.requests.length === 1;
     this.list = new VirtualList({
       item: this.width,
       horizontal: true,
@@ -46,28 +60,53 @@ export class Stepper {
         'aria-label': T.stepper,
         onkeydown: (event: KeyboardEvent) => this.key(event),
       },
+      this.requests,
       this.play,
       this.previous,
       this.list.root,
       this.next,
     );
     this.stop();
-    this.list.setCount(steps.length);
+    this.filter();
     if (steps.length === 0) this.list.root.append(h('span', { class: 'llmdebug-dim' }, T.noSteps));
   }
 
   /** Show the same steps with new verdicts. */
   take(steps: Step[]): void {
     this.steps = steps;
-    this.list.refresh();
+    this.filter();
   }
 
   show(position: number): void {
     this.position = clamp(position, 0, Math.max(0, this.steps.length - 1));
-    this.previous.disabled = this.position === 0;
-    this.next.disabled = this.position >= this.steps.length - 1;
-    this.play.disabled = this.steps.length < 2;
-    this.list.reveal(this.position);
+    if (!this.shown.includes(this.position) && this.steps.length) this.pick('', false);
+    const at = this.shown.indexOf(this.position);
+    this.previous.disabled = at <= 0;
+    this.next.disabled = at >= this.shown.length - 1;
+    this.play.disabled = this.shown.length < 2;
+    this.list.reveal(Math.max(at, 0));
+  }
+
+  /** Show the steps of one request, the first one if the shown step has none of it. */
+  private pick(request: string, go = true): void {
+    this.request = this.requests.value = request;
+    this.filter();
+    if (!go) return;
+    const first = this.shown[0] ?? 0;
+    if (this.shown.includes(this.position)) this.show(this.position);
+    else this.choose(first);
+  }
+
+  private filter(): void {
+    this.shown = this.steps.flatMap((step, at) => (this.rowsOf(step) ? [at] : []));
+    this.list.setCount(this.shown.length);
+    this.list.refresh();
+  }
+
+  /** Return the chosen request's rows in a step; of all requests the first one's, or true. */
+  private rowsOf(step: Step): RequestRows | boolean {
+    if (!this.request) return true;
+    return step.requests.find(({ name }) => name === this.request) ?? false;
   }
 
   /** Stop playing at any action of the user. Presses of the button itself are handled there. */
@@ -78,7 +117,7 @@ export class Stepper {
 
   /** Play from the selected step, from the first one if the last is selected. */
   private start(): void {
-    if (this.next.disabled) this.choose(0);
+    if (this.next.disabled) this.choose(this.shown[0] ?? 0);
     this.timer = setInterval(() => this.advance(), PLAY_MS);
     this.tell(true);
   }
@@ -106,9 +145,13 @@ export class Stepper {
     this.list.dispose();
   }
 
-  private button(i: number): HTMLElement {
-    const { label, kind, text, rows, bad } = this.steps[i]!;
+  private button(at: number): HTMLElement {
+    const i = this.shown[at]!;
+    const { label, kind, text, rows, bad, requests } = this.steps[i]!;
     const current = i === this.position;
+    const own = requests.filter(({ name }) => !this.request || name === this.request);
+    const places = own.map(one => T.rowsOfRequest(one));
+    const seen = own.length === 1 ? T.positions(own[0]!) : own.map(({ name }) => name).join(', ');
     return h(
       'button',
       {
@@ -118,18 +161,27 @@ export class Stepper {
         tabindex: current ? 0 : -1,
         'aria-current': current ? 'step' : undefined,
         'data-index': i,
-        title: [`${label}: ${T.stepTitle(kind, rows, bad)}`, text].filter(Boolean).join('\n'),
+        title: [`${label}: ${T.stepTitle(kind, rows, bad)}`, text, ...places]
+          .filter(Boolean)
+          .join('\n'),
         onclick: () => this.choose(i),
       },
       h('span', { class: 'llmdebug-step-label' }, label),
-      text ? h('span', { class: 'llmdebug-step-text' }, T.fed(endOf(text, TEXT_ROOM))) : null,
+      text || seen
+        ? h(
+            'span',
+            { class: 'llmdebug-step-text' },
+            seen ? endOf(seen, TEXT_ROOM) : T.fed(endOf(text, TEXT_ROOM)),
+          )
+        : null,
       bad ? h('span', { class: 'llmdebug-badge' }, String(bad)) : null,
     );
   }
 
   private go(delta: number): void {
-    const position = clamp(this.position + delta, 0, this.steps.length - 1);
-    if (position !== this.position) this.choose(position);
+    const at = this.shown.indexOf(this.position);
+    const position = this.shown[clamp(at + delta, 0, this.shown.length - 1)];
+    if (position !== undefined && position !== this.position) this.choose(position);
   }
 
   private key(event: KeyboardEvent): void {
@@ -154,4 +206,9 @@ export class Stepper {
 
 function arrow(face: string, label: string, go: () => void): HTMLButtonElement {
   return button(go, { 'aria-label': label, title: label }, face);
+}
+
+/** Return the names of all requests, in the order in which they came. */
+function requestsOf(steps: Step[]): string[] {
+  return [...new Set(steps.flatMap(step => step.requests.map(({ name }) => name)))];
 }

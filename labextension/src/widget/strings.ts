@@ -1,5 +1,5 @@
 /** All texts that the explorer shows, except those that the kernel sends. */
-import type { CodeLine, Relation, Scope, Verdict, Which } from './wire';
+import type { CodeLine, Relation, Scope, RequestRows, Verdict, Which } from './wire';
 
 export const VERDICTS: Record<Verdict, { mark: string; text: string }> = {
   match: { mark: '✓', text: 'match' },
@@ -144,6 +144,14 @@ export const playTokens = 'Play tokens';
 export const playFace = 'play';
 export const play = 'Step through the tokens';
 export const pause = 'Pause (any key or click)';
+export const request = 'Request of the engine';
+export const allRequests = 'all requests';
+const span = (first: number, last: number) => (first === last ? `${first}` : `${first}–${last}`);
+export const positions = (of: RequestRows) => `at ${span(of.position, of.last_position)}`;
+export const rowsOfRequest = (of: RequestRows) => {
+  const positions = span(of.position, of.last_position);
+  return `request ${of.name}: positions ${positions}, rows ${span(of.row, of.last_row)}`;
+};
 export const noSteps = 'no steps recorded';
 export const fed = (text: string) => `“${text}”`;
 export const stepTitle = (kind: string, rows: number, bad: number) =>

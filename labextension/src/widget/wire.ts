@@ -9,10 +9,20 @@ export type Sort = '' | 'step' | 'seq' | 'path' | 'op' | 'dtype' | 'shape' | 'er
 export type Scope = 'tensor' | 'step' | 'module';
 export type LineState = 'equal' | 'rewritten' | 'guilty' | 'inherited';
 
+/** The rows of one request in a step of an engine, and their positions in its tokens. */
+export interface RequestRows {
+  name: string;
+  row: number;
+  last_row: number;
+  position: number;
+  last_position: number;
+}
+
 /**
  * One step of the token stepper. ``label`` is ready to show: ``0 prefill``.
  *
- * ``text``: the step's input tokens as text, "" if not known.
+ * ``text``: the step's input tokens as text, "" if not known. ``requests``: of an engine, in the
+ * order of their rows.
  */
 export interface Step {
   index: number;
@@ -21,6 +31,7 @@ export interface Step {
   kind: string;
   label: string;
   text: string;
+  requests: RequestRows[];
   rows: number;
   bad: number;
 }
