@@ -183,7 +183,7 @@ class View(ABC):
     def halt(self, request: wire_requests.HaltRequest) -> wire_halts.HaltView:
         return self._halted().shown()
 
-    def step(self, request: wire_requests.RequestRows) -> wire.Overview:
+    def step(self, request: wire_requests.StepRequest) -> wire.Overview:
         return self._halted().go(request["command"]).overview()
 
     def _halted(self) -> Halted:
