@@ -97,6 +97,29 @@ def test_two_engines_are_compared(tmp_path: Path) -> None:
     assert {one.ratio for one in check.result.tokens} == {1.0}
 
 
+def test_a_projection_as_wide_as_the_vocabulary_is_no_logits(tmp_path: Path) -> None:
+    class Wide(Whole):
+        """Its ``mlp`` is followed by a projection onto as many channels as there are tokens."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.wide = torch.nn.Linear(8, 50, bias=False)
+
+        def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+            self.wide(self.embed(input_ids))
+            return super().forward(input_ids, positions)
+
+    mine, texts, _ = engine(tmp_path)
+    model = Wide()
+    model.load_state_dict(Runner().model.state_dict(), strict=False)
+    with ld.dump(model, name="wide", path=tmp_path, tokens="all") as golden, torch.no_grad():
+        for text in texts.values():
+            model(input_ids=torch.tensor([text]), positions=torch.arange(len(text))[None])
+    check = ld.logits(golden, mine, progress=False)
+    assert check.result.sides[0].place == "(root) output[0]"
+    assert check.verdict == "pass"
+
+
 def test_positions_behind_another_token_are_counted(tmp_path: Path) -> None:
     mine, texts, _ = engine(tmp_path)
     other = {"a": texts["a"], "b": [*texts["b"][:2], 49, *texts["b"][3:]]}

@@ -26,7 +26,7 @@ from llmdebug_nb.comparison import token_rows
 from llmdebug_nb.comparison.token_rows import Judge
 from llmdebug_nb.core.bars import progress_bar
 from llmdebug_nb.core.errors import CompareError, LLMDebugError, OptionError
-from llmdebug_nb.core.findings import Difference
+from llmdebug_nb.core.findings import REJOINED, Difference
 from llmdebug_nb.core.layers import parts
 from llmdebug_nb.core.paths import is_operator, within
 from llmdebug_nb.core.printable import printable_lines
@@ -121,7 +121,7 @@ def by_layer(golden: Run, mine: Run, model: torch.nn.Module, progress: bool = Tr
         CompareError: no sequence can be run again, or the logits are the same.
     """
     other, live, cases, left_out = _roles(golden, mine, model)
-    rows = _paired(compare(other, live, explain=False, progress=progress).differences)
+    rows = _paired(compare(other, live, progress=progress).differences)
     swapping = _Swapping(cases, rows, other)
     whole = swapping.error([])
     if not whole:
@@ -283,14 +283,18 @@ def _check(case: _Case) -> None:
 
 
 def _paired(rows: Sequence[Difference]) -> _Rows:
-    """Return the outputs of modules of which the other run has values, in the order of calls."""
+    """Return the outputs of modules of which the other run has values, in the order of calls.
+
+    What is written otherwise in the two, and equal in effect, is no value of the other one.
+    """
     found: _Rows = defaultdict(lambda: defaultdict(list))
     both = [d for d in rows if d.pair.golden is not None and d.pair.mine is not None]
     for d in sorted(both, key=lambda d: d.pair.mine.id if d.pair.mine is not None else 0):
         record = d.pair.mine
         assert record is not None
         site = record.site
-        if (site.role, site.phase) == ("output", "forward") and not is_operator(site.path):
+        is_output = (site.role, site.phase) == ("output", "forward")
+        if is_output and d.reason != REJOINED and not is_operator(site.path):
             found[site.generation, site.step][site.path].append(d)
     return found
 

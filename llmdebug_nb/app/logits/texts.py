@@ -7,7 +7,6 @@ step of its own: request n is generation n, and a position is a step.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -85,13 +84,10 @@ class _Rows:
     def __init__(self, run: Run, at: str | None) -> None:
         self.run = run
         self.sequences, self._sizes = by_token.sequences(run)
-        self._records: dict[Key, list[Record]] = defaultdict(list)
-        engine = by_token.is_engine(run)
-        for key, record in chosen(run, at):
-            if not (
-                engine and self._records[key]
-            ):  # later calls are of a prompt's log probabilities
-                self._records[key].append(record)
+        self._records: dict[Key, Record] = {}
+        for key, record in chosen(run, at):  # a second call computes a prompt's log probabilities
+            if record.site.call == 0 or key not in self._records:
+                self._records[key] = record
         self._last: tuple[int, torch.Tensor] | None = None
 
     def step(self, sequence: TokenSequence, position: int, following: _Next) -> Step | None:
@@ -113,20 +109,19 @@ class _Rows:
 
     @property
     def has_logits(self) -> bool:
-        return any(self._records.values())
+        return bool(self._records)
 
     def source(self, steps: dict[Key, Step]) -> Source:
-        records = [record for several in self._records.values() for record in several]
-        sites = dict.fromkeys(f"{r.site.path or '(root)'} output[{r.site.slot}]" for r in records)
-        return Source(self.run.label, ", ".join(sites), steps)
+        sites = (record.site for record in self._records.values())
+        places = dict.fromkeys(f"{site.path or '(root)'} output[{site.slot}]" for site in sites)
+        return Source(self.run.label, ", ".join(places), steps)
 
     def _row(self, place: Place) -> tuple[Record, tuple[int, int, int]] | None:
-        sizes = self._sizes[place.step]
-        for record in self._records.get(place.step, ()):
-            row = rows_of(record.summary.shape, sizes, place)
-            if row is not None:
-                return record, row
-        return None
+        record = self._records.get(place.step)
+        if record is None:
+            return None
+        row = rows_of(record.summary.shape, self._sizes[place.step], place)
+        return None if row is None else (record, row)
 
     def _loaded(self, record: Record, row: tuple[int, int, int]) -> torch.Tensor:
         """Return a row, ``[1, 1, vocabulary]``; a step's tensor is read once for all its rows."""
