@@ -72,6 +72,7 @@ class EmptyDump:
     ``roots``: classes of the models followed; ``devices``: theirs. ``sessions``: labels of the
     ONNX Runtime sessions followed; ``operators``: names in their graphs. ``steps``: those seen;
     ``steps_came``: one of them is selected. ``selected``: the filters select any module.
+    ``no_request``: why none of the requests was recorded, if requests are selected.
     ``names``: full names of the calls seen, if the filters use them. ``rank``: of this process,
     None if it is not selected.
     """
@@ -83,6 +84,7 @@ class EmptyDump:
     devices: Sequence[str]
     steps: Sequence[int]
     steps_came: bool
+    no_request: str | None
     nodes: Sequence[Node]
     selected: bool
     names: Collection[str]
@@ -135,6 +137,8 @@ class EmptyDump:
         options, first, last = self.options, self.steps[0], self.steps[-1]
         if self.steps_came:
             return None
+        if self.no_request is not None:
+            return self.no_request
         if options.rounds is not None:
             return f"rounds {options.rounds} never came; steps seen: {first} to {last}"
         seen = f"{first}-{last}" if len(self.steps) > 1 else f"{first}"

@@ -8,6 +8,7 @@ from torch import nn
 
 from llmdebug_nb.capture import selection
 from llmdebug_nb.capture.control_file import ControlFile, ControlSettings
+from llmdebug_nb.capture.request_filter import RequestFilter
 from llmdebug_nb.core.msit_rounds import Rounds
 from llmdebug_nb.core.option_parsing import TokenSet
 from llmdebug_nb.core.options import DumpOptions
@@ -17,7 +18,10 @@ _NO_SETTINGS = ControlSettings()
 
 
 class RecordingFilter:
-    """Selects root calls and modules. ``paused``: it selects no root call for now."""
+    """Selects root calls and modules.
+
+    ``paused``: it selects no root call for now. ``requests``: by the requests that engines compute.
+    """
 
     def __init__(
         self, options: DumpOptions, rank: int, round_of: Callable[[RootCall], int]
@@ -28,6 +32,7 @@ class RecordingFilter:
         """
         self._options, self._rank, self._round_of = options, rank, round_of
         self._control = ControlFile(options.control) if options.control is not None else None
+        self.requests = RequestFilter(options.requests)
         self.paused = False
 
     @property
@@ -57,7 +62,9 @@ class RecordingFilter:
     @property
     def last(self) -> int | None:
         """The last step (or round) that may be selected, or None if there is no end."""
-        return None if self.may_change else (self._rounds or self._steps).last
+        if self.may_change or self.requests.is_on:
+            return None
+        return (self._rounds or self._steps).last
 
     @property
     def calls(self) -> tuple[tuple[str, ...], bool]:
@@ -75,9 +82,16 @@ class RecordingFilter:
         """Return whether the step of a root call is selected in this process."""
         if not self.enabled or self.rank is None or call.kind == DUMMY:
             return False
+        if self.requests.is_on:
+            return self.requests.selects(call, self._steps)
         if self._rounds is None:
             return call.step in self._steps
         return self._round_of(call) in self._rounds
+
+    @property
+    def no_request(self) -> str | None:
+        """Why no step of the requests was recorded; None if all requests are."""
+        return self.requests.why_none(self._steps) if self.requests.is_on else None
 
     def selected_modules(self, paths: Sequence[str], nodes: Sequence[Node]) -> list[bool]:
         """Return for each path whether the control file, or ``children``, selects that module.

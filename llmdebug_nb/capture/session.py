@@ -25,7 +25,7 @@ from llmdebug_nb.capture.root_calls import RootCalls
 from llmdebug_nb.capture.root_finder import Describe, RootFinder
 from llmdebug_nb.capture.sink import Sink
 from llmdebug_nb.core import interrupts
-from llmdebug_nb.core.errors import CaptureError, EmptyDumpError
+from llmdebug_nb.core.errors import CaptureError, EmptyDumpError, OptionError
 from llmdebug_nb.core.options import DumpOptions
 from llmdebug_nb.core.records import Node, RootCall
 
@@ -114,6 +114,7 @@ class Session:
         self.abandon()
         parts, problems = self._parts, self._parts.guard.problems
         parts.notes.extend(parts.observer.names.ids.notes())
+        parts.notes.extend(parts.filter.requests.notes())
         parts.notes.extend(parts.recorder.sources.notes())
         if parts.filter.problem:
             problems[parts.filter.problem] += 1
@@ -254,6 +255,7 @@ class Session:
             devices=[str(first.device) for first in parameters if first is not None],
             steps=sorted({call.step for call in parts.steps.calls}),
             steps_came=any(map(parts.filter.selects_step, parts.steps.calls)),
+            no_request=parts.filter.no_request,
             nodes=parts.roots.nodes,
             selected=self._selects_any,
             names=parts.observer.names.seen,
@@ -338,12 +340,18 @@ def eager_session(
     ``describe(model, prefix)``: its topology.
 
     Raises:
-        CaptureError: a model can't be recorded. OptionError: the control file can't be read.
+        CaptureError: a model can't be recorded. OptionError: the control file can't be read, or
+            requests are selected without an engine.
         EmptyDumpError: the filters match none of the modules.
     """
     modules = [model for model in models if isinstance(model, nn.Module)]
     engines = [VllmSteps(vllm_api.runner_of(each)) for each in models if vllm_api.is_engine(each)]
     modules += [engine.model for engine in engines]
+    if options.requests is not None and models and not engines:
+        raise OptionError(
+            f"requests {options.requests} are of a vLLM engine, and none was given: leave requests"
+            " out, or record the engine, as in dump(llm, requests=…)"
+        )
     parts = Parts.build(
         options, sink, rank, restricted=bool(models), operators=not models or bool(modules)
     )

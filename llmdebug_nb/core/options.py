@@ -26,6 +26,7 @@ from llmdebug_nb.core.option_declaration import (
     option,
 )
 from llmdebug_nb.core.option_parsing import TokenSet
+from llmdebug_nb.core.requests import RequestSet
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -79,7 +80,7 @@ def _joined(names: Sequence[str]) -> str | None:
 
 def _stored(value: object) -> object:
     """Return the usual form of a value in a dump's JSON."""
-    if isinstance(value, (TokenSet, Rounds)):
+    if isinstance(value, (TokenSet, RequestSet, Rounds)):
         return str(value)
     if isinstance(value, tuple):
         return [item.__name__ if isinstance(item, type) else item for item in value]
@@ -105,6 +106,11 @@ class DumpOptions:
         " is one", WHEN,
         read=read.unless_none(Rounds.parse), flags=("-er", "--range", "--execute-range"),
         metavar="A,B,…",
+    )  # fmt: skip
+    requests: RequestSet | None = option(
+        None, "of a vLLM engine, only steps that compute these requests, by number or id: 0-3,"
+        " 2,chat-7 or chat-*; tokens then count those of each request", WHEN,
+        read=read.unless_none(RequestSet.parse), metavar="A,B",
     )  # fmt: skip
     ranks: TokenSet | None = option(
         None, "only these ranks of a distributed job: 0-3", WHEN,
@@ -259,6 +265,8 @@ class DumpOptions:
             raise OptionError(
                 "rounds and tokens exclude each other: both say which steps are recorded"
             )
+        if self.rounds is not None and self.requests is not None:
+            raise OptionError("rounds and requests exclude each other: say tokens of the requests")
 
     def _check_graph(self) -> None:
         if "tiling" in self.profile and self.graph not in ("fused", "both"):
@@ -356,6 +364,7 @@ class DumpKeywords(TypedDict, total=False):
     path: str | os.PathLike[str] | None
     tokens: int | str | Iterable[int | str] | TokenSet | None
     rounds: str | Sequence[int] | Rounds | None
+    requests: int | str | Iterable[int | str] | RequestSet | None
     ranks: int | str | Iterable[int | str] | TokenSet | None
     warmup: int
     control: str | os.PathLike[str] | None

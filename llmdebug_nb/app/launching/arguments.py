@@ -55,7 +55,8 @@ def declare_recording(
 def options(arguments: Mapping[str, Any], rounds: str | None = LAUNCH_ROUNDS) -> dict[str, Any]:
     """Return the keyword arguments of `launch`, from parsed arguments.
 
-    ``rounds``: those of a line that names neither rounds nor tokens; None: `DumpOptions`' tokens.
+    ``rounds``: those of a line that names no rounds, tokens or requests; None: `DumpOptions`'
+    tokens.
 
     Raises:
         OptionError: two arguments that contradict each other.
@@ -66,7 +67,7 @@ def options(arguments: Mapping[str, Any], rounds: str | None = LAUNCH_ROUNDS) ->
     _check(arguments, chosen, types)
     if "stats" in types or "tensor" not in types:
         chosen["stats_only"] = True
-    if rounds is not None and "rounds" not in chosen and "tokens" not in chosen:
+    if rounds is not None and not chosen.keys() & {"rounds", "tokens", "requests"}:
         chosen["rounds"] = rounds
     files = types | {"tiling"} if arguments.get("tiling") else types
     return {**chosen, "files": [kind for kind in products.KNOWN if kind in files]}

@@ -11,6 +11,7 @@ import torch
 from llmdebug_nb.capture.compat import vllm_api
 from llmdebug_nb.capture.compat.vllm_api import Runner, RunningStep, Scheduled
 from llmdebug_nb.capture.parts import Parts
+from llmdebug_nb.capture.request_filter import Part
 from llmdebug_nb.core.columns import TOKEN_ROWS
 from llmdebug_nb.core.records import DUMMY, RootCall, TokenRow
 
@@ -101,6 +102,16 @@ class VllmSteps:
             self._dummies += whole
             return RootCall(index, step=max(self._step, 0), kind=DUMMY)
         count = sum(each.tokens for each in self._scheduled.values())
+        for each in self._scheduled.values():
+            if each.prompt is not None:
+                self._prompts.setdefault(each.request, len(each.prompt))
+        self._parts.filter.requests.computes(
+            index,
+            (
+                Part(each.request, each.begins, each.tokens, self._prompts.get(each.request))
+                for each in self._scheduled.values()
+            ),
+        )
         if whole:
             ids = kwargs.get("input_ids", next(iter(args), None))
             rows = self._rows(index, ids if isinstance(ids, torch.Tensor) else None)
@@ -123,8 +134,6 @@ class VllmSteps:
             each = self._scheduled[name]
             known = self._tokens[name]
             known.update(enumerate(each.prompt or ()))
-            if each.prompt is not None:
-                self._prompts.setdefault(name, len(each.prompt))
             if each.resumed or each.prompt is not None:
                 for position in range(each.begins):
                     rows.append(self._row(index, None, name, position))
