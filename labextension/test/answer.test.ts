@@ -3,6 +3,7 @@ import { expect, test, vi } from 'vitest';
 import { Answer, lineOf, OPEN_LINE } from '../src/widget/answer';
 import type { Ask } from '../src/widget/rpc';
 import type { CodeLine, CodeView, FindingView, Overview } from '../src/widget/wire';
+import { later } from './jupyter';
 
 const finding: FindingView = {
   path: 'layers.1.mlp',
@@ -133,6 +134,20 @@ test('a proof is computed by the kernel, and what it says is shown', async () =>
   expect(ask).toHaveBeenCalledWith('prove', { finding: 0 });
   it.take(proven);
   expect(root.textContent).toContain('All rows agree now.');
+});
+
+test('a proof that runs is not asked for again, also if the answer is drawn meanwhile', async () => {
+  const { it, root, ask, events } = answer(overview([finding]));
+  const slow = later<unknown>();
+  ask.mockImplementation(() => slow.promise as never);
+  press(root, 'Prove');
+  it.take(overview([finding], { lines: ['4 rows'] }));
+  const prove = () =>
+    [...root.querySelectorAll('button')].find(one => one.textContent === 'Prove')!;
+  expect(prove().disabled).toBe(true);
+  slow.resolve(null); // the kernel could not
+  await vi.waitFor(() => expect(prove().disabled).toBe(false));
+  expect(events.updated).not.toHaveBeenCalled();
 });
 
 test('only a module can be looked into, and from inside there is a way back', () => {

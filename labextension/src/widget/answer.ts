@@ -31,6 +31,8 @@ export class Answer {
   private uid = uniqueId();
   private drawer: Drawer | '' = '';
   private details = new Map<number, FindingDetail>();
+  /** What the kernel computes now: drawing replaces its button. */
+  private running = new Set<string>();
   private asked = 0;
 
   constructor(
@@ -171,11 +173,14 @@ export class Answer {
 
   /** A button for what the kernel computes; it may take as long as the model. */
   private runner(op: 'prove' | 'inside', at: number, face: string, title: string): HTMLElement {
+    const key = `${op} ${at}`;
     const run = async () => {
+      this.running.add(key);
       it.disabled = true;
       this.events.say(T.running(face));
       const reply = await this.ask(op, { finding: at });
-      it.disabled = false;
+      this.running.delete(key);
+      this.draw();
       if (!reply) return;
       this.events.updated(reply.answer, reply.answer.findings[at]?.proof ?? '');
     };
@@ -184,6 +189,7 @@ export class Answer {
       { class: 'llmdebug-button llmdebug-runner', 'data-key': op, title },
       face,
     );
+    it.disabled = this.running.has(key);
     return it;
   }
 
