@@ -115,12 +115,19 @@ def slots_off(llm: Any) -> AbstractContextManager[None]:
 
 
 def value_scale(llm: Any) -> AbstractContextManager[None]:
-    return wrapped_update(llm, lambda key, value, slots: (key, value * 1.1, slots))
+    """Scale cached values by head: a norm behind the attention takes a common factor out."""
+    scale = torch.tensor([1.2, 0.9])[:, None]
+    return wrapped_update(
+        llm, lambda key, value, slots: (key, (value * scale).to(value.dtype), slots)
+    )
 
 
 @contextmanager
 def position_after_preemption(llm: Any) -> Iterator[None]:
-    """Count the positions of a request that begins again from one."""
+    """Let a request that began again go on at a position that is one too large.
+
+    Only the difference of two positions matters, so shifting all of them would do nothing.
+    """
     runner = runner_of(llm)
     again: set[str] = set()
     inner, forward = runner.execute_model, runner.get_model().forward
@@ -132,7 +139,7 @@ def position_after_preemption(llm: Any) -> Iterator[None]:
     def shifted(*args: Any, **kwargs: Any) -> Any:
         positions, start = kwargs["positions"].clone(), runner.query_start_loc.np
         for n, request in enumerate(runner.input_batch.req_ids[: runner.input_batch.num_reqs]):
-            if request in again:
+            if request in again and start[n + 1] - start[n] == 1:
                 positions[start[n] : start[n + 1]] += 1
         return forward(*args, **kwargs | {"positions": positions})
 
@@ -234,8 +241,13 @@ PLANTED = (
     Planted(
         Bug(
             "resumed_position",
-            "positions of a request that begins again are one too large",
-            modules=("", "model", "model.rotary_emb", *at("self_attn.rotary_emb", layer=ALL)),
+            "a request that began again goes on at a position that is one too large",
+            modules=(
+                "",
+                "model",
+                "model.rotary_emb",
+                *at(*ATTENTION, "self_attn.rotary_emb", layer=ALL),
+            ),
         ),
         engine=position_after_preemption,
         way="preempted",
