@@ -60,7 +60,8 @@ test-upstream: $(VENV)/upstream $(VENV)/upstream-msit  ## let msprobe and msit w
 
 test-engines: $(VENV)/engines/.done $(VENV)/llamacpp/.done  ## record vLLM and llama.cpp themselves, in environments of their own: 2.5 GB
 	LLMDEBUG_ENGINES="$(CURDIR)/$(VENV)/engines" LLMDEBUG_LLAMACPP="$(CURDIR)/$(VENV)/llamacpp" \
-	  $(PY) -m pytest -q -rs tests/test_vllm_itself.py tests/test_llamacpp_itself.py
+	  $(PY) -m pytest -q -rs tests/test_vllm_itself.py \
+			'tests/test_notebooks.py::test_a_notebook_runs_and_prints_the_results_that_its_text_describes[vllm_vs_transformers]' tests/test_llamacpp_itself.py
 
 ports: $(VENV)/ports  ## score the comparison on independent implementations of models, some of them from packages
 	$(PY) benchmarks/ports/score.py
@@ -118,7 +119,7 @@ $(VENV)/upstream-msit: tests/upstream_msit.txt | $(VENV)/test
 # engines with a torch of their own, and what our package needs to record them
 $(VENV)/engines/.done: tests/engines.txt | $(VENV)/test
 	@$(PYTHON) -m venv $(@D)
-	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --extra-index-url https://download.pytorch.org/whl/cpu -r $< msgspec onnx pandas pyyaml tqdm xxhash jinja2 matplotlib
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --extra-index-url https://download.pytorch.org/whl/cpu -r $< msgspec onnx pandas pyyaml tqdm xxhash jinja2 matplotlib ipykernel anywidget
 	@touch $@
 
 # llama-cpp-python is built from source: ten minutes and a C++ compiler

@@ -57,8 +57,10 @@ def first_line(cell: Any) -> str:
     return lines[0] if lines else ""
 
 
-def execute(path: Path, quiet: bool = False) -> Any:
-    """Run every cell with this Python in the notebook's folder; return it with its outputs.
+def execute(path: Path, quiet: bool = False, python: Path | None = None) -> Any:
+    """Run every cell in the notebook's folder; return it with its outputs.
+
+    ``python``: the one that runs them, in place of this one.
 
     Raises:
         CellExecutionError: a cell failed. DeadKernelError: the kernel did.
@@ -69,6 +71,8 @@ def execute(path: Path, quiet: bool = False) -> Any:
     manager = AsyncKernelManager(
         kernel_name="python3", kernel_spec_manager=KernelSpecManager(kernel_dirs=[])
     )
+    if python is not None:
+        manager.kernel_spec.argv[0] = str(python)
     started = 0.0
 
     def on_start(cell: Any, cell_index: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -51,7 +52,21 @@ SAY = {
         "code": ["out_ptr"],
         "off": ["the same bits as eager code: True"],
     },
+    "vllm_vs_transformers": {
+        "rows": ["{0: 2, 1: 3, "],
+        "compare": ["agree within noise"],
+        "blamed": ["diverged: model.layers.1.self_attn, introduced",
+            "made by model.layers.1.self_attn.attn in mine"],
+    },
 }  # fmt: skip
+
+# by notebook: the Python that runs it, and what installs that
+ENVIRONMENTS = {
+    "vllm_vs_transformers": (
+        Path(os.environ.get("LLMDEBUG_ENGINES", NOTEBOOKS.parent / ".venv" / "engines")),
+        "vLLM is not here: make test-engines installs it, apart",
+    )
+}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -74,11 +89,17 @@ def test_a_notebook_runs_and_prints_the_results_that_its_text_describes(
 ) -> None:
     if name == "torch_compile":
         request.getfixturevalue("inductor")
+    python = None
+    if name in ENVIRONMENTS:
+        folder, reason = ENVIRONMENTS[name]
+        python = folder / "bin" / "python"
+        if not python.exists():
+            pytest.skip(reason)
     runner = _runner()
     monkeypatch.delenv("LLMDEBUG_RUNS", raising=False)
     monkeypatch.setenv("PYTHONPATH", str(NOTEBOOKS.parent))
     shutil.copy(NOTEBOOKS / f"{name}.ipynb", tmp_path)
-    notebook = runner.execute(tmp_path / f"{name}.ipynb", quiet=True)
+    notebook = runner.execute(tmp_path / f"{name}.ipynb", quiet=True, python=python)
     printed = {cell.id: runner.printed(cell) for cell in notebook.cells if cell.cell_type == "code"}
     for cell, says in SAY[name].items():
         for said in says:

@@ -194,6 +194,9 @@ def test_a_missing_attribute_is_named_with_the_release(tmp_path: Path) -> None:
     llm.llm_engine.model_executor.driver_worker.worker = object()
     with pytest.raises(CaptureError, match=r"vLLM 0\.99: object has no 'model_runner'"):
         ld.dump(llm, path=tmp_path).start()
+    llm.llm_engine.model_executor = SimpleNamespace(workers=[object(), object()])
+    with pytest.raises(CaptureError, match="workers are processes of their own"):
+        ld.dump(llm, path=tmp_path).start()
     del llm.llm_engine.model_executor
     with pytest.raises(CaptureError, match="VLLM_ENABLE_V1_MULTIPROCESSING=0"):
         ld.dump(llm, path=tmp_path).start()
@@ -203,6 +206,28 @@ def test_a_missing_field_of_the_scheduler_is_named_too() -> None:
     scheduled = SimpleNamespace(num_scheduled_tokens={"a": 1})
     with pytest.raises(CaptureError, match=r"SimpleNamespace has no 'scheduled_cached_reqs'"):
         vllm_api.scheduled_requests(scheduled)
+
+
+def test_a_request_that_is_aborted_keeps_the_rows_it_had(tmp_path: Path) -> None:
+    first, second, _ = served()
+    last = Scheduled({"b": 1}, [], Cached(["b"], [5]))  # a is gone, and no step says so
+    rows = rows_of(recorded(tmp_path, [first, second, last], tokens="all"))
+    assert [row[3] for row in rows if row[2] == "a"] == [0, 1, 2, 3]
+    assert [row[3] for row in rows if row[2] == "b"] == [0, 1, 2, 3, 4, 5]
+
+
+def test_an_engine_that_dies_leaves_what_it_had_computed(tmp_path: Path) -> None:
+    llm, (first, second, _) = LLM(Runner()), served()
+    llm.runner.execute_model(first)  # by now it knows the requests
+    with (
+        pytest.raises(RuntimeError, match="lost"),
+        ld.dump(llm, name="dead", path=tmp_path, tokens="all"),
+    ):
+        llm.runner.execute_model(second, fails=True)
+    run = ld.open_run(tmp_path / "dead")
+    assert run.tensor("embed", step=0).shape[0] == len(rows_of(run)) == 4
+    assert run.meta["ended_by"] == "RuntimeError"
+    assert not run.source.complete
 
 
 def test_force_eager_switches_compiled_parts_off_and_on_again(tmp_path: Path) -> None:

@@ -28,6 +28,11 @@ _IN_PROCESS = (
     "the engine runs in another process: set VLLM_ENABLE_V1_MULTIPROCESSING=0 in the environment"
     " before the engine is made, or run the program under llmdebug dump --exec"
 )
+# the executor of several workers has ``workers`` in place of ``driver_worker``
+_WORKERS = (
+    "the engine's workers are processes of their own (tensor parallelism, for one): make it with"
+    " one worker, or run the program under llmdebug dump --exec"
+)
 # a module that vLLM compiles has this attribute; while it is true, its forward runs as written
 _NOT_COMPILED = "do_not_compile"
 
@@ -87,6 +92,8 @@ def runner_of(llm: Llm) -> Runner:
     for name in _TO_RUNNER:
         if name == "model_executor" and not hasattr(holder, name):
             raise CaptureError(_IN_PROCESS)
+        if name == "driver_worker" and not hasattr(holder, name) and hasattr(holder, "workers"):
+            raise CaptureError(_WORKERS)
         holder = needed(holder, name)
     for name in ("get_model", "execute_model"):
         needed(holder, name)
