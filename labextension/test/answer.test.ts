@@ -136,7 +136,7 @@ test('a proof is computed by the kernel, and what it says is shown', async () =>
   expect(root.textContent).toContain('All rows agree now.');
 });
 
-test('a proof that runs is not asked for again, also if the answer is drawn meanwhile', async () => {
+test('a proof that runs is not asked for again, also if the answer is drawn anew', async () => {
   const { it, root, ask, events } = answer(overview([finding]));
   const slow = later<unknown>();
   ask.mockImplementation(() => slow.promise as never);
