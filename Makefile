@@ -116,16 +116,16 @@ $(VENV)/upstream: tests/upstream.txt | $(VENV)/test
 $(VENV)/upstream-msit: tests/upstream_msit.txt | $(VENV)/test
 	@$(PIP) install --quiet --no-deps --upgrade --target $@ -r $< && touch $@ || echo "msit can't be installed: its tests are skipped"
 
-# engines with a torch of their own, and what our package needs to record them
-$(VENV)/engines/.done: tests/engines.txt | $(VENV)/test
+# engines, each in an environment of its own, with our package in it
+$(VENV)/engines/.done: tests/engines.txt $(SOURCES) | $(VENV)/test
 	@$(PYTHON) -m venv $(@D)
-	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --extra-index-url https://download.pytorch.org/whl/cpu -r $< msgspec onnx pandas pyyaml tqdm xxhash jinja2 matplotlib ipykernel anywidget
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $< -e .
 	@touch $@
 
 # llama-cpp-python is built from source: ten minutes and a C++ compiler
-$(VENV)/llamacpp/.done: tests/llamacpp.txt | $(VENV)/test
+$(VENV)/llamacpp/.done: tests/llamacpp.txt $(SOURCES) | $(VENV)/test
 	@$(PYTHON) -m venv $(@D)
-	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --extra-index-url https://download.pytorch.org/whl/cpu -r $< msgspec onnx pandas pyyaml tqdm xxhash jinja2 matplotlib
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r $< -e .
 	@touch $@
 
 $(VENV)/node: | $(VENV)/test
