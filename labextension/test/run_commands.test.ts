@@ -66,9 +66,9 @@ test('the sidebar is shown', async () => {
 });
 
 test('a run is revealed in its folder of the file browser', async () => {
-  const { lab, browser, execute } = commands(run('a', { place: 'work/runs/a' }));
+  const { lab, browser, execute } = commands(run('a', { place: 'mine/runs/a' }));
   await execute('reveal');
-  expect(browser.model.cd.mock.calls).toEqual([['/work/runs']]);
+  expect(browser.model.cd.mock.calls).toEqual([['/mine/runs']]);
   expect(lab.shell.activateById.mock.calls).toEqual([['files']]);
   expect(browser.selectItemByName.mock.calls).toEqual([['a']]);
 });
