@@ -118,6 +118,7 @@ class FakeView:
             "kind": kind,
             "label": label,
             "text": "",
+            "requests": [],
             "rows": 0,
             "bad": 0,
         }

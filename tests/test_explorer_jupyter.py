@@ -19,6 +19,10 @@ from fake_view import FakeView
 from llmdebug_nb.notebook.widgets import Explorer
 explorer = Explorer(FakeView(report=True, layers=8, steps=12))
 explorer"""
+TURN_SAVING_OF_WIDGETS = (
+    "() => window.jupyterapp.commands.execute("
+    "'@jupyter-widgets/jupyterlab-manager:saveWidgetState')"
+)
 COMPARED = """\
 import llmdebug_nb as ld
 ld.compare("llmdebug_runs/first", "llmdebug_runs/second")"""
@@ -203,11 +207,9 @@ def test_a_notebook_that_was_saved_with_its_widgets_opens_without_their_kernel(
     lab.open(page, notebook)
     lab.run_cell(page)
     expect(page.locator(".llmdebug-total")).to_have_text("8 records", timeout=60_000)
-    page.evaluate(
-        "() => window.jupyterapp.commands.execute('@jupyter-widgets/"
-        "jupyterlab-manager:saveWidgetState')"
-    )
+    page.evaluate(TURN_SAVING_OF_WIDGETS)
     save(page)
+    page.evaluate(TURN_SAVING_OF_WIDGETS)  # off again: the setting is of all notebooks
     lab.shut_down("notebook")
     title = page.locator("h2", has_text="Run small")
     reload(page, title)

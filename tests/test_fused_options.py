@@ -79,6 +79,7 @@ REFUSED: dict[str, tuple[object, str]] = {
     "mode": ("aten", "graph='fused' says what is recorded; leave mode out"),
     "time": (1, "time and graph exclude each other"),
     "ids": ("1", "graph and ids exclude each other"),
+    "requests": ("0", "requests"),
     "children": (False, "graph and children=False exclude each other"),
     "logits": (True, "graph and logits exclude each other"),
     "force_eager": (True, "graph and force_eager exclude each other"),
