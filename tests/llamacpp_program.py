@@ -105,6 +105,32 @@ def filtered(path: Path, folder: Path) -> dict[str, object]:
     }
 
 
+def by_request(path: Path, folder: Path) -> dict[str, object]:
+    """Select one text of two, and what it was fed after its prompt."""
+    llama = opened(path, n_ubatch=8)
+    with ld.dump(
+        llama, name="one", path=folder, requests="1", tokens="0,2", stats_only=True
+    ) as run:
+        generated(llama, PROMPT)
+        generated(llama, PROMPT[::-1])
+    steps = {record.site.step for record in run.records()}
+    rows = run.rows()
+    rows = rows[rows["step"].isin(steps)]
+    return {"rows": rows[["request", "position"]].values.tolist()}
+
+
+def coarse(source: torch.nn.Module, folder: Path) -> dict[str, object]:
+    """Compare a right file in q8_0, with a cache in f16."""
+    path = folder / "coarse.gguf"
+    llamacpp_model.write(source, path, "q8_0")
+    llama = llama_cpp.Llama(str(path), n_ctx=128, logits_all=True, verbose=False, n_threads=1)
+    with ld.dump(llama, name="q8_0", path=folder, tokens="all") as run:
+        llama.eval(PROMPT)
+    with ld.dump(source, name="floats", path=folder, tokens="all") as golden, torch.no_grad():
+        source(torch.tensor([PROMPT]))
+    return {"coarse": run.coarse, "notes": ld.compare(golden, run, progress=False).notes()}
+
+
 def main(folder: Path) -> dict[str, object]:
     found: dict[str, object] = {}
     for kind in llamacpp_model.KINDS:
@@ -114,6 +140,8 @@ def main(folder: Path) -> dict[str, object]:
     path = folder / "llama.gguf"
     found["broken"] = left_as_it_was(path, folder)
     found["filtered"] = filtered(path, folder)
+    found["by_request"] = by_request(path, folder)
+    found["coarse"] = coarse(llamacpp_model.model("llama"), folder)
     return found
 
 

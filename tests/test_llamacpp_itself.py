@@ -71,3 +71,16 @@ def test_filters_choose_modules_and_steps(result: dict[str, Any]) -> None:
     assert found["paths"] == [f"blk.2.{part}" for part in parts]
     assert (found["steps"], found["kept"]) == ([1], 0)
     assert "nothing.*" in found["refused"]
+
+
+def test_a_request_is_recorded_by_its_prompt_and_the_tokens_behind_it(
+    result: dict[str, Any],
+) -> None:
+    # the prompt of 20 tokens comes in three parts; token 2 is the second that was fed behind it
+    expected = [["1", position] for position in (*range(20), 21)]
+    assert result["by_request"]["rows"] == expected
+
+
+def test_rounding_that_the_limits_do_not_know_is_said(result: dict[str, Any]) -> None:
+    assert result["coarse"]["coarse"] == ["weights in q8_0", "cache in f16"]
+    assert any("weights in q8_0; cache in f16" in note for note in result["coarse"]["notes"])

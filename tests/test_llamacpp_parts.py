@@ -16,7 +16,8 @@ from llmdebug_nb.capture.compat.ggml_tensors import Library, strided
 from llmdebug_nb.capture.compat.llamacpp_api import BatchRow
 from llmdebug_nb.capture.engines.ggml_axes import Shape, tokens_first, tokens_of
 from llmdebug_nb.capture.engines.ggml_graph import Graph, GraphNode, Keys, NodeKey
-from llmdebug_nb.capture.engines.texts import Texts
+from llmdebug_nb.capture.engines.texts import Texts, parts_of
+from llmdebug_nb.capture.request_filter import Part
 from llmdebug_nb.core.errors import CaptureError
 
 F32 = 0
@@ -198,3 +199,15 @@ def test_a_sequence_that_goes_back_is_another_text_whose_prefix_was_cached() -> 
 def test_what_lay_in_the_cache_before_the_recording_is_told() -> None:
     rows = Texts({0: [4, 5, 6]}).rows(0, [BatchRow(1, 2, 0)])
     assert [(r.position, r.token, r.row) for r in rows] == [(0, 4, None), (1, 5, None), (2, 1, 0)]
+
+
+def test_the_prompt_of_a_text_is_what_its_first_batch_has() -> None:
+    batch = [BatchRow(at, at, 0) for at in range(5)] + [BatchRow(9, 0, 1)]
+    rows = Texts({}).rows(0, batch[:3])
+    assert parts_of(rows, batch[:3], batch[3:]) == [Part("0", 0, 3, 5)]
+
+
+def test_the_part_of_a_text_begins_behind_what_the_cache_has() -> None:
+    batch = [BatchRow(1, 2, 0), BatchRow(2, 3, 0)]
+    rows = Texts({0: [4, 5, 6]}).rows(0, batch)
+    assert parts_of(rows, batch, []) == [Part("0", 2, 2, 4)]

@@ -419,6 +419,11 @@ class Report(Tabular):
             if not run.source.complete:
                 ended_by = run.info()["ended_by"] or "its recording ended early"
                 notes.append(f"{run.label} is incomplete: {ended_by}")
+            if self.verdict == "diverged" and run.coarse:
+                notes.append(
+                    f"{run.label} computes with {'; '.join(run.coarse)}: the limits do not know"
+                    " that rounding, so findings may be nothing else"
+                )
         notes += self._notes_on_marks()
         notes += [*self.problems, *self._failures]
         if self.verdict != "match" and self.limits:

@@ -66,7 +66,7 @@ class RequestFilter:
     def why_none(self, tokens: TokenSet) -> str:
         """Explain why no step was recorded."""
         if not self._numbers:
-            return f"requests {self._wanted} are of a vLLM engine, and none computed any here"
+            return f"requests {self._wanted} are of an engine, and none computed any here"
         if not self._matched:
             return f"requests {self._wanted} never came; {self._seen()}"
         return f"tokens {tokens} of requests {self._wanted} never came"

@@ -134,6 +134,7 @@ class Session:
                     "distinct": recorder.distinct,
                     "unpaired": parts.observer.unpaired,
                     "settings": settings,
+                    "coarse": [each for llama in self.llamas for each in llama.coarse],
                 })  # fmt: skip
         if failures:
             raise failures[0]
@@ -347,10 +348,11 @@ def eager_session(
     modules = [model for model in models if isinstance(model, nn.Module)]
     engines = [VllmSteps(vllm_api.runner_of(each)) for each in models if vllm_api.is_engine(each)]
     modules += [engine.model for engine in engines]
-    if options.requests is not None and models and not engines:
+    llamas = [model for model in models if is_llama(model)]
+    if options.requests is not None and models and not engines and not llamas:
         raise OptionError(
-            f"requests {options.requests} are of a vLLM engine, and none was given: leave requests"
-            " out, or record the engine, as in dump(llm, requests=…)"
+            f"requests {options.requests} are of an engine (vLLM, llama.cpp), and none was given:"
+            " leave requests out, or record the engine, as in dump(llm, requests=…)"
         )
     parts = Parts.build(
         options, sink, rank, restricted=bool(models), operators=not models or bool(modules)
@@ -360,7 +362,7 @@ def eager_session(
     try:
         sessions = [model for model in models if is_session(model)]
         session.sessions = Sessions(SessionRuns(parts), sessions, bool(models))
-        session.llamas = [LlamaSteps(model, parts) for model in models if is_llama(model)]
+        session.llamas = [LlamaSteps(model, parts) for model in llamas]
         if models:
             session.refuse_empty_selection()
     except BaseException:

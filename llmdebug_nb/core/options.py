@@ -108,7 +108,7 @@ class DumpOptions:
         metavar="A,B,…",
     )  # fmt: skip
     requests: RequestSet | None = option(
-        None, "of a vLLM engine, only steps that compute these requests, by number or id: 0-3,"
+        None, "of an engine, only steps that compute these requests, by number or id: 0-3,"
         " 2,chat-7 or chat-*; tokens then count those of each request", WHEN,
         read=read.unless_none(RequestSet.parse), metavar="A,B",
     )  # fmt: skip

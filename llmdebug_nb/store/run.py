@@ -68,6 +68,12 @@ class Run(Tabular):
         return self.source.meta
 
     @property
+    def coarse(self) -> list[str]:
+        """What rounds more coarsely than the dtypes tell: ``weights in q8_0``."""
+        found = self.meta.get("coarse")
+        return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
+
+    @property
     def nodes(self) -> list[Node]:
         """The model tree, parents before children; empty if the dump has none."""
         return self.source.nodes()

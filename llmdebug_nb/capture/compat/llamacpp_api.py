@@ -120,6 +120,12 @@ class Context:
         params = self._holder.params
         return bool(params.kv_unified) or params.n_seq_max <= 1
 
+    @property
+    def cache_types(self) -> set[str]:
+        """The types of the keys and values in the cache: ``f16``."""
+        params = self._holder.params
+        return {self.library.type_name(kind) for kind in (params.type_k, params.type_v)}
+
     def probe(self) -> None:
         """Compute one token in our context, whose cache is empty. Raises CaptureError."""
         batch = self._api.llama_batch_init(1, 0, 1)

@@ -25,7 +25,7 @@ from llmdebug_nb.capture.engines.ggml_graph import (
     NodeKey,
     path_in,
 )
-from llmdebug_nb.capture.engines.texts import Texts
+from llmdebug_nb.capture.engines.texts import Texts, parts_of
 from llmdebug_nb.capture.operators.kinds import OperatorFilter
 from llmdebug_nb.capture.parts import Parts
 from llmdebug_nb.core.columns import TOKEN_ROWS
@@ -33,6 +33,7 @@ from llmdebug_nb.core.errors import CaptureError
 from llmdebug_nb.core.paths import ancestors
 from llmdebug_nb.core.records import RootCall
 
+_FULL = {"f32", "f64", ""}
 _UNKNOWN_ROWS = "llama.cpp computed a batch in another order: its rows are not known"
 _OUTSIDE = "llama.cpp computed tokens outside of Llama.eval (images, for one): not recorded"
 
@@ -48,6 +49,9 @@ class LlamaSteps:
         self._probed: list[GraphNode] | None = []
         self._keys, self._key_of, self._views = Keys(), dict[int, NodeKey](), dict[int, int]()
         self._batch: Sequence[BatchRow] | None = None
+        # of the pass that begins: its rows, and those that follow in its batch
+        self._rows: Sequence[BatchRow] = ()
+        self._behind: Sequence[BatchRow] = ()
         self._calls: GraphCalls | None = None
         self._step, self._tokens, self._requests, self._open = -1, 0, 0, False
         known = getattr(llama, "input_ids", None)
@@ -109,6 +113,18 @@ class LlamaSteps:
     @property
     def labels(self) -> list[str]:
         return [self.label]
+
+    @property
+    def coarse(self) -> list[str]:
+        """What rounds more coarsely than float32 and shows it in no tensor that is recorded."""
+        kinds = [("weights", set(self.graph.dtypes.values())), ("cache", self._context.cache_types)]
+        found = [
+            f"{what} in {', '.join(sorted(types - _FULL))}"
+            for what, types in kinds
+            if types - _FULL
+        ]
+        flash = any(key.op == "FLASH_ATTN_EXT" for key in self.graph.nodes)
+        return [*found, "flash attention"] if flash else found
 
     @property
     def operators(self) -> list[str]:
@@ -221,8 +237,8 @@ class LlamaSteps:
             rows = []
         self._step, self._tokens = self._step + 1, len(tokens)
         self._requests = len({row.sequence for row in rows})
+        self._rows, self._behind = rows, self._batch
         call = self._parts.steps.begin(self, "", True, (), {})
-        self._parts.recorder.sink.table(TOKEN_ROWS.name, self._texts.rows(call.index, rows))
         recording = self._parts.filter.selects(call)
         self._parts.thread.begin(call, recording, path_in(self._prefix, ""))
         self._keys, self._open = Keys(), True
@@ -238,7 +254,10 @@ class LlamaSteps:
     def numbered(
         self, index: int, whole: bool, args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> RootCall:
-        """Number a pass; see `steps.Numbering`."""
+        """Number a pass, and note the token of each of its rows; see `steps.Numbering`."""
+        rows = self._texts.rows(index, self._rows)
+        self._parts.filter.requests.computes(index, parts_of(rows, self._rows, self._behind))
+        self._parts.recorder.sink.table(TOKEN_ROWS.name, rows)
         return RootCall(
             index, step=self._step, kind="engine", query=self._tokens, batch=self._requests
         )

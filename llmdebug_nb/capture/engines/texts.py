@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from llmdebug_nb.capture.request_filter import Part
 from llmdebug_nb.core.records import TokenRow
 
 
@@ -61,3 +62,25 @@ class Texts:
         text = self._now[first.sequence] = _Text(str(self._count), first.position, kept)
         self._count += 1
         return text
+
+
+def parts_of(
+    rows: Sequence[TokenRow], computed: Sequence[Computed], behind: Sequence[Computed]
+) -> list[Part]:
+    """Return what a step computes of each request.
+
+    ``rows``: of the step, as `Texts.rows` gives them. ``computed``: its tokens, in their order.
+    ``behind``: those that follow in the same batch. A text's prompt is what its first batch has.
+    """
+    parts: dict[str, Part] = {}
+    for each in rows:
+        if each.row is None:
+            continue
+        known = parts.get(each.request)
+        if known is None:
+            sequence = computed[each.row].sequence
+            following = sum(one.sequence == sequence for one in behind)
+            known = Part(each.request, each.position, 0, each.position + following)
+        tokens, prompt = known.tokens + 1, (known.prompt or 0) + 1
+        parts[each.request] = known._replace(tokens=tokens, prompt=prompt)
+    return list(parts.values())
