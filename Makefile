@@ -60,8 +60,9 @@ test-upstream: $(VENV)/upstream $(VENV)/upstream-msit  ## let msprobe and msit w
 
 test-engines: $(VENV)/engines/.done $(VENV)/llamacpp/.done  ## record vLLM and llama.cpp themselves, in environments of their own: 2.5 GB
 	LLMDEBUG_ENGINES="$(CURDIR)/$(VENV)/engines" LLMDEBUG_LLAMACPP="$(CURDIR)/$(VENV)/llamacpp" \
-	  $(PY) -m pytest -q -rs tests/test_vllm_itself.py \
-			'tests/test_notebooks.py::test_a_notebook_runs_and_prints_the_results_that_its_text_describes[vllm_vs_transformers]' tests/test_llamacpp_itself.py
+	  $(PY) -m pytest -q -rs tests/test_vllm_itself.py tests/test_llamacpp_itself.py \
+			'tests/test_notebooks.py::test_a_notebook_runs_and_prints_the_results_that_its_text_describes[vllm_vs_transformers]' \
+			'tests/test_notebooks.py::test_a_notebook_runs_and_prints_the_results_that_its_text_describes[llamacpp_vs_transformers]'
 
 ports: $(VENV)/ports  ## score the comparison on independent implementations of models, some of them from packages
 	$(PY) benchmarks/ports/score.py

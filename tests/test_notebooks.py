@@ -58,6 +58,11 @@ SAY = {
         "blamed": ["diverged: model.layers.1.self_attn, introduced",
             "made by model.layers.1.self_attn.attn in mine"],
     },
+    "llamacpp_vs_transformers": {
+        "rows": ["0       0   19\n1      20   20"],
+        "compare": ["agree within noise"],
+        "blamed": ["diverged: model.layers.0.self_attn", "Ggml.ROPE"],
+    },
 }  # fmt: skip
 
 # by notebook: the Python that runs it, and what installs that
@@ -65,7 +70,11 @@ ENVIRONMENTS = {
     "vllm_vs_transformers": (
         Path(os.environ.get("LLMDEBUG_ENGINES", NOTEBOOKS.parent / ".venv" / "engines")),
         "vLLM is not here: make test-engines installs it, apart",
-    )
+    ),
+    "llamacpp_vs_transformers": (
+        Path(os.environ.get("LLMDEBUG_LLAMACPP", NOTEBOOKS.parent / ".venv" / "llamacpp")),
+        "llama-cpp-python is not here: make test-engines builds it, apart",
+    ),
 }
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
