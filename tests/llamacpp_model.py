@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 LAYERS, HEADS, KV_HEADS, HIDDEN, VOCABULARY = 4, 4, 2, 256, 512
 KINDS = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}
-FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "q4_K": 15}
+FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "q4_K": 15, "q5_K": 16, "q6_K": 18}
 Weights = dict[str, np.ndarray]
 Settings = dict[str, float]
 Bug = Callable[[Weights, Settings], None]
@@ -93,7 +93,7 @@ def _add(writer: gguf.GGUFWriter, name: str, values: np.ndarray, precision: str)
         writer.add_tensor(name, values)
     elif precision == "f16":
         writer.add_tensor(name, values.astype(np.float16))
-    elif precision == "q4_K":
+    elif precision.endswith("_K"):
         writer.add_tensor(name, _k_quants(values, kind), raw_dtype=kind)
     else:
         writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)

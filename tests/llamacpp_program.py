@@ -120,15 +120,34 @@ def by_request(path: Path, folder: Path) -> dict[str, object]:
 
 
 def coarse(source: torch.nn.Module, folder: Path) -> dict[str, object]:
-    """Compare a right file in q8_0, with a cache in f16."""
-    path = folder / "coarse.gguf"
-    llamacpp_model.write(source, path, "q8_0")
-    llama = llama_cpp.Llama(str(path), n_ctx=128, logits_all=True, verbose=False, n_threads=1)
-    with ld.dump(llama, name="q8_0", path=folder, tokens="all") as run:
-        llama.eval(PROMPT)
+    """Compare right files of several precisions, with a cache in f16, and one wrong file."""
     with ld.dump(source, name="floats", path=folder, tokens="all") as golden, torch.no_grad():
         source(torch.tensor([PROMPT]))
-    return {"coarse": run.coarse, "notes": ld.compare(golden, run, progress=False).notes()}
+
+    def halved(weights: llamacpp_model.Weights, _: llamacpp_model.Settings) -> None:
+        weights["blk.1.attn_v.weight"] = weights["blk.1.attn_v.weight"] * 0.5
+
+    def compared(precision: str, flash: bool, bug: llamacpp_model.Bug | None) -> dict[str, object]:
+        path = folder / "coarse.gguf"
+        llamacpp_model.write(source, path, precision, bug)
+        llama = llama_cpp.Llama(
+            str(path), n_ctx=128, logits_all=True, verbose=False, n_threads=1, flash_attn=flash
+        )
+        with ld.dump(llama, name=precision, path=folder, tokens="all") as run:
+            llama.eval(PROMPT)
+        llama.close()
+        report = ld.compare(golden, run, progress=False)
+        return {
+            "coarse": run.coarse, "rounding": run.rounding, "verdict": report.verdict,
+            "notes": report.notes(), "found": [str(each.path) for each in report.findings],
+        }  # fmt: skip
+
+    return {
+        "q8_0": compared("q8_0", False, None),
+        "f16 flash": compared("f16", True, None),
+        "q8_0 wrong": compared("q8_0", False, halved),
+        "q4_K": compared("q4_K", False, None),
+    }
 
 
 def main(folder: Path) -> dict[str, object]:

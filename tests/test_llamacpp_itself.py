@@ -81,6 +81,29 @@ def test_a_request_is_recorded_by_its_prompt_and_the_tokens_behind_it(
     assert result["by_request"]["rows"] == expected
 
 
-def test_rounding_that_the_limits_do_not_know_is_said(result: dict[str, Any]) -> None:
-    assert result["coarse"]["coarse"] == ["weights in q8_0", "cache in f16"]
-    assert any("weights in q8_0; cache in f16" in note for note in result["coarse"]["notes"])
+@pytest.mark.parametrize(
+    ("precision", "coarse"),
+    [
+        ("q8_0", ["weights in q8_0", "cache in f16"]),
+        ("f16 flash", ["weights in f16", "cache in f16", "flash attention"]),
+    ],
+)
+def test_a_right_file_of_coarse_weights_is_within_noise_and_says_what_does_not_show(
+    result: dict[str, Any], precision: str, coarse: list[str]
+) -> None:
+    found = result["coarse"][precision]
+    assert (found["coarse"], found["verdict"]) == (coarse, "within_noise")
+    assert any("smaller bugs do not show" in note for note in found["notes"])
+
+
+def test_a_wrong_file_of_coarse_weights_is_found(result: dict[str, Any]) -> None:
+    found = result["coarse"]["q8_0 wrong"]
+    assert found["verdict"] == "diverged"
+    assert "layers.1.self_attn" in found["found"][0]
+    assert any("the limits know that rounding" in note for note in found["notes"])
+
+
+def test_rounding_too_coarse_for_limits_is_said(result: dict[str, Any]) -> None:
+    found = result["coarse"]["q4_K"]
+    assert (found["rounding"], found["verdict"]) == (0.125, "diverged")
+    assert any("do not know rounding so coarse" in note for note in found["notes"])

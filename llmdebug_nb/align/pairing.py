@@ -65,6 +65,7 @@ def pair(
     nodes: Nodes = ((), ()),
     load: tuple[Load, Load] | None = None,
     traced: tuple[Traced, Traced] = ({}, {}),
+    rounding: float = 0.0,
 ) -> list[Pair]:
     """Pair the records of two runs, in golden's execution order.
 
@@ -72,13 +73,11 @@ def pair(
     in one pair, unless it has several partners: a fused tensor, or one rank against several.
 
     ``nodes``: the module trees, if known. ``load``: read the values of each side, to confirm
-    layouts. ``traced``: for compiled code, the nodes of the traced program.
-
-    Raises:
-        OptionError: a rule of ``names`` fits no module of the runs.
+    layouts. ``traced``: for compiled code, the nodes of the traced program. ``rounding``: the
+    coarsest epsilon that a run states. Raises OptionError: a rule of ``names`` fits no module.
     """
     sides = list(golden), list(mine)
-    work = _Pairing(sides, names or Names(), nodes, LayoutFinder(sides, load), traced)
+    work = _Pairing(sides, names or Names(), nodes, LayoutFinder(sides, load), traced, rounding)
     work.run()
     return work.in_order()
 
@@ -93,6 +92,7 @@ class _Pairing:
         nodes: Nodes,
         layouts: LayoutFinder,
         traced: tuple[Traced, Traced],
+        rounding: float,
     ) -> None:
         self._sides, self._names, self._layouts, self._traced = sides, names, layouts, traced
         trees = [ModuleTree(own, records) for own, records in zip(nodes, sides, strict=True)]
@@ -105,7 +105,7 @@ class _Pairing:
         ]
         self._given = names.resolve(*paths) if names.rules else {}  # by the user's mapping
         dtypes = ([record.summary.dtype for record in records] for records in sides)
-        self._tolerance = MatchTolerance.of(*dtypes)
+        self._tolerance = MatchTolerance.of(*dtypes, stated=rounding)
         of_modules = {path: who for path, who in self._given.items() if not is_operator(path)}
         self._partners = tree.partners(trees[0], trees[1], of_modules, names.kind)
         self._summands = tree.summands(self._partners)

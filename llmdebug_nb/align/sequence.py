@@ -59,9 +59,12 @@ class MatchTolerance:
     close: float = field(default_factory=lambda: constants.SAME_VALUES)
 
     @classmethod
-    def of(cls, *sides: Sequence[str]) -> MatchTolerance:
-        """Return the tolerance for runs with tensors of these dtypes; the coarser run decides."""
-        coarsest = max(map(_run_epsilon, sides))
+    def of(cls, *sides: Sequence[str], stated: float = 0.0) -> MatchTolerance:
+        """Return the tolerance for runs with tensors of these dtypes; the coarser run decides.
+
+        ``stated``: the coarsest epsilon that a run states of its values, see `Run.rounding`.
+        """
+        coarsest = max(stated, *map(_run_epsilon, sides))
         digits = -constants.MANTISSA_SHARE * math.log10(coarsest)
         close = max(constants.SAME_VALUES, constants.SAME_VALUES_EPSILONS * coarsest)
         return cls(sure_digits=min(constants.REPLACED_DIGITS, digits), close=close)

@@ -20,6 +20,7 @@ from llmdebug_nb.app.runs import open_run
 from llmdebug_nb.app.sides import sides
 from llmdebug_nb.comparison import engine
 from llmdebug_nb.comparison.custom import Custom
+from llmdebug_nb.comparison.epsilons import told
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.tolerance import Calibration, says
 from llmdebug_nb.core import collector, constants
@@ -177,7 +178,7 @@ class _Comparison:
         judging = engine.judging(
             stages.over(pairs, "comparing", "pair"), golden.load, mine.load,
             nodes=golden.nodes, limits=self.limits, calibration=self.calibration,
-            custom=self.custom,
+            custom=self.custom, rounding=(told(golden.rounding), told(mine.rounding)),
         )  # fmt: skip
 
         stages.stage("judging")
@@ -244,6 +245,7 @@ def _paired(
         records, mine.records(), mapping,
         (golden.nodes, mine.nodes), (golden.load, mine.load),
         (compiled.nodes(golden), compiled.nodes(mine)),
+        max(told(golden.rounding), told(mine.rounding)),
     )  # fmt: skip
     for run, side in ((golden, "golden"), (mine, "mine")):
         if all(getattr(one, side) is None for one in pairs):

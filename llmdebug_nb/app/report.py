@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from llmdebug_nb.app.differences import Differences
-from llmdebug_nb.comparison import clipping, grain
+from llmdebug_nb.comparison import clipping, epsilons, grain
 from llmdebug_nb.comparison.coverage import coverage, why_incomparable
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.errors import CorruptDumpError, OptionError, ProofError, nearest
@@ -419,11 +419,9 @@ class Report(Tabular):
             if not run.source.complete:
                 ended_by = run.info()["ended_by"] or "its recording ended early"
                 notes.append(f"{run.label} is incomplete: {ended_by}")
-            if self.verdict == "diverged" and run.coarse:
-                notes.append(
-                    f"{run.label} computes with {'; '.join(run.coarse)}: the limits do not know"
-                    " that rounding, so findings may be nothing else"
-                )
+            limit = max((d.limit or 0.0 for d in self.differences), default=0.0)
+            says = epsilons.says(run.label, run.coarse, run.rounding, self.verdict, limit)
+            notes += [says] if says else []
         notes += self._notes_on_marks()
         notes += [*self.problems, *self._failures]
         if self.verdict != "match" and self.limits:

@@ -135,6 +135,7 @@ class Session:
                     "unpaired": parts.observer.unpaired,
                     "settings": settings,
                     "coarse": [each for llama in self.llamas for each in llama.coarse],
+                    "rounding": max((llama.rounding for llama in self.llamas), default=0.0),
                 })  # fmt: skip
         if failures:
             raise failures[0]

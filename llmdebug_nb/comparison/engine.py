@@ -45,15 +45,19 @@ def judging(
     limits: Limits | None = None,
     calibration: Calibration | None = None,
     custom: Custom | None = None,
+    rounding: tuple[float, float] = (0.0, 0.0),
 ) -> Judging:
     """Measure all pairs and return the `Judging` of them.
 
     ``pairs`` must be in golden's execution order. A payload that can't be read becomes a row with a
-    reason; it never ends the comparison. ``nodes``: golden's modules.
+    reason; it never ends the comparison. ``nodes``: golden's modules. ``rounding``: the epsilons
+    that golden's and mine's programs state of their values.
     """
     modules = Modules(nodes)
     measured = list(_measure(pairs, _Measurer(load_golden, load_mine, modules, custom)))
-    return Judging(measured, size=modules.size, limits=limits, calibration=calibration)
+    return Judging(
+        measured, size=modules.size, limits=limits, calibration=calibration, rounding=rounding
+    )
 
 
 def measure(

@@ -110,7 +110,7 @@ def says(limits: Limits | None, calibration: Calibration, differences: Iterable[
 class Judging:
     """All measured pairs, in execution order, to be judged whenever the expectations change.
 
-    ``size``: see `noise.NoisePropagation`.
+    ``size``: see `noise.NoisePropagation`. ``rounding``: what both programs state, see `Epsilons`.
     """
 
     def __init__(
@@ -120,10 +120,11 @@ class Judging:
         size: Callable[[str], int] = lambda path: 0,
         limits: Limits | None = None,
         calibration: Calibration | None = None,
+        rounding: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         self._measured, self._size = measured, size
         self._limits, self._calibration = limits, calibration or Calibration()
-        self._epsilons = Epsilons(measured)
+        self._epsilons = Epsilons(measured, rounding)
         self._siblings = _siblings(measured, size, self._epsilons)
         for again in self._calibration.rounded:
             self._siblings.calibrate(_siblings(again, size, Epsilons(again)))

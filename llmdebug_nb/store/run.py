@@ -74,6 +74,15 @@ class Run(Tabular):
         return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
 
     @property
+    def rounding(self) -> float:
+        """How finely the program says that it computes, whatever the dtype of its tensors is.
+
+        An epsilon: that of the coarsest weights or cache of an engine; 0 if it says nothing.
+        """
+        stated = self.meta.get("rounding")
+        return stated if isinstance(stated, float) and 0.0 < stated < 1.0 else 0.0
+
+    @property
     def nodes(self) -> list[Node]:
         """The model tree, parents before children; empty if the dump has none."""
         return self.source.nodes()

@@ -25,6 +25,7 @@ from llmdebug_nb.capture.engines.ggml_graph import (
     NodeKey,
     path_in,
 )
+from llmdebug_nb.capture.engines.ggml_rounding import epsilon_of
 from llmdebug_nb.capture.engines.texts import Texts, parts_of
 from llmdebug_nb.capture.operators.kinds import OperatorFilter
 from llmdebug_nb.capture.parts import Parts
@@ -117,14 +118,32 @@ class LlamaSteps:
     @property
     def coarse(self) -> list[str]:
         """What rounds more coarsely than float32 and shows it in no tensor that is recorded."""
-        kinds = [("weights", set(self.graph.dtypes.values())), ("cache", self._context.cache_types)]
         found = [
             f"{what} in {', '.join(sorted(types - _FULL))}"
-            for what, types in kinds
+            for what, types in self._kinds.items()
             if types - _FULL
         ]
-        flash = any(key.op == "FLASH_ATTN_EXT" for key in self.graph.nodes)
-        return [*found, "flash attention"] if flash else found
+        return [*found, "flash attention"] if self._is_flash else found
+
+    @property
+    def rounding(self) -> float:
+        """The epsilon of the coarsest type that it computes with; 0 if float32 is.
+
+        Flash attention rounds to f16, whatever the cache has.
+        """
+        kinds = set().union(*self._kinds.values(), {"f16"} if self._is_flash else ())
+        return max((epsilon_of(kind) for kind in kinds - _FULL), default=0.0)
+
+    @property
+    def _kinds(self) -> dict[str, set[str]]:
+        return {
+            "weights": set(self.graph.dtypes.values()),
+            "cache": self._context.cache_types,
+        }
+
+    @property
+    def _is_flash(self) -> bool:
+        return any(key.op == "FLASH_ATTN_EXT" for key in self.graph.nodes)
 
     @property
     def operators(self) -> list[str]:

@@ -1,0 +1,84 @@
+"""A program that says how finely it computes is judged by that."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmdebug_nb.capture.engines.ggml_rounding import epsilon_of
+from llmdebug_nb.comparison import engine
+from llmdebug_nb.comparison.epsilons import says, told
+from llmdebug_nb.core.dtypes import epsilon
+from llmdebug_nb.core.findings import Pair, Verdict
+from llmdebug_nb.core.kernels.summary import summarize
+from llmdebug_nb.core.records import Record, Site
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+def test_integers_of_a_block_are_an_epsilon_apart(bits: int) -> None:
+    # independent: symmetric integers of so many bits, scaled to the largest of a block of 32
+    block = np.random.default_rng(0).normal(size=(1000, 32))
+    largest = np.abs(block).max(1, keepdims=True)
+    step = largest / 2 ** (bits - 1)
+    error = np.abs(np.round(block / step) * step - block).max(1, keepdims=True) / largest
+    eps = epsilon_of(f"q{bits}_K")
+    assert 0.4 * eps < error.max() <= 0.5 * eps * (1 + 1e-9)
+
+
+def test_floats_have_the_epsilon_of_their_dtype() -> None:
+    assert epsilon_of("f16") == epsilon("float16") == 2.0**-10
+    assert epsilon_of("f32") == epsilon("float32")
+
+
+@given(st.text(max_size=12))
+def test_unknown_types_state_nothing(kind: str) -> None:
+    assert epsilon_of(kind) == 0.0 or kind[:1] in "fbiqQI"
+
+
+def test_an_epsilon_coarser_than_bfloat16_judges_nothing() -> None:
+    assert [told(epsilon_of(kind)) for kind in ("f16", "bf16", "q8_0")] == [2**-10, 2**-7, 2**-7]
+    assert [told(epsilon_of(kind)) for kind in ("q6_K", "q5_K", "q4_K", "q2_K")] == [0.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("verdict", "stated", "words"),
+    [
+        ("within_noise", 2.0**-7, "errors up to 0.08, so smaller bugs do not show"),
+        ("diverged", 2.0**-7, "findings are beyond it"),
+        ("diverged", 2.0**-3, "compare a q8_0 or f16 file"),
+        ("within_noise", 2.0**-3, ""),
+        ("match", 2.0**-7, ""),
+    ],
+)
+def test_a_report_says_what_coarse_rounding_hides(
+    verdict: Verdict, stated: float, words: str
+) -> None:
+    said = says("mine", ["weights in q8_0"], stated, verdict, 0.08)
+    assert words in said
+    assert bool(said) == bool(words)
+    assert not said or said.startswith("mine computes with weights in q8_0: ")
+
+
+@pytest.mark.parametrize(
+    ("stated", "verdict"), [(0.0, "diverged"), (2.0**-7, "within_noise"), (2.0**-10, "diverged")]
+)
+def test_an_error_is_noise_if_the_program_said_that_it_rounds_so(
+    stated: float, verdict: str
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    golden = torch.randn(64, 64, generator=generator)
+    mine = golden + 0.005 * torch.randn(64, 64, generator=generator)
+    records = [
+        Record(0, Site("layer"), 0, "Linear", summarize(values)) for values in (golden, mine)
+    ]
+    records = [
+        Record(r.id, r.site, r.seq, r.op, r.summary, payload=at) for at, r in enumerate(records)
+    ]
+    judging = engine.judging(
+        [Pair(records[0], records[1], "")], lambda r: golden, lambda r: mine,
+        rounding=(0.0, stated),
+    )  # fmt: skip
+    assert [each.verdict for each in judging.plain] == [verdict]
