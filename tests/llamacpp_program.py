@@ -76,6 +76,7 @@ def compared(kind: str, path: Path, source: torch.nn.Module, folder: Path) -> di
         if each.pair.golden is not None and each.pair.golden.site.role == "output"
     ]
     return {
+        "file": str(path),
         "same": tokens == recorded and bits(plain) == bits(llama),
         "verdict": report.verdict,
         "matched": sum(pair.mine is not None for pair in outputs) / len(outputs),

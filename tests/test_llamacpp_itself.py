@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+import llmdebug_nb as ld
+
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = Path(os.environ.get("LLMDEBUG_LLAMACPP", ROOT / ".venv" / "llamacpp")) / "bin" / "python"
 pytestmark = [
@@ -107,3 +109,28 @@ def test_rounding_too_coarse_for_limits_is_said(result: dict[str, Any]) -> None:
     found = result["coarse"]["q4_K"]
     assert (found["rounding"], found["verdict"]) == (0.125, "diverged")
     assert any("do not know rounding so coarse" in note for note in found["notes"])
+
+
+def test_an_unedited_program_is_recorded_from_its_first_token(
+    result: dict[str, Any], tmp_path: Path
+) -> None:
+    program = tmp_path / "serve.py"
+    program.write_text(
+        "import hashlib, llama_cpp, sys\n"
+        "more = dict(n_ctx=128, logits_all=True, verbose=False, n_threads=1)\n"
+        "one = llama_cpp.Llama(sys.argv[1], **more)\n"
+        "one.eval(list(range(10, 30)))\n"
+        "one.eval([7])\n"
+        "print(hashlib.sha1(one.scores[: one.n_tokens].tobytes()).hexdigest())\n"
+    )
+    plain = [str(PYTHON), str(program), result["llama"]["file"]]
+    alone = subprocess.run(plain, capture_output=True, text=True, check=True)
+    said: list[str] = []
+    done = ld.launch(
+        plain, name="served", path=tmp_path, tokens="all", output=lambda _, text: said.append(text)
+    )
+    assert alone.stdout in "".join(said)  # the same logits
+    assert "can't record" not in "".join(said)
+    run = done.run
+    assert {record.site.step for record in run.records()} == {0, 1}
+    assert run.rows()["position"].tolist() == list(range(21))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from llmdebug_nb.capture.compat import llamacpp_api
 from llmdebug_nb.capture.compat.ggml_tensors import Library, strided
 from llmdebug_nb.capture.compat.llamacpp_api import BatchRow
+from llmdebug_nb.capture.engines import llamas
 from llmdebug_nb.capture.engines.ggml_axes import Shape, tokens_first, tokens_of
 from llmdebug_nb.capture.engines.ggml_graph import Graph, GraphNode, Keys, NodeKey
 from llmdebug_nb.capture.engines.texts import Texts, parts_of
@@ -81,6 +83,54 @@ def test_a_llama_is_known_only_if_the_program_imported_llama_cpp(
     monkeypatch.setitem(sys.modules, "llama_cpp", module)
     assert llamacpp_api.is_llama(module.Llama())  # type: ignore[attr-defined]
     assert not llamacpp_api.is_llama(module.Llama)  # type: ignore[attr-defined]
+
+
+class _Llama:
+    """Stands for ``llama_cpp.Llama``, without a context."""
+
+    def eval(self, tokens: list[int]) -> int:
+        return len(tokens)
+
+
+def test_a_llama_is_followed_once_from_the_call_that_computes_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    package = types.ModuleType("llama_cpp")
+    package.Llama = _Llama  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "llama_cpp", package)
+    begun: list[object] = []
+    monkeypatch.setattr(llamas, "LlamaSteps", lambda llama, parts: begun.append(llama) or _Steps())
+    own, one, other = vars(_Llama)["eval"], _Llama(), _Llama()
+    followed = llamas.Llamas(types.SimpleNamespace(), [], only=False)  # type: ignore[arg-type]
+    followed.start()
+    try:
+        assert [one.eval([1, 2]), one.eval([3]), other.eval([])] == [2, 1, 0]
+    finally:
+        followed.stop()
+    assert begun == [one, other]
+    assert vars(_Llama)["eval"] is own
+    assert one.eval([1]) == 1
+
+
+class _Steps:
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+def test_a_llama_that_cannot_be_recorded_computes_and_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(*_: object) -> None:
+        raise CaptureError("no memory for a second context")
+
+    monkeypatch.setattr(llamas, "LlamaSteps", refused)
+    problems: Counter[str] = Counter()
+    parts = types.SimpleNamespace(guard=types.SimpleNamespace(problems=problems))
+    followed = llamas.Llamas(parts, [], only=False)  # type: ignore[arg-type]
+    one = _Llama()
+    followed.computes(one)
+    followed.computes(one)
+    assert problems == {"no memory for a second context": 1}
 
 
 def test_a_missing_attribute_is_named_with_the_release(monkeypatch: pytest.MonkeyPatch) -> None:

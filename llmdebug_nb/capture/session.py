@@ -14,7 +14,7 @@ from llmdebug_nb.capture.compat import pytorch, vllm_api
 from llmdebug_nb.capture.compat.llamacpp_api import is_llama
 from llmdebug_nb.capture.compat.onnxruntime_api import is_session
 from llmdebug_nb.capture.empty_dump import EmptyDump, nothing_matches
-from llmdebug_nb.capture.engines.llamacpp_steps import LlamaSteps
+from llmdebug_nb.capture.engines.llamas import Llamas
 from llmdebug_nb.capture.engines.vllm_steps import VllmSteps
 from llmdebug_nb.capture.generation import GenerateListener
 from llmdebug_nb.capture.intervention import Intervention
@@ -73,7 +73,7 @@ class Session:
     """One recording: its parts, and the sources that calls come from.
 
     Several sessions may run at once; each one owns its hooks. All hooks are off after `stop`.
-    ``sessions``: of ONNX Runtime, None if they are not followed. ``llamas``: those that are.
+    ``sessions``, ``llamas``: of ONNX Runtime and llama.cpp, None if they are not followed.
     ``backend``: None without a graph to compile.
     """
 
@@ -85,12 +85,12 @@ class Session:
     ) -> None:
         self._parts, self._modules = parts, modules
         self.sessions: Sessions | None = None
-        self.llamas: Sequence[LlamaSteps] = ()
+        self.llamas: Llamas | None = None
         self.backend = backend
 
     @property
     def _graphs(self) -> list[GraphSource]:
-        return [*([] if self.sessions is None else [self.sessions]), *self.llamas]
+        return [each for each in (self.sessions, self.llamas) if each is not None]
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -134,8 +134,8 @@ class Session:
                     "distinct": recorder.distinct,
                     "unpaired": parts.observer.unpaired,
                     "settings": settings,
-                    "coarse": [each for llama in self.llamas for each in llama.coarse],
-                    "rounding": max((llama.rounding for llama in self.llamas), default=0.0),
+                    "coarse": self.llamas.coarse if self.llamas is not None else [],
+                    "rounding": self.llamas.rounding if self.llamas is not None else 0.0,
                 })  # fmt: skip
         if failures:
             raise failures[0]
@@ -363,7 +363,7 @@ def eager_session(
     try:
         sessions = [model for model in models if is_session(model)]
         session.sessions = Sessions(SessionRuns(parts), sessions, bool(models))
-        session.llamas = [LlamaSteps(model, parts) for model in llamas]
+        session.llamas = Llamas(parts, llamas, bool(models))
         if models:
             session.refuse_empty_selection()
     except BaseException:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from llmdebug_nb.app.launching.shared import SharedCheck, SharedRecording
     from llmdebug_nb.app.live_models import Model
+    from llmdebug_nb.capture.compat.llamacpp_api import Llama
     from llmdebug_nb.capture.compat.onnxruntime_api import Feed
     from llmdebug_nb.core.determinism import Switched
 
@@ -38,7 +39,7 @@ def begin(package: str) -> None:
 class RecordingStarter:
     """Starts the recording, or the check, at the first outermost call of a model.
 
-    That is a module, a `generate` or a session of ONNX Runtime.
+    That is a module, a `generate`, a session of ONNX Runtime or a ``Llama`` of llama.cpp.
 
     A process that runs no model, such as a launcher or a data loader, writes nothing.
     """
@@ -78,11 +79,14 @@ class RecordingStarter:
             generation.listeners.add(listener)
             self._undo.append(functools.partial(generation.listeners.remove, listener))
         else:
-            # recording needs torch, so this imports torch
-            from llmdebug_nb.capture.compat import onnxruntime_api
+            import torch  # noqa: F401  recording needs it; its own `begin` comes before ours is half there
 
-            onnxruntime_api.listeners.add(self)
-            self._undo.append(functools.partial(onnxruntime_api.listeners.remove, self))
+            from llmdebug_nb.capture.compat import llamacpp_api, onnxruntime_api
+
+            both = {api.PACKAGE: api.listeners for api in (llamacpp_api, onnxruntime_api)}
+            listeners: Any = both[package]
+            listeners.add(self)
+            self._undo.append(functools.partial(listeners.remove, self))
 
     def after_fork(self) -> None:
         """In a forked child: drop the parent's recording and wait anew."""
@@ -167,7 +171,7 @@ class RecordingStarter:
         recording = self._recording_of(session)
         return own() if recording is None else recording.sessions.ran_unseen(session, feed, own)
 
-    def _recording_of(self, session: InferenceSession) -> SharedRecording | None:
+    def _recording_of(self, session: InferenceSession | Llama) -> SharedRecording | None:
         """Return the recording, started if necessary; None if the session is not recorded."""
         # graph is for code that `torch.compile` compiled
         if _in_data_loader() or self._options.get("graph") or self._check is not None:
@@ -176,6 +180,14 @@ class RecordingStarter:
             self._start(session)
         recording: Any = self._running()  # a check has returned above
         return recording  # type: ignore[no-any-return]
+
+    # -- a listener of llama.cpp -----------------------------------------------------------------
+
+    def computes(self, llama: Llama) -> None:
+        """Start recording as a ``Llama`` first computes; the recording then listens itself."""
+        recording = self._recording_of(llama)
+        if recording is not None:
+            recording.llamas.computes(llama)
 
     def _running(self) -> SharedRecording | SharedCheck | None:
         recording = self._recording

@@ -46,6 +46,11 @@ class SharedRecording(Recording):
         """The listener of ONNX Runtime."""
         return self._running().sessions
 
+    @property
+    def llamas(self) -> Any:
+        """The listener of llama.cpp."""
+        return self._running().llamas
+
     def at_exit(self) -> None:
         """End the recording with the process; send errors to the launcher."""
         if not self.running:

@@ -5,17 +5,22 @@ context on the same weights, copies the state, and lets the ``Llama`` use that o
 then the state goes back. Private are ``_ctx`` and ``_model`` of a ``Llama``, and of its context
 ``ctx``, ``memory``, ``params``, ``decode``, ``encode`` and ``close``. llama-cpp-python 0.3.36. What
 is missing is named in the error, with the release. Nothing here imports llama_cpp.
+
+A recording of whatever runs learns of a ``Llama`` as it first computes.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
+from llmdebug_nb.capture.compat import pytorch
 from llmdebug_nb.capture.compat.ggml_tensors import Library
+from llmdebug_nb.capture.listeners import Listeners
 from llmdebug_nb.core.errors import CaptureError
 
 PACKAGE = "llama_cpp"
@@ -42,6 +47,42 @@ def is_llama(value: object) -> TypeGuard[Llama]:
     """Tell whether a value is a ``llama_cpp.Llama``."""
     kind = getattr(sys.modules.get(PACKAGE), "Llama", None)
     return isinstance(kind, type) and isinstance(value, kind)
+
+
+class Listener(Protocol):
+    """Is told of each ``Llama`` that is about to compute tokens."""
+
+    def computes(self, llama: Llama) -> None: ...
+
+
+_COMPUTE = ("eval", "embed")  # the methods of a ``Llama`` that give a batch to its context
+
+
+def _wrap(module: ModuleType) -> Callable[[], None]:
+    """Tell the listeners of each ``Llama`` that computes; return a function that undoes this."""
+    kind = module.Llama
+    before = {name: vars(kind)[name] for name in _COMPUTE if name in vars(kind)}
+    for name, original in before.items():
+        setattr(kind, name, _told(original))
+
+    def undo() -> None:
+        for name, method in before.items():
+            setattr(kind, name, method)
+
+    return undo
+
+
+def _told(original: Callable[..., object]) -> Callable[..., object]:
+    @functools.wraps(original)
+    def compute(llama: Llama, *args: object, **kwargs: object) -> object:
+        for listener in listeners:
+            listener.computes(llama)
+        return original(llama, *args, **kwargs)
+
+    return compute
+
+
+listeners: Listeners[Listener] = Listeners(lambda: pytorch.with_module(PACKAGE, _wrap))
 
 
 def release() -> str:

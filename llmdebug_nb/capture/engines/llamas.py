@@ -1,0 +1,75 @@
+"""The models in llama.cpp that one recording follows: the given ones, or any that computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llmdebug_nb.capture.compat import llamacpp_api
+from llmdebug_nb.capture.compat.llamacpp_api import Llama
+from llmdebug_nb.capture.engines.llamacpp_steps import LlamaSteps
+from llmdebug_nb.capture.parts import Parts
+from llmdebug_nb.core.errors import CaptureError
+
+
+class Llamas:
+    """Follows each ``Llama`` by `LlamaSteps`."""
+
+    def __init__(self, parts: Parts, given: Sequence[Llama], only: bool) -> None:
+        """``only``: no others are recorded. Raises CaptureError: one can't be recorded."""
+        self._parts, self._only = parts, only
+        self._seen: list[Llama] = list(given)
+        self._steps: list[LlamaSteps] = []
+        try:
+            for llama in given:
+                self._steps.append(LlamaSteps(llama, parts))
+        except BaseException:
+            self.stop()
+            raise
+
+    def start(self) -> None:
+        """Follow the given ones, and listen to others. Raises CaptureError."""
+        for steps in self._steps:
+            steps.start()
+        if not self._only:
+            llamacpp_api.listeners.add(self)
+
+    def stop(self) -> None:
+        """Let each ``Llama`` use its own context again."""
+        llamacpp_api.listeners.remove(self)
+        for steps in self._steps:
+            steps.stop()
+
+    def computes(self, llama: Llama) -> None:
+        """Follow a ``Llama`` that is about to compute for the first time."""
+        if any(llama is each for each in self._seen):
+            return
+        self._seen.append(llama)
+        try:
+            steps = LlamaSteps(llama, self._parts)
+            self._steps.append(steps)
+            steps.start()
+        except CaptureError as error:  # the program goes on without being recorded
+            self._parts.guard.problems[str(error)] += 1
+
+    @property
+    def labels(self) -> list[str]:
+        return [label for steps in self._steps for label in steps.labels]
+
+    @property
+    def operators(self) -> list[str]:
+        """The names of the operations in all graphs."""
+        return sorted({name for steps in self._steps for name in steps.operators})
+
+    @property
+    def keeps_any(self) -> bool:
+        return any(steps.keeps_any for steps in self._steps)
+
+    @property
+    def coarse(self) -> list[str]:
+        """What rounds more coarsely than float32 and shows it in no tensor that is recorded."""
+        return [each for steps in self._steps for each in steps.coarse]
+
+    @property
+    def rounding(self) -> float:
+        """The epsilon of the coarsest type that one computes with; 0 if float32 is."""
+        return max((steps.rounding for steps in self._steps), default=0.0)
