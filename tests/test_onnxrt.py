@@ -468,8 +468,10 @@ def test_of_an_overwritten_model_only_inputs_and_outputs_are_recorded(tmp_path):
     assert [r.site.slot for r in run.records(role="output")] == [one.get_outputs()[0].name]
 
 
-def test_missing_external_data_is_reported(tmp_path):
-    file = tmp_path / "model.onnx"
+@pytest.mark.parametrize("folder", ["here", "a" * 200])
+def test_missing_external_data_is_reported(tmp_path, folder):
+    file = tmp_path / folder / "model.onnx"
+    file.parent.mkdir()
     onnx.save(
         exported("llama"),
         file,
@@ -478,7 +480,7 @@ def test_missing_external_data_is_reported(tmp_path):
         size_threshold=500,
     )
     one = session(str(file))
-    (tmp_path / "model.data").unlink()
+    (file.parent / "model.data").unlink()
     with ld.dump(one) as run:
         assert one.run(None, FEED)
     assert any("model.data" in problem for problem in run.meta["problems"])

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from onnxruntime import InferenceSession, RunOptions
 
 _UNSEEN = "its nodes can't be seen"
+_LONGEST = 300  # characters of an error's message
 
 
 class ExposedSession:
@@ -188,5 +189,9 @@ class ExposedSession:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the message of an error in one line."""
-    return str(error).partition("\n")[0][:300] or type(error).__name__
+    """Return the message of an error in one line; of a long one, the middle is left out.
+
+    onnxruntime's messages begin with what happened and end with the file that is concerned.
+    """
+    line = str(error).partition("\n")[0] or type(error).__name__
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}"
