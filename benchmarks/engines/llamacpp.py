@@ -112,26 +112,31 @@ def compared(golden: ld.Run, path: Path, folder: Path, flash: bool) -> tuple[str
     llama.close()
     report = ld.compare(golden, run, progress=False)
     first = next(iter(report.findings), None)
-    return report.verdict, "" if first is None else str(getattr(first, "path", first))
+    return report.verdict, "" if first is None else first.path
 
 
 def main(precisions: list[str]) -> None:
-    folder = Path(tempfile.mkdtemp())
-    for kind in made.KINDS:
-        source = made.model(kind)
-        with ld.dump(source, name="hf", path=folder, tokens="all") as golden, torch.no_grad():
-            source(torch.tensor([PROMPT]))
-        for each in precisions:
-            precision, _, flash = each.partition("+")
-            right = 0
-            for name, (bug, place) in {"no bug": (None, ""), **BUGS}.items():
-                path = folder / "model.gguf"
-                made.write(source, path, precision, bug)
-                verdict, found = compared(golden, path, folder, bool(flash))
-                good = verdict == "within_noise" if bug is None else bool(place) and place in found
-                right += good and bug is not None
-                print(f"{kind} {each} {name}: {verdict} {found or '-'} {'' if good else 'WRONG'}")
-            print(f"== {kind} {each}: {right} of {len(BUGS)} right", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for kind in made.KINDS:
+            score(kind, precisions, Path(folder))
+
+
+def score(kind: str, precisions: list[str], folder: Path) -> None:
+    """Print how each file of a model is judged, and how many bugs of a precision are found."""
+    source = made.model(kind)
+    with ld.dump(source, name="hf", path=folder, tokens="all") as golden, torch.no_grad():
+        source(torch.tensor([PROMPT]))
+    for each in precisions:
+        precision, _, flash = each.partition("+")
+        right = 0
+        for name, (bug, place) in {"no bug": (None, ""), **BUGS}.items():
+            path = folder / "model.gguf"
+            made.write(source, path, precision, bug)
+            verdict, found = compared(golden, path, folder, bool(flash))
+            good = verdict == "within_noise" if bug is None else bool(place) and place in found
+            right += good and bug is not None
+            print(f"{kind} {each} {name}: {verdict} {found or '-'} {'' if good else 'WRONG'}")
+        print(f"== {kind} {each}: {right} of {len(BUGS)} right", flush=True)
 
 
 if __name__ == "__main__":
