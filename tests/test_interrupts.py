@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -28,6 +29,15 @@ def _interrupts_arrive():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True)
+def _a_temporary_folder_of_its_own(monkeypatch, tmp_path):
+    """What other programs write while these tests run is not left behind by ours."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))  # of processes that start here
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
 
 
 @pytest.mark.slow
