@@ -804,6 +804,13 @@ def test_what_differs_and_agrees_again_rejoins():
     assert {d.site.path for d in frontier.rejoins} == {"/Op.f1", "/Op.f2"}
 
 
+def test_what_only_an_earlier_divergence_excuses_does_not_rejoin():
+    differences = chain(["match", "diverged", "within_noise"])
+    follows = [replace(d, follows=d.verdict == "within_noise") for d in differences]
+    assert Frontier(differences, "forward", other_code).guilty == []
+    assert blamed(Frontier(follows, "forward", other_code)) == ["/Op.f1"]
+
+
 def test_the_same_code_on_the_same_tensors_must_give_the_same():
     frontier = Frontier(chain(["match", "diverged", "match"]), "forward", lambda a, b: True)
     assert "/Op.f1" in blamed(frontier)

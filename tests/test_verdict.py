@@ -306,6 +306,44 @@ def test_noise_excuses_its_consequences_and_a_diverged_tensor_does_not():
     assert broken[-1].limit < 20 * EPS
 
 
+def test_what_only_the_limit_of_an_earlier_divergence_explains_differs_and_is_no_divergence():
+    broken = _at("a", error=0.1), _at("b", "input", error=0.1)
+    by_noise, by_limit = (_judged(*broken, _at("b", error=e * EPS))[-1] for e in (0.5, 2.5))
+    assert by_noise.verdict == by_limit.verdict == "within_noise"
+    assert not by_noise.differs
+    assert by_limit.differs
+    assert by_limit.reason == tolerance.PASSED_ON
+
+
+def _seen_again(error):
+    """Judge a tensor behind one that diverged, and again as an input, where the limit is larger."""
+    rows = [_row(0, "a", error=0.1), _row(1, "b", "input", error=0.1)]
+    for i, (path, role) in enumerate((("b", "output"), ("c", "input")), 2):
+        row = _row(i, path, role, error)
+        summary = dataclasses.replace(row.pair.golden.summary, fingerprint="xxh3:1")
+        record = dataclasses.replace(row.pair.golden, summary=summary)
+        row.pair = dataclasses.replace(row.pair, golden=record, mine=record)
+        rows.append(row)
+    return tolerance.Judging(rows, calibration=_noisy(rows[-1], error)).plain[2:]
+
+
+def _noisy(row, error):
+    """Tell of one place that noise alone explains an error there."""
+    calibration = tolerance.Calibration()
+    calibration.add("again", [dataclasses.replace(row, pair=row.pair)])
+    assert calibration.limits(row.pair.golden)[0] > error
+    return calibration
+
+
+@pytest.mark.parametrize(("error", "follows"), [(2.5 * EPS, True), (0.5 * EPS, False)])
+def test_two_tensors_that_only_a_passed_on_limit_explains_differ_where_they_are_seen_again(
+    error, follows
+):
+    first, again = _seen_again(error)
+    assert (first.verdict, again.verdict) == ("within_noise", "within_noise")
+    assert (first.follows, again.follows) == (follows, follows)
+
+
 def _matched_elsewhere(elsewhere, error):
     """Judge a call whose input was matched by value, with this error, and whose output is off."""
     taken = _row(0, "f", "input", error=error)

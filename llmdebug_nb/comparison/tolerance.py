@@ -44,6 +44,7 @@ COARSER = "mine has a coarser dtype here than in the other calls of this kind"
 CLOSE = "close to a tensor of the other run, but by more than noise"
 TOO_EVEN = "all elements are off by one factor, which rounding does not cause"
 FOLLOWS = "explained by what is expected"
+PASSED_ON = "within its limit only because earlier tensors differ"
 
 SAYS = "Limits: what the rounding of each call and the noise of its inputs explain"
 
@@ -245,6 +246,7 @@ class _Judge:
         self._outputs: dict[int, Level] = {}  # golden's outputs by id -> noise that they pass on
         # rank and generation whose logits came to prefer another token, within noise
         self._flips: set[tuple[int, int]] = set()
+        self._follows: set[object] = set()  # contents of pairs that only a passed-on limit excuses
 
     def difference(self, m: Measured) -> Difference:
         """Return the verdict on a pair, and pass its noise on."""
@@ -259,6 +261,8 @@ class _Judge:
             if m.is_at_its_place:
                 self._noise.add_unpaired(site, eps, shape)
             return _alone(row)
+        if row.follows and m.pair.content is not None:
+            self._follows.add(m.pair.content)
         if m.is_at_its_place:
             self._noise.record(site, level, eps, shape)
             if m.pair.golden is not None and site.role == "output":
@@ -284,6 +288,7 @@ class _Judge:
         passed = Level(error=error, scale=scale, expected=any_noise)
         capped = Level(cap=error if m.error <= limit else usual, scale_cap=scale_limit)
         is_noise = m.error <= limit and (any_noise or not explained.level.cap or m.error <= noise)
+        is_noise = is_noise and (any_noise or m.pair.content not in self._follows)
         level = passed if is_noise or expected else capped
 
         def row(verdict: RowVerdict, error: float, limit: float, reason: str | None) -> Difference:
@@ -309,7 +314,10 @@ class _Judge:
             length = max(m.pair.either.summary.shape, default=1)
             finer = floor(min(self._epsilons.both(m)), length)
             return row("diverged", m.error, finer, COARSER), level
-        return _by_noise(m, limit), level
+        judged = _by_noise(m, limit)
+        if m.error <= limit and not is_noise:
+            judged = replace(judged, follows=True, reason=judged.reason or PASSED_ON)
+        return judged, level
 
     def _of_producer(self, pair: Pair) -> Level | None:
         """Return the noise that an input has from its producer, None if that is unknown."""

@@ -103,6 +103,13 @@ class Pair:
         """False if the tensors stand at two places: one program has the value somewhere else."""
         return not self.elsewhere
 
+    @property
+    def content(self) -> object:
+        """What both tensors hold, the same wherever they are seen; None if it is unknown."""
+        prints = tuple(r.summary.fingerprint if r else None for r in (self.golden, self.mine))
+        site = self.either.site
+        return (site.generation, site.step, site.rank, *prints) if all(prints) else None
+
     def own(self, side: int) -> Record | None:
         """Return a side's record if this is its own row, and not only where it is seen again.
 
@@ -190,7 +197,8 @@ class Difference:
 
     ``error``: the figure that was judged; ``limit``: the largest allowed one. ``reason``: why it is
     unmatched or can't be measured. ``expected``: the expectation that covers it; None for an
-    expected row that only follows from another one.
+    expected row that only follows from another one. ``follows``: it is within its limit, but only
+    because that of an earlier tensor which diverged is passed on.
     """
 
     index: int
@@ -202,6 +210,7 @@ class Difference:
     reason: str | None = None
     expected: Expectation | None = None
     comparison: Comparison | None = field(default=None, compare=False)
+    follows: bool = False
 
     def __repr__(self) -> str:
         figures = "" if self.error is None else f", error {self.error:.2g} (limit {self.limit:.2g})"
@@ -219,9 +228,12 @@ class Difference:
     @property
     def content(self) -> object:
         """What its two tensors hold, the same wherever they are seen; unique if it is unknown."""
-        s, pair = self.site, self.pair
-        prints = tuple(r.summary.fingerprint if r else None for r in (pair.golden, pair.mine))
-        return (s.generation, s.step, s.rank, *prints) if all(prints) else self.index
+        return self.pair.content or self.index
+
+    @property
+    def differs(self) -> bool:
+        """True if noise does not explain its error; it may be as small as that of its inputs."""
+        return self.verdict == "diverged" or self.follows
 
     @property
     def is_mismatch(self) -> bool:
@@ -418,11 +430,6 @@ class Finding:
         return printable(f"<{self.cause}: {place}; {self.evidence}>")
 
 
-def sentence(clause: str) -> str:
-    """Return a clause, such as a relation or an advice, as a sentence; "" for none."""
-    return f"{clause[0].upper()}{clause[1:].rstrip('.')}." if clause else ""
-
-
 def covering(
     expected: Iterable[Expectation], what: Difference | Finding, large: bool = False
 ) -> Expectation | None:
@@ -439,11 +446,5 @@ def covering(
         sites = [record.site for record in (what.pair.golden, what.pair.mine) if record is not None]
         if len(sites) == 1:  # that a call is there at all counts as its output, not as its input
             sites.append(replace(sites[0], role="output"))
-    return next(
-        (
-            mark
-            for mark in expected
-            if any(map(mark.covers, sites)) and not (large and mark.is_pattern)
-        ),
-        None,
-    )
+    marks = (m for m in expected if any(map(m.covers, sites)) and not (large and m.is_pattern))
+    return next(marks, None)

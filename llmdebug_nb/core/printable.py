@@ -53,3 +53,8 @@ def file_part(text: str) -> str:
 
 def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
+
+
+def sentence(clause: str) -> str:
+    """Return a clause, such as a relation or an advice, as a sentence; "" for none."""
+    return f"{clause[0].upper()}{clause[1:].rstrip('.')}." if clause else ""

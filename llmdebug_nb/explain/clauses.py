@@ -55,6 +55,8 @@ def of_difference(row: Difference) -> str:
 def _times(row: Difference) -> str:
     if not row.limit or row.error is None or row.error == float("inf"):
         return f"limit {row.limit or 0.0:.2g}"
+    if row.follows:
+        return f"within its limit of {row.limit:.2g} only because earlier tensors differ"
     if row.error < row.limit:
         return f"within its limit of {row.limit:.2g}"
     return f"{float(f'{row.error / row.limit:.2g}'):,.0f} times the limit"

@@ -167,7 +167,7 @@ class Flow:
 
     def _agreement(self, record: Record) -> Agreement:
         rows = [d for d in self.rows[record.id] if d.verdict != "unmatched" and _is_pair(d)]
-        if not all(d.verdict in AGREES for d in rows):
+        if not all(d.verdict in AGREES and not d.follows for d in rows):
             return Agreement(differs=True)
         parts = [_places(d, self._side) for d in rows]
         if not rows or any(part is None for part in parts):

@@ -86,7 +86,7 @@ class Frontier:
         self.passed_on: set[int] = set()
         rows = [d for d in differences if d.site.phase == phase]
         self.flows = Flow(rows, 0), Flow(rows, 1)
-        self._bad = [d for d in rows if d.verdict == "diverged"]
+        self._bad = [d for d in rows if d.differs]
         # generations in which tokens of one run lie elsewhere than in the other
         self._moved = {d.site.generation for d in rows if d.pair.fit and d.pair.fit.shared}
         self._apart: list[Difference] = []
@@ -311,7 +311,7 @@ class Frontier:
                     region.entries += rows
                     region.expected += [d for d in rows if d.verdict == EXPECTED]
                 else:
-                    upstream += [d for d in rows if d.verdict == "diverged" and d is not row]
+                    upstream += [d for d in rows if d.differs and d is not row]
             bad.append(upstream)
             known.append(bool(sources) and record is not None and not flow.is_lost(record))
         # what mine makes of tensors that agree is its own; golden decides where mine's way is lost,

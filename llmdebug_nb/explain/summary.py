@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.findings import EXPECTED, Difference, Finding, sentence
+from llmdebug_nb.core.findings import EXPECTED, Difference, Finding
 from llmdebug_nb.core.headline import Headline
 from llmdebug_nb.core.paths import is_operator, module_of
 from llmdebug_nb.core.places import in_torch
-from llmdebug_nb.core.printable import bracketed, printable
+from llmdebug_nb.core.printable import bracketed, printable, sentence
 from llmdebug_nb.explain import causes
 
 _MADE = {

@@ -10,11 +10,11 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from llmdebug_nb.core.errors import StoreError
-from llmdebug_nb.core.findings import Finding, LinePair, Source, sentence
+from llmdebug_nb.core.findings import Finding, LinePair, Source
 from llmdebug_nb.core.headline import Headline
 from llmdebug_nb.core.listings import Listing
 from llmdebug_nb.core.places import in_torch
-from llmdebug_nb.core.printable import bracketed
+from llmdebug_nb.core.printable import bracketed, sentence
 from llmdebug_nb.show import wire, wire_findings
 from llmdebug_nb.show.tables import Line, Table, aligned, figure
 from llmdebug_nb.show.tensors import number
