@@ -19,7 +19,7 @@ from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.measured import Measured, error_of
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import rounding
-from llmdebug_nb.core.findings import Pair
+from llmdebug_nb.core.findings import Expectation, Pair
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.records import Record, Site, Summary
 from models import generate, gpt2, llama, mixtral, prompt, qwen2
@@ -260,10 +260,12 @@ def _row(
     return Measured(i, Pair(record, record, "same site"), values)
 
 
+def _judging(*rows, **options):
+    return tolerance.Judging([_row(i, *row[0], **row[1]) for i, row in enumerate(rows)], **options)
+
+
 def _judged(*rows, **options):
-    return tolerance.Judging(
-        [_row(i, *row[0], **row[1]) for i, row in enumerate(rows)], **options
-    ).plain
+    return _judging(*rows, **options).plain
 
 
 def _at(path, role="output", **values):
@@ -315,6 +317,23 @@ def test_what_only_the_limit_of_an_earlier_divergence_explains_differs_and_is_no
     assert by_limit.reason == tolerance.PASSED_ON
 
 
+FOLLOWING = _at("a", error=0.1), _at("b", "input", error=0.1), _at("b", error=2.5 * EPS)
+
+
+def test_what_follows_an_expected_divergence_no_longer_differs():
+    judging = _judging(*FOLLOWING)
+    assert judging.plain[-1].follows
+    *_, last = judging.differences([Expectation("a")])
+    assert (last.verdict, last.differs, last.reason) == ("within_noise", False, None)
+    *_, last = judging.differences([Expectation("elsewhere")])
+    assert last.differs
+
+
+def test_a_row_that_follows_can_be_expected_itself():
+    *_, last = _judging(*FOLLOWING).differences([Expectation("b", role="output")])
+    assert (last.verdict, last.differs) == ("expected", False)
+
+
 def _seen_again(error):
     """Judge a tensor behind one that diverged, and again as an input, where the limit is larger."""
     rows = [_row(0, "a", error=0.1), _row(1, "b", "input", error=0.1)]
@@ -330,7 +349,7 @@ def _seen_again(error):
 def _noisy(row, error):
     """Tell of one place that noise alone explains an error there."""
     calibration = tolerance.Calibration()
-    calibration.add("again", [dataclasses.replace(row, pair=row.pair)])
+    calibration.add("again", [row])
     assert calibration.limits(row.pair.golden)[0] > error
     return calibration
 

@@ -157,7 +157,8 @@ class Judging:
         marks = {
             d.index: mark
             for d in self.plain
-            if d.verdict in MISMATCHES and (mark := covering(expected, d, self.is_large(d.index)))
+            if (d.verdict in MISMATCHES or d.follows)
+            and (mark := covering(expected, d, self.is_large(d.index)))
         }
         if not marks and not excused:
             return self.plain
@@ -166,7 +167,7 @@ class Judging:
         for d in self.plain:
             if d.index in known:
                 contents.add(d.content)
-            elif d.verdict == "diverged" and d.content in contents:
+            elif d.differs and d.content in contents:
                 known.add(d.index)
         again = self._judged(frozenset(i for i in known if not self.is_large(i)))
         return [
@@ -186,9 +187,13 @@ def _excused(
 ) -> Difference:
     """Return a difference with expectations. ``again``: judged with the errors they pass on."""
     if mark is not None:
-        return replace(plain, verdict=EXPECTED, expected=mark)
-    if plain.verdict != "diverged":
+        return replace(plain, verdict=EXPECTED, expected=mark, follows=False)
+    if not plain.differs or (plain.follows and again.differs and not known):
         return plain
+    if plain.follows:  # what it follows is expected
+        return replace(
+            plain, follows=False, reason=None if plain.reason == PASSED_ON else plain.reason
+        )
     if known:
         return replace(plain, verdict=EXPECTED, reason=FOLLOWS)
     if again.verdict in MISMATCHES:
