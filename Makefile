@@ -117,10 +117,12 @@ $(VENV)/upstream: tests/upstream.txt | $(VENV)/test
 $(VENV)/upstream-msit: tests/upstream_msit.txt | $(VENV)/test
 	@$(PIP) install --quiet --no-deps --upgrade --target $@ -r $< && touch $@ || echo "msit can't be installed: its tests are skipped"
 
-# engines, each in an environment of its own, with our package in it
+# engines, each in an environment of its own, with our package in it; PyPI's torchvision may be built for another torch
+# than vLLM's, transformers then can't be imported, and language models do without it
 $(VENV)/engines/.done: tests/engines.txt $(SOURCES) | $(VENV)/test
 	@$(PYTHON) -m venv $(@D)
 	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $< -e .
+	@$(@D)/bin/python -c 'import torchvision' 2>$(@D)/torchvision.log || $(@D)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
 # llama-cpp-python is built from source: ten minutes and a C++ compiler
