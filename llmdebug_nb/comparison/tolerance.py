@@ -26,6 +26,7 @@ from llmdebug_nb.comparison.noise import (
 )
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import (
+    CLOSE,
     EXPECTED,
     MISMATCHES,
     Comparison,
@@ -41,7 +42,6 @@ UNMATCHED: Final = "unmatched"
 NEAR_TIE = "another choice at a near tie: its inputs differ within noise"
 AFTER_TIE = "not comparable: it follows a choice that was made differently at a near tie"
 COARSER = "mine has a coarser dtype here than in the other calls of this kind"
-CLOSE = "close to a tensor of the other run, but by more than noise"
 TOO_EVEN = "all elements are off by one factor, which rounding does not cause"
 FOLLOWS = "explained by what is expected"
 PASSED_ON = "within its limit only because earlier tensors differ"

@@ -45,9 +45,9 @@ FOLDED = "not in the exported graph: folded into a constant, fused, or unused th
 INNER = "a value of the exported graph that no module of the other run returns"
 EXCUSED = OF_COMPILED | {FOLDED, INNER}
 RESULT = "result of the program"  # why two results are paired that share a shape at most
-# the reason of a row without a partner, if what follows from it agrees again
+CLOSE: Final = "close to a tensor of the other run, but by more than noise"
+REJOINED: Final = "written otherwise in the other run, equal in effect"  # what is made of it agrees
 _ESCAPED = re.compile(r"\[[*?[]\]")  # what glob.escape makes of a wildcard
-REJOINED: Final = "written otherwise in the other run, equal in effect"
 
 
 class Fit(Protocol):
@@ -305,14 +305,14 @@ class Coverage:
         """What a good verdict must not hide, in a few words; "" if there is nothing."""
         if self.observables and not self.observables_matched:
             return f"but 0 of golden's {self._results} agree"
-        if 2 * self.share < 1:  # more is unknown than known
-            return f"but on only {self._percent} of golden's values"
+        if 2 * self.values_matched < self.values:  # more is unknown than known
+            return f"but on only {_percent(self.values_matched / self.values)} of golden's values"
         return ""
 
     def __str__(self) -> str:
         parts = f" ({self.rejoined:,} written otherwise, equal in effect)" if self.rejoined else ""
         number = f"{self.values:,} value{'' if self.values == 1 else 's'}"
-        values = f"{self._percent} of golden's {number}{parts}"
+        values = f"{_percent(self.share)} of golden's {number}{parts}"
         if not self.observables:
             return f"{values} agree; no result of the model was compared."
         return f"{values} and {self.observables_matched:,} of {self._results} agree."
@@ -321,10 +321,10 @@ class Coverage:
     def _results(self) -> str:
         return f"{self.observables:,} result{'' if self.observables == 1 else 's'}"
 
-    @property
-    def _percent(self) -> str:
-        """The share, rounded down: 100 % is all."""
-        return f"{math.floor(100 * self.share)} %"
+
+def _percent(share: float) -> str:
+    """Return a share, rounded down: 100 % is all."""
+    return f"{math.floor(100 * share)} %"
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,9 @@ from llmdebug_nb.core.records import CallKey, Kernel
 from llmdebug_nb.explain import causes, clauses, inside, nodes, relating, repro, scalars, sources
 from llmdebug_nb.explain.calls import ComparedCall
 from llmdebug_nb.explain.edges import input_name, is_root, kind_of
+from llmdebug_nb.explain.effects import equal_in_effect
 from llmdebug_nb.explain.expected import PassedOn
+from llmdebug_nb.explain.flow import Flow
 from llmdebug_nb.explain.frontier import Frontier, Region
 from llmdebug_nb.explain.judge import LAST, Blamed, Judge
 from llmdebug_nb.explain.runs import Runs
@@ -78,6 +80,9 @@ def explained(
     else:
         with failures.told("of settings that differ"):
             found = _settings(differences, runs) if causes_too else []
+    if not failures.texts:
+        with failures.told("of what one run alone has", "it counts as unmatched"):
+            rejoins |= _equal_in_effect(differences, rejoins)
     findings, rows = [f for f, _ in found], [each for _, each in found]
     problems = tuple(failures.texts)
     return Explanation(findings, rows, frozenset(rejoins), frozenset(passed_on), problems)
@@ -106,6 +111,17 @@ class _Failures:
             text = f"the cause {scope} could not be searched because of an error of ours ({what})"
             self.texts.append(f"{text}; {effect}")
             warnings.warn(f"{text}\n{traceback.format_exc()}", RuntimeWarning, stacklevel=1)
+
+
+def _equal_in_effect(differences: Sequence[Difference], rejoins: set[int]) -> set[int]:
+    """Return the indices of rows of one program alone of which only what agrees is made."""
+    found: set[int] = set()
+    alone = (d for d in differences if d.verdict == "unmatched")
+    for phase in dict.fromkeys(d.site.phase for d in alone):
+        rows = [d for d in differences if d.site.phase == phase]
+        for side in (0, 1):
+            found |= {d.index for d in equal_in_effect(Flow(rows, side), rejoins)}
+    return found
 
 
 _Found = list[tuple[Finding, frozenset[int]]]  # with the indices of the rows that it makes

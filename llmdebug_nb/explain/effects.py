@@ -1,0 +1,57 @@
+"""Tensors that only one program has: does what is made of them agree?
+
+A fused kernel keeps what it computes on the way to itself, and a rewritten function computes
+something else on the way. If each tensor that the other program makes of such a value agrees, the
+value is written otherwise there, and equal in effect.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+
+from llmdebug_nb.core.findings import CLOSE, Difference
+from llmdebug_nb.core.records import Record
+from llmdebug_nb.explain.flow import Flow
+
+
+def equal_in_effect(flow: Flow, rejoins: Collection[int]) -> Iterator[Difference]:
+    """Yield the rows of tensors without a partner of which only what agrees is made.
+
+    ``rejoins``: the indices of rows that differ and are known to be written otherwise. What nothing
+    recorded is made of stays out: nothing tells of its effect.
+    """
+    alone, harmless = _alone(flow, rejoins)
+    takers: dict[int, list[Record]] = defaultdict(list)
+    for record in flow.records.values() if alone else ():
+        for source in flow.sources(record)[0]:
+            if source.id in alone:
+                takers[source.id].append(record)
+    for at in sorted(takers, reverse=True):  # what is made of a tensor comes after it
+        if all(flow.agrees(each) or each.id in harmless for each in takers[at]):
+            harmless.add(at)
+            yield from filter(_is_unpaired, flow.rows[at])
+
+
+def _alone(flow: Flow, rejoins: Collection[int]) -> tuple[set[int], set[int]]:
+    """Return the records that the other program has nowhere, and those known to do no harm.
+
+    Results are left out: they are what counts.
+    """
+    alone: set[int] = set()
+    harmless: set[int] = set()
+    for record in flow.records.values():
+        apart = [row for row in flow.rows[record.id] if row.index in rejoins]
+        for row in apart:
+            flow.take_apart(record, row)
+        is_result = record.site.role == "output" and flow.call(record).around is None
+        if apart and not flow.rows[record.id]:
+            harmless.add(record.id)
+        elif not is_result and flow.agrees(record) is None:
+            alone.add(record.id)
+    return alone, harmless
+
+
+def _is_unpaired(row: Difference) -> bool:
+    one_sided = row.pair.golden is None or row.pair.mine is None
+    return row.verdict == "unmatched" and (one_sided or row.reason == CLOSE)
