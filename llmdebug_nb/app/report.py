@@ -401,8 +401,9 @@ class Report(Tabular):
 
     def notes(self) -> list[str]:
         """Return the notes that limit the verdict, such as rows that could not be compared."""
-        inside = sum(d.verdict == "unmatched" and not d.is_mismatch for d in self.differences)
-        alone = self._counts["unmatched"] - inside
+        fine = [d for d in self.differences if d.verdict == "unmatched" and not d.is_mismatch]
+        inside = sum(d.reason != REJOINED for d in fine)
+        alone = self._counts["unmatched"] - len(fine)
         notes = []
         if inside:
             have = "has" if inside == 1 else "have"

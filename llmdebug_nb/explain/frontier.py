@@ -13,6 +13,7 @@ on the same tensors: such a call must give the same result.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -152,12 +153,15 @@ class Frontier:
         """Return the pairs of two tensors that do no harm where another layer takes them.
 
         There, the same lines take the same tensors, and what follows agrees: one program has them
-        in another form. Or what one of the two places gives there, in another step perhaps, is made
-        of what agrees and differs from its partner too, and what follows agrees.
+        in another form. Or what one of the two places gives there is made of what agrees and
+        differs from its partner too, and what follows agrees. The same layer in another step is no
+        evidence: there, too little may have been left of the effect of a bug in it.
         """
         rest = [d for d in self._bad + self._apart if d.index not in self.reaching]
         own = [d for d in rest if not self.inherited(d)]  # they are made of what agrees
-        quiet = {(at, place) for d in own for at, place in enumerate(_places(d))}
+        quiet: dict[object, set[str]] = defaultdict(set)  # by place, the paths
+        for place, path in itertools.chain.from_iterable(map(_places, own)):
+            quiet[place].add(path)
         reaching = [d for d in self._bad if d.index in self.reaching]
         bad = {d.pair.mine.id for d in reaching if d.pair.mine is not None}
         paths: list[dict[object, set[str]]] = [defaultdict(set), defaultdict(set)]
@@ -170,7 +174,7 @@ class Frontier:
             for d in reaching
             if not self._counts(d)
             and (
-                not quiet.isdisjoint(enumerate(_places(d)))
+                any(quiet[place] - {path} for place, path in _places(d))
                 or all(
                     record is not None and places[_in_any_layer(record)] - {record.site.path}
                     for record, places in zip((d.pair.golden, d.pair.mine), paths, strict=True)
@@ -365,10 +369,12 @@ def _place(record: Record) -> object:
     return any_layer(s.path), s.role, s.slot, s.call
 
 
-def _places(row: Difference) -> tuple[object, ...]:
-    """Return the places of both tensors of a row; a row of one tensor has none."""
+def _places(row: Difference) -> list[tuple[object, str]]:
+    """Return both tensors' places in any layer, and their paths; a row of one tensor has none."""
     golden, mine = row.pair.golden, row.pair.mine
-    return (_place(golden), _place(mine)) if golden is not None and mine is not None else ()
+    if golden is None or mine is None:
+        return []
+    return [((at, _place(r)), r.site.path) for at, r in enumerate((golden, mine))]
 
 
 def _bytes(record: Record | None) -> str | None:

@@ -127,8 +127,10 @@ class Runs:
         was patched in place, or in a copy of its file, is still the same.
         """
         path = module_of(golden.site.path)
-        if golden.op != mine.op or path != module_of(mine.site.path):
-            return False
+        return golden.op == mine.op and path == module_of(mine.site.path) and self.same_class(path)
+
+    def same_class(self, path: str) -> bool:
+        """Tell whether both programs have a module of one class at a path."""
         if path not in self._same_class:
             self._same_class[path] = self._is_same_class(path)
         return self._same_class[path]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -165,6 +165,10 @@ class _Part(NamedTuple):
     shape: tuple[int, ...]
 
 
+def _is_weight(part: _Part) -> bool:
+    return bool(part.row[AT["role"]] == "weight")
+
+
 class Joined(Copy):
     """Copies what one process recorded, as one step for each text.
 
@@ -217,7 +221,7 @@ class Joined(Copy):
             for text, base in enumerate(bases):
                 rows: list[Row] = []
                 ids: dict[int, int] = {}
-                for key, first in self._by_step[base].items():
+                for key, first in self._parts(text, base):
                     row = self._joined(text, key, first, last_rows[text])
                     if row is not None:
                         ids[first.row[0]] = self.written
@@ -228,6 +232,15 @@ class Joined(Copy):
                 self.writer.commit(rows)
         finally:
             self.abandon()
+
+    def _parts(self, text: int, base: _Step) -> Iterator[tuple[_Key, _Part]]:
+        """Yield what a text begins with. Weights belong to no text: the first one has them."""
+        if text == 0:
+            weights: dict[_Key, _Part] = {}
+            for parts in self._by_step.values():
+                weights |= {k: p for k, p in parts.items() if _is_weight(p) and k not in weights}
+            yield from weights.items()
+        yield from (part for part in self._by_step[base].items() if not _is_weight(part[1]))
 
     def abandon(self) -> None:
         """Close the files; nothing happens if they are closed."""
@@ -266,10 +279,8 @@ class Joined(Copy):
     def _joined(self, text: int, key: _Key, first: _Part, last_rows: set[int]) -> Row | None:
         """Return the row of a tensor with the rows of all positions; its values are written."""
         row = list(first.row)
-        if row[AT["role"]] == "weight":
-            values = self._values(first)
-        else:
-            values = self._gathered(text, key, last_rows)
+        whole = _is_weight(first)
+        values = self._values(first) if whole else self._gathered(text, key, last_rows)
         if values is None:
             return None
         figures = summarize(values)
