@@ -14,7 +14,8 @@ from torch import nn
 
 import llmdebug_nb as ld
 import reimplemented
-from llmdebug_nb.align import pairing, unpaired
+from llmdebug_nb.align import pairing
+from llmdebug_nb.core import reasons
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.records import Record, Site
 from models import gpt2, llama, prompt
@@ -316,7 +317,7 @@ def test_a_wrapped_model_pairs_completely_and_only_the_wrapping_stays_alone(wrap
     assert _alone(report, "golden") == set()
     assert Counter(d.verdict for d in _paired(report)) == {"match": len(golden)}
     assert all(
-        d.reason == f"only in mine: {unpaired.NO_PATH}"
+        d.reason == f"only in mine: {reasons.NO_PATH}"
         for d in report.differences
         if d.verdict == "unmatched"
     )
@@ -451,7 +452,7 @@ def test_runs_of_modules_and_of_operators_say_which_level_the_other_lacks():
     )
     alone = [d for d in report.differences if d.verdict == "unmatched"]
     assert alone
-    assert {d.reason for d in alone} == {f"only in mine: {unpaired.NO_LEVEL}"}
+    assert {d.reason for d in alone} == {f"only in mine: {reasons.NO_LEVEL}"}
 
 
 # --- batches and tokens ------------------------------------------------------------------------

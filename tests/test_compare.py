@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import llmdebug_nb as ld
-from llmdebug_nb.align import pairing, unpaired
+from llmdebug_nb.align import pairing
+from llmdebug_nb.core import reasons
 from llmdebug_nb.core.records import Record, Site, Summary
 from llmdebug_nb.notebook import display
 from models import ARCHITECTURES, generate, gpt2, llama, prompt
@@ -134,14 +135,14 @@ def test_rows_without_a_partner_stay_visible_on_both_sides_with_a_reason():
                 module(torch.ones(1, 3))
         runs.append(run)
     report = ld.compare(*runs)
-    reasons = {
+    seen = {
         (d.pair.golden is None, d.site.path): d.reason
         for d in report.differences
         if d.verdict == "unmatched"
     }
-    assert reasons[False, "b"] == f"only in golden: {unpaired.NO_PATH}"
-    assert reasons[False, "a"] == f"only in golden: {unpaired.NO_CALL}"
-    assert reasons[True, "a"] == f"only in mine: {unpaired.NO_STEP}"
+    assert seen[False, "b"] == f"only in golden: {reasons.NOT_RECORDED}"
+    assert seen[False, "a"] == f"only in golden: {reasons.NO_CALL}"
+    assert seen[True, "a"] == f"only in mine: {reasons.NO_STEP}"
     order = [d.pair.either.seq for d in report.differences if d.pair.golden]
     assert order == sorted(order)
 

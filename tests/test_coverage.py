@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 import llmdebug_nb as ld
 from llmdebug_nb.cli import main
 from llmdebug_nb.comparison.coverage import coverage, why_incomparable
-from llmdebug_nb.core.findings import FOLDED, REJOINED, Coverage, Difference, Pair
+from llmdebug_nb.core.findings import Coverage, Difference, Pair
+from llmdebug_nb.core.reasons import FOLDED, REJOINED
 from llmdebug_nb.core.records import Record, Site, Summary
 from models import gpt2, llama, prompt
 

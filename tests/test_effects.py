@@ -6,7 +6,8 @@ from torch import nn
 from torch.nn import functional
 
 import llmdebug_nb as ld
-from llmdebug_nb.core.findings import REJOINED, Coverage
+from llmdebug_nb.core.findings import Coverage
+from llmdebug_nb.core.reasons import REJOINED
 from recordings import AGREED, record
 
 

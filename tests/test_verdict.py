@@ -17,7 +17,7 @@ import llmdebug_nb as ld
 from llmdebug_nb.comparison import metrics, tolerance
 from llmdebug_nb.comparison.limits import Limits
 from llmdebug_nb.comparison.measured import Measured, error_of
-from llmdebug_nb.core import constants, findings
+from llmdebug_nb.core import constants, reasons
 from llmdebug_nb.core.dtypes import rounding
 from llmdebug_nb.core.findings import Expectation, Pair
 from llmdebug_nb.core.kernels.summary import summarize
@@ -379,7 +379,7 @@ def test_the_noise_of_an_input_counts_though_its_partner_is_at_another_place():
 
 def test_a_partner_at_another_place_that_is_beyond_noise_is_none():
     taken, _, made = _matched_elsewhere("golden", 0.1)
-    assert (taken.verdict, taken.reason) == ("unmatched", findings.CLOSE)
+    assert (taken.verdict, taken.reason) == ("unmatched", reasons.CLOSE)
     assert made.limit < 10 * EPS
 
 

@@ -39,8 +39,9 @@ from llmdebug_nb.align.tree import FUSED, SAME_PATH
 from llmdebug_nb.align.unpaired import Reasons, in_order
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import is_floating
-from llmdebug_nb.core.findings import RESULT, Pair
+from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.paths import is_operator, operator_of
+from llmdebug_nb.core.reasons import RESULT
 from llmdebug_nb.core.records import CallKey, Node, Record
 
 SAME_SITE, SEQUENCE = SAME_PATH, "sequence of operators"

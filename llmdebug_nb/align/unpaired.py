@@ -1,4 +1,4 @@
-"""The reasons why a record has no partner: a closed set, together with `findings.EXCUSED`."""
+"""Why a record has no partner: one of the closed set in `core/reasons.py`."""
 
 from __future__ import annotations
 
@@ -7,20 +7,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from llmdebug_nb.align.exported import is_graph
-from llmdebug_nb.core.findings import FOLDED, INNER, INSIDE, READ, WRITTEN, Pair
+from llmdebug_nb.core.findings import Pair
 from llmdebug_nb.core.paths import is_operator, module_of
+from llmdebug_nb.core.reasons import (
+    FOLDED,
+    INNER,
+    INSIDE,
+    LEFT_OUT,
+    NO_CALL,
+    NO_LEVEL,
+    NO_MODULES,
+    NO_OPERATOR,
+    NO_PATH,
+    NO_PHASE,
+    NO_RANK,
+    NO_SLOT,
+    NO_STEP,
+    NOT_RECORDED,
+    READ,
+    WRITTEN,
+)
 from llmdebug_nb.core.records import IN_KERNEL, Record
-
-NO_PATH = "the module is not in the other run"
-NO_OPERATOR = "the operator was not called there in the other run"
-NO_LEVEL = "the other run recorded no operators"
-NO_MODULES = "the other run recorded no modules, only operators"
-NO_RANK = "the other run did not record this rank"
-NO_STEP = "the other run did not record this step"
-NO_PHASE = "the other run did not record this phase"
-NO_CALL = "the module was called fewer times in the other run"
-NO_SLOT = "the other run has no such argument or output"
-LEFT_OUT = "the map leaves it out"
 
 
 class Reasons:
@@ -47,6 +54,7 @@ class Reasons:
             any(r.site.slot.startswith(IN_KERNEL) for r in records) for records in (own, other)
         )
         seen = {module_of(s.path) for s in sites}
+        self._partners = partners
         self._known = {module for module, others in partners.items() if not seen.isdisjoint(others)}
         self._calls = {record.site.key for record in paired}
         self._left_out = left_out
@@ -65,7 +73,8 @@ class Reasons:
             (s.slot.startswith(IN_KERNEL), READ),
             (operator and self._other_fused and recorded, INSIDE),
             (self._excuse is not None and recorded, self._excuse or ""),
-            (module not in self._known, NO_PATH),
+            (module not in self._partners, NO_PATH),
+            (module not in self._known, NOT_RECORDED),
             (not same_step, NO_STEP),
             (not same_phase, NO_PHASE),
             (operator not in self._has_operators, NO_LEVEL if operator else NO_MODULES),

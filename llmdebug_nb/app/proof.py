@@ -14,8 +14,14 @@ from llmdebug_nb.app.rerun import Step
 from llmdebug_nb.app.sides import sides
 from llmdebug_nb.capture.substitution import Place, Substitution
 from llmdebug_nb.core.errors import LLMDebugError, ProofError
-from llmdebug_nb.core.findings import REJOINED, Difference, Expectation, Finding, Proof
+from llmdebug_nb.core.findings import (
+    Difference,
+    Expectation,
+    Finding,
+    Proof,
+)
 from llmdebug_nb.core.paths import any_layer
+from llmdebug_nb.core.reasons import REJOINED
 from llmdebug_nb.explain import causes
 from llmdebug_nb.explain.flow import AGREES
 from llmdebug_nb.explain.operators import CannotReplay

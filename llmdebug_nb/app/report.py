@@ -18,7 +18,6 @@ from llmdebug_nb.core import constants
 from llmdebug_nb.core.errors import CorruptDumpError, OptionError, ProofError, nearest
 from llmdebug_nb.core.findings import (
     EXPECTED,
-    REJOINED,
     Difference,
     Expectation,
     Finding,
@@ -29,6 +28,7 @@ from llmdebug_nb.core.findings import (
 from llmdebug_nb.core.headline import Headline
 from llmdebug_nb.core.listings import Listing
 from llmdebug_nb.core.printable import printable
+from llmdebug_nb.core.reasons import REJOINED
 from llmdebug_nb.core.tabular import Tabular
 from llmdebug_nb.explain import causes, listing
 from llmdebug_nb.explain.blame import Explanation

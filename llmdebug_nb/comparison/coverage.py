@@ -8,8 +8,9 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.dtypes import epsilon
-from llmdebug_nb.core.findings import EXCUSED, REJOINED, RESULT, Coverage, Difference
+from llmdebug_nb.core.findings import Coverage, Difference
 from llmdebug_nb.core.paths import is_operator
+from llmdebug_nb.core.reasons import EXCUSED, REJOINED, RESULT
 from llmdebug_nb.core.records import Record, Site
 from llmdebug_nb.core.results import Results
 

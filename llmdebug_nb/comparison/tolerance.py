@@ -26,7 +26,6 @@ from llmdebug_nb.comparison.noise import (
 )
 from llmdebug_nb.core import constants
 from llmdebug_nb.core.findings import (
-    CLOSE,
     EXPECTED,
     MISMATCHES,
     Comparison,
@@ -36,6 +35,7 @@ from llmdebug_nb.core.findings import (
     RowVerdict,
     covering,
 )
+from llmdebug_nb.core.reasons import CLOSE
 from llmdebug_nb.core.records import Record, Site
 
 UNMATCHED: Final = "unmatched"

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, cast
 from llmdebug_nb.core.errors import ProofError, StoreError
 from llmdebug_nb.core.paths import matches
 from llmdebug_nb.core.printable import printable
+from llmdebug_nb.core.reasons import EXCUSED, REJOINED
 from llmdebug_nb.core.records import Frame, Kernel, Record, Site
 
 if TYPE_CHECKING:
@@ -35,18 +36,6 @@ LineState = Literal["equal", "rewritten", "guilty", "inherited"]
 EXPECTED: Final = "expected"
 MISMATCHES = ("diverged", "unmatched")  # verdicts that need attention
 
-# why a tensor of compiled code has no partner, though nothing is missing
-INSIDE = "computed inside a kernel in the other run, and written nowhere"
-WRITTEN = "written by a kernel; the other run has a view or a whole operator there"
-READ = "a kernel's input, compared where it was computed"
-OF_COMPILED = frozenset({INSIDE, WRITTEN, READ})
-# the same for a graph that was exported (ONNX)
-FOLDED = "not in the exported graph: folded into a constant, fused, or unused there"
-INNER = "a value of the exported graph that no module of the other run returns"
-EXCUSED = OF_COMPILED | {FOLDED, INNER}
-RESULT = "result of the program"  # why two results are paired that share a shape at most
-CLOSE: Final = "close to a tensor of the other run, but by more than noise"
-REJOINED: Final = "written otherwise in the other run, equal in effect"  # what is made of it agrees
 _ESCAPED = re.compile(r"\[[*?[]\]")  # what glob.escape makes of a wildcard
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 
-from llmdebug_nb.core.findings import CLOSE, Difference
+from llmdebug_nb.core.findings import Difference
+from llmdebug_nb.core.reasons import CLOSE, WRITTEN_OTHERWISE
 from llmdebug_nb.core.records import Record
 from llmdebug_nb.explain.flow import Flow
 
@@ -18,8 +19,9 @@ from llmdebug_nb.explain.flow import Flow
 def equal_in_effect(flow: Flow, rejoins: Collection[int]) -> Iterator[Difference]:
     """Yield the rows of tensors without a partner of which only what agrees is made.
 
-    ``rejoins``: the indices of rows that differ and are known to be written otherwise. What nothing
-    recorded is made of stays out: nothing tells of its effect.
+    ``rejoins``: the indices of rows that differ and are known to be written otherwise. Two kinds
+    stay out: a tensor that nothing recorded is made of, as nothing tells of its effect, and one
+    that the other recording lacks although the program may have it.
     """
     alone, harmless = _alone(flow, rejoins)
     takers: dict[int, list[Record]] = defaultdict(list)
@@ -53,5 +55,5 @@ def _alone(flow: Flow, rejoins: Collection[int]) -> tuple[set[int], set[int]]:
 
 
 def _is_unpaired(row: Difference) -> bool:
-    one_sided = row.pair.golden is None or row.pair.mine is None
-    return row.verdict == "unmatched" and (one_sided or row.reason == CLOSE)
+    otherwise = row.pair.why in WRITTEN_OTHERWISE or row.reason == CLOSE
+    return row.verdict == "unmatched" and otherwise

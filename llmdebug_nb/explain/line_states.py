@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from llmdebug_nb.core.findings import EXPECTED, REJOINED, Difference, LineState
+from llmdebug_nb.core.findings import EXPECTED, Difference, LineState
 from llmdebug_nb.core.paths import is_operator, within
+from llmdebug_nb.core.reasons import REJOINED
 from llmdebug_nb.core.records import CallKey, Record
 from llmdebug_nb.explain.listed_code import Code, Program
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import torch
 
 from llmdebug_nb.core import constants
-from llmdebug_nb.core.findings import FOLDED, INNER, Difference
+from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.paths import is_operator
+from llmdebug_nb.core.reasons import FOLDED, INNER
 from llmdebug_nb.core.records import EXPORTED, CallKey, Record
 from llmdebug_nb.explain import causes
 from llmdebug_nb.explain.calls import ComparedCall

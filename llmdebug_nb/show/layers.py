@@ -8,9 +8,10 @@ from itertools import islice
 
 import numpy as np
 
-from llmdebug_nb.core.findings import EXPECTED, MISMATCHES, REJOINED, Difference
+from llmdebug_nb.core.findings import EXPECTED, MISMATCHES, Difference
 from llmdebug_nb.core.layers import parts
 from llmdebug_nb.core.paths import operator_of
+from llmdebug_nb.core.reasons import REJOINED
 from llmdebug_nb.core.records import CallKey
 from llmdebug_nb.show import wire_layers
 from llmdebug_nb.show.columns import VERDICTS, Columns

@@ -26,10 +26,11 @@ from llmdebug_nb.comparison import token_rows
 from llmdebug_nb.comparison.token_rows import Judge
 from llmdebug_nb.core.bars import progress_bar
 from llmdebug_nb.core.errors import CompareError, LLMDebugError, OptionError
-from llmdebug_nb.core.findings import REJOINED, Difference
+from llmdebug_nb.core.findings import Difference
 from llmdebug_nb.core.layers import parts
 from llmdebug_nb.core.paths import is_operator, within
 from llmdebug_nb.core.printable import printable_lines
+from llmdebug_nb.core.reasons import REJOINED
 from llmdebug_nb.core.records import Site
 from llmdebug_nb.core.tabular import Tabular
 from llmdebug_nb.explain.operators import CannotReplay
