@@ -17,6 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from llmdebug_nb.core.dtypes import DTYPE_NAMES
 from llmdebug_nb.core.kernels import native, raw
@@ -25,6 +26,7 @@ from llmdebug_nb.core.kernels.summary import figures, torch_figures
 needs_kernel = pytest.mark.skipif(native.kernel() is None, reason=str(native.why_not()))
 
 DTYPES = {DTYPE_NAMES[dtype]: dtype for dtype in native.KINDS}
+DTYPES_BY_NAME = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 # special values as bits without the sign: 0, subnormals, 1, the largest, infinity, NaNs
 SPECIAL = {
     "float32": (
@@ -242,6 +244,50 @@ def test_figures_and_bytes_do_not_depend_on_alignment_or_strides(tensor):
     whole = raw.plain(tensor).clone()
     assert raw.to_bytes(tensor).tobytes() == whole.flatten().view(torch.uint8).numpy().tobytes()
     assert figures(tensor) == figures(whole)
+
+
+def _strided(dtype):
+    """Return tensors of a dtype whose elements lie in every other order than row-major."""
+    most = 2 if dtype is torch.bool else 256
+    size = 4 * dtype.itemsize
+    base = torch.randint(most, (6, 8, size), dtype=torch.uint8).view(dtype)
+    return base.transpose(0, 1), base.permute(2, 1, 0), base[:, ::2], base[0].t(), base[0, 0, ::3]
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support")
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("name", DTYPES_BY_NAME)
+def test_bytes_of_strided_tensors_are_those_of_their_copies(name, inference):
+    with torch.inference_mode(inference):
+        for tensor in _strided(DTYPES_BY_NAME[name]):
+            assert not tensor.is_contiguous()
+            whole = tensor.clone(memory_format=torch.contiguous_format)
+            made = raw.plain(tensor)
+            assert (made.shape, made.dtype) == (whole.shape, whole.dtype)
+            expected = whole.as_strided((whole.numel(),), (1,)).view(torch.uint8).numpy()
+            assert raw.to_bytes(tensor).tobytes() == expected.tobytes()
+
+
+class _Called(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.add(function.overloadpacket.__name__)
+        return function(*args, **kwargs or {})
+
+
+def test_torch_with_its_threads_copies_no_strided_tensor():
+    copies = {"clone", "copy_", "contiguous", "empty_like"}
+    tensor = torch.ones(512, 512)[:, ::2]
+    with _Called() as called:
+        tensor.contiguous()
+    assert called.names & copies
+    with _Called() as called:
+        raw.plain(tensor)
+    assert called.names
+    assert not called.names & copies
 
 
 def test_bytes_share_memory_with_the_tensor_and_keep_it_alive():
