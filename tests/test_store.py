@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -546,6 +547,39 @@ def test_operators_of_several_processes_keep_their_own_stacks(with_operators):
     assert list(run.operators()["rank"]) == [0] * 5 + [1] * 5
     assert run.stack(_LINEAR) == _STACK
     assert run.stack(_LINEAR, rank=1) == ["elsewhere.py:1 f"]
+
+
+def test_rows_of_any_table_are_one_transaction(tmp_path):
+    sink = Writer(create_run(tmp_path, "tables", {}))
+    said = []
+    sink._db.set_trace_callback(said.append)
+    rows = [[0, row, "a", row, None, 0, None] for row in range(100)]
+    sink.table("token_rows", rows)
+    assert sum(text.startswith("INSERT") for text in said) == 100
+    assert [text for text in said if not text.startswith("INSERT")] == ["BEGIN", "COMMIT"]
+    with pytest.raises(ZeroDivisionError):
+        sink.table("token_rows", ([0, row, "b", 1 // (1 - row), None, 0, None] for row in range(2)))
+    assert said[-1] == "ROLLBACK"
+    sink.close({})
+    with contextlib.closing(sqlite3.connect(sink.folder / fmt.INDEX)) as db:
+        assert db.execute("SELECT request, count(*) FROM token_rows").fetchall() == [("a", 100)]
+
+
+def test_threads_add_rows_at_the_same_time(tmp_path):
+    sink = Writer(create_run(tmp_path, "threads", {}))
+
+    def work(name):
+        for number in range(50):
+            sink.table("token_rows", ([0, row, name, row, None, 0, None] for row in range(20)))
+            sink.commit(called=[(0, name, number, "0")])
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(work, name) for name in "abcd"]:
+            done.result()
+    sink.close({})
+    with contextlib.closing(sqlite3.connect(sink.folder / fmt.INDEX)) as db:
+        counts = "SELECT count(*) FROM token_rows UNION ALL SELECT count(*) FROM calls"
+        assert db.execute(counts).fetchall() == [(4000,), (200,)]
 
 
 def test_operators_are_there_while_the_recording_goes_on(tmp_path):

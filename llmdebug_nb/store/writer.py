@@ -14,6 +14,7 @@ import os
 import shutil
 import sqlite3
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -126,7 +127,10 @@ def create_run(parent: Path, name: str, details: dict[str, Any]) -> Path:
 
 
 class Writer:
-    """The files of one process in a run. Not thread-safe: the session holds the lock."""
+    """The files of one process in a run.
+
+    Any thread may add rows; for payloads, the session holds the lock.
+    """
 
     def __init__(self, run: Path, rank: int = 0) -> None:
         """Raises DumpWriteError if the run's folder can't be written to."""
@@ -141,6 +145,7 @@ class Writer:
             index = self.folder / fmt.INDEX
             os.close(_create(index, os.O_WRONLY))  # SQLite gives its log the same permissions
             self._db = sqlite3.connect(index, check_same_thread=False, isolation_level=None)
+            self._lock = threading.RLock()  # a connection has one transaction at a time
             undo.callback(self._db.close)
             # an empty index is not worth waiting for the disk
             self._db.execute("PRAGMA synchronous=OFF")
@@ -236,12 +241,10 @@ class Writer:
         Raises:
             DumpWriteError: they could not be written.
         """
-        db = self._db
         # these frames only matter after a crash: the index will name the same values
         with contextlib.suppress(DumpWriteError):
             self._write_waiting()
-        try:
-            db.execute("BEGIN")
+        with self._transaction() as db:
             db.executemany(columns.RECORDS.insert, rows)
             db.executemany(
                 _replacing(columns.ROOT_CALLS),
@@ -260,12 +263,26 @@ class Writer:
                 "masked": self._masked + len(self._masked_lines),
             }
             self._put_meta({**covered, **(meta or {})})
-            db.execute("COMMIT")
-        except (OSError, sqlite3.Error) as error:
-            if db.in_transaction:
-                with contextlib.suppress(sqlite3.Error):
-                    db.execute("ROLLBACK")
-            raise _refusal(error, self.folder) from None
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Commit what is written in the block, all or nothing. Raises DumpWriteError.
+
+        Outside of one, SQLite would write to its log once for each row.
+        """
+        db = self._db
+        with self._lock:
+            try:
+                db.execute("BEGIN")
+                yield db
+                db.execute("COMMIT")
+            except BaseException as error:
+                if db.in_transaction:
+                    with contextlib.suppress(sqlite3.Error):
+                        db.execute("ROLLBACK")
+                if isinstance(error, (OSError, sqlite3.Error)):
+                    raise _refusal(error, self.folder) from None
+                raise
 
     def _counted(self, scalars: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
         """Yield scalars, and count the secrets that were masked in them."""
@@ -314,17 +331,13 @@ class Writer:
             )
             for i, n in enumerate(nodes, start)
         ]
-        try:
-            self._db.executemany(columns.NODES.insert, rows)
-        except sqlite3.Error as error:
-            raise _refusal(error, self.folder) from None
+        with self._transaction() as db:
+            db.executemany(columns.NODES.insert, rows)
 
     def table(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
         """Add rows to a table by its name."""
-        try:
-            self._db.executemany(_INSERTS[name], rows)
-        except sqlite3.Error as error:
-            raise _refusal(error, self.folder) from None
+        with self._transaction() as db:
+            db.executemany(_INSERTS[name], rows)
 
     def close(self, meta: dict[str, Any]) -> None:
         """Merge the log into the index, add ``meta`` and close the files, whatever happens."""
