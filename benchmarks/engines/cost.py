@@ -1,9 +1,10 @@
 """Measure what recording statistics costs a vLLM engine: a model of 12 layers of 1024.
 
-    python benchmarks/engines/cost.py [--rounds 7]
+    python benchmarks/engines/cost.py [--rounds 7] [--dtype bfloat16]
 
 Each round generates once without and once with a recording, of the modules' statistics in all
-steps. The table has the ratio of the medians; starting and ending a recording are not counted.
+steps. The table has medians with the least and the greatest, and the ratio of the medians; starting
+and ending a recording are not counted.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ PROMPT, OUTPUT, REQUESTS = 128, 8, 2
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    given = parser.parse_args()
+    rounds, dtype = given.rounds, getattr(torch, given.dtype)
     config = transformers.LlamaConfig(
         vocab_size=32000,
         hidden_size=1024,
@@ -41,7 +44,7 @@ def main() -> None:
     )
     origin = transformers.LlamaForCausalLM(config)
     way = serving.Way({"max_model_len": 256, "max_num_batched_tokens": 256})
-    llm = serving.engine(origin, origin.state_dict(), torch.bfloat16, way, {})
+    llm = serving.engine(origin, origin.state_dict(), dtype, way, {})
     texts = [[(k + 3) * at % 30000 for at in range(PROMPT)] for k in range(REQUESTS)]
     print("| task | plain | recorded | ratio |\n| --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as folder:
@@ -53,8 +56,14 @@ def main() -> None:
                     if number:  # the first round warms up
                         times[recorded].append(took)
             plain, with_run = (statistics.median(times[kind]) for kind in (False, True))
-            ratio = f"{with_run / plain:.2f} ×"
-            print(f"| {task} | {plain * 1e3:.0f} ms | {with_run * 1e3:.0f} ms | {ratio} |")
+            cells = spread(times[False]), spread(times[True]), f"{with_run / plain:.2f} ×"
+            print(f"| {task} | {' | '.join(cells)} |")
+
+
+def spread(seconds: list[float]) -> str:
+    """Return the median, the least and the greatest as text."""
+    middle, low, high = statistics.median(seconds), min(seconds), max(seconds)
+    return f"{middle * 1e3:,.0f} ms ({low * 1e3:,.0f}–{high * 1e3:,.0f})"
 
 
 def measured(
