@@ -15,6 +15,9 @@ from torch import nn
 import llmdebug_nb as ld
 import reimplemented
 from llmdebug_nb.align import pairing
+from llmdebug_nb.align.matches import ValueMatches
+from llmdebug_nb.align.sequence import MatchTolerance
+from llmdebug_nb.align.tensor_layout import LayoutFinder
 from llmdebug_nb.core import reasons
 from llmdebug_nb.core.kernels.summary import summarize
 from llmdebug_nb.core.records import Record, Site
@@ -255,6 +258,28 @@ def _decoded(name, model, count):
         for start, end in ((0, 6), (6, 7), (7, 8)):
             model(torch.arange(3, 19).reshape(1, 16)[:, start:end], count(start, end))
     return run
+
+
+class _Choosing(nn.Module):
+    """Gives the places of the two best of four scores."""
+
+    def __init__(self, dtype, offset):
+        super().__init__()
+        self._dtype, self._offset = dtype, offset
+
+    def forward(self, scores):
+        return ((scores.topk(2).indices + self._offset) % 4).to(self._dtype)
+
+
+@pytest.mark.parametrize(("offset", "count"), [(0, 1), (1, 0)])
+def test_equal_integers_of_two_dtypes_are_one_value(offset, count):
+    scores = torch.randn(28, 4, generator=torch.Generator().manual_seed(0))
+    golden = _run("golden", _Choosing(torch.int64, 0), scores)
+    mine = _run("mine", _Choosing(torch.int32, offset), scores)
+    sides = tuple(list(run.records(role="output")) for run in (golden, mine))
+    layouts = LayoutFinder(sides, (golden.load, mine.load))
+    found = ValueMatches(*sides, layouts, MatchTolerance()).of_golden(sides[0][0])
+    assert [match.mine.summary.dtype for match in found] == ["int32"] * count
 
 
 def test_positions_of_single_tokens_pair_as_those_of_the_prompt():
