@@ -17,7 +17,7 @@ from llmdebug_nb.capture.compat.ggml_tensors import Library, strided
 from llmdebug_nb.capture.compat.llamacpp_api import BatchRow
 from llmdebug_nb.capture.engines import llamas
 from llmdebug_nb.capture.engines.ggml_axes import Shape, tokens_first, tokens_of
-from llmdebug_nb.capture.engines.ggml_graph import Graph, GraphNode, Keys, NodeKey
+from llmdebug_nb.capture.engines.ggml_graph import Graph, GraphNode, Keys, NodeKey, has_values
 from llmdebug_nb.capture.engines.texts import Texts, parts_of
 from llmdebug_nb.capture.request_filter import Part
 from llmdebug_nb.core.errors import CaptureError
@@ -168,6 +168,24 @@ def test_tokens_are_followed_through_attention(tokens: int, heads: int, width: i
     assert merged == 1 or (tokens == 1 and heads == 1)
 
 
+@given(st.integers(1, 5), st.integers(2, 4), st.integers(5, 7))
+def test_tokens_are_followed_through_experts(tokens: int, used: int, width: int) -> None:
+    experts, none = 4, (0,) * 16
+    hidden = Shape((width, tokens, 1, 1), strides(width, tokens, 1, 1), tokens=1)
+    scores = Shape((experts, tokens, 1, 1), strides(experts, tokens, 1, 1), 1)
+    best = (used, tokens, 1, 1)  # a view keeps the strides of what was sorted
+    assert tokens_of("VIEW", best, scores.nb, none, [scores]) == 1
+    apart = (1, experts, tokens, 1)
+    assert tokens_of("RESHAPE", apart, strides(*apart), none, [scores]) == 2
+    lone = Shape((width, 1, tokens, 1), strides(width, 1, tokens, 1), 2)
+    assert tokens_of("RESHAPE", lone.ne, lone.nb, none, [hidden]) in (1, 2)
+    each = Shape((width, used, tokens, 1), strides(width, used, tokens, 1), 2)
+    assert tokens_of("MUL_MAT_ID", each.ne, each.nb, none, [None, lone]) == 2
+    of_one = (width, tokens, 1, 1)
+    places = (4, each.nb[2], each.nb[2] * tokens, each.nb[2] * tokens)
+    assert tokens_of("VIEW", of_one, places, none, [each]) == 1
+
+
 def test_what_is_made_of_the_cache_alone_has_no_tokens() -> None:
     assert tokens_of("CPY", (4, 4, 1, 1), strides(4, 4, 1, 1), (0,) * 16, [None]) is None
 
@@ -218,6 +236,13 @@ def test_modules_are_named_by_the_weights_that_they_own() -> None:
     ]  # fmt: skip
     for node in nodes[1:]:
         assert node.path.startswith(nodes[node.parent].path)
+
+
+def test_a_view_has_values_of_its_own_if_it_keeps_the_best_of_what_was_sorted() -> None:
+    assert has_values("VIEW", ["ARGSORT"])
+    assert not has_values("VIEW", ["MUL_MAT"])
+    assert not has_values("RESHAPE", ["ARGSORT"])
+    assert has_values("ARGSORT", ["SOFT_MAX"])
 
 
 def test_nodes_of_one_name_are_told_by_operation_and_order() -> None:

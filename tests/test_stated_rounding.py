@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmdebug_nb.capture.engines.ggml_rounding import epsilon_of
+from llmdebug_nb.capture.engines.ggml_rounding import epsilon_of, half_precision
 from llmdebug_nb.comparison import engine
 from llmdebug_nb.comparison.epsilons import says, told
 from llmdebug_nb.core.dtypes import epsilon
@@ -31,6 +31,13 @@ def test_integers_of_a_block_are_an_epsilon_apart(bits: int) -> None:
 def test_floats_have_the_epsilon_of_their_dtype() -> None:
     assert epsilon_of("f16") == epsilon("float16") == 2.0**-10
     assert epsilon_of("f32") == epsilon("float32")
+
+
+def test_operations_that_round_to_half_precision_are_told_once() -> None:
+    said = half_precision(["MUL_MAT", "GEGLU", "FLASH_ATTN_EXT", "GEGLU", "GELU"])
+    assert said == ["GELU from a table in f16", "flash attention"]
+    # these are computed, not looked up
+    assert half_precision(["SWIGLU", "GEGLU_ERF", "GELU_ERF", "SILU"]) == []
 
 
 @given(st.text(max_size=12))

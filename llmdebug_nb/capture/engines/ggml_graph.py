@@ -24,7 +24,15 @@ _NUMBERED = re.compile(r"-(\d+)$")
 _NAMELESS = re.compile(r"(node|leaf)_\d+|")
 _NORMS = ("NORM", "RMS_NORM", "L2_NORM", "GROUP_NORM")
 # nodes that compute nothing, or only write into the cache
-NO_VALUES = ("NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE", "SET_ROWS", "CPY", "SET")
+_NO_VALUES = ("NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE", "SET_ROWS", "CPY", "SET")
+
+
+def has_values(op: str, sources: Sequence[str]) -> bool:
+    """Tell whether a node has values that no other node has. ``sources``: their operations.
+
+    A view has none, unless it keeps the first of what was sorted: ggml has no other top-k.
+    """
+    return op not in _NO_VALUES or (op == "VIEW" and tuple(sources[:1]) == ("ARGSORT",))
 
 
 class NodeKey(NamedTuple):

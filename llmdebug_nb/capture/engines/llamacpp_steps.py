@@ -17,15 +17,15 @@ from llmdebug_nb.capture.compat.llamacpp_api import BatchRow, Context, Llama
 from llmdebug_nb.capture.engines.ggml_axes import Shape, tokens_first, tokens_of
 from llmdebug_nb.capture.engines.ggml_calls import GraphCalls
 from llmdebug_nb.capture.engines.ggml_graph import (
-    NO_VALUES,
     PREFIX,
     Graph,
     GraphNode,
     Keys,
     NodeKey,
+    has_values,
     path_in,
 )
-from llmdebug_nb.capture.engines.ggml_rounding import epsilon_of
+from llmdebug_nb.capture.engines.ggml_rounding import epsilon_of, half_precision
 from llmdebug_nb.capture.engines.texts import Texts, parts_of
 from llmdebug_nb.capture.operators.kinds import OperatorFilter
 from llmdebug_nb.capture.parts import Parts
@@ -123,15 +123,12 @@ class LlamaSteps:
             for what, types in self._kinds.items()
             if types - _FULL
         ]
-        return [*found, "flash attention"] if self._is_flash else found
+        return [*found, *self._half_precision]
 
     @property
     def rounding(self) -> float:
-        """The epsilon of the coarsest type that it computes with; 0 if float32 is.
-
-        Flash attention rounds to f16, whatever the cache has.
-        """
-        kinds = set().union(*self._kinds.values(), {"f16"} if self._is_flash else ())
+        """The epsilon of the coarsest type that it computes with; 0 if float32 is."""
+        kinds = set().union(*self._kinds.values(), {"f16"} if self._half_precision else ())
         return max((epsilon_of(kind) for kind in kinds - _FULL), default=0.0)
 
     @property
@@ -142,8 +139,8 @@ class LlamaSteps:
         }
 
     @property
-    def _is_flash(self) -> bool:
-        return any(key.op == "FLASH_ATTN_EXT" for key in self.graph.nodes)
+    def _half_precision(self) -> list[str]:
+        return half_precision(key.op for key in self.graph.nodes)
 
     @property
     def operators(self) -> list[str]:
@@ -185,7 +182,7 @@ class LlamaSteps:
 
     def _see(self, tensor: Tensor, address: int) -> None:
         key, weights = self._key(tensor)
-        if key.op in NO_VALUES:
+        if not self._has_values(key, tensor):
             self._follow_view(tensor, address)
             return
         self._key_of[address] = key
@@ -203,6 +200,10 @@ class LlamaSteps:
                 weights[_name(source.contents)] = source.contents
         op = self._context.library.op(tensor)
         return self._keys.next(_name(tensor), op, list(weights)), weights
+
+    def _has_values(self, key: NodeKey, tensor: Tensor) -> bool:
+        sources = [self._context.library.op(each.contents) for each in tensor.src if each]
+        return has_values(key.op, sources)
 
     def _follow_view(self, tensor: Tensor, address: int) -> None:
         source = next(iter(_sources(tensor)), None)
@@ -235,7 +236,7 @@ class LlamaSteps:
             else tokens_of(key.op, tensor.ne, tensor.nb, tensor.op_params, around)
         )
         calls.shapes[address] = Shape(tuple(tensor.ne), tuple(tensor.nb), axis)
-        if key.op in NO_VALUES:
+        if not self._has_values(key, tensor):
             self._follow_view(tensor, address)
             return False
         self._key_of[address] = key
