@@ -5,42 +5,103 @@ Needs torch, transformers and gguf. A bug changes what the file says, never its 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+import transformers
 
 LAYERS, HEADS, KV_HEADS, HIDDEN, VOCABULARY = 4, 4, 2, 256, 512
-KINDS = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}
+# name -> class of transformers, and what its config has besides the sizes that all have
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {"head_dim": HIDDEN // HEADS}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen2moe": (
+        "Qwen2Moe",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 256,
+            "shared_expert_intermediate_size": 256,
+            "sliding_window": None,
+        },
+    ),
+    # caps as near to the scores as in a trained model, and a window shorter than the prompts
+    "gemma2": (
+        "Gemma2",
+        {
+            "head_dim": HIDDEN // HEADS,
+            "query_pre_attn_scalar": HIDDEN // HEADS,
+            "tie_word_embeddings": True,
+            "sliding_window": 16,
+            "attn_logit_softcapping": 4.0,
+            "final_logit_softcapping": 3.0,
+            "attn_implementation": "eager",  # the others leave the cap out
+        },
+    ),
+}
+# model_type -> the architecture of its files, where it has another name
+ARCHITECTURES = {"mixtral": "llama", "qwen2_moe": "qwen2moe"}
+PERMUTED = ("llama",)  # architectures whose rope takes pairs, no halves
+NORMS_LESS_ONE = ("gemma2",)  # models whose norms multiply by 1 + weight
+# what a file says -> the first of these attributes that a config has
+SETTINGS: dict[str, tuple[str, ...]] = {
+    "context_length": ("max_position_embeddings",),
+    "embedding_length": ("hidden_size",),
+    "block_count": ("num_hidden_layers",),
+    "feed_forward_length": ("intermediate_size",),
+    "vocab_size": ("vocab_size",),
+    "attention.head_count": ("num_attention_heads",),
+    "attention.head_count_kv": ("num_key_value_heads",),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
+    "attention.key_length": ("head_dim",),
+    "attention.value_length": ("head_dim",),
+    "attention.sliding_window": ("sliding_window",),
+    "attn_logit_softcapping": ("attn_logit_softcapping",),
+    "final_logit_softcapping": ("final_logit_softcapping",),
+    "expert_count": ("num_local_experts", "num_experts"),
+    "expert_used_count": ("num_experts_per_tok",),
+    "expert_feed_forward_length": ("moe_intermediate_size",),
+    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
+}
 FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "q4_K": 15, "q5_K": 16, "q6_K": 18}
 Weights = dict[str, np.ndarray]
-Settings = dict[str, float]
+Settings = dict[str, float | str]
 Bug = Callable[[Weights, Settings], None]
 
 
-def model(kind: str) -> torch.nn.Module:
-    """Return a random model, well scaled; hidden 256, so that k-quants apply."""
+def model(kind: str, **settings: Any) -> transformers.PreTrainedModel:
+    """Return a random model, well scaled; hidden 256, so that k-quants apply.
+
+    ``settings``: of its config, other than `KINDS` has.
+    """
     torch.manual_seed(0)
-    config, cls = KINDS[kind]
-    made = cls(
-        config(
-            vocab_size=VOCABULARY, hidden_size=HIDDEN, intermediate_size=512,
-            num_hidden_layers=LAYERS, num_attention_heads=HEADS, num_key_value_heads=KV_HEADS,
-            max_position_embeddings=512, tie_word_embeddings=False, rms_norm_eps=1e-5,
-        )
-    )  # fmt: skip
+    name, more = KINDS[kind]
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCABULARY, "hidden_size": HIDDEN, "intermediate_size": 512,
+        "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS, "max_position_embeddings": 512,
+        "tie_word_embeddings": False, "rms_norm_eps": 1e-5,
+    }  # fmt: skip
+    config = getattr(transformers, f"{name}Config")(**sizes | more | settings)
+    made = getattr(transformers, f"{name}ForCausalLM")(config)
+    less_one = float(config.model_type in NORMS_LESS_ONE)
     with torch.no_grad():
         for name, weight in made.named_parameters():
             if weight.dim() > 1:
-                width = 1 if "embed" in name else weight.shape[-1] ** -0.5
+                # an embedding that is the head, too, is scaled up by the model itself
+                is_plain = "embed" in name and not config.tie_word_embeddings
+                width = 1 if is_plain else weight.shape[-1] ** -0.5
                 weight.copy_(torch.randn_like(weight) * width)
             elif name.endswith("bias"):
                 weight.copy_(torch.randn_like(weight) * 0.5)
             else:
-                weight.copy_(1 + 0.2 * torch.randn_like(weight))
+                weight.copy_(1 - less_one + 0.2 * torch.randn_like(weight))
     return made.eval()
 
 
@@ -50,33 +111,72 @@ def permuted(weight: np.ndarray, heads: int) -> np.ndarray:
     return parts.swapaxes(1, 2).reshape(weight.shape)
 
 
-def write(source: torch.nn.Module, path: Path, precision: str, bug: Bug | None = None) -> None:
-    """Write a model as a GGUF file without a tokenizer. ``precision``: a key of `FILE_TYPES`."""
+def heads_of(name: str) -> int:
+    """Return how many heads a weight of q or k has, by its name in either program; else 0."""
+    if ".q_proj." in name or ".attn_q." in name:
+        return HEADS
+    return KV_HEADS if ".k_proj." in name or ".attn_k." in name else 0
+
+
+def architecture(source: transformers.PreTrainedModel) -> str:
     kind = source.config.model_type
-    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, kind.upper()), LAYERS)
+    return ARCHITECTURES.get(kind, kind)
+
+
+def weights_of(source: transformers.PreTrainedModel) -> Weights:
+    """Return the weights as a file has them, by their names there."""
+    kind, arch = source.config.model_type, architecture(source)
+    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, arch.upper()), LAYERS)
     weights = {}
+    for name, values in _parts(source):
+        if arch in PERMUTED and heads_of(name):
+            values = permuted(values, heads_of(name))
+        if kind in NORMS_LESS_ONE and name.endswith("norm.weight"):
+            values = values + 1
+        if len(values) == 1:  # the gate of a shared expert has one row
+            values = values[0]
+        weights[names.get_name(name, try_suffixes=(".weight", ".bias"))] = values
+    return weights
+
+
+def _parts(source: transformers.PreTrainedModel) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the weights of a model, those of fused experts apart, with names that gguf knows."""
     for name, weight in source.state_dict().items():
         values = weight.float().numpy().copy()
-        if kind == "llama" and (".q_proj." in name or ".k_proj." in name):
-            values = permuted(values, HEADS if ".q_proj." in name else KV_HEADS)
-        weights[names.get_name(name, try_suffixes=(".weight", ".bias"))] = values
-    settings = {"eps": 1e-5, "base": 10000.0, "heads": HEADS, "kv_heads": KV_HEADS}
+        if name.endswith("experts.gate_up_proj"):
+            for half, part in zip(("gate_proj", "up_proj"), np.split(values, 2, 1), strict=True):
+                yield name.replace("gate_up_proj", f"{half}.weight"), part
+        elif name.endswith("experts.down_proj"):
+            yield f"{name}.weight", values
+        elif not (name == "lm_head.weight" and source.config.tie_word_embeddings):
+            yield name, values
+
+
+def settings_of(source: transformers.PreTrainedModel) -> Settings:
+    """Return what a file says of the model, by the keys of GGUF without the architecture."""
+    config = source.config
+    found = {
+        key: next((getattr(config, name) for name in names if hasattr(config, name)), None)
+        for key, names in SETTINGS.items()
+    }
+    settings: Settings = {key: value for key, value in found.items() if value is not None}
+    settings["rope.freq_base"] = float(config.rope_parameters["rope_theta"])
+    settings["rope.dimension_count"] = HIDDEN // HEADS
+    return settings
+
+
+def write(
+    source: transformers.PreTrainedModel, path: Path, precision: str, bug: Bug | None = None
+) -> None:
+    """Write a model as a GGUF file without a tokenizer. ``precision``: a key of `FILE_TYPES`."""
+    weights, settings = weights_of(source), settings_of(source)
     if bug is not None:
         bug(weights, settings)
-    writer = gguf.GGUFWriter(path, kind)
-    writer.add_context_length(512)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(512)
-    writer.add_head_count(int(settings["heads"]))
-    writer.add_head_count_kv(int(settings["kv_heads"]))
-    writer.add_layer_norm_rms_eps(settings["eps"])
-    writer.add_vocab_size(VOCABULARY)
-    writer.add_rope_dimension_count(int(settings.get("dims", HIDDEN // HEADS)))
-    writer.add_rope_freq_base(settings["base"])
-    if "scaling" in settings:
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(settings["scaling"])
+    writer = gguf.GGUFWriter(path, architecture(source))
+    kinds = {float: gguf.GGUFValueType.FLOAT32, int: gguf.GGUFValueType.UINT32}
+    for key, value in settings.items():
+        kind = kinds.get(type(value), gguf.GGUFValueType.STRING)
+        writer.add_key_value(f"{architecture(source)}.{key}", value, kind)
     writer.add_tokenizer_model("no_vocab")
     for name, values in weights.items():
         _add(writer, name, np.ascontiguousarray(values), precision)
@@ -89,7 +189,8 @@ def write(source: torch.nn.Module, path: Path, precision: str, bug: Bug | None =
 
 def _add(writer: gguf.GGUFWriter, name: str, values: np.ndarray, precision: str) -> None:
     kind = gguf.GGMLQuantizationType[precision.upper()]
-    if values.ndim < 2 or precision == "f32":
+    # routers stay in float32, as llama.cpp's own conversion leaves them
+    if values.ndim < 2 or precision == "f32" or name.endswith("ffn_gate_inp.weight"):
         writer.add_tensor(name, values)
     elif precision == "f16":
         writer.add_tensor(name, values.astype(np.float16))
@@ -105,11 +206,11 @@ def _k_quants(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray
 
     from llama_cpp import llama_cpp
 
-    (rows, columns), (block, size) = values.shape, gguf.GGML_QUANT_SIZES[kind]
-    out = np.zeros((rows, columns // block * size), np.uint8)
+    (block, size), columns = gguf.GGML_QUANT_SIZES[kind], values.shape[-1]
+    out = np.zeros((*values.shape[:-1], columns // block * size), np.uint8)
     quantise = llama_cpp._lib.ggml_quantize_chunk
     quantise.restype = ctypes.c_size_t
     places = [array.ctypes.data_as(ctypes.c_void_p) for array in (values, out)]
-    counts = [ctypes.c_int64(count) for count in (0, rows, columns)]
+    counts = [ctypes.c_int64(count) for count in (0, values.size // columns, columns)]
     quantise(ctypes.c_int(int(kind)), *places, *counts, None)
     return out

@@ -70,16 +70,18 @@ def compared(kind: str, path: Path, source: torch.nn.Module, folder: Path) -> di
     with ld.dump(source, name="hf", path=folder, tokens="all") as golden, torch.no_grad():
         source(torch.tensor([tokens]))
     report = ld.compare(golden, run, progress=False)
-    outputs = [
-        each.pair
+    found = {
+        each.pair.golden.site.path
         for each in report.differences
-        if each.pair.golden is not None and each.pair.golden.site.role == "output"
-    ]
+        if each.pair.golden is not None and each.pair.mine is not None
+    }
+    paths = {record.site.path for record in golden.records(role="output")}
     return {
         "file": str(path),
         "same": tokens == recorded and bits(plain) == bits(llama),
         "verdict": report.verdict,
-        "matched": sum(pair.mine is not None for pair in outputs) / len(outputs),
+        "alone": sorted(path for path in paths - found if "/" not in path),
+        "coarse": run.coarse,
         "rows": run.rows()[["request", "position", "token"]].values.tolist(),
         "problems": run.meta["problems"],
         "modules": sorted(node.path for node in run.nodes),
