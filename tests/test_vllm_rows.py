@@ -5,6 +5,8 @@ The engine here is a fake with vLLM's attributes; `test_vllm_itself.py` has the 
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -228,6 +230,68 @@ def test_an_engine_that_dies_leaves_what_it_had_computed(tmp_path: Path) -> None
     assert run.tensor("embed", step=0).shape[0] == len(rows_of(run)) == 4
     assert run.meta["ended_by"] == "RuntimeError"
     assert not run.source.complete
+
+
+SERVER = """
+import os, signal, sys
+import pytest
+from fake_vllm import LLM, Runner, installed, served
+
+if len(sys.argv) == 3:
+    child = os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, __file__, sys.argv[1]])
+    os.waitpid(child, 0)
+    sys.exit(int(sys.argv[2]))
+installed(pytest.MonkeyPatch())
+runner = Runner()
+if sys.argv[1] == "within":
+    class Mlp(type(runner.model.mlp)):
+        def forward(self, hidden):
+            os.kill(os.getpid(), signal.SIGKILL)
+    runner.execute_model(served()[0])
+    runner.model.mlp.__class__ = Mlp
+    LLM(runner).generate(served()[1:])
+LLM(runner).generate(served())
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(
+    ("killed", "status", "complete"),
+    [("between", 0, True), ("between", 1, False), ("within", 0, False)],
+)
+def test_a_server_may_kill_its_engine_between_two_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: str, status: int, complete: bool
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    (tmp_path / "server.py").write_text(SERVER)
+    command = [sys.executable, str(tmp_path / "server.py"), killed, str(status)]
+    done = ld.launch(command, name="served", path=tmp_path, tokens="all")
+    assert done.status == status
+    run = done.run
+    assert run.source.complete is complete
+    assert any("is incomplete" in line for line in done.lines("warning")) is not complete
+    assert any("killed between two steps" in note for note in run.meta.get("notes", [])) is complete
+    if complete:
+        given = recorded(tmp_path / "given", served(), tokens="all")
+        assert rows_of(run) == rows_of(given)
+        assert run.meta["recorded"] == given.meta["recorded"]
+        assert run.meta["settings"] == given.meta["settings"]
+
+
+def test_what_a_living_process_writes_is_not_closed(tmp_path: Path) -> None:
+    llm = LLM(Runner())
+    with ld.dump(llm, name="engine", path=tmp_path, tokens="all") as run:
+        llm.generate(served())
+        (folder,) = (each for each in (tmp_path / "engine").iterdir() if each.is_dir())
+        script = "import sys, pathlib; from llmdebug_nb.store import writer;" + (
+            " print(writer.finish(pathlib.Path(sys.argv[1])))"
+        )
+        asked = subprocess.run(
+            [sys.executable, "-c", script, folder], capture_output=True, text=True, check=True
+        )
+        assert asked.stdout == "False\n"
+        llm.generate(served()[:1])
+    assert run.source.complete
 
 
 def test_force_eager_switches_compiled_parts_off_and_on_again(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from llmdebug_nb.capture import setup
 from llmdebug_nb.capture.calls import ThreadState
 from llmdebug_nb.capture.guard import Guard
 from llmdebug_nb.capture.observer import Observer
@@ -79,6 +80,34 @@ class Parts:
     @property
     def recorders(self) -> Sequence[Recorder]:
         return [self.recorder] if self.reference is None else [self.recorder, self.reference]
+
+    def closing(self, recorder: Recorder, ended_by: str | None = None) -> dict[str, object]:
+        """Return what a dump says at its end. ``ended_by``: name of the error that ended it."""
+        problems = self.guard.problems
+        if self.filter.problem:
+            problems[self.filter.problem] = 1
+        failures = [each.failure for each in self.recorders if each.failure]
+        why = ended_by or next((str(error) for error in (*failures, *problems)), None)
+        last = (self.observer.names.ids, self.filter.requests, self.recorder.sources)
+        return {
+            "complete": why is None,
+            "ended_by": why,
+            "lost": dict(recorder.lost),
+            "problems": dict(problems),
+            "notes": [*self.notes, *(note for each in last for note in each.notes())],
+            "recorded": recorder.records,
+            "distinct": recorder.distinct,
+            "unpaired": self.observer.unpaired,
+        }
+
+    def settings(self) -> setup.Facts:
+        """Return what the recorded models say of themselves."""
+        try:
+            return setup.of_models([root.module for root in self.roots])
+        except Exception as error:  # the models are the program's: they may raise anything
+            kind = type(error).__name__
+            self.notes.append(f"the settings of the models could not be read ({kind})")
+            return {}
 
     def commit(self) -> None:
         """Make what a root call recorded part of the dump."""

@@ -8,7 +8,6 @@ from typing import NamedTuple, Protocol
 
 from torch import nn
 
-from llmdebug_nb.capture import setup
 from llmdebug_nb.capture.calls import Leaf, OpenCall
 from llmdebug_nb.capture.compat import pytorch, vllm_api
 from llmdebug_nb.capture.compat.llamacpp_api import is_llama
@@ -112,42 +111,20 @@ class Session:
             StoreError: the dump could not be completed; all that was committed is there.
         """
         self.abandon()
-        parts, problems = self._parts, self._parts.guard.problems
-        parts.notes.extend(parts.observer.names.ids.notes())
-        parts.notes.extend(parts.filter.requests.notes())
-        parts.notes.extend(parts.recorder.sources.notes())
-        if parts.filter.problem:
-            problems[parts.filter.problem] += 1
+        parts = self._parts
         parts.commit()
         failures = [recorder.failure for recorder in parts.recorders if recorder.failure]
-        ended_by = ended_by or next((str(error) for error in (*failures, *problems)), None)
-        settings = self._settings()
+        settings = parts.settings()
         with ExitStack() as all_of:
             for recorder in reversed(parts.recorders):
                 all_of.callback(recorder.sink.close, {
-                    "complete": ended_by is None,
-                    "ended_by": ended_by,
-                    "lost": dict(recorder.lost),
-                    "problems": dict(problems),
-                    "notes": parts.notes,
-                    "recorded": recorder.records,
-                    "distinct": recorder.distinct,
-                    "unpaired": parts.observer.unpaired,
+                    **parts.closing(recorder, ended_by),
                     "settings": settings,
                     "coarse": self.llamas.coarse if self.llamas is not None else [],
                     "rounding": self.llamas.rounding if self.llamas is not None else 0.0,
                 })  # fmt: skip
         if failures:
             raise failures[0]
-
-    def _settings(self) -> setup.Facts:
-        """Return what the recorded models say of themselves."""
-        try:
-            return setup.of_models([module for _, module in self.followed()])
-        except Exception as error:  # the models are the program's: they may raise anything
-            kind = type(error).__name__
-            self._parts.notes.append(f"the settings of the models could not be read ({kind})")
-            return {}
 
     @interrupts.unbroken
     def abandon(self) -> None:

@@ -38,6 +38,7 @@ class Meta(TypedDict, total=False):
     begun: MOMENT
     bytes: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
     complete: bool
+    idle: bool
     ended_by: str | None
     recorded: int
     distinct: int

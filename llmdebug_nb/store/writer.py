@@ -26,10 +26,11 @@ import numpy as np
 
 from llmdebug_nb.core import columns
 from llmdebug_nb.core.columns import AT, Row
-from llmdebug_nb.core.errors import DumpWriteError
+from llmdebug_nb.core.errors import CorruptDumpError, DumpWriteError
 from llmdebug_nb.core.masking import MASK, masked_json
 from llmdebug_nb.core.records import Node, RootCall
 from llmdebug_nb.store import format as fmt
+from llmdebug_nb.store import own_file
 from llmdebug_nb.store.own_file import PRIVATE_FILE, PRIVATE_FOLDER
 
 FLOOR = 256 << 20  # bytes that a dump leaves free on the disk for the program and others
@@ -37,6 +38,7 @@ STATS_FLOOR = 16 << 20  # the same for a dump of statistics only
 _INSERTS = {table.name: table.insert for table in columns.TABLES}
 _MAX_WRITE = 1 << 30
 _PAGE = 1 << 12
+_KILLED = "the engine was killed between two steps; a request may have been unfinished"
 
 
 def _create(file: Path, flags: int) -> int:
@@ -343,11 +345,47 @@ class Writer:
         """Merge the log into the index, add ``meta`` and close the files, whatever happens."""
         try:
             self.commit(meta=meta)
-            self._db.executescript(fmt.INDEXES)
-            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            self._db.execute("PRAGMA journal_mode=DELETE")
+            _merge_log(self._db)
         except sqlite3.Error as error:
             raise _refusal(error, self.folder) from None
         finally:
             os.close(self._file)
             self._db.close()
+
+
+def _merge_log(db: sqlite3.Connection) -> None:
+    db.executescript(fmt.INDEXES)
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    db.execute("PRAGMA journal_mode=DELETE")
+
+
+def finish(folder: Path) -> bool:
+    """Close what a process wrote that was killed while it had nothing to record.
+
+    An engine's process says so between two steps (``idle``); what there is to say at the end is
+    noted by then. Return whether it was closed: not if the process lives, or was at work.
+
+    Raises:
+        CorruptDumpError: the index is a link, or no file. DumpWriteError: it can't be written.
+    """
+    index = folder / fmt.INDEX
+    own_file.check(index)
+    db = sqlite3.connect(index, timeout=0, isolation_level=None)
+    try:
+        db.execute("PRAGMA locking_mode=EXCLUSIVE")  # refused while the writer has the file open
+        meta = dict(db.execute("SELECT key, value FROM main.meta"))
+        if meta.get("idle") != "true":
+            return False
+        notes = [*json.loads(meta.get("notes", "[]")), _KILLED]
+        fresh = {"complete": "true", "notes": json.dumps(notes)}
+        db.executemany(_replacing(columns.META), fresh.items())
+        _merge_log(db)
+    except ValueError:
+        raise CorruptDumpError(f"{index}: its notes are no JSON") from None
+    except sqlite3.Error as error:
+        if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
+            return False
+        raise _refusal(error, folder) from None
+    finally:
+        db.close()
+    return True

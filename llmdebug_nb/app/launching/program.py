@@ -6,7 +6,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from llmdebug_nb.app.launching.environment import PthFile, environment
 from llmdebug_nb.app.launching.handover import Handover
 from llmdebug_nb.app.option_flags import LEVELS
 from llmdebug_nb.capture.control_file import ControlFile
-from llmdebug_nb.core.errors import DumpWriteError, OptionError, UnknownRunError
+from llmdebug_nb.core.errors import DumpWriteError, OptionError, StoreError, UnknownRunError
 from llmdebug_nb.core.option_signatures import shows_options
 from llmdebug_nb.core.options import DumpOptions, runs_folder
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from llmdebug_nb.store.run import Run
 
 ROOM = 2 * 10**9  # bytes that must be free on the disk, as in msit
+# exit statuses of a program that ended by itself, or as it was told to
+_IN_ORDER = (0, 128 + 1, 128 + 2, 128 + 15)  # SIGHUP, SIGINT, SIGTERM
 _SHELL = ("|", "||", "&", "&&", ";", ">", ">>", "<", "2>", "2>&1", "&>")
 
 
@@ -216,12 +218,29 @@ def _run(
     status = process.wait(program, output, unreached.look)
     path = handover.run
     parts = progress.parts(path) if path is not None else []
+    if path is not None and status in _IN_ORDER and _finished(path, parts):
+        parts = progress.parts(path)
     messages = list(_messages(path, parts, words, handover, unreached, pth))
     if path is not None and not parts:
         for folder in (path, path.with_name(f"{path.name}.fx")):
             _remove_empty(folder)
         path = None
     return Launched(status, path, messages)
+
+
+def _finished(path: Path, parts: Sequence[Part]) -> bool:
+    """Close the parts of processes that the program killed between two steps: engines, by servers.
+
+    Return whether there were any.
+    """
+    from llmdebug_nb.store import writer
+
+    found = False
+    for part in parts:
+        if not part.complete:
+            with suppress(StoreError):
+                found |= writer.finish(path / part.folder)
+    return found
 
 
 def _remove_empty(run: Path) -> None:

@@ -65,11 +65,15 @@ class Scheduled(NamedTuple):
 
 
 class StepListener(Protocol):
-    """Follows the steps of an engine. ``batch``: what tells the order of its requests."""
+    """Follows the steps of an engine. ``batch``: what tells the order of its requests.
+
+    ``returned``: a step, or its sampling, ended without an error. ``ends``: with one or without.
+    """
 
     def step_begins(self, scheduled: object) -> None: ...
     def sampling_begins(self) -> None: ...
     def prepared(self, batch: object) -> None: ...
+    def returned(self) -> None: ...
     def ends(self) -> None: ...
 
 
@@ -197,7 +201,10 @@ def _wrap(runner: Runner) -> Callable[[], None]:
                 for listener in listeners:
                     stack.callback(listener.ends)
                     begins(listener, args)
-                return inner(*args, **kwargs)
+                result = inner(*args, **kwargs)
+                for listener in listeners:
+                    listener.returned()
+                return result
 
         _put(runner, name, interrupts.let_through(method), undo)
 

@@ -31,6 +31,7 @@ class VllmSteps:
         self.model: nn.Module = runner.get_model()
         self._step, self._dummies = -1, 0
         self._live = False  # the engine computes a step: what its model is called for counts
+        self._resting = False  # the dump says that no step is computed
         self._scheduled: Mapping[str, Scheduled] = {}
         self._order: Sequence[str] | None = None
         self._attempts: dict[str, int] = defaultdict(int)
@@ -47,6 +48,8 @@ class VllmSteps:
                 "the engine compiles its model, so only the modules outside of compiled code were"
                 " seen; force_eager=True runs and records the modules in place of that code"
             )
+        for recorder in parts.recorders:
+            recorder.sink.note({"settings": parts.settings()})
         vllm_api.steps_of(self._runner).add(self)
 
     def join(self, step: RunningStep) -> None:
@@ -57,6 +60,8 @@ class VllmSteps:
 
     def stop(self) -> None:
         vllm_api.steps_of(self._runner).remove(self)
+        if self._step >= 0 and not self._resting:
+            self._parts.guard.problems[f"step {self._step} of the engine did not end"] = 1
         if self._dummies:
             count, self._dummies = self._dummies, 0
             self._parts.notes.append(
@@ -73,6 +78,7 @@ class VllmSteps:
         self._live = not vllm_api.is_empty(scheduled)
         if not self._live:
             return
+        self._work()
         self._step += 1
         self._order = None
         self._scheduled = vllm_api.scheduled_requests(scheduled)
@@ -82,9 +88,28 @@ class VllmSteps:
     def sampling_begins(self) -> None:
         """Logits of prompts are computed after the step: they belong to it."""
         self._live = self._step >= 0
+        if self._live:
+            self._parts.guard.run(self._work)
 
     def prepared(self, batch: object) -> None:
         self._order = vllm_api.order_of(batch)
+
+    def returned(self) -> None:
+        if self._live:
+            self._parts.guard.run(self._rest)
+
+    def _rest(self) -> None:
+        """Note what there is to say at the end: a server may kill the process between two steps."""
+        self._resting = True
+        for recorder in self._parts.recorders:
+            closing = self._parts.closing(recorder)
+            recorder.sink.note({**closing, "complete": False, "idle": closing["complete"]})
+
+    def _work(self) -> None:
+        if self._resting:
+            self._resting = False
+            for recorder in self._parts.recorders:
+                recorder.sink.note({"idle": False})
 
     def ends(self) -> None:
         self._live = False
